@@ -1,0 +1,1 @@
+"""Softmax attention, compiled from mathematics."""

@@ -1,0 +1,1 @@
+"""What can be compiled: a source (text, a callable) becomes a Target."""
