@@ -9,12 +9,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # A stamp per set of extras: installing again happens only when the dependencies change.
-$(VENV)/.plots: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.plots: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[plots]'
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e '.[dev]'
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[dev,torch,onnx]'
 	@touch $@
 
 demo: $(VENV)/.plots

@@ -64,6 +64,12 @@ class BoundNotMet(AttncError):
         self._build = build
         self._network: Any = None
 
+    def with_network(self, finish: Callable[[Any], Any]) -> BoundNotMet:
+        """The same refusal, whose network is what `finish` makes of what was to be built."""
+        build = self._build
+        self._build = None if build is None else lambda: finish(build())
+        return self
+
     @property
     def network(self) -> Any:
         if self._network is None and self._build is not None:

@@ -1,0 +1,243 @@
+"""Intervals of reals with float64 endpoints, rounded outward, many at a time.
+
+An Interval holds two arrays of one shape; entry i is the set {t real : lo[i] ≤ t ≤ hi[i]}. Endpoints may be −∞ and +∞
+(they bound, they are not members), never NaN. The result of an operation contains every value of the operation on
+members; endpoints that are exact in floating point are not widened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnc.errors import InputError
+from attnc.numerics.rounding import TINIEST, Array, Mask, add_down, add_up, is_short, square_down, square_up
+
+_quiet = np.errstate(all="ignore")
+
+
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """The sets [lo, hi], entry by entry. `lo` and `hi` are broadcast against each other."""
+
+    lo: Array
+    hi: Array
+
+    __array_ufunc__ = None  # so that ndarray + Interval asks Interval
+
+    def __post_init__(self) -> None:
+        lo, hi = np.asarray(self.lo, dtype=np.float64), np.asarray(self.hi, dtype=np.float64)
+        if lo.shape != hi.shape:
+            lo, hi = np.broadcast_arrays(lo, hi)
+        with np.errstate(all="ignore"):
+            # hi − lo is NaN for a NaN endpoint and for [∞, ∞] and [−∞, −∞], which hold no real number.
+            legal = hi - lo >= 0
+        if not legal.all():
+            i = np.unravel_index(int(np.argmin(legal)), legal.shape)
+            raise InputError(f"[{lo[i]}, {hi[i]}] is not an interval: it needs lo <= hi, no NaN, and a real inside.")
+        object.__setattr__(self, "lo", lo)
+        object.__setattr__(self, "hi", hi)
+
+    @classmethod
+    def point(cls, x: npt.ArrayLike) -> Interval:
+        """The sets {x}."""
+        x = np.asarray(x, dtype=np.float64)
+        return cls(x, x)
+
+    @classmethod
+    def entire(cls, shape: tuple[int, ...] = ()) -> Interval:
+        """All reals."""
+        return cls(np.full(shape, -np.inf), np.full(shape, np.inf))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.lo.shape
+
+    def __len__(self) -> int:
+        return len(self.lo)
+
+    def __getitem__(self, index: Any) -> Interval:
+        return Interval(self.lo[index], self.hi[index])
+
+    # Sizes
+
+    @cached_property
+    def _short_ends(self) -> tuple[Mask, Mask]:
+        """Which ends fit in float32, so that products with others like them are exact."""
+        with np.errstate(all="ignore"):
+            low = is_short(self.lo)
+            return low, low if self.hi is self.lo else is_short(self.hi)
+
+    @property
+    def is_bounded(self) -> Mask:
+        return np.isfinite(self.lo) & np.isfinite(self.hi)
+
+    @property
+    def mag(self) -> Array:
+        """max |t| over the interval."""
+        return np.maximum(np.abs(self.lo), np.abs(self.hi))
+
+    @property
+    def mig(self) -> Array:
+        """min |t| over the interval."""
+        return np.maximum(np.maximum(self.lo, -self.hi), 0.0)
+
+    @property
+    def mid(self) -> Array:
+        """A float inside, near the middle; of unbounded intervals a finite one."""
+        finfo = np.finfo(np.float64)
+        lo, hi = np.maximum(self.lo, finfo.min), np.minimum(self.hi, finfo.max)
+        return np.clip(lo * 0.5 + hi * 0.5, lo, hi)
+
+    @property
+    @_quiet
+    def width(self) -> Array:
+        """hi − lo, rounded up."""
+        return add_up(self.hi, -self.lo)
+
+    def contains(self, other: Interval | npt.ArrayLike) -> Mask:
+        """Whether `other` (numbers, or intervals) lies inside."""
+        if not isinstance(other, Interval):
+            other = Interval.point(other)
+        return np.asarray((self.lo <= other.lo) & (other.hi <= self.hi))
+
+    # Sets
+
+    def hull(self, other: Interval) -> Interval:
+        """The smallest interval around both."""
+        return Interval(np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi))
+
+    def intersect(self, other: Interval) -> Interval:
+        """The common part; an InputError if there is none."""
+        return Interval(np.maximum(self.lo, other.lo), np.minimum(self.hi, other.hi))
+
+    def min(self, other: Interval) -> Interval:
+        """min(s, t) of members."""
+        return Interval(np.minimum(self.lo, other.lo), np.minimum(self.hi, other.hi))
+
+    def max(self, other: Interval) -> Interval:
+        """max(s, t) of members."""
+        return Interval(np.maximum(self.lo, other.lo), np.maximum(self.hi, other.hi))
+
+    # Arithmetic
+
+    def __neg__(self) -> Interval:
+        return Interval(-self.hi, -self.lo)
+
+    def __abs__(self) -> Interval:
+        return Interval(self.mig, self.mag)
+
+    @_quiet
+    def __add__(self, other: Interval | npt.ArrayLike) -> Interval:
+        other = _interval(other)
+        return Interval(add_down(self.lo, other.lo), add_up(self.hi, other.hi))
+
+    @_quiet
+    def __sub__(self, other: Interval | npt.ArrayLike) -> Interval:
+        other = _interval(other)
+        return Interval(add_down(self.lo, -other.hi), add_up(self.hi, -other.lo))
+
+    @_quiet
+    def __mul__(self, other: Interval | npt.ArrayLike) -> Interval:
+        """The hull of the four products of ends, with 0·∞ = 0."""
+        other = _interval(other)
+        corners = [(x * y) for x in (self.lo, self.hi) for y in (other.lo, other.hi)]
+        if _is_power_of_two(self) or _is_power_of_two(other):
+            exact = [_is_normal(corner) for corner in corners]
+        else:
+            exact = [x & y for x in self._short_ends for y in other._short_ends]
+        return _hull(corners, exact, self, other)
+
+    @_quiet
+    def __truediv__(self, other: Interval | npt.ArrayLike) -> Interval:
+        """[−∞, ∞] where 0 is inside the divisor; one-sided where 0 is one end of it."""
+        other = _interval(other)
+        # The signs of the zeros send t/0 to the infinity that t/s approaches as s → 0 inside the divisor.
+        divisors = (other.lo + 0.0, -(0.0 - other.hi))
+        corners = [(x / y) for x in (self.lo, self.hi) for y in divisors]
+        if _is_power_of_two(other):
+            exact = [_is_normal(corner) for corner in corners]
+        elif any(short.any() for short in other._short_ends):
+            # A short quotient times a short divisor is computed exactly: if that gives the dividend, it was exact.
+            pairs = [
+                (x, y, short) for x in (self.lo, self.hi) for y, short in zip(divisors, other._short_ends, strict=True)
+            ]
+            exact = [(is_short(q) & short & (q * y == x)) for q, (x, y, short) in zip(corners, pairs, strict=True)]
+        else:
+            exact = [np.zeros((), dtype=bool)] * 4
+        straddles = ((other.lo < 0) & (other.hi > 0)) | ((other.lo == 0) & (other.hi == 0))
+        result = _hull(corners, exact, self, other)
+        return result.entire_where(straddles) if straddles.any() else result
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: npt.ArrayLike) -> Interval:
+        return _interval(other) - self
+
+    def __rtruediv__(self, other: npt.ArrayLike) -> Interval:
+        return _interval(other) / self
+
+    @_quiet
+    def square(self) -> Interval:
+        """t² ≥ 0."""
+        return Interval(square_down(self.mig), square_up(self.mag))
+
+    def entire_where(self, mask: Mask) -> Interval:
+        """[−∞, ∞] where the mask holds, and unchanged elsewhere."""
+        return Interval(np.where(mask, -np.inf, self.lo), np.where(mask, np.inf, self.hi))
+
+
+def _interval(x: Interval | npt.ArrayLike) -> Interval:
+    return x if isinstance(x, Interval) else Interval.point(x)
+
+
+def _is_power_of_two(factor: Interval) -> bool:
+    """Whether this is one number ±2ⁿ, so that products and quotients by it are exact unless they leave the range."""
+    if factor.lo.size != 1 or factor.lo.item() != factor.hi.item():
+        return False
+    return bool(abs(np.frexp(factor.lo.item())[0]) == 0.5)
+
+
+def _is_normal(x: Array) -> Mask:
+    return np.asarray((np.abs(x) > 1e-300) & (np.abs(x) < np.inf))
+
+
+def _hull(corners: list[Array], exact: list[Mask], x: Interval, y: Interval) -> Interval:
+    """The hull of the rounded corners of x·y or x/y, each moved outward where it is not exact.
+
+    A NaN, from 0·∞, 0/0 or ∞/∞, is passed over: unless all four are NaN, the other corners span its value.
+    """
+    everywhere, nowhere = all(mask.all() for mask in exact), not any(mask.any() for mask in exact)
+    if everywhere or nowhere:
+        lo, hi = _least(corners), _greatest(corners)
+        if nowhere:
+            lo, hi = np.nextafter(lo, -np.inf), np.nextafter(hi, np.inf)
+    else:
+        pairs = list(zip(corners, exact, strict=True))
+        lo = _least([np.where(mask, corner, np.nextafter(corner, -np.inf)) for corner, mask in pairs])
+        hi = _greatest([np.where(mask, corner, np.nextafter(corner, np.inf)) for corner, mask in pairs])
+    near = ~(np.abs(lo) > 1e-320) | ~(np.abs(hi) > 1e-320)  # zeros, and NaN
+    if near.any():
+        # A zero is true or an underflow; the signs of x and y tell which side of 0 the exact end can lie on.
+        negative = ((x.lo < 0) & (y.hi > 0)) | ((x.hi > 0) & (y.lo < 0))
+        positive = ((x.lo < 0) & (y.lo < 0)) | ((x.hi > 0) & (y.hi > 0))
+        low, high = np.where(np.isnan(lo), 0.0, lo), np.where(np.isnan(hi), 0.0, hi)
+        low = np.where(negative, np.where(low < 0, low, -TINIEST), np.maximum(low, 0.0))
+        high = np.where(positive, np.where(high > 0, high, TINIEST), np.minimum(high, 0.0))
+        lo, hi = np.where(near, low, lo), np.where(near, high, hi)
+    return Interval(lo, hi)
+
+
+def _least(corners: list[Array]) -> Array:
+    a, b, c, d = corners
+    return np.asarray(np.fmin(np.fmin(a, b), np.fmin(c, d)))
+
+
+def _greatest(corners: list[Array]) -> Array:
+    a, b, c, d = corners
+    return np.asarray(np.fmax(np.fmax(a, b), np.fmax(c, d)))

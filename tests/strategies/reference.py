@@ -1,0 +1,135 @@
+"""The functions in Arb ball arithmetic, as a reference for float64 intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fractions import Fraction
+from functools import reduce
+
+import flint
+from flint import arb, fmpq
+
+from attnc.numerics.intervals import Interval
+from attnc.targets.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable, children
+
+
+@contextmanager
+def precision(bits: int = 300) -> Iterator[None]:
+    before = flint.ctx.prec
+    flint.ctx.prec = bits
+    try:
+        yield
+    finally:
+        flint.ctx.prec = before
+
+
+def _sigmoid(x: arb) -> arb:
+    return 1 / (1 + (-x).exp())
+
+
+def _normal_cdf(x: arb) -> arb:
+    return (-x / arb(2).sqrt()).erfc() / 2
+
+
+def _normal_pdf(x: arb) -> arb:
+    return (-x * x / 2).exp() / (2 * arb.pi()).sqrt()
+
+
+def _softplus(x: arb) -> arb:
+    return x + (-x).exp().log1p() if x > 0 else x.exp().log1p()
+
+
+def _clip(x: arb, low: arb, high: arb) -> arb:
+    return x.max(low).min(high)
+
+
+VALUES: dict[str, Callable[..., arb]] = {
+    "sin": arb.sin,
+    "cos": arb.cos,
+    "tan": arb.tan,
+    "exp": arb.exp,
+    "log": arb.log,
+    "sqrt": arb.sqrt,
+    "abs": abs,
+    "tanh": arb.tanh,
+    "sinh": arb.sinh,
+    "cosh": arb.cosh,
+    "atan": arb.atan,
+    "asin": arb.asin,
+    "acos": arb.acos,
+    "erf": arb.erf,
+    "sigmoid": _sigmoid,
+    "relu": lambda x: x.max(arb(0)),
+    "gelu": lambda x: x * _normal_cdf(x),
+    "silu": lambda x: x * _sigmoid(x),
+    "softplus": _softplus,
+    "min": lambda *a: reduce(arb.min, a),  # not the built-in: balls need not be ordered
+    "max": lambda *a: reduce(arb.max, a),
+    "clip": _clip,
+    "sign": lambda x: x.sgn(),
+    "floor": lambda x: x.floor(),
+}
+
+DERIVATIVES: dict[str, Callable[[arb], arb]] = {
+    "sin": arb.cos,
+    "cos": lambda x: -x.sin(),
+    "tan": lambda x: 1 / (x.cos() * x.cos()),
+    "exp": arb.exp,
+    "log": lambda x: 1 / x,
+    "sqrt": lambda x: 1 / (2 * x.sqrt()),
+    "tanh": lambda x: 1 / (x.cosh() * x.cosh()),
+    "sinh": arb.cosh,
+    "cosh": arb.sinh,
+    "atan": lambda x: 1 / (1 + x * x),
+    "asin": lambda x: 1 / (1 - x * x).sqrt(),
+    "acos": lambda x: -1 / (1 - x * x).sqrt(),
+    "erf": lambda x: 2 * (-x * x).exp() / arb.pi().sqrt(),
+    "sigmoid": lambda x: _sigmoid(x) * _sigmoid(-x),
+    "gelu": lambda x: _normal_cdf(x) + x * _normal_pdf(x),
+    "silu": lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x)),
+    "softplus": _sigmoid,
+}
+
+
+def rational(value: Fraction) -> arb:
+    return arb(fmpq(value.numerator, value.denominator))
+
+
+def tree_value(node: Node, point: Mapping[str, arb]) -> arb:
+    """The value of a tree at a point."""
+    a = [tree_value(child, point) for child in children(node)]
+    match node:
+        case Number(value):
+            return rational(value)
+        case Constant(name):
+            return arb.pi() if name == "pi" else arb(1).exp()
+        case Variable(name):
+            return point[name]
+        case Sum():
+            return sum(a[1:], a[0])
+        case Product():
+            result = a[0]
+            for factor in a[1:]:
+                result = result * factor
+            return result
+        case Quotient():
+            return a[0] / a[1]
+        case Power(_, Number(value)) if value.denominator == 1:
+            result = arb(1)
+            for _ in range(abs(int(value))):
+                result = result * a[0]
+            return 1 / result if value < 0 else result
+        case Power():
+            return a[0] ** a[1]
+        case Negate():
+            return -a[0]
+        case Call(name):
+            return VALUES[name](*a)
+    raise AssertionError(node)
+
+
+def surely_outside(value: arb, interval: Interval) -> bool:
+    """Whether the ball lies outside the interval, for certain."""
+    lo, hi = float(interval.lo), float(interval.hi)
+    return bool((lo > -float("inf") and value < arb(lo)) or (hi < float("inf") and value > arb(hi)))
