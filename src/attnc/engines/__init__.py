@@ -1,0 +1,1 @@
+"""Engines run programs: Program × inputs → outputs."""

@@ -1,0 +1,326 @@
+"""Attention heads of the normal form, averaged over blocks of keys: nothing of size queries × keys ever exists.
+
+Scores are made in two passes over the keys: the first finds each query's largest score, the second sums exponentials
+shifted by it. A head with one block of keys keeps its scores instead of making them again. Weights below
+e^NEGLIGIBLE of the largest count as zero, and a query leaves out the blocks that hold no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from attnc.ir.layers import EVERY_QUERY
+from attnc.ir.normal_form import FoldedHead, Form
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+KEYS_PER_BLOCK = 1024
+SCORES_PER_BLOCK = 2**16
+"""A block of scores (512 KiB of float64) stays in the cache of one core, and its product below the size at which BLAS
+starts threads of its own, which would compete with those of the engine."""
+DENSE_BYTES = 2**27
+"""Constant keys and values up to this size are kept dense; larger ones are unpacked block by block."""
+GATHERED_KEYS = 2**22
+"""A masked head is gathered, query by query, if its (query, visible key) pairs are few and no more than this."""
+
+
+NEGLIGIBLE = {np.dtype(np.float64): -700.0, np.dtype(np.float32): -80.0}
+"""Smaller exponentials are zero: 1e-304 and 2e-35, just above the subnormal numbers, which cost 80 × as much as others.
+All of them together move an average by at most num_keys · e^NEGLIGIBLE · (max v − min v)."""
+
+
+class StreamedHead(Protocol):
+    cells_per_point: int  # array cells alive at once for one point
+    work_per_point: int  # scores made for one point
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]: ...
+
+
+def streamed(head: FoldedHead) -> StreamedHead:
+    """The way to run this head: gathered if a mask hides most keys, pruned if its keys are constant."""
+    if head.key_segments is not None and head.query_segments is not None:
+        visible = _visible_keys(head.query_segments, head.key_segments)
+        pairs = sum(len(queries) * len(keys) for queries, keys in visible)
+        if pairs <= min(GATHERED_KEYS, head.queries.shape[0] * head.keys.shape[0] // 4):
+            return _Gathered(head, visible)
+    return _ConstantKeys(head) if head.keys.is_constant else _MovingKeys(head)
+
+
+def _visible_keys(query_segments: np.ndarray, key_segments: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(queries, keys) of every segment: these queries see these keys."""
+    order = np.argsort(key_segments, kind="stable")
+    ordered = key_segments[order]
+    shared = order[: np.searchsorted(ordered, EVERY_QUERY, "right")]
+    groups = []
+    by_segment = np.argsort(query_segments, kind="stable")
+    segments, starts = np.unique(query_segments[by_segment], return_index=True)
+    for segment, queries in zip(segments, np.split(by_segment, starts[1:]), strict=False):  # no query: no segment
+        first, last = np.searchsorted(ordered, segment, "left"), np.searchsorted(ordered, segment, "right")
+        own = order[first:last] if segment != EVERY_QUERY else order[:0]
+        groups.append((queries, np.concatenate([shared, own])))
+    return groups
+
+
+class Rows:
+    """A form evaluated whole or in blocks of rows: constants are kept dense when small, and have no batch axis."""
+
+    def __init__(self, form: Form) -> None:
+        self._form, self.shape = form, form.shape
+        size = form.shape[0] * form.shape[1] * form.constant.dtype.itemsize
+        self._dense = form.constant.toarray() if size <= DENSE_BYTES else None
+
+    @property
+    def is_constant(self) -> bool:
+        return self._form.is_constant
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch rows columns"]:
+        whole = self.block(slice(0, self.shape[0]), u)
+        return whole if whole.ndim == 3 else np.broadcast_to(whole, (len(u), *whole.shape))
+
+    def block(self, rows: slice, u: np.ndarray) -> Float[np.ndarray, "*batch rows columns"]:
+        constant: np.ndarray = self._form.constant[rows].toarray() if self._dense is None else self._dense[rows]
+        if self._form.is_constant:
+            return constant
+        num_rows, columns = constant.shape
+        linear = self._form.linear
+        if num_rows < self.shape[0]:
+            linear = linear[rows.start * columns : rows.stop * columns]
+        moving: np.ndarray = (linear @ u.T).T.reshape(len(u), num_rows, columns)
+        moving += constant
+        return moving
+
+    def constant_block(self, rows: slice) -> Float[np.ndarray, "rows columns"]:
+        return self.block(rows, np.zeros((0, 0)))
+
+
+class _ConstantKeys:
+    """Keys that no input moves: queries of all points are rows of one matrix, and blocks out of reach are not met."""
+
+    def __init__(self, head: FoldedHead) -> None:
+        self._head = head
+        self._queries, self._keys, self._values = Rows(head.queries), Rows(head.keys), Rows(head.values)
+        self._num_queries, num_keys = head.queries.shape[0], head.keys.shape[0]
+        self._blocks = _key_blocks(num_keys)
+        self._dtype, self._d_v = head.W_O.dtype, head.W_O.shape[0]
+        self._negligible = NEGLIGIBLE[head.W_O.dtype]
+        self._summarise_blocks()
+        self.work_per_point = self._num_queries * num_keys
+        per_query = head.queries.shape[1] + self._d_v + 4 * len(self._blocks)
+        moving = 0 if self._values.is_constant else self._blocks[0].stop * self._d_v * self._num_queries
+        self.cells_per_point = self._num_queries * per_query + moving
+
+    def _summarise_blocks(self) -> None:
+        """The box around the keys of each block, one key from its middle, and which queries see that one, or none."""
+        lows, highs, middles = [], [], []
+        self._is_masked: list[bool] = []
+        self._sees_none = np.zeros((self._num_queries, len(self._blocks)), bool)
+        self._sees_middle = ~self._sees_none
+        for j, block in enumerate(self._blocks):
+            keys = self._keys.constant_block(block)
+            lows.append(keys.min(axis=0))
+            highs.append(keys.max(axis=0))
+            middles.append(keys[len(keys) // 2])
+            hidden = _hidden(self._head, block)
+            self._is_masked.append(hidden is not None)
+            if hidden is not None:
+                self._sees_none[:, j] = hidden.all(axis=1)
+                self._sees_middle[:, j] = ~hidden[:, len(keys) // 2]
+        self._low, self._high, self._middle = np.stack(lows).T, np.stack(highs).T, np.stack(middles).T
+        self._size = np.maximum(np.abs(self._low), np.abs(self._high))
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]:
+        queries = self._queries(u).reshape(len(u) * self._num_queries, self._queries.shape[1])
+        total = np.zeros((len(queries), 1), self._dtype)
+        mixed = np.zeros((len(queries), self._d_v), self._dtype)
+        if len(self._blocks) == 1:
+            for rows in self._chunks(np.arange(len(queries)), 0):
+                scores = self._scores(queries, rows, 0)
+                self._add(scores, scores.max(axis=1), rows, 0, u, total, mixed)
+        else:
+            tops = np.full((len(queries), len(self._blocks)), -np.inf, self._dtype)
+            for j, rows in self._met(self._is_in_reach(queries)):
+                tops[rows, j] = self._scores(queries, rows, j).max(axis=1)
+            top = tops.max(axis=1)
+            for j, rows in self._met(tops >= (top + self._negligible)[:, None]):
+                self._add(self._scores(queries, rows, j), top[rows], rows, j, u, total, mixed)
+        mixed /= total
+        return mixed.reshape(len(u), self._num_queries, self._d_v)
+
+    def _is_in_reach(self, queries: Float[np.ndarray, "rows d_k"]) -> Bool[np.ndarray, "rows blocks"]:
+        """False where an upper bound of a block's scores proves that all of its exponentials are negligible."""
+        repeats = len(queries) // max(1, self._num_queries)
+        highest = np.maximum(queries, 0) @ self._high + np.minimum(queries, 0) @ self._low
+        some = queries @ self._middle
+        some[~np.tile(self._sees_middle, (repeats, 1))] = -np.inf
+        # Bound and scores are inner products of d_k terms: each is off by at most γ_{d_k+1}·|q|·|k|.
+        slack = np.abs(queries) @ self._size
+        slack *= 4 * (queries.shape[1] + 2) * np.finfo(self._dtype).eps
+        reach = highest + slack
+        needed = some.max(axis=1) - slack.max(axis=1) + self._negligible
+        is_in_reach: np.ndarray = reach >= needed[:, None]
+        is_in_reach &= ~np.tile(self._sees_none, (repeats, 1))
+        return is_in_reach
+
+    def _met(self, is_met: Bool[np.ndarray, "rows blocks"]) -> Iterator[tuple[int, Int[np.ndarray, " chosen"]]]:
+        for j in np.flatnonzero(is_met.any(axis=0)).tolist():
+            for rows in self._chunks(np.flatnonzero(is_met[:, j]), j):
+                yield j, rows
+
+    def _chunks(self, rows: Int[np.ndarray, " rows"], j: int) -> Iterator[Int[np.ndarray, " chosen"]]:
+        step = max(1, SCORES_PER_BLOCK // (self._blocks[j].stop - self._blocks[j].start))
+        for start in range(0, len(rows), step):
+            yield rows[start : start + step]
+
+    def _scores(self, queries: np.ndarray, rows: np.ndarray, j: int) -> Float[np.ndarray, "chosen keys"]:
+        scores: np.ndarray = queries[rows] @ self._keys.constant_block(self._blocks[j]).T
+        hidden = _hidden(self._head, self._blocks[j], rows % self._num_queries) if self._is_masked[j] else None
+        if hidden is not None:
+            np.copyto(scores, -np.inf, where=hidden)
+        return scores
+
+    def _add(
+        self,
+        scores: Float[np.ndarray, "chosen keys"],
+        top: Float[np.ndarray, " chosen"],
+        rows: Int[np.ndarray, " chosen"],
+        j: int,
+        u: np.ndarray,
+        total: Float[np.ndarray, "rows one"],
+        mixed: Float[np.ndarray, "rows d_v"],
+    ) -> None:
+        """Adds the exponentials of these scores, and what they weigh, to the sums; the scores are overwritten."""
+        weights = _exponentials(scores, top[:, None])
+        total[rows, 0] += weights.sum(axis=1)
+        if self._values.is_constant:
+            mixed[rows] += weights @ self._values.constant_block(self._blocks[j])
+        else:
+            points, which = np.unique(rows // self._num_queries, return_inverse=True)
+            values = self._values.block(self._blocks[j], u[points])
+            mixed[rows] += (weights[:, None] @ values[which])[:, 0]
+
+
+class _MovingKeys:
+    """Keys that depend on the point."""
+
+    def __init__(self, head: FoldedHead) -> None:
+        self._head, self._d_v = head, head.W_O.shape[0]
+        self._queries, self._keys, self._values = Rows(head.queries), Rows(head.keys), Rows(head.values)
+        num_queries, num_keys = head.queries.shape[0], head.keys.shape[0]
+        self._blocks = _key_blocks(num_keys)
+        self._negligible = NEGLIGIBLE[head.W_O.dtype]
+        keys = self._blocks[0].stop
+        self._queries_per_block = max(1, min(num_queries, SCORES_PER_BLOCK // keys))
+        self.work_per_point = num_queries * num_keys
+        per_key = self._queries_per_block + head.keys.shape[1] + self._d_v
+        self.cells_per_point = keys * per_key + num_queries * (head.queries.shape[1] + self._d_v)
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]:
+        queries = self._queries(u)
+        mixed = np.empty((*queries.shape[:2], self._d_v), queries.dtype)
+        for start in range(0, queries.shape[1], self._queries_per_block):
+            block = slice(start, start + self._queries_per_block)
+            mixed[:, block] = self._average(queries[:, block], block, u)
+        return mixed
+
+    def _average(self, queries: np.ndarray, which: slice, u: np.ndarray) -> np.ndarray:
+        tops, scores = [], np.zeros(0)
+        for keys in self._blocks:
+            scores = self._scores(queries, which, keys, u)
+            tops.append(scores.max(axis=-1, keepdims=True))
+        top = np.max(tops, axis=0)
+        total = np.zeros_like(top)
+        mixed = np.zeros((*queries.shape[:2], self._d_v), queries.dtype)
+        for keys, block_top in zip(self._blocks, tops, strict=True):
+            if (block_top < top + self._negligible).all():
+                continue
+            if len(self._blocks) > 1:
+                scores = self._scores(queries, which, keys, u)
+            weights = _exponentials(scores, top)
+            total += weights.sum(axis=-1, keepdims=True)
+            mixed += weights @ self._values.block(keys, u)
+        mixed /= total
+        return mixed
+
+    def _scores(self, queries: np.ndarray, which: slice, keys: slice, u: np.ndarray) -> np.ndarray:
+        scores: np.ndarray = queries @ np.swapaxes(self._keys.block(keys, u), -1, -2)
+        hidden = _hidden(self._head, keys, which)
+        if hidden is not None:
+            np.copyto(scores, -np.inf, where=hidden)
+        return scores
+
+
+class _Gathered:
+    """A mask that hides most keys: each query is given its own few, so that work grows with what is visible."""
+
+    def __init__(self, head: FoldedHead, visible: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        self._queries, self._d_v = Rows(head.queries), head.W_O.shape[0]
+        by_count: dict[int, tuple[list[np.ndarray], list[np.ndarray]]] = {}
+        for queries, keys in visible:
+            all_queries, all_keys = by_count.setdefault(len(keys), ([], []))
+            all_queries.append(queries)
+            all_keys.append(np.broadcast_to(keys, (len(queries), len(keys))))
+        self._pieces: list[tuple[np.ndarray, Rows, Rows]] = []
+        for count, (all_queries, all_keys) in by_count.items():
+            chosen, keys = np.concatenate(all_queries), np.concatenate(all_keys)
+            step = max(1, SCORES_PER_BLOCK // count)
+            for i in range(0, len(chosen), step):
+                rows = keys[i : i + step].ravel()
+                self._pieces.append((chosen[i : i + step], Rows(head.keys.rows(rows)), Rows(head.values.rows(rows))))
+        sizes = [keys.shape[0] for _, keys, _ in self._pieces]
+        self.work_per_point = sum(sizes)
+        self.cells_per_point = max(sizes, default=0) * (head.keys.shape[1] + self._d_v + 2)
+        self.cells_per_point += head.queries.shape[0] * (head.queries.shape[1] + self._d_v)
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]:
+        queries = self._queries(u)
+        mixed = np.empty((*queries.shape[:2], self._d_v), queries.dtype)
+        for chosen, key_rows, value_rows in self._pieces:
+            keys, values = (_per_query(rows(u), len(chosen)) for rows in (key_rows, value_rows))
+            scores = np.zeros((len(u), len(chosen), keys.shape[2]), queries.dtype)
+            for column in range(keys.shape[3]):
+                scores += keys[..., column] * queries[:, chosen, column, None]
+            weights = _exponentials(scores, scores.max(axis=-1, keepdims=True))
+            total = weights.sum(axis=-1)
+            for column in range(self._d_v):
+                mixed[:, chosen, column] = (weights * values[..., column]).sum(axis=-1) / total
+        return mixed
+
+
+def _per_query(rows: np.ndarray, num_queries: int) -> Float[np.ndarray, "batch queries keys columns"]:
+    return rows.reshape(len(rows), num_queries, rows.shape[1] // num_queries, rows.shape[2])
+
+
+def _key_blocks(num_keys: int) -> list[slice]:
+    """Blocks of keys; few keys are one block, since scores that are kept need not be made twice."""
+    step = num_keys if num_keys <= 4 * KEYS_PER_BLOCK else KEYS_PER_BLOCK
+    return [slice(start, min(start + step, num_keys)) for start in range(0, num_keys, step)]
+
+
+def _hidden(
+    head: FoldedHead, keys: slice, queries: slice | Int[np.ndarray, " chosen"] = slice(None)
+) -> Bool[np.ndarray, "chosen keys"] | None:
+    """What the mask hides of these keys, None if nothing."""
+    if head.key_segments is None or head.query_segments is None:
+        return None
+    segments = head.key_segments[keys]
+    hidden: np.ndarray = (head.query_segments[queries, None] != segments) & (segments != EVERY_QUERY)
+    return hidden if hidden.any() else None
+
+
+def _exponentials(scores: np.ndarray, top: np.ndarray) -> np.ndarray:
+    """exp(scores − top), in place; negligible ones are zero."""
+    scores -= top
+    least = NEGLIGIBLE[scores.dtype]
+    if not scores.size or scores.min() >= least:
+        np.exp(scores, out=scores)
+        return scores
+    is_zero = scores < least
+    # A row instead of a number: numpy's loop over two contiguous arrays is the faster one.
+    np.maximum(scores, np.full(scores.shape[-1], least, scores.dtype), out=scores)
+    np.exp(scores, out=scores)
+    np.copyto(scores, 0.0, where=is_zero)
+    return scores

@@ -1,0 +1,6 @@
+"""The intermediate representation: affine maps and softmax attention, and nothing else."""
+
+from attnc.ir.layers import Affine, Attention, Head, Mask, Softmax
+from attnc.ir.program import Program
+
+__all__ = ["Affine", "Attention", "Head", "Mask", "Program", "Softmax"]

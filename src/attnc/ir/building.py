@@ -1,0 +1,69 @@
+"""Affine maps and projections written by the names of channels, not by bare column numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc.ir.layers import Affine
+from attnc.ir.sparse import Sparse
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class AffineBuilder:
+    """Collects links (output channel ← coefficient × input channel) and constants; arrays of tokens broadcast."""
+
+    def __init__(
+        self, tokens_in: int, channels_in: Sequence[str], tokens_out: int, channels_out: Sequence[str]
+    ) -> None:
+        self.channels_in, self.channels_out = tuple(channels_in), tuple(channels_out)
+        self._columns_in = {name: i for i, name in enumerate(self.channels_in)}
+        self._columns_out = {name: i for i, name in enumerate(self.channels_out)}
+        self._shape = (tokens_out, len(self.channels_out), tokens_in, len(self.channels_in))
+        self._links: list[tuple[np.ndarray, np.ndarray]] = []
+        self._constants: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def link(self, token_out: Any, channel_out: str, token_in: Any, channel_in: str, coefficient: Any = 1.0) -> None:
+        where = (token_out, self._columns_out[channel_out], token_in, self._columns_in[channel_in])
+        self._links.append(_entries(where, coefficient))
+
+    def set(self, token_out: Any, channel_out: str, value: Any) -> None:
+        self._constants.append(_entries((token_out, self._columns_out[channel_out]), value))
+
+    def build(self, name: str, dtype: Any = np.float64) -> Affine:
+        weight = _collect(self._links, self._shape, dtype)
+        constant = _collect(self._constants, self._shape[:2], dtype)
+        return Affine(name, weight, constant, self.channels_out)
+
+
+def _entries(where: tuple[Any, ...], values: Any) -> tuple[np.ndarray, np.ndarray]:
+    *columns, values = np.broadcast_arrays(*where, np.asarray(values, np.float64))
+    values = values.ravel()
+    index = np.empty((values.size, len(columns)), np.int32)
+    for axis, column in enumerate(columns):
+        index[:, axis] = column.ravel()
+    keep = values != 0
+    return (index, values) if keep.all() else (index[keep], values[keep])
+
+
+def _collect(parts: list[tuple[np.ndarray, np.ndarray]], shape: tuple[int, ...], dtype: Any) -> Sparse:
+    if not parts:
+        return Sparse.zeros(shape, dtype)
+    index = np.concatenate([index for index, _ in parts])
+    return Sparse(shape, index, np.concatenate([values for _, values in parts]).astype(dtype))
+
+
+def projection(
+    channels_in: Sequence[str], channels_out: Sequence[str], entries: Mapping[tuple[str, str], float], dtype: Any
+) -> Float[np.ndarray, "inputs outputs"]:
+    """The matrix with `entries[from, to]` at row `from`, column `to`, and zeros elsewhere."""
+    rows = {name: i for i, name in enumerate(channels_in)}
+    columns = {name: i for i, name in enumerate(channels_out)}
+    matrix = np.zeros((len(rows), len(columns)), dtype)
+    for (source, sink), value in entries.items():
+        matrix[rows[source], columns[sink]] = value
+    return matrix

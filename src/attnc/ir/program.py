@@ -1,0 +1,99 @@
+"""A program: a list of layers from inputs to outputs, with an optional second stream that attention may look at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.ir.layers import Affine, Attention, Layer
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Affine maps and softmax attention, applied in order.
+
+    An input of shape (batch, d) enters as one token of width d, one of shape (batch, n, d) as n tokens. Layers with
+    `cross` read the memory: what the layers of `memory` make of the second input, or of nothing when their first
+    affine map takes no tokens. The last state, row by row, is reshaped to `output_shape`.
+    """
+
+    layers: tuple[Layer, ...]
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shape: tuple[int, ...]
+    memory: tuple[Layer, ...] = ()
+
+    def __call__(self, *inputs: Float[np.ndarray, "batch ..."]) -> Float[np.ndarray, "batch ..."]:
+        """The reference: every layer as written, in plain numpy, nothing folded (see `ir.reference`)."""
+        from attnc.ir.reference import evaluate
+
+        return evaluate(self, inputs)
+
+    @property
+    def all_layers(self) -> tuple[Layer, ...]:
+        return self.memory + self.layers
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        for layer in self.all_layers:
+            if isinstance(layer, Affine):
+                return layer.weight.values.dtype
+            if isinstance(layer, Attention) and layer.heads:
+                return layer.heads[0].W_Q.dtype
+        return np.dtype(np.float64)
+
+    @property
+    def num_parameters(self) -> int:
+        """Stored non-zeros."""
+        return sum(layer.num_parameters for layer in self.all_layers)
+
+    @property
+    def num_heads(self) -> int:
+        return sum(len(layer.heads) for layer in self.all_layers if isinstance(layer, Attention))
+
+    @property
+    def num_attention_layers(self) -> int:
+        return sum(isinstance(layer, Attention) for layer in self.all_layers)
+
+    @property
+    def num_anchors(self) -> int:
+        """(head, key) pairs that a query meets, summed over heads and layers."""
+        from attnc.ir.shapes import key_counts
+
+        return sum(key_counts(self))
+
+    def as_tokens(self, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+        """The inputs in the program's dtype, each as (batch, tokens, width), checked for shape."""
+        if len(inputs) != len(self.input_shapes):
+            raise InputError(f"the program takes {len(self.input_shapes)} input(s), {len(inputs)} given")
+        states = []
+        for position, (given, shape) in enumerate(zip(inputs, self.input_shapes, strict=True)):
+            array = np.asarray(given, self.dtype)
+            if array.shape[1:] != shape or array.ndim == 0:
+                wanted = ", ".join(["batch", *map(str, shape)])
+                raise InputError(f"input {position} has shape {array.shape}; the program takes ({wanted})")
+            states.append(array.reshape(len(array), *token_shape(shape)))
+        if len({len(state) for state in states}) > 1:
+            raise InputError(f"the inputs differ in batch size: {[len(state) for state in states]}")
+        return states
+
+    def from_tokens(self, state: Float[np.ndarray, "batch tokens width"]) -> Float[np.ndarray, "batch ..."]:
+        return state.reshape(len(state), *self.output_shape)
+
+
+def split_columns(flat: Float[np.ndarray, "batch d"], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Flat points as one input of each shape, in order."""
+    parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=1)
+    return [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def token_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(tokens, width) of an input of shape (d,) or (n, d)."""
+    return (math.prod(shape[:-1]), shape[-1])

@@ -1,0 +1,62 @@
+"""A sparse tensor of any rank: the coordinates of its non-zeros, and their values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from scipy.sparse import csr_array
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse:
+    """`tensor[tuple(index[i])] = values[i]`, zero elsewhere. `ir.spec` checks ranges and that no cell occurs twice."""
+
+    shape: tuple[int, ...]
+    index: Int[np.ndarray, "nonzeros rank"]
+    values: Float[np.ndarray, " nonzeros"]
+
+    @classmethod
+    def from_dense(cls, array: Float[np.ndarray, "*shape"]) -> Sparse:
+        where = np.nonzero(array)
+        return cls(array.shape, np.stack(where, axis=1).astype(np.int32), array[where])
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], dtype: Any) -> Sparse:
+        return cls(shape, np.zeros((0, len(shape)), np.int32), np.zeros(0, dtype))
+
+    @property
+    def num_nonzeros(self) -> int:
+        return int(np.count_nonzero(self.values))
+
+    @property
+    def nbytes(self) -> int:
+        return self.index.nbytes + self.values.nbytes
+
+    def astype(self, dtype: Any) -> Sparse:
+        return Sparse(self.shape, self.index, self.values.astype(dtype))
+
+    def dense(self) -> Float[np.ndarray, "*shape"]:
+        array = np.zeros(self.shape, self.values.dtype)
+        array[tuple(self.index.T)] = self.values
+        return array
+
+    def flat(self, axes: slice) -> Int[np.ndarray, " nonzeros"]:
+        """Row-major position of every non-zero within the given axes."""
+        columns = self.index[:, axes].T
+        shape = self.shape[axes]
+        if not columns.shape[1]:
+            return np.zeros(0, np.int64)
+        return np.ravel_multi_index(tuple(columns), shape) if shape else np.zeros(columns.shape[1], np.int64)
+
+    def matrix(self, rank: int) -> csr_array:
+        """The matrix whose rows run over the first `rank` axes and whose columns run over the others."""
+        from scipy.sparse import coo_array
+
+        shape = (math.prod(self.shape[:rank]), math.prod(self.shape[rank:]))
+        return coo_array((self.values, (self.flat(slice(0, rank)), self.flat(slice(rank, None)))), shape).tocsr()

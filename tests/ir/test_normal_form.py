@@ -1,0 +1,200 @@
+"""The normal form means what the program means, and folds what does not depend on the input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from attnc.ir import Affine, Attention, Head, Program, Softmax
+from attnc.ir.building import AffineBuilder, projection
+from attnc.ir.normal_form import AttentionStage, Form, NormalForm, normal_form
+from attnc.ir.sparse import Sparse
+from attnc.ir.spec import check
+from ir.random_programs import Factory, channels, lookup_program, programs_and_inputs, random_inputs
+from ir.rounding import assert_agrees
+
+
+def dumb(form: NormalForm, program: Program, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Stage by stage as its docstrings say, one point at a time, everything dense."""
+    outputs = []
+    for b in range(len(inputs[0])):
+        u = np.concatenate([given[b].ravel() for given in inputs])
+        assert len(u) == form.num_inputs
+        for stage in form.stages:
+            if isinstance(stage, AttentionStage):
+                moved = dumb_attention(stage, u).ravel()[stage.written]
+            else:
+                moved = np.array([softmax(row) for row in dense(stage.logits, u)]).ravel()
+            u = np.concatenate([moved, u[stage.carried]])
+        outputs.append(dense(form.output, u).reshape(program.output_shape))
+    return np.array(outputs, program.dtype).reshape(len(inputs[0]), *program.output_shape)
+
+
+def dense(form: Form, u: np.ndarray) -> np.ndarray:
+    assert form.linear.shape == (form.shape[0] * form.shape[1], len(u))
+    return (form.linear.toarray() @ u).reshape(form.shape) + form.constant.toarray()
+
+
+def dumb_attention(stage: AttentionStage, u: np.ndarray) -> np.ndarray:
+    total = 0.0 if stage.residual is None else dense(stage.residual, u)
+    for head in stage.heads:
+        scores = dense(head.queries, u) @ dense(head.keys, u).T
+        if head.query_segments is not None:
+            for q, k in np.ndindex(scores.shape):
+                if head.key_segments[k] not in (-1, head.query_segments[q]):
+                    scores[q, k] = -np.inf
+        total = total + np.array([softmax(row) for row in scores]) @ dense(head.values, u) @ head.W_O
+    return total
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp(scores - max(scores))
+    return weights / sum(weights)
+
+
+@settings(max_examples=120, deadline=None)
+@given(programs_and_inputs())
+def test_normal_form_equals_reference(case):
+    program, inputs = case
+    assert_agrees(program, inputs, dumb(normal_form(program), program, inputs))
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs_and_inputs())
+def test_forms_evaluate_batches_and_choose_rows(case):
+    program, inputs = case
+    form = normal_form(program)
+    u = np.concatenate([given.reshape(len(given), int(np.prod(given.shape[1:]))) for given in inputs], axis=1)
+    for stage in form.stages[:1]:
+        some = stage.heads[0].keys if isinstance(stage, AttentionStage) else stage.logits
+        batch = some(u)
+        assert batch.shape == (len(u), *some.shape)
+        for point, expected in zip(u, batch, strict=True):
+            np.testing.assert_allclose(dense(some, point), expected, rtol=1e-5, atol=1e-5)
+        rows = np.arange(some.shape[0])[::-2]
+        assert (some.rows(rows)(u) == batch[:, rows]).all()
+
+
+def test_constant_keys_fold_to_slopes_and_offsets():
+    anchors, beta = np.array([-1.0, 0.5, 2.0]), 3.0
+    form = normal_form(lookup_program(anchors, np.sin(anchors), beta))
+    (stage,) = form.stages
+    (head,) = stage.heads
+    assert head.keys.is_constant
+    assert head.values.is_constant
+    assert head.queries.shape == (1, 2)  # the query that is read, of four tokens
+    a, c = head.scores(0)
+    assert a[1:, 0].tolist() == (2 * beta * anchors).tolist()
+    assert c[1:].tolist() == (-beta * anchors**2).tolist()
+    assert a[0, 0] == c[0] == 0  # the query token itself, which the mask hides
+    assert head.key_segments.tolist() == [1, 0, 0, 0]
+    assert head.values.constant.toarray()[1:, 0].tolist() == np.sin(anchors).tolist()
+
+
+def test_what_cancels_exactly_is_constant():
+    add = AffineBuilder(1, ["x"], 2, ["x", "minus", "one"])
+    add.link([0, 1], "x", 0, "x")
+    add.link([0, 1], "minus", 0, "x", -1.0)
+    add.set([0, 1], "one", [1.0, 2.0])
+    names = ("x", "minus", "one")
+    W_K = projection(names, ["k"], {("x", "k"): 1.0, ("minus", "k"): 1.0, ("one", "k"): 1.0}, np.float64)
+    head = Head(projection(names, ["k"], {("x", "k"): 1.0}, np.float64), W_K, W_K, np.ones((1, 1)))
+    program = check(Program((add.build("add"), Attention("a", (head,), ("y",))), ((1,),), (2,)))
+    (folded,) = normal_form(program).stages[0].heads
+    assert folded.keys.is_constant
+    assert folded.keys.constant.toarray().tolist() == [[1.0], [2.0]]
+
+
+def test_stored_zeros_do_not_count_as_dependence():
+    weight = Sparse((2, 1, 1, 1), np.zeros((1, 4), np.int32), np.zeros(1))
+    embed = Affine("embed", weight, Sparse.from_dense(np.array([[1.0], [2.0]])), ("k",))
+    one = np.ones((1, 1))
+    program = check(Program((embed, Attention("a", (Head(one, one, one, one),), ("y",))), ((1,),), (2,)))
+    assert normal_form(program).stages[0].heads[0].keys.is_constant
+
+
+def residual_program(depth: int) -> Program:
+    """Tokens (x, anchor) with a residual stream: each layer writes `x` and leaves `anchor` and `value` as they are."""
+    names = ("x", "anchor", "value")
+    embed = AffineBuilder(1, ["x"], 4, names)
+    embed.link(0, "x", 0, "x")
+    embed.set(np.arange(1, 4), "anchor", [-1.0, 0.1, 1.0])
+    embed.set(np.arange(1, 4), "value", [0.02, -0.01, 0.03])
+    head = Head(
+        projection(names, ["k"], {("x", "k"): 1.0}, np.float64),
+        projection(names, ["k"], {("anchor", "k"): 1.0}, np.float64),
+        projection(names, ["v"], {("value", "v"): 1.0}, np.float64),
+        projection(["v"], names, {("v", "x"): 1.0}, np.float64),
+    )
+    layers = [Attention(f"step{i}", (head,), names, residual=True) for i in range(depth)]
+    read = AffineBuilder(4, names, 1, ["x"])
+    read.link(0, "x", 0, "x")
+    return check(Program((embed.build("embed"), *layers, read.build("read")), ((1,),), ()))
+
+
+def test_constants_in_the_residual_stay_constants():
+    form = normal_form(residual_program(3))
+    for stage in form.stages:
+        assert stage.heads[0].keys.is_constant
+        assert stage.heads[0].values.is_constant
+    for stage in form.stages[:-1]:
+        assert len(stage.written) == 4  # `x` of the four tokens; the eight constants are not variables
+    assert len(form.stages[-1].written) == 1
+
+
+def test_deep_programs_do_not_grow():
+    program = residual_program(300)
+    form = normal_form(program)
+    assert len(form.stages) == 300
+    assert {stage.heads[0].queries.linear.shape[1] for stage in form.stages[1:]} == {4}
+    assert max(stage.heads[0].queries.linear.nnz + stage.heads[0].keys.constant.nnz for stage in form.stages) <= 7
+    assert all(len(stage.carried) == 0 for stage in form.stages)
+    inputs = random_inputs(program, 2, 0)
+    np.testing.assert_allclose(dumb(form, program, inputs), program(*inputs), rtol=300 * 50 * 2.0**-53)
+
+
+@pytest.mark.parametrize("stages_between", [0, 1, 3])
+def test_memory_variables_are_carried_through_stages(stages_between):
+    """The second input is read by the last layer only: its variables survive the stages before it, and no longer."""
+    factory = Factory(None, np.random.default_rng(stages_between), np.dtype(np.float64), 3, (1.0,))
+
+    def head() -> Head:
+        return Head(*(factory.numbers(2, 2) for _ in range(4)))
+
+    between = [Attention(f"self{i}", (head(),), channels(2), residual=i % 2 == 0) for i in range(stages_between)]
+    layers = (
+        *between,
+        Attention("look", (head(),), channels(2), cross=True),
+        Attention("after", (head(),), ("a", "b")),
+    )
+    inner = Attention("inner", (head(),), channels(2))
+    program = check(Program(layers, ((3, 2), (4, 2)), (3, 2), (inner,)))
+    form = normal_form(program)
+    assert form.num_inputs == 14
+    assert form.stages[0].carried.tolist() == list(range(6))  # of the main stream, through the memory's own stage
+    assert all(len(stage.carried) == 8 for stage in form.stages[1 : 1 + stages_between])
+    assert all(len(stage.carried) == 0 for stage in form.stages[1 + stages_between :])
+    inputs = random_inputs(program, 3, 1)
+    assert_agrees(program, inputs, dumb(form, program, inputs))
+
+
+def test_constant_memory_is_folded_before_anything_moves():
+    grid = Affine("grid", Sparse.zeros((3, 2, 0, 0), np.float64), Sparse.from_dense(np.eye(3, 2)), channels(2))
+    one = np.ones((1, 1))
+    look = Attention("look", (Head(one, np.ones((2, 1)), np.ones((2, 1)), one),), ("y",), cross=True)
+    form = normal_form(check(Program((look,), ((1,),), (1,), (grid,))))
+    assert form.num_inputs == 1
+    assert form.stages[0].heads[0].keys.is_constant
+    assert form.stages[0].heads[0].keys.constant.toarray().ravel().tolist() == [1.0, 1.0, 0.0]
+
+
+def test_what_nothing_reads_is_no_stage():
+    factory = Factory(None, np.random.default_rng(0), np.dtype(np.float64), 3, (1.0,))
+    dead = Attention("dead", (Head(*(factory.numbers(2, 2) for _ in range(4))),), channels(2))
+    constant = Affine("end", Sparse.zeros((1, 1, 3, 2), np.float64), Sparse.from_dense(np.ones((1, 1))), ("one",))
+    program = check(Program((dead, Softmax("smooth", channels(2)), constant), ((3, 2),), ()))
+    form = normal_form(program)
+    assert form.stages == ()
+    assert form.output.is_constant
+    assert program(np.zeros((2, 3, 2))).tolist() == [1.0, 1.0]
