@@ -1,0 +1,82 @@
+"""The domain: an interval for every variable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+BoxLike = Mapping[str, tuple[float, float]] | Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """lo ≤ x ≤ hi, coordinate by coordinate, all finite and lo < hi."""
+
+    names: tuple[str, ...]
+    lo: Float[np.ndarray, " d"]
+    hi: Float[np.ndarray, " d"]
+
+    @classmethod
+    def parse(cls, given: BoxLike, names: Sequence[str] | None = None) -> Box:
+        """From {name: (lo, hi)} or from pairs in the order of `names` (x0, x1, … by default)."""
+        if isinstance(given, Mapping):
+            order: Sequence[str] = tuple(given)
+            pairs: list[Any] = list(given.values())
+        else:
+            if not isinstance(given, list | tuple | np.ndarray):
+                raise InputError(f"box: expected {{name: (lo, hi)}} or a list of (lo, hi), found {given!r}")
+            pairs = list(given)
+            order = names if names is not None else [f"x{i}" for i in range(len(pairs))]
+            if len(order) != len(pairs):
+                raise InputError(f"box: {len(pairs)} interval(s) for {len(order)} variable(s) ({', '.join(order)})")
+        if not pairs:
+            raise InputError("box: at least one variable is needed")
+        bounds = [_interval(name, pair) for name, pair in zip(order, pairs, strict=True)]
+        lo, hi = np.array(bounds, np.float64).T
+        return cls(tuple(order), lo, hi)
+
+    @property
+    def d(self) -> int:
+        return len(self.names)
+
+    @property
+    def widths(self) -> Float[np.ndarray, " d"]:
+        return self.hi - self.lo
+
+    @property
+    def magnitude(self) -> Float[np.ndarray, " d"]:
+        """max |x| per coordinate."""
+        return np.maximum(np.abs(self.lo), np.abs(self.hi))
+
+    def contains(self, points: Float[np.ndarray, "batch d"]) -> np.ndarray:
+        return np.all((points >= self.lo) & (points <= self.hi), axis=1)
+
+    def as_dict(self) -> dict[str, tuple[float, float]]:
+        return {name: (float(lo), float(hi)) for name, lo, hi in zip(self.names, self.lo, self.hi, strict=True)}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} ∈ [{lo:.6g}, {hi:.6g}]" for name, (lo, hi) in self.as_dict().items())
+
+
+def _interval(name: str, pair: Any) -> tuple[float, float]:
+    try:
+        lo, hi = (float(end) for end in pair)
+    except (TypeError, ValueError):
+        raise InputError(f"box: {name} needs two numbers (lo, hi), found {pair!r}") from None
+    if not (math.isfinite(lo) and math.isfinite(hi)):
+        raise InputError(f"box: {name} ∈ [{lo}, {hi}] is not finite; choose finite ends")
+    if lo >= hi:
+        kind = "reversed" if lo > hi else "empty"
+        raise InputError(f"box: {name} ∈ [{lo}, {hi}] is {kind}; the first number must be below the second")
+    if not math.isfinite(hi - lo):
+        raise InputError(f"box: {name} ∈ [{lo}, {hi}] is wider than float64 can hold")
+    return lo, hi

@@ -1,0 +1,167 @@
+"""Targets given by matrices: truncated linear functions, and networks of ReLUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.targets.box import Box, BoxLike
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+U = UNIT_ROUNDOFF["float64"]
+
+
+class TruncatedLinear(Target):
+    """clip(w_i·x_i + t_i, a, b) for tokens i < n: the papers' generalised ReLU, n of them at once.
+
+    W is (n, d) for n tokens of width d, or (d,) for one function of d variables. The box holds every token: one
+    interval per feature, or one for all of them.
+    """
+
+    def __init__(
+        self, W: Any, t: Any = 0.0, a: float = 0.0, b: float = 1.0, box: BoxLike | tuple[float, float] = (-1.0, 1.0)
+    ) -> None:
+        self.W, self.is_single = _matrix("W", W)
+        n, d = self.W.shape
+        self.t = np.broadcast_to(_array("t", t), (n,)) if np.size(t) in (1, n) else _mismatch("t", np.size(t), n)
+        self.a, self.b = float(a), float(b)
+        if not (math.isfinite(self.a) and math.isfinite(self.b) and self.a < self.b):
+            raise InputError(f"truncation needs finite a < b, found a={a}, b={b}")
+        feature = feature_box(box, d)
+        self.input_shapes = ((d,),) if self.is_single else ((n, d),)
+        self.output_shape = () if self.is_single else (n,)
+        names = feature.names if self.is_single else [f"x{i}_{c}" for i in range(n) for c in range(d)]
+        self.box = Box(tuple(names), np.tile(feature.lo, n), np.tile(feature.hi, n))
+
+    def linear(self, points: Float[np.ndarray, "batch inputs"]) -> Float[np.ndarray, "batch n"]:
+        """w_i·x_i + t_i, not truncated."""
+        n, d = self.W.shape
+        return np.asarray(np.einsum("bnd,nd->bn", points.reshape(len(points), n, d), self.W) + self.t)
+
+    def __call__(self, points: Float[np.ndarray, "batch inputs"]) -> Float[np.ndarray, "batch n"]:
+        return np.clip(self.linear(points), self.a, self.b)
+
+    def variation(
+        self,
+        cells: Interval,
+        centres: Float[np.ndarray, "cells inputs"],
+        values: Float[np.ndarray, "cells outputs"] | None = None,
+    ) -> Float[np.ndarray, " cells"]:
+        """Clipping does not increase distances; the sum at the centre has d + 1 roundings."""
+        n, d = self.W.shape
+        reach = up(np.maximum(cells.hi - centres, centres - cells.lo)).reshape(-1, n, d)
+        moved = up((reach * np.abs(self.W)).sum(axis=2), d + 1)
+        size = up((np.abs(centres).reshape(-1, n, d) * np.abs(self.W)).sum(axis=2) + np.abs(self.t), d + 2)
+        found = np.asarray(up(moved + up(gamma(d + 2, U) * size)).max(axis=1))
+        return found if values is None else up(found + self.distance(centres, values))
+
+    def describe(self) -> str:
+        n, d = self.W.shape
+        return f"clip(w·x + t, {self.a:g}, {self.b:g}) with {n} row(s) of {d} weights"
+
+
+class ReLUNetwork(Target):
+    """x ↦ W_L·relu(… relu(W_1·x + b_1) …) + b_L; weights[l] is (out, in), as in torch.nn.Linear."""
+
+    def __init__(self, weights: Sequence[Any], biases: Sequence[Any], box: BoxLike | tuple[float, float]) -> None:
+        if not weights or len(weights) != len(biases):
+            raise InputError(f"a ReLU network needs as many biases as weights, found {len(weights)} and {len(biases)}")
+        self.weights = [_matrix(f"weights[{i}]", W)[0] for i, W in enumerate(weights)]
+        self.biases = [_array(f"biases[{i}]", b).ravel() for i, b in enumerate(biases)]
+        width = self.weights[0].shape[1]
+        for i, (W, b) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if W.shape[1] != width or len(b) != len(W):
+                raise InputError(
+                    f"layer {i} of the ReLU network: weights {W.shape} and {len(b)} biases do not fit {width} inputs"
+                )
+            width = len(W)
+        self.box = feature_box(box, self.weights[0].shape[1])
+        self.input_shapes = ((self.box.d,),)
+        self.output_shape = (width,)
+
+    def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
+        state = points
+        for W, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            state = np.maximum(state @ W.T + b, 0.0)
+        return np.asarray(state @ self.weights[-1].T + self.biases[-1])
+
+    def ranges(self) -> list[Interval]:
+        """For every layer, an enclosure of its pre-activations on the box (interval propagation)."""
+        found, state = [], Interval(self.box.lo, self.box.hi)
+        for W, b in zip(self.weights, self.biases, strict=True):
+            pre = affine_range(W, b, state)
+            found.append(pre)
+            state = Interval(np.maximum(pre.lo, 0.0), np.maximum(pre.hi, 0.0))
+        return found
+
+    def variation(
+        self,
+        cells: Interval,
+        centres: Float[np.ndarray, "cells d"],
+        values: Float[np.ndarray, "cells outputs"] | None = None,
+    ) -> Float[np.ndarray, " cells"]:
+        """By the Lipschitz constants Π|W_l|, entry by entry, and γ of the same product for the value at the centre."""
+        moved = up(np.maximum(cells.hi - centres, centres - cells.lo))
+        size = np.abs(centres)
+        count = 0
+        for W, b in zip(self.weights, self.biases, strict=True):
+            count += W.shape[1] + 2
+            moved = up(moved @ np.abs(W).T, W.shape[1] + 1)
+            size = up(size @ np.abs(W).T + np.abs(b), W.shape[1] + 2)
+        found = np.asarray(up(moved + up(gamma(count, U) * size)).max(axis=1))
+        return found if values is None else up(found + self.distance(centres, values))
+
+    def describe(self) -> str:
+        return "ReLU network " + "→".join(map(str, [self.box.d, *(len(W) for W in self.weights)]))
+
+
+def affine_range(W: Float[np.ndarray, "out in"], b: Float[np.ndarray, " out"], x: Interval) -> Interval:
+    """An enclosure of W·x + b: midpoint and radius, each rounded outward."""
+    mid, radius = x.lo / 2 + x.hi / 2, up(np.maximum(x.hi - (x.lo / 2 + x.hi / 2), (x.lo / 2 + x.hi / 2) - x.lo))
+    centre = mid @ W.T + b
+    slack = up(gamma(W.shape[1] + 2, U) * up(np.abs(mid) @ np.abs(W).T + np.abs(b), W.shape[1] + 2))
+    spread = up(up(radius @ np.abs(W).T, W.shape[1] + 1) + slack)
+    return Interval(-up(spread - centre), up(centre + spread))
+
+
+def feature_box(box: Any, d: int) -> Box:
+    """One interval for all features, or one for each."""
+    if isinstance(box, Box):
+        return box
+    if not isinstance(box, dict) and np.ndim(box) == 1 and len(box) == 2:
+        return Box.parse([tuple(box)] * d)
+    parsed = Box.parse(box)
+    if parsed.d != d:
+        raise InputError(f"box: {parsed.d} interval(s) for {d} feature(s)")
+    return parsed
+
+
+def _array(name: str, given: Any) -> np.ndarray:
+    try:
+        array = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be an array of numbers") from None
+    if not np.isfinite(array).all():
+        raise InputError(f"{name} has a value that is not finite")
+    return array
+
+
+def _matrix(name: str, given: Any) -> tuple[np.ndarray, bool]:
+    """A matrix, and whether it was given as a single row."""
+    array = _array(name, given)
+    if array.ndim not in (1, 2) or array.size == 0:
+        raise InputError(f"{name} must be a matrix (or one row of it), found shape {array.shape}")
+    return np.atleast_2d(array), array.ndim == 1
+
+
+def _mismatch(name: str, found: int, wanted: int) -> Any:
+    raise InputError(f"{name} has {found} entries, {wanted} are needed")

@@ -1,0 +1,72 @@
+"""A target: what is to be compiled, on which box, and what is known of it there."""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.ir.program import split_columns
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import up
+from attnc.targets.box import Box
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class Target(abc.ABC):
+    """A function of a flat vector of d variables on a box, and where its inputs and outputs go."""
+
+    box: Box
+    text: str | None = None  # the expression, where there is one
+    is_continuous: bool = True
+    assumptions: tuple[str, ...] = ()
+    input_shapes: tuple[tuple[int, ...], ...]
+    output_shape: tuple[int, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return math.prod(self.output_shape)
+
+    def split(self, points: Float[np.ndarray, "batch d"]) -> list[np.ndarray]:
+        """Flat points as the inputs that a network for this target takes."""
+        return split_columns(points, self.input_shapes)
+
+    @abc.abstractmethod
+    def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
+        """Values, all finite, in floating point."""
+
+    @abc.abstractmethod
+    def variation(
+        self,
+        cells: Interval,
+        centres: Float[np.ndarray, "cells d"],
+        values: Float[np.ndarray, "cells outputs"] | None = None,
+    ) -> Float[np.ndarray, " cells"]:
+        """For every cell, an upper bound on |f(x) − value| over x in the cell, in the max-norm of the output.
+
+        The values are those given, or self(centres); the centres lie in their cells.
+        """
+
+    def enclosure(self, cells: Interval) -> Interval:
+        """For every cell and output, an interval that contains all values on the cell."""
+        centres = cells.mid
+        values, reach = self(centres), self.variation(cells, centres)[:, None]
+        return Interval(-up(reach - values), up(values + reach))
+
+    def distance(
+        self, points: Float[np.ndarray, "batch d"], values: Float[np.ndarray, "batch outputs"]
+    ) -> Float[np.ndarray, " batch"]:
+        """|self(point) − value| in the max-norm, rounded up."""
+        return up(np.abs(self(points) - values).max(axis=1))
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """A short name for people."""
+
+
+def show_point(names: tuple[str, ...], point: np.ndarray) -> str:
+    return ", ".join(f"{name} = {value:.6g}" for name, value in zip(names, point, strict=True))

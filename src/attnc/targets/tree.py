@@ -1,0 +1,199 @@
+"""The expression tree, its text, and the order in which to evaluate it.
+
+Numbers are exact: 0.1 is the fraction 1/10. Subtraction is a Sum with a Negate, so that a chain of + and − is one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True)
+class Number:
+    """A rational number, exactly."""
+
+    value: Fraction
+
+
+@dataclass(frozen=True)
+class Constant:
+    """pi or e."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Variable:
+    name: str
+
+
+@dataclass(frozen=True)
+class Sum:
+    """terms[0] + terms[1] + …, from the left."""
+
+    terms: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Product:
+    """factors[0] * factors[1] * …, from the left."""
+
+    factors: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Quotient:
+    dividend: Node
+    divisor: Node
+
+
+@dataclass(frozen=True)
+class Power:
+    base: Node
+    exponent: Node
+
+
+@dataclass(frozen=True)
+class Negate:
+    operand: Node
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function of the table in `functions`."""
+
+    name: str
+    arguments: tuple[Node, ...]
+
+
+Node = Number | Constant | Variable | Sum | Product | Quotient | Power | Negate | Call
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The operands, in order."""
+    match node:
+        case Sum(terms):
+            return terms
+        case Product(factors):
+            return factors
+        case Quotient(dividend, divisor):
+            return (dividend, divisor)
+        case Power(base, exponent):
+            return (base, exponent)
+        case Negate(operand):
+            return (operand,)
+        case Call(_, arguments):
+            return arguments
+        case _:
+            return ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """Evaluate `node` from the results of the steps numbered `arguments`."""
+
+    node: Node
+    arguments: tuple[int, ...]
+
+
+def schedule(outputs: Sequence[Node]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """The steps that evaluate the outputs, equal sub-expressions once and operands first; and the outputs' numbers."""
+    steps: list[Step] = []
+    by_key: dict[Hashable, int] = {}
+    by_id: dict[int, int] = {}  # keys hold the numbers of the operands, so that no key is deep
+    pending: list[Node] = list(reversed(outputs))
+    while pending:
+        node = pending[-1]
+        if id(node) in by_id:
+            pending.pop()
+            continue
+        missing = [child for child in children(node) if id(child) not in by_id]
+        if missing:
+            pending.extend(reversed(missing))
+            continue
+        arguments = tuple(by_id[id(child)] for child in children(node))
+        label = node if not arguments else (type(node), node.name if isinstance(node, Call) else "")
+        number = by_key.setdefault((label, arguments), len(steps))
+        if number == len(steps):
+            steps.append(Step(node, arguments))
+        by_id[id(node)] = number
+        pending.pop()
+    return tuple(steps), tuple(by_id[id(node)] for node in outputs)
+
+
+def walk(outputs: Sequence[Node]) -> Iterator[Node]:
+    """Every distinct sub-expression, operands first."""
+    for step in schedule(outputs)[0]:
+        yield step.node
+
+
+_SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)
+
+
+def to_text(node: Node) -> str:
+    """Text that parses back to an equal tree."""
+    return _render(node)[0]
+
+
+def _render(node: Node) -> tuple[str, int]:
+    """The text and how tightly it binds."""
+    match node:
+        case Number(value):
+            return _number_text(value)
+        case Constant(name) | Variable(name):
+            return name, _ATOM
+        case Sum(terms):
+            text = _in(terms[0], _SUM)
+            for term in terms[1:]:
+                if isinstance(term, Negate):
+                    text += " - " + _in(term.operand, _PRODUCT)
+                elif isinstance(term, Number) and term.value < 0:
+                    text += " - " + _in(Number(-term.value), _PRODUCT)
+                else:
+                    text += " + " + _in(term, _PRODUCT)
+            return text, _SUM
+        case Product(factors):
+            return "*".join([_in(factors[0], _PRODUCT), *(_in(factor, _SIGN) for factor in factors[1:])]), _PRODUCT
+        case Quotient(dividend, divisor):
+            return f"{_in(dividend, _PRODUCT)}/{_in(divisor, _SIGN)}", _PRODUCT
+        case Negate(operand):
+            return "-" + _in(operand, _SIGN), _SIGN
+        case Power(base, exponent):
+            return f"{_in(base, _ATOM)}**{_in(exponent, _SIGN)}", _POWER
+        case Call(name, arguments):
+            return f"{name}({', '.join(to_text(argument) for argument in arguments)})", _ATOM
+
+
+def _in(node: Node, least: int) -> str:
+    """The text of an operand, in parentheses if it binds less tightly than `least`."""
+    text, binding = _render(node)
+    return text if binding >= least else f"({text})"
+
+
+def _number_text(value: Fraction) -> tuple[str, int]:
+    """Digits, a decimal (with an exponent if long), or a quotient of integers."""
+    if value < 0:
+        text, binding = _number_text(-value)
+        return "-" + text, min(binding, _SIGN)
+    numerator, denominator = value.numerator, value.denominator
+    if denominator == 1 and numerator < 10**16:
+        return str(numerator), _ATOM
+    shift = 0
+    while denominator % 10 == 0:
+        denominator //= 10
+        shift += 1
+    for prime, other in ((2, 5), (5, 2)):
+        while denominator % prime == 0:
+            denominator //= prime
+            numerator *= other
+            shift += 1
+    if denominator != 1:
+        return f"{value.numerator}/{value.denominator}", _PRODUCT
+    digits = str(numerator)
+    if 0 < shift <= 20:
+        digits = digits.rjust(shift + 1, "0")
+        return f"{digits[:-shift]}.{digits[-shift:]}", _ATOM
+    stripped = digits.rstrip("0")
+    return f"{stripped}e{len(digits) - len(stripped) - shift}", _ATOM
