@@ -1,0 +1,1 @@
+"""Programs as artefacts: the saved directory and the formats of other tools."""

@@ -1,0 +1,208 @@
+"""A saved network: a directory of config.json, model.safetensors, README.md and its certificates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from attnc.errors import FileError
+from attnc.exports.safe_files import (
+    MAX_JSON_BYTES,
+    MAX_TENSOR_BYTES,
+    Path,
+    pack_tensors,
+    parse_json,
+    read_json,
+    read_tensors,
+    read_tensors_and_hash,
+)
+from attnc.exports.tensors import decode, encode, layout
+from attnc.exports.whole_directory import write_whole
+from attnc.ir.program import Program
+from attnc.ir.spec import check
+
+__all__ = [
+    "FORMAT",
+    "is_saved_network",
+    "load_network",
+    "pack_tensors",
+    "read_json",
+    "read_tensors",
+    "save_network",
+    "why_not_writable",
+    "write_directory",
+]
+
+FORMAT_FAMILY = "attnc.network/"
+FORMAT = f"{FORMAT_FAMILY}1"
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+CERTIFICATE = re.compile(r"certificate(\.[A-Za-z0-9_-]+)?\.json")
+RESERVED = ("format", "program", "certificates")
+"""The keys of config.json that `save_network` writes by itself."""
+
+
+def save_network(
+    path: Path, program: Program, config: Mapping[str, Any], certificates: Mapping[str, Mapping[str, Any]], card: str
+) -> str:
+    """Writes the directory, whole or not at all; returns the SHA-256 of the weights, which the certificates state."""
+    check(program)
+    if taken := [key for key in RESERVED if key in config]:
+        raise FileError(f"the configuration may not use the key {taken[0]!r}: the saved network writes it itself")
+    for name in certificates:
+        if not CERTIFICATE.fullmatch(name):
+            raise FileError(f"a certificate is named certificate.json or certificate.<dtype>.json; found {name!r}")
+    structure, tensors = encode(program)
+    weights = pack_tensors(tensors)
+    digest = hashlib.sha256(weights).hexdigest()
+    whole = {"format": FORMAT, **config, "certificates": sorted(certificates), "program": structure}
+    files = {CONFIG: _readable(_json_text(whole, CONFIG, indent=2) + "\n", CONFIG), WEIGHTS: weights}
+    for name, certificate in certificates.items():
+        files[name] = _json_lines({**certificate, "weights_sha256": digest}, name)
+    files[CARD] = _utf8(card, CARD)
+    write_directory(path, files)
+    return digest
+
+
+def load_network(
+    path: Path, max_bytes: int = MAX_TENSOR_BYTES
+) -> tuple[Program, dict[str, Any], dict[str, dict[str, Any]]]:
+    """The program, the configuration and the certificates as they were given to `save_network`.
+
+    Everything is checked before it is used, and sizes before they are allocated; `max_bytes` bounds the tensors.
+    """
+    folder = os.fspath(path)
+    if not os.path.isdir(folder):
+        problem = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        raise FileError(f"cannot load {folder!r}: it {problem}. A saved network is a folder with a {CONFIG} in it.")
+    config = read_json(os.path.join(folder, CONFIG))
+    _check_format(config, folder)
+    for key in RESERVED:
+        if key not in config:
+            raise FileError(f"{folder!r}: {CONFIG} lacks the key {key!r}")
+    structure = config["program"]
+    try:
+        expected = layout(structure)
+    except FileError as error:
+        raise FileError(f"{folder!r}: {CONFIG} does not describe a program: {error}") from error
+    certificates = _read_certificates(folder, config["certificates"])
+    tensors, digest = read_tensors_and_hash(os.path.join(folder, WEIGHTS), expected, max_bytes)
+    for name, certificate in certificates.items():
+        if certificate.get("weights_sha256") != digest:
+            raise FileError(
+                f"{os.path.join(folder, name)!r}: the certificate belongs to other weights: it states SHA-256 "
+                f"{str(certificate.get('weights_sha256'))[:64]!r}, {WEIGHTS} has {digest!r}. Save the network again."
+            )
+    try:
+        program = decode(structure, tensors)
+    except FileError as error:
+        raise FileError(f"cannot load {folder!r}: {error}") from error
+    return program, {key: value for key, value in config.items() if key not in RESERVED}, certificates
+
+
+def is_saved_network(path: Path) -> bool:
+    """Whether a directory has a config.json that says it is a network of attnc, of whatever version."""
+    try:
+        found = read_json(os.path.join(os.fspath(path), CONFIG)).get("format")
+    except FileError:
+        return False
+    return isinstance(found, str) and found.startswith(FORMAT_FAMILY)
+
+
+def why_not_writable(path: Path) -> str | None:
+    """Why a network cannot be saved as `path`, in words; None if it can. To be asked before long work."""
+    target = os.path.realpath(path) if os.path.isdir(path) else os.path.abspath(path)
+    if os.path.lexists(target):
+        if not os.path.isdir(target):
+            return f"{os.fspath(path)!r} exists and is not a folder. Choose another name, or remove it first."
+        found = _why_not_replace(target)
+        if found is not None:
+            return f"{os.fspath(path)!r} is {found}. Choose another name, or remove it first."
+    parent = os.path.dirname(target)
+    if not os.path.isdir(parent):
+        return f"the folder {parent!r} does not exist. Create it first."
+    return None
+
+
+def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the files as the directory `path`, whole or not at all; only a saved network is ever replaced."""
+    write_whole(path, files, _why_not_replace)
+
+
+def _why_not_replace(path: str) -> str | None:
+    """A saved network may go, but not with files in it that somebody else put there."""
+    try:
+        with os.scandir(path) as entries:
+            foreign = [entry.name for entry in entries if not _is_own(entry)]
+            is_empty = not foreign and not os.listdir(path)
+    except OSError as error:
+        return f"a folder that cannot be looked into ({error.strerror or error})"
+    if is_empty:
+        return "an empty folder"
+    if not is_saved_network(path):
+        return "a folder that is not a saved network of attnc"
+    if foreign:
+        return f"a saved network together with {min(foreign)!r}, which is not part of it and would be lost"
+    return None
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    is_named = entry.name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(entry.name)
+    return bool(is_named) and not entry.is_dir(follow_symlinks=False)
+
+
+def _check_format(config: Mapping[str, Any], folder: str) -> None:
+    found = config.get("format")
+    if found == FORMAT:
+        return
+    if isinstance(found, str) and found.startswith(FORMAT_FAMILY):
+        raise FileError(
+            f"cannot load {folder!r}: its format is {found[:60]!r}, and this version of attnc reads {FORMAT!r}. "
+            "Use the version of attnc that wrote it, or compile the network again."
+        )
+    raise FileError(f"cannot load {folder!r}: its {CONFIG} does not say that it is a network ({FORMAT!r})")
+
+
+def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:
+    """Those that the configuration lists, which must be there, and any other that lies beside them."""
+    if not isinstance(listed, list) or not all(
+        isinstance(name, str) and CERTIFICATE.fullmatch(name) for name in listed
+    ):
+        raise FileError(f"{folder!r}: {CONFIG} does not list its certificates by name")
+    try:
+        found = [name for name in os.listdir(folder) if CERTIFICATE.fullmatch(name)]
+    except OSError as error:
+        raise FileError(f"cannot load {folder!r}: {error.strerror or error}") from error
+    return {name: read_json(os.path.join(folder, name)) for name in sorted({*listed, *found})}
+
+
+def _json_lines(value: Mapping[str, Any], name: str) -> bytes:
+    """One line for each key: certificates can be long, and json writes without indentation ten times faster."""
+    lines = [_json_text({key: member}, name)[1:-1] for key, member in value.items()]
+    return _readable("{\n  " + ",\n  ".join(lines) + "\n}\n", name)
+
+
+def _json_text(value: Any, name: str, indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FileError(f"cannot write {name}: {error}") from error
+
+
+def _readable(text: str, name: str) -> bytes:
+    """The bytes of a JSON text that `read_json` will take back."""
+    raw = _utf8(text, name)
+    if len(raw) > MAX_JSON_BYTES:
+        raise FileError(f"cannot write {name}: it would have {len(raw):,} bytes; {MAX_JSON_BYTES:,} are read back")
+    parse_json(raw, name)
+    return raw
+
+
+def _utf8(text: str, name: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise FileError(f"cannot write {name}: {error}") from error

@@ -1,0 +1,209 @@
+"""A program as a JSON-able structure and named tensors, and back, bit for bit.
+
+One walk over the structure serves both readings of it: `layout` says which tensors it calls for, before any is
+loaded, and `decode` puts the loaded ones in their places. So the two cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from attnc.errors import FileError, ProgramError
+from attnc.exports.fields import MAX_STORED, DType, a_dtype, a_flag, a_list, a_shape, a_size, a_text, object_with, shown
+from attnc.ir.layers import Affine, Attention, Head, Layer, Mask, Softmax
+from attnc.ir.program import Program
+from attnc.ir.sparse import Sparse
+from attnc.ir.spec import check
+
+Layout = dict[str, tuple[DType, tuple[int, ...]]]
+Take = Callable[[str, DType, tuple[int, ...]], np.ndarray]
+
+FLOATS: dict[str, DType] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
+INTEGERS: dict[str, DType] = {"int32": np.dtype(np.int32), "int64": np.dtype(np.int64)}
+MATRICES = ("W_Q", "W_K", "W_V", "W_O")
+SEGMENTS = ("query_segments", "key_segments")
+
+
+def encode(program: Program) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The structure and the tensors; the tensors are the program's own arrays wherever those are contiguous."""
+    tensors: dict[str, np.ndarray] = {}
+    structure = {
+        "dtype": program.dtype.name,
+        "input_shapes": [_ints(shape) for shape in program.input_shapes],
+        "output_shape": _ints(program.output_shape),
+        "layers": _encode_stream("layers", program.layers, tensors),
+        "memory": _encode_stream("memory", program.memory, tensors),
+    }
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (*FLOATS.values(), *INTEGERS.values()):
+            known = ", ".join([*FLOATS, *INTEGERS])
+            raise FileError(f"cannot encode {name!r}: its dtype is {tensor.dtype}. A saved network holds {known}.")
+    return structure, tensors
+
+
+def layout(structure: Any) -> Layout:
+    """Name → (dtype, shape) of every tensor that the structure calls for; FileError if it is malformed."""
+    expected: Layout = {}
+
+    def take(name: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+        expected[name] = (dtype, shape)
+        return np.broadcast_to(np.zeros((), dtype), shape)  # stands for the tensor, and takes no memory
+
+    _decode_program(structure, take)
+    return expected
+
+
+def decode(structure: Any, tensors: Mapping[str, np.ndarray]) -> Program:
+    """The program, checked by `ir.spec`; FileError says what is wrong otherwise."""
+    left = dict(tensors)
+
+    def take(name: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+        if name not in left:
+            raise FileError(f"the tensor {name!r} is missing")
+        tensor = left.pop(name)
+        if tensor.dtype != dtype or tensor.shape != shape:
+            found = f"{tensor.dtype} of shape {tensor.shape}"
+            raise FileError(f"the tensor {name!r} is {found}; the structure says {dtype} of shape {shape}")
+        return tensor
+
+    program = _decode_program(structure, take)
+    if left:
+        raise FileError(f"the structure has no place for the tensor {min(left)!r}")
+    if program.dtype.name != structure["dtype"]:
+        raise FileError(f"program.dtype is {structure['dtype']}, but the program is in {program.dtype}")
+    try:
+        return check(program)
+    except ProgramError as error:
+        raise FileError(f"the program that was read is not legal: {error}") from error
+
+
+def _ints(sizes: Sequence[int]) -> list[int]:
+    return [int(size) for size in sizes]
+
+
+def _encode_stream(stream: str, layers: Sequence[Layer], tensors: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    return [_encode_layer(layer, f"{stream}.{i}.{layer.name}", tensors) for i, layer in enumerate(layers)]
+
+
+def _encode_layer(layer: Layer, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+    channels = [a_text(channel, f"a channel of {prefix}") for channel in layer.channels]
+    common = {"name": a_text(layer.name, "a layer's name"), "channels": channels}
+    if isinstance(layer, Affine):
+        weight = _encode_sparse(layer.weight, f"{prefix}.weight", tensors)
+        constant = _encode_sparse(layer.constant, f"{prefix}.constant", tensors)
+        return {"kind": "affine", **common, "weight": weight, "constant": constant}
+    if isinstance(layer, Attention):
+        heads = [_encode_head(head, f"{prefix}.head{h}", tensors) for h, head in enumerate(layer.heads)]
+        flags = {"residual": bool(layer.residual), "cross": bool(layer.cross)}
+        return {"kind": "attention", **common, **flags, "num_heads": len(heads), "heads": heads}
+    return {"kind": "softmax", **common}
+
+
+def _encode_sparse(sparse: Sparse, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+    tensors[f"{prefix}.index"] = np.asarray(sparse.index, order="C")
+    tensors[f"{prefix}.values"] = np.asarray(sparse.values, order="C")
+    entries, dtype = len(sparse.values), sparse.index.dtype.name
+    return {"shape": _ints(sparse.shape), "num_entries": entries, "index_dtype": dtype}
+
+
+def _encode_head(head: Head, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    for name in MATRICES:
+        matrix = np.asarray(getattr(head, name), order="C")
+        tensors[f"{prefix}.{name}"] = matrix
+        described[name] = list(matrix.shape)
+    described["mask"] = None
+    if head.mask is not None:
+        described["mask"] = {}
+        for name in SEGMENTS:
+            segments = np.asarray(getattr(head.mask, name), order="C")
+            tensors[f"{prefix}.mask.{name}"] = segments
+            described["mask"][name] = {"dtype": segments.dtype.name, "shape": list(segments.shape)}
+    return described
+
+
+def _decode_program(structure: Any, take: Take) -> Program:
+    keys = ("dtype", "input_shapes", "output_shape", "layers", "memory")
+    fields = object_with(structure, "program", keys)
+    dtype = a_dtype(fields["dtype"], "program.dtype", FLOATS)
+    shapes = enumerate(a_list(fields["input_shapes"], "program.input_shapes"))
+    return Program(
+        layers=_decode_stream("layers", fields["layers"], dtype, take),
+        input_shapes=tuple(a_shape(shape, f"program.input_shapes[{i}]") for i, shape in shapes),
+        output_shape=a_shape(fields["output_shape"], "program.output_shape"),
+        memory=_decode_stream("memory", fields["memory"], dtype, take),
+    )
+
+
+def _decode_stream(stream: str, layers: Any, dtype: DType, take: Take) -> tuple[Layer, ...]:
+    described = enumerate(a_list(layers, f"program.{stream}"))
+    return tuple(_decode_layer(layer, f"{stream}.{i}", f"program.{stream}[{i}]", dtype, take) for i, layer in described)
+
+
+def _decode_layer(layer: Any, prefix: str, where: str, dtype: DType, take: Take) -> Layer:
+    own = {
+        "affine": ("weight", "constant"),
+        "attention": ("residual", "cross", "num_heads", "heads"),
+        "softmax": (),
+    }
+    kind = layer.get("kind") if isinstance(layer, dict) else None
+    if not isinstance(kind, str) or kind not in own:
+        raise FileError(f"{where}.kind is one of {', '.join(own)}; found {shown(kind)}")
+    fields = object_with(layer, where, ("kind", "name", "channels", *own[kind]))
+    name = a_text(fields["name"], f"{where}.name")
+    described = enumerate(a_list(fields["channels"], f"{where}.channels"))
+    channels = tuple(a_text(channel, f"{where}.channels[{i}]") for i, channel in described)
+    prefix = f"{prefix}.{name}"
+    if kind == "affine":
+        weight = _decode_sparse(fields["weight"], f"{prefix}.weight", f"{where}.weight", dtype, take)
+        constant = _decode_sparse(fields["constant"], f"{prefix}.constant", f"{where}.constant", dtype, take)
+        return Affine(name, weight, constant, channels)
+    if kind == "attention":
+        heads = a_list(fields["heads"], f"{where}.heads")
+        if a_size(fields["num_heads"], f"{where}.num_heads") != len(heads):
+            raise FileError(f"{where}.num_heads is {shown(fields['num_heads'])}, but {len(heads)} are described")
+        if not heads:
+            raise FileError(f"{where}.heads is empty: attention needs at least one head")
+        decoded = tuple(
+            _decode_head(head, f"{prefix}.head{h}", f"{where}.heads[{h}]", dtype, take) for h, head in enumerate(heads)
+        )
+        residual = a_flag(fields["residual"], f"{where}.residual")
+        return Attention(name, decoded, channels, residual, a_flag(fields["cross"], f"{where}.cross"))
+    return Softmax(name, channels)
+
+
+def _decode_sparse(sparse: Any, prefix: str, where: str, dtype: DType, take: Take) -> Sparse:
+    fields = object_with(sparse, where, ("shape", "num_entries", "index_dtype"))
+    shape = a_shape(fields["shape"], f"{where}.shape")
+    entries = a_size(fields["num_entries"], f"{where}.num_entries")
+    if entries > math.prod(shape):
+        raise FileError(f"{where}.num_entries is {entries}, but a tensor of shape {shape} has {math.prod(shape)}")
+    index_dtype = a_dtype(fields["index_dtype"], f"{where}.index_dtype", INTEGERS)
+    index = take(f"{prefix}.index", index_dtype, a_shape([entries, len(shape)], where, MAX_STORED))
+    return Sparse(shape, index, take(f"{prefix}.values", dtype, (entries,)))
+
+
+def _decode_head(head: Any, prefix: str, where: str, dtype: DType, take: Take) -> Head:
+    fields = object_with(head, where, (*MATRICES, "mask"))
+    shapes = {name: a_shape(fields[name], f"{where}.{name}", MAX_STORED) for name in MATRICES}
+    matrices = {name: take(f"{prefix}.{name}", dtype, shape) for name, shape in shapes.items()}
+    mask = None if fields["mask"] is None else _decode_mask(fields["mask"], f"{prefix}.mask", f"{where}.mask", take)
+    return Head(matrices["W_Q"], matrices["W_K"], matrices["W_V"], matrices["W_O"], mask)
+
+
+def _decode_mask(mask: Any, prefix: str, where: str, take: Take) -> Mask:
+    fields = object_with(mask, where, SEGMENTS)
+    segments = []
+    for name in SEGMENTS:
+        place = f"{where}.{name}"
+        one = object_with(fields[name], place, ("dtype", "shape"))
+        segments_dtype = a_dtype(one["dtype"], f"{place}.dtype", INTEGERS)
+        shape = a_shape(one["shape"], f"{place}.shape", MAX_STORED)
+        if len(shape) != 1:
+            raise FileError(f"{place}.shape has one axis; found {shape}")
+        segments.append(take(f"{prefix}.{name}", segments_dtype, shape))
+    return Mask(*segments)

@@ -1,0 +1,321 @@
+"""Saved networks: what is loaded is what was saved, or FileError says why not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from attnc.errors import FileError, ProgramError
+from attnc.exports.directory import FORMAT, load_network, save_network
+from attnc.exports.safe_files import pack_tensors, read_tensors
+from attnc.exports.tensors import encode
+from attnc.ir.layers import Affine, Softmax
+from attnc.ir.program import Program
+from attnc.ir.sparse import Sparse
+from strategies.programs import programs, random_inputs
+
+CONFIG: dict[str, Any] = {"variables": ["x", "β"], "expression": "sin(x)", "eps": 1e-6, "none": None}
+CERTIFICATES: dict[str, dict[str, Any]] = {
+    "certificate.json": {"format": "attnc.certificate/1", "weights_sha256": None, "bound": 1e-7, "leaves": [[0, 1]]},
+    "certificate.float32.json": {"bound": 1e-3},
+}
+
+
+def line(slope: float) -> Program:
+    weight = Sparse((1, 1, 1, 1), np.zeros((1, 4), np.int32), np.array([slope]))
+    return Program((Affine("line", weight, Sparse.zeros((1, 1), np.float64), ("y",)),), ((1,),), (1,))
+
+
+def save(path: Path, slope: float = 2.0) -> str:
+    return save_network(path, line(slope), CONFIG, CERTIFICATES, "# A line\n")
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def assert_same_bits(first: Program, second: Program) -> None:
+    assert encode(first)[0] == encode(second)[0]
+    assert pack_tensors(encode(first)[1]) == pack_tensors(encode(second)[1])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(programs(wild=True))
+def test_what_was_saved_is_loaded(tmp_path: Path, program: Program) -> None:
+    digest = save_network(tmp_path / "net", program, CONFIG, CERTIFICATES, "card")
+    loaded, config, certificates = load_network(tmp_path / "net")
+    assert_same_bits(loaded, program)
+    assert config == CONFIG
+    assert certificates == {name: {**value, "weights_sha256": digest} for name, value in CERTIFICATES.items()}
+    before = {path.name: path.read_bytes() for path in (tmp_path / "net").iterdir()}
+    save_network(tmp_path / "net", loaded, config, certificates, "card")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "net").iterdir()} == before
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(programs())
+def test_loaded_networks_compute_the_same(tmp_path: Path, program: Program) -> None:
+    save_network(tmp_path / "net", program, {}, {}, "")
+    inputs = random_inputs(program, batch=4)
+    np.testing.assert_array_equal(load_network(tmp_path / "net")[0](*inputs), program(*inputs))
+
+
+def test_the_files(tmp_path: Path) -> None:
+    digest = save(tmp_path / "net")
+    names = ["README.md", "certificate.float32.json", "certificate.json", "config.json", "model.safetensors"]
+    assert sorted(os.listdir(tmp_path / "net")) == names
+    assert hashlib.sha256((tmp_path / "net" / "model.safetensors").read_bytes()).hexdigest() == digest
+    config = json.loads((tmp_path / "net" / "config.json").read_text())
+    assert config["format"] == FORMAT == "attnc.network/1"
+    assert config["program"]["layers"][0]["name"] == "line"
+    assert (tmp_path / "net" / "config.json").read_text().startswith('{\n  "format"')
+    certificate = json.loads((tmp_path / "net" / "certificate.json").read_text())
+    assert list(certificate) == ["format", "weights_sha256", "bound", "leaves"]
+    assert certificate["weights_sha256"] == digest
+    assert (tmp_path / "net" / "README.md").read_text() == "# A line\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "certificates", "card"),
+    [
+        ({"eps": float("nan")}, {}, ""),
+        ({"eps": float("inf")}, {}, ""),
+        ({"eps": np.float32(1)}, {}, ""),
+        ({"format": "mine"}, {}, ""),
+        ({"program": {}}, {}, ""),
+        ({1: "a", "1": "b"}, {}, ""),
+        ({"name": "\ud800"}, {}, ""),
+        ({}, {"certificate.json": {"bound": float("nan")}}, ""),
+        ({}, {"certificate.json": {"bound": {1, 2}}}, ""),
+        ({}, {"config.json": {}}, ""),
+        ({}, {"../certificate.json": {}}, ""),
+        ({}, {"proof.json": {}}, ""),
+        ({}, {}, "\ud800"),
+    ],
+)
+def test_what_cannot_be_read_back_is_not_written(tmp_path: Path, config: Any, certificates: Any, card: str) -> None:
+    with pytest.raises(FileError):
+        save_network(tmp_path / "net", line(1.0), config, certificates, card)
+    assert not os.listdir(tmp_path)
+
+
+def test_deep_configurations_are_not_written(tmp_path: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    with pytest.raises(FileError):
+        save_network(tmp_path / "net", line(1.0), deep, {}, "")
+
+
+def test_illegal_programs_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError):
+        save_network(tmp_path / "net", Program((Softmax("s", ("a", "b")),), ((1,),), (1,)), {}, {}, "")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_failed_save_leaves_the_old_network_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "net", 2.0)
+    rename = os.rename
+
+    def fail(source: str, target: str) -> None:
+        if target.endswith("net"):
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(FileError, match="No space left"):
+        save(tmp_path / "net", 3.0)
+    assert os.listdir(tmp_path) == ["net"]
+    assert_same_bits(load_network(tmp_path / "net")[0], line(2.0))
+
+
+def test_a_second_save_removes_what_belongs_to_the_first(tmp_path: Path) -> None:
+    save(tmp_path / "net")
+    save_network(tmp_path / "net", line(3.0), {}, {"certificate.json": {}}, "")
+    assert "certificate.float32.json" not in os.listdir(tmp_path / "net")
+    assert list(load_network(f"{tmp_path}/net/")[2]) == ["certificate.json"]
+
+
+def test_paths_that_are_no_network(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    complaints = {"absent": "does not exist", "file": "is not a folder", "dangling": "is not a folder", "nul\0": "not"}
+    for name, complaint in {**complaints, "empty": "config.json' is missing"}.items():
+        with pytest.raises(FileError, match=complaint):
+            load_network(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "certificate.json", "certificate.float32.json"])
+def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "net")
+    path = tmp_path / "net" / name
+    whole = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], b"\xff" + whole[1:], b"[]", b"[" * 100_000, whole + b"\0"):
+        path.write_bytes(damaged)
+        with pytest.raises(FileError, match=name):
+            load_network(tmp_path / "net")
+    path.unlink()
+    with pytest.raises(FileError, match=f"{name}' is missing"):
+        load_network(tmp_path / "net")
+    path.symlink_to("/dev/zero")
+    with pytest.raises(FileError, match="not a regular file"):
+        load_network(tmp_path / "net")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FileError, match="not a regular file"):
+        load_network(tmp_path / "net")
+
+
+def test_the_card_is_for_people_only(tmp_path: Path) -> None:
+    save(tmp_path / "net")
+    (tmp_path / "net" / "README.md").unlink()
+    load_network(tmp_path / "net")
+
+
+def test_links_to_the_files_are_followed(tmp_path: Path) -> None:
+    """As in the cache of the Hugging Face hub."""
+    save(tmp_path / "blobs")
+    (tmp_path / "net").mkdir()
+    for name in os.listdir(tmp_path / "blobs"):
+        (tmp_path / "net" / name).symlink_to(f"../blobs/{name}")
+    assert_same_bits(load_network(tmp_path / "net")[0], line(2.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"format": "attnc.network/2"}, "is 'attnc.network/2', and this version of attnc reads 'attnc.network/1'"),
+        ({"format": "attnc.network/1.0"}, "this version of attnc reads"),
+        ({"format": "bert"}, "does not say that it is a network"),
+        ({"format": None}, "does not say that it is a network"),
+        ({"format": 1}, "does not say that it is a network"),
+        ({"program": None}, "does not describe a program"),
+        ({"certificates": None}, "list its certificates"),
+        ({"certificates": ["../../secret"]}, "list its certificates"),
+        ({"certificates": [["certificate.json"]]}, "list its certificates"),
+        ({"certificates": ["certificate.json", "certificate.float16.json"]}, "certificate.float16.json' is missing"),
+    ],
+)
+def test_configurations_that_are_not_read(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    save(tmp_path / "net")
+    rewrite(tmp_path / "net" / "config.json", **changes)
+    with pytest.raises(FileError, match=complaint):
+        load_network(tmp_path / "net")
+
+
+@pytest.mark.parametrize("key", ["format", "program", "certificates"])
+def test_configurations_without_a_needed_key(tmp_path: Path, key: str) -> None:
+    save(tmp_path / "net")
+    path = tmp_path / "net" / "config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != key}))
+    with pytest.raises(FileError):
+        load_network(tmp_path / "net")
+
+
+@pytest.mark.parametrize("name", ["certificate.json", "certificate.float32.json", "model.safetensors"])
+def test_files_of_another_network_are_refused(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "net", 2.0)
+    save(tmp_path / "other", 3.0)
+    shutil.copy(tmp_path / "other" / name, tmp_path / "net" / name)
+    with pytest.raises(FileError, match="the certificate belongs to other weights"):
+        load_network(tmp_path / "net")
+
+
+def test_a_certificate_that_was_added_must_fit_too(tmp_path: Path) -> None:
+    save(tmp_path / "net")
+    shutil.copy(tmp_path / "net" / "certificate.json", tmp_path / "net" / "certificate.float16.json")
+    assert len(load_network(tmp_path / "net")[2]) == 3
+    for digest in ("0" * 64, None, 3, ["x" * 10_000]):
+        rewrite(tmp_path / "net" / "certificate.float16.json", weights_sha256=digest)
+        with pytest.raises(FileError, match="belongs to other weights"):
+            load_network(tmp_path / "net")
+
+
+def test_swapped_files_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "net")
+    names = ["config.json", "model.safetensors", "certificate.json"]
+    for first in names:
+        for second in names:
+            shutil.rmtree(tmp_path / "net")
+            save(tmp_path / "net")
+            shutil.copy(tmp_path / "net" / first, tmp_path / "kept")
+            os.replace(tmp_path / "net" / second, tmp_path / "net" / first)
+            os.replace(tmp_path / "kept", tmp_path / "net" / second)
+            if first != second:
+                with pytest.raises(FileError):
+                    load_network(tmp_path / "net")
+
+
+def damaged_tensors(path: Path, **changes: np.ndarray | None) -> None:
+    """Rewrites the weights, and the certificates to fit: whoever can do the one can do the other."""
+    tensors: dict[str, Any] = {**read_tensors(path / "model.safetensors"), **changes}
+    packed = pack_tensors({name: tensor for name, tensor in tensors.items() if tensor is not None})
+    (path / "model.safetensors").write_bytes(packed)
+    for name in CERTIFICATES:
+        rewrite(path / name, weights_sha256=hashlib.sha256(packed).hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"layers.0.line.weight.index": np.array([[0, 0, 0, 1]], np.int32)}, "index outside its shape"),
+        ({"layers.0.line.weight.index": np.array([[0, 0, -1, 0]], np.int32)}, "index outside its shape"),
+        ({"layers.0.line.weight.index": np.array([[0, 0, 0, 0]], np.int64)}, "expected int32"),
+        ({"layers.0.line.weight.values": np.array([np.nan])}, "not finite"),
+        ({"layers.0.line.weight.values": np.array([1], np.float32)}, "expected float64"),
+        ({"layers.0.line.weight.values": np.array([1.0, 2.0])}, "expected float64 of shape"),
+        ({"layers.0.line.weight.values": None}, "is missing"),
+        ({"layers.0.line.bias": np.zeros(1)}, "not expected"),
+    ],
+)
+def test_damaged_weights_are_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+    save(tmp_path / "net")
+    damaged_tensors(tmp_path / "net", **changes)
+    with pytest.raises(FileError, match=complaint):
+        load_network(tmp_path / "net")
+
+
+def test_sizes_that_are_promised_are_not_allocated(tmp_path: Path) -> None:
+    save(tmp_path / "net")
+    config = json.loads((tmp_path / "net" / "config.json").read_text())
+    weight = config["program"]["layers"][0]["weight"]
+    weight.update(shape=[2**15, 2**15, 2**15, 1], num_entries=2**45)
+    rewrite(tmp_path / "net" / "config.json", **config)
+    with pytest.raises(FileError, match="expected int32 of shape"):
+        load_network(tmp_path / "net")
+
+
+def test_max_bytes(tmp_path: Path) -> None:
+    save(tmp_path / "net")
+    load_network(tmp_path / "net", max_bytes=24)
+    with pytest.raises(FileError, match="24 bytes of tensors, more than max_bytes = 23"):
+        load_network(tmp_path / "net", max_bytes=23)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["config.json", "model.safetensors", "certificate.json"]), st.data())
+def test_any_flipped_byte_is_a_file_error_or_harmless(tmp_path: Path, name: str, data: st.DataObject) -> None:
+    save(tmp_path / "net")
+    path = tmp_path / "net" / name
+    whole = bytearray(path.read_bytes())
+    where = data.draw(st.integers(0, len(whole) - 1))
+    whole[where] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(bytes(whole))
+    try:
+        program, _, _ = load_network(tmp_path / "net")
+        assert name != "model.safetensors"  # their SHA-256 is in the certificates
+        np.testing.assert_array_equal(program(np.ones((1, 1))), [[2.0]])
+    except FileError:
+        pass
+    finally:
+        shutil.rmtree(tmp_path / "net")

@@ -1,0 +1,257 @@
+"""Damaged and hostile files: FileError, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from attnc.errors import FileError
+from attnc.exports import safe_files
+from attnc.exports.safe_files import pack_tensors, read_json, read_tensors
+
+TENSORS: dict[str, np.ndarray] = {
+    "a.values": np.array([-0.0, 5e-324, 1e308]),
+    "a.index": np.array([[0, 1], [2, 3], [4, 5]], np.int32),
+    "b": np.array([[1, 2]], np.float32),
+    "empty": np.zeros((0, 4), np.int64),
+    "β": np.arange(3),
+}
+EXPECTED = {name: (tensor.dtype, tensor.shape) for name, tensor in TENSORS.items()}
+
+
+def written(folder: Path, content: bytes, name: str = "file") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+def safetensors(header: Any, data: bytes = b"") -> bytes:
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(raw).to_bytes(8, "little") + raw + data
+
+
+def test_tensors_survive_bit_for_bit_and_the_library_agrees(tmp_path: Path) -> None:
+    path = written(tmp_path, pack_tensors(TENSORS))
+    read, library = read_tensors(path, EXPECTED, 10_000), load_file(path)
+    assert read.keys() == library.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
+        assert read[name].tobytes() == tensor.tobytes() == library[name].tobytes()
+        assert read[name].flags.writeable
+        assert read[name].flags.aligned
+
+
+def test_packing_does_not_depend_on_order_or_on_strides() -> None:
+    turned = dict(reversed(TENSORS.items()))
+    assert pack_tensors(turned) == pack_tensors(TENSORS)
+    matrix = np.arange(6.0).reshape(2, 3)
+    assert pack_tensors({"m": matrix.T}) == pack_tensors({"m": matrix.T.copy()})
+
+
+def test_no_tensors_at_all(tmp_path: Path) -> None:
+    assert read_tensors(written(tmp_path, pack_tensors({})), {}, 0) == {}
+
+
+def test_a_header_too_long_to_be_read_back_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_files, "MAX_HEADER_BYTES", 100)
+    with pytest.raises(FileError, match="header"):
+        pack_tensors(TENSORS)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    whole = pack_tensors(TENSORS)
+    for length in range(len(whole)):
+        with pytest.raises(FileError):
+            read_tensors(written(tmp_path, whole[:length]), None, 10_000)
+    with pytest.raises(FileError, match="the tensors need"):
+        read_tensors(written(tmp_path, whole + b"\0"), None, 10_000)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**24, 2**24 + 1, 2**63, 2**64 - 1])
+def test_lying_header_lengths_are_refused(tmp_path: Path, length: int) -> None:
+    whole = length.to_bytes(8, "little") + pack_tensors(TENSORS)[8:]
+    with pytest.raises(FileError):
+        read_tensors(written(tmp_path, whole), None, 10_000)
+
+
+def entry(dtype: Any = "F64", shape: Any = (1,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"a": NaN}',
+        b'{"\xff": 1}',
+        b'{"a":' * 100_000,
+        b"[" * 100_000,
+        {"a": 1},
+        {"a": {}},
+        {"a": {**entry(), "more": 1}},
+        {"a": entry(dtype="F16")},
+        {"a": entry(dtype="BOOL")},
+        {"a": entry(dtype=["F64"])},
+        {"a": entry(dtype=None)},
+        {"a": entry(shape=[-1])},
+        {"a": entry(shape=[1.0])},
+        {"a": entry(shape=[True])},
+        {"a": entry(shape="1")},
+        {"a": entry(shape=[2])},
+        {"a": entry(shape=[2**62])},
+        {"a": entry(shape=[2**80])},
+        {"a": entry(shape=[0, 2**62, 2**62], offsets=[0, 0])},
+        {"a": entry(shape=[1] * 65)},
+        {"a": entry(offsets=[0])},
+        {"a": entry(offsets=[8, 0])},
+        {"a": entry(offsets=[-8, 0])},
+        {"a": entry(offsets=[8, 16])},
+        {"a": entry(offsets=[0, 8.0])},
+        {"a": entry(offsets=[2**64, 2**64 + 8])},
+        {"a": entry(), "b": entry()},
+        {"a": entry(dtype="F32", offsets=[0, 4]), "b": entry(dtype="F32", offsets=[2, 6])},
+        {"a": entry(dtype="F32", offsets=[0, 4])},
+        b'{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}',
+    ],
+)
+def test_lying_headers_are_refused(tmp_path: Path, header: Any) -> None:
+    with pytest.raises(FileError):
+        read_tensors(written(tmp_path, safetensors(header, bytes(8))), None, 10_000)
+
+
+def test_tensors_other_than_expected_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, pack_tensors(TENSORS))
+    for name in TENSORS:
+        with pytest.raises(FileError, match="is not expected"):
+            read_tensors(path, {k: v for k, v in EXPECTED.items() if k != name}, 10_000)
+        for wrong in ((np.dtype(np.float32), (9,)), (np.dtype(np.int32), EXPECTED[name][1] + (1,))):
+            with pytest.raises(FileError, match="expected"):
+                read_tensors(path, {**EXPECTED, name: wrong}, 10_000)
+    with pytest.raises(FileError, match="'more' is missing"):
+        read_tensors(path, {**EXPECTED, "more": EXPECTED["b"]}, 10_000)
+
+
+def test_sizes_are_checked_before_anything_is_allocated(tmp_path: Path) -> None:
+    size = 2**32
+    path = written(tmp_path, safetensors({"a": entry("F64", [size // 8], [0, size])}))
+    os.truncate(path, path.stat().st_size + size)  # a sparse file: large, and free
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileError, match="max_bytes"):
+            read_tensors(path, None, size - 1)
+        with pytest.raises(FileError, match="expected"):
+            read_tensors(path, {"a": (np.dtype(np.float64), (1,))}, 2 * size)
+        with pytest.raises(FileError, match="bytes"):
+            read_json(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_shrinks_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, pack_tensors({"a": np.zeros(100)}))
+    check = safe_files._check_header
+
+    def shrink(*arguments: Any) -> Any:
+        os.truncate(path, 200)
+        return check(*arguments)
+
+    monkeypatch.setattr(safe_files, "_check_header", shrink)
+    with pytest.raises(FileError, match="shorter"):
+        read_tensors(path, None, 10_000)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_flipped_bytes_are_a_file_error_or_other_values(tmp_path: Path, data: st.DataObject) -> None:
+    whole = bytearray(pack_tensors(TENSORS))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        read = read_tensors(written(tmp_path, bytes(whole)), EXPECTED, 10_000)
+    except FileError:
+        return
+    assert {name: (tensor.dtype, tensor.shape) for name, tensor in read.items()} == EXPECTED
+
+
+def test_json_objects_are_read(tmp_path: Path) -> None:
+    value = {"β": [1, -0.5, None, True, {"deep": "\U0001d53d"}], "big": 2**100, "small": 1e-320}
+    for ascii_only in (True, False):
+        assert read_json(written(tmp_path, json.dumps(value, ensure_ascii=ascii_only).encode())) == value
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"null",
+        b"[1]",
+        b'"text"',
+        b"{",
+        b"{} {}",
+        b"{'a': 1}",
+        b'{"a": 1,}',
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": 1, "a": 1}',
+        b'{"a": {"b": [{"c": 1, "c": 2}]}}',
+        b'{"a": "\xff"}',
+        b'{"a": "\xed\xa0\x80"}',
+        b'{"a": "\\ud800"}',
+        b"\xef\xbb\xbf{}",
+        '{"a": 1}'.encode("utf-16"),
+        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a": ' * 100_000 + b"1" + b"}" * 100_000,
+        b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}",
+    ],
+)
+def test_bad_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(FileError):
+        read_json(written(tmp_path, content))
+
+
+def test_json_has_a_size_limit(tmp_path: Path) -> None:
+    path = written(tmp_path, b'{"a": 12345}')
+    assert read_json(path, max_bytes=12) == {"a": 12345}
+    with pytest.raises(FileError, match="12 bytes, more than the 11"):
+        read_json(path, max_bytes=11)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=50))
+def test_random_bytes_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = written(tmp_path, content)
+    for read in (read_json, read_tensors):
+        try:
+            value = read(path)
+        except FileError:
+            continue
+        assert isinstance(value, dict)
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    written(tmp_path, b"{}", "real")
+    (tmp_path / "link").symlink_to("real")
+    for name in ("pipe", "folder", "device", "loop", "dangling", "absent", "real/inside", "n" * 300, "nul\0", "\ud800"):
+        for read in (read_json, read_tensors):
+            with pytest.raises(FileError):
+                read(tmp_path / name)
+    assert read_json(tmp_path / "link") == {}

@@ -1,0 +1,275 @@
+"""Directories are written whole or not at all, and only saved networks are replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnc.errors import FileError
+from attnc.exports import whole_directory
+from attnc.exports.directory import FORMAT, is_saved_network, write_directory
+
+OLD = {"config.json": json.dumps({"format": FORMAT}).encode(), "model.safetensors": b"old", "README.md": b"old"}
+NEW = {"config.json": json.dumps({"format": FORMAT}).encode(), "model.safetensors": b"new", "certificate.json": b"{}"}
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Everything below, links as links."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        found[str(path.relative_to(folder))] = (
+            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+        )
+    return found
+
+
+def test_a_new_directory(tmp_path: Path) -> None:
+    write_directory(tmp_path / "net", NEW)
+    assert contents(tmp_path / "net") == NEW
+    assert os.listdir(tmp_path) == ["net"]
+
+
+def test_modes_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        write_directory(tmp_path / "net", NEW)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "net").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "net" / "config.json").stat().st_mode) == 0o644
+
+
+@pytest.mark.parametrize("name", ["net/", "net//", "./net", "sub/../net", "sub/./../net/"])
+def test_ways_to_spell_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    write_directory(name, OLD)
+    assert contents(tmp_path / "net") == OLD
+    write_directory(name, NEW)
+    assert contents(tmp_path / "net") == NEW
+    assert sorted(os.listdir(tmp_path)) == ["net", "sub"]
+
+
+def test_a_saved_network_is_replaced_whole(tmp_path: Path) -> None:
+    write_directory(tmp_path / "net", OLD)
+    write_directory(tmp_path / "net", NEW)
+    assert contents(tmp_path / "net") == NEW
+    assert os.listdir(tmp_path) == ["net"]
+
+
+def test_a_link_to_a_saved_network_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    write_directory(tmp_path / "deep" / "real", OLD)
+    (tmp_path / "net").symlink_to("deep/real")
+    write_directory(f"{tmp_path}/net/", NEW)
+    assert contents(tmp_path) == {
+        "deep": None,
+        "deep/real": None,
+        "net": "deep/real",
+        **{f"deep/real/{name}": content for name, content in NEW.items()},
+    }
+
+
+def make_file(path: Path) -> None:
+    path.write_bytes(b"precious")
+
+
+def make_link_to_file(path: Path) -> None:
+    make_file(path.with_name("other"))
+    path.symlink_to("other")
+
+
+def make_dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def make_foreign_folder(path: Path) -> None:
+    path.mkdir()
+    make_file(path / "thesis.tex")
+
+
+def make_link_to_foreign_folder(path: Path) -> None:
+    make_foreign_folder(path.with_name("other"))
+    path.symlink_to("other")
+
+
+def make_other_config(path: Path) -> None:
+    path.mkdir()
+    (path / "config.json").write_text('{"format": "pt", "model_type": "bert"}')
+
+
+def make_broken_config(path: Path) -> None:
+    path.mkdir()
+    (path / "config.json").write_text('{"format": "attnc.network/1"')
+
+
+def make_listed_format(path: Path) -> None:
+    path.mkdir()
+    (path / "config.json").write_text('{"format": ["attnc.network/1"]}')
+
+
+def make_network_with_notes(path: Path) -> None:
+    write_directory(path, OLD)
+    make_file(path / "notes.txt")
+
+
+def make_network_with_folder(path: Path) -> None:
+    write_directory(path, OLD)
+    (path / "certificate.more.json").mkdir()
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (make_file, "a file, not a folder"),
+        (make_link_to_file, "a file, not a folder"),
+        (make_dangling_link, "leads nowhere"),
+        (make_loop, "leads nowhere"),
+        (Path.mkdir, "an empty folder"),
+        (make_foreign_folder, "not a saved network"),
+        (make_link_to_foreign_folder, "not a saved network"),
+        (make_other_config, "not a saved network"),
+        (make_broken_config, "not a saved network"),
+        (make_listed_format, "not a saved network"),
+        (make_network_with_notes, "'notes.txt'"),
+        (make_network_with_folder, "'certificate.more.json'"),
+        (make_pipe, "neither a file nor a folder"),
+    ],
+)
+@pytest.mark.parametrize("ending", ["", "/"])
+def test_anything_else_is_refused_and_untouched(
+    tmp_path: Path, make: Callable[[Path], None], found: str, ending: str
+) -> None:
+    make(tmp_path / "net")
+    before = contents(tmp_path)
+    with pytest.raises(FileError, match=found) as caught:
+        write_directory(f"{tmp_path}/net{ending}", NEW)
+    assert "Choose another name" in str(caught.value)
+    assert contents(tmp_path) == before
+
+
+def test_only_the_last_folder_is_created(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=r"the folder .*/missing' does not exist"):
+        write_directory(tmp_path / "missing" / "net", NEW)
+    make_file(tmp_path / "file")
+    with pytest.raises(FileError, match="is not a folder"):
+        write_directory(tmp_path / "file" / "net", NEW)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("path", ["", "/", ".", "..", "n" * 300, "nul\0", "\ud800", "/proc/net-of-attnc"])
+def test_impossible_paths_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(FileError):
+        write_directory(path, NEW)
+    assert contents(tmp_path) == {"here": None}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", "a\\b", "a\0"])
+def test_files_have_plain_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileError, match="plain name"):
+        write_directory(tmp_path / "net", {**NEW, name: b""})
+    assert not os.listdir(tmp_path)
+
+
+class Calls:
+    """Stands in for a function: the call of this number fails, before it does anything."""
+
+    def __init__(self, function: Callable[..., Any], fails_at: int, error: BaseException) -> None:
+        self.function, self.fails_at, self.error, self.count = function, fails_at, error, 0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        self.count += 1
+        if self.count == self.fails_at:
+            raise self.error
+        return self.function(*arguments, **options)
+
+
+ERRORS = [OSError(28, "No space left on device"), PermissionError(13, "Permission denied"), KeyboardInterrupt()]
+STEPS = [(os, "mkdir", 1), (os, "rename", 2), (os, "fsync", 4), (whole_directory, "_write_file", 3)]
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(("owner", "name", "num_calls"), STEPS)
+def test_a_crash_midway_changes_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    num_calls: int,
+    is_new: bool,
+    error: BaseException,
+) -> None:
+    if not is_new:
+        write_directory(tmp_path / "net", OLD)
+    before = contents(tmp_path)
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else FileError
+    for fails_at in range(1, num_calls + 1):
+        never_happens = is_new and name == "rename" and fails_at == 2
+        is_folder = name == "fsync" and fails_at == 4  # folders are flushed only where the file system can
+        if never_happens or (is_folder and expected is FileError):
+            continue
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, Calls(getattr(owner, name), fails_at, error))
+            with pytest.raises(expected):
+                write_directory(tmp_path / "net", NEW)
+        assert contents(tmp_path) == before
+    write_directory(tmp_path / "net", NEW)
+    assert contents(tmp_path / "net") == NEW
+
+
+def test_folders_that_cannot_be_flushed_are_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "open", Calls(os.open, 1, OSError(22, "Invalid argument")))
+    write_directory(tmp_path / "net", NEW)
+    assert contents(tmp_path / "net") == NEW
+
+
+def test_an_old_network_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_directory(tmp_path / "net", OLD)
+    monkeypatch.setattr(os, "rename", Calls(os.rename, 2, OSError(5, "Input/output error")))
+    monkeypatch.setattr(os, "replace", Calls(os.replace, 1, OSError(5, "Input/output error")))
+    with pytest.raises(FileError, match="The former content is now in") as caught:
+        write_directory(tmp_path / "net", NEW)
+    (left,) = os.listdir(tmp_path)
+    assert left in str(caught.value)
+    assert contents(tmp_path / left) == OLD
+
+
+def test_an_old_network_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_directory(tmp_path / "net", OLD)
+    monkeypatch.setattr(shutil, "rmtree", Calls(shutil.rmtree, 2, OSError(5, "Input/output error")))
+    with pytest.raises(FileError, match="was saved, but"):
+        write_directory(tmp_path / "net", NEW)
+    assert contents(tmp_path / "net") == NEW
+
+
+def test_what_is_a_saved_network(tmp_path: Path) -> None:
+    write_directory(tmp_path / "net", OLD)
+    assert is_saved_network(tmp_path / "net")
+    assert is_saved_network(f"{tmp_path}/net/")
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "config.json").write_text('{"format": "attnc.network/99"}')
+    assert is_saved_network(tmp_path / "later")
+    assert not is_saved_network(tmp_path)
+    assert not is_saved_network(tmp_path / "absent")
+    assert not is_saved_network(tmp_path / "net" / "config.json")
+    assert not is_saved_network("nul\0")
