@@ -1,0 +1,72 @@
+"""One head, one layer: a max-affine partition of the box, with a value per cell (arXiv 2504.19901, Theorem 4.1)."""
+
+from __future__ import annotations
+
+import math
+
+from attnc.constructions.built import Built, Progress, require
+from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Partition, Request, make_partition
+from attnc.constructions.partition_weights import PartitionWeights
+from attnc.errors import InputError
+from attnc.ir.building import AffineBuilder
+from attnc.ir.program import Program
+from attnc.ir.spec import check
+from attnc.targets.target import Target
+
+
+def max_affine(
+    target: Target,
+    *,
+    eps: float | None = None,
+    points_per_axis: int | tuple[int, ...] | None = None,
+    beta: float | None = None,
+    margin: float = 40.0,
+    norm: float = math.inf,
+    dtype: str = "float64",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """One self-attention head selects the nearest of G centres and returns the target's value there.
+
+    Theorem.  In coordinates y = scale·x + offset in which cells have width 1, with centres L_j and ρ = ½ + η:
+              |out − f| ≤ max_j sup{|f(x) − f(v_j)| : |y − L_j|_∞ ≤ ρ} + leak(β, η)·osc + rounding, for every η > 0.
+              For norm = p the first term is an L_p norm, the values are averages over cells, and f may jump.
+    Weights.  Token (j, i) of n·G carries L_j, −|L_j|², the position e_i and the value; the first n also carry y, 1 and
+              their own position: score = β(2L_j·y − |L_j|²) + M·[same position], so weights ∝ exp(−β|y − L_j|²).
+              `partition.Positions` undoes the leak between positions exactly, for every M > 0 (M is `margin`).
+    Proof.    See `partition.Partition`.
+    """
+    if len(target.input_shapes) > 1:
+        raise InputError("max_affine takes one input; for f(X, Y) use construction='max_affine_cross'")
+    request = Request(eps, points_per_axis, beta, margin, norm, dtype, max_anchors, max_bytes, progress)
+
+    def rebuild(counts: tuple[int, ...]) -> Built:
+        return max_affine(
+            target,
+            points_per_axis=counts,
+            beta=beta,
+            margin=margin,
+            norm=norm,
+            dtype=dtype,
+            max_anchors=max_anchors,
+            max_bytes=max_bytes,
+        )
+
+    partition = make_partition(target, request, rebuild)
+    program = _program(partition)
+    built = Built(program, "max_affine", partition.bound, partition.variation.cell, partition.parameters)
+    return require(built, eps, target)
+
+
+def _program(partition: Partition) -> Program:
+    weights = PartitionWeights(partition)
+    embed = AffineBuilder(
+        weights.tokens_in, weights.inputs, weights.num_keys, weights.query_channels + weights.key_channels
+    )
+    weights.place_queries(embed)
+    weights.place_keys(embed)
+    select = weights.attention(embed.channels_out, embed.channels_out)
+    read = weights.read(weights.num_keys)
+    layers = (embed.build("embed", weights.dtype), select, read)
+    return check(Program(layers, partition.target.input_shapes, partition.target.output_shape))

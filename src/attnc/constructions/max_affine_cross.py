@@ -1,0 +1,68 @@
+"""Cross-attention to a max-affine partition: of f(X) in a constant memory, or of f(X, Y) (arXiv 2504.19901)."""
+
+from __future__ import annotations
+
+import math
+
+from attnc.constructions.built import Built, Progress, require
+from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Partition, Request, make_partition
+from attnc.constructions.partition_weights import PartitionWeights
+from attnc.ir.building import AffineBuilder
+from attnc.ir.program import Program, token_shape
+from attnc.ir.spec import check
+from attnc.targets.target import Target
+
+
+def max_affine_cross(
+    target: Target,
+    *,
+    eps: float | None = None,
+    points_per_axis: int | tuple[int, ...] | None = None,
+    beta: float | None = None,
+    margin: float = 40.0,
+    norm: float = math.inf,
+    dtype: str = "float64",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """One cross-attention head selects a cell: queries from X, keys and values from a memory.
+
+    Theorem.  The bound of `max_affine`, for f(X) with a constant memory and for f(X, Y) with one made from Y.
+    Weights.  Query i of X carries y, 1 and its position. Key (j, i) of the memory carries L_j on the axes of X, and as
+              bias −|L_j|² + 2L_j·y over the axes of Y, which is affine in Y. So the score is β(2L_j·y − |L_j|²) over
+              all axes, plus M at the same position.
+    Proof.    The scores are those of `max_affine`, and so is the rest.
+    """
+    request = Request(eps, points_per_axis, beta, margin, norm, dtype, max_anchors, max_bytes, progress)
+
+    def rebuild(counts: tuple[int, ...]) -> Built:
+        return max_affine_cross(
+            target,
+            points_per_axis=counts,
+            beta=beta,
+            margin=margin,
+            norm=norm,
+            dtype=dtype,
+            max_anchors=max_anchors,
+            max_bytes=max_bytes,
+        )
+
+    partition = make_partition(target, request, rebuild)
+    built = Built(
+        _program(partition), "max_affine_cross", partition.bound, partition.variation.cell, partition.parameters
+    )
+    return require(built, eps, target)
+
+
+def _program(partition: Partition) -> Program:
+    target, weights = partition.target, PartitionWeights(partition)
+    ask = AffineBuilder(weights.tokens_in, weights.inputs, weights.n, weights.query_channels)
+    weights.place_queries(ask)
+    tokens, width = token_shape(target.input_shapes[1]) if len(target.input_shapes) > 1 else (0, 0)
+    remember = AffineBuilder(tokens, [f"in.{c}" for c in range(width)], weights.num_keys, weights.key_channels)
+    weights.place_keys(remember)
+    select = weights.attention(ask.channels_out, remember.channels_out, cross=True)
+    layers = (ask.build("ask", weights.dtype), select, weights.read(weights.n))
+    memory = (remember.build("remember", weights.dtype),)
+    return check(Program(layers, target.input_shapes, target.output_shape, memory))
