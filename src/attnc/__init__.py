@@ -1,1 +1,34 @@
-"""Softmax attention, compiled from mathematics."""
+"""attnc compiles mathematics into softmax attention, and proves how far off the result can be."""
+
+from attnc import constructions
+from attnc.certificates.certificate import Certificate
+from attnc.compiling import compile
+from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
+from attnc.ir import Affine, Attention, Program, Softmax
+from attnc.network import Network, load
+from attnc.targets.function_target import SequenceTarget
+from attnc.targets.linear import ReLUNetwork, TruncatedLinear
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Affine",
+    "Attention",
+    "AttncError",
+    "BoundNotMet",
+    "Certificate",
+    "DomainError",
+    "ExpressionError",
+    "FileError",
+    "InputError",
+    "Network",
+    "Program",
+    "ProgramError",
+    "ReLUNetwork",
+    "SequenceTarget",
+    "Softmax",
+    "TruncatedLinear",
+    "compile",
+    "constructions",
+    "load",
+]

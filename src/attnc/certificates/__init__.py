@@ -1,0 +1,1 @@
+"""What is claimed of a program, and what supports the claim."""

@@ -1,0 +1,68 @@
+"""A certificate: sup |f − network| ≤ bound, for these weights, on this box, in this arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnc.errors import FileError
+from attnc.numerics.bound import Term
+
+FORMAT = "attnc.certificate/1"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """`bound` is what was proved (None: nothing was); `observed` is the largest error seen at samples. Never mixed."""
+
+    bound: float | None
+    observed: float | None
+    terms: tuple[Term, ...]
+    assumptions: tuple[str, ...]
+    dtype: str
+    method: str
+    norm: str = "inf"
+    leaves: tuple[Any, ...] = ()
+
+    def to_json(self, expression: str | None, box: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+        """All but the hash of the weights, which the writer of the files adds."""
+        return {
+            "format": FORMAT,
+            "expression": expression,
+            "box": {name: list(ends) for name, ends in box.items()},
+            "dtype": self.dtype,
+            "norm": self.norm,
+            "bound": self.bound,
+            "observed": self.observed,
+            "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in self.terms],
+            "assumptions": list(self.assumptions),
+            "method": self.method,
+            "leaves": list(self.leaves),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Certificate:
+        try:
+            if data["format"] != FORMAT:
+                raise FileError(f"certificate: format {data['format']!r} is not the one read here, {FORMAT!r}")
+            return cls(
+                bound=_number(data["bound"]),
+                observed=_number(data["observed"]),
+                terms=tuple(Term(str(t["name"]), float(t["value"]), str(t["reason"])) for t in data["terms"]),
+                assumptions=tuple(str(sentence) for sentence in data["assumptions"]),
+                dtype=str(data["dtype"]),
+                method=str(data["method"]),
+                norm=str(data["norm"]),
+                leaves=tuple(data["leaves"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FileError(f"certificate: {type(error).__name__}: {error}") from None
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"expected a number or null, found {value!r}")
+    return float(value)

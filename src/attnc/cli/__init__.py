@@ -1,0 +1,70 @@
+"""The command line: `attnc`. Each command is a thin layer over the public API."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from attnc.cli.commands import app
+from attnc.cli.output import print_json
+from attnc.errors import AttncError, BoundNotMet, ExpressionError, InputError
+
+DONE, NOT_MET, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
+"""The last two are the shell's: 128 and the number of the signal."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """The entry point. Errors of the user's making end in a message and an exit code, never in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # no terminal's encoding can make a message fail
+    code = _run(list(sys.argv[1:] if argv is None else argv))
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = CLOSED_PIPE
+    if code == CLOSED_PIPE:  # what is left in the buffer goes nowhere, instead of failing once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    as_json = "--json" in arguments
+    try:
+        app(args=arguments, prog_name="attnc")
+    except AttncError as error:
+        _report(error, as_json)
+        return NOT_MET if isinstance(error, BoundNotMet) else BAD_INPUT
+    except MemoryError:
+        _report(InputError("not enough memory. Choose a larger eps, or smaller max_anchors and max_bytes."), as_json)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return CLOSED_PIPE
+    except SystemExit as ending:
+        # typer and rich end the program by themselves, and leave the exception that says why.
+        if isinstance(ending.__context__, BrokenPipeError):
+            return CLOSED_PIPE
+        message = getattr(ending.__context__, "format_message", None)
+        if as_json and ending.code == BAD_INPUT and message is not None:
+            print_json({"error": {"type": "UsageError", "message": message()}})
+        return ending.code if isinstance(ending.code, int) else DONE
+    return DONE
+
+
+def _report(error: AttncError, as_json: bool) -> None:
+    from attnc.model_card import printable
+
+    print(f"error: {printable(str(error))}", file=sys.stderr)
+    if not as_json:
+        return
+    found: dict[str, Any] = {"type": type(error).__name__, "message": str(error)}
+    if isinstance(error, BoundNotMet):
+        found |= {"eps": error.eps, "bound": error.bound, "worst_box": error.worst_box}
+    if isinstance(error, ExpressionError):
+        found |= {"position": error.position}
+    print_json({"error": found})

@@ -1,0 +1,5 @@
+"""`python -m attnc.cli`."""
+
+from attnc.cli import main
+
+main()

@@ -1,0 +1,110 @@
+"""What people see: panels and tables on a terminal, JSON, and a bar while they wait."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from attnc.network import Network
+
+SHOW_PROGRESS_AFTER = 0.5
+"""Seconds."""
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(_plain(value), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity and no NaN: they become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def console() -> Console:
+    """In a pipe there is no width to fit; a hundred columns keep tables in shape."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100)
+
+
+def print_parts(*parts: RenderableType) -> None:
+    for part in parts:
+        console().print(part)
+
+
+def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
+    """The network in a few lines. The bound and the observed error are two figures, each with its kind."""
+    from rich import box
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    from attnc.model_card import ceiling, one_line, plural
+
+    program, certificate = network.program, network.certificate
+    parameters = ", ".join(f"{name} {value}" for name, value in network.parameters.items())
+    if certificate.bound is None:
+        bound = Text(f"none: nothing was proved ({one_line(certificate.method)})", "yellow")
+    else:
+        asked = "" if network.eps is None else f", eps {network.eps}"
+        kind = one_line(f"proven on the whole box in {certificate.dtype}, by {certificate.method}{asked}")
+        bound = Text.assemble((ceiling(certificate.bound), "bold green"), (f"  {kind}", "dim"))
+    observed = Text("not measured", "dim")
+    if certificate.observed is not None:
+        observed = Text.assemble((f"{certificate.observed:.3g}", "bold"), ("  largest at samples; no proof", "dim"))
+    layers = f"{plural(len(program.all_layers), 'layer')} ({program.num_attention_layers} attention)"
+    sizes = (plural(program.num_heads, "head"), plural(network.num_anchors, "anchor"))
+    rows: list[tuple[str, Text]] = [
+        ("function", Text(one_line(network.expression or "a Python function"), "bold")),
+        ("box", Text(one_line(str(network.box)))),
+        ("construction", Text(one_line(network.construction + (f" ({parameters})" if parameters else "")))),
+        ("network", Text(", ".join((layers, *sizes, plural(network.num_parameters, "parameter"))))),
+        ("arithmetic", Text(network.dtype)),
+        ("bound", bound),
+        ("observed", observed),
+        *((name, Text(one_line(value))) for name, value in more),
+    ]
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    return Panel(table, box=box.ROUNDED, border_style="dim", expand=False)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, float], None] | None]:
+    """A bar on the terminal for work that lasts; None in a pipe."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    import threading
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("compiling", total=None)
+    timer = threading.Timer(SHOW_PROGRESS_AFTER, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda what, fraction: bar.update(task, description=what, total=1.0, completed=fraction)
+    finally:
+        timer.cancel()
+        timer.join()
+        if bar.live.is_started:
+            bar.stop()

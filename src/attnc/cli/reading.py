@@ -1,0 +1,143 @@
+"""What people type, read: expressions that begin with a minus, boxes, points, numbers. Nothing is ever evaluated."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperCommand
+
+from attnc.errors import ExpressionError, FileError, InputError
+
+if TYPE_CHECKING:
+    from attnc.network import Network
+
+
+class ExpressionCommand(TyperCommand):
+    """A command whose argument is an expression, which may begin with a minus."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        takes_value = {name: not getattr(param, "is_flag", False) for param in options for name in param.opts}
+        return super().parse_args(ctx, shield_expression(args, takes_value))
+
+
+def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
+    """Moves an expression such as -x**2 to the end, behind `--`; what looks like a mistyped option stays an option.
+
+    `--word` is an option, and `-word` is one beside another argument, unless the box has a variable of that name.
+    """
+    dashed, num_plain, variables = list[int](), 0, set[str]()
+    i = 0
+    while i < len(args):
+        name, has_value, value = args[i].partition("=")
+        if args[i] == "--":
+            return list(args)
+        if name in takes_value:
+            if takes_value[name] and not has_value:
+                i += 1
+                value = args[i] if i < len(args) else ""
+            if name == "--box":
+                variables.add(value.partition("=")[0].strip())
+        elif len(args[i]) > 1 and args[i].startswith("-"):
+            dashed.append(i)
+        else:
+            num_plain += 1
+        i += 1
+
+    def is_expression(text: str) -> bool:
+        option = re.fullmatch(r"(--?)[A-Za-z][\w-]*(=.*)?", text, re.DOTALL)
+        if option is None or text.lstrip("-") in variables:
+            return True
+        return option[1] == "-" and not num_plain
+
+    expressions = [i for i in dashed if is_expression(args[i])]
+    if len(expressions) != 1:
+        return list(args)
+    at = expressions[0]
+    return [*args[:at], *args[at + 1 :], "--", args[at]]
+
+
+def command_line(expression: str, options: Sequence[tuple[str, Any]]) -> str:
+    """What to type to make the same network again."""
+    words = [word for name, value in options for word in (f"--{name.replace('_', '-')}", str(value))]
+    words = [*words, "--", expression] if expression.startswith("-") else [expression, *words]
+    return shlex.join(["attnc", "compile", *words])
+
+
+def read_box(given: Sequence[str]) -> dict[str, tuple[float, float]]:
+    ranges: dict[str, tuple[float, float]] = {}
+    if not given:
+        raise InputError("--box: state the range of every variable, e.g. --box x=-3:3")
+    for text in given:
+        option = f"--box {text}"
+        name, _, ends = (part.strip() for part in text.partition("="))
+        lo, colon, hi = ends.partition(":")
+        if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or not colon or ":" in hi:
+            raise InputError(f"{option}: expected NAME=LO:HI, e.g. --box x=-3:3")
+        if name in ranges:
+            raise InputError(f"{option}: {name} has a range already, {ranges[name][0]:g}:{ranges[name][1]:g}")
+        ranges[name] = start, stop = read_number(lo, option), read_number(hi, option)
+        if start >= stop:
+            kind = "reversed" if start > stop else "empty"
+            raise InputError(f"{option}: the range is {kind}; the first number must be below the second")
+    return ranges
+
+
+def read_number(text: str, where: str) -> float:
+    """A number, or a constant such as 2*pi, by the parser of expressions: nothing is ever evaluated by Python."""
+    import numpy as np
+
+    from attnc.targets.expression import Expression
+
+    wanted = "a number such as 0.5, 1e-3 or 2*pi"
+    text = text.strip()
+    if re.fullmatch(r"[+-]?(inf|infinity|nan)", text, re.IGNORECASE):
+        raise InputError(f"{where}: {text} is not finite; expected {wanted}")
+    try:
+        expression = Expression.parse(text)
+    except ExpressionError:
+        raise InputError(f"{where}: {text!r} is not {wanted}") from None
+    if expression.variables or expression.is_tuple:
+        raise InputError(f"{where}: {text!r} is not {wanted}")
+    with np.errstate(all="ignore"):
+        value = float(expression(np.zeros((1, 0)))[0, 0])
+    if not math.isfinite(value):
+        raise InputError(f"{where}: {text} is not finite; expected {wanted}")
+    return value
+
+
+def read_point(network: Network, assignments: Sequence[str]) -> dict[str, float]:
+    given: dict[str, float] = {}
+    known = ", ".join(network.variables)
+    for text in assignments:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise InputError(f"{text!r}: expected NAME=VALUE, e.g. {network.variables[0]}=0.5")
+        if name not in network.variables:
+            raise InputError(f"{text!r}: {name} is not a variable of this network (its variables: {known})")
+        if name in given:
+            raise InputError(f"{text!r}: {name} has a value already, {given[name]:g}")
+        given[name] = read_number(value, repr(text))
+    missing = [name for name in network.variables if name not in given]
+    if missing:
+        raise InputError(f"no value for {', '.join(missing)}: give {' '.join(f'{name}=…' for name in missing)}")
+    return given
+
+
+def check_writable(out: Path) -> None:
+    """What saving would refuse, found before the work and not after it."""
+    from attnc.exports.directory import why_not_writable
+
+    reason = why_not_writable(out)
+    if reason is not None:
+        raise FileError(f"--out: {reason}")
+
+
+def read_norm(text: str) -> float | str:
+    """ "inf", or a number for an L_p norm."""
+    return text if text == "inf" else read_number(text, f"--norm {text}")

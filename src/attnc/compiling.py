@@ -1,0 +1,176 @@
+"""The path from a function to a network, from top to bottom:
+
+source  →  target  →  construction (program and bound)  →  certificate  →  network
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc import constructions
+from attnc.certificates.certificate import Certificate
+from attnc.certificates.observed import observed_error
+from attnc.constructions.built import Built, Progress
+from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
+from attnc.errors import BoundNotMet, DomainError, InputError
+from attnc.network import Network
+from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.targets.box import Box, BoxLike
+from attnc.targets.expression import Expression
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.function_target import CallableTarget
+from attnc.targets.linear import ReLUNetwork, TruncatedLinear
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+CONSTRUCTIONS: dict[str, Callable[..., Built]] = {
+    "max_affine": constructions.max_affine,
+    "max_affine_cross": constructions.max_affine_cross,
+    "truncated_linear": constructions.truncated_linear,
+    "truncated_linear_heads": constructions.truncated_linear_heads,
+    "two_layer": constructions.two_layer,
+    "attention_softmax": constructions.attention_softmax,
+    "relu_network": constructions.relu_network,
+}
+
+
+def compile(  # the contract's name; inside this module nothing needs the builtin
+    source: str | Target | Callable[[np.ndarray], Any],
+    box: BoxLike | None = None,
+    eps: float = 1e-2,
+    *,
+    dtype: str = "float64",
+    construction: str = "auto",
+    lipschitz: float | None = None,
+    norm: float | str = "inf",
+    centres: str | None = None,
+    heads: int | None = None,
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+    command: str | None = None,
+) -> Network:
+    """A network of affine maps and softmax attention that is within eps of `source` everywhere on the box.
+
+    `source` is an expression, a Target, or a callable (batch, d) → (batch,) or (batch, k) with its Lipschitz constant.
+    With norm = p ≥ 1 the error is measured in L_p over the box, and the function may jump. `centres` ("grid",
+    "adaptive") and `heads` go to the constructions that know them.
+    Raises BoundNotMet when the bound cannot be brought to eps within max_anchors and max_bytes.
+    """
+    _check_request(eps, dtype, construction, max_anchors, max_bytes)
+    p = _exponent(norm)
+    target = as_target(source, box, lipschitz, p)
+    name = _default(target) if construction == "auto" else construction
+    options = {"norm": None if p == math.inf else p, "centres": centres, "heads": heads}
+    build = _with_options(name, {key: value for key, value in options.items() if value is not None})
+    try:
+        built = build(target, eps=eps, dtype=dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
+    except BoundNotMet as refusal:
+        raise refusal.with_network(lambda found: _certify(found, target, p, eps, command, progress)) from None
+    return _certify(built, target, p, eps, command, progress)
+
+
+def _with_options(name: str, options: dict[str, Any]) -> Callable[..., Built]:
+    """The construction, with the options that it knows; others are refused by name."""
+    known = inspect.signature(CONSTRUCTIONS[name]).parameters
+    for option, value in options.items():
+        if option not in known:
+            able = [other for other, build in CONSTRUCTIONS.items() if option in inspect.signature(build).parameters]
+            raise InputError(f"{option}={value!r} is not an option of {name}; these take it: {', '.join(able)}")
+    return functools.partial(CONSTRUCTIONS[name], **options)
+
+
+def _exponent(norm: Any) -> float:
+    """p of the L_p norm; "inf" is the largest error."""
+    if norm == "inf":
+        return math.inf
+    if isinstance(norm, bool) or not isinstance(norm, int | float) or not norm >= 1:
+        raise InputError(f"norm must be 'inf' or a number p ≥ 1, found {norm!r}")
+    return float(norm)
+
+
+def as_target(source: Any, box: BoxLike | None = None, lipschitz: float | None = None, p: float = math.inf) -> Target:
+    """Text becomes an expression, code a callable; a Target knows its own box."""
+    if isinstance(source, Target):
+        if box is not None:
+            raise InputError("box: the target has a box of its own; leave this one out")
+        return source
+    if not isinstance(source, str) and not callable(source):
+        raise InputError(f"cannot compile a {type(source).__name__}: give an expression, a callable or a Target")
+    if box is None:
+        raise InputError("box: state the domain, e.g. box={'x': (-3, 3)}")
+    if not isinstance(source, str):
+        return CallableTarget(source, Box.parse(box), lipschitz)
+    if lipschitz is not None:
+        raise InputError("lipschitz: an expression's constants are derived, not given; leave it out")
+    expression = Expression.parse(source)
+    if not expression.variables:
+        raise InputError(f"{source!r} has no variables: it is a constant, and there is nothing to compile")
+    if expression.discontinuous and p == math.inf:
+        jumps = " and ".join(expression.discontinuous)
+        raise DomainError(
+            f"{source!r} uses {jumps}, which may jump: no continuous network is close to a jump everywhere. "
+            "Measure the error in an L_p norm instead: norm=2 (on the command line: --norm 2)."
+        )
+    return ExpressionTarget(expression, Box.parse(box, expression.variables))
+
+
+def _default(target: Target) -> str:
+    """What "auto" takes: a construction made for the kind of target, or the one that serves them all."""
+    if isinstance(target, TruncatedLinear):
+        return "truncated_linear"
+    if isinstance(target, ReLUNetwork):
+        return "relu_network"
+    return "max_affine" if len(target.input_shapes) == 1 else "max_affine_cross"
+
+
+def _check_request(eps: float, dtype: str, construction: str, max_anchors: int, max_bytes: int) -> None:
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not (math.isfinite(eps) and eps > 0):
+        raise InputError(f"eps must be a finite number > 0, found {eps!r}")
+    if dtype not in UNIT_ROUNDOFF:
+        raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {dtype!r}")
+    if construction != "auto" and construction not in CONSTRUCTIONS:
+        raise InputError(f"construction must be auto or one of {', '.join(CONSTRUCTIONS)}; found {construction!r}")
+    for name, limit in (("max_anchors", max_anchors), ("max_bytes", max_bytes)):
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InputError(f"{name} must be a whole number ≥ 1, found {limit!r}")
+
+
+def _certify(
+    built: Built, target: Target, p: float, eps: float, command: str | None, progress: Progress | None
+) -> Network:
+    """The construction's bound, and beside it the error that a dense sample shows."""
+    bound = built.bound
+    claim = Certificate(
+        bound=None if bound is None else bound.value,
+        observed=None,
+        terms=() if bound is None else bound.terms,
+        assumptions=target.assumptions,
+        dtype=str(built.program.dtype),
+        norm=f"{p:g}",
+        method="estimate" if bound is None else "theorem",
+    )
+    network = Network(
+        built.program,
+        claim,
+        target.box,
+        construction=built.construction,
+        expression=target.text,
+        eps=eps,
+        parameters=dict(built.parameters),
+        command=command,
+    )
+
+    def evaluate(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
+        report = None if progress is None else lambda fraction: progress("observing", fraction)
+        return network(*target.split(points), progress=report).reshape(len(points), -1)
+
+    return network.with_observed(observed_error(evaluate, target, network.num_anchors, p))

@@ -1,0 +1,110 @@
+"""The demonstration: one function at two accuracies, as a table and as pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnc.errors import FileError, InputError
+from attnc.model_card import ceiling, summary
+
+if TYPE_CHECKING:
+    from attnc.network import Network
+
+Progress = Callable[[str, float], None]
+
+EXPRESSION = "sin(x)+cos(y)"
+BOX = {"x": (-3.0, 3.0), "y": (-3.0, 3.0)}
+FIGURES = {0.3: "demo.png", 0.05: "demo-fine.png"}
+"""The accuracies, and the name of the picture of each."""
+
+
+def run_demo(
+    out_dir: Path, *, json_output: bool = False, progress: AbstractContextManager[Progress | None] | None = None
+) -> list[Path]:
+    """Compiles, writes the pictures into `out_dir`, which is created, prints a table; returns the pictures' paths.
+
+    `progress` is a bar that is shown during the work. Without matplotlib there is the table and a word on how to get
+    the pictures.
+    """
+    from attnc import compile as compile_network
+
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot write the demo to {str(out_dir)!r}: {error.strerror or error}") from None
+    with progress or nullcontext(None) as report:
+        networks = [compile_network(EXPRESSION, box=BOX, eps=eps, progress=report) for eps in FIGURES]
+        figures, missing = _draw(networks, out_dir, report)
+    if json_output:
+        rows = [summary(network) | {"name": f"eps={network.eps}"} for network in networks]
+        print(json.dumps({"networks": rows, "figures": [str(path) for path in figures]}, indent=2))
+    else:
+        _print_table(networks, figures, missing)
+    return figures
+
+
+def _draw(networks: list[Network], out_dir: Path, progress: Progress | None) -> tuple[list[Path], str | None]:
+    from attnc.plots import plot
+
+    figures = []
+    for done, (network, name) in enumerate(zip(networks, FIGURES.values(), strict=True)):
+        if progress:
+            progress("drawing", done / len(networks))
+        try:
+            plot(network, out_dir / name)
+        except InputError as error:
+            if "attnc[plots]" not in str(error):
+                raise
+            return [], str(error)
+        figures.append(out_dir / name)
+    return figures, None
+
+
+def _print_table(networks: list[Network], figures: list[Path], missing: str | None) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    first = networks[0]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for header, justify in (
+        ("construction", "left"),
+        ("eps", "right"),
+        ("anchors", "right"),
+        ("heads", "right"),
+        ("layers", "right"),
+        ("parameters", "right"),
+        ("bound\n(proven)", "right"),
+        ("observed\n(sampled)", "right"),
+    ):
+        table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for network in networks:
+        certificate = network.certificate
+        table.add_row(
+            network.construction,
+            f"{network.eps:g}",
+            f"{network.num_anchors:,}",
+            f"{network.program.num_heads}",
+            f"{len(network.program.all_layers)}",
+            f"{network.num_parameters:,}",
+            "none" if certificate.bound is None else ceiling(certificate.bound),
+            "–" if certificate.observed is None else f"{certificate.observed:.3g}",
+        )
+    console = Console(highlight=False)
+    console.print(Text.assemble((EXPRESSION, "bold"), f" on {first.box}"))
+    console.print("as affine maps and softmax attention, constructed, not trained:")
+    console.print(table)
+    console.print(
+        f"The bound holds on the whole box in {first.dtype}, rounding included; the observed error is the largest seen "
+        "at samples.",
+        style="dim",
+    )
+    for path in figures:
+        console.print(Text.assemble(("wrote ", "green"), str(path)), soft_wrap=True)
+    if missing:
+        console.print(Text(f"no pictures: {missing}"), soft_wrap=True)

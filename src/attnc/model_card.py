@@ -1,0 +1,179 @@
+"""What a network computes, how far off it can be, how to run it: a README.md for people, a summary for programs."""
+
+from __future__ import annotations
+
+import math
+import re
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnc.network import Network
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
+
+
+def model_card(network: Network) -> str:
+    """Markdown. Text that came from a user is escaped or fenced: it cannot end a table, a list or a block of code."""
+    title = code(network.expression) if network.expression is not None else "A Python function"
+    blocks = [
+        f"# {title} as softmax attention",
+        "Affine maps and softmax attention, nothing else; constructed by attnc, not trained.",
+        "\n".join(f"- **{name}:** {value}" for name, value in _facts(network)),
+        "## How far off it can be",
+        _claims(network),
+        *_ledger(network),
+        *_assumptions(network),
+        "## Run it",
+        "In this folder, with attnc installed:",
+        fenced(_snippet(network), "python"),
+    ]
+    if network.command is not None:
+        blocks += ["## How it was made", fenced(network.command, "sh")]
+    return "\n\n".join(blocks) + "\n"
+
+
+def summary(network: Network) -> dict[str, Any]:
+    """The same as plain JSON values."""
+    program, certificate = network.program, network.certificate
+    return {
+        "name": network.expression or "function",
+        "expression": network.expression,
+        "variables": list(network.variables),
+        "box": {name: list(ends) for name, ends in network.box.as_dict().items()},
+        "eps": network.eps,
+        "construction": network.construction,
+        "parameters": dict(network.parameters),
+        "num_layers": len(program.all_layers),
+        "num_attention_layers": program.num_attention_layers,
+        "num_heads": program.num_heads,
+        "num_anchors": network.num_anchors,
+        "num_parameters": network.num_parameters,
+        "dtype": network.dtype,
+        "bound": certificate.bound,
+        "observed": certificate.observed,
+        "method": certificate.method,
+        "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in certificate.terms],
+        "assumptions": list(certificate.assumptions),
+        "command": network.command,
+    }
+
+
+def _facts(network: Network) -> list[tuple[str, str]]:
+    program = network.program
+    what = code(network.expression) if network.expression is not None else "a Python function, not stored here"
+    box = ", ".join(f"{code(name)} ∈ [{lo!r}, {hi!r}]" for name, (lo, hi) in network.box.as_dict().items())
+    parameters = ", ".join(f"{code(name)} = {code(str(value))}" for name, value in network.parameters.items())
+    return [
+        ("Function", what),
+        ("Box", box),
+        ("Accuracy asked for (eps)", "not stated" if network.eps is None else f"{network.eps!r}"),
+        ("Construction", code(network.construction) + (f" with {parameters}" if parameters else "")),
+        (
+            "Size",
+            f"{len(program.all_layers)} layers, {program.num_attention_layers} of them attention; "
+            f"{plural(program.num_heads, 'head')}, {plural(network.num_anchors, 'anchor')}, "
+            f"{plural(network.num_parameters, 'stored non-zero')}",
+        ),
+        ("Arithmetic (dtype)", network.dtype),
+    ]
+
+
+def _claims(network: Network) -> str:
+    certificate = network.certificate
+    arithmetic = f"method: {escape(certificate.method)}; arithmetic: {escape(certificate.dtype)}"
+    if certificate.bound is None:
+        bound = f"none. Nothing was proved ({arithmetic})."
+    else:
+        largest = f"**{ceiling(certificate.bound)}**"
+        bound = f"sup |f − network| ≤ {largest} over the whole box, rounding included ({arithmetic})."
+    if certificate.observed is None:
+        observed = "not measured."
+    else:
+        observed = (
+            f"**{certificate.observed:.3g}**, the largest difference at sampled points. It says nothing about the "
+            "points between them."
+        )
+    return f"- **Bound (proven):** {bound}\n- **Observed error (sampled):** {observed}"
+
+
+def _ledger(network: Network) -> list[str]:
+    terms = network.certificate.terms
+    if not terms:
+        return []
+    rows = [f"| {escape(term.name)} | {ceiling(term.value)} | {escape(term.reason)} |" for term in terms]
+    return ["The bound is the sum of:", "\n".join(["| term | value | reason |", "| :-- | --: | :-- |", *rows])]
+
+
+def _assumptions(network: Network) -> list[str]:
+    assumptions = network.certificate.assumptions
+    if not assumptions:
+        return []
+    return ["It assumes:", "\n".join(f"- {escape(sentence)}" for sentence in assumptions)]
+
+
+def _snippet(network: Network) -> str:
+    """Four lines: the middle of the box, as the network takes it."""
+    shapes = network.program.input_shapes
+    middle = [float(x) for x in network.box.lo / 2 + network.box.hi / 2]
+    if len(shapes) == 1 and len(shapes[0]) == 1 and len(middle) <= 4:
+        names = ", ".join(one_line(name) for name in network.variables)
+        points, arguments = f"points = [{middle!r}]  # columns: {names}", "points"
+    elif len(shapes) == 1:
+        points, arguments = f"points = (net.box.lo / 2 + net.box.hi / 2).reshape{(1, *shapes[0])!r}", "points"
+    else:
+        cut = math.prod(shapes[0])
+        points = "middle = net.box.lo / 2 + net.box.hi / 2"
+        arguments = f"middle[:{cut}].reshape{(1, *shapes[0])!r}, middle[{cut}:].reshape{(1, *shapes[1])!r}"
+    return f'import attnc\nnet = attnc.load(".")\n{points}\nprint(net({arguments}), "±", net.certificate.bound)'
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """Line breaks stay; what cannot be printed, such as a terminal's escape codes, becomes �."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def one_line(text: str) -> str:
+    """Printable, with runs of blanks and line breaks made one blank."""
+    return printable(" ".join(text.split()))
+
+
+def escape(text: str) -> str:
+    """Plain text in Markdown, fit for a table's cell."""
+    return _SPECIAL.sub(r"\\\1", one_line(text))
+
+
+def code(text: str) -> str:
+    """A span of code, whatever backticks the text holds."""
+    text = one_line(text) or " "
+    fence = "`" * (_longest_run(text) + 1)
+    blank = " " if text[0] == "`" or text[-1] == "`" else ""
+    return f"{fence}{blank}{text}{blank}{fence}"
+
+
+def fenced(text: str, language: str) -> str:
+    """A block of code, whatever backticks the text holds."""
+    fence = "`" * max(3, _longest_run(text) + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _longest_run(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def ceiling(value: float, digits: int = 3) -> str:
+    """A bound to a few digits, rounded up: read back as a float, what is printed is still a bound."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(value)))
+    exponent = rounded.adjusted()
+    if -5 < exponent < 4:
+        return f"{rounded:f}"
+    return f"{rounded.scaleb(-exponent):f}e{exponent:+03d}"

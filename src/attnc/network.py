@@ -1,0 +1,227 @@
+"""A network: a program with its certificate, ready to run, save and export."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from attnc.certificates.certificate import Certificate
+from attnc.certificates.observed import sample_points
+from attnc.engines.numpy_engine import NumpyEngine, Progress
+from attnc.errors import FileError, InputError
+from attnc.exports.directory import load_network, save_network
+from attnc.ir.program import Program, split_columns
+from attnc.ir.reference import evaluate_recorded
+from attnc.targets.box import Box
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+OUTSIDE = ("raise", "clamp", "allow")
+
+
+class Run(NamedTuple):
+    """Outputs, and every named activation and attention map (empty unless asked for)."""
+
+    outputs: Float[np.ndarray, "batch ..."]
+    cache: Mapping[str, np.ndarray]
+
+
+class Parity(NamedTuple):
+    """How far an exported file is from the reference on a sample, and what the certificate allows for rounding."""
+
+    num_points: int
+    difference: float
+    allowed: float
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """What `attnc.compile` returns."""
+
+    program: Program
+    certificate: Certificate
+    box: Box
+    construction: str
+    expression: str | None = None
+    eps: float | None = None
+    parameters: Mapping[str, float | int | str] = field(default_factory=dict)
+    command: str | None = None
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        return self.box.names
+
+    @property
+    def dtype(self) -> str:
+        return str(self.program.dtype)
+
+    @property
+    def num_anchors(self) -> int:
+        return self.program.num_anchors
+
+    @property
+    def num_parameters(self) -> int:
+        return self.program.num_parameters
+
+    @cached_property
+    def _engine(self) -> NumpyEngine:
+        return NumpyEngine(self.program)
+
+    def __call__(
+        self, *inputs: Float[np.ndarray, "batch ..."], outside: str = "raise", progress: Progress | None = None
+    ) -> Float[np.ndarray, "batch ..."]:
+        """The outputs. Points outside the box raise; outside="clamp" moves them to it, "allow" lets them through."""
+        return self._engine(*self._checked(inputs, outside), progress=progress)
+
+    def run(
+        self,
+        *inputs: Float[np.ndarray, "batch ..."],
+        cache: bool = False,
+        outside: str = "raise",
+        max_bytes: int = 2**30,
+    ) -> Run:
+        """The outputs, and with `cache` every array on the way, made by the unfolded reference.
+
+        `layer.channel` is (batch, tokens), `layer.head0.scores` and `layer.head0.pattern` are (batch, queries, keys);
+        tokens and queries that nothing reads are left out.
+        """
+        checked = self._checked(inputs, outside)
+        if not cache:
+            return Run(self._engine(*checked), {})
+        return Run(*evaluate_recorded(self.program, checked, max_bytes))
+
+    def _checked(self, inputs: tuple[Any, ...], outside: str) -> tuple[np.ndarray, ...]:
+        if outside not in OUTSIDE:
+            raise InputError(f"outside must be one of {', '.join(OUTSIDE)}; found {outside!r}")
+        shapes = self.program.input_shapes
+        if len(inputs) != len(shapes):
+            raise InputError(f"the network takes {len(shapes)} input(s), {len(inputs)} given")
+        checked, start = [], 0
+        for given, shape in zip(inputs, shapes, strict=True):
+            array = _as_floats(given)
+            wanted = ", ".join(["batch", *map(str, shape)])
+            if array.ndim == 0 or array.shape[1:] != shape:
+                names = f" (columns {', '.join(self.variables)})" if len(shape) == 1 else ""
+                raise InputError(f"points of shape {array.shape}: the network takes ({wanted}){names}")
+            size = int(np.prod(shape))
+            flat = array.reshape(len(array), size)
+            checked.append(self._inside(flat, slice(start, start + size), outside).reshape(array.shape))
+            start += size
+        return tuple(checked)
+
+    def _inside(self, flat: np.ndarray, columns: slice, outside: str) -> np.ndarray:
+        if np.isnan(flat).any():
+            row, column = np.argwhere(np.isnan(flat))[0]
+            raise InputError(f"point {row} is NaN in {self.variables[columns][column]}")
+        lo, hi = self.box.lo[columns], self.box.hi[columns]
+        if outside == "clamp":
+            return np.clip(flat, lo, hi)
+        if outside == "raise":
+            beyond = (flat < lo) | (flat > hi)
+            if beyond.any():
+                row, column = np.argwhere(beyond)[0]
+                name = self.variables[columns][column]
+                raise InputError(
+                    f"point {row} has {name} = {flat[row, column]:.6g}, outside [{lo[column]:.6g}, {hi[column]:.6g}]; "
+                    'nothing is claimed there. Use outside="clamp" or outside="allow" to go on.'
+                )
+        elif not np.isfinite(flat).all():
+            raise InputError("points must be finite")
+        return flat
+
+    def with_observed(self, observed: float) -> Network:
+        """The same network, with the error that a sample showed written beside its bound."""
+        return dataclasses.replace(self, certificate=dataclasses.replace(self.certificate, observed=observed))
+
+    def plot(self, path: str | Path, target: Any = None, *, output: int = 0) -> None:
+        """Draws the network as SVG, PDF or PNG, by the ending of `path`; `target` adds what it should compute."""
+        from attnc.plots import plot
+
+        plot(self, path, target, output=output)
+
+    def to_torch(self) -> Any:
+        """A torch.nn.Module in the program's dtype: same inputs, same outputs, differentiable in its inputs."""
+        from attnc.engines.torch_engine import to_torch
+
+        return to_torch(self.program)
+
+    def export_onnx(self, path: str | Path) -> Parity:
+        """Writes an ONNX file and runs it against the reference on a sample."""
+        from attnc.exports.onnx_file import export_onnx, parity
+
+        facts = {
+            "expression": self.expression,
+            "construction": self.construction,
+            "bound": self.certificate.bound,
+            "arithmetic of the bound": self.certificate.dtype,
+        }
+        export_onnx(self.program, path, metadata={name: str(fact) for name, fact in facts.items() if fact is not None})
+        count = int(max(16, min(1000, 2**26 // self.num_anchors)))
+        flat = sample_points(self.box, count)
+        inputs = split_columns(flat, self.program.input_shapes)
+        allowed = 2 * sum(term.value for term in self.certificate.terms if term.name == "rounding")
+        return Parity(len(flat), parity(path, inputs, self.program(*inputs)), allowed)
+
+    def save(self, path: str | Path) -> None:
+        """Writes config.json, model.safetensors, certificate.json and README.md, whole or not at all."""
+        from attnc.model_card import model_card
+
+        config = {
+            "construction": self.construction,
+            "expression": self.expression,
+            "variables": list(self.variables),
+            "box": {name: list(ends) for name, ends in self.box.as_dict().items()},
+            "eps": self.eps,
+            "parameters": dict(self.parameters),
+            "command": self.command,
+        }
+        certificates = {"certificate.json": self.certificate.to_json(self.expression, self.box.as_dict())}
+        save_network(Path(path), self.program, config, certificates, model_card(self))
+
+
+def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
+    """Reads a saved network; refuses what does not fit, before allocating."""
+    program, config, certificates = load_network(Path(path), max_bytes=max_bytes)
+    if "certificate.json" not in certificates:
+        raise FileError(f"{path}: certificate.json is missing")
+    try:
+        box = Box.parse({str(name): tuple(ends) for name, ends in config["box"].items()})
+        if box.d != sum(math.prod(shape) for shape in program.input_shapes):
+            raise InputError(f"a box of {box.d} variables for inputs of shape {program.input_shapes}")
+        return Network(
+            program,
+            Certificate.from_json(certificates["certificate.json"]),
+            box,
+            construction=_typed(config, "construction", str),
+            expression=_typed(config, "expression", str | None),
+            eps=_typed(config, "eps", float | int | None),
+            parameters=_typed(config, "parameters", dict),
+            command=_typed(config, "command", str | None),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
+        raise FileError(f"{path}: config.json does not fit: {type(error).__name__}: {error}") from None
+
+
+def _typed(config: Mapping[str, Any], key: str, kind: Any) -> Any:
+    value = config[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{key} is {value!r}")
+    return value
+
+
+def _as_floats(given: Any) -> np.ndarray:
+    try:
+        array = np.asarray(given)
+    except ValueError as error:
+        raise InputError(f"points do not form an array: {error}") from None
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"points must be real numbers, found an array of {array.dtype}")
+    return array.astype(np.float64)

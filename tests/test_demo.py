@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnc.demo import FIGURES, run_demo
+from attnc.errors import FileError
+
+
+def test_the_demo_prints_a_table_and_draws(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    figures = run_demo(Path("a/b"))
+    out = capsys.readouterr().out
+    assert [path.name for path in figures] == list(FIGURES.values()) == ["demo.png", "demo-fine.png"]
+    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert written == ["a/b/demo-fine.png", "a/b/demo.png"]
+    for path in figures:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert f"wrote {path}" in out
+    for word in ("construction", "eps", "anchors", "heads", "layers", "parameters", "(proven)", "(sampled)", "0.05"):
+        assert word in out
+    assert "…" not in out  # nothing is cut off on a terminal of 80 columns
+    assert "max_affine" in out
+
+
+def test_the_demo_as_json(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("attnc.plots.plot", lambda network, path: path.write_bytes(b""))
+    run_demo(tmp_path, json_output=True)
+    found = json.loads(capsys.readouterr().out)
+    coarse, fine = found["networks"]
+    assert coarse["name"] != fine["name"]
+    assert found["figures"] == [str(tmp_path / name) for name in FIGURES.values()]
+    for row in (coarse, fine):
+        assert row["observed"] <= row["bound"] <= row["eps"]
+        assert row["bound"] <= 3 * row["observed"]
+    assert fine["num_anchors"] > coarse["num_anchors"]
+
+
+def test_without_matplotlib_the_table_is_still_there(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert run_demo(tmp_path) == []
+    out = capsys.readouterr().out
+    assert "max_affine" in out
+    assert "pip install 'attnc[plots]'" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "demo").write_text("mine")
+    with pytest.raises(FileError, match="demo"):
+        run_demo(tmp_path / "demo")
+    assert (tmp_path / "demo").read_text() == "mine"

@@ -1,0 +1,186 @@
+"""Imports point down, `import attnc` is light, and nothing in the package runs text or bytes as code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+PACKAGE = SRC / "attnc"
+
+LEVELS = (
+    {"errors"},
+    {"numerics"},
+    {"ir"},
+    {"targets"},
+    {"constructions", "certificates", "engines", "exports"},
+    {"networks", "incontext"},
+    {"model_card"},
+    {"plots"},
+    {"network"},
+    {"compiling"},
+    {"demo", "cli", "lab", "__main__"},
+)
+"""Lowest first. A part imports from the levels below its own and from itself, never from a neighbour on its level."""
+PROGRAMS = LEVELS[-1]
+"""At the top, the parts that people run may use each other, and the public API."""
+ONLY_TYPES = {("model_card", "attnc.network"), ("plots", "attnc.network")}
+"""Upwards, for annotations alone: the card and the pictures show the Network that asks for them."""
+CODE_RUNNERS = {"eval", "exec", "compile", "__import__"}
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+HEAVY = ("torch", "matplotlib", "sympy", "scipy", "onnx", "onnxruntime")
+
+MODULES = sorted(SRC.rglob("*.py"))
+ids = [str(path.relative_to(SRC)) for path in MODULES]
+
+
+def level(part: str) -> int | None:
+    return next((i for i, parts in enumerate(LEVELS) if part in parts), None)
+
+
+def imported_names(tree: ast.Module, module: tuple[str, ...], is_package: bool) -> Iterator[tuple[int, str]]:
+    """(line, absolute name) of everything that is imported anywhere in the file, within functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = (node.module or "").split(".") if node.module else []
+            if node.level:
+                package = module if is_package else module[:-1]
+                base = [*package[: len(package) - node.level + 1], *base]
+            for alias in node.names:
+                yield node.lineno, ".".join([*base, alias.name])
+
+
+def names_of(path: Path) -> list[tuple[int, str]]:
+    module = path.relative_to(SRC).with_suffix("").parts
+    is_package = module[-1] == "__init__"
+    module = module[:-1] if is_package else module
+    return list(imported_names(ast.parse(path.read_text(encoding="utf-8")), module, is_package))
+
+
+def lines_for_types(path: Path) -> set[int]:
+    """The lines under `if TYPE_CHECKING:`."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            lines.update(range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1))
+    return lines
+
+
+def forbidden(importer: str, name: str) -> str | None:
+    """Why the part `importer` may not import this absolute name, or None."""
+    package, _, rest = name.partition(".")
+    if package == "attnc_checker":
+        return "the checker is independent of attnc, and attnc of it" if importer not in PROGRAMS else None
+    if package != "attnc":
+        return None
+    if not rest and importer in PROGRAMS:
+        return None
+    part = rest.partition(".")[0]
+    here, there = level(importer), level(part)
+    if there is None:
+        is_submodule = "." in rest or (PACKAGE / part).exists() or (PACKAGE / f"{part}.py").exists()
+        return None if importer in PROGRAMS and not is_submodule else f"{name!r} has no level in LEVELS"
+    if importer == part or (importer in PROGRAMS and part in PROGRAMS):
+        return None
+    return None if here is not None and there < here else f"imports point down, {part} is not below {importer}"
+
+
+def test_every_part_has_a_level():
+    """A new folder or module of the package must be placed: add it to LEVELS."""
+    parts = {path.stem if path.suffix == ".py" else path.name for path in PACKAGE.iterdir()}
+    parts -= {"__init__", "__pycache__", "py.typed"}
+    assert not {part for part in parts if level(part) is None}
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if PACKAGE in path.parents], ids=lambda path: path.stem)
+def test_imports_point_down(path):
+    inside = path.relative_to(PACKAGE).with_suffix("").parts
+    if inside == ("__init__",):
+        return  # the API itself
+    for_types = lines_for_types(path)
+    for line, name in names_of(path):
+        reason = forbidden(inside[0], name)
+        if line in for_types and (inside[0], ".".join(name.split(".")[:2])) in ONLY_TYPES:
+            continue
+        assert reason is None, f"{path.relative_to(SRC)}:{line} imports {name}: {reason}"
+
+
+def test_the_checker_imports_nothing_of_attnc():
+    for path in (SRC / "attnc_checker").rglob("*.py"):
+        for line, name in names_of(path):
+            assert name.partition(".")[0] not in {"attnc", "numpy"}, f"{path.name}:{line} imports {name}"
+
+
+@pytest.mark.parametrize(
+    ("importer", "name", "is_allowed"),
+    [
+        ("ir", "attnc.numerics.bound", True),
+        ("ir", "attnc.targets", False),
+        ("numerics", "attnc.errors.InputError", True),
+        ("errors", "attnc.numerics", False),
+        ("certificates", "attnc.constructions.spectral", False),
+        ("engines", "attnc.exports", False),
+        ("engines", "attnc.engines.streaming", True),
+        ("incontext", "attnc.networks", False),
+        ("networks", "attnc.engines", True),
+        ("network", "attnc.compiling", False),
+        ("compiling", "attnc.network", True),
+        ("cli", "attnc.plots", True),
+        ("cli", "attnc.compile", True),
+        ("cli", "attnc", True),
+        ("network", "attnc.plots", True),
+        ("plots", "attnc.unheard_of.thing", False),
+        ("ir", "attnc.compile", False),
+        ("ir", "attnc", False),
+        ("ir", "numpy", True),
+        ("ir", "attnc_checker", False),
+    ],
+)
+def test_the_rule_itself(importer, name, is_allowed):
+    assert (forbidden(importer, name) is None) == is_allowed
+
+
+def test_relative_imports_are_resolved():
+    tree = ast.parse("from . import a\nfrom ..targets import b\nfrom .x import c")
+    found = [name for _, name in imported_names(tree, ("attnc", "ir", "text"), False)]
+    assert found == ["attnc.ir.a", "attnc.targets.b", "attnc.ir.x.c"]
+
+
+@pytest.mark.parametrize("module", ["attnc", "attnc.ir", "attnc.engines.numpy_engine"])
+def test_imports_are_light(module):
+    code = f"import json, sys, {module}; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=ids)
+def test_nothing_runs_text_or_bytes_as_code(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    own |= {name.rpartition(".")[2] for _, name in names_of(path) if name.startswith("attnc")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func.id if isinstance(node.func, ast.Name) else ""
+            assert called not in CODE_RUNNERS - own, f"{path.name}:{node.lineno} calls {called}"
+            for keyword in node.keywords:
+                allows = keyword.arg == "allow_pickle" and not _is_false(keyword.value)
+                assert not allows, f"{path.name}:{node.lineno} allows pickles"
+        if isinstance(node, ast.Attribute):
+            is_builtin = isinstance(node.value, ast.Name) and node.value.id == "builtins"
+            assert not (is_builtin and node.attr in CODE_RUNNERS), f"{path.name}:{node.lineno} uses {node.attr}"
+    for line, name in names_of(path):
+        assert name.partition(".")[0] not in UNSAFE_MODULES, f"{path.name}:{line} imports {name}"
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+import attnc
+from attnc.model_card import ceiling, code, escape, fenced, model_card, one_line, printable, summary
+from attnc.network import Network
+from attnc.numerics.bound import Term
+
+HOSTILE = "x` | y\n\n# heading\n\n```\n<script>&amp;[a](http://b) *b* \\ \x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return attnc.compile("sin(x)+y", box={"x": (-1, 1), "y": (0, 2)}, eps=0.5, command="attnc compile 'sin(x)+y'")
+
+
+def tokens(text: str):
+    return MarkdownIt("commonmark").enable("table").parse(text)
+
+
+def plain_text(text: str) -> str:
+    """What a reader sees of one paragraph."""
+    inline = [token for token in tokens(text) if token.type == "inline"]
+    return "".join(child.content for token in inline for child in token.children or [])
+
+
+def test_a_card_states_everything(network: Network) -> None:
+    card = model_card(network)
+    certificate = network.certificate
+    assert certificate.bound is not None
+    assert card.startswith("# `sin(x)+y` as softmax attention\n")
+    for needed in (
+        "`x` ∈ [-1.0, 1.0], `y` ∈ [0.0, 2.0]",
+        "eps):** 0.5",
+        "`max_affine`",
+        "`beta`",
+        f"{network.num_anchors:,} anchors",
+        f"{network.num_parameters:,} stored non-zeros",
+        "1 head,",
+        "3 layers",
+        "float64",
+        f"**Bound (proven):** sup |f − network| ≤ **{ceiling(certificate.bound)}**",
+        f"**Observed error (sampled):** **{certificate.observed:.3g}**",
+        "method: theorem; arithmetic: float64",
+        "attnc compile 'sin(x)+y'",
+    ):
+        assert needed in card
+    for term in certificate.terms:
+        assert f"| {escape(term.name)} | {ceiling(term.value)} | {escape(term.reason)} |" in card
+    for sentence in certificate.assumptions:
+        assert f"- {escape(sentence)}" in card
+
+
+def test_the_snippet_runs(network: Network, tmp_path: Path) -> None:
+    network.save(tmp_path / "net")
+    card = (tmp_path / "net" / "README.md").read_text(encoding="utf-8")
+    (snippet,) = [token.content for token in tokens(card) if token.type == "fence" and token.info == "python"]
+    assert len(snippet.strip().splitlines()) == 4
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    ran = subprocess.run(
+        [sys.executable, "-c", snippet], cwd=tmp_path / "net", capture_output=True, env=environment, encoding="utf-8"
+    )
+    assert ran.returncode == 0, ran.stderr
+    value, bound = ran.stdout.strip("[]\n").replace("] ±", " ±").split("±")
+    assert float(bound) == network.certificate.bound
+    assert abs(float(value) - 1.0) <= float(bound)
+
+
+def test_the_snippet_fits_a_sequence(tmp_path: Path) -> None:
+    target = attnc.SequenceTarget(lambda X: X.mean(axis=1, keepdims=True) + 0 * X, tokens=2, width=1, lipschitz=1.0)
+    network = attnc.compile(target, eps=0.5)
+    (snippet,) = [token.content for token in tokens(model_card(network)) if token.info == "python"]
+    network.save(tmp_path / "net")
+    ran = subprocess.run(
+        [sys.executable, "-X", "utf8", "-c", snippet], cwd=tmp_path / "net", capture_output=True, encoding="utf-8"
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_hostile_text_cannot_break_the_markdown(network: Network) -> None:
+    certificate = dataclasses.replace(
+        network.certificate,
+        terms=(Term(HOSTILE, 0.25, HOSTILE), Term("leak", 1e-9, "a|b")),
+        assumptions=(HOSTILE, "plain"),
+        method=HOSTILE,
+    )
+    parameters = {HOSTILE: HOSTILE}
+    hostile = dataclasses.replace(
+        network,
+        certificate=certificate,
+        expression=HOSTILE,
+        construction=HOSTILE,
+        command=HOSTILE,
+        parameters=parameters,
+    )
+    before, after = tokens(model_card(network)), tokens(model_card(hostile))
+
+    def kinds(found, kind):
+        return [token for token in found if token.type == kind]
+
+    assert len(kinds(after, "heading_open")) == len(kinds(before, "heading_open"))
+    assert [token.info for token in kinds(after, "fence")] == [token.info for token in kinds(before, "fence")]
+    assert kinds(after, "fence")[-1].content == HOSTILE + "\n"
+    assert not kinds(after, "html_block")
+    assert len(kinds(after, "table_open")) == 1
+    assert len(kinds(after, "tr_open")) == 3
+    assert len(kinds(after, "td_open")) == 6
+    children = [child for token in kinds(after, "inline") for child in token.children or []]
+    assert not [child for child in children if child.type in ("link_open", "image", "html_inline", "em_open")]
+    assert "\x1b" not in model_card(hostile).replace(fenced(HOSTILE, "sh"), "")
+
+
+def test_no_bound_is_called_none(network: Network) -> None:
+    unproved = dataclasses.replace(network.certificate, bound=None, observed=None, terms=(), assumptions=())
+    card = model_card(dataclasses.replace(network, certificate=unproved, expression=None, eps=None, command=None))
+    assert "**Bound (proven):** none. Nothing was proved" in card
+    assert "**Observed error (sampled):** not measured." in card
+    assert "A Python function as softmax attention" in card
+    assert "How it was made" not in card
+
+
+def test_summary_is_json_and_complete(network: Network) -> None:
+    facts = summary(network)
+    assert facts["box"] == {"x": [-1.0, 1.0], "y": [0.0, 2.0]}
+    assert facts["bound"] == network.certificate.bound
+    assert facts["observed"] == network.certificate.observed
+    assert facts["num_anchors"] == network.num_anchors
+    assert [term["name"] for term in facts["terms"]] == [term.name for term in network.certificate.terms]
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_a_printed_bound_is_still_a_bound(value: float) -> None:
+    shown = float(ceiling(value))
+    assert value <= shown <= value * 1.0101
+
+
+def test_special_bounds_print() -> None:
+    assert [ceiling(x) for x in (0.0, 0.05, 0.28919, 1.07e-13, 123456.7, math.inf)] == [
+        "0",
+        "0.05",
+        "0.290",
+        "1.07e-13",
+        "1.24e+05",
+        "inf",
+    ]
+    assert ceiling(float(np.nextafter(0.05, 1))) == "0.0501"
+
+
+@given(st.text())
+def test_escaped_text_reads_as_it_was(text: str) -> None:
+    seen = plain_text("a " + escape(text) + " b")
+    assert " ".join(seen.split()) == " ".join(f"a {one_line(text)} b".split())
+
+
+@given(st.text(alphabet="`ab |\n"))
+def test_code_spans_hold_any_backticks(text: str) -> None:
+    found = [
+        child.content
+        for token in tokens("a " + code(text))
+        if token.type == "inline"
+        for child in token.children or []
+        if child.type == "code_inline"
+    ]
+    assert found == [one_line(text) or " "]
+
+
+def test_what_cannot_be_printed_is_replaced() -> None:
+    assert printable("a\x1b[31m\nb\u202e") == "a�[31m\nb�"
