@@ -83,7 +83,7 @@ def test_compile_prints_what_matters(run, tmp_path: Path) -> None:
         "3 layers",
         f"{network.num_parameters:,} parameters",
         "proven on the whole box in float64",
-        "largest at samples",
+        "at samples; no proof",
         "arithmetic",
         "saved",
     ):
@@ -604,3 +604,26 @@ def test_short_work_and_pipes_show_no_progress(monkeypatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with output.progress_bar() as progress:
         assert progress is None
+
+
+def test_a_norm_bound_is_not_printed_at_a_point(run, tmp_path):
+    """An L2 bound says nothing about one point: eval must not print it as ±."""
+    net = str(tmp_path / "net")
+    made = run("compile", "sign(x)", "--box", "x=-1:1", "--eps", "0.2", "--norm", "2", "--out", net)
+    assert made.code == 0, made.err
+    assert "L2 norm" in made.out
+    assert "no bound" in run("eval", net, "x=0.5").out
+    facts = json.loads(run("info", net, "--json").out)
+    assert facts["norm"] == "2"
+    assert facts["bound"] <= 0.2
+
+
+def test_export_prints_the_parity(run, net, tmp_path):
+    pytest.importorskip("onnxruntime")
+    out = tmp_path / "net.onnx"
+    ran = run("export", str(net), "--to", "onnx", "--out", str(out), "--json")
+    assert ran.code == 0, ran.err
+    assert out.stat().st_size > 1000
+    assert ran.json["difference"] <= ran.json["allowed"]
+    assert run("export", str(net), "--to", "tflite", "--out", str(out)).code == 2
+    assert run("export", str(tmp_path / "nothing"), "--to", "onnx", "--out", str(out)).code == 2

@@ -2,7 +2,7 @@
 
 from attnc import constructions
 from attnc.certificates.certificate import Certificate
-from attnc.compiling import compile
+from attnc.compiling import as_target, compile
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.network import Network, load
@@ -28,6 +28,7 @@ __all__ = [
     "SequenceTarget",
     "Softmax",
     "TruncatedLinear",
+    "as_target",
     "compile",
     "constructions",
     "load",

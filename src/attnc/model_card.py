@@ -53,6 +53,7 @@ def summary(network: Network) -> dict[str, Any]:
         "bound": certificate.bound,
         "observed": certificate.observed,
         "method": certificate.method,
+        "norm": certificate.norm,
         "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in certificate.terms],
         "assumptions": list(certificate.assumptions),
         "command": network.command,
@@ -86,13 +87,18 @@ def _claims(network: Network) -> str:
         bound = f"none. Nothing was proved ({arithmetic})."
     else:
         largest = f"**{ceiling(certificate.bound)}**"
-        bound = f"sup |f − network| ≤ {largest} over the whole box, rounding included ({arithmetic})."
+        norm = (
+            "sup |f − network|" if certificate.norm == "inf" else f"the L{escape(certificate.norm)} norm of f − network"
+        )
+        bound = f"{norm} ≤ {largest} over the whole box, rounding included ({arithmetic})."
     if certificate.observed is None:
         observed = "not measured."
     else:
         observed = (
             f"**{certificate.observed:.3g}**, the largest difference at sampled points. It says nothing about the "
             "points between them."
+            if certificate.norm == "inf"
+            else f"**{certificate.observed:.3g}**, the same norm by quadrature at sampled points. It proves nothing."
         )
     return f"- **Bound (proven):** {bound}\n- **Observed error (sampled):** {observed}"
 
@@ -125,7 +131,9 @@ def _snippet(network: Network) -> str:
         cut = math.prod(shapes[0])
         points = "middle = net.box.lo / 2 + net.box.hi / 2"
         arguments = f"middle[:{cut}].reshape{(1, *shapes[0])!r}, middle[{cut}:].reshape{(1, *shapes[1])!r}"
-    return f'import attnc\nnet = attnc.load(".")\n{points}\nprint(net({arguments}), "±", net.certificate.bound)'
+    return (
+        f'import attnc\nnet = attnc.load(".")\n{points}\nprint(net({arguments}), "±", net.certificate.pointwise_bound)'
+    )
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,11 @@ class Certificate:
     norm: str = "inf"
     leaves: tuple[Any, ...] = ()
 
+    @property
+    def pointwise_bound(self) -> float | None:
+        """The bound where it holds at every point: an L_p norm for p < ∞ says nothing about a single one."""
+        return self.bound if self.norm == "inf" else None
+
     def to_json(self, expression: str | None, box: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
         """All but the hash of the weights, which the writer of the files adds."""
         return {

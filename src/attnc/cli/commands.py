@@ -47,6 +47,10 @@ def compile_command(
     dtype: Annotated[str, typer.Option(help="The arithmetic: float64 or float32.")] = "float64",
     construction: Annotated[str, typer.Option(help="The theorem to build by.")] = "auto",
     norm: Annotated[str, typer.Option(help="The norm of the error: inf, or a number p ≥ 1 for L_p.")] = "inf",
+    centres: Annotated[str | None, typer.Option(help="Where cells are: grid, or adaptive.", show_default=False)] = None,
+    heads: Annotated[
+        int | None, typer.Option(help="Heads of the first layer, for two layers.", show_default=False)
+    ] = None,
     max_anchors: Annotated[int | None, typer.Option(help="Refuse to build more anchors.", show_default=False)] = None,
     max_bytes: Annotated[int | None, typer.Option(help="Refuse to use more memory.", show_default=False)] = None,
     out: Annotated[Path | None, typer.Option(help="Save the network as this folder.", show_default=False)] = None,
@@ -59,8 +63,8 @@ def compile_command(
     ranges = read_box(box or [])
     if out is not None:
         check_writable(out)
-    limits = {"max_anchors": max_anchors, "max_bytes": max_bytes}
-    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+    options_given = {"centres": centres, "heads": heads, "max_anchors": max_anchors, "max_bytes": max_bytes}
+    given: dict[str, Any] = {name: value for name, value in options_given.items() if value is not None}
     options: list[tuple[str, Any]] = [("box", text) for text in box or []]
     options += [("eps", eps), ("dtype", dtype), ("construction", construction), ("norm", norm), *given.items()]
     options += [] if out is None else [("out", out)]
@@ -109,7 +113,7 @@ def eval_command(
         )
     values = network(*split_columns(point, network.program.input_shapes), outside=outside)[0]
     met = np.clip(point, network.box.lo, network.box.hi) if outside == "clamp" else point
-    bound = network.certificate.bound if is_inside or outside == "clamp" else None
+    bound = network.certificate.pointwise_bound if is_inside or outside == "clamp" else None
     rows = [{"name": name, "value": float(values[i]), "bound": bound} for name, i in _output_names(values)]
     if json_output:
         scalars = {"value": values.astype(float).tolist(), "bound": bound, "dtype": network.dtype, "inside": is_inside}

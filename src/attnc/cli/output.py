@@ -59,11 +59,12 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
         bound = Text(f"none: nothing was proved ({one_line(certificate.method)})", "yellow")
     else:
         asked = "" if network.eps is None else f", eps {network.eps}"
-        kind = one_line(f"proven on the whole box in {certificate.dtype}, by {certificate.method}{asked}")
+        norm = "on the whole box" if certificate.norm == "inf" else f"of the L{certificate.norm} norm over the box"
+        kind = one_line(f"proven {norm} in {certificate.dtype}, by {certificate.method}{asked}")
         bound = Text.assemble((ceiling(certificate.bound), "bold green"), (f"  {kind}", "dim"))
     observed = Text("not measured", "dim")
     if certificate.observed is not None:
-        observed = Text.assemble((f"{certificate.observed:.3g}", "bold"), ("  largest at samples; no proof", "dim"))
+        observed = Text.assemble((f"{certificate.observed:.3g}", "bold"), ("  at samples; no proof", "dim"))
     layers = f"{plural(len(program.all_layers), 'layer')} ({program.num_attention_layers} attention)"
     sizes = (plural(program.num_heads, "head"), plural(network.num_anchors, "anchor"))
     rows: list[tuple[str, Text]] = [

@@ -1,0 +1,84 @@
+"""L_p: targets that jump, cell averages, the boundary layer; errors by quadrature on a grid that knows the jumps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc.constructions import max_affine, max_affine_cross
+from attnc.errors import DomainError, InputError
+from attnc.targets.box import Box
+from attnc.targets.expression import Expression
+from attnc.targets.expression_target import ExpressionTarget
+
+
+def target_of(text, box) -> ExpressionTarget:
+    expression = Expression.parse(text)
+    return ExpressionTarget(expression, Box.parse(box, expression.variables))
+
+
+def norm_by_quadrature(program, target, p, per_axis) -> float:
+    """Midpoints of a fine grid: exact for steps on borders of its cells, and second order elsewhere."""
+    box = target.box
+    axes = [lo + (np.arange(per_axis) + 0.5) / per_axis * (hi - lo) for lo, hi in zip(box.lo, box.hi, strict=True)]
+    points = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
+    errors = np.abs(program(points).reshape(len(points), -1) - target(points)).max(axis=1)
+    return float((box.widths.prod() * np.mean(errors**p)) ** (1 / p))
+
+
+CASES = [
+    ("sign(x)*y", [(-1, 1)] * 2, 20, 300),
+    ("floor(3*x)", [(-1, 1)], 50, 30_000),
+    ("floor(3*x) + y", [(-1, 1)] * 2, 12, 360),
+    ("sign(x - 0.33)", [(-1, 1)], 40, 40_000),
+    ("sin(x)+cos(y)", [(-3, 3)] * 2, 15, 300),
+    ("sqrt(x)", [(0, 1)], 30, 30_000),
+]
+
+
+@pytest.mark.parametrize("build", [max_affine, max_affine_cross])
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
+@pytest.mark.parametrize(("text", "box", "cells", "nodes"), CASES)
+def test_the_bound_holds_and_is_not_vacuous(text, box, cells, nodes, p, build):
+    target = target_of(text, box)
+    built = build(target, points_per_axis=cells, norm=p)
+    error = norm_by_quadrature(built.program, target, p, nodes)
+    # The quadrature of a jump inside a cell is good to one part in nodes/cells; the bound is far from that here.
+    assert error * (1 - cells / nodes) <= built.bound.value
+    if p <= 2:  # for larger p the layer, however thin, weighs more: its share is the p-th root of its width
+        assert built.bound.value <= 3 * error
+
+
+@pytest.mark.parametrize("text", ["sign(x)*y", "floor(3*x)*y", "sign(x-y)"])
+@pytest.mark.parametrize("norm", [1, 2])
+def test_compile_meets_eps(text, norm):
+    net = attnc.compile(text, [(-1, 1)] * 2, eps=0.3, norm=norm)
+    assert net.certificate.norm == str(norm)
+    assert net.certificate.observed <= net.certificate.bound <= 0.3
+
+
+def test_the_layer_is_stated_where_f_jumps():
+    built = max_affine(target_of("sign(x)", [(-1, 1)]), points_per_axis=10, norm=2.0)
+    layer = next(term for term in built.bound.terms if term.name == "boundary layer")
+    assert 0 < layer.value < 0.05
+
+
+def test_averages_beat_samples_in_L2():
+    """A cell average is the best constant in L2: sampling at centres cannot do better."""
+    target = target_of("x**2 + y", [(-1, 1)] * 2)
+    averaged = max_affine(target, points_per_axis=6, norm=2.0)
+    sampled = max_affine(target, points_per_axis=6)
+    errors = [norm_by_quadrature(b.program, target, 2.0, 240) for b in (averaged, sampled)]
+    assert errors[0] < errors[1]
+
+
+def test_jumps_are_refused_in_the_max_norm():
+    with pytest.raises(DomainError, match="norm=2"):
+        attnc.compile("floor(x)", [(-1, 1)], 0.1)
+
+
+@pytest.mark.parametrize("norm", [0.5, 0, -1, "two", True, None, float("nan")])
+def test_bad_norms(norm):
+    with pytest.raises(InputError, match="norm"):
+        attnc.compile("x", [(-1, 1)], 0.1, norm=norm)

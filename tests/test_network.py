@@ -1,0 +1,170 @@
+"""Networks as people use them: calling, running, saving, loading, and what bad input gets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnc
+from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError
+from strategies.expressions import expressions
+
+BOX = {"x": (-1, 1), "y": (0, 2)}
+
+
+@pytest.fixture(scope="module")
+def net() -> attnc.Network:
+    return attnc.compile("x - 2*y", BOX, eps=0.5)
+
+
+def test_columns_are_in_the_order_of_the_box():
+    swapped = attnc.compile("x - 2*y", {"y": (0, 2), "x": (-1, 1)}, eps=0.5)
+    assert swapped.variables == ("y", "x")
+    assert abs(swapped(np.array([[2.0, -1.0]]))[0] + 5) <= swapped.certificate.bound
+    listed = attnc.compile("y*y + x", [(0, 1), (5, 6)], eps=0.5)
+    assert listed.variables == ("y", "x")
+
+
+def test_shapes():
+    assert attnc.compile("x", [(0, 1)], 0.1)(np.zeros((3, 1))).shape == (3,)
+    assert attnc.compile("(x, 2*x)", [(0, 1)], 0.1)(np.zeros((3, 1))).shape == (3, 2)
+    assert attnc.compile("(x,)", [(0, 1)], 0.1)(np.zeros((3, 1))).shape == (3, 1)
+    assert attnc.compile("(x, 2*x)", [(0, 1)], 0.1).program(np.zeros((3, 1))).shape == (3, 2)
+
+
+def test_what_points_may_be(net):
+    wanted = net(np.array([[0.0, 1.0], [1.0, 2.0]]))
+    for points in ([[0, 1], [1, 2]], np.array([[0, 1], [1, 2]], np.float32), np.array([[0, 1], [1, 2]], order="F")):
+        assert (net(points) == wanted).all()
+    assert net(np.zeros((0, 2))).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        (np.zeros(2), r"shape \(2,\): the network takes \(batch, 2\) \(columns x, y\)"),
+        (np.zeros((3, 3)), r"takes \(batch, 2\)"),
+        (0.5, "takes"),
+        ([[0, np.nan]], "point 0 is NaN in y"),
+        ([[0, 1], [1.5, 1]], r"point 1 has x = 1.5, outside \[-1, 1\]"),
+        ([[0, np.inf]], "outside"),
+        ([["a", "b"]], "real numbers"),
+        ([[1j, 0]], "real numbers"),
+        ([[1, 2], [3]], "array"),
+    ],
+)
+def test_what_points_may_not_be(net, points, words):
+    with pytest.raises(InputError, match=words):
+        net(points)
+
+
+def test_outside(net):
+    out = np.array([[5.0, 1.0]])
+    assert net(out, outside="clamp") == net(np.array([[1.0, 1.0]]))
+    assert np.isfinite(net(out, outside="allow")).all()
+    with pytest.raises(InputError, match="finite"):
+        net(np.array([[np.inf, 1.0]]), outside="allow")
+    with pytest.raises(InputError, match="raise, clamp, allow"):
+        net(out, outside="ignore")
+
+
+def test_run_names_everything(net):
+    points = np.array([[0.25, 0.5], [-0.3, 1.7]])
+    outputs, cache = net.run(points, cache=True)
+    assert (outputs == net.program(points)).all()
+    pattern = cache["select.head0.pattern"]
+    assert pattern.shape == (2, 1, net.num_anchors)
+    assert pattern.sum(axis=-1) == pytest.approx(1)
+    values = cache["embed.value.0"]
+    assert np.einsum("bqk,bk->bq", pattern, values)[:, 0] == pytest.approx(outputs)
+    assert net.run(points).cache == {}
+    with pytest.raises(InputError, match="max_bytes"):
+        net.run(points, cache=True, max_bytes=1000)
+
+
+def test_save_and_load_bit_for_bit(net, tmp_path):
+    net.save(tmp_path / "net")
+    again = attnc.load(tmp_path / "net")
+    points = np.random.default_rng(0).uniform([-1, 0], [1, 2], (100, 2))
+    assert (again(points) == net(points)).all()
+    assert again.certificate == net.certificate
+    assert (again.variables, again.construction, again.dtype) == (net.variables, net.construction, net.dtype)
+    assert again.num_parameters == net.num_parameters
+    again.save(tmp_path / "again")
+    for name in ("config.json", "model.safetensors", "certificate.json", "README.md"):
+        assert (tmp_path / "net" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_a_box_that_does_not_fit_the_weights_is_refused(net, tmp_path):
+    net.save(tmp_path / "net")
+    config = tmp_path / "net" / "config.json"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace('"y": [\n      0.0,\n      2.0\n    ]', '"y": [\n      2.0,\n      0.0\n    ]'))
+    assert config.read_text(encoding="utf-8") != text
+    with pytest.raises(FileError, match="reversed"):
+        attnc.load(tmp_path / "net")
+
+
+@pytest.mark.parametrize(
+    ("source", "box", "error", "words"),
+    [
+        ("sin(x", {"x": (0, 1)}, ExpressionError, "closed|end"),
+        ("x.real", {"x": (0, 1)}, ExpressionError, "attribute|not allowed"),
+        ("x**1e9", {"x": (0, 1)}, ExpressionError, "exponent"),
+        ("x + y", {"x": (0, 1)}, InputError, "variable y .* has no box"),
+        ("x", {"x": (0, 1), "z": (0, 1)}, InputError, "z is not a variable"),
+        ("3", {"x": (0, 1)}, InputError, "no variables"),
+        ("x", {}, InputError, "at least one variable"),
+        ("x", None, InputError, "state the domain"),
+        ("x", {"x": (1, 0)}, InputError, "reversed"),
+        ("x", {"x": (1, 1)}, InputError, "empty"),
+        ("x", {"x": (0, np.inf)}, InputError, "not finite"),
+        ("x", {"x": (0, 1, 2)}, InputError, "two numbers"),
+        ("x", {"x": "ab"}, InputError, "two numbers"),
+        ("x", "x=0:1", InputError, "expected"),
+        ("x", [(0, 1), (0, 1)], InputError, "2 interval"),
+        ("1/x", {"x": (-1, 1)}, DomainError, "contains 0"),
+        ("log(x)", {"x": (-1, 1)}, DomainError, "log"),
+        ("sqrt(x)", {"x": (-1, 1)}, DomainError, "sqrt"),
+        (3, {"x": (0, 1)}, InputError, "cannot compile a int"),
+    ],
+)
+def test_bad_requests(source, box, error, words):
+    with pytest.raises(error, match=words):
+        attnc.compile(source, box, 0.1)
+
+
+@pytest.mark.parametrize("eps", [0, -1, float("nan"), float("inf"), "a", True, None])
+def test_bad_eps(eps):
+    with pytest.raises(InputError, match="eps"):
+        attnc.compile("x", [(0, 1)], eps)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"dtype": "float16"}, {"construction": "magic"}, {"max_anchors": 0}, {"max_bytes": 1.5}]
+)
+def test_bad_options(arguments):
+    with pytest.raises(InputError, match=next(iter(arguments))):
+        attnc.compile("x", [(0, 1)], 0.1, **arguments)
+
+
+@settings(max_examples=30)
+@given(text=expressions(("x", "y")), dtype=st.sampled_from(["float64", "float32"]))
+def test_what_compiles_is_what_was_claimed(text, dtype):
+    """Engine, reference and loaded network agree; the bound holds for all of them."""
+    expression = attnc.compiling.Expression.parse(text)
+    try:
+        net = attnc.compile(text, {name: (-1, 1) for name in expression.variables}, 0.4, dtype=dtype, max_anchors=5000)
+    except (BoundNotMet, DomainError, InputError):
+        return
+    points = np.random.default_rng(0).uniform(-1, 1, (200, len(net.variables)))
+    truth = expression(points)[:, 0]
+    for found in (net(points), net.program(points)):
+        assert np.abs(found - truth).max() <= net.certificate.bound <= 0.4
+
+
+def test_all_errors_are_of_one_family():
+    for error in (BoundNotMet, DomainError, ExpressionError, FileError, InputError, attnc.ProgramError):
+        assert issubclass(error, AttncError)
