@@ -1,0 +1,309 @@
+"""A program as a torch module: differentiable in its inputs, in the program's dtype, with bounded memory.
+
+It works on the normal form, so constant keys are projected once. A mask becomes gathering: a query is given the keys
+that it sees and no others, so that work grows with what is visible and no score is ever −∞.
+
+Points are taken in blocks, and the queries of a head in pieces, of about CELLS_PER_BLOCK array cells. Where there is
+more than one block, only its inputs are kept for a gradient, and backward makes the rest of it again: gradients cost
+one more evaluation, but no more memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.ir.layers import EVERY_QUERY
+from attnc.ir.normal_form import AttentionStage, FoldedHead, Form, SoftmaxStage, normal_form
+from attnc.ir.program import Program
+
+try:
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.checkpoint import checkpoint
+except ImportError as error:
+    raise InputError(
+        f"to_torch needs torch, which cannot be imported ({error}). "
+        "Install it with: pip install -c constraints.txt 'attnc[torch]'"
+    ) from error
+
+CELLS_PER_BLOCK = 2**22
+"""32 MiB of float64; a single row of scores may be longer than this."""
+DENSE_CELLS = 2**16
+"""A linear map of up to this many entries is a dense matrix, a larger one that is mostly zeros a sparse one."""
+
+
+def to_torch(program: Program) -> TorchNetwork:
+    """The program as a module; its weights are buffers, named `stages.0_select.heads.0.keys.constant` and the like."""
+    return TorchNetwork(program)
+
+
+class TorchNetwork(nn.Module):
+    """Takes the program's inputs, batch first, as real tensors of any dtype, cast to the dtype of the buffers.
+
+    Nothing is checked against a box: outside of it the module computes, and nothing is claimed.
+    """
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        form = normal_form(program)
+        self.input_shapes, self.output_shape = program.input_shapes, program.output_shape
+        self.stages = nn.ModuleDict()
+        cells = form.output.shape[0] * form.output.shape[1]
+        for number, stage in enumerate(form.stages):
+            module = _Attention(stage) if isinstance(stage, AttentionStage) else _Softmax(stage)
+            self.stages[f"{number}_{stage.name.replace('.', '_')}"] = module
+            cells += module.cells_per_point
+        self.output = _Form(form.output)
+        self.points_per_block = max(1, CELLS_PER_BLOCK // max(1, cells))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.output.constant.dtype
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        u = self._variables(inputs)
+        is_trained = torch.is_grad_enabled() and any(buffer.requires_grad for buffer in self.buffers())
+        if len(u) <= self.points_per_block or is_trained:  # weights get gradients only here, at the price of memory
+            out = self._run(u)
+        else:
+            out = _Blocks.apply(self._run, self.points_per_block, self.output.shape, u)  # type: ignore[no-untyped-call]
+        return out.reshape(len(u), *self.output_shape)
+
+    def _variables(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """The inputs, flattened and side by side: (batch, variables)."""
+        if len(inputs) != len(self.input_shapes):
+            raise InputError(f"the network takes {len(self.input_shapes)} input(s), {len(inputs)} given")
+        for given, shape in zip(inputs, self.input_shapes, strict=True):
+            if not isinstance(given, Tensor) or given.is_complex():
+                raise InputError(f"the network takes real torch tensors; found {getattr(given, 'dtype', type(given))}")
+            if given.ndim == 0 or tuple(given.shape[1:]) != shape:
+                wanted = ", ".join(["batch", *map(str, shape)])
+                raise InputError(f"points of shape {tuple(given.shape)}: the network takes ({wanted})")
+        if len({len(given) for given in inputs}) > 1:
+            raise InputError(f"the inputs differ in batch size: {[len(given) for given in inputs]}")
+        return torch.cat([given.to(self.dtype).flatten(1) for given in inputs], dim=1)
+
+    def _run(self, u: Tensor) -> Tensor:
+        for stage in self.stages.values():
+            u = stage(u)
+        return self.output.batched(u)
+
+
+class _Blocks(torch.autograd.Function):
+    """run(u), block by block. Only u is kept for backward, which makes every block again.
+
+    One node for all blocks, and not a checkpoint for each: what checkpoints keep lies scattered among the freed arrays,
+    which the C library then cannot use again (a million keys and 1,000 points took 6 GiB that way).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Tensor], Tensor], step: int, shape: tuple[int, int], u: Tensor) -> Tensor:
+        ctx.run, ctx.step = run, step
+        ctx.save_for_backward(u)
+        out = u.new_empty(len(u), *shape)
+        for start in range(0, len(u), step):
+            out[start : start + step] = run(u[start : start + step])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, Tensor]:
+        (u,), (grad,) = ctx.saved_tensors, grads
+        is_differentiated_again = torch.is_grad_enabled()
+        found = torch.zeros_like(u)
+        for start in range(0, len(u), ctx.step):
+            rows = slice(start, start + ctx.step)
+            with torch.enable_grad():
+                block = u[rows] if is_differentiated_again else u[rows].detach().requires_grad_()
+                out = ctx.run(block)
+            if out.requires_grad:
+                (found[rows],) = torch.autograd.grad(out, block, grad[rows], create_graph=is_differentiated_again)
+        return None, None, None, found
+
+
+def _sparing_memory(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """run(*tensors), of which, where a gradient is wanted, backward makes the inner arrays again."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        made: Tensor = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
+        return made
+    return run(*tensors)
+
+
+class _Form(nn.Module):
+    """An array of affine functions of u: `constant`, and `weight` or, if sparse, its `index` and `entries`."""
+
+    constant: Tensor
+    weight: Tensor
+    index: Tensor
+    entries: Tensor
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.shape, self.is_constant = form.shape, form.is_constant
+        self.register_buffer("constant", torch.tensor(form.constant.toarray()))
+        num_rows, num_variables = form.linear.shape
+        self.is_dense = num_rows * num_variables <= max(DENSE_CELLS, 4 * form.linear.nnz)
+        if self.is_constant:
+            return
+        if self.is_dense:
+            self.register_buffer("weight", torch.tensor(form.linear.toarray()))
+        else:
+            linear = form.linear.copy()
+            linear.sum_duplicates()  # sorts, too
+            entries = linear.tocoo()
+            self.register_buffer("index", torch.tensor(np.stack(entries.coords).astype(np.int64)))
+            self.register_buffer("entries", torch.tensor(entries.data))
+
+    def forward(self, u: Tensor) -> Tensor:
+        """(batch, rows, columns), or (rows, columns) where nothing depends on u."""
+        if self.is_constant:
+            return self.constant
+        if self.is_dense:
+            moved = u @ self.weight.mT
+        else:
+            size = (self.shape[0] * self.shape[1], u.shape[1])
+            linear = torch.sparse_coo_tensor(self.index, self.entries, size, is_coalesced=True, check_invariants=False)
+            moved = torch.sparse.mm(linear, u.mT).mT
+        return moved.reshape(len(u), *self.shape) + self.constant
+
+    def batched(self, u: Tensor) -> Tensor:
+        return self(u).expand(len(u), *self.shape)
+
+
+class _Attention(nn.Module):
+    written: Tensor
+    carried: Tensor
+
+    def __init__(self, stage: AttentionStage) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(_Head(head) for head in stage.heads)
+        self.residual = None if stage.residual is None else _Form(stage.residual)
+        self.register_buffer("written", torch.tensor(stage.written), persistent=False)
+        self.register_buffer("carried", torch.tensor(stage.carried), persistent=False)
+        width = stage.heads[0].queries.shape[0] * stage.heads[0].W_O.shape[1]
+        self.cells_per_point = sum(head.cells_per_point + width for head in self.heads) + 3 * width
+
+    def forward(self, u: Tensor) -> Tensor:
+        total = self.heads[0](u)
+        for head in self.heads[1:]:
+            total = total + head(u)
+        if self.residual is not None:
+            total = total + self.residual(u)
+        return torch.cat([total.flatten(1)[:, self.written], u[:, self.carried]], dim=1)
+
+
+class _Softmax(nn.Module):
+    carried: Tensor
+
+    def __init__(self, stage: SoftmaxStage) -> None:
+        super().__init__()
+        self.logits = _Form(stage.logits)
+        self.register_buffer("carried", torch.tensor(stage.carried), persistent=False)
+        self.cells_per_point = 3 * stage.logits.shape[0] * stage.logits.shape[1]
+
+    def forward(self, u: Tensor) -> Tensor:
+        weights = torch.softmax(self.logits.batched(u), dim=-1)
+        return torch.cat([weights.flatten(1), u[:, self.carried]], dim=1)
+
+
+class _Head(nn.Module):
+    """softmax(queries·keysᵀ)·values·W_O: (batch, variables) → (batch, queries, width_out)."""
+
+    W_O: Tensor
+    shared: Tensor
+    order: Tensor | None
+
+    def __init__(self, head: FoldedHead) -> None:
+        super().__init__()
+        plan = _Plan(head)
+        self.queries, self.keys, self.values = _Form(head.queries), _Form(plan.keys), _Form(plan.values)
+        self.pieces = nn.ModuleList(_Piece(queries, own) for queries, own in plan.pieces)
+        self.register_buffer("W_O", torch.tensor(head.W_O))
+        self.register_buffer("shared", torch.tensor(plan.shared), persistent=False)
+        order = np.argsort(np.concatenate([queries.ravel() for queries, _ in plan.pieces]))
+        is_in_order = bool((order == np.arange(len(order))).all())
+        self.register_buffer("order", None if is_in_order else torch.tensor(order), persistent=False)
+        self.cells_per_point = plan.cells_per_point
+
+    def forward(self, u: Tensor) -> Tensor:
+        arrays = self.queries.batched(u), self.keys(u), self.values(u), self.shared
+        if len(self.pieces) == 1:
+            mixed: Tensor = self.pieces[0](*arrays)
+        else:
+            mixed = torch.cat([_sparing_memory(piece, *arrays) for piece in self.pieces], dim=1)
+        return (mixed if self.order is None else mixed[:, self.order]) @ self.W_O
+
+
+class _Piece(nn.Module):
+    """Some queries: a row of them, which see every key; or row s of (s, q), which sees the keys own[s] and `shared`."""
+
+    chosen: Tensor
+    own: Tensor | None
+
+    def __init__(self, chosen: np.ndarray, own: np.ndarray | None) -> None:
+        super().__init__()
+        self.register_buffer("chosen", torch.tensor(chosen), persistent=False)
+        self.register_buffer("own", None if own is None else torch.tensor(own), persistent=False)
+
+    def forward(self, queries: Tensor, keys: Tensor, values: Tensor, shared: Tensor) -> Tensor:
+        if self.own is not None:
+            seen = torch.cat([shared.expand(len(self.own), -1), self.own], dim=1)
+            keys, values = keys[..., seen, :], values[..., seen, :]
+        weights = torch.softmax(queries[:, self.chosen] @ keys.mT, dim=-1)
+        return (weights @ values).flatten(1, -2)
+
+
+class _Plan:
+    """Which queries go with which keys, so that a piece has about CELLS_PER_BLOCK scores and no hidden ones."""
+
+    def __init__(self, head: FoldedHead) -> None:
+        self.keys, self.values, self.shared = head.keys, head.values, np.zeros(0, np.int64)
+        groups: list[tuple[np.ndarray, np.ndarray]] = []
+        if head.query_segments is not None and head.key_segments is not None:
+            self.shared = np.flatnonzero(head.key_segments == EVERY_QUERY)
+            groups = _by_segment(head.query_segments, head.key_segments)
+            if len(groups) == 1 and len(groups[0][0]) == 1:  # all queries see the same keys: keep those alone
+                visible = np.sort(np.concatenate([self.shared, groups[0][1][0]]))
+                self.keys, self.values, groups = self.keys.rows(visible), self.values.rows(visible), []
+        self.pieces: list[tuple[np.ndarray, np.ndarray | None]] = []
+        d_k, d_v = self.keys.shape[1], self.values.shape[1]
+        self.cells_per_point = head.queries.shape[0] * (2 * d_k + d_v)
+        for queries, own in groups:
+            num_keys = len(self.shared) + own.shape[1]
+            self.cells_per_point += len(own) * num_keys * (2 * queries.shape[1] + d_k + d_v)
+            step = max(1, CELLS_PER_BLOCK // (num_keys * queries.shape[1]))
+            for start in range(0, len(own), step):
+                self._add(queries[start : start + step], own[start : start + step], num_keys)
+        if not groups:
+            num_keys = self.keys.shape[0]
+            self.cells_per_point += 2 * head.queries.shape[0] * num_keys
+            self.cells_per_point += 0 if self.keys.is_constant else num_keys * d_k
+            self.cells_per_point += 0 if self.values.is_constant else num_keys * d_v
+            self._add(np.arange(head.queries.shape[0]), None, num_keys)
+
+    def _add(self, queries: np.ndarray, own: np.ndarray | None, num_keys: int) -> None:
+        step = max(1, CELLS_PER_BLOCK // num_keys)
+        for start in range(0, queries.shape[-1], step):
+            self.pieces.append((queries[..., start : start + step], own))
+
+
+def _by_segment(query_segments: np.ndarray, key_segments: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(queries, own keys) of the segments, one a row; segments with equally many of both stand in one array."""
+    keys_of = _positions(key_segments)
+    keys_of[EVERY_QUERY] = np.zeros(0, np.int64)
+    has_own = np.isin(query_segments, key_segments)  # the other queries see what is shared, and are all alike
+    alike = defaultdict(list)
+    for segment, queries in _positions(np.where(has_own, query_segments, EVERY_QUERY)).items():
+        alike[len(queries), len(keys_of[segment])].append((queries, keys_of[segment]))
+    return [(np.stack([q for q, _ in group]), np.stack([k for _, k in group])) for group in alike.values()]
+
+
+def _positions(segments: np.ndarray) -> dict[int, np.ndarray]:
+    """Where each segment stands."""
+    order = np.argsort(segments, kind="stable")
+    found, starts = np.unique(segments[order], return_index=True)
+    return dict(zip(found.tolist(), np.split(order, starts[1:]), strict=False))  # without segments, split still has one

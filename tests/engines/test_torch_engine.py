@@ -1,0 +1,283 @@
+"""The torch module computes what the reference computes, and so do its gradients, in bounded memory.
+
+The tolerance of values is `ir.rounding`: what any evaluation in the program's dtype may be off by. That of gradients
+comes from the finite differences themselves: the distance of two of them, and rounding divided by the step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import attnc
+from attnc.engines.numpy_engine import NumpyEngine
+from attnc.errors import InputError
+from attnc.ir import Attention, Head, Mask, Program
+from attnc.ir.layers import EVERY_QUERY
+from attnc.ir.spec import check
+from ir.random_programs import lookup_program, programs_and_inputs, random_inputs
+from ir.rounding import assert_agrees, exact_and_bound
+from strategies.programs import programs
+
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install -c constraints.txt -e '.[torch]'")
+from attnc.engines import torch_engine  # noqa: E402  (imports torch)
+from attnc.engines.torch_engine import to_torch  # noqa: E402
+
+SMALL = {
+    "as shipped": {},
+    "one cell a block": {"CELLS_PER_BLOCK": 1},
+    "sparse": {"CELLS_PER_BLOCK": 9, "DENSE_CELLS": 0},
+}
+rng = np.random.default_rng(0)
+LINEAR = attnc.TruncatedLinear(rng.normal(size=(3, 2)), 0.1, -1, 1, box=(-1, 1))
+RELU = attnc.ReLUNetwork(
+    [rng.normal(size=(5, 2)), rng.normal(size=(4, 5)), rng.normal(size=(2, 4))],
+    [rng.normal(size=5), rng.normal(size=4), rng.normal(size=2)],
+    (-1, 1),
+)
+SEQUENCE = attnc.SequenceTarget(lambda X: X.mean(axis=1, keepdims=True) + 0 * X, 2, 1, (-1, 1), lipschitz=1.0)
+PAIR = attnc.SequenceTarget(lambda X, Y: X + Y.mean(axis=1, keepdims=True), (2, 1), (1, 1), (-1, 1), lipschitz=2.0)
+NETWORKS = {
+    "max_affine": lambda dtype: attnc.compile("sin(x) + cos(y)", [(-1, 1)] * 2, 0.3, dtype=dtype),
+    "max_affine, sequence": lambda dtype: attnc.compile(SEQUENCE, eps=0.5, dtype=dtype),
+    "max_affine_cross": lambda dtype: attnc.compile(PAIR, eps=0.8, dtype=dtype),
+    "truncated_linear": lambda dtype: attnc.compile(LINEAR, eps=0.05, dtype=dtype),
+    "truncated_linear_heads": lambda dtype: attnc.compile(
+        LINEAR, eps=0.05, dtype=dtype, construction="truncated_linear_heads"
+    ),
+    "relu_network": lambda dtype: attnc.compile(RELU, eps=0.2, dtype=dtype),
+}
+
+
+def run(module, inputs) -> np.ndarray:
+    with torch.no_grad():
+        return module(*map(torch.from_numpy, inputs)).numpy()
+
+
+def set_sizes(patch: pytest.MonkeyPatch, sizes: dict[str, int]) -> None:
+    for name, size in sizes.items():
+        patch.setattr(torch_engine, name, size)
+
+
+@pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
+def test_random_programs(sizes):
+    @settings(max_examples=40, deadline=None)
+    @given(programs_and_inputs(max_tokens=6, scales=(0.1, 1.0, 400.0)))
+    def agree(case):
+        program, inputs = case
+        with pytest.MonkeyPatch.context() as patch:
+            set_sizes(patch, sizes)
+            assert_agrees(program, inputs, run(to_torch(program), inputs))
+
+    agree()
+
+
+@settings(max_examples=30, deadline=None)
+@given(programs())
+def test_names_that_torch_would_not_take(program):
+    inputs = random_inputs(program, 2, 0)
+    assert_agrees(program, inputs, run(to_torch(program), inputs))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_constructions(name, dtype):
+    program = NETWORKS[name](dtype).program
+    module = to_torch(program)
+    for batch in (0, 1, 7):
+        inputs = tuple(array / 2 for array in random_inputs(program, batch, batch))
+        assert_agrees(program, inputs, run(module, inputs))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_logits_that_span_a_million_give_no_nan(dtype):
+    anchors = np.linspace(-1, 1, 101)
+    program = lookup_program(anchors, np.cos(anchors), 1e6, dtype)
+    points = np.linspace(-1, 1, 37)[:, None].astype(dtype)
+    assert_agrees(program, (points,), run(to_torch(program), (points,)))
+    x = torch.tensor(points, requires_grad=True)
+    to_torch(program)(x).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def many_segments(num_tokens: int, residual: bool) -> Program:
+    """Queries of many segments, some of which have keys of their own, with keys and values that move."""
+    rng = np.random.default_rng(num_tokens)
+    segments = rng.integers(EVERY_QUERY, num_tokens // 2, num_tokens)
+    mask = Mask(rng.integers(EVERY_QUERY, num_tokens, num_tokens), np.r_[EVERY_QUERY, segments[1:]])
+    heads = tuple(Head(*(rng.normal(size=(2, 2)) for _ in range(4)), mask) for _ in range(2))
+    return check(Program((Attention("mix", heads, ("a", "b"), residual),), ((num_tokens, 2),), (num_tokens, 2)))
+
+
+@pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize("residual", [True, False])
+def test_masks_of_many_segments(sizes, residual, monkeypatch):
+    set_sizes(monkeypatch, sizes)
+    program = many_segments(40, residual)
+    inputs = random_inputs(program, 3, 0)
+    assert_agrees(program, inputs, run(to_torch(program), inputs))
+
+
+@pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
+def test_gradients_of_random_programs(sizes):
+    """Against torch's own finite differences, with and without checkpoints."""
+
+    @settings(max_examples=15, deadline=None)
+    @given(programs_and_inputs(max_layers=3, max_tokens=4, scales=(0.1, 1.0)))
+    def agree(case):
+        program, inputs = case
+        if program.dtype == np.float64 and len(inputs[0]):
+            with pytest.MonkeyPatch.context() as patch:
+                set_sizes(patch, sizes)
+                points = [torch.tensor(array[:2], requires_grad=True) for array in inputs]
+                module = to_torch(program)
+                if module(*points).requires_grad:
+                    assert torch.autograd.gradcheck(module, points)
+
+    agree()
+
+
+@pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
+def test_second_derivatives(sizes, monkeypatch):
+    set_sizes(monkeypatch, sizes)
+    anchors = np.linspace(-1, 1, 9)
+    module = to_torch(lookup_program(anchors, np.cos(anchors), 4.0))
+    assert torch.autograd.gradgradcheck(module, torch.tensor([[0.3], [-0.2]], dtype=torch.float64, requires_grad=True))
+
+
+def test_blocks_change_no_gradient(monkeypatch):
+    """Not even of weights, if someone trains them, nor of a program that does not look at its input."""
+    program = lookup_program(np.linspace(-1, 1, 9), np.arange(9.0), 4.0)
+    points, gradients = torch.linspace(-1, 1, 7, dtype=torch.float64)[:, None], []
+    for cells in (2**20, 1):
+        monkeypatch.setattr(torch_engine, "CELLS_PER_BLOCK", cells)
+        module, x = to_torch(program), points.clone().requires_grad_()
+        values = module.stages["0_select"].heads[0].values.constant.requires_grad_()
+        module(x).sum().backward()
+        gradients.append(torch.cat([x.grad.ravel(), values.grad.ravel()]))
+    torch.testing.assert_close(*gradients, rtol=1e-13, atol=1e-13)
+    module, x = to_torch(lookup_program(np.zeros(1), np.ones(1), 1.0)), points.clone().requires_grad_()
+    module(x).sum().backward()
+    assert (x.grad == 0).all()
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_of_constructions(name):
+    """Central differences of the numpy engine at points where they have settled, which near a tie they have not."""
+    program = NETWORKS[name]("float64").program
+    engine, step = NumpyEngine(program), 1e-5
+    inputs = tuple(array / 2 for array in random_inputs(program, 50, 5))
+    points = [torch.tensor(array, requires_grad=True) for array in inputs]
+    to_torch(program)(*points).sum().backward()
+    direction = np.zeros_like(inputs[0])
+    direction.reshape(len(direction), -1)[:, 0] = 1
+
+    def slope(step: float) -> np.ndarray:
+        ahead, behind = (engine(inputs[0] + sign * step * direction, *inputs[1:]) for sign in (1, -1))
+        return (ahead - behind).reshape(len(direction), -1).sum(axis=1) / (2 * step)
+
+    rounding = exact_and_bound(program, tuple(array[:3] for array in inputs))[1].max() * np.prod(program.output_shape)
+    allowed = np.abs(slope(step) - slope(2 * step)) + 10 * float(rounding) / step
+    error = np.abs((points[0].grad.numpy() * direction).reshape(len(direction), -1).sum(axis=1) - slope(step))
+    has_settled = allowed < 1e-3
+    assert has_settled.mean() > 0.8
+    assert (error <= allowed)[has_settled].all()
+
+
+def test_inputs_of_any_real_dtype_are_cast():
+    program = lookup_program(np.linspace(-1, 1, 9), np.arange(9.0), 4.0)
+    module = to_torch(program)
+    found = module(torch.tensor([[0.5]], dtype=torch.float16))
+    assert found.dtype == torch.float64
+    assert found.shape == (1,)
+    assert module(torch.tensor([[1]])).item() == module(torch.tensor([[1.0]])).item()
+    assert to_torch(lookup_program(np.ones(1), np.ones(1), 1.0, np.float32)).dtype == torch.float32
+    assert to_torch(lookup_program(np.ones(1), np.ones(1), 1.0, np.float32)).double().dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("inputs", "complaint"),
+    [
+        ((), "takes 1 input"),
+        ((torch.zeros(2, 3),), r"shape \(2, 3\): the network takes \(batch, 1\)"),
+        ((torch.zeros(()),), "shape"),
+        ((torch.zeros(2, 1, dtype=torch.complex64),), "real torch tensors; found torch.complex64"),
+        ((np.zeros((2, 1)),), "real torch tensors; found float64"),
+    ],
+)
+def test_wrong_inputs_are_refused(inputs, complaint):
+    module = to_torch(lookup_program(np.zeros(1), np.zeros(1), 1.0))
+    with pytest.raises(InputError, match=complaint):
+        module(*inputs)
+
+
+def test_batches_that_differ_are_refused():
+    module = to_torch(NETWORKS["max_affine_cross"]("float64").program)
+    with pytest.raises(InputError, match="batch size"):
+        module(torch.zeros(2, 2, 1), torch.zeros(3, 1, 1))
+
+
+def test_weights_go_through_safetensors(tmp_path, monkeypatch):
+    from safetensors.torch import load_file, save_file
+
+    anchors = np.linspace(-1, 1, 9)
+    for sizes in SMALL.values():
+        set_sizes(monkeypatch, sizes)
+        first, second = (to_torch(lookup_program(anchors, values, 4.0)) for values in (np.cos(anchors), anchors))
+        save_file(first.state_dict(), tmp_path / "weights.safetensors")
+        second.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+        points = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+        assert (first(points) == second(points)).all()
+    assert "stages.0_select.heads.0.keys.constant" in first.state_dict()
+    assert not any(tensor.requires_grad for tensor in first.state_dict().values())
+
+
+def test_without_torch_the_error_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import attnc.engines.torch_engine"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "InputError" in done.stderr
+    assert "pip install -c constraints.txt 'attnc[torch]'" in done.stderr
+
+
+MILLION = """
+import json, resource, sys
+import numpy as np, torch
+from ir.random_programs import lookup_program
+from attnc.engines.torch_engine import to_torch
+num_points, wants_gradient = int(sys.argv[1]), sys.argv[2] == "True"
+anchors = np.linspace(-3, 3, 1_000_000)
+module = to_torch(lookup_program(anchors, np.sin(anchors), 1e3))
+points = np.random.default_rng(0).uniform(-2, 2, (num_points, 1))
+x = torch.tensor(points, requires_grad=wants_gradient)
+out = module(x)
+error = np.abs(out.detach().numpy() - np.exp(-1 / 4e3) * np.sin(points[:, 0])).max()
+if wants_gradient:
+    out.sum().backward()
+    error = max(error, np.abs(x.grad.numpy() - np.exp(-1 / 4e3) * np.cos(points)).max())
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print(json.dumps({"peak": peak, "error": error}))
+"""
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+@pytest.mark.parametrize("num_points", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_million_anchors_fit_in_a_gibibyte(num_points, wants_gradient):
+    """Against the exact Gaussian mean of sin; whole, scores and weights of 60 points would be 960 MB."""
+    done = subprocess.run(
+        [sys.executable, "-c", MILLION, str(num_points), str(wants_gradient)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    found = json.loads(done.stdout)
+    assert found["peak"] < 2**30, f"{found['peak'] / 2**20:,.0f} MiB"
+    assert found["error"] < 1e-8
