@@ -165,7 +165,7 @@ def test_eps_reaches_the_validation(run, eps: str) -> None:
     for arguments in (["--eps", eps], [f"--eps={eps}"]):
         ran = run("compile", "x", "--box", "x=0:1", *arguments)
         assert ran.code == 2
-        assert ran.err.startswith("error: eps must be a finite number > 0")
+        assert ran.err.startswith("error: eps must be a finite number")
         assert ran.out == ""
 
 

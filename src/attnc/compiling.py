@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import numbers
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,13 @@ from attnc.certificates.certificate import Certificate
 from attnc.certificates.observed import observed_error
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
-from attnc.errors import BoundNotMet, DomainError, InputError
+from attnc.errors import BoundNotMet, DomainError, InputError, real_number
 from attnc.network import Network
-from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.function_target import CallableTarget
+from attnc.targets.function_target import CallableTarget, FunctionTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
 from attnc.targets.target import Target
 
@@ -66,6 +67,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     Raises BoundNotMet when the bound cannot be brought to eps within max_anchors and max_bytes.
     """
     _check_request(eps, dtype, construction, max_anchors, max_bytes)
+    eps = float(eps)
     p = _exponent(norm)
     target = as_target(source, box, lipschitz, p)
     name = _default(target) if construction == "auto" else construction
@@ -92,7 +94,8 @@ def _exponent(norm: Any) -> float:
     """p of the L_p norm; "inf" is the largest error."""
     if norm == "inf":
         return math.inf
-    if isinstance(norm, bool) or not isinstance(norm, int | float) or not norm >= 1:
+    is_number = isinstance(norm, numbers.Real) and not isinstance(norm, bool)
+    if not is_number or not norm >= 1:
         raise InputError(f"norm must be 'inf' or a number p ≥ 1, found {norm!r}")
     return float(norm)
 
@@ -133,11 +136,11 @@ def _default(target: Target) -> str:
 
 
 def _check_request(eps: float, dtype: str, construction: str, max_anchors: int, max_bytes: int) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not (math.isfinite(eps) and eps > 0):
+    if not real_number("eps", eps) > 0:
         raise InputError(f"eps must be a finite number > 0, found {eps!r}")
-    if dtype not in UNIT_ROUNDOFF:
+    if not isinstance(dtype, str) or dtype not in UNIT_ROUNDOFF:
         raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {dtype!r}")
-    if construction != "auto" and construction not in CONSTRUCTIONS:
+    if not isinstance(construction, str) or construction not in ("auto", *CONSTRUCTIONS):
         raise InputError(f"construction must be auto or one of {', '.join(CONSTRUCTIONS)}; found {construction!r}")
     for name, limit in (("max_anchors", max_anchors), ("max_bytes", max_bytes)):
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
@@ -148,13 +151,13 @@ def _certify(
     built: Built, target: Target, p: float, eps: float, command: str | None, progress: Progress | None
 ) -> Network:
     """The construction's bound, and beside it the error that a dense sample shows."""
-    bound = built.bound
+    bound, dtype = built.bound, str(built.program.dtype)
     claim = Certificate(
         bound=None if bound is None else bound.value,
         observed=None,
         terms=() if bound is None else bound.terms,
-        assumptions=target.assumptions,
-        dtype=str(built.program.dtype),
+        assumptions=(*target.assumptions, engine_assumption(dtype)),
+        dtype=dtype,
         norm=f"{p:g}",
         method="estimate" if bound is None else "theorem",
     )
@@ -173,4 +176,19 @@ def _certify(
         report = None if progress is None else lambda fraction: progress("observing", fraction)
         return network(*target.split(points), progress=report).reshape(len(points), -1)
 
-    return network.with_observed(observed_error(evaluate, target, network.num_anchors, p))
+    observed = observed_error(evaluate, target, network.work_per_point, p)
+    if bound is not None and not observed <= bound.value * (1 + 1e-3 * (p < math.inf)):
+        raise InputError(_refuted(target, observed, bound.value))
+    return network.with_observed(observed)
+
+
+def _refuted(target: Target, observed: float, bound: float) -> str:
+    """A sample that contradicts the bound: what was given cannot be true, or a proof is wrong. Either is an error."""
+    found = (
+        f"the error at a sample is {observed:.6g}, above the bound {bound:.6g} of {target.describe()} on {target.box}"
+    )
+    if isinstance(target, FunctionTarget):
+        return (
+            f"{found}: the Lipschitz constant {target.lipschitz:g} that was given cannot be right. State a larger one."
+        )
+    return f"{found}: this is a defect of attnc. Please report it with this message."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -75,3 +77,15 @@ class BoundNotMet(AttncError):
         if self._network is None and self._build is not None:
             self._network = self._build()
         return self._network
+
+
+def real_number(name: str, given: Any) -> float:
+    """A finite real number of any kind (int, float, numpy), or InputError with the argument's name."""
+    is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
+    try:
+        value = float(given) if is_number else math.nan
+    except OverflowError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{name} must be a finite number, found {given!r:.80}")
+    return value

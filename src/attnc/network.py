@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,6 +73,11 @@ class Network:
     @property
     def num_parameters(self) -> int:
         return self.program.num_parameters
+
+    @property
+    def work_per_point(self) -> int:
+        """Scores that one point costs: queries × keys, summed over heads and layers."""
+        return self._engine.work_per_point
 
     @cached_property
     def _engine(self) -> NumpyEngine:
@@ -177,6 +183,8 @@ class Network:
         """Writes config.json, model.safetensors, certificate.json and README.md, whole or not at all."""
         from attnc.model_card import model_card
 
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
         config = {
             "construction": self.construction,
             "expression": self.expression,
@@ -192,16 +200,27 @@ class Network:
 
 def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     """Reads a saved network; refuses what does not fit, before allocating."""
-    program, config, certificates = load_network(Path(path), max_bytes=max_bytes)
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
+    try:
+        program, config, certificates = load_network(Path(path), max_bytes=max_bytes)
+    except MemoryError:
+        raise FileError(f"{path}: the network is too large for this machine's memory") from None
     if "certificate.json" not in certificates:
         raise FileError(f"{path}: certificate.json is missing")
     try:
         box = Box.parse({str(name): tuple(ends) for name, ends in config["box"].items()})
+        claim = certificates["certificate.json"]
+        certificate = Certificate.from_json(claim)
+        _require_same("variables", config["variables"], list(box.names))
+        _require_same("box", claim["box"], {name: list(ends) for name, ends in box.as_dict().items()})
+        _require_same("expression", claim["expression"], config["expression"])
+        _require_same("dtype", certificate.dtype, str(program.dtype))
         if box.d != sum(math.prod(shape) for shape in program.input_shapes):
             raise InputError(f"a box of {box.d} variables for inputs of shape {program.input_shapes}")
         return Network(
             program,
-            Certificate.from_json(certificates["certificate.json"]),
+            certificate,
             box,
             construction=_typed(config, "construction", str),
             expression=_typed(config, "expression", str | None),
@@ -209,8 +228,13 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
             parameters=_typed(config, "parameters", dict),
             command=_typed(config, "command", str | None),
         )
-    except (KeyError, TypeError, AttributeError, ValueError, InputError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, InputError) as error:
         raise FileError(f"{path}: config.json does not fit: {type(error).__name__}: {error}") from None
+
+
+def _require_same(what: str, found: Any, wanted: Any) -> None:
+    if found != wanted:
+        raise ValueError(f"{what}: {found!r:.80} and {wanted!r:.80} do not agree")
 
 
 def _typed(config: Mapping[str, Any], key: str, kind: Any) -> Any:

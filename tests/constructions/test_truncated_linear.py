@@ -84,6 +84,16 @@ def test_seams_between_heads(n, H, s, dtype):
     assert error <= built.bound.value <= 3 * max(error, error_at(built, target, points_for(target, 5000)))
 
 
+@pytest.mark.parametrize(
+    ("H", "n", "s", "beta"), [(200, 3, 1, 0.05), (50, 5, 1, 0.01), (50, 10, 1, 0.02), (100, 3, 1, 0.1), (40, 7, 2, 0.3)]
+)
+def test_many_soft_heads_all_speak(H, n, s, beta):
+    """Each of H soft heads may add its own share: the bound must not pretend that only two do."""
+    target = TruncatedLinear([1.0], 0.0, -1.0, 1.0, (-1, 1))
+    built = truncated_linear_heads(target, num_heads=H, num_tokens=n, sentinels=s, beta=beta)
+    assert error_at(built, target, points_for(target, 2000)) <= built.bound.value
+
+
 @pytest.mark.parametrize("build", [truncated_linear, truncated_linear_heads])
 def test_truncation_holds_on_all_of_R(build):
     target = TruncatedLinear([[2.0, -1.0], [0.5, 0.5]], [0.3, -0.1], -1.0, 1.5, (-1, 1))
@@ -236,4 +246,4 @@ def test_silence_is_an_upper_bound():
                 own = (g >= h * q) & (g < (h + 1) * q)
                 if e[window].sum() > 0:
                     total += np.abs(e[own] / e[window].sum() - e[own] / e.sum()).sum()
-            assert total <= silence(beta, s, 0.0)
+            assert total <= silence(beta, s, 0.0, H)

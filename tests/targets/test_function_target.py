@@ -24,7 +24,9 @@ def raises(points):
         (lambda p: 1.0, "keep the batch"),
         (lambda p: p[:1, 0], "keep the batch"),
         (lambda p: p[:, :, None], "SequenceTarget"),
-        (lambda p: ["a"] * len(p), "failed"),
+        (lambda p: ["a"] * len(p), "real numbers"),
+        (lambda p: p[:, 0] * 1j, "real numbers"),
+        (lambda p: p[:, :0], "no output"),
         (raises, "raises failed .* ValueError: no such luck"),
     ],
 )
@@ -77,7 +79,8 @@ def test_bad_lipschitz_constants(lipschitz):
 
 def test_the_assumption_is_stated():
     net = attnc.compile(lambda p: p.sum(axis=1), [(-1, 1)] * 2, 0.5, lipschitz=np.sqrt(2))
-    (sentence,) = net.certificate.assumptions
+    sentence, engine = net.certificate.assumptions
+    assert "float64" in engine
     assert sentence.startswith("given, not proved")
     assert "1.41421" in sentence
 

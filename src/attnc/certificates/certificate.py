@@ -1,7 +1,8 @@
-"""A certificate: sup |f − network| ≤ bound, for these weights, on this box, in this arithmetic."""
+"""A certificate: the norm of f − network is ≤ bound, for these weights, on this box, in this arithmetic."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,14 +55,14 @@ class Certificate:
             return cls(
                 bound=_number(data["bound"]),
                 observed=_number(data["observed"]),
-                terms=tuple(Term(str(t["name"]), float(t["value"]), str(t["reason"])) for t in data["terms"]),
-                assumptions=tuple(str(sentence) for sentence in data["assumptions"]),
-                dtype=str(data["dtype"]),
-                method=str(data["method"]),
-                norm=str(data["norm"]),
-                leaves=tuple(data["leaves"]),
+                terms=tuple(_term(entry) for entry in _list(data["terms"])),
+                assumptions=tuple(_text(sentence) for sentence in _list(data["assumptions"])),
+                dtype=_text(data["dtype"]),
+                method=_text(data["method"]),
+                norm=_text(data["norm"]),
+                leaves=tuple(_list(data["leaves"])),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileError(f"certificate: {type(error).__name__}: {error}") from None
 
 
@@ -70,4 +71,26 @@ def _number(value: Any) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"expected a number or null, found {value!r}")
-    return float(value)
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"expected a finite number ≥ 0, found {value!r:.80}")
+    return number
+
+
+def _term(entry: Any) -> Term:
+    value = _number(entry["value"])
+    if value is None:
+        raise TypeError("a term has no value")
+    return Term(_text(entry["name"]), value, _text(entry["reason"]))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {value!r:.80}")
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, found {value!r:.80}")
+    return value

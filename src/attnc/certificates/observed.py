@@ -15,40 +15,55 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 MAX_POINTS = 20_000
-MAX_SCORES = 4 * 10**8
-"""points × anchors that a sample may cost: about two seconds of exponentials."""
+MAX_WORK = 4 * 10**8
+"""Scores that a sample may cost: about two seconds of exponentials."""
 
 
 def sample_points(box: Box, count: int, seed: int = 0) -> Float[np.ndarray, "points d"]:
-    """A grid over the box, its corners included, and as many points at random; sorted along the first axis."""
-    per_axis = max(2, int((count / 2) ** (1 / box.d)))
-    axes = [np.linspace(lo, hi, per_axis) for lo, hi in zip(box.lo, box.hi, strict=True)]
-    regular = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
-    if len(regular) > count:
-        regular = regular[:: len(regular) // count]
-    scattered = box.lo + np.random.default_rng(seed).random((max(1, count - len(regular)), box.d)) * box.widths
+    """A grid over the box, its corners included, and as many points at random; sorted along the first axis.
+
+    In so many dimensions that a grid of two points an axis is too large, corners at random instead.
+    """
+    rng = np.random.default_rng(seed)
+    if 2.0**box.d > count / 2:
+        regular = np.where(rng.random((count // 2, box.d)) < 0.5, box.lo, box.hi)
+    else:
+        per_axis = int((count / 2) ** (1 / box.d))
+        axes = [np.linspace(lo, hi, per_axis) for lo, hi in zip(box.lo, box.hi, strict=True)]
+        regular = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
+    scattered = box.lo + rng.random((max(1, count - len(regular)), box.d)) * box.widths
     points = np.clip(np.concatenate([regular, scattered]), box.lo, box.hi)
     return points[np.argsort(points[:, 0], kind="stable")]
 
 
 def observed_error(
-    evaluate: Callable[[np.ndarray], np.ndarray], target: Target, num_anchors: int, p: float = math.inf, seed: int = 0
+    evaluate: Callable[[np.ndarray], np.ndarray],
+    target: Target,
+    work_per_point: int,
+    p: float = math.inf,
+    seed: int = 0,
 ) -> float:
-    """The error seen at a sample as dense as MAX_SCORES allows; `evaluate` maps flat points to flat outputs.
+    """The error seen at a sample as dense as MAX_WORK allows; `evaluate` maps flat points to flat outputs.
 
     For p = ∞ the largest; otherwise the L_p norm over the box, by quadrature: the mean over one random point in each
     cell of a regular grid, whose error is of higher order than that of as many points at random.
     """
-    count = int(min(MAX_POINTS, max(200, MAX_SCORES // max(1, num_anchors))))
+    count = int(min(MAX_POINTS, max(200, MAX_WORK // max(1, work_per_point))))
     points = sample_points(target.box, count, seed) if p == math.inf else _stratified(target.box, count, seed)
     errors = np.abs(evaluate(points) - target(points)).max(axis=1)
     if p == math.inf:
         return float(errors.max())
-    return float((target.box.widths.prod() * np.mean(errors**p)) ** (1 / p))
+    worst = float(errors.max())
+    if not 0 < worst < math.inf:
+        return worst
+    volume = math.exp(float(np.log(target.box.widths).sum()) / p)
+    return worst * float(np.mean((errors / worst) ** p)) ** (1 / p) * volume
 
 
 def _stratified(box: Box, count: int, seed: int) -> Float[np.ndarray, "points d"]:
-    per_axis = max(1, int(count ** (1 / box.d)))
+    per_axis = int(count ** (1 / box.d))
+    if per_axis < 2:
+        return box.lo + np.random.default_rng(seed).random((count, box.d)) * box.widths
     corners = np.stack(np.meshgrid(*[np.arange(per_axis)] * box.d, indexing="ij"), axis=-1).reshape(-1, box.d)
     shift = np.random.default_rng(seed).random(corners.shape)
     return np.clip(box.lo + (corners + shift) / per_axis * box.widths, box.lo, box.hi)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from attnc.cli.commands import app
 from attnc.cli.output import print_json
-from attnc.errors import AttncError, BoundNotMet, ExpressionError, InputError
+from attnc.errors import AttncError, BoundNotMet, ExpressionError, FileError, InputError
 
 DONE, NOT_MET, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
 """The last two are the shell's: 128 and the number of the signal."""
@@ -21,11 +21,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # no terminal's encoding can make a message fail
+    if sys.stdout is None:  # closed by the caller: there is nowhere to write
+        sys.stdout = io.StringIO()
     code = _run(list(sys.argv[1:] if argv is None else argv))
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         code = CLOSED_PIPE
+    except OSError as error:
+        print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        code = BAD_INPUT
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if code == CLOSED_PIPE:  # what is left in the buffer goes nowhere, instead of failing once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
@@ -43,8 +49,11 @@ def _run(arguments: list[str]) -> int:
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        return CLOSED_PIPE
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            return CLOSED_PIPE
+        _report(FileError(f"{error.strerror or error}"), as_json=False)  # where output cannot go, JSON cannot either
+        return BAD_INPUT
     except SystemExit as ending:
         # typer and rich end the program by themselves, and leave the exception that says why.
         if isinstance(ending.__context__, BrokenPipeError):

@@ -36,7 +36,9 @@ def console() -> Console:
     """In a pipe there is no width to fit; a hundred columns keep tables in shape."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100)
+    is_fitted = sys.stdout.isatty() or "COLUMNS" in os.environ
+    found = Console(highlight=False)
+    return Console(highlight=False, width=max(40, found.width) if is_fitted else 100)
 
 
 def print_parts(*parts: RenderableType) -> None:

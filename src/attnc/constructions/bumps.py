@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 STEP_ANCHORS = (33, 17, 9)
-"""33 anchors make a step to 0.064/32 = 0.002. Where heads disagree by rounding, fewer anchors do so less."""
+"""33 anchors make a step to 0.062/32 = 0.002. Where heads disagree by rounding, fewer anchors do so less."""
 MAX_STEP_ANCHORS = 1024
 """More would be of no use: the steps are then exact to 6e-5, and rounding grows with the square of their number."""
 LEAST_LOG_WIDTH, LEAST_LOG_WIDTH_LP = -6, -13

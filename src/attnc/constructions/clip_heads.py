@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from attnc.constructions.clip import BEST_BETA
-from attnc.constructions.selection import mean_distance, mean_error, round_up, score_error
+from attnc.constructions.clip import BEST_BETA, require_fine
+from attnc.constructions.selection import mean_distance, mean_error, round_up, score_error, underflow
 from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Attention, Head
@@ -116,6 +116,7 @@ class HeadedClipLayer:
     def _delta(self) -> float:
         """Score error of one head, in its own coordinates."""
         local = (self.num_tokens - 1) / 2
+        require_fine(self.radius, UNIT_ROUNDOFF[self.dtype])
         size = self.beta * (2 * local * (local + 1) + local**2)
         return score_error(2, size, UNIT_ROUNDOFF[self.dtype])
 
@@ -131,28 +132,39 @@ class HeadedClipLayer:
     @cached_property
     def _ends(self) -> float:
         """What replacing the outer sentinels' places by the ends can change: Σ of their weights × their distance."""
-        n = np.arange(1, self.sentinels + 1, dtype=np.float64)
+        n = np.arange(1, min(self.num_anchors, 2 + int(math.sqrt(750 / self.beta))) + 1, dtype=np.float64)
         return round_up(float((n * np.exp(2 * self._delta - self.beta * n * n)).sum()))
 
     def leak(self, query_error: float) -> float:
         """What heads that should be silent say, and what two heads say that disagree about a seam.
 
         S (see `silence`) and 2(e^{2δ} − 1) of the largest value. And each head rounds y − its centre by itself: its
-        output has slope 2β·Cov(l, value) ≤ 2β·κ·radius, and no more than 2s + 3 heads have y in or beside their window.
+        output has slope 2β·Cov(l, value) ≤ 2β·κ·radius. No more than 2s + 3 heads have y in or beside their window; of
+        the others, the j-th has own weight e^{−2βsj} and a slope of n times that, so all of them n/(e^{2βs} − 1).
         """
         if self.num_heads == 1:
             return 0.0
-        quiet = silence(self.beta, self.sentinels, self._delta) + 2 * math.expm1(2 * self._delta)
-        slope = 2 * self.beta * max(1.0, mean_distance(self.beta, self.num_tokens, self._delta))
-        return round_up((quiet + query_error * (2 * self.sentinels + 3) * slope) * self.radius)
+        s, beta, delta = self.sentinels, self.beta, self._delta
+        if delta > 1:  # heads may disagree about anything
+            return round_up(2.0 * (self.num_heads + 1) * self.radius)
+        quiet = silence(beta, s, delta, self.num_heads) + 2 * math.expm1(2 * delta)
+        speaking = min(self.num_heads, (2 * s + 3) * (1 + self.num_tokens / math.expm1(min(700.0, 2 * beta * s))))
+        slope = 2 * beta * max(1.0, mean_distance(beta, self.num_tokens, delta))
+        return round_up((quiet + query_error * speaking * slope) * self.radius)
 
     @cached_property
     def rounding(self) -> float:
         terms = 2 * self.num_tokens + self.num_heads + 16
-        return round_up(gamma(terms, UNIT_ROUNDOFF[self.dtype]) * 2 * self.radius)
+        sums = (
+            gamma(terms, UNIT_ROUNDOFF[self.dtype])
+            * (1 + silence(self.beta, self.sentinels, self._delta, self.num_heads))
+            * 2
+            * self.radius
+        )
+        return round_up(sums + underflow(self.num_tokens * self.num_heads, self.dtype))
 
 
-def silence(beta: float, s: int, delta: float) -> float:
+def silence(beta: float, s: int, delta: float, num_heads: int) -> float:
     """S ≥ Σ_h Σ_{g own to h} |w^h_g − w_g|, w^h the weights within head h's window, w those over all anchors.
 
     |w^h_g − w_g| = w^h_g·(weight outside the window) so the sum over g is (own_h/W_h)·(outside_h/W). Let t be the
@@ -162,11 +174,12 @@ def silence(beta: float, s: int, delta: float) -> float:
                     add up to at least ⌊(s+1)²/2⌋; at most one head for each k and side.
       t > s + ½:    the last sentinel is nearer than any own anchor by t² − (t−s)² = s(2t − s) ≥ s(s+1), and by 2s
                     more for each head further on.
-    Keys behind the first in each sum add a geometric series of ratio e^{−2β}; score errors cost e^{4δ}.
+    Keys behind the first in each sum add a geometric series of ratio e^{−2β}; score errors cost e^{4δ}. And whatever
+    β is, each head's own weights sum to at most 1, as do all w_g: S ≤ num_heads + 1.
     """
     with np.errstate(over="ignore"):
         series = 1 / (-math.expm1(-2 * beta)) ** 2
         near = math.exp(-beta * s * (s + 1))
         seam = s * math.exp(-beta * ((s + 1) ** 2 // 2))
         beyond = near / -math.expm1(-2 * beta * s)
-    return min(2.0, round_up(2 * (near + seam + beyond) * series * math.exp(min(700.0, 4 * delta))))
+    return min(num_heads + 1.0, round_up(2 * (near + seam + beyond) * series * math.exp(min(700.0, 4 * delta))))

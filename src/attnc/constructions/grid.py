@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.errors import InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box
@@ -29,6 +30,15 @@ class Grid:
     box: Box
     counts: tuple[int, ...]
     dtype: str = "float64"
+
+    def __post_init__(self) -> None:
+        limits, magnitude = np.finfo(self.dtype), self.box.magnitude
+        largest = float(limits.max) / 8
+        with np.errstate(over="ignore"):
+            scale = np.array(self.counts, np.float64) / self.box.widths
+            is_held = (magnitude * scale < largest) & (scale < largest) & (magnitude < largest)
+        if not (is_held & (magnitude >= float(limits.smallest_normal))).all():
+            raise InputError(f"{self.box} is too wide or too narrow for {self.dtype}: scale the variables")
 
     @property
     def num_cells(self) -> int:
@@ -90,8 +100,12 @@ class Grid:
         """What a cell is given: the value at its centre (None: the target knows it), or its average for p < ∞."""
         return None if p == math.inf else self.averages(target, block)
 
-    def averages(self, target: Target, block: slice, nodes: int = 4) -> Float[np.ndarray, "cells outputs"]:
-        """The target's mean over each cell of a block, by Gauss–Legendre quadrature with `nodes` nodes an axis."""
+    def averages(self, target: Target, block: slice) -> Float[np.ndarray, "cells outputs"]:
+        """The target's mean over each cell of a block, by Gauss–Legendre quadrature: up to 4 nodes an axis, 256 in all.
+
+        A poor mean costs accuracy, never soundness: the bound is about the values as they are.
+        """
+        nodes = max(1, min(4, int(256 ** (1 / self.box.d))))
         t, weight = np.polynomial.legendre.leggauss(nodes)
         sides = [self.intervals(axis, 0.5) for axis in range(self.box.d)]
         index = np.unravel_index(np.arange(block.start, block.stop), self.counts)
@@ -119,18 +133,27 @@ def variation_norm(target: Target, grid: Grid, rho: float, p: float = math.inf) 
     For p = ∞ the largest variation. Otherwise (Σ_C vol(C)·variation(C)^p)^{1/p}, as a maximum is at most a sum.
     Values are those at the centres for p = ∞, and averages over the cells otherwise: the best choice for p = 2.
     """
-    worst, total, lo, hi = -math.inf, 0.0, grid.box.lo, grid.box.hi
+    worst, total, lo, hi = 0.0, 0.0, grid.box.lo, grid.box.hi
     for block, cells, centres in grid.cells(rho):
         found = target.variation(cells, centres, grid.values(target, block, centres, p))
         largest = int(np.argmax(found))
         if found[largest] > worst:
+            # Sums of powers are kept in units of the largest, so that no power under- or overflows where it matters.
+            total *= (worst / float(found[largest])) ** p if p < math.inf and math.isfinite(found[largest]) else 1.0
             worst, lo, hi = float(found[largest]), cells.lo[largest], cells.hi[largest]
-        if p < math.inf:
-            volumes = up((cells.hi - cells.lo).prod(axis=1), 2 * grid.box.d)
-            total += float((volumes * found**p).sum())
-    # Sums and powers of positive numbers: 2⁻³⁰ is far more than they round.
-    value = worst if p == math.inf else total ** (1 / p) * (1 + 2.0**-30)
+        if p < math.inf and 0 < worst < math.inf:
+            fractions = up(((cells.hi - cells.lo) / grid.box.widths).prod(axis=1), 4 * grid.box.d)
+            total += float((fractions * (found / worst) ** p).sum())
+    value = worst
+    if p < math.inf and 0 < worst < math.inf:
+        # Sums and powers of positive numbers: 2⁻³⁰ is far more than they round.
+        value = worst * total ** (1 / p) * constant_norm(grid.box, p) * (1 + 2.0**-30)
     return Variation(value, Box(grid.box.names, lo, hi).as_dict())
+
+
+def constant_norm(box: Box, p: float) -> float:
+    """The L_p norm of 1 over the box: vol^{1/p}, rounded up."""
+    return 1.0 if p == math.inf else math.exp(float(np.log(box.widths).sum()) / p) * (1 + 2.0**-30)
 
 
 def choose_counts(
@@ -145,6 +168,7 @@ def choose_counts(
     """
     d = target.box.d
     needed, rates = zip(*(_axis_need(target, axis, eps / d, rho, p) for axis in range(d)), strict=True)
+    needed = tuple(min(need, 1e15) for need in needed)
     multiple = 1 if target.is_continuous else 2  # jumps are often in the middle: better at a border than in a cell
     rate, factor = min(rates), 1.0
     misses, meets = 0.0, math.inf  # the largest factor known to be too coarse, the smallest known to do
@@ -182,12 +206,12 @@ def _axis_need(target: Target, axis: int, share: float, rho: Callable[[Grid], fl
     """How many cells axis `axis` alone needs for a variation of `share`, and the rate at which it falls."""
     found = {count: _axis_variation(target, axis, count, rho, p) for count in (32, 512)}
     coarse, fine = found[32], found[512]
-    if fine <= 1e-6 * share:
-        return 1.0, 1.0
     if not (math.isfinite(coarse) and math.isfinite(fine)):
         return 512.0, 1.0
+    if fine <= 1e-6 * share or not coarse > fine:
+        return (1.0 if fine <= share else 512.0), 1.0
     rate = min(1.0, max(0.2, math.log(coarse / fine) / math.log(16)))
-    return max(1.0, 512 * (fine / share) ** (1 / rate)), rate
+    return max(1.0, 512 * min(1e15, fine / max(share, 1e-300)) ** (1 / rate)), rate
 
 
 def _axis_variation(
@@ -196,6 +220,7 @@ def _axis_variation(
     """The variation over cells of one axis, on lines at fixed places of the other axes."""
     box = target.box
     rng = np.random.default_rng(0)
+    num_lines = 2 if box.d == 1 else num_lines
     lines = box.lo + rng.random((num_lines, box.d)) * box.widths
     lines[0], lines[1] = box.lo, box.hi
     grid = Grid(Box((box.names[axis],), box.lo[axis : axis + 1], box.hi[axis : axis + 1]), (count,))
@@ -205,4 +230,7 @@ def _axis_variation(
     lo, hi = centres.copy(), centres.copy()
     lo[:, axis], hi[:, axis] = np.tile(side.lo, num_lines), np.tile(side.hi, num_lines)
     found = target.variation(Interval(lo, hi), centres)
-    return float(found.max()) if p == math.inf else float((box.widths.prod() * (found**p).mean()) ** (1 / p))
+    worst = float(found.max())
+    if p == math.inf or not 0 < worst < math.inf:
+        return worst
+    return worst * float(((found / worst) ** p).mean()) ** (1 / p) * constant_norm(box, p)

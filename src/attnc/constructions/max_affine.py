@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from attnc.constructions.adaptive import build_adaptive, check_centres
 from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Partition, Request, make_partition
-from attnc.constructions.partition_weights import PartitionWeights
+from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Request, make_partition
+from attnc.constructions.partition_weights import Cells, PartitionWeights
 from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program
@@ -18,6 +19,7 @@ def max_affine(
     target: Target,
     *,
     eps: float | None = None,
+    centres: str = "grid",
     points_per_axis: int | tuple[int, ...] | None = None,
     beta: float | None = None,
     margin: float = 40.0,
@@ -32,6 +34,7 @@ def max_affine(
     Theorem.  In coordinates y = scale·x + offset in which cells have width 1, with centres L_j and ρ = ½ + η:
               |out − f| ≤ max_j sup{|f(x) − f(v_j)| : |y − L_j|_∞ ≤ ρ} + leak(β, η)·osc + rounding, for every η > 0.
               For norm = p the first term is an L_p norm, the values are averages over cells, and f may jump.
+              With centres="adaptive" cells are small where f varies most: see `adaptive.AdaptivePartition`.
     Weights.  Token (j, i) of n·G carries L_j, −|L_j|², the position e_i and the value; the first n also carry y, 1 and
               their own position: score = β(2L_j·y − |L_j|²) + M·[same position], so weights ∝ exp(−β|y − L_j|²).
               `partition.Positions` undoes the leak between positions exactly, for every M > 0 (M is `margin`).
@@ -39,7 +42,10 @@ def max_affine(
     """
     if len(target.input_shapes) > 1:
         raise InputError("max_affine takes one input; for f(X, Y) use construction='max_affine_cross'")
+    check_centres(centres)
     request = Request(eps, points_per_axis, beta, margin, norm, dtype, max_anchors, max_bytes, progress)
+    if centres == "adaptive":
+        return build_adaptive(target, request, "max_affine", _program)
 
     def rebuild(counts: tuple[int, ...]) -> Built:
         return max_affine(
@@ -54,13 +60,13 @@ def max_affine(
         )
 
     partition = make_partition(target, request, rebuild)
-    program = _program(partition)
+    program = _program(Cells.of_grid(partition))
     built = Built(program, "max_affine", partition.bound, partition.variation.cell, partition.parameters)
     return require(built, eps, target)
 
 
-def _program(partition: Partition) -> Program:
-    weights = PartitionWeights(partition)
+def _program(cells: Cells) -> Program:
+    weights = PartitionWeights(cells)
     embed = AffineBuilder(
         weights.tokens_in, weights.inputs, weights.num_keys, weights.query_channels + weights.key_channels
     )
@@ -69,4 +75,4 @@ def _program(partition: Partition) -> Program:
     select = weights.attention(embed.channels_out, embed.channels_out)
     read = weights.read(weights.num_keys)
     layers = (embed.build("embed", weights.dtype), select, read)
-    return check(Program(layers, partition.target.input_shapes, partition.target.output_shape))
+    return check(Program(layers, cells.target.input_shapes, cells.target.output_shape))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from attnc.constructions.adaptive import build_adaptive, check_centres
 from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Partition, Request, make_partition
-from attnc.constructions.partition_weights import PartitionWeights
+from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Request, make_partition
+from attnc.constructions.partition_weights import Cells, PartitionWeights
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program, token_shape
 from attnc.ir.spec import check
@@ -17,6 +18,7 @@ def max_affine_cross(
     target: Target,
     *,
     eps: float | None = None,
+    centres: str = "grid",
     points_per_axis: int | tuple[int, ...] | None = None,
     beta: float | None = None,
     margin: float = 40.0,
@@ -34,7 +36,10 @@ def max_affine_cross(
               all axes, plus M at the same position.
     Proof.    The scores are those of `max_affine`, and so is the rest.
     """
+    check_centres(centres)
     request = Request(eps, points_per_axis, beta, margin, norm, dtype, max_anchors, max_bytes, progress)
+    if centres == "adaptive":
+        return build_adaptive(target, request, "max_affine_cross", _program)
 
     def rebuild(counts: tuple[int, ...]) -> Built:
         return max_affine_cross(
@@ -49,14 +54,13 @@ def max_affine_cross(
         )
 
     partition = make_partition(target, request, rebuild)
-    built = Built(
-        _program(partition), "max_affine_cross", partition.bound, partition.variation.cell, partition.parameters
-    )
+    program = _program(Cells.of_grid(partition))
+    built = Built(program, "max_affine_cross", partition.bound, partition.variation.cell, partition.parameters)
     return require(built, eps, target)
 
 
-def _program(partition: Partition) -> Program:
-    target, weights = partition.target, PartitionWeights(partition)
+def _program(cells: Cells) -> Program:
+    target, weights = cells.target, PartitionWeights(cells)
     ask = AffineBuilder(weights.tokens_in, weights.inputs, weights.n, weights.query_channels)
     weights.place_queries(ask)
     tokens, width = token_shape(target.input_shapes[1]) if len(target.input_shapes) > 1 else (0, 0)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.grid import Grid, Variation, choose_counts, variation_norm
-from attnc.constructions.selection import average_error, far_weight, round_up, score_error
+from attnc.constructions.grid import Grid, Variation, choose_counts, constant_norm, variation_norm
+from attnc.constructions.selection import average_error, far_weight, round_up, score_error, underflow
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -116,10 +116,11 @@ class Partition:
         if self.p == math.inf:
             return [Term("variation", self.variation.value, what)]
         widened = Term("variation", self.variation.value, f"the L{self.p:g} norm of {what}")
-        if self.eta >= 0.5:
+        if self.eta >= 0.25:
             return [widened]
         inner = variation_norm(self.target, self.grid, 0.5 - self.eta, self.p).value
-        fraction = 1 - ((1 - 2 * self.eta) / (1 + 2 * self.eta)) ** self.grid.box.d
+        wide = self.eta + float(self.grid.query_error.max())  # which border y is near is known to this
+        fraction = 1 - ((1 - 2 * wide) / (1 + 2 * wide)) ** self.grid.box.d
         layer = round_up(self.variation.value * fraction ** (1 / self.p))
         if inner + layer >= widened.value:
             return [widened]
@@ -145,7 +146,7 @@ class Partition:
         delta, leak, near = self.selection.delta, self.selection.leak, self.selection.near
         largest = float(np.abs(self.stored_values).max(initial=0.0))
         cast = float(np.abs(self.stored_values - self.stored_values.astype(grid.dtype)).max(initial=0.0))
-        rounding = average_error(num_keys, near, leak, u) * largest + cast
+        rounding = average_error(num_keys, near, leak, u) * largest + cast + underflow(num_keys, grid.dtype)
         terms = [
             Term("leak", leak * self._spread, f"weight of all farther cells at β = {self.beta:.6g} in units of a cell"),
         ]
@@ -158,7 +159,7 @@ class Partition:
         reason = f"{grid.dtype} sums over {num_keys:,} keys in any order, {near} of them near"
         terms.append(Term("rounding", rounding, reason))
         # ‖constant‖_p over the box is the constant times vol^{1/p}.
-        volume = 1.0 if self.p == math.inf else float(grid.box.widths.prod()) ** (1 / self.p)
+        volume = constant_norm(grid.box, self.p)
         constants = (Term(t.name, round_up(t.value * volume), t.reason) for t in terms)
         return Bound((*self._variation_terms, *constants))
 
@@ -240,6 +241,9 @@ def sample(target: Target, grid: Grid, p: float, progress: Progress | None) -> F
         values[block] = target(centres) if averages is None else averages
         if progress:
             progress("sampling", block.stop / grid.num_cells)
+    largest = float(np.abs(values).max(initial=0.0))
+    if not largest < float(np.finfo(grid.dtype).max) / 8:
+        raise InputError(f"{target.describe()} reaches {largest:.3g}, more than {grid.dtype} holds: scale the function")
     return values
 
 
@@ -282,9 +286,11 @@ def _fits(request: Request, cost: Cost, counts: tuple[int, ...]) -> bool:
 
 
 def _share(target: Target, request: Request) -> float:
-    """What the grid may use of eps: 1 % is kept for leak and rounding, 20 % for a boundary layer where f jumps."""
+    """What the grid may use of eps: 1 % is kept for leak and rounding, and more for a boundary layer where f jumps."""
     assert request.eps is not None
-    return (0.99 if target.is_continuous else 0.8) * request.eps
+    if target.is_continuous:
+        return 0.99 * request.eps
+    return (0.8 if request.dtype == "float64" else 0.6) * request.eps  # coarser arithmetic, wider layers
 
 
 def _search_rho(target: Target, eta: Callable[[Grid], float]) -> Callable[[Grid], float]:
@@ -303,7 +309,8 @@ def _sufficient_beta(values: np.ndarray, grid: Grid, eta: float, eps: float | No
     """A β for which leak·osc is below 0.2 % of eps (or of the variation): leak ≈ e^{−β(2η − 2δ)}, δ ≤ η/2 per β."""
     spread = float(np.ptp(values, axis=0).max()) or 1.0
     goal = 0.002 * (eps if eps is not None else spread / max(grid.counts))
-    beta = max(math.log(max(2.0, 64 * grid.box.d * spread / goal)) / eta, 4.0)
+    ratio = min(1e300, spread / max(goal, 1e-300))
+    beta = max(math.log(max(2.0, 64 * grid.box.d * ratio)) / eta, 4.0)
     return 2.0 ** math.ceil(math.log2(beta))  # a power of two: 2βL and β|L|² are then exact
 
 
@@ -345,16 +352,17 @@ def _refusal(
     grid = Grid(target.box, counts, request.dtype)
     reachable = variation_norm(target, grid, _search_rho(target, eta)(grid), request.p)
     bound = reachable.value * request.eps / _share(target, request)
+    is_many = anchors > request.max_anchors
+    limit = f"max_anchors={request.max_anchors:,}" if is_many else f"max_bytes={request.max_bytes:,}"
     return BoundNotMet(
         f"cannot bring the bound to eps={request.eps:g} for {target.describe()} on {target.box} with a partition into "
         f"cells: it needs about {anchors:,} anchors ({' × '.join(map(str, needed))} centres, {size / 2**20:,.0f} MiB), "
-        f"more than max_anchors={request.max_anchors:,} and max_bytes={request.max_bytes:,} allow. Within the limit "
-        f"({' × '.join(map(str, counts))} centres) the bound is about {bound:.3g}. Choose eps ≥ {bound:.2g}, a smaller "
-        "box, or raise max_anchors and max_bytes.",
+        f"more than {limit} allows. Within it ({' × '.join(map(str, counts))} centres) the bound is about {bound:.3g}. "
+        f"Choose eps ≥ {bound:.2g}, a smaller box, or raise max_anchors and max_bytes.",
         eps=request.eps,
         bound=bound,
         worst_box=reachable.cell,
-        build=lambda: rebuild(counts),
+        build=(lambda: rebuild(counts)) if _fits(request, cost, counts) else None,
     )
 
 
@@ -374,7 +382,8 @@ def _score_error(target: Target, grid: Grid, beta: float, margin: float) -> floa
     if len(target.input_shapes) > 1:
         start = math.prod(target.input_shapes[0])
         reach[start:] = (grid.scale * grid.box.magnitude + np.abs(grid.offset))[start:]
-    size = beta * float((2 * grid.radius * reach + grid.radius**2).sum()) + margin
+    with np.errstate(over="ignore"):
+        size = beta * float((2 * grid.radius * reach + grid.radius**2).sum()) + margin
     return score_error(grid.box.d + 6, size, UNIT_ROUNDOFF[grid.dtype])
 
 

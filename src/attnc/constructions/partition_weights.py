@@ -3,27 +3,66 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.partition import Partition
+from attnc.constructions.partition import Partition, Positions
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import token_shape
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Cell j has score β(2L_j·y + bias_j), y = scale·x + offset, and a value for each position."""
+
+    target: Target
+    dtype: str
+    scale: Float[np.ndarray, " d"]
+    offset: Float[np.ndarray, " d"]
+    anchors: Float[np.ndarray, "cells d"]  # the L_j
+    bias: Float[np.ndarray, " cells"]
+    beta: float
+    positions: Positions
+    stored_values: Float[np.ndarray, "keys outputs_per_position"]  # key (j, i): cells first, positions within them
+
+    @classmethod
+    def of_grid(cls, partition: Partition) -> Cells:
+        """bias = −|L|²: the nearest centre of the grid wins."""
+        grid = partition.grid
+        index = np.unravel_index(np.arange(grid.num_cells), grid.counts)
+        anchors = np.stack([grid.lattice(axis)[i] for axis, i in enumerate(index)], axis=1)
+        return cls(
+            partition.target,
+            grid.dtype,
+            grid.scale,
+            grid.offset,
+            anchors,
+            -(anchors**2).sum(axis=1),
+            partition.beta,
+            partition.positions,
+            partition.stored_values,
+        )
 
 
 class PartitionWeights:
     """Query token i < n carries y, 1 and its position; key (j, i) carries L_j, a bias, its position and its value.
 
-    score = β(2L_j·y + bias_j) + M·[same position], bias_j = −|L_j|² + 2L_j·y over the axes of the second input, if any:
+    score = β(2L_j·y + bias_j) + M·[same position]; to bias_j is added 2L_j·y over the axes of the second input, if any:
     those are on the side of the keys, and linear in that input.
     """
 
-    def __init__(self, partition: Partition) -> None:
-        self.partition, self.grid, self.positions = partition, partition.grid, partition.positions
-        target, names = partition.target, partition.grid.box.names
-        self.dtype, self.n = self.grid.dtype, self.positions.n
-        self.num_keys = self.n * self.grid.num_cells
+    def __init__(self, cells: Cells) -> None:
+        self.cells, self.positions, self.dtype = cells, cells.positions, cells.dtype
+        target, names = cells.target, cells.target.box.names
+        self.n = self.positions.n
+        self.num_keys = self.n * len(cells.anchors)
         self.k = target.num_outputs // self.n
         self.tokens_in, self.width_in = token_shape(target.input_shapes[0])
         self.inputs = tuple(f"in.{c}" for c in range(self.width_in))
@@ -43,42 +82,40 @@ class PartitionWeights:
         tokens = np.arange(self.n)
         for axis, name in enumerate(self.query_axes):
             token, column = divmod(axis, self.width_in)
-            builder.link(tokens, f"query.{name}", token, self.inputs[column], self.grid.scale[axis])
-            builder.set(tokens, f"query.{name}", self.grid.offset[axis])
+            builder.link(tokens, f"query.{name}", token, self.inputs[column], self.cells.scale[axis])
+            builder.set(tokens, f"query.{name}", self.cells.offset[axis])
         for i, place in enumerate(self.places):
             builder.set(i, f"query.{place}", 1.0)
         builder.set(tokens, "one", 1.0)
 
     def place_keys(self, builder: AffineBuilder) -> None:
         """Into all tokens; axes beyond those of the query are taken from the builder's input."""
-        keys, n, grid = np.arange(self.num_keys), self.n, self.grid
-        index = np.unravel_index(np.arange(grid.num_cells), grid.counts)
-        bias = np.zeros(grid.num_cells)
+        keys, n, cells = np.arange(self.num_keys), self.n, self.cells
+        bias = cells.bias.copy()
         width = len(builder.channels_in)
-        for axis in range(grid.box.d):
-            L = grid.lattice(axis)[index[axis]]
-            bias -= L * L
+        for axis, L in enumerate(cells.anchors.T):
             if axis < len(self.query_axes):
                 builder.set(keys, f"anchor.{self.query_axes[axis]}", np.repeat(L, n))
             else:
                 token, column = divmod(axis - len(self.query_axes), width)
-                slope = np.repeat(2 * L * grid.scale[axis], n)
+                slope = np.repeat(2 * L * cells.scale[axis], n)
                 builder.link(keys, "bias", token, builder.channels_in[column], slope)
-                bias += 2 * L * grid.offset[axis]
+                bias += 2 * L * cells.offset[axis]
         builder.set(keys, "bias", np.repeat(bias, n))
         for i, place in enumerate(self.places):
             builder.set(np.arange(i, self.num_keys, n), f"key.{place}", 1.0)
         for j in range(self.k):
-            builder.set(keys, f"value.{j}", self.partition.stored_values[:, j])
+            builder.set(keys, f"value.{j}", cells.stored_values[:, j])
 
     def attention(
         self, query_channels: tuple[str, ...], key_channels: tuple[str, ...], cross: bool = False
     ) -> Attention:
         """One head over states with these channels."""
-        beta, scores = self.partition.beta, (*self.query_axes, "bias", *self.places)
-        queries = {(f"query.{name}", name): 1.0 for name in (*self.query_axes, *self.places)} | {("one", "bias"): 1.0}
-        keys = {(f"anchor.{name}", name): 2 * beta for name in self.query_axes} | {("bias", "bias"): beta}
-        keys |= {(f"key.{place}", place): self.positions.M for place in self.places}
+        beta, named = self.cells.beta, (*self.query_axes, *self.places)
+        scores = (*(f"by.{name}" for name in named), "constant")  # a variable may be called anything
+        queries = {(f"query.{name}", f"by.{name}"): 1.0 for name in named} | {("one", "constant"): 1.0}
+        keys = {(f"anchor.{name}", f"by.{name}"): 2 * beta for name in self.query_axes} | {("bias", "constant"): beta}
+        keys |= {(f"key.{place}", f"by.{place}"): self.positions.M for place in self.places}
         values = {(f"value.{j}", name): 1.0 for j, name in enumerate(self.outputs)}
         head = Head(
             projection(query_channels, scores, queries, self.dtype),

@@ -8,6 +8,7 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress, require
 from attnc.constructions.clip import BEST_BETA, ClipLayer
+from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.selection import round_up
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.building import AffineBuilder
@@ -19,8 +20,6 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target
 
-MAX_ANCHORS = 2_000_000
-
 
 def relu_network(
     target: Target,
@@ -30,7 +29,7 @@ def relu_network(
     beta: float = BEST_BETA,
     dtype: str = "float64",
     max_anchors: int = MAX_ANCHORS,
-    max_bytes: int = 2**30,
+    max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
     """Every hidden layer becomes one attention head over its units as tokens.
@@ -57,18 +56,34 @@ def relu_network(
         if len(counts) != hidden or not all(isinstance(p, int) and p >= 2 for p in counts):
             raise InputError(f"num_anchors: expected {hidden} whole number(s) ≥ 2, found {num_anchors!r}")
     counts = tuple(max(p, width) for p, width in zip(counts, widths, strict=True))
-    if sum(counts) > max_anchors:
-        raise BoundNotMet(
-            f"cannot bring the bound to eps={eps} for {target.describe()} with relu_network: it needs {sum(counts):,} "
-            f"anchors, more than max_anchors={max_anchors:,}. Choose a larger eps or a smaller box.",
-            eps=eps or 0.0,
-            bound=None,
-        )
+    limit = min(max_anchors, max_bytes // 200)
+    if sum(counts) > limit:
+        shrunk = tuple(max(width, 2, int(p * limit / sum(counts))) for p, width in zip(counts, widths, strict=True))
+        raise _refusal(target, eps, sum(counts), limit, _build(target, scales, shrunk, beta, dtype))
+    return require(_build(target, scales, counts, beta, dtype), eps, target)
+
+
+def _build(target: ReLUNetwork, scales: list[np.ndarray], counts: tuple[int, ...], beta: float, dtype: str) -> Built:
     clips = [ClipLayer(p, beta, dtype) for p in counts]
     bound = _bound(target, scales, clips, dtype)
     parameters = (("num_anchors", " + ".join(map(str, counts))), ("beta", beta))
     program = _program(target, scales, clips, dtype)
-    return require(Built(program, "relu_network", bound, target.box.as_dict(), parameters), eps, target)
+    return Built(program, "relu_network", bound, target.box.as_dict(), parameters)
+
+
+def _refusal(target: ReLUNetwork, eps: float | None, needed: int, limit: int, best: Built) -> BoundNotMet | InputError:
+    assert best.bound is not None
+    if eps is None:
+        return InputError(f"relu_network: {needed:,} anchors are more than max_anchors or max_bytes allow ({limit:,})")
+    return BoundNotMet(
+        f"cannot bring the bound to eps={eps:g} for {target.describe()} with relu_network: it needs {needed:,} "
+        f"anchors, more than max_anchors or max_bytes allow ({limit:,}); these have a bound of {best.bound.value:.3g}. "
+        "Choose a larger eps or a smaller box, or raise max_anchors and max_bytes.",
+        eps=eps,
+        bound=best.bound.value,
+        worst_box=target.box.as_dict(),
+        build=lambda: best,
+    )
 
 
 def _sensitivities(target: ReLUNetwork, scales: list[np.ndarray]) -> list[float]:

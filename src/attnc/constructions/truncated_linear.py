@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, require
 from attnc.constructions.clip import BEST_BETA, ClipLayer
 from attnc.constructions.clip_heads import HeadedClipLayer
+from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.selection import round_up
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.building import AffineBuilder
@@ -19,8 +21,6 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
 from attnc.targets.linear import TruncatedLinear
 from attnc.targets.target import Target
 
-MAX_ANCHORS = 2_000_000
-
 
 def truncated_linear(
     target: Target,
@@ -30,27 +30,42 @@ def truncated_linear(
     beta: float = BEST_BETA,
     dtype: str = "float64",
     max_anchors: int = MAX_ANCHORS,
-    max_bytes: int = 2**30,
+    max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
     """One head clips n linear functions to [a, b] at once.
 
     Theorem.  With p anchors Δ = (b−a)/(p−1) apart and β in units of Δ⁻², for every x (in the box or not)
               |program(x)_i − clip(w_i·x_i + t_i, a, b)| ≤ ε(β)·Δ, where ε ≤ ½ + O(e^{−β}) for hard β, and
-              ε = 0.064 at β = 2.72; plus the rounding of the scores, the sums and w·x + t on the box.
+              ε = 0.062 at β = 2.72; plus the rounding of the scores, the sums and w·x + t on the box.
     Weights.  y_i = (w_i·x_i + t_i − m)/Δ with m = (a+b)/2; anchors L_k = k − (p−1)/2; query (y, 1), key β(2L, −L²),
               value L; the last affine map returns m + Δ·out.
     Proof.    Weights ∝ exp(−β(y − L_k)²); `selection.mean_error` bounds |Σ w_k L_k − clip(y)| on all of R. An error
               in y passes through clip at most once.
     """
     target = _as_truncated(target)
-    if eps is not None and num_anchors is None:
+    limit = _anchor_limit(target, max_anchors, max_bytes)
+    if num_anchors is None:
+        if eps is None:
+            raise InputError("truncated_linear: give eps or num_anchors")
         num_anchors = 2
         for _ in range(6):  # the error of a spacing grows slowly with their number, by rounding
-            unit = min(0.6, ClipLayer(num_anchors, beta, dtype).error)
-            num_anchors = _count_for(target, eps, unit, max_anchors, "truncated_linear")
-    num_anchors = _checked_count(num_anchors, len(target.W), max_anchors)
-    return _build(target, ClipLayer(num_anchors, beta, dtype), "truncated_linear", eps)
+            unit = min(0.6, ClipLayer(min(num_anchors, limit), beta, dtype).error)
+            num_anchors = max(len(target.W), _count_for(target, eps, unit))
+        if num_anchors > limit:
+            raise _refusal(
+                target,
+                eps,
+                num_anchors,
+                limit,
+                lambda: _build(target, ClipLayer(limit, beta, dtype), "truncated_linear"),
+            )
+    if isinstance(num_anchors, bool) or not isinstance(num_anchors, int) or num_anchors < 2:
+        raise InputError(f"num_anchors must be a whole number ≥ 2, found {num_anchors!r}")
+    num_anchors = max(num_anchors, len(target.W))
+    if num_anchors > limit:
+        raise InputError(f"{num_anchors:,} anchors are more than max_anchors or max_bytes allow ({limit:,})")
+    return require(_build(target, ClipLayer(num_anchors, beta, dtype), "truncated_linear"), eps, target)
 
 
 def truncated_linear_heads(
@@ -63,7 +78,7 @@ def truncated_linear_heads(
     beta: float | None = None,
     dtype: str = "float64",
     max_anchors: int = MAX_ANCHORS,
-    max_bytes: int = 2**30,
+    max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
     """H heads over n tokens clip n linear functions to [a, b]: O(1/(nH)).
@@ -77,17 +92,27 @@ def truncated_linear_heads(
               divided by that inside; summed over heads this is S. Then as for one head.
     """
     target = _as_truncated(target)
-    n = len(target.W)
-    if eps is not None and num_heads is None:
-        num_tokens, num_heads = _sizes_for(target, eps, num_tokens, sentinels, beta, dtype, max_anchors)
+    n, limit = len(target.W), _anchor_limit(target, max_anchors, max_bytes)
+    if num_heads is None and eps is not None:
+        num_tokens, num_heads = _sizes_for(target, eps, num_tokens, sentinels, beta, dtype, limit)
     elif num_heads is None or num_tokens is None:
         raise InputError("truncated_linear_heads: give eps, or num_heads and num_tokens")
     layer = HeadedClipLayer(num_tokens, num_heads, sentinels, beta, dtype)
     if num_tokens < n:
         raise InputError(f"num_tokens={num_tokens} is less than the {n} tokens of the target")
-    if layer.num_keys * num_heads > max_anchors:
-        raise InputError(f"{num_heads} heads of {num_tokens} keys are more than max_anchors={max_anchors:,}")
-    return _build(target, layer, "truncated_linear_heads", eps)
+    if num_tokens * num_heads > limit:
+        message = f"{num_heads} heads of {num_tokens} keys are more than max_anchors or max_bytes allow ({limit:,})"
+        if eps is None:
+            raise InputError(message)
+        fewer = HeadedClipLayer(num_tokens, max(2, limit // num_tokens), sentinels, beta, dtype)
+        raise _refusal(
+            target,
+            eps,
+            num_tokens * num_heads,
+            limit,
+            lambda: _build(target, fewer, "truncated_linear_heads"),
+        )
+    return require(_build(target, layer, "truncated_linear_heads"), eps, target)
 
 
 def _sizes_for(
@@ -97,14 +122,16 @@ def _sizes_for(
     sentinels: int,
     beta: float | None,
     dtype: str,
-    max_anchors: int,
+    limit: int,
 ) -> tuple[int, int]:
     """Tokens and heads for eps: about as many of each, unless the tokens are given."""
-    unit = 0.5
+    unit, least = 0.5, max(len(target.W), 2 * sentinels + 1)
     for _ in range(6):
-        anchors = _count_for(target, eps, unit, max_anchors, "truncated_linear_heads")
-        tokens = num_tokens or max(len(target.W), math.isqrt(anchors) + 2 * sentinels)
+        anchors = _count_for(target, eps, unit)
+        tokens = num_tokens or max(least, math.isqrt(anchors) + 2 * sentinels)
         heads = max(2, math.ceil(anchors / max(1, tokens - 2 * sentinels)))
+        if tokens * heads > limit:
+            break
         layer = HeadedClipLayer(tokens, heads, sentinels, beta, dtype)
         spacing = (target.b - target.a) / (layer.num_anchors - 1)
         # Where rounding, not spacing, decides, more anchors do not help: the bound will say so.
@@ -121,34 +148,32 @@ def _as_truncated(target: Target) -> TruncatedLinear:
     return target
 
 
-def _checked_count(num_anchors: int | None, num_queries: int, max_anchors: int) -> int:
-    if num_anchors is None:
-        raise InputError("truncated_linear: give eps or num_anchors")
-    if isinstance(num_anchors, bool) or not isinstance(num_anchors, int) or num_anchors < 2:
-        raise InputError(f"num_anchors must be a whole number ≥ 2, found {num_anchors!r}")
-    if num_anchors > max_anchors:
-        raise InputError(f"num_anchors={num_anchors:,} is more than max_anchors={max_anchors:,}")
-    return max(num_anchors, num_queries)
+def _anchor_limit(target: TruncatedLinear, max_anchors: int, max_bytes: int) -> int:
+    """A token takes some five stored numbers, an index of 8 bytes and a value of 8 each, and as much again folded."""
+    return max(2, min(max_anchors, max_bytes // 200))
 
 
-def _count_for(target: TruncatedLinear, eps: float, unit: float, max_anchors: int, name: str) -> int:
+def _count_for(target: TruncatedLinear, eps: float, unit: float) -> int:
     """Anchors for an error of `unit` spacings to be eps, 1 % kept for rounding."""
-    needed = math.ceil((target.b - target.a) * unit / (0.99 * eps)) + 1
-    if needed > max_anchors:
-        reachable = (target.b - target.a) * unit / (max_anchors - 1)
-        raise BoundNotMet(
-            f"cannot bring the bound to eps={eps:g} for {target.describe()} with {name}: it needs {needed:,} anchors, "
-            f"more than max_anchors={max_anchors:,}, with which the bound is about {reachable:.3g}. Choose a larger "
-            "eps or raise max_anchors.",
-            eps=eps,
-            bound=reachable,
-            worst_box=target.box.as_dict(),
-            build=lambda: truncated_linear(target, num_anchors=max_anchors, max_anchors=max_anchors),
-        )
-    return max(3, needed)
+    return max(3, math.ceil(min(1e15, (target.b - target.a) * unit / (0.99 * eps))) + 1)
 
 
-def _build(target: TruncatedLinear, layer: ClipLayer | HeadedClipLayer, name: str, eps: float | None) -> Built:
+def _refusal(target: TruncatedLinear, eps: float, needed: int, limit: int, build: Callable[[], Built]) -> BoundNotMet:
+    """eps needs more anchors than allowed; what the limit allows is small enough to be built here, for its bound."""
+    best = build()
+    assert best.bound is not None
+    return BoundNotMet(
+        f"cannot bring the bound to eps={eps:g} for {target.describe()} with {best.construction}: it needs {needed:,} "
+        f"anchors, more than max_anchors or max_bytes allow ({limit:,}); these have a bound of {best.bound.value:.3g}. "
+        "Choose a larger eps, or raise max_anchors and max_bytes.",
+        eps=eps,
+        bound=best.bound.value,
+        worst_box=target.box.as_dict(),
+        build=lambda: best,
+    )
+
+
+def _build(target: TruncatedLinear, layer: ClipLayer | HeadedClipLayer, name: str) -> Built:
     n, d = target.W.shape
     m, spacing = (target.a + target.b) / 2, (target.b - target.a) / (layer.num_anchors - 1)
     T = max(n, layer.num_keys)
@@ -166,11 +191,16 @@ def _build(target: TruncatedLinear, layer: ClipLayer | HeadedClipLayer, name: st
     layers = (embed.build("embed", layer.dtype), layer.attention("clip", T), read.build("read", layer.dtype))
     program = check(Program(layers, target.input_shapes, target.output_shape))
     parameters = (("num_anchors", layer.num_anchors), ("num_heads", layer.num_heads), ("beta", layer.beta))
-    return require(Built(program, name, bound, target.box.as_dict(), parameters), eps, target)
+    return Built(program, name, bound, target.box.as_dict(), parameters)
 
 
 def _bound(target: TruncatedLinear, layer: ClipLayer | HeadedClipLayer, spacing: float, m: float) -> Bound:
     u, linear = UNIT_ROUNDOFF[layer.dtype], _query_error(target, layer.dtype)
+    reach = linear / gamma(target.W.shape[1] + 8, u) / spacing  # the largest |y| on the box
+    if not 4 * layer.beta * (reach + layer.radius) * layer.radius < float(np.finfo(layer.dtype).max) / 8:
+        raise InputError(
+            f"scores overflow in {layer.dtype}: w·x + t reaches {reach:.3g} spacings. Use a smaller box or W."
+        )
     # Values are in units of the spacing; the last map multiplies, adds m and casts its constants.
     sums = layer.rounding * spacing + gamma(8, u) * max(abs(target.a), abs(target.b), abs(m))
     terms = [Term("approximation", round_up(layer.error * spacing), f"{layer.error:.3g} of a spacing of {spacing:.3g}")]

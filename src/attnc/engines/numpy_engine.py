@@ -30,7 +30,7 @@ Progress = Callable[[float], None]
 
 
 class NumpyEngine:
-    """Evaluates one program; folding happens at construction."""
+    """Evaluates one program; folding happens at construction. `work_per_point` counts the scores that a point costs."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -38,7 +38,7 @@ class NumpyEngine:
         self._stages = [_stream(stage) for stage in self.form.stages]
         self._output = Rows(self.form.output)
         heads = [head for stage in self._stages if isinstance(stage, _Attention) for head in stage.heads]
-        self._work_per_point = sum(head.work_per_point for head in heads)
+        self.work_per_point = sum(head.work_per_point for head in heads)
         cells = [head.cells_per_point for head in heads] + [stage.cells_per_point for stage in self._stages]
         self._cells_per_point = max([1, self._output.shape[0] * self._output.shape[1], *cells])
 
@@ -47,7 +47,7 @@ class NumpyEngine:
         batch = len(states[0])
         u = np.concatenate([state.reshape(batch, state.shape[1] * state.shape[2]) for state in states], axis=1)
         out = np.empty((batch, *self.form.output.shape), self.program.dtype)
-        threads = min(os.cpu_count() or 1, batch, 1 + batch * self._work_per_point // SCORES_PER_THREAD)
+        threads = min(os.cpu_count() or 1, batch, 1 + batch * self.work_per_point // SCORES_PER_THREAD)
         step = max(1, min(CELLS_PER_BLOCK // self._cells_per_point, -(-batch // max(1, threads))))
         starts = range(0, batch, step)
 

@@ -63,6 +63,8 @@ def projection(
     """The matrix with `entries[from, to]` at row `from`, column `to`, and zeros elsewhere."""
     rows = {name: i for i, name in enumerate(channels_in)}
     columns = {name: i for i, name in enumerate(channels_out)}
+    assert len(rows) == len(channels_in)
+    assert len(columns) == len(channels_out)  # constructions give their channels distinct names
     matrix = np.zeros((len(rows), len(columns)), dtype)
     for (source, sink), value in entries.items():
         matrix[rows[source], columns[sink]] = value

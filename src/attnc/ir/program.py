@@ -75,7 +75,10 @@ class Program:
             raise InputError(f"the program takes {len(self.input_shapes)} input(s), {len(inputs)} given")
         states = []
         for position, (given, shape) in enumerate(zip(inputs, self.input_shapes, strict=True)):
-            array = np.asarray(given, self.dtype)
+            try:
+                array = np.asarray(given, self.dtype)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"input {position} is no array of numbers: {error}") from None
             if array.shape[1:] != shape or array.ndim == 0:
                 wanted = ", ".join(["batch", *map(str, shape)])
                 raise InputError(f"input {position} has shape {array.shape}; the program takes ({wanted})")

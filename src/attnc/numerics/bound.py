@@ -17,7 +17,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Bound:
-    """|f − program| ≤ value = Σ terms, everywhere on the domain."""
+    """The norm of f − program over the domain (the largest error, unless another is named) is ≤ value = Σ terms."""
 
     terms: tuple[Term, ...]
 

@@ -29,6 +29,14 @@ LIBM_ASSUMPTION: str = (
 )
 
 
+def engine_assumption(dtype: str) -> str:
+    """What the rounding term assumes of the engine that runs the network."""
+    return (
+        f"the engine computes in {dtype} with IEEE rounding, in any order of summation, and its exponential is within "
+        f"{LIBM_ULPS} ulp; TF32, bfloat16 and fused fast-math kernels are outside this"
+    )
+
+
 def up(x: npt.ArrayLike, ulps: int = 1) -> Array:
     """An upper bound of what was computed as x.
 

@@ -69,8 +69,10 @@ class Box:
 
 def _interval(name: str, pair: Any) -> tuple[float, float]:
     try:
+        if isinstance(pair, str | bytes | set | frozenset | Mapping):
+            raise TypeError
         lo, hi = (float(end) for end in pair)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"box: {name} needs two numbers (lo, hi), found {pair!r}") from None
     if not (math.isfinite(lo) and math.isfinite(hi)):
         raise InputError(f"box: {name} ∈ [{lo}, {hi}] is not finite; choose finite ends")

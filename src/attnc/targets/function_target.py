@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.errors import AttncError, InputError
+from attnc.errors import AttncError, InputError, real_number
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
@@ -31,9 +30,10 @@ class FunctionTarget(Target, abc.ABC):
     def _take(self, fn: Callable[..., Any], lipschitz: float | None) -> None:
         if not callable(fn):
             raise InputError(f"expected a function, found a {type(fn).__name__}")
-        if lipschitz is not None and not (math.isfinite(lipschitz) and lipschitz >= 0):
-            raise InputError(f"lipschitz must be a finite number ≥ 0, found {lipschitz}")
-        self.fn, self.lipschitz = fn, lipschitz
+        self.fn, self.lipschitz = fn, None if lipschitz is None else real_number("lipschitz", lipschitz)
+        if self.lipschitz is not None and self.lipschitz < 0:
+            raise InputError(f"lipschitz must be ≥ 0, found {lipschitz}")
+        lipschitz = self.lipschitz
         if lipschitz is not None:
             self.assumptions = (
                 f"given, not proved: {self.describe()} is Lipschitz with constant {lipschitz:g} from the 2-norm of the "
@@ -58,7 +58,7 @@ class FunctionTarget(Target, abc.ABC):
     def _call(self, points: Float[np.ndarray, "batch d"]) -> np.ndarray:
         inputs = [part.copy() for part in self.split(points)]
         try:
-            return np.asarray(self.fn(*inputs), np.float64)
+            found = np.asarray(self.fn(*inputs))
         except AttncError:
             raise
         except Exception as error:
@@ -66,6 +66,9 @@ class FunctionTarget(Target, abc.ABC):
             raise InputError(
                 f"the function {self.describe()} failed on inputs of shape {shapes}: {type(error).__name__}: {error}"
             ) from error
+        if found.dtype.kind not in "fiub":
+            raise InputError(f"the function {self.describe()} returned {found.dtype}: it must return real numbers")
+        return found.astype(np.float64)
 
     def _probe(self) -> tuple[int, ...]:
         """The shape that the function returns for a batch of three."""
@@ -76,6 +79,8 @@ class FunctionTarget(Target, abc.ABC):
                 f"the function {self.describe()} returned shape {found.shape} for a batch of 3: it must keep the batch "
                 "as its first axis"
             )
+        if not found.size:
+            raise InputError(f"the function {self.describe()} returned shape {found.shape}: it has no output")
         return found.shape[1:]
 
     def variation(

@@ -1,0 +1,9 @@
+"""Pictures of a network: target, output, error, and what the attention selects where.
+
+matplotlib is an optional extra. It is imported in this package and nowhere else, inside functions, and only its
+object-oriented interface is used: no pyplot, no backend chosen, no setting changed.
+"""
+
+from attnc.plots.drawing import figure, plot
+
+__all__ = ["figure", "plot"]

@@ -1,0 +1,170 @@
+"""Which anchor wins where: of one query, over all heads of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.ir.normal_form import AttentionStage, NormalForm
+from attnc.plots.flow import state_before
+from attnc.plots.places import runs
+from attnc.plots.selectors import Selector
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+TILE = 32
+WHOLE = 40
+"""Up to so many cells along an axis are shown whole; beyond, a window of ZOOMED cells."""
+ZOOMED = 24
+PIXEL_SCORES, PIXEL_STATES, LEAST_PIXELS = 6e7, 2.0**24, 60
+"""Scores and numbers that the pixels of one panel may cost; and the fewest along a side, whatever that costs."""
+TIE = 1e-6
+"""Scores this close have the same weight to the eye."""
+NEGLIGIBLE = 40.0
+"""Keys so far behind everywhere have weights below e^-40: nothing that a picture could show."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Cell `starts[h] + k` is where head h speaks and its key k has the largest weight."""
+
+    form: NormalForm
+    heads: list[Selector]
+
+    @cached_property
+    def starts(self) -> Int[np.ndarray, " heads"]:
+        return np.cumsum([0, *(len(head) for head in self.heads)])[:-1]
+
+    @property
+    def num_cells(self) -> int:
+        return sum(len(head) for head in self.heads)
+
+    @cached_property
+    def outputs(self) -> Float[np.ndarray, " cells"] | None:
+        """What the network returns in each cell, up to the other weights; None where that is no constant."""
+        found = [head.outputs for head in self.heads]
+        known = [outputs for outputs in found if outputs is not None]
+        return np.concatenate(known) if len(known) == len(found) else None
+
+    @property
+    def has_sentinels(self) -> bool:
+        return any(head.is_sentinel.any() for head in self.heads)
+
+    def at(
+        self, points: Float[np.ndarray, "points d"], tiles: Iterable[Int[np.ndarray, " tile"]]
+    ) -> tuple[Int[np.ndarray, " points"], Int[np.ndarray, " points"]]:
+        """(cell, head) at every point; a tile holds points that lie together, since few keys can win there."""
+        u = state_before(self.form, self.heads[0].stage, points)
+        margin = 1.0 if len(self.heads) == 1 else NEGLIGIBLE
+        near = [head.near(u.min(axis=0), u.max(axis=0), margin) for head in self.heads]
+        cells, speakers = np.empty(len(u), np.int64), np.zeros(len(u), np.int64)
+        for tile in tiles:
+            block = u[tile]
+            lo, hi = block.min(axis=0), block.max(axis=0)
+            won, voices = [], []
+            for head, among in zip(self.heads, near, strict=True):
+                keys = head.near(lo, hi, margin, among)
+                if len(self.heads) == 1:
+                    cells[tile] = keys[_first_best(head.scores(block, keys))]
+                    break
+                weights = head.weights(block, keys)
+                won.append(keys[_first_best(weights)])
+                voices.append(self._voice(head, keys, weights))
+            else:
+                speaker = np.argmax(voices, axis=0)
+                cells[tile] = self.starts[speaker] + np.array(won)[speaker, np.arange(len(block))]
+                speakers[tile] = speaker
+        return cells, speakers
+
+    def _voice(self, head: Selector, keys: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """How loud a head is: its weight on keys that say something, or the size of what it says."""
+        if self.has_sentinels:
+            return np.asarray(weights @ ~head.is_sentinel[keys])
+        if head.spoken is None:
+            return np.asarray(weights.max(axis=1))
+        return np.asarray(np.abs(weights @ head.spoken[keys]).max(axis=1))
+
+    def lattice(self) -> list[int] | None:
+        """How many cells lie along each axis, where the anchors are a lattice in the inputs."""
+        head = self.heads[0]
+        if len(self.heads) > 1 or head.stage > 0 or head.a is None:
+            return None
+        distinct = [len(np.unique(column)) for column in head.a.toarray().T]
+        return distinct if int(np.prod(distinct)) == len(head) else None
+
+
+def _first_best(scores: Float[np.ndarray, "points keys"]) -> Int[np.ndarray, " points"]:
+    """The first key of those that tie, whatever rounding makes of the tie."""
+    return np.argmax(scores >= scores.max(axis=1, keepdims=True) - TIE, axis=1)
+
+
+def square_tiles(side: int) -> list[Int[np.ndarray, " tile"]]:
+    index = np.arange(side * side).reshape(side, side)
+    return [index[i : i + TILE, j : j + TILE].ravel() for i in range(0, side, TILE) for j in range(0, side, TILE)]
+
+
+def line_tiles(count: int) -> list[Int[np.ndarray, " tile"]]:
+    return [np.arange(i, min(count, i + 2 * TILE)) for i in range(0, count, 2 * TILE)]
+
+
+def zoom(
+    cells_at: Callable[[np.ndarray], np.ndarray], centre: np.ndarray, lo: np.ndarray, hi: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """A window around the centre with few cells along each axis: the whole box where these are few.
+
+    `cells_at` tells the cells at points of the window's own coordinates.
+    """
+    for _ in range(8):
+        counts = []
+        for axis in range(len(lo)):
+            points = np.repeat(centre[None], 1000, axis=0)
+            points[:, axis] = np.linspace(lo[axis], hi[axis], 1000)
+            counts.append(len(runs(cells_at(points))[0]))
+        share = np.array([1.0 if count <= WHOLE else ZOOMED / count for count in counts])
+        if (share == 1).all():
+            break
+        size = share * (hi - lo)
+        start = np.clip(centre - size / 2, lo, hi - size)
+        lo, hi = np.where(share == 1, lo, start), np.where(share == 1, hi, start + size)
+    return lo, hi
+
+
+def pixels(lo: np.ndarray, hi: np.ndarray, side: int, scatter: bool = False) -> Float[np.ndarray, "pixels 2"]:
+    """The middles of side × side pixels, row by row from below; with `scatter` a random place in each.
+
+    Where cells are about as fine as pixels, middles would make a pattern that is not there.
+    """
+    rows, columns = np.divmod(np.arange(side * side), side)
+    places = np.random.default_rng(0).random((side * side, 2)) if scatter else 0.5
+    share = (np.stack([columns, rows], axis=1) + places) / side
+    return np.asarray(np.clip(lo + share * (hi - lo), lo, hi))
+
+
+def side_for(form: NormalForm, found: list[Selector], wanted: int) -> int:
+    """Pixels along a side: fewer where many stages come first, or where keys move and all must be looked at."""
+    work, variables = 1, 1
+    for stage in form.stages[: found[0].stage]:
+        if isinstance(stage, AttentionStage):
+            work += sum(head.queries.shape[0] * head.keys.shape[0] for head in stage.heads)
+            variables = len(stage.written)
+        else:
+            work += stage.logits.shape[0] * stage.logits.shape[1]
+            variables = stage.logits.shape[0] * stage.logits.shape[1]
+    work += sum(len(s) for s in found if s.a is None)
+    affordable = min(PIXEL_SCORES / work, PIXEL_STATES / variables) ** 0.5
+    return int(np.clip(affordable, LEAST_PIXELS, wanted))
+
+
+def count_along(form: NormalForm, found: list[Selector], at: Callable[[np.ndarray], np.ndarray]) -> int:
+    """How many cells a line meets, of all queries together; `at` maps [0, 1] to its points."""
+    queries = sorted({s.query for s in found})
+    points, total = at(np.linspace(0, 1, 1000)), 0
+    for query in queries[:: max(1, -(-len(queries) // 8))]:
+        cells = Cells(form, [s for s in found if s.query == query])
+        total += len(runs(cells.at(points, line_tiles(len(points)))[0])[0])
+    return total

@@ -1,0 +1,71 @@
+"""From a network to a picture, and from the picture to a file."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnc.errors import FileError, InputError
+from attnc.plots.lines import along_variable, cut, ridge_lines
+from attnc.plots.one_variable import draw_lines
+from attnc.plots.style import figure_class
+from attnc.plots.subject import Subject, TargetLike
+from attnc.plots.two_variables import draw_maps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from attnc.network import Network
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def plot(network: Network, path: str | os.PathLike[str], target: TargetLike | None = None, *, output: int = 0) -> None:
+    """Writes the picture as SVG, PDF or PNG, by the path's suffix, whole or not at all.
+
+    The target is read from the network's expression. A network of a Python function has none: give the function or
+    the Target, or its curves are left out.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(f"cannot plot to {str(path)!r}: the name must end in {', '.join(SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise FileError(
+            f"cannot plot to {str(path)!r}: the folder {str(path.parent)!r} does not exist. Create it first."
+        )
+    if path.is_dir():
+        raise FileError(f"cannot plot to {str(path)!r}: it is a folder")
+    picture = figure(network, target, output=output)
+    temporary = path.parent / f".attnc-{secrets.token_hex(8)}{suffix}"
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
+    try:
+        picture.savefig(temporary, format=suffix[1:], dpi=160, facecolor="white", metadata=undated)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise FileError(f"cannot plot to {str(path)!r}: {error}. Nothing was changed.") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def figure(network: Network, target: TargetLike | None = None, *, output: int = 0) -> Figure:
+    """The picture as a matplotlib Figure that belongs to nobody else.
+
+    One variable: curves. Two: maps. A truncated linear function of more: each output over its own w·x + t. All
+    others: every output along one line through the middle of the box.
+    """
+    make = figure_class()
+    subject = Subject.of(network, target, output)
+    if network.box.d == 1:
+        return draw_lines(make, subject, [(output, along_variable(network.box, 0))])
+    ridges = ridge_lines(subject)
+    if network.box.d == 2 and (ridges is None or subject.num_outputs == 1):
+        return draw_maps(make, subject)
+    if ridges is not None:
+        return draw_lines(make, subject, ridges)
+    line = cut(subject)
+    return draw_lines(make, subject, [(shown, line) for shown in subject.shown_outputs])

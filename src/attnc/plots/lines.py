@@ -1,0 +1,106 @@
+"""Lines through the box along which a network is drawn: a variable, a cut, the input of a truncation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.model_card import one_line
+from attnc.plots.clips import Clip
+from attnc.plots.style import number
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from attnc.plots.subject import Subject
+    from attnc.targets.box import Box
+
+BEYOND = 0.3
+"""A truncation to [a, b] is shown this share of b − a beyond both ends."""
+MANY_VARIABLES = 64
+"""The variable for a cut is looked for among the first so many."""
+NAMED = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """origin + t·direction for t from lo to hi, inside the box; the axis goes from shown[0] to shown[1]."""
+
+    name: str  # of t
+    lo: float
+    hi: float
+    origin: Float[np.ndarray, " d"]
+    direction: Float[np.ndarray, " d"]
+    box: Box
+    note: str = ""  # what the picture does not show, if that is not all
+    shown: tuple[float, float] | None = None
+
+    def at(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points d"]:
+        return np.clip(self.origin + t[:, None] * self.direction, self.box.lo, self.box.hi)
+
+    def share(self, s: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points d"]:
+        """From s = 0 at lo to s = 1 at hi."""
+        return self.at(self.lo + s * (self.hi - self.lo))
+
+    @property
+    def axis(self) -> tuple[float, float]:
+        return self.shown or (self.lo, self.hi)
+
+
+def along_variable(box: Box, variable: int, note: str = "") -> Line:
+    """The others stay in the middle of their intervals."""
+    origin, direction = box.lo / 2 + box.hi / 2, np.zeros(box.d)
+    origin[variable], direction[variable] = 0.0, 1.0
+    lo, hi = float(box.lo[variable]), float(box.hi[variable])
+    return Line(one_line(box.names[variable]), lo, hi, origin, direction, box, note)
+
+
+def cut(subject: Subject) -> Line:
+    """Along the variable that changes the shown outputs most."""
+    box = subject.network.box
+    lines = [along_variable(box, i) for i in range(min(box.d, MANY_VARIABLES))]
+    points = np.concatenate([line.at(np.linspace(line.lo, line.hi, 33)) for line in lines])
+    values = subject.network_at(points)[:, subject.shown_outputs].reshape(len(lines), 33, -1)
+    changes = np.ptp(values, axis=1).max(axis=1)
+    best = int(np.argmax(changes > changes.max() * (1 - 1e-6)))
+    others = [
+        f"{one_line(name)} = {number(middle)}"
+        for i, (name, middle) in enumerate(zip(box.names, box.lo / 2 + box.hi / 2, strict=True))
+        if i != best
+    ]
+    left_out = f", … ({len(others) - NAMED} more)" if len(others) > NAMED else ""
+    at = ", ".join(others[:NAMED]) + left_out
+    unread = subject.network.construction.startswith("truncated_linear") and subject.clip is None
+    why = "   (w·x + t cannot be read from these weights: give target=)" if unread else ""
+    return along_variable(box, best, f"a cut along {one_line(box.names[best])} at {at}{why}")
+
+
+def ridge_lines(subject: Subject) -> list[tuple[int, Line]] | None:
+    """(output, line) of every shown output that is a truncated linear function; None where there is no such."""
+    if subject.clip is None:
+        return None
+    found = [(output, _ridge(subject, subject.clip, output)) for output in subject.shown_outputs]
+    lines = [(output, line) for output, line in found if line is not None]
+    return lines if any(output == subject.output for output, _ in lines) else None
+
+
+def _ridge(subject: Subject, clip: Clip, output: int) -> Line | None:
+    """t is w·x + t_i itself; x goes from the corner where it is least to the one where it is largest."""
+    box, w = subject.network.box, clip.W[output]
+    middle = box.lo / 2 + box.hi / 2
+    corner = np.sign(w) * (box.hi - middle)
+    reach, centre = float(w @ corner), float(w @ middle + clip.t[output])
+    if not reach > 0:
+        return None
+    wanted = clip.a - BEYOND * (clip.b - clip.a), clip.b + BEYOND * (clip.b - clip.a)
+    lo, hi = max(wanted[0], centre - reach), min(wanted[1], centre + reach)
+    if lo >= hi:  # the box does not touch the range
+        lo, hi, wanted = centre - reach, centre + reach, (centre - reach, centre + reach)
+    is_one = subject.num_outputs == 1
+    moved = "x goes" if is_one else "each output over its own w·x + t; x goes"
+    beyond = "" if (lo, hi) == wanted else "; grey: what the box does not reach"
+    name = "u = w·x + t" if is_one else f"u = w·x + t of {subject.entry(output)}"
+    origin, direction = middle - centre / reach * corner, corner / reach
+    return Line(name, lo, hi, origin, direction, box, f"{moved} from corner to corner of the box{beyond}", wanted)

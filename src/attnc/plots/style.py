@@ -1,0 +1,142 @@
+"""The look: colours, the header, titles of panels, colour bars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.model_card import one_line
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from attnc.targets.box import Box
+
+INK, GREY, FAINT = "#1b1f24", "#5b6470", "#d5dae0"
+BLUE, ORANGE = "#0072b2", "#d55e00"  # Okabe and Ito's: told apart by every kind of colour vision
+PALETTE = (BLUE, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", ORANGE, "#5b6470", "#8a6d00", "#4b3b8f", "#7fbf3f")
+VALUES, ERRORS, SIZES, WEIGHTS, MANY = "viridis", "RdBu_r", "Reds", "Blues", "turbo"
+
+HEADER, LINE = 0.78, 0.24
+"""The height of the title and the line under it, and of every further line, in inches."""
+
+
+def figure_class() -> type[Figure]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError(f"plots need matplotlib ({error}): pip install 'attnc[plots]'") from None
+    return Figure
+
+
+def new_figure(make: type[Figure], width: float, height: float, title: str, *lines: str) -> Figure:
+    """An empty figure with its header; the panels get the room below."""
+    header = HEADER + LINE * (len(lines) - 1)
+    height += header
+    picture = make(figsize=(width, height), layout="constrained")
+    engine = picture.get_layout_engine()
+    assert engine is not None
+    engine.set(rect=(0.008, 0.008, 0.984, 0.992 - header / height), hspace=0.04, wspace=0.04)  # type: ignore[call-arg]
+    style: dict[str, Any] = {"ha": "left", "va": "baseline", "parse_math": False}
+    picture.text(0.15 / width, 1 - 0.36 / height, title, fontsize=16, weight="bold", color=INK, **style)
+    for i, line in enumerate(lines):
+        colour = GREY if i == 0 else INK
+        picture.text(0.15 / width, 1 - (0.62 + LINE * i) / height, line, fontsize=10.5, color=colour, **style)
+    return picture
+
+
+def add_header_legend(picture: Figure, line: int, handles: list[Any], labels: list[str]) -> None:
+    """In the place of a line of the header, counted from the one under the title."""
+    width, height = picture.get_size_inches()
+    picture.legend(
+        handles,
+        labels,
+        frameon=False,
+        fontsize=10,
+        loc="center left",
+        bbox_to_anchor=(0.15 / width, 1 - (0.57 + LINE * (line - 1)) / height),
+        ncols=len(handles),
+        borderaxespad=0,
+        borderpad=0,
+    )
+
+
+def set_title(axes: Axes, name: str, note: str = "") -> None:
+    axes.set_title(name, loc="left", pad=22 if note else 7, fontsize=12.5, weight="bold", color=INK, parse_math=False)
+    if note:
+        axes.annotate(
+            note,
+            (0, 1),
+            (0, 7),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="left",
+            va="bottom",
+            fontsize=9.5,
+            color=GREY,
+            parse_math=False,
+        ).set_in_layout(False)  # a long note must not squeeze the panel
+
+
+def set_plain(axes: Axes, grid: bool = True) -> None:
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FAINT)
+    axes.tick_params(colors=GREY, labelsize=9, length=3, color=FAINT)
+    axes.locator_params(nbins=7)
+    if grid:
+        axes.grid(axis="y", color=FAINT, linewidth=0.6)
+        axes.set_axisbelow(True)
+
+
+def set_plane(axes: Axes, box: Box) -> None:
+    """A square panel over the two variables."""
+    x, y = (one_line(name) for name in box.names)
+    axes.set_xlabel(x, color=INK, parse_math=False)
+    axes.set_ylabel(y, color=INK, parse_math=False)
+    axes.set_box_aspect(1)
+    set_plain(axes, grid=False)
+
+
+def add_colorbar(picture: Figure, axes: Axes, drawn: Any, label: str, width: float = 0.035) -> Any:
+    """As tall as the panel, whatever its aspect."""
+    bar = picture.colorbar(drawn, cax=axes.inset_axes((1 + width, 0, width, 1)))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(colors=GREY, labelsize=9, length=0)
+    bar.set_label(label, color=GREY, fontsize=9.5)
+    return bar
+
+
+def distinct_colours(count: int) -> Float[np.ndarray, "count rgb"]:
+    """Colours for heads, queries or outputs: hand-picked while these suffice."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_rgb
+
+    if count <= len(PALETTE):
+        return np.array([to_rgb(colour) for colour in PALETTE[:count]])
+    return np.asarray(colormaps[MANY](np.linspace(0.03, 0.97, count))[:, :3])
+
+
+def limits(values: Float[np.ndarray, "*shape"]) -> tuple[float, float]:
+    """The ends of a colour scale, never the same number."""
+    lowest, highest = float(np.nanmin(values)), float(np.nanmax(values))
+    if highest - lowest <= 1e-12 * max(abs(lowest), abs(highest)):
+        pad = abs(lowest) or 1.0
+        return lowest - pad, highest + pad
+    return lowest, highest
+
+
+def interval(name: str, lo: float, hi: float) -> str:
+    return f"{one_line(name)} ∈ [{number(lo)}, {number(hi)}]"
+
+
+def number(value: float) -> str:
+    return f"{value + 0.0:.5g}".replace("-", "−")
+
+
+def shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -1,0 +1,95 @@
+"""What is written, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc.errors import FileError, InputError
+from attnc.plots import figure, plot
+from plots.pictures import network, picture, texts, titles
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
+def test_formats(tmp_path: Path, suffix: str, start: bytes) -> None:
+    path = tmp_path / f"figure.{suffix}"
+    path.write_bytes(b"earlier")
+    plot(network("line"), str(path))
+    assert path.read_bytes().startswith(start)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert path.stat().st_mode & 0o444 == 0o444
+
+
+@pytest.mark.parametrize(("name", "suffix"), [("clip of two, heads", "pdf"), ("sequence of three", "svg")])
+def test_vector_formats_of_the_other_layouts(tmp_path: Path, name: str, suffix: str) -> None:
+    picture(name).savefig(tmp_path / f"figure.{suffix}")
+    assert (tmp_path / f"figure.{suffix}").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["cross", "clip of two, heads"])
+def test_a_loaded_network_has_the_same_picture(tmp_path: Path, name: str) -> None:
+    network(name).save(tmp_path / "saved")
+    known, loaded = picture(name), figure(attnc.load(tmp_path / "saved"))
+    assert titles(loaded) == titles(known)
+    for one, other in zip(known.axes, loaded.axes, strict=True):
+        for first, second in zip(one.images, other.images, strict=True):
+            np.testing.assert_array_equal(first.get_array(), second.get_array())
+
+
+def test_bad_paths_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"\.png, \.svg, \.pdf"):
+        plot(network("line"), tmp_path / "figure.jpg")
+    with pytest.raises(FileError, match="does not exist"):
+        plot(network("line"), tmp_path / "none" / "figure.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(FileError, match="folder"):
+        plot(network("line"), tmp_path / "folder.png")
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
+    from matplotlib.figure import Figure
+
+    def fail(self, path, **options):
+        Path(path).write_bytes(b"half")
+        raise OSError("disk full")
+
+    (tmp_path / "figure.png").write_bytes(b"before")
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(FileError, match="disk full"):
+        plot(network("line"), tmp_path / "figure.png")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["figure.png"]
+    assert (tmp_path / "figure.png").read_bytes() == b"before"
+
+
+def test_missing_matplotlib_says_what_to_install(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(InputError, match=r"pip install 'attnc\[plots\]'"):
+        plot(network("line"), tmp_path / "figure.png")
+
+
+def test_no_global_state() -> None:
+    program = (
+        "import sys, attnc, attnc.plots\n"
+        "assert not any(name.startswith('matplotlib') for name in sys.modules)\n"
+        "net = attnc.compile('x*y', box={'x': (0, 1), 'y': (0, 1)}, eps=0.3)\n"
+        "attnc.plots.figure(net)\n"
+        "import matplotlib\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+        "before = dict(matplotlib.rcParams)\n"
+        "attnc.plots.figure(net)\n"
+        "assert dict(matplotlib.rcParams) == before\n"
+    )
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_text_is_never_read_as_mathematics(tmp_path: Path) -> None:
+    named = dataclasses.replace(network("line"), expression=None, construction="$\\frac{$")
+    plot(named, tmp_path / "figure.png")
+    assert any("$\\frac{$" in text for text in texts(figure(named)))

@@ -1,0 +1,160 @@
+"""Curves, errors and weights along the only variable."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+import attnc
+from attnc.errors import InputError
+from attnc.plots import figure
+from plots.pictures import TARGETS, curves, image, network, panel, picture, texts, ticks, titles
+
+ONE_VARIABLE = ["line", "fine line", "float32 line", "clip", "clip, heads", "relu", "two layers", "softmax"]
+
+
+@pytest.mark.parametrize("name", ONE_VARIABLE)
+def test_curves_are_the_target_and_the_network(name: str) -> None:
+    shown = curves(panel(picture(name), "target and network"))
+    x, drawn = shown["network"]
+    np.testing.assert_array_equal(drawn, network(name)(x[:, None]).reshape(-1))
+    label = "target, read from the weights" if name.startswith("clip") else "target"
+    known = TARGETS.get(name.partition(",")[0])
+    true = x * np.sin(3 * x) if known is None else known(x[:, None])[:, 0]
+    np.testing.assert_allclose(shown[label][1], true, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ONE_VARIABLE)
+def test_the_error_has_the_bound_on_both_sides(name: str) -> None:
+    axes = panel(picture(name), "error")
+    bound = network(name).certificate.bound
+    assert bound is not None
+    levels = [float(line.get_ydata()[0]) for line in axes.lines if len(line.get_ydata()) == 2]
+    assert levels == [0, bound, -bound]
+    drawn = [np.asarray(line.get_ydata()) for line in axes.lines if len(line.get_ydata()) > 2]
+    drawn += [path.vertices[:, 1] for band in axes.collections for path in band.get_paths()]
+    assert 0.1 * bound < np.abs(drawn[0]).max() <= bound
+    assert any("(proven)" in text for text in texts(picture(name)))
+
+
+def test_panels() -> None:
+    assert titles(picture("line")) == ["target and network", "error", "attention weights"]
+    assert titles(picture("fine line")) == ["target and network", "error", "attention weights, zoomed"]
+    assert titles(picture("two layers"))[2:] == ["attention weights, layer steps", "attention weights, layer select"]
+    assert titles(picture("softmax"))[2:] == ["attention weights, layer steps", "softmax weights, layer select"]
+
+
+@pytest.mark.parametrize("name", ["line", "float32 line"])
+def test_ticks_are_the_anchors(name: str) -> None:
+    ((places, _),) = ticks(panel(picture(name), "target and network"))
+    count = network(name).num_anchors
+    np.testing.assert_allclose(places, -2 + 4 * (np.arange(count) + 0.5) / count, atol=1e-6)
+
+
+def test_ticks_of_heads_have_their_colours() -> None:
+    """6 own anchors each, on the lattice of all 24; the outer sentinels of the first and last carry the ends."""
+    found = ticks(panel(picture("clip, heads"), "target and network"))
+    lattice = ((-1 + 2 * np.arange(24) / 23) - 0.3) / 2  # where 2x + 0.3 is an anchor
+    step = lattice[1] - lattice[0]
+    wanted = [lattice[6 * h : 6 * h + 6] for h in range(4)]
+    wanted[0] = np.concatenate([[lattice[0] - step], wanted[0]])
+    wanted[3] = np.concatenate([wanted[3], [lattice[-1] + step]])
+    for (places, _), anchors in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(places, anchors, atol=1e-9)
+    assert len({tuple(to_rgb(colour)) for _, colour in found}) == 4
+
+
+@pytest.mark.parametrize("name", ["line", "float32 line", "clip"])
+def test_weights_are_those_of_the_network(name: str) -> None:
+    axes = panel(picture(name), "attention weights")
+    shown = image(axes)
+    lo, hi = network(name).box.lo[0], network(name).box.hi[0]
+    x = np.linspace(lo, hi, shown.shape[1])
+    cache = network(name).run(x[:, None], cache=True).cache
+    pattern = next(array for key, array in cache.items() if key.endswith("head0.pattern"))[:, 0]
+    np.testing.assert_allclose(shown, pattern.T, atol=1e-6 if network(name).dtype == "float64" else 0.02)
+    np.testing.assert_allclose(shown.sum(axis=0), 1, atol=1e-9)
+
+
+def test_every_head_has_a_band_of_its_own() -> None:
+    axes = panel(picture("clip, heads"), "attention weights")
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"head {h}" for h in range(4)]
+    assert len(axes.images) == 4
+    x = np.linspace(-1, 1, image(axes).shape[1])
+    cache = network("clip, heads").run(x[:, None], cache=True).cache
+    for h in range(4):
+        pattern = cache[f"clip.head{h}.pattern"][:, 0].T
+        np.testing.assert_allclose(image(axes, h), pattern[pattern.max(axis=1) > 1e-3], atol=1e-9)
+    (strip,) = (child for child in axes.child_axes if len(child.patches) == 4)
+    colours = [to_rgb(colour) for _, colour in ticks(panel(picture("clip, heads"), "target and network"))]
+    assert [to_rgb(patch.get_facecolor()) for patch in strip.patches] == colours
+
+
+def test_every_unit_of_a_relu_network_has_a_band() -> None:
+    axes = panel(picture("relu"), "attention weights")
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"query {q}" for q in range(8)]
+    x = np.linspace(-2, 2, image(axes).shape[1])
+    pattern = network("relu").run(x[:, None], cache=True).cache["relu0.head0.pattern"]
+    for q in range(8):
+        shown, whole = image(axes, q), pattern[:, q].T
+        used = whole[whole.max(axis=1) > 1e-3]
+        order = np.argsort(used.argmax(axis=1), kind="stable")
+        np.testing.assert_allclose(np.sort(shown.max(axis=1)), np.sort(used.max(axis=1)), atol=1e-9)
+        np.testing.assert_allclose(shown.sum(axis=0), used[order].sum(axis=0), atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("two layers", "select"), ("softmax", "select")])
+def test_the_second_layer_is_shown_with_its_own_weights(name: str, layer: str) -> None:
+    kind = "softmax" if name == "softmax" else "attention"
+    axes = panel(picture(name), f"{kind} weights, layer {layer}")
+    x = np.linspace(-2, 2, image(axes).shape[1])
+    cache = network(name).run(x[:, None], cache=True).cache
+    if name == "softmax":
+        pattern = np.stack([cache[f"select.cell.{v}"][:, 0] for v in range(9)])
+    else:
+        pattern = cache["select.head0.pattern"][:, 0].T
+    np.testing.assert_allclose(image(axes), pattern, atol=1e-6)
+
+
+def test_one_of_several_outputs() -> None:
+    two = attnc.compile("(x, 5+cos(x))", box={"x": (0, 1)}, eps=0.3)
+    shown = figure(two, output=1)
+    assert curves(panel(shown, "target and network"))["network"][1].min() > 5
+    assert any("out[1] of 2" in text for text in texts(shown))
+    with pytest.raises(InputError, match="from 0 to 1"):
+        figure(two, output=2)
+
+
+def test_a_norm_that_is_not_the_largest_error_is_named_and_no_line_is_drawn() -> None:
+    claim = dataclasses.replace(network("line").certificate, norm="2")
+    shown = figure(dataclasses.replace(network("line"), certificate=claim))
+    assert any(text.startswith("L2 norm: bound ") for text in texts(shown))
+    assert not any("+ bound" in text for text in texts(shown))
+    assert not any("norm" in text for text in texts(picture("line")))
+
+
+def test_without_a_known_function_the_network_is_drawn() -> None:
+    def bowl(points):
+        return (points**2).sum(axis=1)
+
+    curve = attnc.compile(bowl, box=[(-1, 1)], eps=0.5, lipschitz=2.0)
+    assert titles(figure(curve)) == ["network", "attention weights"]
+    assert titles(figure(curve, target=bowl)) == ["target and network", "error", "attention weights"]
+
+
+def test_a_target_with_gaps_is_drawn_where_it_is_known() -> None:
+    def root(points):
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(points[:, 0])
+
+    for name in ("line", "fine line"):
+        shown = figure(network(name), target=root)
+        _, drawn = curves(panel(shown, "target and network"))["target"]
+        assert 0.4 < np.isnan(drawn).mean() < 0.6
+    with pytest.raises(InputError, match="no finite value"):
+        figure(network("line"), target=lambda points: points[:, 0] * np.nan)
+    with pytest.raises(InputError, match="returned shape"):
+        figure(network("line"), target=lambda points: np.zeros((len(points), 2)))

@@ -1,0 +1,145 @@
+"""The README and the docs do what they say: blocks run, commands exit as stated, links resolve, tables are current."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import runpy
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from attnc.certificates import observed
+from attnc.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BY_NAME = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+BLOCK = re.compile(
+    r"(?:<!-- exit: (?P<exit>\d) -->\n)?(?:<!-- table: [^\n]*-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+NEEDS = {"matplotlib": r"\.plot\(", "torch": r"to_torch|import torch", "onnx": r"onnx", "onnxruntime": r"onnx"}
+"""Packages that are optional, and the code that cannot do without them."""
+
+
+class Block(NamedTuple):
+    language: str
+    text: str
+    line: int
+    exit_code: int
+
+    @property
+    def is_runnable(self) -> bool:
+        needed = (package for package, pattern in NEEDS.items() if re.search(pattern, self.text))
+        return all(importlib.util.find_spec(package) for package in needed)
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = (
+        Block(match["language"], match["text"], text[: match.start("text")].count("\n"), int(match["exit"] or 0))
+        for match in BLOCK.finditer(text)
+    )
+    return [block for block in found if block.language == language]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The observed error by fewer samples: it is no part of what is tested here."""
+    monkeypatch.setattr(observed, "MAX_POINTS", 500)
+
+
+def test_the_parser_finds_blocks() -> None:
+    assert len(blocks(ROOT / "README.md", "python")) >= 2
+    assert {block.exit_code for block in blocks(ROOT / "docs/command-line.md", "console")} == {0, 1, 2}
+    for page in PAGES:
+        assert page.read_text(encoding="utf-8").count("\n```") % 2 == 0, page
+
+
+@BY_NAME
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch and onnx
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace, in a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__docs__"}
+    for block in blocks(page, "python"):
+        if block.is_runnable:
+            # Line breaks put the text on the lines that it has in the page, for tracebacks.
+            exec(compile("\n" * block.line + block.text, str(page), "exec"), namespace)
+
+
+@BY_NAME
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_commands_exit_as_stated(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """`<!-- exit: 2 -->` before a block says that its commands end with that code; otherwise it is 0."""
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page, "console"):
+        for line in block.text.splitlines():
+            if not line.startswith("$ attnc") or not block.is_runnable:
+                continue
+            with pytest.raises(SystemExit) as ending:
+                main(shlex.split(line, comments=True)[2:])
+            printed = capsys.readouterr()
+            assert (ending.value.code or 0) == block.exit_code, f"{line}\n{printed.out}{printed.err}"
+
+
+@functools.cache
+def anchors_of(page: Path) -> frozenset[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+@BY_NAME
+def test_links_resolve(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert target.is_relative_to(ROOT), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors_of(target), f"{page.name}: {link}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    for page in PAGES[1:]:
+        assert page.name == "README.md" or f"({page.name})" in index
+
+
+def test_figures_are_small_and_used() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for figure in (ROOT / "docs/figures").glob("*.png"):
+        assert f"figures/{figure.name})" in text, f"{figure.name} is on no page"
+        assert figure.stat().st_size < (150_000 if figure.stem == "demo" else 120_000), figure.name
+
+
+def test_every_table_is_filled_and_has_a_maker() -> None:
+    tables = runpy.run_path(str(ROOT / "examples/docs_tables.py"), run_name="docs_tables")["TABLES"]
+    placed = []
+    for page in PAGES[1:]:
+        for name, text in re.findall(r"<!-- table: (\S+) -->\n(.*?)<!-- end -->", page.read_text("utf-8"), re.DOTALL):
+            assert text.strip(), f"{page.name}: {name} is empty"
+            placed.append(name)
+    assert sorted(placed) == sorted(tables)
+
+
+def test_the_table_of_the_readme_is_what_the_example_prints(capsys) -> None:
+    """Names, targets and anchors exactly; bounds to the two digits that are shown, or the next ones."""
+    example = runpy.run_path(str(ROOT / "examples/constructions.py"), run_name="constructions")
+    example["main"]()
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
+    shown = [line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith("| `")]
+    assert len(printed) == len(shown) >= 7
+    for now, then in zip(printed, shown, strict=True):
+        *facts, bound, _ = (cell.strip() for cell in now.strip("|").split("|"))
+        *facts_shown, bound_shown, _ = (cell.strip() for cell in then.strip("|").split("|"))
+        assert facts == facts_shown
+        assert float(bound) == pytest.approx(float(bound_shown), rel=0.05)
