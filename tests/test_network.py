@@ -168,3 +168,91 @@ def test_what_compiles_is_what_was_claimed(text, dtype):
 def test_all_errors_are_of_one_family():
     for error in (BoundNotMet, DomainError, ExpressionError, FileError, InputError, attnc.ProgramError):
         assert issubclass(error, AttncError)
+
+
+# --- what a bound must survive ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "box", "eps", "options"),
+    [
+        ("x*1e-41", (-1e39, 1e39), 0.05, {"dtype": "float32"}),
+        ("x", (0, 1e-310), 1e-312, {}),
+        ("x*1e39", (-1, 1), 1e38, {"dtype": "float32"}),
+        ("x", (-1e150, 1e150), 1e149, {"dtype": "float32"}),
+    ],
+)
+def test_what_the_arithmetic_cannot_hold_is_refused(source, box, eps, options):
+    """An overflow would make the network NaN under a finite bound."""
+    with pytest.raises(InputError, match=r"too wide or too narrow|more than float32 holds"):
+        attnc.compile(source, {"x": box}, eps, **options)
+
+
+@pytest.mark.parametrize(("source", "eps"), [("x*1e307", 1e306), ("1e-170*sin(x)", 1e-171), ("x*1e-290", 1e-291)])
+@pytest.mark.parametrize("norm", ["inf", 2, 400])
+def test_extreme_scales_neither_under_nor_overflow(source, eps, norm):
+    net = attnc.compile(source, {"x": (-1, 1)}, eps, norm=norm)
+    assert 0 < net.certificate.observed <= 1.001 * net.certificate.bound <= 1.001 * eps
+    assert net.certificate.bound <= 10 * net.certificate.observed
+
+
+def test_a_lipschitz_constant_that_a_sample_refutes():
+    with pytest.raises(InputError, match="cannot be right"):
+        attnc.compile(lambda p: np.sin(50 * p[:, 0]), [(-1, 1)], 0.05, lipschitz=1.0)
+
+
+def test_variables_may_have_any_name():
+    net = attnc.compile("bias*one + anchor", {"bias": (-1, 1), "one": (0, 1), "anchor": (0, 1)}, 0.5)
+    assert net.certificate.observed <= net.certificate.bound
+
+
+def test_many_variables():
+    """Corners of 40 dimensions cannot all be tried."""
+    target = attnc.ReLUNetwork([np.ones((3, 40)) / 40, np.ones((1, 3))], [np.zeros(3), np.zeros(1)], (-1, 1))
+    net = attnc.compile(target, eps=0.1)
+    assert net.certificate.observed <= net.certificate.bound <= 0.1
+
+
+def test_numbers_of_any_kind_are_numbers():
+    assert attnc.compile("x", [(0, 1)], np.float32(0.1)).certificate.bound <= 0.1
+    with pytest.raises(InputError, match="eps"):
+        attnc.compile("x", [(0, 1)], 10**400)
+    for box in ({"x": (0, 10**400)}, {"x": "12"}, {"x": {0, 1}}):
+        with pytest.raises(InputError, match="two numbers"):
+            attnc.compile("x", box, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("certificate.json", '"bound": ', '"bound": -'),
+        ("certificate.json", '"dtype": "float64"', '"dtype": "float32"'),
+        ("certificate.json", '"expression": "x - 2*y"', '"expression": "x - 3*y"'),
+        ("certificate.json", '"y": [0.0, 2.0]', '"y": [0.0, 3.0]'),
+        ("config.json", '"expression": "x - 2*y"', '"expression": "x"'),
+        ("config.json", '"eps": 0.5', '"eps": "0.5"'),
+    ],
+)
+def test_files_that_contradict_each_other_are_refused(net, tmp_path, name, old, new):
+    net.save(tmp_path / "net")
+    file = tmp_path / "net" / name
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(FileError):
+        attnc.load(tmp_path / "net")
+
+
+def test_refusals_carry_what_was_asked_for():
+    clip = attnc.TruncatedLinear([1.0])
+    relu = attnc.ReLUNetwork([[[1.0]], [[1.0]]], [[0.0], [0.0]], (-1, 1))
+    for target, construction in ((clip, "truncated_linear"), (clip, "truncated_linear_heads"), (relu, "relu_network")):
+        with pytest.raises(BoundNotMet) as caught:
+            attnc.compile(target, eps=1e-6, max_anchors=300, construction=construction, dtype="float32")
+        best = caught.value.network
+        assert (best.construction, best.dtype) == (construction, "float32")
+        assert best.certificate.bound == caught.value.bound
+        assert best.num_anchors <= 300
+    with pytest.raises(BoundNotMet, match="max_bytes") as caught:
+        attnc.compile("x", [(0, 1)], 0.01, max_bytes=1)
+    assert caught.value.network is None

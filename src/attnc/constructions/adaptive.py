@@ -16,7 +16,7 @@ from attnc.constructions.leaves import Leaves, winning_pieces
 from attnc.constructions.partition import Positions, Request, bytes_per_anchor, num_positions
 from attnc.constructions.partition_weights import Cells
 from attnc.constructions.selection import average_error, round_up, score_error, underflow
-from attnc.errors import BoundNotMet, InputError
+from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.intervals import Interval
@@ -177,6 +177,8 @@ def build_adaptive(target: Target, request: Request, name: str, program: Callabl
         raise InputError("centres='adaptive' needs eps; it chooses the centres and beta itself, so leave those out")
     if request.p != math.inf:
         raise InputError(f"centres='adaptive' bounds the largest error: norm must be 'inf', found {request.p}")
+    if not target.is_continuous:
+        raise DomainError(f"{target.describe()} jumps: no bound on the largest error can be small")
 
     def build(partition: AdaptivePartition) -> Built:
         made = program(partition.cells)

@@ -104,7 +104,8 @@ def truncated_linear_heads(
         message = f"{num_heads} heads of {num_tokens} keys are more than max_anchors or max_bytes allow ({limit:,})"
         if eps is None:
             raise InputError(message)
-        fewer = HeadedClipLayer(num_tokens, max(2, limit // num_tokens), sentinels, beta, dtype)
+        tokens = max(n, 2 * sentinels + 1, math.isqrt(limit))
+        fewer = HeadedClipLayer(tokens, max(2, limit // tokens), sentinels, beta, dtype)
         raise _refusal(
             target,
             eps,
