@@ -34,7 +34,7 @@ def max_affine(
     Theorem.  In coordinates y = scale·x + offset in which cells have width 1, with centres L_j and ρ = ½ + η:
               |out − f| ≤ max_j sup{|f(x) − f(v_j)| : |y − L_j|_∞ ≤ ρ} + leak(β, η)·osc + rounding, for every η > 0.
               For norm = p the first term is an L_p norm, the values are averages over cells, and f may jump.
-              With centres="adaptive" cells are small where f varies most: see `adaptive.AdaptivePartition`.
+              With centres="adaptive" cells are small where f varies most: see `adaptive_partition`.
     Weights.  Token (j, i) of n·G carries L_j, −|L_j|², the position e_i and the value; the first n also carry y, 1 and
               their own position: score = β(2L_j·y − |L_j|²) + M·[same position], so weights ∝ exp(−β|y − L_j|²).
               `partition.Positions` undoes the leak between positions exactly, for every M > 0 (M is `margin`).
