@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from attnc.constructions.adaptive import build_adaptive, check_centres
-from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Request, make_partition
-from attnc.constructions.partition_weights import Cells, PartitionWeights
+from attnc.constructions.built import Built, Progress
+from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.partition_weights import Cells, PartitionWeights, build_on_grid
 from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program
@@ -44,25 +44,8 @@ def max_affine(
         raise InputError("max_affine takes one input; for f(X, Y) use construction='max_affine_cross'")
     check_centres(centres)
     request = Request(eps, points_per_axis, beta, margin, norm, dtype, max_anchors, max_bytes, progress)
-    if centres == "adaptive":
-        return build_adaptive(target, request, "max_affine", _program)
-
-    def rebuild(counts: tuple[int, ...]) -> Built:
-        return max_affine(
-            target,
-            points_per_axis=counts,
-            beta=beta,
-            margin=margin,
-            norm=norm,
-            dtype=dtype,
-            max_anchors=max_anchors,
-            max_bytes=max_bytes,
-        )
-
-    partition = make_partition(target, request, rebuild)
-    program = _program(Cells.of_grid(partition))
-    built = Built(program, "max_affine", partition.bound, partition.variation.cell, partition.parameters)
-    return require(built, eps, target)
+    build = build_adaptive if centres == "adaptive" else build_on_grid
+    return build(target, request, "max_affine", _program)
 
 
 def _program(cells: Cells) -> Program:

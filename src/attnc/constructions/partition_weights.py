@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.partition import Partition, Positions
+from attnc.constructions.built import Built, require
+from attnc.constructions.partition import Partition, Positions, Request, make_partition
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head
-from attnc.ir.program import token_shape
+from attnc.ir.program import Program, token_shape
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -49,6 +51,19 @@ class Cells:
             partition.positions,
             partition.stored_values,
         )
+
+
+def build_on_grid(target: Target, request: Request, name: str, program: Callable[[Cells], Program]) -> Built:
+    """A grid with its bound, as the program that `program` makes of its cells."""
+
+    def rebuild(counts: tuple[int, ...]) -> Built:
+        return build_on_grid(target, replace(request, eps=None, points_per_axis=counts), name, program)
+
+    partition = make_partition(target, request, rebuild)
+    made = program(Cells.of_grid(partition))
+    return require(
+        Built(made, name, partition.bound, partition.variation.cell, partition.parameters), request.eps, target
+    )
 
 
 class PartitionWeights:
