@@ -256,3 +256,12 @@ def test_refusals_carry_what_was_asked_for():
     with pytest.raises(BoundNotMet, match="max_bytes") as caught:
         attnc.compile("x", [(0, 1)], 0.01, max_bytes=1)
     assert caught.value.network is None
+
+
+def test_a_file_that_claims_more_tokens_than_it_holds(net, tmp_path):
+    net.save(tmp_path / "net")
+    config = tmp_path / "net" / "config.json"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace(f"{net.num_anchors},", f"{10**8},"), encoding="utf-8")
+    with pytest.raises(FileError, match="100,000,000 tokens"):
+        attnc.load(tmp_path / "net")

@@ -18,6 +18,7 @@ from attnc.certificates.observed import sample_points
 from attnc.engines.numpy_engine import NumpyEngine, Progress
 from attnc.errors import FileError, InputError
 from attnc.exports.directory import load_network, save_network
+from attnc.ir.layers import Affine
 from attnc.ir.program import Program, split_columns
 from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
@@ -206,6 +207,13 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
         program, config, certificates = load_network(Path(path), max_bytes=max_bytes)
     except MemoryError:
         raise FileError(f"{path}: the network is too large for this machine's memory") from None
+    for layer in program.all_layers:
+        if isinstance(layer, Affine):
+            tokens, entries = layer.weight.shape[0], len(layer.weight.values) + len(layer.constant.values)
+            if tokens > 10**6 + 16 * entries:  # running it would allocate what no file paid for
+                raise FileError(
+                    f"{path}: layer {layer.name!r} claims {tokens:,} tokens with {entries:,} numbers"
+                )
     if "certificate.json" not in certificates:
         raise FileError(f"{path}: certificate.json is missing")
     try:
