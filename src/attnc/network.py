@@ -211,9 +211,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
         if isinstance(layer, Affine):
             tokens, entries = layer.weight.shape[0], len(layer.weight.values) + len(layer.constant.values)
             if tokens > 10**6 + 16 * entries:  # running it would allocate what no file paid for
-                raise FileError(
-                    f"{path}: layer {layer.name!r} claims {tokens:,} tokens with {entries:,} numbers"
-                )
+                raise FileError(f"{path}: layer {layer.name!r} claims {tokens:,} tokens with {entries:,} numbers")
     if "certificate.json" not in certificates:
         raise FileError(f"{path}: certificate.json is missing")
     try:
