@@ -16,7 +16,7 @@ from attnc.certificates.observed import sample_points
 from attnc.constructions import max_affine, max_affine_cross
 from attnc.constructions.adaptive import Search
 from attnc.constructions.adaptive_partition import AdaptivePartition, regions
-from attnc.constructions.graded import Lattice, profile
+from attnc.constructions.lattice import Lattice, profile
 from attnc.constructions.leaves import Leaves, winning_pieces
 from attnc.constructions.partition import Request
 from attnc.engines.numpy_engine import NumpyEngine

@@ -13,7 +13,7 @@ import numpy as np
 
 from attnc.constructions.adaptive_partition import AdaptivePartition, Regions, regions
 from attnc.constructions.built import Built, require
-from attnc.constructions.graded import Lattice, Profile, profile
+from attnc.constructions.lattice import Lattice, Profile, profile
 from attnc.constructions.leaves import Leaves
 from attnc.constructions.partition import Positions, Request, bytes_per_anchor, num_positions
 from attnc.constructions.partition_weights import Cells

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.graded import Lattice
+from attnc.constructions.lattice import Lattice
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
