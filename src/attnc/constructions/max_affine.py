@@ -7,11 +7,8 @@ import math
 from attnc.constructions.adaptive import build_adaptive, check_centres
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Request
-from attnc.constructions.partition_weights import Cells, PartitionWeights, build_on_grid
+from attnc.constructions.partition_weights import build_on_grid, self_attention
 from attnc.errors import InputError
-from attnc.ir.building import AffineBuilder
-from attnc.ir.program import Program
-from attnc.ir.spec import check
 from attnc.targets.target import Target
 
 
@@ -45,17 +42,4 @@ def max_affine(
     check_centres(centres)
     request = Request(eps, points_per_axis, beta, margin, norm, dtype, max_anchors, max_bytes, progress)
     build = build_adaptive if centres == "adaptive" else build_on_grid
-    return build(target, request, "max_affine", _program)
-
-
-def _program(cells: Cells) -> Program:
-    weights = PartitionWeights(cells)
-    embed = AffineBuilder(
-        weights.tokens_in, weights.inputs, weights.num_keys, weights.query_channels + weights.key_channels
-    )
-    weights.place_queries(embed)
-    weights.place_keys(embed)
-    select = weights.attention(embed.channels_out, embed.channels_out)
-    read = weights.read(weights.num_keys)
-    layers = (embed.build("embed", weights.dtype), select, read)
-    return check(Program(layers, cells.target.input_shapes, cells.target.output_shape))
+    return build(target, request, "max_affine", self_attention)

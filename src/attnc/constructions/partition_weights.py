@@ -14,6 +14,7 @@ from attnc.constructions.partition import Partition, Positions, Request, make_pa
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program, token_shape
+from attnc.ir.spec import check
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -146,3 +147,17 @@ class PartitionWeights:
         for name in self.outputs:
             builder.link(np.arange(self.n), name, np.arange(self.n), name)
         return builder.build("read", self.dtype)
+
+
+def self_attention(cells: Cells) -> Program:
+    """One head in which every token is a key, and the first n are queries."""
+    weights = PartitionWeights(cells)
+    embed = AffineBuilder(
+        weights.tokens_in, weights.inputs, weights.num_keys, weights.query_channels + weights.key_channels
+    )
+    weights.place_queries(embed)
+    weights.place_keys(embed)
+    select = weights.attention(embed.channels_out, embed.channels_out)
+    read = weights.read(weights.num_keys)
+    layers = (embed.build("embed", weights.dtype), select, read)
+    return check(Program(layers, cells.target.input_shapes, cells.target.output_shape))

@@ -1,0 +1,216 @@
+"""One axis of a spectral grid: normalised Gaussians on equally spaced anchors, and the values that fit f best.
+
+On t ∈ [−1, 1] everything depends on (p, pad, c) alone, so one singular value decomposition serves every function.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+MAX_P = 1025
+"""Anchors on an axis: beyond, the decomposition takes minutes and other constructions are cheaper."""
+SOFTNESS = tuple(k / 64 for k in (6, 8, 10, 12, 14, 16, 19, 22, 26, 32, 38, 44, 54, 64, 80))
+"""c = βh², in whole 64ths so that −c·L² is exact. The ripple is (2π/c)e^{−π²/c} per unit slope and spacing; the smaller
+c, the smaller the ripple, and the larger the values."""
+PADS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+CUTS = (1e-13, 1e-10, 1e-8, 1e-6)
+"""Singular values below this fraction of the largest are cut: trades error against the size of the values."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """p anchors of spacing h on [lo, hi], `pad` spacings of them beyond either end, at temperature c = βh²."""
+
+    lo: float
+    hi: float
+    p: int
+    pad: float = 0.0
+    c: float = 1.0
+    cut: float = CUTS[0]
+    spare: int = 4  # nodes beyond the p or 3p/2 that would do
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.p <= MAX_P:
+            raise InputError(f"an axis has 1 to {MAX_P} anchors, found {self.p}")
+        if self.p > 1 and not self.p - 1 - 2 * self.pad > 0:
+            raise InputError(f"{self.p} anchors do not reach {self.pad:g} spacings beyond both ends; use fewer")
+
+    @property
+    def h(self) -> float:
+        return (self.hi - self.lo) / (self.p - 1 - 2 * self.pad) if self.p > 1 else self.hi - self.lo
+
+    @property
+    def lattice(self) -> Float[np.ndarray, " p"]:
+        """The anchors in units of h about the middle of the box."""
+        return np.arange(self.p) - (self.p - 1) / 2
+
+    def at(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+        """From [−1, 1] to [lo, hi]."""
+        return np.clip(self.lo / 2 + self.hi / 2 + (self.hi / 2 - self.lo / 2) * t, self.lo, self.hi)
+
+    @property
+    def fit(self) -> Fit:
+        return unit_fit(self.p, self.pad, self.c, self.spare)
+
+    def nodes(self) -> Float[np.ndarray, " nodes"]:
+        """Where f is sampled for the fit."""
+        return self.at(self.fit.nodes)
+
+    def solve(self) -> Float[np.ndarray, "p nodes"]:
+        """Samples of f at the nodes → values of the anchors."""
+        return self.fit.solve(self.cut)
+
+    def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
+        """The softmax over the anchors of this axis."""
+        middle = self.lo / 2 + self.hi / 2
+        return _weights((x - middle) / self.h, self.lattice, self.c)
+
+
+def _weights(y: np.ndarray, lattice: np.ndarray, c: float) -> np.ndarray:
+    scores = -c * (y[:, None] - lattice) ** 2
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Least squares at Chebyshev points, by the singular value decomposition of the weights there."""
+
+    nodes: Float[np.ndarray, " nodes"]
+    tests: Float[np.ndarray, " tests"]  # where the error is looked for: several for every spacing
+    left: Float[np.ndarray, "nodes rank"]
+    singular: Float[np.ndarray, " rank"]
+    right: Float[np.ndarray, "rank p"]
+    predicted: Float[np.ndarray, "tests rank"]
+
+    def solve(self, cut: float) -> Float[np.ndarray, "p nodes"]:
+        kept = self.singular > cut * self.singular[0]
+        return (self.right[kept].T / self.singular[kept]) @ self.left[:, kept].T
+
+    def rank(self, cut: float) -> int:
+        return int(np.count_nonzero(self.singular > cut * self.singular[0]))
+
+
+@functools.lru_cache(maxsize=2048)
+def unit_fit(p: int, pad: float, c: float, spare: int) -> Fit:
+    """The fit on [−1, 1]."""
+    n = p + min(p // 2, 12 * spare) + spare
+    nodes = np.cos(np.pi * (np.arange(n) + 0.5) / n)
+    tests = np.concatenate(
+        [np.linspace(-1, 1, max(9, min(4 * p, 2 * p + 200))), np.cos(np.pi * np.arange(8) / (3 * p))]
+    )
+    h = 2 / (p - 1 - 2 * pad) if p > 1 else 2.0
+    lattice = np.arange(p) - (p - 1) / 2
+    left, singular, right = np.linalg.svd(_weights(nodes / h, lattice, c), full_matrices=False)
+    return Fit(nodes, tests, left, singular, right, _weights(tests / h, lattice, c) @ (right.T / singular))
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Sections of f along one axis: samples(x) is (points, lines), for x on [lo, hi].
+
+    `solved(x)` are sections that the values of other axes already stand in for: their errors say nothing, but the
+    values that they lead to are those of the whole grid.
+    """
+
+    lo: float
+    hi: float
+    samples: Callable[[np.ndarray], np.ndarray]
+    solved: Callable[[np.ndarray], np.ndarray]
+    spare: int = 4
+
+    def best(self, p: int, max_value: float, enough: float = 0.0) -> tuple[Axis, float] | None:
+        """The axis of p anchors with the least error on these lines, |values| ≤ max_value; and that error.
+
+        A coarse search over (c, pad), then its neighbours; the first with an error ≤ `enough` will do.
+        """
+        if p == 1:
+            return self._fitted(Axis(self.lo, self.hi, 1, spare=self.spare), max_value, _Samples(self))
+        samples, found = _Samples(self), dict[tuple[int, int], tuple[Axis, float] | None]()
+
+        def error(place: tuple[int, int]) -> float:
+            c, pad = place
+            if not (0 <= c < len(SOFTNESS) and 0 <= pad < len(PADS)) or p - 1 - 2 * PADS[pad] <= 0.4:
+                return math.inf
+            if place not in found:
+                found[place] = self._fitted(self._axis(p, c, pad), max_value, samples)
+            fitted = found[place]
+            return math.inf if fitted is None else fitted[1]
+
+        place, least = (0, 0), math.inf
+        # With many anchors the decomposition is slow, and the best parameters vary little.
+        coarse = product(range(1, 15, 3), range(0, 12, 2)) if p <= 80 else product((2, 5, 8), (6, 9))
+        for candidate in coarse:
+            if error(candidate) < least:
+                place, least = candidate, error(candidate)
+            if least <= enough:
+                return found[place]
+        while p <= 300:
+            c, pad = place
+            around = [(c + i, pad + j) for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))]
+            nearest = min(around, key=error)
+            if not enough < error(nearest) < least:
+                return found[nearest if error(nearest) < least else place] if least < math.inf else None
+            place, least = nearest, error(nearest)
+        return found.get(place)
+
+    def _axis(self, p: int, c: int, pad: int) -> Axis:
+        return Axis(self.lo, self.hi, p, PADS[pad], SOFTNESS[c], spare=self.spare)
+
+    def _fitted(self, axis: Axis, max_value: float, samples: _Samples) -> tuple[Axis, float] | None:
+        """The axis with the first cut that keeps the values small, and its error; None if none does."""
+        fit = axis.fit
+        at_nodes, at_tests, solved = samples(axis)
+        moved, grown = fit.left.T @ at_nodes, fit.left.T @ solved
+        for cut in CUTS:
+            rank = fit.rank(cut)
+            values = fit.right[:rank].T @ (grown[:rank] / fit.singular[:rank, None])
+            if np.abs(values).max() <= max_value:
+                error = float(np.abs(fit.predicted[:, :rank] @ moved[:rank] - at_tests).max())
+                return replace(axis, cut=cut), error
+        return None
+
+    def smallest(self, eps: float, max_value: float, start: int = 9) -> tuple[Axis, float] | None:
+        """The fewest anchors with an error ≤ eps on these lines; None if MAX_P of them do not suffice."""
+        tried: dict[int, tuple[Axis, float] | None] = {}
+
+        def suffices(p: int) -> bool:
+            found = tried[p] = self.best(p, max_value, eps)
+            return found is not None and found[1] <= eps
+
+        low, high = 0, max(1, start)
+        while not suffices(high):
+            low, high = high, min(MAX_P, 2 * high)
+            if low == MAX_P:
+                return None
+        while high - low > 1 + high // 64:
+            middle = (low + high) // 2
+            low, high = (low, middle) if suffices(middle) else (middle, high)
+        return self.best(high, max_value) or tried[high]
+
+
+class _Samples:
+    """The lines at the nodes and tests of a fit, which depend on p alone."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._found: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+
+    def __call__(self, axis: Axis) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        if self._found is None:
+            nodes, lines = axis.nodes(), self._lines
+            self._found = lines.samples(nodes), lines.samples(axis.at(axis.fit.tests)), lines.solved(nodes)
+        return self._found
