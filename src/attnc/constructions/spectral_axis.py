@@ -68,9 +68,10 @@ class Axis:
         """Where f is sampled for the fit."""
         return self.at(self.fit.nodes)
 
-    def solve(self) -> Float[np.ndarray, "p nodes"]:
+    def solve(self, samples: Float[np.ndarray, "nodes lines"]) -> Float[np.ndarray, "p lines"]:
         """Samples of f at the nodes → values of the anchors."""
-        return self.fit.solve(self.cut)
+        fit = self.fit
+        return fit.values(fit.left.T @ samples, fit.rank(self.cut))
 
     def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
         """The softmax over the anchors of this axis."""
@@ -96,9 +97,9 @@ class Fit:
     right: Float[np.ndarray, "rank p"]
     predicted: Float[np.ndarray, "tests rank"]
 
-    def solve(self, cut: float) -> Float[np.ndarray, "p nodes"]:
-        kept = self.singular > cut * self.singular[0]
-        return (self.right[kept].T / self.singular[kept]) @ self.left[:, kept].T
+    def values(self, moved: Float[np.ndarray, "rank lines"], rank: int) -> Float[np.ndarray, "p lines"]:
+        """From leftᵀ·samples. (The product of the three factors, formed first, would lose what they cancel.)"""
+        return self.right[:rank].T @ (moved[:rank] / self.singular[:rank, None])
 
     def rank(self, cut: float) -> int:
         return int(np.count_nonzero(self.singular > cut * self.singular[0]))
@@ -177,24 +178,23 @@ class Lines:
         moved, grown = fit.left.T @ at_nodes, fit.left.T @ solved
         for cut in CUTS:
             rank = fit.rank(cut)
-            values = fit.right[:rank].T @ (grown[:rank] / fit.singular[:rank, None])
-            if np.abs(values).max() <= max_value:
+            if np.abs(fit.values(grown, rank)).max() <= max_value:
                 error = float(np.abs(fit.predicted[:, :rank] @ moved[:rank] - at_tests).max())
                 return replace(axis, cut=cut), error
         return None
 
-    def smallest(self, eps: float, max_value: float, start: int = 9) -> tuple[Axis, float] | None:
-        """The fewest anchors with an error ≤ eps on these lines; None if MAX_P of them do not suffice."""
+    def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> tuple[Axis, float] | None:
+        """The fewest anchors with an error ≤ eps on these lines; None if `most` of them do not suffice."""
         tried: dict[int, tuple[Axis, float] | None] = {}
 
         def suffices(p: int) -> bool:
             found = tried[p] = self.best(p, max_value, eps)
             return found is not None and found[1] <= eps
 
-        low, high = 0, max(1, start)
+        low, high = 0, min(most, max(1, start))
         while not suffices(high):
-            low, high = high, min(MAX_P, 2 * high)
-            if low == MAX_P:
+            low, high = high, min(most, 2 * high)
+            if low == most:
                 return None
         while high - low > 1 + high // 64:
             middle = (low + high) // 2

@@ -156,7 +156,7 @@ class Search:
             points = np.broadcast_to(free, (*grid.shape[:-1], *free.shape)).copy()
             points[..., first : i + 1] = grid[..., None, :]
             values = target(points.reshape(-1, box.d)).reshape(*grid.shape[:-1], -1)
-            values = _contract(values, [axis.solve() for axis in before[first:]])
+            values = _along(values, [axis.solve for axis in before[first:]])
             return np.moveaxis(values, -2, 0).reshape(len(x), -1)
 
         return Lines(float(box.lo[i]), float(box.hi[i]), samples, solved, 4 if box.d < 4 else 2)
@@ -172,9 +172,9 @@ class Search:
                 f"the limits are {self.limit:,} and {MAX_SAMPLES:,}",
                 self.eps,
             )
-        values = _contract(self._on_grid(nodes), [axis.solve() for axis in axes])
+        values = _along(self._on_grid(nodes), [axis.solve for axis in axes])
         tests = [axis.at(t) for axis, t in zip(axes, _test_points(axes), strict=True)]
-        made = _contract(values, [axis.weights(x) for axis, x in zip(axes, tests, strict=True)])
+        made = _along(values, [axis.weights(x).__matmul__ for axis, x in zip(axes, tests, strict=True)])
         errors = np.abs(made - self._on_grid(tests)).max(axis=-1)
         worst = np.argsort(errors, axis=None)[::-1][: max(1, errors.size // 100)][:: max(1, errors.size // 400)]
         index = np.unravel_index(worst, errors.shape)
@@ -220,10 +220,12 @@ def _counts(axes: Sequence[Axis]) -> str:
     return " × ".join(str(axis.p) for axis in axes)
 
 
-def _contract(tensor: np.ndarray, matrices: Sequence[np.ndarray]) -> np.ndarray:
-    """Every axis but the last multiplied by its matrix."""
-    for i, matrix in enumerate(matrices):
-        tensor = np.moveaxis(np.tensordot(matrix, tensor, axes=(1, i)), 0, i)
+def _along(tensor: np.ndarray, maps: Sequence[Callable[[np.ndarray], np.ndarray]]) -> np.ndarray:
+    """Axis i goes through maps[i], a linear map of columns; axes beyond stay."""
+    for i, linear in enumerate(maps):
+        moved = np.moveaxis(tensor, i, 0)
+        columns = linear(moved.reshape(len(moved), -1))
+        tensor = np.moveaxis(columns.reshape(len(columns), *moved.shape[1:]), 0, i)
     return tensor
 
 

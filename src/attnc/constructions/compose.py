@@ -1,0 +1,135 @@
+"""Any expression as a deep attention-only program, of a size that does not grow with the number of variables."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from attnc.constructions.built import Built, Progress
+from attnc.constructions.circuit import Circuit, Wire
+from attnc.constructions.ledger import Ledger
+from attnc.constructions.part_fit import PartFit, function_of_one, is_exact, is_self_gate
+from attnc.constructions.part_ranges import PartRanges
+from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
+from attnc.constructions.parts import Combination, Lowering, Multiply, Part, Source, Unary, in_order
+from attnc.constructions.unary_fit import fit_unary
+from attnc.errors import BoundNotMet, InputError
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.target import Target
+from attnc.targets.tree import Node, to_text
+
+NAME = "compose"
+MOST_FUSED = 72
+"""Anchors up to which a longer function of one part is one head; beyond, it is taken apart."""
+ROUNDS = 8
+
+
+def compose(
+    target: Target,
+    *,
+    eps: float,
+    dtype: str = "float64",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """A deep program: affine maps for sums, a head for every function of one part and for every product.
+
+    Weights.  A function of one part by soft anchors with solved values, or by a gate; a product u·g(w) by a head whose
+              keys carry u and whose weights are those of g at w; u·v likewise, with g the identity.
+    Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. With λ_g the most that an
+              error of g moves the output, eps is shared so that Σ λ_g δ_g = eps at the least number of anchors: keys
+              grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed.
+    Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
+    """
+    if not isinstance(target, ExpressionTarget):
+        raise InputError(f"compose takes an expression, not {target.describe()}: its structure is what is composed")
+    found = _plan(target, eps, dtype, progress)
+    if found.num_anchors > max_anchors:
+        raise BoundNotMet(
+            f"composing {target.describe()} to eps={eps:g} takes {found.num_anchors:,} anchors, the limit is "
+            f"{max_anchors:,}; raise max_anchors or eps",
+            eps=eps,
+            bound=None,
+        )
+    return found.build(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """Parts with their fits, ready to be built."""
+
+    target: ExpressionTarget
+    outputs: tuple[Part, ...]
+    fits: dict[int, PartFit]
+    ledger: Ledger
+    error: float
+
+    @property
+    def num_anchors(self) -> int:
+        return sum(fit.num_anchors for fit in self.fits.values())
+
+    def build(self, dtype: str) -> Built:
+        circuit = Circuit(self.target.box.names)
+        wires: dict[int, Wire] = {}
+        for part in self.ledger.order:
+            if id(part) not in self.ledger.absorbed:
+                wires[id(part)] = self._wire(circuit, part, wires)
+        outputs = [wires[id(part)] for part in self.outputs]
+        program = circuit.build(outputs, self.target.output_shape, dtype)
+        return Built(program, NAME, None, parameters=(("composed error", self.error),))
+
+    def _wire(self, circuit: Circuit, part: Part, wires: dict[int, Wire]) -> Wire:
+        match part:
+            case Source(index):
+                return circuit.input(index)
+            case Combination(terms, constant):
+                total = Wire({}, constant)
+                for inner, coefficient in terms:
+                    total = total + wires[id(inner)] * coefficient
+                return total
+            case Unary(base, tree):
+                return self.fits[id(part)].apply(circuit, wires[id(base)], to_text(tree))
+            case Multiply(left, right):
+                factor = self.ledger.absorbed_factor(part)
+                if factor is not None:
+                    function, carrier = factor
+                    fit, name = self.fits[id(function)], to_text(function.tree)
+                    return fit.gate(circuit, wires[id(function.base)], wires[id(carrier)], name)
+                return self.fits[id(part)].gate(circuit, wires[id(left)], wires[id(right)], "product")
+
+
+def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress | None) -> Composition:
+    ranges = PartRanges(target.box, target.expression.variables)
+
+    @functools.cache
+    def fits_in_one_head(lo: float, hi: float, tree: Node) -> bool:
+        return fit_unary(function_of_one(tree), lo, hi, eps / 8, most=MOST_FUSED) is not None
+
+    def can_fit(base: Part, tree: Node) -> bool:
+        return is_self_gate(tree) or is_exact(tree) or fits_in_one_head(*ranges(base), tree)
+
+    outputs = tuple(Lowering(target.expression.variables, can_fit).lower(target.expression.outputs))
+    ledger = Ledger(in_order(outputs), outputs, ranges)
+    goal = eps
+    best: Composition | None = None
+    for round_ in range(ROUNDS):
+        if progress is not None:
+            progress("composing", round_ / ROUNDS)
+        fits = ledger.fit(goal, target)
+        error = ledger.total(fits)
+        found = Composition(target, outputs, fits, ledger, error)
+        if error <= eps and (best is None or found.num_anchors <= best.num_anchors):
+            best = found
+        if best is not None and error <= eps and (error > 0.5 * eps or round_ > 2):
+            return best
+        goal *= 0.7 * eps / error if error > eps else min(4.0, 0.8 * eps / max(error, 1e-300))
+    if best is not None:
+        return best
+    raise BoundNotMet(
+        f"cannot compose {target.describe()} on {target.box} to eps={eps:g}: the errors of its parts add up to "
+        f"{error:.3g}. Choose a larger eps or a smaller box.",
+        eps=eps,
+        bound=None,
+        build=lambda: found.build(dtype),
+    )
