@@ -24,6 +24,7 @@ LEVELS = (
     {"model_card"},
     {"plots"},
     {"network"},
+    {"planning"},
     {"compiling"},
     {"demo", "cli", "lab", "__main__"},
 )

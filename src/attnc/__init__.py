@@ -2,7 +2,7 @@
 
 from attnc import constructions
 from attnc.certificates.certificate import Certificate
-from attnc.compiling import as_target, compile
+from attnc.compiling import as_target, compile, plan
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.network import Network, load
@@ -32,4 +32,5 @@ __all__ = [
     "compile",
     "constructions",
     "load",
+    "plan",
 ]

@@ -14,33 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc import constructions
+from attnc import planning
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.observed import observed_error
 from attnc.constructions.built import Built, Progress
+from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
 from attnc.errors import BoundNotMet, DomainError, InputError, real_number
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption
+from attnc.planning import CONSTRUCTIONS
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget, FunctionTarget
-from attnc.targets.linear import ReLUNetwork, TruncatedLinear
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-CONSTRUCTIONS: dict[str, Callable[..., Built]] = {
-    "max_affine": constructions.max_affine,
-    "max_affine_cross": constructions.max_affine_cross,
-    "truncated_linear": constructions.truncated_linear,
-    "truncated_linear_heads": constructions.truncated_linear_heads,
-    "two_layer": constructions.two_layer,
-    "attention_softmax": constructions.attention_softmax,
-    "relu_network": constructions.relu_network,
-}
+ATTEMPTS = 4
 
 
 def compile(  # the contract's name; inside this module nothing needs the builtin
@@ -50,6 +43,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     *,
     dtype: str = "float64",
     construction: str = "auto",
+    criterion: str = "multiply_adds",
     lipschitz: float | None = None,
     norm: float | str = "inf",
     centres: str | None = None,
@@ -62,22 +56,104 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     """A network of affine maps and softmax attention that is within eps of `source` everywhere on the box.
 
     `source` is an expression, a Target, or a callable (batch, d) → (batch,) or (batch, k) with its Lipschitz constant.
-    With norm = p ≥ 1 the error is measured in L_p over the box, and the function may jump. `centres` ("grid",
-    "adaptive") and `heads` go to the constructions that know them.
+    The construction "auto" is the cheapest that `plan` finds, by multiply-adds, or by anchors, parameters or layers
+    (`criterion`). With norm = p ≥ 1 the error is measured in L_p over the box, and the function may jump. `centres`
+    ("grid", "adaptive") and `heads` go to the constructions that know them.
     Raises BoundNotMet when the bound cannot be brought to eps within max_anchors and max_bytes.
     """
     _check_request(eps, dtype, construction, max_anchors, max_bytes)
     eps = float(eps)
     p = _exponent(norm)
     target = as_target(source, box, lipschitz, p)
-    name = _default(target) if construction == "auto" else construction
     options = {"norm": None if p == math.inf else p, "centres": centres, "heads": heads}
-    build = _with_options(name, {key: value for key, value in options.items() if value is not None})
-    try:
-        built = build(target, eps=eps, dtype=dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
-    except BoundNotMet as refusal:
-        raise refusal.with_network(lambda found: _certify(found, target, p, eps, command, progress)) from None
-    return _certify(built, target, p, eps, command, progress)
+    given = {key: value for key, value in options.items() if value is not None}
+    asked = eps
+    for _ in range(ATTEMPTS):
+        wanted = Wanted(asked, dtype, p, max_anchors, max_bytes)
+        if construction == "auto":
+            build = _cheapest(target, wanted, given, criterion, progress)
+        else:
+            build = _named(construction, target, wanted, given, progress)
+        try:
+            built = build()
+        except BoundNotMet as refusal:
+            raise refusal.with_network(lambda found: _certify(found, target, p, eps, command, progress)) from None
+        network = _certify(built, target, p, eps, command, progress)
+        observed = network.certificate.observed
+        if built.bound is not None or observed is None or observed <= eps:
+            return network
+        asked *= min(0.5, 0.8 * eps / observed)  # the construction looked at fewer points than the certificate does
+    raise BoundNotMet(
+        f"the error of {target.describe()} on {target.box} by {built.construction} stays at {observed:.3g}, "
+        f"above eps={eps:g}. Choose a larger eps, or another construction.",
+        eps=eps,
+        bound=None,
+        build=lambda: network,
+    )
+
+
+def plan(
+    source: str | Target | Callable[[np.ndarray], Any],
+    box: BoxLike | None = None,
+    eps: float = 1e-2,
+    *,
+    dtype: str = "float64",
+    lipschitz: float | None = None,
+    norm: float | str = "inf",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+) -> list[Estimate]:
+    """What every construction would cost for this eps, the cheapest by multiply-adds first; nothing is built."""
+    _check_request(eps, dtype, "auto", max_anchors, max_bytes)
+    p = _exponent(norm)
+    target = as_target(source, box, lipschitz, p)
+    rows = planning.plan(target, Wanted(float(eps), dtype, p, max_anchors, max_bytes))
+    able = planning.cheapest(rows, "multiply_adds")
+    return [*able, *(row for row in rows if row.why_not is not None)]
+
+
+def _cheapest(
+    target: Target, wanted: Wanted, options: dict[str, Any], criterion: str, progress: Progress | None
+) -> Callable[[], Built]:
+    """The cheapest construction that the plan finds, of those that know the options."""
+    names = planning.candidates(target, wanted)
+    if options or len(names) == 1:
+        return _named(names[-1] if len(names) == 1 else "max_affine", target, wanted, options, progress)
+    rows = planning.plan(target, wanted, names)
+    able = planning.cheapest(rows, criterion)
+    if not able:
+        found = f"no construction brings {target.describe()} on {target.box} to eps={wanted.eps:g}"
+        raise BoundNotMet(
+            f"{found}:\n{planning.table(rows)}",
+            eps=wanted.eps,
+            bound=None,
+        )
+
+    def build() -> Built:
+        for number, row in enumerate(able, 1):
+            try:
+                return (row.build or _named(row.name, target, wanted, {}, progress))()
+            except BoundNotMet:
+                if number == len(able):  # otherwise: what was expected did not come true; the next cheapest
+                    raise
+        raise AssertionError("able is not empty")
+
+    return build
+
+
+def _named(
+    name: str, target: Target, wanted: Wanted, options: dict[str, Any], progress: Progress | None
+) -> Callable[[], Built]:
+    """The construction of this name, with everything but its target bound."""
+    return functools.partial(
+        _with_options(name, options),
+        target,
+        eps=wanted.eps,
+        dtype=wanted.dtype,
+        max_anchors=wanted.max_anchors,
+        max_bytes=wanted.max_bytes,
+        progress=progress,
+    )
 
 
 def _with_options(name: str, options: dict[str, Any]) -> Callable[..., Built]:
@@ -124,15 +200,6 @@ def as_target(source: Any, box: BoxLike | None = None, lipschitz: float | None =
             "Measure the error in an L_p norm instead: norm=2 (on the command line: --norm 2)."
         )
     return ExpressionTarget(expression, Box.parse(box, expression.variables))
-
-
-def _default(target: Target) -> str:
-    """What "auto" takes: a construction made for the kind of target, or the one that serves them all."""
-    if isinstance(target, TruncatedLinear):
-        return "truncated_linear"
-    if isinstance(target, ReLUNetwork):
-        return "relu_network"
-    return "max_affine" if len(target.input_shapes) == 1 else "max_affine_cross"
 
 
 def _check_request(eps: float, dtype: str, construction: str, max_anchors: int, max_bytes: int) -> None:

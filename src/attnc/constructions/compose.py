@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire
+from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.ledger import Ledger
 from attnc.constructions.part_fit import PartFit, function_of_one, is_exact, is_self_gate
 from attnc.constructions.part_ranges import PartRanges
@@ -42,17 +43,29 @@ def compose(
               grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed.
     Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
     """
+    return _composition(target, Wanted(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes), progress).build(dtype)
+
+
+def estimate_compose(target: Target, wanted: Wanted) -> Estimate:
+    """What the composition costs; its heads are fitted for that, as they are few and quick."""
+    found = _composition(target, wanted, None)
+    return Estimate.of_built(found.build(wanted.dtype), found.error)
+
+
+def _composition(target: Target, wanted: Wanted, progress: Progress | None) -> Composition:
     if not isinstance(target, ExpressionTarget):
         raise InputError(f"compose takes an expression, not {target.describe()}: its structure is what is composed")
-    found = _plan(target, eps, dtype, progress)
-    if found.num_anchors > max_anchors:
+    if not target.is_continuous:
+        raise InputError(f"compose takes a continuous function, {target.describe()} may jump; use max_affine, norm=2")
+    found = _plan(target, wanted.eps, wanted.dtype, progress)
+    if found.num_anchors > wanted.max_anchors:
         raise BoundNotMet(
-            f"composing {target.describe()} to eps={eps:g} takes {found.num_anchors:,} anchors, the limit is "
-            f"{max_anchors:,}; raise max_anchors or eps",
-            eps=eps,
+            f"composing {target.describe()} to eps={wanted.eps:g} takes {found.num_anchors:,} anchors, the limit is "
+            f"{wanted.max_anchors:,}; raise max_anchors or eps",
+            eps=wanted.eps,
             bound=None,
         )
-    return found.build(dtype)
+    return found
 
 
 @dataclass(frozen=True, eq=False)

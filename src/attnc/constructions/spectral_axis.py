@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
@@ -25,6 +25,9 @@ SOFTNESS = tuple(k / 64 for k in (6, 8, 10, 12, 14, 16, 19, 22, 26, 32, 38, 44, 
 """c = βh², in whole 64ths so that −c·L² is exact. The ripple is (2π/c)e^{−π²/c} per unit slope and spacing; the smaller
 c, the smaller the ripple, and the larger the values."""
 PADS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+COARSE = tuple(product(range(1, 15, 3), range(0, 12, 2)))
+"""Places in SOFTNESS and PADS that a search begins with."""
+COARSE_FOR_MANY = ((2, 9), (5, 9), (5, 6), (8, 6), (8, 0), (13, 0))
 CUTS = (1e-13, 1e-10, 1e-8, 1e-6)
 """Singular values below this fraction of the largest are cut: trades error against the size of the values."""
 
@@ -153,7 +156,9 @@ class Lines:
 
         place, least = (0, 0), math.inf
         # With many anchors the decomposition is slow, and the best parameters vary little.
-        coarse = product(range(1, 15, 3), range(0, 12, 2)) if p <= 80 else product((2, 5, 8), (6, 9))
+        coarse = (
+            product(range(1, 15, 3), range(0, 12, 2)) if p <= 80 else [(2, 9), (5, 9), (5, 6), (8, 6), (8, 0), (13, 0)]
+        )
         for candidate in coarse:
             if error(candidate) < least:
                 place, least = candidate, error(candidate)
@@ -193,13 +198,23 @@ class Lines:
 
         low, high = 0, min(most, max(1, start))
         while not suffices(high):
-            low, high = high, min(most, 2 * high)
-            if low == most:
+            if high == most or self._is_hopeless(tried, low, high, eps, most):
                 return None
+            low, high = high, min(most, 2 * high)
         while high - low > 1 + high // 64:
             middle = (low + high) // 2
             low, high = (low, middle) if suffices(middle) else (middle, high)
         return self.best(high, max_value) or tried[high]
+
+    def _is_hopeless(
+        self, tried: Mapping[int, tuple[Axis, float] | None], low: int, high: int, eps: float, most: int
+    ) -> bool:
+        """Whether the error falls like a power of p, as at a kink, and too slowly for `most` anchors to be enough."""
+        before, after = tried.get(low), tried[high]
+        if before is None or after is None or high < 48:
+            return False
+        rate = math.log(before[1] / after[1]) / math.log(high / low)
+        return rate < 3 and after[1] * (most / high) ** -max(rate, 0.0) > 2 * eps
 
 
 class _Samples:

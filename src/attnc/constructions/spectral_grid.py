@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.estimate import Estimate
+from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Positions, bytes_per_anchor, num_positions
 from attnc.constructions.partition_weights import Cells, self_attention
 from attnc.constructions.spectral_search import Search, Spectrum
@@ -55,15 +55,19 @@ def spectral_grid(
     return _build(target, found, dtype)
 
 
-def estimate_spectral_grid(target: Target, eps: float, dtype: str, max_anchors: int, max_bytes: int) -> Estimate:
+def estimate_spectral_grid(target: Target, wanted: Wanted) -> Estimate:
     """The size from sections alone, before the grid is fitted."""
-    _check(target, eps, None, MAX_VALUE)
-    search = Search(target, MAX_VALUE, max_anchors, dtype, None, partial(_build, target, dtype=dtype))
-    search.require_above_rounding(eps)
-    axes, errors = search.choose(eps)
-    outputs = target.num_outputs
+    _check(target, wanted.eps, None, MAX_VALUE)
+    limit = min(wanted.max_anchors, wanted.max_bytes // bytes_per_anchor(target)) // num_positions(target)
+    search = Search(target, MAX_VALUE, limit, wanted.dtype, None, partial(_build, target, dtype=wanted.dtype))
+    axes, errors = search.begin(wanted.eps)
     anchors = math.prod(axis.p for axis in axes) * num_positions(target)
-    return Estimate.one_layer(NAME, anchors, target.box.d, outputs, sum(errors))
+    outputs = target.num_outputs // num_positions(target)
+
+    def build() -> Built:
+        return _build(target, search.reach(wanted.eps), wanted.dtype)
+
+    return Estimate.one_layer(NAME, anchors, target.box.d, outputs, sum(errors), build)
 
 
 def _check(target: Target, eps: float | None, num_anchors: int | tuple[int, ...] | None, max_value: float) -> None:

@@ -72,8 +72,8 @@ class Search:
         self.size = max(float(values.max()), float(np.abs(target(self.through)).max()))
         self.dtype = dtype
 
-    def require_above_rounding(self, eps: float) -> None:
-        self.eps = eps
+    def begin(self, eps: float) -> tuple[tuple[Axis, ...], list[float]]:
+        """The axes by the first sections, and the errors there."""
         floor = ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
         if eps < floor:
             raise BoundNotMet(
@@ -83,20 +83,24 @@ class Search:
                 eps=eps,
                 bound=None,
             )
+        self.eps = eps
+        axes, errors = self.choose(MARGIN * eps)
+        self._check_limits(axes)
+        return axes, errors
 
     def reach(self, eps: float) -> Spectrum:
         """The smallest grid whose error is ≤ eps."""
-        self.require_above_rounding(eps)
-        goal = MARGIN * eps
+        axes, goal = self.begin(eps)[0], MARGIN * eps
         best: Spectrum | None = None
         for round_ in range(ROUNDS):
             self._report(round_ / ROUNDS)
-            found = self.fitted(self.choose(goal)[0])
+            found = self.fitted(axes)
             if found.error <= MARGIN * eps:
                 return self._thinned(found, MARGIN * eps)
             best = found if best is None or found.error < best.error else best
             goal = max(goal * 0.2, min(goal * 0.7, goal * eps / found.error))
             self.through = np.concatenate([self.through, found.worst])
+            axes = self.choose(goal)[0]
         assert best is not None
         tried = f"with {_counts(best.axes)} anchors the error is {best.error:.3g}"
         raise self._refusal(f"to eps={eps:g}: {tried}", eps, best)
@@ -163,15 +167,8 @@ class Search:
 
     def fitted(self, axes: tuple[Axis, ...]) -> Spectrum:
         """Values by one small product per axis, tested on a grid between the nodes."""
-        counts = [axis.p for axis in axes]
+        self._check_limits(axes)
         nodes = [axis.nodes() for axis in axes]
-        if math.prod(counts) > self.limit or math.prod(map(len, nodes)) > MAX_SAMPLES:
-            samples = math.prod(map(len, nodes))
-            raise self._refusal(
-                f"within the limits: it needs {_counts(axes)} = {math.prod(counts):,} anchors and {samples:,} samples, "
-                f"the limits are {self.limit:,} and {MAX_SAMPLES:,}",
-                self.eps,
-            )
         values = _along(self._on_grid(nodes), [axis.solve for axis in axes])
         tests = [axis.at(t) for axis, t in zip(axes, _test_points(axes), strict=True)]
         made = _along(values, [axis.weights(x).__matmul__ for axis, x in zip(axes, tests, strict=True)])
@@ -180,6 +177,15 @@ class Search:
         index = np.unravel_index(worst, errors.shape)
         points = np.stack([x[i] for x, i in zip(tests, index, strict=True)], axis=1)
         return Spectrum(axes, values, float(errors.max()), points)
+
+    def _check_limits(self, axes: Sequence[Axis]) -> None:
+        anchors, samples = (math.prod(counts) for counts in ([a.p for a in axes], [len(a.nodes()) for a in axes]))
+        if anchors > self.limit or samples > MAX_SAMPLES:
+            raise self._refusal(
+                f"within the limits: it needs {_counts(axes)} = {anchors:,} anchors and {samples:,} samples, the "
+                f"limits are {self.limit:,} and {MAX_SAMPLES:,}",
+                self.eps,
+            )
 
     def _on_grid(self, axes: Sequence[np.ndarray]) -> np.ndarray:
         mesh = np.meshgrid(*axes, indexing="ij")

@@ -1,0 +1,169 @@
+"""What each construction would cost for a target and an eps, before anything is built; and the cheapest of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from attnc import constructions
+from attnc.constructions.built import Built
+from attnc.constructions.bumps import STEP_ANCHORS
+from attnc.constructions.compose import estimate_compose
+from attnc.constructions.estimate import Estimate, Wanted
+from attnc.constructions.grid import choose_counts
+from attnc.constructions.partition import ETA, num_positions
+from attnc.constructions.spectral_grid import estimate_spectral_grid
+from attnc.errors import AttncError, InputError
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.function_target import FunctionTarget
+from attnc.targets.linear import ReLUNetwork, TruncatedLinear
+from attnc.targets.target import Target
+
+CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
+
+CONSTRUCTIONS: dict[str, Callable[..., Built]] = {
+    "spectral_grid": constructions.spectral_grid,
+    "compose": constructions.compose,
+    "max_affine": constructions.max_affine,
+    "max_affine_cross": constructions.max_affine_cross,
+    "two_layer": constructions.two_layer,
+    "attention_softmax": constructions.attention_softmax,
+    "truncated_linear": constructions.truncated_linear,
+    "truncated_linear_heads": constructions.truncated_linear_heads,
+    "relu_network": constructions.relu_network,
+}
+
+
+def plan(target: Target, wanted: Wanted, names: Sequence[str] = tuple(CONSTRUCTIONS)) -> list[Estimate]:
+    """A row for every construction; one that cannot serve says why not."""
+    rows = []
+    for name in names:
+        reason = _why_not(name, target, wanted)
+        if reason is not None:
+            rows.append(Estimate(name, why_not=reason))
+            continue
+        try:
+            rows.append(ESTIMATES[name](target, wanted))
+        except AttncError as refusal:
+            rows.append(Estimate(name, why_not=str(refusal)))
+    return rows
+
+
+def cheapest(rows: Sequence[Estimate], criterion: str) -> list[Estimate]:
+    """The rows that can serve, cheapest first; among equals the one with fewer layers."""
+    if criterion not in CRITERIA:
+        raise InputError(f"criterion must be one of {', '.join(CRITERIA)}; found {criterion!r}")
+    able = [row for row in rows if row.why_not is None]
+    return sorted(able, key=lambda row: (getattr(row, criterion), row.layers, row.multiply_adds, row.parameters))
+
+
+def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:
+    """What "auto" chooses from. A claim that needs a proof takes a construction that brings one."""
+    if isinstance(target, TruncatedLinear):
+        return ("truncated_linear",)
+    if isinstance(target, ReLUNetwork):
+        return ("relu_network",)
+    if len(target.input_shapes) > 1:
+        return ("max_affine_cross",)
+    if wanted.p < math.inf or not target.is_continuous:
+        return ("max_affine",)
+    if isinstance(target, FunctionTarget) and target.lipschitz is not None:
+        return ("max_affine",)
+    if isinstance(target, ExpressionTarget):
+        return ("compose", "spectral_grid", "max_affine")
+    return ("spectral_grid", "max_affine", "compose")
+
+
+def table(rows: Sequence[Estimate]) -> str:
+    """The plan as text, for an error message."""
+    lines = [f"{'construction':<24}{'anchors':>12}{'layers':>8}{'multiply-adds':>16}"]
+    for row in rows:
+        if row.why_not is None:
+            lines.append(f"{row.name:<24}{row.anchors:>12,}{row.layers:>8}{row.multiply_adds:>16,}")
+        else:
+            lines.append(f"{row.name:<24}{row.why_not}")
+    return "\n".join(lines)
+
+
+def _why_not(name: str, target: Target, wanted: Wanted) -> str | None:
+    made_for = {"truncated_linear": TruncatedLinear, "relu_network": ReLUNetwork}
+    kind = made_for.get(name.removesuffix("_heads"))
+    if kind is not None:
+        return None if isinstance(target, kind) else f"takes a {kind.__name__}"
+    papers = name in ("max_affine", "max_affine_cross", "two_layer", "attention_softmax")
+    if len(target.input_shapes) > 1 and name != "max_affine_cross":
+        return "takes one input; the target has two"
+    if not papers and (wanted.p < math.inf or not target.is_continuous):
+        return "approximates continuous functions, and measures the largest error"
+    if papers and isinstance(target, FunctionTarget) and target.lipschitz is None:
+        return "needs a Lipschitz constant (lipschitz=…) of Python code"
+    return None
+
+
+def _grid_size(target: Target, wanted: Wanted) -> tuple[int, ...]:
+    """Cells of the papers' grids: from the variation of the target along its axes."""
+    eps = 0.99 * wanted.eps
+    return choose_counts(target, eps, lambda grid: 0.5 + ETA, MAX_CELLS_TRIED, wanted.dtype, wanted.p)
+
+
+MAX_CELLS_TRIED = 20_000
+"""Grids up to this size are tried, larger ones are extrapolated."""
+
+
+@dataclass(frozen=True)
+class _Partition:
+    """The papers' constructions on a grid of cells."""
+
+    name: str
+    has_steps: bool  # a first layer of bumps
+
+    def __call__(self, target: Target, wanted: Wanted) -> Estimate:
+        counts, d, n = _grid_size(target, wanted), target.box.d, num_positions(target)
+        G, outputs = math.prod(counts), target.num_outputs // n
+        cells = Estimate.one_layer(self.name, G * n, d, outputs, wanted.eps)
+        if not self.has_steps:
+            return _within(cells, wanted)
+        steps = sum(counts) - d
+        keys = max(STEP_ANCHORS[0], steps)
+        return _within(
+            Estimate(
+                self.name,
+                anchors=G * n + keys,
+                heads=2 if self.name == "two_layer" else 1,
+                layers=2 if self.name == "two_layer" else 1,
+                parameters=G * n * (d + outputs) + 6 * keys,
+                multiply_adds=G * n * (d + outputs) + 3 * steps * keys,
+                error=wanted.eps,
+            ),
+            wanted,
+        )
+
+
+def _within(row: Estimate, wanted: Wanted) -> Estimate:
+    if row.anchors <= wanted.max_anchors:
+        return row
+    return Estimate(row.name, why_not=f"needs about {row.anchors:.2g} anchors, the limit is {wanted.max_anchors:,}")
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The constructions for clipped and ReLU functions are small: their size is read off the program."""
+
+    name: str
+
+    def __call__(self, target: Target, wanted: Wanted) -> Estimate:
+        limits = {"max_anchors": wanted.max_anchors, "max_bytes": wanted.max_bytes}
+        built = CONSTRUCTIONS[self.name](target, eps=wanted.eps, dtype=wanted.dtype, **limits)
+        return Estimate.of_built(built, None if built.bound is None else built.bound.value)
+
+
+ESTIMATES: Mapping[str, Callable[[Target, Wanted], Estimate]] = {
+    "spectral_grid": estimate_spectral_grid,
+    "compose": estimate_compose,
+    "max_affine": _Partition("max_affine", has_steps=False),
+    "max_affine_cross": _Partition("max_affine_cross", has_steps=False),
+    "two_layer": _Partition("two_layer", has_steps=True),
+    "attention_softmax": _Partition("attention_softmax", has_steps=True),
+    **{name: _Built(name) for name in ("truncated_linear", "truncated_linear_heads", "relu_network")},
+}
