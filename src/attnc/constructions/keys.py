@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """A(x) = Σ_k v_k e^{a_k x + c_k} / Σ_k e^{a_k x + c_k}."""
+    """A(x) = Σ_k v_k e^{a_k x + c_k} / Σ_k e^{a_k x + c_k}; of several outputs when each v_k is a row."""
 
     slopes: Float[np.ndarray, " p"]  # the a_k
     offsets: Float[np.ndarray, " p"]  # the c_k
-    values: Float[np.ndarray, " p"]  # the v_k
+    values: Float[np.ndarray, "p ..."]  # the v_k
 
     @property
     def p(self) -> int:
@@ -30,7 +30,7 @@ class Keys:
         weights /= weights.sum(axis=1, keepdims=True)
         return weights
 
-    def __call__(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+    def __call__(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points ..."]:
         return self.weights(x) @ self.values
 
     def scaled(self, factor: float) -> Keys:

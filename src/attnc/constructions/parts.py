@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from attnc.targets.expression import Expression
 from attnc.targets.tree import (
@@ -27,6 +28,9 @@ from attnc.targets.tree import (
     schedule,
     to_text,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 T = Variable("t")
 """The argument of a function of one part."""
@@ -204,12 +208,18 @@ class Lowering:
 
     def _product(self, factors: Sequence[_Pending]) -> Part:
         """A balanced tree of products; constants scale."""
-        constant = math.prod(affine_in_t(f.tree)[1] for f in factors if f.base is None)  # type: ignore[index]
-        parts = [self._part(factor) for factor in factors if factor.base is not None]
+        scale, parts = 1.0, list[Part]()
+        for part in map(self._part, factors):
+            if is_constant_part(part):
+                scale *= part.constant
+            else:
+                parts.append(part)
+        if not parts:
+            return Combination((), scale)
         while len(parts) > 1:
             pairs = [Multiply(parts[i], parts[i + 1]) for i in range(0, len(parts) - 1, 2)]
             parts = [*pairs, *parts[2 * len(pairs) :]]
-        return combination([(parts[0], constant)]) if constant != 1 else parts[0]
+        return combination([(parts[0], scale)])
 
     def _part(self, pending: _Pending) -> Part:
         if pending.base is None:
@@ -218,6 +228,8 @@ class Lowering:
 
     def _unary(self, base: Part, tree: Node) -> Part:
         """tree(base) by one head, or taken apart at its last operation."""
+        if is_constant_part(base):
+            return Combination((), constant_value(substitute(tree, Number(Fraction(base.constant)))))
         key = (id(base), id(tree))
         if key not in self._made:
             self._kept.append(tree)
@@ -267,7 +279,7 @@ class Lowering:
                             sine, cosine = doubled, combination([(square, -2.0)], 1.0)
                         return sine if tree.name == "sin" else cosine
             case Power(Variable(_), Number(n)) if n.denominator == 1 and n > 2:
-                half = self._unary(base, Power(T, Number(n // 2)) if n > 3 else T)
+                half = self._unary(base, Power(T, Number(Fraction(n // 2))) if n > 3 else T)
                 square = self._unary(half, SQUARE)
                 return square if n % 2 == 0 else Multiply(square, base)
         return None
@@ -302,6 +314,10 @@ def combination(terms: Sequence[tuple[Part, float]], constant: float = 0.0) -> P
         add(part, coefficient)
     kept = tuple((part, coefficient) for part, coefficient in found.values() if coefficient != 0)
     return kept[0][0] if len(kept) == 1 and kept[0][1] == 1 and constant == 0 else Combination(kept, constant)
+
+
+def is_constant_part(part: Part) -> TypeIs[Combination]:
+    return isinstance(part, Combination) and not part.terms
 
 
 def is_constant(tree: Node) -> bool:

@@ -20,6 +20,9 @@ MAX_VALUE = 10.0
 EDGE = 1e-7
 """Samples crowd towards the ends of the interval down to this part of it."""
 
+BETWEEN = 1.01
+"""Between the points of a sample an error is a little larger."""
+
 Function = Callable[[np.ndarray], np.ndarray]
 
 
@@ -74,7 +77,7 @@ def fit_unary(f: Function, lo: float, hi: float, delta: float, most: int = MAX_P
         if found is None:
             return None
         fitted = from_axis(found[0], f)
-        error = float(np.abs(fitted(t) - wanted).max())
+        error = BETWEEN * float(np.abs(fitted(t) - wanted).max())
         if error <= delta:
             return UnaryFit(fitted.keys, fitted.scale, fitted.shift, error)
         goal *= 0.5 * delta / error

@@ -1,0 +1,111 @@
+"""Composition: any expression, its size linear in its length, its ledger above what is seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnc
+from attnc.constructions import compose
+from attnc.errors import AttncError, InputError
+from attnc.targets.expression import Expression
+from constructions.adversary import worst_error
+from strategies.expressions import expressions
+
+CASES = [
+    ("sin(x)+cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 1e-9, 40),
+    ("x*y", {"x": (-1, 1), "y": (-1, 1)}, 1e-8, 8),
+    ("exp(sin(x)*y)", {"x": (-2, 2), "y": (-2, 2)}, 1e-6, 60),
+    ("abs(x-y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-9, 2),
+    ("max(x, y, z)+min(x*y, z)", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}, 1e-6, 20),
+    ("x**y", {"x": (0.5, 2), "y": (-1, 2)}, 1e-6, 60),
+    ("x/y", {"x": (-1, 1), "y": (0.5, 3)}, 1e-6, 60),
+    ("sin(100*x)*y", {"x": (-2, 2), "y": (-2, 2)}, 1e-6, 300),
+    ("(x+y+z)**9", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}, 1e-3, 60),
+    ("clip(x*y, -0.5, 0.5)-log(1+exp(x+y))", {"x": (-3, 3), "y": (-3, 3)}, 1e-6, 60),
+    ("abs(sin(3*x))", {"x": (-2, 2)}, 1e-6, 30),
+    ("(x*y, x+y, sin(x*y))", {"x": (-2, 2), "y": (-2, 2)}, 1e-6, 40),
+    ("tanh(x)*sigmoid(y)-relu(x)*silu(y)", {"x": (-4, 4), "y": (-4, 4)}, 1e-6, 60),
+]
+
+
+def ledger_of(built: attnc.constructions.Built) -> float:
+    return float(dict(built.parameters)["composed error"])
+
+
+@pytest.mark.parametrize(("text", "box", "eps", "most"), CASES, ids=[case[0] for case in CASES])
+def test_eps_is_met_with_few_anchors(text: str, box: dict[str, tuple[float, float]], eps: float, most: int) -> None:
+    target = attnc.as_target(text, box)
+    built = compose(target, eps=eps)
+    assert built.program.num_anchors <= most
+    assert ledger_of(built) <= eps
+    assert worst_error(built.program, target) <= ledger_of(built) + 1e-14
+
+
+def test_ten_unary_terms_and_nine_products_of_ten_variables() -> None:
+    factors = ["sin(a)", "exp(b)", "cos(c)", "tanh(d)", "1/(2+f)", "log(3+g)", "sqrt(4+h)", "atan(i)", "erf(j)", "k**2"]
+    target = attnc.as_target("*".join(factors), {name: (-1, 1) for name in "abcdfghijk"})
+    built = compose(target, eps=1e-6)
+    assert built.program.num_anchors <= 1000
+    assert worst_error(built.program, target) <= 1e-6
+
+
+@pytest.mark.parametrize("d", [2, 8, 32])
+def test_heads_are_linear_in_the_size_of_the_expression(d: int) -> None:
+    names = [f"x{i}" for i in range(d)]
+    text = " + ".join(f"sin({i + 1}*x{i}/{d})*x{(i + 1) % d}" for i in range(d))
+    program = compose(attnc.as_target(text, {name: (-1, 1) for name in names}), eps=1e-5).program
+    assert program.num_heads == d
+    assert program.num_attention_layers == 1
+
+
+def test_a_shared_sub_expression_is_one_head() -> None:
+    box = {"x": (-1, 1), "y": (-1, 1)}
+    once = compose(attnc.as_target("sin(x*y)", box), eps=1e-6).program
+    twice = compose(attnc.as_target("(sin(x*y), 2*sin(x*y)+x)", box), eps=1e-6).program
+    assert once.num_heads == twice.num_heads == 2
+
+
+def test_an_affine_expression_needs_no_attention() -> None:
+    target = attnc.as_target("2*x - 3*(y - x)/4 + pi", {"x": (-1, 1), "y": (0, 5)})
+    built = compose(target, eps=1e-9)
+    assert built.program.num_heads == 0
+    assert worst_error(built.program, target) <= 1e-14
+
+
+def test_a_function_of_one_variable_is_one_head_however_long() -> None:
+    target = attnc.as_target("sin(x)**2 + exp(x)*cos(x) - x/(3+x) + y", {"x": (-1, 1), "y": (-1, 1)})
+    assert compose(target, eps=1e-8).program.num_heads == 1
+
+
+def test_doubling_the_angle_takes_layers_instead_of_anchors() -> None:
+    target = attnc.as_target("sin(x)", {"x": (-1000, 1000)})
+    program = compose(target, eps=1e-4).program
+    assert program.num_anchors < 500  # 1,000 periods in one head would take 700
+    assert worst_error(program, target) <= 1e-4
+
+
+def test_python_code_has_no_structure() -> None:
+    with pytest.raises(InputError, match="structure"):
+        compose(attnc.as_target(lambda X: X[:, 0], [(-1, 1)]), eps=0.1)
+
+
+def test_jumps_are_refused() -> None:
+    target = attnc.as_target("sign(x)", {"x": (-1, 1)}, p=2)
+    with pytest.raises(InputError, match="continuous"):
+        compose(target, eps=0.1)
+
+
+@settings(max_examples=60)
+@given(expressions(), st.sampled_from([1e-2, 1e-4, 1e-6]))
+def test_any_expression_that_is_composed_is_within_eps(text: str, eps: float) -> None:
+    try:
+        box = {name: (0.5, 1.5) for name in Expression.parse(text).variables}
+        target = attnc.as_target(text, box)
+        built = compose(target, eps=eps)
+    except AttncError:
+        return
+    size = float(np.abs(target(np.array([target.box.lo, target.box.hi]))).max())
+    assert worst_error(built.program, target, 500, 3) <= eps + 1e-12 * (1 + size)
