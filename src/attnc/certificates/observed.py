@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 MAX_POINTS = 20_000
 MAX_WORK = 4 * 10**8
 """Scores that a sample may cost: about two seconds of exponentials."""
+STARTS, ROUNDS = 32, 6
+"""From how many of the worst points the error is followed uphill, and how often the steps are halved."""
 
 
 def sample_points(box: Box, count: int, seed: int = 0) -> Float[np.ndarray, "points d"]:
@@ -45,19 +47,42 @@ def observed_error(
 ) -> float:
     """The error seen at a sample as dense as MAX_WORK allows; `evaluate` maps flat points to flat outputs.
 
-    For p = ∞ the largest; otherwise the L_p norm over the box, by quadrature: the mean over one random point in each
-    cell of a regular grid, whose error is of higher order than that of as many points at random.
+    For p = ∞ the largest, followed uphill from the worst points; otherwise the L_p norm over the box, by quadrature:
+    the mean over one random point in each cell of a regular grid, whose error is of higher order than that of as many
+    points at random.
+    Where the claim is about finitely many points, all of them are looked at, and none else.
     """
+    claimed = target.check_points()
+    if claimed is not None:
+        return float(np.abs(evaluate(claimed) - target(claimed)).max())
     count = int(min(MAX_POINTS, max(200, MAX_WORK // max(1, work_per_point))))
     points = sample_points(target.box, count, seed) if p == math.inf else _stratified(target.box, count, seed)
-    errors = np.abs(evaluate(points) - target(points)).max(axis=1)
-    if p == math.inf:
-        return float(errors.max())
+
+    def errors_at(points: np.ndarray) -> np.ndarray:
+        return np.abs(evaluate(points) - target(points)).max(axis=1)
+
+    errors = errors_at(points)
     worst = float(errors.max())
+    if p == math.inf:
+        return max(worst, _uphill(errors_at, target.box, points, errors))
     if not 0 < worst < math.inf:
         return worst
     volume = math.exp(float(np.log(target.box.widths).sum()) / p)
     return worst * float(np.mean((errors / worst) ** p)) ** (1 / p) * volume
+
+
+def _uphill(errors_at: Callable[[np.ndarray], np.ndarray], box: Box, points: np.ndarray, errors: np.ndarray) -> float:
+    """The largest error found by steps at random from the worst points of a sample, ever shorter."""
+    rng = np.random.default_rng(1)
+    kept = max(1, min(STARTS, len(points) // 64))
+    best, found, step = points[np.argsort(errors)[-kept:]], 0.0, len(points) ** (-1 / box.d)
+    for _ in range(ROUNDS):
+        moved = best[:, None] + step * rng.normal(size=(len(best), 8, box.d)) * box.widths
+        moved = np.clip(moved, box.lo, box.hi).reshape(-1, box.d)
+        errors = errors_at(moved)
+        found, step = max(found, float(errors.max())), step / 2
+        best = moved[np.argsort(errors)[-kept:]]
+    return found
 
 
 def _stratified(box: Box, count: int, seed: int) -> Float[np.ndarray, "points d"]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnc.numerics import activations, elementary
+from attnc.numerics import activations, elementary, jet_kinks, jet_rules
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Array
 from attnc.targets.domains import TANGENT, Domain, at_least, within
@@ -24,7 +24,7 @@ class Function:
     `value` computes in float64, `range` encloses the values over intervals. `slope(x, y)`, y the range over x, encloses
     all difference quotients (f(s) − f(t))/(s − t) of members, which for a kink inside is the hull of both sides
     (Clarke's derivative, with Lebourg's mean value theorem). A function of several arguments has a `gradient` instead,
-    from the ranges and the gradients of its arguments.
+    from the ranges and the gradients of its arguments. `jet` makes the Taylor jet over boxes from the arguments' jets.
     """
 
     value: Callable[..., Array]
@@ -35,6 +35,7 @@ class Function:
     variadic: bool = False
     domain: Domain | None = None
     continuous: bool = True
+    jet: jet_rules.Rule | None = None
 
 
 def _special(name: str) -> Callable[..., Array]:
@@ -123,33 +124,65 @@ def _root_slope(x: Interval) -> Interval:
 
 
 _TWO_OVER_SQRT_PI = 2.0 / elementary.sqrt(elementary.PI)
-_el, _ac = elementary, activations
+_el, _ac, _jets = elementary, activations, jet_rules
 
 FUNCTIONS: dict[str, Function] = {
-    "sin": Function(np.sin, _el.sin, lambda x, y: _el.cos(x)),
-    "cos": Function(np.cos, _el.cos, lambda x, y: -_el.sin(x)),
-    "tan": Function(np.tan, _el.tan, lambda x, y: y.square() + 1.0, domain=TANGENT),
-    "exp": Function(np.exp, _el.exp, lambda x, y: y),
-    "log": Function(np.log, _el.log, lambda x, y: 1.0 / x, domain=at_least(0.0, "the argument", strict=True)),
-    "sqrt": Function(np.sqrt, _el.sqrt, lambda x, y: 0.5 / y, domain=at_least(0.0, "the argument", strict=False)),
-    "abs": Function(np.abs, abs, lambda x, y: _sides(x, -1.0, 1.0)),
-    "tanh": Function(np.tanh, _el.tanh, lambda x, y: (1.0 / _el.cosh(x)).square()),
-    "sinh": Function(np.sinh, _el.sinh, lambda x, y: _el.cosh(x)),
-    "cosh": Function(np.cosh, _el.cosh, lambda x, y: _el.sinh(x)),
-    "atan": Function(np.arctan, _el.atan, lambda x, y: 1.0 / (x.square() + 1.0)),
-    "asin": Function(np.arcsin, _el.asin, lambda x, y: _root_slope(x), domain=within(-1.0, 1.0, "the argument")),
-    "acos": Function(np.arccos, _el.acos, lambda x, y: -_root_slope(x), domain=within(-1.0, 1.0, "the argument")),
-    "erf": Function(_special("erf"), _el.erf, lambda x, y: _TWO_OVER_SQRT_PI * _el.exp(-x.square())),
-    "sigmoid": Function(_el.logistic, _el.sigmoid, lambda x, y: _ac.sigmoid_slope(x)),
-    "relu": Function(lambda x: np.maximum(x, 0.0), _el.relu, lambda x, y: _sides(x, 0.0, 1.0)),
-    "gelu": Function(_times(_special("ndtr")), _ac.gelu, lambda x, y: _ac.gelu_slope(x)),
-    "silu": Function(_times(_el.logistic), _ac.silu, lambda x, y: _ac.silu_slope(x)),
-    "softplus": Function(lambda x: np.logaddexp(0.0, x), _el.softplus, lambda x, y: _el.sigmoid(x)),
-    "min": Function(_fold(np.minimum), _fold(Interval.min), gradient=_min_gradient, arity=2, variadic=True),
-    "max": Function(_fold(np.maximum), _fold(Interval.max), gradient=_max_gradient, arity=2, variadic=True),
-    "clip": Function(_clip, _el.clip, gradient=_clip_gradient, arity=3),
-    "sign": Function(
-        np.sign, _el.sign, lambda x, y: _jump((x.lo <= 0) & (x.hi >= 0) & (x.lo < x.hi)), continuous=False
+    "sin": Function(np.sin, _el.sin, lambda x, y: _el.cos(x), jet=_jets.sin),
+    "cos": Function(np.cos, _el.cos, lambda x, y: -_el.sin(x), jet=_jets.cos),
+    "tan": Function(np.tan, _el.tan, lambda x, y: y.square() + 1.0, domain=TANGENT, jet=_jets.tan),
+    "exp": Function(np.exp, _el.exp, lambda x, y: y, jet=_jets.exp),
+    "log": Function(
+        np.log, _el.log, lambda x, y: 1.0 / x, domain=at_least(0.0, "the argument", strict=True), jet=_jets.log
     ),
-    "floor": Function(np.floor, _el.floor, lambda x, y: _jump(y.lo < y.hi), continuous=False),
+    "sqrt": Function(
+        np.sqrt,
+        _el.sqrt,
+        lambda x, y: 0.5 / y,
+        domain=at_least(0.0, "the argument", strict=False),
+        jet=_jets.sqrt,
+    ),
+    "abs": Function(np.abs, abs, lambda x, y: _sides(x, -1.0, 1.0), jet=jet_kinks.pieces(-1.0, 1.0)),
+    "tanh": Function(np.tanh, _el.tanh, lambda x, y: (1.0 / _el.cosh(x)).square(), jet=_jets.tanh),
+    "sinh": Function(np.sinh, _el.sinh, lambda x, y: _el.cosh(x), jet=_jets.sinh),
+    "cosh": Function(np.cosh, _el.cosh, lambda x, y: _el.sinh(x), jet=_jets.cosh),
+    "atan": Function(np.arctan, _el.atan, lambda x, y: 1.0 / (x.square() + 1.0), jet=_jets.atan),
+    "asin": Function(
+        np.arcsin,
+        _el.asin,
+        lambda x, y: _root_slope(x),
+        domain=within(-1.0, 1.0, "the argument"),
+        jet=_jets.asin,
+    ),
+    "acos": Function(
+        np.arccos,
+        _el.acos,
+        lambda x, y: -_root_slope(x),
+        domain=within(-1.0, 1.0, "the argument"),
+        jet=_jets.acos,
+    ),
+    "erf": Function(_special("erf"), _el.erf, lambda x, y: _TWO_OVER_SQRT_PI * _el.exp(-x.square()), jet=_jets.erf),
+    "sigmoid": Function(_el.logistic, _el.sigmoid, lambda x, y: _ac.sigmoid_slope(x), jet=_jets.sigmoid),
+    "relu": Function(
+        lambda x: np.maximum(x, 0.0), _el.relu, lambda x, y: _sides(x, 0.0, 1.0), jet=jet_kinks.pieces(0.0, 1.0)
+    ),
+    "gelu": Function(_times(_special("ndtr")), _ac.gelu, lambda x, y: _ac.gelu_slope(x), jet=_jets.gelu),
+    "silu": Function(_times(_el.logistic), _ac.silu, lambda x, y: _ac.silu_slope(x), jet=_jets.silu),
+    "softplus": Function(lambda x: np.logaddexp(0.0, x), _el.softplus, lambda x, y: _el.sigmoid(x), jet=_jets.softplus),
+    "min": Function(
+        _fold(np.minimum), _fold(Interval.min), gradient=_min_gradient, arity=2, variadic=True, jet=jet_kinks.minimum
+    ),
+    "max": Function(
+        _fold(np.maximum), _fold(Interval.max), gradient=_max_gradient, arity=2, variadic=True, jet=jet_kinks.maximum
+    ),
+    "clip": Function(_clip, _el.clip, gradient=_clip_gradient, arity=3, jet=jet_kinks.clip),
+    "sign": Function(
+        np.sign,
+        _el.sign,
+        lambda x, y: _jump((x.lo <= 0) & (x.hi >= 0) & (x.lo < x.hi)),
+        continuous=False,
+        jet=jet_kinks.step(np.sign),
+    ),
+    "floor": Function(
+        np.floor, _el.floor, lambda x, y: _jump(y.lo < y.hi), continuous=False, jet=jet_kinks.step(np.floor)
+    ),
 }

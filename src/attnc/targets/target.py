@@ -35,6 +35,10 @@ class Target(abc.ABC):
         """Flat points as the inputs that a network for this target takes."""
         return split_columns(points, self.input_shapes)
 
+    def check_points(self) -> Float[np.ndarray, "points d"] | None:
+        """The points that the claim is about, where they are finitely many, as a table's; None: the whole box."""
+        return None
+
     @abc.abstractmethod
     def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
         """Values, all finite, in floating point."""

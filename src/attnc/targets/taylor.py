@@ -1,0 +1,175 @@
+"""Taylor polynomials of expressions over boxes, with enclosed coefficients and a proved remainder."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.numerics import jet_rules
+from attnc.numerics.intervals import Interval
+from attnc.numerics.jet_balls import Ball, above
+from attnc.numerics.jet_tables import degree_blocks, embedding, num_monomials
+from attnc.numerics.jets import Jet, add, constant, multiply, negate, variable
+from attnc.numerics.rounding import Array, Mask, add_down, add_up
+from attnc.targets.evaluation import evaluate_boxes
+from attnc.targets.expression import Expression
+from attnc.targets.functions import FUNCTIONS
+from attnc.targets.tree import Call, Negate, Number, Power, Product, Quotient, Step, Sum, Variable
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+MAX_MONOMIALS = 20_000
+"""Of one jet; the proofs of rounding errors in `jet_balls` allow for 2¹⁶ summands."""
+_CHUNK = 2**16  # coefficients of one jet at a time: a few jets stay in the cache
+
+
+@dataclass(frozen=True, eq=False)
+class Taylor:
+    """f(c + rτ) = Σ_j p_j τ^j + e(τ) on τ ∈ [−1, 1]^d, |p_j − mid_j| ≤ radius_j, |e| ≤ remainder.
+
+    The p_j are the Taylor coefficients of f at the centre times r^j, in the order of `jets.monomials`. The error falls
+    towards the centre: |e(sτ)| ≤ s^{order+1}·remainder for 0 ≤ s ≤ 1. Where the remainder is infinite there is no jet
+    (a kink inside, a domain that is left, an overflow): mid and radius are 0 and say nothing.
+    """
+
+    mid: Float[np.ndarray, "boxes outputs count"]
+    radius: Float[np.ndarray, "boxes outputs count"]
+    remainder: Float[np.ndarray, "boxes outputs"]
+
+
+def taylor(
+    expression: Expression, centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"], order: int
+) -> Taylor:
+    """The Taylor polynomials of the expression's outputs, up to degree `order`, on the boxes {c + rτ : τ ∈ [−1, 1]^d}.
+
+    Jets are computed to one order more, whose terms then go into the remainder: it is that much closer to the error.
+    All bounds rest on IEEE arithmetic and on `rounding.LIBM_ASSUMPTION`.
+    """
+    centres, radii = np.asarray(centres, dtype=np.float64), np.asarray(radii, dtype=np.float64)
+    d, outputs = len(expression.variables), expression.schedule[1]
+    _check(expression, centres, radii, order)
+    count = num_monomials(d, order)
+    mid, radius = np.zeros((2, len(centres), len(outputs), count))
+    remainder = np.empty((len(centres), len(outputs)))
+    chunk = max(64, _CHUNK // count)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(centres), chunk):
+            rows = slice(start, start + chunk)
+            done = _jets(expression, centres[rows], radii[rows], order + 1)
+            for column, number in enumerate(outputs):
+                _store(done[number], d, order, mid[rows, column], radius[rows, column], remainder[rows, column])
+    return Taylor(mid, radius, remainder)
+
+
+def _check(expression: Expression, centres: Array, radii: Array, order: int) -> None:
+    d = len(expression.variables)
+    if centres.ndim != 2 or centres.shape[1] != d or radii.shape != centres.shape:
+        raise InputError(
+            f"{expression.text!r} has the variables ({', '.join(expression.variables)}), so that centres and radii "
+            f"have the shape (n, {d}), not {centres.shape} and {radii.shape}."
+        )
+    if not (np.isfinite(centres).all() and np.isfinite(radii).all() and (radii >= 0).all()):
+        raise InputError("the centres and radii of boxes must be finite numbers, the radii not negative.")
+    if order < 0:
+        raise InputError(f"the order of a Taylor polynomial is at least 0, not {order}.")
+    if num_monomials(d, order + 1) > MAX_MONOMIALS:
+        raise InputError(
+            f"cannot expand {expression.text!r} to order {order}: up to order {order + 1}, which bounds the remainder, "
+            f"there are {num_monomials(d, order + 1)} monomials in {d} variables, more than {MAX_MONOMIALS}. "
+            "Choose a smaller order."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Done:
+    """The jet of a step, where it holds, and the step's range."""
+
+    jet: Jet
+    holds: Mask
+    range: Interval
+
+
+def _jets(expression: Expression, centres: Array, radii: Array, order: int) -> dict[int, _Done]:
+    """The outputs, by the numbers of their steps."""
+    (steps, outputs), names = expression.schedule, expression.variables
+    box = Interval(add_down(centres, -radii), add_up(centres, radii))
+    natural = evaluate_boxes(steps, names, box, gradients=False).ranges
+    columns = {
+        name: variable(i, np.ascontiguousarray(centres[:, i]), np.ascontiguousarray(radii[:, i]))
+        for i, name in enumerate(names)
+    }
+    last_use = {i: number for number, step in enumerate(steps) for i in step.arguments}
+    done: dict[int, _Done] = {}
+    for number, (step, known) in enumerate(zip(steps, natural, strict=True)):
+        arguments = [done[i] for i in step.arguments]
+        jet = _jet(step, [a.jet for a in arguments], [a.range for a in arguments], known, columns, order)
+        holds = jet.is_finite
+        for argument in arguments:
+            holds = holds & argument.holds
+        done[number] = _Done(jet, holds, _common(known, jet.range, holds))
+        for i in set(step.arguments):  # a long expression has many steps, and jets are large
+            if last_use[i] == number and i not in outputs:
+                del done[i]
+    return done
+
+
+def _common(a: Interval, b: Interval, holds: Mask) -> Interval:
+    """What two enclosures of the same values have in common; all reals where there is no jet."""
+    lo, hi = np.maximum(a.lo, b.lo), np.minimum(a.hi, b.hi)
+    known = holds & (lo <= hi)
+    return Interval(np.where(known, lo, -np.inf), np.where(known, hi, np.inf))
+
+
+def _jet(
+    step: Step, jets: list[Jet], ranges: list[Interval], known: Interval, columns: dict[str, Jet], order: int
+) -> Jet:
+    match step.node:
+        case Variable(name):
+            return columns[name]
+        case Sum():
+            return add(jets)
+        case Product():
+            return _product(step, jets, ranges, order)
+        case Quotient():
+            return jet_rules.divide(jets, ranges, order)
+        case Power(_, Number(value)) if value.denominator == 1:
+            return jet_rules.integer_power(jets[0], ranges[0], int(value), order)
+        case Power():
+            return jet_rules.real_power(jets, ranges, order)
+        case Negate():
+            return negate(jets[0])
+        case Call(name):
+            rule = FUNCTIONS[name].jet
+            return constant(Ball.around(Interval.entire())) if rule is None else rule(jets, ranges, order)
+        case _:  # a number, pi or e
+            return constant(Ball.around(known))
+
+
+def _product(step: Step, jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+    """Constants first, then equal factors together, then from the fewest variables to the most."""
+    counts = Counter(step.arguments)
+    arguments = dict(zip(step.arguments, zip(jets, ranges, strict=True), strict=True))
+    factors = [jet_rules.integer_power(*arguments[number], n, order) for number, n in counts.items()]
+    factors.sort(key=lambda jet: (len(jet.variables), jet.degree))
+    result = factors[0]
+    for factor in factors[1:]:
+        result = multiply(result, factor, order)
+    return result
+
+
+def _store(done: _Done, d: int, order: int, mid: Array, radius: Array, remainder: Array) -> None:
+    """Write the jet, of order one more, with all monomials in d variables; its last degree goes into the remainder."""
+    jet, holds = done.jet, done.holds
+    degree = min(jet.degree, order)
+    where = embedding(jet.variables, degree, d)
+    sizes = [block.stop - block.start for block in degree_blocks(len(jet.variables), degree)]
+    mid[:, where] = np.where(holds, jet.mid[: sum(sizes)], 0.0).T
+    radius[:, where] = np.repeat(np.where(holds, jet.radius[: degree + 1], 0.0), sizes, axis=0).T
+    beyond = jet.remainder if jet.degree == degree else above(jet.remainder + jet.total[degree + 1])
+    remainder[:] = np.where(holds, beyond, np.inf)
