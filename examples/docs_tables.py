@@ -16,16 +16,19 @@ import os
 import re
 import shlex
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 import attnc
-from attnc import constructions
+from attnc import constructions, planning
 from attnc.certificates.observed import observed_error
 from attnc.constructions.clip import ClipLayer
+from attnc.constructions.estimate import Wanted
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.model_card import ceiling
 
@@ -287,6 +290,132 @@ def relu_network() -> str:
     return markdown(header, rows)
 
 
+SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def box_name(box: attnc.targets.box.Box) -> str:
+    """[−1, 1]³, or sides one by one where they differ."""
+    sides = [f"[{lo:g}, {hi:g}]".replace("-", "−") for lo, hi in zip(box.lo, box.hi, strict=True)]
+    if len(set(sides)) > 1:
+        return " × ".join(sides)
+    return sides[0] + (str(box.d).translate(SUPERSCRIPTS) if box.d > 1 else "")
+
+
+def papers_anchors(target: attnc.targets.target.Target, eps: float, dtype: str) -> str:
+    """What `plan` expects of max_affine, whatever the limits."""
+    (row,) = planning.plan(target, Wanted(eps, dtype, max_anchors=10**40), ("max_affine",))
+    return f"{row.anchors:.0e}".replace("e+", "e").replace("e0", "e")
+
+
+def spectral_grid() -> str:
+    rows = []
+    for text, variables, lo, hi, eps, dtype in [
+        ("sin(x)", "x", -3, 3, 1e-10, "float64"),
+        ("sin(x)", "x", -3, 3, 2e-6, "float32"),
+        ("tanh(x)", "x", -4, 4, 7e-9, "float64"),
+        ("1/(1+25*x**2)", "x", -1, 1, 4e-9, "float64"),
+        ("x**2*y", "xy", -1, 1, 1e-6, "float64"),
+        ("sin(x)+cos(y)", "xy", -3, 3, 4e-10, "float64"),
+        ("sin(x)+cos(y)", "xy", -3, 3, 1e-5, "float32"),
+        ("exp(-x**2-y**2)*sin(3*x+y)", "xy", -2, 2, 2e-10, "float64"),
+        ("sqrt(1+x**2+y**2)", "xy", -3, 3, 2e-8, "float64"),
+        ("exp(sin(x)*y)", "xy", -3, 3, 1e-8, "float64"),
+        ("1/(1+x**2+y**2+z**2)", "xyz", -1, 1, 1e-4, "float64"),
+        ("log(3+x+y*z)", "xyz", -1, 1, 1e-6, "float64"),
+        ("exp(x*y-z*u)", "xyzu", -1, 1, 1e-3, "float64"),
+        ("x*y+z*u+v*w", "xyzuvw", -1, 1, 0.05, "float64"),
+    ]:
+        target = attnc.as_target(text, {name: (lo, hi) for name in variables})
+        built = constructions.spectral_grid(target, eps=eps, dtype=dtype)
+        facts = dict(built.parameters)
+        counts = " × ".join(str(facts[f"anchors_{name}"]) for name in target.box.names)
+        found = (f"{facts['largest value']:.3g}", seen(observe(target, built)))
+        about = papers_anchors(target, eps, dtype)
+        rows.append((f"`{text}`", box_name(target.box), f"{eps:g}", dtype, counts, *found, about))
+    header = ("f", "box", "eps", "dtype", "anchors", "largest \\|value\\|", "observed", "papers' anchors, about")
+    return markdown(header, rows)
+
+
+def compose_row(name: str, target: attnc.targets.target.Target, eps: float) -> Row:
+    built = constructions.compose(target, eps=eps)
+    program, composed = built.program, dict(built.parameters)["composed error"]
+    sizes = (program.num_anchors, program.num_heads, program.num_attention_layers, program.num_parameters)
+    found = (seen(observe(target, built)), seen(composed))
+    return f"`{name}`", target.box.d, box_name(target.box), f"{eps:g}", *sizes, *found
+
+
+COMPOSE_HEADER = (
+    "expression",
+    "variables",
+    "box",
+    "eps",
+    "anchors",
+    "heads",
+    "attention layers",
+    "parameters",
+    "observed",
+    "composed error",
+)
+
+
+def compose() -> str:
+    rows = []
+    for text, box, eps in [
+        ("sin(x)+cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 1e-9),
+        ("x*y", {"x": (-1, 1), "y": (-1, 1)}, 1e-8),
+        ("x/y", {"x": (-1, 1), "y": (0.5, 3)}, 1e-6),
+        ("x**y", {"x": (0.5, 2), "y": (-1, 2)}, 1e-6),
+        ("tanh(x)", {"x": (-4, 4)}, 1e-9),
+        ("tanh(x)*sigmoid(y)-relu(x)*silu(y)", {"x": (-4, 4), "y": (-4, 4)}, 1e-6),
+        ("max(x, y, z)+min(x*y, z)", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}, 1e-6),
+        ("exp(sin(x)*y)", {"x": (-3, 3), "y": (-3, 3)}, 1e-9),
+        ("sqrt(1+x**2+y**2)", {"x": (-3, 3), "y": (-3, 3)}, 2e-8),
+        ("(x+y+z)**9", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}, 1e-3),
+        ("sin(100*x)*y", {"x": (-2, 2), "y": (-2, 2)}, 1e-6),
+        ("sin(x)", {"x": (-1000, 1000)}, 1e-4),
+    ]:
+        rows.append(compose_row(text, attnc.as_target(text, box), eps))
+    ten = {name: (-1, 1) for name in "abcdfghijk"}
+    factors = ["sin(a)", "exp(b)", "cos(c)", "tanh(d)", "1/(2+f)", "log(3+g)", "sqrt(4+h)", "atan(i)", "erf(j)", "k**2"]
+    squares, exponentials = (" + ".join(form.format(name) for name in ten) for form in ("{}**2", "exp({})"))
+    for name, text in [
+        ("sin(a)·exp(b)·cos(c)·…, ten factors", "*".join(factors)),
+        ("exp(−(a² + b² + … + k²)/10)", f"exp(-({squares})/10)"),
+        ("log(exp(a) + exp(b) + … + exp(k))", f"log({exponentials})"),
+    ]:
+        rows.append(compose_row(name, attnc.as_target(text, ten), 1e-6))
+    return markdown(COMPOSE_HEADER, rows)
+
+
+def compose_dimension() -> str:
+    rows = []
+    for d in (2, 4, 8, 16, 32):
+        text = " + ".join(f"sin({i + 1}*x{i}/{d})*x{(i + 1) % d}" for i in range(d))
+        target = attnc.as_target(text, {f"x{i}": (-1, 1) for i in range(d)})
+        rows.append(compose_row("Σ sin((i+1)·xᵢ/d)·xᵢ₊₁", target, 1e-5))
+    return markdown(COMPOSE_HEADER, rows)
+
+
+def plan_refusal() -> str:
+    """What is said of Python code in eight variables, in lines that fit a page."""
+
+    def g(X: np.ndarray) -> np.ndarray:
+        return np.sin(X.sum(axis=1))
+
+    try:
+        attnc.compile(g, [(-1, 1)] * 8, eps=1e-3)
+    except attnc.BoundNotMet as refusal:
+        wrapped = [textwrap.wrap(line, 112, subsequent_indent=" " * 24) for line in str(refusal).splitlines()]
+        return "```text\n" + "\n".join(line for lines in wrapped for line in lines) + "\n```"
+    raise AssertionError("a construction serves Python code in eight variables: the page says otherwise")
+
+
+def rates_table() -> str:
+    import rates  # beside this script
+
+    return markdown(rates.HEADER, rates.rows())
+
+
 # --- transcripts ------------------------------------------------------------------------------------------------------
 
 
@@ -318,6 +447,8 @@ def cli() -> dict[str, Callable[[], str]]:
         "cli-export": lambda: transcript("attnc export net --to onnx --out net.onnx"),
         "cli-bad": lambda: transcript('attnc compile "log(x)" --box x=-1:1', "attnc eval net x=4 y=0"),
         "cli-not-met": lambda: transcript(f"{wave.replace('0.1', '0.1 --max-anchors 100')}"),
+        "plan-expression": lambda: transcript('attnc plan "exp(sin(x)*y)" --box x=-2:2 --box y=-2:2 --eps 1e-6'),
+        "plan-all": lambda: transcript('attnc plan "sin(x)+cos(y)" --box x=-3:3 --box y=-3:3 --eps 0.1'),
         "cli-expressions": lambda: transcript(
             'attnc compile "2x + 1" --box x=0:1',
             'attnc compile "1/x" --box x=-1:1',
@@ -340,6 +471,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "two_layer": lambda: bumps_table("two_layer"),
     "attention_softmax": lambda: bumps_table("attention_softmax"),
     "relu_network": relu_network,
+    "spectral_grid": spectral_grid,
+    "rates": rates_table,
+    "compose": compose,
+    "compose_dimension": compose_dimension,
+    "plan-refusal": plan_refusal,
     **cli(),
 }
 
@@ -364,8 +500,9 @@ def as_network(target: attnc.targets.target.Target, built: constructions.Built) 
     """A construction with parameters of its own as a network, for its picture."""
     from attnc.certificates.certificate import Certificate
 
-    terms = built.bound.terms
-    claim = Certificate(built.bound.value, observe(target, built), terms, target.assumptions, "float64", "theorem")
+    bound, method = (None, "estimate") if built.bound is None else (built.bound.value, "theorem")
+    terms = () if built.bound is None else built.bound.terms
+    claim = Certificate(bound, observe(target, built), terms, target.assumptions, "float64", method)
     return attnc.Network(
         built.program, claim, target.box, built.construction, target.text, None, dict(built.parameters)
     )
@@ -399,6 +536,106 @@ def draw_slopes(path: Path) -> None:
     picture.savefig(path, dpi=130, facecolor="white")
 
 
+def draw_spectral(path: Path) -> None:
+    target = attnc.as_target("x*sin(3*x)", {"x": (-2, 2)})
+    as_network(target, constructions.spectral_grid(target, eps=1e-3)).plot(path, target)
+
+
+def draw_rates(path: Path) -> None:
+    import rates  # beside this script
+
+    rates.draw(path)
+
+
+class DrawnHead(NamedTuple):
+    """A head of a composed program as its stored weights show it."""
+
+    name: str
+    level: int
+    keys: int
+    queries: tuple[str, ...]  # signals that the scores read
+    carried: tuple[str, ...]  # signals that the keys carry
+
+
+def drawn_heads(program: attnc.Program, inputs: Sequence[str]) -> tuple[list[DrawnHead], tuple[str, ...]]:
+    """The heads level by level, and the signals that the output reads."""
+    before, heads = [f"signal.{name}" for name in inputs], list[DrawnHead]()
+    *pairs, read = program.layers
+    for level, (place, attend) in enumerate(zip(pairs[::2], pairs[1::2], strict=True), 1):
+        for head in attend.heads:
+            (made,) = (attend.channels[i] for i in np.flatnonzero(head.W_O.any(axis=0)))
+            asked = [attend.channels[i] for i in np.flatnonzero(head.W_Q.any(axis=1))]
+            values = [i for i in np.flatnonzero(head.W_V.any(axis=1))]
+            links = place.weight.index[np.isin(place.weight.index[:, 1], values)]
+            keys = place.weight.shape[0] if head.mask is None else int(head.mask.num_visible()[0])
+            queries = tuple(name for name in asked if name.startswith("signal."))
+            heads.append(DrawnHead(made, level, keys, queries, tuple(before[i] for i in np.unique(links[:, 3]))))
+        before = list(attend.channels)
+    return heads, tuple(before[i] for i in np.unique(read.weight.index[:, 3]))
+
+
+COMPOSED = "exp(sin(x)*y)*(x*y-z) + abs(x*y-z)"
+COMPOSED_BOX = {"x": (-2.0, 2.0), "y": (-2.0, 2.0), "z": (-1.0, 1.0)}
+
+
+def draw_compose(path: Path) -> None:
+    """Heads in columns, one for each attention layer; what a head asks with, and what its keys carry."""
+    from matplotlib.figure import Figure
+
+    target = attnc.as_target(COMPOSED, COMPOSED_BOX)
+    program = constructions.compose(target, eps=1e-6).program
+    heads, read = drawn_heads(program, target.box.names)
+    blue, orange, grey, ink = "#0072b2", "#d55e00", "#5b6470", "#1b1f24"
+    depth = heads[-1].level
+    arrows = [(source, head.name, head.level, blue, "-") for head in heads for source in head.queries]
+    arrows += [(source, head.name, head.level, orange, "--") for head in heads for source in head.carried]
+    arrows += [(source, "out", depth + 1, grey, "-") for source in read]
+    made = {f"signal.{name}": 0 for name in target.box.names} | {head.name: head.level for head in heads}
+    needed = {name: max(level for source, _, level, _, _ in arrows if source == name) for name in made}
+    columns = [
+        [name for name in made if made[name] == level] + [name for name in made if made[name] < level < needed[name]]
+        for level in range(depth + 1)
+    ] + [["out"]]
+    places = {
+        (name, i): (2.2 * i, (len(column) - 1) / 2 - j)
+        for i, column in enumerate(columns)
+        for j, name in enumerate(column)
+    }
+    picture = Figure(figsize=(8.2, 3.4), layout="constrained")
+    axes = picture.subplots()
+
+    def arrow(source: str, end: str, level: int, colour: str, style: str) -> None:
+        (x0, y0), (x1, y1) = places[source, level - 1], places[end, level]
+        half = {0: 0.16, depth + 1: 0.26}
+        wide = 0.32 if made[source] == level - 1 else 0.12
+        shift = {blue: 0.1, orange: -0.1, grey: 0.0}[colour]
+        there = (x1 - (0.32 if made.get(end) == level else half.get(level, 0.12)), y1 + shift)
+        shape = {"arrowstyle": "-|>" if made.get(end, level) == level else "-", "color": colour, "ls": style, "lw": 1.2}
+        axes.annotate("", there, (x0 + half.get(level - 1, wide), y0 + shift / 2), arrowprops=shape)
+
+    for source, end, level, colour, style in arrows:
+        arrow(source, end, level, colour, style)
+    for i, column in enumerate(columns):
+        for name in column:
+            (x, y), label = places[name, i], name.removeprefix("signal.").split("#")[0]
+            keys = [f"{head.keys} keys" for head in heads if head.name == name]
+            if name != "out" and made[name] < i:  # passes by, in the state
+                arrow(name, name, i, grey, "-")
+                axes.text(x, y, label, ha="center", va="center", fontsize=10, color=grey)
+                continue
+            box = {"boxstyle": "round,pad=0.45", "fc": "white" if keys else "#eef1f4", "ec": ink, "lw": 0.8}
+            axes.text(x, y, "\n".join([label, *keys]), ha="center", va="center", fontsize=10, color=ink, bbox=box)
+        title = "inputs" if i == 0 else "output" if i > depth else f"layer {i}"
+        axes.text(2.2 * i, 1.65, title, ha="center", fontsize=10, color=grey)
+    for x, colour, style, label in ((0.0, blue, "-", "read by the scores"), (3.2, orange, "--", "carried by the keys")):
+        axes.plot([x, x + 0.5], [-1.75, -1.75], color=colour, ls=style, lw=1.2)
+        axes.text(x + 0.65, -1.75, label, va="center", fontsize=10, color=grey)
+    axes.set_xlim(-0.3, 2.2 * (depth + 1) + 0.4)
+    axes.set_ylim(-1.95, 1.85)
+    axes.axis("off")
+    picture.savefig(path, dpi=130, facecolor="white")
+
+
 def figures() -> dict[str, Callable[[Path], None]]:
     def of_text(text: str, box: Sequence[tuple[float, float]], eps: float, **options: object) -> Callable[[Path], None]:
         return lambda path: attnc.compile(text, box, eps, **options).plot(path)  # type: ignore[arg-type]
@@ -418,6 +655,9 @@ def figures() -> dict[str, Callable[[Path], None]]:
         "two_layer": of_text(WAVE, WAVE_BOX, 0.5, construction="two_layer"),
         "attention_softmax": of_text("sin(3*x)", [(-2, 2)], 0.3, construction="attention_softmax"),
         "relu_network": lambda path: attnc.compile(mlp, eps=0.1).plot(path, mlp),
+        "spectral_grid": draw_spectral,
+        "compose": draw_compose,
+        "rates": draw_rates,
     }
 
 

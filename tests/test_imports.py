@@ -24,7 +24,7 @@ LEVELS = (
     {"model_card"},
     {"plots"},
     {"network"},
-    {"planning"},
+    {"planning", "certifying"},
     {"compiling"},
     {"demo", "cli", "lab", "__main__"},
 )

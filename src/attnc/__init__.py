@@ -8,6 +8,7 @@ from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.network import Network, load
 from attnc.targets.function_target import SequenceTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
+from attnc.targets.table import TableTarget
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "ReLUNetwork",
     "SequenceTarget",
     "Softmax",
+    "TableTarget",
     "TruncatedLinear",
     "as_target",
     "compile",

@@ -15,23 +15,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc import planning
-from attnc.certificates.certificate import Certificate
-from attnc.certificates.observed import observed_error
+from attnc.certifying import certify
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
 from attnc.errors import BoundNotMet, DomainError, InputError, real_number
 from attnc.network import Network
-from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.planning import CONSTRUCTIONS
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.function_target import CallableTarget, FunctionTarget
+from attnc.targets.function_target import CallableTarget
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    pass
 
 ATTEMPTS = 4
 
@@ -77,17 +76,27 @@ def compile(  # the contract's name; inside this module nothing needs the builti
         try:
             built = build()
         except BoundNotMet as refusal:
-            raise refusal.with_network(lambda found: _certify(found, target, p, eps, command, progress)) from None
-        network = _certify(built, target, p, eps, command, progress)
-        observed = network.certificate.observed
-        if built.bound is not None or observed is None or observed <= eps:
+            raise refusal.with_network(lambda found: certify(found, target, p, eps, command, progress)) from None
+        network = certify(built, target, p, eps, command, progress)
+        claim = network.certificate
+        error = claim.observed if claim.bound is None else claim.bound
+        if error is None or error <= eps:
             return network
-        asked *= min(0.5, 0.8 * eps / observed)  # the construction looked at fewer points than the certificate does
-    raise BoundNotMet(
-        f"the error of {target.describe()} on {target.box} by {built.construction} stays at {observed:.3g}, "
-        f"above eps={eps:g}. Choose a larger eps, or another construction.",
+        asked *= max(0.1, min(0.8, 0.9 * eps / error))  # between the points of a fit the error is larger
+    raise _not_met(target, network, eps)
+
+
+def _not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
+    claim = network.certificate
+    kind = "observed error" if claim.bound is None else "bound"
+    why = "" if claim.complete else " The proof ran out of time: a larger eps, or a smaller box, is easier to prove."
+    return BoundNotMet(
+        f"cannot bring {target.describe()} on {target.box} to eps={eps:g} by {network.construction}: the {kind} is "
+        f"{claim.observed if claim.bound is None else claim.bound:.3g}.{why} Choose a larger eps, or another "
+        "construction (attnc plan lists them).",
         eps=eps,
-        bound=None,
+        bound=claim.bound,
+        worst_box=claim.worst_box(network.box),
         build=lambda: network,
     )
 
@@ -212,50 +221,3 @@ def _check_request(eps: float, dtype: str, construction: str, max_anchors: int, 
     for name, limit in (("max_anchors", max_anchors), ("max_bytes", max_bytes)):
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InputError(f"{name} must be a whole number ≥ 1, found {limit!r}")
-
-
-def _certify(
-    built: Built, target: Target, p: float, eps: float, command: str | None, progress: Progress | None
-) -> Network:
-    """The construction's bound, and beside it the error that a dense sample shows."""
-    bound, dtype = built.bound, str(built.program.dtype)
-    claim = Certificate(
-        bound=None if bound is None else bound.value,
-        observed=None,
-        terms=() if bound is None else bound.terms,
-        assumptions=(*target.assumptions, engine_assumption(dtype)),
-        dtype=dtype,
-        norm=f"{p:g}",
-        method="estimate" if bound is None else "theorem",
-    )
-    network = Network(
-        built.program,
-        claim,
-        target.box,
-        construction=built.construction,
-        expression=target.text,
-        eps=eps,
-        parameters=dict(built.parameters),
-        command=command,
-    )
-
-    def evaluate(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
-        report = None if progress is None else lambda fraction: progress("observing", fraction)
-        return network(*target.split(points), progress=report).reshape(len(points), -1)
-
-    observed = observed_error(evaluate, target, network.work_per_point, p)
-    if bound is not None and not observed <= bound.value * (1 + 1e-3 * (p < math.inf)):
-        raise InputError(_refuted(target, observed, bound.value))
-    return network.with_observed(observed)
-
-
-def _refuted(target: Target, observed: float, bound: float) -> str:
-    """A sample that contradicts the bound: what was given cannot be true, or a proof is wrong. Either is an error."""
-    found = (
-        f"the error at a sample is {observed:.6g}, above the bound {bound:.6g} of {target.describe()} on {target.box}"
-    )
-    if isinstance(target, FunctionTarget):
-        return (
-            f"{found}: the Lipschitz constant {target.lipschitz:g} that was given cannot be right. State a larger one."
-        )
-    return f"{found}: this is a defect of attnc. Please report it with this message."

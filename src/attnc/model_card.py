@@ -15,7 +15,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
 
 def model_card(network: Network) -> str:
     """Markdown. Text that came from a user is escaped or fenced: it cannot end a table, a list or a block of code."""
-    title = code(network.expression) if network.expression is not None else "A Python function"
+    title = code(network.expression) if network.expression is not None else without_expression(network).capitalize()
     blocks = [
         f"# {title} as softmax attention",
         "Affine maps and softmax attention, nothing else; constructed by attnc, not trained.",
@@ -37,7 +37,7 @@ def summary(network: Network) -> dict[str, Any]:
     """The same as plain JSON values."""
     program, certificate = network.program, network.certificate
     return {
-        "name": network.expression or "function",
+        "name": network.expression or (without_expression(network) if certificate.is_of_table else "function"),
         "expression": network.expression,
         "variables": list(network.variables),
         "box": {name: list(ends) for name, ends in network.box.as_dict().items()},
@@ -60,9 +60,18 @@ def summary(network: Network) -> dict[str, Any]:
     }
 
 
+def without_expression(network: Network) -> str:
+    """What a network computes that has no expression."""
+    if not network.certificate.is_of_table:
+        return "a Python function"
+    count = network.parameters.get("points")
+    return f"table of {plural(count, 'point')}" if isinstance(count, int) else "table"
+
+
 def _facts(network: Network) -> list[tuple[str, str]]:
     program = network.program
-    what = code(network.expression) if network.expression is not None else "a Python function, not stored here"
+    what = f"{without_expression(network)}, not stored here"
+    what = code(network.expression) if network.expression is not None else what
     box = ", ".join(f"{code(name)} ∈ [{lo!r}, {hi!r}]" for name, (lo, hi) in network.box.as_dict().items())
     parameters = ", ".join(f"{code(name)} = {code(str(value))}" for name, value in network.parameters.items())
     return [
@@ -83,6 +92,12 @@ def _facts(network: Network) -> list[tuple[str, str]]:
 def _claims(network: Network) -> str:
     certificate = network.certificate
     arithmetic = f"method: {escape(certificate.method)}; arithmetic: {escape(certificate.dtype)}"
+    if certificate.is_of_table:
+        at_points = "not measured" if certificate.observed is None else f"**{certificate.observed:.3g}**"
+        return (
+            f"- **Error at the table's points:** {at_points}, the largest at all of them, each of which was checked "
+            f"({arithmetic}).\n- **Between the points:** nothing is claimed; a table says nothing there."
+        )
     if certificate.bound is None:
         bound = f"none. Nothing was proved ({arithmetic})."
     else:

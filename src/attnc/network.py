@@ -15,6 +15,7 @@ import numpy as np
 
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.observed import sample_points
+from attnc.certificates.prover import prove
 from attnc.engines.numpy_engine import NumpyEngine, Progress
 from attnc.errors import FileError, InputError
 from attnc.exports.directory import load_network, save_network
@@ -22,7 +23,9 @@ from attnc.ir.layers import Affine
 from attnc.ir.program import Program, split_columns
 from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
-from attnc.targets.box import Box
+from attnc.targets.box import Box, BoxLike
+from attnc.targets.expression import Expression
+from attnc.targets.expression_target import ExpressionTarget
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -79,6 +82,27 @@ class Network:
     def work_per_point(self) -> int:
         """Scores that one point costs: queries × keys, summed over heads and layers."""
         return self._engine.work_per_point
+
+    @property
+    def truncation(self) -> float:
+        """How far the engine may be from the full softmax besides rounding, in any output."""
+        return self._engine.truncation
+
+    def bound(self, box: BoxLike | None = None, *, seconds: float = 30.0) -> float | None:
+        """The proven bound, or that of a part of the box, which may be smaller: proved anew, for the stored weights.
+
+        None where nothing was proved. A part of the box needs the expression, and the prover to serve it.
+        """
+        if box is None or self.certificate.bound is None:
+            return self.certificate.bound
+        part = Box.parse(box, self.variables)
+        if part.names != self.variables or (part.lo < self.box.lo).any() or (part.hi > self.box.hi).any():
+            raise InputError(f"box: {part} is not a part of the network's box, {self.box}")
+        if self.expression is None or self.certificate.method != "proof":
+            return self.certificate.pointwise_bound
+        target = ExpressionTarget(Expression.parse(self.expression), part)
+        found = prove(self.program, target, truncation=self.truncation, time_budget=seconds)
+        return min(found.bound, self.certificate.bound)
 
     @cached_property
     def _engine(self) -> NumpyEngine:

@@ -18,13 +18,19 @@ from attnc.errors import AttncError, InputError
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import FunctionTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
+from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
+ONE_VARIABLE = ("graded", "binomial")
+TABLES = ("table_grid", "table_scattered")
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
 
 CONSTRUCTIONS: dict[str, Callable[..., Built]] = {
     "spectral_grid": constructions.spectral_grid,
     "compose": constructions.compose,
+    "gates": constructions.gates,
+    "graded": constructions.graded,
+    "binomial": constructions.binomial,
     "max_affine": constructions.max_affine,
     "max_affine_cross": constructions.max_affine_cross,
     "two_layer": constructions.two_layer,
@@ -32,6 +38,8 @@ CONSTRUCTIONS: dict[str, Callable[..., Built]] = {
     "truncated_linear": constructions.truncated_linear,
     "truncated_linear_heads": constructions.truncated_linear_heads,
     "relu_network": constructions.relu_network,
+    "table_grid": constructions.table_grid,
+    "table_scattered": constructions.table_scattered,
 }
 
 
@@ -64,6 +72,8 @@ def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:
         return ("truncated_linear",)
     if isinstance(target, ReLUNetwork):
         return ("relu_network",)
+    if isinstance(target, TableTarget):
+        return ("table_scattered",) if target.grid is None else ("table_grid",)
     if len(target.input_shapes) > 1:
         return ("max_affine_cross",)
     if wanted.p < math.inf or not target.is_continuous:
@@ -71,7 +81,8 @@ def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:
     if isinstance(target, FunctionTarget) and target.lipschitz is not None:
         return ("max_affine",)
     if isinstance(target, ExpressionTarget):
-        return ("compose", "spectral_grid", "max_affine")
+        of_one = ("graded",) if target.box.d == 1 else ()
+        return ("compose", "spectral_grid", *of_one, "max_affine")
     return ("spectral_grid", "max_affine", "compose")
 
 
@@ -88,9 +99,13 @@ def table(rows: Sequence[Estimate]) -> str:
 
 def _why_not(name: str, target: Target, wanted: Wanted) -> str | None:
     made_for = {"truncated_linear": TruncatedLinear, "relu_network": ReLUNetwork}
-    kind = made_for.get(name.removesuffix("_heads"))
+    if isinstance(target, TableTarget) and name not in TABLES:
+        return "takes functions; a table says nothing between its points"
+    kind = TableTarget if name in TABLES else made_for.get(name.removesuffix("_heads"))
     if kind is not None:
         return None if isinstance(target, kind) else f"takes a {kind.__name__}"
+    if name in ONE_VARIABLE and target.box.d > 1:
+        return f"takes a function of one variable; the target has {target.box.d}"
     papers = name in ("max_affine", "max_affine_cross", "two_layer", "attention_softmax")
     if len(target.input_shapes) > 1 and name != "max_affine_cross":
         return "takes one input; the target has two"
@@ -148,14 +163,15 @@ def _within(row: Estimate, wanted: Wanted) -> Estimate:
 
 @dataclass(frozen=True)
 class _Built:
-    """The constructions for clipped and ReLU functions are small: their size is read off the program."""
+    """Constructions that are quick: sizes are read off the program."""
 
     name: str
 
     def __call__(self, target: Target, wanted: Wanted) -> Estimate:
         limits = {"max_anchors": wanted.max_anchors, "max_bytes": wanted.max_bytes}
         built = CONSTRUCTIONS[self.name](target, eps=wanted.eps, dtype=wanted.dtype, **limits)
-        return Estimate.of_built(built, None if built.bound is None else built.bound.value)
+        found = dict(built.parameters).get("worst_error")
+        return Estimate.of_built(built, found if built.bound is None else built.bound.value)  # type: ignore[arg-type]
 
 
 ESTIMATES: Mapping[str, Callable[[Target, Wanted], Estimate]] = {
@@ -165,5 +181,6 @@ ESTIMATES: Mapping[str, Callable[[Target, Wanted], Estimate]] = {
     "max_affine_cross": _Partition("max_affine_cross", has_steps=False),
     "two_layer": _Partition("two_layer", has_steps=True),
     "attention_softmax": _Partition("attention_softmax", has_steps=True),
-    **{name: _Built(name) for name in ("truncated_linear", "truncated_linear_heads", "relu_network")},
+    **{name: _Built(name) for name in ("truncated_linear", "truncated_linear_heads", "relu_network", "gates")},
+    **{name: _Built(name) for name in (*ONE_VARIABLE, *TABLES)},
 }

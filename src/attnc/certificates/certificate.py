@@ -5,17 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from attnc.errors import FileError
 from attnc.numerics.bound import Term
+from attnc.targets.box import Box
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 FORMAT = "attnc.certificate/1"
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """`bound` is what was proved (None: nothing was); `observed` is the largest error seen at samples. Never mixed."""
+    """`bound` is what was proved (None: nothing was); `observed` is the largest error seen at samples. Never mixed.
+
+    Of a table (method "table") `observed` is the largest error at all of its points, every one of which was checked.
+    """
 
     bound: float | None
     observed: float | None
@@ -25,11 +34,35 @@ class Certificate:
     method: str
     norm: str = "inf"
     leaves: tuple[Any, ...] = ()
+    leaf_bounds: tuple[float, ...] = ()  # of every leaf, for pictures; the checker finds its own
+    complete: bool = True  # False: time ran out before the bound was as small as it can be
+    stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
 
     @property
     def pointwise_bound(self) -> float | None:
         """The bound where it holds at every point: an L_p norm for p < ∞ says nothing about a single one."""
         return self.bound if self.norm == "inf" else None
+
+    @property
+    def is_of_table(self) -> bool:
+        """Whether the claim is about finitely many points, all of them checked, and about nothing between them."""
+        return self.method == "table"
+
+    def cells(self, box: Box) -> tuple[Float[np.ndarray, "leaves d"], Float[np.ndarray, "leaves d"]]:
+        """The lower and upper ends of the leaves, in floating point: for pictures and messages."""
+        cells = [leaf[2:] if leaf[0] == "taylor" else leaf[1:] for leaf in self.leaves]
+        level = np.array([cell[0] for cell in cells])[:, None]
+        index = np.array([cell[1:] for cell in cells]).reshape(len(cells), -1)
+        lo = box.lo + box.widths * index / 2.0**level
+        return lo, lo + box.widths / 2.0**level
+
+    def worst_box(self, box: Box) -> dict[str, tuple[float, float]] | None:
+        """The leaf with the largest bound."""
+        if not self.leaf_bounds or len(self.leaf_bounds) != len(self.leaves):
+            return None
+        lo, hi = self.cells(box)
+        worst = int(np.argmax(self.leaf_bounds))
+        return {name: (float(a), float(b)) for name, a, b in zip(box.names, lo[worst], hi[worst], strict=True)}
 
     def to_json(self, expression: str | None, box: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
         """All but the hash of the weights, which the writer of the files adds."""
@@ -44,7 +77,10 @@ class Certificate:
             "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in self.terms],
             "assumptions": list(self.assumptions),
             "method": self.method,
+            "complete": self.complete,
             "leaves": list(self.leaves),
+            "leaf_bounds": list(self.leaf_bounds),
+            "stages": list(self.stages),
         }
 
     @classmethod
@@ -61,6 +97,9 @@ class Certificate:
                 method=_text(data["method"]),
                 norm=_text(data["norm"]),
                 leaves=tuple(_list(data["leaves"])),
+                leaf_bounds=tuple(_positive(bound) for bound in _list(data["leaf_bounds"])),
+                complete=_flag(data["complete"]),
+                stages=tuple(_list(data["stages"])),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileError(f"certificate: {type(error).__name__}: {error}") from None
@@ -75,6 +114,19 @@ def _number(value: Any) -> float | None:
     if not (math.isfinite(number) and number >= 0):
         raise ValueError(f"expected a finite number ≥ 0, found {value!r:.80}")
     return number
+
+
+def _positive(value: Any) -> float:
+    number = _number(value)
+    if number is None:
+        raise TypeError("expected a number, found null")
+    return number
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, found {value!r:.80}")
+    return value
 
 
 def _term(entry: Any) -> Term:

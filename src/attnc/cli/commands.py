@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnc.cli.output import console, panel, print_json, print_parts, progress_bar
-from attnc.cli.reading import ExpressionCommand, check_writable, command_line, read_box, read_norm, read_point
+from attnc.cli.reading import ExpressionCommand, check_writable, command_line, read_norm, read_point
+from attnc.cli.tables import read_source
 from attnc.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,15 +36,28 @@ Saved = Annotated[Path, typer.Argument(metavar="NET", help="The folder of a save
     "compile",
     cls=ExpressionCommand,
     epilog='Examples:\n\nattnc compile "sin(x)+cos(y)" --box x=-3:3 --box y=-3:3 --eps 0.05 --out net\n\n'
-    'attnc compile "-x**2" --box x=-pi:pi --eps 0.1 --json',
+    'attnc compile "-x**2" --box x=-pi:pi --eps 0.1 --json\n\n'
+    "attnc compile --csv table.csv --inputs x,y --output z --eps 1e-3 --out net",
 )
 def compile_command(
-    expression: Annotated[str, typer.Argument(metavar="EXPR", help="The function, e.g. 'sin(x)*y' or '(x+y, x*y)'.")],
+    expression: Annotated[
+        str | None,
+        typer.Argument(metavar="EXPR", help="The function, e.g. 'sin(x)*y' or '(x+y, x*y)'.", show_default=False),
+    ] = None,
     box: Annotated[
         list[str] | None,
         typer.Option("--box", metavar="NAME=LO:HI", help="The range of a variable; once for each.", show_default=False),
     ] = None,
-    eps: Annotated[float, typer.Option(help="The largest error allowed anywhere on the box.")] = 1e-2,
+    table: Annotated[
+        Path | None, typer.Option("--csv", help="A table instead of an expression: a CSV file.", show_default=False)
+    ] = None,
+    inputs: Annotated[
+        str | None, typer.Option(metavar="X,Y", help="The table's input columns.", show_default=False)
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(metavar="Z", help="The table's output column, or columns.", show_default=False)
+    ] = None,
+    eps: Annotated[float, typer.Option(help="The largest error allowed on the box, or at a table's points.")] = 1e-2,
     dtype: Annotated[str, typer.Option(help="The arithmetic: float64 or float32.")] = "float64",
     construction: Annotated[str, typer.Option(help="The theorem to build by.")] = "auto",
     norm: Annotated[str, typer.Option(help="The norm of the error: inf, or a number p ≥ 1 for L_p.")] = "inf",
@@ -56,21 +70,23 @@ def compile_command(
     out: Annotated[Path | None, typer.Option(help="Save the network as this folder.", show_default=False)] = None,
     json_output: Json = False,
 ) -> None:
-    """Build a network for an expression, with a proven bound on its error."""
+    """Build a network for an expression, with a proven bound on its error, or for a table."""
     from attnc import compile as compile_network
     from attnc.model_card import summary
 
-    ranges = read_box(box or [])
+    source, ranges = read_source(expression, box or [], table, inputs, output)
     if out is not None:
         check_writable(out)
     options_given = {"centres": centres, "heads": heads, "max_anchors": max_anchors, "max_bytes": max_bytes}
     given: dict[str, Any] = {name: value for name, value in options_given.items() if value is not None}
     options: list[tuple[str, Any]] = [("box", text) for text in box or []]
+    named = (("csv", table), ("inputs", inputs), ("output", output))
+    options += [(name, value) for name, value in named if value is not None]
     options += [("eps", eps), ("dtype", dtype), ("construction", construction), ("norm", norm), *given.items()]
     options += [] if out is None else [("out", out)]
     with progress_bar() as progress:
         network = compile_network(
-            expression,
+            source,
             box=ranges,
             eps=eps,
             dtype=dtype,

@@ -53,11 +53,13 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from attnc.model_card import ceiling, one_line, plural
+    from attnc.model_card import ceiling, one_line, plural, without_expression
 
     program, certificate = network.program, network.certificate
     parameters = ", ".join(f"{name} {value}" for name, value in network.parameters.items())
-    if certificate.bound is None:
+    if certificate.is_of_table:
+        bound = Text("none between the table's points", "yellow")
+    elif certificate.bound is None:
         bound = Text(f"none: nothing was proved ({one_line(certificate.method)})", "yellow")
     else:
         asked = "" if network.eps is None else f", eps {network.eps}"
@@ -66,11 +68,14 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
         bound = Text.assemble((ceiling(certificate.bound), "bold green"), (f"  {kind}", "dim"))
     observed = Text("not measured", "dim")
     if certificate.observed is not None:
-        observed = Text.assemble((f"{certificate.observed:.3g}", "bold"), ("  at samples; no proof", "dim"))
+        where = (
+            "at samples; no proof" if not certificate.is_of_table else "the largest at the table's points, all checked"
+        )
+        observed = Text.assemble((f"{certificate.observed:.3g}", "bold"), (f"  {where}", "dim"))
     layers = f"{plural(len(program.all_layers), 'layer')} ({program.num_attention_layers} attention)"
     sizes = (plural(program.num_heads, "head"), plural(network.num_anchors, "anchor"))
     rows: list[tuple[str, Text]] = [
-        ("function", Text(one_line(network.expression or "a Python function"), "bold")),
+        ("function", Text(one_line(network.expression or without_expression(network)), "bold")),
         ("box", Text(one_line(str(network.box)))),
         ("construction", Text(one_line(network.construction + (f" ({parameters})" if parameters else "")))),
         ("network", Text(", ".join((layers, *sizes, plural(network.num_parameters, "parameter"))))),

@@ -62,10 +62,11 @@ def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
     return [*args[:at], *args[at + 1 :], "--", args[at]]
 
 
-def command_line(expression: str, options: Sequence[tuple[str, Any]]) -> str:
+def command_line(expression: str | None, options: Sequence[tuple[str, Any]]) -> str:
     """What to type to make the same network again."""
     words = [word for name, value in options for word in (f"--{name.replace('_', '-')}", str(value))]
-    words = [*words, "--", expression] if expression.startswith("-") else [expression, *words]
+    if expression is not None:  # a table has none
+        words = [*words, "--", expression] if expression.startswith("-") else [expression, *words]
     return shlex.join(["attnc", "compile", *words])
 
 

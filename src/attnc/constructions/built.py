@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from attnc.errors import BoundNotMet
 from attnc.ir.program import Program
 from attnc.numerics.bound import Bound
+from attnc.targets.parts import Derivation
 from attnc.targets.target import Target
 
 Progress = Callable[[str, float], None]
@@ -23,6 +24,7 @@ class Built:
     bound: Bound | None
     worst_box: dict[str, tuple[float, float]] | None = None
     parameters: tuple[tuple[str, float | int | str], ...] = ()
+    derivation: Derivation | None = None  # of a deep program: what every head is for
 
 
 def require(built: Built, eps: float | None, target: Target) -> Built:

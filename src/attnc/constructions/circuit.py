@@ -70,15 +70,15 @@ class Wire:
 
 @dataclass(frozen=True, eq=False)
 class CircuitHead:
-    """Signal m is Σ_k softmax_k(slopes_k·queries + offsets_k)·(values_km + carried_km·carrier)."""
+    """Signal m is Σ_k softmax_k(slopes_k·queries + offsets_k)·(values_km + Σ_i carried_ikm·carriers_i)."""
 
     signals: tuple[Signal, ...]
     queries: tuple[Wire, ...]
     slopes: Float[np.ndarray, "p queries"]
     offsets: Float[np.ndarray, " p"]
     values: Float[np.ndarray, "p signals"]
-    carrier: Wire | None
-    carried: Float[np.ndarray, "p signals"]
+    carriers: tuple[Wire, ...]
+    carried: Float[np.ndarray, "carriers p signals"]
 
     @property
     def name(self) -> str:
@@ -94,8 +94,7 @@ class CircuitHead:
 
     @cached_property
     def reads(self) -> set[Signal]:
-        wires = (*self.queries, *(() if self.carrier is None else (self.carrier,)))
-        return {signal for wire in wires for signal in wire.terms}
+        return {signal for wire in (*self.queries, *self.carriers) for signal in wire.terms}
 
 
 class Circuit:
@@ -120,12 +119,32 @@ class Circuit:
         name: str = "head",
     ) -> tuple[Wire, ...]:
         """A head over p keys; its outputs, one for each column of `values`."""
-        level = 1 + max(wire.level for wire in (*queries, *(() if carrier is None else (carrier,))))
+        carriers = () if carrier is None or carried is None else (carrier,)
+        stacked = np.zeros((0, *values.shape)) if carried is None or not carriers else carried[None]
+        return self._add(queries, slopes, offsets, values, carriers, stacked, name)
+
+    def select(self, scores: Sequence[Wire], values: Sequence[Wire], *, name: str = "select") -> Wire:
+        """Σ_k softmax_k(scores)·values_k: every key has a score and a value of its own."""
+        p = len(scores)
+        slopes, carried = np.eye(p), np.eye(p)[:, :, None]
+        (wire,) = self._add(scores, slopes, np.zeros(p), np.zeros((p, 1)), tuple(values), carried, name)
+        return wire
+
+    def _add(
+        self,
+        queries: Sequence[Wire],
+        slopes: np.ndarray,
+        offsets: np.ndarray,
+        values: np.ndarray,
+        carriers: tuple[Wire, ...],
+        carried: np.ndarray,
+        name: str,
+    ) -> tuple[Wire, ...]:
+        level = 1 + max(wire.level for wire in (*queries, *carriers))
         columns = values.shape[1]
         names = [f"{name}#{len(self.heads)}" + (f".{m}" if columns > 1 else "") for m in range(columns)]
         signals = tuple(Signal(label, level) for label in names)
-        carried = np.zeros_like(values) if carried is None else carried
-        self.heads.append(CircuitHead(signals, tuple(queries), slopes, offsets, values, carrier, carried))
+        self.heads.append(CircuitHead(signals, tuple(queries), slopes, offsets, values, carriers, carried))
         return tuple(Wire({signal: 1.0}) for signal in signals)
 
     def apply(self, keys: Keys, query: Wire, *, name: str = "head") -> Wire:
@@ -174,7 +193,8 @@ class Circuit:
         return [[head for head in chosen if head.level == level] for level in sorted({head.level for head in chosen})]
 
 
-def _channel(signal: Signal) -> str:
+def channel_of(signal: Signal) -> str:
+    """The channel of the state that carries it."""
     return f"signal.{signal.name}"
 
 
@@ -200,10 +220,10 @@ def _level(
             *(f"value{m}" for m in range(len(head.signals))),
         )
     ]
-    channels = (*(_channel(s) for s in kept), *(_channel(s) for s in made), ONE, *key_channels)
+    channels = (*(channel_of(s) for s in kept), *(channel_of(s) for s in made), ONE, *key_channels)
     place = AffineBuilder(tokens_in, channels_in, tokens, channels)
     for signal in kept:
-        place.link(0, _channel(signal), 0, names_in[signal])
+        place.link(0, channel_of(signal), 0, names_in[signal])
     place.set(0, ONE, 1.0)
     built = []
     for head in heads:
@@ -212,13 +232,15 @@ def _level(
             place.set(keys, f"key{i}.{head.name}", slopes)
         place.set(keys, f"bias.{head.name}", head.offsets)
         for m in range(len(head.signals)):
-            constant = head.values[:, m]
-            if head.carrier is not None:
-                for signal, coefficient in head.carrier.terms.items():
-                    value = f"value{m}.{head.name}"
-                    place.link(keys, value, 0, names_in[signal], coefficient * head.carried[:, m])
-                constant = constant + head.carrier.constant * head.carried[:, m]
-            place.set(keys, f"value{m}.{head.name}", constant)
+            value, constant = f"value{m}.{head.name}", head.values[:, m]
+            linked: dict[Signal, np.ndarray] = {}
+            for carrier, carried in zip(head.carriers, head.carried[:, :, m], strict=True):
+                constant = constant + carrier.constant * carried
+                for signal, coefficient in carrier.terms.items():
+                    linked[signal] = linked.get(signal, 0.0) + coefficient * carried
+            for signal, coefficients in linked.items():
+                place.link(keys, value, 0, names_in[signal], coefficients)
+            place.set(keys, value, constant)
         built.append(_head(head, tokens, channels, dtype))
     return place.build(f"place{number}", dtype), Attention(f"attend{number}", tuple(built), channels, residual=True)
 
@@ -227,7 +249,7 @@ def _head(head: CircuitHead, tokens: int, channels: tuple[str, ...], dtype: str)
     scores = (*(f"by{i}" for i in range(len(head.queries))), "constant")
     queries = {(ONE, "constant"): 1.0}
     for i, wire in enumerate(head.queries):
-        queries |= {(_channel(s), f"by{i}"): coefficient for s, coefficient in wire.terms.items()}
+        queries |= {(channel_of(s), f"by{i}"): coefficient for s, coefficient in wire.terms.items()}
         queries |= {(ONE, f"by{i}"): wire.constant}
     keys = {(f"key{i}.{head.name}", f"by{i}"): 1.0 for i in range(len(head.queries))}
     keys |= {(f"bias.{head.name}", "constant"): 1.0}
@@ -241,7 +263,7 @@ def _head(head: CircuitHead, tokens: int, channels: tuple[str, ...], dtype: str)
         projection(channels, scores, queries, dtype),
         projection(channels, scores, keys, dtype),
         projection(channels, names, values, dtype),
-        projection(names, channels, {(s.name, _channel(s)): 1.0 for s in head.signals}, dtype),
+        projection(names, channels, {(s.name, channel_of(s)): 1.0 for s in head.signals}, dtype),
         mask,
     )
 

@@ -6,16 +6,26 @@ import functools
 from dataclasses import dataclass
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.circuit import Circuit, Wire
+from attnc.constructions.circuit import Circuit, Wire, channel_of
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.ledger import Ledger
-from attnc.constructions.part_fit import PartFit, function_of_one, is_exact, is_self_gate
-from attnc.constructions.part_ranges import PartRanges
+from attnc.constructions.part_fit import PartFit, function_of_one, has_two_keys
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
-from attnc.constructions.parts import Combination, Lowering, Multiply, Part, Source, Unary, in_order
 from attnc.constructions.unary_fit import fit_unary
 from attnc.errors import BoundNotMet, InputError
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.part_ranges import PartRanges
+from attnc.targets.parts import (
+    Combination,
+    Derivation,
+    HeadClaim,
+    Lowering,
+    Multiply,
+    Part,
+    Source,
+    Unary,
+    in_order,
+)
 from attnc.targets.target import Target
 from attnc.targets.tree import Node, to_text
 
@@ -23,6 +33,8 @@ NAME = "compose"
 MOST_FUSED = 72
 """Anchors up to which a longer function of one part is one head; beyond, it is taken apart."""
 ROUNDS = 8
+MARGIN = 0.95
+"""What the errors may add up to, as a part of eps: a proof is a few percent above what a sample shows."""
 
 
 def compose(
@@ -85,21 +97,26 @@ class Composition:
     def build(self, dtype: str) -> Built:
         circuit = Circuit(self.target.box.names)
         wires: dict[int, Wire] = {}
+        heads: dict[str, HeadClaim] = {}
         for part in self.ledger.order:
             if id(part) not in self.ledger.absorbed:
-                wires[id(part)] = self._wire(circuit, part, wires)
+                wire = wires[id(part)] = self._wire(circuit, part, wires)
+                if isinstance(part, Unary | Multiply):
+                    (signal,) = wire.terms
+                    heads[channel_of(signal)] = self.ledger.claim(part)
         outputs = [wires[id(part)] for part in self.outputs]
         program = circuit.build(outputs, self.target.output_shape, dtype)
-        return Built(program, NAME, None, parameters=(("composed error", self.error),))
+        parameters = (("composed error", self.error),)
+        return Built(program, NAME, None, parameters=parameters, derivation=Derivation(self.outputs, heads))
 
     def _wire(self, circuit: Circuit, part: Part, wires: dict[int, Wire]) -> Wire:
         match part:
             case Source(index):
                 return circuit.input(index)
             case Combination(terms, constant):
-                total = Wire({}, constant)
+                total = Wire({}, constant.value)
                 for inner, coefficient in terms:
-                    total = total + wires[id(inner)] * coefficient
+                    total = total + wires[id(inner)] * coefficient.value
                 return total
             case Unary(base, tree):
                 return self.fits[id(part)].apply(circuit, wires[id(base)], to_text(tree))
@@ -120,10 +137,11 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
         return fit_unary(function_of_one(tree), lo, hi, eps / 8, most=MOST_FUSED) is not None
 
     def can_fit(base: Part, tree: Node) -> bool:
-        return is_self_gate(tree) or is_exact(tree) or fits_in_one_head(*ranges(base), tree)
+        return has_two_keys(tree) or fits_in_one_head(*ranges(base), tree)
 
     outputs = tuple(Lowering(target.expression.variables, can_fit).lower(target.expression.outputs))
     ledger = Ledger(in_order(outputs), outputs, ranges)
+    eps *= MARGIN
     goal = eps
     best: Composition | None = None
     for round_ in range(ROUNDS):

@@ -12,11 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.part_fit import IDENTITY, PartFit, fit_part, function_of_one, is_exact, is_self_gate
-from attnc.constructions.part_ranges import PartRanges
-from attnc.constructions.parts import Combination, Multiply, Part, Source, Unary, function_of_t, operands_of
+from attnc.constructions.part_fit import (
+    IDENTITY,
+    PartFit,
+    fit_part,
+    function_of_one,
+    has_two_keys,
+    is_exact,
+    is_self_gate,
+)
 from attnc.errors import BoundNotMet
 from attnc.numerics.intervals import Interval
+from attnc.targets.part_ranges import PartRanges
+from attnc.targets.parts import Combination, HeadClaim, Multiply, Part, Source, Unary, function_of_t, operands_of
 from attnc.targets.target import Target
 from attnc.targets.tree import Node, to_text
 
@@ -48,6 +56,15 @@ class Ledger:
                 return factor, carrier
         return None
 
+    def claim(self, part: Unary | Multiply) -> HeadClaim:
+        """What the head of this part is for."""
+        if isinstance(part, Unary):
+            return HeadClaim(part, part.base, part.tree)
+        factor = self.absorbed_factor(part)
+        if factor is None:
+            return HeadClaim(part, part.left, IDENTITY, part.right)
+        return HeadClaim(part, factor[0].base, factor[0].tree, factor[1])
+
     def shares(self, eps: float) -> dict[int, float]:
         """δ of every head, so that Σ λδ = eps."""
         weights = {id(part): self._weight(part) for part in self.heads}
@@ -66,7 +83,7 @@ class Ledger:
     def _weight(self, part: Part) -> float:
         if isinstance(part, Unary) and is_exact(part.tree):
             return 1e-9
-        return GATE_SHARE if isinstance(part, Unary) and is_self_gate(part.tree) else 1.0
+        return GATE_SHARE if isinstance(part, Unary) and has_two_keys(part.tree) else 1.0
 
     def fit(self, eps: float, target: Target) -> dict[int, PartFit]:
         """A fit for every head."""
@@ -101,7 +118,7 @@ class Ledger:
                 case Source(_):
                     error = 0.0
                 case Combination(terms, _):
-                    error = math.fsum(abs(c) * errors[id(inner)] for inner, c in terms)
+                    error = math.fsum(c.size * errors[id(inner)] for inner, c in terms)
                 case Unary(base, tree):
                     error = self._modulus(base, tree, errors[id(base)]) + deltas[id(part)]
                 case Multiply(left, right):
@@ -126,7 +143,7 @@ class Ledger:
                 match part:
                     case Combination(terms, _):
                         for inner, c in terms:
-                            of_output[id(inner)] += own * abs(c)
+                            of_output[id(inner)] += own * c.size
                     case Unary(base, tree):
                         of_output[id(base)] += own * self._slope(base, tree, errors[id(base)])
                     case Multiply(left, right):
@@ -180,10 +197,14 @@ def _absorbed(order: Sequence[Part], outputs: Sequence[Part]) -> set[int]:
     for used in (*outputs, *(operand for part in order for operand in operands_of(part))):
         uses[id(used)] = uses.get(id(used), 0) + 1
     absorbed: set[int] = set()
+    depth: dict[int, int] = {}
     for part in order:
+        below = max((depth[id(operand)] for operand in operands_of(part)), default=0)
+        depth[id(part)] = below + isinstance(part, Unary | Multiply)
         if isinstance(part, Multiply):
             factors = [f for f in (part.left, part.right) if isinstance(f, Unary) and uses[id(f)] == 1]
             free = [f for f in factors if not is_self_gate(f.tree)]
-            if free:
-                absorbed.add(id(free[0]))
+            if free:  # the deeper one: its layer is the product's
+                absorbed.add(id(max(free, key=lambda f: depth[id(f)])))
+                depth[id(part)] = max(depth[id(f)] for f in (part.left, part.right)) + (len(factors) < 2)
     return absorbed

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from attnc.constructions.circuit import Circuit, Wire
+from attnc.constructions.gate_keys import GateKeys
+from attnc.constructions.gate_product import product_gate
+from attnc.constructions.gates import GATES
+from attnc.constructions.graded import graded_keys
 from attnc.constructions.keys import Keys
-from attnc.constructions.parts import T, function_of_t
-from attnc.constructions.unary_fit import Function, UnaryFit, fit_unary
+from attnc.constructions.kinks import find_kinks
+from attnc.constructions.unary_fit import BETWEEN, Function, UnaryFit, fit_unary, sample_interval
+from attnc.errors import AttncError
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.parts import T, function_of_t
 from attnc.targets.tree import Call, Node
 
-WRIGHT = 0.27846454276107
-"""W(1/e), rounded up: max_x |relu(x) − x·σ(x)|."""
-SELF_GATES = ("relu", "abs", "silu")
-SIGMOIDS = {"sigmoid": Keys(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, 1.0]))}
-SIGMOIDS["tanh"] = Keys(np.array([-1.0, 1.0]), np.zeros(2), np.array([-1.0, 1.0]))
+TWO_KEYS = ("relu", "abs", "silu", "sigmoid", "tanh")
+"""Gates of two keys, exact or as steep as it takes."""
+GLOBAL = ("gelu", "softplus", "erf")
+"""Gates on all of R, which an interval may do better than."""
+MANY = 48
+"""With more keys than that on an even grid, it is worth looking where the function is hard."""
 
 
 class PartFit(Protocol):
@@ -35,9 +45,9 @@ class PartFit(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SelfGate:
-    """t·A(t): two keys, the values carry the argument itself."""
+    """Σ_k w_k(t)(v_k + u_k·t): the values carry the argument itself."""
 
-    keys: Keys
+    keys: GateKeys
     error: float
 
     @property
@@ -45,36 +55,90 @@ class SelfGate:
         return self.keys.p
 
     def apply(self, circuit: Circuit, argument: Wire, name: str) -> Wire:
-        return circuit.gate(self.keys, argument, argument, name=name)
+        keys = self.keys
+        (wire,) = circuit.head(
+            [argument],
+            keys.slopes[:, None],
+            keys.offsets,
+            keys.values[:, None],
+            carrier=argument,
+            carried=keys.carried[:, None],
+            name=name,
+        )
+        return wire
 
     def gate(self, circuit: Circuit, argument: Wire, carrier: Wire, name: str) -> Wire:
         raise AssertionError("a gate carries its own argument: it is never absorbed")
 
 
 def is_self_gate(tree: Node) -> bool:
-    """relu(t), |t|, silu(t): t times a sigmoid of t."""
-    return isinstance(tree, Call) and tree.name in SELF_GATES and tree.arguments == (T,)
+    """Whether the head may carry its own argument, and so cannot be a factor of a product as well."""
+    return _called(tree) in ("relu", "abs", "silu", *GLOBAL)
 
 
 def is_exact(tree: Node) -> bool:
-    """sigmoid(t), tanh(t): two keys."""
-    return isinstance(tree, Call) and tree.name in SIGMOIDS and tree.arguments == (T,)
+    """sigmoid(t), tanh(t), silu(t): two keys, no error."""
+    return _called(tree) in ("sigmoid", "tanh", "silu")
+
+
+def has_two_keys(tree: Node) -> bool:
+    return _called(tree) in TWO_KEYS
+
+
+def _called(tree: Node) -> str | None:
+    return tree.name if isinstance(tree, Call) and tree.arguments == (T,) else None
 
 
 def fit_part(tree: Node, lo: float, hi: float, delta: float) -> PartFit | None:
     """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none."""
-    if is_exact(tree):
-        assert isinstance(tree, Call)
-        return UnaryFit(SIGMOIDS[tree.name], 1.0, 0.0, 0.0)
-    if is_self_gate(tree):
-        assert isinstance(tree, Call)
-        if tree.name == "silu":
-            return SelfGate(SIGMOIDS["sigmoid"], 0.0)
-        keys = SIGMOIDS["sigmoid" if tree.name == "relu" else "tanh"]
-        beta = WRIGHT / min(delta, max(abs(lo), abs(hi)))
-        # |t| − t·tanh(βt) is |t|·2/(e^{2β|t|} + 1), twice what relu loses at 2β: W(1/e)/β as well.
-        return SelfGate(Keys(keys.slopes * beta, keys.offsets, keys.values), WRIGHT / beta)
-    return fit_unary(function_of_one(tree), lo, hi, delta)
+    if has_two_keys(tree):
+        return next(_gates(tree, lo, hi, delta), None)
+    if tree is T:
+        return _identity(lo, hi, delta)
+    even = fit_unary(function_of_one(tree), lo, hi, delta)
+    found: list[PartFit] = [*([] if even is None else [even]), *_gates(tree, lo, hi, delta)]
+    if not found or min(fit.num_anchors for fit in found) > MANY:
+        found += _graded(tree, lo, hi, delta)
+    return min(found, key=lambda fit: fit.num_anchors, default=None)
+
+
+def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
+    """t on [lo, hi]: a product's head, about the middle of the interval."""
+    middle, size = lo / 2 + hi / 2, max(hi / 2 - lo / 2, 1e-300)
+    gate = product_gate(delta, 1.0, size)
+    return UnaryFit(Keys(gate.keys.slopes, gate.keys.offsets, gate.keys.values + middle), 1.0, -middle, gate.error)
+
+
+def _gates(tree: Node, lo: float, hi: float, delta: float) -> Iterator[PartFit]:
+    name = _called(tree)
+    if name not in (*TWO_KEYS, *GLOBAL):
+        return
+    try:
+        # A gate need not be finer than the function is large: where relu and abs are at most so much, 0 would do.
+        gate = GATES[name](max(min(delta, max(abs(lo), abs(hi))), 1e-300))
+    except AttncError:
+        return
+    keys = gate.keys
+    if keys is None:
+        return
+    if keys.carried.any():
+        yield SelfGate(keys, gate.error)
+    else:
+        yield UnaryFit(Keys(keys.slopes, keys.offsets, keys.values), 1.0, 0.0, gate.error)
+
+
+def _graded(tree: Node, lo: float, hi: float, delta: float) -> Iterator[UnaryFit]:
+    """Anchors that crowd where the function is singular, as √t at 0."""
+    f = function_of_one(tree)
+    try:
+        target = ExpressionTarget(function_of_t(tree), Box(("t",), np.array([lo]), np.array([hi])))
+        keys = graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta)
+    except AttncError:
+        return
+    t = sample_interval(lo, hi, 8001)
+    error = BETWEEN * float(np.abs(keys(t) - f(t)).max())
+    if error <= delta:
+        yield UnaryFit(keys, 1.0, 0.0, error)
 
 
 def function_of_one(tree: Node) -> Function:

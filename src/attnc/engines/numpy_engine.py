@@ -1,7 +1,7 @@
 """The numpy engine: folded, streamed over keys and points, in the program's dtype.
 
 It works on the normal form, so constant keys are projected once and only the tokens that are read are computed.
-How a head goes through its keys is told in `streaming`.
+How a head goes through its keys is told in `streaming`, and how it need not, where they are a grid, in `grid`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.engines.grid_head import GridHead, grid_head
 from attnc.engines.streaming import Rows, StreamedHead, streamed
 from attnc.ir.normal_form import AttentionStage, SoftmaxStage, normal_form
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
+from attnc.numerics.rounding import up
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -35,7 +38,7 @@ class NumpyEngine:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.form = normal_form(program)
-        self._stages = [_stream(stage) for stage in self.form.stages]
+        self._stages = [_stream(stage, stage is self.form.stages[-1]) for stage in self.form.stages]
         self._output = Rows(self.form.output)
         heads = [head for stage in self._stages if isinstance(stage, _Attention) for head in stage.heads]
         self.work_per_point = sum(head.work_per_point for head in heads)
@@ -61,23 +64,50 @@ class NumpyEngine:
                     progress(done / len(starts))
         return self.program.from_tokens(out)
 
+    @cached_property
+    def truncation(self) -> float:
+        """What any output may be off by beyond what `ir.rounding` grants to a plain evaluation: 0 without a grid.
+
+        Windows of anchors, and the like (see `grid`). A bound on the error of this engine is one on that of a plain
+        evaluation plus this.
+        """
+        last = self._stages[-1] if self._stages else None
+        if not isinstance(last, _Attention):
+            return 0.0
+        off = abs(self.form.output.linear).astype(np.float64) @ last.truncation
+        num_terms = len(last.truncation) + len(last.heads)
+        return float(up(off.max(initial=0.0), 2 * num_terms + 4)) if off.any() else 0.0
+
     def _run_block(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch rows columns"]:
         for stage in self._stages:
             u = stage(u)
         return self._output(u)
 
 
-def _stream(stage: AttentionStage | SoftmaxStage) -> _Attention | _Softmax:
-    return _Attention(stage) if isinstance(stage, AttentionStage) else _Softmax(stage)
+def _stream(stage: AttentionStage | SoftmaxStage, is_last: bool) -> _Attention | _Softmax:
+    return _Attention(stage, is_last) if isinstance(stage, AttentionStage) else _Softmax(stage)
 
 
 class _Attention:
-    def __init__(self, stage: AttentionStage) -> None:
+    """Grids are evaluated as such in the last stage alone: what they are off by, no later softmax then magnifies."""
+
+    def __init__(self, stage: AttentionStage, is_last: bool) -> None:
         self._stage = stage
-        self.heads: list[StreamedHead] = [streamed(head) for head in stage.heads]
+        has_grids = is_last and stage.residual is None
+        grids = [grid_head(head) if has_grids else None for head in stage.heads]
+        self.heads: list[StreamedHead] = [g or streamed(head) for g, head in zip(grids, stage.heads, strict=True)]
         self._residual = None if stage.residual is None else Rows(stage.residual)
         num_queries, width = stage.heads[0].queries.shape[0], stage.heads[0].W_O.shape[1]
         self.cells_per_point = 2 * num_queries * width + len(stage.written) + len(stage.carried)
+
+    @property
+    def truncation(self) -> Float[np.ndarray, " moved"]:
+        """What grids may be off by, in each variable that is made."""
+        off = np.zeros((self._stage.heads[0].queries.shape[0], self._stage.heads[0].W_O.shape[1]))
+        for head, folded in zip(self.heads, self._stage.heads, strict=True):
+            if isinstance(head, GridHead):
+                off += up(head.truncation @ np.abs(folded.W_O.astype(np.float64)), 2 * len(folded.W_O) + 4)
+        return np.concatenate([off.ravel()[self._stage.written], np.zeros(len(self._stage.carried))])
 
     def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch moved"]:
         outs = [head(u) @ folded.W_O for head, folded in zip(self.heads, self._stage.heads, strict=True)]

@@ -122,7 +122,8 @@ class Subject:
         certificate = self.network.certificate
         norm = "" if certificate.norm == "inf" else f"L{one_line(certificate.norm)} norm: "
         bound = "no bound" if certificate.bound is None else f"bound {ceiling(certificate.bound)} (proven)"
-        observed = "" if certificate.observed is None else f"   observed {certificate.observed:.3g} (sampled)"
+        how = "all points of the table" if certificate.is_of_table else "sampled"
+        observed = "" if certificate.observed is None else f"   observed {certificate.observed:.3g} ({how})"
         return norm + bound + observed
 
     def entry(self, output: int) -> str:

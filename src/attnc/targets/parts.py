@@ -6,16 +6,15 @@ function is too hard for one head it is taken apart again, operation by operatio
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from attnc.targets.coefficient import MINUS, TWO, UNIT, ZERO, Coefficient
 from attnc.targets.expression import Expression
 from attnc.targets.tree import (
     Call,
-    Constant,
     Negate,
     Node,
     Number,
@@ -36,6 +35,7 @@ T = Variable("t")
 """The argument of a function of one part."""
 ONE = Number(Fraction(1))
 CHOICES = ("max", "min", "clip")
+RELU = Call("relu", (T,))
 SQUARE = Power(T, Number(Fraction(2)))
 MAX_HALVINGS = 24
 
@@ -51,8 +51,9 @@ class Source:
 class Combination:
     """constant + Σ coefficient·part: costs nothing, an affine map does it."""
 
-    terms: tuple[tuple[Part, float], ...]
-    constant: float
+    terms: tuple[tuple[Part, Coefficient], ...]
+    constant: Coefficient
+    known: Unary | None = None  # the same function, where that tells its range better
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +71,29 @@ class Multiply:
 
 
 Part = Source | Combination | Unary | Multiply
+
+
+@dataclass(frozen=True, eq=False)
+class HeadClaim:
+    """What a head is meant to compute: carrier·tree(t) at t = argument, which is `part`; without a carrier, tree(t)."""
+
+    part: Part
+    argument: Part
+    tree: Node
+    carrier: Part | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Derivation:
+    """How a deep program is meant to compute an expression: the parts of its outputs, and what every head is for.
+
+    Whoever proves the program proves each claim from the weights; this only says what to prove.
+    """
+
+    outputs: tuple[Part, ...]
+    heads: Mapping[str, HeadClaim]  # by the channel that the head writes
+
+
 CanFit = Callable[[Part, Node], bool]
 """Whether tree(t), at t = this part, is within reach of one head."""
 
@@ -104,37 +128,41 @@ def operands_of(part: Part) -> tuple[Part, ...]:
             return (left, right)
 
 
-def affine_in_t(tree: Node) -> tuple[float, float] | None:
+def affine_in_t(tree: Node) -> tuple[Coefficient, Coefficient] | None:
     """(slope, offset), if the tree is written as an affine function of t."""
+    if is_constant(tree):
+        return ZERO, Coefficient(tree)
     match tree:
-        case Number(value):
-            return 0.0, float(value)
-        case Constant(name):
-            return 0.0, {"pi": math.pi, "e": math.e}[name]
         case Variable(_):
-            return 1.0, 0.0
+            return UNIT, ZERO
         case Negate(operand):
             inner = affine_in_t(operand)
             return None if inner is None else (-inner[0], -inner[1])
         case Sum(terms):
-            parts = [affine_in_t(term) for term in terms]
-            known = [part for part in parts if part is not None]
-            return (
-                (math.fsum(a for a, _ in known), math.fsum(b for _, b in known)) if len(known) == len(parts) else None
-            )
-        case Product(factors):
-            slope, offset = 0.0, 1.0
-            for part in map(affine_in_t, factors):
-                if part is None or (slope and part[0]):
+            slope, offset = ZERO, ZERO
+            for part in map(affine_in_t, terms):
+                if part is None:
                     return None
-                slope, offset = slope * part[1] + offset * part[0], offset * part[1]
+                slope, offset = slope + part[0], offset + part[1]
             return slope, offset
-        case Quotient(dividend, divisor):
-            top, bottom = affine_in_t(dividend), affine_in_t(divisor)
-            usable = top is not None and bottom is not None and bottom[0] == 0 and bottom[1] != 0
-            return (top[0] / bottom[1], top[1] / bottom[1]) if usable and top and bottom else None
+        case Product(factors):
+            scale, moving = _without_constants(factors)
+            inner = affine_in_t(moving[0]) if len(moving) == 1 else None
+            return None if inner is None else (scale * inner[0], scale * inner[1])
+        case Quotient(dividend, divisor) if is_constant(divisor):
+            inner, inverse = affine_in_t(dividend), Coefficient(Quotient(ONE, divisor))
+            return None if inner is None else (inverse * inner[0], inverse * inner[1])
         case _:
             return None
+
+
+def _without_constants(factors: Sequence[Node]) -> tuple[Coefficient, list[Node]]:
+    """The product of the constant factors, and the others."""
+    scale = UNIT
+    for factor in factors:
+        if is_constant(factor):
+            scale = scale * Coefficient(factor)
+    return scale, [factor for factor in factors if not is_constant(factor)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +202,7 @@ class Lowering:
         """An operation on functions of different parts."""
         match node:
             case Sum(_):
-                return combination([(self._part(group), 1.0) for group in _grouped(operands, Sum)])
+                return combination([(self._part(group), UNIT) for group in _grouped(operands, Sum)])
             case Product(_):
                 return self._product(_grouped(operands, Product))
             case Quotient(_, _):
@@ -185,6 +213,8 @@ class Lowering:
                 base, exponent = operands
                 logarithm = _Pending(base.base, Call("log", (base.tree,)))
                 return self._unary(self._product([exponent, logarithm]), Call("exp", (T,)))
+            case Call("clip", _) if operands[1].base is None and operands[2].base is None:
+                return self._clipped(self._part(operands[0]), *(Coefficient(bound.tree) for bound in operands[1:]))
             case Call("clip", _):
                 x, low, high = operands
                 return self._least(self._greatest(self._part(x), self._part(low)), self._part(high))
@@ -200,18 +230,25 @@ class Lowering:
 
     def _greatest(self, u: Part, v: Part) -> Part:
         """max(u, v) = u + relu(v − u)."""
-        return combination([(u, 1.0), (self._unary(combination([(v, 1.0), (u, -1.0)]), Call("relu", (T,))), 1.0)])
+        return combination([(u, UNIT), (self._unary(combination([(v, UNIT), (u, MINUS)]), RELU), UNIT)])
 
     def _least(self, u: Part, v: Part) -> Part:
         """min(u, v) = u − relu(u − v)."""
-        return combination([(u, 1.0), (self._unary(combination([(u, 1.0), (v, -1.0)]), Call("relu", (T,))), -1.0)])
+        return combination([(u, UNIT), (self._unary(combination([(u, UNIT), (v, MINUS)]), RELU), MINUS)])
+
+    def _clipped(self, u: Part, low: Coefficient, high: Coefficient) -> Part:
+        """clip(u, a, b) = a + relu(u − a) − relu(u − b) for a ≤ b: both in one layer."""
+        if low.value >= high.value:
+            return self._least(self._greatest(u, Combination((), low)), Combination((), high))
+        above_low, above_high = (self._unary(combination([(u, UNIT)], -end), RELU) for end in (low, high))
+        return combination([(above_low, UNIT), (above_high, MINUS)], low)
 
     def _product(self, factors: Sequence[_Pending]) -> Part:
         """A balanced tree of products; constants scale."""
-        scale, parts = 1.0, list[Part]()
+        scale, parts = UNIT, list[Part]()
         for part in map(self._part, factors):
             if is_constant_part(part):
-                scale *= part.constant
+                scale = scale * part.constant
             else:
                 parts.append(part)
         if not parts:
@@ -223,13 +260,13 @@ class Lowering:
 
     def _part(self, pending: _Pending) -> Part:
         if pending.base is None:
-            return Combination((), constant_value(pending.tree))
+            return Combination((), Coefficient(pending.tree))
         return self._unary(pending.base, pending.tree)
 
     def _unary(self, base: Part, tree: Node) -> Part:
         """tree(base) by one head, or taken apart at its last operation."""
         if is_constant_part(base):
-            return Combination((), constant_value(substitute(tree, Number(Fraction(base.constant)))))
+            return Combination((), Coefficient(substitute(tree, base.constant.tree)))
         key = (id(base), id(tree))
         if key not in self._made:
             self._kept.append(tree)
@@ -239,16 +276,14 @@ class Lowering:
     def _fitted(self, base: Part, tree: Node) -> Part:
         affine = affine_in_t(tree)
         if affine is not None:
-            return base if affine == (1.0, 0.0) else combination([(base, affine[0])], affine[1])
+            return base if affine == (UNIT, ZERO) else combination([(base, affine[0])], affine[1])
         match tree:
             case Negate(operand):
-                return combination([(self._unary(base, operand), -1.0)])
+                return combination([(self._unary(base, operand), MINUS)])
             case Product(factors) if any(is_constant(factor) for factor in factors):
-                moving = [factor for factor in factors if not is_constant(factor)]
-                scale = math.prod(constant_value(factor) for factor in factors if is_constant(factor))
-                return combination(
-                    [(self._unary(base, moving[0] if len(moving) == 1 else Product(tuple(moving))), scale)]
-                )
+                scale, moving = _without_constants(factors)
+                inner = self._unary(base, moving[0] if len(moving) == 1 else Product(tuple(moving)))
+                return combination([(inner, scale)])
         if self._can_fit(base, tree):
             return Unary(base, tree)
         wide = self._wide(base, tree)
@@ -273,10 +308,13 @@ class Lowering:
                     angle = Quotient(T, Number(Fraction(2**halvings)))
                     if self._can_fit(base, Call("sin", (angle,))):
                         sine, cosine = (self._unary(base, Call(name, (angle,))) for name in ("sin", "cos"))
-                        for _ in range(halvings):
+                        for step in reversed(range(halvings)):
                             square = self._unary(sine, SQUARE)
-                            doubled = combination([(Multiply(sine, cosine), 2.0)])
-                            sine, cosine = doubled, combination([(square, -2.0)], 1.0)
+                            whole = Quotient(T, Number(Fraction(2**step)))
+                            names = (Unary(base, Call(name, (whole,))) for name in ("sin", "cos"))
+                            product = Multiply(sine, cosine)
+                            sine = Combination(((product, TWO),), ZERO, next(names))
+                            cosine = Combination(((square, -TWO),), UNIT, next(names))
                         return sine if tree.name == "sin" else cosine
             case Power(Variable(_), Number(n)) if n.denominator == 1 and n > 2:
                 half = self._unary(base, Power(T, Number(Fraction(n // 2))) if n > 3 else T)
@@ -296,24 +334,24 @@ def _grouped(operands: Sequence[_Pending], kind: type[Sum] | type[Product]) -> l
     ]
 
 
-def combination(terms: Sequence[tuple[Part, float]], constant: float = 0.0) -> Part:
+def combination(terms: Sequence[tuple[Part, Coefficient]], constant: Coefficient = ZERO) -> Part:
     """Combinations within are taken in."""
-    found: dict[int, tuple[Part, float]] = {}
+    found: dict[int, tuple[Part, Coefficient]] = {}
 
-    def add(part: Part, coefficient: float) -> None:
+    def add(part: Part, coefficient: Coefficient) -> None:
         nonlocal constant
         if isinstance(part, Combination):
-            constant += coefficient * part.constant
+            constant = constant + coefficient * part.constant
             for inner, factor in part.terms:
                 add(inner, coefficient * factor)
         else:
-            before = found.get(id(part), (part, 0.0))[1]
+            before = found.get(id(part), (part, ZERO))[1]
             found[id(part)] = (part, before + coefficient)
 
     for part, coefficient in terms:
         add(part, coefficient)
-    kept = tuple((part, coefficient) for part, coefficient in found.values() if coefficient != 0)
-    return kept[0][0] if len(kept) == 1 and kept[0][1] == 1 and constant == 0 else Combination(kept, constant)
+    kept = tuple((part, coefficient) for part, coefficient in found.values() if coefficient != ZERO)
+    return kept[0][0] if len(kept) == 1 and kept[0][1] == UNIT and constant == ZERO else Combination(kept, constant)
 
 
 def is_constant_part(part: Part) -> TypeIs[Combination]:
@@ -322,12 +360,6 @@ def is_constant_part(part: Part) -> TypeIs[Combination]:
 
 def is_constant(tree: Node) -> bool:
     return not any(isinstance(step.node, Variable) for step in schedule([tree])[0])
-
-
-def constant_value(tree: Node) -> float:
-    import numpy as np
-
-    return float(Expression(to_text(tree), (tree,), (), False, ())(np.zeros((1, 0)))[0, 0])
 
 
 def substitute(tree: Node, argument: Node) -> Node:

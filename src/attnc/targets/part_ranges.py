@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 
-from attnc.constructions.parts import Combination, Multiply, Part, Source, Unary, substitute
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
 from attnc.targets.expression import Expression
-from attnc.targets.tree import Node, Number, Product, Sum, Variable, to_text
+from attnc.targets.parts import Combination, Multiply, Part, Source, Unary, substitute
+from attnc.targets.tree import Node, Product, Sum, Variable, to_text
 
 MAX_BOXES = 4096
 
@@ -46,9 +45,11 @@ class PartRanges:
             match part:
                 case Source(index):
                     tree: Node = Variable(self._variables[index])
+                case Combination(_, _, Unary() as known):
+                    tree = self.tree(known)
                 case Combination(terms, constant):
-                    scaled = [Product((Number(Fraction(c)), self.tree(inner))) for inner, c in terms]
-                    tree = Sum((*scaled, Number(Fraction(constant))))
+                    scaled = [Product((c.tree, self.tree(inner))) for inner, c in terms]
+                    tree = Sum((*scaled, constant.tree))
                 case Unary(base, inner):
                     tree = substitute(inner, self.tree(base))
                 case Multiply(left, right):
@@ -61,9 +62,9 @@ class PartRanges:
 
 
 def _sub_boxes(box: Box) -> Interval:
-    per_axis = max(1, int(MAX_BOXES ** (1 / box.d)))
-    if math.isinf(float(box.widths.max())):
-        per_axis = 1
+    per_axis = int(MAX_BOXES ** (1 / box.d))
+    if per_axis < 2 or math.isinf(float(box.widths.max())):
+        return Interval(box.lo[None], box.hi[None])
     ends = [np.linspace(lo, hi, per_axis + 1) for lo, hi in zip(box.lo, box.hi, strict=True)]
     lo = np.stack([e.ravel() for e in np.meshgrid(*[end[:-1] for end in ends], indexing="ij")], axis=1)
     hi = np.stack([e.ravel() for e in np.meshgrid(*[end[1:] for end in ends], indexing="ij")], axis=1)

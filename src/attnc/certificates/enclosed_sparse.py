@@ -1,0 +1,196 @@
+"""Sparse matrices of reals known to within a radius, and their products: what folding stored weights needs.
+
+A product is summed with the errors of its products and sums (Dekker, Knuth) collected beside it, so that the radius
+of an entry is about one unit in its own last place, whatever cancelled in it, and zero where all was exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import ProgramError
+from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+U = UNIT_ROUNDOFF["float64"]
+TERMS_PER_BLOCK = 2**20
+_SPLITTER = 2.0**27 + 1
+_LEAST_EXPONENT = -900  # below it the error of a product may be no float, and is bounded instead
+
+
+@dataclass(frozen=True, eq=False)
+class EnclosedSparse:
+    """Entry (row[i], column[i]) is within radius[i] of mid[i], all others are 0; sorted by row and column, none twice.
+
+    Rows are labels: any integers ≥ 0. Columns are < num_columns.
+    """
+
+    row: Int[np.ndarray, " entries"]
+    column: Int[np.ndarray, " entries"]
+    mid: Float[np.ndarray, " entries"]
+    radius: Float[np.ndarray, " entries"]
+    num_columns: int
+
+    @classmethod
+    def exact(cls, row: np.ndarray, column: np.ndarray, values: np.ndarray, num_columns: int) -> EnclosedSparse:
+        """Stored numbers, in any order; zeros among them are dropped."""
+        keep = np.flatnonzero(values)
+        row, column = row[keep].astype(np.int64), column[keep].astype(np.int64)
+        order = np.lexsort((column, row))
+        mid = values[keep][order].astype(np.float64)
+        return cls(row[order], column[order], mid, np.zeros(len(mid)), num_columns)
+
+    @classmethod
+    def of_matrix(cls, matrix: Float[np.ndarray, "rows columns"]) -> EnclosedSparse:
+        row, column = np.nonzero(matrix)
+        return cls.exact(row, column, matrix[row, column], matrix.shape[1])
+
+    def relabelled(self, row: np.ndarray, column: np.ndarray, num_columns: int) -> EnclosedSparse:
+        """The same entries elsewhere."""
+        order = np.lexsort((column, row))
+        return EnclosedSparse(row[order], column[order], self.mid[order], self.radius[order], num_columns)
+
+    def where(self, kept: np.ndarray | slice) -> EnclosedSparse:
+        return EnclosedSparse(self.row[kept], self.column[kept], self.mid[kept], self.radius[kept], self.num_columns)
+
+    def transposed(self, num_rows: int) -> EnclosedSparse:
+        return self.relabelled(self.column, self.row, num_rows)
+
+    def rows(self, chosen: Int[np.ndarray, " chosen"]) -> EnclosedSparse:
+        """Row chosen[i] as row i; `chosen` may name a row that has no entries, or one row twice."""
+        first, last = np.searchsorted(self.row, chosen), np.searchsorted(self.row, chosen, "right")
+        which, place = _ranges(first, last)
+        taken = self.where(place)
+        return EnclosedSparse(which, taken.column, taken.mid, taken.radius, self.num_columns)
+
+    def dense(self, num_rows: int) -> tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, "rows columns"]]:
+        """(mid, radius)."""
+        mid, radius = np.zeros((2, num_rows, self.num_columns))
+        mid[self.row, self.column], radius[self.row, self.column] = self.mid, self.radius
+        return mid, radius
+
+    def times(self, other: EnclosedSparse) -> EnclosedSparse:
+        """The matrix product; the rows of `other` are the columns of this."""
+        starts = np.searchsorted(other.row, np.arange(self.num_columns + 1))
+        first, last = starts[self.column], starts[self.column + 1]
+        blocks = []
+        for block in _row_blocks(self.row, last - first):
+            which, place = _ranges(first[block], last[block])
+            a, b = self.where(block).where(which), other.where(place)
+            blocks.append(_product_block(a, b))
+        return stacked(blocks, other.num_columns)
+
+    def plus(self, other: EnclosedSparse) -> EnclosedSparse:
+        row, column, mid, radius = (
+            np.concatenate([getattr(part, name) for part in (self, other)])
+            for name in ("row", "column", "mid", "radius")
+        )
+        return _summed(row, column, mid, np.zeros(len(mid)), radius, self.num_columns)
+
+
+def _ranges(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(i, place) for every i and first[i] ≤ place < last[i], in this order."""
+    counts = last - first
+    which = np.repeat(np.arange(len(counts)), counts)
+    offset = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return which, first[which] + offset
+
+
+def _row_blocks(row: np.ndarray, counts: np.ndarray) -> list[slice]:
+    """Slices of entries with about TERMS_PER_BLOCK terms each, which cut no row."""
+    cuts = [0]
+    made = np.concatenate([[0], np.cumsum(counts)])
+    while cuts[-1] < len(row):
+        end = max(cuts[-1] + 1, int(np.searchsorted(made, made[cuts[-1]] + TERMS_PER_BLOCK)))
+        cuts.append(int(np.searchsorted(row, row[end - 1], "right")) if end < len(row) else len(row))
+    return [slice(start, stop) for start, stop in pairwise(cuts)]
+
+
+def stacked(parts: list[EnclosedSparse], num_columns: int) -> EnclosedSparse:
+    """The entries of all parts; the rows of a part come after those of the parts before it."""
+    if not parts:
+        return EnclosedSparse.exact(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), num_columns)
+    row, column, mid, radius = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "column", "mid", "radius")
+    )
+    return EnclosedSparse(row, column, mid, radius, num_columns)
+
+
+def _product_block(a: EnclosedSparse, b: EnclosedSparse) -> EnclosedSparse:
+    """Σ over equal places of a·b, a row of a and a column of b at a time."""
+    value, error, unknown = _two_product(a.mid, b.mid)
+    # |(a+α)(b+β) − ab| ≤ |a|β + α(|b| + β); three roundings, so four units more than cover them.
+    spread = (np.abs(a.mid) * b.radius + a.radius * (np.abs(b.mid) + b.radius)) * (1 + 4 * U)
+    underflow = np.where((a.radius > 0) | (b.radius > 0), 4 * TINIEST, 0.0)
+    return _summed(a.row, b.column, value, error, spread + underflow + unknown, b.num_columns)
+
+
+def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(p, e, ζ) with |ab − p − e| ≤ ζ; ζ = 0 unless the product is tiny (Dekker's product, on the mantissas)."""
+    (m, i), (n, j) = np.frexp(a), np.frexp(b)
+    p = m * n
+    m_high, n_high = _high_half(m), _high_half(n)
+    m_low, n_low = m - m_high, n - n_high
+    e = ((m_high * n_high - p) + m_high * n_low + m_low * n_high) + m_low * n_low
+    exponent = i + j
+    with np.errstate(over="ignore", under="ignore"):
+        value, error = np.ldexp(p, exponent), np.ldexp(e, exponent)
+    is_tiny = (exponent < _LEAST_EXPONENT) & (p != 0)
+    if not np.isfinite(value).all():
+        raise ProgramError("folding the stored weights overflows float64: scale them down")
+    unknown = np.where(is_tiny, 2.0 ** (_LEAST_EXPONENT - 52), 0.0)
+    return value, np.where(is_tiny, 0.0, error), unknown
+
+
+def _high_half(x: np.ndarray) -> np.ndarray:
+    c = _SPLITTER * x
+    return c - (c - x)
+
+
+def _summed(
+    row: np.ndarray, column: np.ndarray, value: np.ndarray, error: np.ndarray, spread: np.ndarray, num_columns: int
+) -> EnclosedSparse:
+    """Σ (value + error ± spread) over equal (row, column), the roundings of the sums kept like the errors."""
+    order = np.lexsort((column, row))
+    row, column, value, error, spread = (part[order] for part in (row, column, value, error, spread))
+    is_first = np.ones(len(row), bool)
+    is_first[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
+    group = np.cumsum(is_first) - 1
+    count = int(group[-1]) + 1 if len(group) else 0
+    longest = int(np.bincount(group).max(initial=1)) if count else 1
+    low, size = np.bincount(group, error, count), np.bincount(group, np.abs(error), count)
+    radius = np.bincount(group, spread, count)
+    member = group
+    while len(value) > count:  # halve every group: pairs of neighbours become their sum
+        start = np.searchsorted(member, member)
+        is_left = (np.arange(len(member)) - start) % 2 == 0
+        left = np.flatnonzero(is_left)
+        has_right = np.zeros(len(left), bool)
+        has_right[left < len(member) - 1] = ~is_left[left[left < len(member) - 1] + 1]
+        right = np.where(has_right, value[np.minimum(left + 1, len(value) - 1)], 0.0)
+        total, lost = _two_sum(value[left], right)
+        low += np.bincount(member[left], lost, count)
+        size += np.bincount(member[left], np.abs(lost), count)
+        value, member = total, member[left]
+    mid, lost = _two_sum(value, low)
+    if not np.isfinite(mid).all():
+        raise ProgramError("folding the stored weights overflows float64: scale them down")
+    # `low` sums at most 3·longest errors, whose absolute values are `size`; the same number of terms made `radius`.
+    slack = (4 * longest + 8) * U
+    radius = np.where((radius > 0) | (size > 0), radius * (1 + slack) + size * slack + np.abs(lost) * (1 + slack), 0.0)
+    radius = np.where(radius > 0, np.nextafter(radius, np.inf), 0.0)
+    kept = (mid != 0) | (radius > 0)
+    return EnclosedSparse(row[is_first][kept], column[is_first][kept], mid[kept], radius[kept], num_columns)
+
+
+def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        s = a + b
+        z = s - a
+        return s, (a - (s - z)) + (b - z)

@@ -1,0 +1,185 @@
+"""The prover: from stored weights and an expression to a bound that holds on the whole box, rounding included.
+
+It knows nothing of the construction: a wrong theorem yields a refused certificate, never a false one.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.certificates.branching import Bounds, Kind, Leaf, Proof, branch_and_bound
+from attnc.certificates.dyadic import cell_boxes
+from attnc.certificates.extraction import stages
+from attnc.certificates.kinds import choose_order, mean_value_kind, taylor_kind
+from attnc.certificates.one_stage import OneStage
+from attnc.certificates.polynomial_ranges import Goal
+from attnc.certificates.program_roundings import Roundings, roundings
+from attnc.certificates.selection_leaves import selection_bounds
+from attnc.certificates.stage_rounding import rounding_bounds, score_errors
+from attnc.errors import ProgramError
+from attnc.ir.program import Program
+from attnc.numerics.bound import Term
+from attnc.numerics.rounding import up
+from attnc.targets.expression_target import ExpressionTarget
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+MAX_VARIABLES = 3
+TOLERANCE = 0.03
+FAR_BELOW = 1e-3
+ENOUGH = 1e-3
+"""A rounding below this part of the goal is not made sharper."""
+FEW_KEYS = 64
+"""Up to so many keys both kinds of leaf are tried on every cell: a gate is hard in one place and soft in another."""
+PILOTS = 64
+"""Cells on which Taylor and selection leaves are compared before the work begins."""
+REASONS = {
+    "approximation": "the difference of the Taylor polynomials of f and of the network on the worst cell",
+    "remainder": "what these polynomials leave out, and the rounding of the proof itself",
+    "selection": "f against the values of the keys that can win on the worst cell, and the leak of the others",
+    "rounding": "of the engine on the worst cell: scores, exponentials, sums",
+}
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Proven:
+    """sup |f − network| ≤ bound on the box: the largest of the leaves, which cover it.
+
+    `complete` unless time or cells ran out before the bound was within the tolerance of an error that was seen.
+    """
+
+    bound: float
+    terms: tuple[Term, ...]
+    leaves: tuple[Leaf, ...]
+    leaf_bounds: Float[np.ndarray, " leaves"]
+    worst_box: dict[str, tuple[float, float]]
+    complete: bool
+
+
+def prove(
+    program: Program,
+    target: ExpressionTarget,
+    *,
+    observed: float = 0.0,
+    eps: float = 0.0,
+    tolerance: float = TOLERANCE,
+    truncation: float = 0.0,
+    time_budget: float = 60.0,
+    box_budget: int = 500_000,
+    progress: Progress | None = None,
+) -> Proven:
+    """Branch and bound over dyadic cells. ProgramError where the program is not one attention stage.
+
+    `observed` is an error that was seen: no bound can be below it, and none is sought that is much closer; nor one that
+    is far below `eps`, or below what rounding costs.
+    """
+    found = stages(program)
+    if len(found) != 1:
+        raise ProgramError(f"the outputs are read from {len(found)} query tokens; a proof is for one")
+    subject = _Subject(found[0][0], roundings(program)[0], _with_outputs(target, found[0][1]), truncation)
+    floor = max(FAR_BELOW * eps, subject.rounding_level())
+    kinds, start_level = subject.kinds((1 + tolerance) * observed + floor)
+    proof = branch_and_bound(
+        kinds,
+        target.box,
+        observed=observed,
+        tolerance=tolerance,
+        floor=floor,
+        time_budget=time_budget,
+        box_budget=box_budget,
+        start_level=start_level,
+        progress=progress,
+    )
+    return _proven(proof, target)
+
+
+def _with_outputs(target: ExpressionTarget, outputs: np.ndarray) -> ExpressionTarget:
+    """The target with its outputs in the order of the stage's."""
+    chosen = copy.copy(target)
+    trees = tuple(target.expression.outputs[i] for i in outputs)
+    chosen.expression = dataclasses.replace(target.expression, outputs=trees)
+    return chosen
+
+
+def _proven(proof: Proof, target: ExpressionTarget) -> Proven:
+    box, worst = target.box, proof.worst
+    centres, radii = cell_boxes(box, worst.level, np.array([worst.index]))
+    lo, hi = np.maximum(centres - radii, box.lo)[0], np.minimum(centres + radii, box.hi)[0]
+    return Proven(
+        proof.bound,
+        tuple(Term(name, value, REASONS[name]) for name, value in proof.worst_terms.items()),
+        proof.leaves,
+        proof.leaf_bounds.max(axis=1),
+        {name: (float(a), float(b)) for name, a, b in zip(box.names, lo, hi, strict=True)},
+        proof.complete,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """What is proved: a stage with the roundings of its program against an expression."""
+
+    stage: OneStage
+    roundings: Roundings
+    target: ExpressionTarget
+    truncation: float
+
+    def rounding_level(self) -> float:
+        """What rounding costs in the middle of the box, or about the largest value times a few units."""
+        box = self.target.box
+        centre, radius = (box.lo / 2 + box.hi / 2)[None], np.zeros((1, box.d))
+        return 8 * float(rounding_bounds(self.stage, self.roundings, centre, radius).max())
+
+    def kinds(self, goal: float) -> tuple[list[Kind], int | None]:
+        """Taylor leaves with mean values where there is a kink, or selection leaves, whichever fit; the first level."""
+        stage, expression, box = self.stage, self.target.expression, self.target.box
+        order, level = choose_order(stage, expression, box, goal)
+        taylor, selection = self._rounded(taylor_kind(stage, expression, order)), self._selection()
+        at_kinks = self._rounded(mean_value_kind(stage, expression, box))
+        few_keys = all(len(head.offsets.mid) <= FEW_KEYS for head in stage.heads)
+        if self._selects(taylor, selection, level):
+            return ([selection, taylor, at_kinks] if few_keys else [selection]), None
+        return ([taylor, selection, at_kinks] if few_keys else [taylor, at_kinks]), level
+
+    def _selects(self, taylor: Kind, selection: Kind, level: int) -> bool:
+        """Whether selection leaves do better on a few cells at random."""
+        d = self.target.box.d
+        index = np.random.default_rng(0).integers(0, 2**level, (PILOTS, d))
+        boxes = cell_boxes(self.target.box, level, index)
+        goal = Goal(np.inf, 1.0)
+        by_taylor, by_selection = (kind.bounds(*boxes, goal).upper.max(axis=1) for kind in (taylor, selection))
+        return bool(np.median(by_selection) < np.median(by_taylor))
+
+    def _rounded(self, kind: Kind) -> Kind:
+        """The same, with the rounding of the engines on the cell."""
+
+        def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+            found = kind.bounds(centres, radii, goal)
+            enough = ENOUGH * goal.value if np.isfinite(goal.value) else 0.0
+            rounding = rounding_bounds(
+                self.stage, self.roundings, centres, radii, truncation=self.truncation, enough=enough
+            )
+            terms = {**found.terms, "rounding": rounding}
+            return Bounds(up(found.upper + rounding), terms, found.seen, found.floor + rounding)
+
+        return dataclasses.replace(kind, bounds=bounds)
+
+    def _selection(self) -> Kind:
+        def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+            errors = score_errors(self.roundings, centres, radii)
+            upper = selection_bounds(self.stage, self.target, centres, radii, score_errors=errors)
+            rounding = rounding_bounds(
+                self.stage, self.roundings, centres, radii, truncation=self.truncation, for_any_weights=True
+            )
+            return Bounds(up(upper + rounding), {"selection": upper, "rounding": rounding}, 0.0, rounding)
+
+        return Kind("selection", 0, bounds)

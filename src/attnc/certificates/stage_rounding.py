@@ -1,0 +1,217 @@
+"""How far an engine's result may be from the exact one, box by box.
+
+Let δ_k bound the error of score k on the box, g_k the distance of s_k to the largest score, K the error of an
+exponential in ulps, u the unit roundoff. A computed weight is the exact one times 1 + η_k, |η_k| ≤ τ_k, and a factor
+that all share:
+
+    τ_k = exp(δ_k + u(g_k + δ_k + max_j δ_j))·(1 + 2Ku) − 1,     τ̄ = Σ p_k τ_k,
+    weights     |Â − A| = |Σ p_k η_k (v_k − A)| / Σ p_k(1 + η_k) ≤ Σ p_k τ_k |v_k − A| / (1 − τ̄);
+    sums        γ_{B+3+n}·Σ p̂_k|v_k| + γ_B·|Â|, p̂_k ≤ p_k(1 + τ_k)/(1 − τ̄), n the roundings of values and read-out.
+
+B counts the keys with p_k > u/8. The sums above and below the fraction bar are trees of additions. Adding to a partial
+sum one that holds small keys only rounds by no more than that, as the other is itself a float. So the paths of big
+keys meet at most B − 1 other additions, and all small ones together cost twice their share, in either sum. This is for
+any order of summation; if no term passes through more than `depth` additions (blocks, pairs), B is at most that.
+
+How the weights are bounded over a whole box is told in `weight_errors`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.certificates.near_values import NearValues, Pairs
+from attnc.certificates.one_stage import OneStage, StageHead
+from attnc.certificates.program_roundings import HeadRoundings, Roundings
+from attnc.certificates.weight_errors import WeightErrors, deltas
+from attnc.errors import InputError
+from attnc.ir.rounding import NEGLIGIBLE
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+ENGINES = ("reference", "numpy", "torch", "onnxruntime")
+"""The engines that the bound covers; the grid engine with its `truncation`."""
+U = UNIT_ROUNDOFF["float64"]
+
+
+def rounding_bounds(
+    stage: OneStage,
+    roundings: Roundings,
+    centres: Float[np.ndarray, "boxes d"],
+    radii: Float[np.ndarray, "boxes d"],
+    *,
+    truncation: float | Sequence[float] = (),
+    depth: int | None = None,
+    for_any_weights: bool = False,
+    enough: float = 0.0,
+) -> Float[np.ndarray, "boxes outputs"]:
+    """Upper bounds of |computed − exact| over the boxes centre ± radius, for every engine in ENGINES.
+
+    `roundings` are those of the stage (`program_roundings.roundings`). `truncation`: what an engine may be off by
+    besides, in any output; or for each head, what it may change in the weights, Σ_k |weight used − weight|. `depth`:
+    the most additions that a term passes through in a sum over keys; None for any order. With `for_any_weights` the
+    error of the weights is left out: for bounds of |f − stage| that hold whatever the weights are, `selection_bounds`
+    with `score_errors`. Where a bound that many boxes share is at most `enough`, each of them is given that one.
+    Where numbers may overflow, it is ∞.
+    """
+    of_heads = [0.0] * len(stage.heads) if isinstance(truncation, float | int) or not len(truncation) else truncation
+    if len(of_heads) != len(stage.heads):
+        raise InputError(f"truncation has {len(of_heads)} entries, the stage {len(stage.heads)} heads")
+    spare = float(truncation) if isinstance(truncation, float | int) else 0.0
+
+    def bounds(centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
+        unit = roundings.unit
+        reach = up((np.abs(centres) + radii) * (1 + 2 * unit), 2)
+        tiny = roundings.underflow * (1 + reach.sum(axis=1))[:, None]
+        total = up(gamma(roundings.count, unit) * _at(roundings.sizes, roundings.size_slopes, reach), 4) + 2 * tiny
+        for head, rounds, left_out in zip(stage.heads, roundings.heads, of_heads, strict=True):
+            part = _HeadError(head, rounds, roundings.dtype, centres, radii, reach, depth, for_any_weights)
+            total = up(total + up(part.bounds() + left_out * part.largest, 2))
+        total = total if spare == 0 else up(total + spare)
+        with np.errstate(over="ignore"):
+            largest = roundings.peak * np.square(1 + reach.sum(axis=1))
+        overflows = ~(largest < np.finfo(roundings.dtype).max / 4)
+        return np.where(overflows[:, None], np.inf, total)
+
+    if not len(centres):
+        return np.zeros((0, len(stage.constant.mid)))
+    return bounds(centres, radii) if enough <= 0 else _shared(bounds, centres, radii, enough)
+
+
+def _shared(
+    bounds: Callable[[np.ndarray, np.ndarray], np.ndarray], centres: np.ndarray, radii: np.ndarray, enough: float
+) -> Float[np.ndarray, "boxes outputs"]:
+    """The bound of a box around many boxes, where it is at most `enough`; halves of them where it is not."""
+    found: np.ndarray | None = None
+    groups = [np.arange(len(centres))]
+    while groups:
+        lo = np.stack([-up(radii[group] - centres[group]).max(axis=0) for group in groups])
+        hi = np.stack([up(centres[group] + radii[group]).max(axis=0) for group in groups])
+        middles = lo / 2 + hi / 2
+        alone = np.array([len(group) == 1 for group in groups])
+        first = np.array([group[0] for group in groups])
+        middles = np.where(alone[:, None], centres[first], middles)
+        reach = np.where(alone[:, None], radii[first], up(np.maximum(hi - middles, middles - lo), 4))
+        upper = bounds(middles, reach)
+        found = np.empty((len(centres), upper.shape[1])) if found is None else found
+        open_groups = []
+        for group, row, is_done in zip(groups, upper, alone | (upper.max(axis=1) <= enough), strict=True):
+            if is_done:
+                found[group] = row
+            else:
+                open_groups += [part for half in _halves(centres, group) for part in _halves(centres, half)]
+        groups = open_groups
+    assert found is not None
+    return found
+
+
+def _halves(centres: np.ndarray, group: np.ndarray) -> list[np.ndarray]:
+    """Cut across the longest side of where the centres lie."""
+    if len(group) == 1:
+        return [group]
+    axis = int(np.argmax(np.ptp(centres[group], axis=0)))
+    order = np.argpartition(centres[group, axis], len(group) // 2)
+    return [group[order[: len(group) // 2]], group[order[len(group) // 2 :]]]
+
+
+def score_errors(
+    roundings: Roundings, centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"]
+) -> Float[np.ndarray, " heads"]:
+    """For each head the δ for which `selection_bounds` also covers the computed weights, on all of the boxes.
+
+    A weight is the exponential of (ŝ_k − max ŝ)(1 + θ), |θ| ≤ u, and that is good to K ulps. Where a key must be behind
+    by g + 2δ to have a weight of e^{−g}, g < 80, these cost u(g + 2K + 1) < 2·64u besides the errors of two scores.
+    """
+    if not len(centres):
+        return np.zeros(len(roundings.heads))
+    reach = up((np.abs(centres) + radii).max(axis=0) * (1 + 2 * roundings.unit), 2)[None]
+    largest = [float(deltas(rounds, reach, slice(None), 0).max()) for rounds in roundings.heads]
+    return up(np.array(largest) + 64 * roundings.unit)
+
+
+def _at(values: np.ndarray, slopes: np.ndarray | None, reach: np.ndarray) -> np.ndarray:
+    """values + slopes·reach: (boxes, outputs) for values (outputs,), slopes (outputs, d)."""
+    return values if slopes is None else up(values + reach @ slopes.T, reach.shape[1] + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _HeadError:
+    head: StageHead
+    rounds: HeadRoundings
+    dtype: str
+    centres: Float[np.ndarray, "boxes d"]
+    radii: Float[np.ndarray, "boxes d"]
+    reach: Float[np.ndarray, "boxes d"]
+    depth: int | None
+    for_any_weights: bool
+
+    @property
+    def unit(self) -> float:
+        return UNIT_ROUNDOFF[self.dtype]
+
+    @cached_property
+    def largest_delta(self) -> float:
+        """Of any key on any box."""
+        return float(deltas(self.rounds, self.reach.max(axis=0)[None], slice(None), 0).max())
+
+    @cached_property
+    def near(self) -> NearValues:
+        return NearValues(self.head, self.centres, self.radii, self.largest_delta + 64 * self.unit)
+
+    @cached_property
+    def largest(self) -> Float[np.ndarray, "boxes outputs"]:
+        """The size of the largest value."""
+        slopes = self.rounds.value_size_slopes
+        return np.broadcast_to(
+            _at(self.rounds.value_sizes.max(axis=0), None if slopes is None else slopes.max(axis=0), self.reach),
+            (len(self.reach), self.rounds.value_sizes.shape[1]),
+        )
+
+    def bounds(self) -> Float[np.ndarray, "boxes outputs"]:
+        found = np.empty(self.largest.shape)
+        for pairs in self.near.pairs():
+            found[pairs.boxes] = self._of_pairs(pairs)
+        # Exponentials below e^NEGLIGIBLE may be zero, and keys that are behind by the gap are not looked at.
+        unseen = 2 * self.near.scores.num_keys * math.exp(NEGLIGIBLE[self.dtype]) + 8 * self.near.rest
+        spent = up(self.rounds.underflow * (1 + self.reach.sum(axis=1))[:, None], 4)
+        return up(found + up(unseen * self.largest, 2) + spent)
+
+    def _of_pairs(self, pairs: Pairs) -> Float[np.ndarray, "rows outputs"]:
+        u = self.unit
+        weights = WeightErrors(self.near, pairs, self.rounds, self.reach, u, for_any_weights=self.for_any_weights)
+        num_keys = self.near.scores.num_keys
+        is_big = (weights.most > u / 8) | (num_keys * u > 0.1)  # with so many keys the factor 2 below is too small
+        deep = num_keys if self.depth is None else self.depth
+        num_added = np.minimum(weights.sums(is_big), deep)
+        columns = []
+        for output in range(self.largest.shape[1]):
+            size = self._sizes(pairs, output)
+            top = np.maximum.reduceat(size, pairs.starts)
+            by_weights, average = weights.error(output)
+            mean = np.fmin(weights.sums(weights.most * size), top)
+            small = 2 * weights.sums(np.where(is_big, 0.0, weights.most * (size + top[pairs.row])))
+            above, below = self._gamma(num_added + 3 + self.rounds.count), self._gamma(num_added)
+            sums = above * (1 + below) * mean + below * np.fmin(average + by_weights, top) + small
+            sums = np.fmin(sums, self._gamma(2.0 * deep + 3 + self.rounds.count) * mean)  # no key taken for small
+            columns.append(sums if self.for_any_weights else by_weights + sums)
+        return up(np.stack(columns, axis=1) * weights.margin)
+
+    def _gamma(self, n: np.ndarray | float) -> np.ndarray | float:
+        """γ_n, ∞ where it is not defined."""
+        nu = n * self.unit
+        return np.where(nu < 1, nu / np.maximum(1 - nu, U), np.inf)
+
+    def _sizes(self, pairs: Pairs, output: int) -> Float[np.ndarray, " pairs"]:
+        size = self.rounds.value_sizes[pairs.key, output]
+        slopes = self.rounds.value_size_slopes
+        if slopes is not None:
+            size = size + (slopes[pairs.key, output] * self.reach[pairs.boxes[pairs.row]]).sum(axis=1)
+        return size

@@ -1,0 +1,395 @@
+"""Deep programs, proved stage by stage.
+
+A derivation says what every head is for: carrier·g(t), with t an affine combination of what the state already holds.
+Nothing of it is believed. From the weights of a stage it is found how its scores and values depend on the state; what
+differs from the combination that was claimed counts as an error. Then the head is a function of t alone, and is
+proved against g on the range of t, enlarged by the error that t already has. With e_t that error,
+
+    |head − carrier·g(t)| ≤ |carrier|·(δ + ω_g(e_t)) + |g|·e_carrier + what the weights differ by + rounding.
+
+Every error is kept as a sum over its sources, so that the ledger says what each head costs in the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc.certificates.branching import Proof
+from attnc.certificates.dyadic import cell_boxes
+from attnc.certificates.extraction import stages
+from attnc.certificates.line_proof import modulus, prove_line
+from attnc.certificates.one_stage import Enclosed, OneStage, StageHead
+from attnc.certificates.program_roundings import HeadRoundings, Roundings, roundings
+from attnc.certificates.slices import Slice, slices
+from attnc.certificates.stage_rounding import rounding_bounds
+from attnc.certificates.weight_errors import deltas
+from attnc.errors import ProgramError
+from attnc.ir.program import Program
+from attnc.numerics.bound import Term
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.part_ranges import PartRanges
+from attnc.targets.parts import Combination, Derivation, Part, Source, Unary, in_order
+from attnc.targets.tree import to_text
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+U = UNIT_ROUNDOFF["float64"]
+Errors = Mapping[str, float]
+"""By source; they add up."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadProof:
+    """|A(t) − g(t)| ≤ delta for t in [lo, hi], for the head that writes `channel`."""
+
+    stage: str
+    channel: str
+    function: str
+    lo: float
+    hi: float
+    delta: float
+    proof: Proof
+
+
+@dataclass(frozen=True, eq=False)
+class StagedProof:
+    """sup |f − program| ≤ bound: the errors of all heads, carried to the outputs."""
+
+    bound: float
+    terms: tuple[Term, ...]
+    heads: tuple[HeadProof, ...]
+
+    @property
+    def complete(self) -> bool:
+        return all(head.proof.complete for head in self.heads)
+
+    def as_json(self) -> tuple[dict[str, Any], ...]:
+        """Every head's claim, with the leaves that prove it."""
+        return tuple(
+            {
+                "stage": head.stage,
+                "channel": head.channel,
+                "function": head.function,
+                "interval": [head.lo, head.hi],
+                "bound": head.delta,
+                "leaves": [leaf.as_json() for leaf in head.proof.leaves],
+            }
+            for head in self.heads
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A channel of the state stands for a part, and is off by these errors."""
+
+    part: Part
+    errors: Errors
+
+    @property
+    def error(self) -> float:
+        return total(self.errors)
+
+
+def total(errors: Errors) -> float:
+    return float(up(math.fsum(errors.values()), 2)) if errors else 0.0
+
+
+def prove_staged(
+    program: Program,
+    target: ExpressionTarget,
+    derivation: Derivation,
+    *,
+    time_budget: float = 60.0,
+    progress: Callable[[str, float], None] | None = None,
+) -> StagedProof:
+    """ProgramError where the weights are not what the derivation says, or not of this kind."""
+    ranges = PartRanges(target.box, target.expression.variables)
+    sources = {part.index: part for part in in_order(derivation.outputs) if isinstance(part, Source)}
+    inputs = [_Known(sources.get(i, Source(i)), _input_errors(program, target, i)) for i in range(target.box.d)]
+    found, read = slices(program)
+    walk = _Walk(ranges, derivation, time_budget / max(1, len(derivation.heads)))
+    state: list[_Known | None] = list(inputs)
+    for number, stage in enumerate(found):
+        if progress is not None:
+            progress("proving", number / len(found))
+        state = walk.through(stage, state)
+    errors = walk.outputs(read, state)
+    worst = max(errors, key=total)
+    ledger = sorted(worst.items(), key=lambda item: -item[1])
+    return StagedProof(
+        total(worst), tuple(Term(name, value, _reason(name)) for name, value in ledger), tuple(walk.heads)
+    )
+
+
+def _reason(name: str) -> str:
+    return "of the engine, in all stages" if name == "rounding" else "of this head, as far as it moves the output"
+
+
+def _input_errors(program: Program, target: ExpressionTarget, i: int) -> Errors:
+    """An input is exact in float64, and rounded once in float32."""
+    if str(program.dtype) == "float64":
+        return {}
+    return {"rounding": float(up(UNIT_ROUNDOFF[str(program.dtype)] * target.box.magnitude[i], 2))}
+
+
+@dataclass(frozen=True, eq=False)
+class _Affine:
+    """T(u) = Σ weight_i·u_i + constant in floats; a part is within `slack` of T at the exact state u."""
+
+    weights: Float[np.ndarray, " channels"]
+    constant: float
+    slack: float
+
+
+class _Walk:
+    def __init__(self, ranges: PartRanges, derivation: Derivation, seconds: float) -> None:
+        self.ranges, self.derivation, self.seconds = ranges, derivation, seconds
+        self.heads: list[HeadProof] = []
+
+    def through(self, part: Slice, state: Sequence[_Known | None]) -> list[_Known | None]:
+        """What the channels after a stage stand for."""
+        (stage, outputs), (rounds,) = stages(part.program)[0], roundings(part.program, casts_input=False)
+        names = [part.outputs[i] for i in outputs]
+        after: dict[str, _Known] = {}
+        for column, name in enumerate(names):
+            writers = [number for number, head in enumerate(stage.heads) if _writes(head, column)]
+            if not writers:
+                after[name] = _carried(stage, column, state, name)
+            elif len(writers) == 1 and name in self.derivation.heads:
+                after[name] = self._head(part.name, name, _Writer(stage, rounds, writers[0], column), state)
+            else:
+                raise ProgramError(f"{name} is written by {len(writers)} heads, and the derivation does not say why")
+        channels = part.program.layers[1].channels
+        return [after.get(channel) for channel in channels]
+
+    def _head(self, stage: str, name: str, writer: _Writer, state: Sequence[_Known | None]) -> _Known:
+        claim, sizes = self.derivation.heads[name], self._sizes(state)
+        writer.require_alone(name)
+        argument, carrier = self._affine(claim.argument, state), None
+        off: dict[str, float] = {}
+        size = 1.0  # of the carrier
+        if claim.carrier is not None:
+            carrier = self._affine(claim.carrier, state)
+            off = self._errors_of(carrier, state)
+            size = float(up(self.ranges.size(claim.carrier) + total(off) + carrier.slack, 2))
+        line, unsure = writer.along(argument, carrier, sizes)
+        before = self._errors_of(argument, state)
+        e_t = float(up(total(before) + argument.slack, 2))
+        lo, hi = self.ranges(claim.argument)
+        proof, tree, box = prove_line(line, claim.tree, lo, hi, e_t, self.seconds)
+        self.heads.append(HeadProof(stage, name, to_text(tree), float(box.lo[0]), float(box.hi[0]), proof.bound, proof))
+        passed = modulus(claim.tree, lo, hi, e_t)
+        errors = {source: value * (passed / e_t) for source, value in before.items()} if e_t > 0 else {}
+        own = f"{to_text(claim.tree)} of {self.ranges.describe(claim.argument)}"
+        errors[own] = errors.get(own, 0.0) + proof.bound + (passed * argument.slack / e_t if e_t > 0 else 0.0)
+        errors = {source: float(up(value * size, 4)) for source, value in errors.items()}
+        if carrier is not None:
+            largest = self.ranges.size(Unary(claim.argument, claim.tree))
+            for source, value in (*off.items(), (own, carrier.slack)):
+                errors[source] = float(up(errors.get(source, 0.0) + up(value * largest)))
+        errors[own] = float(up(errors[own] + unsure, 4))
+        rounding = writer.rounding(line, size, sizes, *_cells(proof, box))
+        errors["rounding"] = float(up(errors.get("rounding", 0.0) + rounding))
+        return _Known(claim.part, errors)
+
+    def _sizes(self, state: Sequence[_Known | None]) -> Float[np.ndarray, " channels"]:
+        """What every channel is at most, in absolute value."""
+        return np.array([0.0 if k is None else float(up(self.ranges.size(k.part) + k.error)) for k in state])
+
+    def _affine(self, part: Part, state: Sequence[_Known | None]) -> _Affine:
+        """A part as a combination of what the state holds."""
+        places = {id(known.part): i for i, known in enumerate(state) if known is not None}
+        weights, constant, slack = np.zeros(len(state)), 0.0, 0.0
+        if id(part) in places:
+            weights[places[id(part)]] = 1.0
+            return _Affine(weights, 0.0, 0.0)
+        if not isinstance(part, Combination):
+            raise ProgramError(f"{self.ranges.describe(part)} is not in the state, nor a combination of what is")
+        constant, slack = part.constant.value, part.constant.slack
+        for inner, coefficient in part.terms:
+            if id(inner) not in places:
+                raise ProgramError(f"{self.ranges.describe(inner)} is not in the state")
+            weights[places[id(inner)]] += coefficient.value
+            slack = float(up(slack + coefficient.slack * self.ranges.size(inner), 2))
+        return _Affine(weights, constant, slack)
+
+    def _errors_of(self, affine: _Affine, state: Sequence[_Known | None]) -> dict[str, float]:
+        errors: dict[str, float] = {}
+        for weight, known in zip(affine.weights, state, strict=True):
+            if weight and known is not None:
+                for source, value in known.errors.items():
+                    errors[source] = float(up(errors.get(source, 0.0) + up(abs(weight) * value)))
+        return errors
+
+    def outputs(self, read: Program, state: Sequence[_Known | None]) -> list[dict[str, float]]:
+        """The errors of the outputs: those of the state, what the read-out differs by, and rounding."""
+        layer = read.layers[0]
+        weight = layer.weight.matrix(2).toarray()  # type: ignore[union-attr]
+        constant = layer.constant.matrix(1).toarray().ravel()  # type: ignore[union-attr]
+        sizes, found = self._sizes(state), []
+        unit = UNIT_ROUNDOFF[str(read.dtype)]
+        for row, offset, part in zip(weight, constant, self.derivation.outputs, strict=True):
+            wanted = self._affine(part, state)
+            errors = self._errors_of(_Affine(row.astype(float), float(offset), 0.0), state)
+            differs = np.abs(row - wanted.weights) @ sizes + abs(float(offset) - wanted.constant) + wanted.slack
+            errors["coefficients"] = float(up(differs * (1 + 4 * len(row) * U), 4))
+            size = np.abs(row) @ sizes + abs(float(offset))
+            rounded = gamma(int(np.count_nonzero(row)) + 2, unit) * size if np.count_nonzero(row) > 1 or offset else 0.0
+            if np.count_nonzero(row) == 1 and not offset and not np.isin(np.abs(row[row != 0]), (1.0, 2.0, 0.5)).all():
+                rounded = unit * size
+            errors["rounding"] = float(up(errors.get("rounding", 0.0) + rounded, 8))
+            found.append({source: value for source, value in errors.items() if value > 0} or {"rounding": 0.0})
+        return found
+
+
+def _writes(head: StageHead, column: int) -> bool:
+    values = (head.values.mid[:, column], head.values.radius[:, column])
+    moves = head.value_slopes is not None and bool(head.value_slopes.mid[:, column].any())
+    return moves or any(bool(array.any()) for array in values)
+
+
+def _carried(stage: OneStage, column: int, state: Sequence[_Known | None], name: str) -> _Known:
+    """A channel that is passed on as it is."""
+    row = stage.linear.mid[column]
+    (places,) = np.nonzero(row)
+    exact = len(places) == 1 and row[places[0]] == 1 and not stage.linear.radius[column].any()
+    known = state[int(places[0])] if exact and stage.constant.mid[column] == 0 else None
+    if known is None:
+        raise ProgramError(f"{name} is neither made by a head nor passed on as it is")
+    return known
+
+
+def _cells(proof: Proof, box: Box) -> tuple[np.ndarray, np.ndarray]:
+    """Centres and radii of the leaves."""
+    parts = [
+        cell_boxes(box, level, np.array([leaf.index for leaf in proof.leaves if leaf.level == level]))
+        for level in sorted({leaf.level for leaf in proof.leaves})
+    ]
+    return np.concatenate([centres for centres, _ in parts]), np.concatenate([radii for _, radii in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class _Writer:
+    """The head of a stage that writes one channel."""
+
+    stage: OneStage
+    roundings: Roundings
+    number: int
+    column: int
+
+    @property
+    def head(self) -> StageHead:
+        return self.stage.heads[self.number]
+
+    def require_alone(self, name: str) -> None:
+        if np.abs(self.stage.linear.mid[self.column]).max(initial=0.0) > 0 or self.stage.constant.mid[self.column] != 0:
+            raise ProgramError(f"{name} is not made by its head alone")
+
+    def along(
+        self, argument: _Affine, carrier: _Affine | None, sizes: Float[np.ndarray, " channels"]
+    ) -> tuple[StageHead, float]:
+        """The head as a function of t = T(u) alone, and how far its values may be from what is claimed of them.
+
+        Scores a_k·u + c_k are κ_k·T(u) + c_k − κ_k·constant, up to Σ_i |a_ki − κ_k weight_i|·|u_i|, which is put into
+        the radius of an offset. Values are ν_k·carrier(u), or constants, or affine in t.
+        """
+        head, column = self.head, self.column
+        kappa, offsets, differs = _divided(head.slopes.mid, head.slopes.radius, head.offsets, argument, sizes)
+        values, zeros = head.values.mid[:, column], np.zeros(len(kappa))
+        constants, off = Enclosed(values, zeros), head.values.radius[:, column]
+        moves, gates = np.zeros_like(head.slopes.mid), None
+        if head.value_slopes is not None:
+            moves = head.value_slopes.mid[:, column]
+            off = up(off + head.value_slopes.radius[:, column] @ sizes, 4)
+        if carrier is not None:
+            values, _, unsure = _divided(moves, np.zeros_like(moves), constants, carrier, sizes, True)
+            off = up(off + unsure, 2)
+        elif moves.any():
+            nu, kept, unsure = _divided(moves, np.zeros_like(moves), constants, argument, sizes)
+            off = up(off + unsure + kept.radius, 2)
+            values, gates = kept.mid, Enclosed(nu[:, None, None], np.zeros((len(nu), 1, 1)))
+        line = StageHead(
+            Enclosed(kappa[:, None], zeros[:, None]),
+            Enclosed(offsets.mid, up(offsets.radius + differs)),
+            Enclosed(values[:, None], zeros[:, None]),
+            gates,
+        )
+        return line, float(up(off.max(initial=0.0)))
+
+    def rounding(
+        self,
+        line: StageHead,
+        size: float,
+        sizes: Float[np.ndarray, " channels"],
+        centres: Float[np.ndarray, "cells 1"],
+        radii: Float[np.ndarray, "cells 1"],
+    ) -> float:
+        """Of the stage in this channel, over all cells of t and all states: errors of scores do not depend on t."""
+        rounds, column = self.roundings.heads[self.number], self.column
+        reach = up(sizes * (1 + 2 * self.roundings.unit), 2)[None]
+        ones = np.zeros(len(line.offsets.mid))
+        value_sizes = rounds.value_sizes[:, column]
+        if rounds.value_size_slopes is not None:
+            value_sizes = up(value_sizes + rounds.value_size_slopes[:, column] @ reach[0], len(sizes) + 1)
+        spent = float(up(rounds.underflow[column] * (1 + reach.sum()), 4))
+        flat = HeadRoundings(
+            ones[:, None],
+            deltas(rounds, reach, slice(None), 0),
+            ones,
+            value_sizes[:, None],
+            None,
+            rounds.count,
+            np.array([spent]),
+        )
+        scaled = None if line.value_slopes is None else Enclosed(size * line.value_slopes.mid, line.value_slopes.radius)
+        values = Enclosed(size * line.values.mid, line.values.radius)
+        head = StageHead(line.slopes, line.offsets, values, scaled)
+        stage = OneStage((head,), Enclosed(np.zeros(1), np.zeros(1)), Enclosed(np.zeros((1, 1)), np.zeros((1, 1))))
+        peak = float(up(self.roundings.peak * (1 + reach.sum()) ** 2, 8))
+        own = Roundings(self.roundings.dtype, (flat,), np.zeros(1), np.zeros((1, 1)), 0, spent, peak)
+        found = rounding_bounds(stage, own, centres, radii).max()
+        whole = self.roundings.sizes[column] + self.roundings.size_slopes[column] @ reach[0]
+        return float(up(found + gamma(self.roundings.count, self.roundings.unit) * whole, 4))
+
+
+def _divided(
+    slopes: Float[np.ndarray, "keys channels"],
+    radius: Float[np.ndarray, "keys channels"],
+    offsets: Enclosed,
+    affine: _Affine,
+    sizes: Float[np.ndarray, " channels"],
+    with_constant: bool = False,
+) -> tuple[np.ndarray, Enclosed, np.ndarray]:
+    """κ with slopes ≈ κ·weights, what is left of the offsets, and a bound of what differs, over all states.
+
+    With `with_constant` the offsets are to be κ·constant, and what is left of them differs, too.
+    """
+    weights = affine.weights
+    main = int(np.argmax(np.abs(weights) * sizes))
+    if weights[main] != 0 and sizes[main] * abs(weights[main]) > 0:
+        kappa = slopes[:, main] / weights[main]
+    elif with_constant and affine.constant:
+        kappa = offsets.mid / affine.constant
+    else:
+        kappa = np.zeros(len(slopes))
+    products = kappa[:, None] * weights
+    is_easy = np.log2(np.abs(np.where(weights == 0, 1.0, weights))) % 1 == 0  # a power of two: the product is exact
+    rounding = np.where(is_easy, 0.0, 2 * U * np.abs(products))
+    gaps = np.abs(slopes - products)
+    left = up(gaps * (1 + 4 * U) + rounding + radius, 2)
+    differs = up(left @ sizes, len(sizes) + 1)
+    shift = kappa * affine.constant
+    mid = offsets.mid - shift
+    loose = 0.0 if affine.constant == 0 else 2 * U * (np.abs(shift) + np.abs(mid))
+    kept = Enclosed(mid, np.asarray(up(offsets.radius + loose, 2)) if affine.constant else offsets.radius)
+    if with_constant:
+        differs = up(differs + np.abs(mid) + kept.radius, 2)
+    return kappa, kept, differs

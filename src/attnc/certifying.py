@@ -1,0 +1,161 @@
+"""From what was built to a network with its certificate: proved where the prover serves, observed always."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.certificates.certificate import Certificate
+from attnc.certificates.observed import observed_error
+from attnc.certificates.prover import MAX_VARIABLES, prove
+from attnc.certificates.staged import prove_staged
+from attnc.constructions.built import Built, Progress
+from attnc.errors import InputError, ProgramError
+from attnc.network import Network
+from attnc.numerics.rounding import engine_assumption
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.function_target import FunctionTarget
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+PROOF_SECONDS = 30.0
+SECONDS_BEFORE_STAGES = 3.0
+MAX_PROVED_ANCHORS = 20_000
+"""A larger network whose theorem brings a bound keeps that one: a proof by leaves would take minutes."""
+
+
+def certify(
+    built: Built,
+    target: Target,
+    p: float,
+    eps: float,
+    command: str | None,
+    progress: Progress | None,
+    proof_seconds: float = PROOF_SECONDS,
+) -> Network:
+    """What was built, with the error that a dense sample shows (or all points of a table), and a bound where there is.
+
+    The bound is what the prover derives from the stored weights; else what the construction's theorem states; else
+    None, and the method is called an estimate.
+    """
+    network = _network(built, target, p, eps, command)
+
+    def evaluate(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
+        report = None if progress is None else lambda fraction: progress("observing", fraction)
+        return network(*target.split(points), progress=report).reshape(len(points), -1)
+
+    observed = observed_error(evaluate, target, network.work_per_point, p)
+    network = network.with_observed(observed)
+    bound = network.certificate.bound
+    if bound is not None and not observed <= bound * (1 + 1e-3 * (p < math.inf)):
+        raise InputError(_refuted(target, observed, bound))
+    if p < math.inf or not isinstance(target, ExpressionTarget):
+        return network
+    claim = _proved(network, built, target, proof_seconds, progress)
+    if claim is None or claim.bound is None or (bound is not None and claim.bound > max(bound, eps)):
+        return network
+    if observed > claim.bound:
+        raise InputError(_refuted(target, observed, claim.bound))
+    return dataclasses.replace(network, certificate=claim)
+
+
+def _proved(
+    network: Network, built: Built, target: ExpressionTarget, seconds: float, progress: Progress | None
+) -> Certificate | None:
+    """By leaves over the box, or head by head; None where the prover does not serve.
+
+    Leaves are tight, and are tried first where they can be: one stage, few variables. A kink along a line of the box
+    takes too many of them; where a derivation says what each head is for, one variable at a time is enough.
+    """
+    derivation, claim = built.derivation, network.certificate
+    whole: Certificate | None = None
+    if target.box.d <= MAX_VARIABLES and built.program.num_attention_layers == 1:
+        if claim.bound is not None and network.num_anchors > MAX_PROVED_ANCHORS:
+            return None
+        budget = seconds if derivation is None else SECONDS_BEFORE_STAGES
+        whole = _by_leaves(network, target, budget, progress)
+        if derivation is None or (
+            whole is not None and whole.complete and (whole.bound or 0.0) <= (network.eps or 0.0)
+        ):
+            return whole
+    if derivation is None:
+        return None
+    found = prove_staged(network.program, target, derivation, time_budget=seconds, progress=progress)
+    if whole is not None and whole.bound is not None and whole.bound <= found.bound:
+        return whole
+    return dataclasses.replace(
+        claim,
+        bound=found.bound,
+        terms=found.terms,
+        method="staged proof",
+        stages=found.as_json(),
+        complete=found.complete,
+    )
+
+
+def _by_leaves(
+    network: Network, target: ExpressionTarget, seconds: float, progress: Progress | None
+) -> Certificate | None:
+    claim = network.certificate
+    try:
+        found = prove(
+            network.program,
+            target,
+            observed=claim.observed or 0.0,
+            eps=network.eps or 0.0,
+            truncation=network.truncation,
+            time_budget=seconds,
+            progress=progress,
+        )
+    except ProgramError:
+        return None
+    return dataclasses.replace(
+        claim,
+        bound=found.bound,
+        terms=found.terms,
+        method="proof",
+        leaves=tuple(leaf.as_json() for leaf in found.leaves),
+        leaf_bounds=tuple(map(float, found.leaf_bounds)),
+        complete=found.complete,
+    )
+
+
+def _network(built: Built, target: Target, p: float, eps: float, command: str | None) -> Network:
+    """With what the construction itself states."""
+    bound, dtype = built.bound, str(built.program.dtype)
+    claim = Certificate(
+        bound=None if bound is None else bound.value,
+        observed=None,
+        terms=() if bound is None else bound.terms,
+        assumptions=(*target.assumptions, engine_assumption(dtype)),
+        dtype=dtype,
+        norm=f"{p:g}",
+        method="theorem" if bound is not None else "estimate" if target.check_points() is None else "table",
+    )
+    return Network(
+        built.program,
+        claim,
+        target.box,
+        construction=built.construction,
+        expression=target.text,
+        eps=eps,
+        parameters=dict(built.parameters),
+        command=command,
+    )
+
+
+def _refuted(target: Target, observed: float, bound: float) -> str:
+    """A sample that contradicts the bound: what was given cannot be true, or a proof is wrong. Either is an error."""
+    found = (
+        f"the error at a sample is {observed:.6g}, above the bound {bound:.6g} of {target.describe()} on {target.box}"
+    )
+    if isinstance(target, FunctionTarget):
+        return (
+            f"{found}: the Lipschitz constant {target.lipschitz:g} that was given cannot be right. State a larger one."
+        )
+    return f"{found}: this is a defect of attnc. Please report it with this message."

@@ -1,0 +1,173 @@
+"""Tables from CSV files: read with the standard library, every error with its line and column."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnc.cli.reading import read_box
+from attnc.errors import FileError, InputError
+
+if TYPE_CHECKING:
+    from attnc.targets.table import TableTarget
+
+MAX_BYTES = 2**26
+MAX_ROWS = 10**6
+DELIMITERS = (",", ";", "\t")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
+
+
+def read_source(
+    expression: str | None, box: Sequence[str], table: Path | None, inputs: str | None, output: str | None
+) -> tuple[str | TableTarget, dict[str, tuple[float, float]] | None]:
+    """What is to be compiled, an expression with its box or a table, which has its own."""
+    if table is None:
+        for option, given in (("--inputs", inputs), ("--output", output)):
+            if given is not None:
+                raise InputError(f"{option} names columns of a table: give the table too, with --csv FILE")
+        if expression is None:
+            raise InputError(
+                "nothing to compile: give an expression, or a table with --csv FILE --inputs X,Y --output Z"
+            )
+        return expression, read_box(box)
+    if expression is not None:
+        raise InputError(f"{expression!r:.60} and --csv {table}: give an expression or a table, not both")
+    if box:
+        raise InputError(f"--box {box[0]}: the box of a table is that of its points; leave --box out")
+    return read_csv(table, inputs, output), None
+
+
+def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
+    """The table of the columns named by --inputs and --output, each a list such as `x,y`.
+
+    The first line names the columns; cells are separated by commas, semicolons or tabs; the text is UTF-8, with or
+    without a byte order mark. Blank lines are skipped, other columns ignored.
+    """
+    import numpy as np
+
+    from attnc.targets.table import TableTarget
+
+    arguments, values = _names("--inputs", inputs), _names("--output", output)
+    for name in values:
+        if name in arguments:
+            raise InputError(f"column {name!r} is both an input and an output")
+    text = _text(path)
+    delimiter = _delimiter(text, (*arguments, *values))
+    rows = _rows(path, text, delimiter)
+    _, header = next(rows, (1, list[str]()))
+    if not header:
+        raise InputError(f"{path}: the file is empty; its first line must name the columns")
+    header = [cell.strip() for cell in header]
+    columns = [_column(path, name, header) for name in (*arguments, *values)]
+    numbers, lines = list[list[float]](), list[int]()
+    for line, cells in rows:
+        if len(lines) == MAX_ROWS:
+            raise FileError(f"{path}: more than {MAX_ROWS:,} rows; thin the table first")
+        if len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
+            raise InputError(f"{path}, line {line}: {_cells(len(cells))}, but the header names {len(header)} columns")
+        where = f"{path}, line {line}, column"
+        numbers.append([_number(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns])
+        lines.append(line)
+    if not lines:
+        raise InputError(f"{path}: there is no row below the header")
+    array = np.array(numbers)
+    split = len(arguments)
+    outputs = array[:, split] if len(values) == 1 else array[:, split:]
+    return TableTarget(array[:, :split], outputs, arguments, label=lambda row: f"line {lines[row]}")
+
+
+def _names(option: str, given: str | None) -> tuple[str, ...]:
+    example = "x,y" if option == "--inputs" else "z"
+    if given is None:
+        raise InputError(f"--csv needs {option}: the names of columns, e.g. {option} {example}")
+    names = tuple(name.strip() for name in given.split(","))
+    if not all(names):
+        raise InputError(f"{option} {given!r}: expected names of columns, e.g. {option} {example}")
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{option} {given!r}: column {name!r} is named twice")
+    return names
+
+
+def _text(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise FileError(f"{path}: {size:,} bytes, more than the {MAX_BYTES:,} that are read; thin the table first")
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(raw) > MAX_BYTES:  # a pipe has no size
+        raise FileError(f"{path}: more than the {MAX_BYTES:,} bytes that are read; thin the table first")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise FileError(
+            f"{path}, line {line}: not UTF-8 (byte {raw[error.start]:#04x}); save the file as UTF-8"
+        ) from None
+
+
+def _delimiter(text: str, wanted: Sequence[str]) -> str:
+    """The one under which the header has most of the columns asked for; among equals, most columns."""
+    first = next((line for line in io.StringIO(text, newline="") if line.strip()), "")
+
+    def found(delimiter: str) -> tuple[int, int]:
+        try:
+            names = [cell.strip() for cell in next(csv.reader([first], delimiter=delimiter), [])]
+        except csv.Error:
+            return 0, 0
+        return sum(name in names for name in wanted), len(names)
+
+    return max(DELIMITERS, key=found)
+
+
+def _rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, cells) of every row that is not blank."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    while True:
+        start = reader.line_num + 1  # a quoted cell may hold line breaks: the row begins here
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise FileError(f"{path}, line {reader.line_num}: not CSV: {error}") from None
+        if cells is None:
+            return
+        if any(cell.strip() for cell in cells):
+            yield start, cells
+
+
+def _column(path: Path, name: str, header: list[str]) -> int:
+    if header.count(name) == 1:
+        return header.index(name)
+    if name in header:
+        raise InputError(f"{path}: {header.count(name)} columns are named {name!r}; rename all but one")
+    if header and all(NUMBER.fullmatch(cell) for cell in header):
+        raise InputError(f"{path}: the first line must name the columns; found numbers, {', '.join(header)[:80]}")
+    known = ", ".join(repr(cell) for cell in header)[:300] or "none"
+    raise InputError(f"{path}: there is no column {name!r}; the header names {known}")
+
+
+def _number(cell: str, where: str, delimiter: str) -> float:
+    text = cell.strip()
+    if not text:
+        raise InputError(f"{where}: the cell is empty; fill it in, or leave the row out")
+    if NUMBER.fullmatch(text):
+        value = float(text)
+        if math.isfinite(value):
+            return value
+    elif re.fullmatch(r"[+-]?(nan|inf|infinity)", text, re.IGNORECASE) is None:
+        if delimiter != "," and NUMBER.fullmatch(text.replace(",", ".", 1)):
+            raise InputError(f"{where}: {text!r} has a decimal comma; write {text.replace(',', '.')}")
+        raise InputError(f"{where}: {text!r:.60} is not a number")
+    raise InputError(f"{where}: {text:.60} is not finite; leave the row out")
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"

@@ -1,0 +1,259 @@
+"""A grid contracted by compiled loops. This module imports numba, so it is imported only where that is installed.
+
+As in `grid_tiles`, points are sorted by group and taken in tiles, whose points share a window of values. The arrays of
+a tile stay in the fastest cache, and loops over its points are vectorised; indices are unsigned, since numba wraps
+signed ones around, and loops over those are not.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+from attnc.engines.grid_axis import FLOOR
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from attnc.engines.grid import Grid
+
+TILE = 64
+BLOCK = 4
+"""Rows and columns of values are contracted four by four, which is what registers hold."""
+ANY_ORDER = {"contract", "reassoc", "nsz"}
+"""Sums of products may be taken in any order, as everywhere else; nothing else may be rearranged."""
+
+
+class Compiled:
+    """The same averages as `grid_tiles.Tiles`; t is overwritten."""
+
+    def __init__(self, grid: Grid, split: int) -> None:
+        """The first `split` axes are multiplied out to the rows of a tile, the others to its columns."""
+        self._axes = axes = grid.axes
+        self._values = np.moveaxis(grid.padded_values(), -1, 0).reshape(grid.values.shape[-1], -1).copy()
+        padded, widths = [axis.padded for axis in axes], [axis.width for axis in axes]
+        strides = [math.prod(padded[i + 1 :]) for i in range(len(axes))]
+        self._rows = _places(strides[:split], widths[:split])
+        self._columns = _places(strides[split:], widths[split:])
+        has_table = [axis.table is not None for axis in axes]
+        groups = [axis.num_groups for axis in axes]
+        self._num_groups = math.prod(groups)
+        tables = [np.zeros(0) if axis.table is None else axis.table.ravel() for axis in axes]
+        parts = (widths, strides, groups, has_table, _starts(groups), _starts(padded), _starts(map(len, tables)))
+        self._sizes = np.array([[*part] for part in parts], np.uint64)
+        self._split = np.uint64(split)
+        self._starts = np.concatenate([axis.starts for axis in axes]).astype(np.uint64)
+        self._table = np.concatenate(tables)
+        self._slopes = np.concatenate([axis.slopes for axis in axes])
+        self._offsets = np.concatenate([axis.offsets for axis in axes])
+
+    def __call__(self, t: Float[np.ndarray, "axes batch"]) -> Float[np.ndarray, "columns batch"]:
+        ids = np.zeros(t.shape[1], np.uint32)
+        for axis, row in zip(self._axes, t, strict=True):
+            number = (axis.origin, axis.inverse, float(axis.first), float(axis.last), axis.kappa)
+            _locate(row, *number, axis.table is not None, np.uint32(axis.num_groups), ids)
+            if axis.table is not None:
+                np.exp(row, out=row)
+        ends, order = _sort(ids, self._num_groups)
+        out = np.empty((len(self._values), t.shape[1]))
+        parts = (self._sizes, self._split, self._rows, self._columns, self._starts, self._table)
+        _average(t, ends, order, self._values, *parts, self._slopes, self._offsets, FLOOR, out)
+        return out
+
+
+def _places(strides: list[int], widths: list[int]) -> Int[np.ndarray, " places"]:
+    """Where the values of a window stand, relative to its first; and places that weigh nothing, to fill a block."""
+    places = np.zeros(1, np.uint64)
+    for stride, width in zip(strides, widths, strict=True):
+        places = (places[:, None] + np.arange(width, dtype=np.uint64) * np.uint64(stride)).ravel()
+    return np.concatenate([places, np.zeros(-len(places) % BLOCK, np.uint64)])
+
+
+def _starts(counts: Any) -> list[int]:
+    return [0, *np.cumsum(list(counts)).tolist()][:-1]
+
+
+def _locate_points(
+    t: Any, origin: Any, inverse: Any, first: Any, last: Any, kappa: Any, has_table: Any, num_groups: Any, ids: Any
+) -> None:
+    """ids ← ids·num_groups + group; where the axis has a table, t becomes the logarithm of E."""
+    for q in range(len(t)):
+        y = min(max((t[q] - origin) * inverse, first), last)
+        whole = min(math.floor(y), last - 1.0)
+        ids[q] = ids[q] * num_groups + np.uint32(whole - first)
+        if has_table:
+            t[q] = (y - whole - 0.5) * kappa
+
+
+def _sort_groups(ids: Any, num_groups: Any) -> Any:
+    """The end of every group, and the points in the order of the groups."""
+    ends, order = np.zeros(num_groups, np.int64), np.empty(len(ids), np.uint32)
+    for q in range(len(ids)):
+        ends[ids[q]] += 1
+    total = 0
+    for group in range(num_groups):
+        total += ends[group]
+        ends[group] = total - ends[group]
+    for q in range(len(ids)):
+        order[ends[ids[q]]] = q
+        ends[ids[q]] += 1
+    return ends, order
+
+
+def _powers(
+    table: Any, entry: Any, width: Any, factors: Any, axis: Any, points: Any, weights: Any, powers: Any, sums: Any
+) -> None:
+    """weights[j] = table[entry + j]·factor^j."""
+    for b in range(points):
+        powers[b], sums[b] = 1.0, 0.0
+    for j in range(width):
+        a = table[entry + j]
+        for b in range(points):
+            weight = a * powers[b]
+            weights[j, b] = weight
+            sums[b] += weight
+            powers[b] *= factors[axis, b]
+
+
+def _exponentials(
+    slopes: Any,
+    offsets: Any,
+    place: Any,
+    width: Any,
+    floor: Any,
+    t: Any,
+    axis: Any,
+    points: Any,
+    weights: Any,
+    top: Any,
+    sums: Any,
+) -> None:
+    """weights[j] = exp(slope_j·t + offset_j − the largest), or e^floor if that is smaller."""
+    least = math.exp(floor)
+    for b in range(points):
+        top[b], sums[b] = -np.inf, 0.0
+    for j in range(width):
+        a, c = slopes[place + j], offsets[place + j]
+        for b in range(points):
+            score = a * t[axis, b] + c
+            weights[j, b] = score
+            top[b] = max(top[b], score)
+    for j in range(width):
+        for b in range(points):
+            score = weights[j, b] - top[b]
+            weight = math.exp(score) if score > floor else least
+            weights[j, b] = weight
+            sums[b] += weight
+
+
+def _multiply_out(weights: Any, width: Any, rows: Any, count: Any, points: Any) -> None:
+    """rows[r·width + j] ← rows[r]·weights[j] for r < count, from the end: what is still to be read is kept."""
+    one = np.uint64(1)
+    for r in range(count):
+        source = count - one - r
+        for j in range(width):
+            place = width - one - j
+            for b in range(points):
+                rows[source * width + place, b] = rows[source, b] * weights[place, b]
+
+
+def _contract(
+    values: Any, column: Any, base: Any, rows: Any, columns: Any, left: Any, right: Any, points: Any, out: Any
+) -> None:
+    """out[b] = Σ_{r,k} values[base + rows[k] + columns[r]]·left[k, b]·right[r, b], in blocks of four by four."""
+    one, two, three, four = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    for b in range(points):
+        out[b] = 0.0
+    for r in range(np.uint64(0), np.uint64(len(columns)), four):
+        i, j = base + columns[r], base + columns[r + one]
+        m, n = base + columns[r + two], base + columns[r + three]
+        for k in range(np.uint64(0), np.uint64(len(rows)), four):
+            p, q, s, t = rows[k], rows[k + one], rows[k + two], rows[k + three]
+            ip, iq, is_, it = values[column, i + p], values[column, i + q], values[column, i + s], values[column, i + t]
+            jp, jq, js, jt = values[column, j + p], values[column, j + q], values[column, j + s], values[column, j + t]
+            mp, mq, ms, mt = values[column, m + p], values[column, m + q], values[column, m + s], values[column, m + t]
+            np_, nq, ns, nt = values[column, n + p], values[column, n + q], values[column, n + s], values[column, n + t]
+            for b in range(points):
+                w, x, y, z = left[k, b], left[k + one, b], left[k + two, b], left[k + three, b]
+                sums = (ip * w + iq * x + is_ * y + it * z) * right[r, b]
+                sums += (jp * w + jq * x + js * y + jt * z) * right[r + one, b]
+                sums += (mp * w + mq * x + ms * y + mt * z) * right[r + two, b]
+                sums += (np_ * w + nq * x + ns * y + nt * z) * right[r + three, b]
+                out[b] += sums
+
+
+_powers = njit(_powers, error_model="numpy", fastmath=ANY_ORDER)
+_exponentials = njit(_exponentials, error_model="numpy")
+_multiply_out = njit(_multiply_out, error_model="numpy")
+_contract = njit(_contract, error_model="numpy", fastmath=ANY_ORDER)
+
+
+def _average_groups(
+    arguments: Any,
+    ends: Any,
+    order: Any,
+    values: Any,
+    sizes: Any,
+    split: Any,
+    rows: Any,
+    columns: Any,
+    starts: Any,
+    table: Any,
+    slopes: Any,
+    offsets: Any,
+    floor: Any,
+    out: Any,
+) -> None:
+    d, one = np.uint64(len(arguments)), np.uint64(1)
+    given, weights = np.ones((d, TILE)), np.empty((np.max(sizes[0]), TILE))
+    left, right = np.zeros((len(rows), TILE)), np.zeros((len(columns), TILE))
+    right[0] = 1.0
+    totals, sums, scratch, mixed = np.empty(TILE), np.empty(TILE), np.empty(TILE), np.empty(TILE)
+    begin = 0
+    for group in range(len(ends)):
+        for tile in range(begin, ends[group], TILE):
+            count = min(TILE, ends[group] - tile)
+            points = np.uint64((count + 7) // 8 * 8)
+            for i in range(d):
+                for b in range(count):
+                    given[i, b] = arguments[i, order[tile + b]]
+            base, rest, stride, num_rows = np.uint64(0), np.uint64(group), np.uint64(len(ends)), one
+            for i in range(d):
+                stride //= sizes[2, i]
+                own = rest // stride
+                rest -= own * stride
+                width, start = sizes[0, i], starts[sizes[4, i] + own]
+                base += start * sizes[1, i]
+                is_first = i == 0 or i == split
+                side = left if i < split else right
+                target = side if is_first else weights
+                if sizes[3, i]:
+                    _powers(table, sizes[6, i] + own * width, width, given, i, points, target, scratch, sums)
+                else:
+                    _exponentials(
+                        slopes, offsets, sizes[5, i] + start, width, floor, given, i, points, target, scratch, sums
+                    )
+                if not is_first:
+                    _multiply_out(weights, width, side, num_rows, points)
+                num_rows = width if is_first else num_rows * width
+                for b in range(points):
+                    totals[b] = sums[b] if i == 0 else totals[b] * sums[b]
+            for column in range(np.uint64(len(values))):
+                _contract(values, column, base, rows, columns, left, right, points, mixed)
+                for b in range(count):
+                    out[column, order[tile + b]] = mixed[b] / totals[b]
+        begin = ends[group]
+
+
+def _kept(function: Any) -> Any:
+    """Compiled code is kept on disk where a place for it can be written to."""
+    try:
+        return njit(function, nogil=True, error_model="numpy", cache=True)
+    except RuntimeError:  # neither this folder nor the user's cache
+        return njit(function, nogil=True, error_model="numpy")
+
+
+_locate, _sort, _average = _kept(_locate_points), _kept(_sort_groups), _kept(_average_groups)

@@ -1,0 +1,68 @@
+"""Constant coefficients, exactly: a tree without variables, with the float64 nearest to it and what that is off by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from attnc.numerics.intervals import Interval
+from attnc.targets.expression import Expression
+from attnc.targets.tree import Node, Number, Product, Sum
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A number such as 1/3 or π/2: `value` is within `slack` of it."""
+
+    tree: Node
+
+    @classmethod
+    def of(cls, number: Fraction | int | float) -> Coefficient:
+        return cls(Number(Fraction(number)))
+
+    @cached_property
+    def _enclosure(self) -> tuple[float, float]:
+        if isinstance(self.tree, Number):
+            exact = self.tree.value
+            value = exact.numerator / exact.denominator
+            off = abs(Fraction(value) - exact)
+            return value, math.nextafter(float(off), math.inf) if off else 0.0
+        found = Expression("", (self.tree,), (), False, ()).ranges(Interval(np.zeros((1, 0)), np.zeros((1, 0))))
+        lo, hi = float(found.lo[0, 0]), float(found.hi[0, 0])
+        value = lo / 2 + hi / 2
+        return value, math.nextafter(max(hi - value, value - lo), math.inf)
+
+    @property
+    def value(self) -> float:
+        return self._enclosure[0]
+
+    @property
+    def slack(self) -> float:
+        return self._enclosure[1]
+
+    @property
+    def size(self) -> float:
+        """An upper bound of the absolute value."""
+        return math.nextafter(abs(self.value) + self.slack, math.inf) if self.slack else abs(self.value)
+
+    def __add__(self, other: Coefficient) -> Coefficient:
+        if isinstance(self.tree, Number) and isinstance(other.tree, Number):
+            return Coefficient(Number(self.tree.value + other.tree.value))
+        return other if self == ZERO else self if other == ZERO else Coefficient(Sum((self.tree, other.tree)))
+
+    def __mul__(self, other: Coefficient) -> Coefficient:
+        if isinstance(self.tree, Number) and isinstance(other.tree, Number):
+            return Coefficient(Number(self.tree.value * other.tree.value))
+        if ZERO in (self, other):
+            return ZERO
+        return other if self == UNIT else self if other == UNIT else Coefficient(Product((self.tree, other.tree)))
+
+    def __neg__(self) -> Coefficient:
+        return MINUS * self
+
+
+ZERO, UNIT, MINUS, TWO = (Coefficient.of(number) for number in (0, 1, -1, 2))

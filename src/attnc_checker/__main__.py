@@ -1,0 +1,44 @@
+"""python -m attnc_checker net/ [--json]: exit 0 only if the bound is re-proved, 1 if not, 2 for bad files or usage."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from attnc_checker.checking import check
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("attnc_checker", description="Re-prove the error bound of a saved network.")
+    parser.add_argument("net", help="the folder of a saved network")
+    parser.add_argument("--json", action="store_true", help="print the verdict as a JSON object")
+    parser.add_argument("--processes", type=int, default=None, help="how many to use (default: one for each core)")
+    chosen = parser.parse_args(arguments)
+    show = _progress if sys.stderr.isatty() else None
+    verdict = check(chosen.net, chosen.processes, show)
+    if show:
+        print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
+    if chosen.json:
+        print(json.dumps(dataclasses.asdict(verdict), ensure_ascii=False))
+    elif verdict.proved:
+        print(
+            f"re-proved: the error is at most {verdict.bound:.6g} in {verdict.dtype} ({verdict.leaves} leaves, ", end=""
+        )
+        print(f"{verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
+        print(*(f"  assumed: {text}" for text in verdict.assumptions), sep="\n")
+    else:
+        print(
+            f"not re-proved: {verdict.reason}" if verdict.exit_code == 1 else f"error: {verdict.reason}",
+            file=sys.stderr,
+        )
+    return verdict.exit_code
+
+
+def _progress(done: int, count: int) -> None:
+    print(f"\r{done:,} of {count:,} leaves", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,248 @@
+"""One head over a box: the moment Taylor model of its average, and the gaps between its scores.
+
+Write x = c + t, |t_i| ≤ r_i, τ = t/r, and A(x) = Σ_k p_k(x) v_k(x), p = softmax(s), s_k(x) = c_k + a_k·x.
+
+Theorem (Taylor).  Let w_k = e^{s_k(c)}, α_k = a_k − ā and u_k = v_k − v0 with any ā and v0, ρ_k = Σ_i |α_ki| r_i. Then
+A − v0 = N/D with N = Σ w_k u_k e^{α_k·t}, D = Σ w_k e^{α_k·t}. As |e^y − Σ_{n≤m} y^n/n!| ≤ |y|^{m+1} e^{|y|}/(m+1)!,
+    N = Σ_{|j|≤m} ν_j τ^j + R_N,  ν_j = Σ_k w_k u_k (α_k r)^j/j!,  |R_N| ≤ Σ_k w_k |u_k| ρ_k^{m+1} e^{ρ_k}/(m+1)!,
+and D alike with δ_j and R_D, for u_k = 1. By Jensen's inequality D ≥ D₋ = δ_0 exp(−Σ_i |δ_{e_i}|/δ_0). For any
+polynomial Q
+    |A − v0 − Q| = |N − Q·D|/D ≤ (Σ_j |(ν − Q·δ)_j| + ‖Q‖₁·R_D + R_N)/D₋,
+and long division of ν by δ gives a good Q, with ν − Q·δ left over. If values move, v_k(c + t) = v_k(c) + V_k·t, the
+moments of V_k times t are added to ν, and |u_k| + |V_k|·r stands for |u_k|.
+
+Theorem (rounding).  On the box p_k ≤ share_k = w_k e^{ρ_k}/D₋. If computed weights are off by e^{±y_k} and, with
+τ_k = e^{y_k} − 1, T = Σ share_k τ_k < 1, then the average by computed weights is within
+Σ share_k τ_k |v_k − A|/(1 − T) of A, and these weights are at most share_k (1 + τ_k)/(1 − T).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from flint import arb, arb_mat
+
+from attnc_checker.jets import Poly, above, add, factorial, monomials, norm, variable
+from attnc_checker.network import Head, Row
+from attnc_checker.rounding import Arithmetic, most
+
+
+@dataclass(frozen=True)
+class Box:
+    """centre ± half."""
+
+    centre: list[Any]
+    half: list[Any]
+
+    @property
+    def reach(self) -> list[Any]:
+        return [(abs(c) + r).upper() for c, r in zip(self.centre, self.half, strict=True)]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One factor of a product lattice: each of its points has an offset, and slopes along some coordinates."""
+
+    coordinates: tuple[int, ...]
+    slopes: list[list[Any]]
+    offsets: list[Any]
+
+
+def at(row: Row, x: Sequence[Any]) -> Any:
+    """row[0] + Σ_i row[i+1]·x_i; a row may end early, where only zeros follow."""
+    value = row[0]
+    for a, b in zip(row[1:], x, strict=False):
+        value = value + a * b
+    return value
+
+
+def swing(row: Row, half: Sequence[Any]) -> Any:
+    """Σ_i |row[i+1]|·half_i."""
+    return at((arb(0), *map(abs, row[1:])), half)
+
+
+def minus(a: Row, b: Row) -> Row:
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
+def total(terms: Iterable[Any]) -> Any:
+    return sum(terms, arb(0))
+
+
+def dot(*factors: Sequence[Any]) -> Any:
+    return total(map(math.prod, zip(*factors, strict=True)))
+
+
+class Average:
+    """A head, its numbers as balls. `dropped`: what keys that are left out may add, by output."""
+
+    def __init__(self, head: Head, num_keys: int = 0, dropped: dict[int, Any] | None = None) -> None:
+        self.head, self.num_keys = head, num_keys or len(head.scores)
+        self.dropped = dropped or dict.fromkeys(head.values, arb(0))
+        self.order, axes = _lattice(head.scores)
+        separable = map(sum, itertools.product(*(axis.offsets for axis in axes)))
+        eta = [head.scores[k][0] - part for k, part in zip(self.order, separable, strict=True)]
+        highest = max(eta)
+        self.behind = [arb(highest - x) for x in eta]
+        self.factors = [(-x).exp() for x in self.behind]
+        self.axes = [Axis(a.coordinates, [[*map(arb, xs)] for xs in a.slopes], [*map(arb, a.offsets)]) for a in axes]
+        self.scores, self.score_sizes = (
+            [(*map(arb, rows[k]),) for k in self.order] for rows in (head.scores, head.score_sizes)
+        )
+        self.values, self.value_sizes = (
+            {o: _short([(*map(arb, rows[k]),) for k in self.order]) for o, rows in table.items()}
+            for table in (head.values, head.value_sizes)
+        )
+        self.ones = self._tensor([arb(1)] * len(self.order))
+        self.tensors = {
+            o: [self._tensor(column) for column in zip(*rows, strict=True)] for o, rows in self.values.items()
+        }
+
+    def _tensor(self, entries: Sequence[Any]) -> Any:
+        rows = len(self.axes[0].offsets)
+        return arb_mat(rows, len(entries) // rows, [x * y for x, y in zip(entries, self.factors, strict=True)])
+
+    def without_far(self, box: Box, arithmetic: Arithmetic, far: int) -> Average:
+        """Without keys that are behind by more than `far` on all of the box, if those are the most.
+
+        If their weights are `mass` together and |v| ≤ V, they move A by 2·mass·V, and its sums by less than 6·mass·V.
+        """
+        _, gaps = self.gaps(box, arithmetic)
+        kept = [k for k, gap in zip(self.order, gaps, strict=True) if not gap > far]
+        if 2 * len(kept) > len(gaps):
+            return self
+        mass, h = total((-gap).exp() for gap in gaps if gap > far), self.head
+        scores, sizes = ([rows[k] for k in kept] for rows in (h.scores, h.score_sizes))
+        values, value_sizes = ({o: [rows[k] for k in kept] for o, rows in t.items()} for t in (h.values, h.value_sizes))
+        dropped = {
+            o: x + 8 * mass * most(at(row, box.reach) for row in self.value_sizes[o]) for o, x in self.dropped.items()
+        }
+        return Average(Head(scores, sizes, h.n_score, values, value_sizes, h.n_value), self.num_keys, dropped)
+
+    def _score_errors(self, box: Box, arithmetic: Arithmetic) -> list[Any]:
+        gamma, reach = arithmetic.gamma(self.head.n_score), box.reach
+        return [gamma * at(row, reach) for row in self.score_sizes]
+
+    def summation(self, o: int, box: Box, weights: list[Any], average: Any, arithmetic: Arithmetic) -> Any:
+        reach = box.reach
+        sizes = [at(row, reach) for row in self.value_sizes[o]]
+        return arithmetic.summation(self.num_keys, self.head.n_value[o], weights, sizes, average)
+
+    def gaps(self, box: Box, arithmetic: Arithmetic) -> tuple[int, list[Any]]:
+        """(j, g): s_j is largest at the centre, and computed weights on the box are p̂_k ≤ e^{−g_k} p̂_j."""
+        scores = [at(row, box.centre) for row in self.scores]
+        j = max(range(len(scores)), key=lambda k: scores[k].mid())
+        swings = [swing(minus(row, self.scores[j]), box.half) for row in self.scores]
+        lead = [scores[j] - s for s in scores]
+        overtaken = most(y - x for x, y in zip(lead, swings, strict=True))  # ≥ max s − s_j on the box
+        behind = [x + y + overtaken for x, y in zip(lead, swings, strict=True)]
+        off = arithmetic.weights(self._score_errors(box, arithmetic), behind)
+        return j, [x - y - z - off[j] for x, y, z in zip(lead, swings, off, strict=True)]
+
+    def model(self, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, tuple[Poly, Any]]:
+        """For every output (polynomial, error): the average as computed is within the error of the polynomial."""
+        d = len(box.centre)
+        weights, spreads, behinds, tables = [], [], [], []  # of every axis
+        for axis in self.axes:
+            centre = [box.centre[i] for i in axis.coordinates]
+            scores = [at(row, centre) for row in zip(axis.offsets, *axis.slopes, strict=True)]
+            top = most(scores)
+            w = [(s - top).exp() for s in scores]
+            means = [(dot(w, slopes) / total(w)).mid() for slopes in axis.slopes]
+            shifts = {
+                i: [(a - mean) * box.half[i] for a in slopes]
+                for i, slopes, mean in zip(axis.coordinates, axis.slopes, means, strict=True)
+            }
+            rows = [w]
+            for _, parent, i in monomials(axis.coordinates, m, d)[1:]:
+                rows.append([x * y for x, y in zip(rows[parent], shifts[i], strict=True)])
+            tables.append(arb_mat(len(rows), len(w), [*itertools.chain(*rows)]))
+            spreads.append([total(map(abs, column)) for column in zip(*shifts.values(), strict=True)])
+            weights.append([x * rho.exp() for x, rho in zip(w, spreads[-1], strict=True)])
+            behinds.append([top - s for s in scores])
+        delta = self._moments(self.ones, tables, m, d)
+        least = delta[0] * (-total(abs(delta[variable(i, d)]) for i in range(d)) / delta[0]).exp()
+        rho = [total(parts).upper() for parts in itertools.product(*spreads)]
+        share = [
+            math.prod(parts) * x / least for parts, x in zip(itertools.product(*weights), self.factors, strict=True)
+        ]
+        tail = [x * r ** (m + 1) / math.factorial(m + 1) for x, r in zip(share, rho, strict=True)]
+        moved = 2 * most(rho)  # by which differences of scores may change on the box
+        behind = [total(parts) + x + moved for parts, x in zip(itertools.product(*behinds), self.behind, strict=True)]
+        tau = [y.expm1() for y in arithmetic.weights(self._score_errors(box, arithmetic), behind)]
+        slack = 1 - dot(share, tau)
+        if not slack > 0:
+            raise ArithmeticError("rounding may change the weights of a head altogether")
+        computed = [x * (1 + t) / slack for x, t in zip(share, tau, strict=True)]
+        found = {}
+        for o, tensors in self.tensors.items():
+            nu = self._moments(tensors[0], tables, m, d)
+            for i, tensor in enumerate(tensors[1:]):
+                slope = self._moments(tensor, tables, m, d)
+                nu = add(nu, slope, box.centre[i])
+                nu = add(nu, {key + variable(i, d): x * box.half[i] for key, x in slope.items()})
+            v0 = (nu[0] / delta[0]).mid()
+            Q, rest = _divide(add(nu, delta, -v0), delta, [key for key, _, _ in monomials(tuple(range(d)), m, d)])
+            off = [abs(at(row, box.centre) - v0) + swing(row, box.half) for row in self.values[o]]
+            error = norm(rest) / least + norm(Q) * total(tail) + dot(tail, off)
+            spread = norm(Q) + error  # ≥ |A − v0|
+            error += dot(share, tau, [x + spread for x in off]) / slack
+            error += self.summation(o, box, computed, abs(v0) + norm(Q) + error, arithmetic) + self.dropped[o]
+            found[o] = (add(Q, {0: v0}), error)
+        return found
+
+    def _moments(self, tensor: Any, tables: list[Any], m: int, d: int) -> Poly:
+        """Σ_k tensor_k Π_i (table_i)_{j_i k_i}/j!, contracted axis by axis."""
+        for table, following in itertools.zip_longest(tables, tables[1:]):
+            tensor = (table * tensor).transpose()
+            if following is not None:
+                rows = following.ncols()
+                tensor = arb_mat(rows, tensor.nrows() * tensor.ncols() // rows, tensor.entries())
+        entries = tensor.entries()
+        return {key: entries[i] / j for i, key, j in _places(tuple(a.coordinates for a in self.axes), m, d)}
+
+
+def _lattice(scores: list[Row]) -> tuple[list[int], list[Axis]]:
+    """The keys in the order of a product lattice, and its axes.
+
+    One for each coordinate if the slopes a_k are all combinations of their coordinates' values, else a single one. The
+    offsets of the axes are those along the lines through the middle of the lattice; c_k may differ from their sum by an
+    η_k, and e^{η_k} multiplies the tensors, once and for all boxes.
+    """
+    d, place = len(scores[0]) - 1, {row[1:]: k for k, row in enumerate(scores)}
+    values = [sorted({row[1 + i] for row in scores}) for i in range(d)]
+    if len(place) < len(scores) or math.prod(map(len, values)) != len(scores):
+        columns = [[row[1 + i] for row in scores] for i in range(d)]
+        return [*range(len(scores))], [Axis((*range(d),), columns, [row[0] for row in scores])]
+    middle = tuple(xs[len(xs) // 2] for xs in values)
+    lines = [[(*middle[:i], x, *middle[i + 1 :]) for x in xs] for i, xs in enumerate(values)]
+    offsets = [[scores[place[point]][0] - scores[place[middle]][0] for point in line] for line in lines]
+    axes = [Axis((i,), [xs], line) for i, (xs, line) in enumerate(zip(values, offsets, strict=True))]
+    return [place[slopes] for slopes in itertools.product(*values)], axes
+
+
+def _short(rows: list[Row]) -> list[Row]:
+    """Constants only, if nothing else is there."""
+    return rows if any(x != 0 for row in rows for x in row[1:]) else [row[:1] for row in rows]
+
+
+@cache
+def _places(axes: tuple[tuple[int, ...], ...], m: int, d: int) -> list[tuple[int, int, int]]:
+    """Of a tensor of moments: (position, key, j!) of the monomials of degree ≤ m."""
+    keys = map(sum, itertools.product(*([key for key, _, _ in monomials(c, m, d)] for c in axes)))
+    return [(i, key, factorial(key, d)) for i, key in enumerate(keys) if key < above(m, d)]
+
+
+def _divide(nu: Poly, delta: Poly, keys: list[int]) -> tuple[Poly, Poly]:
+    """Long division: (Q, ν − Q·δ), the coefficients of Q exact numbers; keys are sorted by degree."""
+    quotient, rest = {}, dict(nu)
+    for key in keys:
+        q = quotient[key] = (rest[key] / delta[0]).mid()
+        for j, x in delta.items():
+            rest[key + j] = rest[key + j] - q * x if key + j in rest else -q * x
+    return quotient, rest

@@ -1,0 +1,226 @@
+"""The check: files → verdict. Every leaf is proved again, in 128-bit Arb arithmetic, on all cores."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flint import arb, ctx
+
+from attnc_checker.averages import Average, Box
+from attnc_checker.claims import Cell, Claim, Leaf, read_claim
+from attnc_checker.expressions import parse
+from attnc_checker.files import (
+    MAX_JSON,
+    MAX_WEIGHTS,
+    BadFile,
+    Refused,
+    Tensor,
+    parse_json,
+    parse_safetensors,
+    read_bytes,
+)
+from attnc_checker.leaves import Prover
+from attnc_checker.network import Reduction, exact
+from attnc_checker.rounding import Arithmetic
+from attnc_checker.tails import tail_error
+
+PRECISION, MAX_SERIES = 128, 64
+PIECES = 16
+"""A leaf that does not pass whole may be cut into so many: what holds on every piece holds on the leaf."""
+REGIONS = 256
+"""The box is taken in at most so many parts, in each of which keys that are far behind are left out."""
+FEW = 16
+"""Fewer leaves are not worth other processes."""
+
+ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
+EXPONENTIAL = "an exponential within 8 ulp in the engine"
+TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`bound` is what was claimed, `reproved` the largest bound of a leaf that was found here."""
+
+    name: str
+    proved: bool
+    reason: str
+    exit_code: int
+    bound: float | None
+    reproved: float | None
+    dtype: str | None
+    leaves: int
+    assumptions: tuple[str, ...]
+    seconds: float
+
+
+def check(path: str | os.PathLike[str], processes: int | None = None, progress: Progress | None = None) -> Verdict:
+    """Whether the certificate of a saved network is re-proved. It never raises for what the files say."""
+    started, claim, worst, code = time.monotonic(), None, None, 0
+    reason = "every leaf is re-proved"
+    try:
+        with _precision():
+            task = read_task(Path(path))
+            claim = task.claim
+            worst = _prove_all(task, processes or os.cpu_count() or 1, progress)
+    except BadFile as error:
+        reason, code = str(error), 2
+    except Refused as error:
+        reason, code = str(error), 1
+    except Exception as error:  # whatever else happens, nothing was proved
+        reason, code = f"the check broke off: {type(error).__name__}: {error}", 1
+    assumed = [ENGINE.format(dtype=claim.dtype), EXPONENTIAL] if claim and claim.dtype != "real" else []
+    assumed += [TAILS] if claim and any(leaf.cell is None for leaf in claim.leaves) else []
+    return Verdict(
+        os.fspath(path),
+        code == 0,
+        reason,
+        code,
+        claim.bound if claim else None,
+        worst,
+        claim.dtype if claim else None,
+        len(claim.leaves) if claim else 0,
+        tuple(assumed),
+        time.monotonic() - started,
+    )
+
+
+@dataclass(frozen=True)
+class Task:
+    """The claim and the network as they were read; every process reduces the network for itself, once."""
+
+    claim: Claim
+    structure: Any
+    tensors: dict[str, Tensor]
+
+    def prover(self) -> Prover:
+        reach = [arb(max(abs(lo), abs(hi))) for lo, hi in self.claim.ends]
+        reduction = Reduction(self.structure, self.tensors, reach)
+        if self.claim.dtype not in (reduction.dtype, "real"):
+            raise Refused(f"the bound is claimed for {self.claim.dtype}, but the weights are {reduction.dtype}")
+        function = parse(self.claim.expression, self.claim.variables)
+        if len(function[1]) != reduction.num_outputs:
+            raise Refused(f"the network has {reduction.num_outputs} output(s), the expression {len(function[1])}")
+        stage = reduction.stage()
+        return Prover(stage, [Average(head) for head in stage.heads], function, Arithmetic(self.claim.dtype))
+
+    def ends(self, cell: Cell) -> list[tuple[Any, Any]]:
+        """Exact rationals, as the ends of the box are float64 numbers."""
+        level, index = cell
+        whole = [(exact(lo), (exact(hi) - exact(lo)) / 2**level) for lo, hi in self.claim.ends]
+        return [(lo + i * width, lo + (i + 1) * width) for (lo, width), i in zip(whole, index, strict=True)]
+
+    def box(self, cell: Cell) -> Box:
+        ends = self.ends(cell)
+        return Box([arb((lo + hi) / 2) for lo, hi in ends], [arb((hi - lo) / 2) for lo, hi in ends])
+
+    def prove(self, prover: Prover, leaf: Leaf, cell: Cell | None, pieces: int = PIECES) -> Any:
+        """A bound on a leaf or on a part of it, at most the claimed one; Refused if that is not found."""
+        try:
+            if cell is None:
+                start = exact(self.claim.ends[0][0 if leaf.order < 0 else 1])
+                found = tail_error(prover.stage, prover.function, start, leaf.order)
+            else:
+                found = prover.error(leaf.kind, leaf.order, self.box(cell), arb(self.claim.bound))
+            if found <= self.claim.bound:  # False for nan
+                return found
+            reason = f"the bound found here is {float(found):.6g}"
+        except (ArithmeticError, ValueError) as error:
+            reason = str(error)
+        if cell is not None and pieces >= 2 ** len(cell[1]):
+            parts = itertools.product(*((2 * i, 2 * i + 1) for i in cell[1]))
+            return max(self.prove(prover, leaf, (cell[0] + 1, part), pieces >> len(cell[1])) for part in parts)
+        places = zip(self.claim.variables, self.ends(cell) if cell else [], strict=False)
+        where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
+        where = where or f"beyond the core on side {leaf.order}"
+        raise Refused(f"the {leaf.kind} leaf {where} is not re-proved to {self.claim.bound:.6g}: {reason}")
+
+    def regions(self) -> list[tuple[Cell | None, list[Leaf]]]:
+        """The leaves by the cell of a coarse division that they lie in."""
+        coarse = (REGIONS.bit_length() - 1) // len(self.claim.ends)
+        found: dict[Cell | None, list[Leaf]] = {}
+        for leaf in self.claim.leaves:
+            region = leaf.cell
+            if region is not None:
+                up = max(0, region[0] - coarse)
+                region = (region[0] - up, tuple(i >> up for i in region[1]))
+            found.setdefault(region, []).append(leaf)
+        return list(found.items())
+
+    def prove_region(self, prover: Prover, cell: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
+        prover = prover if cell is None else prover.within(self.box(cell))
+        return len(leaves), float(max(self.prove(prover, leaf, leaf.cell) for leaf in leaves))
+
+
+def read_task(folder: Path) -> Task:
+    if not folder.is_dir():
+        raise BadFile(f"{folder} is not a folder")
+    certificate = parse_json(read_bytes(folder / "certificate.json", MAX_JSON), "certificate.json")
+    config = parse_json(read_bytes(folder / "config.json", MAX_JSON), "config.json")
+    weights = read_bytes(folder / "model.safetensors", MAX_WEIGHTS)
+    if config.get("format") != "attnc.network/1":
+        raise BadFile(f"config.json has the format {config.get('format')!r:.40}, not 'attnc.network/1'")
+    claim = read_claim(certificate)
+    digest = hashlib.sha256(weights).hexdigest()
+    if certificate["weights_sha256"] != digest:
+        raise Refused(f"the certificate belongs to other weights: model.safetensors has SHA-256 {digest}")
+    if config.get("variables") != list(claim.variables) or config.get("expression") != claim.expression:
+        raise Refused("config.json and certificate.json differ in the variables or the expression")
+    return Task(claim, config.get("program"), parse_safetensors(weights))
+
+
+def _prove_all(task: Task, processes: int, progress: Progress | None) -> float:
+    prover, regions = task.prover(), task.regions()
+    done, worst, count = 0, 0.0, len(task.claim.leaves)
+    for leaves, found in _results(task, prover, regions, processes if count >= FEW else 1):
+        done, worst = done + leaves, max(worst, found)
+        if progress:
+            progress(done, count)
+    if done != count:
+        raise Refused(f"only {done} of {count} leaves were looked at")
+    return worst
+
+
+def _results(task: Task, prover: Prover, regions: list[Any], processes: int) -> Iterator[tuple[int, float]]:
+    if processes == 1:
+        yield from (task.prove_region(prover, *region) for region in regions)
+        return
+    with ProcessPoolExecutor(min(processes, len(regions)), initializer=_start, initargs=(task,)) as pool:
+        try:
+            for future in as_completed([pool.submit(_work, *region) for region in regions]):
+                yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+_own: list[Any] = []
+
+
+def _start(task: Task) -> None:
+    ctx.prec, ctx.cap = PRECISION, MAX_SERIES
+    _own[:] = [task, task.prover()]
+
+
+def _work(cell: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
+    task, prover = _own
+    return task.prove_region(prover, cell, leaves)
+
+
+@contextmanager
+def _precision() -> Iterator[None]:
+    before = ctx.prec, ctx.cap
+    ctx.prec, ctx.cap = PRECISION, MAX_SERIES
+    try:
+        yield
+    finally:
+        ctx.prec, ctx.cap = before

@@ -1,0 +1,171 @@
+"""Text → a list of steps, by a walk of Python's syntax tree that knows a short list of nodes. Nothing is ever run.
+
+Numbers are exact: 0.1 is 1/10. A step is (operation, *operands): ("number", q), ("variable", i), ("pi",), ("e",),
+("power", step, n) with a whole number n, or an operator or function with the numbers of earlier steps. Equal
+sub-expressions are one step. `evaluate` goes through the steps by any rules of arithmetic.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import operator
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import reduce
+from typing import Any, Protocol
+
+from flint import arb, fmpq
+
+from attnc_checker.files import BadFile
+
+Function = tuple[list[tuple[Any, ...]], list[int]]
+"""Steps, and the numbers of those that are outputs."""
+
+MAX_LENGTH, MAX_EXPONENT, MAX_BITS = 10_000, 1000, 8192
+TOKEN = re.compile(
+    r"\s+|(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?(?![A-Za-z0-9_.])"
+    r"|[A-Za-z][A-Za-z0-9_]*|\*\*|[-+*/(),]"
+)
+OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**"}
+ON_NUMBERS: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "**": lambda a, n: a ** int(n.p),
+}
+UNARY = "sin cos tan exp log sqrt abs tanh sinh cosh atan asin acos erf sigmoid relu gelu silu softplus sign floor"
+ARITY = {name: (1, 1) for name in UNARY.split()} | {"min": (2, 999), "max": (2, 999), "clip": (3, 3)}
+
+
+def parse(text: Any, variables: Sequence[str]) -> Function:
+    if not isinstance(text, str) or len(text) > MAX_LENGTH:
+        raise BadFile(f"the certificate's expression is no text of at most {MAX_LENGTH:,} characters")
+    try:
+        position = 0
+        while position < len(text):
+            if not (token := TOKEN.match(text, position)):
+                raise ValueError(f"unknown characters at {text[position : position + 20]!r}")
+            position = token.end()
+        line = re.sub(r"\s", " ", text).strip()
+        body = ast.parse(line, mode="eval").body
+        reader = _Reader(line, list(variables))
+        outputs = [reader.read(part) for part in (body.elts if isinstance(body, ast.Tuple) else [body])]
+        return reader.steps, outputs
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        raise BadFile(f"the expression {text[:60]!r} cannot be read: {error}") from None
+
+
+class _Reader:
+    def __init__(self, line: str, variables: list[str]) -> None:
+        self.line, self.variables = line, variables
+        self.steps: list[tuple[Any, ...]] = []
+        self.places: dict[tuple[Any, ...], int] = {}
+
+    def read(self, node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int() | float()) if type(node.value) is not bool:
+                value = Fraction(self.line[node.col_offset : node.end_col_offset])
+                return self.add("number", fmpq(value.numerator, value.denominator))
+            case ast.Name(id="pi" | "e"):
+                return self.add(node.id)
+            case ast.Name() if node.id in self.variables:
+                return self.add("variable", self.variables.index(node.id))
+            case ast.UnaryOp(op=ast.UAdd()):
+                return self.read(node.operand)
+            case ast.UnaryOp(op=ast.USub()):
+                return self.arithmetic("neg", self.read(node.operand))
+            case ast.BinOp() if type(node.op) in OPERATORS:
+                return self.arithmetic(OPERATORS[type(node.op)], self.read(node.left), self.read(node.right))
+            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in ARITY:
+                if ARITY[name][0] <= len(node.args) <= ARITY[name][1]:
+                    return self.add(name, *map(self.read, node.args))
+        raise ValueError(f"{ast.unparse(node)[:40]!r} is not allowed here")
+
+    def arithmetic(self, operation: str, *operands: int) -> int:
+        """Numbers are computed with exactly, so that x**(6/3) is x**2, unless they would grow large."""
+        numbers = [self.steps[i][1] for i in operands if self.steps[i][0] == "number"]
+        is_power = operation == "**" and self.steps[operands[1]][0] == "number"
+        exponent = numbers[-1] if is_power else fmpq(1)
+        if abs(exponent) > MAX_EXPONENT:
+            raise ValueError(f"an exponent is beyond {MAX_EXPONENT}")
+        bits = abs(exponent) * sum(int(x.p).bit_length() + int(x.q).bit_length() for x in numbers)
+        if len(numbers) == len(operands) and exponent.q == 1 and bits <= MAX_BITS:
+            with contextlib.suppress(ZeroDivisionError):  # left to the evaluation, which finds no bound
+                return self.add("number", ON_NUMBERS[operation](*numbers))
+        if is_power and exponent.q == 1:
+            return self.add("power", operands[0], int(exponent.p))
+        return self.add(operation, *operands)
+
+    def add(self, *step: Any) -> int:
+        if step not in self.places:
+            self.places[step] = len(self.steps)
+            self.steps.append(step)
+        return self.places[step]
+
+
+class Rules(Protocol):
+    """An arithmetic: of Taylor models on a box, or of what is known on a tail."""
+
+    def constant(self, x: Any) -> Any: ...
+    def variable(self, i: int) -> Any: ...
+    def plus(self, a: Any, b: Any, sign: int = 1) -> Any: ...
+    def times(self, a: Any, b: Any) -> Any: ...
+    def maximum(self, a: Any, b: Any) -> Any: ...
+    def apply(self, name: str, a: Any) -> Any: ...  # a smooth function of one variable, or "inverse"
+    def step(self, name: str, a: Any) -> Any: ...  # sign or floor
+
+
+def evaluate(function: Function, rules: Rules) -> list[Any]:
+    zero = rules.constant(arb(0))
+    maximum = rules.maximum
+
+    def inverse(a: Any) -> Any:
+        return rules.apply("inverse", a)
+
+    def minus(a: Any) -> Any:
+        return rules.plus(zero, a, -1)
+
+    def minimum(a: Any, b: Any) -> Any:
+        return minus(maximum(minus(a), minus(b)))
+
+    def power(a: Any, n: int) -> Any:
+        result = rules.constant(arb(1))
+        for bit in f"{abs(n):b}":
+            result = rules.times(result, result)
+            result = rules.times(result, a) if bit == "1" else result
+        return inverse(result) if n < 0 else result
+
+    known: dict[str, Callable[..., Any]] = {
+        "pi": lambda: rules.constant(arb.pi()),
+        "e": lambda: rules.constant(arb.const_e()),
+        "neg": minus,
+        "+": rules.plus,
+        "-": lambda a, b: rules.plus(a, b, -1),
+        "*": rules.times,
+        "/": lambda a, b: rules.times(a, inverse(b)),
+        "**": lambda a, b: rules.apply("exp", rules.times(b, rules.apply("log", a))),
+        "abs": lambda a: maximum(a, minus(a)),
+        "relu": lambda a: maximum(a, zero),
+        "max": lambda *a: reduce(maximum, a),
+        "min": lambda *a: reduce(minimum, a),
+        "clip": lambda a, low, high: minimum(maximum(a, low), high),
+        "sign": lambda a: rules.step("sign", a),
+        "floor": lambda a: rules.step("floor", a),
+    }
+    done: list[Any] = []
+    for operation, *operands in function[0]:
+        if operation == "number":
+            done.append(rules.constant(arb(operands[0])))
+        elif operation == "variable":
+            done.append(rules.variable(operands[0]))
+        elif operation == "power":
+            done.append(power(done[operands[0]], operands[1]))
+        elif operation in known:
+            done.append(known[operation](*(done[i] for i in operands)))
+        else:
+            done.append(rules.apply(operation, done[operands[0]]))
+    return [done[i] for i in function[1]]

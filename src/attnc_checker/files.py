@@ -1,0 +1,105 @@
+"""Files from strangers: strict JSON and safetensors, measured before anything of their size is made."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MAX_JSON, MAX_WEIGHTS, MAX_HEADER, MAX_DIGITS = 2**26, 2**31, 2**24, 20
+LETTERS = {"F64": "d", "F32": "f", "I32": "i", "I64": "q"}
+"""The dtypes that are read, and their letters in `struct`."""
+
+
+class Refused(Exception):
+    """What is claimed is not re-proved: exit code 1."""
+
+
+class BadFile(Exception):
+    """A file is missing, malformed or too large: exit code 2."""
+
+
+class Tensor(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    values: tuple[Any, ...]
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe must not make us wait
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadFile(f"{path} is not a regular file")
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(raw) > limit:
+        raise BadFile(f"{path} has more than the {limit:,} bytes that are read here")
+    return raw
+
+
+def parse_json(raw: bytes, name: str) -> dict[str, Any]:
+    """One object; no key twice, no NaN or Infinity, no number beyond float64 or of more than 20 digits."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("an object states one key twice")
+        return dict(pairs)
+
+    def number(text: str) -> float:
+        if not math.isfinite(float(text)):
+            raise ValueError(f"{text[:30]} is no number of float64")
+        return float(text)
+
+    def integer(text: str) -> int:
+        if len(text) > MAX_DIGITS:
+            raise ValueError(f"{text[:MAX_DIGITS]}… has more than {MAX_DIGITS} digits")
+        return int(text)
+
+    hooks: dict[str, Any] = {"parse_constant": number, "parse_float": number, "parse_int": integer}
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=distinct, **hooks)
+    except RecursionError:
+        raise BadFile(f"{name} is nested too deep") from None
+    except ValueError as error:  # of which UnicodeDecodeError and JSONDecodeError are kinds
+        raise BadFile(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadFile(f"{name} holds no JSON object")
+    return value
+
+
+def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
+    """Eight bytes of length, a JSON header, then the tensors, which must fill the rest without gap or overlap."""
+    length = int.from_bytes(raw[:8], "little")
+    if len(raw) < 8 or length > min(MAX_HEADER, len(raw) - 8):
+        raise BadFile(f"model.safetensors is cut short: of {len(raw):,} bytes, {length:,} would be its header")
+    header, body = parse_json(raw[8 : 8 + length], "the header of model.safetensors"), raw[8 + length :]
+    header.pop("__metadata__", None)
+    entries = []
+    for name, entry in header.items():
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise BadFile(f"model.safetensors does not describe {name!r} by dtype, shape and data_offsets")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if dtype not in LETTERS or not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
+            raise BadFile(f"model.safetensors describes {name!r} by a dtype, shape or offsets that are not read here")
+        entries.append((*offsets, name, dtype, tuple(shape)))
+    tensors, end = {}, 0
+    for begin, after, name, dtype, shape in sorted(entries):
+        count = math.prod(shape)
+        if begin != end or after > len(body) or after - begin != count * struct.calcsize("<" + LETTERS[dtype]):
+            raise BadFile(f"model.safetensors has {name!r} at bytes {begin} to {after}, which is cut or does not fit")
+        values = struct.unpack(f"<{count}{LETTERS[dtype]}", body[begin:after])
+        tensors[name], end = Tensor(dtype, shape, values), after
+        if not all(map(math.isfinite, tensors[name].values)):
+            raise BadFile(f"model.safetensors has a value in {name!r} that is not finite")
+    if end != len(body):
+        raise BadFile(f"model.safetensors has {len(body):,} bytes of tensors, of which {end:,} are described")
+    return tensors
+
+
+def are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**40 for size in value)

@@ -1,0 +1,222 @@
+"""Polynomials in τ ∈ [−1, 1]^d with Arb coefficients, and Taylor models of an expression.
+
+A monomial τ^j is one integer: six bits for each j_i, and above them the total degree |j|. So the key of a product is
+the sum of the keys, and sorted keys are sorted by degree.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from flint import arb, arb_series
+
+from attnc_checker.expressions import Function, evaluate
+
+Poly = dict[int, Any]
+BITS = 6
+MAX_HALVINGS = 10
+SMALL = arb(2) ** -20
+"""Of the limit: smaller coefficients are not carried further when a cube is halved, but added to the bound."""
+
+
+class Undecided(ArithmeticError):
+    """A kink, a jump or a singularity may lie within the box."""
+
+
+def variable(i: int, d: int) -> int:
+    return (1 << BITS * d) + (1 << BITS * i)
+
+
+def above(m: int, d: int) -> int:
+    """Keys of degree ≤ m are those below this one."""
+    return (m + 1) << BITS * d
+
+
+@cache
+def monomials(variables: tuple[int, ...], m: int, d: int) -> tuple[tuple[int, int, int], ...]:
+    """(key, number of its parent, i): each monomial is an earlier one times τ_i; degrees ≤ m, sorted by degree."""
+    found, start = [(0, 0, variables[0])], 0
+    for _ in range(m):
+        start, end = len(found), start
+        for parent in range(end, start):
+            key, _, last = found[parent]
+            found += [(key + variable(i, d), parent, i) for i in variables if i >= last]
+    return tuple(found)
+
+
+@cache
+def factorial(key: int, d: int) -> int:
+    """j! = Π j_i!"""
+    return math.prod(math.factorial(key >> BITS * i & (1 << BITS) - 1) for i in range(d))
+
+
+def multiply(a: Poly, b: Poly, end: int) -> Poly:
+    """The product, keys below `end` only."""
+    product: Poly = {}
+    sorted_b = sorted(b.items())
+    for i, x in a.items():
+        for j, y in sorted_b:
+            if i + j >= end:
+                break
+            product[i + j] = product[i + j] + x * y if i + j in product else x * y
+    return product
+
+
+def add(a: Poly, b: Poly, factor: Any = 1) -> Poly:
+    sum_ = dict(a)
+    for key, x in b.items():
+        sum_[key] = sum_[key] + x * factor if key in sum_ else x * factor
+    return sum_
+
+
+def bounds(p: Poly, d: int) -> tuple[Any, Any]:
+    """Below and above all values on [−1, 1]^d: a monomial of even powers lies in [0, 1], any other in [−1, 1]."""
+    odd = sum(1 << BITS * i for i in range(d))
+    low = high = p.get(0, arb(0))
+    for key, x in p.items():
+        if key & odd:
+            low, high = low - abs(x), high + abs(x)
+        elif key:
+            low, high = low - (-x).nonnegative_part(), high + x.nonnegative_part()
+    return low, high
+
+
+def largest(p: Poly, limit: Any, d: int) -> Any:
+    """Above |p| on [−1, 1]^d. The cube is halved where that may bring it down to the limit."""
+    pending, worst = [(p, arb(0), 0)], arb(0)
+    while pending:
+        piece, dropped, depth = pending.pop()
+        low, high = bounds(piece, d)
+        size = ((-low).max(high) + dropped).upper()
+        if size <= limit:
+            worst = max(worst, size)
+        elif depth == MAX_HALVINGS * d or not abs(piece.get(0, arb(0))) < limit:
+            return size
+        else:
+            small = {key: x for key, x in piece.items() if key and abs(x) < SMALL * limit}
+            piece, dropped = {key: x for key, x in piece.items() if key not in small}, dropped + norm(small)
+            pending += [(_half(piece, depth % d, side, d), dropped, depth + 1) for side in (-1, 1)]
+    return worst
+
+
+def _half(p: Poly, i: int, side: int, d: int) -> Poly:
+    """p with (τ_i + side)/2 for τ_i."""
+    half: Poly = {}
+    for key, x in p.items():
+        n = key >> BITS * i & (1 << BITS) - 1
+        for k, factor in enumerate(_binomial(n, side)):
+            lower = key - (n - k) * variable(i, d)
+            half[lower] = half[lower] + x * factor if lower in half else x * factor
+    return half
+
+
+@cache
+def _binomial(n: int, side: int) -> list[Any]:
+    """The coefficients of ((τ + side)/2)^n."""
+    return [arb(math.comb(n, k) * side ** (n - k)) / 2**n for k in range(n + 1)]
+
+
+def norm(p: Poly) -> Any:
+    """Above all absolute values on [−1, 1]^d."""
+    return sum(map(abs, p.values()), arb(0))
+
+
+def _sigmoid(s: Any) -> Any:
+    return 1 / ((-s).exp() + 1)
+
+
+SERIES: dict[str, Callable[[Any], Any]] = {
+    **{name: operator.methodcaller(name) for name in ("sin", "cos", "tan", "exp", "log", "sqrt")},
+    **{name: operator.methodcaller(name) for name in ("atan", "asin", "acos", "erf")},
+    "tanh": lambda s: 1 - 2 / ((s * 2).exp() + 1),
+    "sinh": lambda s: (s.exp() - (-s).exp()) / 2,
+    "cosh": lambda s: (s.exp() + (-s).exp()) / 2,
+    "sigmoid": _sigmoid,
+    "silu": lambda s: s * _sigmoid(s),
+    "gelu": lambda s: s * ((s / arb(2).sqrt()).erf() + 1) / 2,
+    "softplus": lambda s: (s.exp() + 1).log(),
+    "inverse": lambda s: 1 / s,
+}
+"""Functions of one variable by Arb's own power series around a ball: nan or an error where they are not defined."""
+
+
+class Model(NamedTuple):
+    """A function on a box, two ways.
+
+    `point` is its Taylor polynomial of degree m at the centre. `wide` has, for every |j| ≤ m + 1, a ball that holds the
+    Taylor coefficients at all points of the box. By Lagrange f = point + Σ_{|j|=m+1} wide_j τ^j, with some members of
+    the balls. If m = 0, a kink may lie inside: wide_j is then the hull of both sides, and f(x) − f(c) = G·(x − c) with
+    some G of it for all x and c of the box (Clarke's derivative and Lebourg's mean value theorem).
+    """
+
+    point: Poly
+    wide: Poly
+
+
+class _Models:
+    """Rules for models on centre ± half."""
+
+    def __init__(self, centre: Sequence[Any], half: Sequence[Any], m: int) -> None:
+        self.centre, self.half, self.m, self.d = centre, half, m, len(centre)
+
+    def whole(self, a: Model) -> Poly:
+        return a.point | {key: x for key, x in a.wide.items() if key >= above(self.m, self.d)}
+
+    def constant(self, x: Any) -> Model:
+        return Model({0: x}, {0: x})
+
+    def variable(self, i: int) -> Model:
+        x, h, linear = self.centre[i], self.half[i], variable(i, self.d)
+        return Model({0: x, linear: h} if self.m else {0: x}, {0: x + h * arb(0, 1), linear: h})
+
+    def plus(self, a: Model, b: Model, sign: int = 1) -> Model:
+        return Model(add(a.point, b.point, sign), add(a.wide, b.wide, sign))
+
+    def times(self, a: Model, b: Model) -> Model:
+        ends = above(self.m, self.d), above(self.m + 1, self.d)
+        return Model(multiply(a.point, b.point, ends[0]), multiply(a.wide, b.wide, ends[1]))
+
+    def apply(self, name: str, a: Model) -> Model:
+        low, high = bounds(self.whole(a), self.d)
+        if name == "sqrt" and self.m == 0 and low >= 0 and not a.wide[0] > 0:  # the slope may be infinite: by the range
+            return self.constant(low.sqrt().union(high.sqrt()))
+        ball = a.wide[0].intersection(low.union(high)) if low.is_finite() and high.is_finite() else a.wide[0]
+        return Model(self._compose(name, a.point, self.m), self._compose(name, a.wide | {0: ball}, self.m + 1))
+
+    def _compose(self, name: str, y: Poly, m: int) -> Poly:
+        """g∘y by Horner's rule in y − y₀: n factors y − y₀ have degree n at least. The g_n are Arb's."""
+        series = SERIES[name](arb_series([y[0], 1], m + 1))
+        moving = {key: x for key, x in y.items() if key}
+        result: Poly = {0: series[m]}
+        for n in range(m - 1, -1, -1):
+            result = multiply(result, moving, above(m - n, self.d))
+            result[0] = series[n]
+        return result
+
+    def maximum(self, a: Model, b: Model) -> Model:
+        low, high = bounds(self.whole(self.plus(a, b, -1)), self.d)
+        if low >= 0:
+            return a
+        if high <= 0:
+            return b
+        if self.m:
+            raise Undecided("a kink lies within the box, or cannot be told from one")
+        zero = arb(0)  # the maximum changes by a mean of the changes of a and b
+        hull = {key: a.wide.get(key, zero).union(b.wide.get(key, zero)) for key in a.wide.keys() | b.wide.keys()}
+        return Model({0: a.point[0].max(b.point[0])}, hull | {0: a.wide[0].max(b.wide[0])})
+
+    def step(self, name: str, a: Model) -> Model:
+        value = a.wide[0].sgn() if name == "sign" else a.wide[0].floor()
+        if not value.is_exact():
+            raise Undecided(f"{name} may jump within the box")
+        return self.constant(value)
+
+
+def models(function: Function, centre: Sequence[Any], half: Sequence[Any], m: int) -> list[Poly]:
+    """Each output as a polynomial in τ = (x − centre)/half, of degree m + 1; coefficients of degree m + 1 are balls."""
+    rules = _Models(centre, half, m)
+    return [rules.whole(model) for model in evaluate(function, rules)]

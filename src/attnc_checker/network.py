@@ -1,0 +1,306 @@
+"""The stored program, reduced in exact arithmetic to one stage:
+
+    out_o(x) = b_o + B_o·x + Σ_h Σ_k p_hk(x)·(v_hko + V_hko·x),   p_h = softmax over k of c_hk + a_hk·x.
+
+Before the attention every entry of a state is an affine form of x, after it one of x and of the averages that heads
+write. Weights are dyadic rationals, forms are exact, and only what an output needs is looked at: dead tokens never
+matter.
+
+A form also carries what its rounding is measured by: `sizes`, the same form made of absolute values, and `n`, such
+that any evaluation is within γ_n·sizes(|x|) of it: layer by layer, every term of the sum meets n roundings at most;
+and where more than one map rounds (`maps`), engines may fold the constants first, so that the sum over x comes last and
+its terms are counted besides. Where a product may underflow, the smallest normal number is added to `sizes`; u times
+that is what underflow costs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from flint import arb, fmpq
+
+from attnc_checker.files import BadFile, Refused, Tensor, are_sizes
+
+ONE = -1
+"""The key of a form's constant; i ≥ 0 is the input x_i, and (layer, query, head, e) is an average."""
+MAX_TOKENS, MAX_LAYERS = 2**21, 64
+FLOATS = {"float64": "F64", "float32": "F32"}
+SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
+LARGEST = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
+"""MAX_TOKENS terms below these do not add up to an overflow."""
+MATRICES = ("W_Q", "W_K", "W_V", "W_O")
+
+Row = tuple[Any, ...]
+"""(constant, coefficient of x_1, …, of x_d)."""
+
+
+class Form(NamedTuple):
+    terms: dict[Any, Any]  # fmpq
+    sizes: dict[Any, Any]  # arb
+    n: int = 0
+    maps: int = 0
+
+    def is_power_of_two(self) -> bool:
+        """An exact ±2^k: products with it are exact."""
+        return self.n == 0 and list(self.sizes) == [ONE] and _is_power_of_two(self.terms.get(ONE, fmpq(0)))
+
+    def folded(self) -> Form:
+        return self._replace(n=self.n + len(self.sizes)) if self.maps > 1 else self
+
+    def rows(self, d: int) -> tuple[Row, Row]:
+        keys = (ONE, *range(d))
+        return tuple(self.terms.get(key, fmpq(0)) for key in keys), tuple(self.sizes.get(key, arb(0)) for key in keys)
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """Key k has the score c_k + a_k·x and, for every output o that reads the head, the value v_k + V_k·x."""
+
+    scores: list[Row]
+    score_sizes: list[Row]
+    n_score: int
+    values: dict[int, list[Row]]
+    value_sizes: dict[int, list[Row]]
+    n_value: dict[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    heads: list[Head]
+    affine: list[Row]  # (b_o, B_o)
+    affine_sizes: list[Row]
+    n_affine: list[int]
+
+
+@cache
+def exact(x: float) -> Any:
+    return fmpq(*x.as_integer_ratio())
+
+
+def _is_power_of_two(q: Any) -> bool:
+    return all(int(n).bit_count() == 1 for n in (abs(q.p), q.q))
+
+
+def _need(holds: bool, where: str) -> None:
+    if not holds:
+        raise BadFile(f"config.json and model.safetensors do not describe a network: {where}")
+
+
+class Reduction:
+    """Reads a program; `stage` reduces it, or says why it cannot."""
+
+    def __init__(self, structure: Any, tensors: dict[str, Tensor], reach: list[Any]) -> None:
+        """`reach`: the largest |x_i| of the domain, to exclude that anything overflows there."""
+        self.tensors, self.unread, self.reach, self.d = tensors, set(tensors), reach, len(reach)
+        self.known: dict[Any, Form] = {}
+        self.averages: dict[tuple[int, int, int], None] = {}  # the (layer, query, head) that outputs need
+        try:
+            self._read(structure)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise BadFile(f"config.json does not describe a network: {type(error).__name__} {error}") from None
+
+    # Reading: every layer becomes a dictionary of what is needed of it. Unknown fields are refused: they might matter.
+
+    def _read(self, structure: Any) -> None:
+        _need(set(structure) == {"dtype", "input_shapes", "output_shape", "layers", "memory"}, "its fields")
+        self.dtype, shapes = structure["dtype"], structure["input_shapes"]
+        _need(self.dtype in FLOATS, f"the dtype {self.dtype!r}")
+        _need(1 <= len(shapes) <= 2 and all(are_sizes(shape) and len(shape) in (1, 2) for shape in shapes), "inputs")
+        starts = [(math.prod(shape[:-1]), shape[-1]) for shape in shapes] + [(0, 0)]
+        _need(sum(map(math.prod, starts)) == self.d, f"its inputs are not the {self.d} variable(s) of the box")
+        self.firsts = {"layers": 0, "memory": math.prod(starts[0])}  # the number of a stream's first variable
+        self.shapes: dict[str, list[tuple[int, int]]] = {"layers": starts[:1], "memory": starts[1:2]}
+        self.layers: dict[str, list[dict[str, Any]]] = {"memory": [], "layers": []}
+        for stream, layers in self.layers.items():
+            _need(len(structure[stream]) <= MAX_LAYERS, f"{stream} has more than {MAX_LAYERS} layers")
+            layers += [self._layer(stream, f"{stream}.{i}", layer) for i, layer in enumerate(structure[stream])]
+        self.num_outputs = math.prod(self.shapes["layers"][-1])
+        _need(math.prod(structure["output_shape"]) == self.num_outputs > 0, "the output's shape")
+        _need(not self.unread, f"the tensors {sorted(self.unread)[:3]} belong nowhere")
+
+    def _layer(self, stream: str, prefix: str, layer: Any) -> dict[str, Any]:
+        where, width = f"{prefix}.{layer['name']}", len(layer["channels"])
+        tokens, width_in = self.shapes[stream][-1]
+        own = {
+            "affine": {"weight", "constant"},
+            "attention": {"residual", "cross", "num_heads", "heads"},
+            "softmax": set(),
+        }
+        _need(set(layer) == {"kind", "name", "channels"} | own[layer["kind"]], f"the fields of {where}")
+        read = {"kind": layer["kind"], "where": where}
+        if layer["kind"] == "affine":
+            weight, shape = self._sparse(layer["weight"], f"{where}.weight")
+            read["constant"], constant_shape = self._sparse(layer["constant"], f"{where}.constant")
+            _need(shape[1:] == [width, tokens, width_in] and constant_shape == shape[:2], f"the shapes of {where}")
+            rows: dict[tuple[int, ...], list[Any]] = {}
+            for place, value in weight.items():
+                rows.setdefault(place[:2], []).append((place[2:], value))
+            tokens, read["rows"] = shape[0], rows
+        elif layer["kind"] == "attention":
+            residual, cross = layer["residual"], layer["cross"]
+            _need(residual is False or (residual is True and width == width_in), f"the residual of {where}")
+            _need(cross is False or (cross is True and stream == "layers"), f"what {where} looks at")
+            keyed = self.shapes["memory"][-1] if cross else (tokens, width_in)
+            heads = enumerate(layer["heads"])
+            read |= {"residual": residual, "cross": cross}
+            read["heads"] = [self._head(f"{where}.head{h}", head, tokens, width_in, *keyed, width) for h, head in heads]
+            _need(layer["num_heads"] == len(read["heads"]) > 0, f"the heads of {where}")
+        _need(layer["kind"] != "softmax" or width == width_in, f"the channels of {where}")
+        _need(max(tokens, width) <= MAX_TOKENS, f"{where} is too large")
+        self.shapes[stream].append((tokens, width))
+        return read
+
+    def _tensor(self, name: str, shape: list[int], *dtypes: str) -> tuple[Any, ...]:
+        _need(name in self.unread, f"the tensor {name!r} is missing")
+        self.unread.discard(name)
+        found = self.tensors[name]
+        fits = list(found.shape) == shape and found.dtype in dtypes
+        _need(fits, f"the tensor {name!r} is {found.dtype} of shape {found.shape}, not {'/'.join(dtypes)} of {shape}")
+        return found.values
+
+    def _sparse(self, entry: Any, where: str) -> tuple[dict[tuple[int, ...], Any], list[int]]:
+        _need(set(entry) == {"shape", "num_entries", "index_dtype"} and are_sizes(entry["shape"]), where)
+        shape, count = entry["shape"], entry["num_entries"]
+        index = self._tensor(f"{where}.index", [count, len(shape)], "I32", "I64")
+        values = self._tensor(f"{where}.values", [count], FLOATS[self.dtype])
+        places = list(zip(*(index[i :: len(shape)] for i in range(len(shape))), strict=True))
+        in_range = all(0 <= i < size for place in places for i, size in zip(place, shape, strict=True))
+        _need(in_range and len(set(places)) == count, f"{where} has an index out of range, or twice")
+        return {place: exact(value) for place, value in zip(places, values, strict=True)}, shape
+
+    def _head(self, where: str, head: Any, asks: int, width_q: int, keys: int, width_k: int, width: int) -> Any:
+        _need(set(head) == {*MATRICES, "mask"} and keys > 0, where)
+        d_k, d_v = head["W_Q"][1], head["W_V"][1]
+        shapes = [[width_q, d_k], [width_k, d_k], [width_k, d_v], [d_v, width]]
+        _need([head[name] for name in MATRICES] == shapes, f"the shapes of {where}")
+        read: dict[str, Any] = {"mask": None}
+        for name, (_, columns) in zip(MATRICES, shapes, strict=True):  # the non-zeros of each column
+            values = self._tensor(f"{where}.{name}", head[name], FLOATS[self.dtype])
+            read[name] = [[(i, exact(x)) for i, x in enumerate(values[j::columns]) if x] for j in range(columns)]
+        if head["mask"] is not None:
+            _need(set(head["mask"]) == {"query_segments", "key_segments"}, f"the mask of {where}")
+            sizes = (("query_segments", asks), ("key_segments", keys))
+            read["mask"] = [self._tensor(f"{where}.mask.{name}", [size], "I32", "I64") for name, size in sizes]
+        return read
+
+    # Reducing.
+
+    def stage(self) -> Stage:
+        last, width = len(self.layers["layers"]), self.shapes["layers"][-1][1]
+        outputs = [self._entry("layers", last, *divmod(o, width)).folded() for o in range(self.num_outputs)]
+        heads = [self._average(*average, outputs) for average in self.averages]
+        affine, sizes = zip(*(form.rows(self.d) for form in outputs), strict=True)
+        return Stage(heads, list(affine), list(sizes), [form.n for form in outputs])
+
+    def _entry(self, stream: str, i: int, token: int, feature: int) -> Form:
+        """One entry of the state after i layers."""
+        place = (stream, i, token, feature)
+        if place not in self.known:
+            self.known[place] = self._make(*place)
+        return self.known[place]
+
+    def _make(self, stream: str, i: int, token: int, feature: int) -> Form:
+        if i == 0:
+            x = self.firsts[stream] + token * self.shapes[stream][0][1] + feature
+            return Form({x: fmpq(1)}, {x: arb(1)}, self.dtype != "float64")  # points are float64 numbers
+        layer = self.layers[stream][i - 1]
+        if layer["kind"] == "affine":
+            row = layer["rows"].get((token, feature), [])
+            constant = layer["constant"].get((token, feature), fmpq(0))
+            parts = [(weight, self._entry(stream, i - 1, *place)) for place, weight in row]
+            parts += [(fmpq(1), Form({ONE: constant}, {ONE: abs(arb(constant))}))] if constant != 0 else []
+            return self._sum(parts)
+        if layer["kind"] == "softmax" or stream == "memory":
+            raise Refused(f"not a one-stage program: an output depends on {layer['where']!r}")
+        parts = [(fmpq(1), self._entry(stream, i - 1, token, feature))] if layer["residual"] else []
+        for h, head in enumerate(layer["heads"]):
+            for e, weight in head["W_O"][feature]:
+                self.averages[i, token, h] = None
+                parts.append((weight, Form({(i, token, h, e): fmpq(1)}, {(i, token, h, e): arb(1)})))
+        return self._sum(parts)
+
+    def _sum(self, parts: list[tuple[Any, Form]]) -> Form:
+        """Σ weight·form. Zeros, and products with powers of two, do not round."""
+        parts = [(weight, form) for weight, form in parts if weight != 0 and form.sizes]
+        terms: dict[Any, Any] = {}
+        sizes: dict[Any, Any] = {}
+        for weight, form in parts:
+            for key, x in form.terms.items():
+                terms[key] = terms.get(key, 0) + weight * x
+            for key, x in form.sizes.items():
+                sizes[key] = sizes.get(key, arb(0)) + abs(arb(weight)) * x
+        products = sum(not (_is_power_of_two(weight) or form.is_power_of_two()) for weight, form in parts)
+        rounds = max(0, len(parts) - 1) + (products > 0)
+        n, maps = max((form.n for _, form in parts), default=0), max((form.maps for _, form in parts), default=0)
+        terms = {key: x for key, x in terms.items() if x != 0}
+        return self._checked(Form(terms, sizes, n + rounds, maps + (rounds > 0)), products)
+
+    def _product(self, a: Form, b: Form) -> Form:
+        a, b = (b, a) if b.sizes.keys() - {ONE} else (a, b)
+        if b.sizes.keys() - {ONE}:
+            raise Refused("not a one-stage program: queries and keys of a head both depend on the input")
+        factor, size = b.terms.get(ONE, fmpq(0)), b.sizes.get(ONE, arb(0))
+        terms = {key: x * factor for key, x in a.terms.items() if factor != 0}
+        product = not (a.is_power_of_two() or b.is_power_of_two())
+        sizes = {key: x * size for key, x in a.sizes.items()}
+        return self._checked(Form(terms, sizes, a.n + b.n + product), int(product))
+
+    def _checked(self, form: Form, products: int) -> Form:
+        """With what the products lose to underflow; not to be had if anything may overflow."""
+        if products:
+            form.sizes[ONE] = form.sizes.get(ONE, arb(0)) + products * SMALLEST[self.dtype]
+        _, (constant, *slopes) = form.rows(self.d)
+        if not sum((x * r for x, r in zip(slopes, self.reach, strict=True)), constant) < LARGEST[self.dtype]:
+            raise Refused(f"the network may overflow in {self.dtype} on the box")
+        return form
+
+    def _projected(self, stream: str, i: int, token: int, matrix: list[Any]) -> list[Form]:
+        columns = ([(weight, self._entry(stream, i, token, row)) for row, weight in column] for column in matrix)
+        forms = [self._sum(column).folded() for column in columns]
+        if any(isinstance(key, tuple) for form in forms for key in form.sizes):
+            raise Refused("not a one-stage program: attention reads what attention wrote")
+        return forms
+
+    def _average(self, i: int, query: int, h: int, outputs: list[Form]) -> Head:
+        layer = self.layers["layers"][i - 1]
+        head = layer["heads"][h]
+        source = ("memory", len(self.layers["memory"])) if layer["cross"] else ("layers", i - 1)
+        keys = list(range(self.shapes[source[0]][source[1]][0]))
+        if head["mask"]:
+            query_segments, key_segments = head["mask"]
+            keys = [k for k in keys if key_segments[k] in (query_segments[query], -1)]  # every query sees −1
+        if not keys:
+            raise Refused(f"a query of {layer['where']!r} sees no key")
+        q = self._projected("layers", i - 1, query, head["W_Q"])
+        scores, values = [], []
+        for k in keys:
+            pairs = zip(q, self._projected(*source, k, head["W_K"]), strict=True)
+            scores.append(self._sum([(fmpq(1), self._product(a, b)) for a, b in pairs if a.sizes and b.sizes]))
+            values.append(self._projected(*source, k, head["W_V"]))
+        read: dict[int, tuple[list[Row], list[Row], int]] = {}
+        for o, output in enumerate(outputs):
+            mine = [key for key in output.sizes if isinstance(key, tuple) and key[:3] == (i, query, h)]
+            if mine:
+                rows = [[self._read_out(output, mine, key, part) for key in values] for part in (0, 1)]
+                most = max(form.n for key in values for form in key)
+                read[o] = (rows[0], rows[1], output.n + most)
+        score_rows, size_rows = zip(*(form.rows(self.d) for form in scores), strict=True)
+        return Head(
+            list(score_rows),
+            list(size_rows),
+            max(form.n for form in scores),
+            {o: found[0] for o, found in read.items()},
+            {o: found[1] for o, found in read.items()},
+            {o: found[2] for o, found in read.items()},
+        )
+
+    def _read_out(self, output: Form, averages: list[Any], key: list[Form], part: int) -> Row:
+        """What the output makes of one key's value: its terms (part 0) or its sizes (part 1)."""
+        row: list[Any] = [arb(0) if part else fmpq(0)] * (self.d + 1)
+        for average in averages:
+            factor = (output.sizes if part else output.terms).get(average, 0)
+            row = [x + factor * y for x, y in zip(row, key[average[3]].rows(self.d)[part], strict=True)]
+        return tuple(row)

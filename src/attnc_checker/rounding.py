@@ -1,0 +1,74 @@
+"""What floating-point evaluation may add to the average of a head, for any order of summation.
+
+u is the unit roundoff and γ_n = nu/(1 − nu). Assumed of an engine: IEEE 754 arithmetic rounded to nearest, and an
+exponential within 8 ulp, except that results below e^−700 (float32: e^−80) may be anything from 0 to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from typing import Any
+
+from flint import arb
+
+from attnc_checker.files import Refused
+
+EXP_ULPS = 8
+FORMATS = {"float64": (53, 1022, 700), "float32": (24, 126, 80)}
+"""u = 2^−first; 2^−second is the smallest normal number; weights below e^−third may be lost."""
+
+
+def most(values: Iterable[Any]) -> Any:
+    """The largest upper end; nan if any is (Python's max may lose it)."""
+    return reduce(arb.max, values).upper()
+
+
+class Arithmetic:
+    """float64, float32, or `real`: without rounding, u = 0."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.u, self.lost = name, arb(0), arb(0)
+        if name in FORMATS:
+            bits, smallest, negligible = FORMATS[name]
+            self.u, self.lost = arb(2) ** -bits, arb(-negligible).exp() + arb(2) ** -smallest
+
+    def gamma(self, n: int) -> Any:
+        return n * self.u / (1 - n * self.u)
+
+    def weights(self, errors: list[Any], behind: list[Any]) -> list[Any]:
+        """y_k: a computed weight is e^{±y_k} times the true one, up to a factor that all keys share.
+
+        Its score is off by errors_k; its difference from the largest computed score is off by u times that difference,
+        which is at most behind_k + errors_k + max errors; and K ulp are a factor within 1 ± 2Ku.
+        """
+        common = most(errors) + 2 * EXP_ULPS / (1 - 2 * EXP_ULPS * self.u)
+        return [e + self.u * (gap + e + common) for e, gap in zip(errors, behind, strict=True)]
+
+    def summation(self, keys: int, n: int, weights: list[Any], sizes: list[Any], average: Any) -> Any:
+        """What sums, products, the division and n roundings more add to Σ p̂_k v_k, where p̂_k ≤ weights_k,
+        |v_k| ≤ sizes_k and |Σ p̂_k v_k| ≤ average.
+
+        A rounded a + b errs by u|a + b| at most, and by min(|a|, |b|), as a and b are floating-point numbers. Call keys
+        with weights above u/8 near. In any tree of additions at most near − 1 nodes have near terms on both sides;
+        the others err by (1 + 2γ_keys) times the far terms in all. So for keys·u ≤ 1/8 a sum of terms t_k is off by at
+        most γ_near Σ|t_k| + 2 Σ_far |t_k|. The sum of weights is thus off by a factor 1 ± (γ_near + 2 Σ_far p̂_k), which
+        multiplies the average, whatever cancelled in it.
+        The largest weight is 1: each weight that is lost, or underflows, moves the average by 2·lost·max|v|.
+        """
+        if self.u == 0:
+            return arb(0)
+        if not keys * self.u <= arb(1) / 8:
+            raise Refused(f"a head with {keys:,} keys is beyond what is proved of sums in {self.name}")
+        mass = total = far = arb(0)
+        near, largest = 0, arb(0)
+        for weight, size in zip(weights, sizes, strict=True):
+            largest = largest.max(size)
+            if weight < self.u / 8:
+                mass, far = mass + weight, far + weight * size
+            else:
+                near, total = near + 1, total + weight * size
+        total = total.min(largest) + far  # as computed weights add up to one
+        factor = self.gamma(near) + 2 * mass
+        error = self.gamma(near + 3 + n) * total + (2 * far + factor * average.min(total)) * (1 + self.gamma(n))
+        return error / (1 - factor) + 2 * keys * self.lost * (2 * largest + 1)

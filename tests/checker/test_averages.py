@@ -1,0 +1,191 @@
+"""The theorems about one head, against its average in exact arithmetic: they hold, and are not far from sharp."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from flint import arb, ctx, fmpq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc_checker.averages import Average, Box, at
+from attnc_checker.checking import PRECISION
+from attnc_checker.jets import bounds, largest
+from attnc_checker.leaves import _largest_mean
+from attnc_checker.network import Head
+from attnc_checker.rounding import Arithmetic
+
+REAL, FLOAT32 = Arithmetic("real"), Arithmetic("float32")
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    before = ctx.prec, ctx.cap
+    ctx.prec, ctx.cap = PRECISION, 64
+    yield
+    ctx.prec, ctx.cap = before
+
+
+def random_head(rng: np.random.Generator, d: int, keys: int, steepness: float, moves: bool) -> Head:
+    def rows(scale, slope):
+        table = rng.uniform(-1, 1, (keys, d + 1)) * np.array([scale] + [slope] * d)
+        return [tuple(fmpq(*float(x).as_integer_ratio()) for x in row) for row in table]
+
+    scores, values = rows(2.0, steepness), rows(1.0, 1.0 if moves else 0.0)
+    sizes = [[tuple(abs(arb(x)) * 3 for x in row) for row in table] for table in (scores, values)]
+    return Head(scores, sizes[0], 5, {0: values}, {0: sizes[1]}, {0: 2})
+
+
+def average(head: Head, x: list, shifts: list | None = None):
+    """A(x) exactly, and the weights; scores shifted."""
+    shifts = shifts or [arb(0)] * len(head.scores)
+    weights = [(at(tuple(map(arb, row)), x) + s).exp() for row, s in zip(head.scores, shifts, strict=True)]
+    values = [at(tuple(map(arb, row)), x) for row in head.values[0]]
+    whole = sum(weights)
+    return sum(w * v for w, v in zip(weights, values, strict=True)) / whole, [w / whole for w in weights], values
+
+
+def at_tau(poly: dict, tau: tuple) -> arb:
+    powers = lambda key, i: key >> 6 * i & 63  # noqa: E731
+    return sum(x * np.prod([arb(t) ** powers(key, i) for i, t in enumerate(tau)]) for key, x in poly.items())
+
+
+CORNERS = (-1.0, -0.5, 0.25, 1.0)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 5), st.sampled_from([0.1, 1.0, 3.0]), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_taylor_model(seed, d, keys, steepness, moves):
+    rng = np.random.default_rng(seed)
+    head, m = random_head(rng, d, keys, steepness, moves), int(rng.integers(1, 5))
+    box = Box([arb(float(x)) for x in rng.uniform(-1, 1, d)], [arb(float(r)) for r in rng.uniform(0.05, 0.6, d)])
+    poly, error = Average(head).model(box, m, REAL)[0]
+    seen = arb(0)
+    for tau in itertools.product(CORNERS, repeat=d):
+        x = [c + r * arb(t) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
+        seen = max(seen, abs(average(head, x)[0] - at_tau(poly, tau)).upper())
+    assert seen <= error
+
+
+@pytest.mark.parametrize(
+    ("scores", "values", "m", "ratio"),
+    [
+        ([(0, -1), (0, 1)], [-1, 1], 2, 2.1),  # tanh at 0: two thirds of r³ are proved, one third is true
+        ([(0, 0), (-20, 1)], [0, 1], 1, 1.05),  # next to an exponential: the remainder itself
+        ([(0, 0), (-20, 1)], [0, 1], 4, 1.05),
+    ],
+)
+def test_the_taylor_model_is_nearly_sharp(scores, values, m, ratio):
+    head = Head(
+        [(fmpq(c), fmpq(a)) for c, a in scores],
+        [(arb(1), arb(1))] * 2,
+        1,
+        {0: [(fmpq(v), fmpq(0)) for v in values]},
+        {0: [(arb(1), arb(0))] * 2},
+        {0: 0},
+    )
+    poly, error = Average(head).model(Box([arb(0)], [arb(0.01)]), m, REAL)[0]
+    seen = max(abs(average(head, [arb(0.01) * arb(t)])[0] - at_tau(poly, (t,))).upper() for t in CORNERS)
+    assert seen <= error <= ratio * seen
+
+
+@given(st.integers(0, 2**32), st.integers(1, 2), st.sampled_from([0.5, 30.0]), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_errors_of_scores_are_covered(seed, d, steepness, moves):
+    """Scores that are off by all that is allowed, in the worst direction."""
+    rng = np.random.default_rng(seed)
+    head = random_head(rng, d, 4, steepness, moves)
+    box = Box([arb(float(x)) for x in rng.uniform(-1, 1, d)], [arb(float(r)) for r in rng.uniform(0.0, 0.05, d)])
+    head_average = Average(head)
+    poly, error = head_average.model(box, 6, FLOAT32)[0]
+    plain = head_average.model(box, 6, REAL)[0][1]
+    j, gaps = head_average.gaps(box, FLOAT32)
+    order = head_average.order
+    for tau in itertools.product((-1.0, 0.3, 1.0), repeat=d):
+        x = [c + r * arb(t) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
+        exact, _, values = average(head, x)
+        off = [FLOAT32.gamma(5) * at(row, [abs(v) for v in x]) for row in head.score_sizes]
+        worst = [e * (1 if v > exact else -1) for e, v in zip(off, values, strict=True)]
+        moved, weights, _ = average(head, x, worst)
+        assert abs(moved - at_tau(poly, tau)) <= error
+        assert 0 < abs(moved - exact) <= error - plain
+        for k, gap in zip(order, gaps, strict=True):
+            shifts = [arb(0)] * 4
+            shifts[k], shifts[order[j]] = off[k], -off[order[j]]
+            _, weights, _ = average(head, x, shifts)
+            if k != order[j]:
+                assert weights[k] <= (-gap).exp() * weights[order[j]]
+
+
+def test_rounding_of_scores_is_not_overstated():
+    head = random_head(np.random.default_rng(1), 1, 4, 1.0, False)
+    box = Box([arb(0.3)], [arb(2) ** -20])
+    found = Average(head).model(box, 4, FLOAT32)[0][1] - Average(head).model(box, 4, REAL)[0][1]
+    assert found <= 100 * FLOAT32.u
+
+
+@pytest.mark.parametrize("keys", [2, 3, 8])
+def test_sums_in_float32(keys):
+    """Weighted sums by numpy, in two orders, values that cancel among them."""
+    rng = np.random.default_rng(keys)
+    worst = 0.0
+    for _ in range(400):
+        weights = np.exp(-rng.uniform(0, rng.choice([1.0, 30.0]), keys)).astype(np.float32)
+        weights[0] = 1
+        values = rng.choice([-1, 1], keys).astype(np.float32) * (1 + rng.random(keys).astype(np.float32) / 8)
+        exact = [arb(float(w)) for w in weights], [arb(float(v)) for v in values]
+        whole = sum(exact[0])
+        mean = sum(w * v for w, v in zip(*exact, strict=True)) / whole
+        for order in (slice(None), slice(None, None, -1)):
+            top, bottom = np.float32(0), np.float32(0)
+            for w, v in zip(weights[order], values[order], strict=True):
+                top, bottom = top + w * v, bottom + w
+            off = abs(arb(float(top / bottom)) - mean)
+            bound = FLOAT32.summation(keys, 0, [w / whole for w in exact[0]], [abs(v) for v in exact[1]], abs(mean))
+            assert off <= bound
+            worst = max(worst, float(off / bound))
+    assert worst > 1 / (4 * keys)
+
+
+def test_far_keys_are_not_counted_but_paid_for():
+    far = [arb(2) ** -40] * 1000
+    few = FLOAT32.summation(1002, 0, [arb(0.5)] * 2 + far, [arb(1)] * 1002, arb(1))
+    all_of_them = FLOAT32.summation(1002, 0, [arb(1) / 1002] * 1002, [arb(1)] * 1002, arb(1))
+    assert 2 * sum(far) < few < 20 * FLOAT32.u < 1000 * FLOAT32.u < all_of_them
+
+
+@given(st.integers(0, 2**32), st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_the_largest_mean(seed, keys):
+    """Against all vertices of the polytope of weights: some keys at their limits, the others at zero."""
+    rng = np.random.default_rng(seed)
+    values, weights = rng.normal(size=keys), rng.exponential(size=keys) * rng.choice([1e-3, 1.0, 1e3], keys)
+    best = 0.0
+    for chosen in itertools.product((0, 1), repeat=keys):
+        w = weights * chosen
+        best = max(best, float((w * values).sum() / (1 + w.sum())))
+    found = float(_largest_mean([arb(float(v)) for v in values], [arb(float(w)) for w in weights]))
+    assert best * (1 - 1e-12) <= found <= best * (1 + 1e-12) + 1e-15
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(0, 4))
+@settings(max_examples=60, deadline=None)
+def test_ranges_of_polynomials(seed, d, m):
+    rng = np.random.default_rng(seed)
+    exponents = [j for j in itertools.product(range(m + 1), repeat=d) if sum(j) <= m]
+    coefficients = {j: float(x) for j, x in zip(exponents, rng.normal(size=len(exponents)), strict=True)}
+    poly = {(sum(j) << 6 * d) + sum(n << 6 * i for i, n in enumerate(j)): arb(x) for j, x in coefficients.items()}
+    tau = np.concatenate([rng.uniform(-1, 1, (300, d)), np.array(list(itertools.product((-1, 0, 1), repeat=d)))])
+    values = sum(x * np.prod(tau ** np.array(j), axis=1) for j, x in coefficients.items())
+    low, high = bounds(poly, d)
+    assert float(low) <= values.min() + 1e-12
+    assert float(high) >= values.max() - 1e-12
+    size = float(np.abs(values).max())
+    limit = 1.3 * size
+    found = float(largest(poly, arb(limit), d))
+    assert size * (1 - 1e-12) <= found
+    assert found <= limit or found <= float(max(-low, high))
+    below = float(largest(poly, arb(0.9 * size), d))
+    assert below > 0.9 * size

@@ -1,0 +1,299 @@
+"""What is not true, or not proved, is refused, and the reason is said."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from attnc_checker import check
+from checker.networks import change_weight, edit, sampled_error, save, spectral, uniform
+
+BOX = [(-3.0, 3.0)]
+VALUES = "layers.0.embed.constant.values"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A network that is re-proved, and the error that was seen."""
+    program = spectral(np.sin, BOX, 17)
+    observed = sampled_error(program, np.sin, BOX)
+    path = tmp_path_factory.mktemp("saved") / "net"
+    save(path, program, "sin(x)", BOX, uniform("taylor", 4, 1), 1.02 * observed, observed=observed)
+    assert check(path, processes=1).proved
+    return path, observed
+
+
+@pytest.fixture
+def net(saved, tmp_path):
+    return shutil.copytree(saved[0], tmp_path / "net")
+
+
+def refusal(net, code=1):
+    verdict = check(net, processes=1)
+    assert not verdict.proved
+    assert verdict.exit_code == code, verdict.reason
+    return verdict.reason
+
+
+def set_leaf(index, leaf):
+    return lambda data: data["leaves"].__setitem__(index, leaf)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data["leaves"].pop(5), "do not cover the box: they fill 15 of its 16"),
+        (lambda data: data["leaves"].clear(), "do not cover the box: they fill 0 of its 1"),
+        (lambda data: data["leaves"].append(data["leaves"][3]), "stated twice"),
+        (set_leaf(3, ["taylor", 6, 4, 4]), "stated twice"),
+        (lambda data: data["leaves"].append(["taylor", 8, 6, 3]), "lies within another"),
+        (lambda data: data["leaves"].append(["taylor", 8, 0, 0]), "lies within another"),
+        (set_leaf(3, ["taylor", 8, 4, 16]), "out of range"),
+        (set_leaf(3, ["taylor", 8, 4, -1]), "out of range"),
+        (set_leaf(3, ["taylor", 8, -1, 0]), "out of range"),
+        (set_leaf(3, ["taylor", 8, 10**6, 3]), "out of range"),
+        (set_leaf(3, ["taylor", 8, 4, 3, 0]), "numbers of a cell in 1 variable"),
+        (set_leaf(3, ["guess", 8, 4, 3]), "unknown kind"),
+        (set_leaf(3, [["taylor"], 8, 4, 3]), "unknown kind"),
+        (set_leaf(3, ["taylor", 0, 4, 3]), "order that is not between 1 and"),
+        (set_leaf(3, ["taylor", 10**6, 4, 3]), "order that is not between 1 and"),
+        (set_leaf(3, ["mean", 4, 3]), "the mean leaf x ∈ [-1.875"),
+        (set_leaf(3, ["selection", 4, 3]), "the selection leaf x ∈ [-1.875"),
+        (lambda data: data["leaves"].append(["tail", 1]), "tails on the sides [1], infinite ends on []"),
+        (lambda data: data.update(observed=2 * data["bound"]), "below the observed error"),
+        (lambda data: data.update(bound=-1.0), "negative"),
+        (lambda data: data.update(box={"x": [3.0, -3.0]}), "empty or reversed"),
+        (lambda data: data.update(box={"x": [-3.0, 3.25]}), "is not re-proved"),
+        (lambda data: data.update(box={"y": [-3.0, 3.0]}), "differ in the variables"),
+        (lambda data: data.update(expression="sin(x) + 0"), "differ in the variables or the expression"),
+        (lambda data: data.update(dtype="float32"), "claimed for float32, but the weights are float64"),
+        (lambda data: data.update(dtype="bfloat16"), "the dtype 'bfloat16' is none of"),
+        (lambda data: data.update(norm="2"), "the norm is '2'"),
+        (lambda data: data.update(method="theorem"), "the method is 'theorem'"),
+        (lambda data: data.update(method="estimate", bound=None), "the method is 'estimate'"),
+        (lambda data: data.update(weights_sha256="0" * 64), "belongs to other weights"),
+        (lambda data: data.update(core=[-2.0, 3.0]), "does not end where the box"),
+    ],
+)
+def test_a_changed_certificate(net, change, reason):
+    edit(net, "certificate.json", change)
+    assert reason in refusal(net)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (set_leaf(3, ["taylor", 8.0, 4, 3]), "no list of a kind and whole numbers"),
+        (set_leaf(3, ["taylor", True, 4, 3]), "no list of a kind and whole numbers"),
+        (set_leaf(3, {}), "no list of a kind and whole numbers"),
+        (lambda data: data.update(leaves="all"), "leaves is no list"),
+        (lambda data: data.update(bound="1e-9"), "bound is '1e-9', not a number"),
+        (lambda data: data.update(bound=None), "bound is None, not a number"),
+        (lambda data: data.update(bound=True), "bound is True, not a number"),
+        (lambda data: data.update(bound=10**400), "more than 20 digits"),
+        (lambda data: data.update(box={"x": ["-inf", "inf"]}), "an end of the box is '-inf', not a number"),
+        (lambda data: data.update(box={"x": [3.0]}), "no object of [lo, hi]"),
+        (lambda data: data.update(format="attnc.certificate/2"), "the format 'attnc.certificate/2'"),
+        (lambda data: data.pop("leaves"), "lacks 'leaves'"),
+    ],
+)
+def test_a_malformed_certificate(net, change, reason):
+    edit(net, "certificate.json", change)
+    assert reason in refusal(net, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (b"", "not valid JSON"),
+        (b"[" * 10**5, "nested too deep"),
+        (b'{"a":' * 10**5, "nested too deep"),
+        (b"[1]", "no JSON object"),
+        (b'{"bound": NaN}', "NaN is no number"),
+        (b'{"bound": Infinity}', "Infinity is no number"),
+        (b'{"bound": 1e999}', "1e999 is no number"),
+        (b'{"bound": ' + b"9" * 5000 + b"}", "more than 20 digits"),
+        (b'{"bound": 1, "bound": 2}', "one key twice"),
+        (b'{"bound": "\xff"}', "not valid JSON"),
+        (b" " * (2**26 + 1), "more than the 67,108,864 bytes"),
+    ],
+    ids=range(11),
+)
+@pytest.mark.parametrize("name", ["certificate.json", "config.json"])
+def test_files_that_are_not_json(net, name, text, reason):
+    (net / name).write_bytes(text)
+    assert reason in refusal(net, 2)
+
+
+def test_a_lower_bound(net, saved):
+    edit(net, "certificate.json", lambda data: data.update(bound=0.99 * saved[1], observed=None))
+    assert "is not re-proved to" in refusal(net)
+
+
+def test_another_expression(net):
+    for name in ("certificate.json", "config.json"):
+        edit(net, name, lambda data: data.update(expression="sin(x)*(1 + 1e-8)"))
+    assert "is not re-proved to" in refusal(net)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        ("__import__('os')", "unknown characters"),
+        ("sin(x).real", "unknown characters"),
+        ("sin(x) if x else 0", "is not allowed"),
+        ("lambda: x", "unknown characters"),
+        ("sin(y)", "'y' is not allowed"),
+        ("sin(x, x)", "is not allowed"),
+        ("x**10000", "an exponent is beyond"),
+        ("(" * 4000 + "x" + ")" * 4000, "cannot be read"),
+        ("2x", "unknown characters"),
+        ("x" * 10_001, "no text of at most 10,000"),
+        ("", "cannot be read"),
+        (None, "no text of"),
+    ],
+)
+def test_expressions_that_are_none(net, expression, reason):
+    for name in ("certificate.json", "config.json"):
+        edit(net, name, lambda data: data.update(expression=expression))
+    assert reason in refusal(net, 2)
+
+
+def test_an_expression_with_more_outputs(net):
+    for name in ("certificate.json", "config.json"):
+        edit(net, name, lambda data: data.update(expression="(sin(x), x)"))
+    assert "the network has 1 output(s), the expression 2" in refusal(net)
+
+
+def test_a_changed_weight(net):
+    change_weight(net, VALUES, 40, 1 + 1e-7, rehash=False)
+    assert "belongs to other weights" in refusal(net)
+
+
+@pytest.mark.parametrize("tensor", [VALUES, "layers.1.select.head0.W_K"])
+def test_a_changed_weight_with_a_new_hash(net, tensor):
+    numbers = {VALUES: 40, "layers.1.select.head0.W_K": 4}  # a value, and 2c
+    change_weight(net, tensor, numbers[tensor], 1 + 1e-7, rehash=True)
+    assert "is not re-proved to" in refusal(net)
+
+
+def test_a_weight_that_is_not_finite(net):
+    change_weight(net, VALUES, 40, float("nan"), rehash=True)
+    assert "not finite" in refusal(net, 2)
+
+
+def test_the_weights_of_another_network(net, tmp_path):
+    other = save(tmp_path / "other", spectral(np.cos, BOX, 17), "cos(x)", BOX, [], 1.0)
+    shutil.copy(other / "model.safetensors", net)
+    assert "belongs to other weights" in refusal(net)
+    digest = json.loads((other / "certificate.json").read_text())["weights_sha256"]
+    edit(net, "certificate.json", lambda data: data.update(weights_sha256=digest))
+    assert "is not re-proved to" in refusal(net)
+
+
+@pytest.mark.parametrize("name", ["certificate.json", "config.json", "model.safetensors"])
+def test_a_missing_file(net, name):
+    (net / name).unlink()
+    assert "cannot be read" in refusal(net, 2)
+
+
+@pytest.mark.parametrize("length", [0, 7, 100, -8])
+def test_truncated_weights(net, length):
+    raw = (net / "model.safetensors").read_bytes()[:length]
+    (net / "model.safetensors").write_bytes(raw)
+    assert "belongs to other weights" in refusal(net)
+    import hashlib
+
+    digest = hashlib.sha256(raw).hexdigest()
+    edit(net, "certificate.json", lambda data: data.update(weights_sha256=digest))
+    assert "cut" in refusal(net, 2)
+
+
+@pytest.mark.parametrize("name", ["certificate.json", "config.json"])
+def test_truncated_json(net, name):
+    raw = (net / name).read_bytes()
+    (net / name).write_bytes(raw[: len(raw) // 2])
+    assert "not valid JSON" in refusal(net, 2)
+
+
+def rewrite_header(net, change):
+    """Changes the header of model.safetensors, and the certificate's hash."""
+    import hashlib
+
+    raw = (net / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    change(header)
+    packed = json.dumps(header).encode()
+    raw = len(packed).to_bytes(8, "little") + packed + raw[start:]
+    (net / "model.safetensors").write_bytes(raw)
+    edit(net, "certificate.json", lambda data: data.update(weights_sha256=hashlib.sha256(raw).hexdigest()))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda header: header[VALUES].update(dtype="BF16"), "not read here"),
+        (lambda header: header[VALUES].update(dtype="I64"), "is I64 of shape"),
+        (lambda header: header[VALUES].update(shape=[2, 3]), "does not fit"),
+        (lambda header: header[VALUES].update(shape=[2**39, 2**39]), "does not fit"),
+        (lambda header: header[VALUES].update(data_offsets=[0, 2**39]), "does not fit"),
+        (lambda header: header[VALUES].update(data_offsets=[-8, 8]), "not read here"),
+        (lambda header: header[VALUES].update(extra=1), "does not describe"),
+        (lambda header: header.pop(VALUES), "does not fit"),
+        (lambda header: header.update(other=header[VALUES]), "does not fit"),
+        (lambda header: header.update({"other": header.pop(VALUES)}), "is missing"),
+        (lambda header: header.update(other={"dtype": "F64", "shape": [0], "data_offsets": [0, 0]}), "belong nowhere"),
+    ],
+)
+def test_a_changed_header(net, change, reason):
+    rewrite_header(net, change)
+    assert reason in refusal(net, 2)
+
+
+def layer(data, number):
+    return data["program"]["layers"][number]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data.update(format="attnc.network/9"), "the format 'attnc.network/9'"),
+        (lambda data: data.pop("program"), "does not describe a network"),
+        (lambda data: data["program"].update(dtype="float16"), "the dtype 'float16'"),
+        (lambda data: data["program"].update(dtype="float32"), "not F32"),
+        (lambda data: data["program"].update(input_shapes=[[2]]), "inputs are not the 1 variable"),
+        (lambda data: data["program"].update(output_shape=[2]), "output's shape"),
+        (lambda data: data["program"].update(scale=2), "its fields"),
+        (lambda data: layer(data, 0).update(kind="convolution"), "KeyError 'convolution'"),
+        (lambda data: layer(data, 0).update(scale=2), "fields of layers.0.embed"),
+        (lambda data: layer(data, 0)["weight"].update(shape=[17, 5, 1, 2]), "shapes of layers.0.embed"),
+        (lambda data: layer(data, 0)["constant"].update(shape=[17, 2]), "out of range"),
+        (lambda data: layer(data, 0)["weight"].update(num_entries=7), "not I32/I64 of"),
+        (lambda data: layer(data, 1).update(num_heads=2), "heads of layers.1.select"),
+        (lambda data: layer(data, 1).update(residual=1), "residual of layers.1.select"),
+        (lambda data: layer(data, 1)["heads"][0].update(W_Q=[5, 1]), "shapes of layers.1.select.head0"),
+        (lambda data: layer(data, 1)["heads"][0].update(bias=0), "layers.1.select.head0"),
+        (lambda data: data["program"]["layers"].pop(), "output's shape"),
+    ],
+)
+def test_a_changed_structure(net, change, reason):
+    edit(net, "config.json", change)
+    assert reason in refusal(net, 2)
+
+
+def test_no_residual_may_be_added(net):
+    """A flag that changes what the network computes, with the same weights."""
+    edit(net, "config.json", lambda data: layer(data, 1).update(cross=True))
+    assert "no" in refusal(net, 2)
+
+
+def test_a_pipe_is_not_waited_for(net):
+    import os
+
+    (net / "certificate.json").unlink()
+    os.mkfifo(net / "certificate.json")
+    assert "not a regular file" in refusal(net, 2)

@@ -1,0 +1,170 @@
+"""The reduction is the program, and any evaluation of it is within the rounding that is counted."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from flint import arb, ctx
+from hypothesis import assume, given, settings
+
+from attnc.exports.tensors import encode
+from attnc.ir import Affine, Attention, Head, Program, Softmax
+from attnc.ir.sparse import Sparse
+from attnc_checker.averages import Average, Box, at
+from attnc_checker.files import Refused, Tensor
+from attnc_checker.network import Reduction
+from attnc_checker.rounding import Arithmetic
+from checker.networks import gate, spectral
+from ir.random_programs import programs_and_inputs
+
+LETTERS = {"float64": "F64", "float32": "F32", "int32": "I32", "int64": "I64"}
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    before = ctx.prec, ctx.cap
+    ctx.prec, ctx.cap = 128, 64
+    yield
+    ctx.prec, ctx.cap = before
+
+
+def reduced(program: Program, reach: float = 4.0):
+    structure, tensors = encode(program)
+    read = {name: Tensor(LETTERS[str(t.dtype)], t.shape, tuple(t.ravel().tolist())) for name, t in tensors.items()}
+    d = sum(int(np.prod(shape)) for shape in program.input_shapes)
+    return Reduction(structure, read, [arb(reach)] * d).stage()
+
+
+def assert_computes(program: Program, inputs: tuple[np.ndarray, ...]) -> None:
+    """At every point the program is within its rounding of what the stage says, exactly."""
+    stage, arithmetic = reduced(program), Arithmetic(str(program.dtype))
+    heads = [Average(head) for head in stage.heads]
+    computed = program(*inputs).reshape(len(inputs[0]), int(np.prod(program.output_shape)))
+    for number, row in enumerate(computed):
+        x = [arb(float(v)) for given in inputs for v in given[number].ravel()]
+        box = Box(x, [arb(0)] * len(x))
+        models = [head.model(box, 1, arithmetic) for head in heads]
+        for o, value in enumerate(row):
+            exact = at(tuple(map(arb, stage.affine[o])), x)
+            allowed = arithmetic.gamma(stage.n_affine[o]) * at(stage.affine_sizes[o], box.reach)
+            for model in models:
+                if o in model:
+                    exact, allowed = exact + model[o][0][0], allowed + model[o][1]
+            assert abs(arb(float(value)) - exact) <= allowed + arb(2) ** -1000
+            assert allowed <= 1e-3 * (1 + abs(exact).upper())
+
+
+@given(programs_and_inputs(max_layers=2, scales=(0.1, 1.0, 5.0)))
+@settings(max_examples=150, deadline=None)
+def test_random_programs(case):
+    program, inputs = case
+    try:
+        reduced(program)
+    except Refused as refusal:
+        assert "not a one-stage program" in str(refusal)  # noqa: PT017
+        assume(False)
+    assert_computes(program, inputs)
+
+
+def test_a_fitted_network_and_a_gate():
+    for program in (spectral(np.sin, [(-3, 3)], 17), gate([(0, 0), (0.5, 3)], [(0.25, 0), (-1, 1)], residual=0.5)):
+        assert_computes(program, (np.linspace(-3, 3, 40)[:, None],))
+
+
+def test_float32_rounding_is_counted():
+    program = spectral(np.sin, [(-3, 3)], 17, dtype=np.float32)
+    assert_computes(program, (np.linspace(-3, 3, 200).astype(np.float32)[:, None],))
+
+
+def dense(name, array, constant=None):
+    constant = np.zeros(array.shape[:2]) if constant is None else constant
+    channels = tuple(f"c{i}" for i in range(array.shape[1]))
+    return Affine(name, Sparse.from_dense(array), Sparse.from_dense(constant), channels)
+
+
+ONES = Head(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1)))
+COPY = dense("copy", np.ones((2, 1, 1, 1)), np.array([[0.0], [1.0]]))
+READ = dense("read", np.ones((1, 1, 2, 1)))
+
+
+@pytest.mark.parametrize(
+    ("layers", "reason"),
+    [
+        ((COPY, Attention("a", (ONES,), ("c0",)), READ), "queries and keys of a head both depend"),
+        ((COPY, Softmax("s", ("c0",)), READ), "depends on 'layers.1.s'"),
+        (
+            (
+                dense("k", np.zeros((2, 1, 1, 1)), np.ones((2, 1))),
+                Attention("a", (ONES,), ("c0",)),
+                Attention("b", (ONES,), ("c0",)),
+                READ,
+            ),
+            "attention reads what attention wrote",
+        ),
+    ],
+)
+def test_what_is_not_one_stage_is_refused(layers, reason):
+    with pytest.raises(Refused, match=reason):
+        reduced(Program(layers, ((1,),), (1,)))
+
+
+def test_dead_tokens_do_not_matter():
+    """The second token asks about the input with keys that depend on it, but nothing reads its answer."""
+    embed = np.zeros((2, 2, 1, 1))
+    embed[0, 0], embed[1, 1] = 1, 1
+    constant = np.array([[0.0, 1.0], [2.0, 0.0]])
+    head = Head(np.eye(2)[:, :1], np.eye(2)[:, :1] * 0.5, np.eye(2)[:, 1:], np.eye(1, 2))
+    layers = (dense("embed", embed, constant), Attention("a", (head,), ("c0", "c1")))
+    alive = Program((*layers, dense("read", np.ones((1, 1, 2, 2)))), ((1,),), (1,))
+    with pytest.raises(Refused, match="both depend"):
+        reduced(alive)
+    only = np.zeros((1, 1, 2, 2))
+    only[0, 0, 1, 0] = 1
+    program = Program((*layers, dense("read", only)), ((1,),), (1,))
+    assert_computes(program, (np.linspace(-2, 2, 9)[:, None],))
+
+
+def test_overflow_is_refused():
+    huge = dense("huge", np.full((1, 1, 1, 1), 1e300))
+    with pytest.raises(Refused, match="may overflow"):
+        reduced(Program((huge, dense("again", np.full((1, 1, 1, 1), 1e300))), ((1,),), (1,)))
+
+
+def test_a_lattice_is_recognised_whatever_its_order():
+    program = spectral(lambda x, y: x * y, [(-1, 1), (0, 1)], 7, pad=2)
+    head = reduced(program).heads[0]
+    assert [len(axis.offsets) for axis in Average(head).axes] == [7, 7]
+    order = np.random.default_rng(0).permutation(49)
+    shuffled = type(head)(
+        *([rows[k] for k in order] for rows in (head.scores, head.score_sizes)),
+        head.n_score,
+        *({o: [rows[k] for k in order] for o, rows in table.items()} for table in (head.values, head.value_sizes)),
+        head.n_value,
+    )
+    box, arithmetic = Box([arb(0.3), arb(0.4)], [arb(0.1), arb(0.2)]), Arithmetic("float64")
+    models = [Average(h).model(box, 6, arithmetic)[0] for h in (head, shuffled)]
+    assert len(Average(shuffled).axes) == 2
+    alone = Average(head)
+    alone.axes[:] = []
+    scattered = type(head)(
+        [(row[0], row[1] + row[2] / 2**20, row[2]) for row in head.scores],
+        head.score_sizes,
+        head.n_score,
+        head.values,
+        head.value_sizes,
+        head.n_value,
+    )
+    assert len(Average(scattered).axes) == 1
+    for key, x in models[0][0].items():
+        assert abs(x - models[1][0][key]) < arb(2) ** -100
+    for tau in itertools.product((-1.0, 0.5), repeat=2):
+        point = [c + r * t for c, r, t in zip(box.centre, box.half, tau, strict=True)]
+        for h in (head, shuffled, scattered):
+            scores = [at(tuple(map(arb, row)), point).exp() for row in h.scores]
+            exact = sum(s * arb(v[0]) for s, v in zip(scores, h.values[0], strict=True)) / sum(scores)
+            poly, error = Average(h).model(box, 6, arithmetic)[0]
+            near = sum(x * arb(tau[0]) ** (key >> 0 & 63) * arb(tau[1]) ** (key >> 6 & 63) for key, x in poly.items())
+            assert abs(exact - near) <= error
+            assert error < 1e-4

@@ -1,0 +1,224 @@
+"""What is true is re-proved: every kind of leaf, of head and of arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from decimal import Decimal
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc.ir import Affine, Attention, Head, Program
+from attnc.ir.sparse import Sparse
+from attnc_checker import check
+from attnc_checker.__main__ import main
+from checker.networks import edit, gate, sampled_error, save, spectral, uniform
+
+
+def test_a_fitted_network_on_a_line(tmp_path):
+    program = spectral(np.sin, [(-3, 3)], 17)
+    observed = sampled_error(program, np.sin, [(-3, 3)])
+    verdict = check(save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1.02 * observed))
+    assert verdict.proved, verdict.reason
+    assert verdict.exit_code == 0
+    assert 0.99 * observed <= verdict.reproved <= verdict.bound  # the checker's own figure is no looser than claimed
+    assert any("8 ulp" in text for text in verdict.assumptions)
+
+
+def test_a_fitted_network_on_a_square(tmp_path):
+    def f(x, y):
+        return np.exp(-x * x) * np.cos(y) / (2 + x)
+
+    box = [(-1.0, 0.7), (-1.1, 1.0)]
+    program = spectral(f, box, 13, pad=4)
+    bound = 1.1 * sampled_error(program, f, box)
+    leaves = uniform("taylor", 3, 2)
+    verdict = check(save(tmp_path / "net", program, "exp(-x**2)*cos(y)/(2 + x)", box, leaves, bound), processes=2)
+    assert verdict.proved, verdict.reason
+
+
+def test_float32(tmp_path):
+    program = spectral(np.sin, [(-3, 3)], 17, dtype=np.float32)
+    bound = 30 * sampled_error(program, np.sin, [(-3, 3)])
+    path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), bound)
+    assert check(path).proved
+    edit(path, "certificate.json", lambda data: data.update(dtype="float64"))
+    assert "claimed for float64, but the weights are float32" in check(path).reason
+
+
+def test_a_kink_needs_a_mean_leaf_and_gets_one(tmp_path):
+    box = [(-1.3, 1.0)]  # no end has a short binary expansion, and 0.1 is in no cell's middle
+
+    def f(x):
+        return np.abs(x - 0.1)
+
+    program = spectral(f, box, 25, pad=3, c=0.5)
+    bound = 1.1 * sampled_error(program, f, box)
+    finest, at_kink = 9, int(2**9 * 1.4 / 2.3)
+    leaves = [["mean", finest, at_kink]]
+    for level in range(finest, 0, -1):  # beside the cells around the kink
+        leaves.append(["taylor", 8, level, at_kink >> finest - level ^ 1])
+    path = save(tmp_path / "net", program, "abs(x - 0.1)", box, leaves, bound)
+    verdict = check(path)
+    assert verdict.proved, verdict.reason
+    edit(path, "certificate.json", lambda data: data["leaves"].__setitem__(0, ["taylor", 8, finest, at_kink]))
+    assert "kink" in check(path).reason
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("construction", ["max_affine", "max_affine_cross"])
+def test_hard_attention_by_selection(tmp_path, construction, dtype):
+    net = attnc.compile("sin(x)", box={"x": (-3, 3)}, eps=0.15, construction=construction, dtype=dtype)
+    net.save(tmp_path / "net")
+    leaves = uniform("selection", 8, 1)
+    edit(tmp_path / "net", "certificate.json", lambda data: data.update(method="proof", leaves=leaves))
+    verdict = check(tmp_path / "net")
+    assert verdict.proved, verdict.reason
+    assert verdict.reproved <= net.certificate.bound
+
+
+def test_a_square_root_at_zero_by_selection(tmp_path):
+    net = attnc.compile("sqrt(x)", box={"x": (0, 1)}, eps=0.2, construction="max_affine")
+    net.save(tmp_path / "net")
+    edit(
+        tmp_path / "net",
+        "certificate.json",
+        lambda data: data.update(method="proof", leaves=uniform("selection", 8, 1), bound=0.2),
+    )
+    assert check(tmp_path / "net").proved
+
+
+TWO = [(0, 0), (0, 1)]
+MISH = [(math.log(2), 0), (math.log(2), 1), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "program"),
+    [
+        ("x*sigmoid(x)", gate(TWO, [(0, 0), (0, 1)])),
+        ("silu(x)", gate(TWO, [(0, 0), (0, 1)])),
+        ("tanh(x)", gate([(0, -1), (0, 1)], [(-1, 0), (1, 0)])),
+        ("sigmoid(x) - x", gate(TWO, [(0, 0), (1, 0)], residual=-1.0)),
+        ("x*tanh(softplus(x))", gate(MISH, [(0, 0), (0, 1), (0, 1)])),
+    ],
+)
+def test_exact_gates_on_the_whole_line(tmp_path, expression, program):
+    """Only rounding is left on the core, and next to nothing beyond it."""
+    leaves = [*uniform("taylor", 6, 1, 16), ["tail", -1], ["tail", 1]]
+    path = save(tmp_path / "net", program, expression, [("-inf", "inf")], leaves, 1e-12, core=[-40, 40])
+    verdict = check(path)
+    assert verdict.proved, verdict.reason
+    assert any("beyond the core" in text for text in verdict.assumptions)
+    edit(path, "certificate.json", lambda data: data["leaves"].pop())
+    assert "tails on the sides [-1]" in check(path).reason
+    edit(path, "certificate.json", lambda data: data.pop("core"))
+    assert check(path).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "program", "error"),
+    [
+        ("relu(x)", gate([(0, 0), (0, 64)], [(0, 0), (0, 1)]), 0.27847 / 64),  # W(1/e)/β
+        ("abs(x)", gate([(0, -32), (0, 32)], [(0, -1), (0, 1)]), 2 * 0.27847 / 64),
+        ("gelu(x)", gate([(0, 0), (0, 1.702)], [(0, 0), (0, 1)]), 0.0204),  # the known logistic approximation
+    ],
+)
+def test_approximate_gates_on_the_whole_line(tmp_path, expression, program, error):
+    leaves = [*uniform("taylor", 9, 1, 6), ["tail", -1], ["tail", 1]]
+    if expression != "gelu(x)":
+        leaves[255:257] = [["mean", 9, 255], ["mean", 9, 256]]
+    path = save(tmp_path / "net", program, expression, [("-inf", "inf")], leaves, 1.02 * error, core=[-8, 8])
+    verdict = check(path)
+    assert verdict.proved, verdict.reason
+    edit(path, "certificate.json", lambda data: data.update(bound=0.98 * error))
+    assert not check(path).proved
+
+
+def test_a_tail_that_drifts_away_is_refused(tmp_path):
+    leaves = [*uniform("taylor", 3, 1, 12), ["tail", 1]]
+    program = gate([(0, 0), (0, 1)], [(0, 0), (0, 1)])
+    path = save(tmp_path / "net", program, "silu(x) + x/1024", [(-2, "inf")], leaves, 0.5, core=[-2, 4])
+    assert "drift apart" in check(path).reason
+
+
+def test_several_heads_outputs_and_affine_layers(tmp_path):
+    """Two fitted networks side by side as two heads, mixed by two affine layers into two outputs."""
+    box = [(-2.0, 2.0)]
+    parts = [spectral(f, box, 13, pad=4) for f in (np.sin, np.cos)]
+    heads = [part.layers[1].heads[0] for part in parts]
+    embeds = [part.layers[0] for part in parts]
+    width = len(embeds[0].channels)
+    weight = np.concatenate([embed.weight.dense() for embed in embeds], axis=1)
+    constant = np.concatenate([embed.constant.dense() for embed in embeds], axis=1)
+    names = tuple(f"{name}{i}" for i in range(2) for name in embeds[0].channels)
+    embed = Affine("embed", Sparse.from_dense(weight), Sparse.from_dense(constant), names)
+
+    def widened(head, i):
+        pad = ((i * width, (1 - i) * width), (0, 0))
+        W_Q, W_K, W_V = (np.pad(matrix, pad) for matrix in (head.W_Q, head.W_K, head.W_V))
+        return Head(W_Q, W_K, W_V, np.eye(1, 2, i))
+
+    attention = Attention("both", tuple(widened(head, i) for i, head in enumerate(heads)), ("a", "b"))
+    first = np.zeros((1, 2, 13, 2))
+    first[0, :, 0] = [[1, 1], [1, -1]]
+    second = np.array([[0.5, 0.5], [0.25, -0.25]])[None, :, None]
+    mix = Affine("mix", Sparse.from_dense(first), Sparse.zeros((1, 2), float), ("sum", "difference"))
+    read = Affine("read", Sparse.from_dense(second), Sparse.from_dense(np.array([[0.0, 3.0]])), ("out.0", "out.1"))
+    program = Program((embed, attention, mix, read), ((1,),), (2,))
+    points = np.linspace(-2, 2, 2001)[:, None]
+    wanted = np.concatenate([np.sin(points), np.cos(points) / 2 + 3], axis=1)
+    bound = 1.1 * float(np.abs(program(points) - wanted).max())
+    path = save(tmp_path / "net", program, "(sin(x), 0.5*cos(x) + 3)", box, uniform("taylor", 4, 1), bound)
+    assert check(path).proved
+    swapped = "(0.5*cos(x) + 3, sin(x))"
+    for name in ("certificate.json", "config.json"):
+        edit(path, name, lambda data: data.update(expression=swapped))
+    assert check(path).exit_code == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rounding_of_affine_parts_is_part_of_the_bound(tmp_path, dtype):
+    """An affine map, which the expression equals digit by digit: only rounding is left, and it is not nothing."""
+    weight, constant = np.array([[[[0.3]]]], dtype), np.array([[0.7]], dtype)
+    layer = Affine("map", Sparse.from_dense(weight), Sparse.from_dense(constant), ("out",))
+    expression = f"{Decimal(weight.item())}*x + {Decimal(constant.item())}"
+    path = save(tmp_path / "net", Program((layer,), ((1,),), (1,)), expression, [(-1, 1)], [["taylor", 1, 0, 0]], 0.0)
+    assert not check(path).proved
+    edit(path, "certificate.json", lambda data: data.update(dtype="real"))
+    assert check(path).proved
+    unit = float(np.finfo(dtype).eps) / 2
+    edit(path, "certificate.json", lambda data: data.update(dtype=np.dtype(dtype).name, bound=4 * unit))
+    assert check(path).proved
+
+
+def test_the_command_line(tmp_path, capsys):
+    program = spectral(np.sin, [(-3, 3)], 17)
+    path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1e-9)
+    assert main([str(path)]) == 0
+    assert "re-proved: the error is at most 1e-09 in float64" in capsys.readouterr().out
+    done = subprocess.run(
+        [sys.executable, "-m", "attnc_checker", str(path), "--json"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    printed = json.loads(done.stdout)
+    assert printed["proved"] is True
+    assert printed.keys() == {field.name for field in dataclasses.fields(check(path))}
+    edit(path, "certificate.json", lambda data: data.update(bound=1e-12))
+    assert main([str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["proved"] is False
+    assert main([str(tmp_path / "nothing")]) == 2
+    with pytest.raises(SystemExit) as usage:
+        main([])
+    assert usage.value.code == 2
+
+
+def test_it_needs_the_standard_library_and_flint_alone():
+    code = "import attnc_checker.__main__, sys; print({'attnc', 'numpy', 'scipy', 'safetensors'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

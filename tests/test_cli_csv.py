@@ -1,0 +1,224 @@
+"""`attnc compile --csv`: files as people have them, networks that survive saving, and errors with line and column."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc.cli import main, tables
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments) -> Ran:
+        with pytest.raises(SystemExit) as ending:
+            main([str(argument) for argument in arguments])
+        code = ending.value.code
+        return Ran(0 if code is None else int(code), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def surface(tmp_path: Path) -> Path:
+    """z = sin(x) + y² and w = x·y on a grid, rows shuffled, with a column that nobody asks for."""
+    p = np.stack(np.meshgrid(np.linspace(-1, 1, 12), np.linspace(0, 2, 9), indexing="ij"), axis=-1).reshape(-1, 2)
+    p = p[np.random.default_rng(0).permutation(len(p))]
+    lines = ["x,note,y,z,w"]
+    lines += [f"{x!r},n/a,{y!r},{np.sin(x) + y**2!r},{x * y!r}" for x, y in p.tolist()]
+    path = tmp_path / "surface.csv"
+    path.write_text("\n".join(lines).replace("np.float64(", "").replace(")", ""), encoding="utf-8")
+    return path
+
+
+def test_from_file_to_saved_network_and_back(run, surface: Path, tmp_path: Path):
+    net = tmp_path / "net"
+    ran = run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z", "--eps", "1e-4", "--out", net)
+    assert (ran.code, ran.err) == (0, "")
+    for needed in ("table of 108 points", "table_grid", "none between the table's points", "points, all checked"):
+        assert needed in ran.out
+    assert "sample" not in ran.out
+    loaded = attnc.load(net)
+    table = tables.read_csv(surface, "x,y", "z")
+    error = np.abs(loaded(table.points) - table.values[:, 0]).max()
+    assert error == loaded.certificate.observed <= 1e-4
+    assert loaded.certificate.bound is None
+    assert loaded.certificate.method == "table"
+    assert "the table's 108 points" in loaded.certificate.assumptions[0]
+    assert loaded.expression is None
+    assert loaded.variables == ("x", "y")
+    assert loaded.num_anchors < 60
+
+
+def test_eval_info_and_export_of_a_table(run, surface: Path, tmp_path: Path):
+    net = tmp_path / "net"
+    run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z", "--eps", "1e-4", "--out", net)
+    at = run("eval", net, "x=1", "y=2", "--json").json
+    assert abs(at["value"] - (np.sin(1) + 4)) <= 1e-4
+    assert at["bound"] is None
+    assert "(no bound)" in run("eval", net, "x=1", "y=2").out
+    assert run("eval", net, "x=3", "y=2").code == 2
+    facts = run("info", net, "--json").json
+    assert facts["name"] == "table of 108 points"
+    assert facts["method"] == "table"
+    assert facts["parameters"]["points"] == 108
+    assert "all checked" in run("info", net).out
+
+
+def test_the_model_card_claims_what_is_true(run, surface: Path, tmp_path: Path):
+    net = tmp_path / "net"
+    run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z", "--eps", "1e-4", "--out", net)
+    card = (net / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("# Table of 108 points as softmax attention")
+    assert "the largest at all of them, each of which was checked" in card
+    assert "nothing is claimed; a table says nothing there" in card
+    assert "sampled" not in card
+    assert f"attnc compile --csv {surface} --inputs x,y --output z --eps 0.0001" in card
+
+
+def test_the_stored_command_makes_the_same_network(run, surface: Path, tmp_path: Path):
+    import shlex
+
+    arguments = ("--csv", surface, "--inputs", "x,y", "--output", "w", "--eps", "1e-3", "--dtype", "float32")
+    first = run("compile", *arguments, "--json").json
+    again = run(*shlex.split(first["command"])[1:], "--json").json
+    assert first["num_anchors"] == again["num_anchors"]
+    assert first["observed"] == again["observed"] <= 1e-3
+    assert first["dtype"] == "float32"
+
+
+def test_several_outputs(run, surface: Path, tmp_path: Path):
+    net = tmp_path / "net"
+    ran = run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z, w", "--eps", "1e-3", "--out", net)
+    assert ran.code == 0
+    outputs = run("eval", net, "x=1", "y=2", "--json").json["outputs"]
+    assert [row["name"] for row in outputs] == ["out[0]", "out[1]"]
+    assert abs(outputs[1]["value"] - 2) <= 1e-3
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"x,z\n1,2\n2,3\n4,5\n",
+        b"\xef\xbb\xbfx,z\r\n1,2\r\n2,3\r\n4,5",
+        b"x;z\n1;2\n2;3\n4;5\n",
+        b"x\tz\n1\t2\n2\t3\n4\t5\n",
+        b'"x","z"\n"1","2"\n2,3\n4,5\n',
+        b"\n\n x , z \n 1 , 2\n\n2, 3 \n4,5,\n\n",
+        b'a;b, c;x;z\n;1,2;1.;2e0\n7;;+.2E1;3\n"x\ny";;4;5\n',
+        b"x,z\n1,2\n1,2\n2,3\n4,5\n",
+        b"x,z\n4,5\n1,2\n2,3\n",
+    ],
+)
+def test_files_as_people_have_them(tmp_path: Path, raw: bytes):
+    path = tmp_path / "t.csv"
+    path.write_bytes(raw)
+    table = tables.read_csv(path, "x", "z")
+    assert table.points.tolist() == [[1], [2], [4]]
+    assert table.values.tolist() == [[2], [3], [5]]
+    assert table.box.names == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("raw", "inputs", "output", "message"),
+    [
+        ("x,z\n1,2\n2,\n", "x", "z", "line 3, column 'z': the cell is empty"),
+        ("x,z\n1,2\n\n2,abc\n", "x", "z", "line 4, column 'z': 'abc' is not a number"),
+        ('x,z,c\n1,2,"a\nb"\n2,abc,\n', "x", "z", "line 4, column 'z': 'abc' is not a number"),
+        ("x,z\n1,2\n1_0,3\n", "x", "z", "line 3, column 'x': '1_0' is not a number"),
+        ("x,z\n1,2\n２,3\n", "x", "z", "line 3, column 'x': '２' is not a number"),
+        ("x,z\n1,2\n2,NaN\n", "x", "z", "line 3, column 'z': NaN is not finite"),
+        ("x,z\n1,2\n2,-inf\n", "x", "z", "line 3, column 'z': -inf is not finite"),
+        ("x,z\n1,2\n2,1e999\n", "x", "z", "line 3, column 'z': 1e999 is not finite"),
+        ("x;z\n1;2\n2;1,5\n", "x", "z", "line 3, column 'z': '1,5' has a decimal comma; write 1.5"),
+        ("x,z\n1,2\n2\n", "x", "z", "line 3: 1 cell, but the header names 2 columns"),
+        ("x,z\n1,2\n2,3,4\n", "x", "z", "line 3: 3 cells, but the header names 2 columns"),
+        ("x,z\n1,2\n", "y", "z", "there is no column 'y'; the header names 'x', 'z'"),
+        ("x,x,z\n1,2,3\n", "x", "z", "2 columns are named 'x'; rename all but one"),
+        ("0,1\n1,2\n", "x", "z", "the first line must name the columns; found numbers, 0, 1"),
+        ("", "x", "z", "the file is empty; its first line must name the columns"),
+        ("x,z\n\n", "x", "z", "there is no row below the header"),
+        ("x,z\n1,2\n", "x", "z", "a table needs at least two points; found 1"),
+        ("x,y,z\n1,5,2\n2,5,3\n", "x,y", "z", "column y is 5 in all 2 rows"),
+        ("x,z\n1,2\n2,3\n1,4\n", "x", "z", "line 2 and line 4 are one point, x = 1, with two values, 2 and 4"),
+        ('x,z\n1,2\n2,"3\n', "x", "z", "not CSV"),
+        ("x,z\n1,2\n", "x,x", "z", "--inputs 'x,x': column 'x' is named twice"),
+        ("x,z\n1,2\n", "x", "x", "column 'x' is both an input and an output"),
+        ("x,z\n1,2\n", "x,", "z", "--inputs 'x,': expected names of columns, e.g. --inputs x,y"),
+        ("a,b,c,d,z\n1,2,3,4,5\n2,3,4,5,6\n", "a,b,c,d", "z", "a table has 1 to 3 input columns; the points have 4"),
+    ],
+)
+def test_errors_say_where(run, tmp_path: Path, raw: str, inputs: str, output: str, message: str):
+    path = tmp_path / "t.csv"
+    path.write_text(raw, encoding="utf-8")
+    ran = run("compile", "--csv", path, "--inputs", inputs, "--output", output, "--json")
+    assert ran.code == 2
+    assert message in ran.json["error"]["message"]
+    assert "Traceback" not in ran.err
+
+
+def test_options_that_do_not_go_together(run, tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,z\n1,2\n2,3\n")
+    table = ("--csv", path, "--inputs", "x", "--output", "z")
+    for arguments, message in (
+        ((), "nothing to compile: give an expression, or a table with --csv FILE"),
+        (("x", *table), "give an expression or a table, not both"),
+        ((*table, "--box", "x=0:1"), "--box x=0:1: the box of a table is that of its points"),
+        (("--csv", path, "--output", "z"), "--csv needs --inputs: the names of columns, e.g. --inputs x,y"),
+        (("--csv", path, "--inputs", "x"), "--csv needs --output"),
+        (("x", "--box", "x=0:1", "--inputs", "x"), "--inputs names columns of a table"),
+        (("x", "--box", "x=0:1", "--output", "x"), "--output names columns of a table"),
+        ((*table, "--norm", "2"), "norm=2.0 is not an option of table_grid"),
+        ((*table, "--construction", "max_affine"), "says nothing between its points"),
+    ):
+        ran = run("compile", "--eps", "0.1", *arguments)
+        assert ran.code == 2, arguments
+        assert message in " ".join(ran.err.split()), arguments
+
+
+def test_files_that_cannot_be_read(run, tmp_path: Path, monkeypatch):
+    rest = ("--inputs", "x", "--output", "z")
+    assert "No such file" in run("compile", "--csv", tmp_path / "none.csv", *rest).err
+    assert run("compile", "--csv", tmp_path, *rest).code == 2
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"x,z\n1,2\n\xe9,3\n")
+    assert "line 3: not UTF-8 (byte 0xe9); save the file as UTF-8" in run("compile", "--csv", path, *rest).err
+    path.write_bytes(b"x,z\n1,2\x00\n")
+    assert run("compile", "--csv", path, *rest).code == 2
+    path.write_text("x,z\n" + "\n".join(f"{i},{i}" for i in range(50)))
+    monkeypatch.setattr(tables, "MAX_ROWS", 40)
+    assert "more than 40 rows" in run("compile", "--csv", path, *rest).err
+    monkeypatch.setattr(tables, "MAX_BYTES", 100)
+    assert "more than the 100 that are read" in run("compile", "--csv", path, *rest).err
+
+
+def test_an_eps_out_of_reach_is_exit_code_one(run, tmp_path: Path):
+    path = tmp_path / "t.csv"
+    path.write_text("x,z\n" + "\n".join(f"{i},{np.sin(i)}" for i in range(30)))
+    ran = run("compile", "--csv", path, "--inputs", "x", "--output", "z", "--eps", "1e-12", "--dtype", "float32")
+    assert ran.code == 1
+    assert "float32" in ran.err
+
+
+def test_plain_expressions_still_compile(run):
+    found = run("compile", "-x**2", "--box", "x=0:1", "--eps", "0.2", "--json").json
+    assert found["expression"] == "-x**2"
+    assert found["method"] != "table"
