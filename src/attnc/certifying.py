@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PROOF_SECONDS = 30.0
 SECONDS_BEFORE_STAGES = 3.0
+TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
 MAX_PROVED_ANCHORS = 20_000
 """A larger network whose theorem brings a bound keeps that one: a proof by leaves would take minutes."""
 
@@ -119,9 +120,11 @@ def _by_leaves(
         bound=found.bound,
         terms=found.terms,
         method="proof",
-        leaves=tuple(leaf.as_json() for leaf in found.leaves),
+        leaves=(*(leaf.as_json() for leaf in found.leaves), *(["tail", side] for side in found.tails)),
         leaf_bounds=tuple(map(float, found.leaf_bounds)),
         complete=found.complete,
+        core=(float(found.core.lo[0]), float(found.core.hi[0])) if found.tails else None,
+        assumptions=(*claim.assumptions, *([TAILS] if found.tails else [])),
     )
 
 

@@ -180,6 +180,12 @@ class Network:
 
         plot(self, path, target, output=output)
 
+    def plot_certificate(self, path: str | Path) -> None:
+        """Draws the ledger of the bound, and where on the domain the error sits: by leaves, or head by head."""
+        from attnc.plots import plot_certificate
+
+        plot_certificate(self, path)
+
     def to_torch(self) -> Any:
         """A torch.nn.Module in the program's dtype: same inputs, same outputs, differentiable in its inputs."""
         from attnc.engines.torch_engine import to_torch
@@ -214,12 +220,12 @@ class Network:
             "construction": self.construction,
             "expression": self.expression,
             "variables": list(self.variables),
-            "box": {name: list(ends) for name, ends in self.box.as_dict().items()},
+            "box": self.box.as_json(),
             "eps": self.eps,
             "parameters": dict(self.parameters),
             "command": self.command,
         }
-        certificates = {"certificate.json": self.certificate.to_json(self.expression, self.box.as_dict())}
+        certificates = {"certificate.json": self.certificate.to_json(self.expression, self.box)}
         save_network(Path(path), self.program, config, certificates, model_card(self))
 
 
@@ -243,7 +249,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
         claim = certificates["certificate.json"]
         certificate = Certificate.from_json(claim)
         _require_same("variables", config["variables"], list(box.names))
-        _require_same("box", claim["box"], {name: list(ends) for name, ends in box.as_dict().items()})
+        _require_same("box", claim["box"], box.as_json())
         _require_same("expression", claim["expression"], config["expression"])
         _require_same("dtype", certificate.dtype, str(program.dtype))
         if box.d != sum(math.prod(shape) for shape in program.input_shapes):

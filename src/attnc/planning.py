@@ -68,6 +68,8 @@ def cheapest(rows: Sequence[Estimate], criterion: str) -> list[Estimate]:
 
 def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:
     """What "auto" chooses from. A claim that needs a proof takes a construction that brings one."""
+    if not target.box.is_bounded:
+        return ("gates",)
     if isinstance(target, TruncatedLinear):
         return ("truncated_linear",)
     if isinstance(target, ReLUNetwork):
@@ -98,6 +100,8 @@ def table(rows: Sequence[Estimate]) -> str:
 
 
 def _why_not(name: str, target: Target, wanted: Wanted) -> str | None:
+    if not target.box.is_bounded and name != "gates":
+        return "takes a finite box"
     made_for = {"truncated_linear": TruncatedLinear, "relu_network": ReLUNetwork}
     if isinstance(target, TableTarget) and name not in TABLES:
         return "takes functions; a table says nothing between its points"

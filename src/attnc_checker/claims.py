@@ -73,8 +73,8 @@ def read_claim(data: dict[str, Any]) -> Claim:
 
 
 def _number(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise BadFile(f"certificate.json: {name} is {value!r:.40}, not a number")
+    if type(value) not in (int, float) or not math.isfinite(value) or float(value) != value:
+        raise BadFile(f"certificate.json: {name} is {value!r:.40}, not a number of float64")
     return float(value)
 
 

@@ -57,10 +57,8 @@ class Prover:
                     left = add(left, _linear(head.values[o][j], box), -1)
                     low, high = _range([minus(row, head.values[o][j]) for row in head.values[o]], weights, box)
                     left = add(left, {0: low.union(high)}, -1)
-                    error += (
-                        head.summation(o, box, [w.min(arb(1)) for w in weights], arb("inf"), self.arithmetic)
-                        + head.dropped[o]
-                    )
+                    computed = [w.min(arb(1)) for w in weights]
+                    error += head.summation(o, box, computed, arb("inf"), self.arithmetic) + head.dropped[o]
             errors.append(largest(left, limit - error, len(box.centre)) + error)
         return most(errors)
 

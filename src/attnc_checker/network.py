@@ -232,8 +232,8 @@ class Reduction:
                 terms[key] = terms.get(key, 0) + weight * x
             for key, x in form.sizes.items():
                 sizes[key] = sizes.get(key, arb(0)) + abs(arb(weight)) * x
-        products = sum(not (_is_power_of_two(weight) or form.is_power_of_two()) for weight, form in parts)
-        rounds = max(0, len(parts) - 1) + (products > 0)
+        is_rounded = any(not (_is_power_of_two(weight) or form.is_power_of_two()) for weight, form in parts)
+        rounds, products = max(0, len(parts) - 1) + is_rounded, sum(abs(weight) != 1 for weight, _ in parts)
         n, maps = max((form.n for _, form in parts), default=0), max((form.maps for _, form in parts), default=0)
         terms = {key: x for key, x in terms.items() if x != 0}
         return self._checked(Form(terms, sizes, n + rounds, maps + (rounds > 0)), products)
@@ -244,18 +244,20 @@ class Reduction:
             raise Refused("not a one-stage program: queries and keys of a head both depend on the input")
         factor, size = b.terms.get(ONE, fmpq(0)), b.sizes.get(ONE, arb(0))
         terms = {key: x * factor for key, x in a.terms.items() if factor != 0}
-        product = not (a.is_power_of_two() or b.is_power_of_two())
-        sizes = {key: x * size for key, x in a.sizes.items()}
-        return self._checked(Form(terms, sizes, a.n + b.n + product), int(product))
+        is_rounded = not (a.is_power_of_two() or b.is_power_of_two())
+        return self._checked(Form(terms, {key: x * size for key, x in a.sizes.items()}, a.n + b.n + is_rounded), 1)
 
     def _checked(self, form: Form, products: int) -> Form:
-        """With what the products lose to underflow; not to be had if anything may overflow."""
+        """With what the products lose to underflow, and without overflow."""
         if products:
             form.sizes[ONE] = form.sizes.get(ONE, arb(0)) + products * SMALLEST[self.dtype]
-        _, (constant, *slopes) = form.rows(self.d)
-        if not sum((x * r for x, r in zip(slopes, self.reach, strict=True)), constant) < LARGEST[self.dtype]:
-            raise Refused(f"the network may overflow in {self.dtype} on the box")
+        self._bounded(form.rows(self.d)[1])
         return form
+
+    def _bounded(self, sizes: Row) -> Row:
+        if not sum((x * r for x, r in zip(sizes[1:], self.reach, strict=True)), sizes[0]) < LARGEST[self.dtype]:
+            raise Refused(f"the network may overflow in {self.dtype} on the box")
+        return sizes
 
     def _projected(self, stream: str, i: int, token: int, matrix: list[Any]) -> list[Form]:
         columns = ([(weight, self._entry(stream, i, token, row)) for row, weight in column] for column in matrix)
@@ -303,4 +305,4 @@ class Reduction:
         for average in averages:
             factor = (output.sizes if part else output.terms).get(average, 0)
             row = [x + factor * y for x, y in zip(row, key[average[3]].rows(self.d)[part], strict=True)]
-        return tuple(row)
+        return self._bounded(tuple(row)) if part else tuple(row)

@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flint import arb
 
 from attnc.exports.directory import save_network
+from attnc.exports.tensors import encode
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Attention, Head, Mask
 from attnc.ir.program import Program
+from attnc_checker.files import Tensor
+from attnc_checker.network import Reduction, Stage
 
 Ends = Sequence[tuple[float, float]]
 NAMES = ("x", "y", "z")
+DTYPES = {"float64": "F64", "float32": "F32", "int32": "I32", "int64": "I64"}
 
 
 def spectral(
@@ -111,6 +116,14 @@ def gate(
     read.link(0, "out", 0, "value")
     layers = (embed.build("embed"), Attention("gate", (head,), names, residual=True), read.build("read"))
     return Program(layers, ((1,),), (1,))
+
+
+def reduced(program: Program, reach: float = 4.0) -> Stage:
+    """The stage that the checker makes of the program as it would be stored."""
+    structure, tensors = encode(program)
+    read = {name: Tensor(DTYPES[str(t.dtype)], t.shape, tuple(t.ravel().tolist())) for name, t in tensors.items()}
+    d = sum(int(np.prod(shape)) for shape in program.input_shapes)
+    return Reduction(structure, read, [arb(reach)] * d).stage()
 
 
 def grid(box: Ends, per_axis: int) -> np.ndarray:

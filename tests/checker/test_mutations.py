@@ -139,6 +139,16 @@ def test_another_expression(net):
     assert "is not re-proved to" in refusal(net)
 
 
+@pytest.mark.parametrize("expression", ["sin(x) + 0*log(x)", "sin(x) + 0*sqrt(x)", "sin(x) + 0/(x - 1)", "sin(x)*x**0"])
+def test_where_the_function_is_not_defined_nothing_is_proved(net, expression):
+    for name in ("certificate.json", "config.json"):
+        edit(net, name, lambda data: data.update(expression=expression))
+    if expression == "sin(x)*x**0":
+        assert check(net, processes=1).proved  # this one is
+    else:
+        assert "is not re-proved to" in refusal(net)
+
+
 @pytest.mark.parametrize(
     ("expression", "reason"),
     [

@@ -9,17 +9,13 @@ import pytest
 from flint import arb, ctx
 from hypothesis import assume, given, settings
 
-from attnc.exports.tensors import encode
 from attnc.ir import Affine, Attention, Head, Program, Softmax
 from attnc.ir.sparse import Sparse
 from attnc_checker.averages import Average, Box, at
-from attnc_checker.files import Refused, Tensor
-from attnc_checker.network import Reduction
+from attnc_checker.files import Refused
 from attnc_checker.rounding import Arithmetic
-from checker.networks import gate, spectral
+from checker.networks import gate, reduced, spectral
 from ir.random_programs import programs_and_inputs
-
-LETTERS = {"float64": "F64", "float32": "F32", "int32": "I32", "int64": "I64"}
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +24,6 @@ def precision():
     ctx.prec, ctx.cap = 128, 64
     yield
     ctx.prec, ctx.cap = before
-
-
-def reduced(program: Program, reach: float = 4.0):
-    structure, tensors = encode(program)
-    read = {name: Tensor(LETTERS[str(t.dtype)], t.shape, tuple(t.ravel().tolist())) for name, t in tensors.items()}
-    d = sum(int(np.prod(shape)) for shape in program.input_shapes)
-    return Reduction(structure, read, [arb(reach)] * d).stage()
 
 
 def assert_computes(program: Program, inputs: tuple[np.ndarray, ...]) -> None:

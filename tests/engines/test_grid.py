@@ -6,6 +6,7 @@ The tolerance is that of `ir.rounding` for any evaluation, next to a long-double
 from __future__ import annotations
 
 import math
+import types
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -198,6 +199,32 @@ def test_windows_leave_out_what_is_stated_and_not_much_less(c, tail, monkeypatch
         assert axis.error <= 20 * off.max()
 
 
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_uneven_slopes_under_even_edges_have_windows_too(seed):
+    rng = np.random.default_rng(seed)
+    gaps = 10 ** rng.uniform(0, seed, 99)
+    slopes = np.concatenate([[0.0], np.cumsum(gaps)]) - gaps.sum() / 2
+    edges = np.arange(99) - 49.0
+    offsets = np.concatenate([[0.0], -np.cumsum(gaps * edges)])
+    axis = grid_axis.make_axis(slopes, offsets, 1)
+    assert axis.width < 40
+    assert axis.table is None
+    t = rng.uniform(-60, 60, 2000)
+    rounding = 1e-14 * (np.abs(slopes).max() * 60 + np.abs(offsets).max())
+    assert np.abs(weights_on(axis, t) - exact_weights(axis, t)).sum(axis=1).max() <= axis.error + rounding
+
+
+@pytest.mark.parametrize("spacing", [5e-324, 1e-300, 1e-9, 1e9, 1e300])
+def test_extreme_spacings(spacing):
+    """Too flat for a window, or so steep that neighbours are out of reach."""
+    slopes = spacing * np.arange(90.0)
+    made = Anchors(slopes[:, None], -slopes * np.arange(90.0), np.arange(90.0), np.ones(1), np.zeros(1))
+    made.values = made.values[:, None]
+    engine = NumpyEngine(made.program())
+    points = np.linspace(0, 1, 7)[:, None]
+    assert_agrees(made.program(), points, engine(points), engine.truncation)
+
+
 def test_the_order_of_keys_does_not_matter():
     rng = np.random.default_rng(0)
     made = Anchors.gaussian([np.arange(30.0), np.arange(20.0)], 0.4, rng.normal(size=(600, 2)))
@@ -380,6 +407,18 @@ def test_compiled_loops_agree(counts, compiled, monkeypatch):
             expected = NumpyEngine(made.program())(points)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * np.abs(made.values).max() * (1 + c))
         assert_agrees(made.program(), points[3:20], found[3:20], engine.truncation)
+
+
+def test_code_that_cannot_be_kept_is_compiled_all_the_same():
+    """A function of no file has no place on disk, like one in folders that are read-only."""
+    pytest.importorskip("numba")
+    from attnc.engines import grid_numba
+
+    def tripled(x):
+        return 3 * x
+
+    homeless = types.FunctionType(tripled.__code__.replace(co_filename="/nowhere/at_all.py"), {})
+    assert grid_numba._kept(homeless)(2) == 6
 
 
 def test_loops_are_compiled_once_they_are_worth_it(monkeypatch):

@@ -36,7 +36,13 @@ class Certificate:
     leaves: tuple[Any, ...] = ()
     leaf_bounds: tuple[float, ...] = ()  # of every leaf, for pictures; the checker finds its own
     complete: bool = True  # False: time ran out before the bound was as small as it can be
+    core: tuple[float, float] | None = None  # of an infinite box: the part that the leaves cover, tails apart
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
+
+    @property
+    def error(self) -> float | None:
+        """The bound, or what was observed where nothing was proved."""
+        return self.observed if self.bound is None else self.bound
 
     @property
     def pointwise_bound(self) -> float | None:
@@ -49,8 +55,10 @@ class Certificate:
         return self.method == "table"
 
     def cells(self, box: Box) -> tuple[Float[np.ndarray, "leaves d"], Float[np.ndarray, "leaves d"]]:
-        """The lower and upper ends of the leaves, in floating point: for pictures and messages."""
-        cells = [leaf[2:] if leaf[0] == "taylor" else leaf[1:] for leaf in self.leaves]
+        """The lower and upper ends of the leaves, tails apart, in floating point: for pictures and messages."""
+        if self.core is not None:
+            box = Box.parse([self.core], box.names)
+        cells = [leaf[2:] if leaf[0] == "taylor" else leaf[1:] for leaf in self.leaves if leaf[0] != "tail"]
         level = np.array([cell[0] for cell in cells])[:, None]
         index = np.array([cell[1:] for cell in cells]).reshape(len(cells), -1)
         lo = box.lo + box.widths * index / 2.0**level
@@ -58,18 +66,18 @@ class Certificate:
 
     def worst_box(self, box: Box) -> dict[str, tuple[float, float]] | None:
         """The leaf with the largest bound."""
-        if not self.leaf_bounds or len(self.leaf_bounds) != len(self.leaves):
+        if not self.leaf_bounds or len(self.leaf_bounds) > len(self.leaves):
             return None
         lo, hi = self.cells(box)
         worst = int(np.argmax(self.leaf_bounds))
         return {name: (float(a), float(b)) for name, a, b in zip(box.names, lo[worst], hi[worst], strict=True)}
 
-    def to_json(self, expression: str | None, box: Mapping[str, tuple[float, float]]) -> dict[str, Any]:
+    def to_json(self, expression: str | None, box: Box) -> dict[str, Any]:
         """All but the hash of the weights, which the writer of the files adds."""
         return {
             "format": FORMAT,
             "expression": expression,
-            "box": {name: list(ends) for name, ends in box.items()},
+            "box": box.as_json(),
             "dtype": self.dtype,
             "norm": self.norm,
             "bound": self.bound,
@@ -80,6 +88,7 @@ class Certificate:
             "complete": self.complete,
             "leaves": list(self.leaves),
             "leaf_bounds": list(self.leaf_bounds),
+            **({} if self.core is None else {"core": list(self.core)}),
             "stages": list(self.stages),
         }
 
@@ -99,6 +108,7 @@ class Certificate:
                 leaves=tuple(_list(data["leaves"])),
                 leaf_bounds=tuple(_positive(bound) for bound in _list(data["leaf_bounds"])),
                 complete=_flag(data["complete"]),
+                core=_core(data.get("core")),
                 stages=tuple(_list(data["stages"])),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -121,6 +131,13 @@ def _positive(value: Any) -> float:
     if number is None:
         raise TypeError("expected a number, found null")
     return number
+
+
+def _core(value: Any) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    lo, hi = (float(end) for end in _list(value))
+    return lo, hi
 
 
 def _flag(value: Any) -> bool:

@@ -49,7 +49,7 @@ def mean_value_kind(stage: OneStage, expression: Expression, box: Box) -> Kind:
         f = mean_value_model(expression, box, centres, radii, _MEAN_VALUE_ORDER)
         return _bounds(stage, f, centres, radii, _MEAN_VALUE_ORDER, goal)
 
-    return Kind("mean value", _MEAN_VALUE_ORDER, bounds, is_fallback=True)
+    return Kind("mean", _MEAN_VALUE_ORDER, bounds, is_fallback=True)
 
 
 def _bounds(stage: OneStage, f: Taylor, centres: np.ndarray, radii: np.ndarray, order: int, goal: Goal) -> Bounds:

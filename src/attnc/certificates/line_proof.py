@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from fractions import Fraction
 
@@ -40,9 +41,8 @@ def prove_line(
     expression = function_of_t(tree)
     target = _Line(expression, box)
     samples = np.linspace(lo, hi, 257)[:, None]
-    kinds = [taylor_kind(stage, expression, ORDER), mean_value_kind(stage, expression, box)]
-    if len(head.offsets.mid) <= 4:
-        kinds.insert(1, _selection(stage, target))
+    at_kinks = dataclasses.replace(mean_value_kind(stage, expression, box), is_fallback=False)
+    kinds = [taylor_kind(stage, expression, ORDER), _selection(stage, target), at_kinks]
     floor = 1e-14 * float(np.abs(expression(samples)).max())
     proof = branch_and_bound(kinds, box, tolerance=TOLERANCE, floor=floor, start_level=START_LEVEL, time_budget=seconds)
     return proof, tree, box

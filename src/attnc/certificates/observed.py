@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 MAX_POINTS = 20_000
 MAX_WORK = 4 * 10**8
 """Scores that a sample may cost: about two seconds of exponentials."""
+REACH, FARTHEST = 16.0, 1e4
+"""Of an infinite range: where most of a sample is, and where its farthest points are."""
 STARTS, ROUNDS = 32, 6
 """From how many of the worst points the error is followed uphill, and how often the steps are halved."""
 
@@ -56,7 +58,12 @@ def observed_error(
     if claimed is not None:
         return float(np.abs(evaluate(claimed) - target(claimed)).max())
     count = int(min(MAX_POINTS, max(200, MAX_WORK // max(1, work_per_point))))
-    points = sample_points(target.box, count, seed) if p == math.inf else _stratified(target.box, count, seed)
+    box = target.box if target.box.is_bounded else target.box.core(REACH)
+    points = sample_points(box, count, seed) if p == math.inf else _stratified(box, count, seed)
+    if not target.box.is_bounded:
+        far = np.geomspace(REACH, FARTHEST, 200)
+        beyond = np.concatenate([-far, far])[:, None]
+        points = np.concatenate([points, beyond[target.box.contains(beyond)]])
 
     def errors_at(points: np.ndarray) -> np.ndarray:
         return np.abs(evaluate(points) - target(points)).max(axis=1)
@@ -64,7 +71,7 @@ def observed_error(
     errors = errors_at(points)
     worst = float(errors.max())
     if p == math.inf:
-        return max(worst, _uphill(errors_at, target.box, points, errors))
+        return max(worst, _uphill(errors_at, box, points, errors))
     if not 0 < worst < math.inf:
         return worst
     volume = math.exp(float(np.log(target.box.widths).sum()) / p)
@@ -75,7 +82,7 @@ def _uphill(errors_at: Callable[[np.ndarray], np.ndarray], box: Box, points: np.
     """The largest error found by steps at random from the worst points of a sample, ever shorter."""
     rng = np.random.default_rng(1)
     kept = max(1, min(STARTS, len(points) // 64))
-    best, found, step = points[np.argsort(errors)[-kept:]], 0.0, len(points) ** (-1 / box.d)
+    best, found, step = np.clip(points[np.argsort(errors)[-kept:]], box.lo, box.hi), 0.0, len(points) ** (-1 / box.d)
     for _ in range(ROUNDS):
         moved = best[:, None] + step * rng.normal(size=(len(best), 8, box.d)) * box.widths
         moved = np.clip(moved, box.lo, box.hi).reshape(-1, box.d)

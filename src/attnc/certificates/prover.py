@@ -22,10 +22,12 @@ from attnc.certificates.polynomial_ranges import Goal
 from attnc.certificates.program_roundings import Roundings, roundings
 from attnc.certificates.selection_leaves import selection_bounds
 from attnc.certificates.stage_rounding import rounding_bounds, score_errors
+from attnc.certificates.tail_leaves import tail_bound
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.bound import Term
 from attnc.numerics.rounding import up
+from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 
 if TYPE_CHECKING:
@@ -40,7 +42,10 @@ FEW_KEYS = 64
 """Up to so many keys both kinds of leaf are tried on every cell: a gate is hard in one place and soft in another."""
 PILOTS = 64
 """Cells on which Taylor and selection leaves are compared before the work begins."""
+REACHES = (4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 1024.0)
+"""Where the tails of an infinite box may begin."""
 REASONS = {
+    "tail": "beyond the core of an infinite box, by the limits of the weights",
     "approximation": "the difference of the Taylor polynomials of f and of the network on the worst cell",
     "remainder": "what these polynomials leave out, and the rounding of the proof itself",
     "selection": "f against the values of the keys that can win on the worst cell, and the leak of the others",
@@ -52,7 +57,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, eq=False)
 class Proven:
-    """sup |f − network| ≤ bound on the box: the largest of the leaves, which cover it.
+    """sup |f − network| ≤ bound on the box: the largest of the leaves, which cover it, and of the tails beyond `core`.
 
     `complete` unless time or cells ran out before the bound was within the tolerance of an error that was seen.
     """
@@ -61,7 +66,8 @@ class Proven:
     terms: tuple[Term, ...]
     leaves: tuple[Leaf, ...]
     leaf_bounds: Float[np.ndarray, " leaves"]
-    worst_box: dict[str, tuple[float, float]]
+    core: Box  # the box, or the finite part of an infinite one
+    tails: dict[int, float]  # side (−1, 1) → bound
     complete: bool
 
 
@@ -87,10 +93,12 @@ def prove(
         raise ProgramError(f"the outputs are read from {len(found)} query tokens; a proof is for one")
     subject = _Subject(found[0][0], roundings(program)[0], _with_outputs(target, found[0][1]), truncation)
     floor = max(FAR_BELOW * eps, subject.rounding_level())
-    kinds, start_level = subject.kinds((1 + tolerance) * observed + floor)
+    goal = (1 + tolerance) * observed + floor
+    tails = subject.cut_tails(goal)
+    kinds, start_level = subject.kinds(goal)
     proof = branch_and_bound(
         kinds,
-        target.box,
+        subject.target.box,
         observed=observed,
         tolerance=tolerance,
         floor=floor,
@@ -99,7 +107,7 @@ def prove(
         start_level=start_level,
         progress=progress,
     )
-    return _proven(proof, target)
+    return _proven(proof, subject.target.box, tails)
 
 
 def _with_outputs(target: ExpressionTarget, outputs: np.ndarray) -> ExpressionTarget:
@@ -110,21 +118,16 @@ def _with_outputs(target: ExpressionTarget, outputs: np.ndarray) -> ExpressionTa
     return chosen
 
 
-def _proven(proof: Proof, target: ExpressionTarget) -> Proven:
-    box, worst = target.box, proof.worst
-    centres, radii = cell_boxes(box, worst.level, np.array([worst.index]))
-    lo, hi = np.maximum(centres - radii, box.lo)[0], np.minimum(centres + radii, box.hi)[0]
-    return Proven(
-        proof.bound,
-        tuple(Term(name, value, REASONS[name]) for name, value in proof.worst_terms.items()),
-        proof.leaves,
-        proof.leaf_bounds.max(axis=1),
-        {name: (float(a), float(b)) for name, a, b in zip(box.names, lo, hi, strict=True)},
-        proof.complete,
-    )
+def _proven(proof: Proof, core: Box, tails: dict[int, float]) -> Proven:
+    terms = tuple(Term(name, value, REASONS[name]) for name, value in proof.worst_terms.items())
+    beyond = max(tails.values(), default=0.0)
+    if beyond > proof.bound:
+        terms = (Term("tail", beyond, REASONS["tail"]),)
+    bounds = proof.leaf_bounds.max(axis=1)
+    return Proven(max(proof.bound, beyond), terms, proof.leaves, bounds, core, tails, proof.complete)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Subject:
     """What is proved: a stage with the roundings of its program against an expression."""
 
@@ -133,9 +136,28 @@ class _Subject:
     target: ExpressionTarget
     truncation: float
 
+    def cut_tails(self, goal: float) -> dict[int, float]:
+        """Of an infinite box: the finite part that leaves have to cover, and bounds beyond it, by side."""
+        box = self.target.box
+        if box.is_bounded:
+            return {}
+        sides = [side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end)]
+        tails: dict[int, float] = {}
+        for reach in REACHES:
+            core = box.core(reach)
+            starts = {-1: -float(core.lo[0]), 1: float(core.hi[0])}
+            tails = {
+                side: float(tail_bound(self.stage, self.target.expression, side, starts[side]).max()) for side in sides
+            }
+            if max(tails.values()) <= goal:
+                break
+        self.target = copy.copy(self.target)
+        self.target.box = core
+        return tails
+
     def rounding_level(self) -> float:
         """What rounding costs in the middle of the box, or about the largest value times a few units."""
-        box = self.target.box
+        box = self.target.box.core(REACHES[0])
         centre, radius = (box.lo / 2 + box.hi / 2)[None], np.zeros((1, box.d))
         return 8 * float(rounding_bounds(self.stage, self.roundings, centre, radius).max())
 
@@ -146,9 +168,12 @@ class _Subject:
         taylor, selection = self._rounded(taylor_kind(stage, expression, order)), self._selection()
         at_kinks = self._rounded(mean_value_kind(stage, expression, box))
         few_keys = all(len(head.offsets.mid) <= FEW_KEYS for head in stage.heads)
-        if self._selects(taylor, selection, level):
-            return ([selection, taylor, at_kinks] if few_keys else [selection]), None
-        return ([taylor, selection, at_kinks] if few_keys else [taylor, at_kinks]), level
+        selects = self._selects(taylor, selection, level)
+        if few_keys:
+            # Selection leaves are finite everywhere, so mean values must be tried although there is a bound already.
+            last = dataclasses.replace(at_kinks, is_fallback=False)
+            return [*((selection, taylor) if selects else (taylor, selection)), last], None if selects else level
+        return ([selection], None) if selects else ([taylor, at_kinks], level)
 
     def _selects(self, taylor: Kind, selection: Kind, level: int) -> bool:
         """Whether selection leaves do better on a few cells at random."""

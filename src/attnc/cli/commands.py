@@ -60,6 +60,9 @@ def compile_command(
     eps: Annotated[float, typer.Option(help="The largest error allowed on the box, or at a table's points.")] = 1e-2,
     dtype: Annotated[str, typer.Option(help="The arithmetic: float64 or float32.")] = "float64",
     construction: Annotated[str, typer.Option(help="The theorem to build by.")] = "auto",
+    criterion: Annotated[
+        str, typer.Option(help="What auto makes least: multiply_adds, anchors, parameters or layers.")
+    ] = "multiply_adds",
     norm: Annotated[str, typer.Option(help="The norm of the error: inf, or a number p ≥ 1 for L_p.")] = "inf",
     centres: Annotated[str | None, typer.Option(help="Where cells are: grid, or adaptive.", show_default=False)] = None,
     heads: Annotated[
@@ -83,6 +86,7 @@ def compile_command(
     named = (("csv", table), ("inputs", inputs), ("output", output))
     options += [(name, value) for name, value in named if value is not None]
     options += [("eps", eps), ("dtype", dtype), ("construction", construction), ("norm", norm), *given.items()]
+    options += [] if criterion == "multiply_adds" else [("criterion", criterion)]
     options += [] if out is None else [("out", out)]
     with progress_bar() as progress:
         network = compile_network(
@@ -91,6 +95,7 @@ def compile_command(
             eps=eps,
             dtype=dtype,
             construction=construction,
+            criterion=criterion,
             norm=read_norm(norm),
             progress=progress,
             command=command_line(expression, options),
@@ -155,7 +160,16 @@ def _output_names(values: np.ndarray) -> list[tuple[str, tuple[int, ...]]]:
 
 
 @app.command("info")
-def info_command(net: Saved, json_output: Json = False) -> None:
+def info_command(
+    net: Saved,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw the ledger, and where on the domain the error sits: .svg, .pdf, .png.", show_default=False
+        ),
+    ] = None,
+    json_output: Json = False,
+) -> None:
     """Show a saved network: its layers, its size, and where its bound comes from."""
     from rich import box
     from rich.table import Table
@@ -166,6 +180,8 @@ def info_command(net: Saved, json_output: Json = False) -> None:
     from attnc.model_card import ceiling, one_line, printable, summary
 
     network = load(net)
+    if figure is not None:
+        network.plot_certificate(figure)
     terms = network.certificate.terms
     total = math.fsum(term.value for term in terms)
     shares = [term.value / total if total > 0 else 0.0 for term in terms]

@@ -82,11 +82,17 @@ def read_box(given: Sequence[str]) -> dict[str, tuple[float, float]]:
             raise InputError(f"{option}: expected NAME=LO:HI, e.g. --box x=-3:3")
         if name in ranges:
             raise InputError(f"{option}: {name} has a range already, {ranges[name][0]:g}:{ranges[name][1]:g}")
-        ranges[name] = start, stop = read_number(lo, option), read_number(hi, option)
+        ranges[name] = start, stop = _read_end(lo, option), _read_end(hi, option)
         if start >= stop:
             kind = "reversed" if start > stop else "empty"
             raise InputError(f"{option}: the range is {kind}; the first number must be below the second")
     return ranges
+
+
+def _read_end(text: str, option: str) -> float:
+    """A number, or inf: an activation may be wanted on all of R."""
+    found = re.fullmatch(r"([+-]?)inf", text.strip())
+    return float(text) if found else read_number(text, option)
 
 
 def read_number(text: str, where: str) -> float:

@@ -62,7 +62,7 @@ class Grid:
 
 def recognise(head: FoldedHead) -> Grid | None:
     """The head as a grid, or None if it is none (or has a mask, several queries, or keys or values that move)."""
-    is_plain = head.key_segments is None and head.queries.shape[0] == 1
+    is_plain = head.key_segments is None and head.queries.shape[0] == 1 and head.values.shape[1] > 0
     if not (is_plain and head.keys.is_constant and head.values.is_constant and head.keys.shape[0] >= FEWEST_KEYS):
         return None
     lattice = _lattice(head)

@@ -34,6 +34,8 @@ LARGEST_EXPONENT = 200.0
 FAR = 40.0
 """Powers go on beyond the lattice to where the end anchor is ahead by this much; farther points stand still there."""
 
+GROUPS_PER_BLOCK = 2**14
+"""Of a table that is made: its arrays in between are ten times as large."""
 FLOOR = -50.0
 """Exponentials below e^FLOOR of the largest count as that: none of their products underflows."""
 
@@ -118,6 +120,8 @@ class _Lattice:
         gaps = np.diff(slopes)
         # Edges counted from the origin are off by its misfit and their own.
         tails = _Tail(float(gaps.min()), float(gaps.max()), h - 2 * misfit, 2 * misfit)
+        if not (tails.most * h < 1e300 and tails(p) <= tail):
+            return None
         w = tails.reach(tail)
         group = 4 if w >= 4 else 2
         return cls(slopes, edges, h, w, group, tails(w)) if 2 * w + group < p else None
@@ -161,10 +165,18 @@ class _Lattice:
         beyond = math.ceil(FAR / kappa) + 1
         groups = np.arange(axis.first - beyond, axis.last + beyond)
         starts = axis.starts[np.clip(groups - axis.first, 0, axis.num_groups - 1)]
-        table = self._table(offsets, axis.origin + (groups + 0.5) * step, starts - axis.front, width, 2 * reach - FLOOR)
+        middles, first = axis.origin + (groups + 0.5) * step, starts - axis.front
+        blocks = [slice(i, i + GROUPS_PER_BLOCK) for i in range(0, len(groups), GROUPS_PER_BLOCK)]
+        table = [self._table(offsets, middles[b], first[b], width, 2 * reach - FLOOR) for b in blocks]
         error = float(up(axis.error + theta, 8))
         return replace(
-            axis, first=int(groups[0]), last=int(groups[-1]) + 1, starts=starts, table=table, kappa=kappa, error=error
+            axis,
+            first=int(groups[0]),
+            last=int(groups[-1]) + 1,
+            starts=starts,
+            table=np.concatenate(table),
+            kappa=kappa,
+            error=error,
         )
 
     def _table(
@@ -195,7 +207,7 @@ class _Tail:
         n, least = w + 1, self.least * (1 - 1e-12)
         exponent = self.most * self.sigma - least * (n - 1) * (n * self.h / 2 - self.sigma)
         ratio = math.exp(-least * (n * self.h - self.sigma))  # of one term to the next, and smaller for later ones
-        return float(up(2 * math.exp(max(-700.0, exponent)) / (1 - ratio), 64)) if ratio < 1 else math.inf
+        return float(up(2 * math.exp(min(700.0, max(-700.0, exponent))) / (1 - ratio), 64)) if ratio < 1 else math.inf
 
     def reach(self, tail: float) -> int:
         """The smallest w whose tail is at most this."""

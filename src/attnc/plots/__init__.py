@@ -4,6 +4,7 @@ matplotlib is an optional extra. It is imported in this package and nowhere else
 object-oriented interface is used: no pyplot, no backend chosen, no setting changed.
 """
 
+from attnc.plots.certificate import plot_certificate
 from attnc.plots.drawing import figure, plot
 
-__all__ = ["figure", "plot"]
+__all__ = ["figure", "plot", "plot_certificate"]

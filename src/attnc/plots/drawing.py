@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,11 @@ def plot(network: Network, path: str | os.PathLike[str], target: TargetLike | No
     The target is read from the network's expression. A network of a Python function has none: give the function or
     the Target, or its curves are left out.
     """
+    write_figure(path, lambda: figure(network, target, output=output))
+
+
+def write_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> None:
+    """Draws once it is known that the file can be written."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -39,7 +45,7 @@ def plot(network: Network, path: str | os.PathLike[str], target: TargetLike | No
         )
     if path.is_dir():
         raise FileError(f"cannot plot to {str(path)!r}: it is a folder")
-    picture = figure(network, target, output=output)
+    picture = draw()
     temporary = path.parent / f".attnc-{secrets.token_hex(8)}{suffix}"
     undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
     try:

@@ -19,7 +19,7 @@ BoxLike = Mapping[str, tuple[float, float]] | Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """lo ≤ x ≤ hi, coordinate by coordinate, all finite and lo < hi."""
+    """lo ≤ x ≤ hi, coordinate by coordinate, lo < hi. Of a single variable the ends may be infinite."""
 
     names: tuple[str, ...]
     lo: Float[np.ndarray, " d"]
@@ -42,11 +42,24 @@ class Box:
             raise InputError("box: at least one variable is needed")
         bounds = [_interval(name, pair) for name, pair in zip(order, pairs, strict=True)]
         lo, hi = np.array(bounds, np.float64).T
-        return cls(tuple(order), lo, hi)
+        box = cls(tuple(order), lo, hi)
+        if box.d > 1 and not box.is_bounded:
+            raise InputError(f"box: {box} is not finite; only a function of one variable can have an infinite range")
+        return box
 
     @property
     def d(self) -> int:
         return len(self.names)
+
+    @property
+    def is_bounded(self) -> bool:
+        return bool(np.isfinite(self.lo).all() and np.isfinite(self.hi).all())
+
+    def core(self, reach: float) -> Box:
+        """With ±reach, or the other end and as much beyond it, in place of infinite ends."""
+        lo = np.where(np.isinf(self.lo), np.minimum(-reach, np.where(np.isinf(self.hi), 0.0, self.hi) - reach), self.lo)
+        hi = np.where(np.isinf(self.hi), np.maximum(reach, np.where(np.isinf(self.lo), 0.0, self.lo) + reach), self.hi)
+        return Box(self.names, lo, hi)
 
     @property
     def widths(self) -> Float[np.ndarray, " d"]:
@@ -63,6 +76,10 @@ class Box:
     def as_dict(self) -> dict[str, tuple[float, float]]:
         return {name: (float(lo), float(hi)) for name, lo, hi in zip(self.names, self.lo, self.hi, strict=True)}
 
+    def as_json(self) -> dict[str, list[float | str]]:
+        """JSON has no infinity: it is written as text, "-inf" or "inf", which `parse` reads."""
+        return {name: [x if math.isfinite(x) else str(x) for x in ends] for name, ends in self.as_dict().items()}
+
     def __str__(self) -> str:
         return ", ".join(f"{name} ∈ [{lo:.6g}, {hi:.6g}]" for name, (lo, hi) in self.as_dict().items())
 
@@ -74,11 +91,11 @@ def _interval(name: str, pair: Any) -> tuple[float, float]:
         lo, hi = (float(end) for end in pair)
     except (TypeError, ValueError, OverflowError):
         raise InputError(f"box: {name} needs two numbers (lo, hi), found {pair!r}") from None
-    if not (math.isfinite(lo) and math.isfinite(hi)):
-        raise InputError(f"box: {name} ∈ [{lo}, {hi}] is not finite; choose finite ends")
-    if lo >= hi:
+    if math.isnan(lo) or math.isnan(hi):
+        raise InputError(f"box: {name} ∈ [{lo}, {hi}] is not a range; give two numbers (lo, hi)")
+    if lo >= hi or lo == math.inf or hi == -math.inf:
         kind = "reversed" if lo > hi else "empty"
         raise InputError(f"box: {name} ∈ [{lo}, {hi}] is {kind}; the first number must be below the second")
-    if not math.isfinite(hi - lo):
+    if math.isfinite(lo) and math.isfinite(hi) and not math.isfinite(hi - lo):
         raise InputError(f"box: {name} ∈ [{lo}, {hi}] is wider than float64 can hold")
     return lo, hi

@@ -25,7 +25,10 @@ class ExpressionTarget(Target):
     def __init__(self, expression: Expression, box: Box) -> None:
         _check_variables(expression, box)
         self.expression, self.box, self.text = expression.with_variables(box.names), box, expression.text
-        self.expression.check_domain(list(zip(box.lo, box.hi, strict=True)))
+        if box.is_bounded:
+            self.expression.check_domain(list(zip(box.lo, box.hi, strict=True)))
+        else:
+            self.expression.ranges(Interval(box.lo[None], box.hi[None]))  # a DomainError where it may not be defined
         self.is_continuous = not expression.discontinuous
         self.input_shapes = ((box.d,),)
         self.output_shape = (len(expression.outputs),) if expression.is_tuple else ()

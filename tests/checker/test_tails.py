@@ -1,0 +1,70 @@
+"""Half-lines: the bound is above what is seen far out, and close to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flint import arb, ctx, fmpq
+
+from attnc.targets.expression import Expression
+from attnc_checker.checking import PRECISION
+from attnc_checker.expressions import parse
+from attnc_checker.jets import Undecided
+from attnc_checker.tails import tail_error
+from checker.networks import gate, reduced
+
+SIGMOID = gate([(0, 0), (0, 1)], [(0, 0), (0, 1)])  # x·σ(x)
+THREE = gate([(0.5, -0.75), (0.25, 0), (0, 1)], [(1, -1), (0.5, 0.25), (-1, 1)])
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    before = ctx.prec, ctx.cap
+    ctx.prec, ctx.cap = PRECISION, 64
+    yield
+    ctx.prec, ctx.cap = before
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "start", "side", "looseness"),
+    [
+        (SIGMOID, "x", 4, 1, 1.2),
+        (SIGMOID, "0", -4, -1, 1.2),
+        (SIGMOID, "x", 0.25, 1, 4),  # where x·e^{−x} has its top beyond the start
+        (SIGMOID, "relu(x)", 3, 1, 1.2),
+        (SIGMOID, "gelu(x)", 3, 1, 1.2),
+        (SIGMOID, "gelu(x)", -3, -1, 1.2),
+        (SIGMOID, "max(x, -x/2, 1) + exp(-2*x)", 3, 1, 1.2),
+        (SIGMOID, "x*tanh(softplus(x))", 3, 1, 2.5),
+        (SIGMOID, "x*(erf(x/2) + 1)/2", 5, 1, 1.2),
+        (SIGMOID, "clip(x, -1, 1) + 1", -3, -1, 1.2),
+        (SIGMOID, "abs(x)*sigmoid(-3*x)**2 + x", 2, 1, 1.5),
+        (THREE, "x - 1", 3, 1, 1.2),
+        (THREE, "1 - x + sigmoid(x)", -6, -1, 1.2),
+        (THREE, "softplus(-x) + 1", -5, -1, 1.2),
+    ],
+)
+def test_above_what_is_seen(program, text, start, side, looseness):
+    found = float(tail_error(reduced(program), parse(text, ["x"]), fmpq(*float(start).as_integer_ratio()), side))
+    points = start + side * np.concatenate([np.linspace(0, 20, 4001), np.geomspace(20, 600, 200)])[:, None]
+    f = Expression.parse(text).with_variables(["x"])
+    seen = float(np.abs(program(points) - f(points)).max())
+    assert seen * (1 - 1e-9) <= found <= looseness * seen
+
+
+@pytest.mark.parametrize(
+    "text", ["x + 1e-9*x", "x**2", "x + sin(x)*x", "exp(x)", "sqrt(x)", "floor(x)", "abs(x - 10)", "x + atan(x)*x"]
+)
+def test_what_is_not_followed_is_refused(text):
+    with pytest.raises(Undecided):
+        tail_error(reduced(SIGMOID), parse(text, ["x"]), fmpq(4), 1)
+
+
+def test_ties_with_different_values_are_refused():
+    tie = gate([(0, 0), (0, 1), (1, 1)], [(0, 0), (0, 1), (1, 1)])
+    with pytest.raises(Undecided, match="win together"):
+        tail_error(reduced(tie), parse("x", ["x"]), fmpq(4), 1)
+    same = gate([(0, 0), (0, 1), (1, 1)], [(0, 0), (0, 1), (0, 1)])
+    one = gate([(0, 0), (float(np.log(1 + np.e)), 1)], [(0, 0), (0, 1)])
+    together, alone = (tail_error(reduced(p), parse("x", ["x"]), fmpq(4), 1) for p in (same, one))
+    assert abs(together - alone) < arb(1e-12)
