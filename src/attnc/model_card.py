@@ -136,7 +136,8 @@ def _assumptions(network: Network) -> list[str]:
 def _snippet(network: Network) -> str:
     """Four lines: the middle of the box, as the network takes it."""
     shapes = network.program.input_shapes
-    middle = [float(x) for x in network.box.lo / 2 + network.box.hi / 2]
+    inside = network.box.core(1.0)
+    middle = [float(x) for x in inside.lo / 2 + inside.hi / 2]
     if len(shapes) == 1 and len(shapes[0]) == 1 and len(middle) <= 4:
         names = ", ".join(one_line(name) for name in network.variables)
         points, arguments = f"points = [{middle!r}]  # columns: {names}", "points"

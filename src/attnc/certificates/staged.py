@@ -240,7 +240,8 @@ class _Walk:
             wanted = self._affine(part, state)
             errors = self._errors_of(_Affine(row.astype(float), float(offset), 0.0), state)
             differs = np.abs(row - wanted.weights) @ sizes + abs(float(offset) - wanted.constant) + wanted.slack
-            errors["coefficients"] = float(up(differs * (1 + 4 * len(row) * U), 4))
+            if differs > 0:
+                errors["coefficients"] = float(up(differs * (1 + 4 * len(row) * U), 4))
             size = np.abs(row) @ sizes + abs(float(offset))
             rounded = gamma(int(np.count_nonzero(row)) + 2, unit) * size if np.count_nonzero(row) > 1 or offset else 0.0
             if np.count_nonzero(row) == 1 and not offset and not np.isin(np.abs(row[row != 0]), (1.0, 2.0, 0.5)).all():

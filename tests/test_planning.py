@@ -1,0 +1,88 @@
+"""The plan: a row for every construction, and auto takes the cheapest that serves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc.cli import main
+from attnc.errors import BoundNotMet, InputError
+from attnc.planning import CONSTRUCTIONS, CRITERIA, ESTIMATES
+
+WAVE = ("exp(sin(x)*y)", {"x": (-2, 2), "y": (-2, 2)}, 1e-5)
+
+
+def test_every_construction_has_a_row_and_a_reason_or_a_size() -> None:
+    rows = attnc.plan(*WAVE)
+    assert {row.name for row in rows} == set(CONSTRUCTIONS) == set(ESTIMATES)
+    for row in rows:
+        if row.why_not is None:
+            assert row.layers >= 1
+            assert row.anchors >= 1
+            assert row.multiply_adds >= row.anchors
+            assert row.parameters >= row.anchors
+        else:
+            assert len(row.why_not) > 5
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+def test_auto_takes_the_least_of_what_is_asked(criterion: str) -> None:
+    able = [row for row in attnc.plan(*WAVE) if row.why_not is None]
+    network = attnc.compile(*WAVE, criterion=criterion)
+    least = min(getattr(row, criterion) for row in able)
+    assert getattr(next(row for row in able if row.name == network.construction), criterion) == least
+
+
+@pytest.mark.parametrize("name", ["compose", "spectral_grid"])
+def test_the_sizes_that_were_planned_are_those_that_are_built(name: str) -> None:
+    row = next(row for row in attnc.plan(*WAVE) if row.name == name)
+    network = attnc.compile(*WAVE, construction=name)
+    # The grid is planned from sections of f, and fitted as a whole: it may take a few more anchors, or fewer.
+    assert network.num_anchors == pytest.approx(row.anchors, rel=0 if name == "compose" else 1.5)
+    assert network.num_parameters == pytest.approx(row.parameters, rel=0 if name == "compose" else 1.5)
+
+
+def test_the_papers_grids_are_planned_as_they_are_built() -> None:
+    text, box, eps = "sin(x)*y", {"x": (-1, 1), "y": (-1, 1)}, 0.1
+    row = next(row for row in attnc.plan(text, box, eps) if row.name == "max_affine")
+    network = attnc.compile(text, box, eps, construction="max_affine")
+    assert network.num_anchors == pytest.approx(row.anchors, rel=0.1)
+    assert network.num_parameters == pytest.approx(row.parameters, rel=0.2)
+
+
+def test_python_code_in_many_variables_gets_the_table_and_the_reason() -> None:
+    with pytest.raises(BoundNotMet, match="1 to 6 variables") as refusal:
+        attnc.compile(lambda X: X.sum(axis=1), [(-1, 1)] * 8, 1e-3)
+    assert "construction" in str(refusal.value)
+    assert "lipschitz" in str(refusal.value)
+
+
+def test_an_unknown_criterion_is_named() -> None:
+    with pytest.raises(InputError, match="criterion"):
+        attnc.compile(*WAVE, criterion="beauty")
+
+
+def test_the_command_lists_every_construction(capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    with pytest.raises(SystemExit) as ending:
+        main(["plan", "x*y", "--box", "x=-1:1", "--box", "y=-1:1", "--eps", "1e-4", "--json"])
+    assert ending.value.code == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["name"] for row in rows} == set(CONSTRUCTIONS)
+    assert rows[0]["name"] in ("compose", "gates")
+
+
+def test_an_activation_on_all_of_r() -> None:
+    network = attnc.compile("gelu(x)", {"x": (-np.inf, np.inf)}, 1e-7)
+    assert network.num_anchors <= 17
+    assert network.certificate.bound <= 1e-7
+    far = np.array([[-1e6], [1e6], [0.5]])
+    assert np.abs(network(far) - far[:, 0] * np.array([0.0, 1.0, 0.6914624612740131])).max() <= 1e-7
+
+
+@pytest.mark.parametrize("construction", ["spectral_grid", "max_affine"])
+def test_other_constructions_need_a_finite_box(construction: str) -> None:
+    with pytest.raises(InputError, match="finite box"):
+        attnc.compile("gelu(x)", {"x": (-np.inf, np.inf)}, 1e-3, construction=construction)
