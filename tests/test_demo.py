@@ -25,6 +25,7 @@ def test_the_demo_prints_a_table_and_draws(tmp_path: Path, monkeypatch, capsys) 
         assert word in out
     assert "…" not in out  # nothing is cut off on a terminal of 80 columns
     assert "max_affine" in out
+    assert "compose" in out
 
 
 def test_the_demo_as_json(tmp_path: Path, monkeypatch, capsys) -> None:

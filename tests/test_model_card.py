@@ -21,9 +21,12 @@ from attnc.numerics.bound import Term
 HOSTILE = "x` | y\n\n# heading\n\n```\n<script>&amp;[a](http://b) *b* \\ \x1b[31m"
 
 
+BOX = {"x": (-1, 1), "y": (0, 2)}
+
+
 @pytest.fixture(scope="module")
 def network() -> Network:
-    return attnc.compile("sin(x)+y", box={"x": (-1, 1), "y": (0, 2)}, eps=0.5, command="attnc compile 'sin(x)+y'")
+    return attnc.compile("sin(x)+y", BOX, 0.5, construction="max_affine", command="attnc compile 'sin(x)+y'")
 
 
 def tokens(text: str):
@@ -53,7 +56,7 @@ def test_a_card_states_everything(network: Network) -> None:
         "float64",
         f"**Bound (proven):** sup |f − network| ≤ **{ceiling(certificate.bound)}**",
         f"**Observed error (sampled):** **{certificate.observed:.3g}**",
-        "method: theorem; arithmetic: float64",
+        "arithmetic: float64",
         "attnc compile 'sin(x)+y'",
     ):
         assert needed in card
@@ -61,6 +64,33 @@ def test_a_card_states_everything(network: Network) -> None:
         assert f"| {escape(term.name)} | {ceiling(term.value)} | {escape(term.reason)} |" in card
     for sentence in certificate.assumptions:
         assert f"- {escape(sentence)}" in card
+
+
+def test_a_card_says_how_the_bound_was_proved() -> None:
+    by_leaves = attnc.compile("sin(x)+cos(y)", BOX, 1e-3)
+    count = len(by_leaves.certificate.leaves)
+    assert f"(proven by leaves, {count} cells that cover the box; arithmetic: float64)." in model_card(by_leaves)
+    by_heads = attnc.compile("exp(sin(x)*y)", BOX, 1e-3)
+    count = by_heads.program.num_heads
+    assert f"(proven head by head, {count} heads; arithmetic: float64)." in model_card(by_heads)
+    by_theorem = attnc.compile("sign(x)*y", BOX, 0.5, norm=2)
+    assert "(proven by theorem; arithmetic: float64)." in model_card(by_theorem)
+    for network in (by_leaves, by_heads, by_theorem):
+        assert "ran out of time" not in model_card(network)
+        cut_short = dataclasses.replace(network, certificate=dataclasses.replace(network.certificate, complete=False))
+        assert "The proof ran out of time" in model_card(cut_short)
+    sampled = model_card(attnc.compile(lambda p: np.sin(p[:, 0]), [(-1, 1)], 0.01))
+    assert "**Bound (proven):** none. Nothing was proved" in sampled
+
+
+def test_rounding_is_not_claimed_beyond_the_core_of_an_infinite_range() -> None:
+    network = attnc.compile("tanh(x)", {"x": (-math.inf, math.inf)}, 1e-3)
+    assert network.certificate.core is not None
+    lo, hi = network.certificate.core
+    card = model_card(network)
+    assert f"rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond" in card
+    assert "points = [[0.0]]" in card
+    assert summary(network)["box"] == {"x": ["-inf", "inf"]}
 
 
 def test_the_snippet_runs(network: Network, tmp_path: Path) -> None:

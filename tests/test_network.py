@@ -16,22 +16,54 @@ BOX = {"x": (-1, 1), "y": (0, 2)}
 
 @pytest.fixture(scope="module")
 def net() -> attnc.Network:
-    return attnc.compile("x - 2*y", BOX, eps=0.5)
+    return attnc.compile("x - 2*y", BOX, eps=0.5, construction="max_affine")
 
 
-def test_columns_are_in_the_order_of_the_box():
-    swapped = attnc.compile("x - 2*y", {"y": (0, 2), "x": (-1, 1)}, eps=0.5)
+@pytest.mark.parametrize("construction", ["auto", "max_affine"])
+def test_columns_are_in_the_order_of_the_box(construction):
+    swapped = attnc.compile("x - 2*y", {"y": (0, 2), "x": (-1, 1)}, eps=0.5, construction=construction)
     assert swapped.variables == ("y", "x")
     assert abs(swapped(np.array([[2.0, -1.0]]))[0] + 5) <= swapped.certificate.bound
     listed = attnc.compile("y*y + x", [(0, 1), (5, 6)], eps=0.5)
     assert listed.variables == ("y", "x")
 
 
-def test_shapes():
-    assert attnc.compile("x", [(0, 1)], 0.1)(np.zeros((3, 1))).shape == (3,)
-    assert attnc.compile("(x, 2*x)", [(0, 1)], 0.1)(np.zeros((3, 1))).shape == (3, 2)
-    assert attnc.compile("(x,)", [(0, 1)], 0.1)(np.zeros((3, 1))).shape == (3, 1)
-    assert attnc.compile("(x, 2*x)", [(0, 1)], 0.1).program(np.zeros((3, 1))).shape == (3, 2)
+@pytest.mark.parametrize("construction", ["auto", "max_affine"])
+def test_shapes(construction):
+    def run(source):
+        network = attnc.compile(source, [(0, 1)], 0.1, construction=construction)
+        assert network.program(np.zeros((3, 1))).shape == network(np.zeros((3, 1))).shape
+        return network(np.zeros((3, 1)))
+
+    assert run("x").shape == run("exp(x)").shape == (3,)
+    assert run("(x, 2*x)").shape == run("(sin(x), x**2)").shape == (3, 2)
+    assert run("(x,)").shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "box", "eps", "method"),
+    [
+        ("sin(x) + cos(y)", BOX, 1e-3, "proof"),
+        ("exp(sin(x)*y)", BOX, 1e-3, "staged proof"),
+        ("sqrt(x)", {"x": (0, 1)}, 1e-3, "proof"),
+        ("max(x, y)", BOX, 1e-2, "proof"),
+    ],
+)
+def test_auto_brings_a_proof_and_is_no_larger_than_the_papers_grid(source, box, eps, method, tmp_path):
+    net = attnc.compile(source, box, eps)
+    claim = net.certificate
+    assert (claim.method, claim.complete) == (method, True)
+    assert 0 < claim.observed <= claim.bound <= eps
+    assert claim.bound == pytest.approx(sum(term.value for term in claim.terms))
+    if method == "proof":
+        assert len(claim.leaf_bounds) == len(claim.leaves) > 0
+        assert max(claim.leaf_bounds) == claim.bound <= 1.1 * claim.observed
+    else:
+        assert len(claim.stages) == net.program.num_heads
+    (grid,) = (row for row in attnc.plan(source, box, eps) if row.name == "max_affine")
+    assert grid.why_not is not None or net.num_anchors <= grid.anchors
+    net.save(tmp_path / "net")
+    assert attnc.load(tmp_path / "net").certificate == claim
 
 
 def test_what_points_may_be(net):
@@ -120,7 +152,8 @@ def test_a_box_that_does_not_fit_the_weights_is_refused(net, tmp_path):
         ("x", None, InputError, "state the domain"),
         ("x", {"x": (1, 0)}, InputError, "reversed"),
         ("x", {"x": (1, 1)}, InputError, "empty"),
-        ("x", {"x": (0, np.inf)}, InputError, "not finite"),
+        ("x + y", {"x": (0, np.inf), "y": (0, 1)}, InputError, "not finite"),
+        ("x", {"x": (0, np.nan)}, InputError, "two numbers"),
         ("x", {"x": (0, 1, 2)}, InputError, "two numbers"),
         ("x", {"x": "ab"}, InputError, "two numbers"),
         ("x", "x=0:1", InputError, "expected"),
@@ -150,13 +183,18 @@ def test_bad_options(arguments):
         attnc.compile("x", [(0, 1)], 0.1, **arguments)
 
 
-@settings(max_examples=30)
-@given(text=expressions(("x", "y")), dtype=st.sampled_from(["float64", "float32"]))
-def test_what_compiles_is_what_was_claimed(text, dtype):
+@settings(max_examples=20)
+@given(
+    text=expressions(("x", "y")),
+    dtype=st.sampled_from(["float64", "float32"]),
+    construction=st.sampled_from(["auto", "max_affine"]),
+)
+def test_what_compiles_is_what_was_claimed(text, dtype, construction):
     """Engine, reference and loaded network agree; the bound holds for all of them."""
     expression = attnc.compiling.Expression.parse(text)
+    box = {name: (-1, 1) for name in expression.variables}
     try:
-        net = attnc.compile(text, {name: (-1, 1) for name in expression.variables}, 0.4, dtype=dtype, max_anchors=5000)
+        net = attnc.compile(text, box, 0.4, dtype=dtype, max_anchors=5000, construction=construction)
     except (BoundNotMet, DomainError, InputError):
         return
     points = np.random.default_rng(0).uniform(-1, 1, (200, len(net.variables)))
@@ -177,23 +215,43 @@ def test_all_errors_are_of_one_family():
     ("source", "box", "eps", "options"),
     [
         ("x*1e-41", (-1e39, 1e39), 0.05, {"dtype": "float32"}),
-        ("x", (0, 1e-310), 1e-312, {}),
         ("x*1e39", (-1, 1), 1e38, {"dtype": "float32"}),
         ("x", (-1e150, 1e150), 1e149, {"dtype": "float32"}),
+        ("sin(x)*1e39", (-1, 1), 1e38, {"dtype": "float32"}),
     ],
 )
-def test_what_the_arithmetic_cannot_hold_is_refused(source, box, eps, options):
+@pytest.mark.parametrize("construction", ["auto", "max_affine"])
+def test_what_the_arithmetic_cannot_hold_is_refused(source, box, eps, options, construction):
     """An overflow would make the network NaN under a finite bound."""
     with pytest.raises(InputError, match=r"too wide or too narrow|more than float32 holds"):
-        attnc.compile(source, {"x": box}, eps, **options)
+        attnc.compile(source, {"x": box}, eps, construction=construction, **options)
+
+
+def test_a_box_too_narrow_for_cells_is_wide_enough_for_an_affine_map():
+    with pytest.raises(InputError, match="too wide or too narrow"):
+        attnc.compile("x", {"x": (0, 1e-310)}, 1e-312, construction="max_affine")
+    net = attnc.compile("x", {"x": (0, 1e-310)}, 1e-312)
+    assert net.num_anchors == 0
+    assert net.certificate.observed <= net.certificate.bound <= 1e-312
 
 
 @pytest.mark.parametrize(("source", "eps"), [("x*1e307", 1e306), ("1e-170*sin(x)", 1e-171), ("x*1e-290", 1e-291)])
 @pytest.mark.parametrize("norm", ["inf", 2, 400])
 def test_extreme_scales_neither_under_nor_overflow(source, eps, norm):
-    net = attnc.compile(source, {"x": (-1, 1)}, eps, norm=norm)
+    net = attnc.compile(source, {"x": (-1, 1)}, eps, norm=norm, construction="max_affine")
     assert 0 < net.certificate.observed <= 1.001 * net.certificate.bound <= 1.001 * eps
     assert net.certificate.bound <= 10 * net.certificate.observed
+
+
+@pytest.mark.parametrize(
+    ("source", "eps"),
+    [("x*1e307", 1e306), ("sin(x)*1e307", 1e306), ("1e-170*sin(x)", 1e-171), ("x*1e-290", 1e-291), ("sin(x)*1e-290", 1e-291)],
+)
+def test_extreme_scales_by_auto(source, eps):
+    """An affine function is exact; what is approximated is no better than a few digits beyond eps."""
+    net = attnc.compile(source, {"x": (-1, 1)}, eps)
+    assert net.certificate.observed <= net.certificate.bound <= eps
+    assert (net.certificate.observed == 0) == (net.num_anchors == 0)
 
 
 def test_a_lipschitz_constant_that_a_sample_refutes():
@@ -254,8 +312,15 @@ def test_refusals_carry_what_was_asked_for():
         assert best.certificate.bound == caught.value.bound
         assert best.num_anchors <= 300
     with pytest.raises(BoundNotMet, match="max_bytes") as caught:
-        attnc.compile("x", [(0, 1)], 0.01, max_bytes=1)
+        attnc.compile("x", [(0, 1)], 0.01, max_bytes=1, construction="max_affine")
     assert caught.value.network is None
+
+
+def test_auto_refuses_with_its_plan():
+    with pytest.raises(BoundNotMet) as caught:
+        attnc.compile("exp(sin(3*x)*y)", BOX, 1e-6, max_anchors=5)
+    for name in ("compose", "spectral_grid", "max_affine"):
+        assert name in str(caught.value)
 
 
 def test_a_file_that_claims_more_tokens_than_it_holds(net, tmp_path):

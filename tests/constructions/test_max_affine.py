@@ -82,7 +82,7 @@ def test_bound_holds_at_any_temperature(exponent, count, slope, dtype):
 )
 def test_bound_is_tight_on_linear_targets(text, box, dtype):
     """Linear functions are the worst case: the error reaches the whole variation at a corner of a cell."""
-    net = attnc.compile(text, box, eps=0.5, dtype=dtype)
+    net = attnc.compile(text, box, eps=0.5, dtype=dtype, construction="max_affine")
     counts = tuple(int(c) for c in net.parameters["points_per_axis"].split(" × "))
     points = seams(net.box, counts)
     target = ExpressionTarget(Expression.parse(text), net.box)
@@ -109,7 +109,7 @@ def test_sequences_are_position_exact_for_every_margin(n, d, k, margin, seed):
 
 def test_the_self_attention_form_is_real():
     """Multiplying out the stored matrices with a T×T softmax gives what the engine gives, within the rounding term."""
-    net = attnc.compile("(sin(x)*y, x - y)", [(-1, 2), (0, 1)], eps=0.3)
+    net = attnc.compile("(sin(x)*y, x - y)", [(-1, 2), (0, 1)], eps=0.3, construction="max_affine")
     embed, select, read = net.program.layers
     assert (type(embed), type(select), type(read)) == (Affine, Attention, Affine)
     assert not select.residual
@@ -127,7 +127,7 @@ def test_the_self_attention_form_is_real():
 
 
 def test_functions_that_are_not_lipschitz():
-    net = attnc.compile("sqrt(x)", {"x": (0, 1)}, eps=0.02)
+    net = attnc.compile("sqrt(x)", {"x": (0, 1)}, eps=0.02, construction="max_affine")
     points = np.concatenate([np.linspace(0, 1e-3, 2000), np.linspace(0, 1, 2000)])[:, None]
     error = np.abs(net(points) - np.sqrt(points[:, 0])).max()
     assert error <= net.certificate.bound <= 0.02
@@ -135,7 +135,7 @@ def test_functions_that_are_not_lipschitz():
 
 
 def test_anisotropic_functions_get_anisotropic_grids():
-    net = attnc.compile("10*x + y/10", [(-1, 1)] * 2, eps=0.5)
+    net = attnc.compile("10*x + y/10", [(-1, 1)] * 2, eps=0.5, construction="max_affine")
     nx, ny = (int(c) for c in net.parameters["points_per_axis"].split(" × "))
     assert nx > 10 * ny
 
@@ -143,9 +143,9 @@ def test_anisotropic_functions_get_anisotropic_grids():
 def test_too_small_an_eps_names_the_size_before_allocating(monkeypatch):
     module = sys.modules["attnc.constructions.max_affine"]
 
-    monkeypatch.setattr(module, "_program", lambda *_: pytest.fail("built something large"))
+    monkeypatch.setattr(module, "self_attention", lambda *_: pytest.fail("built something large"))
     with pytest.raises(BoundNotMet, match="anchors") as caught:
-        attnc.compile("sin(x)+cos(y)", [(-3, 3)] * 2, eps=1e-4)
+        attnc.compile("sin(x)+cos(y)", [(-3, 3)] * 2, eps=1e-4, construction="max_affine")
     refusal = caught.value
     assert refusal.eps == 1e-4 < refusal.bound < 1
     assert "max_anchors=2,000,000" in str(refusal)
@@ -155,7 +155,7 @@ def test_too_small_an_eps_names_the_size_before_allocating(monkeypatch):
 
 def test_a_refusal_carries_the_best_network():
     with pytest.raises(BoundNotMet) as caught:
-        attnc.compile("sin(x)+cos(y)", [(-3, 3)] * 2, eps=0.01, max_anchors=900)
+        attnc.compile("sin(x)+cos(y)", [(-3, 3)] * 2, eps=0.01, max_anchors=900, construction="max_affine")
     refusal = caught.value
     net = refusal.network
     assert net is refusal.network
@@ -168,7 +168,7 @@ def test_a_refusal_carries_the_best_network():
 
 def test_max_bytes_is_a_limit_too():
     with pytest.raises(BoundNotMet, match="max_bytes"):
-        attnc.compile("sin(x)+cos(y)", [(-3, 3)] * 2, eps=0.01, max_bytes=100_000)
+        attnc.compile("sin(x)+cos(y)", [(-3, 3)] * 2, eps=0.01, max_bytes=100_000, construction="max_affine")
 
 
 @pytest.mark.parametrize(

@@ -62,14 +62,22 @@ def expression(text: str, box: dict[str, tuple[float, float]]) -> Target:
 def network(name: str) -> Network:
     line, plane = {"x": (-2, 2)}, BOX
     compiled: dict[str, Any] = {
-        "line": lambda: attnc.compile("x*sin(3*x)", box=line, eps=0.3),
-        "fine line": lambda: attnc.compile("x*sin(3*x)", box=line, eps=0.01),
-        "float32 line": lambda: attnc.compile("x*sin(3*x)", box=line, eps=0.3, dtype="float32"),
-        "plane": lambda: attnc.compile("sin(x)+cos(y)", box=plane, eps=0.5),
-        "fine plane": lambda: attnc.compile("sin(x)+cos(y)", box=plane, eps=0.1),
+        "line": lambda: _cells("x*sin(3*x)", line, 0.3),
+        "fine line": lambda: _cells("x*sin(3*x)", line, 0.01),
+        "float32 line": lambda: _cells("x*sin(3*x)", line, 0.3, "float32"),
+        "plane": lambda: _cells("sin(x)+cos(y)", plane, 0.5),
+        "fine plane": lambda: _cells("sin(x)+cos(y)", plane, 0.1),
         "cross": lambda: attnc.compile("sin(x)*cos(y)", box=plane, eps=0.5, construction="max_affine_cross"),
         "adaptive": lambda: attnc.compile("exp(-2*(x**2+y**2))", box=plane, eps=0.2, centres="adaptive"),
-        "space": lambda: attnc.compile("x*y+sin(z)", box=dict.fromkeys("xyz", (-1, 1)), eps=0.4),
+        "space": lambda: _cells("x*y+sin(z)", dict.fromkeys("xyz", (-1, 1)), 0.4),
+        "graded": lambda: attnc.compile("sqrt(x)", {"x": (0, 1)}, 1e-3, construction="graded"),
+        "spectral line": lambda: attnc.compile("sin(3*x)", line, 1e-6, construction="spectral_grid"),
+        "binomial": lambda: attnc.compile("sin(3*x)", line, 1e-3, construction="binomial"),
+        "all numbers": lambda: attnc.compile("gelu(x)", {"x": (-np.inf, np.inf)}, 1e-3),
+        "spectral plane": lambda: attnc.compile("exp(sin(x)*y)", plane, 1e-2, construction="spectral_grid"),
+        "sum": lambda: attnc.compile("sin(x)+cos(y)", plane, 1e-6),
+        "deep": lambda: attnc.compile("exp(sin(x)*y)", plane, 1e-3, construction="compose"),
+        "deep of three": lambda: attnc.compile("exp(sin(x)*y)+z*x", dict.fromkeys("xyz", (-1, 1)), 1e-3),
         "relu": lambda: attnc.compile(TARGETS["relu"], eps=0.1),
         "relu of two": lambda: attnc.compile(TARGETS["relu of two"], eps=0.3),
         "relu of three": lambda: attnc.compile(TARGETS["relu of three"], eps=0.5),
@@ -89,6 +97,10 @@ def network(name: str) -> Network:
     if not heads:
         return as_network(constructions.truncated_linear(target, num_anchors=9), target)
     return as_network(constructions.truncated_linear_heads(target, num_heads=4, num_tokens=8), target)
+
+
+def _cells(text: str, box: dict[str, tuple[float, float]], eps: float, dtype: str = "float64") -> Network:
+    return attnc.compile(text, box, eps, dtype=dtype, construction="max_affine")
 
 
 def _grid(construction: Any, text: str, box: dict[str, tuple[float, float]], count: int, **options: Any) -> Network:

@@ -24,6 +24,13 @@ LAYOUTS = [
     "two layers",
     "two layers, heads",
     "adaptive",
+    "graded",
+    "spectral line",
+    "all numbers",
+    "spectral plane",
+    "sum",
+    "deep",
+    "deep of three",
 ]
 
 

@@ -138,8 +138,10 @@ def test_level_lines_of_a_relu_network_are_those_of_its_units() -> None:
 
 
 def test_scattered_and_constant() -> None:
-    flat = attnc.compile("0*x+0*y+2", box={"x": (-3, 3), "y": (-3, 3)}, eps=0.5)
+    flat = attnc.compile("0*x+0*y+2", {"x": (-3, 3), "y": (-3, 3)}, 0.5, construction="max_affine")
     assert titles(figure(flat)) == ["target", "network", "error", "partition"]
+    affine = attnc.compile("0*x+0*y+2", {"x": (-3, 3), "y": (-3, 3)}, 0.5)
+    assert titles(figure(affine)) == ["target", "network", "error"]  # there is no attention in it
 
     def bowl(points):
         return (points**2).sum(axis=1)
