@@ -21,6 +21,7 @@ from attnc.targets.linear import ReLUNetwork, TruncatedLinear
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
+MAX_GRID_VARIABLES = 10
 ONE_VARIABLE = ("graded", "binomial")
 TABLES = ("table_grid", "table_scattered")
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
@@ -115,6 +116,8 @@ def _why_not(name: str, target: Target, wanted: Wanted) -> str | None:
         return "takes one input; the target has two"
     if not papers and (wanted.p < math.inf or not target.is_continuous):
         return "approximates continuous functions, and measures the largest error"
+    if papers and target.box.d > MAX_GRID_VARIABLES:
+        return f"a grid in {target.box.d} variables has too many cells"
     if papers and isinstance(target, FunctionTarget) and target.lipschitz is None:
         return "needs a Lipschitz constant (lipschitz=…) of Python code"
     return None
