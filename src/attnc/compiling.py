@@ -33,7 +33,7 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     pass
 
-ATTEMPTS = 4
+ATTEMPTS = 6
 
 
 def compile(  # the contract's name; inside this module nothing needs the builtin
@@ -93,28 +93,38 @@ class _Request:
     progress: Progress | None
 
     def network(self) -> Network:
-        """Built and proved; built again for a smaller error where the proof found more than the construction saw."""
-        asked, best = self.eps, None
+        """Built and proved; built again for a smaller error where the proof found more than the construction saw.
+
+        Where that does not help, because rounding is in the way, another construction may.
+        """
+        best: Network | None = None
+        given_up: set[str] = set()
+        asked = self.eps
         for _ in range(ATTEMPTS):
             wanted = Wanted(asked, self.dtype, self.p, self.max_anchors, self.max_bytes)
             try:
-                built = self._builder(wanted)()
+                built = self._builder(wanted, given_up)()
             except BoundNotMet as refusal:
                 if best is not None:
-                    raise _not_met(self.target, best, self.eps) from None
+                    break
                 raise refusal.with_network(self._certified) from None
             network = self._certified(built)
             error = network.certificate.error
             if error is None or error <= self.eps:
                 return network
-            best = network if best is None or error < (best.certificate.error or math.inf) else best
-            asked *= max(0.1, min(0.8, 0.9 * self.eps / error))
+            before = math.inf if best is None else best.certificate.error or math.inf
+            best = network if error < before else best
+            if error < 0.8 * before:
+                asked *= max(0.1, min(0.8, 0.9 * self.eps / error))
+            else:
+                given_up.add(built.construction)
+                asked = self.eps
         assert best is not None
         raise _not_met(self.target, best, self.eps)
 
-    def _builder(self, wanted: Wanted) -> Callable[[], Built]:
+    def _builder(self, wanted: Wanted, given_up: set[str]) -> Callable[[], Built]:
         if self.construction == "auto":
-            return _cheapest(self.target, wanted, self.options, self.criterion, self.progress)
+            return _cheapest(self.target, wanted, self.options, self.criterion, given_up, self.progress)
         return _named(self.construction, self.target, wanted, self.options, self.progress)
 
     def _certified(self, built: Built) -> Network:
@@ -125,6 +135,9 @@ def _not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
     claim = network.certificate
     kind = "observed error" if claim.bound is None else "bound"
     why = "" if claim.complete else " The proof ran out of time: a larger eps, or a smaller box, is easier to prove."
+    rounding = math.fsum(term.value for term in claim.terms if term.name == "rounding")
+    if rounding > 0.3 * eps:
+        why += f" Rounding alone costs {rounding:.2g}: that is the rounding level of {claim.dtype} here."
     return BoundNotMet(
         f"cannot bring {target.describe()} on {target.box} to eps={eps:g} by {network.construction}: the {kind} is "
         f"{claim.error:.3g}.{why} Choose a larger eps, or another construction (attnc plan lists them).",
@@ -159,10 +172,17 @@ def plan(
 
 
 def _cheapest(
-    target: Target, wanted: Wanted, options: dict[str, Any], criterion: str, progress: Progress | None
+    target: Target,
+    wanted: Wanted,
+    options: dict[str, Any],
+    criterion: str,
+    given_up: set[str],
+    progress: Progress | None,
 ) -> Callable[[], Built]:
-    """The cheapest construction that the plan finds, of those that know the options."""
-    names = planning.candidates(target, wanted)
+    """The cheapest construction that the plan finds, of those that know the options and were not given up."""
+    names = tuple(name for name in planning.candidates(target, wanted) if name not in given_up)
+    if not names:
+        raise BoundNotMet("every construction was tried", eps=wanted.eps, bound=None)
     if options or len(names) == 1:
         return _named(names[-1] if len(names) == 1 else "max_affine", target, wanted, options, progress)
     rows = planning.plan(target, wanted, names)

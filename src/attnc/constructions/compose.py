@@ -13,6 +13,7 @@ from attnc.constructions.part_fit import PartFit, function_of_one, has_two_keys
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.unary_fit import fit_unary
 from attnc.errors import BoundNotMet, InputError
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.part_ranges import PartRanges
 from attnc.targets.parts import (
@@ -33,6 +34,8 @@ NAME = "compose"
 MOST_FUSED = 72
 """Anchors up to which a longer function of one part is one head; beyond, it is taken apart."""
 ROUNDS = 8
+ROUNDINGS = 4
+"""An eps below this many roundings of max |f| is out of reach of any head."""
 MARGIN = 0.95
 """What the errors may add up to, as a part of eps: a proof is a few percent above what a sample shows."""
 
@@ -141,6 +144,14 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
 
     outputs = tuple(Lowering(target.expression.variables, can_fit).lower(target.expression.outputs))
     ledger = Ledger(in_order(outputs), outputs, ranges)
+    floor = ROUNDINGS * UNIT_ROUNDOFF[dtype] * max(ranges.size(part) for part in outputs)
+    if ledger.heads and eps < floor:
+        raise BoundNotMet(
+            f"eps={eps:g} is below what {dtype} holds for {target.describe()} on {target.box}: the rounding level is "
+            f"{floor:.2g}. Choose a larger eps" + (", or float64." if dtype == "float32" else "."),
+            eps=eps,
+            bound=None,
+        )
     eps *= MARGIN
     goal = eps
     best: Composition | None = None
