@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 
 import attnc
@@ -21,7 +24,17 @@ def cases() -> dict[str, tuple[str, str, attnc.Network]]:
     def build(name: str) -> attnc.Network:
         return attnc.compile(wave, BOX, EPS, construction=name)
 
+    def fine(name: str, text: str, box: Any) -> tuple[str, attnc.Network]:
+        return f"{text}, eps 1e-6", attnc.compile(text, box, 1e-6, construction=name)
+
+    line = [(-3, 3)]
+
     return {
+        "`compose`": ("a head for each function and product; deep", *fine("compose", wave, BOX)),
+        "`spectral_grid`": ("one soft head over a grid, its values solved", *fine("spectral_grid", wave, BOX)),
+        "`graded`": ("one soft head, anchors crowded at a singularity", *fine("graded", "sqrt(x)", [(0, 1)])),
+        "`binomial`": ("one soft head: a polynomial in a sigmoid", *fine("binomial", "1/(1+x**2)", line)),
+        "`gates`": ("tanh, sigmoid, gelu, … on all of R", *fine("gates", "gelu(x)", [(-math.inf, math.inf)])),
         "`max_affine`": ("one head, one layer: a max-affine partition", wave, build("max_affine")),
         "`max_affine_cross`": ("the same by cross-attention to a memory", wave, build("max_affine_cross")),
         "`two_layer`": ("bumps by attention, then selection", wave, build("two_layer")),

@@ -15,6 +15,8 @@ import math
 import os
 import re
 import shlex
+import subprocess
+import sys
 import tempfile
 import textwrap
 import time
@@ -99,12 +101,13 @@ def max_affine() -> str:
     def row(name: str, box: str, eps: float, net: attnc.Network) -> Row:
         return f"`{name}`", box, eps, net.dtype, f"{net.num_anchors:,}", *claims(net)
 
+    build = functools.partial(attnc.compile, construction="max_affine")
     cases = [(WAVE, "[−3, 3]²", WAVE_BOX, 0.3), (WAVE, "[−3, 3]²", WAVE_BOX, 0.1)]
     cases += [("3*x-2*y", "[−1, 1] × [0, 5]", [(-1, 1), (0, 5)], 0.3), ("abs(x)+y+z", "[−1, 1]³", [(-1, 1)] * 3, 0.3)]
-    rows = [row(text, name, eps, attnc.compile(text, box, eps)) for text, name, box, eps in cases]
-    rows.append(row(WAVE, "[−3, 3]²", 0.1, attnc.compile(WAVE, WAVE_BOX, 0.1, dtype="float32")))
-    rows.append(row("sqrt(x)", "[0, 1]", 0.02, attnc.compile("sqrt(x)", [(0, 1)], 0.02)))
-    rows.append(row("tanh(X − mean X)", "2 tokens in [−1, 1]", 0.1, attnc.compile(SEQUENCE, eps=0.1)))
+    rows = [row(text, name, eps, build(text, box, eps)) for text, name, box, eps in cases]
+    rows.append(row(WAVE, "[−3, 3]²", 0.1, build(WAVE, WAVE_BOX, 0.1, dtype="float32")))
+    rows.append(row("sqrt(x)", "[0, 1]", 0.02, build("sqrt(x)", [(0, 1)], 0.02)))
+    rows.append(row("tanh(X − mean X)", "2 tokens in [−1, 1]", 0.1, build(SEQUENCE, eps=0.1)))
     return markdown(("f", "box", "eps", "dtype", "anchors", "bound (proven)", "observed", "bound/observed"), rows)
 
 
@@ -142,7 +145,7 @@ def max_affine_adaptive() -> str:
 def max_affine_domain() -> str:
     rows = []
     for r in (3.0, 1.5, 0.75, 0.375):
-        net = attnc.compile(WAVE, [(-r, r)] * 2, 0.1)
+        net = attnc.compile(WAVE, [(-r, r)] * 2, 0.1, construction="max_affine")
         rows.append((f"[−{r:g}, {r:g}]²", f"{net.num_anchors:,}", f"{net.num_anchors / r**2:.0f}", *claims(net)[:2]))
     return markdown(("box", "anchors", "anchors / r²", "bound (proven)", "observed"), rows)
 
@@ -423,6 +426,9 @@ def run(line: str) -> str:
     """What a command prints."""
     from attnc.cli import main
 
+    if line.startswith("attnc verify"):  # a process of its own, which writes past this one's stdout
+        command = [sys.executable, "-m", "attnc.cli", *shlex.split(line)[1:]]
+        return subprocess.run(command, check=False, capture_output=True, encoding="utf-8").stdout.rstrip()
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
         main(shlex.split(line)[1:])
@@ -446,7 +452,8 @@ def cli() -> dict[str, Callable[[], str]]:
         "cli-info": lambda: transcript("attnc info net"),
         "cli-export": lambda: transcript("attnc export net --to onnx --out net.onnx"),
         "cli-bad": lambda: transcript('attnc compile "log(x)" --box x=-1:1', "attnc eval net x=4 y=0"),
-        "cli-not-met": lambda: transcript(f"{wave.replace('0.1', '0.1 --max-anchors 100')}"),
+        "cli-not-met": lambda: transcript(f"{wave} --max-anchors 100 --construction max_affine"),
+        "cli-verify": lambda: transcript("attnc verify net"),
         "plan-expression": lambda: transcript('attnc plan "exp(sin(x)*y)" --box x=-2:2 --box y=-2:2 --eps 1e-6'),
         "plan-all": lambda: transcript('attnc plan "sin(x)+cos(y)" --box x=-3:3 --box y=-3:3 --eps 0.1'),
         "cli-expressions": lambda: transcript(
@@ -511,7 +518,7 @@ def as_network(target: attnc.targets.target.Target, built: constructions.Built) 
 def draw_demo(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run(f"attnc demo --out {folder}")
-        os.replace(Path(folder) / "demo.png", path)
+        os.replace(Path(folder) / "demo-fine.png", path)
 
 
 def draw_slopes(path: Path) -> None:
@@ -537,8 +544,7 @@ def draw_slopes(path: Path) -> None:
 
 
 def draw_spectral(path: Path) -> None:
-    target = attnc.as_target("x*sin(3*x)", {"x": (-2, 2)})
-    as_network(target, constructions.spectral_grid(target, eps=1e-3)).plot(path, target)
+    attnc.compile("x*sin(3*x)", {"x": (-2, 2)}, 1e-3, construction="spectral_grid").plot(path)
 
 
 def draw_rates(path: Path) -> None:
@@ -646,7 +652,7 @@ def figures() -> dict[str, Callable[[Path], None]]:
     mlp = small_mlp()
     return {
         "demo": draw_demo,
-        "max_affine": of_text("x*sin(3*x)", [(-2, 2)], 0.5),
+        "max_affine": of_text("x*sin(3*x)", [(-2, 2)], 0.5, construction="max_affine"),
         "max_affine_adaptive": of_text(SPIKE, SPIKE_BOX, 0.1, centres="adaptive"),
         "max_affine_cross": of_text("sin(x)*y", [(-3, 3), (-1, 1)], 0.3, construction="max_affine_cross"),
         "truncated_linear": of_clip(constructions.truncated_linear, num_anchors=9),

@@ -21,7 +21,7 @@ def test_the_demo_prints_a_table_and_draws(tmp_path: Path, monkeypatch, capsys) 
     for path in figures:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert f"wrote {path}" in out
-    for word in ("construction", "eps", "anchors", "heads", "layers", "parameters", "(proven)", "(sampled)", "0.05"):
+    for word in ("construction", "eps", "anchors", "heads", "layers", "parameters", "(proven)", "(sampled)", "1e-06"):
         assert word in out
     assert "…" not in out  # nothing is cut off on a terminal of 80 columns
     assert "max_affine" in out
@@ -32,13 +32,15 @@ def test_the_demo_as_json(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("attnc.plots.plot", lambda network, path: path.write_bytes(b""))
     run_demo(tmp_path, json_output=True)
     found = json.loads(capsys.readouterr().out)
-    coarse, fine = found["networks"]
-    assert coarse["name"] != fine["name"]
+    papers, coarse, fine = found["networks"]
+    assert len({papers["name"], coarse["name"], fine["name"]}) == 3
     assert found["figures"] == [str(tmp_path / name) for name in FIGURES.values()]
-    for row in (coarse, fine):
+    for row in (papers, coarse, fine):
         assert row["observed"] <= row["bound"] <= row["eps"]
         assert row["bound"] <= 3 * row["observed"]
     assert fine["num_anchors"] > coarse["num_anchors"]
+    assert papers["eps"] == coarse["eps"] > 1e4 * fine["eps"]
+    assert papers["num_anchors"] > 50 * fine["num_anchors"]
 
 
 def test_without_matplotlib_the_table_is_still_there(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -46,6 +48,7 @@ def test_without_matplotlib_the_table_is_still_there(tmp_path: Path, monkeypatch
     assert run_demo(tmp_path) == []
     out = capsys.readouterr().out
     assert "max_affine" in out
+    assert "compose" in out
     assert "pip install 'attnc[plots]'" in out
     assert list(tmp_path.iterdir()) == []
 

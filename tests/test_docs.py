@@ -131,13 +131,14 @@ def test_every_table_is_filled_and_has_a_maker() -> None:
     assert sorted(placed) == sorted(tables)
 
 
-def test_the_table_of_the_readme_is_what_the_example_prints(capsys) -> None:
+def test_the_table_of_the_readme_is_what_the_example_prints(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, targets and anchors exactly; bounds to the two digits that are shown, or the next ones."""
+    monkeypatch.undo()  # a proof aims at the observed error: one that is seen too small costs it much time
     example = runpy.run_path(str(ROOT / "examples/constructions.py"), run_name="constructions")
     example["main"]()
     printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| `")]
     shown = [line for line in (ROOT / "README.md").read_text("utf-8").splitlines() if line.startswith("| `")]
-    assert len(printed) == len(shown) >= 7
+    assert len(printed) == len(shown) >= 12
     for now, then in zip(printed, shown, strict=True):
         *facts, bound, _ = (cell.strip() for cell in now.strip("|").split("|"))
         *facts_shown, bound_shown, _ = (cell.strip() for cell in then.strip("|").split("|"))

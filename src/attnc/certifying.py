@@ -15,7 +15,8 @@ from attnc.certificates.staged import prove_staged
 from attnc.constructions.built import Built, Progress
 from attnc.errors import InputError, ProgramError
 from attnc.network import Network
-from attnc.numerics.rounding import engine_assumption
+from attnc.numerics.bound import Term
+from attnc.numerics.rounding import engine_assumption, up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import FunctionTarget
 from attnc.targets.target import Target
@@ -44,7 +45,7 @@ def certify(
     The bound is what the prover derives from the stored weights; else what the construction's theorem states; else
     None, and the method is called an estimate.
     """
-    network = _network(built, target, p, eps, command)
+    network = _with_truncation(_network(built, target, p, eps, command))
 
     def evaluate(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
         report = None if progress is None else lambda fraction: progress("observing", fraction)
@@ -63,6 +64,16 @@ def certify(
     if observed > claim.bound:
         raise InputError(_refuted(target, observed, claim.bound))
     return dataclasses.replace(network, certificate=claim)
+
+
+def _with_truncation(network: Network) -> Network:
+    """A theorem is about the full softmax; what the engine leaves out of it is added."""
+    claim, truncation = network.certificate, network.truncation
+    if claim.bound is None or truncation == 0:
+        return network
+    term = Term("truncation", truncation, "anchors that the engine leaves out of a grid, and the like")
+    bound = float(up(claim.bound + truncation))
+    return dataclasses.replace(network, certificate=dataclasses.replace(claim, bound=bound, terms=(*claim.terms, term)))
 
 
 def _proved(
@@ -86,7 +97,10 @@ def _proved(
             return whole
     if derivation is None:
         return None
-    found = prove_staged(network.program, target, derivation, time_budget=seconds, progress=progress)
+    try:
+        found = prove_staged(network.program, target, derivation, time_budget=seconds, progress=progress)
+    except ProgramError:
+        return whole
     if whole is not None and whole.bound is not None and whole.bound <= found.bound:
         return whole
     return dataclasses.replace(

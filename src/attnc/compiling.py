@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc import planning
+from attnc.certificates.observed import sample_points
 from attnc.certifying import certify
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
@@ -69,6 +70,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     target = as_target(source, box, lipschitz, p)
     if not target.box.is_bounded and construction not in ("auto", "gates"):
         raise InputError(f"{construction} takes a finite box, found {target.box}; gates serve all of R")
+    _check_sizes(target, dtype)
     options = {"norm": None if p == math.inf else p, "centres": centres, "heads": heads}
     given = {key: value for key, value in options.items() if value is not None}
     request = _Request(target, eps, dtype, p, construction, criterion, given, max_anchors, max_bytes, command, progress)
@@ -103,7 +105,13 @@ class _Request:
         for _ in range(ATTEMPTS):
             wanted = Wanted(asked, self.dtype, self.p, self.max_anchors, self.max_bytes)
             try:
-                built = self._builder(wanted, given_up)()
+                with np.errstate(all="ignore"):  # what overflows on the way is seen in the result
+                    built = self._builder(wanted, given_up)()
+            except np.linalg.LinAlgError:
+                raise InputError(
+                    f"the numbers of {self.target.describe()} on {self.target.box} are too large or too "
+                    "small for a fit: scale the function or its variables"
+                ) from None
             except BoundNotMet as refusal:
                 if best is not None:
                     break
@@ -266,6 +274,19 @@ def as_target(source: Any, box: BoxLike | None = None, lipschitz: float | None =
             "Measure the error in an L_p norm instead: norm=2 (on the command line: --norm 2)."
         )
     return ExpressionTarget(expression, Box.parse(box, expression.variables))
+
+
+def _check_sizes(target: Target, dtype: str) -> None:
+    """Arithmetic that overflows would make the network NaN under a finite bound."""
+    most = float(np.finfo(dtype).max) / 8
+    box = target.box.core(1.0)
+    if not float(box.magnitude.max()) < most:
+        raise InputError(f"the box {target.box} is more than {dtype} holds: choose a smaller one, or scale the inputs")
+    points = target.check_points()
+    points = sample_points(box, 64) if points is None else points[:64]
+    largest = float(np.abs(target(points)).max(initial=0.0))
+    if not largest < most:
+        raise InputError(f"{target.describe()} reaches {largest:.3g}, more than {dtype} holds: scale the function")
 
 
 def _check_request(eps: float, dtype: str, construction: str, max_anchors: int, max_bytes: int) -> None:

@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attnc.certificates.certificate import Certificate
     from attnc.network import Network
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
@@ -15,7 +16,8 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
 
 def model_card(network: Network) -> str:
     """Markdown. Text that came from a user is escaped or fenced: it cannot end a table, a list or a block of code."""
-    title = code(network.expression) if network.expression is not None else without_expression(network).capitalize()
+    unnamed = without_expression(network)
+    title = code(network.expression) if network.expression is not None else unnamed[0].upper() + unnamed[1:]
     blocks = [
         f"# {title} as softmax attention",
         "Affine maps and softmax attention, nothing else; constructed by attnc, not trained.",
@@ -40,7 +42,7 @@ def summary(network: Network) -> dict[str, Any]:
         "name": network.expression or (without_expression(network) if certificate.is_of_table else "function"),
         "expression": network.expression,
         "variables": list(network.variables),
-        "box": {name: list(ends) for name, ends in network.box.as_dict().items()},
+        "box": network.box.as_json(),
         "eps": network.eps,
         "construction": network.construction,
         "parameters": dict(network.parameters),
@@ -53,6 +55,9 @@ def summary(network: Network) -> dict[str, Any]:
         "bound": certificate.bound,
         "observed": certificate.observed,
         "method": certificate.method,
+        "complete": certificate.complete,
+        "num_leaves": len(certificate.leaves),
+        "num_stages": len(certificate.stages),
         "norm": certificate.norm,
         "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in certificate.terms],
         "assumptions": list(certificate.assumptions),
@@ -91,21 +96,28 @@ def _facts(network: Network) -> list[tuple[str, str]]:
 
 def _claims(network: Network) -> str:
     certificate = network.certificate
-    arithmetic = f"method: {escape(certificate.method)}; arithmetic: {escape(certificate.dtype)}"
+    arithmetic = f"{escape(proved_how(certificate))}; arithmetic: {escape(certificate.dtype)}"
     if certificate.is_of_table:
         at_points = "not measured" if certificate.observed is None else f"**{certificate.observed:.3g}**"
         return (
             f"- **Error at the table's points:** {at_points}, the largest at all of them, each of which was checked "
-            f"({arithmetic}).\n- **Between the points:** nothing is claimed; a table says nothing there."
+            f"(arithmetic: {escape(certificate.dtype)}).\n- **Between the points:** nothing is claimed; a table says "
+            "nothing there."
         )
     if certificate.bound is None:
-        bound = f"none. Nothing was proved ({arithmetic})."
+        bound = f"none. Nothing was proved (arithmetic: {escape(certificate.dtype)})."
     else:
         largest = f"**{ceiling(certificate.bound)}**"
         norm = (
             "sup |f − network|" if certificate.norm == "inf" else f"the L{escape(certificate.norm)} norm of f − network"
         )
-        bound = f"{norm} ≤ {largest} over the whole box, rounding included ({arithmetic})."
+        where = "over the whole box, rounding included"
+        if certificate.core is not None:
+            lo, hi = certificate.core
+            where = f"over the whole box, rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond"
+        bound = f"{norm} ≤ {largest} {where} (proven {arithmetic})."
+        if not certificate.complete:
+            bound += " The proof ran out of time: a smaller bound may be true."
     if certificate.observed is None:
         observed = "not measured."
     else:
@@ -116,6 +128,15 @@ def _claims(network: Network) -> str:
             else f"**{certificate.observed:.3g}**, the same norm by quadrature at sampled points. It proves nothing."
         )
     return f"- **Bound (proven):** {bound}\n- **Observed error (sampled):** {observed}"
+
+
+def proved_how(certificate: Certificate) -> str:
+    """In words: by leaves that cover the box, head after head, or by the theorem of the construction."""
+    if certificate.method == "proof":
+        return f"by leaves, {plural(len(certificate.leaves), 'cell')} that cover the box"
+    if certificate.method == "staged proof":
+        return f"head by head, {plural(len(certificate.stages), 'head')}"
+    return f"by {one_line(certificate.method)}"
 
 
 def _ledger(network: Network) -> list[str]:

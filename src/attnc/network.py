@@ -80,7 +80,7 @@ class Network:
 
     @property
     def work_per_point(self) -> int:
-        """Scores that one point costs: queries × keys, summed over heads and layers."""
+        """Scores that one point costs, summed over heads and layers: queries × keys, or fewer on a grid."""
         return self._engine.work_per_point
 
     @property

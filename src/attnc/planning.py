@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from attnc import constructions
 from attnc.constructions.built import Built
 from attnc.constructions.bumps import STEP_ANCHORS
@@ -53,9 +55,12 @@ def plan(target: Target, wanted: Wanted, names: Sequence[str] = tuple(CONSTRUCTI
             rows.append(Estimate(name, why_not=reason))
             continue
         try:
-            rows.append(ESTIMATES[name](target, wanted))
+            with np.errstate(all="ignore"):  # what overflows is not finite, and does not serve
+                rows.append(ESTIMATES[name](target, wanted))
         except AttncError as refusal:
             rows.append(Estimate(name, why_not=str(refusal)))
+        except np.linalg.LinAlgError:
+            rows.append(Estimate(name, why_not="the numbers are too large or too small for a fit: scale the function"))
     return rows
 
 

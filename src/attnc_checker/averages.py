@@ -112,16 +112,16 @@ class Average:
 
         If their weights are `mass` together and |v| ≤ V, they move A by 2·mass·V, and its sums by less than 6·mass·V.
         """
-        _, gaps = self.gaps(box, arithmetic)
+        _, gaps, _ = self.gaps(box, arithmetic)
         kept = [k for k, gap in zip(self.order, gaps, strict=True) if not gap > far]
         if 2 * len(kept) > len(gaps):
             return self
         mass, h = total((-gap).exp() for gap in gaps if gap > far), self.head
         scores, sizes = ([rows[k] for k in kept] for rows in (h.scores, h.score_sizes))
         values, value_sizes = ({o: [rows[k] for k in kept] for o, rows in t.items()} for t in (h.values, h.value_sizes))
-        dropped = {
-            o: x + 8 * mass * most(at(row, box.reach) for row in self.value_sizes[o]) for o, x in self.dropped.items()
-        }
+        reach = box.reach
+        largest = {o: most(at(row, reach) for row in rows) for o, rows in self.value_sizes.items()}
+        dropped = {o: x + 8 * mass * largest[o] for o, x in self.dropped.items()}
         return Average(Head(scores, sizes, h.n_score, values, value_sizes, h.n_value), self.num_keys, dropped)
 
     def _score_errors(self, box: Box, arithmetic: Arithmetic) -> list[Any]:
@@ -133,8 +133,8 @@ class Average:
         sizes = [at(row, reach) for row in self.value_sizes[o]]
         return arithmetic.summation(self.num_keys, self.head.n_value[o], weights, sizes, average)
 
-    def gaps(self, box: Box, arithmetic: Arithmetic) -> tuple[int, list[Any]]:
-        """(j, g): s_j is largest at the centre, and computed weights on the box are p̂_k ≤ e^{−g_k} p̂_j."""
+    def gaps(self, box: Box, arithmetic: Arithmetic) -> tuple[int, list[Any], list[Any]]:
+        """(j, g, y): s_j is largest at the centre; computed weights are p̂_k ≤ e^{−g_k} p̂_j on the box, and off by y."""
         scores = [at(row, box.centre) for row in self.scores]
         j = max(range(len(scores)), key=lambda k: scores[k].mid())
         swings = [swing(minus(row, self.scores[j]), box.half) for row in self.scores]
@@ -142,7 +142,7 @@ class Average:
         overtaken = most(y - x for x, y in zip(lead, swings, strict=True))  # ≥ max s − s_j on the box
         behind = [x + y + overtaken for x, y in zip(lead, swings, strict=True)]
         off = arithmetic.weights(self._score_errors(box, arithmetic), behind)
-        return j, [x - y - z - off[j] for x, y, z in zip(lead, swings, off, strict=True)]
+        return j, [x - y - z - off[j] for x, y, z in zip(lead, swings, off, strict=True)], off
 
     def model(self, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, tuple[Poly, Any]]:
         """For every output (polynomial, error): the average as computed is within the error of the polynomial."""

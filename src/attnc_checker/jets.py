@@ -220,3 +220,8 @@ def models(function: Function, centre: Sequence[Any], half: Sequence[Any], m: in
     """Each output as a polynomial in τ = (x − centre)/half, of degree m + 1; coefficients of degree m + 1 are balls."""
     rules = _Models(centre, half, m)
     return [rules.whole(model) for model in evaluate(function, rules)]
+
+
+def ranges(function: Function, centre: Sequence[Any], half: Sequence[Any]) -> list[Any]:
+    """For each output a ball that holds its values on the box."""
+    return [model.wide[0] for model in evaluate(function, _Models(centre, half, 0))]

@@ -3,26 +3,37 @@
 taylor     The function by its Taylor polynomial of degree m with Lagrange's remainder, every head by its moment Taylor
            model of degree m.
 mean       The same with the function's value at the centre and its slopes over the box, where kinks are allowed.
-selection  Every head by the gaps between its scores: p_k ≤ e^{−g_k} p_j on the box, which bounds
-           A − v_j = Σ_k p_k (v_k − v_j). Keys far behind hardly count, and the near ones may weigh anything.
+selection  Every head by the gaps between its scores: p_k ≤ e^{−g_k} p_j bounds A − v_j = Σ_k p_k (v_k − v_j).
+           Or, of a single head, f − A = Σ_k p_k (f − v_k) by where its keys can win: let the box X_k hold all points of
+           the box at which s_k ≥ s_l − g for all l. Outside of its X_k a key weighs e^{−g} at most, so
+               |f − A| ≤ max_k sup_{X_k} |f − v_k| + Σ_k min(e^{−g}, e^{−g_k}) sup |f − v_k|,
+           where keys with g_k > g need no X_k. The weights of near keys may be anything, so that errors of scores only
+           widen the X_k and shrink the gaps.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flint import arb
+from flint import arb, ctx
 
-from attnc_checker.averages import Average, Box, at, minus, swing, total
+from attnc_checker.averages import Average, Box, at, dot, minus, swing, total
 from attnc_checker.expressions import Function
-from attnc_checker.jets import Poly, add, largest, models, variable
+from attnc_checker.jets import Poly, add, largest, models, norm, ranges, variable
 from attnc_checker.network import Row, Stage
 from attnc_checker.rounding import Arithmetic, most
 
 MEAN_ORDER = 3
+RANGE_ORDER, HALVINGS = 4, 8
+"""Where a function is held against a value: by Taylor polynomials of this order, on parts that are halved so often."""
 FAR = 100
 """Keys that are behind by more on all of a region are left out there: e^−100 is counted for each."""
+CROWD = 100
+"""Of more near keys it is not asked where each can win: the box is too large for that."""
+LEAKS = (2e-3, 2e-4)
+"""What the leak may add to a bound, as a part of it: that sets g."""
 
 
 @dataclass(frozen=True)
@@ -41,32 +52,134 @@ class Prover:
 
         Differences are examined more closely if that may bring them down to the limit.
         """
+        if kind == "selection":
+            return self._selected(box, limit)
         m, m_heads = (order, order) if kind == "taylor" else (0, MEAN_ORDER)
-        modelled = [] if kind == "selection" else [head.model(box, m_heads, self.arithmetic) for head in self.heads]
-        gaps = [head.gaps(box, self.arithmetic) for head in self.heads] if kind == "selection" else []
+        averages = [head.model(box, m_heads, self.arithmetic) for head in self.heads]
         errors = []
-        for o, f in enumerate(models(self.function, box.centre, box.half, m)):
-            left = add(f, _linear(self.stage.affine[o], box), -1)  # what the heads must give
-            error = self.arithmetic.gamma(self.stage.n_affine[o]) * at(self.stage.affine_sizes[o], box.reach)
-            for model in modelled:
-                if o in model:
-                    left, error = add(left, model[o][0], -1), error + model[o][1]
-            for head, (j, gap) in zip(self.heads, gaps, strict=kind == "selection"):
-                if o in head.values:
-                    weights = [(-g).exp() for g in gap]
-                    left = add(left, _linear(head.values[o][j], box), -1)
-                    low, high = _range([minus(row, head.values[o][j]) for row in head.values[o]], weights, box)
-                    left = add(left, {0: low.union(high)}, -1)
-                    computed = [w.min(arb(1)) for w in weights]
-                    error += head.summation(o, box, computed, arb("inf"), self.arithmetic) + head.dropped[o]
+        for o, left in enumerate(self._without_affine(box, m)):
+            error = self._affine_rounding(o, box)
+            for average in averages:
+                if o in average:
+                    left, error = add(left, average[o][0], -1), error + average[o][1]
             errors.append(largest(left, limit - error, len(box.centre)) + error)
         return most(errors)
+
+    def _without_affine(self, box: Box, m: int) -> list[Poly]:
+        """f − b − B·x of every output: what the heads should give."""
+        found = models(self.function, box.centre, box.half, m)
+        return [add(f, _linear(row, box), -1) for f, row in zip(found, self.stage.affine, strict=True)]
+
+    def _affine_rounding(self, o: int, box: Box) -> Any:
+        return self.arithmetic.gamma(self.stage.n_affine[o]) * at(self.stage.affine_sizes[o], box.reach)
+
+    def _selected(self, box: Box, limit: Any) -> Any:
+        gaps = [head.gaps(box, self.arithmetic) for head in self.heads]
+        errors = []
+        for o, f in enumerate(self._without_affine(box, 0)):
+            error, left = self._affine_rounding(o, box), f
+            reading = [(head, gap) for head, gap in zip(self.heads, gaps, strict=True) if o in head.values]
+            for head, (j, g, _) in reading:
+                weights, winner = [(-x).exp() for x in g], head.values[o][j]
+                low, high = _range([minus(row, winner) for row in head.values[o]], weights, box)
+                left = add(add(left, _linear(winner, box), -1), {0: low.union(high)}, -1)
+                computed = [w.min(arb(1)) for w in weights]
+                error += head.summation(o, box, computed, arb("inf"), self.arithmetic) + head.dropped[o]
+            found = largest(left, limit - error, len(box.centre))
+            if len(reading) == 1 and not found + error <= limit:
+                off = [norm(add(f, _linear(row, box), -1)) for row in reading[0][0].values[o]]
+                found = most(off).min(found)
+                for share in LEAKS:
+                    if not found + error <= limit:
+                        found = found.min(self._won(o, *reading[0], box, off, found, share, limit - error))
+            errors.append(found + error)
+        return most(errors)
+
+    def _won(
+        self, o: int, head: Average, gaps: Any, box: Box, off: list[Any], known: Any, share: float, limit: Any
+    ) -> Any:
+        """|f − A| by where keys can win; off_k ≥ |f − v_k| on the box, `known` is a bound that is to be improved."""
+        _, g, y = gaps
+        ratio = float(len(g) * most(off) / (share * known)) if known > 0 else math.inf
+        gap = arb(math.log(ratio) if 1 < ratio < math.inf else FAR)
+        near = {k for k, x in enumerate(g) if not x > gap}
+        if len(near) > CROWD:
+            return known
+        leak = dot([(-gap if k in near else -x).exp() for k, x in enumerate(g)], off)
+        worst = arb(0)
+        for k in near:
+            leads = [minus(head.scores[k], head.scores[other]) for other in near]
+            part = _where_winning(leads, [gap + y[k] + y[other] for other in near], box)
+            if part is not None:
+                worst = worst.max(self._distance(o, head.values[o][k], part, limit - leak))
+        return worst + leak
+
+    def _distance(self, o: int, row: Row, box: Box, limit: Any) -> Any:
+        """Above |f − b − B·x − v − V·x| on the box, which is halved where that may bring it down to the limit."""
+        pending, worst = [(box, 0)], arb(0)
+        while pending:
+            part, depth = pending.pop()
+            found = self._distance_at_once(o, row, part, limit)
+            if found <= limit:
+                worst = worst.max(found)
+                continue
+            at_centre = Box(part.centre, [arb(0)] * len(part.half))
+            if depth == HALVINGS or not self._distance_at_once(o, row, at_centre, limit) < limit:
+                return found
+            axis = max(range(len(part.half)), key=lambda i: part.half[i].mid())
+            for side in (-1, 1):
+                centre, half = list(part.centre), list(part.half)
+                half[axis] = half[axis] / 2
+                centre[axis] = centre[axis] + side * half[axis]
+                pending.append((Box(centre, half), depth + 1))
+        return worst
+
+    def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
+        """By Taylor's formula, by slopes, or by the range of f, whichever is first to do."""
+        d, flat = len(box.centre), add(_linear(self.stage.affine[o], box), _linear(row, box))
+        found = arb("inf")
+        for m in (RANGE_ORDER, 0):
+            try:
+                better = largest(add(models(self.function, box.centre, box.half, m)[o], flat, -1), limit, d)
+            except (ArithmeticError, ValueError):
+                continue
+            if better <= limit:
+                return better
+            found = better if better < found else found
+        natural = norm(add({0: ranges(self.function, box.centre, box.half)[o]}, flat, -1))
+        return natural if natural < found else found
 
 
 def _linear(row: Row, box: Box) -> Poly:
     """row[0] + Σ_i row[i+1]·x_i as a polynomial in τ."""
     d, row = len(box.centre), tuple(map(arb, row))
     return {0: at(row, box.centre)} | {variable(i, d): x * box.half[i] for i, x in enumerate(row[1:])}
+
+
+def _where_winning(leads: list[Row], slacks: list[Any], box: Box) -> Box | None:
+    """A box around the points of the box at which lead_l ≥ −slack_l for all l; None if there is none.
+
+    With y = x − c, lead(c) + Σ_i D_i y_i ≥ −slack cuts axis i: D_i y_i ≥ −(slack + lead(c) + Σ_{n≠i} |D_n| r_n).
+    """
+    lows, highs = [-r for r in box.half], list(box.half)
+    for row, slack in zip(leads, slacks, strict=True):
+        room = slack + at(row, box.centre) + swing(row, box.half)
+        if room < 0:
+            return None
+        for i, (D, r) in enumerate(zip(row[1:], box.half, strict=True)):
+            if D > 0:
+                lows[i] = lows[i].max(r - room / D)
+            elif D < 0:
+                highs[i] = highs[i].min(room / -D - r)
+    if any(low > high for low, high in zip(lows, highs, strict=True)):
+        return None
+    with ctx.workprec(64):  # cut ends of few digits, so that centres and halves of parts are exact
+        ends = [
+            (low if low == -r else low.lower(), high if high == r else high.upper())
+            for low, high, r in zip(lows, highs, box.half, strict=True)
+        ]
+    centre = [c + (low + high) / 2 for c, (low, high) in zip(box.centre, ends, strict=True)]
+    return Box(centre, [(high - low) / 2 for low, high in ends])
 
 
 def _range(rows: list[Row], weights: list[Any], box: Box) -> tuple[Any, Any]:
@@ -91,4 +204,4 @@ def _largest_mean(values: list[Any], weights: list[Any]) -> Any:
         numerator, denominator = numerator + w * d, denominator + w
     mu = (numerator / denominator).mid()
     excess = total(w * (d - mu).nonnegative_part() for d, w in zip(values, weights, strict=True)) - mu
-    return mu + excess.nonnegative_part()
+    return (mu + excess.nonnegative_part()).min(most(values).nonnegative_part())

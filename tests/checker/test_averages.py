@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attnc_checker.averages import Average, Box, at
 from attnc_checker.checking import PRECISION
 from attnc_checker.jets import bounds, largest
-from attnc_checker.leaves import _largest_mean
+from attnc_checker.leaves import _largest_mean, _where_winning
 from attnc_checker.network import Head
 from attnc_checker.rounding import Arithmetic
 
@@ -101,7 +101,7 @@ def test_errors_of_scores_are_covered(seed, d, steepness, moves):
     head_average = Average(head)
     poly, error = head_average.model(box, 6, FLOAT32)[0]
     plain = head_average.model(box, 6, REAL)[0][1]
-    j, gaps = head_average.gaps(box, FLOAT32)
+    j, gaps, _ = head_average.gaps(box, FLOAT32)
     order = head_average.order
     for tau in itertools.product((-1.0, 0.3, 1.0), repeat=d):
         x = [c + r * arb(t) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
@@ -168,6 +168,30 @@ def test_the_largest_mean(seed, keys):
         best = max(best, float((w * values).sum() / (1 + w.sum())))
     found = float(_largest_mean([arb(float(v)) for v in values], [arb(float(w)) for w in weights]))
     assert best * (1 - 1e-12) <= found <= best * (1 + 1e-12) + 1e-15
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_where_a_key_can_win(seed, d):
+    """No point that meets all conditions is left out, and on a line nothing else is kept."""
+    rng = np.random.default_rng(seed)
+    leads, slacks = rng.normal(size=(3, d + 1)) * rng.choice([1.0, 20.0]), rng.exponential(size=3)
+    centre, half = rng.normal(size=d), rng.exponential(size=d)
+    box = Box([arb(float(c)) for c in centre], [arb(float(r)) for r in half])
+    found = _where_winning([tuple(arb(float(x)) for x in row) for row in leads], [arb(float(x)) for x in slacks], box)
+    points = centre + half * rng.uniform(-1, 1, (2000, d))
+    wins = (leads[:, 0] + points @ leads[:, 1:].T >= -slacks).all(axis=1)
+    if found is None:
+        assert not wins.any()
+        return
+    middle, reach = (np.array([float(x) for x in side]) for side in (found.centre, found.half))
+    low, high = middle - reach, middle + reach
+    inside = ((points >= low - 1e-12) & (points <= high + 1e-12)).all(axis=1)
+    assert not (wins & ~inside).any()
+    assert (low >= centre - half - 1e-12).all()
+    assert (high <= centre + half + 1e-12).all()
+    if d == 1:
+        assert not (inside & ~wins)[np.abs(points[:, 0] - low) > 1e-9].any()
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(0, 4))

@@ -82,6 +82,18 @@ def test_hard_attention_by_selection(tmp_path, construction, dtype):
     assert verdict.reproved <= net.certificate.bound
 
 
+def test_hard_attention_on_cells_that_hold_many_keys(tmp_path):
+    """By where each key can win: the bound of the construction, from 64 cells of which each holds several keys."""
+    net = attnc.compile("sin(x)+cos(y)", box={"x": (-3, 3), "y": (-3, 3)}, eps=0.5, construction="max_affine")
+    net.save(tmp_path / "net")
+    leaves = uniform("selection", 3, 2)
+    edit(tmp_path / "net", "certificate.json", lambda data: data.update(method="proof", leaves=leaves))
+    verdict = check(tmp_path / "net")
+    assert verdict.proved, verdict.reason
+    edit(tmp_path / "net", "certificate.json", lambda data: data.update(bound=0.97 * data["observed"], observed=None))
+    assert not check(tmp_path / "net").proved
+
+
 def test_a_square_root_at_zero_by_selection(tmp_path):
     net = attnc.compile("sqrt(x)", box={"x": (0, 1)}, eps=0.2, construction="max_affine")
     net.save(tmp_path / "net")

@@ -79,10 +79,9 @@ def test_heads_of_a_sum_have_lines_across_their_own_variable() -> None:
     axes = panel(picture("sum"), "keys of each head, layer attend1")
     directions = set()
     for drawn in axes.collections:
-        vertices = np.concatenate([path.vertices for path in drawn.get_paths() if len(path.vertices)])
-        starts = [path.vertices for path in drawn.get_paths() if len(path.vertices) > 1]
-        assert len(vertices) and starts
-        directions.add(tuple(np.ptp(starts[0], axis=0) > 1e-6))
+        lines = [path.vertices for path in drawn.get_paths() if len(path.vertices) > 1]
+        assert lines
+        directions.add(tuple(bool(moves) for moves in np.ptp(lines[0], axis=0) > 1e-6))
     assert directions == {(True, False), (False, True)}
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["head 0", "head 1"]
 

@@ -56,7 +56,8 @@ class Bounds:
 def meets(upper: np.ndarray, floors: np.ndarray, goal: float) -> Bool[np.ndarray, " cells"]:
     """Whether a bound is finite and at most the goal, but for what no halving removes and a quarter of it."""
     largest = upper.max(axis=1)
-    return np.asarray((largest <= goal + 1.25 * np.nan_to_num(floors)) & np.isfinite(largest))
+    with np.errstate(over="ignore"):
+        return np.asarray((largest <= goal + 1.25 * np.nan_to_num(floors)) & np.isfinite(largest))
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ class _Search:
         known: _Cells | None = None
         for number, kind in enumerate(self.kinds):
             largest = np.full(len(index), np.inf) if known is None else known.upper.max(axis=1)
-            rows = np.flatnonzero(np.isinf(largest) if kind.is_fallback else largest > self.goal)
+            rows = np.flatnonzero(np.isinf(largest) | (largest > self.goal) & (not kind.is_fallback))
             if not len(rows):
                 continue
             found = kind.bounds(centres[rows], radii[rows], Goal(self.goal, self.growth))

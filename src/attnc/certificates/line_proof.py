@@ -14,7 +14,7 @@ from attnc.certificates.one_stage import Enclosed, OneStage, StageHead
 from attnc.certificates.polynomial_ranges import Goal
 from attnc.certificates.selection_leaves import selection_bounds
 from attnc.numerics.intervals import Interval
-from attnc.numerics.rounding import up
+from attnc.numerics.rounding import down, up
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.parts import T, function_of_t, substitute
@@ -32,11 +32,12 @@ def prove_line(
     """|A(t) − g(t)| over [lo − margin, hi + margin], g, and that interval; g is held at its ends where it has to be."""
     one = np.zeros(1)
     stage = OneStage((head,), Enclosed(one, one), Enclosed(one[:, None], one[:, None]))
-    lo, hi = float(np.nextafter(lo - margin, -np.inf)), float(np.nextafter(hi + margin, np.inf))
+    # Held at a ∈ [lo, lo + margin], b ∈ [hi − margin, hi], a t within the margin of s ∈ [lo, hi] is not taken farther.
+    inner = max(lo, math.nextafter(lo + margin, -math.inf)), min(hi, math.nextafter(hi - margin, math.inf))
+    lo, hi = math.nextafter(lo - margin, -math.inf), math.nextafter(hi + margin, math.inf)
     box = Box(("t",), np.array([lo]), np.array([hi]))
     if not _is_defined(tree, lo, hi):
-        inner_lo, inner_hi = lo + 2 * margin, hi - 2 * margin
-        ends = (Number(Fraction(inner_lo)), Number(Fraction(inner_hi)))
+        ends = tuple(Number(Fraction(end)) for end in inner)
         tree = substitute(tree, Call("clip", (T, *ends)))
     expression = function_of_t(tree)
     target = _Line(expression, box)
@@ -81,9 +82,10 @@ def modulus(tree: Node, lo: float, hi: float, error: float) -> float:
     steps = np.concatenate([[0.0], np.geomspace(error, width, PIECES)]) if error < width else np.array([0.0, width])
     edges = np.unique(np.clip(np.concatenate([lo + steps, hi - steps, np.linspace(lo, hi, PIECES)]), lo, hi))
     edges = np.concatenate([edges, [hi]]) if len(edges) == 1 else edges
-    defined = _is_defined(tree, lo - error, hi + error)
-    below, above = (lo - error, hi + error) if defined else (lo, hi)
-    pieces = Interval(np.maximum(edges[:-1] - error, below)[:, None], np.minimum(edges[1:] + error, above)[:, None])
+    defined = _is_defined(tree, float(down(lo - error)), float(up(hi + error)))
+    below, above = (-math.inf, math.inf) if defined else (lo, hi)
+    first, last = down(edges[:-1] - error), up(edges[1:] + error)
+    pieces = Interval(np.maximum(first, below)[:, None], np.minimum(last, above)[:, None])
     ranges, slopes = function.ranges_and_gradients(pieces, violations="infinite")
     steepest = np.maximum(np.abs(slopes.lo), np.abs(slopes.hi)).reshape(len(edges) - 1, -1).max(axis=1)
     by_slope = np.where(np.isfinite(steepest), up(steepest * error * (1 + 2.0**-40), 4), math.inf)

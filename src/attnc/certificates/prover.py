@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -88,6 +90,12 @@ def prove(
     `observed` is an error that was seen: no bound can be below it, and none is sought that is much closer; nor one that
     is far below `eps`, or below what rounding costs.
     """
+    num_inputs, num_outputs = sum(map(math.prod, program.input_shapes)), math.prod(program.output_shape)
+    if (num_inputs, num_outputs) != (target.box.d, len(target.expression.outputs)):
+        raise ProgramError(
+            f"the program has {num_inputs} inputs and {num_outputs} outputs, the target {target.box.d} and "
+            f"{len(target.expression.outputs)}"
+        )
     found = stages(program)
     if len(found) != 1:
         raise ProgramError(f"the outputs are read from {len(found)} query tokens; a proof is for one")
@@ -95,19 +103,25 @@ def prove(
     floor = max(FAR_BELOW * eps, subject.rounding_level())
     goal = (1 + tolerance) * observed + floor
     tails = subject.cut_tails(goal)
-    kinds, start_level = subject.kinds(goal)
-    proof = branch_and_bound(
-        kinds,
-        subject.target.box,
-        observed=observed,
-        tolerance=tolerance,
-        floor=floor,
-        time_budget=time_budget,
-        box_budget=box_budget,
-        start_level=start_level,
-        progress=progress,
-    )
-    return _proven(proof, subject.target.box, tails)
+    began, best = time.monotonic(), None
+    ways = subject.ways(goal)
+    for number, way in enumerate(ways):
+        proof = branch_and_bound(
+            way.kinds,
+            subject.target.box,
+            observed=observed,
+            tolerance=tolerance,
+            floor=floor,
+            time_budget=(time_budget - (time.monotonic() - began)) / (len(ways) - number),
+            box_budget=box_budget,
+            start_level=way.start_level,
+            progress=progress,
+        )
+        best = proof if best is None or proof.bound < best.bound else best
+        if best.complete:
+            break
+    assert best is not None
+    return _proven(best, subject.target.box, tails)
 
 
 def _with_outputs(target: ExpressionTarget, outputs: np.ndarray) -> ExpressionTarget:
@@ -125,6 +139,14 @@ def _proven(proof: Proof, core: Box, tails: dict[int, float]) -> Proven:
         terms = (Term("tail", beyond, REASONS["tail"]),)
     bounds = proof.leaf_bounds.max(axis=1)
     return Proven(max(proof.bound, beyond), terms, proof.leaves, bounds, core, tails, proof.complete)
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """Kinds of leaves to try, and the level of the first cells."""
+
+    kinds: tuple[Kind, ...]
+    start_level: int | None
 
 
 @dataclass(eq=False)
@@ -161,22 +183,27 @@ class _Subject:
         centre, radius = (box.lo / 2 + box.hi / 2)[None], np.zeros((1, box.d))
         return 8 * float(rounding_bounds(self.stage, self.roundings, centre, radius).max())
 
-    def kinds(self, goal: float) -> tuple[list[Kind], int | None]:
-        """Taylor leaves with mean values where there is a kink, or selection leaves, whichever fit; the first level."""
+    def ways(self, goal: float) -> list[_Way]:
+        """Taylor leaves with mean values where there is a kink, or selection leaves: what promises more comes first."""
         stage, expression, box = self.stage, self.target.expression, self.target.box
         order, level = choose_order(stage, expression, box, goal)
         taylor, selection = self._rounded(taylor_kind(stage, expression, order)), self._selection()
         at_kinks = self._rounded(mean_value_kind(stage, expression, box))
         few_keys = all(len(head.offsets.mid) <= FEW_KEYS for head in stage.heads)
-        selects = self._selects(taylor, selection, level)
+        selects = all(self._selects(taylor, selection, at) for at in (level, level + 1))
         if few_keys:
             # Selection leaves are finite everywhere, so mean values must be tried although there is a bound already.
             last = dataclasses.replace(at_kinks, is_fallback=False)
-            return [*((selection, taylor) if selects else (taylor, selection)), last], None if selects else level
-        return ([selection], None) if selects else ([taylor, at_kinks], level)
+            kinds = (*((selection, taylor) if selects else (taylor, selection)), last)
+            return [_Way(kinds, None if selects else level)]
+        by_taylor = _Way((taylor, at_kinks), level)
+        return [_Way((selection,), None), by_taylor] if selects else [by_taylor]
 
     def _selects(self, taylor: Kind, selection: Kind, level: int) -> bool:
-        """Whether selection leaves do better on a few cells at random."""
+        """Whether selection leaves do better on a few cells of the level at random.
+
+        Cells may be too coarse for any Taylor leaf where those half as wide are easy for it.
+        """
         d = self.target.box.d
         index = np.random.default_rng(0).integers(0, 2**level, (PILOTS, d))
         boxes = cell_boxes(self.target.box, level, index)

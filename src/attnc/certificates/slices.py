@@ -23,6 +23,7 @@ class Slice:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    places: Int[np.ndarray, " outputs"]  # of the outputs among all channels
     program: Program
 
 
@@ -49,7 +50,7 @@ def slices(program: Program) -> tuple[tuple[Slice, ...], Program]:
         layers = (_from_first_token(place), attention, _reader(place.weight.shape[0], attention, wanted))
         outputs = tuple(attention.channels[i] for i in wanted)
         stage = Program(layers, ((len(channels),),), (len(outputs),))
-        found.append(Slice(attention.name, channels, outputs, stage))
+        found.append(Slice(attention.name, channels, outputs, wanted, stage))
         channels = attention.channels
     assert isinstance(read, Affine)
     return tuple(found), Program((_from_first_token(read),), ((len(channels),),), program.output_shape)

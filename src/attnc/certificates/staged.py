@@ -1,9 +1,10 @@
 """Deep programs, proved stage by stage.
 
 A derivation says what every head is for: carrier·g(t), with t an affine combination of what the state already holds.
-Nothing of it is believed. From the weights of a stage it is found how its scores and values depend on the state; what
-differs from the combination that was claimed counts as an error. Then the head is a function of t alone, and is
-proved against g on the range of t, enlarged by the error that t already has. With e_t that error,
+Nothing of it is believed. That it is a derivation of the target is checked (`derivation_check`). From the weights of a
+stage it is found how its scores and values depend on the state; what differs from the combination that was claimed
+counts as an error. Then the head is a function of t alone, and is proved against g on the range of t, enlarged by the
+error that t already has. With e_t that error,
 
     |head − carrier·g(t)| ≤ |carrier|·(δ + ω_g(e_t)) + |g|·e_carrier + what the weights differ by + rounding.
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.certificates.branching import Proof
+from attnc.certificates.derivation_check import check_derivation
 from attnc.certificates.dyadic import cell_boxes
 from attnc.certificates.extraction import stages
 from attnc.certificates.line_proof import modulus, prove_line
@@ -30,8 +32,9 @@ from attnc.certificates.stage_rounding import rounding_bounds
 from attnc.certificates.weight_errors import deltas
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
+from attnc.ir.spec import check
 from attnc.numerics.bound import Term
-from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.part_ranges import PartRanges
@@ -110,8 +113,19 @@ def prove_staged(
     time_budget: float = 60.0,
     progress: Callable[[str, float], None] | None = None,
 ) -> StagedProof:
-    """ProgramError where the weights are not what the derivation says, or not of this kind."""
+    """ProgramError where the weights are not what the derivation says, or not of this kind, or it is of another target.
+
+    The bound is ∞ where the box is too wide for the range of a part to be known.
+    """
+    check(program)
+    num_outputs = len(target.expression.outputs)
+    if program.input_shapes != ((target.box.d,),) or math.prod(program.output_shape) != num_outputs:
+        raise ProgramError(
+            f"the program maps {program.input_shapes} to {program.output_shape}, the target {target.box.d} variables "
+            f"to {num_outputs} outputs"
+        )
     ranges = PartRanges(target.box, target.expression.variables)
+    check_derivation(derivation, target, ranges)
     sources = {part.index: part for part in in_order(derivation.outputs) if isinstance(part, Source)}
     inputs = [_Known(sources.get(i, Source(i)), _input_errors(program, target, i)) for i in range(target.box.d)]
     found, read = slices(program)
@@ -122,7 +136,8 @@ def prove_staged(
             progress("proving", number / len(found))
         state = walk.through(stage, state)
     errors = walk.outputs(read, state)
-    worst = max(errors, key=total)
+    totals = np.array([total(of_output) for of_output in errors])
+    worst = errors[int(np.argmax(np.where(np.isnan(totals), math.inf, totals)))]
     ledger = sorted(worst.items(), key=lambda item: -item[1])
     return StagedProof(
         total(worst), tuple(Term(name, value, _reason(name)) for name, value in ledger), tuple(walk.heads)
@@ -157,22 +172,26 @@ class _Walk:
     def through(self, part: Slice, state: Sequence[_Known | None]) -> list[_Known | None]:
         """What the channels after a stage stand for."""
         (stage, outputs), (rounds,) = stages(part.program)[0], roundings(part.program, casts_input=False)
-        names = [part.outputs[i] for i in outputs]
-        after: dict[str, _Known] = {}
-        for column, name in enumerate(names):
-            writers = [number for number, head in enumerate(stage.heads) if _writes(head, column)]
+        after: dict[int, _Known] = {}
+        for column, output in enumerate(outputs):
+            name, place = part.outputs[output], int(part.places[output])
+            writers = [number for number, head in enumerate(rounds.heads) if _writes(head, column)]
             if not writers:
-                after[name] = _carried(stage, column, state, name)
+                after[place] = _carried(stage, column, state, name)
             elif len(writers) == 1 and name in self.derivation.heads:
-                after[name] = self._head(part.name, name, _Writer(stage, rounds, writers[0], column), state)
+                after[place] = self._head(part.name, name, _Writer(stage, rounds, writers[0], column), state)
             else:
                 raise ProgramError(f"{name} is written by {len(writers)} heads, and the derivation does not say why")
         channels = part.program.layers[1].channels
-        return [after.get(channel) for channel in channels]
+        return [after.get(place) for place in range(len(channels))]
 
     def _head(self, stage: str, name: str, writer: _Writer, state: Sequence[_Known | None]) -> _Known:
         claim, sizes = self.derivation.heads[name], self._sizes(state)
         writer.require_alone(name)
+        lo, hi = self.ranges(claim.argument)
+        largest = self.ranges.size(Unary(claim.argument, claim.tree))
+        if not np.isfinite([lo, hi, largest, *sizes]).all():
+            return _Known(claim.part, {name: math.inf})  # an enclosure was too wide: nothing is proved from here on
         argument, carrier = self._affine(claim.argument, state), None
         off: dict[str, float] = {}
         size = 1.0  # of the carrier
@@ -183,20 +202,21 @@ class _Walk:
         line, unsure = writer.along(argument, carrier, sizes)
         before = self._errors_of(argument, state)
         e_t = float(up(total(before) + argument.slack, 2))
-        lo, hi = self.ranges(claim.argument)
+        if not math.isfinite(e_t + size):
+            return _Known(claim.part, {name: math.inf})
         proof, tree, box = prove_line(line, claim.tree, lo, hi, e_t, self.seconds)
         self.heads.append(HeadProof(stage, name, to_text(tree), float(box.lo[0]), float(box.hi[0]), proof.bound, proof))
         passed = modulus(claim.tree, lo, hi, e_t)
         errors = {source: value * (passed / e_t) for source, value in before.items()} if e_t > 0 else {}
         own = f"{to_text(claim.tree)} of {self.ranges.describe(claim.argument)}"
         errors[own] = errors.get(own, 0.0) + proof.bound + (passed * argument.slack / e_t if e_t > 0 else 0.0)
-        errors = {source: float(up(value * size, 4)) for source, value in errors.items()}
+        # e_t is some units in the last place above what it is the sum of, and so are the parts of ω(e_t) below.
+        errors = {source: float(up(value * size, 32)) for source, value in errors.items()}
         if carrier is not None:
-            largest = self.ranges.size(Unary(claim.argument, claim.tree))
             for source, value in (*off.items(), (own, carrier.slack)):
                 errors[source] = float(up(errors.get(source, 0.0) + up(value * largest)))
         errors[own] = float(up(errors[own] + unsure, 4))
-        rounding = writer.rounding(line, size, sizes, *_cells(proof, box))
+        rounding = writer.rounding(line, unsure, size, sizes, *_cells(proof, box))
         errors["rounding"] = float(up(errors.get("rounding", 0.0) + rounding))
         return _Known(claim.part, errors)
 
@@ -215,9 +235,10 @@ class _Walk:
             raise ProgramError(f"{self.ranges.describe(part)} is not in the state, nor a combination of what is")
         constant, slack = part.constant.value, part.constant.slack
         for inner, coefficient in part.terms:
-            if id(inner) not in places:
+            if id(inner) not in places and coefficient.value != 0:
                 raise ProgramError(f"{self.ranges.describe(inner)} is not in the state")
-            weights[places[id(inner)]] += coefficient.value
+            if coefficient.value != 0:
+                weights[places[id(inner)]] += coefficient.value
             slack = float(up(slack + coefficient.slack * self.ranges.size(inner), 2))
         return _Affine(weights, constant, slack)
 
@@ -235,6 +256,8 @@ class _Walk:
         weight = layer.weight.matrix(2).toarray()  # type: ignore[union-attr]
         constant = layer.constant.matrix(1).toarray().ravel()  # type: ignore[union-attr]
         sizes, found = self._sizes(state), []
+        if not np.isfinite(sizes).all():
+            return [{"not bounded": math.inf}]
         unit = UNIT_ROUNDOFF[str(read.dtype)]
         for row, offset, part in zip(weight, constant, self.derivation.outputs, strict=True):
             wanted = self._affine(part, state)
@@ -251,18 +274,19 @@ class _Walk:
         return found
 
 
-def _writes(head: StageHead, column: int) -> bool:
-    values = (head.values.mid[:, column], head.values.radius[:, column])
-    moves = head.value_slopes is not None and bool(head.value_slopes.mid[:, column].any())
-    return moves or any(bool(array.any()) for array in values)
+def _writes(head: HeadRoundings, column: int) -> bool:
+    """By sizes: what cancels exactly still rounds. A size of 0 was rounded up to the least float."""
+    parts = (head.value_sizes, *(() if head.value_size_slopes is None else (head.value_size_slopes,)))
+    return any(bool((part[:, column] > TINIEST).any()) for part in parts)
 
 
 def _carried(stage: OneStage, column: int, state: Sequence[_Known | None], name: str) -> _Known:
     """A channel that is passed on as it is."""
     row = stage.linear.mid[column]
     (places,) = np.nonzero(row)
-    exact = len(places) == 1 and row[places[0]] == 1 and not stage.linear.radius[column].any()
-    known = state[int(places[0])] if exact and stage.constant.mid[column] == 0 else None
+    off = (stage.linear.radius[column], stage.constant.mid[column], stage.constant.radius[column])
+    exact = len(places) == 1 and row[places[0]] == 1 and not any(part.any() for part in off)
+    known = state[int(places[0])] if exact else None
     if known is None:
         raise ProgramError(f"{name} is neither made by a head nor passed on as it is")
     return known
@@ -291,7 +315,8 @@ class _Writer:
         return self.stage.heads[self.number]
 
     def require_alone(self, name: str) -> None:
-        if np.abs(self.stage.linear.mid[self.column]).max(initial=0.0) > 0 or self.stage.constant.mid[self.column] != 0:
+        affine = (self.stage.linear, self.stage.constant)
+        if any(part[self.column].any() for array in affine for part in (array.mid, array.radius)):
             raise ProgramError(f"{name} is not made by its head alone")
 
     def along(
@@ -328,6 +353,7 @@ class _Writer:
     def rounding(
         self,
         line: StageHead,
+        unsure: float,
         size: float,
         sizes: Float[np.ndarray, " channels"],
         centres: Float[np.ndarray, "cells 1"],
@@ -350,8 +376,8 @@ class _Writer:
             rounds.count,
             np.array([spent]),
         )
-        scaled = None if line.value_slopes is None else Enclosed(size * line.value_slopes.mid, line.value_slopes.radius)
-        values = Enclosed(size * line.values.mid, line.values.radius)
+        scaled = None if line.value_slopes is None else _times(size, line.value_slopes, 0.0)
+        values = _times(size, line.values, unsure)
         head = StageHead(line.slopes, line.offsets, values, scaled)
         stage = OneStage((head,), Enclosed(np.zeros(1), np.zeros(1)), Enclosed(np.zeros((1, 1)), np.zeros((1, 1))))
         peak = float(up(self.roundings.peak * (1 + reach.sum()) ** 2, 8))
@@ -359,6 +385,12 @@ class _Writer:
         found = rounding_bounds(stage, own, centres, radii).max()
         whole = self.roundings.sizes[column] + self.roundings.size_slopes[column] @ reach[0]
         return float(up(found + gamma(self.roundings.count, self.roundings.unit) * whole, 4))
+
+
+def _times(size: float, values: Enclosed, unsure: float) -> Enclosed:
+    """size·values, each known to `unsure` besides."""
+    mid = size * values.mid
+    return Enclosed(mid, up(size * values.radius + U * np.abs(mid) + unsure, 4))
 
 
 def _divided(
@@ -375,21 +407,24 @@ def _divided(
     """
     weights = affine.weights
     main = int(np.argmax(np.abs(weights) * sizes))
-    if weights[main] != 0 and sizes[main] * abs(weights[main]) > 0:
-        kappa = slopes[:, main] / weights[main]
-    elif with_constant and affine.constant:
-        kappa = offsets.mid / affine.constant
-    else:
-        kappa = np.zeros(len(slopes))
+    with np.errstate(over="ignore"):
+        if weights[main] != 0 and sizes[main] * abs(weights[main]) > 0:
+            kappa = slopes[:, main] / weights[main]
+        elif with_constant and affine.constant:
+            kappa = offsets.mid / affine.constant
+        else:
+            kappa = np.zeros(len(slopes))
+        if not np.isfinite(kappa).all() or not np.isfinite(np.abs(kappa).max(initial=0.0) * np.abs(weights).max()):
+            raise ProgramError("scores or values are too large to be those of the combination that is claimed")
     products = kappa[:, None] * weights
-    is_easy = np.log2(np.abs(np.where(weights == 0, 1.0, weights))) % 1 == 0  # a power of two: the product is exact
-    rounding = np.where(is_easy, 0.0, 2 * U * np.abs(products))
+    is_easy = np.isin(np.frexp(np.abs(weights))[0], (0.0, 0.5))  # a power of two: the product is exact
+    rounding = np.where(is_easy, 0.0, 2 * U * np.abs(products)) + np.where(weights == 0, 0.0, TINIEST)
     gaps = np.abs(slopes - products)
     left = up(gaps * (1 + 4 * U) + rounding + radius, 2)
     differs = up(left @ sizes, len(sizes) + 1)
     shift = kappa * affine.constant
     mid = offsets.mid - shift
-    loose = 0.0 if affine.constant == 0 else 2 * U * (np.abs(shift) + np.abs(mid))
+    loose = 0.0 if affine.constant == 0 else 2 * U * (np.abs(shift) + np.abs(mid)) + 2 * TINIEST
     kept = Enclosed(mid, np.asarray(up(offsets.radius + loose, 2)) if affine.constant else offsets.radius)
     if with_constant:
         differs = up(differs + np.abs(mid) + kept.radius, 2)

@@ -102,7 +102,8 @@ class Fit:
 
     def values(self, moved: Float[np.ndarray, "rank lines"], rank: int) -> Float[np.ndarray, "p lines"]:
         """From leftᵀ·samples. (The product of the three factors, formed first, would lose what they cancel.)"""
-        return self.right[:rank].T @ (moved[:rank] / self.singular[:rank, None])
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not finite, and not used
+            return self.right[:rank].T @ (moved[:rank] / self.singular[:rank, None])
 
     def rank(self, cut: float) -> int:
         return int(np.count_nonzero(self.singular > cut * self.singular[0]))

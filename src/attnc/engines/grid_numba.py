@@ -42,7 +42,8 @@ class Compiled:
         groups = [axis.num_groups for axis in axes]
         self._num_groups = math.prod(groups)
         tables = [np.zeros(0) if axis.table is None else axis.table.ravel() for axis in axes]
-        parts = (widths, strides, groups, has_table, _starts(groups), _starts(padded), _starts(map(len, tables)))
+        entries = _starts([len(table) for table in tables])
+        parts = (widths, strides, groups, has_table, _starts(groups), _starts(padded), entries)
         self._sizes = np.array([[*part] for part in parts], np.uint64)
         self._split = np.uint64(split)
         self._starts = np.concatenate([axis.starts for axis in axes]).astype(np.uint64)
@@ -72,8 +73,8 @@ def _places(strides: list[int], widths: list[int]) -> Int[np.ndarray, " places"]
     return np.concatenate([places, np.zeros(-len(places) % BLOCK, np.uint64)])
 
 
-def _starts(counts: Any) -> list[int]:
-    return [0, *np.cumsum(list(counts)).tolist()][:-1]
+def _starts(counts: list[int]) -> list[int]:
+    return [0, *np.cumsum(counts).tolist()][:-1]
 
 
 def _locate_points(
@@ -103,19 +104,20 @@ def _sort_groups(ids: Any, num_groups: Any) -> Any:
     return ends, order
 
 
-def _powers(
-    table: Any, entry: Any, width: Any, factors: Any, axis: Any, points: Any, weights: Any, powers: Any, sums: Any
-) -> None:
+def _powers(table: Any, entry: Any, width: Any, factors: Any, axis: Any, points: Any, weights: Any, sums: Any) -> None:
     """weights[j] = table[entry + j]·factor^j."""
+    one = np.uint64(1)
     for b in range(points):
-        powers[b], sums[b] = 1.0, 0.0
+        weights[0, b], sums[b] = 1.0, 0.0
+    for j in range(one, width):
+        for b in range(points):
+            weights[j, b] = weights[j - one, b] * factors[axis, b]
     for j in range(width):
         a = table[entry + j]
         for b in range(points):
-            weight = a * powers[b]
+            weight = weights[j, b] * a
             weights[j, b] = weight
             sums[b] += weight
-            powers[b] *= factors[axis, b]
 
 
 def _exponentials(
@@ -231,7 +233,7 @@ def _average_groups(
                 side = left if i < split else right
                 target = side if is_first else weights
                 if sizes[3, i]:
-                    _powers(table, sizes[6, i] + own * width, width, given, i, points, target, scratch, sums)
+                    _powers(table, sizes[6, i] + own * width, width, given, i, points, target, sums)
                 else:
                     _exponentials(
                         slopes, offsets, sizes[5, i] + start, width, floor, given, i, points, target, scratch, sums

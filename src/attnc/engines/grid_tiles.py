@@ -8,6 +8,8 @@ matrix, contract them all at once; the other axes follow.
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 
     from attnc.engines.grid import Grid
 
-CELLS_PER_BATCH = 2**16
-"""Of the arrays of the tiles that are worked on together: 512 KiB, the cache of one core."""
+CELLS_PER_BATCH = 2**18
+"""Of the arrays of the tiles that are worked on together, 2 MiB: with fewer, Python between them takes longer."""
+LARGE_WINDOW = 2**13
+"""With smaller windows most calls are so short that threads only wait for each other's: these take turns."""
 LARGEST_TILE = 128
 PRODUCT_SIZE = 2**18
 """Of one matrix product: a larger one starts threads of BLAS, which would compete with those of the engine."""
@@ -40,9 +44,15 @@ class Tiles:
         self._windows = np.lib.stride_tricks.sliding_window_view(values, window)
         self.num_groups = math.prod(axis.num_groups for axis in grid.axes)
         self._cells = sum(widths) + self._rows + 2 * self._columns * self._rest
+        is_large = self._rows * self._rest * self._columns >= LARGE_WINDOW
+        self._turn: AbstractContextManager[Any] = nullcontext() if is_large else Lock()
 
     def __call__(self, t: Float[np.ndarray, "axes batch"]) -> Float[np.ndarray, "columns batch"]:
         """The averages over the grid of each column of values."""
+        with self._turn:
+            return self._averaged(t)
+
+    def _averaged(self, t: Float[np.ndarray, "axes batch"]) -> Float[np.ndarray, "columns batch"]:
         out = np.empty((self._columns, t.shape[1]))
         if not t.shape[1]:
             return out

@@ -110,7 +110,7 @@ class _Attention:
         return np.concatenate([off.ravel()[self._stage.written], np.zeros(len(self._stage.carried))])
 
     def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch moved"]:
-        outs = [head(u) @ folded.W_O for head, folded in zip(self.heads, self._stage.heads, strict=True)]
+        outs = [_projected(head(u), folded.W_O) for head, folded in zip(self.heads, self._stage.heads, strict=True)]
         total = outs[0]
         for out in outs[1:]:
             total += out
@@ -118,6 +118,11 @@ class _Attention:
             total += self._residual(u)
         moved = total.reshape(len(u), total.shape[1] * total.shape[2])[:, self._stage.written]
         return np.concatenate([moved, u[:, self._stage.carried]], axis=1)
+
+
+def _projected(mixed: Float[np.ndarray, "batch queries d_v"], W_O: Float[np.ndarray, "d_v width_out"]) -> np.ndarray:
+    """mixed @ W_O, without a product for every point where that is one number."""
+    return mixed * W_O[0, 0] if W_O.shape == (1, 1) else mixed @ W_O
 
 
 class _Softmax:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from matplotlib.axes import Axes
 
+NOTHING = 1e-3
+"""A bound that is less than this part of the picture would be drawn on the zero line."""
+SMALLEST = 1e-290
+"""An axis needs numbers whose tenths and squares are not zero."""
+
 
 @dataclass(frozen=True, eq=False)
 class Curve:
@@ -45,7 +50,9 @@ def draw_errors(axes: Axes, subject: Subject, curves: list[Curve], has_many_step
         axes.fill_between(middles, least, largest, color=colour, linewidth=0, alpha=opacity, label=label)
     axes.axhline(0, color=GREY, linewidth=0.8)
     reach = error_reach(subject, np.concatenate(errors))
-    if subject.bound is not None and subject.bound <= reach:
+    if len(curves) == 1:
+        _draw_leaves(axes, subject, curves[0].line)
+    if subject.bound is not None and NOTHING * reach < subject.bound <= reach:
         for sign, text in ((1, "+ bound"), (-1, "− bound")):
             axes.axhline(sign * subject.bound, color=ORANGE, linewidth=1.4, linestyle=(0, (5, 3)))
             axes.annotate(
@@ -70,9 +77,26 @@ def draw_errors(axes: Axes, subject: Subject, curves: list[Curve], has_many_step
         )
 
 
+def _draw_leaves(axes: Axes, subject: Subject, line: Line) -> None:
+    """What was proved cell by cell: a band between the bounds of the leaves."""
+    claim, box = subject.network.certificate, subject.network.box
+    if box.d > 1 or subject.bound is None or not claim.leaf_bounds:
+        return
+    lo, hi = (ends[:, 0] for ends in claim.cells(box))
+    if len(claim.leaf_bounds) != len(lo):
+        return
+    order = np.argsort(lo)
+    edges = np.column_stack([lo[order], hi[order]]).ravel()
+    bounds = np.repeat(np.asarray(claim.leaf_bounds)[order], 2)
+    is_shown = (edges >= line.lo) & (edges <= line.hi)
+    axes.fill_between(
+        edges[is_shown], -bounds[is_shown], bounds[is_shown], color=ORANGE, alpha=0.12, linewidth=0, zorder=0
+    )
+
+
 def error_reach(subject: Subject, error: Float[np.ndarray, "*shape"]) -> float:
     """The bound where the error is of its size, so that the scale says how much of it is used; else the error."""
     largest, bound = float(np.nanmax(np.abs(error))), subject.bound
-    if bound is not None and bound < 5 * largest:
+    if bound is not None and (bound < 5 * largest or (largest == 0 and bound > SMALLEST)):
         return max(largest, bound)
     return largest or 1.0

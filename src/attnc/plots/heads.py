@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 NAMED = 12
 """So many heads are named beside the colour bar."""
-QUERIES, LEVELS = 8, 5
-"""So many queries are drawn, and so many lines of each."""
+QUERIES, LEVELS, KEYS = 8, 5, 24
+"""So many queries or heads are drawn, and so many lines of each query, of each head."""
 
 
 def draw_heads(picture: Figure, axes: Axes, cells: Cells, box: Box, side: int, of: str = "") -> None:
@@ -49,27 +49,32 @@ def draw_heads(picture: Figure, axes: Axes, cells: Cells, box: Box, side: int, o
 
 
 def draw_levels(axes: Axes, form: NormalForm, found: list[Selector], box: Box, side: int) -> None:
-    """For every query, lines between the cells of its keys: some of them, the first one thick."""
+    """For every query, or every head of one query, lines between the cells of its keys: some of them."""
     from matplotlib.lines import Line2D
 
-    queries = sorted({s.query for s in found})
-    shown = [queries[i] for i in np.unique(np.linspace(0, len(queries) - 1, QUERIES).round().astype(int))]
-    part = f"{len(shown)} of {len(queries)} queries, " if len(shown) < len(queries) else ""
-    set_title(axes, f"keys of each query, layer {found[0].layer}", f"{part}thick: where it leaves its first key")
+    is_of_heads = len({s.query for s in found}) == 1
+    kind, kinds, many = ("head", "heads", KEYS) if is_of_heads else ("query", "queries", LEVELS)
+    numbers = [(s.head or 0) if is_of_heads else s.query for s in found]
+    all_numbers = sorted(set(numbers))
+    shown = [all_numbers[i] for i in np.unique(np.linspace(0, len(all_numbers) - 1, QUERIES).round().astype(int))]
+    part = f"{len(shown)} of {len(all_numbers)} {kinds}, " if len(shown) < len(all_numbers) else ""
+    note = "lines: where the key with most weight changes" if is_of_heads else "thick: where it leaves its first key"
+    set_title(axes, f"keys of each {kind}, layer {found[0].layer}", part + note)
     set_plane(axes, box)
     x, y = (np.linspace(lo, hi, side) for lo, hi in zip(box.lo, box.hi, strict=True))
     points = np.stack([axis.ravel() for axis in np.meshgrid(x, y)], axis=1)
     palette, handles = distinct_colours(len(shown)), []
-    for query, colour in zip(shown, palette, strict=True):
-        cells = Cells(form, [s for s in found if s.query == query]).at(points, square_tiles(side))[0]
-        handles.append(Line2D([], [], color=colour, linewidth=2, label=f"query {query}"))
+    for number, colour in zip(shown, palette, strict=True):
+        of_number = [s for s, its in zip(found, numbers, strict=True) if its == number]
+        cells = Cells(form, of_number).at(points, square_tiles(side))[0]
+        handles.append(Line2D([], [], color=colour, linewidth=2, label=f"{kind} {number}"))
         present = np.unique(cells)
         if len(present) == 1:
-            handles[-1].set(linestyle=(0, (1, 2)), label=f"query {query} (idle)")
+            handles[-1].set(linestyle=(0, (1, 2)), label=f"{kind} {number} (idle)")
             continue
         rank = np.searchsorted(present, cells).reshape(side, side)
-        levels = np.unique(np.linspace(0, len(present) - 2, LEVELS).round()) + 0.5
-        widths = [2.2, *[0.8] * (len(levels) - 1)]
+        levels = np.unique(np.linspace(0, len(present) - 2, many).round()) + 0.5
+        widths = [1.2] * len(levels) if is_of_heads else [2.2, *[0.8] * (len(levels) - 1)]
         axes.contour(x, y, rank, levels=levels, colors=[colour], linewidths=widths)
     axes.legend(
         handles=handles,

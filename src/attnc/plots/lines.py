@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,10 @@ BEYOND = 0.3
 MANY_VARIABLES = 64
 """The variable for a cut is looked for among the first so many."""
 NAMED = 5
+REACH = 8.0
+"""Of an infinite range, so much is shown."""
+ELSEWHERE, LITTLE = 0.75, 0.02
+"""Where less than LITTLE of what happens in the box is on cuts through its middle, others are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,32 +53,45 @@ class Line:
         return self.shown or (self.lo, self.hi)
 
 
-def along_variable(box: Box, variable: int, note: str = "") -> Line:
-    """The others stay in the middle of their intervals."""
-    origin, direction = box.lo / 2 + box.hi / 2, np.zeros(box.d)
+def along_variable(box: Box, variable: int, note: str = "", share: float = 0.5) -> Line:
+    """The others stay in the middle of their intervals, or at another share of them."""
+    if not box.is_bounded:
+        return _along_all_numbers(box)
+    origin, direction = (1 - share) * box.lo + share * box.hi, np.zeros(box.d)
     origin[variable], direction[variable] = 0.0, 1.0
     lo, hi = float(box.lo[variable]), float(box.hi[variable])
     return Line(one_line(box.names[variable]), lo, hi, origin, direction, box, note)
 
 
+def _along_all_numbers(box: Box) -> Line:
+    """A part of an infinite range, which a box can only have in its one variable."""
+    line = along_variable(box.core(REACH), 0)
+    return replace(line, note=f"drawn from {number(line.lo)} to {number(line.hi)}, a part of {box}")
+
+
 def cut(subject: Subject) -> Line:
     """Along the variable that changes the shown outputs most."""
     box = subject.network.box
-    lines = [along_variable(box, i) for i in range(min(box.d, MANY_VARIABLES))]
-    points = np.concatenate([line.at(np.linspace(line.lo, line.hi, 33)) for line in lines])
-    values = subject.network_at(points)[:, subject.shown_outputs].reshape(len(lines), 33, -1)
-    changes = np.ptp(values, axis=1).max(axis=1)
+    corners = np.random.default_rng(0).random((33, box.d))
+    spread = np.ptp(subject.network_at(box.lo + corners * box.widths)[:, subject.shown_outputs], axis=0).max()
+    for share in (0.5, ELSEWHERE):
+        lines = [along_variable(box, i, share=share) for i in range(min(box.d, MANY_VARIABLES))]
+        points = np.concatenate([line.at(np.linspace(line.lo, line.hi, 33)) for line in lines])
+        values = subject.network_at(points)[:, subject.shown_outputs].reshape(len(lines), 33, -1)
+        changes = np.ptp(values, axis=1).max(axis=1)
+        if changes.max() > LITTLE * spread:
+            break
     best = int(np.argmax(changes > changes.max() * (1 - 1e-6)))
     others = [
-        f"{one_line(name)} = {number(middle)}"
-        for i, (name, middle) in enumerate(zip(box.names, box.lo / 2 + box.hi / 2, strict=True))
+        f"{one_line(name)} = {number(place)}"
+        for i, (name, place) in enumerate(zip(box.names, lines[best].origin, strict=True))
         if i != best
     ]
     left_out = f", … ({len(others) - NAMED} more)" if len(others) > NAMED else ""
     at = ", ".join(others[:NAMED]) + left_out
     unread = subject.network.construction.startswith("truncated_linear") and subject.clip is None
     why = "   (w·x + t cannot be read from these weights: give target=)" if unread else ""
-    return along_variable(box, best, f"a cut along {one_line(box.names[best])} at {at}{why}")
+    return replace(lines[best], note=f"a cut along {one_line(box.names[best])} at {at}{why}")
 
 
 def ridge_lines(subject: Subject) -> list[tuple[int, Line]] | None:

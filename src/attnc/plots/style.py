@@ -12,6 +12,7 @@ from attnc.model_card import one_line
 if TYPE_CHECKING:
     from jaxtyping import Float
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from attnc.targets.box import Box
@@ -88,6 +89,7 @@ def set_plain(axes: Axes, grid: bool = True) -> None:
         spine.set_color(FAINT)
     axes.tick_params(colors=GREY, labelsize=9, length=3, color=FAINT)
     axes.locator_params(nbins=7)
+    _write_out(axes.xaxis, axes.yaxis)
     if grid:
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
         axes.set_axisbelow(True)
@@ -108,7 +110,24 @@ def add_colorbar(picture: Figure, axes: Axes, drawn: Any, label: str, width: flo
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=GREY, labelsize=9, length=0)
     bar.set_label(label, color=GREY, fontsize=9.5)
+    _write_out(bar.ax.yaxis)
     return bar
+
+
+def _write_out(*axes: Axis) -> None:
+    """Very small and large numbers in full at every tick: a factor above the axis would run into the notes."""
+    from matplotlib.ticker import ScalarFormatter
+
+    class InFull(ScalarFormatter):
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:.7g}".replace("-", "−") if super().get_offset() else super().__call__(x, pos)
+
+        def get_offset(self) -> str:
+            return ""
+
+    for axis in axes:
+        if isinstance(axis.get_major_formatter(), ScalarFormatter):
+            axis.set_major_formatter(InFull())
 
 
 def distinct_colours(count: int) -> Float[np.ndarray, "count rgb"]:

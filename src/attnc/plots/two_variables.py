@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 BLOCK, MOST_BLOCKS = 5, 64
 """Where cells are as fine as the samples, the error's size is shown over blocks of BLOCK × BLOCK samples."""
 HEADS_PIXELS = 240
+OF_HEADS = ("compose", "gates")
+"""Constructions whose heads compute a function each: lines between the keys of each head say more than their cells."""
 MUCH_WORK = 4e6
 """Scores per point from which on a map is coarse."""
 
@@ -104,6 +106,9 @@ def _selecting(subject: Subject) -> Iterator[tuple[str, list[Selector]]]:
     if not stages:
         return
     last = read_selectors(subject.form, len(stages) - 1, subject.output)
+    if subject.network.construction in OF_HEADS and last:
+        yield "levels", last
+        return
     if last:
         yield ("cells" if len({s.query for s in last}) == 1 else "levels"), last
     for position in range(len(stages) - 1, -1, -1):

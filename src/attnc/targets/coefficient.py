@@ -34,7 +34,7 @@ class Coefficient:
         found = Expression("", (self.tree,), (), False, ()).ranges(Interval(np.zeros((1, 0)), np.zeros((1, 0))))
         lo, hi = float(found.lo[0, 0]), float(found.hi[0, 0])
         value = lo / 2 + hi / 2
-        return value, math.nextafter(max(hi - value, value - lo), math.inf)
+        return value, 0.0 if lo == hi else math.nextafter(max(hi - value, value - lo), math.inf)
 
     @property
     def value(self) -> float:

@@ -1,0 +1,71 @@
+"""Leaves of the prover, confirmed by a method that has nothing in common with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc import constructions
+from attnc.certificates.dyadic import cell_boxes
+from certificates.arb_networks import ArbNetwork, exact_values
+from certificates.proving import proven
+from certificates.second_method import bound_over, confirmed, gap_of
+
+TOLERANCE = 0.02
+LEAVES = 6
+
+CASES = [
+    ("spectral_grid", "sin(2*x) + exp(-x**2)", {"x": (-1, 2)}, {"num_anchors": 15}),
+    ("spectral_grid", "abs(x)*cos(x)", {"x": (-1, 1.5)}, {"num_anchors": 17}),
+    ("max_affine", "sin(3*x)", {"x": (0, 1)}, {"points_per_axis": 12, "beta": 800.0}),  # soft enough for Taylor leaves
+    ("max_affine", "tanh(x)", {"x": (0, 1)}, {"points_per_axis": 8, "beta": 1e5}),  # selection leaves
+    ("gates", "relu(x - 0.3) - 2*silu(x)", {"x": (-2, 2)}, {"eps": 1e-3}),
+    ("spectral_grid", "sin(x)*y", {"x": (-1, 1), "y": (-1, 1)}, {"num_anchors": 7}),
+    ("max_affine", "max(x, y)", {"x": (0, 1), "y": (0, 1)}, {"points_per_axis": 3, "beta": 12.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "box", "options"), CASES, ids=[f"{case[0]} {case[1]}" for case in CASES])
+def test_leaves_are_confirmed_by_mean_values_in_balls(name, text, box, options):
+    target = attnc.as_target(text, box)
+    program = getattr(constructions, name)(target, **options).program
+    found = proven(program, target)
+    gap, network, rng = gap_of(program, target), ArbNetwork(program), np.random.default_rng(3)
+    worst = int(np.argmax(found.leaf_bounds))
+    for number in {worst, *rng.integers(0, len(found.leaves), LEAVES).tolist()}:
+        leaf, bound = found.leaves[number], float(found.leaf_bounds[number])
+        ((centre,), (radius,)) = cell_boxes(found.core, leaf.level, np.array([leaf.index]))
+        second = confirmed(gap, centre - radius, centre + radius, bound * (1 + TOLERANCE))
+        assert second is not None
+        points = np.clip(centre + radius * rng.uniform(-1, 1, (8, target.box.d)), target.box.lo, target.box.hi)
+        for point in points:
+            pairs = zip(exact_values(target.expression, point), network(point), strict=True)
+            assert max(float(abs(f - y).lower()) for f, y in pairs) <= second
+
+
+def test_the_method_converges_to_the_largest_error():
+    """On one box, ever finer pieces: from above, to what a dense sample shows."""
+    target = attnc.as_target("sin(2*x)", {"x": (0, 1)})
+    program = constructions.max_affine(target, points_per_axis=6, beta=40.0).program
+    gap = gap_of(program, target)
+    x = np.linspace(0, 1, 2001)[:, None]
+    seen = float(np.abs(target(x)[:, 0] - program(x).ravel()).max())
+    bounds = []
+    for pieces in (16, 64, 256):
+        ends = np.linspace(0, 1, pieces + 1)
+        bounds.append(max(bound_over(gap, ends[i : i + 1], ends[i + 1 : i + 2]) for i in range(pieces)))
+    assert bounds == sorted(bounds, reverse=True)
+    assert seen <= bounds[-1] <= 1.05 * seen
+
+
+def test_a_bound_that_is_too_small_is_not_confirmed():
+    target = attnc.as_target("sin(2*x)", {"x": (0, 1)})
+    program = constructions.max_affine(target, points_per_axis=6, beta=40.0).program
+    gap = gap_of(program, target)
+    x = np.linspace(0, 1, 2001)
+    errors = np.abs(target(x[:, None])[:, 0] - program(x[:, None]).ravel())
+    at = x[int(np.argmax(errors))]
+    near = np.array([at - 1e-3]), np.array([at + 1e-3])
+    assert bound_over(gap, *near) >= errors.max()
+    assert confirmed(gap, *near, 1.05 * errors.max()) is not None
