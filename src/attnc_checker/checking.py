@@ -124,27 +124,6 @@ class Task:
         ends = self.ends(cell)
         return Box([arb((lo + hi) / 2) for lo, hi in ends], [arb((hi - lo) / 2) for lo, hi in ends])
 
-    def prove(self, prover: Prover, leaf: Leaf, cell: Cell | None, pieces: int = PIECES) -> Any:
-        """A bound on a leaf or on a part of it, at most the claimed one; Refused if that is not found."""
-        try:
-            if cell is None:
-                start = exact(self.claim.ends[0][0 if leaf.order < 0 else 1])
-                found = tail_error(prover.stage, prover.function, start, leaf.order)
-            else:
-                found = prover.error(leaf.kind, leaf.order, self.box(cell), arb(self.claim.bound))
-            if found <= self.claim.bound:  # False for nan
-                return found
-            reason = f"the bound found here is {float(found):.6g}"
-        except (ArithmeticError, ValueError) as error:
-            reason = str(error)
-        if cell is not None and pieces >= 2 ** len(cell[1]):
-            parts = itertools.product(*((2 * i, 2 * i + 1) for i in cell[1]))
-            return max(self.prove(prover, leaf, (cell[0] + 1, part), pieces >> len(cell[1])) for part in parts)
-        places = zip(self.claim.variables, self.ends(cell) if cell else [], strict=False)
-        where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
-        where = where or f"beyond the core on side {leaf.order}"
-        raise Refused(f"the {leaf.kind} leaf {where} is not re-proved to {self.claim.bound:.6g}: {reason}")
-
     def regions(self) -> list[tuple[Cell | None, list[Leaf]]]:
         """The leaves by the cell of a coarse division that they lie in."""
         coarse = (REGIONS.bit_length() - 1) // len(self.claim.ends)
@@ -157,9 +136,45 @@ class Task:
             found.setdefault(region, []).append(leaf)
         return list(found.items())
 
-    def prove_region(self, prover: Prover, cell: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
-        prover = prover if cell is None else prover.within(self.box(cell))
+
+class Worker:
+    """Proves leaves; one for each process."""
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.claim, self.prover = task, task.claim, task.prover()
+        self.coarse: dict[Cell, Prover] = {}
+
+    def prove_region(self, region: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
+        prover = self.prover
+        if region is not None:
+            level, index = region
+            up = level - level // 2  # keys are left out in two steps, of which the first serves many regions
+            parent = (level - up, tuple(i >> up for i in index))
+            if parent not in self.coarse:
+                self.coarse[parent] = self.prover.within(self.task.box(parent))
+            prover = self.coarse[parent].within(self.task.box(region))
         return len(leaves), float(max(self.prove(prover, leaf, leaf.cell) for leaf in leaves))
+
+    def prove(self, prover: Prover, leaf: Leaf, cell: Cell | None, pieces: int = PIECES) -> Any:
+        """A bound on a leaf or on a part of it, at most the claimed one; Refused if that is not found."""
+        try:
+            if cell is None:
+                start = exact(self.claim.ends[0][0 if leaf.order < 0 else 1])
+                found = tail_error(prover.stage, prover.function, start, leaf.order)
+            else:
+                found = prover.error(leaf.kind, leaf.order, self.task.box(cell), arb(self.claim.bound))
+            if found <= self.claim.bound:  # False for nan
+                return found
+            reason = f"the bound found here is {float(found):.6g}"
+        except (ArithmeticError, ValueError) as error:
+            reason = str(error)
+        if cell is not None and pieces >= 2 ** len(cell[1]):
+            parts = itertools.product(*((2 * i, 2 * i + 1) for i in cell[1]))
+            return max(self.prove(prover, leaf, (cell[0] + 1, part), pieces >> len(cell[1])) for part in parts)
+        places = zip(self.claim.variables, self.task.ends(cell) if cell else [], strict=False)
+        where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
+        where = where or f"beyond the core on side {leaf.order}"
+        raise Refused(f"the {leaf.kind} leaf {where} is not re-proved to {self.claim.bound:.6g}: {reason}")
 
 
 def read_task(folder: Path) -> Task:
@@ -180,9 +195,9 @@ def read_task(folder: Path) -> Task:
 
 
 def _prove_all(task: Task, processes: int, progress: Progress | None) -> float:
-    prover, regions = task.prover(), task.regions()
+    worker, regions = Worker(task), task.regions()
     done, worst, count = 0, 0.0, len(task.claim.leaves)
-    for leaves, found in _results(task, prover, regions, processes if count >= FEW else 1):
+    for leaves, found in _results(worker, regions, processes if count >= FEW else 1):
         done, worst = done + leaves, max(worst, found)
         if progress:
             progress(done, count)
@@ -191,11 +206,11 @@ def _prove_all(task: Task, processes: int, progress: Progress | None) -> float:
     return worst
 
 
-def _results(task: Task, prover: Prover, regions: list[Any], processes: int) -> Iterator[tuple[int, float]]:
+def _results(worker: Worker, regions: list[Any], processes: int) -> Iterator[tuple[int, float]]:
     if processes == 1:
-        yield from (task.prove_region(prover, *region) for region in regions)
+        yield from (worker.prove_region(*region) for region in regions)
         return
-    with ProcessPoolExecutor(min(processes, len(regions)), initializer=_start, initargs=(task,)) as pool:
+    with ProcessPoolExecutor(min(processes, len(regions)), initializer=_start, initargs=(worker.task,)) as pool:
         try:
             for future in as_completed([pool.submit(_work, *region) for region in regions]):
                 yield future.result()
@@ -203,17 +218,16 @@ def _results(task: Task, prover: Prover, regions: list[Any], processes: int) -> 
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-_own: list[Any] = []
+_own: list[Worker] = []
 
 
 def _start(task: Task) -> None:
     ctx.prec, ctx.cap = PRECISION, MAX_SERIES
-    _own[:] = [task, task.prover()]
+    _own[:] = [Worker(task)]
 
 
-def _work(cell: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
-    task, prover = _own
-    return task.prove_region(prover, cell, leaves)
+def _work(region: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
+    return _own[0].prove_region(region, leaves)
 
 
 @contextmanager

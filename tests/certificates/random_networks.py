@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -48,9 +49,9 @@ OF_TWO = (
 )
 
 
-def random_composition(rng: np.random.Generator, num_operations: int, d: int) -> str:
-    """Of d variables, each of them once: so many operations, or as many as it takes to join them."""
-    pool = [str(name) for name in rng.permutation(MANY[:d])]
+def random_composition(rng: np.random.Generator, num_operations: int, names: Sequence[str]) -> str:
+    """Of these variables, each of them once: so many operations, or as many as it takes to join them."""
+    pool = [str(name) for name in rng.permutation(list(names))]
     while num_operations > 0 or len(pool) > 1:
         num_operations -= 1
         if len(pool) > 1 and (rng.random() < 0.5 or num_operations <= 0):
@@ -150,7 +151,7 @@ def _wire(rng: np.random.Generator, made: Circuit, d: int) -> Wire:
 
 
 def exactly_described(rng: np.random.Generator, d: int) -> tuple[Program, ExpressionTarget]:
-    """A head, and Σ v_k e^{s_k} / Σ e^{s_k} as an expression, with the very weights that are stored: rounding is left."""
+    """A head, and Σ v_k e^{s_k}/Σ e^{s_k} as an expression with the very weights stored: only rounding is left."""
     dtype = dtype_of(rng)
     p = int(rng.integers(1, 5))
     scale = 10.0 ** rng.uniform(-2, 1)

@@ -21,54 +21,68 @@ from attnc.targets.tree import Call, Constant, Negate, Node, Number, Power, Prod
 from strategies.reference import DERIVATIVES, VALUES, precision, rational
 
 BITS = 120
-ZERO = arb(0)
-MOST_PIECES = 20_000
+ZERO, UNIT = arb(0), arb(0, 1)
+MOST_PIECES = 8_000
 
 
 @dataclass(frozen=True)
 class Dual:
-    """A number and its derivatives; all balls."""
+    """A function over a box of radii r: its values and its derivatives over the box, its value at the centre; balls."""
 
     value: arb
     slopes: tuple[arb, ...]
+    centre: arb
+    radii: tuple[arb, ...]
 
     def __add__(self, other: Dual) -> Dual:
-        return Dual(self.value + other.value, tuple(a + b for a, b in zip(self.slopes, other.slopes, strict=True)))
+        slopes = tuple(a + b for a, b in zip(self.slopes, other.slopes, strict=True))
+        return self.tight(self.value + other.value, slopes, self.centre + other.centre)
 
     def __sub__(self, other: Dual) -> Dual:
         return self + other.scaled(arb(-1))
 
     def __mul__(self, other: Dual) -> Dual:
         pairs = zip(self.slopes, other.slopes, strict=True)
-        return Dual(self.value * other.value, tuple(a * other.value + self.value * b for a, b in pairs))
+        slopes = tuple(a * other.value + self.value * b for a, b in pairs)
+        return self.tight(self.value * other.value, slopes, self.centre * other.centre)
 
     def scaled(self, factor: arb) -> Dual:
-        return Dual(self.value * factor, tuple(slope * factor for slope in self.slopes))
+        slopes = tuple(slope * factor for slope in self.slopes)
+        return Dual(self.value * factor, slopes, self.centre * factor, self.radii)
 
-    def through(self, value: arb, slope: arb) -> Dual:
-        return Dual(value, tuple(slope * a for a in self.slopes))
+    def constant(self, value: arb) -> Dual:
+        return Dual(value, (ZERO,) * len(self.radii), value, self.radii)
+
+    def through(self, value: arb, slope: arb, centre: arb) -> Dual:
+        return self.tight(value, tuple(slope * a for a in self.slopes), centre)
 
     def inverse(self) -> Dual:
-        return self.through(1 / self.value, -1 / (self.value * self.value))
+        return self.through(1 / self.value, -1 / (self.value * self.value), 1 / self.centre)
+
+    def tight(self, value: arb, slopes: tuple[arb, ...], centre: arb) -> Dual:
+        """The values as they were found, or by the mean value theorem."""
+        spread = sum((abs(s) * r for s, r in zip(slopes, self.radii, strict=True)), ZERO)
+        moved = centre + spread * UNIT
+        return Dual(moved if moved.rad() < value.rad() or not value.is_finite() else value, slopes, centre, self.radii)
 
 
 def kinked(x: Dual, left: int, right: int) -> Dual:
     """|x| and relu(x): over the kink, the hull of both slopes."""
     if x.value > 0 or x.value < 0:
         slope = arb(right if x.value > 0 else left)
-        return x.through(x.value * slope, slope)
+        return x.through(x.value * slope, slope, x.centre * slope)
     slope = arb(left).union(arb(right))
-    ends = (x.value * left).max(x.value * right)
-    return x.through(ends, slope)
+    values, centre = ((part * left).max(part * right) for part in (x.value, x.centre))
+    return x.through(values, slope, centre)
 
 
 def differentiate(node: Node, at: dict[str, Dual], zero: Dual) -> Dual:
     a = [differentiate(child, at, zero) for child in children(node)]
     match node:
         case Number(value):
-            return Dual(rational(value), zero.slopes)
+            return zero.constant(rational(value))
         case Constant(name):
-            return Dual(arb.pi() if name == "pi" else arb(1).exp(), zero.slopes)
+            return zero.constant(arb.pi() if name == "pi" else arb(1).exp())
         case Variable(name):
             return at[name]
         case Sum():
@@ -83,10 +97,10 @@ def differentiate(node: Node, at: dict[str, Dual], zero: Dual) -> Dual:
         case Negate():
             return a[0].scaled(arb(-1))
         case Power(_, Number(value)) if value.denominator == 1 and value > 0:
-            below = arb(1)
+            result = a[0]
             for _ in range(int(value) - 1):
-                below = below * a[0].value
-            return a[0].through(below * a[0].value, int(value) * below)
+                result = result * a[0]
+            return result
         case Call("abs" | "relu" as name):
             return kinked(a[0], -1 if name == "abs" else 0, 1)
         case Call("max"):
@@ -95,7 +109,8 @@ def differentiate(node: Node, at: dict[str, Dual], zero: Dual) -> Dual:
                 result = result + kinked(other - result, 0, 1)
             return result
         case Call(name):
-            return a[0].through(VALUES[name](a[0].value), DERIVATIVES[name](a[0].value))
+            function = VALUES[name]
+            return a[0].through(function(a[0].value), DERIVATIVES[name](a[0].value), function(a[0].centre))
     raise AssertionError(f"no rule for {node}")
 
 
@@ -112,7 +127,7 @@ def _affine(layer: Affine, state: list[list[Dual]], zero: Dual) -> list[list[Dua
     tokens, width = layer.constant.shape
     out = [[zero] * width for _ in range(tokens)]
     for (t, c), value in zip(layer.constant.index.tolist(), layer.constant.values.tolist(), strict=True):
-        out[t][c] = Dual(arb(value), zero.slopes)
+        out[t][c] = zero.constant(arb(value))
     for (t, c, i, j), value in zip(layer.weight.index.tolist(), layer.weight.values.tolist(), strict=True):
         out[t][c] = out[t][c] + state[i][j].scaled(arb(value))
     return out
@@ -125,21 +140,24 @@ def _attention(layer: Attention, state: list[list[Dual]], zero: Dual) -> list[li
         q, keys, values = _times([state[0]], head.W_Q)[0], _times(state, head.W_K), _times(state, head.W_V)
         seen = np.flatnonzero(head.mask.visible(np.array([0]), slice(None))[0]) if head.mask else range(len(keys))
         scores = [sum((a * b for a, b in zip(q, keys[k], strict=True)), zero) for k in seen]
-        best = max(scores, key=lambda score: float(score.value.mid()))
-        powers = [(score - best).value.exp() for score in scores]
-        weights = [(s - best).through(power, power) for s, power in zip(scores, powers, strict=True)]
+        best = max(scores, key=lambda score: float(score.centre))
+        weights = [_exponential(score - best) for score in scores]
         below = sum(weights[1:], weights[0]).inverse()
-        middles = [float(weight.value.mid()) for weight in weights]
         average = []
         for m in range(head.W_V.shape[1]):
             column = [values[k][m] for k in seen]
-            share = sum(w * float(v.value.mid()) for w, v in zip(middles, column, strict=True)) / sum(middles)
-            middle = Dual(arb(share), zero.slopes)
-            above = sum((w * (v - middle) for w, v in zip(weights, column, strict=True)), zero)
-            average.append(above * below + middle)
+            middle = sum((w.centre * v.centre for w, v in zip(weights, column, strict=True)), ZERO) * below.centre
+            shift = zero.constant(middle.mid())
+            above = sum((w * (v - shift) for w, v in zip(weights, column, strict=True)), zero)
+            average.append(above * below + shift)
         for c, entry in enumerate(_times([average], head.W_O)[0]):
             first[c] = first[c] + entry
     return [first, *([zero] * len(first) for _ in state[1:])]
+
+
+def _exponential(x: Dual) -> Dual:
+    power = x.value.exp()
+    return x.through(power, power, x.centre.exp())
 
 
 def _times(rows: list[list[Dual]], matrix: np.ndarray) -> list[list[Dual]]:
@@ -148,17 +166,20 @@ def _times(rows: list[list[Dual]], matrix: np.ndarray) -> list[list[Dual]]:
     return [[sum((row[i].scaled(w) for i, w in column), zero) for column in columns] for row in rows]
 
 
-Gap = Callable[[Sequence[arb]], list[Dual]]
+Gap = Callable[[Sequence[arb], Sequence[arb]], list[Dual]]
 
 
 def gap_of(program: Program, target: ExpressionTarget) -> Gap:
-    """f − network with its derivatives, over a box of balls."""
+    """f − network over a box of centres and radii."""
 
-    def gap(x: Sequence[arb]) -> list[Dual]:
-        d = len(x)
-        at = [Dual(ball, tuple(arb(int(i == j)) for j in range(d))) for i, ball in enumerate(x)]
-        zero = Dual(ZERO, (ZERO,) * d)
+    def gap(centres: Sequence[arb], radii: Sequence[arb]) -> list[Dual]:
+        d = len(centres)
+        at = [
+            Dual(centres[i] + radii[i] * UNIT, tuple(arb(int(i == j)) for j in range(d)), centres[i], tuple(radii))
+            for i in range(d)
+        ]
         named = dict(zip(target.expression.variables, at, strict=True))
+        zero = at[0].constant(ZERO)
         f = [differentiate(tree, named, zero) for tree in target.expression.outputs]
         return [a - b for a, b in zip(f, run(program, at), strict=True)]
 
@@ -166,19 +187,13 @@ def gap_of(program: Program, target: ExpressionTarget) -> Gap:
 
 
 def bound_over(gap: Gap, lo: np.ndarray, hi: np.ndarray) -> float:
-    """The mean value form over one box, rounded up."""
+    """Over one box, rounded up; ∞ where nothing is known."""
     with precision(BITS):
-        middle = [arb(float(c)) for c in (lo + hi) / 2]
+        middle = [arb(c) for c in ((lo + hi) / 2).tolist()]
         ends = zip(lo.tolist(), hi.tolist(), middle, strict=True)
         radii = [(arb(b) - c).max(c - arb(a)) for a, b, c in ends]
-        thin = gap(middle)
-        fat = gap([c + r * arb(0, 1) for c, r in zip(middle, radii, strict=True)])
-        worst = 0.0
-        for at_centre, over in zip(thin, fat, strict=True):
-            total = abs(at_centre.value) + sum((abs(s) * r for s, r in zip(over.slopes, radii, strict=True)), ZERO)
-            upper = float(total.upper()) * (1 + 2.0**-50)
-            worst = max(worst, upper if upper == upper else np.inf)
-        return worst
+        upper = [float(abs(part.value).upper()) * (1 + 2.0**-50) for part in gap(middle, radii)]
+    return max(value if value == value else np.inf for value in upper)
 
 
 def confirmed(gap: Gap, lo: np.ndarray, hi: np.ndarray, goal: float) -> float | None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Enclosed:
     """An array of reals, each within `radius` of the float64 `mid`."""
 
-    mid: Float[np.ndarray, "..."]
-    radius: Float[np.ndarray, "..."]
+    mid: Float[np.ndarray, "any ..."]
+    radius: Float[np.ndarray, "any ..."]
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,7 +39,7 @@ Monomial = tuple[tuple[int, Fraction], ...]
 Form = tuple[tuple[Monomial, Fraction], ...]
 """(monomial, coefficient), by monomial; coefficients are not 0."""
 
-MAX_TERMS = 2**15
+MAX_TERMS = 2**12
 """Longer products are not multiplied out."""
 MAX_EXPONENT = 4096
 IMAGINARY_UNIT = 0
