@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.certificates.certificate import Certificate
-from attnc.certificates.observed import observed_error
+from attnc.certificates.observed import observed_error, sample_points
 from attnc.certificates.prover import MAX_VARIABLES, prove
 from attnc.certificates.staged import prove_staged
 from attnc.constructions.built import Built, Progress
 from attnc.errors import InputError, ProgramError
 from attnc.network import Network
 from attnc.numerics.bound import Term
-from attnc.numerics.rounding import engine_assumption, up
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import FunctionTarget
 from attnc.targets.target import Target
@@ -52,6 +53,7 @@ def certify(
         return network(*target.split(points), progress=report).reshape(len(points), -1)
 
     observed = observed_error(evaluate, target, network.work_per_point, p)
+    observed = max(0.0, observed - _reference_error(target)) if isinstance(target, ExpressionTarget) else observed
     network = network.with_observed(observed)
     bound = network.certificate.bound
     if bound is not None and not observed <= bound * (1 + 1e-3 * (p < math.inf)):
@@ -164,6 +166,16 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
         parameters=dict(built.parameters),
         command=command,
     )
+
+
+def _reference_error(target: ExpressionTarget) -> float:
+    """How far float64 may be from the expression itself, where that is more than a few units: (x + 1e8) − 1e8."""
+    points = sample_points(target.box if target.box.is_bounded else target.box.core(1.0), 256)
+    ranges = target.expression.ranges(Interval.point(points), violations="infinite")
+    widths = ranges.hi - ranges.lo
+    usual = 64 * UNIT_ROUNDOFF["float64"] * np.maximum(np.abs(ranges.hi), np.abs(ranges.lo))
+    unusual = widths[(widths > usual) & np.isfinite(widths)]
+    return float(unusual.max(initial=0.0))
 
 
 def _refuted(target: Target, observed: float, bound: float) -> str:

@@ -74,7 +74,9 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     options = {"norm": None if p == math.inf else p, "centres": centres, "heads": heads}
     given = {key: value for key, value in options.items() if value is not None}
     request = _Request(target, eps, dtype, p, construction, criterion, given, max_anchors, max_bytes, command, progress)
-    with threadpool_limits(1):  # many small decompositions: the threads of a BLAS would cost more than they gain
+    # Many small decompositions: the threads of a BLAS would cost more than they gain. What overflows on the way is not
+    # finite, and neither used by a construction nor taken for a bound.
+    with threadpool_limits(1), np.errstate(all="ignore"):
         return request.network()
 
 
@@ -105,8 +107,7 @@ class _Request:
         for _ in range(ATTEMPTS):
             wanted = Wanted(asked, self.dtype, self.p, self.max_anchors, self.max_bytes)
             try:
-                with np.errstate(all="ignore"):  # what overflows on the way is seen in the result
-                    built = self._builder(wanted, given_up)()
+                built = self._builder(wanted, given_up)()
             except np.linalg.LinAlgError:
                 raise InputError(
                     f"the numbers of {self.target.describe()} on {self.target.box} are too large or too "
@@ -280,7 +281,7 @@ def _check_sizes(target: Target, dtype: str) -> None:
     """Arithmetic that overflows would make the network NaN under a finite bound."""
     most = float(np.finfo(dtype).max) / 8
     box = target.box.core(1.0)
-    if not float(box.magnitude.max()) < most:
+    if not float(box.magnitude.max()) < math.sqrt(most):  # scores are of the size of its square
         raise InputError(f"the box {target.box} is more than {dtype} holds: choose a smaller one, or scale the inputs")
     points = target.check_points()
     points = sample_points(box, 64) if points is None else points[:64]

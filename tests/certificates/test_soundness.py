@@ -82,7 +82,7 @@ CONSTRUCTED = [
     ("spectral_grid", "tanh(x) + y*z", {"x": (-1, 2), "y": (0, 1), "z": (-1, 1)}, {"num_anchors": 7}),
     ("graded", "abs(x)", {"x": (-1, 2)}, {"num_anchors": 24}),
     ("graded", "sqrt(x) + sin(x)", {"x": (0, 2)}, {"eps": 1e-3}),
-    ("binomial", "1/(1 + x**2)", {"x": (-2, 2)}, {"eps": 1e-3}),
+    ("binomial", "1/(1 + x**2)", {"x": (-2, 2)}, {"eps": 0.03}),
     ("gates", "relu(x - 0.3) - 2*silu(x)", {"x": (-2, 2)}, {"eps": 1e-5}),
     ("gates", "gelu(x) + x*y", {"x": (-2, 2), "y": (-1, 1)}, {"eps": 1e-3}),
     ("max_affine", "sin(x)*y", {"x": (-2, 2), "y": (-1, 1)}, {"points_per_axis": 9}),

@@ -52,9 +52,16 @@ def test_bounds_hold_and_are_not_loose(text, eps, dtype):
     assert found.complete
     assert math.fsum(term.value for term in found.terms) == pytest.approx(found.bound)
     worst = Comparisons().check(built.program, target, found.bound, adversarial_points(built.program, target, 1500))
-    assert found.bound <= 5 * worst + (0 if dtype == "float64" else 1e-4)  # a float32 rounds hundreds of times
     if dtype == "float64":
         assert found.bound <= eps
+        assert found.bound <= 5 * worst
+
+
+def test_rounding_at_a_kink_is_found_on_small_cells():
+    """max(a, b) by a gate of two keys, exact but for rounding; its leaves are as wide as the range is."""
+    target, built, found = composed("max(a, b)*c + 0.5*b", 1e-3, "float32")
+    worst = Comparisons().check(built.program, target, found.bound, adversarial_points(built.program, target, 800))
+    assert found.bound <= 5 * worst
 
 
 def refused_or_true(
@@ -78,7 +85,7 @@ def test_programs_that_were_tampered_with(mutate):
         refused_or_true(made, mutate(rng, built.program), target, built.derivation, number)
 
 
-@pytest.mark.parametrize(("text", "eps"), [case for case in COMPOSED[:4]])
+@pytest.mark.parametrize(("text", "eps"), COMPOSED[:4])
 def test_derivations_that_lie(text, eps):
     made, refused = Comparisons(), 0
     target, built, _ = composed(text, 1e-3, "float64")
@@ -125,12 +132,12 @@ def test_outputs_in_another_order_or_number():
 
 
 def test_a_channel_that_is_said_to_stand_for_something_else():
-    """The head computes sin and is proved to; the state then is said to hold cos."""
+    """The head computes sin and is proved to; the state then is said to hold atan."""
     _, _, derivation = honest()
     for channel, claim in derivation.heads.items():
-        for part in (Unary(claim.argument, Call("cos", (T,))), Source(0), Multiply(claim.argument, claim.argument)):
+        for part in (Unary(claim.argument, Call("atan", (T,))), Source(0), Multiply(claim.argument, claim.argument)):
             heads = {**derivation.heads, channel: dataclasses.replace(claim, part=part)}
-            refuse(Derivation(derivation.outputs, heads), "another function of its head")
+            refuse(Derivation(derivation.outputs, heads), "another function of its head|not in the state")
 
 
 def test_a_head_of_which_something_else_is_claimed():
@@ -189,17 +196,22 @@ def test_programs_of_another_shape():
         prove_staged(dataclasses.replace(built.program, output_shape=(2,)), target, built.derivation)
 
 
-def test_an_enclosure_that_is_too_wide_gives_no_false_bound():
-    """x² − x + 0.3 > 0 on [0, 1] needs small boxes to be seen; in 13 variables there is one box."""
-    names = [f"x{i}" for i in range(13)]
-    text = "1/(x0*x0 - x0 + 0.3) + " + "+".join(f"x{i}*x{i - 1}" for i in range(1, 13))
-    target = attnc.as_target(text, {name: (0.0, 1.0) for name in names})
-    try:
-        built = compose(target, eps=0.1)
-        found = prove_staged(built.program, target, built.derivation)
-    except (ProgramError, BoundNotMet):
-        return
-    Comparisons().check(built.program, target, found.bound, adversarial_points(built.program, target, 300))
+def test_an_enclosure_that_is_too_wide_gives_no_bound(monkeypatch):
+    """That a² − a + 0.3 > 0 on [0, 1] takes small boxes to be seen: from one box its inverse has no range."""
+    target = attnc.as_target("b/(a*a - a + 0.3) + sin(a*b)", {"a": (0.0, 1.0), "b": (0.0, 1.0)})
+    built = compose(target, eps=1e-2)
+    assert prove_staged(built.program, target, built.derivation).bound <= 1e-2
+    monkeypatch.setattr("attnc.targets.part_ranges.MAX_BOXES", 1)
+    assert prove_staged(built.program, target, built.derivation).bound == math.inf
+
+
+def test_wider_boxes_cost_more():
+    """The same program and derivation where the heads were not made for it."""
+    target, built, found = composed("sin(a*b) + c*exp(a)", 1e-4, "float64")
+    wide = attnc.as_target(target.text, {name: (-1.2, 1.6) for name in target.box.names})
+    wider = prove_staged(built.program, wide, built.derivation)
+    assert wider.bound > found.bound
+    Comparisons().check(built.program, wide, wider.bound, adversarial_points(built.program, wide, 800))
 
 
 def test_slopes_that_are_nearly_powers_of_two():

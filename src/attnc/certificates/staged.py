@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
+MOST_IDLE = 3
+MOST_CELLS = 4096
+"""When to halve cells no more for the sake of their rounding."""
 Errors = Mapping[str, float]
 """By source; they add up."""
 
@@ -216,7 +219,7 @@ class _Walk:
             for source, value in (*off.items(), (own, carrier.slack)):
                 errors[source] = float(up(errors.get(source, 0.0) + up(value * largest)))
         errors[own] = float(up(errors[own] + unsure, 4))
-        rounding = writer.rounding(line, unsure, size, sizes, *_cells(proof, box))
+        rounding = writer.rounding(line, argument, unsure, size, sizes, *_cells(proof, box))
         errors["rounding"] = float(up(errors.get("rounding", 0.0) + rounding))
         return _Known(claim.part, errors)
 
@@ -353,24 +356,37 @@ class _Writer:
     def rounding(
         self,
         line: StageHead,
+        argument: _Affine,
         unsure: float,
         size: float,
         sizes: Float[np.ndarray, " channels"],
         centres: Float[np.ndarray, "cells 1"],
         radii: Float[np.ndarray, "cells 1"],
     ) -> float:
-        """Of the stage in this channel, over all cells of t and all states: errors of scores do not depend on t."""
+        """Of the stage in this channel, over all cells of t and all states.
+
+        Where t = w·u_i + constant is of one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell; other channels are taken
+        as large as they get.
+        """
         rounds, column = self.roundings.heads[self.number], self.column
         reach = up(sizes * (1 + 2 * self.roundings.unit), 2)[None]
-        ones = np.zeros(len(line.offsets.mid))
+        nothing = np.zeros(len(line.offsets.mid))
+        own_slopes, elsewhere = nothing, reach.copy()
+        (read,) = np.nonzero(argument.weights)
+        if len(read) == 1:
+            (place,) = read
+            own_slopes = up(rounds.score_slopes[:, place] / abs(argument.weights[place]), 2)
+            elsewhere[0, place] = 0.0
+        offsets = deltas(rounds, elsewhere, slice(None), 0) + rounds.score_underflow * (1 + reach.sum()) ** 2
+        offsets = up(offsets + own_slopes * abs(argument.constant), 8)
         value_sizes = rounds.value_sizes[:, column]
         if rounds.value_size_slopes is not None:
             value_sizes = up(value_sizes + rounds.value_size_slopes[:, column] @ reach[0], len(sizes) + 1)
         spent = float(up(rounds.underflow[column] * (1 + reach.sum()), 4))
         flat = HeadRoundings(
-            ones[:, None],
-            deltas(rounds, reach, slice(None), 0),
-            ones,
+            own_slopes[:, None],
+            offsets,
+            nothing,
             value_sizes[:, None],
             None,
             rounds.count,
@@ -382,9 +398,28 @@ class _Writer:
         stage = OneStage((head,), Enclosed(np.zeros(1), np.zeros(1)), Enclosed(np.zeros((1, 1)), np.zeros((1, 1))))
         peak = float(up(self.roundings.peak * (1 + reach.sum()) ** 2, 8))
         own = Roundings(self.roundings.dtype, (flat,), np.zeros(1), np.zeros((1, 1)), 0, spent, peak)
-        found = rounding_bounds(stage, own, centres, radii).max()
+        found = _largest(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], centres, radii)
         whole = self.roundings.sizes[column] + self.roundings.size_slopes[column] @ reach[0]
         return float(up(found + gamma(self.roundings.count, self.roundings.unit) * whole, 4))
+
+
+def _largest(bounds: Callable[[np.ndarray, np.ndarray], np.ndarray], centres: np.ndarray, radii: np.ndarray) -> float:
+    """The largest bound of any cell; cells are halved where they are the largest, as long as that makes it smaller.
+
+    A gate's values cross where its weights are least sure. Leaves may be wide there, and its rounding is not.
+    """
+    upper, idle = bounds(centres, radii), 0
+    while idle < MOST_IDLE and len(centres) < MOST_CELLS:
+        largest = upper.max()
+        wide = upper > largest / 2
+        half = radii[wide] / 2
+        parts = centres[wide] - half, centres[wide] + half
+        reach = up(half + 2 * U * (np.abs(centres[wide]) + half), 4)
+        new = np.concatenate(parts), np.concatenate([reach, reach])
+        centres, radii = np.concatenate([centres[~wide], new[0]]), np.concatenate([radii[~wide], new[1]])
+        upper = np.concatenate([upper[~wide], bounds(*new)])
+        idle = 0 if upper.max() < 0.8 * largest else idle + 1
+    return float(upper.max())
 
 
 def _times(size: float, values: Enclosed, unsure: float) -> Enclosed:

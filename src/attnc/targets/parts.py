@@ -306,7 +306,7 @@ class Lowering:
             case Call("sin" | "cos", (Variable(_),)):
                 for halvings in range(1, MAX_HALVINGS):
                     angle = Quotient(T, Number(Fraction(2**halvings)))
-                    if self._can_fit(base, Call("sin", (angle,))):
+                    if all(self._can_fit(base, Call(name, (angle,))) for name in ("sin", "cos")):
                         sine, cosine = (self._unary(base, Call(name, (angle,))) for name in ("sin", "cos"))
                         for step in reversed(range(halvings)):
                             square = self._unary(sine, SQUARE)
