@@ -15,6 +15,8 @@ from certificates.arb_networks import ArbNetwork, exact_values
 from certificates.proving import proven
 from certificates.second_method import bound_over, confirmed, gap_of
 
+pytestmark = pytest.mark.slow  # minutes of comparisons
+
 TOLERANCE = 0.05
 LEAVES = {1: 6, 2: 1}
 LARGE = 0.3

@@ -28,6 +28,8 @@ from certificates.random_networks import (
 )
 from strategies.expressions import expressions
 
+pytestmark = pytest.mark.slow  # minutes of comparisons
+
 FAMILIES = (partition, circuit)
 
 
@@ -48,7 +50,7 @@ def compare(
 
 
 @given(expressions(VARIABLES[:2], max_depth=3), st.integers(0, 2**32 - 1), st.sampled_from(FAMILIES))
-@settings(max_examples=40)
+@settings(max_examples=30)
 def test_any_program_against_any_expression(text, seed, family):
     rng = np.random.default_rng(seed)
     try:
@@ -58,10 +60,10 @@ def test_any_program_against_any_expression(text, seed, family):
     compare(Comparisons(), family(rng, target), target, count=300, seconds=0.3)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_only_rounding_is_left_where_the_expression_is_the_network(seed):
     program, target = exactly_described(np.random.default_rng(seed), 1 + seed % 2)
-    bound, _ = compare(Comparisons(), program, target, seed, count=400)
+    bound, _ = compare(Comparisons(), program, target, seed, count=400, seconds=20.0)
     assert bound <= (1e-12 if program.dtype == np.float64 else 1e-4)
 
 
@@ -116,11 +118,12 @@ def test_clipped_linear_functions():
 def test_other_engines():
     pytest.importorskip("torch")
     made = Comparisons()
-    for name, text, box, options in CONSTRUCTED[::3]:
+    for name, text, box, options in CONSTRUCTED[::5]:
         for dtype in ("float64", "float32"):
             target = attnc.as_target(text, box)
-            compare(made, getattr(constructions, name)(target, dtype=dtype, **options).program, target, torch=True)
-    assert made.seen["torch"] >= 10_000
+            program = getattr(constructions, name)(target, dtype=dtype, **options).program
+            compare(made, program, target, count=400, torch=True)
+    assert made.seen["torch"] >= 5_000
 
 
 def test_files_for_onnxruntime(tmp_path):

@@ -103,8 +103,8 @@ def prove(
     floor = max(FAR_BELOW * eps, subject.rounding_level())
     goal = (1 + tolerance) * observed + floor
     tails = subject.cut_tails(goal)
-    began, best = time.monotonic(), None
     ways = subject.ways(goal)
+    began, best = time.monotonic(), None
     for number, way in enumerate(ways):
         proof = branch_and_bound(
             way.kinds,
