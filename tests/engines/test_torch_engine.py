@@ -6,8 +6,6 @@ comes from the finite differences themselves: the distance of two of them, and r
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +20,7 @@ from attnc.errors import InputError
 from attnc.ir import Attention, Head, Mask, Program
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.spec import check
+from engines.memory import peak_and_error
 from ir.random_programs import lookup_program, programs_and_inputs, random_inputs
 from ir.rounding import assert_agrees, exact_and_bound
 from strategies.programs import programs
@@ -247,7 +246,7 @@ def test_without_torch_the_error_says_what_to_install():
 
 
 MILLION = """
-import json, resource, sys
+import sys
 import numpy as np, torch
 from ir.random_programs import lookup_program
 from attnc.engines.torch_engine import to_torch
@@ -261,23 +260,14 @@ error = np.abs(out.detach().numpy() - np.exp(-1 / 4e3) * np.sin(points[:, 0])).m
 if wants_gradient:
     out.sum().backward()
     error = max(error, np.abs(x.grad.numpy() - np.exp(-1 / 4e3) * np.cos(points)).max())
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-print(json.dumps({"peak": peak, "error": error}))
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 @pytest.mark.parametrize("wants_gradient", [False, True])
 @pytest.mark.parametrize("num_points", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_million_anchors_fit_in_a_gibibyte(num_points, wants_gradient):
     """Against the exact Gaussian mean of sin; whole, scores and weights of 60 points would be 960 MB."""
-    done = subprocess.run(
-        [sys.executable, "-c", MILLION, str(num_points), str(wants_gradient)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parent,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-    found = json.loads(done.stdout)
+    found = peak_and_error(MILLION, num_points, wants_gradient)
     assert found["peak"] < 2**30, f"{found['peak'] / 2**20:,.0f} MiB"
     assert found["error"] < 1e-8
