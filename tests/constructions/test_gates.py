@@ -267,7 +267,7 @@ def test_the_error_is_at_most_eps_or_the_refusal_says_what_is_possible(name, exp
     least = LEAST.get(name, 0.0)
     if eps >= least:
         assert 0 <= GATES[name](eps).error <= eps
-    else:
+    elif eps <= 0.97 * least:  # `least` is rounded up to two digits: just below it there may be a gate
         with pytest.raises(InputError, match=rf"Choose eps ≥ {least:g}\."):
             GATES[name](eps)
 
