@@ -29,7 +29,7 @@ test: lint
 	$(BIN)/pytest -n 2
 
 test-slow: $(VENV)/.dev
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 2 -m slow --hypothesis-profile=new
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py --out benchmarks/out
