@@ -11,10 +11,11 @@ import ast
 import contextlib
 import operator
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 from flint import arb, fmpq
 
@@ -107,16 +108,31 @@ class _Reader:
         return self.places[step]
 
 
-class Rules(Protocol):
-    """An arithmetic: of Taylor models on a box, or of what is known on a tail."""
+class Rules(ABC):
+    """An arithmetic: of Taylor models or ranges on a box, or of what is known on a tail."""
 
+    @abstractmethod
     def constant(self, x: Any) -> Any: ...
+    @abstractmethod
     def variable(self, i: int) -> Any: ...
+    @abstractmethod
     def plus(self, a: Any, b: Any, sign: int = 1) -> Any: ...
+    @abstractmethod
     def times(self, a: Any, b: Any) -> Any: ...
+    @abstractmethod
     def maximum(self, a: Any, b: Any) -> Any: ...
+    @abstractmethod
     def apply(self, name: str, a: Any) -> Any: ...  # a smooth function of one variable, or "inverse"
+    @abstractmethod
     def step(self, name: str, a: Any) -> Any: ...  # sign or floor
+
+    def power(self, a: Any, n: int) -> Any:
+        """a^n, n ≥ 0."""
+        result = self.constant(arb(1))
+        for bit in f"{n:b}":
+            result = self.times(result, result)
+            result = self.times(result, a) if bit == "1" else result
+        return result
 
 
 def evaluate(function: Function, rules: Rules) -> list[Any]:
@@ -133,11 +149,7 @@ def evaluate(function: Function, rules: Rules) -> list[Any]:
         return minus(maximum(minus(a), minus(b)))
 
     def power(a: Any, n: int) -> Any:
-        result = rules.constant(arb(1))
-        for bit in f"{abs(n):b}":
-            result = rules.times(result, result)
-            result = rules.times(result, a) if bit == "1" else result
-        return inverse(result) if n < 0 else result
+        return rules.power(a, n) if n >= 0 else inverse(rules.power(a, -n))
 
     known: dict[str, Callable[..., Any]] = {
         "pi": lambda: rules.constant(arb.pi()),

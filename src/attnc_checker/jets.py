@@ -7,14 +7,14 @@ the sum of the keys, and sorted keys are sorted by degree.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from flint import arb, arb_series
 
-from attnc_checker.expressions import Function, evaluate
+from attnc_checker.expressions import Function, Rules, evaluate
+from attnc_checker.ranges import SERIES, Range, Ranges, hull
 
 Poly = dict[int, Any]
 BITS = 6
@@ -125,25 +125,6 @@ def norm(p: Poly) -> Any:
     return sum(map(abs, p.values()), arb(0))
 
 
-def _sigmoid(s: Any) -> Any:
-    return 1 / ((-s).exp() + 1)
-
-
-SERIES: dict[str, Callable[[Any], Any]] = {
-    **{name: operator.methodcaller(name) for name in ("sin", "cos", "tan", "exp", "log", "sqrt")},
-    **{name: operator.methodcaller(name) for name in ("atan", "asin", "acos", "erf")},
-    "tanh": lambda s: 1 - 2 / ((s * 2).exp() + 1),
-    "sinh": lambda s: (s.exp() - (-s).exp()) / 2,
-    "cosh": lambda s: (s.exp() + (-s).exp()) / 2,
-    "sigmoid": _sigmoid,
-    "silu": lambda s: s * _sigmoid(s),
-    "gelu": lambda s: s * ((s / arb(2).sqrt()).erf() + 1) / 2,
-    "softplus": lambda s: (s.exp() + 1).log(),
-    "inverse": lambda s: 1 / s,
-}
-"""Functions of one variable by Arb's own power series around a ball: nan or an error where they are not defined."""
-
-
 class Model(NamedTuple):
     """A function on a box, two ways.
 
@@ -155,37 +136,54 @@ class Model(NamedTuple):
 
     point: Poly
     wide: Poly
+    range: Range
 
 
-class _Models:
+class _Models(Rules):
     """Rules for models on centre ± half."""
 
     def __init__(self, centre: Sequence[Any], half: Sequence[Any], m: int) -> None:
         self.centre, self.half, self.m, self.d = centre, half, m, len(centre)
+        self.ranges = Ranges([((x - r).lower(), (x + r).upper()) for x, r in zip(centre, half, strict=True)])
 
     def whole(self, a: Model) -> Poly:
         return a.point | {key: x for key, x in a.wide.items() if key >= above(self.m, self.d)}
 
+    def _known(self, point: Poly, wide: Poly, range_: Range) -> Model:
+        """If m = 0 and there is no slope, as of √x at 0, by the range alone."""
+        ball = hull(range_)
+        if ball.is_finite() and wide[0].is_finite():
+            wide[0] = wide[0].intersection(ball)
+        elif ball.is_finite() and self.m == 0:
+            return Model({0: ball}, {0: ball}, range_)
+        return Model(point, wide, range_)
+
     def constant(self, x: Any) -> Model:
-        return Model({0: x}, {0: x})
+        return Model({0: x}, {0: x}, self.ranges.constant(x))
 
     def variable(self, i: int) -> Model:
         x, h, linear = self.centre[i], self.half[i], variable(i, self.d)
-        return Model({0: x, linear: h} if self.m else {0: x}, {0: x + h * arb(0, 1), linear: h})
+        point = {0: x, linear: h} if self.m else {0: x}
+        return Model(point, {0: x + h * arb(0, 1), linear: h}, self.ranges.variable(i))
 
     def plus(self, a: Model, b: Model, sign: int = 1) -> Model:
-        return Model(add(a.point, b.point, sign), add(a.wide, b.wide, sign))
+        range_ = self.ranges.plus(a.range, b.range, sign)
+        return self._known(add(a.point, b.point, sign), add(a.wide, b.wide, sign), range_)
 
     def times(self, a: Model, b: Model) -> Model:
         ends = above(self.m, self.d), above(self.m + 1, self.d)
-        return Model(multiply(a.point, b.point, ends[0]), multiply(a.wide, b.wide, ends[1]))
+        point, wide = multiply(a.point, b.point, ends[0]), multiply(a.wide, b.wide, ends[1])
+        return self._known(point, wide, self.ranges.times(a.range, b.range))
+
+    def power(self, a: Model, n: int) -> Model:
+        found = super().power(a, n)
+        return self._known(found.point, found.wide, self.ranges.power(a.range, n))
 
     def apply(self, name: str, a: Model) -> Model:
         low, high = bounds(self.whole(a), self.d)
-        if name == "sqrt" and self.m == 0 and low >= 0 and not a.wide[0] > 0:  # the slope may be infinite: by the range
-            return self.constant(low.sqrt().union(high.sqrt()))
         ball = a.wide[0].intersection(low.union(high)) if low.is_finite() and high.is_finite() else a.wide[0]
-        return Model(self._compose(name, a.point, self.m), self._compose(name, a.wide | {0: ball}, self.m + 1))
+        point, wide = self._compose(name, a.point, self.m), self._compose(name, a.wide | {0: ball}, self.m + 1)
+        return self._known(point, wide, self.ranges.apply(name, a.range))
 
     def _compose(self, name: str, y: Poly, m: int) -> Poly:
         """g∘y by Horner's rule in y − y₀: n factors y − y₀ have degree n at least. The g_n are Arb's."""
@@ -198,28 +196,38 @@ class _Models:
         return result
 
     def maximum(self, a: Model, b: Model) -> Model:
-        low, high = bounds(self.whole(self.plus(a, b, -1)), self.d)
-        if low >= 0:
+        difference = self.plus(a, b, -1)
+        low, high = bounds(self.whole(difference), self.d)
+        if low >= 0 or difference.range[0] >= 0:
             return a
-        if high <= 0:
+        if high <= 0 or difference.range[1] <= 0:
             return b
         if self.m:
             raise Undecided("a kink lies within the box, or cannot be told from one")
         zero = arb(0)  # the maximum changes by a mean of the changes of a and b
-        hull = {key: a.wide.get(key, zero).union(b.wide.get(key, zero)) for key in a.wide.keys() | b.wide.keys()}
-        return Model({0: a.point[0].max(b.point[0])}, hull | {0: a.wide[0].max(b.wide[0])})
+        wide = {key: a.wide.get(key, zero).union(b.wide.get(key, zero)) for key in a.wide.keys() | b.wide.keys()}
+        wide[0] = a.wide[0].max(b.wide[0])
+        return self._known({0: a.point[0].max(b.point[0])}, wide, self.ranges.maximum(a.range, b.range))
 
     def step(self, name: str, a: Model) -> Model:
-        value = a.wide[0].sgn() if name == "sign" else a.wide[0].floor()
-        if not value.is_exact():
+        low, high = self.ranges.step(name, a.range)
+        if not low == high:
             raise Undecided(f"{name} may jump within the box")
-        return self.constant(value)
+        return self.constant(low)
 
 
 def models(function: Function, centre: Sequence[Any], half: Sequence[Any], m: int) -> list[Poly]:
-    """Each output as a polynomial in τ = (x − centre)/half, of degree m + 1; coefficients of degree m + 1 are balls."""
-    rules = _Models(centre, half, m)
-    return [rules.whole(model) for model in evaluate(function, rules)]
+    """Each output as a polynomial in τ = (x − centre)/half, of degree m + 1; coefficients of degree m + 1 are balls.
+
+    If m = 0, by slopes or by the range, whichever leaves less open.
+    """
+    rules, found = _Models(centre, half, m), []
+    for model in evaluate(function, rules):
+        poly, ball = rules.whole(model), hull(model.range)
+        if m == 0 and ball.rad() < norm({key: x.rad() for key, x in poly.items()}):
+            poly = {0: ball}
+        found.append(poly)
+    return found
 
 
 def ranges(function: Function, centre: Sequence[Any], half: Sequence[Any]) -> list[Any]:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from flint import arb, arb_series
 
 from attnc_checker.averages import total
-from attnc_checker.expressions import Function, evaluate
-from attnc_checker.jets import SERIES, Undecided
+from attnc_checker.expressions import Function, Rules, evaluate
+from attnc_checker.jets import Undecided
 from attnc_checker.network import Head, Row, Stage
+from attnc_checker.ranges import SERIES
 from attnc_checker.rounding import most
 
 
@@ -35,7 +36,7 @@ def _peak(poly: Sequence[Any], rate: Any) -> Any:
     return p + total(x * (n / (arb.const_e() * rate)) ** n for n, x in enumerate(others, 1))
 
 
-class _Tails:
+class _Tails(Rules):
     """Rules for functions of s ≥ 0, where x = start + side·s."""
 
     def __init__(self, start: Any, side: int) -> None:
