@@ -140,6 +140,7 @@ def _by_leaves(
         leaf_bounds=tuple(map(float, found.leaf_bounds)),
         complete=found.complete,
         core=(float(found.core.lo[0]), float(found.core.hi[0])) if found.tails else None,
+        truncation=network.truncation,
         assumptions=(*claim.assumptions, *([TAILS] if found.tails else [])),
     )
 

@@ -42,6 +42,7 @@ FEW = 16
 """Fewer leaves are not worth other processes."""
 
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
+TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
 EXPONENTIAL = "an exponential within 8 ulp in the engine"
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
 
@@ -80,6 +81,7 @@ def check(path: str | os.PathLike[str], processes: int | None = None, progress: 
     except Exception as error:  # whatever else happens, nothing was proved
         reason, code = f"the check broke off: {type(error).__name__}: {error}", 1
     assumed = [ENGINE.format(dtype=claim.dtype), EXPONENTIAL] if claim and claim.dtype != "real" else []
+    assumed += [TRUNCATION.format(truncation=claim.truncation)] if claim and claim.dtype != "real" else []
     assumed += [TAILS] if claim and any(leaf.cell is None for leaf in claim.leaves) else []
     return Verdict(
         os.fspath(path),
@@ -162,7 +164,8 @@ class Worker:
                 start = exact(self.claim.ends[0][0 if leaf.order < 0 else 1])
                 found = tail_error(prover.stage, prover.function, start, leaf.order)
             else:
-                found = prover.error(leaf.kind, leaf.order, self.task.box(cell), arb(self.claim.bound))
+                spent = arb(self.claim.truncation)
+                found = prover.error(leaf.kind, leaf.order, self.task.box(cell), self.claim.bound - spent) + spent
             if found <= self.claim.bound:  # False for nan
                 return found
             reason = f"the bound found here is {float(found):.6g}"

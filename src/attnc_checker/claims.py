@@ -44,6 +44,7 @@ class Claim:
     ends: tuple[tuple[float, float], ...]  # of what the cells divide: the box, or the core of an infinite one
     bound: float
     dtype: str
+    truncation: float  # what engines that leave out far keys may be off by besides: part of the bound
     leaves: tuple[Leaf, ...]
 
 
@@ -64,12 +65,15 @@ def read_claim(data: dict[str, Any]) -> Claim:
         raise Refused(f"the bound {bound} is negative")
     if observed is not None and _number(observed, "observed") > bound:
         raise Refused(f"the bound {bound} is below the observed error {observed}")
+    truncation = _number(data.get("truncation", 0.0), "truncation")
+    if truncation < 0:
+        raise Refused(f"the truncation {truncation} is negative")
     variables, ends, sides = _box(data["box"], data.get("core"))
     if not isinstance(data["leaves"], list):
         raise BadFile("certificate.json: leaves is no list")
     leaves = tuple(_leaf(entry, len(variables)) for entry in data["leaves"])
     _cover(leaves, len(variables), sides)
-    return Claim(data["expression"], variables, ends, bound, data["dtype"], leaves)
+    return Claim(data["expression"], variables, ends, bound, data["dtype"], truncation, leaves)
 
 
 def _number(value: Any, name: str) -> float:

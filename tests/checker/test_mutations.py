@@ -307,3 +307,14 @@ def test_a_pipe_is_not_waited_for(net):
     (net / "certificate.json").unlink()
     os.mkfifo(net / "certificate.json")
     assert "not a regular file" in refusal(net, 2)
+
+
+def test_what_an_engine_leaves_out_is_part_of_the_bound(net, saved):
+    edit(net, "certificate.json", lambda data: data.update(truncation=1e-3 * saved[1]))
+    verdict = check(net, processes=1)
+    assert verdict.proved
+    assert any("leaves out keys" in text for text in verdict.assumptions)
+    edit(net, "certificate.json", lambda data: data.update(truncation=0.1 * saved[1]))
+    assert "is not re-proved" in refusal(net)
+    edit(net, "certificate.json", lambda data: data.update(truncation=-1.0))
+    assert "truncation -1.0 is negative" in refusal(net)

@@ -37,6 +37,7 @@ class Certificate:
     leaf_bounds: tuple[float, ...] = ()  # of every leaf, for pictures; the checker finds its own
     complete: bool = True  # False: time ran out before the bound was as small as it can be
     core: tuple[float, float] | None = None  # of an infinite box: the part that the leaves cover, tails apart
+    truncation: float = 0.0  # what engines that leave out far anchors may be off by besides, counted in the bound
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
 
     @property
@@ -89,6 +90,7 @@ class Certificate:
             "leaves": list(self.leaves),
             "leaf_bounds": list(self.leaf_bounds),
             **({} if self.core is None else {"core": list(self.core)}),
+            "truncation": self.truncation,
             "stages": list(self.stages),
         }
 
@@ -109,6 +111,7 @@ class Certificate:
                 leaf_bounds=tuple(_positive(bound) for bound in _list(data["leaf_bounds"])),
                 complete=_flag(data["complete"]),
                 core=_core(data.get("core")),
+                truncation=_positive(data["truncation"]),
                 stages=tuple(_list(data["stages"])),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:

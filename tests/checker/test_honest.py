@@ -1,0 +1,45 @@
+"""What the prover proved, the checker proves again: at the ends of domains, at kinks, on tails, in both dtypes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import attnc
+from attnc_checker import check
+
+REALS = {"x": (-math.inf, math.inf)}
+
+
+@pytest.mark.parametrize(
+    ("expression", "box", "eps", "options"),
+    [
+        ("x**1.5", {"x": (0, 1)}, 1e-6, {"construction": "graded"}),
+        ("sqrt(1 - x**2)", {"x": (-1, 1)}, 1e-3, {"construction": "graded"}),
+        ("acos(x)", {"x": (-1, 1)}, 1e-2, {"construction": "graded"}),
+        ("x**(1/3), sqrt(x)", {"x": (0, 8)}, 3e-2, {"construction": "graded"}),
+        ("softplus(x)", REALS, 1e-6, {}),
+        ("clip(x, -1, 1)", REALS, 1e-3, {}),
+        ("min(x**2, 0.5)", {"x": (-1, 1)}, 1e-3, {"construction": "graded"}),
+        ("sin(x)", {"x": (-3, 3)}, 1e-4, {"dtype": "float32"}),
+        ("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 1e-6, {}),
+        ("sin(x)*y", {"x": (-2, 2), "y": (0, 1)}, 1e-1, {"construction": "max_affine"}),
+        ("x**3 - 2*x", {"x": (-1, 1)}, 1e-3, {"construction": "binomial"}),
+    ],
+)
+def test_honest_certificates_are_proved_again(tmp_path, expression, box, eps, options):
+    net = attnc.compile(expression, box=box, eps=eps, **options)
+    assert net.certificate.method == "proof"
+    net.save(tmp_path / "net")
+    verdict = check(tmp_path / "net", processes=1)
+    assert verdict.proved, verdict.reason
+    assert verdict.reproved <= verdict.bound == net.certificate.bound <= eps
+
+
+def test_what_the_grid_engine_leaves_out_is_in_the_certificate(tmp_path):
+    net = attnc.compile("sin(x*y)", box=[(-1, 1), (-1, 1)], eps=1e-6, construction="spectral_grid")
+    assert net.certificate.truncation == net.truncation > 0
+    net.save(tmp_path / "net")
+    assert any(f"{net.truncation:.3g}" in text for text in check(tmp_path / "net", processes=1).assumptions)
+    assert attnc.load(tmp_path / "net").certificate.truncation == net.truncation
