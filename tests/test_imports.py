@@ -35,7 +35,7 @@ ONLY_TYPES = {("model_card", "attnc.network"), ("plots", "attnc.network")}
 """Upwards, for annotations alone: the card and the pictures show the Network that asks for them."""
 CODE_RUNNERS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-HEAVY = ("torch", "matplotlib", "sympy", "scipy", "onnx", "onnxruntime")
+HEAVY = ("torch", "matplotlib", "sympy", "scipy", "onnx", "onnxruntime", "sklearn")
 
 MODULES = sorted(SRC.rglob("*.py"))
 ids = [str(path.relative_to(SRC)) for path in MODULES]

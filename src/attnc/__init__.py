@@ -1,6 +1,6 @@
 """attnc compiles mathematics into softmax attention, and proves how far off the result can be."""
 
-from attnc import constructions
+from attnc import constructions, incontext
 from attnc.certificates.certificate import Certificate
 from attnc.compiling import as_target, compile, plan
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
@@ -33,6 +33,7 @@ __all__ = [
     "as_target",
     "compile",
     "constructions",
+    "incontext",
     "load",
     "plan",
 ]

@@ -54,11 +54,18 @@ def _check_names(program: Program) -> None:
 def _check_stream(
     layers: Sequence[Layer], shape: tuple[int, int], memory: tuple[int, int] | None, dtype: np.dtype[np.floating]
 ) -> tuple[int, int]:
+    checked: dict[tuple[object, ...], tuple[int, int]] = {}  # steps of a loop share their arrays: once is enough
     for layer in layers:
-        if isinstance(layer, Affine):
-            shape = _check_affine(layer, shape, dtype)
-        elif isinstance(layer, Attention):
-            shape = _check_attention(layer, shape, memory, dtype)
+        if isinstance(layer, Affine | Attention):
+            parts = (layer.weight, layer.constant) if isinstance(layer, Affine) else (layer.heads, layer.residual)
+            key = (*map(id, parts), shape, getattr(layer, "cross", False), len(layer.channels))
+            if key not in checked:
+                checked[key] = (
+                    _check_affine(layer, shape, dtype)
+                    if isinstance(layer, Affine)
+                    else _check_attention(layer, shape, memory, dtype)
+                )
+            shape = checked[key]
         else:
             _require(len(layer.channels) == shape[1], layer, f"names {len(layer.channels)} channels of {shape[1]}")
             _require(shape[1] > 0, layer, "has no features: a softmax over nothing is not defined")

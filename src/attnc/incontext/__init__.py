@@ -1,0 +1,27 @@
+"""In-context algorithms: attention that fits models on its prompt.
+
+The programs need nothing but numpy; the estimators are scikit-learn's kind, and load it when they are first named.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from attnc.errors import InputError
+
+_ESTIMATORS = {
+    "LinearRegression": "linear_models",
+    "Ridge": "linear_models",
+}
+
+__all__ = [*_ESTIMATORS]  # noqa: PLE0604  # the names of _ESTIMATORS, which __getattr__ loads
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ESTIMATORS:
+        raise AttributeError(f"module 'attnc.incontext' has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"attnc.incontext.{_ESTIMATORS[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "sklearn":
+            raise
+        raise InputError(f"attnc.incontext.{name} needs scikit-learn: pip install 'attnc[incontext]'") from None

@@ -1,0 +1,143 @@
+"""Gradient steps with memory: affine maps on two states, and what they make of errors.
+
+State (v, p): v is where the gradient is taken. With ∇ the gradient at v,
+
+    plain, heavy ball, Chebyshev    v' = v − η_t ∇ + β_t (v − p),  p' = v;            the iterate x is v
+    Nesterov                        p' = v − η ∇,                  v' = p' + β_t (p' − p);  the iterate x is p
+
+For F quadratic with eigenvalues in [μ, L], started at x₀ (all bounds in the 2-norm, per eigenvector):
+    |x_T − x*| ≤ contraction·|x₀ − x*|, and with gradients off by ≤ δ: |x_T − exact x_T| ≤ amplification·δ.
+Plain: ρ = max |1 − ηλ|, errors add up to ηδ(1−ρ^T)/(1−ρ). Heavy ball and Nesterov: the response to an impulse is
+ρ^t·U_t(cos θ), |U_t| ≤ t+1. Chebyshev: T_t(ξ₀)·e_t obeys the Chebyshev recurrence in ξ ∈ [−1, 1], so an impulse at
+step t grows to at most (T−t)·T_{t+1}(ξ₀)/T_T(ξ₀), ξ₀ = (L+μ)/(L−μ).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from attnc.errors import InputError
+from attnc.numerics.rounding import up
+
+METHODS = ("plain", "heavy_ball", "nesterov", "chebyshev")
+SUMS = 2**14
+"""Units in the last place by which powers and sums of positive terms are rounded up."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """T steps of one method for a gradient whose Jacobian has eigenvalues in [μ, L]."""
+
+    method: str
+    steps: int
+    L: float
+    mu: float
+    eta: float | None = None  # of plain steps; 2/(L+μ) unless given
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise InputError(f"method {self.method!r} is none of {', '.join(METHODS)}")
+        if self.steps < 1:
+            raise InputError(f"a program needs at least one step, found {self.steps}")
+        if not (math.isfinite(self.L) and 0 <= self.mu <= self.L and self.L > 0):
+            raise InputError(f"eigenvalue bounds are 0 ≤ mu ≤ L, found mu={self.mu!r}, L={self.L!r}")
+        if self.eta is not None and not (self.method == "plain" and 0 < self.eta * self.L < 2):
+            raise InputError(
+                f"a step size of {self.eta:g} would diverge: the largest eigenvalue is at most L = {self.L:.6g}, so "
+                f"that plain steps need less than 2/L = {2 / self.L:.6g} (steps with momentum follow from L and mu)"
+            )
+        if self.mu == 0 and self.method in ("heavy_ball", "chebyshev"):
+            raise InputError(f"{self.method} needs mu > 0, the smallest eigenvalue; use nesterov or plain")
+
+    @cached_property
+    def rho(self) -> float:
+        """The rate: an error shrinks like ρ^t (times t for heavy ball and Nesterov)."""
+        root = math.sqrt(self.mu / self.L)
+        if self.method == "plain":
+            return max(abs(1 - self.etas[0] * self.L), abs(1 - self.etas[0] * self.mu))
+        if self.method == "nesterov":
+            return math.sqrt(max(0.0, self.betas[0] * (1 - self.mu / self.L))) if self.mu else 1.0
+        return (1 - root) / (1 + root)
+
+    @cached_property
+    def etas(self) -> tuple[float, ...]:
+        """η_t."""
+        L, mu = self.L, self.mu
+        if self.method == "plain":
+            return (self.eta or (2 / (L + mu) if mu else 1 / L),) * self.steps
+        if self.method == "nesterov":
+            return (1 / L,) * self.steps
+        if self.method == "heavy_ball":
+            return (4 / (math.sqrt(L) + math.sqrt(mu)) ** 2,) * self.steps
+        return tuple(2 * omega / (L + mu) for omega in self._omegas)
+
+    @cached_property
+    def betas(self) -> tuple[float, ...]:
+        """β_t; Nesterov's without strong convexity are t/(t+3)."""
+        if self.method == "plain":
+            return (0.0,) * self.steps
+        if self.method == "nesterov":
+            root = math.sqrt(self.mu / self.L)
+            return tuple((1 - root) / (1 + root) if self.mu else t / (t + 3) for t in range(self.steps))
+        if self.method == "heavy_ball":
+            return (self.rho**2,) * self.steps
+        return tuple(omega - 1 for omega in self._omegas)
+
+    @cached_property
+    def _omegas(self) -> list[float]:
+        """ω_{t+1} = 2ξ₀·T_t(ξ₀)/T_{t+1}(ξ₀), with T_n(ξ₀) = (ρ^{−n} + ρ^n)/2."""
+        rho = self.rho
+        return [(1 + rho**2) * (1 + rho ** (2 * t)) / (1 + rho ** (2 * t + 2)) if t else 1.0 for t in range(self.steps)]
+
+    @cached_property
+    def contraction(self) -> float:
+        """For the quadratic: |x_T − x*| ≤ contraction·|x₀ − x*|; 1 where nothing is known (μ = 0)."""
+        rho, T = self.rho, self.steps
+        if not self.mu:
+            return 1.0
+        if self.method == "plain":
+            return float(up(rho**T, SUMS))
+        if self.method == "chebyshev":
+            return float(up(2 * rho**T / (1 + rho ** (2 * T)), SUMS))
+        return float(up(rho**T * (1 + T * (1 + rho)), SUMS))
+
+    @cached_property
+    def amplification(self) -> float:
+        """For the quadratic, or any plain steps that contract by ρ: |x_T − exact x_T| ≤ amplification·δ.
+
+        Infinite where nothing is proved: momentum that varies (Nesterov with μ = 0).
+        """
+        rho, T = self.rho, self.steps
+        if self.method == "plain":
+            total = self.etas[0] * (T if rho >= 1 else (1 - rho**T) / (1 - rho))
+        elif self.method == "chebyshev":
+            ratios = (rho ** (T - t - 1) * (1 + rho ** (2 * t + 2)) / (1 + rho ** (2 * T)) for t in range(T))
+            total = math.fsum((T - t) * ratio * self.etas[t] for t, ratio in enumerate(ratios))
+        else:
+            total = self.etas[0] * math.fsum((t + 1) * rho**t for t in range(T)) if self.mu else math.inf
+        return float(up(total, SUMS))
+
+    @cached_property
+    def overshoot(self) -> float:
+        """The residuals on the way are at most this times those at the start (in the 2-norm over the examples).
+
+        Chebyshev and plain polynomials stay below 1; heavy ball swings as its impulse response. Nesterov, on any
+        convex F and with any proximal map: F(x') + L/2·|x'−x|² ≤ F(x) + L/2·|v−x|² and β ≤ 1 give F(x_t) ≤ F(x₀),
+        so that residuals at v = x + β(x − x₋) are at most 3 times the first.
+        """
+        if self.method == "nesterov":
+            return 3.0
+        if self.method == "heavy_ball":
+            return max(1.0, max(self.rho**t * (1 + t * (1 + self.rho)) for t in range(self.steps))) * (1 + 1e-9)
+        return 1.0
+
+
+def steps_for(method: str, L: float, mu: float, tol: float, max_steps: int, eta: float | None = None) -> int:
+    """The fewest steps with contraction ≤ tol, or max_steps (+1 says that these do not suffice)."""
+    low, high = 1, max_steps + 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if Schedule(method, middle, L, mu, eta).contraction <= tol else (middle + 1, high)
+    return low

@@ -1,0 +1,118 @@
+"""Sums Σ r_i x_i from exponentials: heads that are central differences of s ↦ Σ x_i e^{s r_i} at s = 0.
+
+Theorem.  With c_j = 2(−1)^{j+1} (m!)²/((m−j)!(m+j)!) the sum  D(r) = Σ_{j=1..m} c_j sinh(jεr)/(jε)  is r + e(r),
+          |e(r)| ≤ E(r̄) = r̄·(m!)²/(2m+1)!·(εr̄)^{2m}·exp((mεr̄)²/(4m+6))  for |r| ≤ r̄.
+Heads.    j = ±1 … ±m: score jεr_i, value x_i, output weight c_|j|/(2jε), beside a sink of score C and value 0.
+          The sink makes every denominator e^C(1+θ), 0 ≤ θ ≤ K·e^{mεr̄−C} over K keys: a sum, not an average.
+Proof.    Σ_j c_j = 1 and Σ_j c_j j^{2k} = 0 for 0 < k < m; beyond, it is (−1)^{m+1}(m!)²·h_{k−m}(1², …, m²), h the
+          complete homogeneous polynomial. So the series of e has terms of one sign, |e| grows with |r|, and
+          h_n ≤ C(n+m−1, n)·m^{2n} with (m)_n/(2m+2)_{2n} ≤ (4m+6)^{−n} sums it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.numerics.bound import Bound, Term
+from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+MARGIN = 4.0
+"""The denominator is the sink's up to e^{−MARGIN} units of rounding."""
+MAX_HEADS = 12
+SLACK = 64
+"""Units in the last place by which the closed forms here, a few dozen roundings each, are rounded up."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is known of a sum Σ r_i x_i (over the number of rows, for a mean) before it is computed.
+
+    `terms` rows, |x_i| ≤ x, |r_i| ≤ r; r_i is an inner product of `width` terms with Σ|terms| ≤ parts.
+    """
+
+    terms: int
+    width: int
+    x: float
+    r: float
+    parts: float
+    mean: bool = False
+
+
+@dataclass(frozen=True)
+class Differences:
+    """m pairs of heads at spacing ε, a power of two, so that scaling scores by jε is exact."""
+
+    heads: int
+    eps: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.heads <= MAX_HEADS:
+            raise InputError(f"difference heads come in 1 to {MAX_HEADS} pairs, found {self.heads}")
+        if not (self.eps > 0 and math.frexp(self.eps)[0] == 0.5):
+            raise InputError(f"the spacing eps is a power of two, found {self.eps!r}")
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        return (*range(1, self.heads + 1), *range(-1, -self.heads - 1, -1))
+
+    def weight(self, j: int) -> float:
+        """The output weight c_|j|/(2jε) of the head at node j."""
+        m, k = self.heads, abs(j)
+        c = 2 * (-1) ** (k + 1) * math.factorial(m) ** 2 / (math.factorial(m - k) * math.factorial(m + k))
+        return c / (2 * j * self.eps)
+
+    def __call__(self, r: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+        """D(r)."""
+        return np.asarray(sum(self.weight(j) * np.exp(j * self.eps * r) for j in self.nodes))
+
+    def truncation(self, r: float) -> float:
+        """E(r̄), rounded up."""
+        m, x = self.heads, self.eps * r
+        leading = math.factorial(m) ** 2 / math.factorial(2 * m + 1)
+        with np.errstate(all="ignore"):
+            value = r * leading * np.float64(x) ** (2 * m) * np.exp((m * np.float64(x)) ** 2 / (4 * m + 6))
+        return float(up(value, SLACK)) if r else 0.0
+
+    def sink(self, keys: int, r: float, dtype: str) -> float:
+        """C: with it the denominators are off by less than rounding."""
+        return float(math.ceil(math.log(keys) + self.heads * self.eps * r - math.log(UNIT_ROUNDOFF[dtype]) + MARGIN))
+
+    def bound(self, sizes: Sizes, dtype: str) -> Bound:
+        """|what the heads return − Σ r_i x_i|₂, for every prompt within the sizes."""
+        u, m = UNIT_ROUNDOFF[dtype], self.heads
+        n, X, r = sizes.terms, sizes.x, sizes.r
+        keys = 2 * n if sizes.mean else n + 1
+        reach = m * self.eps * r
+        C = self.sink(keys, r, dtype)
+        total = X if sizes.mean else n * X
+        scales = [abs(j) * self.eps for j in self.nodes]
+        weights = [abs(self.weight(j)) * math.exp(min(abs(j) * self.eps * r, 700)) for j in self.nodes]
+        mass = sum(weights)
+        leak = keys * math.exp(reach - C) if reach < 700 else math.inf
+        # A weight is off by its score's error, the shift by the largest score, and the exponential; then sums follow.
+        of_scores = sum(map(operator.mul, scales, weights)) * gamma(sizes.width + 3, u) * sizes.parts
+        of_weights = mass * (2 * u * (C + reach) + 2 * LIBM_ULPS * u + gamma(keys + 2 * m + 8, u))
+        terms = {
+            "truncation": (self.truncation(r), f"{m} pairs of heads, eps {self.eps:g}"),
+            "sink": (mass * leak, "the examples' share of the denominators"),
+            "rounding": (of_scores + of_weights, f"the gradient layer in {dtype}"),
+        }
+        return Bound(tuple(Term(name, float(up(total * value, SLACK)), why) for name, (value, why) in terms.items()))
+
+
+def choose(sizes: Sizes, heads: int, dtype: str) -> Differences:
+    """The spacing that balances truncation, which falls with ε, against rounding, which grows as 1/ε."""
+    scale = max(sizes.r, 2.0**-900)
+    centre = math.frexp(1 / scale)[1]
+    candidates = [Differences(heads, math.ldexp(1.0, centre - k)) for k in range(-2, 40)]
+    return min(candidates, key=lambda candidate: candidate.bound(sizes, dtype).value)

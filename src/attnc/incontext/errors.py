@@ -1,0 +1,126 @@
+"""How far the weights that a program returns are from the optimum, and how many steps and heads an accuracy takes.
+
+For Σ ½(w·x_i − y_i)² + ½ Σ λ_c w_c², started at 0, with eigenvalues of its Hessian in [μ, L]:
+
+    |w_T − w*| ≤ contraction·‖y‖/√μ  +  amplification·(δ + rounding of the updates),
+
+δ the error of one gradient (`differences`), contraction and amplification those of the method (`acceleration`). Every
+residual on the way is ≤ overshoot·‖y‖: so δ's norm bounds need no look at the examples beyond ‖y‖ and max|x_i|.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from attnc.errors import BoundNotMet, InputError
+from attnc.incontext.acceleration import Schedule, steps_for
+from attnc.incontext.descent import Task
+from attnc.incontext.differences import MAX_HEADS, SLACK, Differences, Sizes, choose
+from attnc.incontext.prompt import Prompt
+from attnc.numerics.bound import Bound, Term
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What the program may know of the examples: max |x̃_i|₂, |y|₂ over all, and the Hessian's eigenvalues."""
+
+    x: float
+    y: float
+    L: float
+    mu: float
+
+    @property
+    def weights(self) -> float:
+        """|w*| ≤ ‖y‖/√μ, since μ|w*|² ≤ ‖y‖²."""
+        return self.y / math.sqrt(self.mu) if self.mu else math.inf
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was chosen, and the bound of |w_T − w*|₂ with it."""
+
+    task: Task
+    gradient: Bound  # δ, of one gradient
+    bound: Bound
+
+
+def plan_least_squares(
+    prompt: Prompt,
+    norms: Norms,
+    penalty: tuple[float, ...],
+    *,
+    accuracy: float | None = None,
+    steps: int | None = None,
+    heads: int | None = None,
+    eps: float | None = None,
+    method: str = "chebyshev",
+    eta: float | None = None,
+    dtype: str = "float64",
+    max_steps: int = 100_000,
+) -> Plan:
+    """The steps, heads and ε that bring |w_T − w*|₂ to `accuracy`, or the bound that given ones have.
+
+    ε balances truncation against rounding for each number of heads; the fewest heads whose bound suffices are taken.
+    Raises BoundNotMet where no number of heads does: then rounding in `dtype` is the limit, and the message says so.
+    """
+    if accuracy is not None and not accuracy > 0:
+        raise InputError(f"the accuracy is a positive number, found {accuracy!r}")
+    if accuracy is None and steps is None:
+        raise InputError("give an accuracy, or a number of steps")
+    if steps is None:
+        assert accuracy is not None
+        wanted = accuracy / (2 * norms.weights) if norms.weights else 1.0
+        steps = steps_for(method, norms.L, norms.mu, wanted, max_steps, eta)
+        if steps > max_steps:
+            best = Schedule(method, max_steps, norms.L, norms.mu, eta).contraction * norms.weights
+            raise BoundNotMet(
+                f"cannot reach accuracy {accuracy:g} in {max_steps:,} steps of {method}: at L={norms.L:.6g}, "
+                f"mu={norms.mu:.6g} they leave {best:.3g}. Allow more steps, or condition the problem better.",
+                eps=accuracy,
+                bound=best,
+            )
+    schedule = Schedule(method, steps, norms.L, norms.mu, eta)
+    tried = []
+    for count in (heads,) if heads else range(1, MAX_HEADS + 1):
+        plan = _with_heads(prompt, norms, penalty, schedule, count, eps, dtype)
+        if accuracy is not None and plan.bound.value <= accuracy:
+            return plan
+        tried.append(plan)
+    best_plan = min(tried, key=lambda plan: plan.bound.value)
+    if accuracy is not None:
+        raise BoundNotMet(
+            f"cannot bring the bound to {accuracy:g}: with {best_plan.task.differences.heads} pairs of heads and "
+            f"eps={best_plan.task.differences.eps:g} it is {best_plan.bound.value:.3g} = {best_plan.bound}. A smaller "
+            f"eps trades truncation for rounding in {dtype}; here they balance.",
+            eps=accuracy,
+            bound=best_plan.bound.value,
+        )
+    return best_plan
+
+
+def _with_heads(
+    prompt: Prompt,
+    norms: Norms,
+    penalty: tuple[float, ...],
+    schedule: Schedule,
+    heads: int,
+    eps: float | None,
+    dtype: str,
+) -> Plan:
+    reach = schedule.overshoot * norms.y
+    # |v| on the way: |w*| and what the error of the start may swing to.
+    size = (1 + schedule.overshoot) * norms.weights
+    parts = size * norms.x + norms.y if math.isfinite(size) else 4 * reach
+    sizes = Sizes(prompt.rows, prompt.num_weights + 1, norms.x, reach, parts)
+    differences = choose(sizes, heads, dtype) if eps is None else Differences(heads, eps)
+    gradient = differences.bound(sizes, dtype)
+    task = Task(prompt, schedule, differences, reach, penalty)
+    amplification, u = schedule.amplification, UNIT_ROUNDOFF[dtype]
+    per_step = gamma(8, u) * (4 * size + max(schedule.etas) * norms.L * size) / min(schedule.etas)
+    terms = [("convergence", schedule.contraction * norms.weights, f"{schedule.steps} steps of {schedule.method}")]
+    terms += [(t.name, amplification * t.value, f"{t.reason}, over all steps") for t in gradient.terms]
+    terms += [("updates", amplification * per_step, f"the affine maps in {dtype}, over all steps")]
+    rounded = (Term(name, float(up(value, SLACK)), reason) for name, value, reason in terms)
+    return Plan(task, gradient, Bound(tuple(rounded)))

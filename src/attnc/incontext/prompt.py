@@ -1,0 +1,79 @@
+"""The prompt: tokens (x_i, m_i, y_i), m_i = 1 for an example and 0 for padding, and what the layers make of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.ir.building import AffineBuilder
+from attnc.ir.layers import Affine
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+ONE, PRESENT, TARGET, SINK = "one", "m", "y", "sink"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Room for up to `rows` examples of `features` numbers. With an intercept the last weight multiplies m_i."""
+
+    rows: int
+    features: int
+    intercept: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.features + self.intercept < 1:
+            raise InputError(
+                f"a prompt needs at least one row and one weight, found {self.rows} rows of {self.features} features"
+                f" {'with' if self.intercept else 'without'} intercept"
+            )
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The channels of a token."""
+        return (*(f"x.{c}" for c in range(self.features)), PRESENT, TARGET)
+
+    @property
+    def regressors(self) -> tuple[str, ...]:
+        """The channels that a weight multiplies: x̃ = (x, m), or x alone."""
+        return self.inputs[: self.features + self.intercept]
+
+    @property
+    def num_weights(self) -> int:
+        return self.features + self.intercept
+
+    def tokens(self, X: Any, y: Any) -> Float[np.ndarray, "rows width"]:
+        """The examples as tokens, padded with zeros up to `rows`."""
+        X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
+        if X.ndim != 2 or y.shape != X.shape[:1]:
+            raise InputError(f"examples are X (n, d) and y (n,); found shapes {X.shape} and {y.shape}")
+        if X.shape[1] != self.features:
+            raise InputError(f"the program was built for {self.features} features, the prompt has {X.shape[1]}")
+        if len(X) > self.rows:
+            raise InputError(f"the program was built for at most {self.rows} rows, the prompt has {len(X)}")
+        if not (np.isfinite(X).all() and np.isfinite(y).all()):
+            raise InputError("the prompt has a value that is NaN or infinite; leave such rows out")
+        tokens = np.zeros((self.rows, len(self.inputs)))
+        tokens[: len(X), : self.features], tokens[: len(X), -2], tokens[: len(X), -1] = X, 1.0, y
+        return tokens
+
+    def place(self, mean: bool, dtype: Any) -> Affine:
+        """The memory: the examples, then the sinks, a single one, or for a mean one for each example that is present.
+
+        A sink's value is zero and its score so high that it is the denominator: what a head returns is e^{-C} times
+        a sum over the examples (over their number, for a mean), not an average with weights of its own.
+        """
+        rows, sinks = np.arange(self.rows), self.rows if mean else 1
+        channels = (*self.inputs, SINK)
+        place = AffineBuilder(self.rows, self.inputs, self.rows + sinks, channels)
+        for channel in self.inputs:
+            place.link(rows, channel, rows, channel)
+        if mean:
+            place.link(self.rows + rows, SINK, rows, PRESENT)
+        else:
+            place.set(self.rows, SINK, 1.0)
+        return place.build("place", dtype)
