@@ -13,7 +13,7 @@ _ESTIMATORS = {
     "Ridge": "linear_models",
 }
 
-__all__ = [*_ESTIMATORS]  # noqa: PLE0604  # the names of _ESTIMATORS, which __getattr__ loads
+__all__ = [*_ESTIMATORS]  # the names of _ESTIMATORS, which __getattr__ loads
 
 
 def __getattr__(name: str) -> Any:

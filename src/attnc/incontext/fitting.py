@@ -36,7 +36,7 @@ class Units:
         mean = X.mean(axis=0) if centred else np.zeros(X.shape[1])
         moved = X - mean
         scale = np.sqrt((moved**2).mean(axis=0))
-        is_constant = (X == X[0]).all(axis=0) if centred else scale == 0
+        is_constant = (X[:1] == X).all(axis=0) if centred else scale == 0
         if centred and is_constant.any() and len(X) > 1:
             columns = ", ".join(map(str, np.flatnonzero(is_constant)[:8]))
             warnings.warn(
