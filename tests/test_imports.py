@@ -26,6 +26,7 @@ LEVELS = (
     {"network"},
     {"planning", "certifying"},
     {"compiling"},
+    {"converting"},
     {"demo", "cli", "lab", "__main__"},
 )
 """Lowest first. A part imports from the levels below its own and from itself, never from a neighbour on its level."""
@@ -35,7 +36,7 @@ ONLY_TYPES = {("model_card", "attnc.network"), ("plots", "attnc.network")}
 """Upwards, for annotations alone: the card and the pictures show the Network that asks for them."""
 CODE_RUNNERS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-HEAVY = ("torch", "matplotlib", "sympy", "scipy", "onnx", "onnxruntime", "sklearn")
+HEAVY = ("torch", "transformers", "matplotlib", "sympy", "scipy", "onnx", "onnxruntime", "sklearn")
 
 MODULES = sorted(SRC.rglob("*.py"))
 ids = [str(path.relative_to(SRC)) for path in MODULES]

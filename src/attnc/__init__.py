@@ -3,6 +3,7 @@
 from attnc import constructions, incontext
 from attnc.certificates.certificate import Certificate
 from attnc.compiling import as_target, compile, plan
+from attnc.converting import convert
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.network import Network, load
@@ -33,6 +34,7 @@ __all__ = [
     "as_target",
     "compile",
     "constructions",
+    "convert",
     "incontext",
     "load",
     "plan",

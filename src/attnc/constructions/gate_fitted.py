@@ -187,7 +187,9 @@ def softplus(eps: float, beta: float = 1.0) -> Gate:
     beta = positive("beta", beta)
     gate = _SOFTPLUS.gate(positive("eps", eps) * beta)
     assert gate.keys is not None
-    return Gate.one_head("softplus", gate.keys.at(beta).combined(1 / beta), gate.error / beta * (1 + 1e-14), 1.0)
+    # G(βx)/β carries what G does, exactly: (u·β)/β would not be 1 for every β, and then be off at ∞.
+    keys = replace(gate.keys.at(beta).combined(1 / beta), carried=gate.keys.carried)
+    return Gate.one_head("softplus", keys, gate.error / beta * (1 + 1e-14), 1.0)
 
 
 def logsigmoid(eps: float) -> Gate:

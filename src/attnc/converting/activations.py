@@ -1,0 +1,203 @@
+"""Activations by name, the keys that compute them, and what is proven of those keys as they are stored."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+
+import numpy as np
+
+from attnc.certificates.prover import prove
+from attnc.constructions.circuit import Circuit
+from attnc.constructions.gate_keys import ALL_REALS, Gate, GateKeys
+from attnc.constructions.gate_pieces import SELU_ALPHA, SELU_SCALE, reciprocal
+from attnc.constructions.gate_table import RECIPROCAL
+from attnc.constructions.gates import GATES
+from attnc.errors import InputError, real_number
+from attnc.numerics.rounding import up
+from attnc.targets.box import Box
+from attnc.targets.expression import Expression
+from attnc.targets.expression_target import ExpressionTarget
+
+PROOF_SECONDS = 20.0
+ATTEMPTS = 4
+SOFTSIGN_RANGE = 10_000.0
+"""Softsign is proved for |x| up to here: its tails fall like 1/x, which no finite number of keys follows."""
+SELU = (("scale", SELU_SCALE), ("alpha", SELU_ALPHA))
+STEP = 0.4478
+"""sup x/cosh²(x), rounded up: what a steep sign leaves of softsign."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function: a gate's name, and its parameters in a fixed order, e.g. ("elu", (("alpha", 1.0),))."""
+
+    name: str
+    parameters: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value:.6g}" for name, value in self.parameters)
+        return f"{self.name}({inside})" if inside else self.name
+
+    def __getitem__(self, name: str) -> float:
+        return dict(self.parameters)[name]
+
+    def expression(self, dtype: str) -> str:
+        """The function, with its parameters rounded as the framework rounds them when it computes in that dtype."""
+        given = TEXTS[self.name]
+        constants = SELU if self.name == "selu" else self.parameters
+        return given(**{name: float(np.dtype(dtype).type(value)) for name, value in constants})
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """Keys with |G(x) − f(x)| ≤ error for all x of `domain`, in exact arithmetic, with keys rounded to any of `dtypes`.
+
+    `sign` is the inverse temperature of the first of two layers, which only softsign has.
+    """
+
+    activation: Activation
+    keys: GateKeys
+    error: float
+    method: str  # "closed form" or "proof"
+    dtypes: tuple[str, ...]
+    lipschitz: float
+    domain: tuple[float, float] = ALL_REALS
+    sign: float | None = None
+
+    @property
+    def num_anchors(self) -> int:
+        return self.keys.p + (0 if self.sign is None else 2)
+
+
+def _number(value: float) -> str:
+    """A float as a decimal that stands for exactly that number."""
+    return f"({format(Decimal(value), 'f')})"
+
+
+def _elu_text(scale: float, alpha: float, width: float) -> str:
+    curve = f"{_number(scale)}*{_number(alpha)}*(exp(min(x, 0)/{_number(width)}) - 1)"
+    return f"{_number(scale)}*max(x, 0) + {curve}"
+
+
+def _softplus_text(beta: float) -> str:
+    """For a β whose reciprocal is rounded, β·x/β would not be known to be x: then the line is written by itself."""
+    if math.frexp(beta)[0] == 0.5:
+        return f"softplus({_number(beta)}*x)/{_number(beta)}"
+    return f"max(x, 0) + softplus(-{_number(beta)}*abs(x))/{_number(beta)}"
+
+
+def _clip_text(lo: float, hi: float) -> str:
+    return f"clip(x, {_number(lo)}, {_number(hi)})"
+
+
+TEXTS: dict[str, Callable[..., str]] = {
+    "sigmoid": lambda: "sigmoid(x)",
+    "tanh": lambda: "tanh(x)",
+    "tanhshrink": lambda: "x - tanh(x)",
+    "silu": lambda: "silu(x)",
+    "quick_gelu": lambda: "x*sigmoid(1.702*x)",
+    "mish": lambda: "x*tanh(softplus(x))",
+    "gelu": lambda: "gelu(x)",
+    "gelu_tanh": lambda: "x*sigmoid(2*sqrt(2/pi)*(x + 0.044715*x**3))",
+    "softplus": lambda beta=1.0: _softplus_text(beta),
+    "logsigmoid": lambda: "-softplus(-x)",
+    "erf": lambda: "erf(x)",
+    "relu": lambda: "max(x, 0)",
+    "leaky_relu": lambda slope: f"max(x, 0) + {_number(slope)}*min(x, 0)",
+    "abs": lambda: "abs(x)",
+    "hardtanh": lambda lo=-1.0, hi=1.0: _clip_text(lo, hi),
+    "relu6": lambda: _clip_text(0.0, 6.0),
+    "hardsigmoid": lambda: "clip(x/6 + 1/2, 0, 1)",
+    "hardswish": lambda: "x*clip(x/6 + 1/2, 0, 1)",
+    "soft_threshold": lambda threshold: f"x - {_clip_text(-threshold, threshold)}",
+    "elu": lambda alpha=1.0: _elu_text(1.0, alpha, 1.0),
+    "celu": lambda alpha=1.0: _elu_text(1.0, alpha, alpha),
+    "selu": lambda scale, alpha: _elu_text(scale, alpha, 1.0),
+    "softsign": lambda: "x/(1 + abs(x))",
+}
+"""What a gate is proved against: the activation as an expression, by the names of the gate's parameters."""
+
+
+@functools.lru_cache(maxsize=512)
+def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
+    """The fewest keys whose error, in exact arithmetic and as each of the dtypes stores them, is proved to be ≤ eps."""
+    if not real_number("eps", eps) > 0:
+        raise InputError(f"eps must be a finite number > 0, found {eps!r}")
+    if activation.name == "softsign":
+        return _softsign(activation, eps, dtypes)
+    best, asked = math.inf, eps
+    for _ in range(ATTEMPTS):
+        try:
+            gate = GATES[activation.name](asked, **dict(activation.parameters))
+        except InputError:
+            if math.isinf(best):
+                raise
+            break
+        found = _proved(activation, gate, dtypes, eps)
+        if found.error <= eps:
+            return found
+        best = min(best, found.error)
+        asked /= 4
+    raise InputError(
+        f"cannot prove {activation} to eps={eps:g} with keys stored as {' or '.join(dtypes)}: the least error "
+        f"proved is {best:.2g}. Choose a larger eps{', or a model in float64' if 'float32' in dtypes else ''}."
+    )
+
+
+def _proved(activation: Activation, gate: Gate, dtypes: tuple[str, ...], eps: float) -> Solved:
+    assert gate.keys is not None
+    errors, method = list[float](), "closed form"
+    for dtype in dtypes:
+        keys = stored_keys(gate.keys, dtype)
+        is_exact = all(np.array_equal(a, b) for a, b in zip(_arrays(keys), _arrays(gate.keys), strict=True))
+        if gate.is_proved and is_exact:
+            errors.append(gate.error)
+        else:
+            errors.append(proved_error(keys, activation.expression(dtype), ALL_REALS, gate.error, eps))
+            method = "proof"
+    return Solved(activation, gate.keys, max(errors), method, dtypes, gate.lipschitz)
+
+
+def stored_keys(keys: GateKeys, dtype: str) -> GateKeys:
+    """The same numbers as the dtype stores them, in float64."""
+    return GateKeys(*(array.astype(dtype).astype(np.float64) for array in _arrays(keys)))
+
+
+def _arrays(keys: GateKeys) -> tuple[np.ndarray, ...]:
+    return keys.slopes, keys.offsets, keys.values, keys.carried
+
+
+def proved_error(keys: GateKeys, text: str, domain: tuple[float, float], seen: float, eps: float) -> float:
+    """sup |G − f| over the domain, by the prover, for these very keys; float64 rounding on its core is included."""
+    circuit = Circuit(["x"])
+    program = circuit.build([keys.build(circuit, circuit.input(0), "gate")], (), "float64")
+    target = ExpressionTarget(Expression.parse(text), Box.parse({"x": domain}))
+    with np.errstate(all="ignore"):
+        found = prove(program, target, observed=seen, eps=eps, truncation=0.0, time_budget=PROOF_SECONDS)
+    return float(found.bound)
+
+
+def _softsign(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
+    """s·(1 − A(y)), s = tanh(βx), y = x·s; A is proved on [0, R], and the step costs STEP/β: see `gate_pieces`."""
+    least = math.inf
+    for p, row in sorted(RECIPROCAL.items()):
+        if row[-1] > eps:
+            continue
+        keys, seen = reciprocal(p)
+        stored = [stored_keys(keys, dtype) for dtype in dtypes]
+        error = max(proved_error(each, "1/(1 + x)", (0.0, SOFTSIGN_RANGE), seen, eps) for each in stored)
+        beta = 2.0 ** math.ceil(math.log2(STEP / (0.02 * eps)))
+        total = float(up(error + STEP / beta))
+        least = min(least, total)
+        if total <= eps:
+            reach = (-SOFTSIGN_RANGE, SOFTSIGN_RANGE)
+            return Solved(activation, keys, total, "proof", dtypes, 1.0, reach, beta)
+    best = min(row[-1] for row in RECIPROCAL.values()) if math.isinf(least) else least
+    raise InputError(
+        f"softsign is not reached to eps={eps:g}: its tails fall like 1/x, and the least error is about {best:.2g}. "
+        "Choose a larger eps."
+    )

@@ -1,0 +1,167 @@
+"""Activations that are function calls in a module's code: found in the code, and replaced while it runs.
+
+Three views of one thing. The code (names that functions and methods use, followed through the package that defines the
+module) says which modules call activations at all: it needs no inputs, and control flow cannot hide a call from it.
+torch.fx says with which arguments, where it can trace the module. And while a module runs, a mode of torch hands every
+call of a torch function to `_Mode`, which answers activations by attention.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from attnc.converting.recognising import FUNCTIONS, READERS, Call, read_call
+
+HOLDER = "attention_functions"
+"""The submodule that holds what answers the calls."""
+MAX_FUNCTIONS = 400
+"""Followed from one module; code that calls more than that is not read to the end."""
+NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
+Answer = Callable[[Call, Tensor], Tensor | None]
+"""(what is asked, its input) → the result, or None to let the framework's own function run."""
+
+
+class _Mode(TorchFunctionMode):
+    """While active, activations are answered by whoever stands innermost on `running`."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
+        options = options or {}
+        call = read_call(function, args, options) if _may_be(function) else None
+        if call is not None and isinstance(call.input, Tensor):
+            found = self.answer(call, call.input)
+            if found is not None:
+                return found
+        return function(*args, **options)
+
+
+def _may_be(function: Any) -> bool:
+    try:
+        return function in FUNCTIONS
+    except TypeError:
+        return False
+
+
+class Running(threading.local):
+    """The answers of the modules that run now, outermost first, and the mode that asks the last of them."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+
+
+RUNNING = Running()
+
+
+def _ask(call: Call, x: Tensor) -> Tensor | None:
+    return RUNNING.answers[-1](call, x)
+
+
+def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, with its activations answered by the module's own `HOLDER`; the signature stays."""
+
+    @functools.wraps(method)
+    def run(self: nn.Module, *args: Any, **options: Any) -> Any:
+        is_outermost = not RUNNING.answers
+        RUNNING.answers.append(getattr(self, HOLDER).answer)
+        try:
+            if not is_outermost:
+                return method(self, *args, **options)
+            with _Mode(_ask):
+                return method(self, *args, **options)
+        finally:
+            RUNNING.answers.pop()
+
+    return run
+
+
+def intercept(module: nn.Module, holder: nn.Module, methods: Iterable[str]) -> None:
+    """From now on these methods of this module ask `holder.answer`; other modules of its class do not."""
+    kind = type(module)
+    own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    replaced = {name: _answered(getattr(kind, name)) for name in methods}
+    module.__class__ = type(kind.__name__, (kind,), {**own, **replaced})
+    setattr(module, HOLDER, holder)
+
+
+def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
+    """Method → the activations that its code may call, for the methods that the class adds to nn.Module."""
+    kind = type(module)
+    found: dict[str, set[str]] = {}
+    for name, method in inspect.getmembers(kind, inspect.isfunction):
+        if getattr(nn.Module, name, None) is method or (name.startswith("__") and name != "__call__"):
+            continue
+        names = {used for code in _codes(method, kind) for used in code.co_names if used in NAMES}
+        names = {used for used in names if not isinstance(getattr(module, used, None), nn.Module)}
+        if names:
+            found[name] = {used.removesuffix("_").replace("log_sigmoid", "logsigmoid") for used in names}
+    return found
+
+
+def _codes(function: Any, kind: type) -> Iterator[types.CodeType]:
+    """The code of a function, of what it wraps and closes over, and of the functions of its package that it names."""
+    package = kind.__module__.partition(".")[0]
+    waiting, seen = [function], set[Any]()
+    while waiting and len(seen) < MAX_FUNCTIONS:
+        current = inspect.unwrap(waiting.pop())
+        code = getattr(current, "__code__", None)
+        if code is None or code in seen:
+            continue
+        seen.add(code)
+        yield from _nested(code)
+        for cell in getattr(current, "__closure__", None) or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+            if inspect.isfunction(content):
+                waiting.append(content)
+        for name in {name for inner in _nested(code) for name in inner.co_names}:
+            for named in (current.__globals__.get(name), getattr(kind, name, None)):
+                if isinstance(named, nn.Module):
+                    named = type(named).forward
+                elif isinstance(named, type) and issubclass(named, torch.autograd.Function):
+                    named = named.forward
+                if inspect.isfunction(named) and named.__module__.partition(".")[0] == package:
+                    waiting.append(named)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+class _Shallow(fx.Tracer):
+    """Every submodule is a leaf: only the calls in the module's own code are seen."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def traced_calls(module: nn.Module) -> list[Call] | None:
+    """The activations in the module's own forward, with their arguments; None where torch.fx cannot trace it."""
+    try:
+        graph = _Shallow().trace(module)
+    except Exception:  # whatever its code does with a value that is not there
+        return None
+    calls: list[Call] = []
+    for node in graph.nodes:
+        function = getattr(Tensor, node.target, None) if node.op == "call_method" else node.target
+        if node.op in ("call_function", "call_method") and _may_be(function):
+            call = read_call(function, node.args, dict(node.kwargs))
+            if call is not None:
+                calls.append(call)
+    return calls

@@ -1,0 +1,275 @@
+"""A torch model with every activation replaced by attention; everything else stays."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnc.constructions.gate_kinks import ROUNDED_UP
+from attnc.converting import measuring
+from attnc.converting.activations import Activation, Solved, solve
+from attnc.converting.bounds import add_block_errors
+from attnc.converting.intercepting import intercept, methods_with_activations, traced_calls
+from attnc.converting.modules import (
+    DTYPES,
+    HALVES,
+    AttentionActivation,
+    AttentionGLU,
+    AttentionPReLU,
+    AttentionSoftsign,
+)
+from attnc.converting.recognising import Call, read_function, read_module, why_fused
+from attnc.converting.report import Left, Replaced, Report
+from attnc.errors import InputError, real_number
+
+
+def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) -> tuple[nn.Module, Report]:
+    """`attnc.convert`."""
+    eps = _check(module, eps)
+    dtype = _dtype_of(module)
+    dtypes = ("float64", "float32") if dtype is None else (DTYPES[dtype],)
+    report = Report(eps, " or ".join(dtypes) if dtype is None else str(dtype).removeprefix("torch."))
+    if dtype in HALVES:
+        report.notes.append(f"{report.dtype}: activations are computed in float32, and rounded to {report.dtype} once")
+    try:
+        copied = copy.deepcopy(module)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"the model cannot be copied, and the original is never changed: {error}") from error
+    walk = _Walk(report, dtypes)
+    converted = walk.convert(copied)
+    if example is not None:
+        measuring.compare(module, converted, example, report)
+    if not report.replaced and not report.left and not walk.num_intercepted:
+        raise InputError(
+            f"there is no activation in this {type(module).__name__}: nothing to convert. Functions that are called "
+            "in a way that its code does not show are found by running it: give example="
+        )
+    add_block_errors(converted, report)
+    if strict and report.left:
+        first = report.left[0]
+        raise InputError(
+            f"{len(report.left)} part(s) cannot be converted; the first is {first.path or 'the model itself'!r} "
+            f"({first.what}): {first.reason}. Without strict=True they are left as they are, and listed in the report."
+        )
+    return converted, report
+
+
+def _check(module: Any, eps: Any) -> float:
+    if not isinstance(module, nn.Module):
+        raise InputError(f"convert takes a torch.nn.Module, found {type(module).__name__}")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError("a compiled TorchScript module cannot be taken apart: give the module it was made from")
+    eps = real_number("eps", eps)
+    if not eps > 0:
+        raise InputError(f"eps must be a finite number > 0, found {eps!r}")
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_complex():
+            raise InputError(f"{name} is complex: activations by attention are of real numbers")
+        if (tensor.is_floating_point() and tensor.dtype not in DTYPES) or tensor.is_quantized:
+            raise InputError(
+                f"{name} is {str(tensor.dtype).removeprefix('torch.')}: convert the model in one of "
+                f"{', '.join(str(known).removeprefix('torch.') for known in DTYPES)}"
+            )
+    return eps
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype | None:
+    """Of the parameters, the one that most have; None where there are none: then the input will tell."""
+    counts: dict[torch.dtype, int] = {}
+    for tensor in module.parameters():
+        if tensor.is_floating_point():
+            counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.numel()
+    return max(counts, key=lambda kind: counts[kind]) if counts else None
+
+
+class FunctionGates(nn.Module):
+    """The attention that answers the activations that are function calls in a module's code, made when first called."""
+
+    def __init__(self, path: str, walk: _Walk) -> None:
+        super().__init__()
+        self.path, self.walk = path, walk
+        self.gates = nn.ModuleDict()
+
+    def answer(self, call: Call, x: Tensor) -> Tensor | None:
+        if call.activation is None or x.dtype not in DTYPES:
+            self.walk.leave(self.path, "function", call.reason or f"a tensor of {x.dtype}")
+            return None
+        if call.activation.name == "prelu":
+            self.walk.leave(self.path, "function", "prelu with a weight that the call computes")
+            return None
+        gate = self.gate(call.activation, (DTYPES[x.dtype],))
+        if call.gate_dim is not None:
+            return AttentionGLU(gate, call.gate_dim)(x)
+        y: Tensor = gate(x)
+        return x.copy_(y) if call.inplace else y
+
+    def gate(self, activation: Activation, dtypes: tuple[str, ...]) -> AttentionActivation:
+        name = "".join(c if c.isalnum() else "_" for c in str(activation))
+        if name not in self.gates:
+            self.gates[name] = self.walk.made(
+                activation, dtypes, _joined(self.path, f"{activation.name}()"), "function"
+            )
+        return self.gates[name]  # type: ignore[return-value]
+
+
+@dataclasses.dataclass(eq=False)
+class _Walk:
+    report: Report
+    dtypes: tuple[str, ...]
+    num_intercepted: int = 0
+
+    def convert(self, root: nn.Module) -> nn.Module:
+        whole = self._replacement(root, "")
+        if whole is not None:
+            return whole
+        done: dict[int, nn.Module] = {}
+        for path, module in list(root.named_modules()):
+            for name, child in list(module._modules.items()):
+                if child is None or isinstance(child, AttentionActivation):
+                    continue
+                inner = _joined(path, name)
+                if id(child) in done:
+                    shared = module._modules[name] = done[id(child)]
+                    gate = shared.gate if isinstance(shared, AttentionGLU) else shared
+                    if isinstance(gate, AttentionActivation) and gate.entry is not None:
+                        gate.entry.also = (*gate.entry.also, inner)
+                    continue
+                made = self._replacement(child, inner)
+                if made is not None:
+                    done[id(child)] = module._modules[name] = made
+        for path, module in list(root.named_modules()):
+            if not _is_ours(module):
+                self._code(module, path)
+        return root
+
+    def _replacement(self, module: nn.Module, path: str) -> nn.Module | None:
+        if (reason := why_fused(module)) is not None:
+            self.leave(path, type(module).__name__, reason)
+            return None
+        call = read_module(module)
+        if call is None:
+            return None
+        if call.activation is None:
+            self.leave(path, type(module).__name__, call.reason)
+            return None
+        device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), None)
+        if call.activation.name == "prelu":
+            return self._prelu(module, path)
+        made = self.made(call.activation, self.dtypes, path, "module", inplace=call.inplace, device=device)
+        return made if call.gate_dim is None else AttentionGLU(made, call.gate_dim)
+
+    def made(
+        self,
+        activation: Activation,
+        dtypes: tuple[str, ...],
+        path: str,
+        found: str,
+        *,
+        inplace: bool = False,
+        device: torch.device | None = None,
+    ) -> AttentionActivation:
+        solved = self._solved(activation, dtypes, path)
+        kind = AttentionSoftsign if solved.sign is not None else AttentionActivation
+        return self._recorded(kind(solved, inplace=inplace, device=device), path, found)
+
+    def _solved(self, activation: Activation, dtypes: tuple[str, ...], path: str, eps: float | None = None) -> Solved:
+        eps = self.report.eps if eps is None else eps
+        try:
+            return solve(activation, eps, dtypes)
+        except InputError as error:
+            if len(dtypes) > 1:  # no parameter says which dtype will come
+                self.report.notes.append(f"{path or 'the model'}: what is proven holds in float64 only, not in float32")
+                return self._solved(activation, dtypes[:1], path, eps)
+            raise InputError(f"{path or 'the model'}: {error}") from None
+
+    def _prelu(self, module: nn.Module, path: str) -> nn.Module:
+        """A ReLU, and the weight times the rest of x: an error of the ReLU counts |1 − weight| times."""
+        weight = module.weight
+        assert isinstance(weight, nn.Parameter)
+        jump = float((1 - weight.detach().double()).abs().max()) * ROUNDED_UP
+        relu = self._solved(Activation("relu"), self.dtypes, path, self.report.eps / max(jump, 1.0))
+        lipschitz = max(1.0, float(weight.detach().double().abs().max()))
+        solved = dataclasses.replace(
+            relu, activation=Activation("prelu"), error=relu.error * max(jump, 1.0) * ROUNDED_UP, lipschitz=lipschitz
+        )
+        return self._recorded(AttentionPReLU(solved, weight), path, "module")
+
+    def _recorded(self, gate: AttentionActivation, path: str, found: str) -> AttentionActivation:
+        gate.entry = Replaced.of(gate.solved, path, found)
+        self.report.replaced.append(gate.entry)
+        return gate
+
+    def leave(self, path: str, what: str, reason: str) -> None:
+        entry = Left(path, what, reason)
+        if entry not in self.report.left:
+            self.report.left.append(entry)
+
+    def _code(self, module: nn.Module, path: str) -> None:
+        """Functions that are attributes become modules; calls in the code are answered while it runs."""
+        for name, value in list(vars(module).items()):
+            call = read_function(value) if callable(value) and not isinstance(value, nn.Module) else None
+            if call is not None and call.activation is not None and call.gate_dim is None:
+                inner = _joined(path, name)
+                delattr(module, name)
+                setattr(module, name, self.made(call.activation, self.dtypes, inner, "module", inplace=call.inplace))
+            elif call is not None and call.activation is None:
+                self.leave(_joined(path, name), "function", call.reason)
+        self._close_fast_path(module, path)
+        if type(module).__module__.startswith(("torch.nn.", "torch.ao.")):
+            return
+        methods = methods_with_activations(module)
+        hidden = list(_hidden_activations(module))
+        if not methods and not hidden:
+            return
+        holder = FunctionGates(path, self)
+        calls = traced_calls(module) if "forward" in methods else []
+        for call in calls or ():
+            if call.activation is None:
+                self.leave(path, "function", call.reason)
+            elif call.activation.name != "prelu":
+                holder.gate(call.activation, self.dtypes)
+        if calls is None or hidden or set(methods) - {"forward"}:
+            names = sorted({name for names in methods.values() for name in names} | set(hidden))
+            self.report.notes.append(
+                f"{path or 'the model'}: its code may call {', '.join(names)}; each becomes attention when it is called"
+            )
+        intercept(module, holder, {"forward", *methods})
+        self.num_intercepted += 1
+
+    def _close_fast_path(self, module: nn.Module, path: str) -> None:
+        """torch's fused kernels for encoder layers compute ReLU or GELU themselves, whatever `activation` is."""
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0
+        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
+            module.use_nested_tensor = module.enable_nested_tensor = False
+            self.report.notes.append(
+                f"{path or 'the model'}: torch's fused path, which is closed here, returns 0 at padded positions; they "
+                "are now computed, as torch does it in training"
+            )
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return isinstance(module, AttentionActivation | AttentionGLU | FunctionGates)
+
+
+def _hidden_activations(module: nn.Module) -> Iterator[str]:
+    """Activations within lists and dictionaries that torch does not look into."""
+    for value in vars(module).values():
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        for item in inside:
+            call = None
+            if isinstance(item, nn.Module):
+                call = read_module(item)
+            elif callable(item):
+                call = read_function(item)
+            if call is not None and call.activation is not None:
+                yield call.activation.name

@@ -1,0 +1,288 @@
+"""Whole models: what is found, what stays, what is named, and which kernels run."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import attnc  # noqa: E402
+from attnc.converting.bounds import composed_error, gain  # noqa: E402
+from converting.trace import Trace  # noqa: E402
+
+
+def mlp(activation: nn.Module, *widths: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b), copy.deepcopy(activation)]
+    return nn.Sequential(*layers[:-1])
+
+
+def traced(model, *args, **options):
+    trace = Trace()
+    with torch.no_grad(), trace:
+        out = model(*args, **options)
+    return out, trace
+
+
+class Functional(nn.Module):
+    """Calls in every spelling, a branch that torch.fx cannot trace, and activations where torch does not look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.kept = F.elu
+        self.bound = functools.partial(F.gelu, approximate="tanh")
+        self.hidden = [torch.tanh, nn.SiLU()]
+
+    def forward(self, x):
+        x = F.leaky_relu(self.linear(x), 0.2)
+        x = x.sigmoid() * torch.relu(x)
+        if x.sum() > 0:
+            x = handwritten_gelu(x)
+        x = self.kept(x) + self.bound(x)
+        x = self.hidden[0](x) + self.hidden[1](x)
+        return F.glu(x).tanh_()
+
+
+def handwritten_gelu(x):
+    return x * 0.5 * (1 + torch.erf(x / 2**0.5))
+
+
+class Traceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.relu = nn.ReLU()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return F.softplus(self.relu(self.linear(x)), beta=2.0)
+
+    def features(self, x):
+        return torch.sigmoid(self.linear(x))
+
+
+def test_relu_mlp_reaches_the_figure():
+    model = mlp(nn.ReLU(), 64, 256, 64).double()
+    converted, report = attnc.convert(model, eps=1e-12)
+    x = torch.randn(2000, 64, dtype=torch.float64) * 10
+    assert (converted(x) - model(x)).abs().max() <= 1e-9
+    assert composed_error(converted) <= 1e-9
+    assert report.replaced[0].anchors == 2
+
+
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU(), nn.ELU(0.5)], ids=str)
+def test_the_composed_error_is_a_bound_and_not_a_vacuous_one(activation):
+    model = mlp(activation, 3, 8, 8, 2).double()
+    converted, report = attnc.convert(model, eps=1e-3)
+    x = torch.randn(20_000, 3, dtype=torch.float64) * 3
+    error = (converted(x) - model(x)).abs().max().item()
+    bound = composed_error(converted)
+    assert error <= bound + 1e-14
+    assert bound <= 100 * error
+    assert report.replaced[-1].block_error == pytest.approx(gain(model[-1]) * report.replaced[-1].error)
+
+
+def test_the_block_error_is_reached_within_a_factor_of_three():
+    """Weights of one sign and pre-activations where the gate is worst."""
+    model = nn.Sequential(nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 1)).double()
+    with torch.no_grad():
+        for p in (model[0].weight, model[2].weight):
+            p.fill_(1.0)
+        model[0].bias.zero_()
+    converted, report = attnc.convert(model, eps=1e-3)
+    x = torch.linspace(-0.01, 0.01, 20_001, dtype=torch.float64)[:, None]
+    error = (converted(x) - model(x)).abs().max().item()
+    assert error <= report.replaced[0].block_error <= 3 * error
+
+
+def test_functions_in_code_are_answered_and_reported():
+    torch.manual_seed(1)
+    model, x = Functional().eval(), torch.randn(5, 16)
+    converted, report = attnc.convert(model, eps=1e-6, example=x)
+    y, trace = traced(converted, x)
+    assert not trace.activations
+    assert trace.counts["_softmax"] >= 8
+    assert (y - model(x)).abs().max() <= 1e-5
+    found = {entry.activation.partition("(")[0] for entry in report.replaced}
+    assert found == {"leaky_relu", "sigmoid", "relu", "erf", "elu", "gelu_tanh", "tanh", "silu"}
+    assert "leaky_relu(slope=0.2)" in {entry.activation for entry in report.replaced}
+    assert report.end_to_end.hidden <= 1e-5
+
+
+def test_without_an_example_the_code_still_tells():
+    model, x = Functional().eval(), torch.randn(5, 16)
+    converted, report = attnc.convert(model, eps=1e-6)
+    assert any("erf" in note and "sigmoid" in note for note in report.notes)
+    _, trace = traced(converted, x)
+    assert not trace.activations
+    assert {"leaky_relu()", "erf()"} <= {entry.path for entry in report.replaced}
+
+
+def test_traceable_code_is_known_before_it_runs():
+    model, x = Traceable(), torch.randn(3, 4)
+    converted, report = attnc.convert(model, eps=1e-6)
+    assert [(entry.path, entry.activation) for entry in report.replaced] == [
+        ("relu", "relu"),
+        ("softplus()", "softplus(beta=2)"),
+    ]
+    for run in ("forward", "features"):
+        trace = Trace()
+        with torch.no_grad(), trace:
+            y = getattr(converted, run)(x)
+        assert not trace.activations
+        assert (y - getattr(model, run)(x)).abs().max() <= 1e-5
+
+
+def test_other_modules_of_the_class_are_untouched():
+    model, other = Traceable(), Traceable()
+    before = copy.deepcopy(model.state_dict())
+    converted, _ = attnc.convert(model)
+    assert type(model) is type(other) is Traceable
+    assert isinstance(converted, Traceable)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    _, trace = traced(model, torch.randn(2, 4))
+    assert {"relu", "softplus"} <= trace.activations
+    twice = copy.deepcopy(converted)
+    _, trace = traced(twice, torch.randn(2, 4))
+    assert not trace.activations
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", F.silu])
+def test_transformer_layers_do_not_take_the_fused_path(activation):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, activation=activation, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=activation is not F.silu).eval()
+    x = torch.randn(2, 5, 16)
+    _, before = traced(model, x)
+    assert "_transformer_encoder_layer_fwd" in before.counts or activation is F.silu
+    converted, report = attnc.convert(model, eps=1e-6, example=x)
+    y, after = traced(converted, x)
+    assert not after.activations
+    assert (y - model(x)).abs().max() <= 1e-5
+    assert [entry.path for entry in report.replaced] == ["layers.0.activation", "layers.1.activation"]
+    assert [entry.consumers for entry in report.replaced] == [("layers.0.linear2",), ("layers.1.linear2",)]
+    assert all(entry.block_error > 0 or activation is F.silu for entry in report.replaced)
+    assert all(entry.seen[0] < 0 < entry.seen[1] and entry.drift <= 1e-5 for entry in report.replaced)
+    padded = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]]).bool()
+    y, after = traced(converted, x, src_key_padding_mask=padded)
+    assert not after.activations
+    assert (y - model(x, src_key_padding_mask=padded))[~padded].abs().max() <= 1e-5
+
+
+def test_decoder_and_whole_transformer():
+    torch.manual_seed(0)
+    model, x = nn.Transformer(16, 4, 1, 1, 32, batch_first=True).eval(), torch.randn(2, 5, 16)
+    converted, report = attnc.convert(model, eps=1e-6)
+    y, trace = traced(converted, x, x)
+    assert not trace.activations
+    assert (y - model(x, x)).abs().max() <= 1e-5
+    assert len(report.replaced) == 2
+
+
+def test_gated_blocks():
+    class SwiGLU(nn.Module):
+        def __init__(self, act) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(8, 32), nn.Linear(8, 32), nn.Linear(32, 8)
+            self.act = act
+
+        def forward(self, x):
+            return self.down(self.act(self.gate(x)) * self.up(x))
+
+    x = torch.randn(4, 8)
+    for act in (nn.SiLU(), nn.GELU(), F.silu):
+        model = SwiGLU(act)
+        converted, report = attnc.convert(model, eps=1e-6, example=x)
+        y, trace = traced(converted, x)
+        assert not trace.activations
+        assert (y - model(x)).abs().max() <= 1e-5
+        assert report.replaced[0].path == "act"
+
+
+def test_shared_and_tied_modules_stay_shared():
+    act, linear = nn.GELU(), nn.Linear(4, 4)
+    model = nn.ModuleDict({"a": nn.Sequential(linear, act), "b": nn.Sequential(linear, act)})
+    converted, report = attnc.convert(model)
+    assert converted["a"][1] is converted["b"][1]
+    assert converted["a"][0] is converted["b"][0]
+    assert report.replaced[0].path == "a.1"
+    assert report.replaced[0].also == ("b.1",)
+
+
+def test_fused_recurrences_are_named():
+    model = nn.ModuleDict({"rnn": nn.LSTM(4, 4), "head": nn.Sequential(nn.Linear(4, 4), nn.ReLU())})
+    _, report = attnc.convert(model)
+    assert [(entry.path, entry.what) for entry in report.left] == [("rnn", "LSTM")]
+    assert "rnn" in str(report)
+    with pytest.raises(attnc.InputError, match="'rnn' \\(LSTM\\)"):
+        attnc.convert(model, strict=True)
+
+
+def test_bad_input():
+    for given, message in (
+        (lambda x: x, "torch.nn.Module"),
+        (nn.Linear(2, 2), "no activation"),
+        (nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64), nn.ReLU()), "complex"),
+        (torch.jit.ScriptModule(), "TorchScript"),
+    ):
+        with pytest.raises(attnc.InputError, match=message):
+            attnc.convert(given)
+    for eps in (0, -1.0, float("nan"), "small"):
+        with pytest.raises(attnc.InputError, match="eps"):
+            attnc.convert(nn.ReLU(), eps=eps)
+    strange = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    strange[0].weight = nn.Parameter(strange[0].weight.data.to(torch.float8_e5m2), requires_grad=False)
+    with pytest.raises(attnc.InputError, match="float8_e5m2"):
+        attnc.convert(strange)
+    with pytest.raises(attnc.InputError, match="does not run on the example"):
+        attnc.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), example=torch.zeros(1, 3))
+
+
+def test_training_mode_and_randomness_survive_an_example():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5)).train()
+    converted, report = attnc.convert(model, example=torch.randn(3, 4))
+    assert model.training
+    assert converted.training
+    assert converted[2].training
+    assert report.end_to_end.hidden <= 1e-6
+
+
+def test_a_converted_mlp_fine_tunes_like_the_original():
+    torch.manual_seed(0)
+    x = torch.rand(256, 2, dtype=torch.float64) * 2 - 1
+    target = torch.sin(3 * x[:, :1]) * x[:, 1:]
+    losses = []
+    original = mlp(nn.GELU(), 2, 16, 1).double()
+    for model in (original, attnc.convert(original, eps=1e-7)[0]):
+        model = copy.deepcopy(model)
+        optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(60):
+            optimiser.zero_grad()
+            loss = F.mse_loss(model(x), target)
+            loss.backward()
+            optimiser.step()
+        losses.append(loss.item())
+    assert losses[1] < 0.5 * F.mse_loss(original(x), target).item()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_report_is_a_table_and_json():
+    import json
+
+    _, report = attnc.convert(mlp(nn.GELU(), 4, 8, 2), eps=1e-5, example=torch.randn(9, 4))
+    assert json.loads(json.dumps(report.as_json()))["replaced"][0]["name"] == "1"
+    text = str(report)
+    assert "proven block error" in text
+    assert "measured drift" in text
+    assert report.markdown().count("\n") == 2
+    assert np.isfinite(report.replaced[0].drift)
