@@ -14,7 +14,7 @@ $(VENV)/.plots: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev,torch,onnx]'
+	$(PIP) -e '.[dev,torch,onnx,cluster]'
 	@touch $@
 
 demo: $(VENV)/.plots

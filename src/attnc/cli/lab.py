@@ -1,0 +1,111 @@
+"""`attnc lab`: experiments, and their report."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnc.cli.commands import Json, app
+from attnc.cli.output import print_json, print_parts, progress_bar
+
+lab = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Experiments on the papers' claims: question, prediction, measurement, verdict, figure.",
+    epilog="Example:\n\nattnc lab run all --profile quick --out lab",
+)
+app.add_typer(lab, name="lab")
+
+Run = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")]
+
+
+@lab.command("list")
+def list_command(json_output: Json = False) -> None:
+    """List the experiments."""
+    from attnc.lab import EXPERIMENTS
+
+    if json_output:
+        fields = ("number", "name", "title", "question", "prediction", "source")
+        print_json([{field: getattr(experiment, field) for field in fields} for experiment in EXPERIMENTS])
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("name", no_wrap=True, style="cyan")
+    table.add_column("question")
+    for experiment in EXPERIMENTS:
+        table.add_row(experiment.name, experiment.question)
+    print_parts(table)
+
+
+@lab.command(
+    "run", epilog="Examples:\n\nattnc lab run all\n\nattnc lab run rate_in_p noise --profile full --out lab-full"
+)
+def run_command(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments, or all.")],
+    profile: Annotated[str, typer.Option(help="quick (minutes) or full (hours).")] = "quick",
+    seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the run; one that is there goes on.")] = Path(
+        "lab"
+    ),
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="A dask scheduler instead of this machine's processes.", show_default=False
+        ),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Measure what is missing of these experiments, then write the report."""
+    from attnc.lab import report, run
+
+    options = [*names, "--profile", profile, "--seed", str(seed), "--out", str(out)]
+    command = shlex.join(["attnc", "lab", "run", *options, *([] if cluster is None else ["--cluster", cluster])])
+    with progress_bar() as progress:
+        run(names, out, profile=profile, seed=seed, cluster=cluster, progress=progress, command=command)
+        page = report(out)
+    _print_verdicts(out, page, json_output)
+
+
+@lab.command("report")
+def report_command(folder: Run, json_output: Json = False) -> None:
+    """Write DIR/report.html from the tables of a run."""
+    from attnc.lab import report
+
+    _print_verdicts(folder, report(folder), json_output)
+
+
+def _print_verdicts(folder: Path, page: Path, json_output: bool) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from attnc.lab.report import findings
+
+    found = findings(folder)
+    if json_output:
+        rows = [
+            {
+                "name": experiment.name,
+                "claim": v.claim,
+                "verdict": v.status.value,
+                "because": v.because,
+                "numbers": dict(v.numbers),
+            }
+            for experiment, _, verdicts in found
+            for v in verdicts
+        ]
+        print_json({"report": str(page), "verdicts": rows})
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in ("experiment", "claim", "verdict"):
+        table.add_column(header, no_wrap=header == "verdict")
+    for experiment, _, verdicts in found:
+        for i, verdict in enumerate(verdicts):
+            style = "yellow" if verdict.status.value == "fails" else "green"
+            table.add_row(experiment.name if i == 0 else "", verdict.claim, Text(verdict.status.value, style))
+    print_parts(table, Text.assemble(("wrote ", "green"), str(page)))

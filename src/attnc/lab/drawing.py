@@ -1,0 +1,103 @@
+"""What the figures share: panels, colours of kinds, theory as a dashed line, and the SVG of a figure."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc.plots.style import BLUE, FAINT, GREY, INK, ORANGE, PALETTE, figure_class
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GREEN, PURPLE, YELLOW, SKY = PALETTE[2], PALETTE[3], PALETTE[1], PALETTE[4]
+MARKERS = "os^Dv*PX<>"
+__all__ = [
+    "BLUE",
+    "FAINT",
+    "GREEN",
+    "GREY",
+    "INK",
+    "MARKERS",
+    "ORANGE",
+    "PALETTE",
+    "PURPLE",
+    "SKY",
+    "YELLOW",
+    "figure_class",
+]
+
+
+def panels(count: int, *, width: float = 4.6, height: float = 3.7, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure of panels side by side, in reading order."""
+    columns = -(-count // rows)
+    picture = figure_class()(figsize=(width * columns, height * rows), layout="constrained")
+    engine = picture.get_layout_engine()
+    assert engine is not None
+    engine.set(wspace=0.05, hspace=0.06)  # type: ignore[call-arg]
+    return picture, [picture.add_subplot(rows, columns, i + 1) for i in range(count)]
+
+
+def label(axes: Axes, title: str, x: str, y: str, *, log: str = "") -> None:
+    """`log` names the logarithmic axes: "x", "y" or "xy"."""
+    axes.set_title(title, loc="left", fontsize=11, weight="bold", color=INK)
+    axes.set_xlabel(x, color=INK, fontsize=10)
+    axes.set_ylabel(y, color=INK, fontsize=10)
+    if "x" in log:
+        axes.set_xscale("log")
+    if "y" in log:
+        axes.set_yscale("log")
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(GREY)
+    axes.tick_params(colors=GREY, labelsize=9, length=3)
+    axes.grid(color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def whole_ticks(axes: Axes, places: Any) -> None:
+    """Numbers in full at these places of a logarithmic x axis, and none between."""
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xticks(list(places), labels=[f"{place:,.6g}" for place in places])
+
+
+def theory(axes: Axes, x: Any, y: Any, name: str, colour: str = INK, style: str = "--") -> None:
+    axes.plot(x, y, style, color=colour, linewidth=1.3, label=name, zorder=1.5)
+
+
+def measured(axes: Axes, x: Any, y: Any, name: str, colour: str, marker: str = "o", **more: Any) -> None:
+    style: dict[str, Any] = {
+        "linestyle": "none",
+        "markersize": 5,
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.5,
+    } | more
+    axes.plot(np.asarray(x, float), np.asarray(y, float), marker=marker, color=colour, label=name, zorder=2.5, **style)
+
+
+def legend(axes: Axes, columns: int = 2) -> None:
+    """Below the panel, where it hides nothing."""
+    style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 1.8, "columnspacing": 1.2}
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, **style)
+
+
+def to_svg(picture: Figure, prefix: str) -> str:
+    """The figure as an element of a page: ids begin with the prefix, so that two figures never share one."""
+    from matplotlib import rc_context
+
+    made = io.StringIO()
+    with rc_context({"svg.hashsalt": prefix, "svg.fonttype": "path"}):
+        picture.savefig(made, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    text = made.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'\bid="', f'id="{prefix}-', text)
+    text = re.sub(r'href="#', f'href="#{prefix}-', text)
+    return re.sub(r"url\(#", f"url(#{prefix}-", text)

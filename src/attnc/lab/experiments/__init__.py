@@ -1,0 +1,1 @@
+"""One experiment a file; the list is `attnc.lab.catalogue`."""

@@ -1,0 +1,103 @@
+"""Small attention models with free weights, trained on the tasks that the constructions solve.
+
+torch is imported by this module, and this module by measurements only, when they run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from attnc.errors import InputError
+
+OPTIMISERS = ("adam", "sgd")
+
+
+class Heads(nn.Module):
+    """Σ_h softmax(z W_Q^h (E W_K^h)ᵀ) E_v W_V^h for queries z: multi-head attention over p free tokens E.
+
+    It is the theorems' layer with every number free: of a construction, E holds the anchors, and W_K has β in it.
+    """
+
+    def __init__(
+        self, d_query: int, num_keys: int, d_out: int, *, num_heads: int = 1, d_token: int = 4, d_k: int | None = None
+    ) -> None:
+        super().__init__()
+        d_k = d_query if d_k is None else d_k
+        self.W_Q = _free(num_heads, d_query, d_k)
+        self.E = nn.Parameter(torch.randn(num_keys, d_token))
+        self.W_K = _free(num_heads, d_token, d_k)
+        self.W_V = _free(num_heads, d_token, d_out)
+        self.V = nn.Parameter(torch.randn(num_heads, num_keys, d_out) / math.sqrt(num_keys))
+
+    def scores(self, z: Tensor) -> Tensor:
+        """(heads, …, keys) of queries (…, d_query)."""
+        keys = self.E @ self.W_K
+        return torch.einsum("...d,hdk,hpk->h...p", z, self.W_Q, keys)
+
+    def forward(self, z: Tensor) -> Tensor:
+        values = self.E @ self.W_V + self.V
+        return torch.einsum("h...p,hpo->...o", torch.softmax(self.scores(z), -1), values)
+
+
+class ClippedTokens(nn.Module):
+    """The truncated-linear task: token i of n is mapped to (w_i·x_i + t_i, 1), a query of `Heads`."""
+
+    def __init__(self, num_tokens: int, width: int, num_keys: int, num_heads: int = 1) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(num_tokens, width) / math.sqrt(width))
+        self.t = nn.Parameter(torch.zeros(num_tokens))
+        self.heads = Heads(2, num_keys, 1, num_heads=num_heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads(with_one((torch.einsum("bnd,nd->bn", x, self.w) + self.t)[..., None]))[..., 0]
+
+
+def with_one(x: Tensor) -> Tensor:
+    """(x, 1): what makes a score affine."""
+    return torch.cat([x, torch.ones_like(x[..., :1])], -1)
+
+
+def train(
+    model: nn.Module,
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    *,
+    steps: int,
+    rate: float,
+    optimiser: str = "adam",
+    watch: Callable[[int, float], None] | None = None,
+    watch_every: int = 0,
+) -> float:
+    """Least squares on fresh batches, the rate falling to 0 along a cosine; the mean loss of the last tenth."""
+    if optimiser not in OPTIMISERS:
+        raise InputError(f"optimiser must be one of {', '.join(OPTIMISERS)}; found {optimiser!r}")
+    parameters = list(model.parameters())
+    chosen: torch.optim.Optimizer
+    if optimiser == "adam":
+        chosen = torch.optim.Adam(parameters, lr=rate)
+    else:
+        chosen = torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(chosen, steps)
+    last: list[float] = []
+    for step in range(steps):
+        if watch is not None and step % max(1, watch_every) == 0:
+            watch(step, last[-1] if last else math.nan)
+        inputs, wanted = batch(step)
+        loss = ((model(inputs) - wanted) ** 2).mean()
+        chosen.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 10.0)
+        chosen.step()
+        schedule.step()
+        last.append(float(loss.detach()))
+    if watch is not None:
+        watch(steps, last[-1] if last else math.nan)
+    tail = last[-max(1, steps // 10) :]
+    return sum(tail) / len(tail) if tail else math.nan
+
+
+def _free(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape) / math.sqrt(shape[-2]))

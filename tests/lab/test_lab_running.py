@@ -1,0 +1,188 @@
+"""Runs of the lab: what is finished is kept, whatever happens, and is not measured again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnc.errors import FileError, InputError
+from attnc.lab import running
+from attnc.lab.experiment import Experiment, Status, Table, Verdict
+from attnc.lab.folder import Folder, from_csv, to_csv
+from attnc.lab.laws import fit_power
+
+VERSIONS = {"attnc": "0"}
+
+
+def experiment(name: str, count: int) -> Experiment:
+    return Experiment(
+        number=1,
+        name=name,
+        title=name,
+        question="?",
+        prediction="",
+        source="",
+        cells=lambda profile: [{"k": k} for k in range(count)],
+        measure=lambda cell, seed: [{"square": float(cell["k"]) ** 2 + seed}],
+        judge=lambda table: [Verdict("", Status.HOLDS, "", {})],
+        draw=lambda table: None,  # type: ignore[arg-type, return-value]
+    )
+
+
+def at_once(called: list[Any], fails: Callable[[int], bool] = lambda k: False) -> Callable[..., Future[Any]]:
+    """Submits by measuring here and now, and writes down what was asked for."""
+
+    def submit(name: str, cell: Any, seed: int) -> Future[Any]:
+        called.append((name, cell["k"]))
+        future: Future[Any] = Future()
+        future.set_result(([], "no luck") if fails(cell["k"]) else (experiment(name, 0).measure(cell, seed), None))
+        return future
+
+    return submit
+
+
+def open_run(path: Path, **changed: Any) -> Folder:
+    settings = {"profile": "quick", "seed": 7, "versions": VERSIONS, "command": "a command"} | changed
+    return Folder.open(path, **settings)
+
+
+def test_finished_cells_are_not_measured_again(tmp_path: Path) -> None:
+    made, called = experiment("squares", 5), []
+    with pytest.raises(running.RunFailed, match="2 of 5 cells"):
+        running._measure(open_run(tmp_path / "run"), [made], at_once(called, lambda k: k in (1, 3)), None)
+    assert not (tmp_path / "run/squares.csv").exists()
+    called.clear()
+    seen: list[float] = []
+    folder = open_run(tmp_path / "run")
+    running._measure(folder, [made], at_once(called), lambda what, fraction: seen.append(fraction))
+    assert called == [("squares", 1), ("squares", 3)]
+    assert seen == [0.5, 1.0]
+    table = folder.table(made)
+    assert table is not None
+    assert [row["square"] for row in table] == [k**2 + 7 for k in range(5)]  # in the order of the cells
+    called.clear()
+    running._measure(folder, [made], at_once(called), None)
+    assert called == []
+
+
+def test_another_runs_settings_are_refused(tmp_path: Path) -> None:
+    open_run(tmp_path / "run")
+    for changed, word in (
+        ({"seed": 8}, "seed 7"),
+        ({"profile": "full"}, "profile quick"),
+        ({"versions": {"attnc": "1"}}, "attnc 0"),
+    ):
+        with pytest.raises(InputError, match=word):
+            open_run(tmp_path / "run", **changed)
+    assert open_run(tmp_path / "run", command="another").commands == ("a command", "another")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="no run of the lab"):
+        open_run(tmp_path / "other")
+    assert os.listdir(tmp_path / "other") == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": "attnc.lab/1"}', '{"format": "x", "profile": "quick"}'])
+def test_settings_that_do_not_fit(tmp_path: Path, text: str) -> None:
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(FileError, match="does not fit"):
+        Folder.read(tmp_path)
+    with pytest.raises(InputError, match="no run of the lab"):
+        Folder.read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"names": ["rate_in_q"]}, "rate_in_p"),
+        ({"names": []}, "no experiment was named"),
+        ({"profile": "slow"}, "quick, full"),
+        ({"seed": -1}, "whole number"),
+        ({"seed": True}, "whole number"),
+    ],
+)
+def test_requests_that_make_no_sense(tmp_path: Path, changed: dict[str, Any], word: str) -> None:
+    names = changed.pop("names", ["selection"])
+    with pytest.raises(InputError, match=word):
+        running.run(names, tmp_path / "run", **changed)
+    assert not (tmp_path / "run").exists()
+
+
+numbers = st.one_of(
+    st.integers(-(10**9), 10**9), st.floats(allow_nan=False), st.sampled_from(["hard", "one head", 'a,"b"'])
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["p", "error", "kind"]), numbers, min_size=1), min_size=1))
+def test_a_table_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> None:
+    assert from_csv(to_csv(rows)) == rows
+
+
+def test_a_torn_table_is_refused(tmp_path: Path) -> None:
+    made = experiment("squares", 2)
+    folder = open_run(tmp_path / "run")
+    folder.table_path(made).write_text("k,square\n1,2\n3\n")
+    with pytest.raises(FileError, match="line 3"):
+        folder.table(made)
+
+
+def test_tables_select_rows() -> None:
+    table = Table([{"kind": "a", "x": 1}, {"kind": "b", "x": 2, "y": 3.0}, {"kind": "b", "x": 4}])
+    assert table.where(kind="b").column("x").tolist() == [2, 4]
+    assert table.distinct("kind") == ["a", "b"]
+    assert len(table.having("y")) == 1
+
+
+def test_a_power_is_recognised_with_its_confidence() -> None:
+    x = [1.0, 2.0, 4.0, 8.0, 16.0]
+    exact = fit_power(x, [3 * t**-1.5 for t in x])
+    assert exact.exponent == pytest.approx(-1.5)
+    assert exact.factor == pytest.approx(3)
+    assert exact.high - exact.low < 1e-9
+    rough = fit_power(x, [3 * t**-1.5 * (1.2 if i % 2 else 0.8) for i, t in enumerate(x)])
+    assert rough.low < -1.5 < rough.high
+    assert rough.high - rough.low > 0.1
+    assert math.isinf(fit_power([1, 2], [1, 2]).high)
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """SIGKILL in the middle: no worker is left, cells are whole, and the end is as if nothing had happened."""
+    command = [sys.executable, "-m", "attnc.cli", "lab", "run", "temperature", "--out"]
+    killed = subprocess.Popen([*command, str(tmp_path / "killed")], start_new_session=True)
+    cells = tmp_path / "killed/cells/temperature"
+    until = time.monotonic() + 300
+    while time.monotonic() < until and not (cells.exists() and len(os.listdir(cells)) > 5):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    done = {path.name: path.read_bytes() for path in cells.glob("*.csv")}
+    assert 5 < len(done) < 87
+    while time.monotonic() < until and _alive(killed.pid):
+        time.sleep(0.1)
+    assert not _alive(killed.pid)
+    for name in ("killed", "whole"):
+        subprocess.run([*command, str(tmp_path / name)], check=True, capture_output=True)
+    tables = [(tmp_path / name / "temperature.csv").read_bytes() for name in ("killed", "whole")]
+    assert tables[0] == tables[1]
+    assert all((cells / name).read_bytes() == content for name, content in done.items())
+    assert json.loads((tmp_path / "killed/settings.json").read_text())["seed"] == 0
+
+
+def _alive(session: int) -> bool:
+    """Whether a process of this session is left."""
+    listed = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(session)], capture_output=True, text=True, check=False)
+    return any("Z" not in line.split()[1] for line in listed.stdout.splitlines())
