@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -40,6 +41,9 @@ TOLERANCE = 0.03
 FAR_BELOW = 1e-3
 ENOUGH = 1e-3
 """A rounding below this part of the goal is not made sharper."""
+ROUNDING_POINTS = 256
+ROUNDING_TOLERANCE = 1.2
+"""Of a bound of rounding over a cell, against those at points."""
 FEW_KEYS = 64
 """Up to so many keys both kinds of leaf are tried on every cell: a gate is hard in one place and soft in another."""
 PILOTS = 64
@@ -100,7 +104,8 @@ def prove(
     if len(found) != 1:
         raise ProgramError(f"the outputs are read from {len(found)} query tokens; a proof is for one")
     subject = _Subject(found[0][0], roundings(program)[0], _with_outputs(target, found[0][1]), truncation)
-    floor = max(FAR_BELOW * eps, subject.rounding_level())
+    subject.rounding_level = subject.sampled_rounding()
+    floor = max(FAR_BELOW * eps, subject.rounding_level)
     goal = (1 + tolerance) * observed + floor
     tails = subject.cut_tails(goal)
     ways = subject.ways(goal)
@@ -157,6 +162,7 @@ class _Subject:
     roundings: Roundings
     target: ExpressionTarget
     truncation: float
+    rounding_level: float = 0.0
 
     def cut_tails(self, goal: float) -> dict[int, float]:
         """Of an infinite box: the finite part that leaves have to cover, and bounds beyond it, by side."""
@@ -177,11 +183,14 @@ class _Subject:
         self.target.box = core
         return tails
 
-    def rounding_level(self) -> float:
-        """What rounding costs in the middle of the box, or about the largest value times a few units."""
+    def sampled_rounding(self) -> float:
+        """A little above the largest cost of rounding at points here and there."""
         box = self.target.box.core(REACHES[0])
-        centre, radius = (box.lo / 2 + box.hi / 2)[None], np.zeros((1, box.d))
-        return 8 * float(rounding_bounds(self.stage, self.roundings, centre, radius).max())
+        places = np.random.default_rng(0).random((ROUNDING_POINTS, box.d))
+        corners = np.array(list(itertools.product((0.0, 1.0), repeat=box.d)))
+        points = box.lo + np.concatenate([places, corners]) * box.widths
+        found = rounding_bounds(self.stage, self.roundings, points, np.zeros_like(points), truncation=self.truncation)
+        return ROUNDING_TOLERANCE * float(found.max())
 
     def ways(self, goal: float) -> list[_Way]:
         """Taylor leaves with mean values where there is a kink, or selection leaves: what promises more comes first."""
@@ -215,15 +224,27 @@ class _Subject:
         """The same, with the rounding of the engines on the cell."""
 
         def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-            found = kind.bounds(centres, radii, goal)
-            enough = ENOUGH * goal.value if np.isfinite(goal.value) else 0.0
+            found = kind.bounds(centres, radii, Goal(goal.value - self.rounding_level, goal.growth))
+            # A cell that has no room for rounding must be halved; nothing is gained by a sharp bound there.
+            used, enough = found.upper.max(axis=1), np.full(len(centres), np.inf)
+            is_open = used < goal.value
+            enough[is_open] = np.maximum(ENOUGH * goal.value, goal.value - used[is_open])
             rounding = rounding_bounds(
                 self.stage, self.roundings, centres, radii, truncation=self.truncation, enough=enough
             )
-            terms = {**found.terms, "rounding": rounding}
-            return Bounds(up(found.upper + rounding), terms, found.seen, found.floor + rounding)
+            terms, upper = {**found.terms, "rounding": rounding}, up(found.upper + rounding)
+            return Bounds(upper, terms, found.seen, found.floor + self._unexpected(centres, upper, goal))
 
         return dataclasses.replace(kind, bounds=bounds)
+
+    def _unexpected(self, centres: np.ndarray, upper: np.ndarray, goal: Goal) -> Float[np.ndarray, "cells outputs"]:
+        """What rounding costs at the centres of the cells that miss the goal, beyond the level that the goal knows."""
+        found, misses = np.zeros(upper.shape), np.flatnonzero(upper.max(axis=1) > goal.value)
+        points = centres[misses]
+        if len(points):
+            at_points = rounding_bounds(self.stage, self.roundings, points, np.zeros_like(points))
+            found[misses] = np.maximum(0.0, at_points - self.rounding_level)
+        return found
 
     def _selection(self) -> Kind:
         def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:

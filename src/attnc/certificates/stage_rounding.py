@@ -19,7 +19,7 @@ How the weights are bounded over a whole box is told in `weight_errors`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -29,6 +29,7 @@ import numpy as np
 from attnc.certificates.near_values import NearValues, Pairs
 from attnc.certificates.one_stage import OneStage, StageHead
 from attnc.certificates.program_roundings import HeadRoundings, Roundings
+from attnc.certificates.rounding_parts import in_parts, shared
 from attnc.certificates.weight_errors import WeightErrors, deltas
 from attnc.errors import InputError
 from attnc.ir.rounding import NEGLIGIBLE
@@ -51,7 +52,7 @@ def rounding_bounds(
     truncation: float | Sequence[float] = (),
     depth: int | None = None,
     for_any_weights: bool = False,
-    enough: float = 0.0,
+    enough: float | Float[np.ndarray, " boxes"] = np.inf,
 ) -> Float[np.ndarray, "boxes outputs"]:
     """Upper bounds of |computed − exact| over the boxes centre ± radius, for every engine in ENGINES.
 
@@ -59,8 +60,8 @@ def rounding_bounds(
     besides, in any output; or for each head, what it may change in the weights, Σ_k |weight used − weight|. `depth`:
     the most additions that a term passes through in a sum over keys; None for any order. With `for_any_weights` the
     error of the weights is left out: for bounds of |f − stage| that hold whatever the weights are, `selection_bounds`
-    with `score_errors`. Where a bound that many boxes share is at most `enough`, each of them is given that one.
-    Where numbers may overflow, it is ∞.
+    with `score_errors`. What is at most `enough` is not made sharper: a bound that many boxes share, or that of a
+    whole box; above it, boxes are looked at in parts. Where numbers may overflow, the bound is ∞.
     """
     of_heads = [0.0] * len(stage.heads) if isinstance(truncation, float | int) or not len(truncation) else truncation
     if len(of_heads) != len(stage.heads):
@@ -83,43 +84,10 @@ def rounding_bounds(
 
     if not len(centres):
         return np.zeros((0, len(stage.constant.mid)))
-    return bounds(centres, radii) if enough <= 0 else _shared(bounds, centres, radii, enough)
-
-
-def _shared(
-    bounds: Callable[[np.ndarray, np.ndarray], np.ndarray], centres: np.ndarray, radii: np.ndarray, enough: float
-) -> Float[np.ndarray, "boxes outputs"]:
-    """The bound of a box around many boxes, where it is at most `enough`; halves of them where it is not."""
-    found: np.ndarray | None = None
-    groups = [np.arange(len(centres))]
-    while groups:
-        lo = np.stack([-up(radii[group] - centres[group]).max(axis=0) for group in groups])
-        hi = np.stack([up(centres[group] + radii[group]).max(axis=0) for group in groups])
-        middles = lo / 2 + hi / 2
-        alone = np.array([len(group) == 1 for group in groups])
-        first = np.array([group[0] for group in groups])
-        middles = np.where(alone[:, None], centres[first], middles)
-        reach = np.where(alone[:, None], radii[first], up(np.maximum(hi - middles, middles - lo), 4))
-        upper = bounds(middles, reach)
-        found = np.empty((len(centres), upper.shape[1])) if found is None else found
-        open_groups = []
-        for group, row, is_done in zip(groups, upper, alone | (upper.max(axis=1) <= enough), strict=True):
-            if is_done:
-                found[group] = row
-            else:
-                open_groups += [part for half in _halves(centres, group) for part in _halves(centres, half)]
-        groups = open_groups
-    assert found is not None
-    return found
-
-
-def _halves(centres: np.ndarray, group: np.ndarray) -> list[np.ndarray]:
-    """Cut across the longest side of where the centres lie."""
-    if len(group) == 1:
-        return [group]
-    axis = int(np.argmax(np.ptp(centres[group], axis=0)))
-    order = np.argpartition(centres[group, axis], len(group) // 2)
-    return [group[order[: len(group) // 2]], group[order[len(group) // 2 :]]]
+    wanted = np.broadcast_to(enough, len(centres))
+    least = float(wanted.min())
+    upper = shared(bounds, centres, radii, least) if 0 < least < np.inf else bounds(centres, radii)
+    return in_parts(bounds, upper, centres, radii, wanted)
 
 
 def score_errors(
@@ -196,7 +164,7 @@ class _HeadError:
             size = self._sizes(pairs, output)
             top = np.maximum.reduceat(size, pairs.starts)
             by_weights, average = weights.error(output)
-            mean = np.fmin(weights.sums(weights.most * size), top)
+            mean = top if self.for_any_weights else weights.computed_mean(size)
             small = 2 * weights.sums(np.where(is_big, 0.0, weights.most * (size + top[pairs.row])))
             above, below = self._gamma(num_added + 3 + self.rounds.count), self._gamma(num_added)
             sums = above * (1 + below) * mean + below * np.fmin(average + by_weights, top) + small

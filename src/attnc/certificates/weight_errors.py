@@ -1,8 +1,12 @@
 """The weights of a head over boxes, exact and computed, and what their errors make of its average.
 
-On a box, with weights p_k at its centre, ā their mean slope and ρ_k = |a_k − ā|·r: p_k(x) ≤ p_k e^{ρ_k} (Jensen: the
-sum of all weights, relative to the centre's, is at least exp of the mean exponent, which is 0), and
-|A(x) − A(c)| ≤ Σ p_k (e^{ρ_k} − 1)|v_k − A(c)|. Neither average leaves the hull of the values of the near keys.
+On a box c ± r, with weights p_k at its centre, α_k = a_k − ā the slopes about their mean and ρ_k = |α_k|·r:
+p_k(c + t) = p_k e^{α_k·t}/M, M ≥ 1 (Jensen: at least exp of the mean exponent, which is 0). So p_k(x) ≤ p_k e^{ρ_k}, and
+any average G = Σ p_k(x) g_k by these weights, of values as of their errors, is close to that at the centre, G_0:
+
+    |G − G_0| = |Σ p_k (g_k − G_0)(e^{α_k·t} − 1)|/M ≤ Σ_i r_i |Σ_k p_k (g_k − G_0) α_ki| + Σ p_k |g_k − G_0|(e^{ρ_k} − 1 − ρ_k).
+
+No average leaves the hull of what is averaged.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import numpy as np
 
 from attnc.certificates.near_values import NearValues, Pairs
 from attnc.certificates.program_roundings import HeadRoundings
-from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, up
+from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -59,29 +63,34 @@ class WeightErrors:
         below = at_centre - top[row]
         with np.errstate(under="ignore"):
             total = self.sums(np.exp(below))
-            self.log_p = below - np.log(total)[row]  # where p itself underflows, p·e^ρ need not
-            self.p = np.exp(self.log_p)
-        self.rho, lean = np.full(len(row), 2 * scores.slack), np.zeros(len(pairs.boxes))
+            log_p = below - np.log(total)[row]  # where p itself underflows, p·e^ρ need not
+            self.p = np.exp(log_p)
+        unsure = 2 * scores.slack
+        self.alpha = [slopes - self.sums(self.p * slopes)[row] for slopes in scores.slopes[pairs.key].T]
+        rho, self.lean = np.full(len(row), unsure), np.zeros(len(pairs.boxes))
         for axis in range(d):
-            slopes = scores.slopes[pairs.key, axis]
-            alpha = slopes - self.sums(self.p * slopes)[row]
-            self.rho += np.abs(alpha) * near.radii[boxes, axis]
-            mean = np.abs(self.sums(self.p * alpha)) + (self.margin - 1) * self.sums(self.p * np.abs(alpha))
-            lean += mean * near.radii[pairs.boxes, axis]
-        self.lean = lean[row]
-        with np.errstate(over="ignore", under="ignore"):
-            most = np.minimum(self.log_p + self.rho + self.lean, pairs.lead + scores.slack)
+            alpha, radii = self.alpha[axis], near.radii[:, axis]
+            rho += np.abs(alpha) * radii[boxes]
+            mean = np.abs(self.sums(self.p * alpha))
+            mean += (self.margin - 1 + 4 * unsure) * self.sums(self.p * np.abs(alpha))
+            self.lean += mean * radii[pairs.boxes]
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            most = np.minimum(log_p + rho + self.lean[row], pairs.lead + scores.slack)
             self.exact = np.exp(np.minimum(most, 0.0)) * self.margin
-            highest = np.maximum.reduceat(at_centre + self.rho, pairs.starts)
-            gap = highest[row] - at_centre + self.rho + scores.slack
+            grown = np.expm1(rho)
+            # p_k·bend_k ≥ p_k |e^{z} − 1 − α·t|, z within `unsure` of α·t; the sums over α·t are rounded, too.
+            bend = grown - rho + 32 * U * grown + (self.margin - 1) * rho + unsure
+            self.bent = np.where(log_p > -600, self.p * bend, np.exp(log_p + rho))
+            highest = np.maximum.reduceat(at_centre + rho, pairs.starts)
+            gap = highest[row] - at_centre + rho + scores.slack
             delta = deltas(rounds, reach, pairs.key, boxes)
             exponent = delta * (1 + u) + u * (gap + near.score_error)
-            ulps = 2 * LIBM_ULPS * u
+            ulps = 2 * ENGINE_ULPS * u
             self.tau = (np.expm1(np.minimum(exponent, _LARGEST_EXPONENT)) * (1 + ulps) + ulps) * self.margin
-            self.mean_tau = self.sums(self.exact * self.tau)
-            computed = np.where(
-                self.mean_tau[row] < 0.5, self.exact * (1 + self.tau) / (1 - np.minimum(self.mean_tau, 0.5)[row]), 1.0
-            )
+            self.mean_tau = self.mean(self.tau)
+            self.unsettled = ~(self.mean_tau < 0.5)
+            self.settled = 1 - np.minimum(self.mean_tau, 0.5)
+            computed = np.where(self.unsettled[row], 1.0, self.exact * (1 + self.tau) / self.settled[row])
             behind = np.exp(np.minimum(pairs.lead + near.slack, 0.0)) * self.margin
             # The computed weights are at most this; `near.slack` holds what the scores may be off by.
             self.most = behind if for_any_weights else np.minimum(computed, behind)
@@ -89,21 +98,40 @@ class WeightErrors:
     def sums(self, terms: np.ndarray) -> Float[np.ndarray, " rows"]:
         return np.bincount(self.pairs.row, terms, len(self.pairs.boxes))
 
+    def _moved(self, terms: np.ndarray, average: np.ndarray) -> Float[np.ndarray, " rows"]:
+        """How far an average of terms may be from that at the centre."""
+        row, boxes = self.pairs.row, self.pairs.boxes
+        off = terms - average[row]
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved = self.sums(self.bent * np.abs(off))
+            for axis, alpha in enumerate(self.alpha):
+                moved += np.abs(self.sums(self.p * off * alpha)) * self.near.radii[boxes, axis]
+            return moved * np.exp(self.lean) + 4 * (self.margin - 1) * self.sums(self.p * np.abs(terms))
+
+    def mean(self, terms: np.ndarray) -> Float[np.ndarray, " rows"]:
+        """Above Σ p_k(x) terms_k on the box, for terms ≥ 0."""
+        average = self.sums(self.p * terms)
+        largest = np.maximum.reduceat(terms, self.pairs.starts)
+        direct = np.fmin(self.sums(self.exact * terms), largest)
+        return np.fmin(average + self._moved(terms, average), direct)
+
+    def computed_mean(self, sizes: np.ndarray) -> Float[np.ndarray, " rows"]:
+        """The same by the computed weights, which are p_k(1 + η_k)/Σ p_l(1 + η_l), |η| ≤ τ."""
+        found = np.where(self.unsettled, np.inf, self.mean(sizes * (1 + self.tau)) / self.settled)
+        return np.fmin(np.fmin(found, self.sums(self.most * sizes)), np.maximum.reduceat(sizes, self.pairs.starts))
+
     def error(self, output: int) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
         """What the errors of the weights make of one output: the theorem above, or the width of the hull; and |A|."""
         pairs, row = self.pairs, self.pairs.row
         value, spread, wide = self._values(output)
         average = self.sums(self.p * value)
-        off = value - average[row]
+        moved = self._moved(value, average) + self.mean(spread)
         with np.errstate(over="ignore", invalid="ignore"):
-            growth = np.where(self.rho < 1, self.p * np.expm1(np.minimum(self.rho, 1.0)), np.exp(self.log_p + self.rho))
-            moved = self.sums(growth * np.exp(self.lean) * np.abs(off))
-            moved += self.sums(self.exact * spread) + (self.margin - 1) * self.sums(self.p * np.abs(value))
-            errors = self.sums(self.exact * self.tau * (np.abs(off) + spread)) + self.mean_tau * moved
-            errors = np.where(self.mean_tau < 0.5, errors / (1 - np.minimum(self.mean_tau, 0.5)), np.inf)
-        hull = np.maximum.reduceat(value + wide, pairs.starts) - np.minimum.reduceat(value - wide, pairs.starts)
+            errors = self.mean(self.tau * (np.abs(value - average[row]) + spread)) + self.mean_tau * moved
+            errors = np.where(self.unsettled, np.inf, errors / self.settled)
+        hull = np.maximum.reduceat(value + spread, pairs.starts) - np.minimum.reduceat(value - spread, pairs.starts)
         largest = np.maximum.reduceat(np.abs(value) + wide, pairs.starts)
-        return np.fmin(errors, hull), np.fmin(np.abs(average) + moved + self.sums(self.exact * wide), largest)
+        return np.fmin(errors, hull), np.fmin(np.abs(average) + moved + self.mean(wide), largest)
 
     def _values(self, output: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Values at the centres; how far each moves against the others over the box; how far it moves at all."""

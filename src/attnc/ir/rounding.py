@@ -7,7 +7,7 @@ order: n counts the terms of all of them, and γ_n multiplies `size`, which no c
 
     affine    error ← |W|·error + γ_n·size,  size ← |W|·size + |B|
     scores    error_s = Σ (error_q·|k| + |q|·error_k + error_q·error_k) + γ_n·Σ size_q·size_k
-    softmax   weights are off by a factor e^{±δ_k}, δ_k = error_s + u·(|s_k − top| + 2·max error_s) + 2·EXP_ULPS·u
+    softmax   weights are off by a factor e^{±δ_k}, δ_k = error_s + u·(|s_k − top| + 2·max error_s) + 2·ENGINE_ULPS·u
     average   with τ_k = e^{δ_k} − 1, τ̄ = Σ p_k τ_k:
               Σ p_k τ_k |v_k − A|/(1−τ̄) + γ_{2p+3}·Σ p_k(1+τ_k) size_v/(1−τ̄) + Σ p_k(1+τ_k) error_v/(1−τ̄)
               + p·e^NEGLIGIBLE·2·max size_v, for exponentials that underflow or are taken for zero
@@ -27,14 +27,13 @@ import numpy as np
 from attnc.ir.layers import Affine, Attention, Head, Layer
 from attnc.ir.program import Program
 from attnc.ir.shapes import live_tokens, stream_shapes
-from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
+from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jaxtyping import Float
 
-EXP_ULPS = 8
 NEGLIGIBLE = {"float64": -700.0, "float32": -80.0}
 """Engines may take exponentials below these for zero."""
 FOLDED_LAYERS = 8
@@ -153,5 +152,5 @@ def _weights(scores: np.ndarray, error_s: np.ndarray, u: float) -> tuple[np.ndar
     distance = scores.max(axis=-1, keepdims=True) - scores
     weights = np.exp(-distance)
     p = weights / weights.sum(axis=-1, keepdims=True)
-    delta = error_s + u * (distance + 2 * error_s.max(axis=-1, keepdims=True)) + 2 * EXP_ULPS * u
+    delta = error_s + u * (distance + 2 * error_s.max(axis=-1, keepdims=True)) + 2 * ENGINE_ULPS * u
     return p, np.where(p > 0, np.expm1(np.minimum(np.where(p > 0, delta, 0), 50)), 0)

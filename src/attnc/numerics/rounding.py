@@ -21,6 +21,9 @@ LARGEST = float(np.finfo(np.float64).max)
 TINIEST = 2.0**-1074
 
 LIBM_ULPS = 8
+ENGINE_ULPS = 4
+"""Of an engine's exponential. Measured over all float32 numbers in [−80, 0], numpy is within 1.7 ulp, torch and ONNX
+Runtime within 1; numpy states 2.52."""
 SINE_SLACK = 8 * 2.0**-52
 LIBM_ASSUMPTION: str = (
     "the float64 functions of numpy and scipy.special used here (exp, log, power, tan, tanh, sinh, cosh, "
@@ -33,7 +36,7 @@ def engine_assumption(dtype: str) -> str:
     """What the rounding term assumes of the engine that runs the network."""
     return (
         f"the engine computes in {dtype} with IEEE rounding, in any order of summation, and its exponential is within "
-        f"{LIBM_ULPS} ulp; TF32, bfloat16 and fused fast-math kernels are outside this"
+        f"{ENGINE_ULPS} ulp; TF32, bfloat16 and fused fast-math kernels are outside this"
     )
 
 
