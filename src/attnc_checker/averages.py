@@ -12,8 +12,12 @@ and long division of ν by δ gives a good Q, with ν − Q·δ left over. If va
 moments of V_k times t are added to ν, and |u_k| + |V_k|·r stands for |u_k|.
 
 Theorem (rounding).  On the box p_k ≤ share_k = w_k e^{ρ_k}/D₋. If computed weights are off by e^{±y_k} and, with
-τ_k = e^{y_k} − 1, T = Σ share_k τ_k < 1, then the average by computed weights is within
-Σ share_k τ_k |v_k − A|/(1 − T) of A, and these weights are at most share_k (1 + τ_k)/(1 − T).
+τ_k = e^{y_k} − 1, T ≥ Σ p_k τ_k, T < 1, then the average by computed weights is within Σ p_k τ_k |v_k − A|/(1 − T) of A,
+and these weights are at most share_k (1 + τ_k)/(1 − T). The sum is convex in A: for |A − v0| ≤ a it is largest at
+v0 ± a. A mean G = Σ p_k g_k over the box is near its value G_0 at the centre: with the weights q_k = w_k/δ_0 there and
+z_k = α_k·t, |z_k| ≤ ρ_k,
+    |G − G_0| = |Σ w_k (g_k − G_0)(e^{z_k} − 1)|/D
+              ≤ (Σ_i |Σ_k q_k (g_k − G_0) α_ki r_i| + Σ q_k |g_k − G_0|(e^{ρ_k} − 1 − ρ_k))·δ_0/D₋.
 """
 
 from __future__ import annotations
@@ -146,8 +150,8 @@ class Average:
 
     def model(self, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, tuple[Poly, Any]]:
         """For every output (polynomial, error): the average as computed is within the error of the polynomial."""
-        d = len(box.centre)
-        weights, spreads, behinds, tables = [], [], [], []  # of every axis
+        d, reach = len(box.centre), box.reach
+        weights, spreads, behinds, tables, moves = [], [], [], [], []  # of every axis
         for axis in self.axes:
             centre = [box.centre[i] for i in axis.coordinates]
             scores = [at(row, centre) for row in zip(axis.offsets, *axis.slopes, strict=True)]
@@ -165,6 +169,7 @@ class Average:
             spreads.append([total(map(abs, column)) for column in zip(*shifts.values(), strict=True)])
             weights.append([x * rho.exp() for x, rho in zip(w, spreads[-1], strict=True)])
             behinds.append([top - s for s in scores])
+            moves.append(list(zip(w, zip(*shifts.values(), strict=True), strict=True)))
         delta = self._moments(self.ones, tables, m, d)
         least = delta[0] * (-total(abs(delta[variable(i, d)]) for i in range(d)) / delta[0]).exp()
         rho = [total(parts).upper() for parts in itertools.product(*spreads)]
@@ -175,7 +180,9 @@ class Average:
         moved = 2 * most(rho)  # by which differences of scores may change on the box
         behind = [total(parts) + x + moved for parts, x in zip(itertools.product(*behinds), self.behind, strict=True)]
         tau = [y.expm1() for y in arithmetic.weights(self._score_errors(box, arithmetic), behind)]
-        slack = 1 - dot(share, tau)
+        means = _Means(moves, self.factors, rho, delta[0] / least)
+        mean_tau = means.above(tau)
+        slack = 1 - mean_tau
         if not slack > 0:
             raise ArithmeticError("rounding may change the weights of a head altogether")
         computed = [x * (1 + t) / slack for x, t in zip(share, tau, strict=True)]
@@ -188,11 +195,20 @@ class Average:
                 nu = add(nu, {key + variable(i, d): x * box.half[i] for key, x in slope.items()})
             v0 = (nu[0] / delta[0]).mid()
             Q, rest = _divide(add(nu, delta, -v0), delta, [key for key, _, _ in monomials(tuple(range(d)), m, d)])
-            off = [abs(at(row, box.centre) - v0) + swing(row, box.half) for row in self.values[o]]
+            apart = [at(row, box.centre) - v0 for row in self.values[o]]
+            swings = [swing(row, box.half) for row in self.values[o]]
+            off = [abs(x) + y for x, y in zip(apart, swings, strict=True)]
             error = norm(rest) / least + norm(Q) * total(tail) + dot(tail, off)
             spread = norm(Q) + error  # ≥ |A − v0|
-            error += dot(share, tau, [x + spread for x in off]) / slack
-            error += self.summation(o, box, computed, abs(v0) + norm(Q) + error, arithmetic) + self.dropped[o]
+            ends = [
+                [t * (abs(x - a) + y) for t, x, y in zip(tau, apart, swings, strict=True)] for a in (spread, -spread)
+            ]
+            error += most(map(means.above, ends)) / slack
+            known = abs(v0) + norm(Q) + error
+            sizes = [at(row, reach) for row in self.value_sizes[o]]
+            sized = means.above([x * (1 + t) for t, x in zip(tau, sizes, strict=True)]) / slack
+            error += arithmetic.summation(self.num_keys, self.head.n_value[o], computed, sizes, known, sized)
+            error += self.dropped[o]
             found[o] = (add(Q, {0: v0}), error)
         return found
 
@@ -205,6 +221,26 @@ class Average:
                 tensor = arb_mat(rows, tensor.nrows() * tensor.ncols() // rows, tensor.entries())
         entries = tensor.entries()
         return {key: entries[i] / j for i, key, j in _places(tuple(a.coordinates for a in self.axes), m, d)}
+
+
+class _Means:
+    """Means over a box by the weights of keys, from (w, shifts) of every point of every axis."""
+
+    def __init__(self, axes: list[Any], factors: list[Any], rho: list[Any], growth: Any) -> None:
+        points = [*itertools.product(*axes)]
+        w = [math.prod(part[0] for part in point) * x for point, x in zip(points, factors, strict=True)]
+        whole = total(w)
+        self.q, self.growth = [x / whole for x in w], growth
+        self.shifts = [*zip(*([*itertools.chain(*(part[1] for part in point))] for point in points), strict=True)]
+        self.bends = [x * (r.expm1() - r) for x, r in zip(self.q, rho, strict=True)]
+
+    def above(self, terms: list[Any]) -> Any:
+        """An upper bound of Σ p_k terms_k on the box."""
+        mean = dot(self.q, terms)
+        off = [x - mean for x in terms]
+        felt = [x * y for x, y in zip(self.q, off, strict=True)]
+        moved = total(abs(dot(felt, shifts)) for shifts in self.shifts) + dot(self.bends, [abs(x) for x in off])
+        return mean + moved * self.growth
 
 
 def _lattice(scores: list[Row]) -> tuple[list[int], list[Axis]]:

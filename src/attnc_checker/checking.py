@@ -43,7 +43,7 @@ FEW = 16
 
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
-EXPONENTIAL = "an exponential within 8 ulp in the engine"
+EXPONENTIAL = "an exponential within 4 ulp in the engine"
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
 
 Progress = Callable[[int, int], None]

@@ -1,7 +1,7 @@
 """What floating-point evaluation may add to the average of a head, for any order of summation.
 
 u is the unit roundoff and γ_n = nu/(1 − nu). Assumed of an engine: IEEE 754 arithmetic rounded to nearest, and an
-exponential within 8 ulp, except that results below e^−700 (float32: e^−80) may be anything from 0 to that.
+exponential within 4 ulp, except that results below e^−700 (float32: e^−80) may be anything from 0 to that.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from flint import arb
 
 from attnc_checker.files import Refused
 
-EXP_ULPS = 8
+EXP_ULPS = 4
 FORMATS = {"float64": (53, 1022, 700), "float32": (24, 126, 80)}
 """u = 2^−first; 2^−second is the smallest normal number; weights below e^−third may be lost."""
+
+
+INFINITE = arb("inf")
 
 
 def most(values: Iterable[Any]) -> Any:
@@ -45,9 +48,11 @@ class Arithmetic:
         common = most(errors) + 2 * EXP_ULPS / (1 - 2 * EXP_ULPS * self.u)
         return [e + self.u * (gap + e + common) for e, gap in zip(errors, behind, strict=True)]
 
-    def summation(self, keys: int, n: int, weights: list[Any], sizes: list[Any], average: Any) -> Any:
+    def summation(
+        self, keys: int, n: int, weights: list[Any], sizes: list[Any], average: Any, sized: Any = INFINITE
+    ) -> Any:
         """What sums, products, the division and n roundings more add to Σ p̂_k v_k, where p̂_k ≤ weights_k,
-        |v_k| ≤ sizes_k and |Σ p̂_k v_k| ≤ average.
+        |v_k| ≤ sizes_k, |Σ p̂_k v_k| ≤ average and Σ p̂_k sizes_k ≤ sized.
 
         A rounded a + b errs by u|a + b| at most, and by min(|a|, |b|), as a and b are floating-point numbers. Call keys
         with weights above u/8 near. In any tree of additions at most near − 1 nodes have near terms on both sides;
@@ -68,7 +73,7 @@ class Arithmetic:
                 mass, far = mass + weight, far + weight * size
             else:
                 near, total = near + 1, total + weight * size
-        total = total.min(largest) + far  # as computed weights add up to one
+        total = (total.min(largest) + far).min(sized)  # as computed weights add up to one
         factor = self.gamma(near) + 2 * mass
         error = self.gamma(near + 3 + n) * total + (2 * far + factor * average.min(total)) * (1 + self.gamma(n))
         return error / (1 - factor) + 2 * keys * self.lost * (2 * largest + 1)

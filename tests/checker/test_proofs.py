@@ -27,7 +27,7 @@ def test_a_fitted_network_on_a_line(tmp_path):
     assert verdict.proved, verdict.reason
     assert verdict.exit_code == 0
     assert 0.99 * observed <= verdict.reproved <= verdict.bound  # the checker's own figure is no looser than claimed
-    assert any("8 ulp" in text for text in verdict.assumptions)
+    assert any("4 ulp" in text for text in verdict.assumptions)
 
 
 def test_a_fitted_network_on_a_square(tmp_path):

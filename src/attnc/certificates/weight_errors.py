@@ -1,12 +1,14 @@
 """The weights of a head over boxes, exact and computed, and what their errors make of its average.
 
 On a box c ± r, with weights p_k at its centre, α_k = a_k − ā the slopes about their mean and ρ_k = |α_k|·r:
-p_k(c + t) = p_k e^{α_k·t}/M, M ≥ 1 (Jensen: at least exp of the mean exponent, which is 0). So p_k(x) ≤ p_k e^{ρ_k}, and
-any average G = Σ p_k(x) g_k by these weights, of values as of their errors, is close to that at the centre, G_0:
+p_k(c + t) = p_k e^{α_k·t}/M, M ≥ 1 (Jensen: at least exp of the mean exponent, which is 0). So p_k(x) ≤ p_k e^{ρ_k},
+and any average G = Σ p_k(x) g_k by these weights, of values as of their errors, is close to that at the centre, G_0:
 
-    |G − G_0| = |Σ p_k (g_k − G_0)(e^{α_k·t} − 1)|/M ≤ Σ_i r_i |Σ_k p_k (g_k − G_0) α_ki| + Σ p_k |g_k − G_0|(e^{ρ_k} − 1 − ρ_k).
+    |G − G_0| = |Σ p_k (g_k − G_0)(e^{α_k·t} − 1)|/M
+              ≤ Σ_i r_i |Σ_k p_k (g_k − G_0) α_ki| + Σ p_k |g_k − G_0|(e^{ρ_k} − 1 − ρ_k).
 
-No average leaves the hull of what is averaged.
+No average leaves the hull of what is averaged. Σ p_k τ_k |v_k − A| is convex in A: for |A − A_0| ≤ a it is largest at
+A_0 ± a.
 """
 
 from __future__ import annotations
@@ -127,7 +129,8 @@ class WeightErrors:
         average = self.sums(self.p * value)
         moved = self._moved(value, average) + self.mean(spread)
         with np.errstate(over="ignore", invalid="ignore"):
-            errors = self.mean(self.tau * (np.abs(value - average[row]) + spread)) + self.mean_tau * moved
+            ends = [average + moved, average - moved]
+            errors = np.fmax(*(self.mean(self.tau * (np.abs(value - end[row]) + spread)) for end in ends))
             errors = np.where(self.unsettled, np.inf, errors / self.settled)
         hull = np.maximum.reduceat(value + spread, pairs.starts) - np.minimum.reduceat(value - spread, pairs.starts)
         largest = np.maximum.reduceat(np.abs(value) + wide, pairs.starts)
