@@ -137,13 +137,13 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
 
     @functools.cache
     def fits_in_one_head(lo: float, hi: float, tree: Node) -> bool:
-        return fit_unary(function_of_one(tree), lo, hi, eps / 8, most=MOST_FUSED) is not None
+        return fit_unary(function_of_one(tree), lo, hi, eps / 8, MOST_FUSED, dtype) is not None
 
     def can_fit(base: Part, tree: Node) -> bool:
         return has_two_keys(tree) or fits_in_one_head(*ranges(base), tree)
 
     outputs = tuple(Lowering(target.expression.variables, can_fit).lower(target.expression.outputs))
-    ledger = Ledger(in_order(outputs), outputs, ranges)
+    ledger = Ledger(in_order(outputs), outputs, ranges, dtype)
     floor = ROUNDINGS * UNIT_ROUNDOFF[dtype] * max(ranges.size(part) for part in outputs)
     if ledger.heads and eps < floor:
         raise BoundNotMet(

@@ -40,8 +40,8 @@ PIECES = 512
 class Ledger:
     """Shares eps over the heads, and adds up what they cost."""
 
-    def __init__(self, order: Sequence[Part], outputs: Sequence[Part], ranges: PartRanges) -> None:
-        self.order, self.outputs, self.ranges = order, outputs, ranges
+    def __init__(self, order: Sequence[Part], outputs: Sequence[Part], ranges: PartRanges, dtype: str) -> None:
+        self.order, self.outputs, self.ranges, self.dtype = order, outputs, ranges, dtype
         self.absorbed = _absorbed(order, outputs)
         self.heads = [part for part in order if isinstance(part, Unary) or self.is_plain_product(part)]
 
@@ -93,7 +93,7 @@ class Ledger:
         for part in self.heads:
             argument, tree = (part.left, IDENTITY) if isinstance(part, Multiply) else (part.base, part.tree)  # type: ignore[union-attr]
             lo, hi = self._enlarged(argument, errors[id(argument)], tree)
-            fitted = fit_part(tree, lo, hi, deltas[id(part)])
+            fitted = fit_part(tree, lo, hi, deltas[id(part)], self.dtype)
             if fitted is None:
                 raise BoundNotMet(
                     f"cannot compose {target.describe()} on {target.box}: {self.ranges.describe(part)} is too hard for "

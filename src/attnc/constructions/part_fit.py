@@ -89,13 +89,13 @@ def _called(tree: Node) -> str | None:
     return tree.name if isinstance(tree, Call) and tree.arguments == (T,) else None
 
 
-def fit_part(tree: Node, lo: float, hi: float, delta: float) -> PartFit | None:
+def fit_part(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> PartFit | None:
     """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none."""
     if has_two_keys(tree):
         return next(_gates(tree, lo, hi, delta), None)
     if tree is T:
         return _identity(lo, hi, delta)
-    even = fit_unary(function_of_one(tree), lo, hi, delta)
+    even = fit_unary(function_of_one(tree), lo, hi, delta, dtype=dtype)
     found: list[PartFit] = [*([] if even is None else [even]), *_gates(tree, lo, hi, delta)]
     if not found or min(fit.num_anchors for fit in found) > MANY:
         found += _graded(tree, lo, hi, delta)

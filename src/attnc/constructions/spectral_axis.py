@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -28,8 +29,22 @@ PADS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
 COARSE = tuple(product(range(1, 15, 3), range(0, 12, 2)))
 """Places in SOFTNESS and PADS that a search begins with."""
 COARSE_FOR_MANY = ((2, 9), (5, 9), (5, 6), (8, 6), (8, 0), (13, 0))
+MAX_VALUE = 10.0
+LEAST_VALUE = 1.5
+"""|values|/max|f|: what is allowed, and what a fit can hardly do without."""
+VALUE_ROUNDINGS = 40
+"""Of the largest value, what one head over an axis rounds by: proved, not observed."""
 CUTS = (1e-13, 1e-10, 1e-8, 1e-6)
 """Singular values below this fraction of the largest are cut: trades error against the size of the values."""
+
+
+def value_limit(eps: float, size: float, dtype: str, d: int = 1) -> float:
+    """How many times max|f| = size values may be, so that their rounding is but a part of eps.
+
+    Scores, and the sums over keys that count, grow with the number of axes.
+    """
+    room = eps / (VALUE_ROUNDINGS * d**2 * UNIT_ROUNDOFF[dtype] * max(size, 1e-300))
+    return min(MAX_VALUE, max(LEAST_VALUE, room))
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Positions, bytes_per_anchor, num_positions
 from attnc.constructions.partition_weights import Cells, self_attention
+from attnc.constructions.spectral_axis import MAX_VALUE
 from attnc.constructions.spectral_search import Search, Spectrum
 from attnc.errors import InputError
 from attnc.targets.target import Target
 
 NAME = "spectral_grid"
 MAX_VARIABLES = 6
-MAX_VALUE = 10.0
 MARGIN_OF_POSITIONS = 40.0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.spectral_axis import MAX_P, Axis, Lines
+from attnc.constructions.spectral_axis import MAX_P, Axis, Lines, value_limit
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.target import Target
@@ -84,6 +84,7 @@ class Search:
                 bound=None,
             )
         self.eps = eps
+        self.max_value = min(self.max_value, value_limit(eps, self.size, self.dtype, self.target.box.d))
         axes, errors = self.choose(MARGIN * eps)
         self._check_limits(axes)
         return axes, errors

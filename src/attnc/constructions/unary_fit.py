@@ -11,12 +11,11 @@ import numpy as np
 
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.keys import Keys
-from attnc.constructions.spectral_axis import MAX_P, Axis, Lines
+from attnc.constructions.spectral_axis import MAX_P, Axis, Lines, value_limit
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MAX_VALUE = 10.0
 EDGE = 1e-7
 """Samples crowd towards the ends of the interval down to this part of it."""
 
@@ -56,7 +55,9 @@ def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray
     return np.clip(np.concatenate([np.linspace(lo, hi, count), lo + edge, hi - edge]), lo, hi)
 
 
-def fit_unary(f: Function, lo: float, hi: float, delta: float, most: int = MAX_P) -> UnaryFit | None:
+def fit_unary(
+    f: Function, lo: float, hi: float, delta: float, most: int = MAX_P, dtype: str = "float64"
+) -> UnaryFit | None:
     """The fewest equally spaced anchors; None where `most` of them do not suffice."""
     t = sample_interval(lo, hi)
     wanted = f(t)
@@ -73,7 +74,7 @@ def fit_unary(f: Function, lo: float, hi: float, delta: float, most: int = MAX_P
     lines = Lines(lo, hi, sections, sections)
     goal = delta
     for _ in range(4):
-        found = lines.smallest(goal, MAX_VALUE * size, most=most)
+        found = lines.smallest(goal, value_limit(delta, size, dtype) * size, most=most)
         if found is None:
             return None
         fitted = from_axis(found[0], f)
