@@ -124,7 +124,9 @@ class _Request:
             before = math.inf if best is None else best.certificate.error or math.inf
             best = network if error < before else best
             if error < 0.8 * before:
-                asked *= max(0.1, min(0.8, 0.9 * self.eps / error))
+                rounding = min(_rounding(network), error)
+                room = max(self.eps - rounding, 0.0) / max(error - rounding, 1e-300)
+                asked *= max(0.1, min(0.8, 0.9 * room))
             else:
                 given_up.add(built.construction)
                 asked = self.eps
@@ -140,11 +142,16 @@ class _Request:
         return certify(built, self.target, self.p, self.eps, self.command, self.progress)
 
 
+def _rounding(network: Network) -> float:
+    """What the bound holds of rounding."""
+    return math.fsum(term.value for term in network.certificate.terms if term.name == "rounding")
+
+
 def _not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
     claim = network.certificate
     kind = "observed error" if claim.bound is None else "bound"
     why = "" if claim.complete else " The proof ran out of time: a larger eps, or a smaller box, is easier to prove."
-    rounding = math.fsum(term.value for term in claim.terms if term.name == "rounding")
+    rounding = _rounding(network)
     if rounding > 0.3 * eps:
         why += f" Rounding alone costs {rounding:.2g}: that is the rounding level of {claim.dtype} here."
     return BoundNotMet(
