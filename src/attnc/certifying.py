@@ -68,6 +68,20 @@ def certify(
     return dataclasses.replace(network, certificate=claim)
 
 
+def certify_also(network: Network, built: Built, target: Target, dtype: str, progress: Progress | None) -> Network:
+    """The network with a certificate of its weights rounded to another dtype, as far as the prover serves there.
+
+    The theorem of a construction is about weights that were made for their dtype: for these it states nothing.
+    """
+    cast = dataclasses.replace(built, program=built.program.astype(dtype), bound=None)
+    norm = float(network.certificate.norm)
+    try:
+        claim = certify(cast, target, norm, network.eps or 0.0, network.command, progress).certificate
+    except ProgramError:  # a weight overflows
+        return network
+    return network if claim.bound is None else dataclasses.replace(network, also={**network.also, dtype: claim})
+
+
 def _with_truncation(network: Network) -> Network:
     """A theorem is about the full softmax; what the engine leaves out of it is added."""
     claim, truncation = network.certificate, network.truncation

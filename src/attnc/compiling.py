@@ -17,7 +17,7 @@ import numpy as np
 
 from attnc import planning
 from attnc.certificates.observed import sample_points
-from attnc.certifying import certify
+from attnc.certifying import certify, certify_also
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
@@ -43,6 +43,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     eps: float = 1e-2,
     *,
     dtype: str = "float64",
+    also: str | None = None,
     construction: str = "auto",
     criterion: str = "multiply_adds",
     lipschitz: float | None = None,
@@ -59,12 +60,17 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     `source` is an expression, a Target, or a callable (batch, d) → (batch,) or (batch, k) with its Lipschitz constant.
     The construction "auto" is the cheapest that `plan` finds, by multiply-adds, or by anchors, parameters or layers
     (`criterion`). With norm = p ≥ 1 the error is measured in L_p over the box, and the function may jump. `centres`
-    ("grid", "adaptive") and `heads` go to the constructions that know them.
+    ("grid", "adaptive") and `heads` go to the constructions that know them. `also` is a second dtype in which the
+    network will run, with its weights rounded to it: what is proved for that is in `certified_in(also)`, and is as
+    large as it is, whatever eps.
     Raises BoundNotMet when the bound cannot be brought to eps within max_anchors and max_bytes.
     """
     from threadpoolctl import threadpool_limits
 
     _check_request(eps, dtype, construction, max_anchors, max_bytes)
+    if also is not None and (also not in UNIT_ROUNDOFF or also == dtype):
+        others = " or ".join(name for name in UNIT_ROUNDOFF if name != dtype)
+        raise InputError(f"also is a second dtype beside {dtype}: {others}; found {also!r}")
     eps = float(eps)
     p = _exponent(norm)
     target = as_target(source, box, lipschitz, p)
@@ -73,7 +79,9 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     _check_sizes(target, dtype)
     options = {"norm": None if p == math.inf else p, "centres": centres, "heads": heads}
     given = {key: value for key, value in options.items() if value is not None}
-    request = _Request(target, eps, dtype, p, construction, criterion, given, max_anchors, max_bytes, command, progress)
+    request = _Request(
+        target, eps, dtype, also, p, construction, criterion, given, max_anchors, max_bytes, command, progress
+    )
     # Many small decompositions: the threads of a BLAS would cost more than they gain. What overflows on the way is not
     # finite, and neither used by a construction nor taken for a bound.
     with threadpool_limits(1), np.errstate(all="ignore"):
@@ -87,6 +95,7 @@ class _Request:
     target: Target
     eps: float
     dtype: str
+    also: str | None
     p: float
     construction: str
     criterion: str
@@ -120,7 +129,8 @@ class _Request:
             network = self._certified(built)
             error = network.certificate.error
             if error is None or error <= self.eps:
-                return network
+                also = self.also
+                return network if also is None else certify_also(network, built, self.target, also, self.progress)
             before = math.inf if best is None else best.certificate.error or math.inf
             best = network if error < before else best
             if error < 0.8 * before:

@@ -7,6 +7,8 @@ import re
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
+from attnc.numerics.rounding import UNIT_ROUNDOFF
+
 if TYPE_CHECKING:
     from attnc.certificates.certificate import Certificate
     from attnc.network import Network
@@ -59,10 +61,17 @@ def summary(network: Network) -> dict[str, Any]:
         "num_leaves": len(certificate.leaves),
         "num_stages": len(certificate.stages),
         "norm": certificate.norm,
+        "certificates": [_certified(network, dtype) for dtype in UNIT_ROUNDOFF],
         "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in certificate.terms],
         "assumptions": list(certificate.assumptions),
         "command": network.command,
     }
+
+
+def _certified(network: Network, dtype: str) -> dict[str, Any]:
+    claim = network.certified_in(dtype)
+    facts = {name: None if claim is None else getattr(claim, name) for name in ("bound", "observed", "method")}
+    return {"name": dtype, "certified": claim is not None, **facts}
 
 
 def without_expression(network: Network) -> str:
@@ -127,7 +136,8 @@ def _claims(network: Network) -> str:
             if certificate.norm == "inf"
             else f"**{certificate.observed:.3g}**, the same norm by quadrature at sampled points. It proves nothing."
         )
-    return f"- **Bound (proven):** {bound}\n- **Observed error (sampled):** {observed}"
+    others = "".join(f"\n- **In {dtype}:** {escape(claim)}." for dtype, claim in elsewhere(network))
+    return f"- **Bound (proven):** {bound}\n- **Observed error (sampled):** {observed}{others}"
 
 
 def proved_how(certificate: Certificate) -> str:
@@ -137,6 +147,21 @@ def proved_how(certificate: Certificate) -> str:
     if certificate.method == "staged proof":
         return f"head by head, {plural(len(certificate.stages), 'head')}"
     return f"by {one_line(certificate.method)}"
+
+
+def elsewhere(network: Network) -> list[tuple[str, str]]:
+    """For every dtype but the network's own, what is known of its weights rounded to it."""
+    found = []
+    for dtype in UNIT_ROUNDOFF:
+        claim = network.certified_in(dtype)
+        if dtype == network.dtype:
+            continue
+        if claim is None or claim.bound is None:
+            found.append((dtype, "not certified"))
+        else:
+            seen = "" if claim.observed is None else f"; observed {claim.observed:.3g} at samples"
+            found.append((dtype, f"≤ {ceiling(claim.bound)}, weights rounded to it, proven {proved_how(claim)}{seen}"))
+    return found
 
 
 def _ledger(network: Network) -> list[str]:

@@ -23,6 +23,8 @@ from attnc.ir.layers import Affine
 from attnc.ir.program import Program, split_columns
 from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
+from attnc.ir.spec import check
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
@@ -30,6 +32,7 @@ from attnc.targets.expression_target import ExpressionTarget
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+NOT_CERTIFIED = "not certified"
 OUTSIDE = ("raise", "clamp", "allow")
 
 
@@ -61,6 +64,8 @@ class Network:
     eps: float | None = None
     parameters: Mapping[str, float | int | str] = field(default_factory=dict)
     command: str | None = None
+    also: Mapping[str, Certificate] = field(default_factory=dict)
+    """What was proved of the weights rounded to another dtype, and evaluated in it, by that dtype."""
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -103,6 +108,22 @@ class Network:
         target = ExpressionTarget(Expression.parse(self.expression), part)
         found = prove(self.program, target, truncation=self.truncation, time_budget=seconds)
         return min(found.bound, self.certificate.bound)
+
+    def certified_in(self, dtype: str) -> Certificate | None:
+        """The certificate for an arithmetic; None where the network is not certified in it."""
+        if dtype not in UNIT_ROUNDOFF:
+            raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {dtype!r}")
+        claim = self.certificate if dtype == self.dtype else self.also.get(dtype)
+        return None if claim is None or claim.bound is None else claim
+
+    def astype(self, dtype: str) -> Network:
+        """The network with its weights rounded to another dtype, and the certificate for that, if there is one."""
+        claim = self.certified_in(dtype)
+        if dtype == self.dtype:
+            return self
+        if claim is None:
+            claim = Certificate(None, None, (), (), dtype, NOT_CERTIFIED, self.certificate.norm)
+        return dataclasses.replace(self, program=check(self.program.astype(dtype)), certificate=claim, also={})
 
     @cached_property
     def _engine(self) -> NumpyEngine:
@@ -211,7 +232,10 @@ class Network:
         return Parity(len(flat), float(differences.max()), float(allowed.max()), is_within)
 
     def save(self, path: str | Path) -> None:
-        """Writes config.json, model.safetensors, certificate.json and README.md, whole or not at all."""
+        """Writes config.json, model.safetensors, certificate.json and README.md, whole or not at all.
+
+        A certificate for a second dtype is certificate.<dtype>.json.
+        """
         from attnc.model_card import model_card
 
         if not isinstance(path, str | os.PathLike):
@@ -225,7 +249,9 @@ class Network:
             "parameters": dict(self.parameters),
             "command": self.command,
         }
-        certificates = {"certificate.json": self.certificate.to_json(self.expression, self.box)}
+        claims = {"certificate.json": self.certificate}
+        claims |= {f"certificate.{dtype}.json": claim for dtype, claim in self.also.items()}
+        certificates = {name: claim.to_json(self.expression, self.box) for name, claim in claims.items()}
         save_network(Path(path), self.program, config, certificates, model_card(self))
 
 
@@ -246,12 +272,14 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
         raise FileError(f"{path}: certificate.json is missing")
     try:
         box = Box.parse({str(name): tuple(ends) for name, ends in config["box"].items()})
-        claim = certificates["certificate.json"]
-        certificate = Certificate.from_json(claim)
+        own = str(program.dtype)
+        found = {
+            name.removeprefix("certificate").removesuffix(".json").removeprefix(".") or own: claim
+            for name, claim in certificates.items()
+        }
+        also = {dtype: _certificate(claim, dtype, box, config["expression"]) for dtype, claim in found.items()}
+        certificate = also.pop(own)
         _require_same("variables", config["variables"], list(box.names))
-        _require_same("box", claim["box"], box.as_json())
-        _require_same("expression", claim["expression"], config["expression"])
-        _require_same("dtype", certificate.dtype, str(program.dtype))
         if box.d != sum(math.prod(shape) for shape in program.input_shapes):
             raise InputError(f"a box of {box.d} variables for inputs of shape {program.input_shapes}")
         return Network(
@@ -263,9 +291,21 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
             eps=_typed(config, "eps", float | int | None),
             parameters=_typed(config, "parameters", dict),
             command=_typed(config, "command", str | None),
+            also=also,
         )
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError, InputError) as error:
         raise FileError(f"{path}: config.json does not fit: {type(error).__name__}: {error}") from None
+
+
+def _certificate(claim: Mapping[str, Any], dtype: str, box: Box, expression: Any) -> Certificate:
+    """A certificate that is of this dtype, box and expression."""
+    certificate = Certificate.from_json(claim)
+    _require_same("box", claim["box"], box.as_json())
+    _require_same("expression", claim["expression"], expression)
+    _require_same("dtype", certificate.dtype, dtype)
+    if dtype not in UNIT_ROUNDOFF:
+        raise ValueError(f"dtype: {dtype!r:.40} is none of {', '.join(UNIT_ROUNDOFF)}")
+    return certificate
 
 
 def _require_same(what: str, found: Any, wanted: Any) -> None:

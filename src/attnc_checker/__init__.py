@@ -4,6 +4,6 @@ It shares no code with attnc, and needs Python's standard library and python-fli
 network it proves, again and by itself, that sup |f − network| ≤ bound, or says why it cannot. See docs/checker.md.
 """
 
-from attnc_checker.checking import Verdict, check
+from attnc_checker.checking import Verdict, certificates, check
 
-__all__ = ["Verdict", "check"]
+__all__ = ["Verdict", "certificates", "check"]

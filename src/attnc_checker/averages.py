@@ -12,10 +12,10 @@ and long division of ν by δ gives a good Q, with ν − Q·δ left over. If va
 moments of V_k times t are added to ν, and |u_k| + |V_k|·r stands for |u_k|.
 
 Theorem (rounding).  On the box p_k ≤ share_k = w_k e^{ρ_k}/D₋. If computed weights are off by e^{±y_k} and, with
-τ_k = e^{y_k} − 1, T ≥ Σ p_k τ_k, T < 1, then the average by computed weights is within Σ p_k τ_k |v_k − A|/(1 − T) of A,
-and these weights are at most share_k (1 + τ_k)/(1 − T). The sum is convex in A: for |A − v0| ≤ a it is largest at
-v0 ± a. A mean G = Σ p_k g_k over the box is near its value G_0 at the centre: with the weights q_k = w_k/δ_0 there and
-z_k = α_k·t, |z_k| ≤ ρ_k,
+τ_k = e^{y_k} − 1, T ≥ Σ p_k τ_k, T < 1, then the average by computed weights is within Σ p_k τ_k |v_k − A|/(1 − T)
+of A, and these weights are at most share_k (1 + τ_k)/(1 − T). The sum is convex in A: for |A − v0| ≤ a it is largest
+at v0 ± a. A mean G = Σ p_k g_k over the box is near its value G_0 at the centre: with the weights q_k = w_k/δ_0 there
+and z_k = α_k·t, |z_k| ≤ ρ_k,
     |G − G_0| = |Σ w_k (g_k − G_0)(e^{z_k} − 1)|/D
               ≤ (Σ_i |Σ_k q_k (g_k − G_0) α_ki r_i| + Σ q_k |g_k − G_0|(e^{ρ_k} − 1 − ρ_k))·δ_0/D₋.
 """
@@ -180,8 +180,8 @@ class Average:
         moved = 2 * most(rho)  # by which differences of scores may change on the box
         behind = [total(parts) + x + moved for parts, x in zip(itertools.product(*behinds), self.behind, strict=True)]
         tau = [y.expm1() for y in arithmetic.weights(self._score_errors(box, arithmetic), behind)]
-        means = _Means(moves, self.factors, rho, delta[0] / least)
-        mean_tau = means.above(tau)
+        over_box = _Means(moves, self.factors, rho, delta[0] / least)
+        mean_tau = over_box.above(tau)
         slack = 1 - mean_tau
         if not slack > 0:
             raise ArithmeticError("rounding may change the weights of a head altogether")
@@ -203,10 +203,10 @@ class Average:
             ends = [
                 [t * (abs(x - a) + y) for t, x, y in zip(tau, apart, swings, strict=True)] for a in (spread, -spread)
             ]
-            error += most(map(means.above, ends)) / slack
+            error += most(map(over_box.above, ends)) / slack
             known = abs(v0) + norm(Q) + error
             sizes = [at(row, reach) for row in self.value_sizes[o]]
-            sized = means.above([x * (1 + t) for t, x in zip(tau, sizes, strict=True)]) / slack
+            sized = over_box.above([x * (1 + t) for t, x in zip(tau, sizes, strict=True)]) / slack
             error += arithmetic.summation(self.num_keys, self.head.n_value[o], computed, sizes, known, sized)
             error += self.dropped[o]
             found[o] = (add(Q, {0: v0}), error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -29,10 +30,11 @@ from attnc_checker.files import (
     read_bytes,
 )
 from attnc_checker.leaves import Prover
-from attnc_checker.network import Reduction, exact
+from attnc_checker.network import FLOATS, Reduction, exact
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.tails import tail_error
 
+MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION, MAX_SERIES = 128, 64
 PIECES = 16
 """A leaf that does not pass whole may be cut into so many: what holds on every piece holds on the leaf."""
@@ -65,13 +67,27 @@ class Verdict:
     seconds: float
 
 
-def check(path: str | os.PathLike[str], processes: int | None = None, progress: Progress | None = None) -> Verdict:
-    """Whether the certificate of a saved network is re-proved. It never raises for what the files say."""
+def certificates(path: str | os.PathLike[str]) -> list[str]:
+    """The names of all certificates in the folder, certificate.json first, whether it is there or not."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        names = []
+    return [MAIN, *sorted(name for name in names if CERTIFICATE.fullmatch(name))]
+
+
+def check(
+    path: str | os.PathLike[str], processes: int | None = None, progress: Progress | None = None, name: str = MAIN
+) -> Verdict:
+    """Whether the certificate of a saved network is re-proved. It never raises for what the files say.
+
+    `name`: another than certificate.json is for the weights rounded to a second dtype.
+    """
     started, claim, worst, code = time.monotonic(), None, None, 0
     reason = "every leaf is re-proved"
     try:
         with _precision():
-            task = read_task(Path(path))
+            task = read_task(Path(path), name)
             claim = task.claim
             worst = _prove_all(task, processes or os.cpu_count() or 1, progress)
     except BadFile as error:
@@ -84,7 +100,7 @@ def check(path: str | os.PathLike[str], processes: int | None = None, progress: 
     assumed += [TRUNCATION.format(truncation=claim.truncation)] if claim and claim.dtype != "real" else []
     assumed += [TAILS] if claim and any(leaf.cell is None for leaf in claim.leaves) else []
     return Verdict(
-        os.fspath(path),
+        os.fspath(path) if name == MAIN else os.path.join(os.fspath(path), name),
         code == 0,
         reason,
         code,
@@ -180,10 +196,10 @@ class Worker:
         raise Refused(f"the {leaf.kind} leaf {where} is not re-proved to {self.claim.bound:.6g}: {reason}")
 
 
-def read_task(folder: Path) -> Task:
+def read_task(folder: Path, name: str = MAIN) -> Task:
     if not folder.is_dir():
         raise BadFile(f"{folder} is not a folder")
-    certificate = parse_json(read_bytes(folder / "certificate.json", MAX_JSON), "certificate.json")
+    certificate = parse_json(read_bytes(folder / name, MAX_JSON), name)
     config = parse_json(read_bytes(folder / "config.json", MAX_JSON), "config.json")
     weights = read_bytes(folder / "model.safetensors", MAX_WEIGHTS)
     if config.get("format") != "attnc.network/1":
@@ -193,8 +209,14 @@ def read_task(folder: Path) -> Task:
     if certificate["weights_sha256"] != digest:
         raise Refused(f"the certificate belongs to other weights: model.safetensors has SHA-256 {digest}")
     if config.get("variables") != list(claim.variables) or config.get("expression") != claim.expression:
-        raise Refused("config.json and certificate.json differ in the variables or the expression")
-    return Task(claim, config.get("program"), parse_safetensors(weights))
+        raise Refused(f"config.json and {name} differ in the variables or the expression")
+    structure, tensors = config.get("program"), parse_safetensors(weights)
+    if name == MAIN:
+        return Task(claim, structure, tensors)
+    if not isinstance(structure, dict) or name != f"certificate.{claim.dtype}.json" or claim.dtype not in FLOATS:
+        raise Refused(f"{name} is for the dtype {claim.dtype!r:.40}: its name should say so")
+    rounded = {place: tensor.rounded_to(FLOATS[claim.dtype]) for place, tensor in tensors.items()}
+    return Task(claim, {**structure, "dtype": claim.dtype}, rounded)
 
 
 def _prove_all(task: Task, processes: int, progress: Progress | None) -> float:

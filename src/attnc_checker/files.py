@@ -28,6 +28,16 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     values: tuple[Any, ...]
 
+    def rounded_to(self, dtype: str) -> Tensor:
+        """Floating-point numbers rounded to nearest, ties to even; others as they are."""
+        if dtype == self.dtype or self.dtype not in ("F32", "F64"):
+            return self
+        letter = f"<{len(self.values)}{LETTERS[dtype]}"
+        try:
+            return Tensor(dtype, self.shape, struct.unpack(letter, struct.pack(letter, *self.values)))
+        except OverflowError:
+            raise Refused(f"a weight is too large for {dtype}") from None
+
 
 def read_bytes(path: Path, limit: int) -> bytes:
     try:

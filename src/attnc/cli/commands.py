@@ -59,6 +59,9 @@ def compile_command(
     ] = None,
     eps: Annotated[float, typer.Option(help="The largest error allowed on the box, or at a table's points.")] = 1e-2,
     dtype: Annotated[str, typer.Option(help="The arithmetic: float64 or float32.")] = "float64",
+    also: Annotated[
+        str | None, typer.Option(help="A second arithmetic to certify the same weights for.", show_default=False)
+    ] = None,
     construction: Annotated[str, typer.Option(help="The theorem to build by.")] = "auto",
     criterion: Annotated[
         str, typer.Option(help="What auto makes least: multiply_adds, anchors, parameters or layers.")
@@ -86,6 +89,7 @@ def compile_command(
     named = (("csv", table), ("inputs", inputs), ("output", output))
     options += [(name, value) for name, value in named if value is not None]
     options += [("eps", eps), ("dtype", dtype), ("construction", construction), ("norm", norm), *given.items()]
+    options += [] if also is None else [("also", also)]
     options += [] if criterion == "multiply_adds" else [("criterion", criterion)]
     options += [] if out is None else [("out", out)]
     with progress_bar() as progress:
@@ -94,6 +98,7 @@ def compile_command(
             box=ranges,
             eps=eps,
             dtype=dtype,
+            also=also,
             construction=construction,
             criterion=criterion,
             norm=read_norm(norm),
@@ -114,6 +119,9 @@ def eval_command(
     net: Saved,
     assignments: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="A value for every variable.")],
     outside: Annotated[str, typer.Option(help="For a point outside the box: raise, clamp or allow.")] = "raise",
+    dtype: Annotated[
+        str | None, typer.Option(help="The arithmetic, if not that of the stored weights.", show_default=False)
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Evaluate a saved network at a point: value ± bound."""
@@ -123,7 +131,7 @@ def eval_command(
     from attnc.ir.program import split_columns
     from attnc.model_card import ceiling
 
-    network = load(net)
+    network = load(net) if dtype is None else load(net).astype(dtype)
     given = read_point(network, assignments)
     point = np.array([[given[name] for name in network.variables]])
     is_inside = bool(network.box.contains(point)[0])
@@ -141,7 +149,8 @@ def eval_command(
         at = dict(zip(network.variables, met[0].tolist(), strict=True))
         print_json(scalars | {"point": at, "outputs": rows})
         return
-    claim = "(no bound)" if bound is None else f"± {ceiling(bound)}"
+    unproved = f"(not certified in {network.dtype})" if network.certificate.bound is None else "(no bound)"
+    claim = unproved if bound is None else f"± {ceiling(bound)}"
     for name, i in _output_names(values):
         print(f"{name + ' = ' if values.ndim else ''}{values[i]!s} {claim}")
     if not is_inside and outside == "clamp":

@@ -53,7 +53,7 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from attnc.model_card import ceiling, one_line, plural, without_expression
+    from attnc.model_card import ceiling, elsewhere, one_line, plural, without_expression
 
     program, certificate = network.program, network.certificate
     parameters = ", ".join(f"{name} {value}" for name, value in network.parameters.items())
@@ -82,6 +82,7 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
         ("arithmetic", Text(network.dtype)),
         ("bound", bound),
         ("observed", observed),
+        *((f"in {dtype}", Text(claim)) for dtype, claim in elsewhere(network)),
         *((name, Text(one_line(value))) for name, value in more),
     ]
     table = Table.grid(padding=(0, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,9 @@ class Affine:
     @property
     def num_parameters(self) -> int:
         return self.weight.num_nonzeros + self.constant.num_nonzeros
+
+    def astype(self, dtype: str) -> Affine:
+        return replace(self, weight=self.weight.astype(dtype), constant=self.constant.astype(dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +73,10 @@ class Head:
     def num_parameters(self) -> int:
         return sum(int(np.count_nonzero(W)) for W in (self.W_Q, self.W_K, self.W_V, self.W_O))
 
+    def astype(self, dtype: str) -> Head:
+        W_Q, W_K, W_V, W_O = (W.astype(dtype) for W in (self.W_Q, self.W_K, self.W_V, self.W_O))
+        return Head(W_Q, W_K, W_V, W_O, self.mask)
+
 
 @dataclass(frozen=True, eq=False)
 class Attention:
@@ -85,6 +92,9 @@ class Attention:
     def num_parameters(self) -> int:
         return sum(head.num_parameters for head in self.heads)
 
+    def astype(self, dtype: str) -> Attention:
+        return replace(self, heads=tuple(head.astype(dtype) for head in self.heads))
+
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
@@ -94,6 +104,9 @@ class Softmax:
     channels: tuple[str, ...]
 
     num_parameters = 0
+
+    def astype(self, dtype: str) -> Softmax:
+        return self
 
 
 Layer = Affine | Attention | Softmax

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,6 +68,15 @@ class Program:
         from attnc.ir.shapes import key_counts
 
         return sum(key_counts(self))
+
+    def astype(self, dtype: str) -> Program:
+        """The same with every weight rounded to a dtype."""
+        with np.errstate(over="ignore"):  # what overflows is not finite, and refused by `ir.spec`
+            return replace(
+                self,
+                layers=tuple(layer.astype(dtype) for layer in self.layers),
+                memory=tuple(layer.astype(dtype) for layer in self.memory),
+            )
 
     def as_tokens(self, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
         """The inputs in the program's dtype, each as (batch, tokens, width), checked for shape."""
