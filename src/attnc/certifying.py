@@ -58,7 +58,7 @@ def certify(
     bound = network.certificate.bound
     if bound is not None and not observed <= bound * (1 + 1e-3 * (p < math.inf)):
         raise InputError(_refuted(target, observed, bound))
-    if p < math.inf or not isinstance(target, ExpressionTarget):
+    if p < math.inf or not _can_be_enclosed(target):
         return network
     claim = _proved(network, built, target, proof_seconds, progress)
     if claim is None or claim.bound is None or (bound is not None and claim.bound > max(bound, eps)):
@@ -92,8 +92,13 @@ def _with_truncation(network: Network) -> Network:
     return dataclasses.replace(network, certificate=dataclasses.replace(claim, bound=bound, terms=(*claim.terms, term)))
 
 
+def _can_be_enclosed(target: Target) -> bool:
+    """Whether what is known of the target bounds it over a cell: derived, or from a constant that was given."""
+    return not isinstance(target, FunctionTarget) or target.lipschitz is not None
+
+
 def _proved(
-    network: Network, built: Built, target: ExpressionTarget, seconds: float, progress: Progress | None
+    network: Network, built: Built, target: Target, seconds: float, progress: Progress | None
 ) -> Certificate | None:
     """By leaves over the box, or head by head; None where the prover does not serve.
 

@@ -1,4 +1,4 @@
-"""How far a target is from an affine function on a cell."""
+"""Cells, and how far a target is from an affine function on them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from attnc.certificates.one_stage import Enclosed
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
+from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.target import Target
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
 
 def interval(enclosed: Enclosed) -> Interval:
     return Interval(-up(enclosed.radius - enclosed.mid), up(enclosed.mid + enclosed.radius))
+
+
+def cells_within(box: Box, centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"]) -> Interval:
+    """The boxes centre ± radius, without what rounding would add to them outside the box."""
+    lo, hi = (Interval.point(centres) - radii).lo, (Interval.point(centres) + radii).hi
+    return Interval(np.maximum(lo, box.lo), np.minimum(hi, box.hi))
 
 
 def distance(values: Interval, others: Interval) -> Float[np.ndarray, "*shape"]:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 PAIRS_PER_CLUSTER = 2**13
+FEW_INPUTS = 8
+MINOR = 1e-7
+"""Of many inputs those that change no score by more than this against another are not looked at key by key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,11 @@ class Scores:
     @property
     def num_keys(self) -> int:
         return len(self.head.offsets.mid)
+
+    @cached_property
+    def spreads(self) -> Float[np.ndarray, " d"]:
+        """How much any two slopes differ, input by input."""
+        return np.ptp(self.slopes, axis=0)
 
     @cached_property
     def slack(self) -> float:
@@ -100,7 +108,11 @@ def _near(scores: Scores, boxes: np.ndarray, keys: np.ndarray, gap: float) -> np
     reach = np.maximum(hi - middle, middle - lo)
     at_middle = scores.head.offsets.mid[keys] + scores.slopes[keys] @ middle
     best = int(np.argmax(at_middle))
-    lead = at_middle - at_middle[best] + np.abs(scores.slopes[keys] - scores.slopes[keys[best]]) @ reach
+    effects = scores.spreads * reach
+    is_minor = effects <= MINOR if len(reach) > FEW_INPUTS else np.zeros(len(reach), bool)
+    slopes = scores.slopes[:, ~is_minor]
+    lead = at_middle - at_middle[best] + np.abs(slopes[keys] - slopes[keys[best]]) @ reach[~is_minor]
+    lead = lead + effects[is_minor].sum()
     return keys[lead > -gap - scores.slack]
 
 
@@ -111,9 +123,25 @@ def near_pairs(
 
     The lead is the largest value over the box of s_k − s_j, j the best key at its centre, to within the slack.
     """
-    at_centre = scores.at(boxes[:, None], keys[None])
-    best = np.argmax(at_centre, axis=1)
-    lead = at_centre - at_centre[np.arange(len(boxes)), best][:, None]
-    lead = scores.leads(boxes[:, None], keys[None], keys[best][:, None], lead)
+    if scores.centres.shape[1] <= FEW_INPUTS:
+        at_centre = scores.at(boxes[:, None], keys[None])
+        best = np.argmax(at_centre, axis=1)
+        lead = at_centre - at_centre[np.arange(len(boxes)), best][:, None]
+        lead = scores.leads(boxes[:, None], keys[None], keys[best][:, None], lead)
+    else:
+        lead = _leads_over_many(scores, boxes, keys)
     row, column = np.nonzero(lead > -gap - scores.slack)
     return row, keys[column], lead[row, column]
+
+
+def _leads_over_many(scores: Scores, boxes: np.ndarray, keys: np.ndarray) -> Float[np.ndarray, "boxes keys"]:
+    """The leads of all keys on all boxes: on inputs that hardly move by the most that any two keys differ there."""
+    slopes, radii = scores.slopes[keys], scores.radii[boxes]
+    at_centre = scores.centres[boxes] @ slopes.T + scores.head.offsets.mid[keys]
+    best = np.argmax(at_centre, axis=1)
+    effects = scores.spreads * radii
+    is_minor = effects.max(axis=0) <= MINOR
+    lead = at_centre - at_centre[np.arange(len(boxes)), best][:, None] + effects[:, is_minor].sum(axis=1)[:, None]
+    for axis in np.flatnonzero(~is_minor):
+        lead += np.abs(slopes[:, axis] - slopes[best, axis][:, None]) * radii[:, axis][:, None]
+    return lead

@@ -14,13 +14,15 @@ from attnc.certificates.deviations import affine_range, interval
 from attnc.certificates.near_keys import Scores, clusters, near_pairs
 from attnc.certificates.one_stage import StageHead
 from attnc.numerics.intervals import Interval
-from attnc.numerics.rounding import up
+from attnc.numerics.rounding import LIBM_ULPS, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 FAR = 40.0
 """Keys that are behind by this and log(number of keys) have together a weight of at most e^−40, below 10⁻¹⁷."""
+GAPS = (1.0, 4.0, 10.0)
+"""Behind by how much a key may be counted by its leak, where that is better than to have its value in the hull."""
 CROWD = 3072
 """With more near keys than this a cluster of boxes is taken as a whole, if halving it sheds none."""
 PAIRS_PER_BATCH = 2**16
@@ -45,12 +47,16 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class NearValues:
-    """A head over boxes, for weights of scores within `score_error` of the exact ones."""
+    """A head over boxes, for weights of scores within `score_error` of the exact ones.
+
+    Keys that are behind by `far` + log(number of keys) are not looked at one by one.
+    """
 
     head: StageHead
     centres: Float[np.ndarray, "boxes d"]
     radii: Float[np.ndarray, "boxes d"]
     score_error: float
+    far: float = FAR
 
     @cached_property
     def scores(self) -> Scores:
@@ -72,14 +78,13 @@ class NearValues:
 
     @cached_property
     def gap(self) -> float:
-        return FAR + math.log(self.scores.num_keys)
+        return self.far + math.log(self.scores.num_keys)
 
     @property
     def rest(self) -> float:
         """The weight of all keys that are behind by `gap`."""
-        return 1.001 * math.exp(
-            -FAR
-        )  # num_keys·e^{−gap}; the logarithm and the exponential are good to far more than 0.1 %
+        # num_keys·e^{−gap}; the logarithm and the exponential are good to far more than 0.1 %
+        return 1.001 * math.exp(-self.far)
 
     @cached_property
     def all_values(self) -> Interval:
@@ -123,10 +128,34 @@ class NearValues:
 
     def hull(self, pairs: Pairs) -> Interval:
         """(boxes of the batch, outputs): the values of the near keys, on their boxes."""
-        centres, radii = self.centres[pairs.boxes[pairs.row]], self.radii[pairs.boxes[pairs.row]]
-        values = self.values(pairs.key, Interval(-up(radii - centres), up(centres + radii)))
-        starts = pairs.starts
+        values, starts = self._pair_values(pairs), pairs.starts
         return Interval(np.minimum.reduceat(values.lo, starts), np.maximum.reduceat(values.hi, starts))
+
+    def _pair_values(self, pairs: Pairs) -> Interval:
+        if self.value_slopes is None:
+            return self.constants[pairs.key]
+        centres, radii = self.centres[pairs.boxes[pairs.row]], self.radii[pairs.boxes[pairs.row]]
+        return self.values(pairs.key, Interval(-up(radii - centres), up(centres + radii)))
+
+    def _hull_and_leaks(self, pairs: Pairs) -> Interval:
+        """The same, of the keys that are behind by less than a gap, moved by the leaks of the others.
+
+        p_k ≤ e^{s_k − s_j} =: w_k, so A ≤ max of the near values + Σ w_k·(v_k − that maximum)⁺ over the others.
+        """
+        values, starts, row = self._pair_values(pairs), pairs.starts, pairs.row
+        lead = pairs.lead + self.slack
+        with np.errstate(under="ignore"):
+            weights = up(np.exp(np.minimum(lead, 0.0)), LIBM_ULPS)[:, None]
+        margin = 1 + 2.0**-50 * (len(row) + 8)
+        lo, hi = np.minimum.reduceat(values.lo, starts), np.maximum.reduceat(values.hi, starts)
+        for gap in GAPS:
+            near = (lead > -gap)[:, None]
+            least = np.minimum.reduceat(np.where(near, values.lo, np.inf), starts)
+            most = np.maximum.reduceat(np.where(near, values.hi, -np.inf), starts)
+            below = np.add.reduceat(np.where(near, 0.0, weights * np.maximum(least[row] - values.lo, 0.0)), starts)
+            above = np.add.reduceat(np.where(near, 0.0, weights * np.maximum(values.hi - most[row], 0.0)), starts)
+            lo, hi = np.maximum(lo, -up(below * margin - least)), np.minimum(hi, up(most + above * margin))
+        return Interval(lo, hi)
 
     def crowd_hull(self, boxes: np.ndarray, keys: np.ndarray) -> Interval:
         lo = (self.centres[boxes] - self.radii[boxes]).min(axis=0)
@@ -145,7 +174,7 @@ class NearValues:
         lo, hi = np.empty((2, len(self.centres), self.head.values.mid.shape[1]))
         for batch in self.batches():
             if isinstance(batch, Pairs):
-                boxes, hull = batch.boxes, self.hull(batch)
+                boxes, hull = batch.boxes, self._hull_and_leaks(batch)
             else:
                 boxes, hull = batch[0], self.crowd_hull(*batch)
             hull = self.with_rest(hull)

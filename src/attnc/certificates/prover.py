@@ -55,6 +55,7 @@ REASONS = {
     "approximation": "the difference of the Taylor polynomials of f and of the network on the worst cell",
     "remainder": "what these polynomials leave out, and the rounding of the proof itself",
     "selection": "f against the values of the keys that can win on the worst cell, and the leak of the others",
+    "enclosure": "f against all that the stages can say on the worst cell, rounding included",
     "rounding": "of the engine on the worst cell: scores, exponentials, sums",
 }
 
@@ -126,7 +127,7 @@ def prove(
         if best.complete:
             break
     assert best is not None
-    return _proven(best, subject.target.box, tails)
+    return proven(best, subject.target.box, tails)
 
 
 def _with_outputs(target: ExpressionTarget, outputs: np.ndarray) -> ExpressionTarget:
@@ -137,7 +138,8 @@ def _with_outputs(target: ExpressionTarget, outputs: np.ndarray) -> ExpressionTa
     return chosen
 
 
-def _proven(proof: Proof, core: Box, tails: dict[int, float]) -> Proven:
+def proven(proof: Proof, core: Box, tails: dict[int, float]) -> Proven:
+    """With what the bound of the worst leaf is made of."""
     terms = tuple(Term(name, value, REASONS[name]) for name, value in proof.worst_terms.items())
     beyond = max(tails.values(), default=0.0)
     if beyond > proof.bound:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.certificates.deviations import affine_range, deviation, distance, interval
+from attnc.certificates.deviations import affine_range, cells_within, deviation, distance, interval
 from attnc.certificates.near_values import NearValues, Pairs
 from attnc.certificates.one_stage import OneStage
 from attnc.errors import InputError
@@ -60,7 +60,7 @@ def selection_bounds(
     if not len(centres):
         return np.zeros((0, len(stage.constant.mid)))
     heads = [NearValues(head, centres, radii, float(e)) for head, e in zip(stage.heads, errors, strict=True)]
-    cells = _cells(centres, radii, target)
+    cells = cells_within(target.box, centres, radii)
     own = affine_range(interval(stage.constant), interval(stage.linear)[None], cells)
     if len(heads) == 1:
         return _Winners(heads[0], stage, target, outputs, cells, own).bounds()
@@ -68,12 +68,6 @@ def selection_bounds(
     for head in heads:
         total = total + head.hulls()
     return distance(target.enclosure(cells)[:, outputs], total)
-
-
-def _cells(centres: np.ndarray, radii: np.ndarray, target: Target) -> Interval:
-    """The boxes, without what rounding would add to them outside the target's box."""
-    lo, hi = (Interval.point(centres) - radii).lo, (Interval.point(centres) + radii).hi
-    return Interval(np.maximum(lo, target.box.lo), np.minimum(hi, target.box.hi))
 
 
 @dataclass(frozen=True, eq=False)

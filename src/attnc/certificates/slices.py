@@ -1,15 +1,18 @@
-"""A deep program cut into stages: each one attention layer, from one state of the first token to the next."""
+"""A deep program cut into stages: each one softmax, from the entries of a state that are read to those of the next."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.certificates.softmax_heads import attention_of_softmax
 from attnc.errors import ProgramError
-from attnc.ir.layers import Affine, Attention
+from attnc.ir.layers import Affine, Attention, Layer, Softmax
 from attnc.ir.program import Program
+from attnc.ir.shapes import main_start
 from attnc.ir.sparse import Sparse
 
 if TYPE_CHECKING:
@@ -18,63 +21,108 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """One stage: the channels of the first token before and after it, and the program between them."""
+    """One stage: the entries of the state before and after it that are read, by name, and the program between them."""
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    places: Int[np.ndarray, " outputs"]  # of the outputs among all channels
     program: Program
 
 
 def slices(program: Program) -> tuple[tuple[Slice, ...], Program]:
     """The stages, and the affine map that reads the outputs off the last state.
 
-    ProgramError unless affine maps and attention layers alternate, and each map reads the first token alone.
+    ProgramError if the program has a memory, or two affine maps one after the other.
     """
-    *body, read = program.layers
-    places, attentions = body[::2], body[1::2]
-    alternates = len(places) == len(attentions) and isinstance(read, Affine)
-    alternates &= all(
-        isinstance(a, Affine) and isinstance(b, Attention) for a, b in zip(places, attentions, strict=False)
-    )
-    if not alternates or program.memory or program.input_shapes != ((program.input_shapes[0][0],),):
-        raise ProgramError("a program is proved stage by stage if affine maps and attention layers alternate in it")
-    channels = tuple(f"in.{i}" for i in range(program.input_shapes[0][0]))
     found = []
-    for place, attention, after in zip(places, attentions, [*places, read][1:], strict=True):
-        assert isinstance(place, Affine)
-        assert isinstance(attention, Attention)
-        assert isinstance(after, Affine)
-        wanted = _read_columns(after)
-        layers = (_from_first_token(place), attention, _reader(place.weight.shape[0], attention, wanted))
-        outputs = tuple(attention.channels[i] for i in wanted)
-        stage = Program(layers, ((len(channels),),), (len(outputs),))
-        found.append(Slice(attention.name, channels, outputs, wanted, stage))
-        channels = attention.channels
+    *_, read = layers = _alternating(program)
+    names, entries = _inputs(program)
+    for cut in _cuts(program, layers):
+        outputs = tuple(_name(cut.softmax, int(entry)) for entry in cut.wanted)
+        stage = Program(_stage(cut.place, cut.softmax, cut.reader), ((len(names),),), (len(outputs),))
+        found.append(Slice(cut.softmax.name, names, outputs, stage))
+        names, entries = outputs, cut.wanted
     assert isinstance(read, Affine)
-    return tuple(found), Program((_from_first_token(read),), ((len(channels),),), program.output_shape)
+    return tuple(found), Program((_from_entries(read, entries),), ((len(names),),), program.output_shape)
 
 
-def _read_columns(layer: Affine) -> Int[np.ndarray, " columns"]:
-    """The channels that a map reads, all of the first token."""
-    index = layer.weight.index
-    if (index[:, 2] != 0).any():
-        raise ProgramError(f"layer {layer.name!r} reads other tokens than the first")
-    return np.unique(index[:, 3])
+def stage_programs(program: Program) -> tuple[Program, ...]:
+    """The same stages, the last of them with the outputs of the program: one after the other they are the program."""
+    *_, read = layers = _alternating(program)
+    assert isinstance(read, Affine)
+    *before, last = _cuts(program, layers)
+    found = [Program(_stage(cut.place, cut.softmax, cut.reader), cut.takes, (len(cut.wanted),)) for cut in before]
+    return (*found, Program(_stage(last.place, last.softmax, read), last.takes, program.output_shape))
 
 
-def _from_first_token(layer: Affine) -> Affine:
-    tokens, width, _, width_in = layer.weight.shape
-    _read_columns(layer)
-    weight = Sparse((tokens, width, 1, width_in), layer.weight.index, layer.weight.values)
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """An affine map from a vector, a softmax, and the entries of what it writes that something reads."""
+
+    place: Affine
+    softmax: Attention | Softmax
+    wanted: Int[np.ndarray, " entries"]
+
+    @property
+    def takes(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.place.weight.shape[3],),)
+
+    @property
+    def reader(self) -> Affine:
+        """The wanted entries, as they are."""
+        tokens, width, n = self.place.weight.shape[0], len(self.softmax.channels), len(self.wanted)
+        index = np.zeros((n, 4), np.int32)
+        index[:, 1] = np.arange(n)
+        index[:, 2], index[:, 3] = np.divmod(self.wanted, max(1, width))
+        dtype = self.place.weight.values.dtype
+        weight = Sparse((1, n, tokens, width), index, np.ones(n, dtype))
+        names = tuple(_name(self.softmax, int(entry)) for entry in self.wanted)
+        return Affine("read the state", weight, Sparse.zeros((1, n), dtype), names)
+
+
+def _cuts(program: Program, layers: tuple[Layer, ...]) -> Iterator[_Cut]:
+    _, entries = _inputs(program)
+    for place, softmax, after in zip(layers[::2], layers[1::2], layers[2::2], strict=False):
+        assert isinstance(place, Affine)
+        assert isinstance(after, Affine)
+        assert not isinstance(softmax, Affine)
+        wanted = np.unique(after.weight.flat(slice(2, None)))
+        yield _Cut(_from_entries(place, entries), softmax, wanted)
+        entries = wanted
+
+
+def _inputs(program: Program) -> tuple[tuple[str, ...], Int[np.ndarray, " entries"]]:
+    tokens, width = main_start(program)
+    return tuple(f"in.{i}" for i in range(tokens * width)), np.arange(tokens * width)
+
+
+def _alternating(program: Program) -> tuple[Layer, ...]:
+    """Affine, softmax, affine, …, affine."""
+    layers = program.layers
+    kinds = [isinstance(layer, Affine) for layer in layers]
+    wanted = [number % 2 == 0 for number in range(len(layers))]
+    if program.memory or len(program.input_shapes) > 1 or kinds != wanted or len(layers) < 3 or not kinds[-1]:
+        raise ProgramError(
+            "a program is proved stage by stage if affine maps and softmaxes (of attention, or of features) alternate in "
+            "it, with an affine map at both ends and no memory"
+        )
+    return layers
+
+
+def _stage(place: Affine, softmax: Layer, read: Affine) -> tuple[Layer, ...]:
+    return (place, softmax, read) if isinstance(softmax, Attention) else attention_of_softmax(place, read)
+
+
+def _name(layer: Attention | Softmax, entry: int) -> str:
+    """A channel of the first token by its name, of others with the number of the token."""
+    token, column = divmod(entry, len(layer.channels))
+    return layer.channels[column] if token == 0 else f"{layer.channels[column]}@{token}"
+
+
+def _from_entries(layer: Affine, entries: Int[np.ndarray, " entries"]) -> Affine:
+    """The same map of a vector of these entries, in ascending order, which are all that it reads."""
+    tokens, width, _, _ = layer.weight.shape
+    index = layer.weight.index.copy()
+    index[:, 2], index[:, 3] = 0, np.searchsorted(entries, layer.weight.flat(slice(2, None)))
+    weight = Sparse((tokens, width, 1, len(entries)), index, layer.weight.values)
     return Affine(layer.name, weight, layer.constant, layer.channels)
-
-
-def _reader(tokens: int, attention: Attention, columns: np.ndarray) -> Affine:
-    """These channels of the first token, as they are."""
-    n, dtype = len(columns), attention.heads[0].W_Q.dtype
-    zero = np.zeros(n, np.int32)
-    index = np.stack([zero, np.arange(n, dtype=np.int32), zero, columns.astype(np.int32)], axis=1)
-    weight = Sparse((1, n, tokens, len(attention.channels)), index, np.ones(n, dtype))
-    return Affine("read the state", weight, Sparse.zeros((1, n), dtype), tuple(attention.channels[i] for i in columns))

@@ -1,0 +1,84 @@
+"""Programs of several stages, proved by leaves: f against all that the stages, one after the other, can say on a cell.
+
+A cell is cut where the first stage turns from one flat part to another (`axis_breaks`): cuts are free to choose, and need
+not be dyadic. On a piece X every stage is enclosed over the enclosure of the one before it (`stage_enclosures`), from its
+stored weights, rounding included. Then sup_X |f − network| ≤ the distance of the two enclosures. That serves where
+temperatures are hard, as in two layers that select a cell of a grid: an enclosure is then as narrow as the values of the
+keys that can win. Any chain of attention layers and softmaxes can be proved so; soft ones take small cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from attnc.certificates.axis_breaks import axis_breaks, cut_at
+from attnc.certificates.branching import Bounds, Kind, branch_and_bound
+from attnc.certificates.deviations import cells_within, distance
+from attnc.certificates.polynomial_ranges import Goal
+from attnc.certificates.prover import Proven, proven
+from attnc.certificates.slices import stage_programs
+from attnc.certificates.stage_enclosures import LEAK, StageEnclosure
+from attnc.errors import ProgramError
+from attnc.ir.program import Program
+from attnc.numerics.rounding import up
+from attnc.targets.target import Target
+
+CLOSE = 1.03
+"""Times the error that was seen: no bound is sought below it."""
+LOOSE = 1.5
+"""The same for a bound that need not be so close, because eps is farther."""
+LEAK_SHARE = 5e-3
+"""Keys of the last stage that cost less than this part of the goal, all together, are not looked at one by one."""
+KIND = "enclosure"
+
+
+def prove_deep(
+    program: Program,
+    target: Target,
+    *,
+    observed: float = 0.0,
+    eps: float = 0.0,
+    truncation: float = 0.0,
+    time_budget: float = 60.0,
+    box_budget: int = 500_000,
+    progress: Callable[[str, float], None] | None = None,
+) -> Proven:
+    """Branch and bound over dyadic cells. ProgramError where stages are not such that they can be enclosed.
+
+    Cells are halved until the bound is at most eps and LOOSE times the error that was seen.
+    """
+    if target.num_outputs != int(np.prod(program.output_shape)) or target.input_shapes != program.input_shapes:
+        raise ProgramError(
+            f"the program maps {program.input_shapes} to {program.output_shape}, the target {target.input_shapes} to "
+            f"{target.output_shape}"
+        )
+    stages = [StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_programs(program))]
+    *before, last = stages
+    goal = max(CLOSE * observed, min(LOOSE * observed, eps))
+    leak = min(0.01, max(LEAK, LEAK_SHARE * goal / max(last.span, goal))) if goal > 0 else LEAK
+    breaks = [axis_breaks(stages[0], target.box, axis) for axis in range(target.box.d)]
+
+    def bounds(centres: np.ndarray, radii: np.ndarray, _: Goal) -> Bounds:
+        pieces, cell = cut_at(breaks, cells_within(target.box, centres, radii))
+        state = pieces
+        for stage in before:
+            state = stage(state)
+        state = last(state, leak)
+        off = up(distance(target.enclosure(pieces), state) + truncation)
+        upper = np.zeros((len(centres), target.num_outputs))
+        np.maximum.at(upper, cell, off)
+        return Bounds(upper, {KIND: upper})
+
+    proof = branch_and_bound(
+        [Kind(KIND, 0, bounds)],
+        target.box,
+        goal=goal,
+        start_level=max(1, round(math.log2(2 + min(map(len, breaks))) - 1)),
+        time_budget=time_budget,
+        box_budget=box_budget,
+        progress=progress,
+    )
+    return proven(proof, target.box, {})
