@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.certificates.certificate import Certificate
+from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
 from attnc.certificates.observed import observed_error, sample_points
-from attnc.certificates.prover import MAX_VARIABLES, prove
+from attnc.certificates.prover import MAX_VARIABLES, Proven, prove
 from attnc.certificates.staged import prove_staged
 from attnc.constructions.built import Built, Progress
 from attnc.errors import InputError, ProgramError
+from attnc.ir.layers import Affine
 from attnc.network import Network
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import FunctionTarget
+from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -94,7 +98,9 @@ def _with_truncation(network: Network) -> Network:
 
 def _can_be_enclosed(target: Target) -> bool:
     """Whether what is known of the target bounds it over a cell: derived, or from a constant that was given."""
-    return not isinstance(target, FunctionTarget) or target.lipschitz is not None
+    if isinstance(target, FunctionTarget):
+        return target.lipschitz is not None
+    return target.check_points() is None
 
 
 def _proved(
@@ -102,22 +108,23 @@ def _proved(
 ) -> Certificate | None:
     """By leaves over the box, or head by head; None where the prover does not serve.
 
-    Leaves are tight, and are tried first where they can be: one stage, few variables. A kink along a line of the box
-    takes too many of them; where a derivation says what each head is for, one variable at a time is enough.
+    Leaves are tight, and are tried first where they can be: few variables. A kink along a line of the box takes too
+    many of them; where a derivation says what each head is for, one variable at a time is enough.
     """
     derivation, claim = built.derivation, network.certificate
     whole: Certificate | None = None
-    if target.box.d <= MAX_VARIABLES and built.program.num_attention_layers == 1:
+    softmaxes = sum(not isinstance(layer, Affine) for layer in built.program.all_layers)
+    if derivation is None or softmaxes == 1:
         if claim.bound is not None and network.num_anchors > MAX_PROVED_ANCHORS:
             return None
         budget = seconds if derivation is None else SECONDS_BEFORE_STAGES
-        whole = _by_leaves(network, target, budget, progress)
+        whole = _by_leaves(network, target, softmaxes == 1, budget, progress)
         if derivation is None or (
             whole is not None and whole.complete and (whole.bound or 0.0) <= (network.eps or 0.0)
         ):
             return whole
-    if derivation is None:
-        return None
+    if derivation is None or not isinstance(target, ExpressionTarget):
+        return whole
     try:
         found = prove_staged(network.program, target, derivation, time_budget=seconds, progress=progress)
     except ProgramError:
@@ -135,13 +142,18 @@ def _proved(
 
 
 def _by_leaves(
-    network: Network, target: ExpressionTarget, seconds: float, progress: Progress | None
+    network: Network, target: Target, is_one_stage: bool, seconds: float, progress: Progress | None
 ) -> Certificate | None:
     claim = network.certificate
+    prover: functools.partial[Proven]
+    if is_one_stage and isinstance(target, ExpressionTarget) and target.box.d <= MAX_VARIABLES:
+        prover = functools.partial(prove, network.program, target)
+    elif not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES and not isinstance(target, ReLUNetwork):
+        prover = functools.partial(prove_deep, network.program, target)
+    else:
+        return None
     try:
-        found = prove(
-            network.program,
-            target,
+        found = prover(
             observed=claim.observed or 0.0,
             eps=network.eps or 0.0,
             truncation=network.truncation,

@@ -28,17 +28,18 @@ class ArbNetwork:
         assert len(program.input_shapes) == 1
         assert not program.memory
         self.width = program.input_shapes[0][-1]
-        self.layers: list[_Affine | _Attention] = []
+        self.layers: list[_Affine | _Attention | _Softmax] = []
         wanted: set[int] | None = None  # the tokens that count after the layer; None for all
         for layer in reversed(program.layers):
             if isinstance(layer, Affine):
                 made = _Affine(layer, wanted)
                 self.layers.append(made)
                 wanted = made.read
-            else:
-                assert isinstance(layer, Attention)
+            elif isinstance(layer, Attention):
                 self.layers.append(_Attention(layer, wanted))
                 wanted = None
+            else:
+                self.layers.append(_Softmax())
         self.layers.reverse()
 
     def __call__(self, point: Sequence[float]) -> list[arb]:
@@ -115,3 +116,14 @@ def exact_values(expression: Expression, point: Sequence[float]) -> list[arb]:
     with precision(BITS):
         at = {name: arb(float(x)) for name, x in zip(expression.variables, point, strict=True)}
         return [tree_value(tree, at) for tree in expression.outputs]
+
+
+class _Softmax:
+    def __call__(self, state: Rows) -> Rows:
+        out = []
+        for row in state:
+            largest = max(row, key=lambda entry: float(entry.mid()))
+            weights = [(entry - largest).exp() for entry in row]
+            total = sum(weights, ZERO)
+            out.append([weight / total for weight in weights])
+        return out

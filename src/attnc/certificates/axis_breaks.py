@@ -1,8 +1,8 @@
 """Where the first stage of a program turns: points at which to cut cells, axis by axis.
 
-A head of hard temperature that reads one input is flat nearly everywhere, and steep in between. A cell that holds a steep
-part has all that lies on both sides of it in its enclosure, and f is held against all of that on the whole cell. Cut at
-the ends of the steep part, each piece is held against what can be said there.
+A head of hard temperature that reads one input is flat nearly everywhere, and steep in between. A cell that holds a
+steep part has all that lies on both sides of it in its enclosure, and f is held against all of that on the whole cell.
+Cut at the ends of the steep part, each piece is held against what can be said there.
 """
 
 from __future__ import annotations

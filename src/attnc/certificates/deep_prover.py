@@ -1,10 +1,11 @@
 """Programs of several stages, proved by leaves: f against all that the stages, one after the other, can say on a cell.
 
-A cell is cut where the first stage turns from one flat part to another (`axis_breaks`): cuts are free to choose, and need
-not be dyadic. On a piece X every stage is enclosed over the enclosure of the one before it (`stage_enclosures`), from its
-stored weights, rounding included. Then sup_X |f − network| ≤ the distance of the two enclosures. That serves where
-temperatures are hard, as in two layers that select a cell of a grid: an enclosure is then as narrow as the values of the
-keys that can win. Any chain of attention layers and softmaxes can be proved so; soft ones take small cells.
+A cell is cut where the first stage turns from one flat part to another (`axis_breaks`): cuts are free to choose, and
+need not be dyadic. On a piece X every stage is enclosed over the enclosure of the one before it (`stage_enclosures`),
+from its stored weights, rounding included. Then sup_X |f − network| ≤ the distance of the two enclosures. That serves
+where temperatures are hard, as in two layers that select a cell of a grid: an enclosure is then as narrow as the
+values of the keys that can win. Any chain of attention layers and softmaxes can be proved so; soft ones take small
+cells.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from attnc.ir.program import Program
 from attnc.numerics.rounding import up
 from attnc.targets.target import Target
 
+MAX_DEEP_VARIABLES = 4
 CLOSE = 1.03
-"""Times the error that was seen: no bound is sought below it."""
+"""Times the error that was seen: what is sought where eps cannot be reached."""
 LOOSE = 1.5
-"""The same for a bound that need not be so close, because eps is farther."""
+"""Times the same: a bound that is closer is not sought, even for eps."""
 LEAK_SHARE = 5e-3
 """Keys of the last stage that cost less than this part of the goal, all together, are not looked at one by one."""
 KIND = "enclosure"
@@ -57,8 +59,9 @@ def prove_deep(
         )
     stages = [StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_programs(program))]
     *before, last = stages
-    goal = max(CLOSE * observed, min(LOOSE * observed, eps))
-    leak = min(0.01, max(LEAK, LEAK_SHARE * goal / max(last.span, goal))) if goal > 0 else LEAK
+    goal = CLOSE * observed if eps <= observed else min(LOOSE * observed, eps)
+    spare = min(LEAK_SHARE * goal, 0.1 * (goal - observed))
+    leak = min(0.01, max(LEAK, spare / max(last.span, goal))) if goal > 0 else LEAK
     breaks = [axis_breaks(stages[0], target.box, axis) for axis in range(target.box.d)]
 
     def bounds(centres: np.ndarray, radii: np.ndarray, _: Goal) -> Bounds:

@@ -50,7 +50,10 @@ def stage_programs(program: Program) -> tuple[Program, ...]:
     """The same stages, the last of them with the outputs of the program: one after the other they are the program."""
     *_, read = layers = _alternating(program)
     assert isinstance(read, Affine)
-    *before, last = _cuts(program, layers)
+    cuts = tuple(_cuts(program, layers))
+    if not cuts:
+        raise ProgramError("the program is an affine map: it has no stages")
+    *before, last = cuts
     found = [Program(_stage(cut.place, cut.softmax, cut.reader), cut.takes, (len(cut.wanted),)) for cut in before]
     return (*found, Program(_stage(last.place, last.softmax, read), last.takes, program.output_shape))
 
@@ -101,10 +104,10 @@ def _alternating(program: Program) -> tuple[Layer, ...]:
     layers = program.layers
     kinds = [isinstance(layer, Affine) for layer in layers]
     wanted = [number % 2 == 0 for number in range(len(layers))]
-    if program.memory or len(program.input_shapes) > 1 or kinds != wanted or len(layers) < 3 or not kinds[-1]:
+    if program.memory or len(program.input_shapes) > 1 or kinds != wanted or not kinds[-1]:
         raise ProgramError(
-            "a program is proved stage by stage if affine maps and softmaxes (of attention, or of features) alternate in "
-            "it, with an affine map at both ends and no memory"
+            "a program is proved stage by stage if affine maps and softmaxes (of attention, or of features) alternate "
+            "in it, with an affine map at both ends and no memory"
         )
     return layers
 

@@ -1,9 +1,10 @@
-"""A softmax over the features of tokens, as an attention layer over constant keys: the same function of the same state.
+"""A softmax over the features of tokens, as an attention layer over constant keys: the same function of the same
+state.
 
-Let R = W·u + c be what an affine map makes of a vector u, T tokens of G features, and let outputs be an affine map F of
-softmax(R), token by token. Then query τ carries (u, 1), key (τ, v) carries the row of W, c that makes feature v of token
-τ, and column (τ, v) of F as its value: Σ_v softmax(R_τ)_v·F_τv. A mask shows a query its own keys alone. Products and
-sums are those that an engine makes of the softmax, in some order.
+Let R = W·u + c be what an affine map makes of a vector u, T tokens of G features, and let outputs be an affine map F
+of softmax(R), token by token. Then query τ carries (u, 1), key (τ, v) carries the row of W, c that makes feature v of
+token τ, and column (τ, v) of F as its value: Σ_v softmax(R_τ)_v·F_τv. A mask shows a query its own keys alone.
+Products and sums are those that an engine makes of the softmax, in some order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What the outputs of a stage can be, as any engine computes them, over boxes of what the stage is given.
 
-A head says a convex combination of its values. On a box every key that is behind another by a gap all over the box has a
-weight below e^{−gap}; so the head lies in the hull of the values of the others, up to that leak, however the others
-share the weight. Rounding of the sums is added. That is one stage; a deep program is a chain of them, the box of one being
-the enclosure of the one before it: nothing is composed by constants, and no error has to be told from a value.
+A head says a convex combination of its values. On a box every key that is behind another by a gap all over the box has
+a weight below e^{−gap}; so the head lies in the hull of the values of the others, up to that leak, however the others
+share the weight. Rounding of the sums is added. That is one stage; a deep program is a chain of them, the box of one
+being the enclosure of the one before it: nothing is composed by constants, and no error has to be told from a value.
 
 Where a box is wide the keys that lead change inside it, and none is behind all over it. It is then cut in halves along
 what changes the scores most, the stage enclosed on each, and the hull taken.
@@ -134,9 +134,9 @@ class _Part:
 
 
 def _rounding(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]) -> Float[np.ndarray, "boxes outputs"]:
-    """Of sums, whatever the weights are and however many keys have them: γ_{2p+3+n} of the largest value; ∞ at overflow.
+    """Of sums, whatever the weights are and however many keys have them: γ_{2p+3+n} of the largest value.
 
-    Exponentials below e^NEGLIGIBLE may be taken for zero.
+    Exponentials below e^NEGLIGIBLE may be taken for zero. Where numbers may overflow it is ∞.
     """
     unit = rounds.unit
     reach = up(reach * (1 + 2 * unit), 2)

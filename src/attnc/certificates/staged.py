@@ -174,19 +174,21 @@ class _Walk:
 
     def through(self, part: Slice, state: Sequence[_Known | None]) -> list[_Known | None]:
         """What the channels after a stage stand for."""
-        (stage, outputs), (rounds,) = stages(part.program)[0], roundings(part.program, casts_input=False)
         after: dict[int, _Known] = {}
-        for column, output in enumerate(outputs):
-            name, place = part.outputs[output], int(part.places[output])
-            writers = [number for number, head in enumerate(rounds.heads) if _writes(head, column)]
-            if not writers:
-                after[place] = _carried(stage, column, state, name)
-            elif len(writers) == 1 and name in self.derivation.heads:
-                after[place] = self._head(part.name, name, _Writer(stage, rounds, writers[0], column), state)
-            else:
-                raise ProgramError(f"{name} is written by {len(writers)} heads, and the derivation does not say why")
-        channels = part.program.layers[1].channels
-        return [after.get(place) for place in range(len(channels))]
+        all_rounds = roundings(part.program, casts_input=False)
+        for (stage, outputs), rounds in zip(stages(part.program), all_rounds, strict=True):
+            for column, output in enumerate(outputs.tolist()):
+                name = part.outputs[output]
+                writers = [number for number, head in enumerate(rounds.heads) if _writes(head, column)]
+                if not writers:
+                    after[output] = _carried(stage, column, state, name)
+                elif len(writers) == 1 and name in self.derivation.heads:
+                    after[output] = self._head(part.name, name, _Writer(stage, rounds, writers[0], column), state)
+                else:
+                    raise ProgramError(
+                        f"{name} is written by {len(writers)} heads, and the derivation does not say why"
+                    )
+        return [after[output] for output in range(len(part.outputs))]
 
     def _head(self, stage: str, name: str, writer: _Writer, state: Sequence[_Known | None]) -> _Known:
         claim, sizes = self.derivation.heads[name], self._sizes(state)

@@ -1,0 +1,205 @@
+"""Programs of several stages by leaves: proofs hold and are tight, tampered programs gain nothing, softmaxes too."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc import constructions
+from attnc.certificates.axis_breaks import cut_at
+from attnc.certificates.deep_prover import prove_deep
+from attnc.certificates.slices import slices, stage_programs
+from attnc.certificates.stage_enclosures import StageEnclosure
+from attnc.constructions import Built
+from attnc.engines.numpy_engine import NumpyEngine
+from attnc.errors import ProgramError
+from attnc.ir.layers import Affine, Attention, Head, Layer, Softmax
+from attnc.ir.program import Program
+from attnc.ir.rounding import evaluation_error
+from attnc.ir.sparse import Sparse
+from attnc.ir.spec import check
+from attnc.numerics.intervals import Interval
+from attnc.targets.expression_target import ExpressionTarget
+from certificates.comparisons import Comparisons, adversarial_points
+from certificates.mutations import PROGRAM_MUTATIONS
+
+SELECTING = ("two_layer", "attention_softmax")
+CASES = [
+    ("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 0.6),
+    ("(x*y, max(x, y) - 0.3)", {"x": (-1, 1), "y": (-1.5, 1)}, 0.4),
+    ("sqrt(abs(x))", {"x": (-1, 1)}, 0.2),
+]
+
+
+@functools.cache
+def selecting(name: str, case: int, dtype: str) -> tuple[ExpressionTarget, Built, np.ndarray, float]:
+    text, box, eps = CASES[case]
+    target = attnc.as_target(text, box)
+    built = getattr(constructions, name)(target, eps=eps, dtype=dtype)
+    points = adversarial_points(built.program, target, 800)
+    error = np.abs(NumpyEngine(built.program)(points).reshape(len(points), -1) - target.expression(points)).max()
+    return target, built, points, float(error)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("name", SELECTING)
+def test_bounds_hold_and_are_tight(name, case, dtype):
+    target, built, points, seen = selecting(name, case, dtype)
+    found = prove_deep(built.program, target, observed=seen, eps=CASES[case][2], time_budget=30)
+    Comparisons().check(built.program, target, found.bound, points)
+    assert found.complete
+    assert found.bound <= 1.5 * seen
+
+
+@pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)
+def test_programs_that_were_tampered_with(mutate):
+    """Refused, or the bound is that of what is there now."""
+    made = Comparisons()
+    for seed, name in enumerate(SELECTING):
+        target, built, _, seen = selecting(name, 2, "float64")
+        program = mutate(np.random.default_rng(seed), built.program)
+        try:
+            found = prove_deep(program, target, observed=seen, eps=1.0, time_budget=2)
+        except ProgramError:
+            continue
+        made.check(program, target, found.bound, adversarial_points(program, target, 200, seed))
+
+
+def test_stages_in_another_order():
+    """The two steps of which bumps are made, exchanged: it is another program, and its error is another."""
+    target, built, _, seen = selecting("two_layer", 2, "float64")
+    select = built.program.layers[2]
+    index = select.weight.index.copy()
+    index[:, 2] = index[:, 2].max() - index[:, 2]
+    other = dataclasses.replace(select, weight=dataclasses.replace(select.weight, index=index))
+    program = dataclasses.replace(built.program, layers=(*built.program.layers[:2], other, *built.program.layers[3:]))
+    found = prove_deep(program, target, observed=seen, eps=1.0, time_budget=3)
+    assert Comparisons().check(program, target, found.bound, adversarial_points(program, target, 300)) > 2 * seen
+
+
+def random_layers(rng: np.random.Generator, depth: int, dtype: str) -> Program:
+    """Affine maps and softmaxes of random weights, of attention or of features; 2 inputs, 1 output."""
+    layers: list[Layer] = []
+    tokens, width = 1, 2
+
+    def affine(name: str, new_tokens: int, new_width: int, scale: float) -> Affine:
+        weight = rng.normal(size=(new_tokens, new_width, tokens, width)) * scale
+        constant = rng.normal(size=(new_tokens, new_width))
+        channels = tuple(f"c{i}" for i in range(new_width))
+        return Affine(
+            name, Sparse.from_dense(weight.astype(dtype)), Sparse.from_dense(constant.astype(dtype)), channels
+        )
+
+    for number in range(depth):
+        new_tokens, new_width = int(rng.integers(2, 5)), int(rng.integers(2, 5))
+        fixed = affine(f"affine{number}", new_tokens, new_width, 1.0)
+        if rng.random() < 0.5:
+            layers += [fixed, Softmax(f"softmax{number}", fixed.channels)]
+        else:
+            # Keys are constant: only the first token moves, and its own key and value are zero.
+            keep = fixed.weight.index[:, 0] == 0
+            moving = Sparse(fixed.weight.shape, fixed.weight.index[keep], fixed.weight.values[keep])
+            weights = [rng.normal(size=(new_width + 1, new_width)) * 2 for _ in range(3)]
+            weights[1][-1] = weights[2][-1] = 0.0
+            extended = dataclasses.replace(fixed, weight=moving)
+            extended = with_place(extended, dtype)
+            W_Q, W_K, W_V = (W.astype(dtype) for W in weights)
+            W_K[0], W_V[0] = 0.0, 0.0
+            head = Head(W_Q, W_K, W_V, np.eye(new_width, dtype=dtype))
+            layers += [extended, Attention(f"attention{number}", (head,), fixed.channels)]
+        tokens, width = new_tokens, new_width
+    layers.append(affine("read", 1, 1, 1.0))
+    return check(Program(tuple(layers), ((2,),), ()))
+
+
+def with_place(layer: Affine, dtype: str) -> Affine:
+    """Tokens after the first carry constants alone; the first has its numbers in channel 0, which keys never see."""
+    tokens, width, *taken = layer.weight.shape
+    index = layer.weight.index.copy()
+    index[:, 1] = 0
+    _, kept = np.unique(index, axis=0, return_index=True)
+    weight = Sparse((tokens, width + 1, *taken), index[kept], layer.weight.values[kept])
+    constant = layer.constant.dense()
+    constant[1:, 0] = 0.0
+    widened = np.concatenate([constant, np.ones((tokens, 1), constant.dtype)], axis=1).astype(dtype)
+    return Affine(layer.name, weight, Sparse.from_dense(widened), (*layer.channels, "one"))
+
+
+def random_deep(rng: np.random.Generator) -> tuple[Program, ExpressionTarget]:
+    dtype = "float32" if rng.random() < 0.4 else "float64"
+    program = random_layers(rng, int(rng.integers(2, 5)), dtype)
+    ends = np.sort(rng.uniform(-2, 2, (2, 2)), axis=1)
+    return program, attnc.as_target("sin(x)*y + 0.3", {"x": tuple(ends[0]), "y": tuple(ends[1])})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_stages_of_any_kind(seed):
+    program, target = random_deep(np.random.default_rng(seed))
+    found = prove_deep(program, target, time_budget=2)
+    points = adversarial_points(program, target, 300, seed)
+    Comparisons().check(program, target, found.bound, points)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_stages_one_after_the_other_are_the_program(seed):
+    """Also where a softmax over features is written as attention."""
+    rng = np.random.default_rng(seed)
+    program, target = random_deep(rng)
+    points = target.box.lo + rng.random((50, 2)) * target.box.widths
+    points = points.astype(program.dtype).astype(np.float64)
+    wanted = program(points).reshape(50, -1)
+    slack = evaluation_error(program, [points]).reshape(50, -1)
+    state = points
+    for stage in stage_programs(program):
+        check(stage)
+        state = np.asarray(stage(state), np.float64).reshape(50, -1)
+    assert (np.abs(state - wanted) <= 4 * slack).all()
+    found, read = slices(program)
+    state = points
+    for part in (*(part.program for part in found), read):
+        state = np.asarray(part(state), np.float64).reshape(50, -1)
+    assert (np.abs(state - wanted) <= 4 * slack).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_enclosure_holds_what_is_computed(seed):
+    rng = np.random.default_rng(seed)
+    program, target = random_deep(rng)
+    centres = target.box.lo + rng.random((20, 2)) * target.box.widths
+    radii = target.box.widths * 10.0 ** rng.uniform(-6, -1, (20, 1))
+    boxes = Interval(np.maximum(centres - radii, target.box.lo), np.minimum(centres + radii, target.box.hi))
+    state = boxes
+    for number, stage in enumerate(stage_programs(program)):
+        state = StageEnclosure.of(stage, is_first=number == 0)(state)
+    for _ in range(50):
+        points = boxes.lo + rng.random(boxes.lo.shape) * (boxes.hi - boxes.lo)
+        y = NumpyEngine(program)(points).reshape(len(points), -1)
+        assert ((state.lo <= y) & (y <= state.hi)).all()
+
+
+def test_cells_are_cut_into_pieces_that_cover_them():
+    rng = np.random.default_rng(0)
+    breaks = [np.sort(rng.random(9)), np.array([]), np.array([0.5])]
+    lo = rng.random((40, 3)) * 0.7
+    cells = Interval(lo, lo + rng.random((40, 3)) * 0.3)
+    pieces, cell = cut_at(breaks, cells)
+    volumes = np.bincount(cell, (pieces.hi - pieces.lo).prod(axis=1))
+    assert volumes == pytest.approx((cells.hi - cells.lo).prod(axis=1))
+    assert (cells[cell].contains(pieces)).all()
+    for axis, points in enumerate(breaks):
+        inside = (pieces.lo[:, axis, None] < points) & (points < pieces.hi[:, axis, None])
+        assert not inside.any()
+
+
+def test_what_cannot_be_cut_into_stages_is_refused():
+    target, built, _, _ = selecting("two_layer", 2, "float64")
+    twice = (built.program.layers[0], *built.program.layers)
+    with pytest.raises(ProgramError, match="alternate"):
+        prove_deep(dataclasses.replace(built.program, layers=twice[1:-1]), target)
+    with pytest.raises(ProgramError, match="the target"):
+        prove_deep(built.program, attnc.as_target("x*y", {"x": (0, 1), "y": (0, 1)}))
