@@ -10,7 +10,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import attnc
 
-NAMES = sorted(attnc.incontext.__all__)
+LONG = {"ElasticNet", "Lasso", "LogisticRegression", "PoissonRegressor"}
+NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in sorted(attnc.incontext.__all__)]
 
 
 @pytest.mark.parametrize("name", NAMES)

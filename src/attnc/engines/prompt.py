@@ -25,9 +25,12 @@ from attnc.ir.reference import softmax
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+    from scipy.sparse import csr_array
 
 WORKING_CELLS = 2**22
 """Scores held at a time: queries are taken in blocks."""
+SMALL_MATRIX = 2**16
+"""Affine maps with no more entries than this are kept dense."""
 SAFE_SPREAD = {"float64": 300.0, "float32": 30.0}
 """Scores within this of one another have exponentials that neither overflow nor vanish."""
 
@@ -82,36 +85,41 @@ class _Plan:
 
 @dataclass(frozen=True, eq=False)
 class _Move(_Plan):
-    """An affine map: tokens that stay as they are stay where they are, the others are computed."""
+    """An affine map: channels of tokens that stay as they are stay where they are, the others are computed."""
 
-    stays: bool  # whether the state has the same shape, so that tokens may stay
+    is_in_place: bool
     moved: Rows
-    weight: np.ndarray | object  # dense where small, sparse otherwise
+    weight: np.ndarray | csr_array
     constant: np.ndarray
+    cleared: np.ndarray  # flat positions that become zero, in tokens that stay otherwise
 
     @classmethod
     def of(cls, layer: Affine) -> _Move:
         tokens, width, tokens_in, width_in = layer.weight.shape
-        if tokens * width * tokens_in * width_in <= 2**16:
+        none = np.zeros(0, np.int64)
+        if tokens * width * tokens_in * width_in <= SMALL_MATRIX:
             dense = layer.weight.dense().reshape(tokens * width, tokens_in * width_in)
-            return cls(False, slice(None), dense, layer.constant.dense())
+            return cls(False, slice(None), dense, layer.constant.dense(), none)
         index, values = layer.weight.index, layer.weight.values
-        stays = (tokens, width) == (tokens_in, width_in)
+        is_in_place = (tokens, width) == (tokens_in, width_in)
         is_same = (index[:, 0] == index[:, 2]) & (index[:, 1] == index[:, 3]) & (values == 1)
-        count = np.bincount(index[:, 0], minlength=tokens)
-        same = np.bincount(index[is_same, 0], minlength=tokens)
-        constants = np.bincount(layer.constant.index[:, 0], minlength=tokens)
-        is_copy = (same == width) & (count == width) & (constants == 0) & stays
-        moved = np.flatnonzero(~is_copy)
+        others = np.bincount(index[~is_same, 0], minlength=tokens)
+        others += np.bincount(layer.constant.index[:, 0], minlength=tokens)
+        does_stay = (others == 0) & is_in_place
+        moved = np.flatnonzero(~does_stay)
+        is_kept = np.zeros((tokens, width), bool)
+        is_kept[index[is_same, 0], index[is_same, 1]] = True
+        cleared = np.flatnonzero(~is_kept & does_stay[:, None]) if is_in_place else none
         rows = (moved[:, None] * width + np.arange(width)).ravel()
         matrix = layer.weight.matrix(2)[rows]
-        return cls(stays, _span(moved), matrix, layer.constant.dense()[moved])
+        return cls(is_in_place, _span(moved), matrix, layer.constant.dense()[moved], cleared)
 
     def __call__(self, state: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
-        made = (self.weight @ state.ravel()).reshape(self.constant.shape) + self.constant
-        if not self.stays:
+        made: np.ndarray = (self.weight @ state.reshape(-1)).reshape(self.constant.shape) + self.constant
+        if not self.is_in_place:
             return made
         state[self.moved] = made
+        state.reshape(-1)[self.cleared] = 0
         return state
 
 
@@ -196,11 +204,13 @@ class _Family:
     def __call__(self, state: np.ndarray, keyed: np.ndarray) -> list[tuple[Rows, Rows, np.ndarray]]:
         made = []
         for rows, seen, silent in self.groups:
-            queries, keys, quiet = state[rows], keyed[seen], keyed[silent]
-            step = max(1, WORKING_CELLS // (len(self.alphas) * max(1, len(keys) + len(quiet))))
+            keys, quiet = keyed[seen], keyed[silent]
             if len(keys) == 1 and not len(quiet):
                 made += [(rows, columns, added) for columns, added in self._alone(keys)]
-            elif step >= len(queries):
+                continue
+            queries = state[rows]
+            step = max(1, WORKING_CELLS // (len(self.alphas) * max(1, len(keys) + len(quiet))))
+            if step >= len(queries):
                 made += [(rows, columns, added) for columns, added in self._group(queries, keys, quiet)]
             else:
                 blocks = [self._group(queries[i : i + step], keys, quiet) for i in range(0, len(queries), step)]

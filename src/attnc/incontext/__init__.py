@@ -9,6 +9,10 @@ from typing import Any
 from attnc.errors import InputError
 
 _ESTIMATORS = {
+    "PoissonRegressor": "poisson",
+    "ElasticNet": "linear_models",
+    "Lasso": "linear_models",
+    "LogisticRegression": "classifiers",
     "LinearRegression": "linear_models",
     "Ridge": "linear_models",
 }

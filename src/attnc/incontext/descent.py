@@ -40,8 +40,8 @@ GATE_ERROR = 0.2785
 class Task:
     """One fit: the prompt's sizes, the objective and the steps.
 
-    The objective is Σ_i loss_i (mean: over the number of examples) + ½ Σ_c penalty_c w_c² + l1·Σ_c |w_c| over weights
-    that are not the intercept. `reach` bounds |r_i| (squared loss) or |v·x̃_i| (Poisson) on the way; `size` bounds the
+    The objective is Σ_i loss_i (mean: over the number of examples) + Σ_c (½ penalty_c w_c² + l1_c |w_c|). `reach`
+    bounds |r_i| (squared loss) or v·x̃_i (Poisson, whose |y_i| are at most `targets`) on the way; `size` bounds the
     weights, for the gates.
     """
 
@@ -50,14 +50,16 @@ class Task:
     differences: Differences
     reach: float
     penalty: tuple[float, ...]
-    l1: float = 0.0
+    l1: tuple[float, ...] = ()
     size: float = 1.0
     mean: bool = False
     loss: str = "squared"
+    targets: float = 0.0
 
     def __post_init__(self) -> None:
-        if len(self.penalty) != self.prompt.num_weights:
-            raise InputError(f"{self.prompt.num_weights} weights, but {len(self.penalty)} penalties")
+        for given in (self.penalty, self.l1 or self.penalty):
+            if len(given) != self.prompt.num_weights or not all(number >= 0 for number in given):
+                raise InputError(f"{self.prompt.num_weights} weights take as many penalties ≥ 0, found {given}")
         if self.loss not in ("squared", "poisson"):
             raise InputError(f"one-layer losses are squared and poisson, found {self.loss!r}; see glm for others")
         if self.l1 and self.schedule.method not in ("plain", "nesterov"):
@@ -79,6 +81,7 @@ class Task:
         return self.loss == "poisson"
 
     def sink(self, dtype: str) -> float:
+        """C of the heads that make the gradient."""
         if self.loss == "squared":
             return self.differences.sink(self.keys, self.reach, dtype)
         return math.ceil(math.log(self.keys) + self.reach - math.log(UNIT_ROUNDOFF[dtype]) + MARGIN)
@@ -86,7 +89,7 @@ class Task:
 
 def gate_slope(task: Task, eta: float, dtype: str) -> float:
     """β of the gates: as steep as scores still resolve, so that the gate error is of the size of rounding."""
-    return math.ldexp(1.0, math.floor(-math.log2(UNIT_ROUNDOFF[dtype] * 8 * (task.size + eta * task.l1))))
+    return math.ldexp(1.0, math.floor(-math.log2(UNIT_ROUNDOFF[dtype] * 8 * (task.size + eta * max(task.l1)))))
 
 
 def descent_program(tasks: Sequence[Task], dtype: str = "float64") -> Program:
@@ -195,7 +198,8 @@ class _Builder:
     def _difference_heads(self, task: Task, mask: Mask | None, into: str, *, with_state: bool) -> list[Head]:
         """Σ r_i x̃_i with r_i = v·x̃_i − y_i, or with r_i = y_i, into the channels `into`."""
         regressors, memory = task.prompt.regressors, (*task.prompt.inputs, SINK)
-        differences, C = task.differences, task.sink(self.dtype)
+        differences = task.differences
+        C = task.sink(self.dtype) if with_state else differences.sink(task.keys, task.targets, self.dtype)
         by = (*regressors, TARGET, SINK)
         W_K = projection(memory, by, {(c, c): 1.0 for c in by[:-1]} | {(SINK, SINK): C}, self.dtype)
         W_V = projection(memory, regressors, {(c, c): 1.0 for c in regressors}, self.dtype)
@@ -257,8 +261,8 @@ class _Builder:
         return Affine(name, weight, one, self.channels)
 
     def _threshold(self, task: Task, eta: float, beta: float) -> list[Layer]:
-        """Token 1 + c holds u = (v − η∇)_c and gets soft(u); the last token is the key of score and value 0."""
-        num, channels = len(self.weights), (*self.channels, "u", "soft")
+        """Token 1 + c holds u = (v − η∇)_c and t = η·l1_c, and gets soft(u); the last key has score and value 0."""
+        num, channels = len(self.weights), (*self.channels, "u", "t", "soft")
         spread = AffineBuilder(1, self.channels, num + 2, channels)
         spread.set(0, ONE, 1.0)
         for k, c in enumerate(self.weights):
@@ -266,20 +270,20 @@ class _Builder:
             spread.link(1 + k, "u", 0, f"v.{c}", 1 - eta * task.penalty[k])
             spread.link(1 + k, "u", 0, f"g.{c}", -eta)
             spread.set(1 + k, ONE, 1.0)
+            spread.set(1 + k, "t", eta * task.l1[k])
             if task.has_offset:
                 spread.link(0, f"s.{c}", 0, f"s.{c}")
                 spread.link(1 + k, "u", 0, f"s.{c}", eta)
-        slope, t = gate_slope(task, eta, self.dtype), eta * task.l1
+        slope = gate_slope(task, eta, self.dtype)
         own = np.arange(num + 2, dtype=np.int32)
         own[-1] = EVERY_QUERY
         sees = np.arange(num + 2, dtype=np.int32)
         sees[0] = num + 2  # the state sees the last key alone
         mask = Mask(sees, own)
-        penalised = task.prompt.features
         gates = []
         for sign in (1.0, -1.0):
-            queries = {("u", "on"): sign, (ONE, "on"): -t}
-            values = {("u", "soft"): sign, (ONE, "soft"): -t}
+            queries = {("u", "on"): sign, ("t", "on"): -1.0}
+            values = {("u", "soft"): sign, ("t", "soft"): -1.0}
             gates.append(
                 Head(
                     projection(channels, ("on",), queries, self.dtype),
@@ -292,7 +296,7 @@ class _Builder:
         update = AffineBuilder(num + 2, channels, 1, self.channels)
         update.set(0, ONE, 1.0)
         for k, c in enumerate(self.weights):
-            source = "soft" if k < penalised else "u"
+            source = "soft" if task.l1[k] else "u"
             is_nesterov = task.schedule.method == "nesterov"
             update.link(0, f"v.{c}", 1 + k, source, 1 + beta if is_nesterov else 1.0)
             update.link(0, f"p.{c}", 1 + k, source, 1.0)

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from attnc.errors import BoundNotMet, InputError
 from attnc.incontext.acceleration import Schedule, steps_for
@@ -20,6 +23,9 @@ from attnc.incontext.differences import MAX_HEADS, SLACK, Differences, Sizes, ch
 from attnc.incontext.prompt import Prompt
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True)
@@ -124,3 +130,29 @@ def _with_heads(
     terms += [("updates", amplification * per_step, f"the affine maps in {dtype}, over all steps")]
     rounded = (Term(name, float(up(value, SLACK)), reason) for name, value, reason in terms)
     return Plan(task, gradient, Bound(tuple(rounded)))
+
+
+def proximal_step(
+    weights: Float[np.ndarray, " d"], gradient: Float[np.ndarray, " d"], l1: Float[np.ndarray, " d"], L: float
+) -> Float[np.ndarray, " d"]:
+    """w − prox(w − ∇/L): zero at the optimum."""
+    moved = weights - gradient / L
+    kept: np.ndarray = weights - np.sign(moved) * np.maximum(np.abs(moved) - l1 / L, 0.0)
+    return kept
+
+
+def proximal_bound(
+    weights: Float[np.ndarray, " d"],
+    gradient: Float[np.ndarray, " d"],
+    l1: Float[np.ndarray, " d"],
+    L: float,
+    mu: float,
+) -> Bound:
+    """|w − w*|₂ from what is left at w, for F = smooth + Σ l1_c|w_c|, strongly convex with μ, smooth part with L.
+
+    With s the proximal step, w⁺ = w − s has a subgradient of norm ≤ L|s| + |∇f(w⁺) − ∇f(w)| ≤ 2L|s|, so that
+    |w⁺ − w*| ≤ 2L|s|/μ. Nothing is known for μ = 0. With l1 = 0 it is |∇F(w)|/μ in another guise.
+    """
+    step = float(np.linalg.norm(proximal_step(weights, gradient, l1, L)))
+    value = step * (1 + 2 * L / mu) if mu else math.inf
+    return Bound((Term("optimality", float(up(value, 2**20)), "from the proximal gradient at the weights found"),))

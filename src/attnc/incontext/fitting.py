@@ -25,18 +25,22 @@ class FitError(InputError, ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Columns are centred (if there is an intercept) and divided by their root mean square, the targets centred."""
+    """Columns are centred (if there is an intercept) and divided by √(mean square + damping), the targets centred.
+
+    With the penalty in its place (over the number of rows and the loss's largest curvature) the damping gives every
+    column the same curvature: that is what makes steps of one length serve all.
+    """
 
     mean: Float[np.ndarray, " features"]
     scale: Float[np.ndarray, " features"]
     centre: float
 
     @classmethod
-    def of(cls, X: np.ndarray, y: np.ndarray, *, centred: bool, centred_y: bool) -> Units:
+    def of(cls, X: np.ndarray, y: np.ndarray, *, centred: bool, centred_y: bool, damping: float = 0.0) -> Units:
         mean = X.mean(axis=0) if centred else np.zeros(X.shape[1])
         moved = X - mean
-        scale = np.sqrt((moved**2).mean(axis=0))
-        is_constant = (X[:1] == X).all(axis=0) if centred else scale == 0
+        scale = np.sqrt((moved**2).mean(axis=0) + damping)
+        is_constant = (X[:1] == X).all(axis=0) if centred else (X == 0).all(axis=0)
         if centred and is_constant.any() and len(X) > 1:
             columns = ", ".join(map(str, np.flatnonzero(is_constant)[:8]))
             warnings.warn(

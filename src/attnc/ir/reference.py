@@ -1,7 +1,8 @@
 """The reference: a program evaluated as it is written, in plain numpy, in the program's own dtype.
 
 Nothing is folded: every token is made, every key is projected, for every point. Rows of attention that no later
-layer reads are left out, which changes no bit of the result.
+layer reads are left out, which changes no bit of the result; so are keys that a query may not see, where a mask has few
+segments, which changes no weight.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from attnc.ir.shapes import live_tokens, main_start, memory_start, stream_shapes
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+FEW_SEGMENTS = 4
 WORKING_BYTES = 2**28
 """Points are taken in chunks, and queries in blocks, so that no intermediate is much larger than this."""
 
@@ -124,28 +126,37 @@ def _attention(
     out = queried.copy() if layer.residual else np.zeros((*queried.shape[:2], len(layer.channels)), state.dtype)
     for h, head in enumerate(layer.heads):
         K, V = keyed @ head.W_K, keyed @ head.W_V
-        step = (
-            max(1, WORKING_BYTES // (state.dtype.itemsize * max(1, K.shape[0] * K.shape[1])))
-            if not record
-            else len(rows)
-        )
-        for i in range(0, len(rows), max(1, step)):
-            block = slice(i, i + step)
-            scores = queried[:, block] @ head.W_Q @ K.transpose(0, 2, 1)
-            scores = _masked(scores, head, tokens[block])
-            pattern = softmax(scores)
-            out[:, block] += pattern @ V @ head.W_O
-            if record:
-                record(f"{name}.head{h}.scores", scores)
-                record(f"{name}.head{h}.pattern", pattern)
+        for chosen, keys in _views(head, tokens, whole=record is not None):
+            seen_K, seen_V = K[:, keys], V[:, keys]
+            cells = state.dtype.itemsize * max(1, seen_K.shape[0] * seen_K.shape[1])
+            step = len(rows) if record else max(1, WORKING_BYTES // cells)
+            for i in range(0, len(chosen), max(1, step)):
+                block = chosen[i : i + step]
+                scores = queried[:, block] @ head.W_Q @ seen_K.transpose(0, 2, 1)
+                scores = _masked(scores, head, tokens[block], keys)
+                pattern = softmax(scores)
+                out[:, block] += pattern @ seen_V @ head.W_O
+                if record:
+                    record(f"{name}.head{h}.scores", scores)
+                    record(f"{name}.head{h}.pattern", pattern)
     return out
 
 
-def _masked(scores: np.ndarray, head: Head, tokens: np.ndarray) -> np.ndarray:
-    if head.mask is None:
+def _views(head: Head, tokens: np.ndarray, *, whole: bool) -> list[tuple[np.ndarray, np.ndarray | slice]]:
+    """Queries of one segment, with the keys that they see, where a mask has few segments; else all with all."""
+    if head.mask is not None and not whole:
+        segments = head.mask.query_segments[tokens]
+        distinct = np.unique(segments)
+        if len(distinct) <= FEW_SEGMENTS:
+            queries = [np.flatnonzero(segments == segment) for segment in distinct]
+            return [(q, np.flatnonzero(head.mask.visible(tokens[q[:1]], slice(None))[0])) for q in queries]
+    return [(np.arange(len(tokens)), slice(None))]
+
+
+def _masked(scores: np.ndarray, head: Head, tokens: np.ndarray, keys: np.ndarray | slice) -> np.ndarray:
+    if head.mask is None or not isinstance(keys, slice):
         return scores
-    visible = head.mask.visible(tokens, slice(None))
-    return np.where(visible, scores, -np.inf)
+    return np.where(head.mask.visible(tokens, keys), scores, -np.inf)
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

@@ -1,0 +1,182 @@
+"""Any smooth generalised linear loss A(z) − y·z, given as an expression A in z: its mean function A′ as keys of a head.
+
+The derivative is taken by the rules, the head is fitted (`constructions.spectral_grid`) and proved (`certificates`), so
+that |Σ_k weight_k(z)·v_k − A′(z)| ≤ error for all |z| ≤ reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+
+from attnc.certificates.prover import prove
+from attnc.constructions.keys import Keys
+from attnc.constructions.spectral_grid import spectral_grid
+from attnc.errors import InputError
+from attnc.ir.normal_form import AttentionStage, normal_form
+from attnc.numerics.intervals import Interval
+from attnc.targets.box import Box
+from attnc.targets.expression import Expression
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.tree import (
+    Call,
+    Constant,
+    Negate,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Variable,
+    to_text,
+)
+
+SLOPES = {
+    "exp": "exp(u)",
+    "log": "1/u",
+    "sqrt": "1/(2*sqrt(u))",
+    "sin": "cos(u)",
+    "cos": "-sin(u)",
+    "tanh": "1 - tanh(u)**2",
+    "sinh": "cosh(u)",
+    "cosh": "sinh(u)",
+    "atan": "1/(1 + u**2)",
+    "erf": "2/sqrt(pi)*exp(-u**2)",
+    "softplus": "sigmoid(u)",
+    "sigmoid": "sigmoid(u)*sigmoid(-u)",
+    "silu": "sigmoid(u)*(1 + u*sigmoid(-u))",
+}
+CELLS = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class MeanFunction:
+    """A′ on [−reach, reach]: as text, as keys that are within `error` of it, and the largest |A″| ≤ curvature."""
+
+    text: str
+    reach: float
+    keys: Keys
+    error: float
+    curvature: float
+
+    def __call__(self, z: np.ndarray) -> np.ndarray:
+        return np.asarray(Expression.parse(self.text).with_variables(("z",))(z.reshape(-1, 1))[:, 0]).reshape(z.shape)
+
+
+def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
+    """Of the loss A(z) − y·z, for |z| ≤ reach, proved to within about eps."""
+    parsed = Expression.parse(loss)
+    if parsed.variables != ("z",) or parsed.is_tuple:
+        raise InputError(f"a loss is one expression A(z) in the variable z, for A(z) − y·z; found {loss!r:.80}")
+    if not (np.isfinite(reach) and reach > 0):
+        raise InputError(f"the reach of z is a positive number, found {reach!r}")
+    text = to_text(derivative(parsed.outputs[0]))
+    mean = Expression.parse(text)
+    if mean.variables != ("z",):
+        raise InputError(f"the loss {loss!r} is linear: its mean function {text} does not depend on z")
+    target = ExpressionTarget(mean, Box.parse({"z": (-reach, reach)}))
+    built = spectral_grid(target, eps=eps)
+    proven = prove(built.program, target, eps=eps)
+    (stage,) = normal_form(built.program).stages
+    assert isinstance(stage, AttentionStage)
+    (head,) = stage.heads
+    slopes, offsets = head.scores(0)
+    values = (head.values.constant @ head.W_O)[:, 0]
+    edges = np.linspace(-reach, reach, CELLS + 1)
+    cells = Interval(edges[:-1, None], edges[1:, None])
+    _, gradients = mean.ranges_and_gradients(cells)
+    curvature = float(np.maximum(np.abs(gradients.lo), np.abs(gradients.hi)).max())
+    keys = Keys(np.asarray(slopes, np.float64)[:, 0], np.asarray(offsets, np.float64), np.asarray(values, np.float64))
+    return MeanFunction(text, reach, keys, proven.bound, curvature)
+
+
+def derivative(node: Node) -> Node:
+    """d/dz, with zeros and ones left out."""
+    match node:
+        case Number() | Constant():
+            return _number(0)
+        case Variable():
+            return _number(1)
+        case Sum(terms):
+            return _sum(*map(derivative, terms))
+        case Negate(operand):
+            return _negate(derivative(operand))
+        case Product(factors):
+            return _sum(
+                *(_product(*factors[:i], derivative(factor), *factors[i + 1 :]) for i, factor in enumerate(factors))
+            )
+        case Quotient(dividend, divisor):
+            if _is(derivative(divisor), 0):
+                return _quotient(derivative(dividend), divisor)
+            top = _sum(_product(derivative(dividend), divisor), _negate(_product(dividend, derivative(divisor))))
+            return _quotient(top, Power(divisor, _number(2)))
+        case Power(base, Number(value)):
+            return _product(_number(value), _power(base, value - 1), derivative(base))
+        case Power(base, exponent):
+            return derivative(Call("exp", (Product((exponent, Call("log", (base,)))),)))
+        case Call(name, (argument,)) if name in SLOPES:
+            return _product(_substituted(_slope(name), {"u": argument}), derivative(argument))
+        case Call(name, _):
+            raise InputError(f"{name} is not smooth, or its derivative is not known: use one of {', '.join(SLOPES)}")
+
+
+@cache
+def _slope(name: str) -> Node:
+    return Expression.parse(SLOPES[name]).outputs[0]
+
+
+def _substituted(node: Node, by: Mapping[str, Node]) -> Node:
+    match node:
+        case Variable(name):
+            return by[name]
+        case Sum(terms):
+            return Sum(tuple(_substituted(term, by) for term in terms))
+        case Product(factors):
+            return Product(tuple(_substituted(factor, by) for factor in factors))
+        case Quotient(dividend, divisor):
+            return Quotient(_substituted(dividend, by), _substituted(divisor, by))
+        case Power(base, exponent):
+            return Power(_substituted(base, by), _substituted(exponent, by))
+        case Negate(operand):
+            return Negate(_substituted(operand, by))
+        case Call(name, arguments):
+            return Call(name, tuple(_substituted(argument, by) for argument in arguments))
+        case _:
+            return node
+
+
+def _number(value: int | Fraction) -> Number:
+    return Number(Fraction(value))
+
+
+def _is(node: Node, value: int) -> bool:
+    return isinstance(node, Number) and node.value == value
+
+
+def _sum(*terms: Node) -> Node:
+    kept = tuple(term for term in terms if not _is(term, 0))
+    return Sum(kept) if len(kept) > 1 else (kept[0] if kept else _number(0))
+
+
+def _product(*factors: Node) -> Node:
+    if any(_is(factor, 0) for factor in factors):
+        return _number(0)
+    kept = tuple(factor for factor in factors if not _is(factor, 1))
+    return Product(kept) if len(kept) > 1 else (kept[0] if kept else _number(1))
+
+
+def _quotient(dividend: Node, divisor: Node) -> Node:
+    return _number(0) if _is(dividend, 0) else Quotient(dividend, divisor)
+
+
+def _power(base: Node, exponent: Fraction) -> Node:
+    return base if exponent == 1 else (_number(1) if exponent == 0 else Power(base, _number(exponent)))
+
+
+def _negate(node: Node) -> Node:
+    return node if _is(node, 0) else Negate(node)

@@ -1,0 +1,186 @@
+"""Logistic, Poisson and any smooth loss: one gradient within δ, paths of exact descent, scikit-learn's coefficients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn import linear_model
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, make_classification
+from sklearn.exceptions import ConvergenceWarning
+
+from attnc.engines.prompt import run
+from attnc.errors import ExpressionError, InputError
+from attnc.incontext.acceleration import Schedule
+from attnc.incontext.classifiers import LogisticRegression
+from attnc.incontext.descent import Task, descent_program
+from attnc.incontext.differences import Differences, Sizes, choose
+from attnc.incontext.glm import LOGISTIC, Model, glm_program
+from attnc.incontext.losses import mean_function
+from attnc.incontext.poisson import PoissonRegressor
+from attnc.incontext.prompt import Prompt
+from incontext.exact_descent import exact_path
+
+SHARP = {"tol": 1e-12, "max_iter": 10**5, "solver": "newton-cholesky"}
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z.astype(np.longdouble)))
+
+
+def one_step(model: Model, X, y, start) -> np.ndarray:
+    """The gradient at `start`: a plain step of length 1 without penalty leaves start − g."""
+    tokens = model.prompt.tokens(X, y)
+    first = np.zeros((1, tokens.shape[1]))
+    first[0, : len(start)] = start
+    return start - run(glm_program(model), [np.vstack([first, tokens])])
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_one_logistic_gradient_is_within_delta_and_delta_is_not_vacuous(heads, mean):
+    rows, x, weights = 24, 1.5, 60.0
+    model = Model(
+        Prompt(rows, 2, intercept=True),
+        Schedule("plain", 1, 1.0, 1.0),
+        Differences(heads, 0.5),
+        LOGISTIC,
+        1.0,
+        (0.0,) * 3,
+        mean,
+    )
+    delta, worst = model.gradient_bound(x, weights, 0.0, "float64").value, 0.0
+    rng = np.random.default_rng(0)
+    for trial in range(4):
+        start = np.array([weights, 0, 0]) if trial == 0 else rng.normal(size=3)
+        X = np.tile([np.sqrt(x**2 - 1), 0.0], (rows, 1)) if trial == 0 else rng.uniform(-0.7, 0.7, (rows, 2))
+        y = np.zeros(rows) if trial == 0 else rng.integers(0, 2, rows)
+        columns = np.column_stack([X, np.ones(rows)])
+        exact = columns.T @ (sigmoid(columns @ start) - y) / (rows if mean else 1)
+        error = float(np.linalg.norm(one_step(model, X, y, start) - exact))
+        assert error <= delta
+        worst = max(worst, error)
+    assert delta <= 10 * worst
+
+
+@pytest.mark.parametrize(
+    ("loss", "reach"), [("exp(z)", 3.0), ("softplus(z)", 8.0), ("log(cosh(z))", 5.0), ("z**2/2", 4.0)]
+)
+def test_a_loss_given_as_an_expression(loss, reach):
+    """The keys are within the proven error, and one gradient within δ with it."""
+    found = mean_function(loss, reach, 1e-7)
+    z = np.linspace(-reach, reach, 4001)
+    assert np.abs(found.keys(z) - found(z)).max() <= found.error <= 1e-6
+    slopes = np.abs(np.diff(found(z)) / np.diff(z))
+    assert slopes.max() <= found.curvature <= 1.1 * slopes.max()
+    rng = np.random.default_rng(1)
+    X, y, start = rng.uniform(-1, 1, (20, 2)), rng.normal(size=20), np.array([0.6, -0.5]) * reach
+    size = float(np.abs(found.keys.values).max()) + np.abs(y).max()
+    model = Model(
+        Prompt(25, 2),
+        Schedule("plain", 1, 1.0, 1.0),
+        choose(Sizes(25, 2, 1.5, size, size), 4, "float64"),
+        found.keys,
+        size,
+        (0.0, 0.0),
+    )
+    error = np.linalg.norm(one_step(model, X, y, start) - X.T @ (found(X @ start) - y))
+    assert error <= model.gradient_bound(np.sqrt(2), reach, found.error, "float64").value
+
+
+@pytest.mark.parametrize("wrong", ["relu(z)", "abs(z)", "z + y", "3*z", "(z, z**2)", "z**2 +"])
+def test_losses_that_do_not_serve(wrong):
+    with pytest.raises((InputError, ExpressionError)):
+        mean_function(wrong, 1.0, 1e-6)
+
+
+@pytest.mark.parametrize("method", ["plain", "heavy_ball", "nesterov"])
+def test_logistic_paths_follow_exact_descent(method):
+    X, y = make_classification(40, 4, random_state=1)
+    columns = np.column_stack([X, np.ones(40)])
+    penalty = np.array([0.5] * 4 + [0.2])
+    L = np.linalg.eigvalsh(columns.T @ columns / 4 + np.diag(penalty))[-1]
+    prompt = Prompt(50, 4, intercept=True)
+    sizes = Sizes(50, 2, np.linalg.norm(columns, axis=1).max(), 1.0, 2.0)
+    schedule = Schedule(method, 40, L, 0.2)
+    model = Model(prompt, schedule, choose(sizes, 4, "float64"), LOGISTIC, 1.0, tuple(penalty))
+    tokens = np.vstack([np.zeros(6), prompt.tokens(X, y)])
+    found = run(glm_program(model), [tokens])
+    wide = columns.astype(np.longdouble)
+    exact = exact_path(schedule, lambda v: wide.T @ (sigmoid(wide @ v) - y) + penalty * v, np.zeros(5))[-1]
+    delta = model.gradient_bound(sizes.x, 10.0, 0.0, "float64").value
+    assert np.linalg.norm(found - exact) <= 10 * schedule.amplification * delta
+    assert np.linalg.norm(found - glm_program(model)(tokens[None])[0]) <= 10 * schedule.amplification * delta
+
+
+def standardised_cancer():
+    X, y = load_breast_cancer(return_X_y=True)
+    return (X - X.mean(axis=0)) / X.std(axis=0), y
+
+
+def test_logistic_regression_on_breast_cancer():
+    X, y = standardised_cancer()
+    ours, theirs = LogisticRegression().fit(X, y), linear_model.LogisticRegression(**SHARP).fit(X, y)
+    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-5
+    assert np.abs(ours.intercept_ - theirs.intercept_).max() <= 1e-5
+    assert (ours.predict(X) == theirs.predict(X)).all()
+    assert np.abs(ours.predict_proba(X) - theirs.predict_proba(X)).max() <= 1e-6
+
+
+def test_string_labels_padding_and_no_intercept():
+    X, y = make_classification(80, 5, random_state=0)
+    names = np.array(["no", "yes"])[y]
+    ours = LogisticRegression(fit_intercept=False, max_rows=100).fit(X, names)
+    theirs = linear_model.LogisticRegression(fit_intercept=False, **SHARP).fit(X, names)
+    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-6
+    assert (ours.predict(X) == theirs.predict(X)).all()
+    assert np.abs(ours.program_(ours.prompt_[None])[0] - ours.trajectory_[-1]).max() <= 1e-9
+
+
+def test_separable_classes_stop_with_the_gradient_norm():
+    X, y = load_iris(return_X_y=True)
+    with pytest.warns(ConvergenceWarning, match="gradient of norm .* separable"):
+        model = LogisticRegression(C=1e6, max_iter=200).fit(X[y < 2], y[y < 2])
+    assert model.gradient_norm_ > 0
+
+
+def test_targets_that_do_not_serve():
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(ValueError, match="Only binary classification is supported"):
+        LogisticRegression().fit(X, y)
+    for model, complaint in ((LogisticRegression(C=0), "C is"), (LogisticRegression(method="chebyshev"), "method")):
+        with pytest.raises(ValueError, match=complaint):
+            model.fit(X[:100], y[:100])
+    with pytest.raises(ValueError, match="counts"):
+        PoissonRegressor().fit(X, -1.0 - y)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.0])
+def test_poisson_regression(alpha):
+    X, y = load_diabetes(return_X_y=True)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    ours, theirs = PoissonRegressor(alpha).fit(X, y), linear_model.PoissonRegressor(alpha=alpha, **SHARP).fit(X, y)
+    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-9
+    assert abs(ours.intercept_ - theirs.intercept_) <= 1e-9
+    assert np.abs(ours.predict(X) / theirs.predict(X) - 1).max() <= 1e-9
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_one_poisson_gradient(mean):
+    rng = np.random.default_rng(4)
+    X, y, start = rng.uniform(-1, 1, (15, 3)), rng.poisson(2.0, 15), np.array([0.5, -1.0, 0.7])
+    sizes = Sizes(20, 2, 2.0, float(y.max()), float(y.max()), mean)
+    task = Task(
+        Prompt(20, 3),
+        Schedule("plain", 1, 1.0, 1.0),
+        choose(sizes, 4, "float64"),
+        2.2,
+        (0.0,) * 3,
+        mean=mean,
+        loss="poisson",
+        targets=float(y.max()),
+    )
+    found = start - run(descent_program([task]), [start, task.prompt.tokens(X, y)])
+    exact = X.T @ (np.exp(X @ start) - y) / (15 if mean else 1)
+    # e^z is summed as it is: what is off is the moment Σ y_i x_i, and rounding of a few units.
+    rounding = 1e-14 * np.abs(X).sum() * np.exp(2.2)
+    assert np.linalg.norm(found - exact) <= task.differences.bound(sizes, "float64").value + rounding
