@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PROOF_SECONDS = 30.0
 SECONDS_BEFORE_STAGES = 3.0
+TRUNCATION = "anchors that the engine leaves out of a grid, and the like"
 TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
 MAX_PROVED_ANCHORS = 20_000
 """A larger network whose theorem brings a bound keeps that one: a proof by leaves would take minutes."""
@@ -91,7 +92,7 @@ def _with_truncation(network: Network) -> Network:
     claim, truncation = network.certificate, network.truncation
     if claim.bound is None or truncation == 0:
         return network
-    term = Term("truncation", truncation, "anchors that the engine leaves out of a grid, and the like")
+    term = Term("truncation", truncation, TRUNCATION)
     bound = float(up(claim.bound + truncation))
     return dataclasses.replace(network, certificate=dataclasses.replace(claim, bound=bound, terms=(*claim.terms, term)))
 
@@ -129,14 +130,19 @@ def _proved(
         found = prove_staged(network.program, target, derivation, time_budget=seconds, progress=progress)
     except ProgramError:
         return whole
-    if whole is not None and whole.bound is not None and whole.bound <= found.bound:
+    bound, terms = float(up(found.bound + network.truncation)) if network.truncation else found.bound, found.terms
+    if whole is not None and whole.bound is not None and whole.bound <= bound:
         return whole
+    if network.truncation:
+        terms = (*terms, Term("truncation", network.truncation, TRUNCATION))
     return dataclasses.replace(
         claim,
-        bound=found.bound,
-        terms=found.terms,
+        bound=bound,
+        terms=terms,
+        truncation=network.truncation,
         method="staged proof",
         stages=found.as_json(),
+        outputs=found.outputs,
         complete=found.complete,
     )
 

@@ -35,6 +35,9 @@ from attnc_checker.jets import Poly, above, add, factorial, monomials, norm, var
 from attnc_checker.network import Head, Row
 from attnc_checker.rounding import Arithmetic, most
 
+FEW = 64
+"""Of more keys with moving values it is not asked how far apart each two are."""
+
 
 @dataclass(frozen=True)
 class Box:
@@ -98,6 +101,8 @@ class Average:
         self.scores, self.score_sizes = (
             [(*map(arb, rows[k]),) for k in self.order] for rows in (head.scores, head.score_sizes)
         )
+        slack = head.score_slack or [arb(0)] * len(self.order)
+        self.score_slack = [slack[k] for k in self.order]
         self.values, self.value_sizes = (
             {o: _short([(*map(arb, rows[k]),) for k in self.order]) for o, rows in table.items()}
             for table in (head.values, head.value_sizes)
@@ -126,11 +131,12 @@ class Average:
         reach = box.reach
         largest = {o: most(at(row, reach) for row in rows) for o, rows in self.value_sizes.items()}
         dropped = {o: x + 8 * mass * largest[o] for o, x in self.dropped.items()}
-        return Average(Head(scores, sizes, h.n_score, values, value_sizes, h.n_value), self.num_keys, dropped)
+        slack = [h.score_slack[k] for k in kept] if h.score_slack else []
+        return Average(Head(scores, sizes, h.n_score, values, value_sizes, h.n_value, slack), self.num_keys, dropped)
 
     def _score_errors(self, box: Box, arithmetic: Arithmetic) -> list[Any]:
         gamma, reach = arithmetic.gamma(self.head.n_score), box.reach
-        return [gamma * at(row, reach) for row in self.score_sizes]
+        return [gamma * at(row, reach) + x for row, x in zip(self.score_sizes, self.score_slack, strict=True)]
 
     def summation(self, o: int, box: Box, weights: list[Any], average: Any, arithmetic: Arithmetic) -> Any:
         reach = box.reach
@@ -203,7 +209,7 @@ class Average:
             ends = [
                 [t * (abs(x - a) + y) for t, x, y in zip(tau, apart, swings, strict=True)] for a in (spread, -spread)
             ]
-            error += most(map(over_box.above, ends)) / slack
+            error += self._apart(o, box, share, tau).min(most(map(over_box.above, ends))) / slack
             known = abs(v0) + norm(Q) + error
             sizes = [at(row, reach) for row in self.value_sizes[o]]
             sized = over_box.above([x * (1 + t) for t, x in zip(tau, sizes, strict=True)]) / slack
@@ -211,6 +217,15 @@ class Average:
             error += self.dropped[o]
             found[o] = (add(Q, {0: v0}), error)
         return found
+
+    def _apart(self, o: int, box: Box, share: list[Any], tau: list[Any]) -> Any:
+        """Σ p_k τ_k |v_k − A| by |v_k − A| ≤ Σ_l p_l |v_k − v_l|, where values move and keys are few."""
+        rows = self.values[o]
+        if len(rows[0]) == 1 or len(rows) > FEW:
+            return arb("inf")
+        gaps = ([minus(row, other) for other in rows] for row in rows)
+        sizes = ([abs(at(row, box.centre)) + swing(row, box.half) for row in line] for line in gaps)
+        return dot(share, tau, [dot(share, line) for line in sizes])
 
     def _moments(self, tensor: Any, tables: list[Any], m: int, d: int) -> Poly:
         """Σ_k tensor_k Π_i (table_i)_{j_i k_i}/j!, contracted axis by axis."""

@@ -18,7 +18,8 @@ from flint import arb, ctx
 
 from attnc_checker.averages import Average, Box
 from attnc_checker.claims import Cell, Claim, Leaf, read_claim
-from attnc_checker.expressions import parse
+from attnc_checker.composition import lines
+from attnc_checker.expressions import Function, parse
 from attnc_checker.files import (
     MAX_JSON,
     MAX_WEIGHTS,
@@ -30,7 +31,7 @@ from attnc_checker.files import (
     read_bytes,
 )
 from attnc_checker.leaves import Prover
-from attnc_checker.network import FLOATS, Reduction, exact
+from attnc_checker.network import FLOATS, Reduction, Stage, exact
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.tails import tail_error
 
@@ -40,8 +41,8 @@ PIECES = 16
 """A leaf that does not pass whole may be cut into so many: what holds on every piece holds on the leaf."""
 REGIONS = 256
 """The box is taken in at most so many parts, in each of which keys that are far behind are left out."""
-FEW = 16
-"""Fewer leaves are not worth other processes."""
+FEW, FEW_IN_STAGES = 16, 500
+"""Fewer leaves are not worth other processes, each of which goes through the stages for itself."""
 
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
@@ -107,10 +108,67 @@ def check(
         claim.bound if claim else None,
         worst,
         claim.dtype if claim else None,
-        len(claim.leaves) if claim else 0,
+        claim.num_leaves if claim else 0,
         tuple(assumed),
         time.monotonic() - started,
     )
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Leaves that have to prove a stage, or the whole network, to be within `bound` of a function on a box."""
+
+    name: str
+    variables: tuple[str, ...]
+    ends: tuple[tuple[float, float], ...]
+    bound: float
+    spent: float  # of the bound, in advance
+    leaves: tuple[Leaf, ...]
+    prover: Prover
+
+    def cell_ends(self, cell: Cell) -> list[tuple[Any, Any]]:
+        """Exact rationals, as the ends of the box are float64 numbers."""
+        level, index = cell
+        whole = [(exact(lo), (exact(hi) - exact(lo)) / 2**level) for lo, hi in self.ends]
+        return [(lo + i * width, lo + (i + 1) * width) for (lo, width), i in zip(whole, index, strict=True)]
+
+    def box(self, cell: Cell) -> Box:
+        ends = self.cell_ends(cell)
+        return Box([arb((lo + hi) / 2) for lo, hi in ends], [arb((hi - lo) / 2) for lo, hi in ends])
+
+    def regions(self) -> list[tuple[Cell | None, list[Leaf]]]:
+        """The leaves by the cell of a coarse division that they lie in."""
+        coarse = (REGIONS.bit_length() - 1) // len(self.ends)
+        found: dict[Cell | None, list[Leaf]] = {}
+        for leaf in self.leaves:
+            region = leaf.cell
+            if region is not None:
+                up = max(0, region[0] - coarse)
+                region = (region[0] - up, tuple(i >> up for i in region[1]))
+            found.setdefault(region, []).append(leaf)
+        return list(found.items())
+
+    def prove(self, prover: Prover, leaf: Leaf, cell: Cell | None, pieces: int = PIECES) -> Any:
+        """A bound on a leaf or on a part of it, at most the claimed one; Refused if that is not found."""
+        try:
+            if cell is None:
+                start = exact(self.ends[0][0 if leaf.order < 0 else 1])
+                found = tail_error(prover.stage, prover.function, start, leaf.order)
+            else:
+                spent = arb(self.spent)
+                found = prover.error(leaf.kind, leaf.order, self.box(cell), self.bound - spent) + spent
+            if found <= self.bound:  # False for nan
+                return found
+            reason = f"the bound found here is {float(found):.6g}"
+        except (ArithmeticError, ValueError) as error:
+            reason = str(error)
+        if cell is not None and pieces >= 2 ** len(cell[1]):
+            parts = itertools.product(*((2 * i, 2 * i + 1) for i in cell[1]))
+            return max(self.prove(prover, leaf, (cell[0] + 1, part), pieces >> len(cell[1])) for part in parts)
+        places = zip(self.variables, self.cell_ends(cell) if cell else [], strict=False)
+        where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
+        where = where or f"beyond the core on side {leaf.order}"
+        raise Refused(f"{self.name}the {leaf.kind} leaf {where} is not re-proved to {self.bound:.6g}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -121,79 +179,62 @@ class Task:
     structure: Any
     tensors: dict[str, Tensor]
 
-    def prover(self) -> Prover:
-        reach = [arb(max(abs(lo), abs(hi))) for lo, hi in self.claim.ends]
-        reduction = Reduction(self.structure, self.tensors, reach)
-        if self.claim.dtype not in (reduction.dtype, "real"):
-            raise Refused(f"the bound is claimed for {self.claim.dtype}, but the weights are {reduction.dtype}")
-        function = parse(self.claim.expression, self.claim.variables)
+    def subjects(self) -> tuple[list[Subject], float | None]:
+        """What leaves have to prove; and, of a deep program, the bound that follows."""
+        claim = self.claim
+        reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
+        reduction, arithmetic = Reduction(self.structure, self.tensors, reach, claim.is_staged), Arithmetic(claim.dtype)
+        if claim.dtype not in (reduction.dtype, "real"):
+            raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {reduction.dtype}")
+        function = parse(claim.expression, claim.variables)
         if len(function[1]) != reduction.num_outputs:
             raise Refused(f"the network has {reduction.num_outputs} output(s), the expression {len(function[1])}")
-        stage = reduction.stage()
-        return Prover(stage, [Average(head) for head in stage.heads], function, Arithmetic(self.claim.dtype))
 
-    def ends(self, cell: Cell) -> list[tuple[Any, Any]]:
-        """Exact rationals, as the ends of the box are float64 numbers."""
-        level, index = cell
-        whole = [(exact(lo), (exact(hi) - exact(lo)) / 2**level) for lo, hi in self.claim.ends]
-        return [(lo + i * width, lo + (i + 1) * width) for (lo, width), i in zip(whole, index, strict=True)]
+        def prover(stage: Stage, function: Function) -> Prover:
+            return Prover(stage, [Average(head) for head in stage.heads], function, arithmetic)
 
-    def box(self, cell: Cell) -> Box:
-        ends = self.ends(cell)
-        return Box([arb((lo + hi) / 2) for lo, hi in ends], [arb((hi - lo) / 2) for lo, hi in ends])
-
-    def regions(self) -> list[tuple[Cell | None, list[Leaf]]]:
-        """The leaves by the cell of a coarse division that they lie in."""
-        coarse = (REGIONS.bit_length() - 1) // len(self.claim.ends)
-        found: dict[Cell | None, list[Leaf]] = {}
-        for leaf in self.claim.leaves:
-            region = leaf.cell
-            if region is not None:
-                up = max(0, region[0] - coarse)
-                region = (region[0] - up, tuple(i >> up for i in region[1]))
-            found.setdefault(region, []).append(leaf)
-        return list(found.items())
+        if not claim.is_staged:
+            whole = prover(reduction.stage(), function)
+            return [Subject("", claim.variables, claim.ends, claim.bound, claim.truncation, claim.leaves, whole)], None
+        found, composed = lines(claim, reduction, arithmetic)
+        if not composed <= claim.bound:
+            raise Refused(f"the errors of the stages add up to {float(composed):.9g}, the bound is {claim.bound:.9g}")
+        return [
+            Subject(
+                f"stage {line.claim.name}, {line.claim.channel!r:.60}: ",
+                ("t",),
+                (line.claim.ends,),
+                line.claim.bound,
+                0.0,
+                line.claim.leaves,
+                prover(line.stage, line.function),
+            )
+            for line in found
+        ], float(composed)
 
 
 class Worker:
     """Proves leaves; one for each process."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.claim, self.prover = task, task.claim, task.prover()
-        self.coarse: dict[Cell, Prover] = {}
+        self.task = task
+        self.subjects, self.composed = task.subjects()
+        self.coarse: dict[tuple[int, Cell], Prover] = {}
 
-    def prove_region(self, region: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
-        prover = self.prover
+    def jobs(self) -> list[tuple[int, Cell | None, list[Leaf]]]:
+        return [(number, *region) for number, subject in enumerate(self.subjects) for region in subject.regions()]
+
+    def prove_region(self, number: int, region: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
+        subject = self.subjects[number]
+        prover = subject.prover
         if region is not None:
             level, index = region
             up = level - level // 2  # keys are left out in two steps, of which the first serves many regions
             parent = (level - up, tuple(i >> up for i in index))
-            if parent not in self.coarse:
-                self.coarse[parent] = self.prover.within(self.task.box(parent))
-            prover = self.coarse[parent].within(self.task.box(region))
-        return len(leaves), float(max(self.prove(prover, leaf, leaf.cell) for leaf in leaves))
-
-    def prove(self, prover: Prover, leaf: Leaf, cell: Cell | None, pieces: int = PIECES) -> Any:
-        """A bound on a leaf or on a part of it, at most the claimed one; Refused if that is not found."""
-        try:
-            if cell is None:
-                start = exact(self.claim.ends[0][0 if leaf.order < 0 else 1])
-                found = tail_error(prover.stage, prover.function, start, leaf.order)
-            else:
-                spent = arb(self.claim.truncation)
-                found = prover.error(leaf.kind, leaf.order, self.task.box(cell), self.claim.bound - spent) + spent
-            if found <= self.claim.bound:  # False for nan
-                return found
-            reason = f"the bound found here is {float(found):.6g}"
-        except (ArithmeticError, ValueError) as error:
-            reason = str(error)
-        if cell is not None and pieces >= 2 ** len(cell[1]):
-            parts = itertools.product(*((2 * i, 2 * i + 1) for i in cell[1]))
-            return max(self.prove(prover, leaf, (cell[0] + 1, part), pieces >> len(cell[1])) for part in parts)
-        places = zip(self.claim.variables, self.task.ends(cell) if cell else [], strict=False)
-        where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
-        where = where or f"beyond the core on side {leaf.order}"
-        raise Refused(f"the {leaf.kind} leaf {where} is not re-proved to {self.claim.bound:.6g}: {reason}")
+            if (number, parent) not in self.coarse:
+                self.coarse[number, parent] = prover.within(subject.box(parent))
+            prover = self.coarse[number, parent].within(subject.box(region))
+        return len(leaves), float(max(subject.prove(prover, leaf, leaf.cell) for leaf in leaves))
 
 
 def read_task(folder: Path, name: str = MAIN) -> Task:
@@ -220,24 +261,26 @@ def read_task(folder: Path, name: str = MAIN) -> Task:
 
 
 def _prove_all(task: Task, processes: int, progress: Progress | None) -> float:
-    worker, regions = Worker(task), task.regions()
-    done, worst, count = 0, 0.0, len(task.claim.leaves)
-    for leaves, found in _results(worker, regions, processes if count >= FEW else 1):
+    worker = Worker(task)
+    done, worst, count = 0, 0.0, task.claim.num_leaves
+    few = FEW_IN_STAGES if task.claim.is_staged else FEW
+    for leaves, found in _results(worker, processes if count >= few else 1):
         done, worst = done + leaves, max(worst, found)
         if progress:
             progress(done, count)
     if done != count:
         raise Refused(f"only {done} of {count} leaves were looked at")
-    return worst
+    return worst if worker.composed is None else worker.composed
 
 
-def _results(worker: Worker, regions: list[Any], processes: int) -> Iterator[tuple[int, float]]:
+def _results(worker: Worker, processes: int) -> Iterator[tuple[int, float]]:
+    jobs = worker.jobs()
     if processes == 1:
-        yield from (worker.prove_region(*region) for region in regions)
+        yield from (worker.prove_region(*job) for job in jobs)
         return
-    with ProcessPoolExecutor(min(processes, len(regions)), initializer=_start, initargs=(worker.task,)) as pool:
+    with ProcessPoolExecutor(min(processes, len(jobs)), initializer=_start, initargs=(worker.task,)) as pool:
         try:
-            for future in as_completed([pool.submit(_work, *region) for region in regions]):
+            for future in as_completed([pool.submit(_work, *job) for job in jobs]):
                 yield future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -251,8 +294,8 @@ def _start(task: Task) -> None:
     _own[:] = [Worker(task)]
 
 
-def _work(region: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
-    return _own[0].prove_region(region, leaves)
+def _work(number: int, region: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
+    return _own[0].prove_region(number, region, leaves)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ FIELDS: tuple[str, ...] = (
     "terms",
 )
 FIELDS += ("assumptions", "method", "leaves")
-MAX_LEVEL = 128
+MAX_LEVEL, MAX_STAGES = 128, 1000
 MAX_ORDERS = (24, 20, 12, 8)
 """In one, two, three and more variables: beyond these a proof takes long and gains nothing."""
 
@@ -36,6 +36,29 @@ class Leaf(NamedTuple):
 
 
 @dataclass(frozen=True)
+class StageClaim:
+    """What attention writes into the channel is carrier·function(t) at t = argument, in the names of earlier stages.
+
+    For t in `ends` its heads are within `bound` of the function, held at the ends of `held` if there are any; and the
+    error that t already has is `passed` in that of the function.
+    """
+
+    layer: str
+    channel: str
+    name: str
+    function: str
+    argument: str
+    argument_as: str | None  # an expression in the variables that is known to be the same
+    carrier: str | None
+    carrier_as: str | None
+    ends: tuple[float, float]
+    held: tuple[float, float] | None
+    bound: float
+    passed: float
+    leaves: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
 class Claim:
     """sup |f − network| ≤ bound over the box, in this arithmetic."""
 
@@ -46,6 +69,13 @@ class Claim:
     dtype: str
     truncation: float  # what engines that leave out far keys may be off by besides: part of the bound
     leaves: tuple[Leaf, ...]
+    is_staged: bool
+    stages: tuple[StageClaim, ...]  # of a deep program, whose outputs are combinations of them
+    outputs: tuple[Any, ...]
+
+    @property
+    def num_leaves(self) -> int:
+        return len(self.leaves) + sum(len(stage.leaves) for stage in self.stages)
 
 
 def read_claim(data: dict[str, Any]) -> Claim:
@@ -54,8 +84,8 @@ def read_claim(data: dict[str, Any]) -> Claim:
         raise BadFile(f"certificate.json lacks {missing[0]!r}")
     if data["format"] != "attnc.certificate/1":
         raise BadFile(f"certificate.json has the format {data['format']!r:.40}, not 'attnc.certificate/1'")
-    if data["method"] != "proof":
-        raise Refused(f"the method is {data['method']!r:.40}: only a proof by leaves can be proved again")
+    if data["method"] not in ("proof", "staged proof"):
+        raise Refused(f"the method is {data['method']!r:.40}: only proofs by leaves can be proved again")
     if data["norm"] != "inf":
         raise Refused(f"the norm is {data['norm']!r:.40}: only bounds at every point ('inf') can be proved again")
     if data["dtype"] not in (*FORMATS, "real"):
@@ -69,11 +99,49 @@ def read_claim(data: dict[str, Any]) -> Claim:
     if truncation < 0:
         raise Refused(f"the truncation {truncation} is negative")
     variables, ends, sides = _box(data["box"], data.get("core"))
-    if not isinstance(data["leaves"], list):
+    is_staged = data["method"] == "staged proof"
+    leaves = () if is_staged else _leaves(data["leaves"], len(variables), sides)
+    stages, outputs = ([], []) if not is_staged else (data.get("stages"), data.get("outputs"))
+    if not isinstance(stages, list) or not isinstance(outputs, list) or len(stages) > MAX_STAGES:
+        raise BadFile(f"certificate.json: stages or outputs are no lists, or there are more than {MAX_STAGES} stages")
+    claims = tuple(map(_stage, stages))
+    return Claim(
+        data["expression"], variables, ends, bound, data["dtype"], truncation, leaves, is_staged, claims, tuple(outputs)
+    )
+
+
+def _stage(entry: Any) -> StageClaim:
+    texts = ("stage", "channel", "name", "function", "argument")
+    others = ("argument_as", "carrier", "carrier_as")
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in texts):
+        raise BadFile(f"certificate.json: a stage is not described by the texts {', '.join(texts)}")
+    if not all(isinstance(entry.get(key), str | None) for key in others):
+        raise BadFile(f"certificate.json: one of {', '.join(others)} of a stage is no text")
+    held = None if entry.get("held") is None else _pair(entry["held"], "held")
+    ends = _pair(entry.get("interval"), "interval")
+    bound, passed = (_number(entry.get(key), f"{key} of a stage") for key in ("bound", "passed"))
+    if bound < 0 or passed < 0:
+        raise Refused(f"a bound of stage {entry['name']!r:.40} is negative")
+    leaves = _leaves(entry.get("leaves"), 1, set())
+    fields: list[Any] = [*map(entry.get, (*texts, *others)), ends, held, bound, passed, leaves]
+    return StageClaim(*fields)
+
+
+def _pair(value: Any, name: str) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise BadFile(f"certificate.json: {name} is no [lo, hi]")
+    low, high = (_number(x, f"an end of {name}") for x in value)
+    if not low < high:
+        raise Refused(f"{name} [{low}, {high}] of a stage is empty or reversed")
+    return low, high
+
+
+def _leaves(entries: Any, d: int, sides: set[int]) -> tuple[Leaf, ...]:
+    if not isinstance(entries, list):
         raise BadFile("certificate.json: leaves is no list")
-    leaves = tuple(_leaf(entry, len(variables)) for entry in data["leaves"])
-    _cover(leaves, len(variables), sides)
-    return Claim(data["expression"], variables, ends, bound, data["dtype"], truncation, leaves)
+    leaves = tuple(_leaf(entry, d) for entry in entries)
+    _cover(leaves, d, sides)
+    return leaves
 
 
 def _number(value: Any, name: str) -> float:

@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import reduce
 from typing import Any
 
-from flint import arb, fmpq
+from flint import fmpq
 
 from attnc_checker.files import BadFile
 
@@ -43,28 +43,34 @@ ARITY = {name: (1, 1) for name in UNARY.split()} | {"min": (2, 999), "max": (2, 
 
 
 def parse(text: Any, variables: Sequence[str]) -> Function:
-    if not isinstance(text, str) or len(text) > MAX_LENGTH:
-        raise BadFile(f"the certificate's expression is no text of at most {MAX_LENGTH:,} characters")
-    try:
-        position = 0
-        while position < len(text):
-            if not (token := TOKEN.match(text, position)):
-                raise ValueError(f"unknown characters at {text[position : position + 20]!r}")
-            position = token.end()
-        line = re.sub(r"\s", " ", text).strip()
-        body = ast.parse(line, mode="eval").body
-        reader = _Reader(line, list(variables))
-        outputs = [reader.read(part) for part in (body.elts if isinstance(body, ast.Tuple) else [body])]
-        return reader.steps, outputs
-    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
-        raise BadFile(f"the expression {text[:60]!r} cannot be read: {error}") from None
+    reader = Reader(variables)
+    outputs = reader.parse(text)
+    return reader.steps, outputs
 
 
-class _Reader:
-    def __init__(self, line: str, variables: list[str]) -> None:
-        self.line, self.variables = line, variables
+class Reader:
+    """Collects the steps of texts, in which `names` stand for earlier steps."""
+
+    def __init__(self, variables: Sequence[str]) -> None:
         self.steps: list[tuple[Any, ...]] = []
         self.places: dict[tuple[Any, ...], int] = {}
+        self.variables = {name: self.add("variable", i) for i, name in enumerate(variables)}
+
+    def parse(self, text: Any, names: dict[str, int] | None = None) -> list[int]:
+        """The numbers of the outputs. Without names, those of the variables are meant."""
+        if not isinstance(text, str) or len(text) > MAX_LENGTH:
+            raise BadFile(f"the certificate's expression is no text of at most {MAX_LENGTH:,} characters")
+        try:
+            position = 0
+            while position < len(text):
+                if not (token := TOKEN.match(text, position)):
+                    raise ValueError(f"unknown characters at {text[position : position + 20]!r}")
+                position = token.end()
+            self.line, self.names = re.sub(r"\s", " ", text).strip(), self.variables if names is None else names
+            body = ast.parse(self.line, mode="eval").body
+            return [self.read(part) for part in (body.elts if isinstance(body, ast.Tuple) else [body])]
+        except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+            raise BadFile(f"the expression {text[:60]!r} cannot be read: {error}") from None
 
     def read(self, node: ast.expr) -> int:
         match node:
@@ -73,8 +79,8 @@ class _Reader:
                 return self.add("number", fmpq(value.numerator, value.denominator))
             case ast.Name(id="pi" | "e"):
                 return self.add(node.id)
-            case ast.Name() if node.id in self.variables:
-                return self.add("variable", self.variables.index(node.id))
+            case ast.Name() if node.id in self.names:
+                return self.names[node.id]
             case ast.UnaryOp(op=ast.UAdd()):
                 return self.read(node.operand)
             case ast.UnaryOp(op=ast.USub()):
@@ -112,7 +118,9 @@ class Rules(ABC):
     """An arithmetic: of Taylor models or ranges on a box, or of what is known on a tail."""
 
     @abstractmethod
-    def constant(self, x: Any) -> Any: ...
+    def constant(self, x: Any) -> Any: ...  # a rational number
+    @abstractmethod
+    def named(self, name: str) -> Any: ...  # pi or e
     @abstractmethod
     def variable(self, i: int) -> Any: ...
     @abstractmethod
@@ -128,56 +136,66 @@ class Rules(ABC):
 
     def power(self, a: Any, n: int) -> Any:
         """a^n, n ≥ 0."""
-        result = self.constant(arb(1))
+        result = self.constant(fmpq(1))
         for bit in f"{n:b}":
             result = self.times(result, result)
             result = self.times(result, a) if bit == "1" else result
         return result
 
+    def minus(self, a: Any) -> Any:
+        return self.plus(self.constant(fmpq(0)), a, -1)
+
+    def minimum(self, a: Any, b: Any) -> Any:
+        return self.minus(self.maximum(self.minus(a), self.minus(b)))
+
+    def magnitude(self, a: Any) -> Any:
+        return self.maximum(a, self.minus(a))
+
+    def clip(self, a: Any, low: Any, high: Any) -> Any:
+        return self.minimum(self.maximum(a, low), high)
+
 
 def evaluate(function: Function, rules: Rules) -> list[Any]:
-    zero = rules.constant(arb(0))
-    maximum = rules.maximum
-
     def inverse(a: Any) -> Any:
         return rules.apply("inverse", a)
 
-    def minus(a: Any) -> Any:
-        return rules.plus(zero, a, -1)
-
-    def minimum(a: Any, b: Any) -> Any:
-        return minus(maximum(minus(a), minus(b)))
-
-    def power(a: Any, n: int) -> Any:
-        return rules.power(a, n) if n >= 0 else inverse(rules.power(a, -n))
-
     known: dict[str, Callable[..., Any]] = {
-        "pi": lambda: rules.constant(arb.pi()),
-        "e": lambda: rules.constant(arb.const_e()),
-        "neg": minus,
+        "number": rules.constant,
+        "variable": rules.variable,
+        "pi": lambda: rules.named("pi"),
+        "e": lambda: rules.named("e"),
+        "neg": rules.minus,
         "+": rules.plus,
         "-": lambda a, b: rules.plus(a, b, -1),
         "*": rules.times,
         "/": lambda a, b: rules.times(a, inverse(b)),
+        "power": lambda a, n: rules.power(a, n) if n >= 0 else inverse(rules.power(a, -n)),
         "**": lambda a, b: rules.apply("exp", rules.times(b, rules.apply("log", a))),
-        "abs": lambda a: maximum(a, minus(a)),
-        "relu": lambda a: maximum(a, zero),
-        "max": lambda *a: reduce(maximum, a),
-        "min": lambda *a: reduce(minimum, a),
-        "clip": lambda a, low, high: minimum(maximum(a, low), high),
+        "abs": rules.magnitude,
+        "relu": lambda a: rules.maximum(a, rules.constant(fmpq(0))),
+        "max": lambda *a: reduce(rules.maximum, a),
+        "min": lambda *a: reduce(rules.minimum, a),
+        "clip": rules.clip,
         "sign": lambda a: rules.step("sign", a),
         "floor": lambda a: rules.step("floor", a),
     }
-    done: list[Any] = []
-    for operation, *operands in function[0]:
-        if operation == "number":
-            done.append(rules.constant(arb(operands[0])))
-        elif operation == "variable":
-            done.append(rules.variable(operands[0]))
-        elif operation == "power":
-            done.append(power(done[operands[0]], operands[1]))
-        elif operation in known:
-            done.append(known[operation](*(done[i] for i in operands)))
-        else:
-            done.append(rules.apply(operation, done[operands[0]]))
+    done: dict[int, Any] = {}
+    for number in _needed(function):
+        operation, *operands = function[0][number]
+        steps = _steps(function[0][number])
+        values = [*(done[i] for i in steps), *operands[len(steps) :]]
+        done[number] = known[operation](*values) if operation in known else rules.apply(operation, *values)
     return [done[i] for i in function[1]]
+
+
+def _steps(step: tuple[Any, ...]) -> tuple[int, ...]:
+    """The earlier steps that this one is made of."""
+    return () if step[0] in ("number", "variable") else step[1:2] if step[0] == "power" else step[1:]
+
+
+def _needed(function: Function) -> list[int]:
+    needed = set(function[1])
+    for number in range(len(function[0]) - 1, -1, -1):
+        if number in needed:
+            needed.update(_steps(function[0][number]))
+    return sorted(needed)

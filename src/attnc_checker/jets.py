@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from flint import arb, arb_series
 
 from attnc_checker.expressions import Function, Rules, evaluate
-from attnc_checker.ranges import SERIES, Range, Ranges, hull
+from attnc_checker.ranges import NAMED, SERIES, Range, Ranges, hull
 
 Poly = dict[int, Any]
 BITS = 6
@@ -139,7 +139,7 @@ class Model(NamedTuple):
     range: Range
 
 
-class _Models(Rules):
+class Models(Rules):
     """Rules for models on centre ± half."""
 
     def __init__(self, centre: Sequence[Any], half: Sequence[Any], m: int) -> None:
@@ -150,16 +150,20 @@ class _Models(Rules):
         return a.point | {key: x for key, x in a.wide.items() if key >= above(self.m, self.d)}
 
     def _known(self, point: Poly, wide: Poly, range_: Range) -> Model:
-        """If m = 0 and there is no slope, as of √x at 0, by the range alone."""
+        """If there is no slope, as of √x at 0, and m = 0: by the range, with slopes that are not known."""
         ball = hull(range_)
         if ball.is_finite() and wide[0].is_finite():
             wide[0] = wide[0].intersection(ball)
         elif ball.is_finite() and self.m == 0:
-            return Model({0: ball}, {0: ball}, range_)
+            unknown = {variable(i, self.d): arb("nan") for i in range(self.d)}
+            return Model({0: ball}, {0: ball, **unknown}, range_)
         return Model(point, wide, range_)
 
     def constant(self, x: Any) -> Model:
-        return Model({0: x}, {0: x}, self.ranges.constant(x))
+        return Model({0: arb(x)}, {0: arb(x)}, self.ranges.constant(x))
+
+    def named(self, name: str) -> Model:
+        return self.constant(NAMED[name]())
 
     def variable(self, i: int) -> Model:
         x, h, linear = self.centre[i], self.half[i], variable(i, self.d)
@@ -195,6 +199,10 @@ class _Models(Rules):
             result[0] = series[n]
         return result
 
+    def magnitude(self, a: Model) -> Model:
+        found = super().magnitude(a)
+        return self._known(found.point, dict(found.wide), self.ranges.magnitude(a.range))
+
     def maximum(self, a: Model, b: Model) -> Model:
         difference = self.plus(a, b, -1)
         low, high = bounds(self.whole(difference), self.d)
@@ -221,10 +229,10 @@ def models(function: Function, centre: Sequence[Any], half: Sequence[Any], m: in
 
     If m = 0, by slopes or by the range, whichever leaves less open.
     """
-    rules, found = _Models(centre, half, m), []
+    rules, found = Models(centre, half, m), []
     for model in evaluate(function, rules):
         poly, ball = rules.whole(model), hull(model.range)
-        if m == 0 and ball.rad() < norm({key: x.rad() for key, x in poly.items()}):
+        if m == 0 and not norm({key: x.rad() for key, x in poly.items()}) <= ball.rad():
             poly = {0: ball}
         found.append(poly)
     return found
@@ -232,4 +240,4 @@ def models(function: Function, centre: Sequence[Any], half: Sequence[Any], m: in
 
 def ranges(function: Function, centre: Sequence[Any], half: Sequence[Any]) -> list[Any]:
     """For each output a ball that holds its values on the box."""
-    return [model.wide[0] for model in evaluate(function, _Models(centre, half, 0))]
+    return [model.wide[0] for model in evaluate(function, Models(centre, half, 0))]

@@ -16,7 +16,8 @@ that is what underflow costs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ from flint import arb, fmpq
 from attnc_checker.files import BadFile, Refused, Tensor, are_sizes
 
 ONE = -1
-"""The key of a form's constant; i ≥ 0 is the input x_i, and (layer, query, head, e) is an average."""
+"""The key of a form's constant; i ≥ 0 is the input x_i, (layer, query, head, e) an average, and (layer, token, feature)
+what attention wrote, of a deep program."""
 MAX_TOKENS, MAX_LAYERS = 2**21, 64
 FLOATS = {"float64": "F64", "float32": "F32"}
 SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
@@ -50,8 +52,8 @@ class Form(NamedTuple):
     def folded(self) -> Form:
         return self._replace(n=self.n + len(self.sizes)) if self.maps > 1 else self
 
-    def rows(self, d: int) -> tuple[Row, Row]:
-        keys = (ONE, *range(d))
+    def rows(self, inputs: Sequence[Any]) -> tuple[Row, Row]:
+        keys = (ONE, *inputs)
         return tuple(self.terms.get(key, fmpq(0)) for key in keys), tuple(self.sizes.get(key, arb(0)) for key in keys)
 
 
@@ -65,6 +67,7 @@ class Head:
     values: dict[int, list[Row]]
     value_sizes: dict[int, list[Row]]
     n_value: dict[int, int]
+    score_slack: list[Any] = field(default_factory=list)  # what scores may be off by besides
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +87,10 @@ def _is_power_of_two(q: Any) -> bool:
     return all(int(n).bit_count() == 1 for n in (abs(q.p), q.q))
 
 
+def _is_average(key: Any) -> bool:
+    return isinstance(key, tuple) and len(key) == 4
+
+
 def _need(holds: bool, where: str) -> None:
     if not holds:
         raise BadFile(f"config.json and model.safetensors do not describe a network: {where}")
@@ -92,9 +99,15 @@ def _need(holds: bool, where: str) -> None:
 class Reduction:
     """Reads a program; `stage` reduces it, or says why it cannot."""
 
-    def __init__(self, structure: Any, tensors: dict[str, Tensor], reach: list[Any]) -> None:
-        """`reach`: the largest |x_i| of the domain, to exclude that anything overflows there."""
-        self.tensors, self.unread, self.reach, self.d = tensors, set(tensors), reach, len(reach)
+    def __init__(self, structure: Any, tensors: dict[str, Tensor], reach: list[Any], is_deep: bool = False) -> None:
+        """`reach`: the largest |x_i| of the domain, to exclude that anything overflows there.
+
+        Of a deep program every entry that attention writes is an input of the stages after it. Its name is its place,
+        and its `reach` has to be told before anything reads it.
+        """
+        self.tensors, self.unread, self.is_deep, self.d = tensors, set(tensors), is_deep, len(reach)
+        self.reach: dict[Any, Any] = {ONE: arb(1), **dict(enumerate(reach))}
+        self.written: dict[Any, Form] = {}  # of a deep program
         self.known: dict[Any, Form] = {}
         self.averages: dict[tuple[int, int, int], None] = {}  # the (layer, query, head) that outputs need
         try:
@@ -114,6 +127,8 @@ class Reduction:
         self.firsts = {"layers": 0, "memory": math.prod(starts[0])}  # the number of a stream's first variable
         self.shapes: dict[str, list[tuple[int, int]]] = {"layers": starts[:1], "memory": starts[1:2]}
         self.layers: dict[str, list[dict[str, Any]]] = {"memory": [], "layers": []}
+        self.names: list[str] = [layer["name"] for layer in structure["layers"]]
+        self.channels: list[list[str]] = [layer["channels"] for layer in structure["layers"]]
         for stream, layers in self.layers.items():
             _need(len(structure[stream]) <= MAX_LAYERS, f"{stream} has more than {MAX_LAYERS} layers")
             layers += [self._layer(stream, f"{stream}.{i}", layer) for i, layer in enumerate(structure[stream])]
@@ -189,10 +204,32 @@ class Reduction:
     # Reducing.
 
     def stage(self) -> Stage:
+        """The whole program; of a deep one, what is left after its last stage."""
         last, width = len(self.layers["layers"]), self.shapes["layers"][-1][1]
         outputs = [self._entry("layers", last, *divmod(o, width)).folded() for o in range(self.num_outputs)]
-        heads = [self._average(*average, outputs) for average in self.averages]
-        affine, sizes = zip(*(form.rows(self.d) for form in outputs), strict=True)
+        return self._stage(outputs, self.averages)
+
+    def stage_at(self, layer: str, channel: str) -> tuple[Any, Stage]:
+        """What attention writes into a channel of the first token, and its place."""
+        found = [i for i, name in enumerate(self.names) if name == layer]
+        if len(found) != 1 or channel not in self.channels[found[0]]:
+            raise Refused(f"there is no channel {channel!r:.60} of a layer {layer!r:.60}")
+        place = (found[0] + 1, 0, self.channels[found[0]].index(channel))
+        self._entry("layers", *place)
+        if place not in self.written:
+            raise Refused(f"no head writes into {channel!r:.60}")
+        form = self.written[place].folded()
+        heads = dict.fromkeys(key[:3] for key in form.sizes if _is_average(key))
+        return place, self._stage([form], heads)
+
+    @property
+    def inputs(self) -> list[Any]:
+        return [key for key in self.reach if key != ONE]
+
+    def _stage(self, outputs: list[Form], averages: dict[tuple[int, int, int], None]) -> Stage:
+        self._require_known(outputs)
+        heads = [self._average(*average, outputs) for average in averages]
+        affine, sizes = zip(*(form.rows(self.inputs) for form in outputs), strict=True)
         return Stage(heads, list(affine), list(sizes), [form.n for form in outputs])
 
     def _entry(self, stream: str, i: int, token: int, feature: int) -> Form:
@@ -205,7 +242,8 @@ class Reduction:
     def _make(self, stream: str, i: int, token: int, feature: int) -> Form:
         if i == 0:
             x = self.firsts[stream] + token * self.shapes[stream][0][1] + feature
-            return Form({x: fmpq(1)}, {x: arb(1)}, self.dtype != "float64")  # points are float64 numbers
+            # Points are float64 numbers. Of a deep program, the walk through its stages begins with their rounding.
+            return Form({x: fmpq(1)}, {x: arb(1)}, self.dtype != "float64" and not self.is_deep)
         layer = self.layers[stream][i - 1]
         if layer["kind"] == "affine":
             row = layer["rows"].get((token, feature), [])
@@ -220,7 +258,11 @@ class Reduction:
             for e, weight in head["W_O"][feature]:
                 self.averages[i, token, h] = None
                 parts.append((weight, Form({(i, token, h, e): fmpq(1)}, {(i, token, h, e): arb(1)})))
-        return self._sum(parts)
+        if not self.is_deep or len(parts) == layer["residual"]:
+            return self._sum(parts)
+        place = (i, token, feature)
+        self.written[place] = self._sum(parts)
+        return Form({place: fmpq(1)}, {place: arb(1)})
 
     def _sum(self, parts: list[tuple[Any, Form]]) -> Form:
         """Σ weight·form. Zeros, and products with powers of two, do not round."""
@@ -251,20 +293,28 @@ class Reduction:
         """With what the products lose to underflow, and without overflow."""
         if products:
             form.sizes[ONE] = form.sizes.get(ONE, arb(0)) + products * SMALLEST[self.dtype]
-        self._bounded(form.rows(self.d)[1])
+        self._bounded({key: x for key, x in form.sizes.items() if key in self.reach})
         return form
 
-    def _bounded(self, sizes: Row) -> Row:
-        if not sum((x * r for x, r in zip(sizes[1:], self.reach, strict=True)), sizes[0]) < LARGEST[self.dtype]:
+    def _bounded(self, sizes: dict[Any, Any]) -> None:
+        if not sum((x * self.reach[key] for key, x in sizes.items()), arb(0)) < LARGEST[self.dtype]:
             raise Refused(f"the network may overflow in {self.dtype} on the box")
-        return sizes
 
     def _projected(self, stream: str, i: int, token: int, matrix: list[Any]) -> list[Form]:
         columns = ([(weight, self._entry(stream, i, token, row)) for row, weight in column] for column in matrix)
         forms = [self._sum(column).folded() for column in columns]
-        if any(isinstance(key, tuple) for form in forms for key in form.sizes):
+        if not self.is_deep and any(isinstance(key, tuple) for form in forms for key in form.sizes):
             raise Refused("not a one-stage program: attention reads what attention wrote")
+        self._require_known(forms)
         return forms
+
+    def _require_known(self, forms: list[Form]) -> None:
+        """Of a deep program: what was written is read only after a stage has proved it."""
+        for layer, _, feature in (
+            key for form in forms for key in form.sizes if isinstance(key, tuple) and len(key) == 3
+        ):
+            if (layer, _, feature) not in self.reach:
+                raise Refused(f"{self.channels[layer - 1][feature]!r:.60} is read, but no stage before has proved it")
 
     def _average(self, i: int, query: int, h: int, outputs: list[Form]) -> Head:
         layer = self.layers["layers"][i - 1]
@@ -284,12 +334,14 @@ class Reduction:
             values.append(self._projected(*source, k, head["W_V"]))
         read: dict[int, tuple[list[Row], list[Row], int]] = {}
         for o, output in enumerate(outputs):
-            mine = [key for key in output.sizes if isinstance(key, tuple) and key[:3] == (i, query, h)]
+            mine = [
+                key for key in output.sizes if isinstance(key, tuple) and len(key) == 4 and key[:3] == (i, query, h)
+            ]
             if mine:
                 rows = [[self._read_out(output, mine, key, part) for key in values] for part in (0, 1)]
                 most = max(form.n for key in values for form in key)
                 read[o] = (rows[0], rows[1], output.n + most)
-        score_rows, size_rows = zip(*(form.rows(self.d) for form in scores), strict=True)
+        score_rows, size_rows = zip(*(form.rows(self.inputs) for form in scores), strict=True)
         return Head(
             list(score_rows),
             list(size_rows),
@@ -301,8 +353,11 @@ class Reduction:
 
     def _read_out(self, output: Form, averages: list[Any], key: list[Form], part: int) -> Row:
         """What the output makes of one key's value: its terms (part 0) or its sizes (part 1)."""
-        row: list[Any] = [arb(0) if part else fmpq(0)] * (self.d + 1)
+        inputs = self.inputs
+        row: list[Any] = [arb(0) if part else fmpq(0)] * (len(inputs) + 1)
         for average in averages:
             factor = (output.sizes if part else output.terms).get(average, 0)
-            row = [x + factor * y for x, y in zip(row, key[average[3]].rows(self.d)[part], strict=True)]
-        return self._bounded(tuple(row)) if part else tuple(row)
+            row = [x + factor * y for x, y in zip(row, key[average[3]].rows(inputs)[part], strict=True)]
+        if part:
+            self._bounded(dict(zip((ONE, *inputs), row, strict=True)))
+        return tuple(row)

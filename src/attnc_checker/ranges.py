@@ -14,7 +14,7 @@ from flint import arb, arb_series
 from attnc_checker.expressions import Rules
 
 Range = tuple[Any, Any]
-HALVINGS = 12
+HALVINGS = 24
 """Of an interval on which a function is not known to be monotone."""
 
 
@@ -41,6 +41,8 @@ SERIES: dict[str, Callable[[Any], Any]] = {
 }
 """Functions of one variable by Arb's own power series around a ball: nan or an error where they are not defined."""
 
+NAMED: dict[str, Callable[[], Any]] = {"pi": arb.pi, "e": arb.const_e}
+
 LIMITS: dict[str, Callable[[Any], Any]] = {
     "exp": arb.exp,
     "log": lambda x: arb("-inf") if x == 0 else x.log(),
@@ -62,7 +64,8 @@ def _outward(low: Any, high: Any) -> Range:
 
 
 def _product(x: Any, y: Any) -> Any:
-    return arb(0) if x == 0 or y == 0 else x * y
+    """0 times an infinite end is 0."""
+    return arb(0) if (x == 0 and not y.is_nan()) or (y == 0 and not x.is_nan()) else x * y
 
 
 class Ranges(Rules):
@@ -72,7 +75,10 @@ class Ranges(Rules):
         self.ends = ends
 
     def constant(self, x: Any) -> Range:
-        return _outward(x, x)
+        return _outward(arb(x), arb(x))
+
+    def named(self, name: str) -> Range:
+        return self.constant(NAMED[name]())
 
     def variable(self, i: int) -> Range:
         return self.ends[i]
@@ -85,17 +91,21 @@ class Ranges(Rules):
         return _outward(_least(products), -_least([-x for x in products]))
 
     def power(self, a: Range, n: int) -> Range:
-        if n % 2 == 0:
-            a = self.maximum(self.maximum(a, self.plus(self.constant(arb(0)), a, -1)), self.constant(arb(0)))
+        a = self.magnitude(a) if n % 2 == 0 else a
         return _outward(a[0] ** n, a[1] ** n)
 
     def maximum(self, a: Range, b: Range) -> Range:
         return a[0].max(b[0]), a[1].max(b[1])
 
+    def magnitude(self, a: Range) -> Range:
+        return a[0].max(-a[1]).max(arb(0)), a[1].max(-a[0])
+
     def apply(self, name: str, a: Range, halvings: int = HALVINGS) -> Range:
         if name in LIMITS:
             ends = [LIMITS[name](x) for x in a]
             return _outward(*(reversed(ends) if name == "acos" else ends))
+        if name in ("sin", "cos"):
+            return self._wave(a, arb(0) if name == "cos" else arb.pi() / 2)
         ball = hull(a)
         values, slope = SERIES[name](arb_series([ball, 1], 2)), arb("nan")
         if ball.is_finite():
@@ -104,11 +114,21 @@ class Ranges(Rules):
             ends = [SERIES[name](arb_series([x, 1], 1))[0] for x in a]
             return _outward(*(ends if slope >= 0 else reversed(ends)))
         if halvings == 0 or not ball.is_finite():
-            low, high = _outward(values[0], values[0])
-            return (low.max(arb(-1)), high.min(arb(1))) if name in ("sin", "cos") else (low, high)
+            return _outward(values[0], values[0])
         middle = ball.mid()
         halves = [self.apply(name, half, halvings - 1) for half in ((a[0], middle), (middle, a[1]))]
         return _least([low for low, _ in halves]), -_least([-high for _, high in halves])
+
+    def _wave(self, a: Range, top: Any) -> Range:
+        """cos(x − top): 1 and −1 are reached where (x − top)/2π is, or may be, an integer or a half beside one."""
+        ends = [(x - top).cos() for x in a]
+
+        def reaches(shift: Any) -> bool:
+            first, last = ((x - top) / (2 * arb.pi()) - shift for x in a)
+            return not last.floor() < first
+
+        low = arb(-1) if reaches(arb(1) / 2) else ends[0].min(ends[1])
+        return _outward(low, arb(1) if reaches(arb(0)) else ends[0].max(ends[1]))
 
     def step(self, name: str, a: Range) -> Range:
         low, high = (x.sgn() if name == "sign" else x.floor() for x in a)

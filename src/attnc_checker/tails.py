@@ -17,7 +17,7 @@ from attnc_checker.averages import total
 from attnc_checker.expressions import Function, Rules, evaluate
 from attnc_checker.jets import Undecided
 from attnc_checker.network import Head, Row, Stage
-from attnc_checker.ranges import SERIES
+from attnc_checker.ranges import NAMED, SERIES
 from attnc_checker.rounding import most
 
 
@@ -43,7 +43,10 @@ class _Tails(Rules):
         self.start, self.side = start, side
 
     def constant(self, x: Any) -> Tail:
-        return Tail((x,))
+        return Tail((arb(x),))
+
+    def named(self, name: str) -> Tail:
+        return self.constant(NAMED[name]())
 
     def variable(self, i: int) -> Tail:
         return Tail((arb(self.start), arb(self.side)))

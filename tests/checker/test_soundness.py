@@ -67,7 +67,7 @@ def test_every_leaf_is_above_what_is_seen_on_it(data, seed, hardness, d):
     errors = np.abs(program(points)[:, 0] - f(points)[:, 0])
     with tempfile.TemporaryDirectory() as folder:
         path = save(Path(folder) / "net", program, text, [(-4, 4)] * d, uniform("mean", 0, d), 1.0)
-        prover = read_task(path).prover()
+        prover = read_task(path).subjects()[0][0].prover
     box = Box([arb(c) for c in centre], [arb(r) for r in half])
     for kind in ("taylor", "mean", "selection"):
         try:

@@ -39,6 +39,7 @@ class Certificate:
     core: tuple[float, float] | None = None  # of an infinite box: the part that the leaves cover, tails apart
     truncation: float = 0.0  # what engines that leave out far anchors may be off by besides, counted in the bound
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
+    outputs: tuple[str, ...] = ()  # of a deep program: what its outputs are made of, in the names of the stages
 
     @property
     def error(self) -> float | None:
@@ -92,6 +93,7 @@ class Certificate:
             **({} if self.core is None else {"core": list(self.core)}),
             "truncation": self.truncation,
             "stages": list(self.stages),
+            "outputs": list(self.outputs),
         }
 
     @classmethod
@@ -113,6 +115,7 @@ class Certificate:
                 core=_core(data.get("core")),
                 truncation=_positive(data["truncation"]),
                 stages=tuple(_list(data["stages"])),
+                outputs=tuple(_text(output) for output in _list(data["outputs"])),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileError(f"certificate: {type(error).__name__}: {error}") from None

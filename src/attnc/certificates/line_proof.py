@@ -28,15 +28,16 @@ PIECES = 256
 
 def prove_line(
     head: StageHead, tree: Node, lo: float, hi: float, margin: float, seconds: float
-) -> tuple[Proof, Node, Box]:
-    """|A(t) − g(t)| over [lo − margin, hi + margin], g, and that interval; g is held at its ends where it has to be."""
+) -> tuple[Proof, Box, tuple[float, float] | None]:
+    """|A(t) − g(t)| over [lo − margin, hi + margin], that interval, and the ends at which g is held if it has to be."""
     one = np.zeros(1)
     stage = OneStage((head,), Enclosed(one, one), Enclosed(one[:, None], one[:, None]))
     # Held at a ∈ [lo, lo + margin], b ∈ [hi − margin, hi], a t within the margin of s ∈ [lo, hi] is not taken farther.
     inner = max(lo, math.nextafter(lo + margin, -math.inf)), min(hi, math.nextafter(hi - margin, math.inf))
     lo, hi = math.nextafter(lo - margin, -math.inf), math.nextafter(hi + margin, math.inf)
     box = Box(("t",), np.array([lo]), np.array([hi]))
-    if not _is_defined(tree, lo, hi):
+    is_held = not _is_defined(tree, lo, hi)
+    if is_held:
         ends = tuple(Number(Fraction(end)) for end in inner)
         tree = substitute(tree, Call("clip", (T, *ends)))
     expression = function_of_t(tree)
@@ -46,7 +47,7 @@ def prove_line(
     kinds = [taylor_kind(stage, expression, ORDER), _selection(stage, target), at_kinks]
     floor = 1e-14 * float(np.abs(expression(samples)).max())
     proof = branch_and_bound(kinds, box, tolerance=TOLERANCE, floor=floor, start_level=START_LEVEL, time_budget=seconds)
-    return proof, tree, box
+    return proof, box, inner if is_held else None
 
 
 class _Line(ExpressionTarget):

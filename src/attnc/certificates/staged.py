@@ -38,13 +38,16 @@ from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.part_ranges import PartRanges
-from attnc.targets.parts import Combination, Derivation, Part, Source, Unary, in_order
-from attnc.targets.tree import to_text
+from attnc.targets.parts import Combination, Derivation, HeadClaim, Part, Source, Unary, in_order
+from attnc.targets.tree import Product, Sum, Variable, to_text
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
+SPARE = 2.0**-22
+"""By which errors of arguments are taken larger, relatively, and as a square ranges: no checker, whose roundings are
+other ones, has to agree in the last digits."""
 MOST_IDLE = 3
 MOST_CELLS = 4096
 """When to halve cells no more for the sake of their rounding."""
@@ -58,38 +61,44 @@ class HeadProof:
 
     stage: str
     channel: str
-    function: str
+    claim: Mapping[str, Any]  # what it is for, in the names of the inputs and of the heads before it
     lo: float
     hi: float
     delta: float
+    rounding: float  # of the carrier's largest
+    passed: float  # what g makes of the error that its argument already has
+    held: tuple[float, float] | None  # where g is held at its ends, beyond which it is not defined
     proof: Proof
+
+    def as_json(self) -> dict[str, Any]:
+        """The claim with the leaves that prove it."""
+        return {
+            "stage": self.stage,
+            "channel": self.channel,
+            **self.claim,
+            "interval": [self.lo, self.hi],
+            "held": None if self.held is None else list(self.held),
+            "bound": float(up(self.delta + self.rounding, 2)),
+            "passed": self.passed,
+            "leaves": [leaf.as_json() for leaf in self.proof.leaves],
+        }
 
 
 @dataclass(frozen=True, eq=False)
 class StagedProof:
-    """sup |f − program| ≤ bound: the errors of all heads, carried to the outputs."""
+    """sup |f − program| ≤ bound: the errors of all heads, carried to the outputs, which are combinations of heads."""
 
     bound: float
     terms: tuple[Term, ...]
     heads: tuple[HeadProof, ...]
+    outputs: tuple[str, ...]
 
     @property
     def complete(self) -> bool:
         return all(head.proof.complete for head in self.heads)
 
     def as_json(self) -> tuple[dict[str, Any], ...]:
-        """Every head's claim, with the leaves that prove it."""
-        return tuple(
-            {
-                "stage": head.stage,
-                "channel": head.channel,
-                "function": head.function,
-                "interval": [head.lo, head.hi],
-                "bound": head.delta,
-                "leaves": [leaf.as_json() for leaf in head.proof.leaves],
-            }
-            for head in self.heads
-        )
+        return tuple(head.as_json() for head in self.heads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +141,8 @@ def prove_staged(
     sources = {part.index: part for part in in_order(derivation.outputs) if isinstance(part, Source)}
     inputs = [_Known(sources.get(i, Source(i)), _input_errors(program, target, i)) for i in range(target.box.d)]
     found, read = slices(program)
-    walk = _Walk(ranges, derivation, time_budget / max(1, len(derivation.heads)))
+    names = {id(known.part): name for known, name in zip(inputs, target.expression.variables, strict=True)}
+    walk = _Walk(ranges, derivation, names, time_budget / max(1, len(derivation.heads)))
     state: list[_Known | None] = list(inputs)
     for number, stage in enumerate(found):
         if progress is not None:
@@ -142,9 +152,9 @@ def prove_staged(
     totals = np.array([total(of_output) for of_output in errors])
     worst = errors[int(np.argmax(np.where(np.isnan(totals), math.inf, totals)))]
     ledger = sorted(worst.items(), key=lambda item: -item[1])
-    return StagedProof(
-        total(worst), tuple(Term(name, value, _reason(name)) for name, value in ledger), tuple(walk.heads)
-    )
+    terms = tuple(Term(name, value, _reason(name)) for name, value in ledger)
+    outputs = tuple(map(walk.text, derivation.outputs)) if math.isfinite(total(worst)) else ()
+    return StagedProof(total(worst), terms, tuple(walk.heads), outputs)
 
 
 def _reason(name: str) -> str:
@@ -168,8 +178,9 @@ class _Affine:
 
 
 class _Walk:
-    def __init__(self, ranges: PartRanges, derivation: Derivation, seconds: float) -> None:
-        self.ranges, self.derivation, self.seconds = ranges, derivation, seconds
+    def __init__(self, ranges: PartRanges, derivation: Derivation, names: dict[int, str], seconds: float) -> None:
+        self.ranges, self.derivation, self.names, self.seconds = ranges, derivation, names, seconds
+        self.prefix = "s" + "_" * max(map(len, names.values()))  # no variable is called so
         self.heads: list[HeadProof] = []
 
     def through(self, part: Slice, state: Sequence[_Known | None]) -> list[_Known | None]:
@@ -207,14 +218,16 @@ class _Walk:
         line, unsure = writer.along(argument, carrier, sizes)
         before = self._errors_of(argument, state)
         e_t = float(up(total(before) + argument.slack, 2))
+        if not isinstance(claim.argument, Source):  # where rounding differs in the ranges of t and in its error
+            e_t = float(up(e_t * (1 + SPARE) + SPARE**2 * max(abs(lo), abs(hi)), 4))
         if not math.isfinite(e_t + size):
             return _Known(claim.part, {name: math.inf})
-        proof, tree, box = prove_line(line, claim.tree, lo, hi, e_t, self.seconds)
-        self.heads.append(HeadProof(stage, name, to_text(tree), float(box.lo[0]), float(box.hi[0]), proof.bound, proof))
-        passed = modulus(claim.tree, lo, hi, e_t)
+        proof, box, held = prove_line(line, claim.tree, lo, hi, e_t, self.seconds)
+        passed = float(up(modulus(claim.tree, lo, hi, e_t) * (1 + SPARE)))
         errors = {source: value * (passed / e_t) for source, value in before.items()} if e_t > 0 else {}
         own = f"{to_text(claim.tree)} of {self.ranges.describe(claim.argument)}"
-        errors[own] = errors.get(own, 0.0) + proof.bound + (passed * argument.slack / e_t if e_t > 0 else 0.0)
+        fresh = passed * (e_t - total(before)) / e_t if e_t > 0 else 0.0
+        errors[own] = errors.get(own, 0.0) + proof.bound + float(up(fresh, 4))
         # e_t is some units in the last place above what it is the sum of, and so are the parts of ω(e_t) below.
         errors = {source: float(up(value * size, 32)) for source, value in errors.items()}
         if carrier is not None:
@@ -222,8 +235,30 @@ class _Walk:
                 errors[source] = float(up(errors.get(source, 0.0) + up(value * largest)))
         errors[own] = float(up(errors[own] + unsure, 4))
         rounding = writer.rounding(line, argument, unsure, size, sizes, *_cells(proof, box))
+        own_rounding = float(up(rounding / size, 2)) if size > 0 else 0.0
+        ends = float(box.lo[0]), float(box.hi[0])
+        self.heads.append(
+            HeadProof(stage, name, self._claim(claim), *ends, proof.bound, own_rounding, passed, held, proof)
+        )
+        self.names[id(claim.part)] = f"{self.prefix}{len(self.heads) - 1}"
         errors["rounding"] = float(up(errors.get("rounding", 0.0) + rounding))
         return _Known(claim.part, errors)
+
+    def _claim(self, claim: HeadClaim) -> dict[str, Any]:
+        """name = carrier·function(t) at t = argument."""
+        found: dict[str, Any] = {"name": f"{self.prefix}{len(self.heads)}", "function": to_text(claim.tree)}
+        for name, part in (("argument", claim.argument), ("carrier", claim.carrier)):
+            found[name] = None if part is None else self.text(part)
+            if isinstance(part, Combination) and part.known is not None:
+                found[f"{name}_as"] = self.ranges.describe(part)
+        return found
+
+    def text(self, part: Part) -> str:
+        """A part of the state by its name, or as a combination of these."""
+        if id(part) in self.names or not isinstance(part, Combination):
+            return self.names[id(part)]
+        terms = [Product((c.tree, Variable(self.names[id(inner)]))) for inner, c in part.terms if c.value != 0]
+        return to_text(Sum((*terms, part.constant.tree)))
 
     def _sizes(self, state: Sequence[_Known | None]) -> Float[np.ndarray, " channels"]:
         """What every channel is at most, in absolute value."""

@@ -1,0 +1,163 @@
+"""Whether two expressions are the same function, by exact normal forms: yes is a proof, no need not be.
+
+A form is a rational combination of monomials of atoms: variables, π and e, functions of forms, sums that are not
+multiplied out. Beyond the laws of a commutative ring, wherever both sides are defined,
+
+    max(a, b) = a + relu(b − a),  relu(c·a) = c·relu(a) for c > 0,  relu(a) = a + relu(−a),
+    clip(u, a, b) = a + relu(u − a) − relu(u − b) for constants a < b,  a^b = exp(b·log a),
+    sin w = (E − 1/E)/2i,  cos w = (E + 1/E)/2,  E = exp(iw), of which powers are those of multiples of w.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+from flint import arb, arb_series, fmpq
+
+from attnc_checker.expressions import Function, Rules, evaluate
+from attnc_checker.ranges import NAMED, SERIES
+
+Form = tuple[tuple[tuple[tuple[int, Any], ...], Any], ...]
+"""(monomial, coefficient), sorted, none zero; a monomial has (atom, exponent), sorted, none zero."""
+MOST, MAX_BITS = 4096, 2**16
+"""Longer products are not multiplied out, nor larger numbers raised to powers."""
+NAN = arb("nan")
+IMAGINARY = 0
+"""The number of the atom i."""
+
+
+def are_equal(function: Function, pairs: list[tuple[int, int]]) -> bool:
+    """Whether the steps of each pair are equal. Short forms, in which less is multiplied out, are tried first."""
+    for expands, waves in ((False, False), (True, False), (True, True)):
+        found = evaluate((function[0], [i for pair in pairs for i in pair]), Forms(expands, waves))
+        if found[::2] == found[1::2]:
+            return True
+    return False
+
+
+def _sorted(terms: dict[Any, Any]) -> Any:
+    return tuple(sorted((key, x) for key, x in terms.items() if x != 0))
+
+
+class Forms(Rules):
+    def __init__(self, expands: bool, waves: bool) -> None:
+        self.expands, self.waves = expands, waves
+        self.atoms: dict[Hashable, int] = {"i": IMAGINARY}
+        self.values: dict[int, Any] = {}  # of constant atoms
+
+    def atom(self, key: Hashable, exponent: Any = 1, value: Any = NAN) -> Form:
+        number = self.atoms.setdefault(key, len(self.atoms))
+        if value.is_finite():
+            self.values[number] = value
+        return ((((number, fmpq(exponent)),), fmpq(1)),)
+
+    def constant(self, x: Any) -> Form:
+        return (((), fmpq(x)),) if x != 0 else ()
+
+    def named(self, name: str) -> Form:
+        return self.atom(name, value=NAMED[name]())
+
+    def variable(self, i: int) -> Form:
+        return self.atom(("variable", i))
+
+    def plus(self, a: Form, b: Form, sign: int = 1) -> Form:
+        terms = dict(a)
+        for monomial, x in b:
+            terms[monomial] = terms.get(monomial, fmpq(0)) + sign * x
+        return _sorted(terms)
+
+    def times(self, a: Form, b: Form) -> Form:
+        if not a or not b:
+            return ()
+        few, many = sorted((a, b), key=len)
+        scales = len(few) == 1 and all(atom in self.values for atom, _ in few[0][0])
+        if len(a) * len(b) > MOST or not (self.expands or len(many) <= 1 or scales):
+            a, b = self.whole(a, 1), self.whole(b, 1)
+        terms: dict[Any, Any] = {}
+        for left, x in a:
+            for right, y in b:
+                exponents = dict(left)
+                for atom, exponent in right:
+                    exponents[atom] = exponents.get(atom, fmpq(0)) + exponent
+                monomial, sign = self._monomial(exponents)
+                terms[monomial] = terms.get(monomial, fmpq(0)) + sign * x * y
+        return _sorted(terms)
+
+    def _monomial(self, exponents: dict[int, Any]) -> tuple[Any, int]:
+        """With its sign: i² = −1."""
+        turns = int(exponents.pop(IMAGINARY, fmpq(0)).p) % 4
+        return _sorted(exponents | {IMAGINARY: fmpq(turns % 2)}), 1 - 2 * (turns // 2)
+
+    def whole(self, a: Form, n: int) -> Form:
+        """a^n, a sum as one atom but for its scale."""
+        if len(a) == 1 and abs(n) * max(int(a[0][1].p).bit_length(), int(a[0][1].q).bit_length()) <= MAX_BITS:
+            ((monomial, x),) = a
+            raised, sign = self._monomial({atom: exponent * n for atom, exponent in monomial})
+            return ((raised, sign * x**n),)
+        scale = a[0][1] if len(a) > 1 else fmpq(1)
+        if abs(n) * max(int(scale.p).bit_length(), int(scale.q).bit_length()) > MAX_BITS:
+            scale = fmpq(1)
+        sum_ = self.scaled(a, 1 / scale)
+        return self.scaled(self.atom(("sum", sum_), n, self.value(sum_)), scale**n)
+
+    def scaled(self, a: Form, factor: Any) -> Form:
+        return tuple((monomial, x * factor) for monomial, x in a)
+
+    def power(self, a: Form, n: int) -> Form:
+        if n < 2:
+            return a if n else self.constant(1)
+        if len(a) == 1 or not self.expands or math.comb(len(a) + n - 1, n) > MOST:
+            return self.whole(a, n)
+        return super().power(a, n)
+
+    def maximum(self, a: Form, b: Form) -> Form:
+        """a + relu(b − a), the argument with a first coefficient 1."""
+        d = self.plus(b, a, -1)
+        if not d:
+            return a
+        scale = d[0][1]
+        d = self.scaled(d, 1 / scale)
+        relu = self.atom(("relu", d), value=self.value(d).max(arb(0)))
+        return self.plus(a if scale > 0 else b, self.scaled(relu, abs(scale)))
+
+    def clip(self, a: Form, low: Form, high: Form) -> Form:
+        if not self.value(high) > self.value(low):
+            return super().clip(a, low, high)
+        above_low, above_high = (self.maximum(self.plus(a, end, -1), ()) for end in (low, high))
+        return self.plus(self.plus(low, above_low), above_high, -1)
+
+    def value(self, a: Form) -> Any:
+        """Of a constant; else nan."""
+        return sum((self._product(monomial, x) for monomial, x in a), arb(0))
+
+    def _product(self, monomial: Any, x: Any) -> Any:
+        return math.prod((self.values.get(atom, NAN) ** arb(exponent) for atom, exponent in monomial), start=arb(x))
+
+    def linear(self, a: Form, d: int) -> list[Any] | None:
+        """The constant and the coefficients of the d variables, if the form is affine in them."""
+        numbers = {self.atoms[key]: i for i in range(d) if (key := ("variable", i)) in self.atoms}
+        found = [arb(0)] * (d + 1)
+        for monomial, x in a:
+            moving = [(atom, exponent) for atom, exponent in monomial if atom not in self.values]
+            if len(moving) > 1 or not all(atom in numbers and exponent == 1 for atom, exponent in moving):
+                return None
+            place = 1 + numbers[moving[0][0]] if moving else 0
+            found[place] += self._product([pair for pair in monomial if pair not in moving], x)
+        return found
+
+    def apply(self, name: str, a: Form) -> Form:
+        if name == "inverse" and a:
+            return self.whole(a, -1)
+        if name in ("sin", "cos") and self.waves and a:
+            scale = a[0][1]
+            forth, back = (self.atom(("wave", self.scaled(a, 1 / scale)), side * scale) for side in (1, -1))
+            if name == "cos":
+                return self.scaled(self.plus(forth, back), fmpq(1, 2))
+            return self.times(self.scaled(self.atom("i"), fmpq(-1, 2)), self.plus(forth, back, -1))  # 1/2i = −i/2
+        value = self.value(a)
+        return self.atom((name, a), value=SERIES[name](arb_series([value, 1], 1))[0] if value.is_finite() else NAN)
+
+    def step(self, name: str, a: Form) -> Form:
+        return self.atom((name, a))

@@ -1,0 +1,235 @@
+"""Deep programs: their certificates are proved again, and every change to one is refused for its own reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from flint import arb
+
+import attnc
+from attnc_checker import check
+from attnc_checker.expressions import Reader, evaluate, parse
+from attnc_checker.forms import Forms, are_equal
+from checker.networks import change_weight, edit
+
+BOX = (-1.0, 1.5)
+
+
+def saved_network(path, text, eps, dtype="float64"):
+    names = sorted(attnc.targets.expression.Expression.parse(text).variables)
+    net = attnc.compile(text, box=dict.fromkeys(names, BOX), eps=eps, construction="compose", dtype=dtype)
+    assert net.certificate.method == "staged proof"
+    net.save(path)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("text", "eps", "dtype"),
+    [
+        ("sin(x*y)", 1e-6, "float64"),
+        ("max(a*b, sin(c))*c - 0.3*a", 1e-3, "float32"),
+        ("(a*cos(b), sin(a*b) + b, a - b)", 1e-5, "float64"),
+        ("clip(a*b, -0.3, 0.5) + abs(b - c)/(2 + a)", 1e-4, "float64"),
+        ("exp(a)*cos(b)*tanh(c)*sigmoid(d)*(f + g)/(2 + h)", 1e-4, "float64"),
+        ("a/3 + pi*sin(a*b/7) + sqrt(2)*b", 1e-8, "float64"),
+        ("x + 0.1", 1e-6, "float32"),
+    ],
+)
+def test_staged_proofs_are_proved_again(tmp_path, text, eps, dtype):
+    net = saved_network(tmp_path / "net", text, eps, dtype)
+    verdict = check(tmp_path / "net", processes=1)
+    assert verdict.proved, verdict.reason
+    assert verdict.reproved <= verdict.bound == net.certificate.bound <= eps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("text", "eps"),
+    [
+        ("sin(40*a)*b + cos(300*c)", 1e-3),  # doubles angles
+        ("(1.2 + sin(a))**b", 1e-3),
+        ("sqrt(abs(a - b)) + relu(a*b - c)**2", 1e-3),  # is held at 0
+        ("gelu(x*y) + silu(x - y)", 1e-3),
+        ("log(2 + x*y)*sqrt(x + 2)", 1e-3),
+        ("max(x, -x, 0.2) + x*y*z*w*u*v*p*q", 1e-3),
+    ],
+)
+def test_more_staged_proofs(tmp_path, text, eps, dtype):
+    try:
+        saved_network(tmp_path / "net", text, eps, dtype)
+    except attnc.BoundNotMet:
+        assert dtype == "float32"
+        return
+    verdict = check(tmp_path / "net")
+    assert verdict.proved, verdict.reason
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """s_0 = relu(a·b …) and the like: a product, a function of it, a gate of two."""
+    path = tmp_path_factory.mktemp("saved") / "net"
+    saved_network(path, "relu(a*b - c) + sin(a*b)*c", 1e-4)
+    assert check(path, processes=1).proved
+    return path
+
+
+@pytest.fixture
+def net(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "net")
+
+
+def refusal(net, code=1):
+    verdict = check(net, processes=1)
+    assert not verdict.proved
+    assert verdict.exit_code == code, verdict.reason
+    return verdict.reason
+
+
+def stage(number, **fields):
+    return lambda data: data["stages"][number].update(fields)
+
+
+def narrowed(data):
+    lo, hi = data["stages"][1]["interval"]
+    data["stages"][1]["interval"] = [lo, hi - 1e-5 * (hi - lo)]
+
+
+def scaled(number, field, factor):
+    return lambda data: data["stages"][number].update({field: factor * data["stages"][number][field]})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data["stages"].reverse(), "of stage s_2 is no combination of variables and of stages before it"),
+        (lambda data: data["stages"].pop(0), "is no combination of variables and of stages before it"),
+        (lambda data: data["stages"].pop(), "an output is no combination of variables and of stages before it"),
+        (lambda data: data["stages"].append(data["stages"][-1]), "two stages or variables are called"),
+        (narrowed, "the input of stage s_1 may leave the claimed interval"),
+        (scaled(1, "bound", 0.9), "is not re-proved to"),
+        (scaled(1, "bound", 2.0), "the errors of the stages add up to"),
+        (scaled(1, "passed", 0.9), "stage s_1 may pass on more of the error"),
+        (scaled(1, "bound", -1.0), "a bound of stage 's_1' is negative"),
+        (lambda data: data["stages"][1]["leaves"].pop(), "do not cover the box"),
+        (stage(0, function="1.001*t"), "are not known to be the expression"),
+        (stage(0, argument="1.001*a"), "are not known to be the expression"),
+        (stage(0, argument_as="b"), "does not follow from the stages before"),
+        (stage(0, channel="one"), "no head writes into 'one'"),
+        (stage(0, channel="nowhere"), "there is no channel 'nowhere'"),
+        (stage(1, stage="attend7"), "of a layer 'attend7'"),
+        (stage(0, held=[-0.5, 0.5]), "stage s_0 may pass on more of the error"),
+        (lambda data: data["outputs"].append("a"), "are not known to be the expression"),
+        (lambda data: data.update(bound=0.99 * data["bound"], observed=0.0), "the errors of the stages add up to"),
+        (lambda data: data.update(truncation=0.1 * data["bound"]), "the errors of the stages add up to"),
+        (lambda data: data["box"].update(a=[-1.0, 1.5001]), "may leave the claimed interval"),
+        (lambda data: data.update(method="proof", leaves=[["taylor", 4, 0, 0, 0, 0]]), "not a one-stage program"),
+    ],
+)
+def test_a_changed_claim(net, change, reason):
+    edit(net, "certificate.json", change)
+    assert reason in refusal(net)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (stage(0, function=None), "not described by the texts"),
+        (stage(0, carrier=3), "is no text"),
+        (stage(0, interval=[1.0]), "interval is no [lo, hi]"),
+        (stage(0, bound=None), "bound of a stage is None"),
+        (stage(0, leaves={}), "leaves is no list"),
+        (stage(0, function="t +"), "cannot be read"),
+        (lambda data: data.update(stages=None), "stages or outputs are no lists"),
+        (lambda data: data.update(stages=[{}] * 1001), "more than 1000 stages"),
+    ],
+)
+def test_a_malformed_claim(net, change, reason):
+    edit(net, "certificate.json", change)
+    assert reason in refusal(net, 2)
+
+
+def test_another_expression(net):
+    for name in ("config.json", "certificate.json"):
+        edit(net, name, lambda data: data.update(expression="relu(a*b - c) + sin(a*b)*c*1.0001"))
+    assert "are not known to be the expression" in refusal(net)
+    for name in ("config.json", "certificate.json"):
+        edit(net, name, lambda data: data.update(expression="relu(a*b - c) + sin(a*b)*c + 0*log(a)"))
+    assert "may be undefined" in refusal(net)
+
+
+def tensors_of(net):
+    raw = (net / "model.safetensors").read_bytes()
+    return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+
+
+def test_changed_weights(net, saved):
+    names = tensors_of(net)
+    reasons = set()
+    for name in [n for n in names if n.endswith((".head0.W_Q", "place2.constant.values", "read.weight.values"))]:
+        shutil.copytree(saved, net, dirs_exist_ok=True)
+        size = int(np.prod(names[name]["shape"]))
+        raw = (net / "model.safetensors").read_bytes()
+        start = 8 + int.from_bytes(raw[:8], "little") + names[name]["data_offsets"][0]
+        values = np.frombuffer(raw[start : start + 8 * size], "<f8")
+        change_weight(net, name, int(np.argmax(np.abs(values))), 0.9, rehash=True)
+        reasons.add(refusal(net).split(":")[0])
+    assert len(reasons) > 1
+
+
+def test_a_changed_mask(net):
+    """A head that sees the keys of another one, or fewer of its own."""
+    masks = {name: entry for name, entry in tensors_of(net).items() if name.endswith("mask.key_segments")}
+    assert masks
+    raw = bytearray((net / "model.safetensors").read_bytes())
+    start = 8 + int.from_bytes(raw[:8], "little")
+    for name, entry in masks.items():
+        begin, end = (start + at for at in entry["data_offsets"])
+        for value in (-1, 1):  # every query sees all of them; or no query any
+            changed = raw.copy()
+            changed[begin:end] = np.full(entry["shape"], value, "<i4").tobytes()
+            if changed != raw:
+                (net / "model.safetensors").write_bytes(changed)
+                change_weight(net, next(n for n in tensors_of(net) if n.endswith("W_Q")), 0, 1.0, rehash=True)
+                reason = refusal(net)
+                assert "is not re-proved to" in reason or "sees no key" in reason, (name, value, reason)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "are"),
+    [
+        ("(x + y)**2", "x*x + 2*x*y + y**2", True),
+        ("max(x, y)", "y + relu(x - y)", True),
+        ("min(2*x, 2*y)", "x + y - abs(x - y)", True),
+        ("clip(x, 0, pi)", "relu(x) - relu(x - pi)", True),
+        ("clip(x, 1, 0)", "1 + relu(x - 1) - relu(x)", False),
+        ("sin(4*x)", "4*sin(x)*cos(x)*(1 - 2*sin(x)**2)", True),
+        ("sin(x)**2 + cos(x)**2", "1", True),
+        ("x/(y + 1)", "x*(1/(1 + y))", True),
+        ("x**y", "exp(y*log(x))", True),
+        ("exp(x)", "exp(x + 1e-9)", False),
+        ("relu(x)", "relu(-x)", False),
+        ("abs(x)*2", "abs(-2*x)", True),
+        ("x*0.1", "x/10", True),
+        ("tanh(x)", "tan(x)", False),
+        ("((2**1000)**1000)**1000*x", "((2**1000)**1000)**1000*x", True),
+    ],
+)
+def test_normal_forms(left, right, are):
+    reader = Reader(["x", "y"])
+    pairs = list(zip(reader.parse(left), reader.parse(right), strict=True))
+    assert are_equal((reader.steps, []), pairs) is are
+
+
+def test_coefficients_of_combinations():
+    forms = Forms(expands=True, waves=False)
+    (form,) = evaluate(parse("(2*x - pi*y/3)/4 + sqrt(2)", ["x", "y", "z"]), forms)
+    found = forms.linear(form, 3)
+    assert [float(x.mid()) for x in found] == pytest.approx([2**0.5, 0.5, -np.pi / 12, 0])
+    assert found[2].overlaps(-arb.pi() / 12)
+    for text in ("x*y", "relu(x + 5)", "x**2", "1/x", "sin(x)"):
+        (form,) = evaluate(parse(text, ["x", "y"]), forms)
+        assert forms.linear(form, 2) is None
