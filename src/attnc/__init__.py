@@ -3,7 +3,7 @@
 from attnc import constructions, incontext
 from attnc.certificates.certificate import Certificate
 from attnc.compiling import as_target, compile, plan
-from attnc.converting import convert
+from attnc.converting import convert, load_converted
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.network import Network, load
@@ -37,5 +37,6 @@ __all__ = [
     "convert",
     "incontext",
     "load",
+    "load_converted",
     "plan",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from attnc.errors import InputError
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
     from attnc.converting.report import Report
 
-__all__ = ["convert"]
+__all__ = ["convert", "load_converted"]
 
 
 def convert(
@@ -28,6 +29,14 @@ def convert(
     from attnc.converting.walking import convert_module
 
     return convert_module(module, eps, strict, example)
+
+
+def load_converted(path: str | os.PathLike[str]) -> nn.Module:
+    """The model that `attnc convert` wrote as a directory, in evaluation mode."""
+    need_torch()
+    from attnc.converting import huggingface
+
+    return huggingface.load_converted(path)
 
 
 def need_torch() -> None:

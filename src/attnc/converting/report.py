@@ -33,18 +33,22 @@ class Replaced:
     drift: float | None = None
     also: tuple[str, ...] = ()  # further paths of a shared module
     consumers: tuple[str, ...] = ()  # the linear maps that take the output
+    parameters: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def of(cls, solved: Solved, path: str, found: str) -> Replaced:
         name, keys = str(solved.activation), solved.num_anchors
         dtype = " or ".join(solved.dtypes)
-        return cls(path, name, keys, solved.error, solved.method, dtype, solved.domain, solved.lipschitz, found)
+        entry = cls(path, name, keys, solved.error, solved.method, dtype, solved.domain, solved.lipschitz, found)
+        entry.parameters = solved.activation.parameters
+        return entry
 
     def as_json(self) -> dict[str, Any]:
         lo, hi = self.domain
         return {
             "name": self.path,
             "activation": self.activation,
+            "parameters": [list(pair) for pair in self.parameters],
             "anchors": self.anchors,
             "error": self.error,
             "method": self.method,
@@ -135,19 +139,17 @@ class Report:
     def __str__(self) -> str:
         table = [list(HEADERS), *self.rows()]
         widths = [max(len(row[i]) for row in table) for i in range(len(HEADERS))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
-        lines += [
-            f"left as it was: {entry.path or '(the model)'} ({entry.what}): {entry.reason}" for entry in self.left
-        ]
+        return "\n".join([*("  ".join(map(str.ljust, row, widths)).rstrip() for row in table), *self.remarks()])
+
+    def remarks(self) -> list[str]:
+        """What is not in the table: what was left, notes, and the drift from end to end."""
+        lines = [f"left as it was: {entry.path or 'the model'} ({entry.what}): {entry.reason}" for entry in self.left]
         lines += [f"note: {note}" for note in self.notes]
-        if self.end_to_end is not None:
-            drift = self.end_to_end
-            lines.append(f"measured on {drift.inputs}: hidden states move {_seen(drift.hidden)}")
-            if drift.cosine is not None:
-                lines[-1] += f", 1 − cosine of pooled outputs {_seen(drift.cosine)}"
-        return "\n".join(lines)
+        drift = self.end_to_end
+        if drift is not None and drift.hidden is not None:
+            pooled = "" if drift.cosine is None else f", 1 − cosine of pooled outputs {_seen(drift.cosine)}"
+            lines.append(f"measured on {drift.inputs}: outputs move {_seen(drift.hidden)}{pooled}")
+        return lines
 
 
 HEADERS = ("path", "activation", "keys", "proven error", "proven block error", "range seen", "measured drift")
