@@ -1,8 +1,8 @@
 """The figures of converting: original and converted side by side, in one run.
 
-Run `make test-models` once, then `python benchmarks/convert.py [--rounds N]`. Errors of activations are against 60-digit
-arithmetic (mpmath is not needed: python-flint's balls); "proven" is what attnc proves, everything else is measured. Times
-are of this machine at this moment: compare those of one line with one another.
+Run `make test-models` once, then `python benchmarks/convert.py [--rounds N]`. Errors of activations are measured
+against 60-digit arithmetic; "proven" is what attnc proves, everything else is measured. Times are of this machine at
+this moment: compare those of one line with one another.
 """
 
 from __future__ import annotations
@@ -70,9 +70,8 @@ def activations() -> None:
         ("GELU, eps 1e-7", nn.GELU(), 1e-7, gelu, lambda y: np.ones_like(y)),
         ("GELU, eps 1e-12", nn.GELU(), 1e-12, gelu, lambda y: np.maximum(1, abs(x))),
     ]
-    print(
-        "float64, on R                 keys   proven     converted  original   (largest error / scale; 4·2⁻⁵² = 8.9e-16)"
-    )
+    print("largest error / scale in float64, on R (4·2⁻⁵² = 8.9e-16)")
+    print(f"{'':<30}keys   proven     converted  original")
     for name, module, eps, f, scale in cases:
         converted, report = attnc.convert(module, eps=eps)
         y = exact(f, x)
@@ -136,9 +135,8 @@ def minilm(rounds: int) -> None:
         int(subprocess.run([sys.executable, __file__, "--peak", which], capture_output=True, check=True).stdout)
         for which in ("original", "both")
     ]
-    print(
-        f"peak memory: {peaks[0] / 2**20:.0f} MiB → {peaks[1] / 2**20:.0f} MiB with both in memory, {peaks[1] / peaks[0]:.2f} ×"
-    )
+    told = " → ".join(f"{peak / 2**20:.0f} MiB" for peak in peaks)
+    print(f"peak memory, both models loaded: {told}, {peaks[1] / peaks[0]:.2f} ×")
 
 
 def peak_memory(which: str) -> int:

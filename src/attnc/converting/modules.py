@@ -18,8 +18,8 @@ from attnc.converting.activations import Solved
 from attnc.converting.report import Replaced
 from attnc.errors import InputError
 
-BLOCK_BYTES = 2**20
-"""Of the scores of a block. Beyond that each pass over them goes to main memory; below, starting threads costs more."""
+BLOCK_BYTES = 2**22
+"""Of the scores of a block. Larger ones leave the processor's last cache; smaller ones start threads too often."""
 BLOCK_BYTES_ELSEWHERE = 2**26
 """On other devices the launch of a kernel costs more than the memory."""
 HALVES = (torch.float16, torch.bfloat16)
