@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from attnc.errors import InputError
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
@@ -36,27 +37,54 @@ SAFE_SPREAD = {"float64": 300.0, "float32": 30.0}
 
 Rows = slice | np.ndarray
 Watch = Callable[[Layer, np.ndarray], None]
-"""Called with each layer of the main stream and the state after it, which is only lent."""
+"""Called with each layer and the state after it, which is only lent."""
 
 
 def run(
-    program: Program, inputs: Sequence[Float[np.ndarray, "tokens width"]], watch: Watch | None = None
+    program: Program,
+    inputs: Sequence[Float[np.ndarray, "tokens width"]],
+    watch: Watch | None = None,
+    memory: Float[np.ndarray, "tokens width"] | None = None,
 ) -> np.ndarray:
-    """The output of one prompt (no batch axis)."""
+    """The output of one prompt (no batch axis). A memory that was made before (`remember`) is not made again."""
+    states = _states(program, inputs)
+    prepared: dict[tuple[int, int], _Plan] = {}
+    with threadpool_limits(1):  # thousands of small products: waking threads costs more than they save
+        if memory is None:
+            memory = _remember(program, states, prepared)
+        state = states[0]
+        for layer in program.layers:
+            state = _apply(layer, state, memory, prepared)
+            if watch is not None:
+                watch(layer, state)
+    return program.from_tokens(state[None])[0]
+
+
+def remember(
+    program: Program, inputs: Sequence[Float[np.ndarray, "tokens width"]], watch: Watch | None = None
+) -> Float[np.ndarray, "tokens width"]:
+    """What the layers of the memory make of the second input; `watch` is called after each of them."""
+    with threadpool_limits(1):
+        return _remember(program, _states(program, inputs), {}, watch)
+
+
+def _states(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     batched = [np.asarray(given, program.dtype)[None] for given in inputs]
     states = [state[0].copy() for state in program.as_tokens(tuple(batched))]  # layers work in place
     if not all(np.isfinite(state).all() for state in states):
         raise InputError("the prompt has a value that is NaN or infinite")
-    prepared: dict[tuple[int, int], _Plan] = {}
+    return states
+
+
+def _remember(
+    program: Program, states: list[np.ndarray], prepared: dict[tuple[int, int], _Plan], watch: Watch | None = None
+) -> np.ndarray:
     memory = states[1] if len(states) > 1 else np.zeros((0, 0), program.dtype)
     for layer in program.memory:
         memory = _apply(layer, memory, None, prepared)
-    state = states[0]
-    for layer in program.layers:
-        state = _apply(layer, state, memory, prepared)
         if watch is not None:
-            watch(layer, state)
-    return program.from_tokens(state[None])[0]
+            watch(layer, memory)
+    return memory
 
 
 def _apply(

@@ -9,6 +9,9 @@ from typing import Any
 from attnc.errors import InputError
 
 _ESTIMATORS = {
+    "KNeighborsRegressor": "kernel_models",
+    "KernelRidge": "kernel_models",
+    "NadarayaWatson": "kernel_models",
     "PoissonRegressor": "poisson",
     "ElasticNet": "linear_models",
     "Lasso": "linear_models",

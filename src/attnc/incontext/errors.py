@@ -1,11 +1,12 @@
 """How far the weights that a program returns are from the optimum, and how many steps and heads an accuracy takes.
 
-For Σ ½(w·x_i − y_i)² + ½ Σ λ_c w_c², started at 0, with eigenvalues of its Hessian in [μ, L]:
+For Σ ½(w·x_i − y_i)² + ½ Σ λ_c w_c², started at w₀ (0 unless told), with eigenvalues of its Hessian in [μ, L]:
 
-    |w_T − w*| ≤ contraction·‖y‖/√μ  +  amplification·(δ + rounding of the updates),
+    |w_T − w*| ≤ contraction·(‖y‖/√μ + |w₀|)  +  amplification·(δ + rounding of the updates),
 
 δ the error of one gradient (`differences`), contraction and amplification those of the method (`acceleration`). Every
-residual on the way is ≤ overshoot·‖y‖: so δ's norm bounds need no look at the examples beyond ‖y‖ and max|x_i|.
+residual on the way is ≤ overshoot·(‖y‖ + √L|w₀|): so δ's norm bounds need no look at the examples beyond ‖y‖ and
+max|x_i|.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Plan:
     task: Task
     gradient: Bound  # δ, of one gradient
     bound: Bound
+    weights: float  # a bound of |w*|
+    start: float  # and of |w₀|
 
 
 def plan_least_squares(
@@ -63,13 +66,14 @@ def plan_least_squares(
     eps: float | None = None,
     method: str = "chebyshev",
     eta: float | None = None,
+    start: float = 0.0,
     dtype: str = "float64",
     max_steps: int = 100_000,
 ) -> Plan:
     """The steps, heads and ε that bring |w_T − w*|₂ to `accuracy`, or the bound that given ones have.
 
     ε balances truncation against rounding for each number of heads; the fewest heads whose bound suffices are taken.
-    Raises BoundNotMet where no number of heads does: then rounding in `dtype` is the limit, and the message says so.
+    `start` bounds |w₀|. Raises BoundNotMet where no number of heads suffices: rounding in `dtype` is the limit then.
     """
     if accuracy is not None and not accuracy > 0:
         raise InputError(f"the accuracy is a positive number, found {accuracy!r}")
@@ -77,10 +81,10 @@ def plan_least_squares(
         raise InputError("give an accuracy, or a number of steps")
     if steps is None:
         assert accuracy is not None
-        wanted = accuracy / (2 * norms.weights) if norms.weights else 1.0
+        wanted = accuracy / (2 * (norms.weights + start)) if norms.weights + start else 1.0
         steps = steps_for(method, norms.L, norms.mu, wanted, max_steps, eta)
         if steps > max_steps:
-            best = Schedule(method, max_steps, norms.L, norms.mu, eta).contraction * norms.weights
+            best = Schedule(method, max_steps, norms.L, norms.mu, eta).contraction * (norms.weights + start)
             raise BoundNotMet(
                 f"cannot reach accuracy {accuracy:g} in {max_steps:,} steps of {method}: at L={norms.L:.6g}, "
                 f"mu={norms.mu:.6g} they leave {best:.3g}. Allow more steps, or condition the problem better.",
@@ -90,7 +94,7 @@ def plan_least_squares(
     schedule = Schedule(method, steps, norms.L, norms.mu, eta)
     tried = []
     for count in (heads,) if heads else range(1, MAX_HEADS + 1):
-        plan = _with_heads(prompt, norms, penalty, schedule, count, eps, dtype)
+        plan = _with_heads(prompt, norms, penalty, schedule, count, eps, start, dtype)
         if accuracy is not None and plan.bound.value <= accuracy:
             return plan
         tried.append(plan)
@@ -113,11 +117,12 @@ def _with_heads(
     schedule: Schedule,
     heads: int,
     eps: float | None,
+    start: float,
     dtype: str,
 ) -> Plan:
-    reach = schedule.overshoot * norms.y
-    # |v| on the way: |w*| and what the error of the start may swing to.
-    size = (1 + schedule.overshoot) * norms.weights
+    # Residuals at the start are at most ‖y‖ + √L·|w₀|; |v| on the way: |w*|, and what the first error may swing to.
+    reach = schedule.overshoot * (norms.y + math.sqrt(norms.L) * start)
+    size = (1 + schedule.overshoot) * (norms.weights + start)
     parts = size * norms.x + norms.y if math.isfinite(size) else 4 * reach
     sizes = Sizes(prompt.rows, prompt.num_weights + 1, norms.x, reach, parts)
     differences = choose(sizes, heads, dtype) if eps is None else Differences(heads, eps)
@@ -125,11 +130,13 @@ def _with_heads(
     task = Task(prompt, schedule, differences, reach, penalty)
     amplification, u = schedule.amplification, UNIT_ROUNDOFF[dtype]
     per_step = gamma(8, u) * (4 * size + max(schedule.etas) * norms.L * size) / min(schedule.etas)
-    terms = [("convergence", schedule.contraction * norms.weights, f"{schedule.steps} steps of {schedule.method}")]
+    terms = [
+        ("convergence", schedule.contraction * (norms.weights + start), f"{schedule.steps} steps of {schedule.method}")
+    ]
     terms += [(t.name, amplification * t.value, f"{t.reason}, over all steps") for t in gradient.terms]
     terms += [("updates", amplification * per_step, f"the affine maps in {dtype}, over all steps")]
     rounded = (Term(name, float(up(value, SLACK)), reason) for name, value, reason in terms)
-    return Plan(task, gradient, Bound(tuple(rounded)))
+    return Plan(task, gradient, Bound(tuple(rounded)), norms.weights, start)
 
 
 def proximal_step(
