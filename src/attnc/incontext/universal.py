@@ -51,7 +51,7 @@ def beta_for(eps: float, lipschitz: float, fill: float, rows: int) -> float:
     room = (eps / lipschitz) ** 2 - fill**2
     if not room > 0:
         raise InputError(
-            f"a fill distance of {fill:.3g} cannot serve eps={eps:g}, Lipschitz constant {lipschitz:g}: examples need a "
+            f"a fill distance of {fill:.3g} cannot serve eps={eps:g}, Lipschitz constant {lipschitz:g}: they need a "
             f"fill distance below {eps / lipschitz:.3g}"
         )
     return max(1.0, math.log(rows)) / (0.99 * room)
