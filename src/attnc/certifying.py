@@ -13,6 +13,7 @@ from attnc.certificates.certificate import Certificate
 from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
 from attnc.certificates.observed import observed_error, sample_points
 from attnc.certificates.prover import MAX_VARIABLES, Proven, prove
+from attnc.certificates.relu_prover import prove_relu
 from attnc.certificates.staged import prove_staged
 from attnc.constructions.built import Built, Progress
 from attnc.errors import InputError, ProgramError
@@ -113,6 +114,8 @@ def _proved(
     many of them; where a derivation says what each head is for, one variable at a time is enough.
     """
     derivation, claim = built.derivation, network.certificate
+    if isinstance(target, ReLUNetwork):
+        return _by_layers(network, target, seconds, progress)
     whole: Certificate | None = None
     softmaxes = sum(not isinstance(layer, Affine) for layer in built.program.all_layers)
     if derivation is None or softmaxes == 1:
@@ -147,6 +150,21 @@ def _proved(
     )
 
 
+def _by_layers(network: Network, target: ReLUNetwork, seconds: float, progress: Progress | None) -> Certificate | None:
+    try:
+        found = prove_relu(network.program, target, time_budget=seconds, progress=progress)
+    except ProgramError:
+        return None
+    return dataclasses.replace(
+        network.certificate,
+        bound=found.bound,
+        terms=found.terms,
+        method="staged proof",
+        stages=found.as_json(),
+        complete=found.complete,
+    )
+
+
 def _by_leaves(
     network: Network, target: Target, is_one_stage: bool, seconds: float, progress: Progress | None
 ) -> Certificate | None:
@@ -154,7 +172,7 @@ def _by_leaves(
     prover: functools.partial[Proven]
     if is_one_stage and isinstance(target, ExpressionTarget) and target.box.d <= MAX_VARIABLES:
         prover = functools.partial(prove, network.program, target)
-    elif not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES and not isinstance(target, ReLUNetwork):
+    elif not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
         prover = functools.partial(prove_deep, network.program, target)
     else:
         return None

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """One stage: the entries of the state before and after it that are read, by name, and the program between them."""
+    """One stage: the entries of the state before and after it that are read, by name, and the program between them.
+
+    `tokens` are those that the outputs are entries of.
+    """
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    tokens: Int[np.ndarray, " outputs"]
     program: Program
 
 
@@ -40,7 +44,8 @@ def slices(program: Program) -> tuple[tuple[Slice, ...], Program]:
     for cut in _cuts(program, layers):
         outputs = tuple(_name(cut.softmax, int(entry)) for entry in cut.wanted)
         stage = Program(_stage(cut.place, cut.softmax, cut.reader), ((len(names),),), (len(outputs),))
-        found.append(Slice(cut.softmax.name, names, outputs, stage))
+        tokens = cut.wanted // max(1, len(cut.softmax.channels))
+        found.append(Slice(cut.softmax.name, names, outputs, tokens, stage))
         names, entries = outputs, cut.wanted
     assert isinstance(read, Affine)
     return tuple(found), Program((_from_entries(read, entries),), ((len(names),),), program.output_shape)

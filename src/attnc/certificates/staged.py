@@ -22,20 +22,17 @@ import numpy as np
 
 from attnc.certificates.branching import Proof
 from attnc.certificates.derivation_check import check_derivation
-from attnc.certificates.dyadic import cell_boxes
 from attnc.certificates.extraction import stages
+from attnc.certificates.head_lines import StateForm, Writer, leaf_boxes, writes
 from attnc.certificates.line_proof import modulus, prove_line
-from attnc.certificates.one_stage import Enclosed, OneStage, StageHead
-from attnc.certificates.program_roundings import HeadRoundings, Roundings, roundings
+from attnc.certificates.one_stage import OneStage
+from attnc.certificates.program_roundings import roundings
 from attnc.certificates.slices import Slice, slices
-from attnc.certificates.stage_rounding import rounding_bounds
-from attnc.certificates.weight_errors import deltas
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.numerics.bound import Term
-from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, gamma, up
-from attnc.targets.box import Box
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.part_ranges import PartRanges
 from attnc.targets.parts import Combination, Derivation, HeadClaim, Part, Source, Unary, in_order
@@ -48,9 +45,6 @@ U = UNIT_ROUNDOFF["float64"]
 SPARE = 2.0**-22
 """By which errors of arguments are taken larger, relatively, and as a square ranges: no checker, whose roundings are
 other ones, has to agree in the last digits."""
-MOST_IDLE = 3
-MOST_CELLS = 4096
-"""When to halve cells no more for the sake of their rounding."""
 Errors = Mapping[str, float]
 """By source; they add up."""
 
@@ -168,15 +162,6 @@ def _input_errors(program: Program, target: ExpressionTarget, i: int) -> Errors:
     return {"rounding": float(up(UNIT_ROUNDOFF[str(program.dtype)] * target.box.magnitude[i], 2))}
 
 
-@dataclass(frozen=True, eq=False)
-class _Affine:
-    """T(u) = Σ weight_i·u_i + constant in floats; a part is within `slack` of T at the exact state u."""
-
-    weights: Float[np.ndarray, " channels"]
-    constant: float
-    slack: float
-
-
 class _Walk:
     def __init__(self, ranges: PartRanges, derivation: Derivation, names: dict[int, str], seconds: float) -> None:
         self.ranges, self.derivation, self.names, self.seconds = ranges, derivation, names, seconds
@@ -190,18 +175,18 @@ class _Walk:
         for (stage, outputs), rounds in zip(stages(part.program), all_rounds, strict=True):
             for column, output in enumerate(outputs.tolist()):
                 name = part.outputs[output]
-                writers = [number for number, head in enumerate(rounds.heads) if _writes(head, column)]
+                writers = [number for number, head in enumerate(rounds.heads) if writes(head, column)]
                 if not writers:
                     after[output] = _carried(stage, column, state, name)
                 elif len(writers) == 1 and name in self.derivation.heads:
-                    after[output] = self._head(part.name, name, _Writer(stage, rounds, writers[0], column), state)
+                    after[output] = self._head(part.name, name, Writer(stage, rounds, writers[0], column), state)
                 else:
                     raise ProgramError(
                         f"{name} is written by {len(writers)} heads, and the derivation does not say why"
                     )
         return [after[output] for output in range(len(part.outputs))]
 
-    def _head(self, stage: str, name: str, writer: _Writer, state: Sequence[_Known | None]) -> _Known:
+    def _head(self, stage: str, name: str, writer: Writer, state: Sequence[_Known | None]) -> _Known:
         claim, sizes = self.derivation.heads[name], self._sizes(state)
         writer.require_alone(name)
         lo, hi = self.ranges(claim.argument)
@@ -234,7 +219,7 @@ class _Walk:
             for source, value in (*off.items(), (own, carrier.slack)):
                 errors[source] = float(up(errors.get(source, 0.0) + up(value * largest)))
         errors[own] = float(up(errors[own] + unsure, 4))
-        rounding = writer.rounding(line, argument, unsure, size, sizes, *_cells(proof, box))
+        rounding = writer.rounding(line, argument, unsure, size, sizes, *leaf_boxes(proof))
         own_rounding = float(up(rounding / size, 2)) if size > 0 else 0.0
         ends = float(box.lo[0]), float(box.hi[0])
         self.heads.append(
@@ -264,13 +249,13 @@ class _Walk:
         """What every channel is at most, in absolute value."""
         return np.array([0.0 if k is None else float(up(self.ranges.size(k.part) + k.error)) for k in state])
 
-    def _affine(self, part: Part, state: Sequence[_Known | None]) -> _Affine:
+    def _affine(self, part: Part, state: Sequence[_Known | None]) -> StateForm:
         """A part as a combination of what the state holds."""
         places = {id(known.part): i for i, known in enumerate(state) if known is not None}
         weights, constant, slack = np.zeros(len(state)), 0.0, 0.0
         if id(part) in places:
             weights[places[id(part)]] = 1.0
-            return _Affine(weights, 0.0, 0.0)
+            return StateForm(weights, 0.0, 0.0)
         if not isinstance(part, Combination):
             raise ProgramError(f"{self.ranges.describe(part)} is not in the state, nor a combination of what is")
         constant, slack = part.constant.value, part.constant.slack
@@ -280,9 +265,9 @@ class _Walk:
             if coefficient.value != 0:
                 weights[places[id(inner)]] += coefficient.value
             slack = float(up(slack + coefficient.slack * self.ranges.size(inner), 2))
-        return _Affine(weights, constant, slack)
+        return StateForm(weights, constant, slack)
 
-    def _errors_of(self, affine: _Affine, state: Sequence[_Known | None]) -> dict[str, float]:
+    def _errors_of(self, affine: StateForm, state: Sequence[_Known | None]) -> dict[str, float]:
         errors: dict[str, float] = {}
         for weight, known in zip(affine.weights, state, strict=True):
             if weight and known is not None:
@@ -301,7 +286,7 @@ class _Walk:
         unit = UNIT_ROUNDOFF[str(read.dtype)]
         for row, offset, part in zip(weight, constant, self.derivation.outputs, strict=True):
             wanted = self._affine(part, state)
-            errors = self._errors_of(_Affine(row.astype(float), float(offset), 0.0), state)
+            errors = self._errors_of(StateForm(row.astype(float), float(offset), 0.0), state)
             differs = np.abs(row - wanted.weights) @ sizes + abs(float(offset) - wanted.constant) + wanted.slack
             if differs > 0:
                 errors["coefficients"] = float(up(differs * (1 + 4 * len(row) * U), 4))
@@ -314,12 +299,6 @@ class _Walk:
         return found
 
 
-def _writes(head: HeadRoundings, column: int) -> bool:
-    """By sizes: what cancels exactly still rounds. A size of 0 was rounded up to the least float."""
-    parts = (head.value_sizes, *(() if head.value_size_slopes is None else (head.value_size_slopes,)))
-    return any(bool((part[:, column] > TINIEST).any()) for part in parts)
-
-
 def _carried(stage: OneStage, column: int, state: Sequence[_Known | None], name: str) -> _Known:
     """A channel that is passed on as it is."""
     row = stage.linear.mid[column]
@@ -330,174 +309,3 @@ def _carried(stage: OneStage, column: int, state: Sequence[_Known | None], name:
     if known is None:
         raise ProgramError(f"{name} is neither made by a head nor passed on as it is")
     return known
-
-
-def _cells(proof: Proof, box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Centres and radii of the leaves."""
-    parts = [
-        cell_boxes(box, level, np.array([leaf.index for leaf in proof.leaves if leaf.level == level]))
-        for level in sorted({leaf.level for leaf in proof.leaves})
-    ]
-    return np.concatenate([centres for centres, _ in parts]), np.concatenate([radii for _, radii in parts])
-
-
-@dataclass(frozen=True, eq=False)
-class _Writer:
-    """The head of a stage that writes one channel."""
-
-    stage: OneStage
-    roundings: Roundings
-    number: int
-    column: int
-
-    @property
-    def head(self) -> StageHead:
-        return self.stage.heads[self.number]
-
-    def require_alone(self, name: str) -> None:
-        affine = (self.stage.linear, self.stage.constant)
-        if any(part[self.column].any() for array in affine for part in (array.mid, array.radius)):
-            raise ProgramError(f"{name} is not made by its head alone")
-
-    def along(
-        self, argument: _Affine, carrier: _Affine | None, sizes: Float[np.ndarray, " channels"]
-    ) -> tuple[StageHead, float]:
-        """The head as a function of t = T(u) alone, and how far its values may be from what is claimed of them.
-
-        Scores a_k·u + c_k are κ_k·T(u) + c_k − κ_k·constant, up to Σ_i |a_ki − κ_k weight_i|·|u_i|, which is put into
-        the radius of an offset. Values are ν_k·carrier(u), or constants, or affine in t.
-        """
-        head, column = self.head, self.column
-        kappa, offsets, differs = _divided(head.slopes.mid, head.slopes.radius, head.offsets, argument, sizes)
-        values, zeros = head.values.mid[:, column], np.zeros(len(kappa))
-        constants, off = Enclosed(values, zeros), head.values.radius[:, column]
-        moves, gates = np.zeros_like(head.slopes.mid), None
-        if head.value_slopes is not None:
-            moves = head.value_slopes.mid[:, column]
-            off = up(off + head.value_slopes.radius[:, column] @ sizes, 4)
-        if carrier is not None:
-            values, _, unsure = _divided(moves, np.zeros_like(moves), constants, carrier, sizes, True)
-            off = up(off + unsure, 2)
-        elif moves.any():
-            nu, kept, unsure = _divided(moves, np.zeros_like(moves), constants, argument, sizes)
-            off = up(off + unsure + kept.radius, 2)
-            values, gates = kept.mid, Enclosed(nu[:, None, None], np.zeros((len(nu), 1, 1)))
-        line = StageHead(
-            Enclosed(kappa[:, None], zeros[:, None]),
-            Enclosed(offsets.mid, up(offsets.radius + differs)),
-            Enclosed(values[:, None], zeros[:, None]),
-            gates,
-        )
-        return line, float(up(off.max(initial=0.0)))
-
-    def rounding(
-        self,
-        line: StageHead,
-        argument: _Affine,
-        unsure: float,
-        size: float,
-        sizes: Float[np.ndarray, " channels"],
-        centres: Float[np.ndarray, "cells 1"],
-        radii: Float[np.ndarray, "cells 1"],
-    ) -> float:
-        """Of the stage in this channel, over all cells of t and all states.
-
-        Where t = w·u_i + constant is of one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell; other channels are taken
-        as large as they get.
-        """
-        rounds, column = self.roundings.heads[self.number], self.column
-        reach = up(sizes * (1 + 2 * self.roundings.unit), 2)[None]
-        nothing = np.zeros(len(line.offsets.mid))
-        own_slopes, elsewhere = nothing, reach.copy()
-        (read,) = np.nonzero(argument.weights)
-        if len(read) == 1:
-            (place,) = read
-            own_slopes = up(rounds.score_slopes[:, place] / abs(argument.weights[place]), 2)
-            elsewhere[0, place] = 0.0
-        offsets = deltas(rounds, elsewhere, slice(None), 0) + rounds.score_underflow * (1 + reach.sum()) ** 2
-        offsets = up(offsets + own_slopes * abs(argument.constant), 8)
-        value_sizes = rounds.value_sizes[:, column]
-        if rounds.value_size_slopes is not None:
-            value_sizes = up(value_sizes + rounds.value_size_slopes[:, column] @ reach[0], len(sizes) + 1)
-        spent = float(up(rounds.underflow[column] * (1 + reach.sum()), 4))
-        flat = HeadRoundings(
-            own_slopes[:, None],
-            offsets,
-            nothing,
-            value_sizes[:, None],
-            None,
-            rounds.count,
-            np.array([spent]),
-        )
-        scaled = None if line.value_slopes is None else _times(size, line.value_slopes, 0.0)
-        values = _times(size, line.values, unsure)
-        head = StageHead(line.slopes, line.offsets, values, scaled)
-        stage = OneStage((head,), Enclosed(np.zeros(1), np.zeros(1)), Enclosed(np.zeros((1, 1)), np.zeros((1, 1))))
-        peak = float(up(self.roundings.peak * (1 + reach.sum()) ** 2, 8))
-        own = Roundings(self.roundings.dtype, (flat,), np.zeros(1), np.zeros((1, 1)), 0, spent, peak)
-        found = _largest(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], centres, radii)
-        whole = self.roundings.sizes[column] + self.roundings.size_slopes[column] @ reach[0]
-        return float(up(found + gamma(self.roundings.count, self.roundings.unit) * whole, 4))
-
-
-def _largest(bounds: Callable[[np.ndarray, np.ndarray], np.ndarray], centres: np.ndarray, radii: np.ndarray) -> float:
-    """The largest bound of any cell; cells are halved where they are the largest, as long as that makes it smaller.
-
-    A gate's values cross where its weights are least sure. Leaves may be wide there, and its rounding is not.
-    """
-    upper, idle = bounds(centres, radii), 0
-    while idle < MOST_IDLE and len(centres) < MOST_CELLS:
-        largest = upper.max()
-        wide = upper > largest / 2
-        half = radii[wide] / 2
-        parts = centres[wide] - half, centres[wide] + half
-        reach = up(half + 2 * U * (np.abs(centres[wide]) + half), 4)
-        new = np.concatenate(parts), np.concatenate([reach, reach])
-        centres, radii = np.concatenate([centres[~wide], new[0]]), np.concatenate([radii[~wide], new[1]])
-        upper = np.concatenate([upper[~wide], bounds(*new)])
-        idle = 0 if upper.max() < 0.8 * largest else idle + 1
-    return float(upper.max())
-
-
-def _times(size: float, values: Enclosed, unsure: float) -> Enclosed:
-    """size·values, each known to `unsure` besides."""
-    mid = size * values.mid
-    return Enclosed(mid, up(size * values.radius + U * np.abs(mid) + unsure, 4))
-
-
-def _divided(
-    slopes: Float[np.ndarray, "keys channels"],
-    radius: Float[np.ndarray, "keys channels"],
-    offsets: Enclosed,
-    affine: _Affine,
-    sizes: Float[np.ndarray, " channels"],
-    with_constant: bool = False,
-) -> tuple[np.ndarray, Enclosed, np.ndarray]:
-    """κ with slopes ≈ κ·weights, what is left of the offsets, and a bound of what differs, over all states.
-
-    With `with_constant` the offsets are to be κ·constant, and what is left of them differs, too.
-    """
-    weights = affine.weights
-    main = int(np.argmax(np.abs(weights) * sizes))
-    with np.errstate(over="ignore"):
-        if weights[main] != 0 and sizes[main] * abs(weights[main]) > 0:
-            kappa = slopes[:, main] / weights[main]
-        elif with_constant and affine.constant:
-            kappa = offsets.mid / affine.constant
-        else:
-            kappa = np.zeros(len(slopes))
-        if not np.isfinite(kappa).all() or not np.isfinite(np.abs(kappa).max(initial=0.0) * np.abs(weights).max()):
-            raise ProgramError("scores or values are too large to be those of the combination that is claimed")
-    products = kappa[:, None] * weights
-    is_easy = np.isin(np.frexp(np.abs(weights))[0], (0.0, 0.5))  # a power of two: the product is exact
-    rounding = np.where(is_easy, 0.0, 2 * U * np.abs(products)) + np.where(weights == 0, 0.0, TINIEST)
-    gaps = np.abs(slopes - products)
-    left = up(gaps * (1 + 4 * U) + rounding + radius, 2)
-    differs = up(left @ sizes, len(sizes) + 1)
-    shift = kappa * affine.constant
-    mid = offsets.mid - shift
-    loose = 0.0 if affine.constant == 0 else 2 * U * (np.abs(shift) + np.abs(mid)) + 2 * TINIEST
-    kept = Enclosed(mid, np.asarray(up(offsets.radius + loose, 2)) if affine.constant else offsets.radius)
-    if with_constant:
-        differs = up(differs + np.abs(mid) + kept.radius, 2)
-    return kappa, kept, differs

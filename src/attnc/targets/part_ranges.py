@@ -21,7 +21,7 @@ class PartRanges:
 
     def __init__(self, box: Box, variables: Sequence[str]) -> None:
         self._variables = tuple(variables)
-        self._boxes = _sub_boxes(box)
+        self._boxes = sub_boxes(box)
         self._trees: dict[int, Node] = {}
         self._found: dict[int, tuple[float, float]] = {}
         self._kept: list[Part] = []  # so that identities stay
@@ -61,7 +61,8 @@ class PartRanges:
         return to_text(self.tree(part))
 
 
-def _sub_boxes(box: Box) -> Interval:
+def sub_boxes(box: Box) -> Interval:
+    """Equal parts of the box, at most MAX_BOXES."""
     per_axis = int(MAX_BOXES ** (1 / box.d))
     if per_axis < 2 or math.isinf(float(box.widths.max())):
         return Interval(box.lo[None], box.hi[None])

@@ -1,0 +1,279 @@
+"""Networks of ReLUs, proved layer by layer: every unit from the weights of its head, its error carried to the outputs.
+
+Unit j of a hidden layer is relu(z_j), z = W·h + b. The program holds v_j ≈ gain_j·h_j + shift; from the weights of a
+head it is found how its scores depend on z_j, and leaves prove that it computes gain_j·clip(z_j, 0, C) + shift to
+within δ, on the range of z_j enlarged by the error that z_j already has. Units whose heads have the same keys are the
+same function of y = ref_j·z_j, and are proved at once. Gains and shifts are read off the heads; whatever they are, δ
+is proved.
+
+Errors are affine forms. With d_lj the deviation of unit j of layer l itself, and σ its slope between the z that should
+be and the z that is, 0 ≤ σ ≤ 1, and exactly 0 or 1 where the unit is off or on all over a part of the box,
+
+    out − network(x) = Σ_l W_L·σ_{L−1}·W_{L−1}⋯σ_{l+1}·W_{l+1}·d_l + what the read-out differs by:
+
+intervals of the σ, multiplied out with their signs, over many parts of the box.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc.certificates.branching import Proof
+from attnc.certificates.extraction import stages
+from attnc.certificates.head_lines import Writer, leaf_boxes, line_rounding, writes
+from attnc.certificates.line_proof import prove_line
+from attnc.certificates.one_stage import Enclosed, StageHead
+from attnc.certificates.program_roundings import HeadRoundings, roundings
+from attnc.certificates.relu_errors import Units, error_terms, read_out_error, sensitivities_of, unit_slopes
+from attnc.certificates.slices import Slice, slices
+from attnc.errors import ProgramError
+from attnc.ir.program import Program
+from attnc.ir.spec import check
+from attnc.numerics.bound import Term
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import UNIT_ROUNDOFF, up
+from attnc.targets.linear import ReLUNetwork, affine_range
+from attnc.targets.part_ranges import sub_boxes
+from attnc.targets.parts import T
+from attnc.targets.tree import Call, Node, Number, Product, Sum, to_text
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+U = UNIT_ROUNDOFF["float64"]
+ROUGH = 1e-6
+"""Units whose scores round by more than this are proved together only with those that round about as much."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnitsProof:
+    """|A(y) − function(y)| ≤ delta for y in [lo, hi]: what the heads of these channels are, each of a y of its own."""
+
+    stage: str
+    channels: tuple[str, ...]
+    function: str
+    delta: float
+    proof: Proof
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage,
+            "channels": list(self.channels),
+            "function": self.function,
+            "interval": [float(self.proof.box.lo[0]), float(self.proof.box.hi[0])],
+            "bound": self.delta,
+            "leaves": [leaf.as_json() for leaf in self.proof.leaves],
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class NetworkProof:
+    """sup |network − program| ≤ bound: the deviations of all units, carried to the outputs."""
+
+    bound: float
+    terms: tuple[Term, ...]
+    layers: tuple[UnitsProof, ...]
+
+    @property
+    def complete(self) -> bool:
+        return all(layer.proof.complete for layer in self.layers)
+
+    def as_json(self) -> tuple[dict[str, Any], ...]:
+        return tuple(layer.as_json() for layer in self.layers)
+
+
+def prove_relu(
+    program: Program,
+    target: ReLUNetwork,
+    *,
+    time_budget: float = 60.0,
+    progress: Callable[[str, float], None] | None = None,
+) -> NetworkProof:
+    """ProgramError where the program is not the network layer by layer, unit j at token j."""
+    check(program)
+    if program.input_shapes != target.input_shapes or program.output_shape != target.output_shape:
+        raise ProgramError(f"the program maps {program.input_shapes} to {program.output_shape}; {target.describe()}")
+    found, read = slices(program)
+    hidden = len(target.weights) - 1
+    if len(found) != hidden:
+        raise ProgramError(f"the program has {len(found)} stages, the network {hidden} hidden layers")
+    boxes = sub_boxes(target.box)
+    pre = _pre_activations(target, boxes)
+    n, casts = target.box.d, str(program.dtype) != "float64"
+    magnitude = target.box.magnitude
+    cast = up(UNIT_ROUNDOFF[str(program.dtype)] * magnitude, 2) if casts else np.zeros(n)
+    units = [Units(np.ones(n), np.zeros(n), magnitude, cast, cast, cast)]
+    proofs: list[UnitsProof] = []
+    slacks, limits = [], []
+    for l, (stage, W, b) in enumerate(zip(found, target.weights, target.biases, strict=False)):  # noqa: E741
+        if progress is not None:
+            progress("proving", l / hidden)
+        layer = _Layer(stage, units[-1], W, b, pre[l])
+        units.append(layer.prove(time_budget / hidden))
+        proofs += layer.proofs
+        slacks.append(np.array([form.slack for form in layer.forms]))
+        limits.append(layer.limits)
+    slopes = [unit_slopes(*known) for known in zip(pre, (layer.error for layer in units[1:]), limits, strict=True)]
+    sensitivities = sensitivities_of(target.weights, slopes, len(boxes))
+    terms = error_terms(
+        sensitivities, units, slacks, read_out_error(read, units[-1], target.weights[-1], target.biases[-1])
+    )
+    bound = float(up(sum(term.value for term in terms), 8))
+    return NetworkProof(bound, terms, tuple(proofs))
+
+
+def _pre_activations(target: ReLUNetwork, boxes: Interval) -> list[Interval]:
+    """(boxes, units) for every hidden layer."""
+    found, state = [], boxes
+    for W, b in zip(target.weights[:-1], target.biases[:-1], strict=True):
+        found.append(affine_range(W, b, state))
+        state = Interval(np.maximum(found[-1].lo, 0.0), np.maximum(found[-1].hi, 0.0))
+    return found
+
+
+class _Layer:
+    """A hidden layer: the stage that makes it, what it reads, and what it should be."""
+
+    def __init__(self, stage: Slice, before: Units, W: np.ndarray, b: np.ndarray, pre: Interval) -> None:
+        self.stage, self.before = stage, before
+        self.forms = [before.form(row, float(offset)) for row, offset in zip(W, b, strict=True)]
+        off = up(np.abs(W) @ before.error, W.shape[1] + 1)
+        self.off = up(off + np.array([form.slack for form in self.forms]))  # of every z
+        self.lo, self.hi = pre.lo.min(axis=0), pre.hi.max(axis=0)
+        self.proofs: list[UnitsProof] = []
+        self.limits = np.zeros(len(W))  # relu(z) is what a unit computes up to this z
+
+    def prove(self, seconds: float) -> Units:
+        """Every unit, and what it is off by."""
+        count = len(self.forms)
+        if self.stage.tokens.tolist() != list(range(count)):
+            raise ProgramError(
+                f"stage {self.stage.name!r} makes {len(self.stage.outputs)} units, not one for each token"
+            )
+        writers = self._writers()
+        groups: dict[tuple[bytes, int], list[int]] = {}
+        for unit, writer in enumerate(writers):
+            rounded = writer.flat_roundings(self.forms[unit], self.before.sizes)[0].score_offsets.max()
+            size = round(math.log2(max(ROUGH, float(rounded))) / 2) if math.isfinite(rounded) else 0
+            groups.setdefault((writer.head.values.mid[:, writer.column].tobytes(), size), []).append(unit)
+        gain, shift, own, rounding = np.ones((4, count))
+        for members in groups.values():
+            of_group = _Group(self, [writers[unit] for unit in members], np.array(members))
+            line = of_group.prove(seconds / len(groups))
+            gain[members], shift[members] = line.gain, line.shift
+            own[members], rounding[members] = line.own, line.rounding
+        largest = np.maximum(self.hi, 0.0)
+        return Units(gain, shift, largest, up(own + self.off), own, rounding)
+
+    def _writers(self) -> list[Writer]:
+        found: dict[int, Writer] = {}
+        program = self.stage.program
+        for (stage, outputs), rounds in zip(stages(program), roundings(program, casts_input=False), strict=True):
+            for column, output in enumerate(outputs.tolist()):
+                numbers = [number for number, head in enumerate(rounds.heads) if writes(head, column)]
+                if len(numbers) != 1:
+                    raise ProgramError(f"{self.stage.outputs[output]} is written by {len(numbers)} heads, not by one")
+                found[output] = Writer(stage, rounds, numbers[0], column)
+                found[output].require_alone(self.stage.outputs[output])
+        return [found[output] for output in range(len(self.stage.outputs))]
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    gain: Float[np.ndarray, " units"]
+    shift: float
+    own: Float[np.ndarray, " units"]
+    rounding: Float[np.ndarray, " units"]
+
+
+class _Group:
+    """Units of one layer whose heads have the same values: as functions of y = ref·z they are one."""
+
+    def __init__(self, layer: _Layer, writers: Sequence[Writer], members: Int[np.ndarray, " units"]) -> None:
+        self.layer, self.writers, self.members = layer, writers, members
+        sizes = layer.before.sizes
+        lines = [writer.along(layer.forms[j], None, sizes) for writer, j in zip(writers, members, strict=True)]
+        self.unsure = max(unsure for _, unsure in lines)
+        kappas = np.array([line.slopes.mid[:, 0] for line, _ in lines])
+        self.ref = np.abs(kappas).max(axis=1)
+        if not (self.ref > 0).all() or any(line.value_slopes is not None for line, _ in lines):
+            raise ProgramError(f"a unit of stage {layer.stage.name!r} does not depend on its input by scores alone")
+        kappas = kappas / self.ref[:, None]
+        offsets = np.array([line.offsets.mid for line, _ in lines])
+        radii = np.array([line.offsets.radius for line, _ in lines])
+        slope, offset, values = kappas[0], offsets[0], lines[0][0].values
+        self.line = StageHead(
+            Enclosed(slope[:, None], up(np.abs(kappas - slope).max(axis=0) + 4 * U, 2)[:, None]),
+            Enclosed(offset, up((np.abs(offsets - offset) + radii).max(axis=0), 2)),
+            values,
+        )
+        lo, hi, off = layer.lo[members], layer.hi[members], layer.off[members]
+        spare = 1 + 2.0**-40
+        self.lo = float(-up(up(self.ref * (off - lo) * spare, 4)).max())
+        self.hi = float(up(up(self.ref * (hi + off) * spare, 4)).max())
+        self.limit = float(up(self.ref * np.maximum(hi, 0.0) * spare, 4).max()) or 1.0
+
+    def prove(self, seconds: float) -> _Found:
+        layer, members = self.layer, self.members
+        slope, limit, shift = self._read_off()
+        tree = _clipped(slope, limit, shift)
+        proof = prove_line(self.line, tree, self.lo, self.hi, 0.0, seconds)[0]
+        flat, peak = self._roundings()
+        rounds = self.writers[0].roundings
+        rounding = line_rounding(self.line, flat, rounds.dtype, self.unsure, 1.0, peak, *leaf_boxes(proof))
+        channels = tuple(layer.stage.outputs[j] for j in members)
+        layer.proofs.append(UnitsProof(layer.stage.name, channels, to_text(tree), proof.bound, proof))
+        layer.limits[members] = limit / self.ref * (1 - 2.0**-40)
+        gain = slope * self.ref
+        rounded = up(rounding / np.abs(gain), 4)
+        return _Found(gain, shift, up(up((proof.bound + self.unsure) / np.abs(gain), 4) + rounded), rounded)
+
+    def _read_off(self) -> tuple[float, float, float]:
+        """slope·clip(y, 0, limit) + shift, as the head is likely to be: any numbers would do for a proof.
+
+        Neighbours in the order of their slopes have equal scores at y_1 < y_2 < …, midway between two anchors; so the
+        anchors reach over (y_last − y_1)·(p − 1)/(p − 2) if they are equally spaced. The first is at the kink.
+        """
+        kappa, first = np.unique(self.line.slopes.mid[:, 0], return_index=True)
+        offsets, values = self.line.offsets.mid[first], self.line.values.mid[first, 0]
+        p = len(kappa)
+        if p < 3:
+            raise ProgramError(f"the units of stage {self.layer.stage.name!r} have {p} anchors, too few for a clip")
+        crossings = -np.diff(offsets) / np.diff(kappa)
+        reach = (crossings[-1] - crossings[0]) * (p - 1) / (p - 2)
+        slope = (values[-1] - values[0]) / reach
+        if slope == 0 or not np.isfinite(slope):
+            raise ProgramError(f"the units of stage {self.layer.stage.name!r} do not depend on their inputs")
+        return float(slope), max(self.limit, float(reach)), float(values[0])
+
+    def _roundings(self) -> tuple[HeadRoundings, float]:
+        """The largest of all units, key by key."""
+        sizes = self.layer.before.sizes
+        found = [
+            writer.flat_roundings(self.layer.forms[j], sizes)
+            for writer, j in zip(self.writers, self.members, strict=True)
+        ]
+        flats = [flat for flat, _ in found]
+        slopes = [up(flat.score_slopes / ref) for flat, ref in zip(flats, self.ref, strict=True)]
+        most = HeadRoundings(
+            np.max(slopes, axis=0),
+            np.max([flat.score_offsets for flat in flats], axis=0),
+            np.max([flat.score_underflow for flat in flats], axis=0),
+            np.max([flat.value_sizes for flat in flats], axis=0),
+            None,
+            max(flat.count for flat in flats),
+            np.max([flat.underflow for flat in flats], axis=0),
+        )
+        return most, max(peak for _, peak in found)
+
+
+def _clipped(slope: float, limit: float, shift: float) -> Node:
+    """slope·clip(t, 0, limit) + shift."""
+    zero, end = Number(Fraction(0)), Number(Fraction(limit))
+    return Sum((Product((Number(Fraction(slope)), Call("clip", (T, zero, end)))), Number(Fraction(shift))))
