@@ -7,13 +7,21 @@ import difflib
 from attnc.errors import InputError
 from attnc.lab.experiment import Experiment
 from attnc.lab.experiments import (
+    beyond,
     boundary,
     frequency,
+    incontext,
+    learnability,
+    noise,
+    perturbation,
     range_length,
     rate_in_heads,
     rate_in_p,
+    scaling,
     selection,
+    sequences,
     temperature,
+    two_dimensional,
 )
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -24,6 +32,14 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     temperature.EXPERIMENT,
     boundary.EXPERIMENT,
     frequency.EXPERIMENT,
+    scaling.EXPERIMENT,
+    two_dimensional.EXPERIMENT,
+    learnability.EXPERIMENT,
+    noise.EXPERIMENT,
+    perturbation.EXPERIMENT,
+    sequences.EXPERIMENT,
+    incontext.EXPERIMENT,
+    beyond.EXPERIMENT,
 )
 
 

@@ -101,3 +101,30 @@ def train(
 
 def _free(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape) / math.sqrt(shape[-2]))
+
+
+class SequenceModel(nn.Module):
+    """vec X → affine → multi-head attention among tokens → attention, or a softmax over features → affine → vec Y."""
+
+    def __init__(self, num_tokens: int, width: int, *, second: str, d_model: int = 32, num_heads: int = 4) -> None:
+        super().__init__()
+        self.num_tokens, self.width, self.second = num_tokens, width, second
+        size = num_tokens * width
+        self.mix_in = nn.Linear(size, num_tokens * d_model)
+        self.first = nn.MultiheadAttention(d_model, num_heads, batch_first=True)
+        self.last: nn.Module
+        if second == "attention":
+            self.last = nn.MultiheadAttention(d_model, 1, batch_first=True)
+        else:
+            self.last = nn.Linear(num_tokens * d_model, 4 * size)
+        self.mix_out = nn.Linear(num_tokens * d_model if second == "attention" else 4 * size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.mix_in(x).reshape(len(x), self.num_tokens, -1)
+        z = self.first(z, z, z, need_weights=False)[0]
+        if self.second == "attention":
+            z = self.last(z, z, z, need_weights=False)[0].flatten(1)
+        else:
+            z = torch.softmax(self.last(z.flatten(1)), dim=-1)
+        out: Tensor = self.mix_out(z)
+        return out

@@ -96,7 +96,7 @@ def _jump(place: str, P: int) -> Row:
     x0 = {"inside": 0.5 * h, "near the end": 1 - 1.5 * h, "at the end": 1 - 0.5 * h}[place]
     target = attnc.as_target(f"sign(x-{x0!r})", {"x": (-1, 1)}, p=2.0)
     built = attnc.constructions.max_affine(target, points_per_axis=P, norm=2.0, beta=64.0)
-    x = -1 + 2 * (np.arange(200 * P) + 0.5) / (200 * P)
+    x = -1 + 2 * (np.arange(100 * P) + 0.5) / (100 * P)
     errors = np.abs(built.program(x[:, None]) - target(x[:, None])[:, 0])
     near = np.abs(x - x0) <= 2 * h
     return {

@@ -32,11 +32,14 @@ def target_of(seed: int, tokens: int = TOKENS, width: int = WIDTH) -> attnc.Trun
 
 
 def sampled_inputs(target: attnc.TruncatedLinear, count: int, seed: int) -> np.ndarray:
-    """Inputs whose w·x + t cover [−1.2, 1.2]·25 evenly, with parts at random that w does not see."""
-    rng = np.random.default_rng([seed, 1])
-    n, d = target.W.shape
-    u = np.linspace(-1.2 * END, 1.2 * END, count * n).reshape(count, n)
-    rest = rng.normal(size=(count, n, d))
+    """Inputs whose w·x + t cover [−1.2, 1.2]·25 evenly."""
+    n = len(target.W)
+    return inputs_at(target, np.linspace(-1.2 * END, 1.2 * END, count * n).reshape(count, n), seed)
+
+
+def inputs_at(target: attnc.TruncatedLinear, u: np.ndarray, seed: int) -> np.ndarray:
+    """Inputs whose w·x + t are these, with parts at random that w does not see."""
+    rest = np.random.default_rng([seed, 1]).normal(size=(*u.shape, target.W.shape[1]))
     square = (target.W**2).sum(axis=1)
     rest -= np.einsum("bnd,nd->bn", rest, target.W)[..., None] * target.W / square[:, None]
     return rest + ((u - target.t) / square)[..., None] * target.W
