@@ -25,7 +25,7 @@ LEVELS = (
     {"plots"},
     {"network"},
     {"planning", "certifying"},
-    {"compiling"},
+    {"compiling", "diagnosing"},
     {"converting"},
     {"demo", "cli", "lab", "__main__"},
 )

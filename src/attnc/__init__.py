@@ -4,6 +4,7 @@ from attnc import constructions, incontext
 from attnc.certificates.certificate import Certificate
 from attnc.compiling import as_target, compile, plan
 from attnc.converting import convert, load_converted
+from attnc.diagnosing import Diagnosis, diagnose
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.network import Network, load
@@ -19,6 +20,7 @@ __all__ = [
     "AttncError",
     "BoundNotMet",
     "Certificate",
+    "Diagnosis",
     "DomainError",
     "ExpressionError",
     "FileError",
@@ -35,6 +37,7 @@ __all__ = [
     "compile",
     "constructions",
     "convert",
+    "diagnose",
     "incontext",
     "load",
     "load_converted",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from attnc.cli.commands import Json, app
+from attnc.cli.commands import Json, Saved, app
 from attnc.cli.output import print_json, print_parts, progress_bar
 
 lab = typer.Typer(
@@ -77,6 +77,35 @@ def report_command(folder: Run, json_output: Json = False) -> None:
     from attnc.lab import report
 
     _print_verdicts(folder, report(folder), json_output)
+
+
+@lab.command("diagnose", epilog="Example:\n\nattnc lab diagnose net")
+def diagnose_command(
+    net: Saved,
+    eps: Annotated[
+        float | None, typer.Option(help="The error tolerated; the network's own unless given.", show_default=False)
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Name the failure signatures of a saved network, with evidence and remedy. Exit code 1 if there are any."""
+    from attnc import diagnose, load
+
+    found = diagnose(load(net), eps=eps)
+    if json_output:
+        rows = [
+            {"name": s.name, "evidence": s.evidence, "where": s.where, "remedy": s.remedy, "numbers": dict(s.numbers)}
+            for s in found.symptoms
+        ]
+        facts = {
+            "healthy": found.is_healthy,
+            "max_error": found.max_error,
+            "eps": found.eps,
+            "points": found.num_points,
+        }
+        print_json(facts | {"symptoms": rows})
+    else:
+        print(found)
+    raise typer.Exit(0 if found.is_healthy else 1)
 
 
 def _print_verdicts(folder: Path, page: Path, json_output: bool) -> None:

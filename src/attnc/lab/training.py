@@ -125,6 +125,7 @@ class SequenceModel(nn.Module):
         if self.second == "attention":
             z = self.last(z, z, z, need_weights=False)[0].flatten(1)
         else:
-            z = torch.softmax(self.last(z.flatten(1)), dim=-1)
+            logits = self.last(z.flatten(1))
+            z = logits.shape[1] * torch.softmax(logits, dim=-1)  # 1 on average: a mere scale of what follows
         out: Tensor = self.mix_out(z)
         return out

@@ -56,7 +56,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     L, h = centres(d)
     head = Heads(d + 1, len(L), 1, d_token=d + 1)
     if kind == "from construction":
-        _construct(head, L, START_BETA / h**2)
+        construct(head, L, target(L, np), START_BETA / h**2)
 
     def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = SIDE * (2 * torch.rand(256, d) - 1)
@@ -76,7 +76,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     return rows
 
 
-def _construct(head: Any, L: np.ndarray, beta: float) -> None:
+def construct(head: Any, L: np.ndarray, values: np.ndarray, beta: float) -> None:
     """The weights of the theorem: key β(2L, −|L|²), value f(L)."""
     import torch
 
@@ -86,7 +86,7 @@ def _construct(head: Any, L: np.ndarray, beta: float) -> None:
         head.E[:] = torch.tensor(np.concatenate([L, (L**2).sum(axis=1, keepdims=True)], axis=1), dtype=torch.float32)
         head.W_K[0] = torch.diag(torch.tensor([2 * beta] * d + [-beta]))
         head.W_V.zero_()
-        head.V[0, :, 0] = torch.tensor(target(L, np), dtype=torch.float32)
+        head.V[0, :, 0] = torch.tensor(values, dtype=torch.float32)
 
 
 def _state(head: Any, test: np.ndarray, L: np.ndarray, h: float) -> Row:

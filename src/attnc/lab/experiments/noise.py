@@ -11,6 +11,7 @@ import attnc
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.lab import drawing
 from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
+from attnc.lab.experiments.learnability import START_BETA, construct
 from attnc.lab.laws import fit_power
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ REACH, PADDED = math.pi, 2 * math.pi
 P = 64
 H = 2 * PADDED / P
 SIGMAS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+STARTS = ("random", "construction")
+"""Where training starts: from random weights, or from the construction at βh² = 3."""
 LEARNED = (0.0, 0.1, 0.2, 0.4, 0.8)
 BETAS = np.logspace(-1.6, 1.6, 33)
 """βh² of the sweep."""
@@ -30,7 +33,8 @@ BETAS = np.logspace(-1.6, 1.6, 33)
 def cells(profile: str) -> list[Cell]:
     trials, steps = (2, 800) if profile == "quick" else (5, 10_000)
     trained: list[Cell] = [
-        {"kind": "trained", "sigma": sigma, "trial": trial, "steps": steps}
+        {"kind": "trained", "start": start, "sigma": sigma, "trial": trial, "steps": steps}
+        for start in STARTS
         for sigma in LEARNED
         for trial in range(trials)
     ]
@@ -41,7 +45,7 @@ def cells(profile: str) -> list[Cell]:
 def measure(cell: Cell, seed: int) -> list[Row]:
     sigma = float(cell["sigma"])
     if cell["kind"] == "trained":
-        return [_trained(sigma, int(cell["steps"]), seed, int(cell["trial"]))]
+        return [_trained(cell, sigma, seed)]
     rng = np.random.default_rng(seed)
     target = attnc.as_target(f"sin({OMEGA}*x)", {"x": (-PADDED, PADDED)})
     x = -REACH + 2 * REACH * (np.arange(8000) + 0.5) / 8000
@@ -73,20 +77,23 @@ def bayes(sigma: float) -> float:
     return -0.5 * math.expm1(-((OMEGA * sigma) ** 2))
 
 
-def _trained(sigma: float, steps: int, seed: int, trial: int) -> Row:
+def _trained(cell: Cell, sigma: float, seed: int) -> Row:
     """One head of 64 free keys; β is read off the spread of its keys' slopes."""
     import torch
 
     from attnc.lab.training import Heads, train, with_one
 
-    torch.manual_seed(2**16 * seed % 2**32 + trial)
+    torch.manual_seed(2**16 * seed % 2**32 + int(cell["trial"]))
     head = Heads(2, P, 1, d_token=2)
+    if cell["start"] == "construction":
+        L = -PADDED + H * (np.arange(P)[:, None] + 0.5)
+        construct(head, L, np.sin(OMEGA * L[:, 0]), START_BETA / H**2)
 
     def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = REACH * (2 * torch.rand(512, 1) - 1)
         return with_one(x + sigma * torch.randn_like(x)), torch.sin(OMEGA * x)
 
-    train(head, batch, steps=steps, rate=3e-2)
+    train(head, batch, steps=int(cell["steps"]), rate=3e-2 if cell["start"] == "random" else 1e-2)
     x = torch.linspace(-REACH, REACH, 8001)[:, None]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -119,6 +126,16 @@ def predicted_best(sigma: float) -> float:
     return float(fine[predicted_mse(fine, sigma).argmin()])
 
 
+def _change(rows: Table) -> tuple[float, float]:
+    """By which factors the norms and β differ between strong noise and little."""
+    sigma = rows.column("sigma")
+    low, high = sigma <= LEARNED[1], sigma >= LEARNED[-2]
+    norms, betas = (
+        float(np.median(values[high]) / np.median(values[low])) for values in (rows.column("norm"), rows.column("beta"))
+    )
+    return norms, betas
+
+
 def judge(table: Table) -> list[Verdict]:
     swept = table.where(kind="constructed")
     best = {sigma: best_beta(swept.where(sigma=sigma)) for sigma in SIGMAS}
@@ -128,13 +145,11 @@ def judge(table: Table) -> list[Verdict]:
     closed = np.array([2 * sigma**2 * best[sigma] / H**2 for sigma in strong])
     least = np.array([swept.where(sigma=sigma).column("mse").min() / bayes(sigma) for sigma in strong])
     trained = table.where(kind="trained")
-    sigma = trained.column("sigma")
-    low, high = sigma <= LEARNED[1], sigma >= LEARNED[-2]
-    norms, betas = trained.column("norm"), trained.column("beta")
-    fell = float(np.median(norms[high]) / np.median(norms[low]))
-    beta_fell = float(np.median(betas[high]) / np.median(betas[low]))
-    excess = trained.column("mse")[high] / trained.column("bayes")[high]
-    unexplained = float(np.median(trained.column("mse")[low]))
+    changes = {start: _change(trained.where(start=start)) for start in STARTS}
+    free = trained.where(start="random")
+    strong_noise = free.column("sigma") >= LEARNED[-2]
+    excess = free.column("mse")[strong_noise] / free.column("bayes")[strong_noise]
+    unexplained = float(np.median(free.column("mse")[free.column("sigma") <= LEARNED[1]]))
     return [
         Verdict(
             "With noisy inputs of standard deviation σ the best inverse temperature of the construction is β = "
@@ -155,12 +170,17 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "A trained head lowers the norms of W_Q and W_K, and so its β, where inputs are noisy.",
-            Status.HOLDS if fell < 0.9 and beta_fell < 0.9 else Status.FAILS,
-            f"from σ ≤ {LEARNED[1]:g} to σ ≥ {LEARNED[-2]:g} the product of the norms changes by a factor {fell:.2f}, "
-            f"β by {beta_fell:.2f} (the construction's by {(LEARNED[1] / LEARNED[-2]) ** 2:.2f} or less). Trained "
-            "heads are softer than the construction to begin with, and blur by their values as much as by their "
-            "temperature.",
-            {"norms": fell, "beta": beta_fell},
+            Status.HOLDS if all(norms < 0.9 and beta < 0.9 for norms, beta in changes.values()) else Status.FAILS,
+            f"from σ ≤ {LEARNED[1]:g} to σ ≥ {LEARNED[-2]:g} the product of the norms changes by a factor "
+            f"{changes['random'][0]:.2f} and β by {changes['random'][1]:.2f} if training starts from random weights, "
+            f"by {changes['construction'][0]:.2f} and {changes['construction'][1]:.2f} if from the construction at "
+            f"βh² = {START_BETA:g}; the best β changes by {(LEARNED[1] / LEARNED[-2]) ** 2:.2f} or less. Trained "
+            "heads blur by their values rather than by their temperature.",
+            {
+                f"{what}_{start}": value
+                for start, pair in changes.items()
+                for what, value in zip(("norms", "beta"), pair, strict=True)
+            },
         ),
         Verdict(
             "With strong noise, training comes close to the best possible estimate.",
@@ -200,8 +220,13 @@ def draw(table: Table) -> Figure:
     drawing.label(right, "trained heads", "noise σ", "MSE; norms", log="y")
     s = np.linspace(0.02, 0.85, 100)
     drawing.theory(right, s, [bayes(float(x)) for x in s], "theory: Bayes, ½(1−e^(−ω²σ²))")
-    drawing.measured(right, trained.column("sigma"), trained.column("mse"), "MSE, trained", drawing.ORANGE, "^")
-    drawing.measured(right, trained.column("sigma"), trained.column("norm"), "|W_Q|·|W_K|, trained", drawing.GREEN, "D")
+    for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
+        rows = trained.where(start=start)
+        drawing.measured(right, rows.column("sigma"), rows.column("mse"), f"MSE, from {start}", colour, marker)
+        open_marker = {"markerfacecolor": "none", "markeredgecolor": colour}
+        drawing.measured(
+            right, rows.column("sigma"), rows.column("norm"), f"|W_Q|·|W_K|, from {start}", colour, "s", **open_marker
+        )
     drawing.legend(right)
     return picture
 

@@ -21,12 +21,12 @@ SMALL = (2, 3)
 """Tokens of width 1 for which a grid of all inputs fits."""
 NAMES = {"two layers": "two_layer", "attention + softmax": "attention_softmax"}
 FINENESS = {2: (4, 8, 16, 32), 3: (3, 6, 12)}
-LEVELS = (0.3, 0.1, 0.03, 0.01)
+LEVELS = (1e-2, 3e-3, 1e-3, 3e-4)
 COLOURS = {"two layers": drawing.BLUE, "attention + softmax": drawing.GREEN}
 
 
 def cells(profile: str) -> list[Cell]:
-    trials, steps = (2, 700) if profile == "quick" else (4, 20_000)
+    trials, steps = (2, 1000) if profile == "quick" else (4, 20_000)
     trained: list[Cell] = [
         {"kind": "trained", "model": name, "trial": t, "steps": steps} for name in NAMES for t in range(trials)
     ]
@@ -120,7 +120,7 @@ def _trained(model: str, steps: int, seed: int, trial: int) -> Row:
         drawn = 2 * torch.rand(64, TOKENS * WIDTH) - 1
         return drawn, torch.relu(drawn @ W.T + b)
 
-    train(network, batch, steps=steps, rate=3e-3)
+    train(network, batch, steps=steps, rate=1e-2)
     with torch.no_grad():
         errors = network(x[2000:]) - y[2000:]
     size: Any = sum(weight.numel() for weight in network.parameters())
@@ -143,7 +143,7 @@ def judge(table: Table) -> list[Verdict]:
                 Status.CONSTANT if within and all(law.exponent < -0.8 for law in laws.values()) else Status.FAILS,
                 f"relu(W·vec X + b) of 2 and 3 tokens: every error is within its proven bound; exponents {laws[2]} "
                 f"and {laws[3]} in the cells per axis (theory −1), P^D cells: "
-                f"{rows.where(n=3).column('anchors').max():,.0f} anchors for 3 tokens already.",
+                f"{rows.where(n=3).column('parameters').max():,.0f} numbers for 3 tokens already.",
                 {"exponent_2": laws[2].exponent, "exponent_3": laws[3].exponent},
             )
         )
@@ -229,7 +229,7 @@ def draw(table: Table) -> Figure:
     right.axhline(linear, color=drawing.GREY, ls=":", lw=1.3, label="best affine map")
     built = table.where(kind="relu network")
     drawing.measured(
-        right, [2] * len(built), built.column("unexplained"), "constructed, ε = 0.3 … 0.01", drawing.INK, "s"
+        right, [2] * len(built), built.column("unexplained"), "constructed, ε = 10⁻² … 3·10⁻⁴", drawing.INK, "s"
     )
     right.set_xlim(-0.6, 2.6)
     right.set_xticks([0, 1, 2], labels=["two layers", "attention\n+ softmax", "relu_network"])
