@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from attnc.cli import convert, lab, plan, verify  # noqa: F401  # they register their commands
+from attnc.cli import convert, icl, lab, plan, verify  # noqa: F401  # they register their commands
 from attnc.cli.commands import app
 from attnc.cli.output import print_json
 from attnc.errors import AttncError, BoundNotMet, ExpressionError, FileError, InputError

@@ -14,6 +14,8 @@ from attnc.cli.reading import read_box
 from attnc.errors import FileError, InputError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from attnc.targets.table import TableTarget
 
 MAX_BYTES = 2**26
@@ -48,22 +50,42 @@ def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
     The first line names the columns; cells are separated by commas, semicolons or tabs; the text is UTF-8, with or
     without a byte order mark. Blank lines are skipped, other columns ignored.
     """
-    import numpy as np
-
     from attnc.targets.table import TableTarget
 
     arguments, values = _names("--inputs", inputs), _names("--output", output)
     for name in values:
         if name in arguments:
             raise InputError(f"column {name!r} is both an input and an output")
+    array, lines, _ = _read(path, (*arguments, *values), with_others=False)
+    split = len(arguments)
+    outputs = array[:, split] if len(values) == 1 else array[:, split:]
+    return TableTarget(array[:, :split], outputs, arguments, label=lambda row: f"line {lines[row]}")
+
+
+def read_examples(path: Path, target: str, features: str | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """X, y and the names of X's columns: those named by --features, or all but the target."""
+    chosen = () if features is None else _names("--features", features)
+    if target in chosen:
+        raise InputError(f"column {target!r} is the target, and cannot be a feature")
+    array, _, names = _read(path, (target, *chosen), with_others=not chosen)
+    if array.shape[1] < 2:
+        raise InputError(f"{path}: there is no column besides the target {target!r}")
+    return array[:, 1:], array[:, 0], names[1:]
+
+
+def _read(path: Path, wanted: Sequence[str], *, with_others: bool) -> tuple[np.ndarray, list[int], tuple[str, ...]]:
+    """The wanted columns (and then all others, if asked for) as numbers; the rows' lines; the columns' names."""
+    import numpy as np
+
     text = _text(path)
-    delimiter = _delimiter(text, (*arguments, *values))
+    delimiter = _delimiter(text, wanted)
     rows = _rows(path, text, delimiter)
     _, header = next(rows, (1, list[str]()))
     if not header:
         raise InputError(f"{path}: the file is empty; its first line must name the columns")
     header = [cell.strip() for cell in header]
-    columns = [_column(path, name, header) for name in (*arguments, *values)]
+    names = (*wanted, *(name for name in header if with_others and name not in wanted))
+    columns = [_column(path, name, header) for name in names]
     numbers, lines = list[list[float]](), list[int]()
     for line, cells in rows:
         if len(lines) == MAX_ROWS:
@@ -75,14 +97,11 @@ def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
         lines.append(line)
     if not lines:
         raise InputError(f"{path}: there is no row below the header")
-    array = np.array(numbers)
-    split = len(arguments)
-    outputs = array[:, split] if len(values) == 1 else array[:, split:]
-    return TableTarget(array[:, :split], outputs, arguments, label=lambda row: f"line {lines[row]}")
+    return np.array(numbers), lines, names
 
 
 def _names(option: str, given: str | None) -> tuple[str, ...]:
-    example = "x,y" if option == "--inputs" else "z"
+    example = "z" if option == "--output" else "x,y"
     if given is None:
         raise InputError(f"--csv needs {option}: the names of columns, e.g. {option} {example}")
     names = tuple(name.strip() for name in given.split(","))

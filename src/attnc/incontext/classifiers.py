@@ -99,7 +99,7 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             1.0,
             tuple(penalty),
         )
-        self.program_ = glm_program(model)
+        self.task_, self.program_ = model, glm_program(model)
         start = np.zeros(prompt.num_weights)
         self.prompt_ = np.vstack([np.zeros(prompt.features + 2), prompt.tokens(columns, targets)])
         token = prompt.rows + model.sinks + (2 if model.iterate == "P" else 1)

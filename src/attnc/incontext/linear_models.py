@@ -95,7 +95,7 @@ class Ridge(Linear):
         plan = plan_least_squares(
             prompt, norms, tuple(penalty), steps=steps, heads=self.heads, method=self.method, eta=self.learning_rate
         )
-        self.program_ = descent_program([plan.task])
+        self.task_, self.program_ = plan.task, descent_program([plan.task])
         self.prompt_, self.start_ = prompt.tokens(columns, targets), np.zeros(X.shape[1])
         weights, self.trajectory_ = run_recorded(
             self.program_, [self.start_, self.prompt_], self.start_, plan.task.iterate
@@ -195,7 +195,7 @@ class ElasticNet(Linear):
         task = Task(
             prompt, schedule, differences, reach, tuple(penalty), tuple(l1) if l1.any() else (), 3 * size, mean=True
         )
-        self.program_ = descent_program([task])
+        self.task_, self.program_ = task, descent_program([task])
         self.prompt_, self.start_ = prompt.tokens(columns, targets), np.zeros(X.shape[1])
         weights, self.trajectory_ = run_recorded(self.program_, [self.start_, self.prompt_], self.start_, task.iterate)
         self.units_, self.n_iter_ = units, steps

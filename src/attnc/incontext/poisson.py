@@ -91,7 +91,7 @@ class PoissonRegressor(Linear):
             loss="poisson",
             targets=float(y.max()),
         )
-        self.program_ = descent_program([task])
+        self.task_, self.program_ = task, descent_program([task])
         self.start_ = np.append(np.zeros(X.shape[1]), [math.log(y.mean())] * self.fit_intercept)
         self.prompt_ = prompt.tokens(columns, y)
         weights, self.trajectory_ = run_recorded(self.program_, [self.start_, self.prompt_], self.start_, task.iterate)

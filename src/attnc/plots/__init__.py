@@ -6,5 +6,6 @@ object-oriented interface is used: no pyplot, no backend chosen, no setting chan
 
 from attnc.plots.certificate import plot_certificate
 from attnc.plots.drawing import figure, plot
+from attnc.plots.incontext import plot_attention, plot_function, plot_loss
 
-__all__ = ["figure", "plot", "plot_certificate"]
+__all__ = ["figure", "plot", "plot_attention", "plot_certificate", "plot_function", "plot_loss"]

@@ -1,0 +1,269 @@
+"""`attnc icl`: fit a model on a table by an attention program, and show it beside scikit-learn's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from attnc.cli.commands import Json, app
+from attnc.cli.output import print_json, print_parts
+from attnc.cli.tables import read_examples
+from attnc.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MODELS = {
+    "linear": ("LinearRegression", ("method", "tol", "max_iter", "heads", "max_rows")),
+    "ridge": ("Ridge", ("alpha", "method", "tol", "max_iter", "heads", "learning_rate", "max_rows")),
+    "lasso": ("Lasso", ("alpha", "method", "tol", "max_iter", "heads", "max_rows")),
+    "elastic-net": ("ElasticNet", ("alpha", "l1_ratio", "method", "tol", "max_iter", "heads", "max_rows")),
+    "logistic": ("LogisticRegression", ("C", "method", "tol", "max_iter", "heads", "max_rows")),
+    "poisson": ("PoissonRegressor", ("alpha", "method", "tol", "max_iter", "heads", "max_rows")),
+    "kernel-ridge": ("KernelRidge", ("alpha", "gamma", "method", "tol", "max_iter", "max_rows")),
+    "nadaraya-watson": ("NadarayaWatson", ("gamma", "max_rows")),
+    "neighbors": ("KNeighborsRegressor", ("n_neighbors", "max_rows")),
+}
+BLOCKS = "▁▂▃▄▅▆▇█"
+SPARKS = 60
+COEFFICIENTS_SHOWN = 40
+
+Number = Annotated[float | None, typer.Option(show_default=False)]
+
+
+@app.command(
+    "icl",
+    epilog="Examples:\n\nattnc icl ridge --csv data.csv --target y --alpha 1.0\n\n"
+    "attnc icl logistic --csv data.csv --target class --c 0.5 --standardise --plot loss.svg",
+)
+def icl_command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=f"One of {', '.join(MODELS)}.")],
+    csv: Annotated[Path, typer.Option("--csv", help="The table: a CSV file whose first line names the columns.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    features: Annotated[
+        str | None, typer.Option(metavar="A,B", help="The columns to predict from; all others.", show_default=False)
+    ] = None,
+    standardise: Annotated[
+        bool, typer.Option("--standardise", help="Features to mean 0 and variance 1 first.")
+    ] = False,
+    alpha: Annotated[float | None, typer.Option(help="The penalty.", show_default=False)] = None,
+    l1_ratio: Annotated[float | None, typer.Option(help="Of elastic-net.", show_default=False)] = None,
+    c: Annotated[
+        float | None, typer.Option("--c", help="Of logistic: one over the penalty.", show_default=False)
+    ] = None,
+    gamma: Annotated[float | None, typer.Option(help="Of kernels: e^(-gamma d²).", show_default=False)] = None,
+    neighbors: Annotated[int | None, typer.Option(help="How many.", show_default=False)] = None,
+    method: Annotated[
+        str | None, typer.Option(help="plain, heavy_ball, nesterov or chebyshev.", show_default=False)
+    ] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="The length of plain steps, for ridge.", show_default=False)
+    ] = None,
+    tol: Annotated[float | None, typer.Option(help="What the first error shrinks to.", show_default=False)] = None,
+    max_iter: Annotated[int | None, typer.Option(help="The most steps.", show_default=False)] = None,
+    heads: Annotated[int | None, typer.Option(help="Pairs of heads of a gradient layer.", show_default=False)] = None,
+    max_rows: Annotated[int | None, typer.Option(help="The prompt's room.", show_default=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the loss as a picture.", show_default=False)] = None,
+    json_output: Json = False,
+) -> None:
+    """Fit a model on a table by attention layers: coefficients beside scikit-learn's, loss per layer, sizes, bounds."""
+    if model not in MODELS:
+        raise InputError(f"there is no model {model!r:.60}; there are {', '.join(MODELS)}")
+    options = {
+        "alpha": alpha,
+        "l1_ratio": l1_ratio,
+        "C": c,
+        "gamma": gamma,
+        "n_neighbors": neighbors,
+        "method": method,
+        "learning_rate": learning_rate,
+        "tol": tol,
+        "max_iter": max_iter,
+        "heads": heads,
+        "max_rows": max_rows,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    name, known = MODELS[model]
+    for option in given:
+        if option not in known:
+            raise InputError(f"{model} has no option {option}; it has {', '.join(known)}")
+    X, y, columns = read_examples(csv, target, features)
+    if standardise:
+        scale = X.std(axis=0)
+        scale[scale == 0] = 1.0
+        X = (X - X.mean(axis=0)) / scale
+    report = _fit(name, given, X, y, columns)
+    if plot is not None:
+        from attnc.plots import plot_loss
+
+        plot_loss(report["model"], plot)
+    if json_output:
+        print_json({key: value for key, value in report.items() if key != "model"})
+    else:
+        _print(report)
+
+
+def _fit(name: str, given: dict[str, Any], X: np.ndarray, y: np.ndarray, columns: tuple[str, ...]) -> dict[str, Any]:
+    import warnings
+
+    import numpy as np
+
+    from attnc import incontext
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            fitted = getattr(incontext, name)(**given).fit(X, y)
+        except ValueError as error:  # scikit-learn's word for bad data
+            raise InputError(str(error)) from None
+    theirs = _theirs(name, fitted, X, y)
+    report: dict[str, Any] = {"name": name, "model": fitted, "rows": len(X), "features": len(columns)}
+    report["warnings"] = [str(warning.message) for warning in caught]
+    if hasattr(fitted, "coef_"):
+        ours, other = np.ravel(fitted.coef_), None if theirs is None else np.ravel(theirs.coef_)
+        pairs = zip(columns, ours, other if other is not None else [None] * len(ours), strict=True)
+        report["coefficients"] = [
+            {"name": column, "attention": float(a), "scikit_learn": None if b is None else float(b)}
+            for column, a, b in pairs
+        ]
+        intercepts = [float(np.ravel(m.intercept_)[0]) if m is not None else None for m in (fitted, theirs)]
+        report["coefficients"].append(
+            {"name": "(intercept)", "attention": intercepts[0], "scikit_learn": intercepts[1]}
+        )
+    predictions = fitted.predict(X)
+    if theirs is not None:
+        other_predictions = theirs.predict(X)
+        report["largest_difference"] = {
+            "predictions": float(np.abs(predictions - other_predictions).max()),
+            "coefficients": float(np.abs(ours - other).max()) if hasattr(fitted, "coef_") else None,
+        }
+    report |= _sizes(fitted)
+    return report
+
+
+def _theirs(name: str, fitted: Any, X: np.ndarray, y: np.ndarray) -> Any:
+    """scikit-learn's model of the same kind, fitted as sharply as it goes; None where it has none."""
+    import warnings
+
+    from sklearn import kernel_ridge, linear_model, neighbors
+
+    sharp: dict[str, Any] = {"tol": 1e-13, "max_iter": 10**5}
+    get = fitted.get_params()
+    makers = {
+        "LinearRegression": lambda: linear_model.LinearRegression(),
+        "Ridge": lambda: linear_model.Ridge(alpha=get["alpha"]),
+        "Lasso": lambda: linear_model.Lasso(alpha=get["alpha"], **sharp),
+        "ElasticNet": lambda: linear_model.ElasticNet(alpha=get["alpha"], l1_ratio=get["l1_ratio"], **sharp),
+        "LogisticRegression": lambda: linear_model.LogisticRegression(C=get["C"], solver="newton-cholesky", **sharp),
+        "PoissonRegressor": lambda: linear_model.PoissonRegressor(
+            alpha=get["alpha"], solver="newton-cholesky", **sharp
+        ),
+        "KernelRidge": lambda: kernel_ridge.KernelRidge(alpha=get["alpha"], kernel="rbf", gamma=fitted.gamma_),
+        "KNeighborsRegressor": lambda: neighbors.KNeighborsRegressor(get["n_neighbors"]),
+    }
+    if name not in makers:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return makers[name]().fit(X, y)
+
+
+def _sizes(fitted: Any) -> dict[str, Any]:
+    from attnc.incontext.progress import Objective, loss_path
+
+    program = fitted.program_
+    distinct = {id(part): layer.num_parameters for layer in program.all_layers for part in [_stored(layer)]}
+    sizes: dict[str, Any] = {
+        "layers": len(program.all_layers),
+        "attention_layers": program.num_attention_layers,
+        "stored_parameters": sum(distinct.values()),
+        "prompt_rows": int(program.input_shapes[-1][0]),
+        "steps": getattr(fitted, "n_iter_", None),
+    }
+    for key, attribute in (("bound", "bound_"), ("gradient_bound", "gradient_bound_")):
+        bound = getattr(fitted, attribute, None)
+        if bound is not None:
+            sizes[key] = {"value": bound.value, "terms": {term.name: term.value for term in bound.terms}}
+    if hasattr(fitted, "gradient_norm_"):
+        sizes["gradient_norm"] = fitted.gradient_norm_
+    if hasattr(fitted, "task_"):
+        objective = Objective.of(fitted.task_, fitted.prompt_[-fitted.task_.prompt.rows :])
+        steps, losses = loss_path(objective, fitted.trajectory_, SPARKS)
+        sizes["loss"] = [
+            {"name": f"step {t}", "step": int(t), "loss": float(loss)} for t, loss in zip(steps, losses, strict=True)
+        ]
+    return sizes
+
+
+def _stored(layer: Any) -> Any:
+    """What layers of a loop share."""
+    return layer.weight if hasattr(layer, "weight") else getattr(layer, "heads", layer)
+
+
+def sparkline(values: list[float]) -> str:
+    """The values above the least, on a logarithmic scale."""
+    import numpy as np
+
+    least, finite = np.nanmin(values), np.array(values, float)
+    above = np.log10(
+        np.maximum(finite - least, 1e-15 * max(abs(float(least)), float(np.nanmax(finite - least)), 1e-300))
+    )
+    span = above.max() - above.min() or 1.0
+    return "".join(BLOCKS[round(float((a - above.min()) / span) * (len(BLOCKS) - 1))] for a in above)
+
+
+def _print(report: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from attnc.model_card import one_line
+
+    print_parts(
+        Text.assemble((report["name"], "bold"), f" on {report['rows']:,} rows of {report['features']} features")
+    )
+    if "coefficients" in report:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for header in ("column", "by attention", "scikit-learn", "difference"):
+            table.add_column(header, justify="left" if header == "column" else "right")
+        rows = report["coefficients"]
+        for row in rows if len(rows) <= COEFFICIENTS_SHOWN + 1 else [*rows[:COEFFICIENTS_SHOWN], rows[-1]]:
+            ours, theirs = row["attention"], row["scikit_learn"]
+            other = ("", "") if theirs is None else (f"{theirs:.10g}", f"{ours - theirs:.1e}")
+            table.add_row(Text(one_line(row["name"])), f"{ours:.10g}", *other)
+        print_parts(table)
+    facts = [
+        (
+            "program",
+            f"{report['layers']:,} layers, {report['attention_layers']:,} of attention, over a prompt of "
+            f"{report['prompt_rows']:,} rows; {report['stored_parameters']:,} numbers stored",
+        ),
+    ]
+    if "largest_difference" in report:
+        found = report["largest_difference"]
+        text = f"predictions {found['predictions']:.2g}"
+        facts.append(
+            (
+                "from scikit-learn",
+                text + (f", coefficients {found['coefficients']:.2g}" if found["coefficients"] is not None else ""),
+            )
+        )
+    for key, title in (("gradient_bound", "bound of a gradient"), ("bound", "bound of the weights")):
+        if key in report:
+            terms = " + ".join(f"{value:.2g} ({name})" for name, value in report[key]["terms"].items())
+            facts.append((title, f"{report[key]['value']:.3g} = {terms}"))
+    if "gradient_norm" in report:
+        facts.append(("gradient left", f"{report['gradient_norm']:.3g}"))
+    if "loss" in report:
+        losses = [point["loss"] for point in report["loss"]]
+        facts.append(
+            (
+                "loss per layer",
+                f"{sparkline(losses)}  {losses[0]:.6g} → {losses[-1]:.6g}, {report['steps']:,} steps",
+            )
+        )
+    lines = [Text.assemble((f"{title}: ", "cyan"), text) for title, text in facts]
+    lines += [Text(f"warning: {one_line(message)}", "yellow") for message in report["warnings"]]
+    print_parts(*lines)

@@ -1,0 +1,151 @@
+"""Pictures of fits on a prompt: the loss after every step, the attention of chosen heads, functions of one variable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.incontext.progress import Objective, attention_map, loss_path
+from attnc.plots.drawing import write_figure
+from attnc.plots.style import (
+    BLUE,
+    ERRORS,
+    FAINT,
+    GREY,
+    INK,
+    ORANGE,
+    add_colorbar,
+    figure_class,
+    new_figure,
+    set_plain,
+    set_title,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TOKENS_SHOWN = 120
+
+
+def plot_loss(model: Any, path: str | os.PathLike[str]) -> None:
+    """The loss against the layer, of the attention program and of exact steps, for a fitted estimator."""
+    write_figure(path, lambda: loss_figure(model))
+
+
+def loss_figure(model: Any) -> Figure:
+    """Above: both losses over the least. Below: how far the weights of the two are apart, and the bound of a step."""
+    if not hasattr(model, "task_"):
+        raise InputError(f"{type(model).__name__} has no steps to show, or is not fitted")
+    objective = Objective.of(model.task_, model.prompt_[-model.task_.prompt.rows :])
+    exact = objective.exact_trajectory(model.trajectory_[0])
+    steps, by_attention = loss_path(objective, model.trajectory_)
+    _, by_numpy = loss_path(objective, exact)
+    least = min(by_attention.min(), by_numpy.min())
+    floor = max(1e-16 * abs(least), 1e-300)
+    picture = new_figure(
+        figure_class(),
+        8.0,
+        5.6,
+        f"{type(model).__name__}: loss against layer",
+        f"{model.n_iter_} steps of {model.task_.schedule.method}, {objective.X.shape[0]} examples of "
+        f"{objective.X.shape[1]} weights; the attention program and exact gradient steps",
+    )
+    above, below = picture.subplots(2, 1, sharex=True)
+    above.plot(
+        steps, np.maximum(by_numpy - least, floor), color=ORANGE, linewidth=4.0, alpha=0.5, label="exact gradient"
+    )
+    above.plot(steps, np.maximum(by_attention - least, floor), color=BLUE, linewidth=1.3, label="attention program")
+    set_title(above, "loss above the least")
+    above.legend(frameon=False, fontsize=9)
+    apart = np.linalg.norm(model.trajectory_ - exact, axis=1)[steps]
+    below.plot(steps, np.maximum(apart, 1e-300), color=BLUE, linewidth=1.3)
+    set_title(below, "distance of the two", "|w by attention − w by exact steps|")
+    below.set_xlabel("step", color=INK)
+    for axes, values in ((above, by_attention - least), (below, apart)):
+        if (values > 0).sum() > 1:
+            axes.set_yscale("log")
+            axes.set_ylim(values[values > 0].min() / 3, 3 * values.max())
+        set_scale(axes)
+    return picture
+
+
+def set_scale(axes: Any) -> None:
+    """As `set_plain`, for a logarithmic axis."""
+    if axes.get_yscale() == "log":
+        for side, spine in axes.spines.items():
+            spine.set_visible(side in ("left", "bottom"))
+            spine.set_color(FAINT)
+        axes.tick_params(which="both", colors=GREY, labelsize=9, length=3, color=FAINT)
+        axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    else:
+        set_plain(axes)
+
+
+def plot_attention(
+    model: Any, path: str | os.PathLike[str], *, layer: str = "gradient1", heads: Sequence[int] | None = None
+) -> None:
+    """The attention of chosen heads of one layer over the prompt."""
+    write_figure(path, lambda: attention_figure(model, layer=layer, heads=heads))
+
+
+def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[int] | None = None) -> Figure:
+    """A row a head: by how much the weight of each token is above or below the mean; the sinks are left out."""
+    program = model.program_
+    inputs = [model.start_, model.prompt_] if len(program.input_shapes) > 1 else [model.prompt_]
+    maps = attention_map(program, inputs, layer, heads)
+    rows = model.task_.prompt.rows
+    query = int(np.argmax([len(np.unique(maps[0, q])) for q in range(maps.shape[1])]))
+    weights = maps[:, query, :rows]
+    shown = (weights / weights.mean(axis=1, keepdims=True) - 1)[:, :TOKENS_SHOWN]
+    most = float(np.abs(shown).max()) or 1.0
+    chosen = list(heads) if heads is not None else list(range(len(maps)))
+    picture = new_figure(
+        figure_class(),
+        9.0,
+        0.6 + 0.42 * len(chosen),
+        f"{type(model).__name__}: attention of layer {layer}",
+        f"the first {shown.shape[1]} of {rows} tokens: weight over the mean, less 1; all of them together have at most "
+        f"{weights.sum(axis=1).max():.1e}, the rest is the sinks'",
+    )
+    axes = picture.subplots()
+    drawn = axes.imshow(shown, aspect="auto", cmap=ERRORS, vmin=-most, vmax=most, interpolation="nearest")
+    axes.set_yticks(range(len(chosen)), [f"head {h}" for h in chosen])
+    axes.set_xlabel("token of the prompt", color=INK)
+    axes.tick_params(colors=GREY, labelsize=9, length=0)
+    add_colorbar(picture, axes, drawn, "weight / mean − 1", 0.02)
+    return picture
+
+
+def plot_function(model: Any, X: Any, y: Any, path: str | os.PathLike[str]) -> None:
+    """The predicted function of a fitted model of one variable, with the prompt's examples."""
+    write_figure(path, lambda: function_figure(model, X, y))
+
+
+def function_figure(model: Any, X: Any, y: Any) -> Figure:
+    X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
+    if X.ndim != 2 or X.shape[1] != 1:
+        raise InputError(f"the picture is of functions of one variable: X is (n, 1), found {X.shape}")
+    low, high = float(X.min()), float(X.max())
+    margin = 0.08 * (high - low or 1.0)
+    at = np.linspace(low - margin, high + margin, 600)
+    predicted = (
+        model.predict_proba(at[:, None])[:, 1] if hasattr(model, "predict_proba") else model.predict(at[:, None])
+    )
+    picture = new_figure(
+        figure_class(),
+        8.0,
+        4.2,
+        f"{type(model).__name__}: the function found in context",
+        f"{len(X)} examples in the prompt",
+    )
+    axes = picture.subplots()
+    axes.scatter(X[:, 0], y, s=16, color=ORANGE, alpha=0.8, linewidths=0, label="examples")
+    axes.plot(at, predicted, color=BLUE, linewidth=1.8, label="prediction")
+    axes.set_xlabel("x", color=INK)
+    set_plain(axes)
+    axes.legend(frameon=False, fontsize=9)
+    return picture

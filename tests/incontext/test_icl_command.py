@@ -1,0 +1,116 @@
+"""`attnc icl`: tables in, coefficients beside scikit-learn's out, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from attnc.cli import main
+from attnc.cli.icl import MODELS, sparkline
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+
+    def call(*arguments) -> Ran:
+        with pytest.raises(SystemExit) as ending:
+            main([str(argument) for argument in arguments])
+        return Ran(int(ending.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    y = X @ [1.0, -2.0, 0.0] + 0.3 * rng.normal(size=60)
+    columns = np.column_stack([X, y, y > 0, rng.poisson(np.exp(0.3 * X[:, 0] + 0.5))])
+    path = tmp_path / "data.csv"
+    np.savetxt(path, columns, delimiter=",", header="a,b,c,y,class,count", comments="")
+    return path
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_agrees_with_scikit_learn(run, table, model):
+    target = {"logistic": "class", "poisson": "count"}.get(model, "y")
+    options = ["--alpha", "0.1"] if "alpha" in MODELS[model][1] else []
+    ran = run("icl", model, "--csv", table, "--target", target, "--features", "a,b,c", *options, "--json")
+    assert ran.code == 0, ran.err
+    report = json.loads(ran.out)
+    assert report["rows"] == 60
+    assert report["layers"] > 3
+    if model != "nadaraya-watson":
+        assert report["largest_difference"]["predictions"] <= 1e-7
+    if "loss" in report:
+        losses = [point["loss"] for point in report["loss"]]
+        assert losses[-1] == min(losses) or losses[-1] - min(losses) <= 1e-9 * abs(losses[0])
+    if model in ("ridge", "linear", "lasso"):
+        assert 0 < report["bound"]["value"] < 1e-6
+        assert [row["name"] for row in report["coefficients"]] == ["a", "b", "c", "(intercept)"]
+
+
+def test_the_page_for_people(run, table, tmp_path):
+    picture = tmp_path / "loss.svg"
+    ran = run("icl", "ridge", "--csv", table, "--target", "y", "--features", "a,b", "--plot", picture)
+    assert ran.code == 0
+    for needed in ("by attention", "scikit-learn", "(intercept)", "loss per layer", "bound of the weights", "rounding"):
+        assert needed in ran.out
+    assert picture.read_bytes().startswith(b"<?xml")
+
+
+def test_all_other_columns_and_standardising(run, table):
+    ran = run("icl", "linear", "--csv", table, "--target", "y", "--standardise", "--json")
+    assert [row["name"] for row in json.loads(ran.out)["coefficients"]] == [
+        "a",
+        "b",
+        "c",
+        "class",
+        "count",
+        "(intercept)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("nothing", "--target", "y"), "there is no model"),
+        (("ridge", "--target", "z"), "there is no column 'z'"),
+        (("ridge", "--target", "y", "--features", "a,y"), "cannot be a feature"),
+        (("lasso", "--target", "y", "--gamma", "1"), "has no option gamma"),
+        (("ridge", "--target", "y", "--alpha", "-1"), "alpha"),
+        (("ridge", "--target", "y", "--method", "plain", "--learning-rate", "9"), "largest eigenvalue"),
+        (("ridge", "--target", "y", "--max-rows", "5"), "max_rows=5"),
+        (("logistic", "--target", "y"), "Unknown label type|continuous"),
+        (("poisson", "--target", "y"), "counts"),
+    ],
+)
+def test_bad_input(run, table, arguments, complaint):
+    ran = run("icl", arguments[0], "--csv", table, *arguments[1:])
+    assert ran.code == 2
+    assert re.search(complaint, ran.err), ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_warnings_are_printed(run, table):
+    ran = run("icl", "ridge", "--csv", table, "--target", "y", "--max-iter", "2")
+    assert ran.code == 0
+    assert "warning: 2 steps of chebyshev" in ran.out
+
+
+def test_sparkline():
+    assert sparkline([100.0, 10.0, 1.0, 0.1, 0.1]) == sparkline([1000.0, 100.0, 10.0, 1.0, 1.0])
+    assert sparkline([5.0, 5.0]) == "▁▁"
+    assert sparkline([1e9, 1.0])[0] == "█"
