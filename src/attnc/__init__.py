@@ -3,7 +3,7 @@
 from attnc import constructions, incontext
 from attnc.certificates.certificate import Certificate
 from attnc.compiling import as_target, compile, plan
-from attnc.converting import convert, load_converted
+from attnc.converting import convert, load_converted, mlp_network
 from attnc.diagnosing import Diagnosis, diagnose
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
 from attnc.ir import Affine, Attention, Program, Softmax
@@ -41,5 +41,6 @@ __all__ = [
     "incontext",
     "load",
     "load_converted",
+    "mlp_network",
     "plan",
 ]

@@ -10,9 +10,12 @@ from attnc.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
+    from attnc.constructions.built import Progress
     from attnc.converting.report import Report
+    from attnc.network import Network
+    from attnc.targets.box import BoxLike
 
-__all__ = ["convert", "load_converted"]
+__all__ = ["convert", "load_converted", "mlp_network"]
 
 
 def convert(
@@ -37,6 +40,21 @@ def load_converted(path: str | os.PathLike[str]) -> nn.Module:
     from attnc.converting import huggingface
 
     return huggingface.load_converted(path)
+
+
+def mlp_network(
+    module: nn.Module, box: BoxLike | tuple[float, float], eps: float = 1e-6, *, progress: Progress | None = None
+) -> Network:
+    """An MLP or a feed-forward block as a network of attnc on a box: Affine → Attention → Affine, units as tokens.
+
+    It takes linear maps and activations in a row: an nn.Sequential, or the block of one of torch's transformer layers.
+    The keys are those that `convert` chooses for this eps. The prover serves one hidden layer of up to 16 units and 3
+    inputs; elsewhere the certificate has no bound, and `parameters["error"]` is the error in exact arithmetic, proven.
+    """
+    need_torch()
+    from attnc.converting import program_form
+
+    return program_form.mlp_network(module, box, eps, progress)
 
 
 def need_torch() -> None:

@@ -73,25 +73,25 @@ class Solved:
         return self.keys.p + (0 if self.sign is None else 2)
 
 
-def _number(value: float) -> str:
+def exact_number(value: float) -> str:
     """A float as a decimal that stands for exactly that number."""
     return f"({format(Decimal(value), 'f')})"
 
 
 def _elu_text(scale: float, alpha: float, width: float) -> str:
-    curve = f"{_number(scale)}*{_number(alpha)}*(exp(min(x, 0)/{_number(width)}) - 1)"
-    return f"{_number(scale)}*max(x, 0) + {curve}"
+    curve = f"{exact_number(scale)}*{exact_number(alpha)}*(exp(min(x, 0)/{exact_number(width)}) - 1)"
+    return f"{exact_number(scale)}*max(x, 0) + {curve}"
 
 
 def _softplus_text(beta: float) -> str:
     """For a β whose reciprocal is rounded, β·x/β would not be known to be x: then the line is written by itself."""
     if math.frexp(beta)[0] == 0.5:
-        return f"softplus({_number(beta)}*x)/{_number(beta)}"
-    return f"max(x, 0) + softplus(-{_number(beta)}*abs(x))/{_number(beta)}"
+        return f"softplus({exact_number(beta)}*x)/{exact_number(beta)}"
+    return f"max(x, 0) + softplus(-{exact_number(beta)}*abs(x))/{exact_number(beta)}"
 
 
 def _clip_text(lo: float, hi: float) -> str:
-    return f"clip(x, {_number(lo)}, {_number(hi)})"
+    return f"clip(x, {exact_number(lo)}, {exact_number(hi)})"
 
 
 TEXTS: dict[str, Callable[..., str]] = {
@@ -107,7 +107,7 @@ TEXTS: dict[str, Callable[..., str]] = {
     "logsigmoid": lambda: "-softplus(-x)",
     "erf": lambda: "erf(x)",
     "relu": lambda: "max(x, 0)",
-    "leaky_relu": lambda slope: f"max(x, 0) + {_number(slope)}*min(x, 0)",
+    "leaky_relu": lambda slope: f"max(x, 0) + {exact_number(slope)}*min(x, 0)",
     "abs": lambda: "abs(x)",
     "hardtanh": lambda lo=-1.0, hi=1.0: _clip_text(lo, hi),
     "relu6": lambda: _clip_text(0.0, 6.0),

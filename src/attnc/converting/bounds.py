@@ -44,7 +44,8 @@ def _in_order(module: nn.Module) -> list[tuple[AttentionActivation, str]]:
         found.append((module.activation, "linear2"))
     if isinstance(module, nn.Sequential):
         last: AttentionActivation | None = None
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # named_children would name a shared activation once
+            assert child is not None
             if last is not None and row_sums_axis(child) is not None:
                 found.append((last, name))
             if not isinstance(child, nn.Dropout | nn.Identity | nn.Flatten):
@@ -59,7 +60,7 @@ def composed_error(converted: nn.Sequential) -> float:
             L·e + δ, whatever the input is, since gates are within δ of f everywhere.
     """
     off: np.ndarray | None = None
-    for name, module in converted.named_children():
+    for name, module in converted._modules.items():  # named_children would name a shared activation once
         if isinstance(module, nn.Dropout | nn.Identity):
             continue
         if isinstance(module, AttentionActivation):
