@@ -14,6 +14,7 @@ from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
 from attnc.certificates.observed import observed_error, sample_points
 from attnc.certificates.prover import MAX_VARIABLES, Proven, prove
 from attnc.certificates.relu_prover import prove_relu
+from attnc.certificates.selection_prover import MAX_SELECTING_VARIABLES, prove_selection
 from attnc.certificates.staged import prove_staged
 from attnc.constructions.built import Built, Progress
 from attnc.errors import InputError, ProgramError
@@ -150,6 +151,11 @@ def _proved(
     )
 
 
+def _selects(target: Target) -> bool:
+    """Whether a network of one stage with a theorem selects cells, of few enough variables: all but clips do."""
+    return isinstance(target, ExpressionTarget | FunctionTarget) and target.box.d <= MAX_SELECTING_VARIABLES
+
+
 def _by_layers(network: Network, target: ReLUNetwork, seconds: float, progress: Progress | None) -> Certificate | None:
     try:
         found = prove_relu(network.program, target, time_budget=seconds, progress=progress)
@@ -174,6 +180,8 @@ def _by_leaves(
         prover = functools.partial(prove, network.program, target)
     elif not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
         prover = functools.partial(prove_deep, network.program, target)
+    elif claim.bound is not None and _selects(target):
+        prover = functools.partial(prove_selection, network.program, target)
     else:
         return None
     try:

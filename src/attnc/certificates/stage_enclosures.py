@@ -129,11 +129,11 @@ class _Part:
         errors = score_errors(self.roundings, centres, radii)
         for head, error in zip(self.stage.heads, errors, strict=True):
             total = total + NearValues(head, centres, radii, float(error), far).hulls()
-        rounding = _rounding(self.roundings, up(np.abs(centres) + radii))
+        rounding = rounding_of_sums(self.roundings, up(np.abs(centres) + radii))
         return Interval(-up(rounding - total.lo), up(total.hi + rounding))
 
 
-def _rounding(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]) -> Float[np.ndarray, "boxes outputs"]:
+def rounding_of_sums(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]) -> Float[np.ndarray, "boxes outputs"]:
     """Of sums, whatever the weights are and however many keys have them: γ_{2p+3+n} of the largest value.
 
     Exponentials below e^NEGLIGIBLE may be taken for zero. Where numbers may overflow it is ∞.
