@@ -37,8 +37,8 @@ from attnc_checker.tails import tail_error
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION, MAX_SERIES = 128, 64
-PIECES = 16
-"""A leaf that does not pass whole may be cut into so many: what holds on every piece holds on the leaf."""
+PIECES = (16, 16, 64)
+"""A leaf that does not pass whole may be cut into so many, in one, two, three variables: what holds on all, holds."""
 REGIONS = 256
 """The box is taken in at most so many parts, in each of which keys that are far behind are left out."""
 FEW, FEW_IN_STAGES = 16, 500
@@ -148,7 +148,7 @@ class Subject:
             found.setdefault(region, []).append(leaf)
         return list(found.items())
 
-    def prove(self, prover: Prover, leaf: Leaf, cell: Cell | None, pieces: int = PIECES) -> Any:
+    def prove(self, prover: Prover, leaf: Leaf, cell: Cell | None, pieces: int) -> Any:
         """A bound on a leaf or on a part of it, at most the claimed one; Refused if that is not found."""
         try:
             if cell is None:
@@ -226,7 +226,7 @@ class Worker:
 
     def prove_region(self, number: int, region: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
         subject = self.subjects[number]
-        prover = subject.prover
+        prover, pieces = subject.prover, PIECES[min(len(subject.ends), len(PIECES)) - 1]
         if region is not None:
             level, index = region
             up = level - level // 2  # keys are left out in two steps, of which the first serves many regions
@@ -234,7 +234,7 @@ class Worker:
             if (number, parent) not in self.coarse:
                 self.coarse[number, parent] = prover.within(subject.box(parent))
             prover = self.coarse[number, parent].within(subject.box(region))
-        return len(leaves), float(max(subject.prove(prover, leaf, leaf.cell) for leaf in leaves))
+        return len(leaves), float(max(subject.prove(prover, leaf, leaf.cell, pieces) for leaf in leaves))
 
 
 def read_task(folder: Path, name: str = MAIN) -> Task:

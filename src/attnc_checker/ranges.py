@@ -18,21 +18,28 @@ HALVINGS = 24
 """Of an interval on which a function is not known to be monotone."""
 
 
+def _exp(s: Any) -> Any:
+    """Of a + b·z: e^a from the ends of the ball a, as Arb's own radius is that of the upper end on both sides."""
+    e = s[0].lower().exp().union(s[0].upper().exp()) if s[0].is_finite() else s[0].exp()
+    return e * arb_series([0, s[1]], s.prec).exp()
+
+
 def _sigmoid(s: Any) -> Any:
-    return 1 / ((-s).exp() + 1)
+    return 1 / (_exp(-s) + 1)
 
 
 def _softplus(s: Any) -> Any:
     """Of large arguments by log(1 + e^s) = s + log(1 + e^−s), in which balls stay narrow."""
-    return s + ((-s).exp() + 1).log() if s[0] > 0 else (s.exp() + 1).log()
+    return s + (_exp(-s) + 1).log() if s[0] > 0 else (_exp(s) + 1).log()
 
 
 SERIES: dict[str, Callable[[Any], Any]] = {
-    **{name: operator.methodcaller(name) for name in ("sin", "cos", "tan", "exp", "log", "sqrt")},
+    **{name: operator.methodcaller(name) for name in ("sin", "cos", "tan", "log", "sqrt")},
+    "exp": _exp,
     **{name: operator.methodcaller(name) for name in ("atan", "asin", "acos", "erf")},
-    "tanh": lambda s: 1 - 2 / ((s * 2).exp() + 1),
-    "sinh": lambda s: (s.exp() - (-s).exp()) / 2,
-    "cosh": lambda s: (s.exp() + (-s).exp()) / 2,
+    "tanh": lambda s: 1 - 2 / (_exp(s * 2) + 1),
+    "sinh": lambda s: (_exp(s) - _exp(-s)) / 2,
+    "cosh": lambda s: (_exp(s) + _exp(-s)) / 2,
     "sigmoid": _sigmoid,
     "silu": lambda s: s * _sigmoid(s),
     "gelu": lambda s: s * ((s / arb(2).sqrt()).erf() + 1) / 2,

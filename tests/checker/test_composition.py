@@ -198,6 +198,29 @@ def test_a_changed_mask(net):
                 assert "is not re-proved to" in reason or "sees no key" in reason, (name, value, reason)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("text", ["relu(a*b - c) + sin(a*b)*c", "sin(20*a)*b", "clip(a*b, -0.3, 0.5)/(2 + c)"])
+def test_random_changes_that_break_the_bound_are_refused(tmp_path, text, seed):
+    """Any weight, by any factor: where a sample then shows an error above the bound, there must be no proof."""
+    rng, path = np.random.default_rng(seed), tmp_path / "net"
+    net = saved_network(path, text, 1e-3)
+    points = rng.uniform(*BOX, (4000, len(net.variables)))
+    wanted = attnc.targets.expression.Expression.parse(text)(points)[:, 0]
+    whole, broken = (path / "model.safetensors").read_bytes(), 0
+    names = [name for name, entry in tensors_of(path).items() if entry["dtype"] == "F64" and 0 not in entry["shape"]]
+    for _ in range(15):
+        (path / "model.safetensors").write_bytes(whole)
+        name = str(rng.choice(names))
+        place = int(rng.integers(np.prod(tensors_of(path)[name]["shape"])))
+        change_weight(path, name, place, float(rng.choice([0.0, -1.0, 0.5, 0.99, 1.01, 2.0])), rehash=True)
+        error = np.abs(attnc.load(path)(points) - wanted).max()
+        if not error <= net.certificate.bound:
+            broken += 1
+            refusal(path)
+    assert broken > 1
+
+
 @pytest.mark.parametrize(
     ("left", "right", "are"),
     [

@@ -50,6 +50,8 @@ PILOTS = 64
 """Cells on which Taylor and selection leaves are compared before the work begins."""
 REACHES = (4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 1024.0)
 """Where the tails of an infinite box may begin."""
+SPARE = 1.01
+"""Rounding is stated so much larger than it is proved to be: a checker groups its terms in another way."""
 REASONS = {
     "tail": "beyond the core of an infinite box, by the limits of the weights",
     "approximation": "the difference of the Taylor polynomials of f and of the network on the worst cell",
@@ -231,7 +233,7 @@ class _Subject:
             used, enough = found.upper.max(axis=1), np.full(len(centres), np.inf)
             is_open = used < goal.value
             enough[is_open] = np.maximum(ENOUGH * goal.value, goal.value - used[is_open])
-            rounding = rounding_bounds(
+            rounding = SPARE * rounding_bounds(
                 self.stage, self.roundings, centres, radii, truncation=self.truncation, enough=enough
             )
             terms, upper = {**found.terms, "rounding": rounding}, up(found.upper + rounding)
@@ -252,7 +254,7 @@ class _Subject:
         def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
             errors = score_errors(self.roundings, centres, radii)
             upper = selection_bounds(self.stage, self.target, centres, radii, score_errors=errors)
-            rounding = rounding_bounds(
+            rounding = SPARE * rounding_bounds(
                 self.stage, self.roundings, centres, radii, truncation=self.truncation, for_any_weights=True
             )
             return Bounds(up(upper + rounding), {"selection": upper, "rounding": rounding}, 0.0, rounding)
