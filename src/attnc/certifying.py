@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 PROOF_SECONDS = 30.0
 SECONDS_BEFORE_STAGES = 3.0
 TRUNCATION = "anchors that the engine leaves out of a grid, and the like"
+SECONDS_FOR_NORMS = 10.0
+"""For an L_p norm that a theorem bounds already: leaves make that smaller, ever more slowly."""
 TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
 MAX_PROVED_ANCHORS = 20_000
 """A larger network whose theorem brings a bound keeps that one: a proof by leaves would take minutes."""
@@ -46,7 +48,6 @@ def certify(
     eps: float,
     command: str | None,
     progress: Progress | None,
-    proof_seconds: float = PROOF_SECONDS,
 ) -> Network:
     """What was built, with the error that a dense sample shows (or all points of a table), and a bound where there is.
 
@@ -63,14 +64,15 @@ def certify(
     observed = max(0.0, observed - _reference_error(target)) if isinstance(target, ExpressionTarget) else observed
     network = network.with_observed(observed)
     bound = network.certificate.bound
-    if bound is not None and not observed <= bound * (1 + 1e-3 * (p < math.inf)):
+    quadrature = 1 + 1e-3 * (p < math.inf)  # what it may be off by
+    if bound is not None and not observed <= bound * quadrature:
         raise InputError(_refuted(target, observed, bound))
-    if p < math.inf or not _can_be_enclosed(target):
+    if not _can_be_enclosed(target):
         return network
-    claim = _proved(network, built, target, proof_seconds, progress)
+    claim = _proved(network, built, target, p, PROOF_SECONDS, progress)
     if claim is None or claim.bound is None or (bound is not None and claim.bound > max(bound, eps)):
         return network
-    if observed > claim.bound:
+    if observed > claim.bound * quadrature:
         raise InputError(_refuted(target, observed, claim.bound))
     return dataclasses.replace(network, certificate=claim)
 
@@ -101,13 +103,11 @@ def _with_truncation(network: Network) -> Network:
 
 def _can_be_enclosed(target: Target) -> bool:
     """Whether what is known of the target bounds it over a cell: derived, or from a constant that was given."""
-    if isinstance(target, FunctionTarget):
-        return target.lipschitz is not None
-    return target.check_points() is None
+    return target.check_points() is None and (target.given is not None or not isinstance(target, FunctionTarget))
 
 
 def _proved(
-    network: Network, built: Built, target: Target, seconds: float, progress: Progress | None
+    network: Network, built: Built, target: Target, p: float, seconds: float, progress: Progress | None
 ) -> Certificate | None:
     """By leaves over the box, or head by head; None where the prover does not serve.
 
@@ -123,12 +123,13 @@ def _proved(
         if claim.bound is not None and network.num_anchors > MAX_PROVED_ANCHORS:
             return None
         budget = seconds if derivation is None else SECONDS_BEFORE_STAGES
-        whole = _by_leaves(network, target, softmaxes == 1, budget, progress)
+        budget = min(budget, SECONDS_FOR_NORMS) if p < math.inf else budget
+        whole = _by_leaves(network, target, p, softmaxes == 1, budget, progress)
         if derivation is None or (
             whole is not None and whole.complete and (whole.bound or 0.0) <= (network.eps or 0.0)
         ):
             return whole
-    if derivation is None or not isinstance(target, ExpressionTarget):
+    if derivation is None or p < math.inf or not isinstance(target, ExpressionTarget):
         return whole
     try:
         found = prove_staged(network.program, target, derivation, time_budget=seconds, progress=progress)
@@ -172,13 +173,13 @@ def _by_layers(network: Network, target: ReLUNetwork, seconds: float, progress: 
 
 
 def _by_leaves(
-    network: Network, target: Target, is_one_stage: bool, seconds: float, progress: Progress | None
+    network: Network, target: Target, p: float, is_one_stage: bool, seconds: float, progress: Progress | None
 ) -> Certificate | None:
     claim = network.certificate
     prover: functools.partial[Proven]
-    if is_one_stage and isinstance(target, ExpressionTarget) and target.box.d <= MAX_VARIABLES:
-        prover = functools.partial(prove, network.program, target)
-    elif not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
+    if is_one_stage and isinstance(target, ExpressionTarget | FunctionTarget) and target.box.d <= MAX_VARIABLES:
+        prover = functools.partial(prove, network.program, target, p=p)
+    elif p == math.inf and not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
         prover = functools.partial(prove_deep, network.program, target)
     elif claim.bound is not None and _selects(target):
         prover = functools.partial(prove_selection, network.program, target)
@@ -198,7 +199,7 @@ def _by_leaves(
         claim,
         bound=found.bound,
         terms=found.terms,
-        method="proof",
+        method=_method("proof", target),
         leaves=(*(leaf.as_json() for leaf in found.leaves), *(["tail", side] for side in found.tails)),
         leaf_bounds=tuple(map(float, found.leaf_bounds)),
         complete=found.complete,
@@ -218,7 +219,11 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
         assumptions=(*target.assumptions, engine_assumption(dtype)),
         dtype=dtype,
         norm=f"{p:g}",
-        method="theorem" if bound is not None else "estimate" if target.check_points() is None else "table",
+        method=_method("theorem", target)
+        if bound is not None
+        else "estimate"
+        if target.check_points() is None
+        else "table",
     )
     return Network(
         built.program,
@@ -230,6 +235,10 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
         parameters=dict(built.parameters),
         command=command,
     )
+
+
+def _method(how: str, target: Target) -> str:
+    return how if target.given is None else f"{how} under the stated assumption: {target.given} as given"
 
 
 def _reference_error(target: ExpressionTarget) -> float:
@@ -248,7 +257,5 @@ def _refuted(target: Target, observed: float, bound: float) -> str:
         f"the error at a sample is {observed:.6g}, above the bound {bound:.6g} of {target.describe()} on {target.box}"
     )
     if isinstance(target, FunctionTarget):
-        return (
-            f"{found}: the Lipschitz constant {target.lipschitz:g} that was given cannot be right. State a larger one."
-        )
+        return f"{found}: what was given cannot be right ({target.given}). State a larger number."
     return f"{found}: this is a defect of attnc. Please report it with this message."

@@ -47,6 +47,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     construction: str = "auto",
     criterion: str = "multiply_adds",
     lipschitz: float | None = None,
+    hessian_bound: float | None = None,
     norm: float | str = "inf",
     centres: str | None = None,
     heads: int | None = None,
@@ -57,7 +58,8 @@ def compile(  # the contract's name; inside this module nothing needs the builti
 ) -> Network:
     """A network of affine maps and softmax attention that is within eps of `source` everywhere on the box.
 
-    `source` is an expression, a Target, or a callable (batch, d) → (batch,) or (batch, k) with its Lipschitz constant.
+    `source` is an expression, a Target, or a callable (batch, d) → (batch,) or (batch, k); of a callable `lipschitz`,
+    its Lipschitz constant, or `hessian_bound`, the largest |∂²f/∂x_i²|, is believed, and without one nothing is proved.
     The construction "auto" is the cheapest that `plan` finds, by multiply-adds, or by anchors, parameters or layers
     (`criterion`). With norm = p ≥ 1 the error is measured in L_p over the box, and the function may jump. `centres`
     ("grid", "adaptive") and `heads` go to the constructions that know them. `also` is a second dtype in which the
@@ -73,7 +75,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
         raise InputError(f"also is a second dtype beside {dtype}: {others}; found {also!r}")
     eps = float(eps)
     p = _exponent(norm)
-    target = as_target(source, box, lipschitz, p)
+    target = as_target(source, box, lipschitz, p, hessian_bound)
     if not target.box.is_bounded and construction not in ("auto", "gates"):
         raise InputError(f"{construction} takes a finite box, found {target.box}; gates serve all of R")
     _check_sizes(target, dtype)
@@ -133,7 +135,9 @@ class _Request:
                 return network if also is None else certify_also(network, built, self.target, also, self.progress)
             before = math.inf if best is None else best.certificate.error or math.inf
             best = network if error < before else best
-            if error < 0.8 * before:
+            claim = network.certificate
+            is_proof_too_long = not claim.complete and (claim.observed or 0.0) <= self.eps / 2
+            if error < 0.8 * before and not is_proof_too_long:
                 rounding = min(_rounding(network), error)
                 room = max(self.eps - rounding, 0.0) / max(error - rounding, 1e-300)
                 asked *= max(0.1, min(0.8, 0.9 * room))
@@ -181,6 +185,7 @@ def plan(
     *,
     dtype: str = "float64",
     lipschitz: float | None = None,
+    hessian_bound: float | None = None,
     norm: float | str = "inf",
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,
@@ -190,7 +195,7 @@ def plan(
 
     _check_request(eps, dtype, "auto", max_anchors, max_bytes)
     p = _exponent(norm)
-    target = as_target(source, box, lipschitz, p)
+    target = as_target(source, box, lipschitz, p, hessian_bound)
     with threadpool_limits(1):
         rows = planning.plan(target, Wanted(float(eps), dtype, p, max_anchors, max_bytes))
     able = planning.cheapest(rows, "multiply_adds")
@@ -268,20 +273,30 @@ def _exponent(norm: Any) -> float:
     return float(norm)
 
 
-def as_target(source: Any, box: BoxLike | None = None, lipschitz: float | None = None, p: float = math.inf) -> Target:
+def as_target(
+    source: Any,
+    box: BoxLike | None = None,
+    lipschitz: float | None = None,
+    p: float = math.inf,
+    hessian_bound: float | None = None,
+) -> Target:
     """Text becomes an expression, code a callable; a Target knows its own box."""
+    given = {"lipschitz": lipschitz, "hessian_bound": hessian_bound}
+    stated = [name for name, value in given.items() if value is not None]
     if isinstance(source, Target):
-        if box is not None:
-            raise InputError("box: the target has a box of its own; leave this one out")
+        for name in [*(["box"] if box is not None else []), *stated]:
+            raise InputError(
+                f"{name}: the target has its own; leave this one out, or state it when you make the target"
+            )
         return source
     if not isinstance(source, str) and not callable(source):
         raise InputError(f"cannot compile a {type(source).__name__}: give an expression, a callable or a Target")
     if box is None:
         raise InputError("box: state the domain, e.g. box={'x': (-3, 3)}")
     if not isinstance(source, str):
-        return CallableTarget(source, Box.parse(box), lipschitz)
-    if lipschitz is not None:
-        raise InputError("lipschitz: an expression's constants are derived, not given; leave it out")
+        return CallableTarget(source, Box.parse(box), lipschitz, hessian_bound)
+    if stated:
+        raise InputError(f"{stated[0]}: an expression's constants are derived, not given; leave it out")
     expression = Expression.parse(source)
     if not expression.variables:
         raise InputError(f"{source!r} has no variables: it is a constant, and there is nothing to compile")

@@ -105,8 +105,8 @@ class Network:
             raise InputError(f"box: {part} is not a part of the network's box, {self.box}")
         if self.expression is None or self.certificate.method != "proof":
             return self.certificate.pointwise_bound
-        target = ExpressionTarget(Expression.parse(self.expression), part)
-        found = prove(self.program, target, truncation=self.truncation, time_budget=seconds)
+        target, p = ExpressionTarget(Expression.parse(self.expression), part), float(self.certificate.norm)
+        found = prove(self.program, target, p=p, truncation=self.truncation, time_budget=seconds)
         return min(found.bound, self.certificate.bound)
 
     def certified_in(self, dtype: str) -> Certificate | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc import constructions
+from attnc.certificates.prover import MAX_VARIABLES
 from attnc.constructions.built import Built
 from attnc.constructions.bumps import STEP_ANCHORS
 from attnc.constructions.compose import estimate_compose
@@ -86,8 +87,8 @@ def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:
         return ("max_affine_cross",)
     if wanted.p < math.inf or not target.is_continuous:
         return ("max_affine",)
-    if isinstance(target, FunctionTarget) and target.lipschitz is not None:
-        return ("max_affine",)
+    if isinstance(target, FunctionTarget) and target.given is not None:
+        return ("spectral_grid", "max_affine") if _leaves_needed(target, wanted.eps) <= MAX_LEAVES else ("max_affine",)
     if isinstance(target, ExpressionTarget):
         of_one = ("graded",) if target.box.d == 1 else ()
         return ("compose", "spectral_grid", *of_one, "max_affine")
@@ -123,9 +124,25 @@ def _why_not(name: str, target: Target, wanted: Wanted) -> str | None:
         return "approximates continuous functions, and measures the largest error"
     if papers and target.box.d > MAX_GRID_VARIABLES:
         return f"a grid in {target.box.d} variables has too many cells"
-    if papers and isinstance(target, FunctionTarget) and target.lipschitz is None:
-        return "needs a Lipschitz constant (lipschitz=…) of Python code"
+    if papers and isinstance(target, FunctionTarget) and target.given is None:
+        return "needs a Lipschitz constant (lipschitz=…) or hessian_bound=… of Python code"
     return None
+
+
+MAX_LEAVES = 100_000
+"""Cells of which a proof is expected within half a minute."""
+
+
+def _leaves_needed(target: FunctionTarget, eps: float) -> float:
+    """Cells on which a function is within eps/2 of its interpolant: so many samples a proof about it takes."""
+    d, r = target.box.d, 0.0
+    if len(target.output_shape) > 1 or d > MAX_VARIABLES:
+        return math.inf
+    if target.lipschitz is not None:
+        r = eps / (2 * max(target.lipschitz, 1e-300) * math.sqrt(d))
+    if target.hessian_bound is not None:
+        r = max(r, math.sqrt(eps / (max(target.hessian_bound, 1e-300) * d)))
+    return math.prod(math.ceil(width / (2 * r)) if width / (2 * r) < 1e9 else math.inf for width in target.box.widths)
 
 
 def _grid_size(target: Target, wanted: Wanted) -> tuple[int, ...]:

@@ -156,7 +156,7 @@ def branch_and_bound(
     while pending:
         parents = pending.popleft()
         while pending and pending[0].level == parents.level and len(parents.index) << box.d < size:
-            parents = _Cells.joined([parents, pending.popleft()])
+            parents = Cells.joined([parents, pending.popleft()])
         fit = max(1, size >> box.d)
         if len(parents.index) > fit:
             pending.appendleft(parents.where(slice(fit, None)))
@@ -175,7 +175,7 @@ def branch_and_bound(
 
 
 @dataclass(frozen=True, eq=False)
-class _Cells:
+class Cells:
     """Cells of one level with the best that is known of each."""
 
     level: int
@@ -186,7 +186,7 @@ class _Cells:
     terms: dict[str, Float[np.ndarray, "cells outputs"]]
 
     @classmethod
-    def unknown(cls, level: int, index: Int[np.ndarray, "cells d"], outputs: int) -> _Cells:
+    def unknown(cls, level: int, index: Int[np.ndarray, "cells d"], outputs: int) -> Cells:
         n = len(index)
         return cls(level, index, np.full((n, outputs), np.inf), np.zeros(n, dtype=np.int64), np.zeros(n), {})
 
@@ -200,12 +200,12 @@ class _Cells:
         for name, term in (found.terms or {kind.name: found.upper}).items():
             self.terms.setdefault(name, np.zeros(self.upper.shape))[rows] = term[better]
 
-    def where(self, rows: np.ndarray | slice) -> _Cells:
+    def where(self, rows: np.ndarray | slice) -> Cells:
         terms = {name: term[rows] for name, term in self.terms.items()}
-        return _Cells(self.level, self.index[rows], self.upper[rows], self.kind[rows], self.floor[rows], terms)
+        return Cells(self.level, self.index[rows], self.upper[rows], self.kind[rows], self.floor[rows], terms)
 
     @classmethod
-    def joined(cls, parts: Sequence[_Cells]) -> _Cells:
+    def joined(cls, parts: Sequence[Cells]) -> Cells:
         names = dict.fromkeys(name for part in parts for name in part.terms)
         terms = {
             name: np.concatenate([part.terms.get(name, np.zeros(part.upper.shape)) for part in parts]) for name in names
@@ -216,6 +216,38 @@ class _Cells:
         return cls(parts[0].level, index, upper, kind, floor, terms)
 
 
+def best_of(
+    kinds: Sequence[Kind], box: Box, level: int, index: Int[np.ndarray, "cells d"], goal: Goal, seen: float = 0.0
+) -> tuple[Cells, float]:
+    """The best bound of any method on every cell, and the largest error seen; methods are tried until one will do."""
+    centres, radii = cell_boxes(box, level, index)
+    known: Cells | None = None
+    for number, kind in enumerate(kinds):
+        largest = np.full(len(index), np.inf) if known is None else known.upper.max(axis=1)
+        rows = np.flatnonzero(np.isinf(largest) | (largest > goal.value) & (not kind.is_fallback))
+        if not len(rows):
+            continue
+        found = kind.bounds(centres[rows], radii[rows], goal)
+        seen = max(seen, found.seen)
+        known = known or Cells.unknown(level, index, found.upper.shape[1])
+        known.improve(rows, number, kind, found)
+    if known is None:
+        raise InputError("a proof by cells needs a method to bound the error on them; none was given.")
+    return known, seen
+
+
+def leaves_of(kinds: Sequence[Kind], parts: Sequence[Cells]) -> tuple[tuple[Leaf, ...], Cells]:
+    """All of these cells as leaves, and what is known of each in the same order."""
+    parts = [part for part in parts if len(part.index)]
+    whole = Cells.joined(parts)
+    levels = np.repeat([part.level for part in parts], [len(part.index) for part in parts])
+    leaves = tuple(
+        Leaf(kinds[kind].name, kinds[kind].order, level, tuple(row))
+        for kind, level, row in zip(whole.kind.tolist(), levels.tolist(), whole.index.tolist(), strict=True)
+    )
+    return leaves, whole
+
+
 class _Search:
     """The leaves so far, and the goal."""
 
@@ -224,7 +256,7 @@ class _Search:
     ) -> None:
         self.kinds, self.box = kinds, box
         self.seen, self.growth, self.floor, self.wanted = seen, 1 + tolerance, floor, wanted
-        self.leaves: list[_Cells] = []
+        self.leaves: list[Cells] = []
         self.examined, self.proved, self.bound = 0, 0.0, 0.0
 
     @property
@@ -232,22 +264,10 @@ class _Search:
         """A little above what was seen; and no less than the bound of a leaf, which nothing will lower again."""
         return max(self.wanted, self.growth * self.seen + self.floor, self.bound, TINY)
 
-    def examine(self, level: int, index: Int[np.ndarray, "cells d"]) -> _Cells:
+    def examine(self, level: int, index: Int[np.ndarray, "cells d"]) -> Cells:
         """Make leaves of the cells that meet the goal, and return the others."""
-        centres, radii = cell_boxes(self.box, level, index)
         self.examined += len(index)
-        known: _Cells | None = None
-        for number, kind in enumerate(self.kinds):
-            largest = np.full(len(index), np.inf) if known is None else known.upper.max(axis=1)
-            rows = np.flatnonzero(np.isinf(largest) | (largest > self.goal) & (not kind.is_fallback))
-            if not len(rows):
-                continue
-            found = kind.bounds(centres[rows], radii[rows], Goal(self.goal, self.growth))
-            self.seen = max(self.seen, found.seen)
-            known = known or _Cells.unknown(level, index, found.upper.shape[1])
-            known.improve(rows, number, kind, found)
-        if known is None:
-            raise InputError("branch and bound needs a method to bound the error on boxes; none was given.")
+        known, self.seen = best_of(self.kinds, self.box, level, index, Goal(self.goal, self.growth), self.seen)
         done = meets(known.upper, known.floor, self.goal)
         self.bound = max(self.bound, float(known.upper[done].max(initial=0.0)))
         done = known.upper.max(axis=1) <= self.bound
@@ -255,12 +275,6 @@ class _Search:
         self.proved += float(done.sum()) * 0.5 ** (level * self.box.d)
         return known.where(~done)
 
-    def proof(self, unfinished: Sequence[_Cells], *, complete: bool) -> Proof:
-        parts = [part for part in (*self.leaves, *unfinished) if len(part.index)]
-        whole = _Cells.joined(parts)
-        levels = np.repeat([part.level for part in parts], [len(part.index) for part in parts])
-        leaves = tuple(
-            Leaf(self.kinds[kind].name, self.kinds[kind].order, level, tuple(row))
-            for kind, level, row in zip(whole.kind.tolist(), levels.tolist(), whole.index.tolist(), strict=True)
-        )
+    def proof(self, unfinished: Sequence[Cells], *, complete: bool) -> Proof:
+        leaves, whole = leaves_of(self.kinds, [*self.leaves, *unfinished])
         return Proof(self.box, leaves, whole.upper, whole.terms, self.seen, self.goal, self.examined, complete)

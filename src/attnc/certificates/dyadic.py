@@ -42,8 +42,7 @@ def cell_boxes(
     centres, radii = np.empty(index.shape), np.empty(index.shape)
     for axis, (lo, hi) in enumerate(zip(box.lo.tolist(), box.hi.tolist(), strict=True)):
         distinct, where = np.unique(index[:, axis], return_inverse=True)
-        found = [_covering(*_ends(lo, hi, level, int(i))) for i in distinct]
-        centres[:, axis], radii[:, axis] = np.array(found).reshape(-1, 2).T[:, where]
+        centres[:, axis], radii[:, axis] = _covering(lo, hi, level, distinct)[:, where.ravel()]
     return centres, radii
 
 
@@ -52,9 +51,40 @@ def _ends(lo: float, hi: float, level: int, i: int) -> tuple[Fraction, Fraction]
     return start + width * Fraction(i, 2**level), start + width * Fraction(i + 1, 2**level)
 
 
-def _covering(left: Fraction, right: Fraction) -> tuple[float, float]:
-    """A float near the middle, and the least float from which both ends are within reach."""
-    centre = float((left + right) / 2)
-    reach = max(right - Fraction(centre), Fraction(centre) - left)
-    radius = float(reach)
-    return centre, radius if Fraction(radius) >= reach else math.nextafter(radius, math.inf)
+def _covering(lo: float, hi: float, level: int, index: Int[np.ndarray, " cells"]) -> Float[np.ndarray, "2 cells"]:
+    """Floats near the middles, and the least floats from which both ends are within reach.
+
+    With middles (2i + 1)·step from lo: where step, product and sum are exact in floating point, that is all there is
+    to do; elsewhere ends and middles are integers over a power of two.
+    """
+    width = hi - lo
+    step = width / 2.0 ** (level + 1)
+    odd = 2 * index + 1
+    (num, den), (num_hi, den_hi) = lo.as_integer_ratio(), hi.as_integer_ratio()
+    scale = max(den, den_hi)
+    exact_width = num_hi * (scale // den_hi) - num * (scale // den)
+    is_easy = np.zeros(len(index), dtype=bool)
+    found = np.empty((2, len(index)))
+    num_width, den_width = width.as_integer_ratio() if math.isfinite(width) else (0, 1)
+    if step > 2.0**-1000 and num_width * scale == exact_width * den_width:
+        bits = num_width.bit_length() - (num_width & -num_width).bit_length() + 1  # of its odd part
+        steps = step * odd
+        found[0], found[1] = lo + steps, step
+        back = found[0] - steps  # TwoSum, whose error is 0 where the sum is exact
+        is_easy = (odd < 2.0 ** (53 - bits)) & (((lo - back) + (steps - (found[0] - back))) == 0)
+    for i in np.flatnonzero(~is_easy).tolist():
+        found[:, i] = _covering_exactly(num * (scale // den), exact_width, scale, level, int(index[i]))
+    return found
+
+
+def _covering_exactly(start: int, width: int, scale: int, level: int, i: int) -> tuple[float, float]:
+    """The same for one cell of [start, start + width]/scale; both floats are multiples of the finest unit here."""
+    whole = scale << (level + 1)
+    left = (start << (level + 1)) + 2 * width * i
+    centre = (left + width) / whole
+    num, den = centre.as_integer_ratio()
+    middle = num * (whole // den)
+    reach = max(left + 2 * width - middle, middle - left)
+    radius = reach / whole
+    num, den = radius.as_integer_ratio()
+    return centre, radius if num * (whole // den) >= reach else math.nextafter(radius, math.inf)

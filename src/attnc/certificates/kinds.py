@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.certificates.branching import Bounds, Kind
+from attnc.certificates.deviations import cells_within
 from attnc.certificates.dyadic import cell_boxes
 from attnc.certificates.one_stage import OneStage
 from attnc.certificates.polynomial_ranges import Goal
@@ -16,7 +17,7 @@ from attnc.certificates.taylor_leaves import taylor_enclosures
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import TINY, U, above
 from attnc.numerics.jet_tables import num_monomials
-from attnc.numerics.rounding import add_down, add_up, up
+from attnc.numerics.rounding import up
 from attnc.targets.box import Box
 from attnc.targets.expression import Expression
 from attnc.targets.taylor import Taylor, taylor
@@ -37,7 +38,7 @@ def taylor_kind(stage: OneStage, expression: Expression, order: int) -> Kind:
     """Taylor polynomials of this order on both sides; no bound where the expression has a kink inside the cell."""
 
     def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        return _bounds(stage, taylor(expression, centres, radii, order), centres, radii, order, goal)
+        return model_bounds(stage, taylor(expression, centres, radii, order), centres, radii, order, goal)
 
     return Kind("taylor", order, bounds)
 
@@ -47,12 +48,13 @@ def mean_value_kind(stage: OneStage, expression: Expression, box: Box) -> Kind:
 
     def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
         f = mean_value_model(expression, box, centres, radii, _MEAN_VALUE_ORDER)
-        return _bounds(stage, f, centres, radii, _MEAN_VALUE_ORDER, goal)
+        return model_bounds(stage, f, centres, radii, _MEAN_VALUE_ORDER, goal)
 
     return Kind("mean", _MEAN_VALUE_ORDER, bounds, is_fallback=True)
 
 
-def _bounds(stage: OneStage, f: Taylor, centres: np.ndarray, radii: np.ndarray, order: int, goal: Goal) -> Bounds:
+def model_bounds(stage: OneStage, f: Taylor, centres: np.ndarray, radii: np.ndarray, order: int, goal: Goal) -> Bounds:
+    """Of |f − stage|, with a polynomial of the target on every cell."""
     found = taylor_enclosures(stage, f, centres, radii, order, goal)
     attained = found.seen - found.remainder
     return Bounds(
@@ -74,10 +76,7 @@ def mean_value_model(
 
     The second where it is the better of the two, as for √x at 0. Only that part of the cell counts which is in the box.
     """
-    cells = Interval(
-        np.minimum(np.maximum(add_down(centres, -radii), box.lo), centres),
-        np.maximum(np.minimum(add_up(centres, radii), box.hi), centres),
-    )
+    cells = cells_within(box, centres, radii)
     ranges, gradients = expression.ranges_and_gradients(cells, violations="infinite")
     at_centre = expression.ranges(Interval.point(centres), violations="infinite")
     n, outputs, d = gradients.shape
@@ -99,8 +98,7 @@ def mean_value_model(
 
 
 def choose_order(
-    stage: OneStage,
-    expression: Expression,
+    kind_of: Callable[[int], Kind],
     box: Box,
     goal: float,
     *,
@@ -117,7 +115,7 @@ def choose_order(
     wanted = Goal(max(goal, TINY))
     best, level = (math.inf, tried[len(tried) // 2], 1), _FINEST // d
     for order in tried:
-        found = _coarsest(taylor_kind(stage, expression, order), box, places, wanted, level)
+        found = _coarsest(kind_of(order), box, places, wanted, level)
         if found is not None:
             level = found
             best = min(best, (2.0 ** (d * level) * (_OVERHEAD + num_monomials(d, order)), order, level))

@@ -1,4 +1,4 @@
-"""The prover: from stored weights and an expression to a bound that holds on the whole box, rounding included.
+"""The prover: from stored weights and a target to a bound that holds on the whole box, rounding included.
 
 It knows nothing of the construction: a wrong theorem yields a refused certificate, never a false one.
 """
@@ -17,8 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.certificates.branching import Bounds, Kind, Leaf, Proof, branch_and_bound
+from attnc.certificates.deviations import cells_within
 from attnc.certificates.dyadic import cell_boxes
 from attnc.certificates.extraction import stages
+from attnc.certificates.integral import Integral, bound_integral
+from attnc.certificates.interpolants import ORDERS, interpolant_kind
 from attnc.certificates.kinds import choose_order, mean_value_kind, taylor_kind
 from attnc.certificates.one_stage import OneStage
 from attnc.certificates.polynomial_ranges import Goal
@@ -32,6 +35,8 @@ from attnc.numerics.bound import Term
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.function_target import FunctionTarget
+from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -52,7 +57,11 @@ REACHES = (4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 1024.0)
 """Where the tails of an infinite box may begin."""
 SPARE = 1.01
 """Rounding is stated so much larger than it is proved to be: a checker groups its terms in another way."""
+ORDER_OF_NORM = 4
+MOST_SUMMED = 100_000
+"""Cells for an L_p norm, all of which become leaves."""
 REASONS = {
+    "jump": "cells across which f jumps, or is infinitely steep: at most its whole height, on their small volume",
     "tail": "beyond the core of an infinite box, by the limits of the weights",
     "approximation": "the difference of the Taylor polynomials of f and of the network on the worst cell",
     "remainder": "what these polynomials leave out, and the rounding of the proof itself",
@@ -82,8 +91,9 @@ class Proven:
 
 def prove(
     program: Program,
-    target: ExpressionTarget,
+    target: Target,
     *,
+    p: float = math.inf,
     observed: float = 0.0,
     eps: float = 0.0,
     tolerance: float = TOLERANCE,
@@ -92,16 +102,17 @@ def prove(
     box_budget: int = 500_000,
     progress: Progress | None = None,
 ) -> Proven:
-    """Branch and bound over dyadic cells. ProgramError where the program is not one attention stage.
+    """By dyadic cells, the largest error or its L_p norm. ProgramError where the program is not one attention stage.
 
     `observed` is an error that was seen: no bound can be below it, and none is sought that is much closer; nor one that
-    is far below `eps`, or below what rounding costs.
+    is far below `eps`, or below what rounding costs. Where only values of the target are known, and how steep it can
+    be, leaves are so many that none below `eps` is sought at all.
     """
     num_inputs, num_outputs = sum(map(math.prod, program.input_shapes)), math.prod(program.output_shape)
-    if (num_inputs, num_outputs) != (target.box.d, len(target.expression.outputs)):
+    if (num_inputs, num_outputs) != (target.box.d, target.num_outputs):
         raise ProgramError(
             f"the program has {num_inputs} inputs and {num_outputs} outputs, the target {target.box.d} and "
-            f"{len(target.expression.outputs)}"
+            f"{target.num_outputs}"
         )
     found = stages(program)
     if len(found) != 1:
@@ -109,7 +120,10 @@ def prove(
     subject = _Subject(found[0][0], roundings(program)[0], _with_outputs(target, found[0][1]), truncation)
     subject.rounding_level = subject.sampled_rounding()
     floor = max(FAR_BELOW * eps, subject.rounding_level)
-    goal = (1 + tolerance) * observed + floor
+    least = eps if isinstance(target, FunctionTarget) else 0.0
+    goal = max(least, (1 + tolerance) * observed + floor)
+    if p < math.inf:
+        return _integral(subject, p, goal, time_budget, min(box_budget, MOST_SUMMED), progress)
     tails = subject.cut_tails(goal)
     ways = subject.ways(goal)
     began, best = time.monotonic(), None
@@ -120,6 +134,7 @@ def prove(
             observed=observed,
             tolerance=tolerance,
             floor=floor,
+            goal=least,
             time_budget=(time_budget - (time.monotonic() - began)) / (len(ways) - number),
             box_budget=box_budget,
             start_level=way.start_level,
@@ -132,8 +147,26 @@ def prove(
     return proven(best, subject.target.box, tails)
 
 
-def _with_outputs(target: ExpressionTarget, outputs: np.ndarray) -> ExpressionTarget:
+def _integral(
+    subject: _Subject, p: float, goal: float, time_budget: float, box_budget: int, progress: Progress | None
+) -> Proven:
+    box, kinds = subject.target.box, subject.kinds_of_norm()
+    found = bound_integral(kinds, box, p, goal=goal, time_budget=time_budget, box_budget=box_budget, progress=progress)
+    terms = subject.with_jumps(found)
+    reasons = {
+        name: reason.replace("on the worst cell", "on all cells, as the norm weighs them")
+        for name, reason in REASONS.items()
+    }
+    ledger = tuple(Term(name, value, reasons[name]) for name, value in terms.items())
+    return Proven(found.bound, ledger, found.leaves, found.leaf_bounds, box, {}, found.complete)
+
+
+def _with_outputs(target: Target, outputs: np.ndarray) -> Target:
     """The target with its outputs in the order of the stage's."""
+    if np.array_equal(outputs, np.arange(target.num_outputs)):
+        return target
+    if not isinstance(target, ExpressionTarget):
+        raise ProgramError(f"the stage makes the outputs in the order {outputs.tolist()}, not in the target's")
     chosen = copy.copy(target)
     trees = tuple(target.expression.outputs[i] for i in outputs)
     chosen.expression = dataclasses.replace(target.expression, outputs=trees)
@@ -160,18 +193,18 @@ class _Way:
 
 @dataclass(eq=False)
 class _Subject:
-    """What is proved: a stage with the roundings of its program against an expression."""
+    """What is proved: a stage with the roundings of its program against a target."""
 
     stage: OneStage
     roundings: Roundings
-    target: ExpressionTarget
+    target: Target
     truncation: float
     rounding_level: float = 0.0
 
     def cut_tails(self, goal: float) -> dict[int, float]:
         """Of an infinite box: the finite part that leaves have to cover, and bounds beyond it, by side."""
         box = self.target.box
-        if box.is_bounded:
+        if box.is_bounded or not isinstance(self.target, ExpressionTarget):
             return {}
         sides = [side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end)]
         tails: dict[int, float] = {}
@@ -198,19 +231,61 @@ class _Subject:
 
     def ways(self, goal: float) -> list[_Way]:
         """Taylor leaves with mean values where there is a kink, or selection leaves: what promises more comes first."""
-        stage, expression, box = self.stage, self.target.expression, self.target.box
-        order, level = choose_order(stage, expression, box, goal)
-        taylor, selection = self._rounded(taylor_kind(stage, expression, order)), self._selection()
-        at_kinks = self._rounded(mean_value_kind(stage, expression, box))
+        stage, box = self.stage, self.target.box
+        orders = ORDERS if isinstance(self.target, FunctionTarget) else None
+        order, level = choose_order(self._local, box, goal, orders=orders)
+        taylor, selection = self._rounded(self._local(order)), self._selection()
         few_keys = all(len(head.offsets.mid) <= FEW_KEYS for head in stage.heads)
         selects = all(self._selects(taylor, selection, at) for at in (level, level + 1))
         if few_keys:
-            # Selection leaves are finite everywhere, so mean values must be tried although there is a bound already.
-            last = dataclasses.replace(at_kinks, is_fallback=False)
-            kinds = (*((selection, taylor) if selects else (taylor, selection)), last)
+            kinds = (*((selection, taylor) if selects else (taylor, selection)), *self._at_kinks(is_fallback=False))
             return [_Way(kinds, None if selects else level)]
-        by_taylor = _Way((taylor, at_kinks), level)
+        by_taylor = _Way((taylor, *self._at_kinks(is_fallback=True)), level)
         return [_Way((selection,), None), by_taylor] if selects else [by_taylor]
+
+    def kinds_of_norm(self) -> tuple[Kind, ...]:
+        """The same for an L_p norm, to which all cells matter: chosen on cells of the size of a key's own."""
+        d, num_keys = self.target.box.d, max((len(head.offsets.mid) for head in self.stage.heads), default=1)
+        taylor, selection = self._rounded(self._local(ORDER_OF_NORM)), self._selection()
+        if num_keys > FEW_KEYS and self._selects(taylor, selection, math.ceil(math.log2(8 * num_keys) / d)):
+            return (selection,)
+        return (
+            taylor,
+            *([selection] if num_keys <= FEW_KEYS else []),
+            *self._at_kinks(is_fallback=num_keys > FEW_KEYS),
+        )
+
+    def _at_kinks(self, is_fallback: bool) -> tuple[Kind, ...]:
+        """Selection leaves are finite everywhere: beside them mean values must be tried although there is a bound."""
+        if not isinstance(self.target, ExpressionTarget):
+            return ()
+        found = mean_value_kind(self.stage, self.target.expression, self.target.box)
+        return (dataclasses.replace(self._rounded(found), is_fallback=is_fallback),)
+
+    def _local(self, order: int) -> Kind:
+        """Polynomials on both sides."""
+        if isinstance(self.target, ExpressionTarget):
+            return taylor_kind(self.stage, self.target.expression, order)
+        assert isinstance(self.target, FunctionTarget)
+        return interpolant_kind(self.stage, self.target, max(order, self.target.box.d))
+
+    def with_jumps(self, found: Integral) -> dict[str, float]:
+        """The terms of an L_p norm, with that of cells across which the target jumps apart."""
+        target, terms = self.target, dict(found.terms)
+        if not isinstance(target, ExpressionTarget) or target.is_continuous:
+            return terms
+        is_jump = np.zeros(len(found.leaves), dtype=bool)
+        levels = np.array([leaf.level for leaf in found.leaves])
+        for level in np.unique(levels):
+            (rows,) = np.nonzero(levels == level)
+            cells = cells_within(
+                target.box, *cell_boxes(target.box, int(level), np.array([found.leaves[i].index for i in rows]))
+            )
+            slopes = target.expression.ranges_and_gradients(cells, violations="infinite")[1]
+            is_jump[rows] = ~np.isfinite(slopes.mag).all(axis=(1, 2))
+        share = float(found.shares[is_jump].sum())
+        jump = float(up(share * found.bound, 16))
+        return {name: float(up((1 - share) * value, 16)) for name, value in terms.items()} | {"jump": jump}
 
     def _selects(self, taylor: Kind, selection: Kind, level: int) -> bool:
         """Whether selection leaves do better on a few cells of the level at random.

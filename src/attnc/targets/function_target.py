@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,26 +19,47 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-class FunctionTarget(Target, abc.ABC):
-    """A vectorised Python function, with a Lipschitz constant that is given, never derived from samples.
+MAX_CORNERS = 64
+"""A cell is sampled at its corners where second derivatives are bounded: up to six variables."""
 
-    The constant is with respect to the 2-norm of all inputs together and the max-norm of the output.
+
+class FunctionTarget(Target, abc.ABC):
+    """A vectorised Python function, and what is given of it, never derived from samples.
+
+    `lipschitz` is with respect to the 2-norm of all inputs together and the max-norm of the output; `hessian_bound` is
+    the largest |∂²f/∂x_i²| of any output along any axis, so that a bound of the Hessian's norm is one.
+
+    Theorem.  The multilinear interpolant If of f at the corners of a cell with half-widths r is within
+              min(lipschitz·|r|₂, hessian_bound·Σ r_i²/2) of f on the cell.
+    Proof.    If(x) = Σ w_v f(v) with w ≥ 0, Σ w = 1, Σ w_v v = x: |f − If| ≤ L Σ w_v |x − v| ≤ L (Σ w_v |x − v|²)^½ =
+              L (Σ_i (x_i − a_i)(b_i − x_i))^½. Axis by axis, f − I_1…I_d f = Σ_i I_1…I_{i−1}(f − I_i f), and linear
+              interpolation on an axis is off by at most M r_i²/2.
     """
 
     fn: Callable[..., Any]
     lipschitz: float | None
+    hessian_bound: float | None
 
-    def _take(self, fn: Callable[..., Any], lipschitz: float | None) -> None:
+    def _take(self, fn: Callable[..., Any], lipschitz: float | None, hessian_bound: float | None) -> None:
         if not callable(fn):
             raise InputError(f"expected a function, found a {type(fn).__name__}")
-        self.fn, self.lipschitz = fn, None if lipschitz is None else real_number("lipschitz", lipschitz)
-        if self.lipschitz is not None and self.lipschitz < 0:
-            raise InputError(f"lipschitz must be ≥ 0, found {lipschitz}")
-        lipschitz = self.lipschitz
-        if lipschitz is not None:
+        self.fn = fn
+        self.lipschitz, self.hessian_bound = _size("lipschitz", lipschitz), _size("hessian_bound", hessian_bound)
+        short, long = [], []
+        if self.lipschitz is not None:
+            short.append(f"Lipschitz constant {self.lipschitz!r}")
+            long.append(
+                f"is Lipschitz with constant {self.lipschitz!r} from the 2-norm of the input to the max-norm of the "
+                "output"
+            )
+        if self.hessian_bound is not None:
+            short.append(f"second derivatives at most {self.hessian_bound!r}")
+            long.append(f"has second derivatives along the axes of at most {self.hessian_bound!r} in absolute value")
+        if long:
+            self.given = " and ".join(short)
             self.assumptions = (
-                f"given, not proved: {self.describe()} is Lipschitz with constant {lipschitz:g} from the 2-norm of the "
-                "input to the max-norm of the output, and returns its values exactly",
+                f"given, not proved: {self.describe()} {' and '.join(long)}, and the values that it returns are exact: "
+                "its own rounding is not counted",
             )
 
     def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
@@ -89,15 +111,95 @@ class FunctionTarget(Target, abc.ABC):
         centres: Float[np.ndarray, "cells d"],
         values: Float[np.ndarray, "cells outputs"] | None = None,
     ) -> Float[np.ndarray, " cells"]:
-        if self.lipschitz is None:
+        if self.given is None:
             raise InputError(
-                f"the function {self.describe()} is given as Python code: samples of it prove nothing. "
-                "State a Lipschitz constant (lipschitz=…), or give an expression."
+                f"the function {self.describe()} is given as Python code: samples of it prove nothing. State a "
+                "Lipschitz constant (lipschitz=…) or a bound of its second derivatives (hessian_bound=…), or give an "
+                "expression."
             )
-        reach = up(np.maximum(cells.hi - centres, centres - cells.lo))
-        distance = up(np.sqrt(up((reach**2).sum(axis=1), self.box.d + 1)))
-        found = np.asarray(up(self.lipschitz * distance))
-        return found if values is None else up(found + self.distance(centres, values))
+        found = np.full(len(centres), np.inf)
+        if self.lipschitz is not None:
+            reach = up(np.maximum(cells.hi - centres, centres - cells.lo))
+            found = np.asarray(up(self.lipschitz * _length(reach)))
+            found = found if values is None else up(found + self.distance(centres, values))
+        if self.hessian_bound is not None and self._has_corners:
+            held = self(centres) if values is None else values
+            farthest = up(np.abs(self.corners(cells) - held[:, None]).max(axis=(1, 2)))
+            found = np.minimum(found, up(farthest + self.interpolation_error(cells)))
+        return np.asarray(found)
+
+    def enclosure(self, cells: Interval) -> Interval:
+        """By the centre and the Lipschitz constant, and by the corners: an interpolant is largest at one of them."""
+        by_corners = self.hessian_bound is not None and self._has_corners
+        found = super().enclosure(cells) if self.lipschitz is not None or not by_corners else None
+        if not by_corners:
+            assert found is not None
+            return found
+        corners, off = self.corners(cells), self.interpolation_error(cells)[:, None]
+        lo, hi = -up(off - corners.min(axis=1)), up(corners.max(axis=1) + off)
+        return Interval(lo, hi) if found is None else self._agreed(found, Interval(lo, hi))
+
+    def corners(self, cells: Interval) -> Float[np.ndarray, "cells corners outputs"]:
+        """The values at the corners of every cell, the last axis running fastest."""
+        n, d = cells.shape
+        upper = np.array(list(itertools.product((False, True), repeat=d)))
+        points = np.where(upper, cells.hi[:, None], cells.lo[:, None])
+        values = self(points.reshape(-1, d)).reshape(n, len(upper), self.num_outputs)
+        self._check_what_was_given(cells, points, values)
+        return values
+
+    def interpolation_error(self, cells: Interval) -> Float[np.ndarray, " cells"]:
+        """How far f may be from its multilinear interpolant on each cell."""
+        radii = up(up(cells.hi - cells.lo) / 2)
+        found = np.full(len(radii), np.inf)
+        if self.lipschitz is not None:
+            found = np.asarray(up(self.lipschitz * _length(radii)))
+        if self.hessian_bound is not None:
+            by_curvature = up(self.hessian_bound * up((radii**2).sum(axis=1), self.box.d + 1) / 2)
+            found = np.minimum(found, by_curvature)
+        return found
+
+    @property
+    def _has_corners(self) -> bool:
+        if 2**self.box.d > MAX_CORNERS and self.lipschitz is None:
+            raise InputError(
+                f"hessian_bound serves functions of up to {MAX_CORNERS.bit_length() - 1} variables, which are sampled "
+                f"at the corners of cells; {self.describe()} has {self.box.d}. State lipschitz=… instead."
+            )
+        return 2**self.box.d <= MAX_CORNERS
+
+    def _check_what_was_given(self, cells: Interval, points: np.ndarray, values: np.ndarray) -> None:
+        """Values that contradict it beyond rounding, at two corners or at a middle: nothing may be built on it."""
+        rounding = 1e-12 * np.abs(values).max(initial=0.0)
+        if self.lipschitz is not None:
+            reach = np.sqrt(((points[:, 1:] - points[:, :1]) ** 2).sum(axis=2))
+            change = np.abs(values[:, 1:] - values[:, :1]).max(axis=2)
+            excess = change - (1 + 1e-6) * self.lipschitz * reach - rounding
+            if (excess > 0).any():
+                cell, corner = np.unravel_index(int(np.argmax(excess)), change.shape)
+                one, other = (show_point(self.box.names, points[cell, i]) for i in (0, corner + 1))
+                raise InputError(
+                    f"the Lipschitz constant {self.lipschitz:g} that was given cannot be right: {self.describe()} "
+                    f"changes by {change[cell, corner]:.6g} between {one} and {other}, which are "
+                    f"{reach[cell, corner]:.6g} apart. State a larger one."
+                )
+        bent = np.abs(self(cells.mid) - values.mean(axis=1)).max(axis=1)
+        excess = bent - 1.01 * self.interpolation_error(cells) - rounding
+        if (excess > 0).any():
+            where = show_point(self.box.names, cells.mid[int(np.argmax(excess))])
+            raise InputError(
+                f"what was given of {self.describe()} ({self.given}) cannot be right: it bends more than that near "
+                f"{where}. State a larger number."
+            )
+
+    def _agreed(self, one: Interval, other: Interval) -> Interval:
+        lo, hi = np.maximum(one.lo, other.lo), np.minimum(one.hi, other.hi)
+        if (lo > hi).any():
+            raise InputError(
+                f"the Lipschitz constant {self.lipschitz!r} and the bound {self.hessian_bound!r} of second derivatives "
+                f"that were given contradict the values of {self.describe()}. State larger ones."
+            )
+        return Interval(lo, hi)
 
     def describe(self) -> str:
         return getattr(self.fn, "__name__", type(self.fn).__name__)
@@ -106,9 +208,19 @@ class FunctionTarget(Target, abc.ABC):
 class CallableTarget(FunctionTarget):
     """fn: (batch, d) → (batch,) or (batch, k)."""
 
-    def __init__(self, fn: Callable[[np.ndarray], Any], box: Box, lipschitz: float | None = None) -> None:
+    def __init__(
+        self,
+        fn: Callable[[np.ndarray], Any],
+        box: Box,
+        lipschitz: float | None = None,
+        hessian_bound: float | None = None,
+    ) -> None:
+        if not box.is_bounded:
+            raise InputError(
+                f"a Python function needs a finite box, found {box}; an expression may have an infinite one"
+            )
         self.box, self.input_shapes = box, ((box.d,),)
-        self._take(fn, lipschitz)
+        self._take(fn, lipschitz, hessian_bound)
         self.output_shape = self._probe()
         if len(self.output_shape) > 1:
             raise InputError(
@@ -130,6 +242,7 @@ class SequenceTarget(FunctionTarget):
         width: int | tuple[int, int],
         box: tuple[float, float] = (-1.0, 1.0),
         lipschitz: float | None = None,
+        hessian_bound: float | None = None,
     ) -> None:
         sizes = [_sizes("tokens", tokens), _sizes("width", width)]
         if len(sizes[0]) != len(sizes[1]):
@@ -142,7 +255,7 @@ class SequenceTarget(FunctionTarget):
             for column in range(d)
         ]
         self.box = Box.parse([box] * len(names), names)
-        self._take(fn, lipschitz)
+        self._take(fn, lipschitz, hessian_bound)
         found = self._probe()
         n = self.input_shapes[0][0]
         if len(found) != 2 or found[0] != n:
@@ -152,6 +265,18 @@ class SequenceTarget(FunctionTarget):
                 f"(batch, {n}, k): one row for each of the {n} tokens of its first input"
             )
         self.output_shape = found
+
+
+def _size(name: str, given: float | None) -> float | None:
+    value = None if given is None else real_number(name, given)
+    if value is not None and value < 0:
+        raise InputError(f"{name} must be ≥ 0, found {given}")
+    return value
+
+
+def _length(vectors: Float[np.ndarray, "rows d"]) -> Float[np.ndarray, " rows"]:
+    """2-norms, rounded up."""
+    return up(np.sqrt(up((vectors**2).sum(axis=1), vectors.shape[1] + 1)))
 
 
 def _sizes(name: str, given: Any) -> tuple[int, ...]:

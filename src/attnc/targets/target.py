@@ -24,6 +24,7 @@ class Target(abc.ABC):
     text: str | None = None  # the expression, where there is one
     is_continuous: bool = True
     assumptions: tuple[str, ...] = ()
+    given: str | None = None  # what a proof about it has to believe, in a few words
     input_shapes: tuple[tuple[int, ...], ...]
     output_shape: tuple[int, ...]
 
