@@ -52,15 +52,21 @@ def test_from_file_to_saved_network_and_back(run, surface: Path, tmp_path: Path)
     net = tmp_path / "net"
     ran = run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z", "--eps", "1e-4", "--out", net)
     assert (ran.code, ran.err) == (0, "")
-    for needed in ("table of 108 points", "table_grid", "none between the table's points", "points, all checked"):
+    for needed in (
+        "table of 108 points",
+        "table_grid",
+        "at the table's 108 points in float64, rounding",
+        "points, all checked",
+    ):
         assert needed in ran.out
     assert "sample" not in ran.out
     loaded = attnc.load(net)
     table = tables.read_csv(surface, "x,y", "z")
     error = np.abs(loaded(table.points) - table.values[:, 0]).max()
-    assert error == loaded.certificate.observed <= 1e-4
-    assert loaded.certificate.bound is None
-    assert loaded.certificate.method == "table"
+    assert error == loaded.certificate.observed <= loaded.certificate.bound <= 1e-4
+    assert loaded.certificate.method == "proof at the table's 108 points"
+    assert loaded.certificate.points == 108
+    assert loaded.certificate.pointwise_bound is None
     assert "the table's 108 points" in loaded.certificate.assumptions[0]
     assert loaded.expression is None
     assert loaded.variables == ("x", "y")
@@ -73,11 +79,14 @@ def test_eval_info_and_export_of_a_table(run, surface: Path, tmp_path: Path):
     at = run("eval", net, "x=1", "y=2", "--json").json
     assert abs(at["value"] - (np.sin(1) + 4)) <= 1e-4
     assert at["bound"] is None
-    assert "(no bound)" in run("eval", net, "x=1", "y=2").out
+    assert at["points"] == 108
+    assert at["bound_at_points"] <= 1e-4
+    assert "at the table's 108 points; nothing is claimed between them)" in run("eval", net, "x=1", "y=2").out
     assert run("eval", net, "x=3", "y=2").code == 2
     facts = run("info", net, "--json").json
     assert facts["name"] == "table of 108 points"
-    assert facts["method"] == "table"
+    assert facts["method"] == "proof at the table's 108 points"
+    assert facts["num_points"] == 108
     assert facts["parameters"]["points"] == 108
     assert "all checked" in run("info", net).out
 
@@ -87,7 +96,8 @@ def test_the_model_card_claims_what_is_true(run, surface: Path, tmp_path: Path):
     run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z", "--eps", "1e-4", "--out", net)
     card = (net / "README.md").read_text(encoding="utf-8")
     assert card.startswith("# Table of 108 points as softmax attention")
-    assert "the largest at all of them, each of which was checked" in card
+    assert "at the table's 108 points, rounding included (arithmetic: float64)" in card
+    assert "the largest at the table's 108 points, each of which was checked" in card
     assert "nothing is claimed; a table says nothing there" in card
     assert "sampled" not in card
     assert f"attnc compile --csv {surface} --inputs x,y --output z --eps 0.0001" in card
@@ -221,4 +231,4 @@ def test_an_eps_out_of_reach_is_exit_code_one(run, tmp_path: Path):
 def test_plain_expressions_still_compile(run):
     found = run("compile", "-x**2", "--box", "x=0:1", "--eps", "0.2", "--json").json
     assert found["expression"] == "-x**2"
-    assert found["method"] != "table"
+    assert found["num_points"] is None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.certificates.at_points import prove_at_points
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
 from attnc.certificates.observed import observed_error, sample_points
@@ -26,6 +27,7 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import FunctionTarget
 from attnc.targets.linear import ReLUNetwork
+from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ def certify(
     quadrature = 1 + 1e-3 * (p < math.inf)  # what it may be off by
     if bound is not None and not observed <= bound * quadrature:
         raise InputError(_refuted(target, observed, bound))
+    if isinstance(target, TableTarget):
+        return _at_points(network, target, progress)
     if not _can_be_enclosed(target):
         return network
     claim = _proved(network, built, target, p, PROOF_SECONDS, progress)
@@ -89,6 +93,30 @@ def certify_also(network: Network, built: Built, target: Target, dtype: str, pro
     except ProgramError:  # a weight overflows
         return network
     return network if claim.bound is None else dataclasses.replace(network, also={**network.also, dtype: claim})
+
+
+def _at_points(network: Network, target: TableTarget, progress: Progress | None) -> Network:
+    """Of a table: a bound at its points, each of them proved; without one, what the numpy engine shows there."""
+    claim = network.certificate
+    try:
+        found = prove_at_points(
+            network.program,
+            target.points,
+            target.values,
+            truncation=network.truncation,
+            time_budget=PROOF_SECONDS,
+            progress=progress,
+        )
+    except ProgramError:
+        found = None
+    if found is None or not math.isfinite(found.bound):
+        return network
+    if (claim.observed or 0.0) > found.bound:
+        raise InputError(_refuted(target, claim.observed or 0.0, found.bound))
+    method = f"proof at the table's {target.num_points:,} points"
+    return dataclasses.replace(
+        network, certificate=dataclasses.replace(claim, bound=found.bound, terms=found.terms, method=method)
+    )
 
 
 def _with_truncation(network: Network) -> Network:
@@ -219,11 +247,8 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
         assumptions=(*target.assumptions, engine_assumption(dtype)),
         dtype=dtype,
         norm=f"{p:g}",
-        method=_method("theorem", target)
-        if bound is not None
-        else "estimate"
-        if target.check_points() is None
-        else "table",
+        method=_method("estimate" if bound is None else "theorem", target),
+        points=target.num_points if isinstance(target, TableTarget) else None,
     )
     return Network(
         built.program,
@@ -238,7 +263,10 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
 
 
 def _method(how: str, target: Target) -> str:
-    return how if target.given is None else f"{how} under the stated assumption: {target.given} as given"
+    if isinstance(target, TableTarget):
+        return f"check at the table's {target.num_points:,} points"
+    is_believed = target.given is not None and how != "estimate"
+    return how if not is_believed else f"{how} under the stated assumption: {target.given} as given"
 
 
 def _reference_error(target: ExpressionTarget) -> float:

@@ -60,6 +60,7 @@ def summary(network: Network) -> dict[str, Any]:
         "complete": certificate.complete,
         "num_leaves": len(certificate.leaves),
         "num_stages": len(certificate.stages),
+        "num_points": certificate.points,
         "norm": certificate.norm,
         "certificates": [_certified(network, dtype) for dtype in UNIT_ROUNDOFF],
         "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in certificate.terms],
@@ -78,8 +79,7 @@ def without_expression(network: Network) -> str:
     """What a network computes that has no expression."""
     if not network.certificate.is_of_table:
         return "a Python function"
-    count = network.parameters.get("points")
-    return f"table of {plural(count, 'point')}" if isinstance(count, int) else "table"
+    return f"table of {plural(network.certificate.points or 0, 'point')}"
 
 
 def _facts(network: Network) -> list[tuple[str, str]]:
@@ -107,12 +107,7 @@ def _claims(network: Network) -> str:
     certificate = network.certificate
     arithmetic = f"{escape(proved_how(certificate))}; arithmetic: {escape(certificate.dtype)}"
     if certificate.is_of_table:
-        at_points = "not measured" if certificate.observed is None else f"**{certificate.observed:.3g}**"
-        return (
-            f"- **Error at the table's points:** {at_points}, the largest at all of them, each of which was checked "
-            f"(arithmetic: {escape(certificate.dtype)}).\n- **Between the points:** nothing is claimed; a table says "
-            "nothing there."
-        )
+        return _claims_of_table(certificate)
     if certificate.bound is None:
         bound = f"none. Nothing was proved (arithmetic: {escape(certificate.dtype)})."
     else:
@@ -120,11 +115,7 @@ def _claims(network: Network) -> str:
         norm = (
             "sup |f − network|" if certificate.norm == "inf" else f"the L{escape(certificate.norm)} norm of f − network"
         )
-        where = "over the whole box, rounding included"
-        if certificate.core is not None:
-            lo, hi = certificate.core
-            where = f"over the whole box, rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond"
-        bound = f"{norm} ≤ {largest} {where} (proven {arithmetic})."
+        bound = f"{norm} ≤ {largest} over the whole box, {rounding_where(certificate)} (proven {arithmetic})."
         if not certificate.complete:
             bound += " The proof ran out of time: a smaller bound may be true."
     if certificate.observed is None:
@@ -140,13 +131,37 @@ def _claims(network: Network) -> str:
     return f"- **Bound (proven):** {bound}\n- **Observed error (sampled):** {observed}{others}"
 
 
+def _claims_of_table(certificate: Certificate) -> str:
+    where = f"at the table's {plural(certificate.points or 0, 'point')}"
+    arithmetic = f"arithmetic: {escape(certificate.dtype)}"
+    seen = "not measured" if certificate.observed is None else f"**{certificate.observed:.3g}**"
+    lines = [
+        f"- **Observed error:** {seen}, the largest {where}, each of which was checked ({arithmetic}).",
+        "- **Between the points:** nothing is claimed; a table says nothing there.",
+    ]
+    if certificate.bound is not None:
+        largest = f"**{ceiling(certificate.bound)}**"
+        lines.insert(0, f"- **Bound (proven):** |f − network| ≤ {largest} {where}, rounding included ({arithmetic}).")
+    return "\n".join(lines)
+
+
 def proved_how(certificate: Certificate) -> str:
     """In words: by leaves that cover the box, head after head, or by the theorem of the construction."""
-    if certificate.method == "proof":
-        return f"by leaves, {plural(len(certificate.leaves), 'cell')} that cover the box"
-    if certificate.method == "staged proof":
-        return f"head by head, {plural(len(certificate.stages), 'head')}"
-    return f"by {one_line(certificate.method)}"
+    method, _, given = one_line(certificate.method).partition(" under the stated assumption: ")
+    given = f", under the stated assumption: {given}" if given else ""
+    if method == "proof":
+        return f"by leaves, {plural(len(certificate.leaves), 'cell')} that cover the box{given}"
+    if method == "staged proof":
+        return f"head by head, {plural(len(certificate.stages), 'head')}{given}"
+    return f"by {method}{given}"
+
+
+def rounding_where(certificate: Certificate) -> str:
+    """Of an infinite box the tails are about exact arithmetic: rounding grows with |x| there."""
+    if certificate.core is None:
+        return "rounding included"
+    lo, hi = certificate.core
+    return f"rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond"
 
 
 def elsewhere(network: Network) -> list[tuple[str, str]]:

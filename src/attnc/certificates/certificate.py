@@ -23,7 +23,7 @@ FORMAT = "attnc.certificate/1"
 class Certificate:
     """`bound` is what was proved (None: nothing was); `observed` is the largest error seen at samples. Never mixed.
 
-    Of a table (method "table") `observed` is the largest error at all of its points, every one of which was checked.
+    Of a table with so many `points` both are about these points alone, every one of which was looked at.
     """
 
     bound: float | None
@@ -38,6 +38,7 @@ class Certificate:
     complete: bool = True  # False: time ran out before the bound was as small as it can be
     core: tuple[float, float] | None = None  # of an infinite box: the part that the leaves cover, tails apart
     truncation: float = 0.0  # what engines that leave out far anchors may be off by besides, counted in the bound
+    points: int | None = None  # of a table: what the claim is about; between them nothing is claimed
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
     outputs: tuple[str, ...] = ()  # of a deep program: what its outputs are made of, in the names of the stages
 
@@ -48,13 +49,13 @@ class Certificate:
 
     @property
     def pointwise_bound(self) -> float | None:
-        """The bound where it holds at every point: an L_p norm for p < ∞ says nothing about a single one."""
-        return self.bound if self.norm == "inf" else None
+        """The bound where it holds at every point of the box: neither an L_p norm for p < ∞ nor a table's is one."""
+        return self.bound if self.norm == "inf" and not self.is_of_table else None
 
     @property
     def is_of_table(self) -> bool:
         """Whether the claim is about finitely many points, all of them checked, and about nothing between them."""
-        return self.method == "table"
+        return self.points is not None
 
     def cells(self, box: Box) -> tuple[Float[np.ndarray, "leaves d"], Float[np.ndarray, "leaves d"]]:
         """The lower and upper ends of the leaves, tails apart, in floating point: for pictures and messages."""
@@ -92,6 +93,7 @@ class Certificate:
             "leaf_bounds": list(self.leaf_bounds),
             **({} if self.core is None else {"core": list(self.core)}),
             "truncation": self.truncation,
+            **({} if self.points is None else {"points": self.points}),
             "stages": list(self.stages),
             "outputs": list(self.outputs),
         }
@@ -114,6 +116,7 @@ class Certificate:
                 complete=_flag(data["complete"]),
                 core=_core(data.get("core")),
                 truncation=_positive(data["truncation"]),
+                points=_count(data.get("points")),
                 stages=tuple(_list(data["stages"])),
                 outputs=tuple(_text(output) for output in _list(data["outputs"])),
             )
@@ -144,6 +147,12 @@ def _core(value: Any) -> tuple[float, float] | None:
         return None
     lo, hi = (float(end) for end in _list(value))
     return lo, hi
+
+
+def _count(value: Any) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"expected a whole number ≥ 1, found {value!r:.80}")
+    return value
 
 
 def _flag(value: Any) -> bool:

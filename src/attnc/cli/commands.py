@@ -129,7 +129,7 @@ def eval_command(
 
     from attnc import load
     from attnc.ir.program import split_columns
-    from attnc.model_card import ceiling
+    from attnc.model_card import ceiling, plural
 
     network = load(net) if dtype is None else load(net).astype(dtype)
     given = read_point(network, assignments)
@@ -146,11 +146,17 @@ def eval_command(
     rows = [{"name": name, "value": float(values[i]), "bound": bound} for name, i in _output_names(values)]
     if json_output:
         scalars = {"value": values.astype(float).tolist(), "bound": bound, "dtype": network.dtype, "inside": is_inside}
+        if network.certificate.is_of_table:
+            scalars |= {"points": network.certificate.points, "bound_at_points": network.certificate.bound}
         at = dict(zip(network.variables, met[0].tolist(), strict=True))
         print_json(scalars | {"point": at, "outputs": rows})
         return
     unproved = f"(not certified in {network.dtype})" if network.certificate.bound is None else "(no bound)"
     claim = unproved if bound is None else f"± {ceiling(bound)}"
+    certificate = network.certificate
+    if certificate.is_of_table and certificate.bound is not None and is_inside:
+        those = f"the table's {plural(certificate.points or 0, 'point')}"
+        claim = f"(± {ceiling(certificate.bound)} at {those}; nothing is claimed between them)"
     for name, i in _output_names(values):
         print(f"{name + ' = ' if values.ndim else ''}{values[i]!s} {claim}")
     if not is_inside and outside == "clamp":

@@ -53,24 +53,26 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from attnc.model_card import ceiling, elsewhere, one_line, plural, without_expression
+    from attnc.model_card import ceiling, elsewhere, one_line, plural, proved_how, rounding_where, without_expression
 
     program, certificate = network.program, network.certificate
     parameters = ", ".join(f"{name} {value}" for name, value in network.parameters.items())
-    if certificate.is_of_table:
-        bound = Text("none between the table's points", "yellow")
+    at_points = f"at the table's {plural(certificate.points or 0, 'point')}"
+    if certificate.bound is None and certificate.is_of_table:
+        bound = Text(f"none proven {at_points}, and none between them", "yellow")
     elif certificate.bound is None:
         bound = Text(f"none: nothing was proved ({one_line(certificate.method)})", "yellow")
     else:
-        asked = "" if network.eps is None else f", eps {network.eps}"
-        norm = "on the whole box" if certificate.norm == "inf" else f"of the L{certificate.norm} norm over the box"
-        kind = one_line(f"proven {norm} in {certificate.dtype}, by {certificate.method}{asked}")
+        asked = "" if network.eps is None else f"; eps {network.eps}"
+        where = "on the whole box" if certificate.norm == "inf" else f"of the L{certificate.norm} norm over the box"
+        how = f"{rounding_where(certificate)}, {proved_how(certificate)}"
+        if certificate.is_of_table:
+            where, how = at_points, "rounding included; none between them"
+        kind = one_line(f"proven {where} in {certificate.dtype}, {how}{asked}")
         bound = Text.assemble((ceiling(certificate.bound), "bold green"), (f"  {kind}", "dim"))
     observed = Text("not measured", "dim")
     if certificate.observed is not None:
-        where = (
-            "at samples; no proof" if not certificate.is_of_table else "the largest at the table's points, all checked"
-        )
+        where = f"the largest {at_points}, all checked" if certificate.is_of_table else "at samples; no proof"
         observed = Text.assemble((f"{certificate.observed:.3g}", "bold"), (f"  {where}", "dim"))
     layers = f"{plural(len(program.all_layers), 'layer')} ({program.num_attention_layers} attention)"
     sizes = (plural(program.num_heads, "head"), plural(network.num_anchors, "anchor"))

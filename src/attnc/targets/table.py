@@ -78,8 +78,8 @@ class TableTarget(Target):
         for array in (self.points, self.values, *nodes):
             array.flags.writeable = False
         self.assumptions = (
-            f"the claim is about the table's {self.num_points:,} points alone, every one of which was checked with the "
-            "numpy engine; between them nothing is claimed",
+            f"the claim is about the table's {self.num_points:,} points alone, every one of which was checked; between "
+            "them nothing is claimed",
         )
 
     @property
