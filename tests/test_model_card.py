@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import attnc
-from attnc.model_card import ceiling, code, escape, fenced, model_card, one_line, printable, summary
+from attnc.model_card import ceiling, code, escape, fenced, model_card, one_line, printable, summary, percent
 from attnc.network import Network
 from attnc.numerics.bound import Term
 
@@ -61,7 +61,8 @@ def test_a_card_states_everything(network: Network) -> None:
     ):
         assert needed in card
     for term in certificate.terms:
-        assert f"| {escape(term.name)} | {ceiling(term.value)} | {escape(term.reason)} |" in card
+        share = percent(term.value / sum(other.value for other in certificate.terms))
+        assert f"| {escape(term.name)} | {ceiling(term.value)} | {share} | {escape(term.reason)} |" in card
     for sentence in certificate.assumptions:
         assert f"- {escape(sentence)}" in card
 
@@ -147,7 +148,7 @@ def test_hostile_text_cannot_break_the_markdown(network: Network) -> None:
     assert not kinds(after, "html_block")
     assert len(kinds(after, "table_open")) == 1
     assert len(kinds(after, "tr_open")) == 3
-    assert len(kinds(after, "td_open")) == 6
+    assert len(kinds(after, "td_open")) == 8
     children = [child for token in kinds(after, "inline") for child in token.children or []]
     assert not [child for child in children if child.type in ("link_open", "image", "html_inline", "em_open")]
     assert "\x1b" not in model_card(hostile).replace(fenced(HOSTILE, "sh"), "")

@@ -7,6 +7,7 @@ import re
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
+from attnc.certificates.error_tree import ErrorNode, error_tree
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -180,11 +181,24 @@ def elsewhere(network: Network) -> list[tuple[str, str]]:
 
 
 def _ledger(network: Network) -> list[str]:
-    terms = network.certificate.terms
-    if not terms:
+    """The terms with their shares; of a staged proof, by stages: whatever the heads, a card stays short."""
+    tree = error_tree(network.certificate)
+    if not tree.children:
         return []
-    rows = [f"| {escape(term.name)} | {ceiling(term.value)} | {escape(term.reason)} |" for term in terms]
-    return ["The bound is the sum of:", "\n".join(["| term | value | reason |", "| :-- | --: | :-- |", *rows])]
+    rows = [
+        f"| {escape(node.name)} | {ceiling(node.adds)} | {percent(node.share)} | {escape(_what(node))} |"
+        for node in tree.children
+    ]
+    heading = "| source | adds | share | what |"
+    return ["The bound is the sum of:", "\n".join([heading, "| :-- | --: | --: | :-- |", *rows])]
+
+
+def _what(node: ErrorNode) -> str:
+    """Of a stage: the head that adds most."""
+    if not node.children:
+        return node.what
+    worst = max(node.children, key=lambda child: child.adds)
+    return f"{node.what}; most of it ({percent(worst.share)}) by {worst.name} = {worst.what}"
 
 
 def _assumptions(network: Network) -> list[str]:
@@ -251,6 +265,10 @@ def _longest_run(text: str) -> int:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def percent(share: float) -> str:
+    return "< 0.1 %" if 0 < share < 1e-3 else f"{100 * share:.1f} %"
 
 
 def ceiling(value: float, digits: int = 3) -> str:

@@ -152,6 +152,8 @@ def prove_staged(
 
 
 def _reason(name: str) -> str:
+    if name == "coefficients":
+        return "affine coefficients of the expression, as they are stored"
     return "of the engine, in all stages" if name == "rounding" else "of this head, as far as it moves the output"
 
 
@@ -223,7 +225,9 @@ class _Walk:
         own_rounding = float(up(rounding / size, 2)) if size > 0 else 0.0
         ends = float(box.lo[0]), float(box.hi[0])
         self.heads.append(
-            HeadProof(stage, name, self._claim(claim), *ends, proof.bound, own_rounding, passed, held, proof)
+            HeadProof(
+                stage, name, self._claim(claim) | {"term": own}, *ends, proof.bound, own_rounding, passed, held, proof
+            )
         )
         self.names[id(claim.part)] = f"{self.prefix}{len(self.heads) - 1}"
         errors["rounding"] = float(up(errors.get("rounding", 0.0) + rounding))

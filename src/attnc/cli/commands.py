@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -186,43 +185,32 @@ def info_command(
     json_output: Json = False,
 ) -> None:
     """Show a saved network: its layers, its size, and where its bound comes from."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from attnc import load
+    from attnc.certificates.error_tree import error_tree
+    from attnc.cli.ledger import ledger_table
     from attnc.ir.text import describe, layer_rows
-    from attnc.model_card import ceiling, one_line, printable, summary
+    from attnc.model_card import one_line, printable, summary
 
     network = load(net)
     if figure is not None:
         network.plot_certificate(figure)
-    terms = network.certificate.terms
-    total = math.fsum(term.value for term in terms)
-    shares = [term.value / total if total > 0 else 0.0 for term in terms]
+    tree = error_tree(network.certificate)
     if json_output:
         facts = summary(network)
-        facts["terms"] = [row | {"share": share} for row, share in zip(facts["terms"], shares, strict=True)]
-        print_json(facts | {"layers": layer_rows(network.program)})
+        total = tree.adds or 1.0
+        facts["terms"] = [row | {"share": row["value"] / total} for row in facts["terms"]]
+        print_json(facts | {"ledger": tree.as_json(), "layers": layer_rows(network.program)})
         return
     print_parts(panel(network, []), Text("\nLayers", "bold"))
     console().print(Text(printable(describe(network.program))), soft_wrap=True)
-    if terms:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for header, justify in (("term", "left"), ("at most", "right"), ("share", "right"), ("reason", "left")):
-            table.add_column(header, justify=justify, overflow="fold")  # type: ignore[arg-type]
-        for term, share in zip(terms, shares, strict=True):
-            row = (one_line(term.name), ceiling(term.value), _percent(share), one_line(term.reason))
-            table.add_row(*(Text(cell) for cell in row))
-        print_parts(Text("\nWhere the bound comes from", "bold"), table)
+    if tree.children:
+        print_parts(Text("\nWhere the bound comes from", "bold"), ledger_table(tree))
     if network.certificate.assumptions:
         print_parts(Text("Assumptions", "bold"))
         for sentence in network.certificate.assumptions:
             print_parts(Text(f"• {one_line(sentence)}"))
-
-
-def _percent(share: float) -> str:
-    return "< 0.1 %" if 0 < share < 1e-3 else f"{100 * share:.1f} %"
 
 
 @app.command("export", epilog="Example:\n\nattnc export net --to onnx --out net.onnx")

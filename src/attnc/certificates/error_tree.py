@@ -1,0 +1,83 @@
+"""The ledger of a certificate as a tree: the bound, the stages of a deep program, and what each head or term adds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from attnc.certificates.certificate import Certificate
+from attnc.errors import FileError
+from attnc.numerics.bound import Term
+
+
+@dataclass(frozen=True)
+class ErrorNode:
+    """What one source adds to the bound: for a head its own error times how much of it reaches the output."""
+
+    name: str
+    what: str
+    adds: float
+    share: float  # of the whole ledger
+    own: float | None = None  # of a head: how far it is from what it computes, on `interval`
+    grows: float | None = None  # adds / own
+    interval: tuple[float, float] | None = None
+    children: tuple[ErrorNode, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"name": self.name, "what": self.what, "adds": self.adds, "share": self.share}
+        if self.own is not None:
+            found |= {"own_error": self.own, "amplification": self.grows}
+        if self.interval is not None:
+            found["interval"] = list(self.interval)
+        return found | ({"children": [child.as_json() for child in self.children]} if self.children else {})
+
+
+def error_tree(certificate: Certificate) -> ErrorNode:
+    """The root is the bound. Heads stand under their stage, in the order in which the program runs them."""
+    total = math.fsum(term.value for term in certificate.terms)
+
+    def share(value: float) -> float:
+        return value / total if total > 0 else 0.0
+
+    left = {term.name: term for term in certificate.terms}
+    nodes: list[ErrorNode] = []
+    by_stage: dict[str, list[ErrorNode]] = {}
+    for head in certificate.stages:
+        try:
+            by_stage.setdefault(str(head["stage"]), []).append(_head(head, left, share))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FileError(f"certificate: a stage does not fit: {type(error).__name__}: {error}") from None
+    for stage, heads in by_stage.items():
+        adds = math.fsum(head.adds for head in heads)
+        nodes.append(
+            ErrorNode(stage, f"{len(heads)} function{'s' * (len(heads) > 1)}", adds, share(adds), children=tuple(heads))
+        )
+    nodes += [ErrorNode(term.name, term.reason, term.value, share(term.value)) for term in left.values()]
+    return ErrorNode("bound", "what all of these add up to", total, 1.0, children=tuple(nodes))
+
+
+def _head(head: Any, left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
+    """A head, and the term of the ledger that it brings, which is then no longer left."""
+    carrier, name = head["carrier"], str(head["name"])
+    what = _applied(str(head["function"]), str(head["argument"]), None if carrier is None else str(carrier))
+    term = left.pop(str(head["term"]), None)
+    own, (lo, hi) = float(head["bound"]), (float(end) for end in head["interval"])
+    if term is None:  # another head of the same function of the same argument has it
+        return ErrorNode(name, what, 0.0, 0.0, own, 0.0, (lo, hi))
+    grows = term.value / own if own > 0 else None
+    return ErrorNode(name, what, term.value, share(term.value), own, grows, (lo, hi))
+
+
+def _applied(function: str, argument: str, carrier: str | None) -> str:
+    """carrier·g(argument)."""
+    at = re.sub(r"\bt\b", lambda _: _factor(argument), function)
+    at = at.replace(f"({_factor(argument)})", f"({argument})") if _factor(argument) != argument else at
+    return at if carrier is None else f"{_factor(carrier)}·{_factor(at)}"
+
+
+def _factor(text: str) -> str:
+    """In brackets unless it is a name, a number or a call."""
+    return text if re.fullmatch(r"[\w.]+(\([^()]*\))?", text) else f"({text})"

@@ -1,0 +1,71 @@
+"""The ledger as a tree: what stands in it adds up, heads stand under their stages, strangers' files are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+import attnc
+from attnc.certificates.error_tree import error_tree
+from attnc.cli.ledger import bar, ledger_table
+from attnc.errors import FileError
+
+BOX = {"x": (-2, 2), "y": (-2, 2)}
+
+
+@pytest.fixture(scope="module")
+def deep():
+    return attnc.compile("exp(sin(x)*y) + sin(y)", BOX, 1e-3)
+
+
+def test_shares_add_up_and_heads_stand_under_their_stages(deep):
+    claim = deep.certificate
+    tree = error_tree(claim)
+    assert claim.method == "staged proof"
+    assert math.isclose(tree.adds, claim.bound, rel_tol=1e-12)
+    assert math.isclose(sum(node.share for node in tree.children), 1.0, rel_tol=1e-9)
+    stages = [node for node in tree.children if node.children]
+    heads = [head for stage in stages for head in stage.children]
+    assert [node.name for node in stages] == list(dict.fromkeys(stage["stage"] for stage in claim.stages))
+    assert len(heads) == len(claim.stages)
+    for stage in stages:
+        assert math.isclose(stage.adds, sum(head.adds for head in stage.children))
+    for head in heads:
+        assert math.isclose(head.adds, head.own * head.grows)
+    assert {head.what for head in heads} == {"sin(y)", "y·sin(x)", "exp(s_1)"}
+    inner, outer = (next(head for head in heads if head.what == what) for what in ("y·sin(x)", "exp(s_1)"))
+    assert inner.grows > 2 > outer.grows  # exp makes what comes before it larger, and nothing comes after it
+
+
+def test_one_stage_has_its_terms():
+    claim = attnc.compile("sin(x)", {"x": (-1, 1)}, 1e-4, construction="spectral_grid").certificate
+    tree = error_tree(claim)
+    assert [(node.name, node.adds) for node in tree.children] == [(term.name, term.value) for term in claim.terms]
+    assert not any(node.children for node in tree.children)
+
+
+def test_json_has_the_same_figures(deep):
+    found = error_tree(deep.certificate).as_json()
+    head = found["children"][0]["children"][0]
+    assert set(head) == {"name", "what", "adds", "share", "own_error", "amplification", "interval"}
+    assert found["adds"] == error_tree(deep.certificate).adds
+
+
+def test_it_is_printed_as_a_tree(deep):
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(ledger_table(error_tree(deep.certificate)))
+    text = console.export_text()
+    for needed in ("├─ attend1", "│  └─ s_1", "y·sin(x)", "own error", "grows", "100.0 %", "█"):
+        assert needed in text
+    assert (bar(1.0), bar(0.5), bar(0.0)) == ("█" * 12, "█" * 6, "")
+
+
+@pytest.mark.parametrize("stage", [None, 3, "s", {}, {"stage": "a", "bound": "x"}])
+def test_stages_that_do_not_fit_are_refused(deep, stage):
+    claim = dataclasses.replace(deep.certificate, stages=(stage,))
+    with pytest.raises(FileError, match="a stage does not fit"):
+        error_tree(claim)
