@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import attnc
-from attnc.model_card import ceiling, code, escape, fenced, model_card, one_line, printable, summary, percent
+from attnc.model_card import ceiling, code, escape, fenced, model_card, one_line, percent, printable, summary
 from attnc.network import Network
 from attnc.numerics.bound import Term
 
