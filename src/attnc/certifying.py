@@ -143,7 +143,7 @@ def _proved(
     many of them; where a derivation says what each head is for, one variable at a time is enough.
     """
     derivation, claim = built.derivation, network.certificate
-    if isinstance(target, ReLUNetwork):
+    if isinstance(target, ReLUNetwork) and p == math.inf:
         return _by_layers(network, target, seconds, progress)
     whole: Certificate | None = None
     softmaxes = sum(not isinstance(layer, Affine) for layer in built.program.all_layers)

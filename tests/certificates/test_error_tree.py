@@ -6,6 +6,7 @@ import dataclasses
 import io
 import math
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -46,6 +47,16 @@ def test_one_stage_has_its_terms():
     tree = error_tree(claim)
     assert [(node.name, node.adds) for node in tree.children] == [(term.name, term.value) for term in claim.terms]
     assert not any(node.children for node in tree.children)
+
+
+def test_layers_of_relu_networks_are_one_entry_each():
+    rng = np.random.default_rng(0)
+    weights, biases = [rng.normal(size=(4, 2)), rng.normal(size=(1, 4))], [rng.normal(size=4), np.zeros(1)]
+    claim = attnc.compile(attnc.ReLUNetwork(weights, biases, [(-1, 1)] * 2), eps=0.1).certificate
+    tree = error_tree(claim)
+    assert tree.children[0].name == "hidden layer 1"
+    assert tree.children[0].what.startswith("4 units")
+    assert math.isclose(tree.adds, sum(node.adds for node in tree.children))
 
 
 def test_json_has_the_same_figures(deep):

@@ -45,10 +45,13 @@ def error_tree(certificate: Certificate) -> ErrorNode:
     left = {term.name: term for term in certificate.terms}
     nodes: list[ErrorNode] = []
     by_stage: dict[str, list[ErrorNode]] = {}
-    for head in certificate.stages:
+    for number, head in enumerate(certificate.stages, 1):
         try:
+            if "channels" in head:  # the units of a layer of a ReLU network, proved as one
+                nodes.append(_layer(head, left.pop(f"hidden layer {number}"), share))
+                continue
             by_stage.setdefault(str(head["stage"]), []).append(_head(head, left, share))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise FileError(f"certificate: a stage does not fit: {type(error).__name__}: {error}") from None
     for stage, heads in by_stage.items():
         adds = math.fsum(head.adds for head in heads)
@@ -69,6 +72,12 @@ def _head(head: Any, left: dict[str, Term], share: Callable[[float], float]) -> 
         return ErrorNode(name, what, 0.0, 0.0, own, 0.0, (lo, hi))
     grows = term.value / own if own > 0 else None
     return ErrorNode(name, what, term.value, share(term.value), own, grows, (lo, hi))
+
+
+def _layer(layer: Any, term: Term, share: Callable[[float], float]) -> ErrorNode:
+    own = float(layer["bound"])
+    what = f"{len(layer['channels'])} units {layer['stage']}, each with an error of its own, in its own units"
+    return ErrorNode(term.name, what, term.value, share(term.value), own, term.value / own if own > 0 else None)
 
 
 def _applied(function: str, argument: str, carrier: str | None) -> str:

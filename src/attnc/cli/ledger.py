@@ -22,7 +22,7 @@ def ledger_table(tree: ErrorNode) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    has_heads = any(node.children for node in tree.children)
+    has_heads = any(node.children or node.own is not None for node in tree.children)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("source", no_wrap=True)
     table.add_column("what", overflow="fold", ratio=1)
