@@ -25,7 +25,7 @@ from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.function_target import FunctionTarget
+from attnc.targets.function_target import CallableTarget, FunctionTarget
 from attnc.targets.linear import ReLUNetwork
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
@@ -50,6 +50,7 @@ def certify(
     eps: float,
     command: str | None,
     progress: Progress | None,
+    proof_seconds: float | None = None,
 ) -> Network:
     """What was built, with the error that a dense sample shows (or all points of a table), and a bound where there is.
 
@@ -73,7 +74,7 @@ def certify(
         return _at_points(network, target, progress)
     if not _can_be_enclosed(target):
         return network
-    claim = _proved(network, built, target, p, PROOF_SECONDS, progress)
+    claim = _proved(network, built, target, p, PROOF_SECONDS if proof_seconds is None else proof_seconds, progress)
     if claim is None or claim.bound is None or (bound is not None and claim.bound > max(bound, eps)):
         return network
     if observed > claim.bound * quadrature:
@@ -205,11 +206,11 @@ def _by_leaves(
 ) -> Certificate | None:
     claim = network.certificate
     prover: functools.partial[Proven]
-    if is_one_stage and isinstance(target, ExpressionTarget | FunctionTarget) and target.box.d <= MAX_VARIABLES:
+    if is_one_stage and isinstance(target, ExpressionTarget | CallableTarget) and target.box.d <= MAX_VARIABLES:
         prover = functools.partial(prove, network.program, target, p=p)
     elif p == math.inf and not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
         prover = functools.partial(prove_deep, network.program, target)
-    elif claim.bound is not None and _selects(target):
+    elif p == math.inf and claim.bound is not None and _selects(target):
         prover = functools.partial(prove_selection, network.program, target)
     else:
         return None

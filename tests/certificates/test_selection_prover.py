@@ -101,7 +101,7 @@ def test_another_shape_is_refused():
 
 def test_compile_proves_and_names_the_assumption():
     claim = attnc.compile(one_sequence(), eps=0.2).certificate
-    assert claim.method == "proof"
+    assert claim.method == "proof under the stated assumption: Lipschitz constant 1.1 as given"
     assert claim.bound <= 0.2
     assert any("given" in sentence for sentence in claim.assumptions)
     assert {leaf[0] for leaf in claim.leaves} == {"selection"}
