@@ -9,18 +9,7 @@ from typing import Any, NamedTuple
 from attnc_checker.files import BadFile, Refused
 from attnc_checker.rounding import FORMATS
 
-FIELDS: tuple[str, ...] = (
-    "format",
-    "weights_sha256",
-    "expression",
-    "box",
-    "dtype",
-    "norm",
-    "bound",
-    "observed",
-    "terms",
-)
-FIELDS += ("assumptions", "method", "leaves")
+NEEDED = "format weights_sha256 expression box dtype norm bound observed terms assumptions method leaves"
 MAX_LEVEL, MAX_STAGES = 128, 1000
 MAX_ORDERS = (24, 20, 12, 8)
 """In one, two, three and more variables: beyond these a proof takes long and gains nothing."""
@@ -80,7 +69,7 @@ class Claim:
 
 def read_claim(data: dict[str, Any]) -> Claim:
     """BadFile for what cannot be read; Refused for what can, and is no proof."""
-    if missing := [key for key in FIELDS if key not in data]:
+    if missing := [key for key in NEEDED.split() if key not in data]:
         raise BadFile(f"certificate.json lacks {missing[0]!r}")
     if data["format"] != "attnc.certificate/1":
         raise BadFile(f"certificate.json has the format {data['format']!r:.40}, not 'attnc.certificate/1'")
@@ -100,6 +89,8 @@ def read_claim(data: dict[str, Any]) -> Claim:
         raise Refused(f"the truncation {truncation} is negative")
     variables, ends, sides = _box(data["box"], data.get("core"))
     is_staged = data["method"] == "staged proof"
+    if is_staged and sides:
+        raise Refused("a staged proof is for a bounded box")
     leaves = () if is_staged else _leaves(data["leaves"], len(variables), sides)
     stages, outputs = ([], []) if not is_staged else (data.get("stages"), data.get("outputs"))
     if not isinstance(stages, list) or not isinstance(outputs, list) or len(stages) > MAX_STAGES:

@@ -47,18 +47,6 @@ class Line:
     function: Function
 
 
-@dataclass(frozen=True)
-class Combination:
-    """constant + Σ coefficient·input; `floats` are near to it, `slack` is what that differs by at most."""
-
-    floats: Row
-    slack: Any
-    error: Any  # slack, and what the inputs are off by
-
-    def size(self, range_: Range) -> Any:
-        return most([-range_[0], range_[1]]) + self.error
-
-
 def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
     """What is left to prove of every stage, and above sup |f − network| if all of it is true."""
     walk = _Walk(claim, reduction, arithmetic)
@@ -123,14 +111,15 @@ class _Walk:
             raise Refused(f"{text!r:.60} is no affine combination of variables and stages")
         return [self.keys[name] for name in names], coefficients
 
-    def _floats(self, text: str, count: int, inputs: list[Any]) -> Combination:
+    def _floats(self, text: str, count: int, inputs: list[Any]) -> tuple[Row, Any]:
+        """The floats nearest to the coefficients, and how far they at the state as computed may be from the exact."""
         keys, coefficients = self._combination(text, count)
         near = [exact(float(x.mid())) for x in coefficients]
-        slacks = [abs(x - arb(w)) for x, w in zip(coefficients, near, strict=True)]
-        slack = slacks[0] + total(x * self.sizes[key] for key, x in zip(keys, slacks[1:], strict=True))
-        error = slack + total(abs(arb(w)) * self.errors[key] for key, w in zip(keys, near[1:], strict=True))
+        slack, *slacks = (abs(x - arb(w)) for x, w in zip(coefficients, near, strict=True))
+        for key, x, w in zip(keys, slacks, near[1:], strict=True):
+            slack += x * self.sizes[key] + abs(arb(w)) * self.errors[key]
         places = dict(zip(keys, near[1:], strict=True))
-        return Combination((near[0], *(places.get(key, fmpq(0)) for key in inputs)), slack, error)
+        return (near[0], *(places.get(key, fmpq(0)) for key in inputs)), slack
 
     def line(self, number: int, claim: StageClaim) -> Line:
         """A stage as one of t; its own error becomes known to those after it."""
@@ -139,28 +128,27 @@ class _Walk:
         if place in self.errors:
             raise Refused(f"two stages are said to write {claim.channel!r:.60}")
         inputs = self.reduction.inputs
-        t = self._floats(claim.argument, number, inputs)
+        t, error = self._floats(claim.argument, number, inputs)
         low, high = self.ranges[argument]
-        if not (claim.ends[0] <= low - t.error and high + t.error <= claim.ends[1]):
-            found = f"[{float(low - t.error):.9g}, {float(high + t.error):.9g}]"
+        if not (claim.ends[0] <= low - error and high + error <= claim.ends[1]):
+            found = f"[{float(low - error):.9g}, {float(high + error):.9g}]"
             raise Refused(f"the input of stage {claim.name} may leave the claimed interval: it may be in {found}")
         unit, size, off = None, arb(1), arb(0)
         if carrier is not None and claim.carrier is not None:
-            unit = self._floats(claim.carrier, number, inputs)
-            size, off = unit.size(self.ranges[carrier]), unit.error
+            unit, off = self._floats(claim.carrier, number, inputs)
+            size = _size(self.ranges[carrier]) + off
         reach = [self.reduction.reach[key] for key in inputs]
-        line, unsure = _along(stage, t.floats, None if unit is None else unit.floats, reach, size, claim.name)
+        line, unsure = _along(stage, t, unit, reach, size, claim.name)
         unsure += total(
             4 * len(head.scores) * self.arithmetic.lost for head in line.heads
         )  # not in units of the carrier
-        error, function = t.error, parse(claim.function, ["t"])
+        function = parse(claim.function, ["t"])
         if claim.held is not None:
             error = most([error, claim.held[0] - low, high - claim.held[1]])
         if not _changes_at_most(claim, function, low, high, error):
             raise Refused(f"stage {claim.name} may pass on more of the error {float(error):.3g} of its input")
-        largest = most([-self.ranges[g][0], self.ranges[g][1]])
-        self.errors[place] = (size * (arb(claim.bound) + claim.passed) + largest * off + unsure).upper()
-        self.sizes[place] = most([-self.ranges[value][0], self.ranges[value][1]])
+        own = size * (arb(claim.bound) + claim.passed) + unsure
+        self.errors[place], self.sizes[place] = own + _size(self.ranges[g]) * off, _size(self.ranges[value])
         self.reduction.reach[place], self.keys[claim.name] = self.sizes[place] + self.errors[place], place
         return Line(claim, line, _held(claim))
 
@@ -178,6 +166,10 @@ class _Walk:
             size = stage.affine_sizes[o][0] + total(x * r for x, r in sizes)
             errors.append(error + self.arithmetic.gamma(stage.n_affine[o]) * size)
         return most(errors) + self.claim.truncation
+
+
+def _size(range_: Range) -> Any:
+    return most([-range_[0], range_[1]])
 
 
 def _ranges(function: Function, claim: Claim) -> list[Range]:

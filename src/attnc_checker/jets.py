@@ -236,8 +236,3 @@ def models(function: Function, centre: Sequence[Any], half: Sequence[Any], m: in
             poly = {0: ball}
         found.append(poly)
     return found
-
-
-def ranges(function: Function, centre: Sequence[Any], half: Sequence[Any]) -> list[Any]:
-    """For each output a ball that holds its values on the box."""
-    return [model.wide[0] for model in evaluate(function, Models(centre, half, 0))]

@@ -13,6 +13,7 @@ selection  Every head by the gaps between its scores: p_k ≤ e^{−g_k} p_j bou
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,7 @@ from flint import arb, ctx
 
 from attnc_checker.averages import Average, Box, at, dot, minus, swing, total
 from attnc_checker.expressions import Function
-from attnc_checker.jets import Poly, add, largest, models, norm, ranges, variable
+from attnc_checker.jets import Poly, add, largest, models, norm, variable
 from attnc_checker.network import Row, Stage
 from attnc_checker.rounding import Arithmetic, most
 
@@ -135,19 +136,16 @@ class Prover:
         return worst
 
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
-        """By Taylor's formula, by slopes, or by the range of f, whichever is first to do."""
+        """By Taylor's formula, or by slopes or the range of f, whichever is first to do."""
         d, flat = len(box.centre), add(_linear(self.stage.affine[o], box), _linear(row, box))
         found = arb("inf")
         for m in (RANGE_ORDER, 0):
-            try:
+            with contextlib.suppress(ArithmeticError, ValueError):
                 better = largest(add(models(self.function, box.centre, box.half, m)[o], flat, -1), limit, d)
-            except (ArithmeticError, ValueError):
-                continue
-            if better <= limit:
-                return better
-            found = better if better < found else found
-        natural = norm(add({0: ranges(self.function, box.centre, box.half)[o]}, flat, -1))
-        return natural if natural < found else found
+                found = better if better < found else found
+            if found <= limit:
+                break
+        return found
 
 
 def _linear(row: Row, box: Box) -> Poly:

@@ -161,6 +161,14 @@ def test_another_expression(net):
     assert "may be undefined" in refusal(net)
 
 
+def test_an_infinite_box_has_no_staged_proof(tmp_path):
+    net = tmp_path / "net"
+    saved_network(net, "x + 0.1", 1e-9)
+    core = list(BOX)
+    edit(net, "certificate.json", lambda data: data.update(box={"x": ["-inf", "inf"]}, core=core))
+    assert "is for a bounded box" in refusal(net)
+
+
 def tensors_of(net):
     raw = (net / "model.safetensors").read_bytes()
     return json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
