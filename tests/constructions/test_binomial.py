@@ -145,3 +145,12 @@ def test_refusals_and_wrong_input():
         binomial_keys(np.exp, 0.0, 1.0, 4, -1.0)
     with pytest.raises(InputError, match="limits"), np.errstate(over="ignore"):
         binomial_keys(np.exp, 0.0, np.inf, 4, 0.5)
+
+
+@pytest.mark.parametrize("eps", [1e-3, 1e-5])
+def test_float32_does_not_stop_far_above_its_rounding(eps):
+    """Two sizes of an even function may have the same error: that is no sign of rounding."""
+    target = ExpressionTarget(Expression.parse("1/(1 + x*x)"), Box.parse({"x": (-2, 2)}))
+    built = binomial(target, eps=eps, dtype="float32")
+    x = np.linspace(-2, 2, 20_001)
+    assert np.abs(built.program(x[:, None]) - 1 / (1 + x**2)).max() <= eps

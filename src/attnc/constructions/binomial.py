@@ -128,9 +128,10 @@ class _Task:
         return met
 
     def _is_floor(self, before: _Stored, after: _Stored) -> bool:
-        """Whether what is left is rounding: more keys do not help any more."""
-        floor = 2.0**16 * float(np.finfo(self.dtype).eps) * float(self.domain.most.max())
-        return after.error > 0.5 * before.error and before.error < floor
+        """Whether what is left is rounding, of the head or of the fit: more keys do not help any more."""
+        of_fit = 2.0**16 * float(np.finfo("float64").eps) * float(self.domain.most.max())
+        is_rounding = after.error > 2 * after.polynomial.error or before.error < of_fit
+        return after.error > 0.5 * before.error and is_rounding
 
     def stored(self, found: Polynomial) -> _Stored:
         """Values solved again for the keys as they are stored; the better of both."""
