@@ -11,9 +11,8 @@ import numpy as np
 from attnc.certificates.branching import Proof
 from attnc.certificates.dyadic import cell_boxes
 from attnc.certificates.one_stage import Enclosed, OneStage, StageHead
-from attnc.certificates.program_roundings import HeadRoundings, Roundings
+from attnc.certificates.program_roundings import HeadRoundings, Roundings, ScoreRoundings
 from attnc.certificates.stage_rounding import rounding_bounds
-from attnc.certificates.weight_errors import deltas
 from attnc.errors import ProgramError
 from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, gamma, up
 
@@ -111,33 +110,47 @@ class Writer:
         """Those of the head as one of t, and the largest number on the way, over all states.
 
         Where t = w·u_i + constant is of one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell; other channels are taken
-        as large as they get.
+        as large as they get (`_along`).
         """
         rounds, column = self.roundings.heads[self.number], self.column
         reach = up(sizes * (1 + 2 * self.roundings.unit), 2)[None]
         nothing = np.zeros(len(rounds.score_offsets))
-        own_slopes, elsewhere = nothing, reach.copy()
-        (read,) = np.nonzero(argument.weights)
-        if len(read) == 1:
-            (place,) = read
-            own_slopes = up(rounds.score_slopes[:, place] / abs(argument.weights[place]), 2)
-            elsewhere[0, place] = 0.0
-        offsets = deltas(rounds, elsewhere, slice(None), 0) + rounds.score_underflow * (1 + reach.sum()) ** 2
-        offsets = up(offsets + own_slopes * abs(argument.constant), 8)
+        lost = up(rounds.score_underflow * (1 + reach.sum()) ** 2, 8)
+        errors = np.concatenate([rounds.score_slopes, up(rounds.score_offsets + lost)[:, None]], axis=1)
+        crude, fine = _along(errors, argument, reach[0]), rounds.scores
+        if fine is not None:
+            own = np.concatenate([fine.own[:, :-1], up(fine.own[:, -1:] + lost[:, None])], axis=1)
+            query, own, added = (_along(rows, argument, reach[0]) for rows in (fine.query, own, fine.sizes))
+            fine = ScoreRoundings(query, fine.keys, own, added, fine.num_terms)
         value_sizes = rounds.value_sizes[:, column]
         if rounds.value_size_slopes is not None:
             value_sizes = up(value_sizes + rounds.value_size_slopes[:, column] @ reach[0], len(sizes) + 1)
         spent = float(up(rounds.underflow[column] * (1 + reach.sum()), 4))
         flat = HeadRoundings(
-            own_slopes[:, None],
-            offsets,
+            crude[:, :1],
+            crude[:, 1],
             nothing,
             value_sizes[:, None],
             None,
             rounds.count,
             np.array([spent]),
+            fine,
         )
         return flat, float(up(self.roundings.peak * (1 + reach.sum()) ** 2, 8))
+
+
+def _along(
+    rows: Float[np.ndarray, "rows forms"], argument: StateForm, reach: Float[np.ndarray, " channels"]
+) -> Float[np.ndarray, "rows two"]:
+    """Forms of (|u|, 1) as forms of (|t|, 1) that are no smaller on any state."""
+    slopes, elsewhere = np.zeros(len(rows)), reach.copy()
+    (read,) = np.nonzero(argument.weights)
+    if len(read) == 1:
+        (place,) = read
+        slopes = up(rows[:, place] / abs(argument.weights[place]), 2)
+        elsewhere[place] = 0.0
+    constants = rows[:, :-1] @ elsewhere + rows[:, -1] + slopes * abs(argument.constant)
+    return np.stack([slopes, up(constants, len(reach) + 4)], axis=1)
 
 
 def line_rounding(

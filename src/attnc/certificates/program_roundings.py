@@ -28,6 +28,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+class ScoreRoundings:
+    """The roundings of scores, apart by where they arise; rows are forms of (|x|, 1).
+
+    An error e_j of the query, |e_j| ≤ query_j, adds e_j·keys_kj to the score of every key k: only what keys differ by
+    matters. Products, and keys, are off by own_k. The n terms of the sum have absolute values that add up to sizes_k;
+    no partial sum of theirs is above (sizes_k + |s_k|)/2, and the last one is s_k. So sums add, in any order,
+    u((n − 2)(sizes_k + |s_k|)/2 + |s_k|), up to second order.
+    """
+
+    query: Float[np.ndarray, "components forms"]
+    keys: Float[np.ndarray, "keys components"]
+    own: Float[np.ndarray, "keys forms"]
+    sizes: Float[np.ndarray, "keys forms"]
+    num_terms: int
+
+
+@dataclass(frozen=True, eq=False)
 class HeadRoundings:
     """What rounding does to one head, at x, with n(x) = 1 + Σ|x_i|.
 
@@ -43,6 +60,7 @@ class HeadRoundings:
     value_size_slopes: Float[np.ndarray, "keys outputs d"] | None
     count: int
     underflow: Float[np.ndarray, " outputs"]
+    scores: ScoreRoundings | None = None  # the same in more detail, underflow apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +211,8 @@ class _Counted:
         )
         keys = keys.at((seen[:, None] * width + np.arange(width)).ravel())
 
-        counts, num_active = self._score_counts(head, own, keys, size)
+        of_query, of_products, num_active = self._score_counts(head, own, keys, size)
+        counts = of_query + of_products + max(2, num_active - 1)
         factors = np.array([gamma(int(n), self.unit) for n in counts])
         mid, radius = size.with_query_scaled(factors).scores().dense(p)
         error = up(mid + radius)
@@ -224,14 +243,43 @@ class _Counted:
             sizes[..., :d] if moves else None,
             count + (moves and self.casts_input),
             2 * self.least_normal * spent,
+            self._scores(size, signed, of_query, of_products, num_active),
         )
 
-    def _score_counts(self, head: Head, own: Counts, keys: Counts, size: HeadForms) -> tuple[np.ndarray, int]:
-        """Roundings of each component's share in a score, and the number of components."""
+    def _scores(
+        self, size: HeadForms, signed: HeadForms, of_query: np.ndarray, of_products: np.ndarray, num_active: int
+    ) -> ScoreRoundings | None:
+        """In float32, for keys that do not move. Engines for grids compute in float64: γ_8 of that covers what they do.
+
+        In float64 these move origins, and round in other places than the others.
+        """
+        d, p, d_k = size.query.num_columns - 1, size.num_keys, size.d_k
+        if self.dtype != "float32" or (size.keys.column < d).any() or signed.keys.radius.any():
+            return None
+        inner = gamma(8, UNIT_ROUNDOFF["float64"])
+        mid, radius = size.query.dense(d_k)
+        of_size = np.array([gamma(int(n), self.unit) for n in of_query]) + inner
+        query = up(up(mid + radius) * of_size[:, None], 2)
+        if self.casts_input:
+            mid, radius = signed.query.dense(d_k)
+            query[:, :d] = up(query[:, :d] + up(self.unit * up(np.abs(mid) + radius))[:, :d])
+        keys = np.zeros((p, d_k))
+        keys.ravel()[signed.keys.row] = signed.keys.mid
+        factors = np.array([gamma(int(n), self.unit) for n in of_products]) + inner
+        mid, radius = size.with_query_scaled(factors).scores().dense(p)
+        sizes, slack = size.scores().dense(p)
+        # What |q̂| may be above |q|, in sizes and products alike.
+        grown = 1 + gamma(int((of_query + of_products).max(initial=0)) + 2, self.unit)
+        return ScoreRoundings(query, keys, up(up(mid + radius) * grown, 2), up(up(sizes + slack) * grown, 2), num_active)
+
+    def _score_counts(
+        self, head: Head, own: Counts, keys: Counts, size: HeadForms
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Roundings of each component of the query, and of its products with keys; and the number of components."""
         p, d_k = size.num_keys, size.d_k
         query, key = own.through_columns(1, head.W_Q), keys.through_columns(p, head.W_K)
         if not head.W_Q.shape[1]:
-            return np.zeros(d_k, np.int64), 0
+            return np.zeros(d_k, np.int64), np.zeros(d_k, np.int64), 0
         of_query = folded(query, np.bincount(size.query.row, minlength=d_k))
         of_key = folded(key, np.bincount(size.keys.row, minlength=p * d_k)).reshape(p, d_k)
         there = key.is_there.reshape(p, d_k)
@@ -239,4 +287,4 @@ class _Counted:
         is_exact = query.is_power | (key.is_power.reshape(p, d_k) | ~there).all(axis=0)
         num_active = int(active.sum())
         most = np.where(there, of_key, 0).max(axis=0, initial=0)
-        return of_query + most + ~is_exact + max(2, num_active - 1), num_active
+        return of_query, most + ~is_exact, num_active

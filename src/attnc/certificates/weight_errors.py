@@ -85,7 +85,7 @@ class WeightErrors:
             self.bent = np.where(log_p > -600, self.p * bend, np.exp(log_p + rho))
             highest = np.maximum.reduceat(at_centre + rho, pairs.starts)
             gap = highest[row] - at_centre + rho + scores.slack
-            delta = deltas(rounds, reach, pairs.key, boxes)
+            delta = np.fmin(deltas(rounds, reach, pairs.key, boxes), self._fine_deltas(rounds, at_centre, u))
             exponent = delta * (1 + u) + u * (gap + near.score_error)
             ulps = 2 * ENGINE_ULPS * u
             self.tau = (np.expm1(np.minimum(exponent, _LARGEST_EXPONENT)) * (1 + ulps) + ulps) * self.margin
@@ -96,6 +96,30 @@ class WeightErrors:
             behind = np.exp(np.minimum(pairs.lead + near.slack, 0.0)) * self.margin
             # The computed weights are at most this; `near.slack` holds what the scores may be off by.
             self.most = behind if for_any_weights else np.minimum(computed, behind)
+
+    def _fine_deltas(self, rounds: HeadRoundings, at_centre: np.ndarray, u: float) -> np.ndarray:
+        """δ without what all keys of a box share, by `ScoreRoundings`; ∞ where there are none."""
+        fine, row = rounds.scores, self.pairs.row
+        if fine is None:
+            return np.full(len(row), np.inf)
+        boxes, key = self.pairs.boxes, self.pairs.key
+        at = np.concatenate([self.reach, np.ones((len(self.reach), 1))], axis=1)
+        known = rounds.score_underflow[key] * np.square(at[boxes].sum(axis=1))[row]
+        of_query = at[boxes] @ fine.query.T
+        for j in np.flatnonzero(fine.query.any(axis=1)):
+            part = fine.keys[key, j]
+            known += np.abs(part - self.sums(self.p * part)[row]) * of_query[row, j]
+        sizes = np.zeros(len(row))
+        score = np.abs(at_centre) + self.near.scores.slack
+        for i in range(at.shape[1]):
+            known += fine.own[key, i] * at[boxes, i][row]
+            sizes += fine.sizes[key, i] * at[boxes, i][row]
+        for axis, slopes in enumerate(self.near.scores.slopes[key].T):
+            score += np.abs(slopes) * self.near.radii[boxes, axis][row]
+        n = fine.num_terms
+        score = score + known
+        added = (max(0, n - 2) * (sizes + score) / 2 + score) * (u / (1 - n * u)) if n > 1 else 0.0
+        return (known + added) * self.margin
 
     def sums(self, terms: np.ndarray) -> Float[np.ndarray, " rows"]:
         return np.bincount(self.pairs.row, terms, len(self.pairs.boxes))
