@@ -101,6 +101,7 @@ class Average:
         self.scores, self.score_sizes = (
             [(*map(arb, rows[k]),) for k in self.order] for rows in (head.scores, head.score_sizes)
         )
+        self.roundings = head.roundings and head.roundings.of_keys(self.order)
         slack = head.score_slack or [arb(0)] * len(self.order)
         self.score_slack = [slack[k] for k in self.order]
         self.values, self.value_sizes = (
@@ -131,12 +132,39 @@ class Average:
         reach = box.reach
         largest = {o: most(at(row, reach) for row in rows) for o, rows in self.value_sizes.items()}
         dropped = {o: x + 8 * mass * largest[o] for o, x in self.dropped.items()}
-        slack = [h.score_slack[k] for k in kept] if h.score_slack else []
-        return Average(Head(scores, sizes, h.n_score, values, value_sizes, h.n_value, slack), self.num_keys, dropped)
+        slack, fine = (
+            [h.score_slack[k] for k in kept] if h.score_slack else [],
+            h.roundings and h.roundings.of_keys(kept),
+        )
+        head = Head(scores, sizes, h.n_score, values, value_sizes, h.n_value, slack, fine)
+        return Average(head, self.num_keys, dropped)
 
     def _score_errors(self, box: Box, arithmetic: Arithmetic) -> list[Any]:
         gamma, reach = arithmetic.gamma(self.head.n_score), box.reach
         return [gamma * at(row, reach) + x for row, x in zip(self.score_sizes, self.score_slack, strict=True)]
+
+    def _relative_score_errors(self, box: Box, arithmetic: Arithmetic, q: list[Any]) -> list[Any]:
+        """The same up to what all keys share, by weights q: an error e_j of the query adds e_j·(parts_kj − mean) only.
+
+        Of the sum of n terms every partial sum is at most (Σ|terms| + |s|)/2, and the last is s: A ≤ v((n − 2)·(Σ|terms|
+        + |s|)/2 + |s|), where sums of rounded terms, with errors in s, stand for exact ones.
+        """
+        fine, reach = self.roundings, box.reach
+        if fine is None:
+            return self._score_errors(box, arithmetic)
+        v, grown = arithmetic.u / (1 - fine.n * arithmetic.u), 1 + arithmetic.gamma(fine.n)
+        known = [v * grown * at(row, reach) + x for row, x in zip(fine.own, self.score_slack, strict=True)]
+        for row, parts in zip(fine.query, zip(*fine.parts, strict=True), strict=True):
+            error, column = v * at(row, reach), [*map(arb, parts)]
+            mean = dot(q, column)
+            known = [x + error * abs(y - mean) for x, y in zip(known, column, strict=True)]
+        if fine.terms < 2:
+            return known
+        v, found = arithmetic.u / (1 - fine.terms * arithmetic.u), []
+        for row, sizes, x in zip(self.scores, self.score_sizes, known, strict=True):
+            score = abs(at(row, box.centre)) + swing(row, box.half) + x
+            found.append(x + v * ((fine.terms - 2) * (grown * at(sizes, reach) + score) / 2 + score))
+        return found
 
     def summation(self, o: int, box: Box, weights: list[Any], average: Any, arithmetic: Arithmetic) -> Any:
         reach = box.reach
@@ -185,8 +213,9 @@ class Average:
         tail = [x * r ** (m + 1) / math.factorial(m + 1) for x, r in zip(share, rho, strict=True)]
         moved = 2 * most(rho)  # by which differences of scores may change on the box
         behind = [total(parts) + x + moved for parts, x in zip(itertools.product(*behinds), self.behind, strict=True)]
-        tau = [y.expm1() for y in arithmetic.weights(self._score_errors(box, arithmetic), behind)]
         over_box = _Means(moves, self.factors, rho, delta[0] / least)
+        off_by = self._relative_score_errors(box, arithmetic, over_box.q)
+        tau = [y.expm1() for y in arithmetic.weights(off_by, behind)]
         mean_tau = over_box.above(tau)
         slack = 1 - mean_tau
         if not slack > 0:

@@ -15,7 +15,7 @@ r_k, they are those of a stage of one variable T, which leaves prove to be withi
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flint import arb, fmpq
@@ -277,7 +277,11 @@ def _along(stage: Stage, t: Row, unit: Row | None, reach: list[Any], size: Any, 
             unsure = unsure.max(off)
         score_sizes = [sizes(row, 1) for row in head.score_sizes]
         value_sizes = [sizes(row, size) for row in head.value_sizes[0]]
-        line = Head(scores, score_sizes, head.n_score, {0: values}, {0: value_sizes}, head.n_value, slack)
+        fine = head.roundings
+        if fine is not None:
+            query, own = ([sizes(row, 1) for row in rows] for rows in (fine.query, fine.own))
+            fine = replace(fine, query=query, own=own)
+        line = Head(scores, score_sizes, head.n_score, {0: values}, {0: value_sizes}, head.n_value, slack, fine)
         heads.append(line)
     zero = (fmpq(0), fmpq(0))
     return Stage(heads, [zero], [sizes(stage.affine_sizes[0], size)], stage.n_affine), unsure

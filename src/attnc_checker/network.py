@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ FLOATS = {"float64": "F64", "float32": "F32"}
 SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
 LARGEST = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
 """MAX_TOKENS terms below these do not add up to an overflow."""
+MORE = arb(2) ** -26
+"""Roundings of float32 that are eight of float64."""
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 
 Row = tuple[Any, ...]
@@ -58,6 +60,25 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class ScoreRoundings:
+    """The roundings of scores in float32, apart by where they arise; with v = u/(1 − n·u) for `n`:
+
+    A component j of the query is off by an e_j, |e_j| ≤ v·query_j(|x|), the same for all keys; that adds e_j·parts_kj
+    to score k. Products and keys are off by v·own_k(|x|). Then `terms` numbers are added, in any order.
+    Engines that compute parts of it in float64 are covered by MORE roundings of each.
+    """
+
+    query: list[Row]
+    parts: list[list[Any]]
+    own: list[Row]
+    n: int
+    terms: int
+
+    def of_keys(self, kept: list[int]) -> ScoreRoundings:
+        return replace(self, parts=[self.parts[k] for k in kept], own=[self.own[k] for k in kept])
+
+
+@dataclass(frozen=True, eq=False)
 class Head:
     """Key k has the score c_k + a_k·x and, for every output o that reads the head, the value v_k + V_k·x."""
 
@@ -68,6 +89,7 @@ class Head:
     value_sizes: dict[int, list[Row]]
     n_value: dict[int, int]
     score_slack: list[Any] = field(default_factory=list)  # what scores may be off by besides
+    roundings: ScoreRoundings | None = None  # a closer look at what γ_{n_score}·score_sizes bounds
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,9 +349,10 @@ class Reduction:
         if not keys:
             raise Refused(f"a query of {layer['where']!r} sees no key")
         q = self._projected("layers", i - 1, query, head["W_Q"])
-        scores, values = [], []
+        scores, values, projected = [], [], []
         for k in keys:
-            pairs = zip(q, self._projected(*source, k, head["W_K"]), strict=True)
+            projected.append(self._projected(*source, k, head["W_K"]))
+            pairs = zip(q, projected[-1], strict=True)
             scores.append(self._sum([(fmpq(1), self._product(a, b)) for a, b in pairs if a.sizes and b.sizes]))
             values.append(self._projected(*source, k, head["W_V"]))
         read: dict[int, tuple[list[Row], list[Row], int]] = {}
@@ -349,7 +372,24 @@ class Reduction:
             {o: found[0] for o, found in read.items()},
             {o: found[1] for o, found in read.items()},
             {o: found[2] for o, found in read.items()},
+            roundings=self._score_roundings(q, projected) if self.dtype == "float32" else None,
         )
+
+    def _score_roundings(self, q: list[Form], keys: list[list[Form]]) -> ScoreRoundings | None:
+        if any(form.sizes.keys() - {ONE} for key in keys for form in key):
+            return None  # keys move
+        used = [j for j, form in enumerate(q) if form.sizes and any(key[j].sizes for key in keys)]
+        own, largest = [], max((q[j].n for j in used), default=0)
+        for key in keys:
+            row = [len(used) * SMALLEST[self.dtype]] + [arb(0)] * len(self.inputs)
+            for a, b in ((q[j], key[j]) for j in used if key[j].sizes):
+                count = b.n + (not (a.is_power_of_two() or b.is_power_of_two()))
+                largest, scale = max(largest, a.n + count), (count + MORE) * b.sizes[ONE]
+                row = [x + scale * y for x, y in zip(row, a.rows(self.inputs)[1], strict=True)]
+            own.append(tuple(row))
+        query = [tuple((q[j].n + MORE) * x for x in q[j].rows(self.inputs)[1]) for j in used]
+        parts = [[key[j].terms.get(ONE, fmpq(0)) for j in used] for key in keys]
+        return ScoreRoundings(query, parts, own, largest + 2, len(used))
 
     def _read_out(self, output: Form, averages: list[Any], key: list[Form], part: int) -> Row:
         """What the output makes of one key's value: its terms (part 0) or its sizes (part 1)."""

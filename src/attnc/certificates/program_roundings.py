@@ -270,7 +270,9 @@ class _Counted:
         sizes, slack = size.scores().dense(p)
         # What |q̂| may be above |q|, in sizes and products alike.
         grown = 1 + gamma(int((of_query + of_products).max(initial=0)) + 2, self.unit)
-        return ScoreRoundings(query, keys, up(up(mid + radius) * grown, 2), up(up(sizes + slack) * grown, 2), num_active)
+        return ScoreRoundings(
+            query, keys, up(up(mid + radius) * grown, 2), up(up(sizes + slack) * grown, 2), num_active
+        )
 
     def _score_counts(
         self, head: Head, own: Counts, keys: Counts, size: HeadForms
