@@ -146,8 +146,8 @@ class Average:
     def _relative_score_errors(self, box: Box, arithmetic: Arithmetic, q: list[Any]) -> list[Any]:
         """The same up to what all keys share, by weights q: an error e_j of the query adds e_j·(parts_kj − mean) only.
 
-        Of the sum of n terms every partial sum is at most (Σ|terms| + |s|)/2, and the last is s: A ≤ v((n − 2)·(Σ|terms|
-        + |s|)/2 + |s|), where sums of rounded terms, with errors in s, stand for exact ones.
+        Of the sum of n terms every partial sum is at most (Σ|terms| + |s|)/2, and the last is s. So additions cost
+        v((n − 2)(Σ|terms| + |s|)/2 + |s|), where rounded terms, and s with its errors, stand for exact ones.
         """
         fine, reach = self.roundings, box.reach
         if fine is None:
