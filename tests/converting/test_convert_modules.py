@@ -27,6 +27,9 @@ def mlp(activation: nn.Module, *widths: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+renamed = F.relu
+
+
 def traced(model, *args, **options):
     trace = Trace()
     with torch.no_grad(), trace:
@@ -246,6 +249,41 @@ def test_bad_input():
         attnc.convert(strange)
     with pytest.raises(attnc.InputError, match="does not run on the example"):
         attnc.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), example=torch.zeros(1, 3))
+
+
+def test_what_no_reading_shows_is_found_by_a_run():
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.name = "".join(["si", "lu"])
+            self.fine = lambda x: x * torch.sigmoid(x)
+
+        def forward(self, x):
+            return getattr(F, self.name)(x) + self.fine(x) + renamed(x)
+
+    x = torch.randn(5)
+    model = Hidden()
+    converted, report = attnc.convert(model, example=x)
+    y, trace = traced(converted, x)
+    assert not trace.activations
+    assert (y - model(x)).abs().max() <= 1e-5
+    assert {entry.activation for entry in report.replaced} == {"silu", "sigmoid", "relu"}
+
+
+def test_kernels_called_by_their_operator_are_named():
+    class Direct(nn.Module):
+        def forward(self, x):
+            return torch.ops.aten.gelu(torch.relu(x))
+
+    _, report = attnc.convert(Direct(), example=torch.randn(5))
+    assert [entry.what for entry in report.left] == ["kernel gelu"]
+    with pytest.raises(attnc.InputError, match="kernel gelu"):
+        attnc.convert(Direct(), example=torch.randn(5), strict=True)
+
+
+def test_devices_without_numbers_are_refused():
+    with pytest.raises(attnc.InputError, match="meta"):
+        attnc.convert(nn.Sequential(nn.Linear(2, 2, device="meta"), nn.ReLU()))
 
 
 def test_training_mode_and_randomness_survive_an_example():

@@ -97,44 +97,65 @@ def intercept(module: nn.Module, holder: nn.Module, methods: Iterable[str]) -> N
 
 def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
     """Method → the activations that its code may call, for the methods that the class adds to nn.Module."""
-    kind = type(module)
     found: dict[str, set[str]] = {}
-    for name, method in inspect.getmembers(kind, inspect.isfunction):
+    for name, method in inspect.getmembers(type(module), inspect.isfunction):
         if getattr(nn.Module, name, None) is method or (name.startswith("__") and name != "__call__"):
             continue
-        names = {used for code in _codes(method, kind) for used in code.co_names if used in NAMES}
-        names = {used for used in names if not isinstance(getattr(module, used, None), nn.Module)}
+        names = set[str]()
+        for function in _followed(method, module):
+            for used in _names(function.__code__):
+                value = function.__globals__.get(used)
+                if _may_be(value):
+                    names.add(FUNCTIONS[value][0])
+                elif used in NAMES and not isinstance(getattr(module, used, None), nn.Module):
+                    names.add(used.removesuffix("_").replace("log_sigmoid", "logsigmoid"))
         if names:
-            found[name] = {used.removesuffix("_").replace("log_sigmoid", "logsigmoid") for used in names}
+            found[name] = names
     return found
 
 
-def _codes(function: Any, kind: type) -> Iterator[types.CodeType]:
-    """The code of a function, of what it wraps and closes over, and of the functions of its package that it names."""
+def compiled_functions(module: nn.Module) -> set[str]:
+    """Functions of TorchScript that the code of the module names: what they compute cannot be seen."""
+    methods = [method for name, method in inspect.getmembers(type(module), inspect.isfunction) if name == "forward"]
+    return {
+        name
+        for method in methods
+        for function in _followed(method, module)
+        for name in _names(function.__code__)
+        if isinstance(function.__globals__.get(name), torch.jit.ScriptFunction)
+    }
+
+
+def _followed(function: Any, module: nn.Module) -> Iterator[types.FunctionType]:
+    """A function, what it wraps and closes over, and the functions that it names, of its package or of the module."""
+    kind = type(module)
     package = kind.__module__.partition(".")[0]
     waiting, seen = [function], set[Any]()
     while waiting and len(seen) < MAX_FUNCTIONS:
         current = inspect.unwrap(waiting.pop())
-        code = getattr(current, "__code__", None)
-        if code is None or code in seen:
+        if not inspect.isfunction(current) or current.__code__ in seen:
             continue
-        seen.add(code)
-        yield from _nested(code)
-        for cell in getattr(current, "__closure__", None) or ():
+        seen.add(current.__code__)
+        yield current
+        for cell in current.__closure__ or ():
             try:
-                content = cell.cell_contents
+                waiting.append(cell.cell_contents)
             except ValueError:  # not filled yet
                 continue
-            if inspect.isfunction(content):
-                waiting.append(content)
-        for name in {name for inner in _nested(code) for name in inner.co_names}:
-            for named in (current.__globals__.get(name), getattr(kind, name, None)):
-                if isinstance(named, nn.Module):
-                    named = type(named).forward
-                elif isinstance(named, type) and issubclass(named, torch.autograd.Function):
-                    named = named.forward
-                if inspect.isfunction(named) and named.__module__.partition(".")[0] == package:
-                    waiting.append(named)
+        for name in _names(current.__code__):
+            named = current.__globals__.get(name)
+            if isinstance(named, nn.Module):
+                named = type(named).forward
+            elif isinstance(named, type) and issubclass(named, torch.autograd.Function):
+                named = named.forward
+            if inspect.isfunction(named) and named.__module__.partition(".")[0] == package:
+                waiting.append(named)
+            own = vars(module).get(name, getattr(kind, name, None))
+            waiting.extend(own if isinstance(own, list | tuple) else own.values() if isinstance(own, dict) else [own])
+
+
+def _names(code: types.CodeType) -> set[str]:
+    return {name for inner in _nested(code) for name in inner.co_names}
 
 
 def _nested(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -9,19 +9,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnc.converting.modules import AttentionActivation
-from attnc.converting.report import EndToEnd, Report
+from attnc.converting.recognising import READERS
+from attnc.converting.report import EndToEnd, Left, Report
 from attnc.errors import InputError
+
+KERNELS = {*READERS, "log_sigmoid_forward", "_prelu_kernel", "rrelu_with_noise", "special_erf"}
 
 
 def compare(original: nn.Module, converted: nn.Module, example: Any, report: Report) -> tuple[Any, Any]:
     """Fills in what a run shows; both outputs. Dropout is off for the run, and on again afterwards if it was on."""
     with in_evaluation(original), in_evaluation(converted), torch.no_grad():
         _run(converted, example, "the converted model")  # activations that only a run shows are made now
-        watch = _Watch(converted)
-        with watch.activations():
+        watch, kernels = _Watch(converted), _Kernels()
+        with watch.activations(), kernels:
             ours = _run(converted, example, "the converted model")
+        for name in sorted(kernels.seen):
+            report.left.append(Left("", f"kernel {name}", "it ran in the converted model, called in a way nobody saw"))
         watch.note()
         consumers = {path for entry in report.replaced for path in entry.consumers}
         with watch.outputs(original, consumers, {}) as before:
@@ -33,6 +39,20 @@ def compare(original: nn.Module, converted: nn.Module, example: Any, report: Rep
         entry.drift = max(drifts, default=None)
     report.end_to_end = EndToEnd("the example", hidden=largest_difference(theirs, ours))
     return theirs, ours
+
+
+class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The kernels of activations that run, however they were called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
+        name = function.overloadpacket.__name__.removesuffix("_")
+        if name in KERNELS:
+            self.seen.add(name)
+        return function(*args, **(options or {}))
 
 
 def _run(model: nn.Module, example: Any, what: str) -> Any:

@@ -14,7 +14,7 @@ from attnc.constructions.gate_kinks import ROUNDED_UP
 from attnc.converting import measuring
 from attnc.converting.activations import Activation, Solved, solve
 from attnc.converting.bounds import add_block_errors
-from attnc.converting.intercepting import intercept, methods_with_activations, traced_calls
+from attnc.converting.intercepting import compiled_functions, intercept, methods_with_activations, traced_calls
 from attnc.converting.modules import (
     DTYPES,
     HALVES,
@@ -26,6 +26,8 @@ from attnc.converting.modules import (
 from attnc.converting.recognising import Call, read_function, read_module, why_fused
 from attnc.converting.report import Left, Replaced, Report
 from attnc.errors import InputError, real_number
+
+DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) -> tuple[nn.Module, Report]:
@@ -40,7 +42,7 @@ def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) ->
         copied = copy.deepcopy(module)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"the model cannot be copied, and the original is never changed: {error}") from error
-    walk = _Walk(report, dtypes)
+    walk = _Walk(report, dtypes, next((tensor.device for tensor in module.parameters()), None))
     converted = walk.convert(copied)
     if example is not None:
         measuring.compare(module, converted, example, report)
@@ -68,6 +70,8 @@ def _check(module: Any, eps: Any) -> float:
     if not eps > 0:
         raise InputError(f"eps must be a finite number > 0, found {eps!r}")
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.device.type not in DEVICES:
+            raise InputError(f"{name} is on the device {tensor.device}: convert the model on {', '.join(DEVICES)}")
         if tensor.is_complex():
             raise InputError(f"{name} is complex: activations by attention are of real numbers")
         if (tensor.is_floating_point() and tensor.dtype not in DTYPES) or tensor.is_quantized:
@@ -121,6 +125,7 @@ class FunctionGates(nn.Module):
 class _Walk:
     report: Report
     dtypes: tuple[str, ...]
+    device: torch.device | None = None
     num_intercepted: int = 0
 
     def convert(self, root: nn.Module) -> nn.Module:
@@ -143,11 +148,14 @@ class _Walk:
                 if made is not None:
                     done[id(child)] = module._modules[name] = made
         for path, module in list(root.named_modules()):
-            if not _is_ours(module):
+            if not _is_ours(module) and not isinstance(module, torch.jit.ScriptModule):
                 self._code(module, path)
         return root
 
     def _replacement(self, module: nn.Module, path: str) -> nn.Module | None:
+        if isinstance(module, torch.jit.ScriptModule):
+            self.leave(path, "TorchScript", "a compiled module cannot be taken apart")
+            return None
         if (reason := why_fused(module)) is not None:
             self.leave(path, type(module).__name__, reason)
             return None
@@ -157,10 +165,9 @@ class _Walk:
         if call.activation is None:
             self.leave(path, type(module).__name__, call.reason)
             return None
-        device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), None)
         if call.activation.name == "prelu":
             return self._prelu(module, path)
-        made = self.made(call.activation, self.dtypes, path, "module", inplace=call.inplace, device=device)
+        made = self.made(call.activation, self.dtypes, path, "module", inplace=call.inplace)
         return made if call.gate_dim is None else AttentionGLU(made, call.gate_dim)
 
     def made(
@@ -171,11 +178,10 @@ class _Walk:
         found: str,
         *,
         inplace: bool = False,
-        device: torch.device | None = None,
     ) -> AttentionActivation:
         solved = self._solved(activation, dtypes, path)
         kind = AttentionSoftsign if solved.sign is not None else AttentionActivation
-        return self._recorded(kind(solved, inplace=inplace, device=device), path, found)
+        return self._recorded(kind(solved, inplace=inplace, device=self.device), path, found)
 
     def _solved(self, activation: Activation, dtypes: tuple[str, ...], path: str, eps: float | None = None) -> Solved:
         eps = self.report.eps if eps is None else eps
@@ -222,10 +228,13 @@ class _Walk:
         self._close_fast_path(module, path)
         if type(module).__module__.startswith(("torch.nn.", "torch.ao.")):
             return
+        for name in sorted(compiled_functions(module)):
+            self.leave(path, name, "a function compiled by TorchScript, into which nobody can look")
         methods = methods_with_activations(module)
         hidden = list(_hidden_activations(module))
-        if not methods and not hidden:
-            return
+        if not methods and not hidden and path:
+            return  # the model itself is watched in any case: what its code does not show, a run does
+        self.num_intercepted += bool(methods or hidden)
         holder = FunctionGates(path, self)
         calls = traced_calls(module) if "forward" in methods else []
         for call in calls or ():
@@ -239,7 +248,6 @@ class _Walk:
                 f"{path or 'the model'}: its code may call {', '.join(names)}; each becomes attention when it is called"
             )
         intercept(module, holder, {"forward", *methods})
-        self.num_intercepted += 1
 
     def _close_fast_path(self, module: nn.Module, path: str) -> None:
         """torch's fused kernels for encoder layers compute ReLU or GELU themselves, whatever `activation` is."""
