@@ -260,6 +260,24 @@ def test_extreme_scales_by_auto(source, eps):
     assert (net.certificate.observed == 0) == (net.num_anchors == 0)
 
 
+@pytest.mark.parametrize(("source", "most"), [("x", 0.0), ("2*x + 1", 1e-13), ("0.5*x - 3", 1e-13)])
+def test_affine_functions_are_proved_on_all_of_R(source, most):
+    net = attnc.compile(source, {"x": (-np.inf, np.inf)}, 1e-3)
+    assert (net.num_anchors, net.certificate.method, net.certificate.complete) == (0, "proof", True)
+    assert net.certificate.observed <= net.certificate.bound <= most
+    assert any("exact arithmetic" in sentence for sentence in net.certificate.assumptions)
+
+
+def test_a_coefficient_that_no_float_has_is_not_proved_on_all_of_R():
+    """x/3 and fl(1/3)·x are ever farther apart."""
+    assert attnc.compile("x/3", {"x": (-np.inf, np.inf)}, 1e-3).certificate.bound is None
+
+
+def test_options_name_the_constructions_that_take_them():
+    with pytest.raises(InputError, match=r"heads=2 .* construction='two_layer' or construction='attention_softmax'"):
+        attnc.compile("sin(x)", {"x": (-1, 1)}, 0.1, heads=2)
+
+
 def test_a_lipschitz_constant_that_a_sample_refutes():
     with pytest.raises(InputError, match="cannot be right"):
         attnc.compile(lambda p: np.sin(50 * p[:, 0]), [(-1, 1)], 0.05, lipschitz=1.0)

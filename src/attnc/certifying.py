@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.certificates.affine_proof import prove_affine
 from attnc.certificates.at_points import prove_at_points
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
@@ -206,6 +207,11 @@ def _by_leaves(
 ) -> Certificate | None:
     claim = network.certificate
     prover: functools.partial[Proven]
+    if isinstance(target, ExpressionTarget) and not network.program.num_attention_layers and p == math.inf:
+        try:
+            return _with_leaves(network, target, prove_affine(network.program, target))
+        except ProgramError:
+            return None
     if is_one_stage and isinstance(target, ExpressionTarget | CallableTarget) and target.box.d <= MAX_VARIABLES:
         prover = functools.partial(prove, network.program, target, p=p)
     elif p == math.inf and not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
@@ -224,6 +230,11 @@ def _by_leaves(
         )
     except ProgramError:
         return None
+    return _with_leaves(network, target, found)
+
+
+def _with_leaves(network: Network, target: Target, found: Proven) -> Certificate:
+    claim = network.certificate
     return dataclasses.replace(
         claim,
         bound=found.bound,

@@ -215,7 +215,12 @@ def _cheapest(
     if not names:
         raise BoundNotMet("every construction was tried", eps=wanted.eps, bound=None)
     if options or len(names) == 1:
-        return _named(names[-1] if len(names) == 1 else "max_affine", target, wanted, options, progress)
+        name = names[-1] if len(names) == 1 else "max_affine"
+        unknown = [option for option in options if option not in inspect.signature(CONSTRUCTIONS[name]).parameters]
+        if unknown:
+            others = " or ".join(f"construction={other!r}" for other in _taking(unknown[0]))
+            raise InputError(f"{unknown[0]}={options[unknown[0]]!r} is for constructions that take it: state {others}")
+        return _named(name, target, wanted, options, progress)
     rows = planning.plan(target, wanted, names)
     able = planning.cheapest(rows, criterion)
     if not able:
@@ -258,9 +263,15 @@ def _with_options(name: str, options: dict[str, Any]) -> Callable[..., Built]:
     known = inspect.signature(CONSTRUCTIONS[name]).parameters
     for option, value in options.items():
         if option not in known:
-            able = [other for other, build in CONSTRUCTIONS.items() if option in inspect.signature(build).parameters]
-            raise InputError(f"{option}={value!r} is not an option of {name}; these take it: {', '.join(able)}")
+            raise InputError(
+                f"{option}={value!r} is not an option of {name}; these take it: {', '.join(_taking(option))}"
+            )
     return functools.partial(CONSTRUCTIONS[name], **options)
+
+
+def _taking(option: str) -> list[str]:
+    """The constructions that know an option."""
+    return [name for name, build in CONSTRUCTIONS.items() if option in inspect.signature(build).parameters]
 
 
 def _exponent(norm: Any) -> float:

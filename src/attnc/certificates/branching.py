@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MAX_LEVEL = 48  # beyond it a cell is some units in the last place of its ends
 _FIRST_CELLS = 8  # at most so many cells to begin with
 _CELLS = 4096  # examined at a time, unless they take long
+_HOPELESS = 2048  # cells without a finite bound, after which there will be none: numbers overflow, or underflow
 _PATIENCE = 1 / 30  # of the time budget, between two looks at the clock
 
 
@@ -163,6 +164,7 @@ def branch_and_bound(
             parents = parents.where(slice(fit))
         now = time.monotonic()
         is_spent = search.examined + (len(parents.index) << box.d) > box_budget or now - began > time_budget
+        is_spent |= search.examined > _HOPELESS and not search.is_anything_bounded
         if len(parents.index) and (is_spent or parents.level >= MAX_LEVEL):
             return search.proof([parents, *pending], complete=False)
         if len(parents.index):
@@ -257,7 +259,7 @@ class _Search:
         self.kinds, self.box = kinds, box
         self.seen, self.growth, self.floor, self.wanted = seen, 1 + tolerance, floor, wanted
         self.leaves: list[Cells] = []
-        self.examined, self.proved, self.bound = 0, 0.0, 0.0
+        self.examined, self.proved, self.bound, self.is_anything_bounded = 0, 0.0, 0.0, False
 
     @property
     def goal(self) -> float:
@@ -268,6 +270,7 @@ class _Search:
         """Make leaves of the cells that meet the goal, and return the others."""
         self.examined += len(index)
         known, self.seen = best_of(self.kinds, self.box, level, index, Goal(self.goal, self.growth), self.seen)
+        self.is_anything_bounded |= bool(np.isfinite(known.upper).any())
         done = meets(known.upper, known.floor, self.goal)
         self.bound = max(self.bound, float(known.upper[done].max(initial=0.0)))
         done = known.upper.max(axis=1) <= self.bound

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _FIRST_CELLS = 64
 _CELLS = 8192  # examined at a time
+_HOPELESS = 2048  # cells without a finite bound, after which there will be none
 _WORTHWHILE = 0.005  # of the sum: where halving all cells gains less, it is not done
 _MOST_GAIN = 0.7  # of all that can be gained: the cells halved in one round
 
@@ -80,7 +81,13 @@ def bound_integral(
             break
         chosen = _chosen(parts, _CELLS >> d)
         num_chosen = sum(len(rows) for rows in chosen)
-        if time.monotonic() - began > time_budget or examined + (num_chosen << d) > box_budget or not num_chosen:
+        is_hopeless = examined > _HOPELESS and not any(np.isfinite(part.adds).any() for part in parts)
+        if (
+            is_hopeless
+            or time.monotonic() - began > time_budget
+            or examined + (num_chosen << d) > box_budget
+            or not num_chosen
+        ):
             complete = False
             break
         examined += num_chosen << d
