@@ -74,7 +74,7 @@ def test_a_card_says_how_the_bound_was_proved() -> None:
     by_heads = attnc.compile("exp(sin(x)*y)", BOX, 1e-3)
     count = by_heads.program.num_heads
     assert f"(proven head by head, {count} heads; arithmetic: float64)." in model_card(by_heads)
-    by_theorem = attnc.compile(attnc.SequenceTarget(lambda X: X, tokens=2, width=1, lipschitz=1.0), eps=0.5)
+    by_theorem = attnc.compile(attnc.SequenceTarget(lambda X: X, tokens=5, width=1, lipschitz=1.0), eps=1.5)
     given = "under the stated assumption: Lipschitz constant 1.0 as given"
     assert f"(proven by theorem, {given}; arithmetic: float64)." in model_card(by_theorem)
     for network in (by_leaves, by_heads, by_theorem):
