@@ -132,6 +132,7 @@ def prove_staged(
         )
     ranges = PartRanges(target.box, target.expression.variables)
     check_derivation(derivation, target, ranges)
+    ranges.require_bounded(in_order(derivation.outputs))
     sources = {part.index: part for part in in_order(derivation.outputs) if isinstance(part, Source)}
     inputs = [_Known(sources.get(i, Source(i)), _input_errors(program, target, i)) for i in range(target.box.d)]
     found, read = slices(program)

@@ -143,6 +143,7 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
         return has_two_keys(tree) or fits_in_one_head(*ranges(base), tree)
 
     outputs = tuple(Lowering(target.expression.variables, can_fit).lower(target.expression.outputs))
+    ranges.require_bounded(in_order(outputs))
     ledger = Ledger(in_order(outputs), outputs, ranges, dtype)
     floor = ROUNDINGS * UNIT_ROUNDOFF[dtype] * max(ranges.size(part) for part in outputs)
     if ledger.heads and eps < floor:

@@ -9,6 +9,7 @@ import numpy as np
 
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
+from attnc.targets.evaluation import evaluate_boxes
 from attnc.targets.expression import Expression
 from attnc.targets.parts import Combination, Multiply, Part, Source, Unary, substitute
 from attnc.targets.tree import Node, Product, Sum, Variable, to_text
@@ -22,6 +23,7 @@ class PartRanges:
     def __init__(self, box: Box, variables: Sequence[str]) -> None:
         self._variables = tuple(variables)
         self._boxes = sub_boxes(box)
+        self._is_centred = False
         self._trees: dict[int, Node] = {}
         self._found: dict[int, tuple[float, float]] = {}
         self._kept: list[Part] = []  # so that identities stay
@@ -32,8 +34,21 @@ class PartRanges:
             # The text is for messages only, and may be long.
             expression = Expression("", (tree,), self._variables, False, ())
             ranges = expression.ranges(self._boxes, violations="infinite")
+            if self._is_centred:
+                ranges = self._centred(expression, ranges)
             self._found[id(part)] = float(ranges.lo.min()), float(ranges.hi.max())
         return self._found[id(part)]
+
+    def require_bounded(self, parts: Sequence[Part]) -> None:
+        """By mean value forms from now on, if one of these seems to leave a domain: max(u, v) = u + relu(v − u) may."""
+        if not all(math.isfinite(self.size(part)) for part in parts):
+            self._is_centred = True
+            self._found.clear()
+
+    def _centred(self, expression: Expression, natural: Interval) -> Interval:
+        steps, (last,) = expression.schedule
+        found = evaluate_boxes(steps, self._variables, self._boxes, gradients=True, centred=True)
+        return natural if found.violations else found.ranges[last]
 
     def size(self, part: Part) -> float:
         return max(map(abs, self(part)))
