@@ -14,6 +14,7 @@ from attnc.incontext.acceleration import Schedule
 from attnc.incontext.classifiers import LogisticRegression
 from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import Differences, Sizes, choose
+from attnc.incontext.errors import gradient_bound
 from attnc.incontext.glm import LOGISTIC, Model, glm_program
 from attnc.incontext.losses import mean_function
 from attnc.incontext.poisson import PoissonRegressor
@@ -181,6 +182,23 @@ def test_one_poisson_gradient(mean):
     )
     found = start - run(descent_program([task]), [start, task.prompt.tokens(X, y)])
     exact = X.T @ (np.exp(X @ start) - y) / (15 if mean else 1)
-    # e^z is summed as it is: what is off is the moment Σ y_i x_i, and rounding of a few units.
-    rounding = 1e-14 * np.abs(X).sum() * np.exp(2.2)
-    assert np.linalg.norm(found - exact) <= task.differences.bound(sizes, "float64").value + rounding
+    assert np.linalg.norm(found - exact) <= gradient_bound(task, 2.0, 2.0).value
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_the_bound_of_a_poisson_gradient_is_not_vacuous(heads):
+    """Where all counts are at their limit, what the moment is off by is the bound."""
+    X, y = np.tile([1.2, 0.9], (12, 1)), np.full(12, 6.0)
+    task = Task(
+        Prompt(12, 2),
+        Schedule("plain", 1, 1.0, 1.0),
+        Differences(heads, 0.125),
+        1.0,
+        (0.0, 0.0),
+        loss="poisson",
+        targets=6.0,
+    )
+    start = np.array([-1.0, 0.3])
+    found = start - run(descent_program([task]), [start, task.prompt.tokens(X, y)])
+    error = np.linalg.norm(found - X.T @ (np.exp(X @ start) - y))
+    assert error <= gradient_bound(task, 1.5, 1.05).value <= 10 * error

@@ -12,7 +12,7 @@ States are kept in place: a layer with a residual touches what it writes, an aff
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -84,7 +84,7 @@ def _remember(
         memory = _apply(layer, memory, None, prepared)
         if watch is not None:
             watch(layer, memory)
-    return memory
+    return np.asfortranarray(memory)  # a product with one query then runs along the tokens
 
 
 def _apply(
@@ -215,6 +215,7 @@ class _Family:
     outputs: tuple[tuple[np.ndarray, Rows, np.ndarray], ...]  # (a weight for each head, columns, W_O)
     groups: tuple[tuple[Rows, Rows, Rows], ...]  # (queries, the keys that they see, those of them that are silent)
     own: tuple[tuple[np.ndarray, np.ndarray], ...]  # (queries, for each of them the keys that it sees)
+    buffers: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, heads: Sequence[Head], num_queries: int, keyed: np.ndarray, is_fixed: bool) -> _Family:
@@ -279,7 +280,9 @@ class _Family:
     ) -> list[Float[np.ndarray, "queries keys"]]:
         """For each of the outputs Σ_h weight_h·softmax(Σ_f α_hf·S_f); `quiet` scores only add to the denominators."""
         shape = scores[0].shape
-        stacked = np.stack([score.reshape(-1) for score in scores])
+        stacked = self._buffer("scores", len(scores), scores[0])
+        for row, score in zip(stacked, scores, strict=True):
+            row[...] = score.reshape(-1)
         spread, is_led = 0.0, False
         for row, form in zip(stacked, self.forms, strict=True):
             if form.is_common and not is_led:
@@ -291,7 +294,8 @@ class _Family:
                 quiet = None if quiet is None else quiet - top
             else:
                 spread += float(np.abs(form.alphas).max()) * max(float(row.max()), -float(row.min()))
-        patterns = (self.alphas @ stacked).reshape(len(self.alphas), *shape)
+        flat = np.matmul(self.alphas, stacked, out=self._buffer("patterns", len(self.alphas), scores[0]))
+        patterns = flat.reshape(len(self.alphas), *shape)
         # Whatever the others are, the key of the largest common score has at least e^{−spread}: no shift is needed.
         if not spread <= SAFE_SPREAD[str(patterns.dtype)]:
             top = patterns.max(axis=-1, keepdims=True)
@@ -303,10 +307,16 @@ class _Family:
         if quiet is not None:
             norms = norms + np.exp(quiet).sum(axis=-1)
         if shape[0] == 1:  # the weights are fewer than the attention: divide these
-            flat = patterns.reshape(len(patterns), -1)
             return [((weights / norms[:, 0]) @ flat).reshape(shape) for weights, _, _ in self.outputs]
         patterns /= norms[..., None]
         return [np.tensordot(weights, patterns, 1) for weights, _, _ in self.outputs]
+
+    def _buffer(self, use: str, rows: int, like: np.ndarray) -> np.ndarray:
+        """Memory that is used again at the next step: fresh pages would cost as much as the arithmetic."""
+        key = (use, rows, like.size)
+        if key not in self.buffers:
+            self.buffers[key] = np.empty((rows, like.size), like.dtype)
+        return self.buffers[key]
 
     @cached_property
     def alphas(self) -> Float[np.ndarray, "heads forms"]:

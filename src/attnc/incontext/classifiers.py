@@ -106,7 +106,9 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weights, self.trajectory_ = run_recorded(self.program_, [self.prompt_], start, "vector", token)
         coefficients, intercept = units.undo(weights[: X.shape[1]], weights[-1] if self.fit_intercept else 0.0)
         self.coef_, self.intercept_ = coefficients[None], np.array([intercept])
-        self.units_, self.n_iter_, self.gradient_bound_ = units, steps, model.differences.bound(sizes, "float64")
+        largest = 3 * float(np.linalg.norm(self.trajectory_, axis=1).max())  # v is extrapolated from two iterates
+        self.units_, self.n_iter_ = units, steps
+        self.gradient_bound_ = model.gradient_bound(sizes.x, largest, 0.0, "float64")
         residuals = _sigmoid(extended @ weights) - targets
         gradient = extended.T @ residuals + penalty * weights
         self.gradient_norm_ = float(np.linalg.norm(gradient))

@@ -23,7 +23,7 @@ from attnc.incontext.descent import Task
 from attnc.incontext.differences import MAX_HEADS, SLACK, Differences, Sizes, choose
 from attnc.incontext.prompt import Prompt
 from attnc.numerics.bound import Bound, Term
-from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -137,6 +137,27 @@ def _with_heads(
     terms += [("updates", amplification * per_step, f"the affine maps in {dtype}, over all steps")]
     rounded = (Term(name, float(up(value, SLACK)), reason) for name, value, reason in terms)
     return Plan(task, gradient, Bound(tuple(rounded)), norms.weights, start)
+
+
+def gradient_bound(task: Task, x: float, weights: float, dtype: str = "float64") -> Bound:
+    """δ: |g of one gradient layer − the exact sum (mean) over the prompt|₂ for |x̃_i| ≤ x, |v| ≤ weights.
+
+    Squared loss: that of the difference heads. Poisson: e^{v·x̃_i} is summed as it is, rounding and the examples' share
+    of the denominator apart; the difference heads make the moment Σ y_i x̃_i.
+    """
+    rows, width = task.prompt.rows, task.prompt.num_weights + 1
+    if task.loss == "squared":
+        sizes = Sizes(rows, width, x, task.reach, task.reach + 2 * x * weights, task.mean)
+        return task.differences.bound(sizes, dtype)
+    u, C = UNIT_ROUNDOFF[dtype], task.sink(dtype)
+    grown = (1 if task.mean else rows) * x * math.exp(task.reach)
+    off = gamma(width + 3, u) * x * weights + 2 * u * (C + task.reach) + 2 * LIBM_ULPS * u + gamma(task.keys + 8, u)
+    moment = task.differences.bound(Sizes(rows, 2, x, task.targets, task.targets, task.mean), dtype)
+    terms = (
+        Term("exponentials", float(up(grown * off, SLACK)), f"their sum in {dtype}"),
+        Term("shares", float(up(grown * task.keys * math.exp(task.reach - C), SLACK)), "of the denominator"),
+    )
+    return Bound((*terms, *(Term(f"moment: {t.name}", t.value, t.reason) for t in moment.terms)))
 
 
 def proximal_step(

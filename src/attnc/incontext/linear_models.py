@@ -14,7 +14,7 @@ from attnc.errors import InputError
 from attnc.incontext.acceleration import METHODS, Schedule, steps_for
 from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import Sizes, choose
-from attnc.incontext.errors import Norms, plan_least_squares, proximal_bound, proximal_step
+from attnc.incontext.errors import Norms, gradient_bound, plan_least_squares, proximal_bound, proximal_step
 from attnc.incontext.fitting import FitError, Units, eigenvalue_bounds, run_recorded
 from attnc.incontext.prompt import Prompt
 
@@ -198,7 +198,7 @@ class ElasticNet(Linear):
         self.task_, self.program_ = task, descent_program([task])
         self.prompt_, self.start_ = prompt.tokens(columns, targets), np.zeros(X.shape[1])
         weights, self.trajectory_ = run_recorded(self.program_, [self.start_, self.prompt_], self.start_, task.iterate)
-        self.units_, self.n_iter_ = units, steps
+        self.units_, self.n_iter_, self.gradient_bound_ = units, steps, gradient_bound(task, x, 3 * size)
         self.coef_, self.intercept_ = units.undo(weights)
         gradient = columns.T @ (columns @ weights - targets) / len(X) + penalty * weights
         self.bound_ = proximal_bound(weights, gradient, l1, L, mu)

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import Sizes, choose
+from attnc.incontext.errors import gradient_bound
 from attnc.incontext.fitting import FitError, Units, eigenvalue_bounds, run_recorded
 from attnc.incontext.linear_models import LEFT_OVER, Linear, paced, room
 
@@ -95,6 +96,7 @@ class PoissonRegressor(Linear):
         self.start_ = np.append(np.zeros(X.shape[1]), [math.log(y.mean())] * self.fit_intercept)
         self.prompt_ = prompt.tokens(columns, y)
         weights, self.trajectory_ = run_recorded(self.program_, [self.start_, self.prompt_], self.start_, task.iterate)
+        self.gradient_bound_ = gradient_bound(task, x, 3 * float(np.linalg.norm(self.trajectory_, axis=1).max()))
         path = self.trajectory_[:: max(1, len(self.trajectory_) // 200)]
         with np.errstate(over="ignore", invalid="ignore"):
             largest = float(np.nan_to_num(np.exp((path @ extended.T).max()), nan=math.inf, posinf=1e300))
