@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ import pytest
 
 from attnc.errors import FileError, InputError
 from attnc.lab import EXPERIMENTS, report, run
+from attnc.lab.experiment import Status
 from attnc.lab.report import findings
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
-CHEAP = ("range_length", "selection", "frequency")
+CHEAP = ("range_length", "selection", "frequency", "incontext")
 """Those that take seconds."""
 
 
@@ -43,19 +45,97 @@ def column(found: list[dict[str, str]], name: str) -> np.ndarray:
     return np.array([float(row[name]) for row in found])
 
 
-def test_numbers_are_recomputed_from_the_csv(folder: Path) -> None:
-    shown = numbers((folder / "report.html").read_text(encoding="utf-8"))
-    hard = rows(folder, "range_length", kind="hard", middle="0.0")
-    slope, intercept = np.polyfit(np.log(column(hard, "length")), np.log(column(hard, "max_error")), 1)
-    assert shown["range_length-0-hard_exponent"] == pytest.approx(slope, rel=1e-9)
-    assert shown["range_length-0-hard_constant"] == pytest.approx(32 * math.exp(intercept), rel=1e-9)
+def slope(found: list[dict[str, str]], x: str, y: str, shift: float = 0.0) -> float:
+    """Of log y over log(x + shift), by least squares."""
+    return float(np.polyfit(np.log(column(found, x) + shift), np.log(column(found, y)), 1)[0])
+
+
+def last_steps(found: list[dict[str, str]]) -> list[dict[str, str]]:
+    end = column(found, "step").max()
+    return [row for row in found if float(row["step"]) == end]
+
+
+def ratio_of_medians(found: list[dict[str, str]], name: str) -> float:
+    sigma, values = column(found, "sigma"), column(found, name)
+    return float(np.median(values[sigma >= 0.4]) / np.median(values[sigma <= 0.1]))
+
+
+def entropy_share(folder: Path) -> float:
+    return float(rows(folder, "selection", kind="entropy", p="64")[0]["entropy"]) / math.log(64)
+
+
+def oscillation_ratio(folder: Path) -> float:
     sampled = rows(folder, "frequency", kind="sampled")
-    omega, error = column(sampled, "omega"), column(sampled, "max_error")
+    omega = column(sampled, "omega")
     bound = np.where(omega / 16 < 2 * math.pi, 2 * np.sin(omega / 64), 2.0)
-    assert shown["frequency-0-largest_ratio"] == pytest.approx((error / bound).max(), rel=1e-9)
-    assert shown["frequency-1-breaks_at"] == pytest.approx(omega[error > 0.5].min() / 16 / math.pi, rel=1e-9)
-    entropies = rows(folder, "selection", kind="entropy", p="64")
-    assert shown["selection-1-uniform"] == pytest.approx(float(entropies[0]["entropy"]) / math.log(64), rel=1e-9)
+    return float((column(sampled, "max_error") / bound).max())
+
+
+def median_of_bounds(folder: Path) -> float:
+    seen = [row for row in rows(folder, "beyond") if row["bound"] and float(row["observed"]) > 0]
+    return float(np.median(column(seen, "bound") / column(seen, "observed")))
+
+
+RECOMPUTED: dict[str, Callable[[Path], float]] = {
+    "rate_in_p-0-max_exponent": lambda f: slope(
+        rows(f, "rate_in_p", kind="hard", setting="decades"), "p", "max_error", -1
+    ),
+    "rate_in_p-2-mse_exponent": lambda f: slope(
+        rows(f, "rate_in_p", kind="trained", setting="decades"), "p", "mse", -1
+    ),
+    "rate_in_heads-0-exponent": lambda f: slope(rows(f, "rate_in_heads", kind="hard"), "N", "max_error", -1),
+    "rate_in_heads-1-exponent": lambda f: slope(rows(f, "rate_in_heads", kind="trained"), "H", "max_error"),
+    "range_length-0-hard_exponent": lambda f: slope(
+        rows(f, "range_length", kind="hard", middle="0.0"), "length", "max_error"
+    ),
+    "selection-1-uniform": entropy_share,
+    "temperature-1-float32_error": lambda f: column(
+        rows(f, "temperature", sweep="beta", dtype="float32"), "max_error"
+    ).max(),
+    "boundary-3-exponent": lambda f: slope(rows(f, "boundary", kind="jump", place="inside"), "P", "l2"),
+    "frequency-0-largest_ratio": oscillation_ratio,
+    "scaling-2-exponent": lambda f: slope(rows(f, "scaling", kind="compose"), "D", "anchors", -1),
+    "two_dimensional-0-exponent": lambda f: -slope(rows(f, "two_dimensional", kind="self"), "eps", "anchors"),
+    "learnability-3-drift": lambda f: column(
+        last_steps(rows(f, "learnability", kind="from construction")), "distance"
+    ).max(),
+    "noise-1-norms_random": lambda f: ratio_of_medians(rows(f, "noise", kind="trained", start="random"), "norm"),
+    "perturbation-1-hard_clip": lambda f: column(rows(f, "perturbation", subject="hard clip"), "adversarial_slope")[0],
+    "sequences-0-exponent_2": lambda f: slope(
+        rows(f, "sequences", kind="constructed", model="two layers", n="2"), "P", "max_error"
+    ),
+    "incontext-0-one_head": lambda f: slope(rows(f, "incontext", kind="step", heads="1"), "eps", "error"),
+    "beyond-1-median": median_of_bounds,
+}
+"""A number of every experiment, by a way of its own from the CSV."""
+
+
+def check_recomputed(folder: Path) -> int:
+    """How many numbers were compared."""
+    shown = numbers((folder / "report.html").read_text(encoding="utf-8"))
+    compared = [name for name in RECOMPUTED if (folder / f"{name.partition('-')[0]}.csv").exists()]
+    for name in compared:
+        assert shown[name] == pytest.approx(RECOMPUTED[name](folder), rel=1e-9), name
+    return len(compared)
+
+
+def test_numbers_are_recomputed_from_the_csv(folder: Path) -> None:
+    assert check_recomputed(folder) == len(CHEAP)
+
+
+@pytest.mark.slow
+def test_the_whole_quick_profile(tmp_path: Path) -> None:
+    """Every experiment; what theory proves holds, and only claims about training fail."""
+    run(["all"], tmp_path / "run")
+    report(tmp_path / "run")
+    assert {name.partition("-")[0] for name in RECOMPUTED} == {experiment.name for experiment in EXPERIMENTS}
+    assert check_recomputed(tmp_path / "run") == len(RECOMPUTED)
+    page = (tmp_path / "run/report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == len(EXPERIMENTS)
+    for _, _, verdicts in findings(tmp_path / "run"):
+        for verdict in verdicts:
+            is_about_training = re.search("[Tt]rain|[Gg]radient descent finds", verdict.claim)
+            assert verdict.status is not Status.FAILS or is_about_training, verdict
 
 
 def test_every_number_of_the_page_is_a_verdict_of_the_tables(folder: Path) -> None:

@@ -182,6 +182,46 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "killed/settings.json").read_text())["seed"] == 0
 
 
+def test_an_unreachable_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(running, "CONNECT_SECONDS", 0.5)
+    for address in ("tcp://127.0.0.1:9", "nonsense://x"):
+        with pytest.raises(InputError, match="no dask scheduler answers"):
+            running.run(["selection"], tmp_path / "run", cluster=address)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_cluster_gives_the_same_numbers(tmp_path: Path) -> None:
+    """A real scheduler with two workers in processes of their own, two threads each; trained cells among the cells."""
+    distributed = pytest.importorskip("distributed")
+    names = ["range_length", "learnability"]
+    kept = {"range_length": 52, "learnability": 12}
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=2, processes=True, dashboard_address=None) as cluster:
+        there = running.run(names, tmp_path / "there", cluster=cluster.scheduler_address)
+    here = running.run(names, tmp_path / "here", processes=1)
+    for name in names:
+        tables = [(folder.path / f"{name}.csv").read_bytes() for folder in (there, here)]
+        assert tables[0] == tables[1]
+        assert len(list((there.path / "cells" / name).iterdir())) == kept[name]
+
+
+def test_a_lost_worker_loses_nothing_else(tmp_path: Path) -> None:
+    made, called = experiment("squares", 3), []
+
+    def submit(name: str, cell: Any, seed: int) -> Future[Any]:
+        future = at_once(called)(name, cell, seed)
+        if cell["k"] == 1:
+            future = Future()
+            future.set_exception(RuntimeError("the worker was lost"))
+        return future
+
+    with pytest.raises(running.RunFailed, match=r"1 of 3 cells(.|\n)*worker was lost"):
+        running._measure(open_run(tmp_path / "run"), [made], submit, None)
+    assert open_run(tmp_path / "run").missing(made) == [{"k": 1}]
+
+
 def _alive(session: int) -> bool:
     """Whether a process of this session is left."""
     listed = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(session)], capture_output=True, text=True, check=False)

@@ -26,6 +26,7 @@ from attnc.lab.folder import Folder
 Progress = Callable[[str, float], None]
 PACKAGES = ("numpy", "scipy", "torch", "matplotlib", "jinja2")
 CONNECT_SECONDS = 10
+ONE_AT_A_TIME = threading.Lock()
 
 
 class RunFailed(AttncError):
@@ -82,38 +83,43 @@ def _require_packages() -> None:
 def _measure(folder: Folder, experiments: Sequence[Experiment], submit: Any, progress: Progress | None) -> None:
     missing = {experiment.name: folder.missing(experiment) for experiment in experiments}
     total, failures = sum(map(len, missing.values())), []
-    waiting = {
-        submit(experiment.name, cell, folder.seed): (experiment, cell)
-        for experiment in experiments
-        for cell in missing[experiment.name]
-    }
-    left = {name: len(cells) for name, cells in missing.items()}
+    waiting = {}
     for experiment in experiments:
-        if not left[experiment.name]:
+        for cell in missing[experiment.name]:
+            waiting[submit(experiment.name, cell, folder.seed)] = experiment, cell
+        if not missing[experiment.name]:
             folder.finish(experiment)
+    left = {name: len(cells) for name, cells in missing.items()}
+    for done, future in enumerate(_completed(waiting), 1):
+        experiment, cell = waiting[future]
+        rows, failure = _result(future, folder)
+        if failure is None:
+            folder.add(experiment, cell, rows)
+            left[experiment.name] -= 1
+            if not left[experiment.name]:
+                folder.finish(experiment)
+        else:
+            failures.append(f"{experiment.name} {dict(cell)}: {failure}")
+        if progress:
+            progress(experiment.name, done / total)
+    if failures:
+        raise RunFailed(
+            f"{len(failures)} of {total} cells could not be measured; the others are in {folder.path}, and the same "
+            f"command tries these again. The first:\n{failures[0]}"
+        )
+
+
+def _result(future: Any, folder: Folder) -> tuple[list[Row], str | None]:
     try:
-        for done, future in enumerate(_completed(waiting), 1):
-            experiment, cell = waiting[future]
-            rows, failure = future.result()
-            if failure is None:
-                folder.add(experiment, cell, rows)
-                left[experiment.name] -= 1
-                if not left[experiment.name]:
-                    folder.finish(experiment)
-            else:
-                failures.append(f"{experiment.name} {dict(cell)}: {failure}")
-            if progress:
-                progress(experiment.name, done / total)
+        found: tuple[list[Row], str | None] = future.result()
     except BrokenProcessPool:
         raise RunFailed(
             f"a worker process died (out of memory, or killed). What was finished is in {folder.path}: the same "
             "command goes on from there."
         ) from None
-    if failures:
-        raise RunFailed(
-            f"{len(failures)} of {total} cells could not be measured; the others are in {folder.path}. The "
-            f"first:\n{failures[0]}"
-        )
+    except Exception as error:  # of a cluster: its worker was lost
+        return [], f"{type(error).__name__}: {error}"
+    return found
 
 
 def _completed(waiting: dict[Any, Any]) -> Iterator[Any]:
@@ -125,13 +131,17 @@ def _completed(waiting: dict[Any, Any]) -> Iterator[Any]:
 
 
 def measure_cell(name: str, cell: Cell, seed: int) -> tuple[list[Row], str | None]:
-    """The rows of a cell, or why there are none. One thread, so that sums are taken in the same order everywhere."""
+    """The rows of a cell, or why there are none.
+
+    One cell at a time in a process, whose random numbers are torch's, and one thread, so that sums are taken in the
+    same order everywhere: a cell's numbers do not depend on where and beside what it runs.
+    """
     import torch
     from threadpoolctl import threadpool_limits
 
-    torch.set_num_threads(1)
     try:
-        with threadpool_limits(1):
+        with ONE_AT_A_TIME, threadpool_limits(1):
+            torch.set_num_threads(1)
             return named(name).measure(cell, seed), None
     except Exception:
         return [], traceback.format_exc(limit=-4)
