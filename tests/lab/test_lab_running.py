@@ -182,6 +182,22 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "killed/settings.json").read_text())["seed"] == 0
 
 
+@pytest.mark.slow
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "attnc.cli", "lab", "run", "temperature", "--out", str(tmp_path / "run")]
+    running_now = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    cells = tmp_path / "run/cells/temperature"
+    until = time.monotonic() + 300
+    while time.monotonic() < until and not (cells.exists() and len(os.listdir(cells)) > 2):
+        time.sleep(0.01)
+    running_now.send_signal(signal.SIGINT)  # to this process alone: it ends its workers
+    _, said = running_now.communicate(timeout=120)
+    assert running_now.returncode == 130
+    assert "the same command goes on from there" in said
+    assert "Traceback" not in said
+    assert not _alive(running_now.pid)
+
+
 def test_an_unreachable_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
     monkeypatch.setattr(running, "CONNECT_SECONDS", 0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -65,9 +66,13 @@ def run_command(
 
     options = [*names, "--profile", profile, "--seed", str(seed), "--out", str(out)]
     command = shlex.join(["attnc", "lab", "run", *options, *([] if cluster is None else ["--cluster", cluster])])
-    with progress_bar() as progress:
-        run(names, out, profile=profile, seed=seed, cluster=cluster, progress=progress, command=command)
-        page = report(out)
+    try:
+        with progress_bar() as progress:
+            run(names, out, profile=profile, seed=seed, cluster=cluster, progress=progress, command=command)
+            page = report(out)
+    except KeyboardInterrupt:
+        print(f"interrupted: what was finished is in {out}; the same command goes on from there", file=sys.stderr)
+        raise
     _print_verdicts(out, page, json_output)
 
 

@@ -163,10 +163,13 @@ def _local(processes: int | None) -> Iterator[Executor]:
     pool = ProcessPoolExecutor(
         processes or os.cpu_count() or 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
     )
+    others = set(multiprocessing.active_children())
     try:
         yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()  # its cell is not finished, and nobody waits for it
         raise
     pool.shutdown()
 
