@@ -19,7 +19,7 @@ from converting.trace import Trace  # noqa: E402
 ACTIVATIONS = [
     *(nn.ReLU(), nn.LeakyReLU(0.1), nn.PReLU(), nn.ReLU6(), nn.Hardtanh(-0.3, 0.7), nn.Hardswish(), nn.Hardsigmoid()),
     *(nn.GELU(), nn.GELU(approximate="tanh"), nn.SiLU(), nn.Sigmoid(), nn.LogSigmoid(), nn.Tanh(), nn.Softplus()),
-    *(nn.Softplus(0.3), nn.ELU(), nn.ELU(0.5), nn.SELU(), nn.CELU(0.7), nn.Mish(), nn.Tanhshrink(), nn.Softshrink(0.4)),
+    *(nn.Softplus(0.3), nn.ELU(0.5), nn.SELU(), nn.CELU(0.7), nn.Mish(), nn.Tanhshrink(), nn.Softshrink(0.4)),
     *(nn.Threshold(0.0, 0.0), nn.RReLU().eval(), nn.Softsign()),
 ]
 SMOOTH = [nn.GELU(), nn.GELU(approximate="tanh"), nn.SiLU(), nn.Sigmoid(), nn.LogSigmoid(), nn.Tanh(), nn.Softplus()]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from safetensors.torch import save as pack
 from torch import Tensor, nn
 
 from attnc.converting import measuring
@@ -17,53 +17,31 @@ from attnc.converting.activations import Activation
 from attnc.converting.card import model_card
 from attnc.converting.intercepting import HOLDER
 from attnc.converting.modules import NAMES, AttentionActivation
+from attnc.converting.pretrained import (
+    CONFIG,
+    VOCABULARIES,
+    WEIGHTS,
+    example_inputs,
+    load_model,
+    stored_tensors,
+    unpacked,
+)
 from attnc.converting.report import EndToEnd, Report
 from attnc.converting.walking import convert_module
-from attnc.errors import FileError, InputError
+from attnc.errors import FileError
 from attnc.exports.safe_files import Path, open_regular, read_json
 from attnc.exports.whole_directory import write_whole
 
-try:
-    import transformers
-    from safetensors import SafetensorError
-    from safetensors.torch import load as unpack
-    from safetensors.torch import save as pack
-except ImportError as error:
-    raise InputError(
-        f"Hugging Face models need transformers, which cannot be imported ({error}). "
-        "Install it with: pip install -c constraints.txt 'attnc[models]'"
-    ) from error
-
 FAMILY = "attnc.converted/"
 FORMAT = f"{FAMILY}1"
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 KEYS, REPORT, CARD = "attention_keys.safetensors", "report.json", "README.md"
 """The model's own weights stay in a file of their own, as they were."""
-VOCABULARIES = (
-    *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
-)
 COPIED = (
     *VOCABULARIES,
     *("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("generation_config.json", "preprocessor_config.json", "LICENSE"),
 )
 """What goes along with the weights, if it is there: no code, and nothing that runs."""
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-MAX_BYTES = 2**33
-TEXTS = (
-    "The committee approved the budget after a long discussion.",
-    "A cat sleeps on the warm stones beside the river.",
-    "Water boils at a lower temperature on a high mountain.",
-    "She plays the violin in the city orchestra every Friday.",
-    "The train to the coast was delayed by heavy snow.",
-    "Prime numbers are infinite in number, as Euclid proved.",
-    "Would you like your coffee with or without milk?",
-    "Interest rates fell sharply in the second quarter of the year.",
-    "def add(a, b): return a + b",
-    "1234567890 !? — ( ) [ ] { }",
-    "Les enfants jouent dans le jardin derrière la maison.",
-    "In 1969 two people walked on the surface of the Moon for the first time.",
-)
 
 
 def convert_directory(
@@ -84,7 +62,7 @@ def convert_directory(
         if isinstance(gate, AttentionActivation)
         for name in NAMES
     }
-    weights, key_bytes = pack(_tensors(folder), metadata={"format": "pt"}), pack(keys)
+    weights, key_bytes = pack(stored_tensors(folder), metadata={"format": "pt"}), pack(keys)
     hashes = {WEIGHTS: hashlib.sha256(weights).hexdigest(), KEYS: hashlib.sha256(key_bytes).hexdigest()}
     config = read_json(os.path.join(folder, CONFIG)) | {"attnc": {"format": FORMAT, "eps": report.eps}}
     name = os.path.basename(os.path.abspath(folder))
@@ -115,8 +93,11 @@ def load_converted(path: Path) -> nn.Module:
         if not isinstance(hashes, dict) or hashes.get(name) != digest:
             raise FileError(f"{folder!r}: {REPORT} belongs to another {name}; convert the model again")
     converted, _ = convert_module(load_model(folder), found.get("eps"), False, None)  # type: ignore[arg-type]
-    _made_by_runs(converted, facts)
-    stored = _unpacked(folder, KEYS)
+    try:
+        _made_by_runs(converted, facts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"{folder!r}: {REPORT} does not describe this model: {error!r}") from error
+    stored = unpacked(folder, KEYS)
     for path_of, gate in converted.named_modules():
         for name in NAMES if isinstance(gate, AttentionActivation) else ():
             tensor = stored.pop(f"{path_of}.{name}", None)
@@ -135,120 +116,6 @@ def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
             parameters = tuple((str(name), float(value)) for name, value in entry["parameters"])
             activation = Activation(str(entry["activation"]).partition("(")[0], parameters)
             getattr(owner, HOLDER).gate(activation, (str(entry["dtype"]),))
-
-
-def load_model(folder: str) -> Any:
-    """The model of a directory, by the class that its configuration names, in the dtype it was stored in."""
-    if not os.path.isdir(folder):
-        raise FileError(f"{folder!r} is not a folder. A Hugging Face model is a folder with a {CONFIG} in it.")
-    config = read_json(os.path.join(folder, CONFIG))
-    if "auto_map" in config:
-        raise FileError(f"{folder!r}: the model brings code of its own (auto_map), and none is run here")
-    _check_files(folder)
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
-        kind = transformers.AutoModel
-    try:
-        with quiet():
-            model = kind.from_pretrained(
-                folder, dtype="auto", use_safetensors=True, local_files_only=True, trust_remote_code=False
-            )
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
-        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise FileError(f"transformers cannot load {folder!r}: {first[0][:300]}") from error
-    return model.eval()
-
-
-def _check_files(folder: str) -> None:
-    names = _weight_files(folder)
-    if not names:
-        pickles = sorted(name for name in os.listdir(folder) if name.endswith(PICKLES))
-        also = f"; {pickles[0]!r} is a pickle, which can run code, and is not read" if pickles else ""
-        raise FileError(
-            f"{folder!r} has no {WEIGHTS}{also}. Save the model as safetensors first: model.save_pretrained(folder)."
-        )
-    total = sum(os.path.getsize(os.path.join(folder, name)) for name in names)
-    if total > MAX_BYTES:
-        raise FileError(f"{folder!r} holds {total:,} bytes of weights, more than the {MAX_BYTES:,} that are read here")
-
-
-def _weight_files(folder: str) -> list[str]:
-    if os.path.isfile(os.path.join(folder, WEIGHTS)):
-        return [WEIGHTS]
-    if not os.path.isfile(os.path.join(folder, INDEX)):
-        return []
-    listed = read_json(os.path.join(folder, INDEX)).get("weight_map")
-    names = sorted(set(listed.values())) if isinstance(listed, dict) else []
-    for name in names:
-        if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(".safetensors"):
-            raise FileError(f"{folder!r}: {INDEX} names {name!r}, which is no safetensors file beside it")
-        if not os.path.isfile(os.path.join(folder, name)):
-            raise FileError(f"{folder!r}: {name!r}, which {INDEX} names, is missing")
-    return names
-
-
-def _tensors(folder: str) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name in _weight_files(folder):
-        found |= _unpacked(folder, name)
-    return found
-
-
-def _unpacked(folder: str, name: str) -> dict[str, Tensor]:
-    with open_regular(os.path.join(folder, name)) as file:
-        raw = file.read()
-    try:
-        return unpack(raw)
-    except SafetensorError as error:
-        raise FileError(f"{os.path.join(folder, name)!r} is not a safetensors file: {error}") from error
-
-
-def example_inputs(model: Any, folder: str, texts: Sequence[str] | None) -> tuple[dict[str, Tensor] | None, str]:
-    """The arguments of one call, and what they are; None where none can be made."""
-    main = getattr(model, "main_input_name", "input_ids")
-    config = model.config
-    if main == "pixel_values":
-        size = getattr(config, "image_size", None) or 224
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        noise = torch.Generator().manual_seed(0)
-        pixels = torch.randn(2, getattr(config, "num_channels", 3), height, width, generator=noise)
-        return {"pixel_values": pixels.to(model.dtype)}, "two images of noise"
-    if main != "input_ids":
-        return None, f"the model takes {main}, of which none were given"
-    given = TEXTS if texts is None else tuple(texts)
-    if not given:
-        raise InputError("texts: give one or more")
-    tokenizer = _tokenizer(folder)
-    if tokenizer is None:
-        if texts is not None:
-            raise FileError(f"{folder!r} has no tokenizer that can be loaded, and texts were given")
-        noise = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, config.vocab_size, (8, 16), generator=noise)
-        inputs, told = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "8 sequences of random tokens"
-    else:
-        longest = min(256, getattr(config, "max_position_embeddings", None) or 256)
-        inputs = dict(tokenizer(list(given), padding=True, truncation=True, max_length=longest, return_tensors="pt"))
-        told = f"{len(given)} {'built-in' if texts is None else 'given'} texts"
-    if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = inputs["input_ids"]
-    return inputs, told
-
-
-def _tokenizer(folder: str) -> Any:
-    if not any(os.path.isfile(os.path.join(folder, name)) for name in VOCABULARIES):
-        return None  # without files of its own transformers makes one that knows no word
-    try:
-        with quiet():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-    except Exception:  # of whatever kind: there are dozens of tokenizers, and a model does without
-        return None
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer if tokenizer.pad_token is not None and len(tokenizer) > 1 else None
 
 
 def _end_to_end(model: nn.Module, converted: nn.Module, inputs: dict[str, Tensor], told: str) -> EndToEnd:
@@ -312,19 +179,3 @@ def why_not_writable(path: Path) -> str | None:
         return None if found is None else f"{os.fspath(path)!r} is {found}. Choose another name, or remove it first."
     parent = os.path.dirname(target)
     return None if os.path.isdir(parent) else f"the folder {parent!r} does not exist. Create it first."
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """No bars, and no warnings about what a model of another class has no use for."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
