@@ -10,7 +10,15 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import attnc
 
-LONG = {"KernelRidge", "KNeighborsRegressor", "ElasticNet", "Lasso", "LogisticRegression", "PoissonRegressor"}
+LONG = {
+    "KernelRidge",
+    "KNeighborsRegressor",
+    "ElasticNet",
+    "Lasso",
+    "LinearRegression",
+    "LogisticRegression",
+    "PoissonRegressor",
+}
 NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in sorted(attnc.incontext.__all__)]
 
 

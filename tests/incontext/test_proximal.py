@@ -79,6 +79,7 @@ def test_elastic_net_and_the_program_in_plain_numpy():
     assert np.linalg.norm((ours.coef_ - theirs.coef_) * ours.units_.scale) <= ours.bound_.value + 1e-10
 
 
+@pytest.mark.slow
 def test_more_columns_than_rows():
     X, y = make_regression(20, 30, n_informative=4, noise=1.0, random_state=0)
     ours, theirs = Lasso(2.0).fit(X, y), linear_model.Lasso(2.0, **SHARP).fit(X, y)
