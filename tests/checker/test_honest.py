@@ -8,6 +8,7 @@ import pytest
 
 import attnc
 from attnc_checker import check
+from checker.networks import change_weight
 
 REALS = {"x": (-math.inf, math.inf)}
 
@@ -21,6 +22,8 @@ REALS = {"x": (-math.inf, math.inf)}
         ("x**(1/3), sqrt(x)", {"x": (0, 8)}, 3e-2, {"construction": "graded"}),
         ("softplus(x)", REALS, 1e-6, {}),
         ("clip(x, -1, 1)", REALS, 1e-3, {}),
+        ("3.5*x - 2.3", {"x": (-math.inf, 3)}, 1e-4, {"dtype": "float32"}),
+        ("2*(x + 1/3)", REALS, 1e-6, {}),
         ("min(x**2, 0.5)", {"x": (-1, 1)}, 1e-3, {"construction": "graded"}),
         ("sin(x)", {"x": (-3, 3)}, 1e-4, {"dtype": "float32"}),
         ("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 1e-6, {}),
@@ -35,6 +38,16 @@ def test_honest_certificates_are_proved_again(tmp_path, expression, box, eps, op
     verdict = check(tmp_path / "net", processes=1)
     assert verdict.proved, verdict.reason
     assert verdict.reproved <= verdict.bound == net.certificate.bound <= eps
+
+
+@pytest.mark.parametrize(("tensor", "reason"), [("weight", "drift apart"), ("constant", "is not re-proved to")])
+def test_another_affine_map_on_all_reals_is_refused(tmp_path, tensor, reason):
+    attnc.compile("2*x + 1/3", box=REALS, eps=1e-6).save(tmp_path / "net")
+    assert check(tmp_path / "net", processes=1).proved
+    change_weight(tmp_path / "net", f"layers.0.read.{tensor}.values", 0, 1 + 1e-13, rehash=True)
+    verdict = check(tmp_path / "net", processes=1)
+    assert not verdict.proved
+    assert "taylor leaf" in verdict.reason or reason in verdict.reason
 
 
 def test_what_the_grid_engine_leaves_out_is_in_the_certificate(tmp_path):

@@ -57,7 +57,7 @@ def prove_affine(program: Program, target: ExpressionTarget) -> Proven:
         Term("rounding", float(rounding[worst]), "of the engine: products and their sum"),
     )
     sides = [side for side, end in ((-1, target.box.lo[0]), (1, target.box.hi[0])) if np.isinf(end)]
-    leaf = Leaf("affine", 0, 0, (0,) * d)
+    leaf = Leaf("taylor", 1, 0, (0,) * d)  # f is its own Taylor polynomial
     return Proven(bound, terms, (leaf,), np.array([bound]), core, {side: float(off.max()) for side in sides}, True)
 
 
