@@ -211,10 +211,9 @@ def draw(table: Table) -> Figure:
     found = [best_beta(table.where(kind="constructed", sigma=sigma)) for sigma in SIGMAS]
     drawing.measured(middle, SIGMAS, found, "measured, constructed", drawing.BLUE)
     trained = table.where(kind="trained")
-    noisy = Table([row for row in trained if float(row["sigma"]) > 0])
-    drawing.measured(
-        middle, noisy.column("sigma"), noisy.column("beta"), "trained (spread of its keys)", drawing.ORANGE, "^"
-    )
+    for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
+        noisy = Table([row for row in trained.where(start=start) if float(row["sigma"]) > 0])
+        drawing.measured(middle, noisy.column("sigma"), noisy.column("beta"), f"trained, from {start}", colour, marker)
     middle.axvline(H, color=drawing.FAINT, lw=2, zorder=0, label="σ = h")
     drawing.legend(middle)
     drawing.label(right, "trained heads", "noise σ", "MSE; norms", log="y")
