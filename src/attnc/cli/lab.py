@@ -34,12 +34,13 @@ def list_command(json_output: Json = False) -> None:
         return
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("name", no_wrap=True, style="cyan")
     table.add_column("question")
     for experiment in EXPERIMENTS:
-        table.add_row(experiment.name, experiment.question)
+        table.add_row(experiment.name, Text(experiment.question))  # brackets are no markup
     print_parts(table)
 
 
@@ -141,5 +142,5 @@ def _print_verdicts(folder: Path, page: Path, json_output: bool) -> None:
     for experiment, _, verdicts in found:
         for i, verdict in enumerate(verdicts):
             style = "yellow" if verdict.status.value == "fails" else "green"
-            table.add_row(experiment.name if i == 0 else "", verdict.claim, Text(verdict.status.value, style))
+            table.add_row(experiment.name if i == 0 else "", Text(verdict.claim), Text(verdict.status.value, style))
     print_parts(table, Text.assemble(("wrote ", "green"), str(page)))
