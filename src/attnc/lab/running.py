@@ -198,7 +198,8 @@ def _client(address: str) -> Iterator[Any]:
     try:
         if not client.scheduler_info()["workers"]:
             raise InputError(f"the scheduler at {address!r} has no workers: start some with `dask worker {address}`")
-        yield client
+        with client.as_current():
+            yield client
     finally:
         client.close()
 
