@@ -125,18 +125,29 @@ def draw(table: Table) -> Figure:
         for method in methods:
             rows, colour = done.where(task=task, construction=method), COLOURS[method]
             seen, proven = rows.having("observed"), rows.having("bound")
-            drawing.measured(panel, seen.column("anchors"), seen.column("observed"), f"{method}, observed", colour)
+            drawing.measured(panel, seen.column("anchors"), seen.column("observed"), method, colour)
             drawing.measured(
                 panel,
                 proven.column("anchors"),
                 proven.column("bound"),
-                "proven",
+                "_proven",  # an underscore: not in the legend, where one open square stands for all
                 colour,
                 "s",
                 markersize=8,
                 markerfacecolor="none",
                 markeredgecolor=colour,
             )
+        drawing.measured(
+            panel,
+            [],
+            [],
+            "open squares: proven",
+            drawing.INK,
+            "s",
+            markersize=8,
+            markerfacecolor="none",
+            markeredgecolor=drawing.INK,
+        )
         panel.set_ylim(1e-12, 3)
         drawing.legend(panel)
     last = axes[-1]
