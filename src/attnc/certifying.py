@@ -244,6 +244,7 @@ def _with_leaves(network: Network, target: Target, found: Proven) -> Certificate
         leaf_bounds=tuple(map(float, found.leaf_bounds)),
         complete=found.complete,
         core=(float(found.core.lo[0]), float(found.core.hi[0])) if found.tails else None,
+        cuts=found.cuts,
         truncation=network.truncation,
         assumptions=(*claim.assumptions, *([TAILS] if found.tails else [])),
     )

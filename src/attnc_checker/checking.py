@@ -17,6 +17,7 @@ from typing import Any
 from flint import arb, ctx
 
 from attnc_checker.averages import Average, Box
+from attnc_checker.chains import Chain
 from attnc_checker.claims import Cell, Claim, Leaf, read_claim
 from attnc_checker.composition import lines
 from attnc_checker.expressions import Function, parse
@@ -183,7 +184,8 @@ class Task:
         """What leaves have to prove; and, of a deep program, the bound that follows."""
         claim = self.claim
         reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
-        reduction, arithmetic = Reduction(self.structure, self.tensors, reach, claim.is_staged), Arithmetic(claim.dtype)
+        arithmetic = Arithmetic(claim.dtype)
+        reduction = Reduction(self.structure, self.tensors, reach, claim.is_staged, [] if claim.is_chain else None)
         if claim.dtype not in (reduction.dtype, "real"):
             raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {reduction.dtype}")
         function = parse(claim.expression, claim.variables)
@@ -194,7 +196,10 @@ class Task:
             return Prover(stage, [Average(head) for head in stage.heads], function, arithmetic)
 
         if not claim.is_staged:
-            whole = prover(reduction.stage(), function)
+            if claim.is_chain:
+                whole: Prover = Chain.of(reduction, function, arithmetic, claim)
+            else:
+                whole = prover(reduction.stage(), function)
             return [Subject("", claim.variables, claim.ends, claim.bound, claim.truncation, claim.leaves, whole)], None
         found, composed = lines(claim, reduction, arithmetic)
         if not composed <= claim.bound:

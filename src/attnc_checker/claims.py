@@ -61,6 +61,11 @@ class Claim:
     is_staged: bool
     stages: tuple[StageClaim, ...]  # of a deep program, whose outputs are combinations of them
     outputs: tuple[Any, ...]
+    cuts: tuple[tuple[float, ...], ...]  # where, along each variable, enclosure leaves are cut: any would do
+
+    @property
+    def is_chain(self) -> bool:
+        return any(leaf.kind == "enclosure" for leaf in self.leaves)
 
     @property
     def num_leaves(self) -> int:
@@ -92,13 +97,18 @@ def read_claim(data: dict[str, Any]) -> Claim:
     if is_staged and sides:
         raise Refused("a staged proof is for a bounded box")
     leaves = () if is_staged else _leaves(data["leaves"], len(variables), sides)
+    if len({leaf.kind == "enclosure" for leaf in leaves}) > 1:
+        raise Refused("enclosure leaves are for all of a box, or for none of it")
     stages, outputs = ([], []) if not is_staged else (data.get("stages"), data.get("outputs"))
     if not isinstance(stages, list) or not isinstance(outputs, list) or len(stages) > MAX_STAGES:
         raise BadFile(f"certificate.json: stages or outputs are no lists, or there are more than {MAX_STAGES} stages")
-    claims = tuple(map(_stage, stages))
-    return Claim(
-        data["expression"], variables, ends, bound, data["dtype"], truncation, leaves, is_staged, claims, tuple(outputs)
-    )
+    cuts = data.get("cuts", [[]] * len(variables))
+    if not isinstance(cuts, list) or not all(isinstance(points, list) for points in cuts) or len(cuts) != len(ends):
+        raise BadFile("certificate.json: cuts is no list of a list for every variable")
+    places = tuple(tuple(sorted(_number(x, "a cut") for x in points)) for points in cuts)
+    texts, known, whole = data["expression"], data["dtype"], tuple(outputs)
+    stated = tuple(map(_stage, stages))
+    return Claim(texts, variables, ends, bound, known, truncation, leaves, is_staged, stated, whole, places)
 
 
 def _stage(entry: Any) -> StageClaim:
@@ -160,13 +170,13 @@ def _box(box: Any, core: Any) -> tuple[tuple[str, ...], tuple[tuple[float, float
 
 
 def _leaf(entry: Any, d: int) -> Leaf:
-    """["taylor", order, level, i_1 … i_d], ["mean", level, …], ["selection", level, …] or ["tail", side]."""
+    """["taylor", order, level, i_1 … i_d], ["mean", level, …], alike "selection", "enclosure"; or ["tail", side]."""
     if not isinstance(entry, list) or not entry or not all(type(x) is int for x in entry[1:]):
         raise BadFile(f"the leaf {entry!r:.60} is no list of a kind and whole numbers")
     kind, numbers = entry[0], entry[1:]
     if kind == "tail" and numbers in ([-1], [1]):
         return Leaf(kind, numbers[0], None)
-    if kind not in ("taylor", "mean", "selection"):
+    if kind not in ("taylor", "mean", "selection", "enclosure"):
         raise Refused(f"the leaf {entry!r:.60} is of an unknown kind")
     if len(numbers) != 1 + d + (kind == "taylor"):
         raise Refused(f"the leaf {entry!r:.60} has not the numbers of a cell in {d} variable(s)")

@@ -59,7 +59,7 @@ class Prover:
         averages = [head.model(box, m_heads, self.arithmetic) for head in self.heads]
         errors = []
         for o, left in enumerate(self._without_affine(box, m)):
-            error = self._affine_rounding(o, box)
+            error = affine_rounding(self.stage, o, box, self.arithmetic)
             for average in averages:
                 if o in average:
                     left, error = add(left, average[o][0], -1), error + average[o][1]
@@ -71,21 +71,15 @@ class Prover:
         found = models(self.function, box.centre, box.half, m)
         return [add(f, _linear(row, box), -1) for f, row in zip(found, self.stage.affine, strict=True)]
 
-    def _affine_rounding(self, o: int, box: Box) -> Any:
-        return self.arithmetic.gamma(self.stage.n_affine[o]) * at(self.stage.affine_sizes[o], box.reach)
-
     def _selected(self, box: Box, limit: Any) -> Any:
         gaps = [head.gaps(box, self.arithmetic) for head in self.heads]
         errors = []
         for o, f in enumerate(self._without_affine(box, 0)):
-            error, left = self._affine_rounding(o, box), f
+            error, left = affine_rounding(self.stage, o, box, self.arithmetic), f
             reading = [(head, gap) for head, gap in zip(self.heads, gaps, strict=True) if o in head.values]
-            for head, (j, g, _) in reading:
-                weights, winner = [(-x).exp() for x in g], head.values[o][j]
-                low, high = _range([minus(row, winner) for row in head.values[o]], weights, box)
-                left = add(add(left, _linear(winner, box), -1), {0: low.union(high)}, -1)
-                computed = [w.min(arb(1)) for w in weights]
-                error += head.summation(o, box, computed, arb("inf"), self.arithmetic) + head.dropped[o]
+            for head, gap in reading:
+                winner, apart, rounding = selected(head, o, gap, box, self.arithmetic)
+                left, error = add(add(left, _linear(winner, box), -1), {0: apart}, -1), error + rounding
             found = largest(left, limit - error, len(box.centre))
             if len(reading) == 1 and not found + error <= limit:
                 off = [norm(add(f, _linear(row, box), -1)) for row in reading[0][0].values[o]]
@@ -112,10 +106,10 @@ class Prover:
             leads = [minus(head.scores[k], head.scores[other]) for other in near]
             part = _where_winning(leads, [gap + y[k] + y[other] for other in near], box)
             if part is not None:
-                worst = worst.max(self._distance(o, head.values[o][k], part, limit - leak))
+                worst = worst.max(self.distance(o, head.values[o][k], part, limit - leak))
         return worst + leak
 
-    def _distance(self, o: int, row: Row, box: Box, limit: Any) -> Any:
+    def distance(self, o: int, row: Row, box: Box, limit: Any) -> Any:
         """Above |f − b − B·x − v − V·x| on the box, which is halved where that may bring it down to the limit."""
         pending, worst = [(box, 0)], arb(0)
         while pending:
@@ -146,6 +140,19 @@ class Prover:
             if found <= limit:
                 break
         return found
+
+
+def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> Any:
+    return arithmetic.gamma(stage.n_affine[o]) * at(stage.affine_sizes[o], box.reach)
+
+
+def selected(head: Average, o: int, gaps: Any, box: Box, arithmetic: Arithmetic) -> tuple[Row, Any, Any]:
+    """(the value that wins at the centre, where the average less this lies, what rounding adds)."""
+    j, g, _ = gaps
+    weights, winner = [(-x).exp() for x in g], head.values[o][j]
+    low, high = _range([minus(row, winner) for row in head.values[o]], weights, box)
+    rounding = head.summation(o, box, [w.min(arb(1)) for w in weights], arb("inf"), arithmetic)
+    return winner, low.union(high), rounding + head.dropped[o]
 
 
 def _linear(row: Row, box: Box) -> Poly:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from flint import arb, fmpq
 
 from attnc_checker.files import BadFile, Refused, Tensor, are_sizes
+from attnc_checker.rounding import most
 
 ONE = -1
 """The key of a form's constant; i ≥ 0 is the input x_i, (layer, query, head, e) an average, and (layer, token, feature)
@@ -99,6 +100,22 @@ class Stage:
     affine_sizes: list[Row]
     n_affine: list[int]
 
+    def largest(self, reach: list[Any]) -> Any:
+        """Above |out| in exact arithmetic, over all outputs."""
+
+        def sizes(rows: list[Row]) -> Any:
+            return most(row[0] + sum(x * r for x, r in zip(row[1:], reach, strict=False)) for row in rows)
+
+        return sizes(self.affine_sizes) + sum(sizes(rows) for head in self.heads for rows in head.value_sizes.values())
+
+
+class Link(NamedTuple):
+    """What attention wrote at a place, as a stage of what was read before it."""
+
+    place: Any
+    inputs: list[Any]
+    stage: Stage
+
 
 @cache
 def exact(x: float) -> Any:
@@ -121,17 +138,25 @@ def _need(holds: bool, where: str) -> None:
 class Reduction:
     """Reads a program; `stage` reduces it, or says why it cannot."""
 
-    def __init__(self, structure: Any, tensors: dict[str, Tensor], reach: list[Any], is_deep: bool = False) -> None:
+    def __init__(
+        self,
+        structure: Any,
+        tensors: dict[str, Tensor],
+        reach: list[Any],
+        is_deep: bool = False,
+        chain: list[Link] | None = None,
+    ) -> None:
         """`reach`: the largest |x_i| of the domain, to exclude that anything overflows there.
 
         Of a deep program every entry that attention writes is an input of the stages after it. Its name is its place,
-        and its `reach` has to be told before anything reads it.
+        and its `reach` has to be told before anything reads it. If there is a `chain`, that is done here: what is read
+        is added to it, with a reach that has to be proved.
         """
-        self.tensors, self.unread, self.is_deep, self.d = tensors, set(tensors), is_deep, len(reach)
+        self.tensors, self.unread, self.d, self.chain = tensors, set(tensors), len(reach), chain
+        self.is_deep = is_deep or chain is not None
         self.reach: dict[Any, Any] = {ONE: arb(1), **dict(enumerate(reach))}
         self.written: dict[Any, Form] = {}  # of a deep program
         self.known: dict[Any, Form] = {}
-        self.averages: dict[tuple[int, int, int], None] = {}  # the (layer, query, head) that outputs need
         try:
             self._read(structure)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -229,7 +254,7 @@ class Reduction:
         """The whole program; of a deep one, what is left after its last stage."""
         last, width = len(self.layers["layers"]), self.shapes["layers"][-1][1]
         outputs = [self._entry("layers", last, *divmod(o, width)).folded() for o in range(self.num_outputs)]
-        return self._stage(outputs, self.averages)
+        return self._stage(outputs)
 
     def stage_at(self, layer: str, channel: str) -> tuple[Any, Stage]:
         """What attention writes into a channel of the first token, and its place."""
@@ -240,16 +265,17 @@ class Reduction:
         self._entry("layers", *place)
         if place not in self.written:
             raise Refused(f"no head writes into {channel!r:.60}")
-        form = self.written[place].folded()
-        heads = dict.fromkeys(key[:3] for key in form.sizes if _is_average(key))
-        return place, self._stage([form], heads)
+        return place, self._stage([self.written[place].folded()])
 
     @property
     def inputs(self) -> list[Any]:
         return [key for key in self.reach if key != ONE]
 
-    def _stage(self, outputs: list[Form], averages: dict[tuple[int, int, int], None]) -> Stage:
+    def _stage(self, outputs: list[Form]) -> Stage:
         self._require_known(outputs)
+        averages: dict[tuple[int, int, int], None] = dict.fromkeys(
+            key[:3] for form in outputs for key in form.sizes if _is_average(key)
+        )
         heads = [self._average(*average, outputs) for average in averages]
         affine, sizes = zip(*(form.rows(self.inputs) for form in outputs), strict=True)
         return Stage(heads, list(affine), list(sizes), [form.n for form in outputs])
@@ -273,17 +299,22 @@ class Reduction:
             parts = [(weight, self._entry(stream, i - 1, *place)) for place, weight in row]
             parts += [(fmpq(1), Form({ONE: constant}, {ONE: abs(arb(constant))}))] if constant != 0 else []
             return self._sum(parts)
-        if layer["kind"] == "softmax" or stream == "memory":
+        if stream == "memory":
             raise Refused(f"not a one-stage program: an output depends on {layer['where']!r}")
+        if layer["kind"] == "softmax":  # a head whose keys are the features of the token
+            return Form({(i, token, 0, feature): fmpq(1)}, {(i, token, 0, feature): arb(1)})
         parts = [(fmpq(1), self._entry(stream, i - 1, token, feature))] if layer["residual"] else []
         for h, head in enumerate(layer["heads"]):
             for e, weight in head["W_O"][feature]:
-                self.averages[i, token, h] = None
                 parts.append((weight, Form({(i, token, h, e): fmpq(1)}, {(i, token, h, e): arb(1)})))
         if not self.is_deep or len(parts) == layer["residual"]:
             return self._sum(parts)
         place = (i, token, feature)
         self.written[place] = self._sum(parts)
+        if self.chain is not None:
+            stage = self._stage([self.written[place].folded()])
+            self.chain.append(Link(place, self.inputs, stage))
+            self.reach[place] = 2 * stage.largest(list(self.reach.values())[1:])
         return Form({place: fmpq(1)}, {place: arb(1)})
 
     def _sum(self, parts: list[tuple[Any, Form]]) -> Form:
@@ -324,8 +355,10 @@ class Reduction:
 
     def _projected(self, stream: str, i: int, token: int, matrix: list[Any]) -> list[Form]:
         columns = ([(weight, self._entry(stream, i, token, row)) for row, weight in column] for column in matrix)
-        forms = [self._sum(column).folded() for column in columns]
-        if not self.is_deep and any(isinstance(key, tuple) for form in forms for key in form.sizes):
+        return self._read_by_heads([self._sum(column).folded() for column in columns])
+
+    def _read_by_heads(self, forms: list[Form]) -> list[Form]:
+        if any(_is_average(key) for form in forms for key in form.sizes):
             raise Refused("not a one-stage program: attention reads what attention wrote")
         self._require_known(forms)
         return forms
@@ -339,7 +372,31 @@ class Reduction:
                 raise Refused(f"{self.channels[layer - 1][feature]!r:.60} is read, but no stage before has proved it")
 
     def _average(self, i: int, query: int, h: int, outputs: list[Form]) -> Head:
+        scores, values, fine = self._keys(i, query, h)
+        read: dict[int, tuple[list[Row], list[Row], int]] = {}
+        for o, output in enumerate(outputs):
+            mine = [key for key in output.sizes if _is_average(key) and key[:3] == (i, query, h)]
+            if mine:
+                rows = [[self._read_out(output, mine, key, part) for key in values] for part in (0, 1)]
+                read[o] = (rows[0], rows[1], output.n + max(form.n for key in values for form in key.values()))
+        score_rows, size_rows = zip(*(form.rows(self.inputs) for form in scores), strict=True)
+        return Head(
+            list(score_rows),
+            list(size_rows),
+            max(form.n for form in scores),
+            {o: found[0] for o, found in read.items()},
+            {o: found[1] for o, found in read.items()},
+            {o: found[2] for o, found in read.items()},
+            roundings=fine,
+        )
+
+    def _keys(self, i: int, query: int, h: int) -> tuple[list[Form], list[dict[int, Form]], ScoreRoundings | None]:
+        """The scores and the values of the keys that a query sees."""
         layer = self.layers["layers"][i - 1]
+        if layer["kind"] == "softmax":
+            keys, one = list(range(self.shapes["layers"][i][1])), Form({ONE: fmpq(1)}, {ONE: arb(1)})
+            forms = [self._entry("layers", i - 1, query, feature).folded() for feature in keys]
+            return self._read_by_heads(forms), [{k: one} for k in keys], None
         head = layer["heads"][h]
         source = ("memory", len(self.layers["memory"])) if layer["cross"] else ("layers", i - 1)
         keys = list(range(self.shapes[source[0]][source[1]][0]))
@@ -354,26 +411,8 @@ class Reduction:
             projected.append(self._projected(*source, k, head["W_K"]))
             pairs = zip(q, projected[-1], strict=True)
             scores.append(self._sum([(fmpq(1), self._product(a, b)) for a, b in pairs if a.sizes and b.sizes]))
-            values.append(self._projected(*source, k, head["W_V"]))
-        read: dict[int, tuple[list[Row], list[Row], int]] = {}
-        for o, output in enumerate(outputs):
-            mine = [
-                key for key in output.sizes if isinstance(key, tuple) and len(key) == 4 and key[:3] == (i, query, h)
-            ]
-            if mine:
-                rows = [[self._read_out(output, mine, key, part) for key in values] for part in (0, 1)]
-                most = max(form.n for key in values for form in key)
-                read[o] = (rows[0], rows[1], output.n + most)
-        score_rows, size_rows = zip(*(form.rows(self.inputs) for form in scores), strict=True)
-        return Head(
-            list(score_rows),
-            list(size_rows),
-            max(form.n for form in scores),
-            {o: found[0] for o, found in read.items()},
-            {o: found[1] for o, found in read.items()},
-            {o: found[2] for o, found in read.items()},
-            roundings=self._score_roundings(q, projected) if self.dtype == "float32" else None,
-        )
+            values.append(dict(enumerate(self._projected(*source, k, head["W_V"]))))
+        return scores, values, self._score_roundings(q, projected) if self.dtype == "float32" else None
 
     def _score_roundings(self, q: list[Form], keys: list[list[Form]]) -> ScoreRoundings | None:
         if any(form.sizes.keys() - {ONE} for key in keys for form in key):
@@ -391,11 +430,11 @@ class Reduction:
         parts = [[key[j].terms.get(ONE, fmpq(0)) for j in used] for key in keys]
         return ScoreRoundings(query, parts, own, largest + 2, len(used))
 
-    def _read_out(self, output: Form, averages: list[Any], key: list[Form], part: int) -> Row:
+    def _read_out(self, output: Form, averages: list[Any], key: dict[int, Form], part: int) -> Row:
         """What the output makes of one key's value: its terms (part 0) or its sizes (part 1)."""
         inputs = self.inputs
         row: list[Any] = [arb(0) if part else fmpq(0)] * (len(inputs) + 1)
-        for average in averages:
+        for average in (average for average in averages if average[3] in key):
             factor = (output.sizes if part else output.terms).get(average, 0)
             row = [x + factor * y for x, y in zip(row, key[average[3]].rows(inputs)[part], strict=True)]
         if part:

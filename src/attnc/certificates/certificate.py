@@ -37,6 +37,7 @@ class Certificate:
     leaf_bounds: tuple[float, ...] = ()  # of every leaf, for pictures; the checker finds its own
     complete: bool = True  # False: time ran out before the bound was as small as it can be
     core: tuple[float, float] | None = None  # of an infinite box: the part that the leaves cover, tails apart
+    cuts: tuple[tuple[float, ...], ...] = ()  # of enclosure leaves: where cells are cut further, axis by axis
     truncation: float = 0.0  # what engines that leave out far anchors may be off by besides, counted in the bound
     points: int | None = None  # of a table: what the claim is about; between them nothing is claimed
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
@@ -92,6 +93,7 @@ class Certificate:
             "leaves": list(self.leaves),
             "leaf_bounds": list(self.leaf_bounds),
             **({} if self.core is None else {"core": list(self.core)}),
+            **({"cuts": [list(points) for points in self.cuts]} if self.cuts else {}),
             "truncation": self.truncation,
             **({} if self.points is None else {"points": self.points}),
             "stages": list(self.stages),
@@ -115,6 +117,7 @@ class Certificate:
                 leaf_bounds=tuple(_positive(bound) for bound in _list(data["leaf_bounds"])),
                 complete=_flag(data["complete"]),
                 core=_core(data.get("core")),
+                cuts=tuple(tuple(map(float, _list(points))) for points in _list(data.get("cuts", []))),
                 truncation=_positive(data["truncation"]),
                 points=_count(data.get("points")),
                 stages=tuple(_list(data["stages"])),

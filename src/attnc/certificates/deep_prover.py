@@ -10,6 +10,7 @@ cells.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -84,4 +85,4 @@ def prove_deep(
         box_budget=box_budget,
         progress=progress,
     )
-    return proven(proof, target.box, {})
+    return dataclasses.replace(proven(proof, target.box, {}), cuts=tuple(tuple(points.tolist()) for points in breaks))

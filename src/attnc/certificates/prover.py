@@ -87,6 +87,7 @@ class Proven:
     core: Box  # the box, or the finite part of an infinite one
     tails: dict[int, float]  # side (−1, 1) → bound
     complete: bool
+    cuts: tuple[tuple[float, ...], ...] = ()  # of enclosure leaves: where cells were cut, axis by axis
 
 
 def prove(

@@ -1,0 +1,141 @@
+"""Enclosure leaves of deep programs: proved again; what is said holds at points; what was changed is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from flint import arb, ctx
+
+import attnc
+from attnc_checker import check
+from attnc_checker.averages import Box
+from attnc_checker.chains import Chain
+from attnc_checker.checking import PRECISION, read_task
+from checker.networks import change_weight, edit
+
+CASES = {  # flat between steps, so that few leaves do
+    "two_layer": ("sin(x)", {"x": (0, 3)}, 0.3, "float64"),
+    "attention_softmax": ("x*y, y - x", {"x": (0, 1), "y": (0, 1)}, 0.6, "float32"),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def saved(request, tmp_path_factory):
+    expression, box, eps, dtype = CASES[request.param]
+    net = attnc.compile(expression, box=box, eps=eps, construction=request.param, dtype=dtype)
+    path = tmp_path_factory.mktemp("deep") / "net"
+    net.save(path)
+    assert {leaf[0] for leaf in net.certificate.leaves} == {"enclosure"}
+    return net, path
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    return shutil.copytree(saved[1], tmp_path / "net")
+
+
+def test_proved_again(saved):
+    net, path = saved
+    verdict = check(path, processes=1)
+    assert verdict.proved, verdict.reason
+    assert net.certificate.observed <= verdict.reproved * (1 + 1e-9)
+    assert verdict.reproved <= verdict.bound == net.certificate.bound
+
+
+def test_at_the_edge_of_a_domain(tmp_path):
+    attnc.compile("sqrt(x)", box={"x": (0, 1)}, eps=0.3, construction="attention_softmax").save(tmp_path / "net")
+    assert check(tmp_path / "net", processes=1).proved
+
+
+def test_what_is_said_of_a_box_holds_at_its_points(saved):
+    """On wide boxes, narrow ones, and between the flat parts."""
+    net, path = saved
+    before = ctx.prec
+    try:
+        ctx.prec = PRECISION
+        (subject,), _ = read_task(path).subjects()
+        assert isinstance(subject.prover, Chain)
+        rng, d, widths = np.random.default_rng(0), net.box.d, []
+        for trial in range(60):
+            half = net.box.widths * 2.0 ** -rng.uniform(1, 14)
+            centre = rng.uniform(net.box.lo + half, net.box.hi - half)
+            points = np.clip(centre + half * rng.uniform(-1, 1, (200, d)), net.box.lo, net.box.hi)
+            values = net(points).reshape(len(points), -1)
+            part = Box([*map(arb, centre.tolist())], [*map(arb, half.tolist())])
+            for o, said in enumerate(subject.prover._outputs(part)):
+                assert float(said.lower()) <= values[:, o].min(), trial
+                assert values[:, o].max() <= float(said.upper()), trial
+                widths.append(float(said.rad()))
+        assert min(widths) < 1e-3 * max(widths)  # narrow where the network is flat
+    finally:
+        ctx.prec = before
+
+
+def _smaller(data):
+    data["bound"] *= 0.97 * data["observed"] / data["bound"]
+    data["observed"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "reason"),
+    [
+        (lambda data: data["leaves"].pop(), 1, "do not cover the box"),
+        (lambda data: data["leaves"].append(data["leaves"][0]), 1, "stated twice"),
+        (lambda data: data["leaves"].__setitem__(0, ["mean", *data["leaves"][0][1:]]), 1, "enclosure leaves are for"),
+        (_smaller, 1, "the enclosure leaf x ∈"),
+        (
+            lambda data: data.update(box={name: [lo - 0.5, hi] for name, (lo, hi) in data["box"].items()}),
+            1,
+            "enclosure",
+        ),
+        (lambda data: data.update(cuts=[0.5]), 2, "cuts is no list"),
+        (lambda data: data.update(cuts=[["0.5"] for _ in data["box"]]), 2, "a cut is"),
+        (lambda data: data.update(dtype="float16"), 1, "the dtype 'float16'"),
+    ],
+)
+def test_changed_certificates_are_refused(copied, change, code, reason):
+    edit(copied, "certificate.json", change)
+    verdict = check(copied, processes=1)
+    assert verdict.exit_code == code, verdict.reason
+    assert reason in verdict.reason
+
+
+def test_cuts_are_hints(tmp_path):
+    """Without them, or with others, the leaves are not proved; with more they are, as any parts are the whole."""
+    net = attnc.compile("sin(x)", box={"x": (0, 3)}, eps=0.1, construction="attention_softmax")
+    net.save(tmp_path / "net")
+    ((*cuts,),) = net.certificate.cuts
+    assert cuts
+    for points, proved in (
+        ([], False),
+        ([x + 0.02 for x in cuts], False),
+        ([*cuts, -7.0, 0.1, 0.1, 9.0][::-1], True),
+    ):
+        edit(tmp_path / "net", "certificate.json", lambda data, points=points: data.update(cuts=[points]))
+        verdict = check(tmp_path / "net", processes=1)
+        assert verdict.proved is proved, verdict.reason
+    assert attnc.load(tmp_path / "net").certificate.cuts == (tuple([*cuts, -7.0, 0.1, 0.1, 9.0][::-1]),)
+
+
+@pytest.mark.parametrize("construction", CASES)
+def test_changed_weights_are_refused(tmp_path, construction):
+    """Or they do not matter: what is proved of the network as it now is, is true."""
+    net, path = attnc.compile("sin(x)", box={"x": (0, 3)}, eps=0.3, construction=construction), tmp_path / "net"
+    net.save(path)
+    raw = (path / "model.safetensors").read_bytes()
+    header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
+    sizes = {name: int(np.prod(entry["shape"])) for name, entry in header.items() if entry.get("dtype") == "F64"}
+    x = np.linspace(net.box.lo, net.box.hi, 4001)
+    refused = []
+    for number, (name, size) in enumerate(sizes.items()):
+        for i in {0, size - 1} - {-1}:
+            changed = shutil.copytree(path, tmp_path / f"{number}.{i}")
+            change_weight(changed, name, i, -1.5, rehash=True)
+            verdict = check(changed, processes=1)
+            error = np.abs(attnc.load(changed)(x).ravel() - np.sin(x).ravel()).max()
+            assert not verdict.proved or error <= verdict.bound
+            refused += [] if verdict.proved else [name]
+    assert {name.split(".")[1] for name in refused} >= {"0", "4"}
