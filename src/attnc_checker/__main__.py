@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
+from decimal import ROUND_CEILING, Context
 
 from attnc_checker.checking import Verdict, certificates, check
 
@@ -20,27 +22,39 @@ def main(arguments: list[str] | None = None) -> int:
     verdicts = [check(chosen.net, chosen.processes, show, name) for name in certificates(chosen.net)]
     if show:
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
-    if chosen.json:
+    try:
+        _tell_all(verdicts, chosen.json)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough; Python would say so once more as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return max(verdict.exit_code for verdict in verdicts)
+
+
+def _tell_all(verdicts: list[Verdict], as_json: bool) -> None:
+    if as_json:
         first, *others = map(dataclasses.asdict, verdicts)
         whole = {"proved": all(verdict.proved for verdict in verdicts), "others": others} if others else {}
         print(json.dumps({**first, **whole}, ensure_ascii=False))
     else:
         for verdict in verdicts:
             _tell(verdict)
-    return max(verdict.exit_code for verdict in verdicts)
 
 
 def _tell(verdict: Verdict) -> None:
     if verdict.proved:
-        print(
-            f"re-proved: the error is at most {verdict.bound:.6g} in {verdict.dtype} ({verdict.leaves} leaves, ", end=""
-        )
+        bound = _rounded_up(verdict.bound)
+        print(f"re-proved: the error is at most {bound} in {verdict.dtype} ({verdict.leaves} leaves, ", end="")
         print(f"{verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
         print(*(f"  assumed: {text}" for text in verdict.assumptions), sep="\n")
     else:
         found = "not re-proved" if verdict.exit_code == 1 else "error"
         arithmetic = f" in {verdict.dtype}" if verdict.dtype else ""
         print(f"{found}{arithmetic}: {verdict.reason}", file=sys.stderr)
+
+
+def _rounded_up(bound: float | None) -> str:
+    """To six digits, as what is below the bound was not proved."""
+    return f"{float(Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(bound or 0.0))):.6g}"
 
 
 def _progress(done: int, count: int) -> None:

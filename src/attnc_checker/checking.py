@@ -256,6 +256,8 @@ def read_task(folder: Path, name: str = MAIN) -> Task:
         raise Refused(f"the certificate belongs to other weights: model.safetensors has SHA-256 {digest}")
     if config.get("variables") != list(claim.variables) or config.get("expression") != claim.expression:
         raise Refused(f"config.json and {name} differ in the variables or the expression")
+    if config.get("box") != certificate["box"]:
+        raise Refused(f"config.json and {name} differ in the box")
     structure, tensors = config.get("program"), parse_safetensors(weights)
     if name == MAIN:
         return Task(claim, structure, tensors)

@@ -8,7 +8,7 @@ Theorem.  Let û be the state as computed, |û_i − u_i| ≤ e_i and |û_i| ≤
 coefficients of t, T(û) = w_0 + Σ w_i û_i is within e = Σ |w_i| e_i + Σ |coefficient_i − w_i| |u_i| of t; so is the
 carrier of its own e_C. If the heads' scores are κ_k·T(û) + c_k up to ε_k, and their values ν_k times the carrier up to
 r_k, they are those of a stage of one variable T, which leaves prove to be within δ of g on [lo, hi] ⊇ [t ± e]. Then
-    |computed − carrier·g(t)| ≤ (|carrier| + e_C)(δ + ω(e)) + |g|·e_C + max r_k,
+    |computed − carrier·g(t)| ≤ (|carrier| + e_C)(δ + ω(e)) + |g|·e_C + Σ_heads max r_k,
 ω(e) the most that g changes between t and t ± e. Errors ε_k of scores are counted like those of rounding.
 """
 
@@ -263,7 +263,7 @@ def _along(stage: Stage, t: Row, unit: Row | None, reach: list[Any], size: Any, 
         if not most(slack) <= MOST_SLACK:
             raise Refused(f"the scores of stage {name} do not depend on its input alone: {float(most(slack)):.3g} more")
         scores = [(row[0] - k * t[0], k) for row, k in zip(head.scores, kappa, strict=True)]
-        values = []
+        values, worst = [], arb(0)
         for row in head.values[0]:
             if unit is None:
                 nu = row[main] / t[main]
@@ -274,7 +274,8 @@ def _along(stage: Stage, t: Row, unit: Row | None, reach: list[Any], size: Any, 
                 nu = row[pivot] / unit[pivot]
                 values.append((nu, fmpq(0)))
                 off = abs(arb(row[0] - nu * unit[0])) + left_over(row, nu, unit)
-            unsure = unsure.max(off)
+            worst = worst.max(off)
+        unsure += worst  # every head adds its own
         score_sizes = [sizes(row, 1) for row in head.score_sizes]
         value_sizes = [sizes(row, size) for row in head.value_sizes[0]]
         fine = head.roundings

@@ -1,8 +1,9 @@
 """Text → a list of steps, by a walk of Python's syntax tree that knows a short list of nodes. Nothing is ever run.
 
 Numbers are exact: 0.1 is 1/10. A step is (operation, *operands): ("number", q), ("variable", i), ("pi",), ("e",),
-("power", step, n) with a whole number n, or an operator or function with the numbers of earlier steps. Equal
-sub-expressions are one step. `evaluate` goes through the steps by any rules of arithmetic.
+("power", step, n) with a whole number n, ("root", step, q) with any other rational one, or an operator or function with
+the numbers of earlier steps. Equal sub-expressions are one step. `evaluate` goes through the steps by any rules of
+arithmetic.
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class Reader:
                 return self.add("number", ON_NUMBERS[operation](*numbers))
         if is_power and exponent.q == 1:
             return self.add("power", operands[0], int(exponent.p))
+        if is_power:
+            return self.add("root", operands[0], exponent)
         return self.add(operation, *operands)
 
     def add(self, *step: Any) -> int:
@@ -142,6 +145,10 @@ class Rules(ABC):
             result = self.times(result, a) if bit == "1" else result
         return result
 
+    def root(self, a: Any, q: Any) -> Any:
+        """a^q, a ≥ 0."""
+        return self.apply("exp", self.times(self.constant(q), self.apply("log", a)))
+
     def minus(self, a: Any) -> Any:
         return self.plus(self.constant(fmpq(0)), a, -1)
 
@@ -170,6 +177,7 @@ def evaluate(function: Function, rules: Rules) -> list[Any]:
         "*": rules.times,
         "/": lambda a, b: rules.times(a, inverse(b)),
         "power": lambda a, n: rules.power(a, n) if n >= 0 else inverse(rules.power(a, -n)),
+        "root": rules.root,
         "**": lambda a, b: rules.apply("exp", rules.times(b, rules.apply("log", a))),
         "abs": rules.magnitude,
         "relu": lambda a: rules.maximum(a, rules.constant(fmpq(0))),
@@ -190,7 +198,7 @@ def evaluate(function: Function, rules: Rules) -> list[Any]:
 
 def _steps(step: tuple[Any, ...]) -> tuple[int, ...]:
     """The earlier steps that this one is made of."""
-    return () if step[0] in ("number", "variable") else step[1:2] if step[0] == "power" else step[1:]
+    return () if step[0] in ("number", "variable") else step[1:2] if step[0] in ("power", "root") else step[1:]
 
 
 def _needed(function: Function) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from flint import arb, arb_series
+from flint import arb, arb_series, fmpq
 
 from attnc_checker.expressions import Function, Rules, evaluate
 from attnc_checker.ranges import NAMED, SERIES, Range, Ranges, hull
@@ -125,6 +125,26 @@ def norm(p: Poly) -> Any:
     return sum(map(abs, p.values()), arb(0))
 
 
+def _compose(series: Any, y: Poly, m: int, d: int) -> Poly:
+    """g∘y by Horner's rule in y − y₀: n factors y − y₀ have degree n at least. The g_n are those around y₀."""
+    moving = {key: x for key, x in y.items() if key}
+    result: Poly = {0: series[m]}
+    for n in range(m - 1, -1, -1):
+        result = multiply(result, moving, above(m - n, d))
+        result[0] = series[n]
+    return result
+
+
+def _of_root(q: Any, n: int, y: Range) -> Any:
+    """Holds the Taylor coefficients q(q − 1)…(q − n + 1)/n!·y^{q − n} of y^q at all y of a range; q is no integer."""
+    factor = math.prod((q - i for i in range(n)), start=fmpq(1)) / math.factorial(n)
+    return arb(factor) * hull((_power(y[0], q - n), _power(y[1], q - n)))
+
+
+def _power(x: Any, q: Any) -> Any:
+    return arb(0) if x == 0 and q > 0 else x ** arb(q)
+
+
 class Model(NamedTuple):
     """A function on a box, two ways.
 
@@ -186,18 +206,23 @@ class Models(Rules):
     def apply(self, name: str, a: Model) -> Model:
         low, high = bounds(self.whole(a), self.d)
         ball = a.wide[0].intersection(low.union(high)) if low.is_finite() and high.is_finite() else a.wide[0]
-        point, wide = self._compose(name, a.point, self.m), self._compose(name, a.wide | {0: ball}, self.m + 1)
+        point, wide = (
+            _compose(SERIES[name](arb_series([y[0], 1], m + 1)), y, m, self.d)
+            for y, m in ((a.point, self.m), (a.wide | {0: ball}, self.m + 1))
+        )
         return self._known(point, wide, self.ranges.apply(name, a.range))
 
-    def _compose(self, name: str, y: Poly, m: int) -> Poly:
-        """g∘y by Horner's rule in y − y₀: n factors y − y₀ have degree n at least. The g_n are Arb's."""
-        series = SERIES[name](arb_series([y[0], 1], m + 1))
-        moving = {key: x for key, x in y.items() if key}
-        result: Poly = {0: series[m]}
-        for n in range(m - 1, -1, -1):
-            result = multiply(result, moving, above(m - n, self.d))
-            result[0] = series[n]
-        return result
+    def root(self, a: Model, q: Any) -> Model:
+        """By the ends of y^{q − n}, which is finite at 0, too, as long as n ≤ q: the slope of y^1.5 is known there."""
+        range_, y, ends = self.ranges.root(a.range, q), a.point[0], a.range
+        low, high = bounds(self.whole(a), self.d)
+        if low.is_finite() and high.is_finite():
+            ends = ends[0].max(low.lower()), ends[1].min(high.upper())
+        point = _compose([_of_root(q, n, (y, y)) for n in range(self.m + 1)], a.point, self.m, self.d)
+        if self.m == 0 and not point[0].is_finite():
+            point = {0: hull(range_)}
+        wide = _compose([_of_root(q, n, ends) for n in range(self.m + 2)], a.wide, self.m + 1, self.d)
+        return self._known(point, wide, range_)
 
     def magnitude(self, a: Model) -> Model:
         found = super().magnitude(a)

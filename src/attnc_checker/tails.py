@@ -90,6 +90,8 @@ class _Tails(Rules):
             return Tail((SERIES[name](arb_series([y.poly[0], 1], 1))[0],), abs(slope) * y.size, y.rate)
         if len(y.poly) > 2:
             raise Undecided(f"{name} of a polynomial is not followed on the tail")
+        if not y.poly[1] != 0:
+            raise Undecided(f"whether the argument of {name} rises or falls on the tail is not decided")
         side = 1 if y.poly[1] > 0 else -1
         low, rate = side * y.poly[0] - y.size, side * y.poly[1]  # side·y ≥ low + rate·s
         fall = Tail((arb(0),), (-low).exp(), rate)  # ≥ e^{−side·y}

@@ -7,12 +7,14 @@ import shutil
 
 import numpy as np
 import pytest
-from flint import arb
+from flint import arb, fmpq
 
 import attnc
 from attnc_checker import check
+from attnc_checker.composition import _along
 from attnc_checker.expressions import Reader, evaluate, parse
 from attnc_checker.forms import Forms, are_equal
+from attnc_checker.network import Head, Stage
 from checker.networks import change_weight, edit
 
 BOX = (-1.0, 1.5)
@@ -125,13 +127,19 @@ def scaled(number, field, factor):
         (lambda data: data["outputs"].append("a"), "are not known to be the expression"),
         (lambda data: data.update(bound=0.99 * data["bound"], observed=0.0), "the errors of the stages add up to"),
         (lambda data: data.update(truncation=0.1 * data["bound"]), "the errors of the stages add up to"),
-        (lambda data: data["box"].update(a=[-1.0, 1.5001]), "may leave the claimed interval"),
+        (lambda data: data["box"].update(a=[-1.0, 1.5001]), "differ in the box"),
         (lambda data: data.update(method="proof", leaves=[["taylor", 4, 0, 0, 0, 0]]), "not a one-stage program"),
     ],
 )
 def test_a_changed_claim(net, change, reason):
     edit(net, "certificate.json", change)
     assert reason in refusal(net)
+
+
+def test_a_wider_box_in_both_files(net):
+    for name in ("config.json", "certificate.json"):
+        edit(net, name, lambda data: data["box"].update(a=[-1.0, 1.5001]))
+    assert "may leave the claimed interval" in refusal(net)
 
 
 @pytest.mark.parametrize(
@@ -264,3 +272,18 @@ def test_coefficients_of_combinations():
     for text in ("x*y", "relu(x + 5)", "x**2", "1/x", "sin(x)"):
         (form,) = evaluate(parse(text, ["x", "y"]), forms)
         assert forms.linear(form, 2) is None
+
+
+def test_every_head_adds_what_its_values_lean_on():
+    """Two heads in one channel, with values that lean on another input by 1/8 each: together by 1/4."""
+    rows = [(fmpq(0), fmpq(1), fmpq(0)), (fmpq(1), fmpq(2), fmpq(0))]
+    values = [(fmpq(1), fmpq(0), fmpq(1, 8)), (fmpq(2), fmpq(0), fmpq(-1, 8))]
+    sizes = [tuple(arb(abs(x)) for x in row) for row in rows]
+    value_sizes = [tuple(arb(abs(x)) for x in row) for row in values]
+    head = Head(rows, sizes, 1, {0: values}, {0: value_sizes}, {0: 1})
+    zero = (fmpq(0),) * 3
+    t, reach = (fmpq(0), fmpq(1), fmpq(0)), [arb(1), arb(1)]
+    for count in (1, 2):
+        stage = Stage([head] * count, [zero], [(arb(0),) * 3], [0])
+        _, unsure = _along(stage, t, None, reach, arb(1), "s0")
+        assert unsure >= arb(count) / 8

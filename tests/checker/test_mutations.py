@@ -66,7 +66,7 @@ def set_leaf(index, leaf):
         (lambda data: data.update(observed=2 * data["bound"]), "below the observed error"),
         (lambda data: data.update(bound=-1.0), "negative"),
         (lambda data: data.update(box={"x": [3.0, -3.0]}), "empty or reversed"),
-        (lambda data: data.update(box={"x": [-3.0, 3.25]}), "is not re-proved"),
+        (lambda data: data.update(box={"x": [-3.0, 3.25]}), "differ in the box"),
         (lambda data: data.update(box={"y": [-3.0, 3.0]}), "differ in the variables"),
         (lambda data: data.update(expression="sin(x) + 0"), "differ in the variables or the expression"),
         (lambda data: data.update(dtype="float32"), "claimed for float32, but the weights are float64"),
@@ -81,6 +81,16 @@ def set_leaf(index, leaf):
 def test_a_changed_certificate(net, change, reason):
     edit(net, "certificate.json", change)
     assert reason in refusal(net)
+
+
+def test_a_wider_box(net):
+    def widen(data):
+        data.update(box={"x": [-3.0, 3.25]})
+
+    edit(net, "config.json", widen)
+    assert "config.json and certificate.json differ in the box" in refusal(net)
+    edit(net, "certificate.json", widen)
+    assert "is not re-proved" in refusal(net)
 
 
 @pytest.mark.parametrize(

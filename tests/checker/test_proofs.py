@@ -230,6 +230,33 @@ def test_the_command_line(tmp_path, capsys):
     assert usage.value.code == 2
 
 
+def test_what_is_printed_is_not_below_the_bound(tmp_path, capsys):
+    program = spectral(np.sin, [(-3, 3)], 17)
+    path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1.0000004e-9)
+    assert main([str(path)]) == 0
+    assert "at most 1.00001e-09 in float64" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_seen_enough(tmp_path):
+    program = spectral(np.sin, [(-3, 3)], 17)
+    path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1e-9)
+    command = [sys.executable, "-m", "attnc_checker", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
+def test_a_power_with_a_slope_at_zero(tmp_path):
+    """Of x**1.5 the slope at 0 is known, so that a mean leaf there is as good as the slope."""
+    program = spectral(lambda x: x**1.5, [(0, 1)], 17)
+    error = sampled_error(program, lambda x: x**1.5, [(0, 1)])
+    leaves = [["mean", 6, 0], ["mean", 6, 1], *(["taylor", 8, 6, i] for i in range(2, 64))]
+    path = save(tmp_path / "net", program, "x**1.5", [(0, 1)], leaves, 1.5 * error)
+    verdict = check(path, processes=1)
+    assert verdict.proved, verdict.reason
+
+
 def test_it_needs_the_standard_library_and_flint_alone():
     code = "import attnc_checker.__main__, sys; print({'attnc', 'numpy', 'scipy', 'safetensors'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -68,3 +68,11 @@ def test_ties_with_different_values_are_refused():
     one = gate([(0, 0), (float(np.log(1 + np.e)), 1)], [(0, 0), (0, 1)])
     together, alone = (tail_error(reduced(p), parse("x", ["x"]), fmpq(4), 1) for p in (same, one))
     assert abs(together - alone) < arb(1e-12)
+
+
+def test_a_slope_that_cannot_be_told_from_zero_is_refused():
+    """10⁻⁵²·x − 20: whether the sigmoid ends at 0 or at 1 is beyond the precision, and it is 1."""
+    above_pi = "3.14159265358979323846264338327950288419716939937510592"
+    for text in (f"sigmoid(x*({above_pi} - pi) - 20)", f"exp(x*({above_pi} - pi) - 20)"):
+        with pytest.raises(Undecided, match="rises or falls"):
+            tail_error(reduced(SIGMOID), parse(text, ["x"]), fmpq(4), 1)

@@ -22,8 +22,8 @@ TINIEST = 2.0**-1074
 
 LIBM_ULPS = 8
 ENGINE_ULPS = 4
-"""Of an engine's exponential. Measured over all float32 numbers in [−80, 0], numpy is within 1.7 ulp, torch and ONNX
-Runtime within 1; numpy states 2.52."""
+"""Of an engine's exponential. Measured at every 16th float32 number in [−80, 0], numpy is within 1.7 ulp, torch and
+ONNX Runtime within 1; numpy states 2.52."""
 SINE_SLACK = 8 * 2.0**-52
 LIBM_ASSUMPTION: str = (
     "the float64 functions of numpy and scipy.special used here (exp, log, power, tan, tanh, sinh, cosh, "
