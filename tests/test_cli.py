@@ -643,3 +643,9 @@ def test_export_prints_the_parity(run, net, tmp_path):
     assert ran.json["difference"] <= ran.json["allowed"] < 1e-6
     assert run("export", str(net), "--to", "tflite", "--out", str(out)).code == 2
     assert run("export", str(tmp_path / "nothing"), "--to", "onnx", "--out", str(out)).code == 2
+
+
+def test_eval_beyond_the_core_of_an_infinite_box_says_that_rounding_is_not_counted(run, tmp_path):
+    attnc.compile("silu(x)", box={"x": (-math.inf, math.inf)}, eps=1e-3).save(tmp_path / "net")
+    assert "exact arithmetic" not in run("eval", str(tmp_path / "net"), "x=1").out
+    assert "in exact arithmetic, rounding beyond [" in run("eval", str(tmp_path / "net"), "x=12345.678").out

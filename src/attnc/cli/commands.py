@@ -156,6 +156,9 @@ def eval_command(
     if certificate.is_of_table and certificate.bound is not None and is_inside:
         those = f"the table's {plural(certificate.points or 0, 'point')}"
         claim = f"(± {ceiling(certificate.bound)} at {those}; nothing is claimed between them)"
+    core = certificate.core
+    if bound is not None and core is not None and not core[0] <= met[0, 0] <= core[1]:
+        claim = f"(± {ceiling(bound)} in exact arithmetic, rounding beyond [{core[0]:g}, {core[1]:g}] not counted)"
     for name, i in _output_names(values):
         print(f"{name + ' = ' if values.ndim else ''}{values[i]!s} {claim}")
     if not is_inside and outside == "clamp":
