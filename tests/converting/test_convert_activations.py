@@ -197,3 +197,51 @@ def test_trained_keys_get_gradients():
     assert names == {"slopes", "offsets", "values", "carried"}
     converted(torch.randn(7, 3)).square().sum().backward()
     assert all(p.grad is not None and np.isfinite(p.grad.numpy()).all() for p in gate.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("activation", [a for a in ACTIVATIONS if not isinstance(a, nn.Softsign)], ids=str)
+def test_where_scores_overflow_the_limit_is_computed(activation, dtype):
+    original = copy.deepcopy(activation).to(dtype)
+    converted, _ = attnc.convert(original, eps=1e-5)
+    most = torch.finfo(dtype).max
+    x = torch.tensor([-most, -most / 8, -1.0, 0.5, most / 8, most], dtype=dtype, requires_grad=True)
+    y, z = converted(x), original(x)
+    if isinstance(activation, nn.Hardswish | nn.GELU):  # torch's own overflow: x·6, x³
+        z = torch.where(x.abs() > 1e30, torch.relu(x), z)
+    assert ((y == z) | ((y - z).abs() <= 1e-5 + 4 * torch.finfo(dtype).eps * z.abs())).all()
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    assert torch.isfinite(slope).all()
+    ends = converted(torch.tensor([-math.inf, math.inf, math.nan, 1.0], dtype=dtype)).detach()
+    assert ends[2].isnan()
+    assert not ends[[0, 3]].isnan().any()
+    if not isinstance(activation, nn.PReLU):  # it subtracts ∞ from ∞
+        expected = original(torch.tensor([-math.inf, math.inf], dtype=dtype)).nan_to_num(0.0, math.inf, -math.inf)
+        if not isinstance(activation, nn.GELU):  # torch has NaN on one side or on both
+            assert torch.allclose(ends[:2], expected, atol=1e-5)
+        else:
+            assert ends[:2].tolist() == [0.0, math.inf]
+
+
+def test_activations_that_write_into_their_input_train():
+    torch.manual_seed(0)
+    conv = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ELU(inplace=True), nn.Conv2d(8, 2, 3)).double()
+    x, grads = torch.randn(2, 3, 8, 8, dtype=torch.float64), []
+    for model in (conv, attnc.convert(conv, eps=1e-7)[0]):
+        model(x).square().sum().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert (grads[0] - grads[1]).abs().max() <= 1e-4 * grads[0].abs().max()
+
+
+def test_gradients_of_every_sample_at_once():
+    model = nn.Sequential(nn.Linear(3, 5), nn.GELU(), nn.Linear(5, 1)).double()
+    x, found = torch.randn(4, 3, dtype=torch.float64), []
+    for each in (model, attnc.convert(model, eps=1e-7)[0]):
+        parameters = {name: p.detach() for name, p in each.named_parameters()}
+
+        def loss(parameters, x, each=each):
+            return torch.func.functional_call(each, parameters, (x,)).sum()
+
+        found.append(torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x))
+    for name, expected in found[0].items():
+        assert (expected - found[1][name]).abs().max() <= 1e-4

@@ -251,6 +251,24 @@ def test_bad_input():
         attnc.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), example=torch.zeros(1, 3))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_models_are_refused():
+    with pytest.raises(attnc.InputError, match="0 was compiled by"):
+        attnc.convert(nn.Sequential(torch.compile(nn.ReLU())))
+
+
+def test_an_activation_with_a_backward_of_its_own():
+    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
+    model, x = nn.Sequential(nn.Linear(4, 4), bloom.BloomGelu()), torch.randn(3, 4)
+    converted, report = attnc.convert(model)
+    assert [(entry.path, entry.activation) for entry in report.replaced] == [("1", "gelu_tanh")]
+    with Trace() as trace:
+        y = converted(x)
+        y.sum().backward()
+    assert not trace.activations
+    assert (y - model(x)).abs().max() <= 1e-5
+
+
 def test_what_no_reading_shows_is_found_by_a_run():
     class Hidden(nn.Module):
         def __init__(self) -> None:

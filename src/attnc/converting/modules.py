@@ -8,6 +8,7 @@ the values is a product and a sum over the same axis. No other nonlinear kernel 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,12 +47,11 @@ def mean_(weights: Tensor, values: Tensor) -> Tensor:
 class Attend(torch.autograd.Function):
     """Attention of the queries x over constant keys, block by block; backward makes the weights again."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, slopes: Tensor, offsets: Tensor, values: Tensor | None, carried: Tensor | None
-    ) -> Tensor:
+    def forward(x: Tensor, slopes: Tensor, offsets: Tensor, values: Tensor | None, carried: Tensor | None) -> Tensor:
         """`values` and `carried` are None where they are zero."""
-        ctx.save_for_backward(x, slopes, offsets, values, carried)
 
         def block(x: Tensor) -> Tensor:
             weights = torch.softmax(scores(x, slopes, offsets), 0)
@@ -61,7 +61,18 @@ class Attend(torch.autograd.Function):
             y = mean_(weights, carried).mul_(x)
             return y if constant is None else y.add_(constant)
 
-        return in_blocks(block, x, len(slopes))
+        def limit(x: Tensor) -> Tensor:
+            """0·∞ is no slope at all: where nothing is carried, the constant is the limit."""
+            weights = torch.softmax(scores(within_reach(x), slopes, offsets), 0)
+            constant = torch.zeros_like(x) if values is None else mean(weights, values)
+            slope = torch.zeros_like(x) if carried is None else mean(weights, carried)
+            return torch.where(slope == 0, constant, slope * x + constant)
+
+        return in_blocks(or_limit(block, limit), x, len(slopes))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
@@ -77,8 +88,28 @@ class Attend(torch.autograd.Function):
             tilt = slopes[:, None] - (weights * slopes[:, None]).sum(0)
             return (weights * (carried[:, None] + tilt * each)).sum(0)
 
-        slope = block(x) if torch.is_grad_enabled() else in_blocks(block, x, len(slopes))
+        run = or_limit(block, lambda x: block(within_reach(x)))
+        slope = run(x) if torch.is_grad_enabled() else in_blocks(run, x, len(slopes))
         return grad * slope, None, None, None, None
+
+
+def within_reach(x: Tensor) -> Tensor:
+    """x, or ±√max of its dtype where it is larger: one key has all the weight by then, and no score overflows."""
+    reach = torch.full_like(x, math.sqrt(torch.finfo(x.dtype).max))
+    return torch.where(x.abs() > reach, torch.copysign(reach, x), x)
+
+
+def or_limit(block: Callable[[Tensor], Tensor], limit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`block`, and `limit` for the blocks where scores overflow; where looking at numbers is dear, `limit` for all."""
+
+    def run(x: Tensor) -> Tensor:
+        traced = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        if x.device.type != "cpu" or traced or type(x) is not Tensor:
+            return limit(x)
+        y = block(x)
+        return limit(x) if math.isnan(y.detach().sum().item()) else y
+
+    return run
 
 
 def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tensor:
@@ -91,6 +122,11 @@ def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tens
     for start in range(0, len(x), step):
         out[start : start + step] = run(x[start : start + step])
     return out
+
+
+def into(x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """run(x), written into x. Backward needs x as it was."""
+    return x.copy_(run(x.clone() if x.requires_grad and torch.is_grad_enabled() else x))
 
 
 class AttentionActivation(nn.Module):
@@ -117,8 +153,10 @@ class AttentionActivation(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.compute(x.to(compute_dtype(x)).reshape(-1)).reshape(x.shape).to(x.dtype)
-        return x.copy_(y) if self.inplace else y
+        return into(x, self.attend) if self.inplace else self.attend(x)
+
+    def attend(self, x: Tensor) -> Tensor:
+        return self.compute(x.to(compute_dtype(x)).reshape(-1)).reshape(x.shape).to(x.dtype)
 
     def compute(self, x: Tensor) -> Tensor:
         """Of a flat x, in the dtype of the result."""

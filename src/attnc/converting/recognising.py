@@ -192,15 +192,17 @@ LIBRARY: dict[str, str] = {
     "QuickGELUActivation": "quick_gelu",
     "SiLUActivation": "silu",
     "MishActivation": "mish",
+    "BloomGelu": "gelu_tanh",
 }
-"""Classes of `transformers.activations` that are one of ours; others there are read like any code."""
+LIBRARIES = ("transformers.activations", "transformers.models.bloom.modeling_bloom")
+"""Whose classes of these names are one of ours; others there are read like any code."""
 FUNCTIONS = _functions()
 
 
 def read_module(module: nn.Module) -> Call | None:
     """What activation the module is; None if it is none."""
     kind = type(module)
-    if kind.__module__ == "transformers.activations" and kind.__name__ in LIBRARY:
+    if kind.__module__ in LIBRARIES and kind.__name__ in LIBRARY:
         return Call(None, Activation(LIBRARY[kind.__name__]))
     for base in kind.__mro__:
         if base in MODULES:

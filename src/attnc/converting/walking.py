@@ -22,6 +22,7 @@ from attnc.converting.modules import (
     AttentionGLU,
     AttentionPReLU,
     AttentionSoftsign,
+    into,
 )
 from attnc.converting.recognising import Call, read_function, read_module, why_fused
 from attnc.converting.report import Left, Replaced, Report
@@ -66,6 +67,12 @@ def _check(module: Any, eps: Any) -> float:
         raise InputError(f"convert takes a torch.nn.Module, found {type(module).__name__}")
     if isinstance(module, torch.jit.ScriptModule):
         raise InputError("a compiled TorchScript module cannot be taken apart: give the module it was made from")
+    for name, part in module.named_modules():
+        if type(part).__name__ == "OptimizedModule":  # torch._dynamo takes seconds to import
+            raise InputError(
+                f"{name or 'the model'} was compiled by torch.compile: give the model it was made from (_orig_mod), "
+                "and compile the converted one"
+            )
     eps = real_number("eps", eps)
     if not eps > 0:
         raise InputError(f"eps must be a finite number > 0, found {eps!r}")
@@ -109,8 +116,7 @@ class FunctionGates(nn.Module):
         gate = self.gate(call.activation, (DTYPES[x.dtype],))
         if call.gate_dim is not None:
             return AttentionGLU(gate, call.gate_dim)(x)
-        y: Tensor = gate(x)
-        return x.copy_(y) if call.inplace else y
+        return into(x, gate) if call.inplace else gate(x)
 
     def gate(self, activation: Activation, dtypes: tuple[str, ...]) -> AttentionActivation:
         name = "".join(c if c.isalnum() else "_" for c in str(activation))
