@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from attnc_checker.files import BadFile, Refused
 from attnc_checker.rounding import FORMATS
 
 NEEDED = "format weights_sha256 expression box dtype norm bound observed terms assumptions method leaves"
+NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 MAX_LEVEL, MAX_STAGES = 128, 1000
 MAX_ORDERS = (24, 20, 12, 8)
 """In one, two, three and more variables: beyond these a proof takes long and gains nothing."""
@@ -22,6 +24,7 @@ class Leaf(NamedTuple):
     kind: str
     order: int  # of a tail: its side, −1 or 1
     cell: Cell | None
+    bound: float | None = None  # of an L_p norm: about what is to be found at every point of the cell
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Claim:
     stages: tuple[StageClaim, ...]  # of a deep program, whose outputs are combinations of them
     outputs: tuple[Any, ...]
     cuts: tuple[tuple[float, ...], ...]  # where, along each variable, enclosure leaves are cut: any would do
+    p: float | None  # of an L_p norm
 
     @property
     def is_chain(self) -> bool:
@@ -80,8 +84,6 @@ def read_claim(data: dict[str, Any]) -> Claim:
         raise BadFile(f"certificate.json has the format {data['format']!r:.40}, not 'attnc.certificate/1'")
     if data["method"] not in ("proof", "staged proof"):
         raise Refused(f"the method is {data['method']!r:.40}: only proofs by leaves can be proved again")
-    if data["norm"] != "inf":
-        raise Refused(f"the norm is {data['norm']!r:.40}: only bounds at every point ('inf') can be proved again")
     if data["dtype"] not in (*FORMATS, "real"):
         raise Refused(f"the dtype {data['dtype']!r:.40} is none of {', '.join(FORMATS)}, real")
     bound, observed = _number(data["bound"], "bound"), data["observed"]
@@ -102,13 +104,28 @@ def read_claim(data: dict[str, Any]) -> Claim:
     stages, outputs = ([], []) if not is_staged else (data.get("stages"), data.get("outputs"))
     if not isinstance(stages, list) or not isinstance(outputs, list) or len(stages) > MAX_STAGES:
         raise BadFile(f"certificate.json: stages or outputs are no lists, or there are more than {MAX_STAGES} stages")
+    p = None
+    if data["norm"] != "inf":
+        if is_staged or sides:
+            raise Refused(f"the norm {data['norm']!r:.40} is for leaves of a bounded box")
+        p, leaves = _with_bounds(leaves, data["norm"], data.get("leaf_bounds"))
     cuts = data.get("cuts", [[]] * len(variables))
     if not isinstance(cuts, list) or not all(isinstance(points, list) for points in cuts) or len(cuts) != len(ends):
         raise BadFile("certificate.json: cuts is no list of a list for every variable")
     places = tuple(tuple(sorted(_number(x, "a cut") for x in points)) for points in cuts)
     texts, known, whole = data["expression"], data["dtype"], tuple(outputs)
     stated = tuple(map(_stage, stages))
-    return Claim(texts, variables, ends, bound, known, truncation, leaves, is_staged, stated, whole, places)
+    return Claim(texts, variables, ends, bound, known, truncation, leaves, is_staged, stated, whole, places, p)
+
+
+def _with_bounds(leaves: tuple[Leaf, ...], norm: Any, bounds: Any) -> tuple[float, tuple[Leaf, ...]]:
+    """p, and leaves that have bounds of their own."""
+    if not isinstance(norm, str) or not NORM.fullmatch(norm) or not float(norm) >= 1:
+        raise Refused(f"the norm is {norm!r:.40}: neither 'inf' nor a number from 1 on")
+    if not isinstance(bounds, list) or len(bounds) != len(leaves):
+        raise Refused(f"with the norm {norm} every leaf needs a bound of its own")
+    own = [_number(b, "the bound of a leaf") for b in bounds]
+    return float(norm), tuple(leaf._replace(bound=b) for leaf, b in zip(leaves, own, strict=True))
 
 
 def _stage(entry: Any) -> StageClaim:

@@ -170,7 +170,7 @@ class Models(Rules):
         return a.point | {key: x for key, x in a.wide.items() if key >= above(self.m, self.d)}
 
     def _known(self, point: Poly, wide: Poly, range_: Range) -> Model:
-        """If there is no slope, as of √x at 0, and m = 0: by the range, with slopes that are not known."""
+        """If there is no slope, as of √x at 0 or at a jump, and m = 0: by the range, with slopes that are not known."""
         ball = hull(range_)
         if ball.is_finite() and wide[0].is_finite():
             wide[0] = wide[0].intersection(ball)
@@ -244,9 +244,11 @@ class Models(Rules):
 
     def step(self, name: str, a: Model) -> Model:
         low, high = self.ranges.step(name, a.range)
-        if not low == high:
+        if low == high:
+            return self.constant(low)
+        if self.m:
             raise Undecided(f"{name} may jump within the box")
-        return self.constant(low)
+        return self._known({0: arb("nan")}, {0: arb("nan")}, (low, high))
 
 
 def models(function: Function, centre: Sequence[Any], half: Sequence[Any], m: int) -> list[Poly]:

@@ -71,7 +71,7 @@ def set_leaf(index, leaf):
         (lambda data: data.update(expression="sin(x) + 0"), "differ in the variables or the expression"),
         (lambda data: data.update(dtype="float32"), "claimed for float32, but the weights are float64"),
         (lambda data: data.update(dtype="bfloat16"), "the dtype 'bfloat16' is none of"),
-        (lambda data: data.update(norm="2"), "the norm is '2'"),
+        (lambda data: data.update(norm="2", leaf_bounds=[]), "needs a bound of its own"),
         (lambda data: data.update(method="theorem"), "the method is 'theorem'"),
         (lambda data: data.update(method="estimate", bound=None), "the method is 'estimate'"),
         (lambda data: data.update(weights_sha256="0" * 64), "belongs to other weights"),

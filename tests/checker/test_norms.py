@@ -1,0 +1,66 @@
+"""L_p norms: leaves are proved again, each with a bound of its own, and what was found is added up."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+import attnc
+from attnc_checker import check
+from checker.networks import change_weight, edit
+
+CASES = [("floor(2*x) + sin(x)", 1, 0.5), ("sign(x)", 3.5, 0.4), ("floor(x + 0.3)", 2, 0.3)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("norm") / "net"
+    attnc.compile("floor(2*x) + sin(x)", [(-1, 1)], eps=0.5, norm=2).save(path)
+    return path
+
+
+@pytest.mark.parametrize(("expression", "p", "eps"), CASES)
+def test_proved_again(tmp_path, expression, p, eps):
+    net = attnc.compile(expression, [(-1, 1)], eps=eps, norm=p)
+    assert net.certificate.method == "proof"
+    net.save(tmp_path / "net")
+    verdict = check(tmp_path / "net", processes=1)
+    assert verdict.proved, verdict.reason
+    assert net.certificate.observed <= 1.001 * verdict.reproved  # by quadrature
+    assert verdict.reproved <= verdict.bound == net.certificate.bound
+
+
+def _worst(data):
+    return data["leaf_bounds"].index(max(data["leaf_bounds"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "reason"),
+    [
+        (lambda data: data.update(bound=0.97 * data["bound"], observed=None), 1, "the leaves add up to the norm"),
+        (lambda data: data.update(norm="1", observed=None), 1, "the leaves add up to the norm"),
+        (lambda data: data.update(norm="0.5"), 1, "neither 'inf' nor a number from 1 on"),
+        (lambda data: data.update(norm="nan"), 1, "neither 'inf' nor a number from 1 on"),
+        (lambda data: data.update(norm=2), 1, "neither 'inf' nor a number from 1 on"),
+        (lambda data: data.update(norm="inf"), 1, "is not re-proved to"),
+        (lambda data: data["leaf_bounds"].__setitem__(_worst(data), 1e-6), 1, "is not re-proved to 1.01e-06"),
+        (lambda data: data["leaf_bounds"].__setitem__(0, "1"), 2, "the bound of a leaf is '1'"),
+        (lambda data: data["leaf_bounds"].pop(), 1, "every leaf needs a bound of its own"),
+        (lambda data: data.pop("leaf_bounds"), 1, "every leaf needs a bound of its own"),
+        (lambda data: (data["leaf_bounds"].pop(), data["leaves"].pop()), 1, "do not cover the box"),
+    ],
+)
+def test_changed_certificates_are_refused(saved, tmp_path, change, code, reason):
+    net = shutil.copytree(saved, tmp_path / "net")
+    edit(net, "certificate.json", change)
+    verdict = check(net, processes=1)
+    assert verdict.exit_code == code, verdict.reason
+    assert reason in verdict.reason
+
+
+def test_a_changed_value_is_refused(saved, tmp_path):
+    net = shutil.copytree(saved, tmp_path / "net")
+    assert check(net, processes=2).proved
+    change_weight(net, "layers.0.embed.constant.values", 2, 1.1, rehash=True)
+    assert not check(net, processes=1).proved
