@@ -29,6 +29,26 @@ def problem(rows: int, features: int, seed: int = 0, penalty: float = 0.3):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("eps", [0.25, 1.0, 4.0])
+def test_a_coarse_spacing_that_lets_the_steps_run_away_has_no_bound(method, eps):
+    """Residuals that leave what the heads were made for grow like sinh: then nothing may be promised."""
+    rng = np.random.default_rng(2)
+    runaways = 0
+    for _ in range(10):
+        X = np.linalg.qr(rng.normal(size=(2, 2)))[0] * [1.0, rng.uniform(0.05, 1)]
+        y = 2 * rng.normal(size=2)
+        values = np.linalg.eigvalsh(X.T @ X)
+        norms = Norms(1.01, np.linalg.norm(y) * 1.01, values[-1] * 1.01, values[0] * 0.99)
+        plan = plan_least_squares(Prompt(2, 2), norms, (0.0, 0.0), steps=60, heads=1, eps=eps, method=method)
+        with np.errstate(all="ignore"):
+            found = run(descent_program([plan.task]), [np.zeros(2), plan.task.prompt.tokens(X, y)])
+        error = np.linalg.norm(found - np.linalg.solve(X, y))
+        assert error <= plan.bound.value
+        runaways += bool(error > 1e6)
+    assert eps < 1 or runaways
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_every_layer_is_within_the_bound_of_exact_descent(method):
     X, y, penalty, norms = problem(40, 4)
     plan = plan_least_squares(Prompt(50, 4), norms, tuple(penalty), steps=25, heads=2, method=method)

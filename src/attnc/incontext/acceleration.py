@@ -120,6 +120,15 @@ class Schedule:
         return float(up(total, SUMS))
 
     @cached_property
+    def swing(self) -> float:
+        """As amplification, for every v on the way: |v_t − exact v_t| ≤ swing·δ.
+
+        Plain and heavy ball: x_t is v_t, and the sums grow with t. Nesterov: v = x + β(x − x₋), β ≤ 1. Chebyshev: the
+        terms of the sum for t are at most 2·max η/min η ≤ 4 times those for T.
+        """
+        return {"nesterov": 3.0, "chebyshev": 4.0}.get(self.method, 1.0) * self.amplification
+
+    @cached_property
     def overshoot(self) -> float:
         """The residuals on the way are at most this times those at the start (in the 2-norm over the examples).
 

@@ -5,8 +5,10 @@ For Σ ½(w·x_i − y_i)² + ½ Σ λ_c w_c², started at w₀ (0 unless told),
     |w_T − w*| ≤ contraction·(‖y‖/√μ + |w₀|)  +  amplification·(δ + rounding of the updates),
 
 δ the error of one gradient (`differences`), contraction and amplification those of the method (`acceleration`). Every
-residual on the way is ≤ overshoot·(‖y‖ + √L|w₀|): so δ's norm bounds need no look at the examples beyond ‖y‖ and
-max|x_i|.
+residual of exact steps is ≤ R = overshoot·(‖y‖ + √L|w₀|): so δ's norm bounds need no look at the examples beyond ‖y‖ and
+max|x_i|. The heads are made for residuals up to r̄ = (1 + h)·R. As long as these are met, v is within swing·(δ +
+rounding) of the exact one, and the next residual within √L times that of its own; if this is ≤ h·R, all are ≤ r̄ by
+induction. If it is not, the steps may run away (e grows like sinh), and nothing is proved.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+
+HEADROOM = 0.25
+"""h: what the errors of the gradients may add to the residuals."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ def plan_least_squares(
             )
     schedule = Schedule(method, steps, norms.L, norms.mu, eta)
     tried = []
-    for count in (heads,) if heads else range(1, MAX_HEADS + 1):
+    for count in (heads,) if heads is not None else range(1, MAX_HEADS + 1):
         plan = _with_heads(prompt, norms, penalty, schedule, count, eps, start, dtype)
         if accuracy is not None and plan.bound.value <= accuracy:
             return plan
@@ -121,8 +127,9 @@ def _with_heads(
     dtype: str,
 ) -> Plan:
     # Residuals at the start are at most ‖y‖ + √L·|w₀|; |v| on the way: |w*|, and what the first error may swing to.
-    reach = schedule.overshoot * (norms.y + math.sqrt(norms.L) * start)
-    size = (1 + schedule.overshoot) * (norms.weights + start)
+    exact = max(schedule.overshoot * (norms.y + math.sqrt(norms.L) * start), 2.0**-800)  # targets may be zero
+    reach = (1 + HEADROOM) * exact
+    size = (1 + HEADROOM) * (1 + schedule.overshoot) * (norms.weights + start)
     parts = size * norms.x + norms.y if math.isfinite(size) else 4 * reach
     sizes = Sizes(prompt.rows, prompt.num_weights + 1, norms.x, reach, parts)
     differences = choose(sizes, heads, dtype) if eps is None else Differences(heads, eps)
@@ -135,6 +142,8 @@ def _with_heads(
     ]
     terms += [(t.name, amplification * t.value, f"{t.reason}, over all steps") for t in gradient.terms]
     terms += [("updates", amplification * per_step, f"the affine maps in {dtype}, over all steps")]
+    if not float(up(math.sqrt(norms.L) * schedule.swing * (gradient.value + per_step), SLACK)) <= HEADROOM * exact:
+        terms += [("residuals", math.inf, f"errors of this size may drive them beyond the {reach:.3g} provided for")]
     rounded = (Term(name, float(up(value, SLACK)), reason) for name, value, reason in terms)
     return Plan(task, gradient, Bound(tuple(rounded)), norms.weights, start)
 

@@ -110,7 +110,7 @@ class KernelRidge(_Queried):
         self.max_rows = max_rows
 
     def fit(self, X: Any, y: Any) -> Self:
-        if not self.alpha > 0:
+        if not 0 < self.alpha < math.inf:
             raise FitError(f"alpha is a positive penalty, found {self.alpha!r}")
         if self.method not in ("plain", "heavy_ball", "nesterov"):
             raise FitError(f"the method is plain, heavy_ball or nesterov, found {self.method!r}")

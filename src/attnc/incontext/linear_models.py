@@ -76,8 +76,7 @@ class Ridge(Linear):
     def fit(self, X: Any, y: Any) -> Self:
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, multi_output=False)
         y = np.asarray(y, np.float64)
-        if not self.alpha >= 0:
-            raise FitError(f"alpha is a penalty ≥ 0, found {self.alpha!r}")
+        check_penalty(self.alpha)
         self._fit_quadratic(X, y, float(self.alpha))
         return self
 
@@ -106,7 +105,10 @@ class Ridge(Linear):
 
 
 class LinearRegression(Ridge):
-    """argmin Σ (w·x_i + b − y_i)²; among several the shortest w. See Ridge for the parameters."""
+    """argmin Σ (w·x_i + b − y_i)²; among several the shortest w. See Ridge for the parameters.
+
+    Eigenvalues that are zero up to rounding are taken for zero: steps and bound_ are for the shortest w without them.
+    """
 
     def __init__(
         self,
@@ -170,8 +172,7 @@ class ElasticNet(Linear):
         return self
 
     def _fit_composite(self, X: np.ndarray, y: np.ndarray, l1_ratio: float) -> None:
-        if not self.alpha >= 0:
-            raise FitError(f"alpha is a penalty ≥ 0, found {self.alpha!r}")
+        check_penalty(self.alpha)
         if self.method not in ("plain", "nesterov"):
             raise FitError(f"a proximal step is plain or nesterov, found method {self.method!r}")
         centred, damping = self.fit_intercept, float(self.alpha) * (1 - l1_ratio)
@@ -245,6 +246,11 @@ def _weight_bound(targets: np.ndarray, l1: np.ndarray, mu: float) -> float:
     bounds = [2 * np.sqrt(2 * start / mu)] if mu else []
     bounds += [np.sqrt(len(l1)) * start / l1.min()] if l1.min() > 0 else []
     return _up(min(bounds)) if bounds else 1e3 * _up(np.linalg.norm(targets))
+
+
+def check_penalty(alpha: float) -> None:
+    if not 0 <= alpha < np.inf:
+        raise FitError(f"alpha is a penalty ≥ 0, and finite, found {alpha!r}")
 
 
 def room(X: np.ndarray, max_rows: int | None, intercept: bool = False) -> Prompt:

@@ -15,7 +15,7 @@ from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.errors import gradient_bound
 from attnc.incontext.fitting import FitError, Units, eigenvalue_bounds, run_recorded
-from attnc.incontext.linear_models import LEFT_OVER, Linear, paced, room
+from attnc.incontext.linear_models import LEFT_OVER, Linear, check_penalty, paced, room
 
 ATTEMPTS = 12
 
@@ -58,8 +58,7 @@ class PoissonRegressor(Linear):
     def fit(self, X: Any, y: Any) -> Self:
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, multi_output=False)
         y = np.asarray(y, np.float64)
-        if not self.alpha >= 0:
-            raise FitError(f"alpha is a penalty ≥ 0, found {self.alpha!r}")
+        check_penalty(self.alpha)
         if (y < 0).any() or not y.any():
             raise FitError(f"counts are ≥ 0 and not all zero, found values from {y.min():g} to {y.max():g}")
         units = Units.of(X, y, centred=self.fit_intercept, centred_y=False, damping=float(self.alpha) / float(y.mean()))
