@@ -17,6 +17,7 @@ LONG = {
     "Lasso",
     "LinearRegression",
     "LogisticRegression",
+    "NadarayaWatson",
     "PoissonRegressor",
 }
 NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in sorted(attnc.incontext.__all__)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from sklearn import linear_model
@@ -142,6 +144,16 @@ def test_separable_classes_stop_with_the_gradient_norm():
     with pytest.warns(ConvergenceWarning, match="gradient of norm .* separable"):
         model = LogisticRegression(C=1e6, max_iter=200).fit(X[y < 2], y[y < 2])
     assert model.gradient_norm_ > 0
+
+
+def test_columns_that_depend_on_others_do_not_pass_for_converged():
+    """The gradient is small, and yet the weights are off by more than a hundredth: only curvature tells."""
+    X, y = make_classification(300, 10, n_informative=4, random_state=1, flip_y=0.1)
+    with pytest.warns(ConvergenceWarning, match="may be .* from the optimum"):
+        LogisticRegression(max_iter=400).fit(100 * X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        LogisticRegression().fit(X, y)
 
 
 def test_targets_that_do_not_serve():

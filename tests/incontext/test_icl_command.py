@@ -83,6 +83,22 @@ def test_all_other_columns_and_standardising(run, table):
     ]
 
 
+def test_labels_that_are_words(run, tmp_path):
+    path = tmp_path / "words.csv"
+    path.write_text("a,b,kind\n1,2,cat\n2,1,dog\n3,5,cat\n4,4,dog\n5,0,dog\n")
+    ran = run("icl", "logistic", "--csv", path, "--target", "kind", "--json")
+    assert ran.code == 0, ran.err
+    report = json.loads(ran.out)
+    assert report["largest_difference"]["predictions"] == 0
+    assert report["largest_difference"]["coefficients"] <= 1e-7
+    path.write_text("a,kind\n1,cat\n2,\n")
+    ran = run("icl", "logistic", "--csv", path, "--target", "kind")
+    assert ran.code == 2
+    assert "line 3, column 'kind'" in ran.err
+    path.write_text("a,kind\n1,cat\n2,dog\n")
+    assert "'cat' is not a number" in run("icl", "ridge", "--csv", path, "--target", "kind").err
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -91,6 +107,9 @@ def test_all_other_columns_and_standardising(run, table):
         (("ridge", "--target", "y", "--features", "a,y"), "cannot be a feature"),
         (("lasso", "--target", "y", "--gamma", "1"), "has no option gamma"),
         (("ridge", "--target", "y", "--alpha", "-1"), "alpha"),
+        (("ridge", "--target", "y", "--alpha", "inf"), "alpha is a penalty"),
+        (("lasso", "--target", "y", "--alpha", "inf"), "alpha is a penalty"),
+        (("ridge", "--target", "y", "--heads", "0"), "1 to 12 pairs, found 0"),
         (("ridge", "--target", "y", "--method", "plain", "--learning-rate", "9"), "largest eigenvalue"),
         (("ridge", "--target", "y", "--max-rows", "5"), "max_rows=5"),
         (("logistic", "--target", "y"), "Unknown label type|continuous"),

@@ -89,7 +89,7 @@ def icl_command(
     for option in given:
         if option not in known:
             raise InputError(f"{model} has no option {option}; it has {', '.join(known)}")
-    X, y, columns = read_examples(csv, target, features)
+    X, y, columns = read_examples(csv, target, features, with_labels=model == "logistic")
     if standardise:
         scale = X.std(axis=0)
         scale[scale == 0] = 1.0
@@ -136,7 +136,9 @@ def _fit(name: str, given: dict[str, Any], X: np.ndarray, y: np.ndarray, columns
     if theirs is not None:
         other_predictions = theirs.predict(X)
         report["largest_difference"] = {
-            "predictions": float(np.abs(predictions - other_predictions).max()),
+            "predictions": float((predictions != other_predictions).any())
+            if predictions.dtype.kind == "U"
+            else float(np.abs(predictions - other_predictions).max()),
             "coefficients": float(np.abs(ours - other).max()) if hasattr(fitted, "coef_") else None,
         }
     report |= _sizes(fitted)

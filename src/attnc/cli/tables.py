@@ -62,19 +62,31 @@ def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
     return TableTarget(array[:, :split], outputs, arguments, label=lambda row: f"line {lines[row]}")
 
 
-def read_examples(path: Path, target: str, features: str | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """X, y and the names of X's columns: those named by --features, or all but the target."""
+def read_examples(
+    path: Path, target: str, features: str | None, *, with_labels: bool = False
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """X, y and the names of X's columns: those named by --features, or all but the target, which may hold labels."""
+    import numpy as np
+
     chosen = () if features is None else _names("--features", features)
     if target in chosen:
         raise InputError(f"column {target!r} is the target, and cannot be a feature")
-    array, _, names = _read(path, (target, *chosen), with_others=not chosen)
+    labels = list[str]()
+    array, _, names = _read(path, (target, *chosen), with_others=not chosen, labels=labels if with_labels else None)
     if array.shape[1] < 2:
         raise InputError(f"{path}: there is no column besides the target {target!r}")
+    if not all(NUMBER.fullmatch(label) for label in labels):
+        return array[:, 1:], np.array(labels), names[1:]
     return array[:, 1:], array[:, 0], names[1:]
 
 
-def _read(path: Path, wanted: Sequence[str], *, with_others: bool) -> tuple[np.ndarray, list[int], tuple[str, ...]]:
-    """The wanted columns (and then all others, if asked for) as numbers; the rows' lines; the columns' names."""
+def _read(
+    path: Path, wanted: Sequence[str], *, with_others: bool, labels: list[str] | None = None
+) -> tuple[np.ndarray, list[int], tuple[str, ...]]:
+    """The wanted columns (and then all others, if asked for) as numbers; the rows' lines; the columns' names.
+
+    If `labels` is given, the first column's texts are added to it; those that are no numbers are NaN.
+    """
     import numpy as np
 
     text = _text(path)
@@ -93,7 +105,12 @@ def _read(path: Path, wanted: Sequence[str], *, with_others: bool) -> tuple[np.n
         if len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
             raise InputError(f"{path}, line {line}: {_cells(len(cells))}, but the header names {len(header)} columns")
         where = f"{path}, line {line}, column"
-        numbers.append([_number(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns])
+        if labels is None:
+            numbers.append([_number(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns])
+        else:
+            labels.append(_label(cells[columns[0]], f"{where} {header[columns[0]]!r}"))
+            first = float(labels[-1]) if NUMBER.fullmatch(labels[-1]) else math.nan
+            numbers.append([first, *(_number(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns[1:])])
         lines.append(line)
     if not lines:
         raise InputError(f"{path}: there is no row below the header")
@@ -186,6 +203,13 @@ def _number(cell: str, where: str, delimiter: str) -> float:
             raise InputError(f"{where}: {text!r} has a decimal comma; write {text.replace(',', '.')}")
         raise InputError(f"{where}: {text!r:.60} is not a number")
     raise InputError(f"{where}: {text:.60} is not finite; leave the row out")
+
+
+def _label(cell: str, where: str) -> str:
+    text = cell.strip()
+    if not text or text.lower() in ("nan", "inf", "infinity"):
+        raise InputError(f"{where}: {text!r} is no label; fill it in, or leave the row out")
+    return text
 
 
 def _cells(count: int) -> str:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 SEPARABLE = ": the classes are separable, and only the penalty holds the weights"
-FLAT = 1e-7
-"""A gradient larger than this part of the sum of its terms is worth a warning."""
+FAR = 1e-4
+"""Weights that are about this far from the optimum, relative to 1 + |w|, are worth a warning."""
 
 
 class LogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -109,18 +109,18 @@ class LogisticRegression(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         largest = 3 * float(np.linalg.norm(self.trajectory_, axis=1).max())  # v is extrapolated from two iterates
         self.units_, self.n_iter_ = units, steps
         self.gradient_bound_ = model.gradient_bound(sizes.x, largest, 0.0, "float64")
-        residuals = _sigmoid(extended @ weights) - targets
-        gradient = extended.T @ residuals + penalty * weights
-        self.gradient_norm_ = float(np.linalg.norm(gradient))
-        if self.gradient_norm_ > FLAT * float(np.abs(extended).sum()):
+        means = _sigmoid(extended @ weights)
+        self.gradient_norm_ = float(np.linalg.norm(extended.T @ (means - targets) + penalty * weights))
+        # A small gradient is not enough: along columns that depend on others little curves the objective.
+        curvature = (extended.T * (means * (1 - means))) @ extended + np.diag(penalty)
+        least = float(np.linalg.eigvalsh(curvature)[0])
+        distance = self.gradient_norm_ / least if least > 0 else np.inf
+        if distance > FAR * (1 + float(np.linalg.norm(weights))):
             warnings.warn(
                 f"stopped after {steps} steps with a gradient of norm {self.gradient_norm_:.3g}"
-                + (
-                    ": the classes are separable, and only the penalty holds the weights"
-                    if _separates(extended @ weights, targets)
-                    else ""
-                )
-                + ". Raise max_iter, or lower C.",
+                + (SEPARABLE if _separates(extended @ weights, targets) else "")
+                + f". At the least curvature there, {least:.3g}, the weights may be {distance:.3g} from the optimum. "
+                "Raise max_iter, or lower C.",
                 ConvergenceWarning,
                 stacklevel=3,
             )

@@ -5,8 +5,8 @@ For Σ ½(w·x_i − y_i)² + ½ Σ λ_c w_c², started at w₀ (0 unless told),
     |w_T − w*| ≤ contraction·(‖y‖/√μ + |w₀|)  +  amplification·(δ + rounding of the updates),
 
 δ the error of one gradient (`differences`), contraction and amplification those of the method (`acceleration`). Every
-residual of exact steps is ≤ R = overshoot·(‖y‖ + √L|w₀|): so δ's norm bounds need no look at the examples beyond ‖y‖ and
-max|x_i|. The heads are made for residuals up to r̄ = (1 + h)·R. As long as these are met, v is within swing·(δ +
+residual of exact steps is ≤ R = overshoot·(‖y‖ + √L|w₀|): so δ's norm bounds need no look at the examples beyond ‖y‖
+and max|x_i|. The heads are made for residuals up to r̄ = (1 + h)·R. As long as these are met, v is within swing·(δ +
 rounding) of the exact one, and the next residual within √L times that of its own; if this is ≤ h·R, all are ≤ r̄ by
 induction. If it is not, the steps may run away (e grows like sinh), and nothing is proved.
 """
