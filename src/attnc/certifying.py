@@ -72,7 +72,7 @@ def certify(
     if bound is not None and not observed <= bound * quadrature:
         raise InputError(_refuted(target, observed, bound))
     if isinstance(target, TableTarget):
-        return _at_points(network, target, progress)
+        return _at_points(network, target, eps, progress)
     if not _can_be_enclosed(target):
         return network
     claim = _proved(network, built, target, p, PROOF_SECONDS if proof_seconds is None else proof_seconds, progress)
@@ -97,8 +97,11 @@ def certify_also(network: Network, built: Built, target: Target, dtype: str, pro
     return network if claim.bound is None else dataclasses.replace(network, also={**network.also, dtype: claim})
 
 
-def _at_points(network: Network, target: TableTarget, progress: Progress | None) -> Network:
-    """Of a table: a bound at its points, each of them proved; without one, what the numpy engine shows there."""
+def _at_points(network: Network, target: TableTarget, eps: float, progress: Progress | None) -> Network:
+    """Of a table: a bound at its points, each of them proved; without one, what the numpy engine shows there.
+
+    That is the claim too where what is shown is within eps, and only the bound on rounding is not.
+    """
     claim = network.certificate
     try:
         found = prove_at_points(
@@ -111,10 +114,11 @@ def _at_points(network: Network, target: TableTarget, progress: Progress | None)
         )
     except ProgramError:
         found = None
-    if found is None or not math.isfinite(found.bound):
+    observed = claim.observed or 0.0
+    if found is None or not math.isfinite(found.bound) or observed <= eps < found.bound:
         return network
-    if (claim.observed or 0.0) > found.bound:
-        raise InputError(_refuted(target, claim.observed or 0.0, found.bound))
+    if observed > found.bound:
+        raise InputError(_refuted(target, observed, found.bound))
     method = f"proof at the table's {target.num_points:,} points"
     return dataclasses.replace(
         network, certificate=dataclasses.replace(claim, bound=found.bound, terms=found.terms, method=method)

@@ -218,8 +218,11 @@ def _cheapest(
         name = names[-1] if len(names) == 1 else "max_affine"
         unknown = [option for option in options if option not in inspect.signature(CONSTRUCTIONS[name]).parameters]
         if unknown:
+            given = f"{unknown[0]}={options[unknown[0]]!r}"
+            if len(names) == 1:
+                raise InputError(f"{given} is not an option of {name}")
             others = " or ".join(f"construction={other!r}" for other in _taking(unknown[0]))
-            raise InputError(f"{unknown[0]}={options[unknown[0]]!r} is for constructions that take it: state {others}")
+            raise InputError(f"{given} is for constructions that take it: state {others}")
         return _named(name, target, wanted, options, progress)
     rows = planning.plan(target, wanted, names)
     able = planning.cheapest(rows, criterion)

@@ -71,7 +71,7 @@ def prove_at_points(
         rounding[rows] = rounding_bounds(stage, rounds, at, radii, truncation=truncation)
         if progress is not None:
             progress("proving", min(1.0, (start + POINTS) / len(points)))
-    total = np.nan_to_num(up(off + rounding), nan=math.inf)
+    total = np.nan_to_num(up(off + rounding), nan=math.inf, posinf=math.inf)
     worst, output = (int(i) for i in np.unravel_index(int(np.argmax(total)), total.shape))
     terms = (
         Term("approximation", float(off[worst, output]), "the exact network against the table at the worst point"),
