@@ -17,7 +17,7 @@ from attnc.certificates.certificate import Certificate
 from attnc.certificates.observed import sample_points
 from attnc.certificates.prover import prove
 from attnc.engines.numpy_engine import NumpyEngine, Progress
-from attnc.errors import FileError, InputError
+from attnc.errors import FileError, InputError, ProgramError
 from attnc.exports.directory import load_network, save_network
 from attnc.ir.layers import Affine
 from attnc.ir.program import Program, split_columns
@@ -96,7 +96,8 @@ class Network:
     def bound(self, box: BoxLike | None = None, *, seconds: float = 30.0) -> float | None:
         """The proven bound, or that of a part of the box, which may be smaller: proved anew, for the stored weights.
 
-        None where nothing was proved. A part of the box needs the expression, and the prover to serve it.
+        None where nothing was proved. A part of the box needs the expression and one attention stage: of other networks
+        it has the bound of the whole.
         """
         if box is None or self.certificate.bound is None:
             return self.certificate.bound
@@ -106,7 +107,10 @@ class Network:
         if self.expression is None or self.certificate.method != "proof":
             return self.certificate.pointwise_bound
         target, p = ExpressionTarget(Expression.parse(self.expression), part), float(self.certificate.norm)
-        found = prove(self.program, target, p=p, truncation=self.truncation, time_budget=seconds)
+        try:
+            found = prove(self.program, target, p=p, truncation=self.truncation, time_budget=seconds)
+        except ProgramError:  # several stages
+            return self.certificate.pointwise_bound
         return min(found.bound, self.certificate.bound)
 
     def certified_in(self, dtype: str) -> Certificate | None:

@@ -203,3 +203,9 @@ def test_what_cannot_be_cut_into_stages_is_refused():
         prove_deep(dataclasses.replace(built.program, layers=twice[1:-1]), target)
     with pytest.raises(ProgramError, match="the target"):
         prove_deep(built.program, attnc.as_target("x*y", {"x": (0, 1), "y": (0, 1)}))
+
+
+def test_a_part_of_the_box_has_the_bound_of_the_whole():
+    net = attnc.compile("x", box={"x": (0, 1)}, eps=0.3, construction="two_layer")
+    assert net.certificate.method == "proof"
+    assert net.bound({"x": (0.25, 0.5)}) == net.certificate.bound
