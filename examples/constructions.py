@@ -21,8 +21,8 @@ def cases() -> dict[str, tuple[str, str, attnc.Network]]:
     weights, biases = [rng.normal(size=s) / 2 for s in sizes], [rng.normal(size=s[0]) / 2 for s in sizes]
     relu = attnc.ReLUNetwork(weights, biases, (-1, 1))
 
-    def build(name: str) -> attnc.Network:
-        return attnc.compile(wave, BOX, EPS, construction=name)
+    def build(name: str, eps: float = EPS) -> attnc.Network:
+        return attnc.compile(wave, BOX, eps, construction=name)
 
     def fine(name: str, text: str, box: Any) -> tuple[str, attnc.Network]:
         return f"{text}, eps 1e-6", attnc.compile(text, box, 1e-6, construction=name)
@@ -37,8 +37,12 @@ def cases() -> dict[str, tuple[str, str, attnc.Network]]:
         "`gates`": ("tanh, sigmoid, gelu, … on all of R", *fine("gates", "gelu(x)", [(-math.inf, math.inf)])),
         "`max_affine`": ("one head, one layer: a max-affine partition", wave, build("max_affine")),
         "`max_affine_cross`": ("the same by cross-attention to a memory", wave, build("max_affine_cross")),
-        "`two_layer`": ("bumps by attention, then selection", wave, build("two_layer")),
-        "`attention_softmax`": ("bumps by attention, then a softmax", wave, build("attention_softmax")),
+        "`two_layer`": ("bumps by attention, then selection", f"{wave}, eps 0.3", build("two_layer", 0.3)),
+        "`attention_softmax`": (
+            "bumps by attention, then a softmax",
+            f"{wave}, eps 0.3",
+            build("attention_softmax", 0.3),
+        ),
         "`truncated_linear`": ("one head clips: O(1/p)", "clip(x, 0, 1), eps 1e-3", attnc.compile(clip, eps=1e-3)),
         "`truncated_linear_heads`": (
             "H heads clip: O(1/(nH))",
