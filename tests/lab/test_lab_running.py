@@ -240,7 +240,7 @@ def test_a_lost_worker_loses_nothing_else(tmp_path: Path) -> None:
     assert open_run(tmp_path / "run").missing(made) == [{"k": 1}]
 
 
-def _alive(session: int) -> bool:
-    """Whether a process of this session is left."""
-    listed = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(session)], capture_output=True, text=True, check=False)
+def _alive(leader: int) -> bool:
+    """Whether any process that `leader` began is left."""
+    listed = subprocess.run(["ps", "-o", "pid=,stat=", "-s", str(leader)], capture_output=True, text=True, check=False)
     return any("Z" not in line.split()[1] for line in listed.stdout.splitlines())
