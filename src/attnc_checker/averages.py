@@ -22,16 +22,14 @@ and z_k = α_k·t, |z_k| ≤ ρ_k,
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from flint import arb, arb_mat
 
-from attnc_checker.jets import Poly, above, add, factorial, monomials, norm, variable
+from attnc_checker.jets import Poly, add, factorial, monomials, norm, variable
 from attnc_checker.network import Head, Row
 from attnc_checker.rounding import Arithmetic, most
 
@@ -49,15 +47,6 @@ class Box:
     @property
     def reach(self) -> list[Any]:
         return [(abs(c) + r).upper() for c, r in zip(self.centre, self.half, strict=True)]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One factor of a product lattice: each of its points has an offset, and slopes along some coordinates."""
-
-    coordinates: tuple[int, ...]
-    slopes: list[list[Any]]
-    offsets: list[Any]
 
 
 def at(row: Row, x: Sequence[Any]) -> Any:
@@ -91,31 +80,10 @@ class Average:
     def __init__(self, head: Head, num_keys: int = 0, dropped: dict[int, Any] | None = None) -> None:
         self.head, self.num_keys = head, num_keys or len(head.scores)
         self.dropped = dropped or dict.fromkeys(head.values, arb(0))
-        self.order, axes = _lattice(head.scores)
-        separable = map(sum, itertools.product(*(axis.offsets for axis in axes)))
-        eta = [head.scores[k][0] - part for k, part in zip(self.order, separable, strict=True)]
-        highest = max(eta)
-        self.behind = [arb(highest - x) for x in eta]
-        self.factors = [(-x).exp() for x in self.behind]
-        self.axes = [Axis(a.coordinates, [[*map(arb, xs)] for xs in a.slopes], [*map(arb, a.offsets)]) for a in axes]
-        self.scores, self.score_sizes = (
-            [(*map(arb, rows[k]),) for k in self.order] for rows in (head.scores, head.score_sizes)
-        )
-        self.roundings = head.roundings and head.roundings.of_keys(self.order)
-        slack = head.score_slack or [arb(0)] * len(self.order)
-        self.score_slack = [slack[k] for k in self.order]
-        self.values, self.value_sizes = (
-            {o: _short([(*map(arb, rows[k]),) for k in self.order]) for o, rows in table.items()}
-            for table in (head.values, head.value_sizes)
-        )
-        self.ones = self._tensor([arb(1)] * len(self.order))
-        self.tensors = {
-            o: [self._tensor(column) for column in zip(*rows, strict=True)] for o, rows in self.values.items()
-        }
-
-    def _tensor(self, entries: Sequence[Any]) -> Any:
-        rows = len(self.axes[0].offsets)
-        return arb_mat(rows, len(entries) // rows, [x * y for x, y in zip(entries, self.factors, strict=True)])
+        self.scores, self.score_sizes = _balls(head.scores), _balls(head.score_sizes)
+        self.score_slack = head.score_slack or [arb(0)] * len(head.scores)
+        self.values = {o: _short(_balls(rows)) for o, rows in head.values.items()}
+        self.value_sizes = {o: _short(_balls(rows)) for o, rows in head.value_sizes.items()}
 
     def without_far(self, box: Box, arithmetic: Arithmetic, far: int) -> Average:
         """Without keys that are behind by more than `far` on all of the box, if those are the most.
@@ -123,7 +91,7 @@ class Average:
         If their weights are `mass` together and |v| ≤ V, they move A by 2·mass·V, and its sums by less than 6·mass·V.
         """
         _, gaps, _ = self.gaps(box, arithmetic)
-        kept = [k for k, gap in zip(self.order, gaps, strict=True) if not gap > far]
+        kept = [k for k, gap in enumerate(gaps) if not gap > far]
         if 2 * len(kept) > len(gaps):
             return self
         mass, h = total((-gap).exp() for gap in gaps if gap > far), self.head
@@ -149,7 +117,7 @@ class Average:
         Of the sum of n terms every partial sum is at most (Σ|terms| + |s|)/2, and the last is s. So additions cost
         v((n − 2)(Σ|terms| + |s|)/2 + |s|), where rounded terms, and s with its errors, stand for exact ones.
         """
-        fine, reach = self.roundings, box.reach
+        fine, reach = self.head.roundings, box.reach
         if fine is None:
             return self._score_errors(box, arithmetic)
         v, grown = arithmetic.u / (1 - fine.n * arithmetic.u), 1 + arithmetic.gamma(fine.n)
@@ -185,66 +153,57 @@ class Average:
     def model(self, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, tuple[Poly, Any]]:
         """For every output (polynomial, error): the average as computed is within the error of the polynomial."""
         d, reach = len(box.centre), box.reach
-        weights, spreads, behinds, tables, moves = [], [], [], [], []  # of every axis
-        for axis in self.axes:
-            centre = [box.centre[i] for i in axis.coordinates]
-            scores = [at(row, centre) for row in zip(axis.offsets, *axis.slopes, strict=True)]
-            top = most(scores)
-            w = [(s - top).exp() for s in scores]
-            means = [(dot(w, slopes) / total(w)).mid() for slopes in axis.slopes]
-            shifts = {
-                i: [(a - mean) * box.half[i] for a in slopes]
-                for i, slopes, mean in zip(axis.coordinates, axis.slopes, means, strict=True)
-            }
-            rows = [w]
-            for _, parent, i in monomials(axis.coordinates, m, d)[1:]:
-                rows.append([x * y for x, y in zip(rows[parent], shifts[i], strict=True)])
-            tables.append(arb_mat(len(rows), len(w), [*itertools.chain(*rows)]))
-            spreads.append([total(map(abs, column)) for column in zip(*shifts.values(), strict=True)])
-            weights.append([x * rho.exp() for x, rho in zip(w, spreads[-1], strict=True)])
-            behinds.append([top - s for s in scores])
-            moves.append(list(zip(w, zip(*shifts.values(), strict=True), strict=True)))
-        delta = self._moments(self.ones, tables, m, d)
+        scores = [at(row, box.centre) for row in self.scores]
+        top = most(scores)
+        w = [(s - top).exp() for s in scores]
+        means = [(dot(w, slopes) / total(w)).mid() for slopes in [*zip(*self.scores, strict=True)][1:]]
+        shifts = [[(row[1 + i] - means[i]) * r for row in self.scores] for i, r in enumerate(box.half)]  # α_ki·r_i
+        moments, degrees = _Moments(w, shifts, m), monomials(tuple(range(d)), m, d)
+        delta = moments.of([arb(1)] * len(w))
         least = delta[0] * (-total(abs(delta[variable(i, d)]) for i in range(d)) / delta[0]).exp()
-        rho = [total(parts).upper() for parts in itertools.product(*spreads)]
-        share = [
-            math.prod(parts) * x / least for parts, x in zip(itertools.product(*weights), self.factors, strict=True)
-        ]
+        rho = [total(map(abs, column)).upper() for column in zip(*shifts, strict=True)]
+        share = [x * r.exp() / least for x, r in zip(w, rho, strict=True)]
         tail = [x * r ** (m + 1) / math.factorial(m + 1) for x, r in zip(share, rho, strict=True)]
+        q, growth = [x / delta[0] for x in w], delta[0] / least
+        bends = [x * (r.expm1() - r) for x, r in zip(q, rho, strict=True)]
+
+        def mean_at_most(terms: list[Any]) -> Any:
+            """Σ p_k terms_k on the box, by the theorem on means."""
+            mean = dot(q, terms)
+            felt = [x * (t - mean) for x, t in zip(q, terms, strict=True)]
+            moved = total(abs(dot(felt, shift)) for shift in shifts)
+            return mean + growth * (moved + dot(bends, [abs(t - mean) for t in terms]))
+
         moved = 2 * most(rho)  # by which differences of scores may change on the box
-        behind = [total(parts) + x + moved for parts, x in zip(itertools.product(*behinds), self.behind, strict=True)]
-        over_box = _Means(moves, self.factors, rho, delta[0] / least)
-        off_by = self._relative_score_errors(box, arithmetic, over_box.q)
-        tau = [y.expm1() for y in arithmetic.weights(off_by, behind)]
-        mean_tau = over_box.above(tau)
-        slack = 1 - mean_tau
+        off_by = self._relative_score_errors(box, arithmetic, q)
+        tau = [y.expm1() for y in arithmetic.weights(off_by, [top - s + moved for s in scores])]
+        slack = 1 - mean_at_most(tau)
         if not slack > 0:
             raise ArithmeticError("rounding may change the weights of a head altogether")
         computed = [x * (1 + t) / slack for x, t in zip(share, tau, strict=True)]
         found = {}
-        for o, tensors in self.tensors.items():
-            nu = self._moments(tensors[0], tables, m, d)
-            for i, tensor in enumerate(tensors[1:]):
-                slope = self._moments(tensor, tables, m, d)
+        for o, rows in self.values.items():
+            constants, *slopes = zip(*rows, strict=True)
+            nu = moments.of(constants)
+            for i, column in enumerate(slopes):
+                slope = moments.of(column)
                 nu = add(nu, slope, box.centre[i])
                 nu = add(nu, {key + variable(i, d): x * box.half[i] for key, x in slope.items()})
             v0 = (nu[0] / delta[0]).mid()
-            Q, rest = _divide(add(nu, delta, -v0), delta, [key for key, _, _ in monomials(tuple(range(d)), m, d)])
-            apart = [at(row, box.centre) - v0 for row in self.values[o]]
-            swings = [swing(row, box.half) for row in self.values[o]]
+            Q, rest = _divide(add(nu, delta, -v0), delta, [key for key, _, _ in degrees])
+            apart, swings = [at(row, box.centre) - v0 for row in rows], [swing(row, box.half) for row in rows]
             off = [abs(x) + y for x, y in zip(apart, swings, strict=True)]
             error = norm(rest) / least + norm(Q) * total(tail) + dot(tail, off)
             spread = norm(Q) + error  # ≥ |A − v0|
             ends = [
                 [t * (abs(x - a) + y) for t, x, y in zip(tau, apart, swings, strict=True)] for a in (spread, -spread)
             ]
-            error += self._apart(o, box, share, tau).min(most(map(over_box.above, ends))) / slack
+            error += self._apart(o, box, share, tau).min(most(map(mean_at_most, ends))) / slack
             known = abs(v0) + norm(Q) + error
             sizes = [at(row, reach) for row in self.value_sizes[o]]
-            sized = over_box.above([x * (1 + t) for t, x in zip(tau, sizes, strict=True)]) / slack
+            sized = mean_at_most([x * (1 + t) for t, x in zip(tau, sizes, strict=True)]) / slack
             error += arithmetic.summation(self.num_keys, self.head.n_value[o], computed, sizes, known, sized)
-            error += self.dropped[o]
-            found[o] = (add(Q, {0: v0}), error)
+            found[o] = (add(Q, {0: v0}), error + self.dropped[o])
         return found
 
     def _apart(self, o: int, box: Box, share: list[Any], tau: list[Any]) -> Any:
@@ -256,66 +215,29 @@ class Average:
         sizes = ([abs(at(row, box.centre)) + swing(row, box.half) for row in line] for line in gaps)
         return dot(share, tau, [dot(share, line) for line in sizes])
 
-    def _moments(self, tensor: Any, tables: list[Any], m: int, d: int) -> Poly:
-        """Σ_k tensor_k Π_i (table_i)_{j_i k_i}/j!, contracted axis by axis."""
-        for table, following in itertools.zip_longest(tables, tables[1:]):
-            tensor = (table * tensor).transpose()
-            if following is not None:
-                rows = following.ncols()
-                tensor = arb_mat(rows, tensor.nrows() * tensor.ncols() // rows, tensor.entries())
-        entries = tensor.entries()
-        return {key: entries[i] / j for i, key, j in _places(tuple(a.coordinates for a in self.axes), m, d)}
+
+class _Moments:
+    """Σ_k w_k g_k (α_k r)^j/j! for |j| ≤ m, of any g."""
+
+    def __init__(self, w: list[Any], shifts: list[list[Any]], m: int) -> None:
+        d, rows = len(shifts), [w]
+        self.keys = monomials(tuple(range(d)), m, d)
+        for _, parent, i in self.keys[1:]:
+            rows.append([x * y for x, y in zip(rows[parent], shifts[i], strict=True)])
+        self.d, self.table = d, arb_mat(rows)
+
+    def of(self, g: Sequence[Any]) -> Poly:
+        entries = (self.table * arb_mat(len(g), 1, list(g))).entries()
+        return {key: x / factorial(key, self.d) for (key, _, _), x in zip(self.keys, entries, strict=True)}
 
 
-class _Means:
-    """Means over a box by the weights of keys, from (w, shifts) of every point of every axis."""
-
-    def __init__(self, axes: list[Any], factors: list[Any], rho: list[Any], growth: Any) -> None:
-        points = [*itertools.product(*axes)]
-        w = [math.prod(part[0] for part in point) * x for point, x in zip(points, factors, strict=True)]
-        whole = total(w)
-        self.q, self.growth = [x / whole for x in w], growth
-        self.shifts = [*zip(*([*itertools.chain(*(part[1] for part in point))] for point in points), strict=True)]
-        self.bends = [x * (r.expm1() - r) for x, r in zip(self.q, rho, strict=True)]
-
-    def above(self, terms: list[Any]) -> Any:
-        """An upper bound of Σ p_k terms_k on the box."""
-        mean = dot(self.q, terms)
-        off = [x - mean for x in terms]
-        felt = [x * y for x, y in zip(self.q, off, strict=True)]
-        moved = total(abs(dot(felt, shifts)) for shifts in self.shifts) + dot(self.bends, [abs(x) for x in off])
-        return mean + moved * self.growth
-
-
-def _lattice(scores: list[Row]) -> tuple[list[int], list[Axis]]:
-    """The keys in the order of a product lattice, and its axes.
-
-    One for each coordinate if the slopes a_k are all combinations of their coordinates' values, else a single one. The
-    offsets of the axes are those along the lines through the middle of the lattice; c_k may differ from their sum by an
-    η_k, and e^{η_k} multiplies the tensors, once and for all boxes.
-    """
-    d, place = len(scores[0]) - 1, {row[1:]: k for k, row in enumerate(scores)}
-    values = [sorted({row[1 + i] for row in scores}) for i in range(d)]
-    if len(place) < len(scores) or math.prod(map(len, values)) != len(scores):
-        columns = [[row[1 + i] for row in scores] for i in range(d)]
-        return [*range(len(scores))], [Axis((*range(d),), columns, [row[0] for row in scores])]
-    middle = tuple(xs[len(xs) // 2] for xs in values)
-    lines = [[(*middle[:i], x, *middle[i + 1 :]) for x in xs] for i, xs in enumerate(values)]
-    offsets = [[scores[place[point]][0] - scores[place[middle]][0] for point in line] for line in lines]
-    axes = [Axis((i,), [xs], line) for i, (xs, line) in enumerate(zip(values, offsets, strict=True))]
-    return [place[slopes] for slopes in itertools.product(*values)], axes
+def _balls(rows: list[Row]) -> list[Row]:
+    return [tuple(map(arb, row)) for row in rows]
 
 
 def _short(rows: list[Row]) -> list[Row]:
     """Constants only, if nothing else is there."""
     return rows if any(x != 0 for row in rows for x in row[1:]) else [row[:1] for row in rows]
-
-
-@cache
-def _places(axes: tuple[tuple[int, ...], ...], m: int, d: int) -> list[tuple[int, int, int]]:
-    """Of a tensor of moments: (position, key, j!) of the monomials of degree ≤ m."""
-    keys = map(sum, itertools.product(*([key for key, _, _ in monomials(c, m, d)] for c in axes)))
-    return [(i, key, factorial(key, d)) for i, key in enumerate(keys) if key < above(m, d)]
 
 
 def _divide(nu: Poly, delta: Poly, keys: list[int]) -> tuple[Poly, Poly]:

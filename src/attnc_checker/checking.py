@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,10 @@ PIECES = (16, 16, 64)
 """A leaf that does not pass whole may be cut into so many, in one, two, three variables: what holds on all, holds."""
 LOOSE = 1.01
 """Of an L_p norm a leaf may be found so much worse than it is stated to be: what is found is added up."""
-REGIONS = 256
-"""The box is taken in at most so many parts, in each of which keys that are far behind are left out."""
+FINE = 8
+"""In d variables, keys are left out in cells up to the level FINE/d."""
+AT_ONCE = 16
+"""Leaves are proved so many at a time."""
 FEW, FEW_IN_STAGES = 16, 500
 """Fewer leaves are not worth other processes, each of which goes through the stages for itself."""
 
@@ -129,6 +131,7 @@ class Subject:
     spent: float  # of the bound, in advance
     leaves: tuple[Leaf, ...]
     prover: Prover
+    narrowed: dict[Cell, Prover] = field(default_factory=dict)
 
     def cell_ends(self, cell: Cell) -> list[tuple[Any, Any]]:
         """Exact rationals, as the ends of the box are float64 numbers."""
@@ -136,51 +139,61 @@ class Subject:
         whole = [(exact(lo), (exact(hi) - exact(lo)) / 2**level) for lo, hi in self.ends]
         return [(lo + i * width, lo + (i + 1) * width) for (lo, width), i in zip(whole, index, strict=True)]
 
-    def volume(self, leaf: Leaf) -> Any:
-        return (
-            arb(math.prod((hi - lo for lo, hi in self.cell_ends(leaf.cell)), start=fmpq(1)))
-            if leaf.cell
-            else arb("inf")
-        )
-
     def box(self, cell: Cell) -> Box:
         ends = self.cell_ends(cell)
         return Box([arb((lo + hi) / 2) for lo, hi in ends], [arb((hi - lo) / 2) for lo, hi in ends])
 
-    def regions(self) -> list[tuple[Cell | None, list[Leaf]]]:
-        """The leaves by the cell of a coarse division that they lie in."""
-        coarse = (REGIONS.bit_length() - 1) // len(self.ends)
-        found: dict[Cell | None, list[Leaf]] = {}
-        for leaf in self.leaves:
-            region = leaf.cell
-            if region is not None:
-                up = max(0, region[0] - coarse)
-                region = (region[0] - up, tuple(i >> up for i in region[1]))
-            found.setdefault(region, []).append(leaf)
-        return list(found.items())
+    def near(self, cell: Cell) -> Prover:
+        """For parts of the cell: on the way to it keys that are far behind are left out, except in the finest cells."""
+        if cell[0] > FINE // len(cell[1]):
+            return self.near(_above(cell))
+        if cell not in self.narrowed:
+            wider = self.near(_above(cell)) if cell[0] else self.prover
+            self.narrowed[cell] = wider.within(self.box(cell))
+        return self.narrowed[cell]
 
-    def prove(self, prover: Prover, leaf: Leaf, cell: Cell | None, pieces: int) -> Any:
-        """A bound on a leaf or on a part of it, at most the claimed one; Refused if that is not found."""
+    def prove(self, leaf: Leaf) -> Any:
+        """A bound on |f − network| on the leaf, at most the claimed one; Refused if that is not found."""
+        if leaf.cell is not None:
+            return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.ends), len(PIECES)) - 1])
+        start = exact(self.ends[0][0 if leaf.order < 0 else 1])
+        found, reason = _attempt(lambda: tail_error(self.prover.stage, self.prover.function, start, leaf.order))
+        return self._at_most(self.bound, found, reason, leaf, f"beyond the core on side {leaf.order}")
+
+    def _prove_cell(self, leaf: Leaf, cell: Cell, pieces: int) -> Any:
         bound = self.bound if leaf.bound is None else LOOSE * leaf.bound
-        try:
-            if cell is None:
-                start = exact(self.ends[0][0 if leaf.order < 0 else 1])
-                found = tail_error(prover.stage, prover.function, start, leaf.order)
-            else:
-                spent = arb(self.spent)
-                found = prover.error(leaf.kind, leaf.order, self.box(cell), bound - spent) + spent
-            if found <= bound:  # False for nan
-                return found
-            reason = f"the bound found here is {float(found):.6g}"
-        except (ArithmeticError, ValueError) as error:
-            reason = str(error)
-        if cell is not None and pieces >= 2 ** len(cell[1]):
+        box, room = self.box(cell), bound - arb(self.spent)
+        found, reason = _attempt(lambda: self.near(cell).error(leaf.kind, leaf.order, box, room) + self.spent)
+        if not found <= bound and pieces >= 2 ** len(cell[1]):
             parts = itertools.product(*((2 * i, 2 * i + 1) for i in cell[1]))
-            return most(self.prove(prover, leaf, (cell[0] + 1, part), pieces >> len(cell[1])) for part in parts)
-        places = zip(self.variables, self.cell_ends(cell) if cell else [], strict=False)
+            return most(self._prove_cell(leaf, (cell[0] + 1, part), pieces >> len(cell[1])) for part in parts)
+        places = zip(self.variables, self.cell_ends(cell), strict=True)
         where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
-        where = where or f"beyond the core on side {leaf.order}"
+        return self._at_most(bound, found, reason, leaf, where)
+
+    def _at_most(self, bound: float, found: Any, reason: str, leaf: Leaf, where: str) -> Any:
+        if found <= bound:  # False for nan
+            return found
         raise Refused(f"{self.name}the {leaf.kind} leaf {where} is not re-proved to {bound:.6g}: {reason}")
+
+    def power_of_norm(self, leaf: Leaf, p: float) -> Any:
+        """Above ∫|f − network|^p over the leaf."""
+        sides = (hi - lo for lo, hi in self.cell_ends(leaf.cell or (0, ())))
+        found = self.prove(leaf)
+        return arb(math.prod(sides, start=fmpq(1))) * found ** arb(p) if found > 0 else arb(0)
+
+
+def _above(cell: Cell) -> Cell:
+    return cell[0] - 1, tuple(i >> 1 for i in cell[1])
+
+
+def _attempt(prove: Callable[[], Any]) -> tuple[Any, str]:
+    """The bound, and what to say of it."""
+    try:
+        found = prove()
+        return found, f"the bound found here is {float(found):.6g}"
+    except (ArithmeticError, ValueError) as error:
+        return arb("nan"), str(error)
 
 
 @dataclass(frozen=True)
@@ -235,27 +248,22 @@ class Worker:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.subjects, self.composed = task.subjects()
-        self.coarse: dict[tuple[int, Cell], Prover] = {}
 
-    def jobs(self) -> list[tuple[int, Cell | None, list[Leaf]]]:
-        return [(number, *region) for number, subject in enumerate(self.subjects) for region in subject.regions()]
+    def jobs(self) -> list[tuple[int, tuple[Leaf, ...]]]:
+        """Leaves that lie near each other, so that they leave out the same keys."""
+        return [
+            (number, subject.leaves[start : start + AT_ONCE])
+            for number, subject in enumerate(self.subjects)
+            for start in range(0, len(subject.leaves), AT_ONCE)
+        ]
 
-    def prove_region(self, number: int, region: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
-        subject = self.subjects[number]
-        prover, pieces = subject.prover, PIECES[min(len(subject.ends), len(PIECES)) - 1]
-        if region is not None:
-            level, index = region
-            up = level - level // 2  # keys are left out in two steps, of which the first serves many regions
-            parent = (level - up, tuple(i >> up for i in index))
-            if (number, parent) not in self.coarse:
-                self.coarse[number, parent] = prover.within(subject.box(parent))
-            prover = self.coarse[number, parent].within(subject.box(region))
-        found = [subject.prove(prover, leaf, leaf.cell, pieces).upper() for leaf in leaves]
-        p = self.task.claim.p
+    def prove(self, number: int, leaves: tuple[Leaf, ...]) -> tuple[int, float]:
+        """How many, and above the largest error; of an L_p norm, above the sum of their parts of its power."""
+        subject, p = self.subjects[number], self.task.claim.p
         if p is None:
-            return len(leaves), float(most(found))
-        adds = (subject.volume(leaf) * x ** arb(p) for leaf, x in zip(leaves, found, strict=True) if x != 0)
-        return len(leaves), math.nextafter(float(sum(adds, arb(0)).upper()), math.inf)
+            return len(leaves), float(most(map(subject.prove, leaves)))
+        whole = sum((subject.power_of_norm(leaf, p) for leaf in leaves), arb(0)).upper()
+        return len(leaves), math.nextafter(float(whole), math.inf)
 
 
 def read_task(folder: Path, name: str = MAIN) -> Task:
@@ -304,7 +312,7 @@ def _prove_all(task: Task, processes: int, progress: Progress | None) -> float:
 def _results(worker: Worker, processes: int) -> Iterator[tuple[int, float]]:
     jobs = worker.jobs()
     if processes == 1:
-        yield from (worker.prove_region(*job) for job in jobs)
+        yield from (worker.prove(*job) for job in jobs)
         return
     with ProcessPoolExecutor(min(processes, len(jobs)), initializer=_start, initargs=(worker.task,)) as pool:
         try:
@@ -322,8 +330,8 @@ def _start(task: Task) -> None:
     _own[:] = [Worker(task)]
 
 
-def _work(number: int, region: Cell | None, leaves: list[Leaf]) -> tuple[int, float]:
-    return _own[0].prove_region(number, region, leaves)
+def _work(number: int, leaves: tuple[Leaf, ...]) -> tuple[int, float]:
+    return _own[0].prove(number, leaves)
 
 
 @contextmanager
