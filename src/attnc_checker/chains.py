@@ -48,7 +48,7 @@ class Chain(Prover):
         stage = reduction.stage()  # after which its inputs and its chain are known
         last = _Enclosure(Link(None, reduction.inputs, stage))
         links = [_Enclosure(link) for link in reduction.chain or []]
-        nothing = replace(stage, heads=[], affine=[(fmpq(0),) * (1 + reduction.d)] * reduction.num_outputs)
+        nothing = replace(stage, heads=[], affine=[(fmpq(0),) * (1 + reduction.program.d)] * reduction.num_outputs)
         cast = arithmetic.u if reduction.dtype != "float64" else arb(0)  # points are float64 numbers
         return cls(nothing, [], function, arithmetic, links, last, claim.cuts, reduction.reach, 1 + cast * arb(0, 1))
 

@@ -33,7 +33,8 @@ from attnc_checker.files import (
     read_bytes,
 )
 from attnc_checker.leaves import Prover
-from attnc_checker.network import FLOATS, Reduction, Stage, exact
+from attnc_checker.network import Reduction, Stage
+from attnc_checker.program import FLOATS, Program, exact
 from attnc_checker.rounding import Arithmetic, most
 from attnc_checker.tails import tail_error
 
@@ -209,7 +210,8 @@ class Task:
         claim = self.claim
         reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
         arithmetic = Arithmetic(claim.dtype)
-        reduction = Reduction(self.structure, self.tensors, reach, claim.is_staged, [] if claim.is_chain else None)
+        program = Program(self.structure, self.tensors, len(reach))
+        reduction = Reduction(program, reach, claim.is_staged, [] if claim.is_chain else None)
         if claim.dtype not in (reduction.dtype, "real"):
             raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {reduction.dtype}")
         function = parse(claim.expression, claim.variables)

@@ -26,7 +26,8 @@ from attnc_checker.expressions import Function, Reader, evaluate, parse
 from attnc_checker.files import BadFile, Refused
 from attnc_checker.forms import Forms, are_equal
 from attnc_checker.jets import Models, variable
-from attnc_checker.network import Head, Reduction, Row, Stage, exact
+from attnc_checker.network import Head, Reduction, Row, Stage
+from attnc_checker.program import exact
 from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import Arithmetic, most
 

@@ -15,28 +15,24 @@ that is what underflow costs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, NamedTuple
 
 from flint import arb, fmpq
 
-from attnc_checker.files import BadFile, Refused, Tensor, are_sizes
+from attnc_checker.files import Refused
+from attnc_checker.program import Program
 from attnc_checker.rounding import most
 
 ONE = -1
 """The key of a form's constant; i ≥ 0 is the input x_i, (layer, query, head, e) an average, and (layer, token, feature)
 what attention wrote, of a deep program."""
-MAX_TOKENS, MAX_LAYERS = 2**21, 64
-FLOATS = {"float64": "F64", "float32": "F32"}
 SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
 LARGEST = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
 """MAX_TOKENS terms below these do not add up to an overflow."""
 MORE = arb(2) ** -26
 """Roundings of float32 that are eight of float64."""
-MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 
 Row = tuple[Any, ...]
 """(constant, coefficient of x_1, …, of x_d)."""
@@ -117,11 +113,6 @@ class Link(NamedTuple):
     stage: Stage
 
 
-@cache
-def exact(x: float) -> Any:
-    return fmpq(*x.as_integer_ratio())
-
-
 def _is_power_of_two(q: Any) -> bool:
     return all(int(n).bit_count() == 1 for n in (abs(q.p), q.q))
 
@@ -130,21 +121,11 @@ def _is_average(key: Any) -> bool:
     return isinstance(key, tuple) and len(key) == 4
 
 
-def _need(holds: bool, where: str) -> None:
-    if not holds:
-        raise BadFile(f"config.json and model.safetensors do not describe a network: {where}")
-
-
 class Reduction:
-    """Reads a program; `stage` reduces it, or says why it cannot."""
+    """`stage` reduces a program, or says why it cannot."""
 
     def __init__(
-        self,
-        structure: Any,
-        tensors: dict[str, Tensor],
-        reach: list[Any],
-        is_deep: bool = False,
-        chain: list[Link] | None = None,
+        self, program: Program, reach: list[Any], is_deep: bool = False, chain: list[Link] | None = None
     ) -> None:
         """`reach`: the largest |x_i| of the domain, to exclude that anything overflows there.
 
@@ -152,103 +133,12 @@ class Reduction:
         and its `reach` has to be told before anything reads it. If there is a `chain`, that is done here: what is read
         is added to it, with a reach that has to be proved.
         """
-        self.tensors, self.unread, self.d, self.chain = tensors, set(tensors), len(reach), chain
+        self.program, self.dtype, self.num_outputs = program, program.dtype, program.num_outputs
+        self.layers, self.shapes, self.chain = program.layers, program.shapes, chain
         self.is_deep = is_deep or chain is not None
         self.reach: dict[Any, Any] = {ONE: arb(1), **dict(enumerate(reach))}
         self.written: dict[Any, Form] = {}  # of a deep program
         self.known: dict[Any, Form] = {}
-        try:
-            self._read(structure)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise BadFile(f"config.json does not describe a network: {type(error).__name__} {error}") from None
-
-    # Reading: every layer becomes a dictionary of what is needed of it. Unknown fields are refused: they might matter.
-
-    def _read(self, structure: Any) -> None:
-        _need(set(structure) == {"dtype", "input_shapes", "output_shape", "layers", "memory"}, "its fields")
-        self.dtype, shapes = structure["dtype"], structure["input_shapes"]
-        _need(self.dtype in FLOATS, f"the dtype {self.dtype!r}")
-        _need(1 <= len(shapes) <= 2 and all(are_sizes(shape) and len(shape) in (1, 2) for shape in shapes), "inputs")
-        starts = [(math.prod(shape[:-1]), shape[-1]) for shape in shapes] + [(0, 0)]
-        _need(sum(map(math.prod, starts)) == self.d, f"its inputs are not the {self.d} variable(s) of the box")
-        self.firsts = {"layers": 0, "memory": math.prod(starts[0])}  # the number of a stream's first variable
-        self.shapes: dict[str, list[tuple[int, int]]] = {"layers": starts[:1], "memory": starts[1:2]}
-        self.layers: dict[str, list[dict[str, Any]]] = {"memory": [], "layers": []}
-        self.names: list[str] = [layer["name"] for layer in structure["layers"]]
-        self.channels: list[list[str]] = [layer["channels"] for layer in structure["layers"]]
-        for stream, layers in self.layers.items():
-            _need(len(structure[stream]) <= MAX_LAYERS, f"{stream} has more than {MAX_LAYERS} layers")
-            layers += [self._layer(stream, f"{stream}.{i}", layer) for i, layer in enumerate(structure[stream])]
-        self.num_outputs = math.prod(self.shapes["layers"][-1])
-        _need(math.prod(structure["output_shape"]) == self.num_outputs > 0, "the output's shape")
-        _need(not self.unread, f"the tensors {sorted(self.unread)[:3]} belong nowhere")
-
-    def _layer(self, stream: str, prefix: str, layer: Any) -> dict[str, Any]:
-        where, width = f"{prefix}.{layer['name']}", len(layer["channels"])
-        tokens, width_in = self.shapes[stream][-1]
-        own = {
-            "affine": {"weight", "constant"},
-            "attention": {"residual", "cross", "num_heads", "heads"},
-            "softmax": set(),
-        }
-        _need(set(layer) == {"kind", "name", "channels"} | own[layer["kind"]], f"the fields of {where}")
-        read = {"kind": layer["kind"], "where": where}
-        if layer["kind"] == "affine":
-            weight, shape = self._sparse(layer["weight"], f"{where}.weight")
-            read["constant"], constant_shape = self._sparse(layer["constant"], f"{where}.constant")
-            _need(shape[1:] == [width, tokens, width_in] and constant_shape == shape[:2], f"the shapes of {where}")
-            rows: dict[tuple[int, ...], list[Any]] = {}
-            for place, value in weight.items():
-                rows.setdefault(place[:2], []).append((place[2:], value))
-            tokens, read["rows"] = shape[0], rows
-        elif layer["kind"] == "attention":
-            residual, cross = layer["residual"], layer["cross"]
-            _need(residual is False or (residual is True and width == width_in), f"the residual of {where}")
-            _need(cross is False or (cross is True and stream == "layers"), f"what {where} looks at")
-            keyed = self.shapes["memory"][-1] if cross else (tokens, width_in)
-            heads = enumerate(layer["heads"])
-            read |= {"residual": residual, "cross": cross}
-            read["heads"] = [self._head(f"{where}.head{h}", head, tokens, width_in, *keyed, width) for h, head in heads]
-            _need(layer["num_heads"] == len(read["heads"]) > 0, f"the heads of {where}")
-        _need(layer["kind"] != "softmax" or width == width_in, f"the channels of {where}")
-        _need(max(tokens, width) <= MAX_TOKENS, f"{where} is too large")
-        self.shapes[stream].append((tokens, width))
-        return read
-
-    def _tensor(self, name: str, shape: list[int], *dtypes: str) -> tuple[Any, ...]:
-        _need(name in self.unread, f"the tensor {name!r} is missing")
-        self.unread.discard(name)
-        found = self.tensors[name]
-        fits = list(found.shape) == shape and found.dtype in dtypes
-        _need(fits, f"the tensor {name!r} is {found.dtype} of shape {found.shape}, not {'/'.join(dtypes)} of {shape}")
-        return found.values
-
-    def _sparse(self, entry: Any, where: str) -> tuple[dict[tuple[int, ...], Any], list[int]]:
-        _need(set(entry) == {"shape", "num_entries", "index_dtype"} and are_sizes(entry["shape"]), where)
-        shape, count = entry["shape"], entry["num_entries"]
-        index = self._tensor(f"{where}.index", [count, len(shape)], "I32", "I64")
-        values = self._tensor(f"{where}.values", [count], FLOATS[self.dtype])
-        places = list(zip(*(index[i :: len(shape)] for i in range(len(shape))), strict=True))
-        in_range = all(0 <= i < size for place in places for i, size in zip(place, shape, strict=True))
-        _need(in_range and len(set(places)) == count, f"{where} has an index out of range, or twice")
-        return {place: exact(value) for place, value in zip(places, values, strict=True)}, shape
-
-    def _head(self, where: str, head: Any, asks: int, width_q: int, keys: int, width_k: int, width: int) -> Any:
-        _need(set(head) == {*MATRICES, "mask"} and keys > 0, where)
-        d_k, d_v = head["W_Q"][1], head["W_V"][1]
-        shapes = [[width_q, d_k], [width_k, d_k], [width_k, d_v], [d_v, width]]
-        _need([head[name] for name in MATRICES] == shapes, f"the shapes of {where}")
-        read: dict[str, Any] = {"mask": None}
-        for name, (_, columns) in zip(MATRICES, shapes, strict=True):  # the non-zeros of each column
-            values = self._tensor(f"{where}.{name}", head[name], FLOATS[self.dtype])
-            read[name] = [[(i, exact(x)) for i, x in enumerate(values[j::columns]) if x] for j in range(columns)]
-        if head["mask"] is not None:
-            _need(set(head["mask"]) == {"query_segments", "key_segments"}, f"the mask of {where}")
-            sizes = (("query_segments", asks), ("key_segments", keys))
-            read["mask"] = [self._tensor(f"{where}.mask.{name}", [size], "I32", "I64") for name, size in sizes]
-        return read
-
-    # Reducing.
 
     def stage(self) -> Stage:
         """The whole program; of a deep one, what is left after its last stage."""
@@ -258,10 +148,10 @@ class Reduction:
 
     def stage_at(self, layer: str, channel: str) -> tuple[Any, Stage]:
         """What attention writes into a channel of the first token, and its place."""
-        found = [i for i, name in enumerate(self.names) if name == layer]
-        if len(found) != 1 or channel not in self.channels[found[0]]:
+        found = [i for i, name in enumerate(self.program.names) if name == layer]
+        if len(found) != 1 or channel not in self.program.channels[found[0]]:
             raise Refused(f"there is no channel {channel!r:.60} of a layer {layer!r:.60}")
-        place = (found[0] + 1, 0, self.channels[found[0]].index(channel))
+        place = (found[0] + 1, 0, self.program.channels[found[0]].index(channel))
         self._entry("layers", *place)
         if place not in self.written:
             raise Refused(f"no head writes into {channel!r:.60}")
@@ -289,7 +179,7 @@ class Reduction:
 
     def _make(self, stream: str, i: int, token: int, feature: int) -> Form:
         if i == 0:
-            x = self.firsts[stream] + token * self.shapes[stream][0][1] + feature
+            x = self.program.firsts[stream] + token * self.shapes[stream][0][1] + feature
             # Points are float64 numbers. Of a deep program, the walk through its stages begins with their rounding.
             return Form({x: fmpq(1)}, {x: arb(1)}, self.dtype != "float64" and not self.is_deep)
         layer = self.layers[stream][i - 1]
@@ -369,7 +259,9 @@ class Reduction:
             key for form in forms for key in form.sizes if isinstance(key, tuple) and len(key) == 3
         ):
             if (layer, _, feature) not in self.reach:
-                raise Refused(f"{self.channels[layer - 1][feature]!r:.60} is read, but no stage before has proved it")
+                raise Refused(
+                    f"{self.program.channels[layer - 1][feature]!r:.60} is read, but no stage before has proved it"
+                )
 
     def _average(self, i: int, query: int, h: int, outputs: list[Form]) -> Head:
         scores, values, fine = self._keys(i, query, h)

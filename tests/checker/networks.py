@@ -20,6 +20,7 @@ from attnc.ir.layers import Attention, Head, Mask
 from attnc.ir.program import Program
 from attnc_checker.files import Tensor
 from attnc_checker.network import Reduction, Stage
+from attnc_checker.program import Program as StoredProgram
 
 Ends = Sequence[tuple[float, float]]
 NAMES = ("x", "y", "z")
@@ -123,7 +124,7 @@ def reduced(program: Program, reach: float = 4.0) -> Stage:
     structure, tensors = encode(program)
     read = {name: Tensor(DTYPES[str(t.dtype)], t.shape, tuple(t.ravel().tolist())) for name, t in tensors.items()}
     d = sum(int(np.prod(shape)) for shape in program.input_shapes)
-    return Reduction(structure, read, [arb(reach)] * d).stage()
+    return Reduction(StoredProgram(structure, read, d), [arb(reach)] * d).stage()
 
 
 def grid(box: Ends, per_axis: int) -> np.ndarray:
