@@ -125,17 +125,27 @@ class Search:
 
     def choose(self, eps: float) -> tuple[tuple[Axis, ...], list[float]]:
         """The fewest anchors an axis for which its sections are within eps/√d."""
-        found = [self._chosen(eps / math.sqrt(self.target.box.d), haste) for haste in HASTE[: self.target.box.d]]
-        return min(found, key=lambda chosen: math.prod(axis.p for axis in chosen[0]))
+        share, best, fewest = eps / math.sqrt(self.target.box.d), None, MAX_P**self.target.box.d
+        for haste in HASTE[: self.target.box.d]:  # which may leave too little to the first axes
+            found = self._chosen(share, haste, fewest)
+            if isinstance(found, str):
+                lacking = found
+            else:
+                best, fewest = found, math.prod(axis.p for axis in found[0])
+        if best is None:
+            raise self._refusal(f"to eps={self.eps:g}: {lacking} needs more than {MAX_P:,} anchors", self.eps)
+        return best
 
-    def _chosen(self, share: float, haste: float) -> tuple[tuple[Axis, ...], list[float]]:
+    def _chosen(self, share: float, haste: float, fewest: int) -> tuple[tuple[Axis, ...], list[float]] | str:
+        """Axes of at most `fewest` anchors together, and their errors; or the name of one that needs more."""
         axes: list[Axis] = []
         errors: list[float] = []
-        for i in range(self.target.box.d):
-            found = self._lines(axes).smallest(share, self._limit(i, haste), start=axes[-1].p if axes else 9)
+        for i, name in enumerate(self.target.box.names):
+            most = max(1, min(MAX_P, fewest // math.prod(axis.p for axis in axes)))
+            start = axes[-1].p if axes else 9
+            found = self._lines(axes).smallest(share, self._limit(i, haste), start, most)
             if found is None:
-                name = self.target.box.names[i]
-                raise self._refusal(f"to eps={self.eps:g}: {name} needs more than {MAX_P:,} anchors", self.eps)
+                return name
             axes.append(found[0])
             errors.append(found[1])
         return tuple(axes), errors
