@@ -110,11 +110,18 @@ class Search:
         """The best grid with these counts."""
         if math.prod(counts) > self.limit:
             raise InputError(f"{math.prod(counts):,} anchors are more than the limit of {self.limit:,}")
+        found = [spectrum for haste in HASTE[: len(counts)] if (spectrum := self._of_size(counts, haste)) is not None]
+        if not found:
+            size = " × ".join(map(str, counts))
+            raise InputError(f"no fit of {size} anchors keeps |values| ≤ {self.max_value:g}·max|f|; raise max_value")
+        return min(found, key=lambda spectrum: spectrum.error)
+
+    def _of_size(self, counts: tuple[int, ...], haste: float) -> Spectrum | None:
         axes: list[Axis] = []
         for i, p in enumerate(counts):
-            found = self._lines(axes).best(p, self._limit(i))
+            found = self._lines(axes).best(p, self._limit(i, haste))
             if found is None:
-                raise InputError(f"no fit of {p} anchors keeps |values| ≤ {self.max_value:g}·max|f|; raise max_value")
+                return None
             axes.append(found[0])
         return self.fitted(tuple(axes))
 
