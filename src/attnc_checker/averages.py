@@ -104,7 +104,7 @@ class Average:
             [h.score_slack[k] for k in kept] if h.score_slack else [],
             h.roundings and h.roundings.of_keys(kept),
         )
-        head = Head(scores, sizes, h.n_score, values, value_sizes, h.n_value, slack, fine)
+        head = Head(scores, sizes, h.n_score, values, value_sizes, h.n_value, slack, fine, h.depth)
         return Average(head, self.num_keys, dropped)
 
     def _score_errors(self, box: Box, arithmetic: Arithmetic) -> list[Any]:
@@ -137,7 +137,7 @@ class Average:
     def summation(self, o: int, box: Box, weights: list[Any], average: Any, arithmetic: Arithmetic) -> Any:
         reach = box.reach
         sizes = [at(row, reach) for row in self.value_sizes[o]]
-        return arithmetic.summation(self.num_keys, self.head.n_value[o], weights, sizes, average)
+        return arithmetic.summation(self.num_keys, self.head.n_value[o], weights, sizes, average, depth=self.head.depth)
 
     def gaps(self, box: Box, arithmetic: Arithmetic) -> tuple[int, list[Any], list[Any]]:
         """(j, g, y): s_j is largest at the centre; computed weights are p̂_k ≤ e^{−g_k} p̂_j on the box, and off by y."""
@@ -202,7 +202,8 @@ class Average:
             known = abs(v0) + norm(Q) + error
             sizes = [at(row, reach) for row in self.value_sizes[o]]
             sized = mean_at_most([x * (1 + t) for t, x in zip(tau, sizes, strict=True)]) / slack
-            error += arithmetic.summation(self.num_keys, self.head.n_value[o], computed, sizes, known, sized)
+            terms = (computed, sizes, known, sized, self.head.depth)
+            error += arithmetic.summation(self.num_keys, self.head.n_value[o], *terms)
             found[o] = (add(Q, {0: v0}), error + self.dropped[o])
         return found
 

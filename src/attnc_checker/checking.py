@@ -52,6 +52,7 @@ FEW, FEW_IN_STAGES = 16, 500
 """Fewer leaves are not worth other processes, each of which goes through the stages for itself."""
 
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
+BLOCKS = "sums over up to 4096 keys are made of 8 terms each, then of 8 of these sums, and so on"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
 EXPONENTIAL = "an exponential within 4 ulp in the engine"
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
@@ -105,6 +106,7 @@ def check(
     except Exception as error:  # whatever else happens, nothing was proved
         reason, code = f"the check broke off: {type(error).__name__}: {error}", 1
     assumed = [ENGINE.format(dtype=claim.dtype), EXPONENTIAL] if claim and claim.dtype != "real" else []
+    assumed += [BLOCKS] if claim and claim.dtype == "float32" else []
     assumed += [TRUNCATION.format(truncation=claim.truncation)] if claim and claim.dtype != "real" else []
     assumed += [TAILS] if claim and any(leaf.cell is None for leaf in claim.leaves) else []
     return Verdict(

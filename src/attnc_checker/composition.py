@@ -283,7 +283,9 @@ def _along(stage: Stage, t: Row, unit: Row | None, reach: list[Any], size: Any, 
         if fine is not None:
             query, own = ([sizes(row, 1) for row in rows] for rows in (fine.query, fine.own))
             fine = replace(fine, query=query, own=own)
-        line = Head(scores, score_sizes, head.n_score, {0: values}, {0: value_sizes}, head.n_value, slack, fine)
+        line = Head(
+            scores, score_sizes, head.n_score, {0: values}, {0: value_sizes}, head.n_value, slack, fine, head.depth
+        )
         heads.append(line)
     zero = (fmpq(0), fmpq(0))
     return Stage(heads, [zero], [sizes(stage.affine_sizes[0], size)], stage.n_affine), unsure

@@ -87,6 +87,7 @@ class Head:
     n_value: dict[int, int]
     score_slack: list[Any] = field(default_factory=list)  # what scores may be off by besides
     roundings: ScoreRoundings | None = None  # a closer look at what γ_{n_score}·score_sizes bounds
+    depth: int = 10**9  # the most additions that a term of its sums over keys passes through
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +281,19 @@ class Reduction:
             {o: found[1] for o, found in read.items()},
             {o: found[2] for o, found in read.items()},
             roundings=fine,
+            depth=self._depth(i),
         )
+
+    def _depth(self, i: int) -> int:
+        """In float32 engines sum 8 keys, hidden ones too, then 8 of such sums, and so on, up to 4096 keys."""
+        layer, depth = self.layers["layers"][i - 1], 0
+        stream, at = ("memory", -1) if layer.get("cross") else ("layers", i - 1)
+        keys = self.shapes[stream][at][0]
+        if layer["kind"] == "softmax" or self.dtype != "float32" or keys > 4096:
+            return 10**9
+        while keys > 1:
+            depth, keys = depth + min(8, keys) - 1, -(-keys // 8)
+        return depth
 
     def _keys(self, i: int, query: int, h: int) -> tuple[list[Form], list[dict[int, Form]], ScoreRoundings | None]:
         """The scores and the values of the keys that a query sees."""

@@ -49,7 +49,14 @@ class Arithmetic:
         return [e + self.u * (gap + e + common) for e, gap in zip(errors, behind, strict=True)]
 
     def summation(
-        self, keys: int, n: int, weights: list[Any], sizes: list[Any], average: Any, sized: Any = INFINITE
+        self,
+        keys: int,
+        n: int,
+        weights: list[Any],
+        sizes: list[Any],
+        average: Any,
+        sized: Any = INFINITE,
+        depth: int = 10**9,
     ) -> Any:
         """What sums, products, the division and n roundings more add to Σ p̂_k v_k, where p̂_k ≤ weights_k,
         |v_k| ≤ sizes_k, |Σ p̂_k v_k| ≤ average and Σ p̂_k sizes_k ≤ sized.
@@ -58,7 +65,9 @@ class Arithmetic:
         with weights above u/8 near. In any tree of additions at most near − 1 nodes have near terms on both sides;
         the others err by (1 + 2γ_keys) times the far terms in all. So for keys·u ≤ 1/8 a sum of terms t_k is off by at
         most γ_near Σ|t_k| + 2 Σ_far |t_k|. The sum of weights is thus off by a factor 1 ± (γ_near + 2 Σ_far p̂_k), which
-        multiplies the average, whatever cancelled in it.
+        multiplies the average, whatever cancelled in it. If a term passes through `depth` additions at most, and
+        weights are divided by their sum, and maybe these by their sum again, depth + 1 stands for the number of near
+        keys, and none is far.
         The largest weight is 1: each weight that is lost, or underflows, moves the average by 2·lost·max|v|.
         """
         if self.u == 0:
@@ -74,6 +83,8 @@ class Arithmetic:
             else:
                 near, total = near + 1, total + weight * size
         total = (total.min(largest) + far).min(sized)  # as computed weights add up to one
+        if depth < near:
+            near, mass, far = depth + 1, arb(0), arb(0)
         factor = self.gamma(near) + 2 * mass
         error = self.gamma(near + 3 + n) * total + (2 * far + factor * average.min(total)) * (1 + self.gamma(n))
         return error / (1 - factor) + 2 * keys * self.lost * (2 * largest + 1)

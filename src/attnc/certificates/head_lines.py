@@ -133,6 +133,7 @@ class Writer:
             value_sizes[:, None],
             None,
             rounds.count,
+            rounds.depth,
             np.array([spent]),
             fine,
         )

@@ -21,6 +21,7 @@ from attnc.errors import ProgramError
 from attnc.ir.layers import Attention, Head
 from attnc.ir.program import Program
 from attnc.ir.shapes import main_start, memory_start
+from attnc.ir.summing import depth
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class HeadRoundings:
     """What rounding does to one head, at x, with n(x) = 1 + Σ|x_i|.
 
     A computed score is within score_slopes·|x| + score_offsets + score_underflow·n(x)² of the exact one. The values
-    have sizes value_sizes + value_size_slopes·|x| in the outputs and round `count` times, the sum over the keys apart;
-    in that, and in the values, underflow costs at most underflow·n(x).
+    have sizes value_sizes + value_size_slopes·|x| in the outputs and round `count` times, the sum over the keys apart,
+    in which a term passes `depth` additions at most; in that, and in the values, underflow costs at most
+    underflow·n(x).
     """
 
     score_slopes: Float[np.ndarray, "keys d"]
@@ -59,6 +61,7 @@ class HeadRoundings:
     value_sizes: Float[np.ndarray, "keys outputs"]
     value_size_slopes: Float[np.ndarray, "keys outputs d"] | None
     count: int
+    depth: int
     underflow: Float[np.ndarray, " outputs"]
     scores: ScoreRoundings | None = None  # the same in more detail, underflow apart
 
@@ -242,6 +245,7 @@ class _Counted:
             sizes[..., d],
             sizes[..., :d] if moves else None,
             count + (moves and self.casts_input),
+            depth(p if head.mask is None else len(head.mask.key_segments), self.dtype),
             2 * self.least_normal * spent,
             self._scores(size, signed, of_query, of_products, num_active),
         )

@@ -305,10 +305,12 @@ class _Subject:
 
         def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
             found = kind.bounds(centres, radii, Goal(goal.value - self.rounding_level, goal.growth))
-            # A cell that has no room for rounding must be halved; nothing is gained by a sharp bound there.
+            # A cell that has no room for rounding must be halved; nothing is gained by a sharp bound there. Where there
+            # is much room, it is not used up: the ledger is to say what rounding costs.
             used, enough = found.upper.max(axis=1), np.full(len(centres), np.inf)
             is_open = used < goal.value
-            enough[is_open] = np.maximum(ENOUGH * goal.value, goal.value - used[is_open])
+            least = ENOUGH * goal.value
+            enough[is_open] = np.clip(goal.value - used[is_open], least, max(least, self.rounding_level))
             rounding = SPARE * rounding_bounds(
                 self.stage, self.roundings, centres, radii, truncation=self.truncation, enough=enough
             )

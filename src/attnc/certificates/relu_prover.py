@@ -268,6 +268,7 @@ class _Group:
             np.max([flat.value_sizes for flat in flats], axis=0),
             None,
             max(flat.count for flat in flats),
+            max(flat.depth for flat in flats),
             np.max([flat.underflow for flat in flats], axis=0),
         )
         return most, max(peak for _, peak in found)

@@ -8,10 +8,11 @@ that all share:
     weights     |Â − A| = |Σ p_k η_k (v_k − A)| / Σ p_k(1 + η_k) ≤ Σ p_k τ_k |v_k − A| / (1 − τ̄);
     sums        γ_{B+3+n}·Σ p̂_k|v_k| + γ_B·|Â|, p̂_k ≤ p_k(1 + τ_k)/(1 − τ̄), n the roundings of values and read-out.
 
-B counts the keys with p_k > u/8. The sums above and below the fraction bar are trees of additions. Adding to a partial
-sum one that holds small keys only rounds by no more than that, as the other is itself a float. So the paths of big
-keys meet at most B − 1 other additions, and all small ones together cost twice their share, in either sum. This is for
-any order of summation; if no term passes through more than `depth` additions (blocks, pairs), B is at most that.
+The sums above and below the fraction bar are trees of additions, and B is one more than what a term passes through of
+them: `depth` in a tree of blocks (`ir.summing`), with one for engines that divide weights by their sum, and these once
+more. In any order, B may be the number of keys with p_k > u/8: adding to a partial sum one that holds small keys only
+rounds by no more than that, as the other is itself a float. So the paths of big keys meet at most B − 1 other
+additions, and all small ones together cost twice their share, in either sum.
 
 How the weights are bounded over a whole box is told in `weight_errors`.
 """
@@ -50,18 +51,16 @@ def rounding_bounds(
     radii: Float[np.ndarray, "boxes d"],
     *,
     truncation: float | Sequence[float] = (),
-    depth: int | None = None,
     for_any_weights: bool = False,
     enough: float | Float[np.ndarray, " boxes"] = np.inf,
 ) -> Float[np.ndarray, "boxes outputs"]:
     """Upper bounds of |computed − exact| over the boxes centre ± radius, for every engine in ENGINES.
 
     `roundings` are those of the stage (`program_roundings.roundings`). `truncation`: what an engine may be off by
-    besides, in any output; or for each head, what it may change in the weights, Σ_k |weight used − weight|. `depth`:
-    the most additions that a term passes through in a sum over keys; None for any order. With `for_any_weights` the
-    error of the weights is left out: for bounds of |f − stage| that hold whatever the weights are, `selection_bounds`
-    with `score_errors`. What is at most `enough` is not made sharper: a bound that many boxes share, or that of a
-    whole box; above it, boxes are looked at in parts. Where numbers may overflow, the bound is ∞.
+    besides, in any output; or for each head, what it may change in the weights, Σ_k |weight used − weight|. With
+    `for_any_weights` the error of the weights is left out: for bounds of |f − stage| that hold whatever the weights
+    are, `selection_bounds` with `score_errors`. What is at most `enough` is not made sharper: a bound that many boxes
+    share, or that of a whole box; above it, boxes are looked at in parts. Where numbers may overflow, the bound is ∞.
     """
     of_heads = [0.0] * len(stage.heads) if isinstance(truncation, float | int) or not len(truncation) else truncation
     if len(of_heads) != len(stage.heads):
@@ -74,7 +73,7 @@ def rounding_bounds(
         tiny = roundings.underflow * (1 + reach.sum(axis=1))[:, None]
         total = up(gamma(roundings.count, unit) * _at(roundings.sizes, roundings.size_slopes, reach), 4) + 2 * tiny
         for head, rounds, left_out in zip(stage.heads, roundings.heads, of_heads, strict=True):
-            part = _HeadError(head, rounds, roundings.dtype, centres, radii, reach, depth, for_any_weights)
+            part = _HeadError(head, rounds, roundings.dtype, centres, radii, reach, for_any_weights)
             total = up(total + up(part.bounds() + left_out * part.largest, 2))
         total = total if spare == 0 else up(total + spare)
         with np.errstate(over="ignore"):
@@ -118,7 +117,6 @@ class _HeadError:
     centres: Float[np.ndarray, "boxes d"]
     radii: Float[np.ndarray, "boxes d"]
     reach: Float[np.ndarray, "boxes d"]
-    depth: int | None
     for_any_weights: bool
 
     @property
@@ -157,20 +155,24 @@ class _HeadError:
         weights = WeightErrors(self.near, pairs, self.rounds, self.reach, u, for_any_weights=self.for_any_weights)
         num_keys = self.near.scores.num_keys
         is_big = (weights.most > u / 8) | (num_keys * u > 0.1)  # with so many keys the factor 2 below is too small
-        deep = num_keys if self.depth is None else self.depth
-        num_added = np.minimum(weights.sums(is_big), deep)
+        num_big = weights.sums(is_big)
         columns = []
         for output in range(self.largest.shape[1]):
             size = self._sizes(pairs, output)
             top = np.maximum.reduceat(size, pairs.starts)
             by_weights, average = weights.error(output)
             mean = top if self.for_any_weights else weights.computed_mean(size)
+            average = np.fmin(average + by_weights, mean)
             small = 2 * weights.sums(np.where(is_big, 0.0, weights.most * (size + top[pairs.row])))
-            above, below = self._gamma(num_added + 3 + self.rounds.count), self._gamma(num_added)
-            sums = above * (1 + below) * mean + below * np.fmin(average + by_weights, top) + small
-            sums = np.fmin(sums, self._gamma(2.0 * deep + 3 + self.rounds.count) * mean)  # no key taken for small
+            in_blocks = self._sums(self.rounds.depth + 1, mean, average)
+            sums = np.fmin(self._sums(num_big, mean, average) + small, in_blocks)
             columns.append(sums if self.for_any_weights else by_weights + sums)
         return up(np.stack(columns, axis=1) * weights.margin)
+
+    def _sums(self, B: np.ndarray | int, mean: np.ndarray, average: np.ndarray) -> np.ndarray:
+        """The theorem for mean ≥ Σ p̂_k|v_k|, average ≥ |Â|."""
+        below = self._gamma(B)
+        return np.asarray(self._gamma(B + 3 + self.rounds.count) * (1 + below) * mean + below * average)
 
     def _gamma(self, n: np.ndarray | float) -> np.ndarray | float:
         """γ_n, ∞ where it is not defined."""

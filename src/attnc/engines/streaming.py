@@ -14,11 +14,12 @@ import numpy as np
 
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.normal_form import FoldedHead, Form
+from attnc.ir.summing import MOST_KEYS, key_mix, key_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-KEYS_PER_BLOCK = 1024
+KEYS_PER_BLOCK = MOST_KEYS // 4
 SCORES_PER_BLOCK = 2**16
 """A block of scores (512 KiB of float64) stays in the cache of one core, and its product below the size at which BLAS
 starts threads of its own, which would compete with those of the engine."""
@@ -194,13 +195,13 @@ class _ConstantKeys:
     ) -> None:
         """Adds the exponentials of these scores, and what they weigh, to the sums; the scores are overwritten."""
         weights = _exponentials(scores, top[:, None])
-        total[rows, 0] += weights.sum(axis=1)
+        total[rows, 0] += key_sum(weights)
         if self._values.is_constant:
-            mixed[rows] += weights @ self._values.constant_block(self._blocks[j])
+            mixed[rows] += key_mix(weights, self._values.constant_block(self._blocks[j]))
         else:
             points, which = np.unique(rows // self._num_queries, return_inverse=True)
             values = self._values.block(self._blocks[j], u[points])
-            mixed[rows] += (weights[:, None] @ values[which])[:, 0]
+            mixed[rows] += key_mix(weights[:, None], values[which])[:, 0]
 
 
 class _MovingKeys:
@@ -240,8 +241,8 @@ class _MovingKeys:
             if len(self._blocks) > 1:
                 scores = self._scores(queries, which, keys, u)
             weights = _exponentials(scores, top)
-            total += weights.sum(axis=-1, keepdims=True)
-            mixed += weights @ self._values.block(keys, u)
+            total += key_sum(weights)[..., None]
+            mixed += key_mix(weights, self._values.block(keys, u))
         mixed /= total
         return mixed
 
@@ -284,9 +285,9 @@ class _Gathered:
             for column in range(keys.shape[3]):
                 scores += keys[..., column] * queries[:, chosen, column, None]
             weights = _exponentials(scores, scores.max(axis=-1, keepdims=True))
-            total = weights.sum(axis=-1)
+            total = key_sum(weights)
             for column in range(self._d_v):
-                mixed[:, chosen, column] = (weights * values[..., column]).sum(axis=-1) / total
+                mixed[:, chosen, column] = key_sum(weights * values[..., column]) / total
         return mixed
 
 

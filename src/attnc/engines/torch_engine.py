@@ -20,6 +20,7 @@ from attnc.errors import InputError
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.normal_form import AttentionStage, FoldedHead, Form, SoftmaxStage, normal_form
 from attnc.ir.program import Program
+from attnc.ir.summing import BLOCK
 
 try:
     import torch
@@ -253,8 +254,39 @@ class _Piece(nn.Module):
         if self.own is not None:
             seen = torch.cat([shared.expand(len(self.own), -1), self.own], dim=1)
             keys, values = keys[..., seen, :], values[..., seen, :]
-        weights = torch.softmax(queries[:, self.chosen] @ keys.mT, dim=-1)
-        return (weights @ values).flatten(1, -2)
+        weights = _softmax(queries[:, self.chosen] @ keys.mT)
+        return _mix(weights, values).flatten(1, -2)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Over the last axis; sums of float32 are made in blocks (`ir.summing`)."""
+    if scores.dtype != torch.float32:
+        return torch.softmax(scores, dim=-1)
+    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    return weights / _sum(weights)[..., None]
+
+
+def _mix(weights: Tensor, values: Tensor) -> Tensor:
+    """weights @ values, likewise."""
+    if weights.dtype != torch.float32 or weights.shape[-1] <= BLOCK:
+        return weights @ values
+    if values.shape[-1] == 1:
+        return _sum(weights * values.mT)[..., None]
+    weights, values = _in_blocks(weights), _in_blocks(values.mT)
+    return _sum(torch.einsum("...qmb,...vmb->...qvm", weights, values))
+
+
+def _sum(terms: Tensor) -> Tensor:
+    """Over the last axis, which is not empty."""
+    while terms.shape[-1] > BLOCK:
+        terms = _in_blocks(terms).sum(dim=-1)
+    return terms.sum(dim=-1)
+
+
+def _in_blocks(terms: Tensor) -> Tensor:
+    """(…, n) as (…, blocks, BLOCK), with zeros at the end."""
+    filled = nn.functional.pad(terms, (0, -terms.shape[-1] % BLOCK))
+    return filled.reshape(*terms.shape[:-1], filled.shape[-1] // BLOCK, BLOCK)
 
 
 class _Plan:

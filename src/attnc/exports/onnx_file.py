@@ -33,9 +33,12 @@ except ImportError as error:
 
 Path = str | os.PathLike[str]
 
-ALLOWED = frozenset({"Add", "Concat", "Equal", "Gather", "MatMul", "Or", "Reshape", "Softmax", "Transpose", "Where"})
-"""Every operator that a file may hold. Mul is not among them: onnxruntime fuses a Mul by one number into the MatMul
-after it, as an attribute in float32, which moves float64 results by 3e-8."""
+ALLOWED = frozenset(
+    {"Add", "Concat", "Div", "Equal", "Gather", "MatMul", "Mul", "Or", "Reshape", "Softmax", "Transpose", "Where"}
+)
+"""Every operator that a file may hold. Div is by the sum of a query's weights, 1 but for rounding, and Mul of weights
+with values, both in float32 alone: onnxruntime fuses a Mul by one number into the MatMul after it, as an attribute in
+float32, which would move float64 results by 3e-8."""
 OPSET = 17
 OLDEST_OPSET = 13  # Softmax along one axis, as it is meant here
 

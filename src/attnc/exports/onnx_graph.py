@@ -12,12 +12,15 @@ from onnx import helper, numpy_helper
 from attnc.errors import FileError
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.normal_form import AttentionStage, FoldedHead, Form, SoftmaxStage
+from attnc.ir.summing import BLOCK
 
 if TYPE_CHECKING:
     from scipy.sparse import csc_array, csr_array
 
 MAX_BYTES = 2**31 - 2**20
 """Protocol buffers end at 2 GiB; a MiB is kept for what is not weights."""
+NOBODY = -2
+"""The segment of a key that no query sees."""
 DENSE_CELLS = 2**16
 """A linear map of up to this many entries is one matrix product; a larger one with few in each row is gathered."""
 
@@ -98,30 +101,94 @@ def attention_stage(graph: Graph, name: str, stage: AttentionStage, u: str) -> s
 
 
 def _head(graph: Graph, name: str, head: FoldedHead, u: str) -> str:
-    queries = graph.affine(f"{name}/queries", _not_empty(head.queries), u)
-    keys, values, visible = _not_empty(head.keys), _not_empty(head.values), None
-    if head.query_segments is not None and head.key_segments is not None:
-        seen_by_all = _seen_by_all(head.query_segments, head.key_segments)
-        if seen_by_all is None:
-            visible = _visible(graph, name, head.query_segments, head.key_segments)
-        else:
-            keys, values = keys.rows(seen_by_all), values.rows(seen_by_all)
+    queries, num_queries = graph.affine(f"{name}/queries", _not_empty(head.queries), u), head.queries.shape[0]
+    keys, values = _not_empty(head.keys), _not_empty(head.values)
+    asks, shown = head.query_segments, head.key_segments
+    if asks is None or shown is None:
+        asks, shown = np.zeros(num_queries, np.int64), np.full(keys.shape[0], EVERY_QUERY)
+    seen_by_all = _seen_by_all(asks, shown)
+    is_masked = seen_by_all is None
+    if seen_by_all is not None and len(seen_by_all) < len(shown):
+        keys, values, shown = keys.rows(seen_by_all), values.rows(seen_by_all), shown[seen_by_all]
+    if _is_summed_in_blocks(graph, len(shown)) and len(shown) % BLOCK:
+        keys, values, shown = _filled(keys, values, shown)
+        is_masked = True
     if keys.is_constant:
         transposed = graph.constant(f"{name}/keys", keys.constant.T)
     else:
         transposed = graph.node("Transpose", f"{name}/keys.T", graph.affine(f"{name}/keys", keys, u), perm=[0, 2, 1])
     scores = graph.node("MatMul", f"{name}/scores", queries, transposed)
-    if visible is not None:
+    if is_masked:
         hidden = graph.constant(f"{name}/hidden", np.array(-np.inf, graph.dtype))
-        scores = graph.node("Where", f"{name}/masked", visible, scores, hidden)
-    pattern = graph.node("Softmax", f"{name}/pattern", scores, axis=-1)
-    if values.is_constant:
-        of_keys = graph.constant(f"{name}/values", values.constant)
-    else:
-        of_keys = graph.affine(f"{name}/values", values, u)
-    mixed = graph.node("MatMul", f"{name}/mixed", pattern, of_keys)
+        scores = graph.node("Where", f"{name}/masked", _visible(graph, name, asks, shown), scores, hidden)
+    pattern = _softmax(graph, f"{name}/pattern", scores, num_queries, len(shown))
+    mixed = _mix(graph, f"{name}/mixed", pattern, num_queries, values, u)
     W_O = head.W_O if len(head.W_O) else np.zeros((1, head.W_O.shape[1]), graph.dtype)
     return graph.node("MatMul", f"{name}/out", mixed, graph.constant(f"{name}/W_O", W_O))
+
+
+def _softmax(graph: Graph, name: str, scores: str, queries: int, keys: int) -> str:
+    """Of (batch, queries, keys). Softmax adds up float32 in any order: what its sum is off by is divided out again."""
+    if not _is_summed_in_blocks(graph, keys):
+        return graph.node("Softmax", name, scores, axis=-1)
+    weights = graph.node("Softmax", f"{name}/softmax", scores, axis=-1)
+    return graph.node("Div", name, weights, _sum(graph, f"{name}/total", weights, queries, keys))
+
+
+def _mix(graph: Graph, name: str, pattern: str, queries: int, values: Form, u: str) -> str:
+    """pattern @ values; of float32, in blocks of keys, column by column: of products of three axes with an empty batch
+    onnxruntime dies."""
+    keys, columns = values.shape
+    if not _is_summed_in_blocks(graph, keys):
+        return graph.node("MatMul", name, pattern, _array(graph, f"{name}/values", values, u))
+    found = []
+    for column in range(columns):
+        row = _array(graph, f"{name}/values{column}", _row(values, column), u)
+        terms = graph.node("Mul", f"{name}/terms{column}", pattern, row)
+        found.append(_sum(graph, f"{name}/sum{column}", terms, queries, keys))
+    return found[0] if columns == 1 else graph.node("Concat", name, *found, axis=-1)
+
+
+def _row(values: Form, column: int) -> Form:
+    """A column of a form, as one row."""
+    keys, columns = values.shape
+    return Form(values.linear[np.arange(keys) * columns + column], values.constant[:, [column]].T.tocsr())
+
+
+def _array(graph: Graph, name: str, form: Form, u: str) -> str:
+    return graph.constant(name, form.constant) if form.is_constant else graph.affine(name, form, u)
+
+
+def _is_summed_in_blocks(graph: Graph, keys: int) -> bool:
+    return graph.dtype == np.float32 and keys > BLOCK
+
+
+def _sum(graph: Graph, name: str, terms: str, queries: int, keys: int) -> str:
+    """(batch, queries, 1) of (batch, queries, keys), in blocks. Blocks of blocks are products with ones where a term
+    belongs to a block, as adding zeros rounds nothing."""
+    m = keys // BLOCK
+    blocks = graph.node(
+        "Reshape", f"{name}/blocks", terms, graph.constant(f"{name}/shape", np.array([0, queries * m, BLOCK]))
+    )
+    sums = graph.node(
+        "MatMul", f"{name}/added", blocks, graph.constant(f"{name}/ones", np.ones((BLOCK, 1), graph.dtype))
+    )
+    sums = graph.node(
+        "Reshape", f"{name}/of_blocks", sums, graph.constant(f"{name}/of_blocks/shape", np.array([0, queries, m]))
+    )
+    while m > 1:
+        fewer = -(-m // BLOCK)
+        members = (np.arange(m)[:, None] // BLOCK == np.arange(fewer)).astype(graph.dtype)
+        sums = graph.node("MatMul", f"{name}/{fewer}", sums, graph.constant(f"{name}/members{fewer}", members))
+        m = fewer
+    return sums
+
+
+def _filled(keys: Form, values: Form, segments: np.ndarray) -> tuple[Form, Form, np.ndarray]:
+    """Whole blocks: copies of the first key, of a segment that no query sees."""
+    spare = -keys.shape[0] % BLOCK
+    rows = np.concatenate([np.arange(keys.shape[0]), np.zeros(spare, np.int64)])
+    return keys.rows(rows), values.rows(rows), np.concatenate([segments, np.full(spare, NOBODY)])
 
 
 def _not_empty(form: Form) -> Form:

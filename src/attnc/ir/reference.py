@@ -16,6 +16,7 @@ from attnc.errors import InputError
 from attnc.ir.layers import Affine, Attention, Head, Layer
 from attnc.ir.program import Program
 from attnc.ir.shapes import live_tokens, main_start, memory_start, stream_shapes
+from attnc.ir.summing import key_mix, key_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -135,7 +136,7 @@ def _attention(
                 scores = queried[:, block] @ head.W_Q @ seen_K.transpose(0, 2, 1)
                 scores = _masked(scores, head, tokens[block], keys)
                 pattern = softmax(scores)
-                out[:, block] += pattern @ seen_V @ head.W_O
+                out[:, block] += key_mix(pattern, seen_V) @ head.W_O
                 if record:
                     record(f"{name}.head{h}.scores", scores)
                     record(f"{name}.head{h}.pattern", pattern)
@@ -162,5 +163,5 @@ def _masked(scores: np.ndarray, head: Head, tokens: np.ndarray, keys: np.ndarray
 def softmax(scores: np.ndarray) -> np.ndarray:
     """Over the last axis, shifted by the maximum, so that no exponential overflows."""
     weights: np.ndarray = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
+    weights /= key_sum(weights)[..., None]
     return weights

@@ -34,9 +34,10 @@ LIBM_ASSUMPTION: str = (
 
 def engine_assumption(dtype: str) -> str:
     """What the rounding term assumes of the engine that runs the network."""
+    blocks = " (but over keys 8 at a time, and 8 of these sums, and so on)" if dtype == "float32" else ""
     return (
-        f"the engine computes in {dtype} with IEEE rounding, in any order of summation, and its exponential is within "
-        f"{ENGINE_ULPS} ulp; TF32, bfloat16 and fused fast-math kernels are outside this"
+        f"the engine computes in {dtype} with IEEE rounding, in any order of summation{blocks}, and its exponential is "
+        f"within {ENGINE_ULPS} ulp; TF32, bfloat16 and fused fast-math kernels are outside this"
     )
 
 

@@ -1,0 +1,66 @@
+"""Sums over keys in float32: in blocks of 8, blocks of such blocks, and so on.
+
+Each addition that a term passes through may round it once. In a block of 8, summed in any order, these are 7, and then
+8 times fewer terms are left. So a bound on rounding counts `depth(n)` additions instead of n − 1, and what is computed
+is better by as much: of 289 keys 18. In float64, where sums cost nothing that matters, products are left to the BLAS.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+BLOCK = 8
+MOST_KEYS = 4096
+"""Of more keys than this, engines may add up chunks in any order."""
+
+
+def depth(num_keys: int, dtype: str) -> int:
+    """The most additions that a term of a sum over so many keys passes through, in any engine."""
+    if dtype != "float32" or num_keys > MOST_KEYS:
+        return max(0, num_keys - 1)
+    additions = 0
+    while num_keys > 1:
+        additions += min(BLOCK, num_keys) - 1
+        num_keys = -(-num_keys // BLOCK)
+    return additions
+
+
+def key_sum(terms: Float[np.ndarray, "... n"]) -> Float[np.ndarray, " ..."]:
+    """The sum over the last axis; of float32, in blocks."""
+    return _sum(np.moveaxis(terms, -1, 0)) if terms.dtype == np.float32 else np.asarray(terms.sum(axis=-1))
+
+
+def key_mix(
+    weights: Float[np.ndarray, "... q n"], values: Float[np.ndarray, "... n v"]
+) -> Float[np.ndarray, "... q v"]:
+    """weights @ values; of float32, in blocks."""
+    n, v = values.shape[-2:]
+    if weights.dtype != np.float32 or n <= BLOCK:
+        return weights @ values
+    if v == 1:
+        return key_sum(weights * np.swapaxes(values, -1, -2))[..., None]
+    whole = n - n % BLOCK
+    values = values.reshape(*(1,) * (weights.ndim - values.ndim), *values.shape)
+    of_blocks = np.moveaxis(weights[..., :whole].reshape(*weights.shape[:-1], whole // BLOCK, BLOCK), -2, 0)
+    by_blocks = np.moveaxis(values[..., :whole, :].reshape(*values.shape[:-2], whole // BLOCK, BLOCK, v), -3, 0)
+    sums = of_blocks @ by_blocks
+    if whole < n:
+        sums = np.concatenate([sums, (weights[..., whole:] @ values[..., whole:, :])[None]])
+    return _sum(sums)
+
+
+def _sum(terms: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, " ..."]:
+    """Over the first axis. A block takes one term of each of 8 runs, so that what is added are long rows."""
+    while len(terms) > BLOCK:
+        step = -(-len(terms) // BLOCK)
+        blocks = terms[:step].copy(order="K")
+        for start in range(step, len(terms), step):
+            run = terms[start : start + step]
+            blocks[: len(run)] += run
+        terms = blocks
+    return np.asarray(terms.sum(axis=0))
