@@ -202,6 +202,7 @@ def _by_layers(network: Network, target: ReLUNetwork, seconds: float, progress: 
         terms=found.terms,
         method="staged proof",
         stages=found.as_json(),
+        outputs=found.outputs,
         complete=found.complete,
     )
 
@@ -273,6 +274,7 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
         target.box,
         construction=built.construction,
         expression=target.text,
+        definitions=target.definitions if isinstance(target, ReLUNetwork) else None,
         eps=eps,
         parameters=dict(built.parameters),
         command=command,

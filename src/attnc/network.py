@@ -66,6 +66,9 @@ class Network:
     command: str | None = None
     also: Mapping[str, Certificate] = field(default_factory=dict)
     """What was proved of the weights rounded to another dtype, and evaluated in it, by that dtype."""
+    definitions: str | None = None
+    """Of a target that takes definitions to state: these, and its outputs in their names. Files have it in the place of
+    the expression."""
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -244,9 +247,10 @@ class Network:
 
         if not isinstance(path, str | os.PathLike):
             raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
+        stated = self.expression or self.definitions
         config = {
             "construction": self.construction,
-            "expression": self.expression,
+            "expression": stated,
             "variables": list(self.variables),
             "box": self.box.as_json(),
             "eps": self.eps,
@@ -255,7 +259,7 @@ class Network:
         }
         claims = {"certificate.json": self.certificate}
         claims |= {f"certificate.{dtype}.json": claim for dtype, claim in self.also.items()}
-        certificates = {name: claim.to_json(self.expression, self.box) for name, claim in claims.items()}
+        certificates = {name: claim.to_json(stated, self.box) for name, claim in claims.items()}
         save_network(Path(path), self.program, config, certificates, model_card(self))
 
 
@@ -286,12 +290,15 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
         _require_same("variables", config["variables"], list(box.names))
         if box.d != sum(math.prod(shape) for shape in program.input_shapes):
             raise InputError(f"a box of {box.d} variables for inputs of shape {program.input_shapes}")
+        stated = _typed(config, "expression", str | None)
+        is_defined = stated is not None and "=" in stated
         return Network(
             program,
             certificate,
             box,
             construction=_typed(config, "construction", str),
-            expression=_typed(config, "expression", str | None),
+            expression=None if is_defined else stated,
+            definitions=stated if is_defined else None,
             eps=_typed(config, "eps", float | int | None),
             parameters=_typed(config, "parameters", dict),
             command=_typed(config, "command", str | None),

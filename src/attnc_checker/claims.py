@@ -32,7 +32,8 @@ class StageClaim:
     """What attention writes into the channel is carrier·function(t) at t = argument, in the names of earlier stages.
 
     For t in `ends` its heads are within `bound` of the function, held at the ends of `held` if there are any; and the
-    error that t already has is `passed` in that of the function.
+    error that t already has is `passed` in that of the function. A stage that is `like` an earlier one has its heads,
+    as functions of t, and needs no leaves.
     """
 
     layer: str
@@ -48,6 +49,7 @@ class StageClaim:
     bound: float
     passed: float
     leaves: tuple[Leaf, ...]
+    like: str | None
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,10 @@ def read_claim(data: dict[str, Any]) -> Claim:
     if not isinstance(cuts, list) or not all(isinstance(points, list) for points in cuts) or len(cuts) != len(ends):
         raise BadFile("certificate.json: cuts is no list of a list for every variable")
     places = tuple(tuple(sorted(_number(x, "a cut") for x in points)) for points in cuts)
-    texts, known, whole = data["expression"], data["dtype"], tuple(outputs)
-    stated = tuple(map(_stage, stages))
-    return Claim(texts, variables, ends, bound, known, truncation, leaves, is_staged, stated, whole, places, p)
+    texts, dtype, whole = data["expression"], data["dtype"], tuple(outputs)
+    known: dict[Any, Any] = {}  # stages that are like no other
+    stated = tuple(_stage(entry, known) for entry in stages)
+    return Claim(texts, variables, ends, bound, dtype, truncation, leaves, is_staged, stated, whole, places, p)
 
 
 def _with_bounds(leaves: tuple[Leaf, ...], norm: Any, bounds: Any) -> tuple[float, tuple[Leaf, ...]]:
@@ -128,9 +131,14 @@ def _with_bounds(leaves: tuple[Leaf, ...], norm: Any, bounds: Any) -> tuple[floa
     return float(norm), tuple(leaf._replace(bound=b) for leaf, b in zip(leaves, own, strict=True))
 
 
-def _stage(entry: Any) -> StageClaim:
+def _stage(entry: Any, known: dict[Any, Any]) -> StageClaim:
     texts = ("stage", "channel", "name", "function", "argument")
-    others = ("argument_as", "carrier", "carrier_as")
+    others = ("argument_as", "carrier", "carrier_as", "like")
+    like = entry.get("like") if isinstance(entry, dict) else None
+    if like is not None:
+        if not isinstance(like, str) or like not in known:
+            raise Refused(f"a stage is said to be like {like!r:.40}, which is none that was proved before it")
+        entry = entry | {key: known[like].get(key) for key in ("function", "interval", "held", "bound")}
     if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in texts):
         raise BadFile(f"certificate.json: a stage is not described by the texts {', '.join(texts)}")
     if not all(isinstance(entry.get(key), str | None) for key in others):
@@ -140,8 +148,10 @@ def _stage(entry: Any) -> StageClaim:
     bound, passed = (_number(entry.get(key), f"{key} of a stage") for key in ("bound", "passed"))
     if bound < 0 or passed < 0:
         raise Refused(f"a bound of stage {entry['name']!r:.40} is negative")
-    leaves = _leaves(entry.get("leaves"), 1, set())
-    fields: list[Any] = [*map(entry.get, (*texts, *others)), ends, held, bound, passed, leaves]
+    leaves = _leaves(entry.get("leaves"), 1, set()) if like is None else ()
+    if like is None:
+        known[entry["name"]] = entry
+    fields: list[Any] = [*map(entry.get, (*texts, *others[:-1])), ends, held, bound, passed, leaves, like]
     return StageClaim(*fields)
 
 

@@ -31,8 +31,8 @@ from attnc_checker.program import exact
 from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import Arithmetic, most
 
-PARTS = 4096
-"""At most so many parts of the box, all alike, are looked at to find ranges."""
+PARTS, MOST_STEPS = 4096, 2**20
+"""At most so many parts of the box, all alike, are looked at to find ranges; fewer of a long expression."""
 PIECES = 10_000
 """At most so many pieces of an interval, to find how much a function changes."""
 MOST_SLACK = 0.25
@@ -50,9 +50,11 @@ class Line:
 
 def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
     """What is left to prove of every stage, and above sup |f − network| if all of it is true."""
-    walk = _Walk(claim, reduction, arithmetic)
-    found = [walk.line(number, stage) for number, stage in enumerate(claim.stages)]
-    return found, walk.outputs()
+    walk, found = _Walk(claim, reduction, arithmetic), dict[str, Line]()
+    for number, stage in enumerate(claim.stages):
+        line = walk.line(number, stage)
+        found[stage.like or stage.name] = line if stage.like is None else _joined(found[stage.like], line)
+    return list(found.values()), walk.outputs()
 
 
 class _Walk:
@@ -69,6 +71,7 @@ class _Walk:
         """The claims as steps in the variables; their ranges; and that their outputs are the expression."""
         reader = Reader(self.claim.variables)
         names, same = dict(reader.variables), list[tuple[int, int]]()
+        wanted = reader.parse(self.claim.expression)
         self.steps: list[tuple[int, int, int, int | None]] = []  # of every stage: value, argument, g, carrier
 
         def part(owner: str, text: Any, known: Any) -> int:
@@ -96,7 +99,6 @@ class _Walk:
         outputs = [part("an output", text, None) for text in self.claim.outputs]
         if not are_equal((reader.steps, []), same):
             raise Refused("what is claimed to be known of an input or a carrier does not follow from the stages before")
-        wanted = reader.parse(self.claim.expression)
         if len(wanted) != len(outputs) or not are_equal((reader.steps, []), list(zip(outputs, wanted, strict=True))):
             raise Refused(f"the stages put together are not known to be the expression {self.claim.expression:.60}")
         needed = sorted({*wanted, *(i for steps in self.steps for i in steps if i is not None)})
@@ -169,13 +171,41 @@ class _Walk:
         return most(errors) + self.claim.truncation
 
 
+def _joined(one: Line, other: Line) -> Line:
+    """What holds of both: the heads of a stage, with room for those of one that is like it."""
+    t, heads = most(map(arb, map(abs, one.claim.ends))), []
+    if len(one.stage.heads) != len(other.stage.heads):
+        raise Refused(f"stage {other.claim.name} is not like {one.claim.name}: it has other heads")
+
+    def largest(a: Any, b: Any) -> Any:
+        return [tuple(map(arb.max, *rows)) for rows in zip(a, b, strict=True)]
+
+    for a, b in zip(one.stage.heads, other.stage.heads, strict=True):
+        fine, others = a.roundings, b.roundings
+        if a.values != b.values or (fine and fine.parts) != (others and others.parts):
+            raise Refused(f"stage {other.claim.name} is not like {one.claim.name}: its keys have other values")
+        rows = zip(a.scores, b.scores, a.score_slack, b.score_slack, strict=True)
+        slack = [r.max(s + abs(arb(x[0] - y[0])) + abs(arb(x[1] - y[1])) * t) for x, y, r, s in rows]
+        if not most(slack) <= MOST_SLACK:
+            raise Refused(f"stage {other.claim.name} is not like {one.claim.name}: its keys have other scores")
+        if fine and others:
+            query, own = largest(fine.query, others.query), largest(fine.own, others.own)
+            fine = replace(fine, query=query, own=own, n=max(fine.n, others.n), terms=max(fine.terms, others.terms))
+        sizes, n = largest(a.score_sizes, b.score_sizes), max(a.n_score, b.n_score)
+        value_sizes, n_value = {0: largest(a.value_sizes[0], b.value_sizes[0])}, {0: max(a.n_value[0], b.n_value[0])}
+        heads.append(Head(a.scores, sizes, n, a.values, value_sizes, n_value, slack, fine))
+    sizes = largest(one.stage.affine_sizes, other.stage.affine_sizes)
+    n_affine = [*map(max, one.stage.n_affine, other.stage.n_affine)]
+    return replace(one, stage=Stage(heads, one.stage.affine, sizes, n_affine))
+
+
 def _size(range_: Range) -> Any:
     return most([-range_[0], range_[1]])
 
 
 def _ranges(function: Function, claim: Claim) -> list[Range]:
     """Where the outputs lie, in exact arithmetic, over the box."""
-    count = max(1, int(PARTS ** (1 / len(claim.ends))))
+    count = max(1, int(min(PARTS, MOST_STEPS // len(function[0])) ** (1 / len(claim.ends))))
     ends = [[exact(lo) + (exact(hi) - exact(lo)) * i / count for i in range(count + 1)] for lo, hi in claim.ends]
     sides = [[(arb(a).lower(), arb(b).upper()) for a, b in itertools.pairwise(points)] for points in ends]
     found: list[Range] = []

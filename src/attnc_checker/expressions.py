@@ -25,7 +25,8 @@ from attnc_checker.files import BadFile
 Function = tuple[list[tuple[Any, ...]], list[int]]
 """Steps, and the numbers of those that are outputs."""
 
-MAX_LENGTH, MAX_EXPONENT, MAX_BITS = 10_000, 1000, 8192
+MAX_LENGTH, MAX_EXPONENT, MAX_BITS = 50_000, 1000, 8192
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 TOKEN = re.compile(
     r"\s+|(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?(?![A-Za-z0-9_.])"
     r"|[A-Za-z][A-Za-z0-9_]*|\*\*|[-+*/(),]"
@@ -58,7 +59,19 @@ class Reader:
         self.variables = {name: self.add("variable", i) for i, name in enumerate(variables)}
 
     def parse(self, text: Any, names: dict[str, int] | None = None) -> list[int]:
-        """The numbers of the outputs. Without names, those of the variables are meant."""
+        """The numbers of the outputs. Without names, the variables are meant, and what is defined before the outputs:
+
+        "u = x*y; v = sin(u); u + v".
+        """
+        *definitions, outputs = text.split(";") if isinstance(text, str) and names is None else [text]
+        for name, _, body in (definition.partition("=") for definition in definitions):
+            name = name.strip()
+            if not NAME.fullmatch(name) or name in (*self.variables, "pi", "e"):
+                raise BadFile(f"the expression defines {name!r:.40}, which is no name, or known already")
+            (self.variables[name],) = self.outputs(body, self.variables)
+        return self.outputs(outputs, self.variables if names is None else names)
+
+    def outputs(self, text: Any, names: dict[str, int]) -> list[int]:
         if not isinstance(text, str) or len(text) > MAX_LENGTH:
             raise BadFile(f"the certificate's expression is no text of at most {MAX_LENGTH:,} characters")
         try:
@@ -67,7 +80,7 @@ class Reader:
                 if not (token := TOKEN.match(text, position)):
                     raise ValueError(f"unknown characters at {text[position : position + 20]!r}")
                 position = token.end()
-            self.line, self.names = re.sub(r"\s", " ", text).strip(), self.variables if names is None else names
+            self.line, self.names = re.sub(r"\s", " ", text).strip(), names
             body = ast.parse(self.line, mode="eval").body
             return [self.read(part) for part in (body.elts if isinstance(body, ast.Tuple) else [body])]
         except (SyntaxError, RecursionError, MemoryError, ValueError) as error:

@@ -15,6 +15,7 @@ that is what underflow costs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ LARGEST = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
 """MAX_TOKENS terms below these do not add up to an overflow."""
 MORE = arb(2) ** -26
 """Roundings of float32 that are eight of float64."""
+TOKEN = re.compile("[0-9]{0,7}")
 
 Row = tuple[Any, ...]
 """(constant, coefficient of x_1, …, of x_d)."""
@@ -148,11 +150,18 @@ class Reduction:
         return self._stage(outputs)
 
     def stage_at(self, layer: str, channel: str) -> tuple[Any, Stage]:
-        """What attention writes into a channel of the first token, and its place."""
+        """What attention writes into a channel of the first token, or as "channel@token" of another; and its place."""
         found = [i for i, name in enumerate(self.program.names) if name == layer]
-        if len(found) != 1 or channel not in self.program.channels[found[0]]:
+        name, _, token = channel.partition("@")
+        tokens = self.program.shapes["layers"][found[0] + 1][0] if len(found) == 1 else 0
+        if (
+            not tokens
+            or name not in self.program.channels[found[0]]
+            or not TOKEN.fullmatch(token)
+            or int(token or 0) >= tokens
+        ):
             raise Refused(f"there is no channel {channel!r:.60} of a layer {layer!r:.60}")
-        place = (found[0] + 1, 0, self.program.channels[found[0]].index(channel))
+        place = (found[0] + 1, int(token or 0), self.program.channels[found[0]].index(name))
         self._entry("layers", *place)
         if place not in self.written:
             raise Refused(f"no head writes into {channel!r:.60}")

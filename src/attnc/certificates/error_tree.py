@@ -45,12 +45,11 @@ def error_tree(certificate: Certificate) -> ErrorNode:
     left = {term.name: term for term in certificate.terms}
     nodes: list[ErrorNode] = []
     by_stage: dict[str, list[ErrorNode]] = {}
-    for number, head in enumerate(certificate.stages, 1):
+    for head in certificate.stages:
         try:
-            if "channels" in head:  # the units of a layer of a ReLU network, proved as one
-                nodes.append(_layer(head, left.pop(f"hidden layer {number}"), share))
-                continue
-            by_stage.setdefault(str(head["stage"]), []).append(_head(head, left, share))
+            if "like" not in head:  # units of a ReLU network that are proved as one
+                alike = sum(other.get("like") == head["name"] for other in certificate.stages)
+                by_stage.setdefault(str(head["stage"]), []).append(_head(head, alike, left, share))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise FileError(f"certificate: a stage does not fit: {type(error).__name__}: {error}") from None
     for stage, heads in by_stage.items():
@@ -62,22 +61,18 @@ def error_tree(certificate: Certificate) -> ErrorNode:
     return ErrorNode("bound", "what all of these add up to", total, 1.0, children=tuple(nodes))
 
 
-def _head(head: Any, left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
+def _head(head: Any, alike: int, left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
     """A head, and the term of the ledger that it brings, which is then no longer left."""
     carrier, name = head["carrier"], str(head["name"])
-    what = _applied(str(head["function"]), str(head["argument"]), None if carrier is None else str(carrier))
+    argument = str(head.get("argument_as") or head["argument"])
+    what = _applied(str(head["function"]), argument, None if carrier is None else str(carrier))
+    what += f", and {alike} more alike" if alike else ""
     term = left.pop(str(head["term"]), None)
     own, (lo, hi) = float(head["bound"]), (float(end) for end in head["interval"])
     if term is None:  # another head of the same function of the same argument has it
         return ErrorNode(name, what, 0.0, 0.0, own, 0.0, (lo, hi))
     grows = term.value / own if own > 0 else None
     return ErrorNode(name, what, term.value, share(term.value), own, grows, (lo, hi))
-
-
-def _layer(layer: Any, term: Term, share: Callable[[float], float]) -> ErrorNode:
-    own = float(layer["bound"])
-    what = f"{len(layer['channels'])} units {layer['stage']}, each with an error of its own, in its own units"
-    return ErrorNode(term.name, what, term.value, share(term.value), own, term.value / own if own > 0 else None)
 
 
 def _applied(function: str, argument: str, carrier: str | None) -> str:

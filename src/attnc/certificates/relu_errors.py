@@ -13,6 +13,7 @@ from attnc.ir.program import Program
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.targets.linear import affine_text, exact_text
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -24,6 +25,7 @@ U = UNIT_ROUNDOFF["float64"]
 class Units:
     """Units h ≥ 0 of a layer as the state holds them: v = gain·h + shift, and ĥ is within `error` of h."""
 
+    names: tuple[str, ...]  # of v
     gain: Float[np.ndarray, " units"]
     shift: Float[np.ndarray, " units"]
     largest: Float[np.ndarray, " units"]  # |h| at most
@@ -36,6 +38,14 @@ class Units:
         """|v̂| at most."""
         return up(np.abs(self.gain) * up(self.largest + self.error) * (1 + 8 * U) + np.abs(self.shift), 4)
 
+    def text(self, W: Float[np.ndarray, " units"], b: float) -> str:
+        """W·h + b in the names of v, exactly."""
+        units = [
+            name if gain == 1 and shift == 0 else f"({name} - {exact_text(shift)})/({exact_text(gain)})"
+            for name, gain, shift in zip(self.names, self.gain.tolist(), self.shift.tolist(), strict=True)
+        ]
+        return affine_text(W, [unit.replace("- -", "+ ") for unit in units], b)
+
     def form(self, W: Float[np.ndarray, " units"], b: float) -> StateForm:
         """W·h + b as a combination of v."""
         weights = W / self.gain
@@ -44,6 +54,11 @@ class Units:
         n = len(W) + 8
         slack = 8 * U * (np.abs(weights) @ self.sizes) + gamma(n, U) * (np.abs(moved).sum() + abs(b))
         return StateForm(weights, constant, float(up(slack * (1 + n * U), 4)))
+
+
+def layer_term(number: int) -> str:
+    """The name that a hidden layer has in the ledger, counted from 1."""
+    return f"hidden layer {number}"
 
 
 def unit_slopes(pre: Interval, error: np.ndarray, limits: np.ndarray) -> Interval:
@@ -85,7 +100,7 @@ def error_terms(
     for number in range(len(units)):
         if number:
             reason = "of its units, as far as they move the output"
-            found.append(Term(f"hidden layer {number}", float(parts[2 * number][worst]), reason))
+            found.append(Term(layer_term(number), float(parts[2 * number][worst]), reason))
         else:
             rounding += float(parts[0][worst])
         rounding += float(parts[2 * number + 1][worst])

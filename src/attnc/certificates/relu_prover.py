@@ -1,10 +1,10 @@
 """Networks of ReLUs, proved layer by layer: every unit from the weights of its head, its error carried to the outputs.
 
 Unit j of a hidden layer is relu(z_j), z = W·h + b. The program holds v_j ≈ gain_j·h_j + shift; from the weights of a
-head it is found how its scores depend on z_j, and leaves prove that it computes gain_j·clip(z_j, 0, C) + shift to
-within δ, on the range of z_j enlarged by the error that z_j already has. Units whose heads have the same keys are the
-same function of y = ref_j·z_j, and are proved at once. Gains and shifts are read off the heads; whatever they are, δ
-is proved.
+head it is found how its scores depend on t = gain_j·z_j, and leaves prove that it computes relu(t) + shift to within δ,
+on the range of t enlarged by the error that t already has; relu is held at a limit that no exact t exceeds. Units whose
+heads have the same keys are the same function of t, and are proved at once. Gains and shifts are read off the heads;
+whatever they are, δ is proved.
 
 Errors are affine forms. With d_lj the deviation of unit j of layer l itself, and σ its slope between the z that should
 be and the z that is, 0 ≤ σ ≤ 1, and exactly 0 or 1 where the unit is off or on all over a part of the box,
@@ -17,7 +17,7 @@ intervals of the σ, multiplied out with their signs, over many parts of the box
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from attnc.certificates.head_lines import Writer, leaf_boxes, line_rounding, wri
 from attnc.certificates.line_proof import prove_line
 from attnc.certificates.one_stage import Enclosed, StageHead
 from attnc.certificates.program_roundings import HeadRoundings, roundings
-from attnc.certificates.relu_errors import Units, error_terms, read_out_error, sensitivities_of, unit_slopes
+from attnc.certificates.relu_errors import Units, error_terms, layer_term, read_out_error, sensitivities_of, unit_slopes
 from attnc.certificates.slices import Slice, slices
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
@@ -38,38 +38,45 @@ from attnc.ir.spec import check
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, up
-from attnc.targets.linear import ReLUNetwork, affine_range
+from attnc.targets.linear import ReLUNetwork, affine_range, exact_text
 from attnc.targets.part_ranges import sub_boxes
 from attnc.targets.parts import T
-from attnc.targets.tree import Call, Node, Number, Product, Sum, to_text
+from attnc.targets.tree import Call, Node, Number, Sum, to_text
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 U = UNIT_ROUNDOFF["float64"]
+SPARE = 2.0**-22
+"""By which errors of inputs are taken larger, relatively, and as a square ranges: no checker, whose roundings are other
+ones, has to agree in the last digits."""
 ROUGH = 1e-6
 """Units whose scores round by more than this are proved together only with those that round about as much."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnitsProof:
-    """|A(y) − function(y)| ≤ delta for y in [lo, hi]: what the heads of these channels are, each of a y of its own."""
+    """|A(t) − relu(t) − shift| ≤ bound for t in [lo, hi], relu held at `limit`: what the heads of these units are."""
 
-    stage: str
-    channels: tuple[str, ...]
-    function: str
-    delta: float
+    shift: float
+    limit: float
+    bound: float  # rounding included
     proof: Proof
+    units: tuple[Mapping[str, Any], ...]  # each with a t of its own
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "stage": self.stage,
-            "channels": list(self.channels),
-            "function": self.function,
-            "interval": [float(self.proof.box.lo[0]), float(self.proof.box.hi[0])],
-            "bound": self.delta,
+    def as_json(self) -> list[dict[str, Any]]:
+        """The first unit with the leaves, and those that are like it."""
+        lo, hi = float(self.proof.box.lo[0]), float(self.proof.box.hi[0])
+        first, *others = self.units
+        claim = {
+            "function": to_text(Sum((Call("relu", (T,)), Number(Fraction(self.shift))))),
+            "carrier": None,
+            "interval": [lo, hi],
+            "held": [lo, self.limit],
+            "bound": self.bound,
             "leaves": [leaf.as_json() for leaf in self.proof.leaves],
         }
+        return [{**first, **claim}, *({**unit, "like": first["name"]} for unit in others)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,13 +86,14 @@ class NetworkProof:
     bound: float
     terms: tuple[Term, ...]
     layers: tuple[UnitsProof, ...]
+    outputs: tuple[str, ...]  # in the names of the units
 
     @property
     def complete(self) -> bool:
         return all(layer.proof.complete for layer in self.layers)
 
     def as_json(self) -> tuple[dict[str, Any], ...]:
-        return tuple(layer.as_json() for layer in self.layers)
+        return tuple(unit for layer in self.layers for unit in layer.as_json())
 
 
 def prove_relu(
@@ -108,24 +116,27 @@ def prove_relu(
     n, casts = target.box.d, str(program.dtype) != "float64"
     magnitude = target.box.magnitude
     cast = up(UNIT_ROUNDOFF[str(program.dtype)] * magnitude, 2) if casts else np.zeros(n)
-    units = [Units(np.ones(n), np.zeros(n), magnitude, cast, cast, cast)]
+    units = [Units(target.box.names, np.ones(n), np.zeros(n), magnitude, cast, cast, cast)]
     proofs: list[UnitsProof] = []
     slacks, limits = [], []
-    for l, (stage, W, b) in enumerate(zip(found, target.weights, target.biases, strict=False)):  # noqa: E741
+    for l, stage in enumerate(found):  # noqa: E741
         if progress is not None:
             progress("proving", l / hidden)
-        layer = _Layer(stage, units[-1], W, b, pre[l])
+        layer = _Layer(target, l, stage, units[-1])
         units.append(layer.prove(time_budget / hidden))
         proofs += layer.proofs
-        slacks.append(np.array([form.slack for form in layer.forms]))
+        slacks.append(layer.slack)
         limits.append(layer.limits)
     slopes = [unit_slopes(*known) for known in zip(pre, (layer.error for layer in units[1:]), limits, strict=True)]
-    sensitivities = sensitivities_of(target.weights, slopes, len(boxes))
+    sensitivities = [np.abs(target.weights[-1])[None]]
+    for W in target.weights[-2::-1]:
+        sensitivities.insert(0, up(sensitivities[0] @ np.abs(W), len(W) + 1))
     terms = error_terms(
         sensitivities, units, slacks, read_out_error(read, units[-1], target.weights[-1], target.biases[-1])
     )
-    bound = float(up(sum(term.value for term in terms), 8))
-    return NetworkProof(bound, terms, tuple(proofs))
+    bound = float(up(sum(term.value for term in terms) * (1 + SPARE), 8))
+    outputs = map(units[-1].text, target.weights[-1], target.biases[-1])
+    return NetworkProof(bound, terms, tuple(proofs), tuple(outputs))
 
 
 def _pre_activations(target: ReLUNetwork, boxes: Interval) -> list[Interval]:
@@ -140,12 +151,19 @@ def _pre_activations(target: ReLUNetwork, boxes: Interval) -> list[Interval]:
 class _Layer:
     """A hidden layer: the stage that makes it, what it reads, and what it should be."""
 
-    def __init__(self, stage: Slice, before: Units, W: np.ndarray, b: np.ndarray, pre: Interval) -> None:
-        self.stage, self.before = stage, before
+    def __init__(self, target: ReLUNetwork, number: int, stage: Slice, before: Units) -> None:
+        self.stage, self.before, self.number = stage, before, number
+        self.W, self.b = W, b = target.weights[number], target.biases[number]
         self.forms = [before.form(row, float(offset)) for row, offset in zip(W, b, strict=True)]
-        off = up(np.abs(W) @ before.error, W.shape[1] + 1)
-        self.off = up(off + np.array([form.slack for form in self.forms]))  # of every z
-        self.lo, self.hi = pre.lo.min(axis=0), pre.hi.max(axis=0)
+        brought = up(np.abs(W) @ before.error, W.shape[1] + 1)
+        off = up(brought + np.array([form.slack for form in self.forms]))
+        whole = target.ranges()[number]  # over the box as one: what others find in its parts is no wider
+        self.lo, self.hi = whole.lo, whole.hi
+        self.off = up(off * (1 + SPARE) + SPARE**2 * np.maximum(np.abs(self.lo), np.abs(self.hi)), 4)  # of every z
+        self.slack = up(self.off - brought)  # the part of it that is new here
+        z, _, s = target.letters
+        self.inputs = [f"{z}{number + 1}_{j}" for j in range(len(W))]
+        self.names = tuple(f"{s}{number + 1}_{j}" for j in range(len(W)))
         self.proofs: list[UnitsProof] = []
         self.limits = np.zeros(len(W))  # relu(z) is what a unit computes up to this z
 
@@ -169,7 +187,20 @@ class _Layer:
             gain[members], shift[members] = line.gain, line.shift
             own[members], rounding[members] = line.own, line.rounding
         largest = np.maximum(self.hi, 0.0)
-        return Units(gain, shift, largest, up(own + self.off), own, rounding)
+        return Units(self.names, gain, shift, largest, up(own + self.off), own, rounding)
+
+    def claim(self, j: int, gain: float) -> dict[str, Any]:
+        """What unit j is for: a function of t = gain·z_j."""
+        scale = exact_text(gain)
+        return {
+            "stage": self.stage.name,
+            "channel": self.stage.outputs[j],
+            "name": self.names[j],
+            "term": layer_term(self.number + 1),
+            "argument": f"{scale}*({self.before.text(self.W[j], self.b[j])})",
+            "argument_as": f"{scale}*{self.inputs[j]}",
+            "passed": float(up(gain * self.off[j], 2)),
+        }
 
     def _writers(self) -> list[Writer]:
         found: dict[int, Writer] = {}
@@ -193,7 +224,7 @@ class _Found:
 
 
 class _Group:
-    """Units of one layer whose heads have the same values: as functions of y = ref·z they are one."""
+    """Units of one layer whose heads have the same values: as functions of t = gain·z they are one."""
 
     def __init__(self, layer: _Layer, writers: Sequence[Writer], members: Int[np.ndarray, " units"]) -> None:
         self.layer, self.writers, self.members = layer, writers, members
@@ -201,56 +232,57 @@ class _Group:
         lines = [writer.along(layer.forms[j], None, sizes) for writer, j in zip(writers, members, strict=True)]
         self.unsure = max(unsure for _, unsure in lines)
         kappas = np.array([line.slopes.mid[:, 0] for line, _ in lines])
-        self.ref = np.abs(kappas).max(axis=1)
-        if not (self.ref > 0).all() or any(line.value_slopes is not None for line, _ in lines):
+        steepest = np.abs(kappas).max(axis=1)
+        if not (steepest > 0).all() or any(line.value_slopes is not None for line, _ in lines):
             raise ProgramError(f"a unit of stage {layer.stage.name!r} does not depend on its input by scores alone")
-        kappas = kappas / self.ref[:, None]
-        offsets = np.array([line.offsets.mid for line, _ in lines])
+        offsets, values = np.array([line.offsets.mid for line, _ in lines]), lines[0][0].values
+        slope, self.limit, self.shift = self._read_off(kappas[0] / steepest[0], offsets[0], values.mid[:, 0])
+        self.gain = slope * steepest
+        kappas = kappas / self.gain[:, None]
         radii = np.array([line.offsets.radius for line, _ in lines])
-        slope, offset, values = kappas[0], offsets[0], lines[0][0].values
         self.line = StageHead(
-            Enclosed(slope[:, None], up(np.abs(kappas - slope).max(axis=0) + 4 * U, 2)[:, None]),
-            Enclosed(offset, up((np.abs(offsets - offset) + radii).max(axis=0), 2)),
+            Enclosed(kappas[0][:, None], up(np.abs(kappas - kappas[0]).max(axis=0) + 4 * U / slope, 2)[:, None]),
+            Enclosed(offsets[0], up((np.abs(offsets - offsets[0]) + radii).max(axis=0), 2)),
             values,
         )
         lo, hi, off = layer.lo[members], layer.hi[members], layer.off[members]
-        spare = 1 + 2.0**-40
-        self.lo = float(-up(up(self.ref * (off - lo) * spare, 4)).max())
-        self.hi = float(up(up(self.ref * (hi + off) * spare, 4)).max())
-        self.limit = float(up(self.ref * np.maximum(hi, 0.0) * spare, 4).max()) or 1.0
+        self.lo = float(-up(self.gain * up(off - lo), 2).max())
+        self.hi = float(up(self.gain * up(hi + off), 2).max())
+        self.limit = max(self.limit, float(up(self.gain * np.maximum(hi, 0.0) * (1 + SPARE**2), 2).max()))
 
     def prove(self, seconds: float) -> _Found:
         layer, members = self.layer, self.members
-        slope, limit, shift = self._read_off()
-        tree = _clipped(slope, limit, shift)
-        proof = prove_line(self.line, tree, self.lo, self.hi, 0.0, seconds)[0]
+        proof = prove_line(self.line, _clipped(self.limit, self.shift), self.lo, self.hi, 0.0, seconds)[0]
         flat, peak = self._roundings()
         rounds = self.writers[0].roundings
         rounding = line_rounding(self.line, flat, rounds.dtype, self.unsure, 1.0, peak, *leaf_boxes(proof))
-        channels = tuple(layer.stage.outputs[j] for j in members)
-        layer.proofs.append(UnitsProof(layer.stage.name, channels, to_text(tree), proof.bound, proof))
-        layer.limits[members] = limit / self.ref * (1 - 2.0**-40)
-        gain = slope * self.ref
-        rounded = up(rounding / np.abs(gain), 4)
-        return _Found(gain, shift, up(up((proof.bound + self.unsure) / np.abs(gain), 4) + rounded), rounded)
+        units = tuple(layer.claim(j, gain) for j, gain in zip(members.tolist(), self.gain.tolist(), strict=True))
+        bound = float(up(proof.bound + rounding, 2))
+        layer.proofs.append(UnitsProof(self.shift, self.limit, bound, proof, units))
+        layer.limits[members] = self.limit / self.gain * (1 - 2.0**-40)
+        rounded = up(rounding / self.gain, 4)
+        own = up(up((proof.bound + self.unsure) / self.gain, 4) + rounded)
+        return _Found(self.gain, self.shift, own, rounded)
 
-    def _read_off(self) -> tuple[float, float, float]:
-        """slope·clip(y, 0, limit) + shift, as the head is likely to be: any numbers would do for a proof.
+    def _read_off(
+        self, kappa: Float[np.ndarray, " keys"], offsets: Float[np.ndarray, " keys"], values: Float[np.ndarray, " keys"]
+    ) -> tuple[float, float, float]:
+        """slope, limit and shift, if it is slope·clip(y, 0, limit) + shift: any numbers would do for a proof.
 
         Neighbours in the order of their slopes have equal scores at y_1 < y_2 < …, midway between two anchors; so the
         anchors reach over (y_last − y_1)·(p − 1)/(p − 2) if they are equally spaced. The first is at the kink.
         """
-        kappa, first = np.unique(self.line.slopes.mid[:, 0], return_index=True)
-        offsets, values = self.line.offsets.mid[first], self.line.values.mid[first, 0]
+        kappa, first = np.unique(kappa, return_index=True)
+        offsets, values = offsets[first], values[first]
         p = len(kappa)
         if p < 3:
             raise ProgramError(f"the units of stage {self.layer.stage.name!r} have {p} anchors, too few for a clip")
         crossings = -np.diff(offsets) / np.diff(kappa)
         reach = (crossings[-1] - crossings[0]) * (p - 1) / (p - 2)
         slope = (values[-1] - values[0]) / reach
-        if slope == 0 or not np.isfinite(slope):
-            raise ProgramError(f"the units of stage {self.layer.stage.name!r} do not depend on their inputs")
-        return float(slope), max(self.limit, float(reach)), float(values[0])
+        if not (slope > 0 and np.isfinite(slope)):
+            raise ProgramError(f"the units of stage {self.layer.stage.name!r} do not grow with their inputs")
+        return float(slope), float(values[-1] - values[0]), float(values[0])
 
     def _roundings(self) -> tuple[HeadRoundings, float]:
         """The largest of all units, key by key."""
@@ -260,7 +292,7 @@ class _Group:
             for writer, j in zip(self.writers, self.members, strict=True)
         ]
         flats = [flat for flat, _ in found]
-        slopes = [up(flat.score_slopes / ref) for flat, ref in zip(flats, self.ref, strict=True)]
+        slopes = [up(flat.score_slopes / gain) for flat, gain in zip(flats, self.gain, strict=True)]
         most = HeadRoundings(
             np.max(slopes, axis=0),
             np.max([flat.score_offsets for flat in flats], axis=0),
@@ -274,7 +306,7 @@ class _Group:
         return most, max(peak for _, peak in found)
 
 
-def _clipped(slope: float, limit: float, shift: float) -> Node:
-    """slope·clip(t, 0, limit) + shift."""
+def _clipped(limit: float, shift: float) -> Node:
+    """clip(t, 0, limit) + shift."""
     zero, end = Number(Fraction(0)), Number(Fraction(limit))
-    return Sum((Product((Number(Fraction(slope)), Call("clip", (T, zero, end)))), Number(Fraction(shift))))
+    return Sum((Call("clip", (T, zero, end)), Number(Fraction(shift))))

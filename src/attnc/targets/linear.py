@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
+HALVINGS = 1000
+"""A larger exponent is not read."""
 
 
 class TruncatedLinear(Target):
@@ -103,6 +107,26 @@ class ReLUNetwork(Target):
             state = Interval(np.maximum(pre.lo, 0.0), np.maximum(pre.hi, 0.0))
         return found
 
+    @cached_property
+    def letters(self) -> tuple[str, str, str]:
+        """z, h and s, under which no variable hides."""
+        pad = ""
+        while any(name.startswith((f"z{pad}", f"h{pad}", f"s{pad}")) for name in self.box.names):
+            pad += "_"
+        return f"z{pad}", f"h{pad}", f"s{pad}"
+
+    @property
+    def definitions(self) -> str:
+        """z1_0 = w·x + b; h1_0 = relu(z1_0); …; z2_0 = w·h + b; …; and the outputs: with exact numbers."""
+        (z, h, _), names, found = self.letters, list(self.box.names), []
+        for l, (W, b) in enumerate(zip(self.weights, self.biases, strict=True), 1):  # noqa: E741
+            units = [f"{l}_{j}" for j in range(len(W))]
+            found += [f"{z}{unit} = {affine_text(w, names, c)}" for unit, w, c in zip(units, W, b, strict=True)]
+            if l < len(self.weights):
+                found += [f"{h}{unit} = relu({z}{unit})" for unit in units]
+            names = [f"{h}{unit}" for unit in units]
+        return "; ".join([*found, ", ".join(f"{z}{unit}" for unit in units)])
+
     def variation(
         self,
         cells: Interval,
@@ -122,6 +146,21 @@ class ReLUNetwork(Target):
 
     def describe(self) -> str:
         return "ReLU network " + "→".join(map(str, [self.box.d, *(len(W) for W in self.weights)]))
+
+
+def affine_text(row: Sequence[float], names: Sequence[str], constant: float) -> str:
+    """Σ w·name + constant, each number exactly."""
+    terms = [f"{exact_text(w)}*{name}" for w, name in zip(row, names, strict=True) if w] + [exact_text(constant)]
+    return " + ".join(terms).replace("+ -", "- ")
+
+
+def exact_text(x: float) -> str:
+    """A float as a short decimal, if that is exactly the number, or as p/2**q."""
+    p, q = float(x).as_integer_ratio()
+    text, halvings = f"{x:.15g}", q.bit_length() - 1
+    if Fraction(text) == Fraction(p, q):
+        return text
+    return f"{p}/2**{halvings}" if halvings <= HALVINGS else f"{p}/2**{HALVINGS}/2**{halvings - HALVINGS}"
 
 
 def affine_range(W: Float[np.ndarray, "out in"], b: Float[np.ndarray, " out"], x: Interval) -> Interval:
