@@ -29,6 +29,7 @@ from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget
+from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ def compile(  # the contract's name; inside this module nothing needs the builti
 ) -> Network:
     """A network of affine maps and softmax attention that is within eps of `source` everywhere on the box.
 
-    `source` is an expression, a Target, or a callable (batch, d) → (batch,) or (batch, k); of a callable `lipschitz`,
-    its Lipschitz constant, or `hessian_bound`, the largest |∂²f/∂x_i²|, is believed, and without one nothing is proved.
+    `source` is an expression, a Target, a torch.nn.Sequential of Linear and ReLU in turn, or a callable (batch, d) →
+    (batch,) or (batch, k); of a callable `lipschitz`, its Lipschitz constant, or `hessian_bound`, the largest
+    |∂²f/∂x_i²|, is believed, and without one nothing is proved.
     The construction "auto" is the cheapest that `plan` finds, by multiply-adds, or by anchors, parameters or layers
     (`criterion`). With norm = p ≥ 1 the error is measured in L_p over the box, and the function may jump. `centres`
     ("grid", "adaptive") and `heads` go to the constructions that know them. `also` is a second dtype in which the
@@ -294,7 +296,7 @@ def as_target(
     p: float = math.inf,
     hessian_bound: float | None = None,
 ) -> Target:
-    """Text becomes an expression, code a callable; a Target knows its own box."""
+    """Text becomes an expression, a torch.nn.Sequential a ReLU network, other code a callable; a Target has a box."""
     given = {"lipschitz": lipschitz, "hessian_bound": hessian_bound}
     stated = [name for name, value in given.items() if value is not None]
     if isinstance(source, Target):
@@ -307,6 +309,12 @@ def as_target(
         raise InputError(f"cannot compile a {type(source).__name__}: give an expression, a callable or a Target")
     if box is None:
         raise InputError("box: state the domain, e.g. box={'x': (-3, 3)}")
+    if ("torch.nn.modules.container", "Sequential") in [
+        (kind.__module__, kind.__name__) for kind in type(source).__mro__
+    ]:
+        if stated:
+            raise InputError(f"{stated[0]}: a network's constants are derived, not given; leave it out")
+        return ReLUNetwork.of_torch(source, box)
     if not isinstance(source, str):
         return CallableTarget(source, Box.parse(box), lipschitz, hessian_bound)
     if stated:

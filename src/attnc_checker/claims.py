@@ -68,6 +68,7 @@ class Claim:
     outputs: tuple[Any, ...]
     cuts: tuple[tuple[float, ...], ...]  # where, along each variable, enclosure leaves are cut: any would do
     p: float | None  # of an L_p norm
+    parts: int | None  # of the box, in which ranges of stages are found
 
     @property
     def is_chain(self) -> bool:
@@ -106,7 +107,9 @@ def read_claim(data: dict[str, Any]) -> Claim:
     stages, outputs = ([], []) if not is_staged else (data.get("stages"), data.get("outputs"))
     if not isinstance(stages, list) or not isinstance(outputs, list) or len(stages) > MAX_STAGES:
         raise BadFile(f"certificate.json: stages or outputs are no lists, or there are more than {MAX_STAGES} stages")
-    p = None
+    p, parts = None, data.get("parts")
+    if parts is not None and (type(parts) is not int or parts < 1):
+        raise BadFile(f"certificate.json: parts is {parts!r:.40}, not a number of parts of the box")
     if data["norm"] != "inf":
         if is_staged or sides:
             raise Refused(f"the norm {data['norm']!r:.40} is for leaves of a bounded box")
@@ -118,7 +121,7 @@ def read_claim(data: dict[str, Any]) -> Claim:
     texts, dtype, whole = data["expression"], data["dtype"], tuple(outputs)
     known: dict[Any, Any] = {}  # stages that are like no other
     stated = tuple(_stage(entry, known) for entry in stages)
-    return Claim(texts, variables, ends, bound, dtype, truncation, leaves, is_staged, stated, whole, places, p)
+    return Claim(texts, variables, ends, bound, dtype, truncation, leaves, is_staged, stated, whole, places, p, parts)
 
 
 def _with_bounds(leaves: tuple[Leaf, ...], norm: Any, bounds: Any) -> tuple[float, tuple[Leaf, ...]]:

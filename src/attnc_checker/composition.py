@@ -10,6 +10,10 @@ carrier of its own e_C. If the heads' scores are κ_k·T(û) + c_k up to ε_k, a
 r_k, they are those of a stage of one variable T, which leaves prove to be within δ of g on [lo, hi] ⊇ [t ± e]. Then
     |computed − carrier·g(t)| ≤ (|carrier| + e_C)(δ + ω(e)) + |g|·e_C + Σ_heads max r_k,
 ω(e) the most that g changes between t and t ± e. Errors ε_k of scores are counted like those of rounding.
+
+Where slopes σ of g between t and t ± e are known, errors are linear forms in each other: with Δ_i = û_i − u_i,
+    Δ = own + carrier·σ·Σ w_i Δ_i + g·Σ c_i Δ_i,   |own| ≤ (|carrier| + e_C)(δ + |σ|·slack) + |g|·slack_C + Σ max r_k,
+c_i the coefficients of the carrier. Put into one another from the outputs down, they keep their signs.
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ from attnc_checker.forms import Forms, are_equal
 from attnc_checker.jets import Models, variable
 from attnc_checker.network import Head, Reduction, Row, Stage
 from attnc_checker.program import exact
-from attnc_checker.ranges import Range, Ranges
+from attnc_checker.ranges import Range, Ranges, hull
 from attnc_checker.rounding import Arithmetic, most
 
-PARTS, MOST_STEPS = 4096, 2**20
-"""At most so many parts of the box, all alike, are looked at to find ranges; fewer of a long expression."""
+PARTS = 4096
+"""At most so many parts of the box, all alike, are looked at to find ranges: fewer if the claim needs no more."""
 PIECES = 10_000
 """At most so many pieces of an interval, to find how much a function changes."""
 MOST_SLACK = 0.25
@@ -65,6 +69,7 @@ class _Walk:
         self.sizes = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}  # of exact values
         rounding = arithmetic.u if reduction.dtype != "float64" else arb(0)  # of points, which are float64 numbers
         self.errors = {i: rounding * size for i, size in self.sizes.items()}
+        self.forms: list[tuple[Any, Any, dict[Any, Any]]] = []  # of every stage: its place, |own|, the factors of Δ_i
         reduction.reach.update({i: size + self.errors[i] for i, size in self.sizes.items()})
 
     def _compose(self) -> None:
@@ -114,15 +119,15 @@ class _Walk:
             raise Refused(f"{text!r:.60} is no affine combination of variables and stages")
         return [self.keys[name] for name in names], coefficients
 
-    def _floats(self, text: str, count: int, inputs: list[Any]) -> tuple[Row, Any]:
-        """The floats nearest to the coefficients, and how far they at the state as computed may be from the exact."""
+    def _floats(self, text: str, count: int, inputs: list[Any]) -> tuple[Row, Any, Any]:
+        """The floats nearest to the coefficients; how far they at the exact state, and at the computed one, may be."""
         keys, coefficients = self._combination(text, count)
         near = [exact(float(x.mid())) for x in coefficients]
         slack, *slacks = (abs(x - arb(w)) for x, w in zip(coefficients, near, strict=True))
-        for key, x, w in zip(keys, slacks, near[1:], strict=True):
-            slack += x * self.sizes[key] + abs(arb(w)) * self.errors[key]
+        slack += total(x * self.sizes[key] for key, x in zip(keys, slacks, strict=True))
+        error = total(abs(arb(w)) * self.errors[key] for key, w in zip(keys, near[1:], strict=True))
         places = dict(zip(keys, near[1:], strict=True))
-        return (near[0], *(places.get(key, fmpq(0)) for key in inputs)), slack
+        return (near[0], *(places.get(key, fmpq(0)) for key in inputs)), slack, slack + error
 
     def line(self, number: int, claim: StageClaim) -> Line:
         """A stage as one of t; its own error becomes known to those after it."""
@@ -131,27 +136,34 @@ class _Walk:
         if place in self.errors:
             raise Refused(f"two stages are said to write {claim.channel!r:.60}")
         inputs = self.reduction.inputs
-        t, error = self._floats(claim.argument, number, inputs)
+        t, slack, error = self._floats(claim.argument, number, inputs)
         low, high = self.ranges[argument]
         if not (claim.ends[0] <= low - error and high + error <= claim.ends[1]):
             found = f"[{float(low - error):.9g}, {float(high + error):.9g}]"
             raise Refused(f"the input of stage {claim.name} may leave the claimed interval: it may be in {found}")
-        unit, size, off = None, arb(1), arb(0)
+        unit, size, off, slack_C, holds = None, arb(1), arb(0), arb(0), (arb(1), arb(1))
         if carrier is not None and claim.carrier is not None:
-            unit, off = self._floats(claim.carrier, number, inputs)
-            size = _size(self.ranges[carrier]) + off
+            unit, slack_C, off = self._floats(claim.carrier, number, inputs)
+            holds = self.ranges[carrier][0] - off, self.ranges[carrier][1] + off
+            size = _size(holds)
         reach = [self.reduction.reach[key] for key in inputs]
         line, unsure = _along(stage, t, unit, reach, size, claim.name)
         unsure += total(
             4 * len(head.scores) * self.arithmetic.lost for head in line.heads
         )  # not in units of the carrier
         function = parse(claim.function, ["t"])
-        if claim.held is not None:
-            error = most([error, claim.held[0] - low, high - claim.held[1]])
+        slope = _slope(_held(claim), low - error, high + error)
+        if claim.held is not None and not (claim.held[0] <= low and high <= claim.held[1]):
+            error, slope = most([error, claim.held[0] - low, high - claim.held[1]]), arb("nan")
         if not _changes_at_most(claim, function, low, high, error):
             raise Refused(f"stage {claim.name} may pass on more of the error {float(error):.3g} of its input")
-        own = size * (arb(claim.bound) + claim.passed) + unsure
-        self.errors[place], self.sizes[place] = own + _size(self.ranges[g]) * off, _size(self.ranges[value])
+        largest, own, form = _size(self.ranges[g]), size * arb(claim.bound) + unsure, dict[Any, Any]()
+        self.errors[place], self.sizes[place] = own + size * claim.passed + largest * off, _size(self.ranges[value])
+        if slope.is_finite():
+            moves, own = hull(holds) * slope, own + size * abs(slope) * slack + largest * slack_C
+            rows = zip(inputs, t[1:], unit[1:] if unit else [fmpq(0)] * len(inputs), strict=True)
+            form = {key: moves * w + hull(self.ranges[g]) * c for key, w, c in rows if w != 0 or c != 0}
+        self.forms.append((place, own if form else self.errors[place], form))
         self.reduction.reach[place], self.keys[claim.name] = self.sizes[place] + self.errors[place], place
         return Line(claim, line, _held(claim))
 
@@ -161,14 +173,23 @@ class _Walk:
         for o, text in enumerate(self.claim.outputs):
             keys, coefficients = self._combination(text, len(self.claim.stages))
             wanted = dict(zip(keys, coefficients[1:], strict=True))
-            b, *row = stage.affine[o]
-            error = abs(b - coefficients[0])
-            for key, x in zip(inputs, row, strict=True):
-                error += abs(arb(x)) * self.errors[key] + abs(arb(x) - wanted[key]) * self.sizes[key]
+            b, row = stage.affine[o][0], dict(zip(inputs, map(arb, stage.affine[o][1:]), strict=True))
+            error = abs(b - coefficients[0]) + total(abs(x - wanted[key]) * self.sizes[key] for key, x in row.items())
+            error += self._carried(row).min(total(abs(x) * self.errors[key] for key, x in row.items()))
             sizes = zip(stage.affine_sizes[o][1:], (self.reduction.reach[key] for key in inputs), strict=True)
             size = stage.affine_sizes[o][0] + total(x * r for x, r in sizes)
             errors.append(error + self.arithmetic.gamma(stage.n_affine[o]) * size)
         return most(errors) + self.claim.truncation
+
+    def _carried(self, factors: dict[Any, Any]) -> Any:
+        """Above |Σ factor·Δ|, stage by stage in terms of those before, and of the inputs."""
+        factors, found = dict(factors), arb(0)
+        for place, own, form in reversed(self.forms):
+            factor = factors.pop(place, arb(0))
+            found += abs(factor) * own
+            for key, x in form.items():
+                factors[key] = factors.get(key, arb(0)) + factor * x
+        return found + total(abs(x) * self.errors[key] for key, x in factors.items())
 
 
 def _joined(one: Line, other: Line) -> Line:
@@ -205,7 +226,7 @@ def _size(range_: Range) -> Any:
 
 def _ranges(function: Function, claim: Claim) -> list[Range]:
     """Where the outputs lie, in exact arithmetic, over the box."""
-    count = max(1, int(min(PARTS, MOST_STEPS // len(function[0])) ** (1 / len(claim.ends))))
+    count = max(1, int(min(PARTS, claim.parts or PARTS) ** (1 / len(claim.ends))))
     ends = [[exact(lo) + (exact(hi) - exact(lo)) * i / count for i in range(count + 1)] for lo, hi in claim.ends]
     sides = [[(arb(a).lower(), arb(b).upper()) for a, b in itertools.pairwise(points)] for points in ends]
     found: list[Range] = []
@@ -262,6 +283,18 @@ def _change(function: Function, left: Any, right: Any, e: Any, m: int) -> Any:
     by_range = model.range[1] - model.range[0]
     by_slope = slope * e / half
     return by_slope if by_slope <= by_range else by_range
+
+
+def _slope(function: Function, left: Any, right: Any) -> Any:
+    """Of all secants of g on [left, right]."""
+    half = ((right - left) / 2).upper()
+    rules = Models([(left + right) / 2], [half], 0)
+    rules.ranges = Ranges([(left.lower(), right.upper())])
+    try:
+        (model,) = evaluate(function, rules)
+    except (ArithmeticError, ValueError):
+        return arb("nan")
+    return model.wide.get(variable(0, 1), arb(0)) / half
 
 
 def _along(stage: Stage, t: Row, unit: Row | None, reach: list[Any], size: Any, name: str) -> tuple[Stage, Any]:

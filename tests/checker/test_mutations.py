@@ -171,7 +171,7 @@ def test_where_the_function_is_not_defined_nothing_is_proved(net, expression):
         ("x**10000", "an exponent is beyond"),
         ("(" * 4000 + "x" + ")" * 4000, "cannot be read"),
         ("2x", "unknown characters"),
-        ("x" * 10_001, "no text of at most 10,000"),
+        ("x" * 50_001, "no text of at most 50,000"),
         ("", "cannot be read"),
         (None, "no text of"),
     ],

@@ -42,6 +42,7 @@ class Certificate:
     points: int | None = None  # of a table: what the claim is about; between them nothing is claimed
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
     outputs: tuple[str, ...] = ()  # of a deep program: what its outputs are made of, in the names of the stages
+    parts: int | None = None  # of a deep program: of how many parts of the box ranges are needed
 
     @property
     def error(self) -> float | None:
@@ -98,6 +99,7 @@ class Certificate:
             **({} if self.points is None else {"points": self.points}),
             "stages": list(self.stages),
             "outputs": list(self.outputs),
+            **({} if self.parts is None else {"parts": self.parts}),
         }
 
     @classmethod
@@ -122,6 +124,7 @@ class Certificate:
                 points=_count(data.get("points")),
                 stages=tuple(_list(data["stages"])),
                 outputs=tuple(_text(output) for output in _list(data["outputs"])),
+                parts=_count(data.get("parts")),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileError(f"certificate: {type(error).__name__}: {error}") from None

@@ -38,8 +38,7 @@ from attnc.ir.spec import check
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, up
-from attnc.targets.linear import ReLUNetwork, affine_range, exact_text
-from attnc.targets.part_ranges import sub_boxes
+from attnc.targets.linear import ReLUNetwork, exact_text
 from attnc.targets.parts import T
 from attnc.targets.tree import Call, Node, Number, Sum, to_text
 
@@ -111,8 +110,7 @@ def prove_relu(
     hidden = len(target.weights) - 1
     if len(found) != hidden:
         raise ProgramError(f"the program has {len(found)} stages, the network {hidden} hidden layers")
-    boxes = sub_boxes(target.box)
-    pre = _pre_activations(target, boxes)
+    pre = [Interval(found.lo[None], found.hi[None]) for found in target.ranges()[:-1]]
     n, casts = target.box.d, str(program.dtype) != "float64"
     magnitude = target.box.magnitude
     cast = up(UNIT_ROUNDOFF[str(program.dtype)] * magnitude, 2) if casts else np.zeros(n)
@@ -128,24 +126,13 @@ def prove_relu(
         slacks.append(layer.slack)
         limits.append(layer.limits)
     slopes = [unit_slopes(*known) for known in zip(pre, (layer.error for layer in units[1:]), limits, strict=True)]
-    sensitivities = [np.abs(target.weights[-1])[None]]
-    for W in target.weights[-2::-1]:
-        sensitivities.insert(0, up(sensitivities[0] @ np.abs(W), len(W) + 1))
+    sensitivities = sensitivities_of(target.weights, slopes, 1)
     terms = error_terms(
         sensitivities, units, slacks, read_out_error(read, units[-1], target.weights[-1], target.biases[-1])
     )
     bound = float(up(sum(term.value for term in terms) * (1 + SPARE), 8))
     outputs = map(units[-1].text, target.weights[-1], target.biases[-1])
     return NetworkProof(bound, terms, tuple(proofs), tuple(outputs))
-
-
-def _pre_activations(target: ReLUNetwork, boxes: Interval) -> list[Interval]:
-    """(boxes, units) for every hidden layer."""
-    found, state = [], boxes
-    for W, b in zip(target.weights[:-1], target.biases[:-1], strict=True):
-        found.append(affine_range(W, b, state))
-        state = Interval(np.maximum(found[-1].lo, 0.0), np.maximum(found[-1].hi, 0.0))
-    return found
 
 
 class _Layer:

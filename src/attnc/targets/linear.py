@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
-HALVINGS = 1000
-"""A larger exponent is not read."""
+MAX_HALVINGS = 500
+"""In one power of two: larger numbers are not computed with when they are read."""
 
 
 class TruncatedLinear(Target):
@@ -92,6 +92,20 @@ class ReLUNetwork(Target):
         self.input_shapes = ((self.box.d,),)
         self.output_shape = (width,)
 
+    @classmethod
+    def of_torch(cls, module: Any, box: BoxLike | tuple[float, float]) -> ReLUNetwork:
+        """A torch.nn.Sequential of Linear and ReLU in turn, as it is in evaluation."""
+        parts = [part for part in module if type(part).__name__ not in ("Dropout", "Identity")]
+        names = [type(part).__name__ for part in parts]
+        if not names or names != [("Linear", "ReLU")[i % 2] for i in range(len(names))] or names[-1] != "Linear":
+            raise InputError(
+                f"a torch.nn.Sequential is compiled if it is Linear, ReLU, …, Linear; found {', '.join(names)}. "
+                "attnc.mlp_network takes other activations."
+            )
+        given = [(part.weight, 0 * part.weight[:, 0] if part.bias is None else part.bias) for part in parts[::2]]
+        arrays = [[array.detach().cpu().double().numpy() for array in pair] for pair in given]
+        return cls([W for W, _ in arrays], [b for _, b in arrays], box)
+
     def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
         state = points
         for W, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
@@ -148,7 +162,7 @@ class ReLUNetwork(Target):
         return "ReLU network " + "→".join(map(str, [self.box.d, *(len(W) for W in self.weights)]))
 
 
-def affine_text(row: Sequence[float], names: Sequence[str], constant: float) -> str:
+def affine_text(row: Iterable[float], names: Sequence[str], constant: float) -> str:
     """Σ w·name + constant, each number exactly."""
     terms = [f"{exact_text(w)}*{name}" for w, name in zip(row, names, strict=True) if w] + [exact_text(constant)]
     return " + ".join(terms).replace("+ -", "- ")
@@ -160,7 +174,8 @@ def exact_text(x: float) -> str:
     text, halvings = f"{x:.15g}", q.bit_length() - 1
     if Fraction(text) == Fraction(p, q):
         return text
-    return f"{p}/2**{halvings}" if halvings <= HALVINGS else f"{p}/2**{HALVINGS}/2**{halvings - HALVINGS}"
+    powers = [MAX_HALVINGS] * (halvings // MAX_HALVINGS) + [halvings % MAX_HALVINGS]
+    return str(p) + "".join(f"/2**{n}" for n in powers if n)
 
 
 def affine_range(W: Float[np.ndarray, "out in"], b: Float[np.ndarray, " out"], x: Interval) -> Interval:

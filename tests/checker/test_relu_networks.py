@@ -1,0 +1,236 @@
+"""ReLU networks: their certificates are proved again, and every change to one is refused for its own reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc.certificates.error_tree import error_tree
+from attnc.ir.layers import Mask
+from attnc.targets.linear import exact_text
+from attnc_checker import check
+from attnc_checker.expressions import Reader
+from certificates.mutations import PROGRAM_MUTATIONS
+from checker.networks import change_weight, edit
+
+
+def random_network(seed, sizes, box=(-1.0, 1.5)):
+    rng = np.random.default_rng(seed)
+    pairs = list(itertools.pairwise(sizes))
+    weights = [rng.normal(size=(o, i)) / np.sqrt(i) for i, o in pairs]
+    return attnc.ReLUNetwork(weights, [rng.normal(size=o) * 0.3 for _, o in pairs], box)
+
+
+def proved_again(path, net):
+    assert net.certificate.method == "staged proof"
+    net.save(path)
+    verdict = check(path, processes=1)
+    assert verdict.proved, verdict.reason
+    assert verdict.reproved <= verdict.bound == net.certificate.bound <= net.eps
+    assert net.certificate.bound <= 20 * net.certificate.observed
+    assert attnc.load(path).definitions == net.definitions
+
+
+@pytest.mark.parametrize(
+    ("sizes", "eps", "dtype"),
+    [((2, 5, 1), 0.1, "float64"), ((3, 6, 4, 2), 0.2, "float64"), ((3, 4, 4), 0.1, "float32")],
+)
+def test_proofs_are_proved_again(tmp_path, sizes, eps, dtype):
+    proved_again(tmp_path / "net", attnc.compile(random_network(0, sizes), eps=eps, dtype=dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "eps", "dtype"),
+    [
+        ((4, 32, 32, 2), 0.1, "float64"),
+        ((4, 32, 32, 2), 0.1, "float32"),
+        ((4, 32, 32, 2), 0.02, "float64"),
+        ((4, 16, 16, 16, 16, 2), 0.1, "float64"),
+        ((8, 40, 8), 0.1, "float64"),
+        ((1, 64, 1), 0.01, "float64"),
+    ],
+)
+def test_more_proofs(tmp_path, sizes, eps, dtype):
+    proved_again(tmp_path / "net", attnc.compile(random_network(1, sizes), eps=eps, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_torch_module(tmp_path, dtype):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    nn = torch.nn
+    module = nn.Sequential(nn.Linear(2, 5), nn.ReLU(), nn.Dropout(), nn.Linear(5, 3, bias=False), nn.ReLU())
+    with pytest.raises(attnc.InputError, match=r"Linear, ReLU, …, Linear; found Linear, ReLU, Linear, ReLU"):
+        attnc.compile(module, box=(-1, 1), eps=0.1)
+    module = module.append(nn.Linear(3, 2)).to(getattr(torch, dtype))
+    net = attnc.compile(module, box=(-1, 1), eps=0.1)
+    points = np.random.default_rng(0).uniform(-1, 1, (100, 2)).astype(dtype).astype(np.float64)
+    wanted = module.double().eval()(torch.tensor(points)).detach().numpy()
+    assert np.abs(net(points) - wanted).max() <= net.certificate.bound
+    proved_again(tmp_path / "net", net)
+
+
+@pytest.mark.parametrize("x", [0.0, 0.25, -1.5, 0.1, -1 / 3, 1e300, 5e-324, -2.5e-310, 123456789.0, 2.0**-1000])
+def test_numbers_are_exact(x):
+    reader = Reader(["x"])
+    (step,) = reader.parse(f"({exact_text(x)})*x")
+    number = reader.steps[reader.steps[step][1]][1]
+    assert Fraction(int(number.p), int(number.q)) == Fraction(x)
+
+
+@pytest.fixture(scope="module")
+def honest():
+    return attnc.compile(random_network(2, (2, 4, 3, 2)), eps=0.3)
+
+
+@pytest.fixture(scope="module")
+def saved(honest, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "net"
+    proved_again(path, honest)
+    return path
+
+
+@pytest.fixture
+def net(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "net")
+
+
+def refusal(net, code=1):
+    verdict = check(net, processes=1)
+    assert not verdict.proved
+    assert verdict.exit_code == code, verdict.reason
+    return verdict.reason
+
+
+def stage(name, **fields):
+    return lambda data: next(entry for entry in data["stages"] if entry["name"] == name).update(fields)
+
+
+def exchanged(data):
+    """What two units of a layer are said to be."""
+    one, other = data["stages"][1:3]
+    one["channel"], other["channel"] = other["channel"], one["channel"]
+
+
+def narrowed(data):
+    lo, hi = data["stages"][0]["interval"]
+    data["stages"][0]["interval"] = [lo + 1e-6 * (hi - lo), hi]
+
+
+def scaled(field, factor, number=0):
+    return lambda data: data["stages"][number].update({field: factor * data["stages"][number][field]})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda data: data["stages"].append(data["stages"].pop(0)), "is said to be like 's1_0'"),
+        (lambda data: data["stages"].insert(0, data["stages"].pop(4)), "input of stage s2_0 is no combination"),
+        (lambda data: data["stages"].pop(), "an output is no combination of variables and of stages before it"),
+        (exchanged, "do not depend on its input alone"),
+        (narrowed, "may leave the claimed interval"),
+        (scaled("bound", 0.9), "is not re-proved to"),
+        (scaled("bound", 2.0, 4), "the errors of the stages add up to"),
+        (scaled("passed", 0.9, 4), "stage s2_0 may pass on more of the error"),
+        (stage("s1_0", held=[-9.0, 1.0]), "may pass on more of the error"),
+        (lambda data: data["stages"][0]["leaves"].pop(), "do not cover the box"),
+        (stage("s1_0", function="relu(t)"), "does not follow from the stages before"),
+        (stage("s2_0", function="relu(t)"), "are not known to be the expression"),
+        (stage("s1_1", argument_as="z1_2"), "does not follow from the stages before"),
+        (stage("s2_1", argument_as=None, argument="x0"), "are not known to be the expression"),
+        (stage("s1_1", like="s1_2"), "is said to be like 's1_2', which is none that was proved before it"),
+        (stage("s2_2", like="s1_0"), "are not known to be the expression"),
+        (stage("s1_1", channel="clip@4"), "there is no channel 'clip@4'"),
+        (stage("s1_1", channel="clip@-1"), "there is no channel 'clip@-1'"),
+        (stage("s1_1", channel="clip"), "two stages are said to write 'clip'"),
+        (lambda data: data["outputs"].reverse(), "are not known to be the expression"),
+        (lambda data: data.update(bound=0.9 * data["bound"], observed=0.0), "the errors of the stages add up to"),
+    ],
+)
+def test_a_changed_claim(net, change, reason):
+    edit(net, "certificate.json", change)
+    assert reason in refusal(net)
+
+
+def test_what_a_stage_that_is_like_another_says_itself_is_not_read(net):
+    edit(net, "certificate.json", stage("s1_1", bound=0.0, interval=[0.0, 1.0], function="t"))
+    assert check(net, processes=1).proved
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "code"),
+    [
+        (lambda text: text.replace("h1_0 = relu(z1_0)", "h1_0 = relu(z1_1)"), "does not follow from the stages", 1),
+        (lambda text: text.replace("h1_0 = relu(z1_0)", "h1_0 = z1_0"), "does not follow from the stages", 1),
+        (lambda text: text.replace("*x0", "*1.0000000000001*x0", 1), "does not follow from the stages", 1),
+        (lambda text: text.replace("*h2_0", "*1.0000000000001*h2_0", 1), "not known to be the expression", 1),
+        (lambda text: text.replace("h1_0 = ", "h1_9 = "), "'h1_0' is not allowed here", 2),
+        (lambda text: text.replace("h1_0 = ", "x0 = "), "defines 'x0', which is no name, or known already", 2),
+        (lambda text: text.replace("h1_0 = ", "h1_0 = 1; h1_0 = "), "defines 'h1_0'", 2),
+        (lambda text: text.replace("h1_0 = ", "pi = 3; h1_0 = "), "defines 'pi'", 2),
+        (lambda text: text.replace("h1_0 = ", ""), "which is no name", 2),
+        (lambda text: f"{text}; ", "defines 'z3_0, z3_1'", 2),
+        (lambda text: text.replace("h1_0 = ", "h1_0 == "), "unknown characters", 2),
+    ],
+)
+def test_a_changed_definition(net, change, reason, code):
+    for name in ("config.json", "certificate.json"):
+        edit(net, name, lambda data: data.update(expression=change(data["expression"])))
+    assert reason in refusal(net, code)
+
+
+def test_a_definition_that_is_changed_in_one_file(net):
+    edit(net, "config.json", lambda data: data.update(expression=data["expression"].replace("z1_0)", "z1_1)")))
+    assert "differ in the variables or the expression" in refusal(net)
+
+
+@pytest.mark.parametrize("place", ["layers.0.affine0", "layers.2.affine1", "layers.4.read"])
+@pytest.mark.parametrize("kind", ["weight", "constant"])
+def test_changed_weights(net, place, kind):
+    change_weight(net, f"{place}.{kind}.values", 0, 1.3, rehash=True)
+    found = refusal(net)
+    reasons = ("do not depend on its input alone", "add up to", "is not re-proved to", "its keys have other scores")
+    assert any(reason in found for reason in reasons), found
+
+
+@pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)
+def test_programs_that_were_tampered_with(honest, tmp_path, mutate):
+    """With a hash that fits: refused, or the change costs no more than the bound has room for."""
+    program = mutate(np.random.default_rng(0), honest.program)
+    tampered = dataclasses.replace(honest, program=program)
+    tampered.save(tmp_path / "net")
+    verdict = check(tmp_path / "net", processes=1)
+    if verdict.proved:
+        points = honest.box.lo + np.random.default_rng(1).random((2000, 2)) * honest.box.widths
+        wanted = random_network(2, (2, 4, 3, 2))(points)
+        assert np.abs(tampered(points) - wanted).max() <= verdict.bound
+
+
+def test_a_mask(honest, tmp_path):
+    """One that hides a key from the first unit alone."""
+    attention = honest.program.layers[1]
+    tokens = honest.program.layers[0].weight.shape[0]
+    queries, keys = np.ones(tokens, np.int32), np.full(tokens, -1, np.int32)
+    queries[0], keys[-1] = 0, 1
+    head = dataclasses.replace(attention.heads[0], mask=Mask(queries, keys))
+    layers = list(honest.program.layers)
+    layers[1] = dataclasses.replace(attention, heads=(head,))
+    program = dataclasses.replace(honest.program, layers=tuple(layers))
+    dataclasses.replace(honest, program=program).save(tmp_path / "net")
+    assert "is not like s1_0: its keys have other values" in refusal(tmp_path / "net")
+
+
+def test_the_ledger_names_layers(honest):
+    tree = error_tree(honest.certificate)
+    assert [node.name for node in tree.children] == ["relu0", "relu1", "rounding"]
+    assert "and 3 more alike" in tree.children[0].children[0].what
+    assert sum(node.share for node in tree.children) == pytest.approx(1)
+    assert json.dumps(tree.as_json())
