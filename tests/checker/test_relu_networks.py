@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import shutil
 from fractions import Fraction
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 import attnc
-from attnc.certificates.error_tree import error_tree
 from attnc.ir.layers import Mask
 from attnc.targets.linear import exact_text
 from attnc_checker import check
@@ -226,11 +224,3 @@ def test_a_mask(honest, tmp_path):
     program = dataclasses.replace(honest.program, layers=tuple(layers))
     dataclasses.replace(honest, program=program).save(tmp_path / "net")
     assert "is not like s1_0: its keys have other values" in refusal(tmp_path / "net")
-
-
-def test_the_ledger_names_layers(honest):
-    tree = error_tree(honest.certificate)
-    assert [node.name for node in tree.children] == ["relu0", "relu1", "rounding"]
-    assert "and 3 more alike" in tree.children[0].children[0].what
-    assert sum(node.share for node in tree.children) == pytest.approx(1)
-    assert json.dumps(tree.as_json())
