@@ -20,25 +20,19 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 PARTS = (64, 8, 8, 8)
-"""Into how many parts the box is cut along an axis, and what is steep of it again: a break is found to 2⁻¹⁵ of it."""
+"""Into how many parts the box is cut along an axis, and its outermost steep parts again: to 2⁻¹⁵ of it."""
 FLAT = 0.01
 """Of what an output changes by over the whole box: less than that is flat."""
-MOST = 4
-"""Breaks of one output. What turns more often than that is not flat in between, and is not cut."""
 
 
 def axis_breaks(stage: StageEnclosure, box: Box, axis: int) -> Float[np.ndarray, " breaks"]:
-    """The ends of the steep parts of all outputs that read this input alone, in ascending order."""
-    found = [np.zeros(0)]
-    for part in stage.parts:
-        if np.flatnonzero(part.reads).tolist() == [axis]:
-            ends = _steep_ends(part.enclosure, box, axis)
-            found.append(ends if len(ends) <= MOST else np.zeros(0))
-    return np.unique(np.concatenate(found))
+    """Where outputs that read this input alone begin to turn, and cease to; in ascending order."""
+    parts = (part for part in stage.parts if np.flatnonzero(part.reads).tolist() == [axis])
+    return np.unique(np.concatenate([np.zeros(0), *(_steep_ends(part.enclosure, box, axis) for part in parts)]))
 
 
 def _steep_ends(enclosure: Callable[[Interval], Interval], box: Box, axis: int) -> Float[np.ndarray, " ends"]:
-    """The box is cut into parts along the axis, and what is not flat again."""
+    """The box is cut into parts along the axis, and the first and the last that are not flat again."""
     edges = np.array([box.lo[axis], box.hi[axis]])[None]
     whole = enclosure(Interval(box.lo[None], box.hi[None]))
     flat = FLAT * (whole.hi - whole.lo)
@@ -50,10 +44,10 @@ def _steep_ends(enclosure: Callable[[Interval], Interval], box: Box, axis: int) 
         lo[:, axis], hi[:, axis] = edges.T
         found = enclosure(Interval(lo, hi))
         edges = edges[(found.hi - found.lo > flat).any(axis=1)]
-        if len(edges) > num_parts * MOST:  # steep nearly everywhere
+        if not len(edges):
             return np.zeros(0)
-    starts, stops = edges.T
-    ends = np.concatenate([starts[~np.isin(starts, stops)], stops[~np.isin(stops, starts)]])
+        edges = np.unique(edges[[0, -1]], axis=0)
+    ends = np.array([edges[0, 0], edges[-1, 1]])
     return ends[(ends > box.lo[axis]) & (ends < box.hi[axis])]
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from attnc.certificates.axis_breaks import axis_breaks, cut_at
+from attnc.certificates.axis_keys import axis_keys
 from attnc.certificates.branching import Bounds, Kind, branch_and_bound
 from attnc.certificates.deviations import cells_within, distance
 from attnc.certificates.polynomial_ranges import Goal
@@ -25,6 +26,7 @@ from attnc.certificates.slices import stage_programs
 from attnc.certificates.stage_enclosures import LEAK, StageEnclosure
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
+from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.targets.target import Target
 
@@ -65,14 +67,21 @@ def prove_deep(
     leak = min(0.01, max(LEAK, spare / max(last.span, goal))) if goal > 0 else LEAK
     breaks = [axis_breaks(stages[0], target.box, axis) for axis in range(target.box.d)]
 
+    heads = axis_keys(stages, Interval(target.box.lo[None], target.box.hi[None]), breaks, leak)
+
     def bounds(centres: np.ndarray, radii: np.ndarray, _: Goal) -> Bounds:
-        pieces, cell = cut_at(breaks, cells_within(target.box, centres, radii))
+        cells = cells_within(target.box, centres, radii)
+        upper = np.zeros((len(centres), target.num_outputs))
+        if heads is not None:
+            for head in heads:
+                upper[:, head.outputs] = up(head.bounds(target, cells) + truncation)
+            return Bounds(upper, {KIND: upper})
+        pieces, cell = cut_at(breaks, cells)
         state = pieces
         for stage in before:
             state = stage(state)
         state = last(state, leak)
         off = up(distance(target.enclosure(pieces), state) + truncation)
-        upper = np.zeros((len(centres), target.num_outputs))
         np.maximum.at(upper, cell, off)
         return Bounds(upper, {KIND: upper})
 

@@ -129,12 +129,12 @@ def near_pairs(
         lead = at_centre - at_centre[np.arange(len(boxes)), best][:, None]
         lead = scores.leads(boxes[:, None], keys[None], keys[best][:, None], lead)
     else:
-        lead = _leads_over_many(scores, boxes, keys)
+        lead = leads_over_many(scores, boxes, keys)
     row, column = np.nonzero(lead > -gap - scores.slack)
     return row, keys[column], lead[row, column]
 
 
-def _leads_over_many(scores: Scores, boxes: np.ndarray, keys: np.ndarray) -> Float[np.ndarray, "boxes keys"]:
+def leads_over_many(scores: Scores, boxes: np.ndarray, keys: np.ndarray) -> Float[np.ndarray, "boxes keys"]:
     """The leads of all keys on all boxes: on inputs that hardly move by the most that any two keys differ there."""
     slopes, radii = scores.slopes[keys], scores.radii[boxes]
     at_centre = scores.centres[boxes] @ slopes.T + scores.head.offsets.mid[keys]

@@ -44,7 +44,7 @@ LEAK = 1e-9
 class StageEnclosure:
     """The outputs of a program of one stage, over boxes; query token by query token."""
 
-    parts: tuple[_Part, ...]
+    parts: tuple[Part, ...]
     num_outputs: int
 
     @property
@@ -58,7 +58,7 @@ class StageEnclosure:
         """ProgramError where the scores are not affine. `is_first`: its input is cast to the dtype, and not cut."""
         rounds = roundings(program, casts_input=None if is_first else False)
         parts = tuple(
-            _Part(stage, outputs, found, 0 if is_first else MOST_CUTS)
+            Part(stage, outputs, found, 0 if is_first else MOST_CUTS)
             for (stage, outputs), found in zip(stages(program), rounds, strict=True)
         )
         return cls(parts, sum(len(part.outputs) for part in parts))
@@ -78,7 +78,7 @@ class StageEnclosure:
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class Part:
     stage: OneStage
     outputs: Int[np.ndarray, " outputs"]
     roundings: Roundings
@@ -86,7 +86,8 @@ class _Part:
 
     def enclosure(self, boxes: Interval, leak: float = LEAK) -> Interval:
         """(boxes, outputs of this part)."""
-        pieces, parent = self._cut(boxes)
+        spreads = np.max([np.ptp(head.slopes.mid, axis=0) for head in self.stage.heads], axis=0)
+        pieces, parent = cut_wide(boxes, spreads, self.most_cuts)
         found = self._hulls(pieces, leak)
         lo, hi = np.full((2, len(boxes), len(self.outputs)), np.inf)
         np.minimum.at(lo, parent, found.lo)
@@ -100,25 +101,6 @@ class _Part:
         arrays = (self.stage.linear, *(head.slopes for head in heads), *(head.value_slopes for head in heads))
         return np.any([_moves(array) for array in arrays if array is not None], axis=0)
 
-    def _cut(self, boxes: Interval) -> tuple[Interval, Int[np.ndarray, " pieces"]]:
-        """Halves along what changes the scores most, and the box that each is a piece of."""
-        spreads = np.max([np.ptp(head.slopes.mid, axis=0) for head in self.stage.heads], axis=0)
-        parent, effects = np.arange(len(boxes)), spreads * (boxes.hi - boxes.lo)
-        for _ in range(self.most_cuts):
-            axis = np.argmax(effects, axis=1)
-            (wide,) = np.nonzero(effects[np.arange(len(boxes)), axis] > CUT_ABOVE)
-            if not len(wide):
-                break
-            effects[wide, axis[wide]] = 0.0  # once along each input
-            effects = np.concatenate([effects, effects[wide]])
-            middle = boxes.mid[wide, axis[wide]]
-            left, right = boxes.hi.copy(), boxes.lo[wide]
-            left[wide, axis[wide]] = middle
-            right[np.arange(len(wide)), axis[wide]] = middle
-            boxes = Interval(np.concatenate([boxes.lo, right]), np.concatenate([left, boxes.hi[wide]]))
-            parent = np.concatenate([parent, parent[wide]])
-        return boxes, parent
-
     def _hulls(self, boxes: Interval, leak: float) -> Interval:
         centres = boxes.mid
         radii = up(np.maximum(boxes.hi - centres, centres - boxes.lo))
@@ -131,6 +113,27 @@ class _Part:
             total = total + NearValues(head, centres, radii, float(error), far).hulls()
         rounding = rounding_of_sums(self.roundings, up(np.abs(centres) + radii))
         return Interval(-up(rounding - total.lo), up(total.hi + rounding))
+
+
+def cut_wide(
+    boxes: Interval, spreads: Float[np.ndarray, " inputs"], most_cuts: int
+) -> tuple[Interval, Int[np.ndarray, " pieces"]]:
+    """Halves along what changes the scores most, and the box that each is a piece of."""
+    parent, effects = np.arange(len(boxes)), spreads * (boxes.hi - boxes.lo)
+    for _ in range(most_cuts):
+        axis = np.argmax(effects, axis=1)
+        (wide,) = np.nonzero(effects[np.arange(len(boxes)), axis] > CUT_ABOVE)
+        if not len(wide):
+            break
+        effects[wide, axis[wide]] = 0.0  # once along each input
+        effects = np.concatenate([effects, effects[wide]])
+        middle = boxes.mid[wide, axis[wide]]
+        left, right = boxes.hi.copy(), boxes.lo[wide]
+        left[wide, axis[wide]] = middle
+        right[np.arange(len(wide)), axis[wide]] = middle
+        boxes = Interval(np.concatenate([boxes.lo, right]), np.concatenate([left, boxes.hi[wide]]))
+        parent = np.concatenate([parent, parent[wide]])
+    return boxes, parent
 
 
 def rounding_of_sums(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]) -> Float[np.ndarray, "boxes outputs"]:
