@@ -207,7 +207,8 @@ class Reduction:
         for h, head in enumerate(layer["heads"]):
             for e, weight in head["W_O"][feature]:
                 parts.append((weight, Form({(i, token, h, e): fmpq(1)}, {(i, token, h, e): arb(1)})))
-        if not self.is_deep or len(parts) == layer["residual"]:
+        ends_chain = self.chain is not None and all(later["kind"] == "affine" for later in self.layers[stream][i:])
+        if not self.is_deep or ends_chain or len(parts) == layer["residual"]:
             return self._sum(parts)
         place = (i, token, feature)
         self.written[place] = self._sum(parts)

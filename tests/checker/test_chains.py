@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -11,7 +12,6 @@ from flint import arb, ctx
 
 import attnc
 from attnc_checker import check
-from attnc_checker.averages import Box
 from attnc_checker.chains import Chain
 from attnc_checker.checking import PRECISION, read_task
 from checker.networks import change_weight, edit
@@ -50,6 +50,10 @@ def test_at_the_edge_of_a_domain(tmp_path):
     assert check(tmp_path / "net", processes=1).proved
 
 
+def _can_win_at(winners, row, x):
+    return all(lo <= x[i] <= hi for (wins, _), m in zip(winners, row, strict=True) for i, (lo, hi) in wins[m].items())
+
+
 def test_what_is_said_of_a_box_holds_at_its_points(saved):
     """On wide boxes, narrow ones, and between the flat parts."""
     net, path = saved
@@ -64,11 +68,21 @@ def test_what_is_said_of_a_box_holds_at_its_points(saved):
             centre = rng.uniform(net.box.lo + half, net.box.hi - half)
             points = np.clip(centre + half * rng.uniform(-1, 1, (200, d)), net.box.lo, net.box.hi)
             values = net(points).reshape(len(points), -1)
-            part = Box([*map(arb, centre.tolist())], [*map(arb, half.tolist())])
-            for o, said in enumerate(subject.prover._outputs(part)):
-                assert float(said.lower()) <= values[:, o].min(), trial
-                assert values[:, o].max() <= float(said.upper()), trial
-                widths.append(float(said.rad()))
+            sides = [*zip(map(arb, (centre - half).tolist()), map(arb, (centre + half).tolist()), strict=True)]
+            for o, keys in subject.prover.keys.items():
+                found = subject.prover.winners(keys, sides)
+                leak = float(keys.growth * (keys.spare + sum(leak for _, leak in found)))
+                stored = [float(arb(value)) for (value,) in keys.values[o]]
+                rows = [*itertools.product(*(wins for wins, _ in found))]
+                near = [stored[keys.combined[row]] for row in rows]
+                room = leak * np.ptp(stored) + float(subject.prover.rounding[o])
+                assert min(near) - room <= values[:, o].min(), trial
+                assert values[:, o].max() <= max(near) + room, trial
+                # Each point is near to the values of the keys that can win there alone.
+                for x, value in zip(points[:40], values[:40, o], strict=True):
+                    here = [v for row, v in zip(rows, near, strict=True) if _can_win_at(found, row, x)]
+                    assert min(here) - room <= value <= max(here) + room, trial
+                widths.append(np.ptp(near) + room)
         assert min(widths) < 1e-3 * max(widths)  # narrow where the network is flat
     finally:
         ctx.prec = before

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 PIECES = 256
 """Looked at together."""
+SPARE_ROUNDING, SPARE_DISTANCE = 1.5, 1 + 2.0**-27
+"""A bound is stated so much larger than it is proved to be: a checker counts some roundings more, and the radii of its
+balls have 30 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +149,7 @@ class AxisKeys:
         everything = Interval(self.values.lo.min(axis=0), self.values.hi.max(axis=0))
         farthest = distance(target.enclosure(cells)[:, self.outputs], everything)
         leaking = up(up(leak * self.growth, len(winners) + 2)[:, None] * farthest)
-        return up(up(np.maximum.reduceat(off, starts) + leaking) + self.rounding)
+        return up(up(SPARE_DISTANCE * np.maximum.reduceat(off, starts) + leaking) + self.rounding)
 
 
 def axis_keys(
@@ -235,5 +238,5 @@ def _keys(part: Part, axes: tuple[AxisRows, ...], grid: _Combinations, state: In
     off_by = float(error) + grid.inexact + 4 * part.roundings.unit * largest
     growth = float(up(math.exp(2 * off_by), LIBM_ULPS + 4)) if off_by < 1 else math.inf
     values = interval(head.values) + interval(part.stage.constant)
-    rounding = rounding_of_sums(part.roundings, reach)[0]
+    rounding = SPARE_ROUNDING * rounding_of_sums(part.roundings, reach)[0]
     return AxisKeys(part.outputs, axes, grid.keys, values, grid.spare_leak, growth, rounding)
