@@ -40,6 +40,8 @@ TRUNCATION = "anchors that the engine leaves out of a grid, and the like"
 SECONDS_FOR_NORMS = 10.0
 """For an L_p norm that a theorem bounds already: leaves make that smaller, ever more slowly."""
 TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
+MAX_STORED = 2**20
+"""Numbers of a table that a certificate repeats, for a checker to read."""
 MAX_PROVED_ANCHORS = 20_000
 """A larger network whose theorem brings a bound keeps that one: a proof by leaves would take minutes."""
 
@@ -119,10 +121,16 @@ def _at_points(network: Network, target: TableTarget, eps: float, progress: Prog
         return network
     if observed > found.bound:
         raise InputError(_refuted(target, observed, found.bound))
-    method = f"proof at the table's {target.num_points:,} points"
-    return dataclasses.replace(
-        network, certificate=dataclasses.replace(claim, bound=found.bound, terms=found.terms, method=method)
+    method, rows = f"proof at the table's {target.num_points:,} points", np.hstack([target.points, target.values])
+    claim = dataclasses.replace(
+        claim,
+        bound=found.bound,
+        terms=found.terms,
+        method=method,
+        truncation=network.truncation,
+        table=tuple(map(tuple, rows.tolist())) if rows.size <= MAX_STORED else (),
     )
+    return dataclasses.replace(network, certificate=claim)
 
 
 def _with_truncation(network: Network) -> Network:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from attnc_checker.averages import Average, Box
 from attnc_checker.chains import Chain
 from attnc_checker.claims import Cell, Claim, Leaf, read_claim
 from attnc_checker.composition import lines
-from attnc_checker.expressions import Function, parse
+from attnc_checker.expressions import Function, constants, parse
 from attnc_checker.files import (
     MAX_JSON,
     MAX_WEIGHTS,
@@ -157,6 +157,8 @@ class Subject:
 
     def prove(self, leaf: Leaf) -> Any:
         """A bound on |f − network| on the leaf, at most the claimed one; Refused if that is not found."""
+        if leaf.cell is not None and leaf.row:
+            return self._prove_row(leaf, leaf.cell)
         if leaf.cell is not None:
             return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.ends), len(PIECES)) - 1])
         start = exact(self.ends[0][0 if leaf.order < 0 else 1])
@@ -173,6 +175,15 @@ class Subject:
         places = zip(self.variables, self.cell_ends(cell), strict=True)
         where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
         return self._at_most(bound, found, reason, leaf, where)
+
+    def _prove_row(self, leaf: Leaf, cell: Cell) -> Any:
+        """At a point, which is a box of width 0, the function is what the table says."""
+        point, values = leaf.row[: len(self.ends)], leaf.row[len(self.ends) :]
+        prover = replace(self.near(cell), function=constants(values))
+        box, room = Box([arb(x) for x in point], [arb(0) for _ in point]), self.bound - arb(self.spent)
+        found, reason = _attempt(lambda: prover.error("taylor", 1, box, room) + self.spent)
+        where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.variables, point, strict=True))
+        return self._at_most(self.bound, found, reason, leaf, f"{leaf.order}, {where},")
 
     def _at_most(self, bound: float, found: Any, reason: str, leaf: Leaf, where: str) -> Any:
         if found <= bound:  # False for nan
@@ -216,7 +227,8 @@ class Task:
         reduction = Reduction(program, reach, claim.is_staged, [] if claim.is_chain else None)
         if claim.dtype not in (reduction.dtype, "real"):
             raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {reduction.dtype}")
-        function = parse(claim.expression, claim.variables)
+        row = claim.leaves[0].row if claim.leaves else ()
+        function = constants(row[len(reach) :]) if row else parse(claim.expression, claim.variables)
         if len(function[1]) != reduction.num_outputs:
             raise Refused(f"the network has {reduction.num_outputs} output(s), the expression {len(function[1])}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from attnc_checker.files import BadFile, Refused
@@ -12,7 +13,8 @@ from attnc_checker.rounding import FORMATS
 
 NEEDED = "format weights_sha256 expression box dtype norm bound observed terms assumptions method leaves"
 NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
-MAX_LEVEL, MAX_STAGES = 128, 1000
+AT_POINTS = "proof at the table's "
+MAX_LEVEL, MAX_STAGES, ROW_LEVEL = 128, 1000, 8
 MAX_ORDERS = (24, 20, 12, 8)
 """In one, two, three and more variables: beyond these a proof takes long and gains nothing."""
 
@@ -22,9 +24,10 @@ Cell = tuple[int, tuple[int, ...]]
 
 class Leaf(NamedTuple):
     kind: str
-    order: int  # of a tail: its side, −1 or 1
+    order: int  # of a tail: its side, −1 or 1; of a row of a table: its number
     cell: Cell | None
     bound: float | None = None  # of an L_p norm: about what is to be found at every point of the cell
+    row: tuple[float, ...] = ()  # of a table: a point of the cell, and the values there
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,8 @@ def read_claim(data: dict[str, Any]) -> Claim:
         raise BadFile(f"certificate.json lacks {missing[0]!r}")
     if data["format"] != "attnc.certificate/1":
         raise BadFile(f"certificate.json has the format {data['format']!r:.40}, not 'attnc.certificate/1'")
-    if data["method"] not in ("proof", "staged proof"):
+    is_table = isinstance(data["method"], str) and data["method"].startswith(AT_POINTS)
+    if data["method"] not in ("proof", "staged proof") and not is_table:
         raise Refused(f"the method is {data['method']!r:.40}: only proofs by leaves can be proved again")
     if data["dtype"] not in (*FORMATS, "real"):
         raise Refused(f"the dtype {data['dtype']!r:.40} is none of {', '.join(FORMATS)}, real")
@@ -101,7 +105,7 @@ def read_claim(data: dict[str, Any]) -> Claim:
     is_staged = data["method"] == "staged proof"
     if is_staged and sides:
         raise Refused("a staged proof is for a bounded box")
-    leaves = () if is_staged else _leaves(data["leaves"], len(variables), sides)
+    leaves = _rows(data, ends) if is_table else () if is_staged else _leaves(data["leaves"], len(variables), sides)
     if len({leaf.kind == "enclosure" for leaf in leaves}) > 1:
         raise Refused("enclosure leaves are for all of a box, or for none of it")
     stages, outputs = ([], []) if not is_staged else (data.get("stages"), data.get("outputs"))
@@ -111,7 +115,7 @@ def read_claim(data: dict[str, Any]) -> Claim:
     if parts is not None and (type(parts) is not int or parts < 1):
         raise BadFile(f"certificate.json: parts is {parts!r:.40}, not a number of parts of the box")
     if data["norm"] != "inf":
-        if is_staged or sides:
+        if is_staged or is_table or sides:
             raise Refused(f"the norm {data['norm']!r:.40} is for leaves of a bounded box")
         p, leaves = _with_bounds(leaves, data["norm"], data.get("leaf_bounds"))
     cuts = data.get("cuts", [[]] * len(variables))
@@ -122,6 +126,26 @@ def read_claim(data: dict[str, Any]) -> Claim:
     known: dict[Any, Any] = {}  # stages that are like no other
     stated = tuple(_stage(entry, known) for entry in stages)
     return Claim(texts, variables, ends, bound, dtype, truncation, leaves, is_staged, stated, whole, places, p, parts)
+
+
+def _rows(data: dict[str, Any], ends: tuple[tuple[float, float], ...]) -> tuple[Leaf, ...]:
+    """Every row of a table is a leaf, in some cell of the box; between them nothing is claimed."""
+    rows, parts, leaves = data.get("table"), 2**ROW_LEVEL, []
+    if not isinstance(rows, list) or not rows or data["method"] != f"{AT_POINTS}{len(rows):,} points":
+        raise Refused(f"the method is {data['method']!r:.60}, but the table is not stored, or not whole")
+    for number, row in enumerate(rows):
+        if not isinstance(row, list) or not len(row) == len(rows[0]) > len(ends):
+            raise BadFile(f"certificate.json: row {number} of the table is no list of as many numbers as the first")
+        numbers = tuple(_number(x, "an entry of the table") for x in row)
+        places = [
+            (Fraction(x) - Fraction(lo)) / (Fraction(hi) - Fraction(lo))
+            for x, (lo, hi) in zip(numbers, ends, strict=False)
+        ]
+        if not all(0 <= place <= 1 for place in places):
+            raise Refused(f"the point in row {number} of the table lies outside of the box")
+        index = tuple(min(parts - 1, int(place * parts)) for place in places)
+        leaves.append(Leaf("row", number, (ROW_LEVEL, index), None, numbers))
+    return tuple(leaves)
 
 
 def _with_bounds(leaves: tuple[Leaf, ...], norm: Any, bounds: Any) -> tuple[float, tuple[Leaf, ...]]:

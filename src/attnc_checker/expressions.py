@@ -50,6 +50,10 @@ def parse(text: Any, variables: Sequence[str]) -> Function:
     return reader.steps, outputs
 
 
+def constants(values: Sequence[float]) -> Function:
+    return [("number", fmpq(*x.as_integer_ratio())) for x in values], list(range(len(values)))
+
+
 class Reader:
     """Collects the steps of texts, in which `names` stand for earlier steps."""
 

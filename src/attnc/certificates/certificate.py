@@ -40,6 +40,7 @@ class Certificate:
     cuts: tuple[tuple[float, ...], ...] = ()  # of enclosure leaves: where cells are cut further, axis by axis
     truncation: float = 0.0  # what engines that leave out far anchors may be off by besides, counted in the bound
     points: int | None = None  # of a table: what the claim is about; between them nothing is claimed
+    table: tuple[tuple[float, ...], ...] = ()  # where it is small enough: every point, and its values
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
     outputs: tuple[str, ...] = ()  # of a deep program: what its outputs are made of, in the names of the stages
     parts: int | None = None  # of a deep program: of how many parts of the box ranges are needed
@@ -96,7 +97,7 @@ class Certificate:
             **({} if self.core is None else {"core": list(self.core)}),
             **({"cuts": [list(points) for points in self.cuts]} if self.cuts else {}),
             "truncation": self.truncation,
-            **({} if self.points is None else {"points": self.points}),
+            **({} if self.points is None else {"points": self.points, "table": [list(row) for row in self.table]}),
             "stages": list(self.stages),
             "outputs": list(self.outputs),
             **({} if self.parts is None else {"parts": self.parts}),
@@ -122,6 +123,7 @@ class Certificate:
                 cuts=tuple(tuple(map(float, _list(points))) for points in _list(data.get("cuts", []))),
                 truncation=_positive(data["truncation"]),
                 points=_count(data.get("points")),
+                table=tuple(tuple(map(float, _list(row))) for row in _list(data.get("table", []))),
                 stages=tuple(_list(data["stages"])),
                 outputs=tuple(_text(output) for output in _list(data["outputs"])),
                 parts=_count(data.get("parts")),

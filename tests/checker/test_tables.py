@@ -1,0 +1,133 @@
+"""Tables: the claim about every row is proved again, and every change to one is refused for its own reason."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc_checker import check
+from checker.networks import change_weight, edit
+
+
+def table_of(seed, count, d, outputs=1, *, is_smooth=True, scale=1.0):
+    rng = np.random.default_rng(seed)
+    points = scale * rng.uniform(-1, 1, (count, d))
+    smooth = np.stack([np.sin(points.sum(axis=1) + j) for j in range(outputs)], axis=1)
+    return attnc.TableTarget(points, smooth if is_smooth else rng.normal(size=(count, outputs)))
+
+
+def grid_of(count, f, d=2):
+    axes = np.meshgrid(*[np.linspace(-1, 1, count)] * d, indexing="ij")
+    points = np.stack([axis.ravel() for axis in axes], axis=1)
+    return attnc.TableTarget(points, f(*points.T))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("table", "eps"),
+    [
+        (table_of(0, 60, 1), 1e-3),
+        (table_of(1, 50, 2, 2), 1e-3),
+        (table_of(2, 60, 2, is_smooth=False), 1e-1),
+        (grid_of(8, lambda x, y: np.exp(x * y)), 1e-4),
+        (table_of(3, 40, 1, is_smooth=False, scale=1e3), 1e-1),
+    ],
+)
+def test_tables_are_proved_again(tmp_path, table, eps, dtype):
+    net = attnc.compile(table, eps=eps, dtype=dtype)
+    claim = net.certificate
+    assert claim.method == f"proof at the table's {table.num_points} points"
+    net.save(tmp_path / "net")
+    assert attnc.load(tmp_path / "net").certificate == claim
+    verdict = check(tmp_path / "net", processes=1)
+    assert verdict.proved, verdict.reason
+    assert verdict.leaves == table.num_points
+    assert claim.observed * (1 - 1e-6) <= verdict.reproved <= verdict.bound == claim.bound <= eps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("table", "eps"),
+    [
+        (table_of(0, 2000, 1, is_smooth=False), 1e-1),
+        (table_of(1, 500, 3, 3), 1e-2),
+        (grid_of(30, lambda x, y: np.sin(3 * x) * y), 1e-4),
+        (grid_of(7, lambda x, y, z: np.sin(x + y * z), 3), 1e-4),
+        (table_of(4, 400, 2, is_smooth=False), 1e-1),
+    ],
+)
+def test_larger_tables(tmp_path, table, eps, dtype):
+    net = attnc.compile(table, eps=eps, dtype=dtype)
+    net.save(tmp_path / "net")
+    verdict = check(tmp_path / "net")
+    assert verdict.proved, verdict.reason
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "net"
+    attnc.compile(table_of(0, 40, 2), eps=1e-3).save(path)
+    assert check(path, processes=1).proved
+    return path
+
+
+@pytest.fixture
+def net(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "net")
+
+
+def refusal(net, code=1):
+    verdict = check(net, processes=1)
+    assert not verdict.proved
+    assert verdict.exit_code == code, verdict.reason
+    return verdict.reason
+
+
+def entry(row, column, change):
+    def apply(data):
+        data["table"][row][column] = change(data["table"][row][column])
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "code"),
+    [
+        (entry(7, 2, lambda y: y + 0.01), "the row leaf 7, x0 = ", 1),
+        (entry(39, 2, lambda y: y - 0.01), "the row leaf 39, x0 = ", 1),
+        (entry(7, 0, lambda x: 0.9 * x), "the row leaf 7, x0 = ", 1),
+        (entry(7, 0, lambda x: 1e9), "the point in row 7 of the table lies outside of the box", 1),
+        (entry(7, 1, lambda x: "1"), "an entry of the table is '1'", 2),
+        (entry(7, 1, lambda x: True), "an entry of the table is True", 2),
+        (lambda data: data["table"].pop(), "the table is not stored, or not whole", 1),
+        (lambda data: data["table"].clear(), "the table is not stored, or not whole", 1),
+        (lambda data: data.pop("table"), "the table is not stored, or not whole", 1),
+        (lambda data: data["table"][5].pop(), "row 5 of the table is no list of as many numbers", 2),
+        (lambda data: data.update(table=[row[:2] for row in data["table"]]), "row 0 of the table is no list", 2),
+        (lambda data: data.update(table=[[*row, 0.0] for row in data["table"]]), "the network has 1 output(s)", 1),
+        (lambda data: data.update(bound=0.9 * data["bound"], observed=0.0), "is not re-proved to", 1),
+        (lambda data: data.update(truncation=0.5 * data["bound"]), "is not re-proved to", 1),
+        (lambda data: data.update(norm="2"), "the norm '2' is for leaves of a bounded box", 1),
+        (lambda data: data.update(method="check at the table's 40 points"), "only proofs by leaves", 1),
+        (lambda data: data.update(method="proof"), "the leaves do not cover the box", 1),
+    ],
+)
+def test_a_changed_table(net, change, reason, code):
+    edit(net, "certificate.json", change)
+    assert reason in refusal(net, code)
+
+
+@pytest.mark.parametrize("tensor", ["layers.0.embed.constant.values", "layers.0.embed.weight.values"])
+def test_changed_weights(net, tensor):
+    change_weight(net, tensor, 0, 1.5, rehash=True)
+    assert "is not re-proved to" in refusal(net)
+
+
+def test_a_table_that_is_too_large_is_not_stored(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnc.certifying.MAX_STORED", 100)
+    attnc.compile(table_of(0, 40, 2), eps=1e-3).save(tmp_path / "net")
+    assert "the table is not stored" in refusal(tmp_path / "net")
