@@ -35,7 +35,9 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     pass
 
-ATTEMPTS = 6
+ATTEMPTS = 8
+WORTHWHILE = 0.97
+"""A construction is asked for less again if its error fell to this part of what it was."""
 
 
 def compile(  # the contract's name; inside this module nothing needs the builtin
@@ -115,44 +117,51 @@ class _Request:
         Where that does not help, because rounding is in the way, another construction may.
         """
         best: Network | None = None
+        least: dict[str, float] = {}  # of each construction, the error that it was brought to
         given_up: set[str] = set()
-        asked = self.eps
+        name, asked = None if self.construction == "auto" else self.construction, self.eps
         for _ in range(ATTEMPTS):
             wanted = Wanted(asked, self.dtype, self.p, self.max_anchors, self.max_bytes)
             try:
-                built = self._builder(wanted, given_up)()
+                built = self._builder(name, wanted, given_up)()
             except np.linalg.LinAlgError:
                 raise InputError(
                     f"the numbers of {self.target.describe()} on {self.target.box} are too large or too "
                     "small for a fit: scale the function or its variables"
                 ) from None
             except BoundNotMet as refusal:
-                if best is not None:
+                if best is None:
+                    raise refusal.with_network(self._certified) from None
+                if name is None or self.construction != "auto":
                     break
-                raise refusal.with_network(self._certified) from None
-            network = self._certified(built)
-            error = network.certificate.error
-            if error is None or error <= self.eps:
+                given_up.add(name)
+                name, asked = None, self.eps
+                continue
+            network, name = self._certified(built), built.construction
+            claim = network.certificate
+            if claim.error is None or claim.error <= self.eps:
                 also = self.also
                 return network if also is None else certify_also(network, built, self.target, also, self.progress)
-            before = math.inf if best is None else best.certificate.error or math.inf
-            best = network if error < before else best
-            claim = network.certificate
+            error, before = claim.error, least.get(name, math.inf)
+            least[name] = min(error, before)
+            best = network if error <= min(least.values()) else best
+            rounding = min(_rounding(network), error)
             is_proof_too_long = not claim.complete and (claim.observed or 0.0) <= self.eps / 2
-            if error < 0.8 * before and not is_proof_too_long:
-                rounding = min(_rounding(network), error)
-                room = max(self.eps - rounding, 0.0) / max(error - rounding, 1e-300)
+            if rounding < self.eps and error < WORTHWHILE * before and not is_proof_too_long:
+                room = (self.eps - rounding) / (error - rounding)
                 asked *= max(0.1, min(0.8, 0.9 * room))
+            elif self.construction == "auto":
+                given_up.add(name)
+                name, asked = None, self.eps
             else:
-                given_up.add(built.construction)
-                asked = self.eps
+                break
         assert best is not None
         raise _not_met(self.target, best, self.eps)
 
-    def _builder(self, wanted: Wanted, given_up: set[str]) -> Callable[[], Built]:
-        if self.construction == "auto":
+    def _builder(self, name: str | None, wanted: Wanted, given_up: set[str]) -> Callable[[], Built]:
+        if name is None:
             return _cheapest(self.target, wanted, self.options, self.criterion, given_up, self.progress)
-        return _named(self.construction, self.target, wanted, self.options, self.progress)
+        return _named(name, self.target, wanted, self.options, self.progress)
 
     def _certified(self, built: Built) -> Network:
         return certify(built, self.target, self.p, self.eps, self.command, self.progress)
