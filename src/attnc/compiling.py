@@ -20,6 +20,7 @@ from attnc.certificates.observed import sample_points
 from attnc.certifying import certify, certify_also
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
+from attnc.constructions.fit_request import round_above
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
 from attnc.errors import BoundNotMet, DomainError, InputError, real_number
 from attnc.network import Network
@@ -177,11 +178,14 @@ def _not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
     kind = "observed error" if claim.bound is None else "bound"
     why = "" if claim.complete else " The proof ran out of time: a larger eps, or a smaller box, is easier to prove."
     rounding = _rounding(network)
-    if rounding > 0.3 * eps:
+    change = "Choose a larger eps, or another construction (attnc plan lists them)."
+    if rounding > 0.3 * eps and claim.error is not None:
         why += f" Rounding alone costs {rounding:.2g}: that is the rounding level of {claim.dtype} here."
+        wider = ", float64" if claim.dtype == "float32" else ""
+        change = f"Choose eps ≥ {round_above(claim.error):.2g}{wider}, or a box closer to 0."
     return BoundNotMet(
         f"cannot bring {target.describe()} on {target.box} to eps={eps:g} by {network.construction}: the {kind} is "
-        f"{claim.error:.3g}.{why} Choose a larger eps, or another construction (attnc plan lists them).",
+        f"{claim.error:.3g}.{why} {change}",
         eps=eps,
         bound=claim.bound,
         worst_box=claim.worst_box(network.box),

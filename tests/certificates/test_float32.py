@@ -73,6 +73,29 @@ def test_a_bound_proved_in_float32_holds_in_every_engine(text, box, eps, constru
     assert made.closest < 1
 
 
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        ("log(x)*x", {"x": (0.1, 2)}),
+        ("sin(x)*cos(y)", {"x": (-3, 3), "y": (-3, 3)}),
+        ("exp(-x*x-y*y)", {"x": (-2, 2), "y": (-2, 2)}),
+    ],
+)
+def test_a_construction_is_asked_for_less_and_another_one_for_the_same(text, box):
+    """The first one built has a bound above eps: with its rounding, or by that alone."""
+    assert attnc.compile(text, box=box, eps=1e-5, dtype="float32").certificate.bound <= 1e-5
+
+
+def test_what_rounding_does_not_allow_is_refused_with_the_level():
+    with pytest.raises(
+        BoundNotMet, match=r"Rounding alone costs .* of float32 here\. Choose eps ≥ .*, float64"
+    ) as refusal:
+        attnc.compile("exp(x)", box={"x": (-1, 2)}, eps=1e-5, dtype="float32")
+    level = float(str(refusal.value).split("eps ≥ ")[1].split(",")[0])
+    assert refusal.value.bound <= level <= 3e-5
+    assert attnc.compile("exp(x)", box={"x": (-1, 2)}, eps=level, dtype="float32").certificate.bound <= level
+
+
 SOFT_GRIDS = [("tanh(x*y)", 2), ("sin(x)+cos(y)", 3), ("exp(-x*x-y*y)", 2), ("1/(1+x*x+y*y)", 2)]
 """100 to 230 keys of 17² count at a point; values are of one sign or of both."""
 

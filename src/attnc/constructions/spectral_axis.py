@@ -33,17 +33,14 @@ MAX_VALUE = 10.0
 LEAST_VALUE = 1.5
 """|values|/max|f|: what is allowed, and what a fit can hardly do without."""
 VALUE_ROUNDINGS = 40
-"""Of the largest value, what one head over an axis rounds by: proved, not observed."""
+"""Of the largest value, what one head rounds by: proved, not observed."""
 CUTS = (1e-13, 1e-10, 1e-8, 1e-6)
 """Singular values below this fraction of the largest are cut: trades error against the size of the values."""
 
 
-def value_limit(eps: float, size: float, dtype: str, d: int = 1) -> float:
-    """How many times max|f| = size values may be, so that their rounding is but a part of eps.
-
-    Scores, and the sums over keys that count, grow with the number of axes.
-    """
-    room = eps / (VALUE_ROUNDINGS * d**2 * UNIT_ROUNDOFF[dtype] * max(size, 1e-300))
+def value_limit(eps: float, size: float, dtype: str) -> float:
+    """How many times max|f| = size values may be, so that their rounding is but a part of eps."""
+    room = eps / (VALUE_ROUNDINGS * UNIT_ROUNDOFF[dtype] * max(size, 1e-300))
     return min(MAX_VALUE, max(LEAST_VALUE, room))
 
 

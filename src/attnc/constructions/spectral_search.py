@@ -84,7 +84,7 @@ class Search:
                 bound=None,
             )
         self.eps = eps
-        self.max_value = min(self.max_value, value_limit(eps, self.size, self.dtype, self.target.box.d))
+        self.max_value = min(self.max_value, value_limit(eps, self.size, self.dtype))
         axes, errors = self.choose(MARGIN * eps)
         self._check_limits(axes)
         return axes, errors
