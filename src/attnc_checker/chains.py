@@ -4,15 +4,15 @@ A head says a convex combination of its values, in which p_k ≤ e^{−g_k} p_j 
 So on a box of all that a link reads, what it writes, as any engine computes it, lies in a ball; the box of the next
 link is made of these balls.
 
-The last head is taken apart. Let the variables fall into blocks that no link mixes, and the keys be all combinations
-k = (m_1, …, m_n) of rows, one of every block, s_k = Σ_b s_{m_b}; with a single block any keys are. Weights are products
-then, p_k = Π_b p_{m_b}. In a box of the variables of a block let X_m hold the points at which row m is needed: the
-others have together a weight of at most ℓ_b, everywhere. As f − A = Σ_k p_k (f − v_k), on the box of all variables
-    |f − A| ≤ max_k sup{|f − v_k| : x_b ∈ X_{m_b} for all b} + Σ_b ℓ_b·sup |f − v_k|.
+The last head of an output is taken apart. Every variable x_i must go its own way through the links, and the keys be
+all combinations k = (m_1, …, m_d) of rows, one for each variable, s_k = Σ_i s_{m_i}: weights are products then. Let X_m
+hold the points of an interval of x_i at which row m is needed: the others have together a weight of at most ℓ_i there.
+As f − A = Σ_k p_k (f − v_k), on a box
+    |f − A| ≤ max_k sup{|f − v_k| : x_i ∈ X_{m_i} for all i} + Σ_i ℓ_i·sup |f − v_k|.
 Weights of scores that are off by y are off by e^{2y}.
 
-A leaf is cut where the certificate says, and the box of a link in halves along what changes its scores most: parts are
-made here, one beside the other, so that they are the whole wherever they are cut.
+An interval is cut where the certificate says, and the box of a link in halves along what changes its scores most: parts
+are made here, one beside the other, so that they are the whole wherever they are cut.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -32,7 +32,7 @@ from attnc_checker.claims import Claim
 from attnc_checker.expressions import Function, evaluate
 from attnc_checker.files import Refused
 from attnc_checker.leaves import Prover, affine_rounding, selected
-from attnc_checker.network import Head, Link, Reduction, Row, Stage
+from attnc_checker.network import Link, Reduction, Row, Stage
 from attnc_checker.ranges import Ranges
 from attnc_checker.rounding import Arithmetic, most
 
@@ -46,72 +46,52 @@ FLAT = arb(2) ** -20
 """Of all that a link may write: what moves less is not looked at more closely."""
 HUGE = arb(2) ** 1000
 
+Winners = tuple[dict[int, tuple[Any, Any]], Any]
+"""Of an interval: {row m: the ends of X_m}, and ℓ."""
+
 
 @dataclass(frozen=True)
 class Chain(Prover):
     """Proves enclosure leaves. Its own stage has constants alone: f is held against the values of the last heads."""
 
-    links: list[_Enclosure]
-    keys: dict[int, _Keys]  # of every output
-    rounding: list[Any]  # of its sums, and of its constant
-    cuts: tuple[tuple[float, ...], ...]
-    reach: dict[Any, Any]
-    moved: Any  # what casting makes of 1
+    ways: list[_Way]
+    outputs: list[_Output]
 
     @classmethod
     def of(cls, reduction: Reduction, function: Function, arithmetic: Arithmetic, claim: Claim) -> Chain:
         stage = reduction.stage()  # after which its inputs and its chain are known
-        links, d = [_Enclosure(link) for link in reduction.chain or []], reduction.program.d
-        owners: dict[Any, frozenset[int]] = {i: frozenset([i]) for i in range(d)}
-        for link in links:
-            owners[link.place] = frozenset().union(*(owners[key] for key in link.reads))
+        cast = arithmetic.u if reduction.dtype != "float64" else arb(0)  # points are float64 numbers
+        moved = 1 + cast * arb(0, 1)
+        ways = [_Way(i, cuts, moved, reduction.reach, arithmetic) for i, cuts in enumerate(claim.cuts)]
+        owners = {way.i: way for way in ways}
+        for link in map(_Enclosure, reduction.chain or []):
+            way, *others = {owners[key] for key in link.reads} or ways
+            if link.reads and others:
+                raise Refused("what links make of one variable and of another meets before the last head")
+            way.links.append(link)
+            owners[link.place] = way
         owners = {key: owners[key] for key in reduction.inputs}
         reach = [reduction.reach[key] for key in owners]
-        keys: dict[int, _Keys] = {}
-        for head in stage.heads:
-            keys |= dict.fromkeys(head.values, _Keys(head, owners, reach, arithmetic, claim.bound))
-        rows = [*stage.affine, *(row for head in stage.heads for rows in head.values.values() for row in rows)]
-        if sum(len(head.values) for head in stage.heads) != len(stage.affine) or any(
-            x != 0 for r in rows for x in r[1:]
-        ):
-            raise Refused("an output of the last stage is more than one head with constant values")
-        rounding = [
-            keys[o].rounding[o] + arithmetic.gamma(n) * at(row, reach)
-            for o, (n, row) in enumerate(zip(stage.n_affine, stage.affine_sizes, strict=True))
-        ]
-        constants = replace(stage, heads=[], affine=[row[: 1 + d] for row in stage.affine])
-        cast = arithmetic.u if reduction.dtype != "float64" else arb(0)  # points are float64 numbers
-        return cls(
-            constants,
-            [],
-            function,
-            arithmetic,
-            links,
-            keys,
-            rounding,
-            claim.cuts,
-            reduction.reach,
-            1 + cast * arb(0, 1),
-        )
+        outputs = [_Output(stage, o, ways, owners, reach, arithmetic, claim.bound) for o in range(len(stage.affine))]
+        constants = replace(stage, heads=[], affine=[row[:1] for row in stage.affine])
+        return cls(constants, [], function, arithmetic, ways, outputs)
 
     def within(self, region: Box) -> Chain:
         return self
 
     def error(self, kind: str, order: int, box: Box, limit: Any) -> Any:
         """Above sup |f − network| over all outputs."""
-        return most(self._off(o, box, limit) for o in self.keys)
+        sides = [(c - r, c + r) for c, r in zip(box.centre, box.half, strict=True)]
+        return most(self._off(o, output, box, output.winners(sides), limit) for o, output in enumerate(self.outputs))
 
-    def _off(self, o: int, box: Box, limit: Any) -> Any:
-        keys, values = self.keys[o], self.keys[o].values[o]
-        winners = self.winners(keys, [(c - r, c + r) for c, r in zip(box.centre, box.half, strict=True)])
-        farthest = most(self._distance_at_once(o, value, box, HUGE) for value in keys.extremes[o])
-        error = keys.growth * (keys.spare + total(leak for _, leak in winners)) * farthest + self.rounding[o]
+    def _off(self, o: int, output: _Output, box: Box, winners: list[Winners], limit: Any) -> Any:
+        farthest = most(self._distance_at_once(o, value, box, HUGE) for value in output.extremes)
+        error = output.growth * (output.spare + total(leak for _, leak in winners)) * farthest + output.rounding
         found = []
         for rows in itertools.product(*(wins for wins, _ in winners)):
-            where = {i: side for (wins, _), m in zip(winners, rows, strict=True) for i, side in wins[m].items()}
-            sides = [where[i] for i in range(len(where))]
+            sides = [wins[m] for (wins, _), m in zip(winners, rows, strict=True)]
             part = Box([(lo + hi) / 2 for lo, hi in sides], [(hi - lo) / 2 for lo, hi in sides])
-            found.append(self.distance(o, values[keys.combined[rows]], part, limit - error))
+            found.append(self.distance(o, output.values[output.combined[rows]], part, limit - error))
         return most(found) + error
 
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
@@ -123,49 +103,39 @@ class Chain(Prover):
             found = (high - value).max(value - low)
         return found if found <= limit else super()._distance_at_once(o, row, box, limit)
 
-    def winners(self, keys: _Keys, sides: list[tuple[Any, Any]]) -> list[tuple[dict[int, Any], Any]]:
-        """Of every block ({row m: {variable: the ends of X_m}}, ℓ), of a box of these sides."""
-        found = []
-        for b, block in enumerate(keys.blocks):
-            place = (b, *(end.mid().man_exp() + end.rad().man_exp() for i in block for end in sides[i]))
-            if place not in keys.known:
-                keys.known[place] = self._block_winners(keys, b, {i: sides[i] for i in block})
-            found.append(keys.known[place])
-        return found
 
-    def _block_winners(self, keys: _Keys, b: int, sides: dict[int, tuple[Any, Any]]) -> tuple[dict[int, Any], Any]:
-        wins: dict[int, dict[int, tuple[Any, Any]]] = {}
-        leaks = [arb(0)]
-        for parts in itertools.product(*(self._cut(i, *side) for i, side in sides.items())):
-            part = dict(zip(sides, parts, strict=True))
-            state = self._state(part)
-            for balls in _halves([state[key] for key in keys.inputs[b]], keys.spreads[b]):
-                rows, leak = keys.rows_and_leak(b, balls)
-                leaks.append(leak)
-                for m in rows:
-                    known = wins.get(m, part)
-                    wins[m] = {i: (lo.min(known[i][0]), hi.max(known[i][1])) for i, (lo, hi) in part.items()}
-        return wins, most(leaks)
+class _Way:
+    """The variable i, and what links make of it alone."""
 
-    def _cut(self, i: int, lo: Any, hi: Any) -> list[tuple[Any, Any]]:
-        return [*itertools.pairwise([lo, *(x for x in map(arb, sorted(self.cuts[i])) if lo < x < hi), hi])]
+    def __init__(
+        self, i: int, cuts: Sequence[float], moved: Any, reach: dict[Any, Any], arithmetic: Arithmetic
+    ) -> None:
+        """`moved`: what casting makes of 1."""
+        self.i, self.cuts, self.moved, self.reach, self.arithmetic = (
+            i,
+            [*map(arb, sorted(cuts))],
+            moved,
+            reach,
+            arithmetic,
+        )
+        self.links: list[_Enclosure] = []
 
-    def _state(self, part: dict[int, tuple[Any, Any]]) -> dict[Any, Any]:
-        """All that links make of these variables alone."""
-        state: dict[Any, Any] = {i: self.moved * lo.union(hi) for i, (lo, hi) in part.items()}
+    def parts(self, lo: Any, hi: Any) -> Iterator[tuple[Any, Any]]:
+        return itertools.pairwise([lo, *(x for x in self.cuts if lo < x < hi), hi])
+
+    def state(self, lo: Any, hi: Any) -> dict[Any, Any]:
+        state = {self.i: self.moved * lo.union(hi)}
         for link in self.links:
-            if all(key in state for key in link.reads):
-                flat = len(link.reads) == 1 and link.reads[0] in part and self._flat(link, *part[link.reads[0]])
-                state[link.place] = flat or link([state[key] for key in link.reads], self.arithmetic)
-                if not abs(state[link.place]) <= self.reach[link.place]:
-                    raise Refused("what a stage writes is not known well enough to exclude an overflow")
+            flat = self._flat(link, lo, hi) if link.reads == [self.i] else None
+            state[link.place] = flat or link([state[key] for key in link.reads], self.arithmetic)
+            if not abs(state[link.place]) <= self.reach[link.place]:
+                raise Refused("what a stage writes is not known well enough to exclude an overflow")
         return state
 
     def _flat(self, link: _Enclosure, lo: Any, hi: Any) -> Any:
         """What a link makes of more than these ends, where that hardly moves: found by halving all of the axis."""
-        b = self.reach[link.reads[0]]
-        a = -b
-        while hi <= b and lo >= a:
+        a, b = -self.reach[self.i], self.reach[self.i]
+        while a <= lo and hi <= b:
             node = (a.man_exp(), b.man_exp())
             if node not in link.known:
                 link.known[node] = link([self.moved * a.union(b)], self.arithmetic)
@@ -176,89 +146,102 @@ class Chain(Prover):
         return None
 
 
-class _Keys:
-    """The last head by the rows of its blocks, of which it must have all combinations; or with one block of all."""
+class _Output:
+    """The head of an output, by rows. Of several keys of the same rows the one that leads is in `combined`."""
 
     def __init__(
-        self, head: Head, owners: dict[Any, frozenset[int]], reach: list[Any], arithmetic: Arithmetic, bound: float
+        self,
+        stage: Stage,
+        o: int,
+        ways: list[_Way],
+        owners: dict[Any, _Way],
+        reach: list[Any],
+        arithmetic: Arithmetic,
+        bound: float,
     ) -> None:
-        self.head = head
-        self.known: dict[Any, tuple[dict[int, Any], Any]] = {}
-        d = sum(isinstance(key, int) for key in owners)
-        self.blocks = [[i] for i in range(d)]
-        groups = self._divided(owners)
-        if math.prod(map(len, self.rows)) != len(groups) or any(len(owner) > 1 for owner in owners.values()):
-            self.blocks = [[*range(d)]]
-            groups = self._divided(owners)
-        c = [row[0] for row in head.scores]
-        self.combined = {rows: max(same, key=lambda k: c[k]) for rows, same in groups.items()}
-        self.spare = most(
-            total((arb(c[k] - c[j])).exp() for k in groups[rows] if k != j) for rows, j in self.combined.items()
-        )
-        zero = (0,) * len(self.blocks)
-        lines = [
-            [
-                c[self.combined[*zero[:b], m, *zero[b + 1 :]]] - (c[self.combined[zero]] if b else 0)
-                for m in range(len(rows))
-            ]
-            for b, rows in enumerate(self.rows)
-        ]
-        off = max(
-            abs(c[k] - sum(line[m] for line, m in zip(lines, rows, strict=True))) for rows, k in self.combined.items()
-        )
-        self.offsets = [[*map(arb, line)] for line in lines]
-        columns = [[*zip(*rows, strict=True)] for rows in self.rows]
-        self.spreads = [[arb(max(column) - min(column)) for column in block] for block in columns]
-        self.slopes = [[{i: arb(x) for i, x in enumerate(row) if x != 0} for row in rows] for rows in self.rows]
-        sizes, n = most(at(row, reach) for row in head.score_sizes), len(c)
-        slack = most([arb(0), *head.score_slack])
-        (y,) = arithmetic.weights([arithmetic.gamma(head.n_score) * sizes + slack], [2 * sizes])
-        self.growth = (2 * (y + arb(off))).exp()
-        self.rounding = {
-            o: arithmetic.summation(n, head.n_value[o], [arb(1)] * n, [at(row, reach) for row in rows], arb("inf"))
-            for o, rows in head.value_sizes.items()
-        }
-        self.values = {o: [row[:1] for row in rows] for o, rows in head.values.items()}
-        self.extremes = {o: (min(rows), max(rows)) for o, rows in self.values.items()}
-        span = max(high - low for (low,), (high,) in self.extremes.values())
-        self.leak = arb(LEAK) * bound / (arb(span) + bound)
-
-    def _divided(self, owners: dict[Any, frozenset[int]]) -> dict[tuple[int, ...], list[int]]:
-        """The keys of every combination of rows. What depends on nothing goes with the first block."""
-        block_of = {i: b for b, block in enumerate(self.blocks) for i in block}
-        numbers = [block_of[min(owner, default=0)] for owner in owners.values()]
-        self.inputs = [
-            [key for key, b in zip(owners, numbers, strict=True) if b == own] for own in range(len(self.blocks))
-        ]
-        rows: list[dict[Row, int]] = [{} for _ in self.blocks]
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for k, (_, *row) in enumerate(self.head.scores):
-            parts = [tuple(x for x, b in zip(row, numbers, strict=True) if b == own) for own in range(len(rows))]
+        """`owners`: the way of each input of the stage, `reach`: how large it can be."""
+        heads = [head for head in stage.heads if o in head.values]
+        moves = [*stage.affine[o][1:], *(x for head in heads for row in head.values[o] for x in row[1:])]
+        if len(heads) != 1 or any(x != 0 for x in moves):
+            raise Refused("an output of the last stage is more than one head with constant values")
+        (head,) = heads
+        self.ways, self.values, c = ways, [row[:1] for row in head.values[o]], [row[0] for row in head.scores]
+        self.known: dict[Any, Winners] = {}
+        rows: list[dict[Row, int]] = [{} for _ in ways]
+        keys: dict[tuple[int, ...], list[int]] = {}
+        for k, (_, *row) in enumerate(head.scores):
+            slopes = [(key, x) for key, x in zip(owners, row, strict=True) if x != 0]
+            parts = (tuple((key, x) for key, x in slopes if owners[key] is way) for way in ways)
             place = tuple(known.setdefault(part, len(known)) for known, part in zip(rows, parts, strict=True))
-            groups.setdefault(place, []).append(k)
-        self.rows = [[*known] for known in rows]
-        return groups
+            keys.setdefault(place, []).append(k)
+        if len(keys) != math.prod(map(len, rows)):
+            raise Refused("the keys of the last head are not all combinations of rows for the variables")
+        self.combined = {place: max(same, key=lambda k: c[k]) for place, same in keys.items()}
+        self.spare = most(
+            total(arb(c[k] - c[j]).exp() for k in keys[place] if k != j) for place, j in self.combined.items()
+        )
+        first = (0,) * len(ways)
+        lines = [
+            [c[self.combined[*first[:i], m, *first[i + 1 :]]] for m in range(len(row))] for i, row in enumerate(rows)
+        ]
+        lines[1:] = [[x - line[0] for x in line] for line in lines[1:]]
+        off = max(abs(c[k] - sum(map(list.__getitem__, lines, place))) for place, k in self.combined.items())
+        self.offsets = [[*map(arb, line)] for line in lines]
+        self.slopes = [[{key: arb(x) for key, x in row} for row in known] for known in rows]
+        self.spreads = [
+            {key: _spread([row.get(key, arb(0)) for row in own]) for row in own for key in row} for own in self.slopes
+        ]
+        sizes, n = most(at(row, reach) for row in head.score_sizes), len(c)
+        (y,) = arithmetic.weights(
+            [arithmetic.gamma(head.n_score) * sizes + most([arb(0), *head.score_slack])], [2 * sizes]
+        )
+        self.growth = (2 * (y + arb(off))).exp()
+        value_sizes = [at(row, reach) for row in head.value_sizes[o]]
+        self.rounding = arithmetic.summation(n, head.n_value[o], [arb(1)] * n, value_sizes, arb("inf"))
+        self.rounding += arithmetic.gamma(stage.n_affine[o]) * at(stage.affine_sizes[o], reach)
+        self.extremes = (min(self.values), max(self.values))
+        self.leak = arb(LEAK) * bound / (_spread([value for (value,) in self.extremes]) + bound)
 
-    def rows_and_leak(self, b: int, balls: list[Any]) -> tuple[set[int], Any]:
-        """The fewest rows of a block but for which weights add up to at most `leak`, and what the others have.
+    def winners(self, sides: list[tuple[Any, Any]]) -> list[Winners]:
+        found = []
+        for way, (lo, hi) in zip(self.ways, sides, strict=True):
+            place = (way.i, *lo.mid().man_exp(), *lo.rad().man_exp(), *hi.mid().man_exp(), *hi.rad().man_exp())
+            if place not in self.known:
+                self.known[place] = self._winners(way, lo, hi)
+            found.append(self.known[place])
+        return found
+
+    def _winners(self, way: _Way, lo: Any, hi: Any) -> Winners:
+        wins: dict[int, tuple[Any, Any]] = {}
+        leaks, spreads = [arb(0)], self.spreads[way.i]
+        for a, b in way.parts(lo, hi):
+            state = way.state(a, b)
+            for balls in _halves({key: state[key] for key in spreads}, spreads):
+                rows, leak = self._rows_and_leak(way.i, balls)
+                leaks.append(leak)
+                wins |= {m: (wins.get(m, (a, b))[0], b) for m in rows}
+        return wins, most(leaks)
+
+    def _rows_and_leak(self, i: int, balls: dict[Any, Any]) -> tuple[list[int], Any]:
+        """The fewest rows but for which weights add up to at most `leak`, and what the others have.
 
         p_m ≤ e^{s_m − s_j}, j the row that leads at the centre.
         """
-        middles, radii = [ball.mid() for ball in balls], [ball.rad() for ball in balls]
+        slopes = self.slopes[i]
         scores = [
-            x + total(a * middles[i] for i, a in row.items())
-            for x, row in zip(self.offsets[b], self.slopes[b], strict=True)
+            c + total(x * balls[key].mid() for key, x in row.items())
+            for c, row in zip(self.offsets[i], slopes, strict=True)
         ]
-        j = max(range(len(scores)), key=lambda m: scores[m].mid())
-        best, weights = self.slopes[b][j], []
-        for m, (score, row) in enumerate(zip(scores, self.slopes[b], strict=True)):
-            swing = total(abs(row.get(i, 0) - best.get(i, 0)) * radii[i] for i in row.keys() | best.keys())
-            weights.append(((score - scores[j] + swing).exp(), m))
+        j, weights = max(range(len(scores)), key=lambda m: scores[m].mid()), []
+        for m, (score, row) in enumerate(zip(scores, slopes, strict=True)):
+            apart = {key: row.get(key, 0) - slopes[j].get(key, 0) for key in row.keys() | slopes[j].keys()}
+            swings = total(abs(x) * balls[key].rad() for key, x in apart.items())
+            weights.append(((score - scores[j] + swings).exp(), m))
         weights.sort(key=lambda pair: pair[0].mid())
         left_out, leak = 0, arb(0)
         while leak + weights[left_out][0] <= self.leak:
             left_out, leak = left_out + 1, leak + weights[left_out][0]
-        return {m for _, m in weights[left_out:]}, leak
+        return [m for _, m in weights[left_out:]], leak
 
 
 class _Enclosure:
@@ -288,11 +271,12 @@ class _Enclosure:
         self.stage = Stage(heads, narrow(stage.affine), narrow(stage.affine_sizes), stage.n_affine)
         self.heads = [Average(head) for head in heads]
         columns = [[*zip(*head.scores, strict=True)][1:] for head in heads]
-        self.spreads = [arb(max(max(column) - min(column) for column in same)) for same in zip(*columns, strict=True)]
+        self.spreads = {i: most(map(_spread, same)) for i, same in enumerate(zip(*columns, strict=True))}
         self.known: dict[Any, Any] = {}
 
     def __call__(self, balls: list[Any], arithmetic: Arithmetic) -> Any:
-        return reduce(arb.union, (self._at_once(_box(half), arithmetic) for half in _halves(balls, self.spreads)))
+        halves = _halves(dict(enumerate(balls)), self.spreads)
+        return reduce(arb.union, (self._at_once(_box(half.values()), arithmetic) for half in halves))
 
     def _at_once(self, box: Box, arithmetic: Arithmetic) -> Any:
         (row,) = self.stage.affine
@@ -303,16 +287,21 @@ class _Enclosure:
         return said + error * arb(0, 1)
 
 
-def _halves(balls: list[Any], spreads: list[Any], done: frozenset[int] = frozenset()) -> Iterator[list[Any]]:
+def _halves(
+    balls: dict[Any, Any], spreads: dict[Any, Any], done: frozenset[Any] = frozenset()
+) -> Iterator[dict[Any, Any]]:
     """The box, cut in halves along what changes scores most."""
-    changes = {i: x * balls[i].rad() for i, x in enumerate(spreads) if i not in done}
-    axis = max(changes, key=lambda i: changes[i].mid(), default=None)
-    if len(done) == CUTS or axis is None or not changes[axis] > WIDE:
+    changes = {key: x * balls[key].rad() for key, x in spreads.items() if key not in done}
+    widest = max(changes, key=lambda key: changes[key].mid(), default=None)
+    if len(done) == CUTS or widest is None or not changes[widest] > WIDE:
         yield balls
         return
-    for end in (balls[axis].lower(), balls[axis].upper()):
-        half = [*balls[:axis], balls[axis].mid().union(end), *balls[axis + 1 :]]
-        yield from _halves(half, spreads, done | {axis})
+    for end in (balls[widest].lower(), balls[widest].upper()):
+        yield from _halves({**balls, widest: balls[widest].mid().union(end)}, spreads, done | {widest})
+
+
+def _spread(numbers: Sequence[Any]) -> Any:
+    return arb(max(numbers)) - arb(min(numbers))
 
 
 def _box(balls: Any) -> Box:

@@ -51,7 +51,8 @@ def test_at_the_edge_of_a_domain(tmp_path):
 
 
 def _can_win_at(winners, row, x):
-    return all(lo <= x[i] <= hi for (wins, _), m in zip(winners, row, strict=True) for i, (lo, hi) in wins[m].items())
+    sides = (wins[m] for (wins, _), m in zip(winners, row, strict=True))
+    return all(lo <= value <= hi for (lo, hi), value in zip(sides, x.tolist(), strict=True))
 
 
 def test_what_is_said_of_a_box_holds_at_its_points(saved):
@@ -69,13 +70,13 @@ def test_what_is_said_of_a_box_holds_at_its_points(saved):
             points = np.clip(centre + half * rng.uniform(-1, 1, (200, d)), net.box.lo, net.box.hi)
             values = net(points).reshape(len(points), -1)
             sides = [*zip(map(arb, (centre - half).tolist()), map(arb, (centre + half).tolist()), strict=True)]
-            for o, keys in subject.prover.keys.items():
-                found = subject.prover.winners(keys, sides)
-                leak = float(keys.growth * (keys.spare + sum(leak for _, leak in found)))
-                stored = [float(arb(value)) for (value,) in keys.values[o]]
+            for o, output in enumerate(subject.prover.outputs):
+                found = output.winners(sides)
+                leak = float(output.growth * (output.spare + sum(leak for _, leak in found)))
+                stored = [float(arb(value)) for (value,) in output.values]
                 rows = [*itertools.product(*(wins for wins, _ in found))]
-                near = [stored[keys.combined[row]] for row in rows]
-                room = leak * np.ptp(stored) + float(subject.prover.rounding[o])
+                near = [stored[output.combined[row]] for row in rows]
+                room = leak * np.ptp(stored) + float(output.rounding)
                 assert min(near) - room <= values[:, o].min(), trial
                 assert values[:, o].max() <= max(near) + room, trial
                 # Each point is near to the values of the keys that can win there alone.

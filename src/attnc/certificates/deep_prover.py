@@ -89,7 +89,7 @@ def prove_deep(
         [Kind(KIND, 0, bounds)],
         target.box,
         goal=goal,
-        start_level=max(1, round(math.log2(2 + min(map(len, breaks))) - 1)),
+        start_level=max(1, round(math.log2(2 + min(map(len, breaks))) - 2)),
         time_budget=time_budget,
         box_budget=box_budget,
         progress=progress,
