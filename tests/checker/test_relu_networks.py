@@ -76,6 +76,25 @@ def test_a_torch_module(tmp_path, dtype):
     proved_again(tmp_path / "net", net)
 
 
+@pytest.mark.parametrize(("sizes", "is_open"), [((4, 6, 5, 2), False), ((5, 4, 3), True)])
+def test_gates_of_a_torch_module(tmp_path, sizes, is_open):
+    """attnc.mlp_network: two keys a unit, with the values of its input; the last activations may be the outputs."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    nn = torch.nn
+    layers = [part for i, o in itertools.pairwise(sizes) for part in (nn.Linear(i, o), nn.ReLU())]
+    module = nn.Sequential(*(layers if is_open else layers[:-1])).double()
+    net = attnc.mlp_network(module, box=(-1, 1), eps=1e-6)
+    assert net.certificate.method == "staged proof"
+    assert net.certificate.bound <= 1.2 * net.parameters["error"]
+    net.save(tmp_path / "net")
+    verdict = check(tmp_path / "net", processes=1)
+    assert verdict.proved, verdict.reason
+    kinks = np.random.default_rng(0).uniform(-1, 1, (2000, sizes[0]))
+    wanted = module(torch.tensor(kinks)).detach().numpy()
+    assert np.abs(net(kinks) - wanted).max() <= verdict.bound
+
+
 @pytest.mark.parametrize("x", [0.0, 0.25, -1.5, 0.1, -1 / 3, 1e300, 5e-324, -2.5e-310, 123456789.0, 2.0**-1000])
 def test_numbers_are_exact(x):
     reader = Reader(["x"])

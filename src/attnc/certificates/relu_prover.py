@@ -49,6 +49,8 @@ U = UNIT_ROUNDOFF["float64"]
 SPARE = 2.0**-22
 """By which errors of inputs are taken larger, relatively, and as a square ranges: no checker, whose roundings are other
 ones, has to agree in the last digits."""
+MORE_ROUNDING = 1.25
+"""Rounding is claimed to be so much larger: a checker may count it in another way."""
 ROUGH = 1e-6
 """Units whose scores round by more than this are proved together only with those that round about as much."""
 
@@ -68,10 +70,10 @@ class UnitsProof:
         lo, hi = float(self.proof.box.lo[0]), float(self.proof.box.hi[0])
         first, *others = self.units
         claim = {
-            "function": to_text(Sum((Call("relu", (T,)), Number(Fraction(self.shift))))),
+            "function": to_text(_relu(math.inf, self.shift)),
             "carrier": None,
             "interval": [lo, hi],
-            "held": [lo, self.limit],
+            "held": None if self.limit == math.inf else [lo, self.limit],
             "bound": self.bound,
             "leaves": [leaf.as_json() for leaf in self.proof.leaves],
         }
@@ -157,19 +159,21 @@ class _Layer:
     def prove(self, seconds: float) -> Units:
         """Every unit, and what it is off by."""
         count = len(self.forms)
-        if self.stage.tokens.tolist() != list(range(count)):
+        if len(self.stage.tokens) != count or len(set(self.stage.tokens.tolist())) != count:
             raise ProgramError(
-                f"stage {self.stage.name!r} makes {len(self.stage.outputs)} units, not one for each token"
+                f"stage {self.stage.name!r} makes {len(self.stage.outputs)} numbers, not one token for each unit"
             )
-        writers = self._writers()
-        groups: dict[tuple[bytes, int], list[int]] = {}
-        for unit, writer in enumerate(writers):
-            rounded = writer.flat_roundings(self.forms[unit], self.before.sizes)[0].score_offsets.max()
+        units, sizes = self._writers(), self.before.sizes
+        lines = [writer.along(form, None, sizes) for writer, form in zip(units, self.forms, strict=True)]
+        groups: dict[tuple[bytes, bytes, int], list[int]] = {}
+        for unit, (writer, (head, _)) in enumerate(zip(units, lines, strict=True)):
+            rounded = writer.flat_roundings(self.forms[unit], sizes)[0].score_offsets.max()
             size = round(math.log2(max(ROUGH, float(rounded))) / 2) if math.isfinite(rounded) else 0
-            groups.setdefault((writer.head.values.mid[:, writer.column].tobytes(), size), []).append(unit)
+            moves = b"" if head.value_slopes is None else head.value_slopes.mid.tobytes()
+            groups.setdefault((head.values.mid.tobytes(), moves, size), []).append(unit)
         gain, shift, own, rounding = np.ones((4, count))
         for members in groups.values():
-            of_group = _Group(self, [writers[unit] for unit in members], np.array(members))
+            of_group = _Group(self, [units[j] for j in members], [lines[j] for j in members], np.array(members))
             line = of_group.prove(seconds / len(groups))
             gain[members], shift[members] = line.gain, line.shift
             own[members], rounding[members] = line.own, line.rounding
@@ -178,14 +182,14 @@ class _Layer:
 
     def claim(self, j: int, gain: float) -> dict[str, Any]:
         """What unit j is for: a function of t = gain·z_j."""
-        scale = exact_text(gain)
+        scale = "" if gain == 1 else f"{exact_text(gain)}*"
         return {
             "stage": self.stage.name,
             "channel": self.stage.outputs[j],
             "name": self.names[j],
             "term": layer_term(self.number + 1),
-            "argument": f"{scale}*({self.before.text(self.W[j], self.b[j])})",
-            "argument_as": f"{scale}*{self.inputs[j]}",
+            "argument": f"{scale}({self.before.text(self.W[j], self.b[j])})",
+            "argument_as": f"{scale}{self.inputs[j]}",
             "passed": float(up(gain * self.off[j], 2)),
         }
 
@@ -213,24 +217,32 @@ class _Found:
 class _Group:
     """Units of one layer whose heads have the same values: as functions of t = gain·z they are one."""
 
-    def __init__(self, layer: _Layer, writers: Sequence[Writer], members: Int[np.ndarray, " units"]) -> None:
+    def __init__(
+        self,
+        layer: _Layer,
+        writers: Sequence[Writer],
+        lines: Sequence[tuple[StageHead, float]],
+        members: Int[np.ndarray, " units"],
+    ) -> None:
         self.layer, self.writers, self.members = layer, writers, members
-        sizes = layer.before.sizes
-        lines = [writer.along(layer.forms[j], None, sizes) for writer, j in zip(writers, members, strict=True)]
         self.unsure = max(unsure for _, unsure in lines)
         kappas = np.array([line.slopes.mid[:, 0] for line, _ in lines])
         steepest = np.abs(kappas).max(axis=1)
-        if not (steepest > 0).all() or any(line.value_slopes is not None for line, _ in lines):
-            raise ProgramError(f"a unit of stage {layer.stage.name!r} does not depend on its input by scores alone")
+        if not (steepest > 0).all():
+            raise ProgramError(f"a unit of stage {layer.stage.name!r} does not depend on its input")
         offsets, values = np.array([line.offsets.mid for line, _ in lines]), lines[0][0].values
-        slope, self.limit, self.shift = self._read_off(kappas[0] / steepest[0], offsets[0], values.mid[:, 0])
-        self.gain = slope * steepest
+        self.gain, self.limit, self.shift = np.ones(len(lines)), math.inf, 0.0  # of a gate, whose values are those of z
+        if lines[0][0].value_slopes is None:
+            slope, self.limit, self.shift = self._read_off(kappas[0] / steepest[0], offsets[0], values.mid[:, 0])
+            self.gain = slope * steepest
         kappas = kappas / self.gain[:, None]
         radii = np.array([line.offsets.radius for line, _ in lines])
+        off = up(np.abs(kappas - kappas[0]).max(axis=0) + 4 * U * np.abs(kappas).max(axis=0), 2)
         self.line = StageHead(
-            Enclosed(kappas[0][:, None], up(np.abs(kappas - kappas[0]).max(axis=0) + 4 * U / slope, 2)[:, None]),
+            Enclosed(kappas[0][:, None], off[:, None]),
             Enclosed(offsets[0], up((np.abs(offsets - offsets[0]) + radii).max(axis=0), 2)),
             values,
+            lines[0][0].value_slopes,
         )
         lo, hi, off = layer.lo[members], layer.hi[members], layer.off[members]
         self.lo = float(-up(self.gain * up(off - lo), 2).max())
@@ -239,10 +251,11 @@ class _Group:
 
     def prove(self, seconds: float) -> _Found:
         layer, members = self.layer, self.members
-        proof = prove_line(self.line, _clipped(self.limit, self.shift), self.lo, self.hi, 0.0, seconds)[0]
+        proof = prove_line(self.line, _relu(self.limit, self.shift), self.lo, self.hi, 0.0, seconds)[0]
         flat, peak = self._roundings()
         rounds = self.writers[0].roundings
         rounding = line_rounding(self.line, flat, rounds.dtype, self.unsure, 1.0, peak, *leaf_boxes(proof))
+        rounding = float(up(MORE_ROUNDING * rounding))
         units = tuple(layer.claim(j, gain) for j, gain in zip(members.tolist(), self.gain.tolist(), strict=True))
         bound = float(up(proof.bound + rounding, 2))
         layer.proofs.append(UnitsProof(self.shift, self.limit, bound, proof, units))
@@ -293,7 +306,7 @@ class _Group:
         return most, max(peak for _, peak in found)
 
 
-def _clipped(limit: float, shift: float) -> Node:
-    """clip(t, 0, limit) + shift."""
-    zero, end = Number(Fraction(0)), Number(Fraction(limit))
-    return Sum((Call("clip", (T, zero, end)), Number(Fraction(shift))))
+def _relu(limit: float, shift: float) -> Node:
+    """relu(t) + shift, held at the limit."""
+    relu = Call("relu", (T,)) if limit == math.inf else Call("clip", (T, Number(Fraction(0)), Number(Fraction(limit))))
+    return Sum((relu, Number(Fraction(shift)))) if shift else relu

@@ -36,7 +36,7 @@ from attnc.numerics.rounding import up
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.linear import feature_box
+from attnc.targets.linear import ReLUNetwork, feature_box
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def mlp_network(
     gates = [units.solved for units in layers if isinstance(units, Units)]
     told = ", ".join(f"{solved.activation} ({solved.num_anchors})" for solved in gates)
     built = Built(program, "feed_forward", None, parameters=(("gates", told), ("error", error)))
-    known = _expression_target(layers, domain)
+    known = _expression_target(layers, domain) or _relu_target(layers, domain)
     if known is not None:
         return certify(built, known, math.inf, max(4 * error, FINE), None, progress)
     network = certify(built, _ModuleTarget(original, layers, domain), math.inf, error, None, progress, OTHER_SECONDS)
@@ -272,6 +272,17 @@ def _expression_target(layers: Sequence[Any], box: Box) -> ExpressionTarget | No
             for row, b in zip(last.W, last.b, strict=True)
         ]
     return ExpressionTarget(Expression.parse(outputs[0] if len(outputs) == 1 else f"({', '.join(outputs)})"), box)
+
+
+def _relu_target(layers: Sequence[Any], box: Box) -> ReLUNetwork | None:
+    """The module as a network of ReLUs, if it is one: of any size, proved unit by unit."""
+    linear = [layer for layer in layers if isinstance(layer, Linear)]
+    if any(isinstance(layer, Units) and layer.solved.activation.name != "relu" for layer in layers):
+        return None
+    if isinstance(layers[-1], Units):
+        units = len(linear[-1].b)
+        linear.append(Linear(np.eye(units), np.zeros(units)))
+    return ReLUNetwork([layer.W for layer in linear], [layer.b for layer in linear], box)
 
 
 class _ModuleTarget(Target):

@@ -76,7 +76,7 @@ class TruncatedLinear(Target):
 class ReLUNetwork(Target):
     """x ↦ W_L·relu(… relu(W_1·x + b_1) …) + b_L; weights[l] is (out, in), as in torch.nn.Linear."""
 
-    def __init__(self, weights: Sequence[Any], biases: Sequence[Any], box: BoxLike | tuple[float, float]) -> None:
+    def __init__(self, weights: Sequence[Any], biases: Sequence[Any], box: Box | BoxLike | tuple[float, float]) -> None:
         if not weights or len(weights) != len(biases):
             raise InputError(f"a ReLU network needs as many biases as weights, found {len(weights)} and {len(biases)}")
         self.weights = [_matrix(f"weights[{i}]", W)[0] for i, W in enumerate(weights)]
