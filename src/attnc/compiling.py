@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc import planning
+from attnc.certificates.certificate import Certificate
 from attnc.certificates.observed import sample_points
 from attnc.certifying import certify, certify_also
 from attnc.constructions.built import Built, Progress
@@ -140,10 +141,11 @@ class _Request:
                 continue
             network, name = self._certified(built), built.construction
             claim = network.certificate
-            if claim.error is None or claim.error <= self.eps:
+            error = math.inf if self._drifts(claim) else claim.error
+            if error is None or error <= self.eps:
                 also = self.also
                 return network if also is None else certify_also(network, built, self.target, also, self.progress)
-            error, before = claim.error, least.get(name, math.inf)
+            before = least.get(name, math.inf)
             least[name] = min(error, before)
             best = network if error <= min(least.values()) else best
             rounding = min(_rounding(network), error)
@@ -158,6 +160,10 @@ class _Request:
                 break
         assert best is not None
         raise _not_met(self.target, best, self.eps)
+
+    def _drifts(self, claim: Certificate) -> bool:
+        """On an infinite box, samples say nothing: far out any error can be found where slopes differ."""
+        return claim.bound is None and isinstance(self.target, ExpressionTarget) and not self.target.box.is_bounded
 
     def _builder(self, name: str | None, wanted: Wanted, given_up: set[str]) -> Callable[[], Built]:
         if name is None:
@@ -175,6 +181,15 @@ def _rounding(network: Network) -> float:
 
 def _not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
     claim = network.certificate
+    if not target.box.is_bounded and not math.isfinite(math.inf if claim.bound is None else claim.bound):
+        return BoundNotMet(
+            f"no bound was found for {target.describe()} on {target.box}, by {network.construction}: far out, function "
+            f"and network must have exactly the same slope, and weights are {claim.dtype} numbers: 0.25 is one, 0.3 is "
+            "not. Choose coefficients that are, or a finite box.",
+            eps=eps,
+            bound=claim.bound,
+            build=lambda: network,
+        )
     kind = "observed error" if claim.bound is None else "bound"
     why = "" if claim.complete else " The proof ran out of time: a larger eps, or a smaller box, is easier to prove."
     rounding = _rounding(network)

@@ -27,9 +27,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flint import arb, arb_mat
+from flint import arb, arb_mat, arb_poly
 
-from attnc_checker.jets import Poly, add, factorial, monomials, norm, variable
+from attnc_checker.jets import Poly, above, add, degree, factorial, monomials, norm, variable
 from attnc_checker.network import Head, Row
 from attnc_checker.rounding import Arithmetic, most
 
@@ -66,12 +66,31 @@ def minus(a: Row, b: Row) -> Row:
     return tuple(x - y for x, y in zip(a, b, strict=True))
 
 
+class Rows(list[Row]):
+    """Affine forms, one for each key."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        super().__init__(tuple(map(arb, row)) for row in rows)
+        self.matrix = arb_mat([*map(list, self)])
+        self.sizes = arb_mat([[arb(0), *map(abs, row[1:])] for row in self])
+
+    def at(self, x: Sequence[Any]) -> list[Any]:
+        return self._times(self.matrix, x)
+
+    def swing(self, half: Sequence[Any]) -> list[Any]:
+        return self._times(self.sizes, half)
+
+    def _times(self, matrix: Any, x: Sequence[Any]) -> list[Any]:
+        entries: list[Any] = (matrix * arb_mat(matrix.ncols(), 1, [arb(1), *x][: matrix.ncols()])).entries()
+        return entries
+
+
 def total(terms: Iterable[Any]) -> Any:
     return sum(terms, arb(0))
 
 
-def dot(*factors: Sequence[Any]) -> Any:
-    return total(map(math.prod, zip(*factors, strict=True)))
+def dot(a: Sequence[Any], b: Sequence[Any]) -> Any:
+    return (arb_mat(1, len(a), list(a)) * arb_mat(len(b), 1, list(b)))[0, 0]
 
 
 class Average:
@@ -80,10 +99,10 @@ class Average:
     def __init__(self, head: Head, num_keys: int = 0, dropped: dict[int, Any] | None = None) -> None:
         self.head, self.num_keys = head, num_keys or len(head.scores)
         self.dropped = dropped or dict.fromkeys(head.values, arb(0))
-        self.scores, self.score_sizes = _balls(head.scores), _balls(head.score_sizes)
+        self.scores, self.score_sizes = Rows(head.scores), Rows(head.score_sizes)
         self.score_slack = head.score_slack or [arb(0)] * len(head.scores)
-        self.values = {o: _short(_balls(rows)) for o, rows in head.values.items()}
-        self.value_sizes = {o: _short(_balls(rows)) for o, rows in head.value_sizes.items()}
+        self.values = {o: Rows(_short(rows)) for o, rows in head.values.items()}
+        self.value_sizes = {o: Rows(_short(rows)) for o, rows in head.value_sizes.items()}
 
     def without_far(self, box: Box, arithmetic: Arithmetic, far: int) -> Average:
         """Without keys that are behind by more than `far` on all of the box, if those are the most.
@@ -98,7 +117,7 @@ class Average:
         scores, sizes = ([rows[k] for k in kept] for rows in (h.scores, h.score_sizes))
         values, value_sizes = ({o: [rows[k] for k in kept] for o, rows in t.items()} for t in (h.values, h.value_sizes))
         reach = box.reach
-        largest = {o: most(at(row, reach) for row in rows) for o, rows in self.value_sizes.items()}
+        largest = {o: most(rows.at(reach)) for o, rows in self.value_sizes.items()}
         dropped = {o: x + 8 * mass * largest[o] for o, x in self.dropped.items()}
         slack, fine = (
             [h.score_slack[k] for k in kept] if h.score_slack else [],
@@ -109,7 +128,7 @@ class Average:
 
     def _score_errors(self, box: Box, arithmetic: Arithmetic) -> list[Any]:
         gamma, reach = arithmetic.gamma(self.head.n_score), box.reach
-        return [gamma * at(row, reach) + x for row, x in zip(self.score_sizes, self.score_slack, strict=True)]
+        return [gamma * x + y for x, y in zip(self.score_sizes.at(reach), self.score_slack, strict=True)]
 
     def _relative_score_errors(self, box: Box, arithmetic: Arithmetic, q: list[Any]) -> list[Any]:
         """The same up to what all keys share, by weights q: an error e_j of the query adds e_j·(parts_kj − mean) only.
@@ -121,7 +140,7 @@ class Average:
         if fine is None:
             return self._score_errors(box, arithmetic)
         v, grown = arithmetic.u / (1 - fine.n * arithmetic.u), 1 + arithmetic.gamma(fine.n)
-        known = [v * grown * at(row, reach) + x for row, x in zip(fine.own, self.score_slack, strict=True)]
+        known = [v * grown * x + y for x, y in zip(Rows(fine.own).at(reach), self.score_slack, strict=True)]
         for row, parts in zip(fine.query, zip(*fine.parts, strict=True), strict=True):
             error, column = v * at(row, reach), [*map(arb, parts)]
             mean = dot(q, column)
@@ -129,19 +148,19 @@ class Average:
         if fine.terms < 2:
             return known
         v, found = arithmetic.u / (1 - fine.terms * arithmetic.u), []
-        for row, sizes, x in zip(self.scores, self.score_sizes, known, strict=True):
-            score = abs(at(row, box.centre)) + swing(row, box.half) + x
-            found.append(x + v * ((fine.terms - 2) * (grown * at(sizes, reach) + score) / 2 + score))
+        forms = self.scores.at(box.centre), self.scores.swing(box.half), self.score_sizes.at(reach)
+        for x, middle, swing_, size in zip(known, *forms, strict=True):
+            score = abs(middle) + swing_ + x
+            found.append(x + v * ((fine.terms - 2) * (grown * size + score) / 2 + score))
         return found
 
     def summation(self, o: int, box: Box, weights: list[Any], average: Any, arithmetic: Arithmetic) -> Any:
-        reach = box.reach
-        sizes = [at(row, reach) for row in self.value_sizes[o]]
+        sizes = self.value_sizes[o].at(box.reach)
         return arithmetic.summation(self.num_keys, self.head.n_value[o], weights, sizes, average, depth=self.head.depth)
 
     def gaps(self, box: Box, arithmetic: Arithmetic) -> tuple[int, list[Any], list[Any]]:
         """(j, g, y): s_j is largest at the centre; computed weights are p̂_k ≤ e^{−g_k} p̂_j on the box, and off by y."""
-        scores = [at(row, box.centre) for row in self.scores]
+        scores = self.scores.at(box.centre)
         j = max(range(len(scores)), key=lambda k: scores[k].mid())
         swings = [swing(minus(row, self.scores[j]), box.half) for row in self.scores]
         lead = [scores[j] - s for s in scores]
@@ -153,12 +172,12 @@ class Average:
     def model(self, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, tuple[Poly, Any]]:
         """For every output (polynomial, error): the average as computed is within the error of the polynomial."""
         d, reach = len(box.centre), box.reach
-        scores = [at(row, box.centre) for row in self.scores]
+        scores = self.scores.at(box.centre)
         top = most(scores)
         w = [(s - top).exp() for s in scores]
         means = [(dot(w, slopes) / total(w)).mid() for slopes in [*zip(*self.scores, strict=True)][1:]]
         shifts = [[(row[1 + i] - means[i]) * r for row in self.scores] for i, r in enumerate(box.half)]  # α_ki·r_i
-        moments, degrees = _Moments(w, shifts, m), monomials(tuple(range(d)), m, d)
+        moments = _Moments(w, shifts, m)
         delta = moments.of([arb(1)] * len(w))
         least = delta[0] * (-total(abs(delta[variable(i, d)]) for i in range(d)) / delta[0]).exp()
         rho = [total(map(abs, column)).upper() for column in zip(*shifts, strict=True)]
@@ -190,17 +209,17 @@ class Average:
                 nu = add(nu, slope, box.centre[i])
                 nu = add(nu, {key + variable(i, d): x * box.half[i] for key, x in slope.items()})
             v0 = (nu[0] / delta[0]).mid()
-            Q, rest = _divide(add(nu, delta, -v0), delta, [key for key, _, _ in degrees])
-            apart, swings = [at(row, box.centre) - v0 for row in rows], [swing(row, box.half) for row in rows]
+            Q, rest = _quotient(add(nu, delta, -v0), delta, m, d)
+            apart, swings = [x - v0 for x in rows.at(box.centre)], rows.swing(box.half)
             off = [abs(x) + y for x, y in zip(apart, swings, strict=True)]
-            error = norm(rest) / least + norm(Q) * total(tail) + dot(tail, off)
+            error = rest / least + norm(Q) * total(tail) + dot(tail, off)
             spread = norm(Q) + error  # ≥ |A − v0|
             ends = [
                 [t * (abs(x - a) + y) for t, x, y in zip(tau, apart, swings, strict=True)] for a in (spread, -spread)
             ]
             error += self._apart(o, box, share, tau).min(most(map(mean_at_most, ends))) / slack
             known = abs(v0) + norm(Q) + error
-            sizes = [at(row, reach) for row in self.value_sizes[o]]
+            sizes = self.value_sizes[o].at(reach)
             sized = mean_at_most([x * (1 + t) for t, x in zip(tau, sizes, strict=True)]) / slack
             terms = (computed, sizes, known, sized, self.head.depth)
             error += arithmetic.summation(self.num_keys, self.head.n_value[o], *terms)
@@ -214,26 +233,27 @@ class Average:
             return arb("inf")
         gaps = ([minus(row, other) for other in rows] for row in rows)
         sizes = ([abs(at(row, box.centre)) + swing(row, box.half) for row in line] for line in gaps)
-        return dot(share, tau, [dot(share, line) for line in sizes])
+        return dot([x * t for x, t in zip(share, tau, strict=True)], [dot(share, line) for line in sizes])
 
 
 class _Moments:
-    """Σ_k w_k g_k (α_k r)^j/j! for |j| ≤ m, of any g."""
+    """Σ_k w_k g_k (α_k r)^j/j! for |j| ≤ m, of any g: powers along the first axis times those along the others."""
 
     def __init__(self, w: list[Any], shifts: list[list[Any]], m: int) -> None:
-        d, rows = len(shifts), [w]
-        self.keys = monomials(tuple(range(d)), m, d)
+        d, first, others = len(shifts), [w], [[arb(1)] * len(w)]
+        self.m, self.d, self.keys = m, d, monomials(tuple(range(1, d)), m, d)
+        for _ in range(m):
+            first.append([x * y for x, y in zip(first[-1], shifts[0], strict=True)])
         for _, parent, i in self.keys[1:]:
-            rows.append([x * y for x, y in zip(rows[parent], shifts[i], strict=True)])
-        self.d, self.table = d, arb_mat(rows)
+            others.append([x * y for x, y in zip(others[parent], shifts[i], strict=True)])
+        self.first, self.others = first, arb_mat(others).transpose()
 
     def of(self, g: Sequence[Any]) -> Poly:
-        entries = (self.table * arb_mat(len(g), 1, list(g))).entries()
-        return {key: x / factorial(key, self.d) for (key, _, _), x in zip(self.keys, entries, strict=True)}
-
-
-def _balls(rows: list[Row]) -> list[Row]:
-    return [tuple(map(arb, row)) for row in rows]
+        table = arb_mat([[x * y for x, y in zip(row, g, strict=True)] for row in self.first]) * self.others
+        powers = [n * variable(0, self.d) for n in range(self.m + 1)]
+        keys = (n + key for n in powers for key, _, _ in self.keys)
+        end, pairs = above(self.m, self.d), sorted(zip(keys, table.entries(), strict=True), key=lambda pair: pair[0])
+        return {key: x / factorial(key, self.d) for key, x in pairs if key < end}
 
 
 def _short(rows: list[Row]) -> list[Row]:
@@ -241,11 +261,20 @@ def _short(rows: list[Row]) -> list[Row]:
     return rows if any(x != 0 for row in rows for x in row[1:]) else [row[:1] for row in rows]
 
 
-def _divide(nu: Poly, delta: Poly, keys: list[int]) -> tuple[Poly, Poly]:
-    """Long division: (Q, ν − Q·δ), the coefficients of Q exact numbers; keys are sorted by degree."""
-    quotient, rest = {}, dict(nu)
-    for key in keys:
-        q = quotient[key] = (rest[key] / delta[0]).mid()
-        for j, x in delta.items():
-            rest[key + j] = rest[key + j] - q * x if key + j in rest else -q * x
-    return quotient, rest
+def _quotient(nu: Poly, delta: Poly, m: int, d: int) -> tuple[Poly, Any]:
+    """Q, its coefficients exact numbers, by long division up to degree m; and above Σ_j |(ν − Q·δ)_j|."""
+    quotient, left, end = {}, dict(nu), above(m, d)
+    for key, _, _ in monomials(tuple(range(d)), m, d):
+        q = quotient[key] = (left[key] / delta[0]).mid()
+        for j, x in delta.items():  # sorted by degree
+            if key + j >= end:
+                break
+            left[key + j] = left[key + j] - q * x
+    numerator, Q, denominator = (_packed(p, 2 * m + 2, d) for p in (nu, quotient, delta))
+    return quotient, total(map(abs, (numerator - Q * denominator).coeffs()))
+
+
+def _packed(p: Poly, base: int, d: int) -> Any:
+    """As a polynomial in one variable t, τ_i = t^{base^i}: no two monomials of degrees below the base meet."""
+    places = {sum(degree(key, i) * base**i for i in range(d)): x for key, x in p.items()}
+    return arb_poly([places.get(n, 0) for n in range(max(places) + 1)])

@@ -36,10 +36,15 @@ def above(m: int, d: int) -> int:
     return (m + 1) << BITS * d
 
 
+def degree(key: int, i: int) -> int:
+    """The power of τ_i."""
+    return key >> BITS * i & (1 << BITS) - 1
+
+
 @cache
 def monomials(variables: tuple[int, ...], m: int, d: int) -> tuple[tuple[int, int, int], ...]:
     """(key, number of its parent, i): each monomial is an earlier one times τ_i; degrees ≤ m, sorted by degree."""
-    found, start = [(0, 0, variables[0])], 0
+    found, start = [(0, 0, min(variables, default=0))], 0
     for _ in range(m):
         start, end = len(found), start
         for parent in range(end, start):
@@ -51,7 +56,7 @@ def monomials(variables: tuple[int, ...], m: int, d: int) -> tuple[tuple[int, in
 @cache
 def factorial(key: int, d: int) -> int:
     """j! = Π j_i!"""
-    return math.prod(math.factorial(key >> BITS * i & (1 << BITS) - 1) for i in range(d))
+    return math.prod(math.factorial(degree(key, i)) for i in range(d))
 
 
 def multiply(a: Poly, b: Poly, end: int) -> Poly:
@@ -107,7 +112,7 @@ def _half(p: Poly, i: int, side: int, d: int) -> Poly:
     """p with (τ_i + side)/2 for τ_i."""
     half: Poly = {}
     for key, x in p.items():
-        n = key >> BITS * i & (1 << BITS) - 1
+        n = degree(key, i)
         for k, factor in enumerate(_binomial(n, side)):
             lower = key - (n - k) * variable(i, d)
             half[lower] = half[lower] + x * factor if lower in half else x * factor

@@ -10,6 +10,7 @@ from flint import arb
 from hypothesis import given
 from hypothesis import strategies as st
 
+import attnc
 from attnc.certificates.expression_tails import expression_tails
 from attnc.certificates.one_stage import Enclosed, OneStage, StageHead
 from attnc.certificates.tail_leaves import tail_bound
@@ -164,3 +165,11 @@ def test_what_has_no_bound_is_infinite_or_refused():
             tail_bound(relu, Expression.parse(text), 1, 5.0)
     with pytest.raises(InputError, match="one variable"):
         tail_bound(relu, Expression.parse("x + y"), 1, 5.0)
+
+
+@pytest.mark.parametrize("text", ["1.7*x", "gelu(0.3*x)", "0.1*x + tanh(x)"])
+def test_a_slope_that_no_float_has_is_refused_and_explained(text):
+    """0.3 is no float64 number: on all of R the error grows without bound, however small it is at samples."""
+    with pytest.raises(attnc.BoundNotMet, match=r"same slope.*0\.3 is not.*finite box"):
+        attnc.compile(text, box={"x": (-np.inf, np.inf)}, eps=1e-6)
+    assert attnc.compile("gelu(0.25*x)", box={"x": (-np.inf, np.inf)}, eps=1e-6).certificate.bound <= 1e-6
