@@ -1,4 +1,4 @@
-"""One head as a function of one number, proved against an expression of it on an interval; and how steep that is."""
+"""One head as a function of one number, proved against an expression of it on an interval."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from attnc.certificates.one_stage import Enclosed, OneStage, StageHead
 from attnc.certificates.polynomial_ranges import Goal
 from attnc.certificates.selection_leaves import selection_bounds
 from attnc.numerics.intervals import Interval
-from attnc.numerics.rounding import down, up
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.parts import T, function_of_t, substitute
@@ -23,7 +22,6 @@ from attnc.targets.tree import Call, Node, Number
 ORDER = 10
 START_LEVEL = 3
 TOLERANCE = 0.05
-PIECES = 256
 
 
 def prove_line(
@@ -68,28 +66,3 @@ def _selection(stage: OneStage, target: _Line) -> Kind:
 def _is_defined(tree: Node, lo: float, hi: float) -> bool:
     found = function_of_t(tree).ranges(Interval(np.array([[lo]]), np.array([[hi]])), violations="infinite")
     return bool(np.isfinite(found.lo).all() and np.isfinite(found.hi).all())
-
-
-def modulus(tree: Node, lo: float, hi: float, error: float) -> float:
-    """max |g(t) − g(s)| for s in [lo, hi] and |t − s| ≤ error, t where g is defined: by slopes, or by ranges.
-
-    The slope of a piece serves where it is bounded. Where it is not (√t at 0), pieces that grow geometrically from the
-    ends are short enough there for the range of g on them to be a bound itself.
-    """
-    if error == 0:
-        return 0.0
-    function = function_of_t(tree)
-    width = max(hi - lo, error)
-    steps = np.concatenate([[0.0], np.geomspace(error, width, PIECES)]) if error < width else np.array([0.0, width])
-    edges = np.unique(np.clip(np.concatenate([lo + steps, hi - steps, np.linspace(lo, hi, PIECES)]), lo, hi))
-    edges = np.concatenate([edges, [hi]]) if len(edges) == 1 else edges
-    defined = _is_defined(tree, float(down(lo - error)), float(up(hi + error)))
-    below, above = (-math.inf, math.inf) if defined else (lo, hi)
-    first, last = down(edges[:-1] - error), up(edges[1:] + error)
-    pieces = Interval(np.maximum(first, below)[:, None], np.minimum(last, above)[:, None])
-    ranges, slopes = function.ranges_and_gradients(pieces, violations="infinite")
-    steepest = np.maximum(np.abs(slopes.lo), np.abs(slopes.hi)).reshape(len(edges) - 1, -1).max(axis=1)
-    by_slope = np.where(np.isfinite(steepest), up(steepest * error * (1 + 2.0**-40), 4), math.inf)
-    with np.errstate(invalid="ignore"):
-        by_range = np.nan_to_num(up((ranges.hi - ranges.lo).max(axis=1)), nan=math.inf)
-    return float(np.minimum(by_slope, by_range).max())

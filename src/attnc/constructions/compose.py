@@ -15,7 +15,7 @@ from attnc.constructions.unary_fit import fit_unary
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.part_ranges import PartRanges
+from attnc.targets.part_ranges import PartRanges, sub_boxes
 from attnc.targets.parts import (
     Combination,
     Derivation,
@@ -133,7 +133,7 @@ class Composition:
 
 
 def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress | None) -> Composition:
-    ranges = PartRanges(target.box, target.expression.variables)
+    ranges = PartRanges(sub_boxes(target.box), target.expression.variables)
 
     @functools.cache
     def fits_in_one_head(lo: float, hi: float, tree: Node) -> bool:

@@ -1,9 +1,10 @@
-"""Where the values of a part lie: its expression in the inputs, over many sub-boxes at once."""
+"""Where the values of parts lie: their expressions in the inputs, over many sub-boxes at once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,44 +15,68 @@ from attnc.targets.expression import Expression
 from attnc.targets.parts import Combination, Multiply, Part, Source, Unary, substitute
 from attnc.targets.tree import Node, Product, Sum, Variable, to_text
 
-MAX_BOXES = 4096
+if TYPE_CHECKING:
+    from jaxtyping import Int
+
+MAX_HALVINGS = 12
+"""The box is taken in at most 2^12 parts."""
 
 
 class PartRanges:
-    """[lo, hi] of every part over the box, enclosed by interval arithmetic."""
+    """[lo, hi] of every part over each of these boxes, enclosed by interval arithmetic."""
 
-    def __init__(self, box: Box, variables: Sequence[str]) -> None:
+    def __init__(self, boxes: Interval, variables: Sequence[str]) -> None:
+        self.boxes = boxes
         self._variables = tuple(variables)
-        self._boxes = sub_boxes(box)
         self._is_centred = False
         self._trees: dict[int, Node] = {}
-        self._found: dict[int, tuple[float, float]] = {}
+        self._expressions: dict[tuple[int, ...], Expression] = {}
+        self._found: dict[int, Interval] = {}
         self._kept: list[Part] = []  # so that identities stay
 
+    def on(self, boxes: Interval) -> PartRanges:
+        """The same parts on other boxes."""
+        other = PartRanges(boxes, self._variables)
+        other._is_centred, other._trees, other._kept = self._is_centred, self._trees, self._kept
+        other._expressions = self._expressions
+        return other
+
     def __call__(self, part: Part) -> tuple[float, float]:
+        """Over all of the boxes."""
+        found = self.over(part)
+        return float(found.lo.min()), float(found.hi.max())
+
+    def size(self, part: Part) -> float:
+        return max(map(abs, self(part)))
+
+    def over(self, part: Part) -> Interval:
+        """On every box."""
         if id(part) not in self._found:
-            tree = self.tree(part)
-            # The text is for messages only, and may be long.
-            expression = Expression("", (tree,), self._variables, False, ())
-            ranges = expression.ranges(self._boxes, violations="infinite")
-            if self._is_centred:
-                ranges = self._centred(expression, ranges)
-            self._found[id(part)] = float(ranges.lo.min()), float(ranges.hi.max())
+            self.find([part])
         return self._found[id(part)]
+
+    def find(self, parts: Sequence[Part]) -> None:
+        """All of these at once, equal sub-expressions once."""
+        wanted = [part for part in parts if id(part) not in self._found]
+        key = tuple(map(id, wanted))
+        if key not in self._expressions:  # the text is for messages only, and may be long
+            self._expressions[key] = Expression("", tuple(map(self.tree, wanted)), self._variables, False, ())
+        ranges = self._expressions[key].ranges(self.boxes, violations="infinite")
+        for column, part in enumerate(wanted):
+            found = ranges[:, column]
+            self._found[id(part)] = self._centred(part, found) if self._is_centred else found
 
     def require_bounded(self, parts: Sequence[Part]) -> None:
         """By mean value forms from now on, if one of these seems to leave a domain: max(u, v) = u + relu(v − u) may."""
+        self.find(parts)
         if not all(math.isfinite(self.size(part)) for part in parts):
             self._is_centred = True
             self._found.clear()
 
-    def _centred(self, expression: Expression, natural: Interval) -> Interval:
-        steps, (last,) = expression.schedule
-        found = evaluate_boxes(steps, self._variables, self._boxes, gradients=True, centred=True)
+    def _centred(self, part: Part, natural: Interval) -> Interval:
+        steps, (last,) = Expression("", (self.tree(part),), self._variables, False, ()).schedule
+        found = evaluate_boxes(steps, self._variables, self.boxes, gradients=True, centred=True)
         return natural if found.violations else found.ranges[last]
-
-    def size(self, part: Part) -> float:
-        return max(map(abs, self(part)))
 
     def tree(self, part: Part) -> Node:
         """The part as an expression of the inputs."""
@@ -77,11 +102,17 @@ class PartRanges:
 
 
 def sub_boxes(box: Box) -> Interval:
-    """Equal parts of the box, at most MAX_BOXES."""
-    per_axis = int(MAX_BOXES ** (1 / box.d))
-    if per_axis < 2 or math.isinf(float(box.widths.max())):
-        return Interval(box.lo[None], box.hi[None])
-    ends = [np.linspace(lo, hi, per_axis + 1) for lo, hi in zip(box.lo, box.hi, strict=True)]
-    lo = np.stack([e.ravel() for e in np.meshgrid(*[end[:-1] for end in ends], indexing="ij")], axis=1)
-    hi = np.stack([e.ravel() for e in np.meshgrid(*[end[1:] for end in ends], indexing="ij")], axis=1)
-    return Interval(lo, hi)
+    """Equal parts of the box: it is halved along one variable after the other, in turn."""
+    boxes = Interval(box.lo[None], box.hi[None])
+    is_small = box.d <= MAX_HALVINGS and math.isfinite(float(box.widths.max()))
+    for number in range(MAX_HALVINGS * is_small):
+        boxes = halved(boxes, number % box.d)
+    return boxes
+
+
+def halved(boxes: Interval, axis: int | Int[np.ndarray, " boxes"]) -> Interval:
+    """Both halves of every box, along this axis, or each along its own: first all lower ones."""
+    rows = np.arange(len(boxes))
+    below, above = boxes.hi.copy(), boxes.lo.copy()
+    below[rows, axis] = above[rows, axis] = boxes.mid[rows, axis]
+    return Interval(np.concatenate([boxes.lo, above]), np.concatenate([below, boxes.hi]))
