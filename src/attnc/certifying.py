@@ -28,6 +28,7 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget, FunctionTarget
 from attnc.targets.linear import ReLUNetwork
+from attnc.targets.parts import Derivation
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 PROOF_SECONDS = 30.0
-SECONDS_BEFORE_STAGES = 3.0
+SECONDS_BEFORE_STAGES, FEW_VARIABLES = 3.0, 2
+"""For leaves where heads can be proved one by one, and the variables up to which leaves are tried first."""
 TRUNCATION = "anchors that the engine leaves out of a grid, and the like"
 SECONDS_FOR_NORMS = 10.0
 """For an L_p norm that a theorem bounds already: leaves make that smaller, ever more slowly."""
@@ -153,43 +155,52 @@ def _proved(
 ) -> Certificate | None:
     """By leaves over the box, or head by head; None where the prover does not serve.
 
-    Leaves are tight, and are tried first where they can be: few variables. A kink along a line of the box takes too
-    many of them; where a derivation says what each head is for, one variable at a time is enough.
+    Leaves are tight, and are tried first where they are cheap: one stage of one or two variables. A kink along a line
+    of the box takes too many of them; where a derivation says what each head is for, one variable at a time is enough.
     """
-    derivation, claim = built.derivation, network.certificate
+    derivation, eps = built.derivation, network.eps or 0.0
     if isinstance(target, ReLUNetwork) and p == math.inf:
         return _by_layers(network, target, seconds, progress)
-    whole: Certificate | None = None
-    softmaxes = sum(not isinstance(layer, Affine) for layer in built.program.all_layers)
-    if derivation is None or softmaxes == 1:
-        if claim.bound is not None and network.num_anchors > MAX_PROVED_ANCHORS:
-            return None
-        budget = seconds if derivation is None else SECONDS_BEFORE_STAGES
-        budget = min(budget, SECONDS_FOR_NORMS) if p < math.inf else budget
-        whole = _by_leaves(network, target, p, softmaxes == 1, budget, progress)
-        if derivation is None or (
-            whole is not None and whole.complete and (whole.bound or 0.0) <= (network.eps or 0.0)
-        ):
-            return whole
+    is_one_stage = sum(not isinstance(layer, Affine) for layer in built.program.all_layers) == 1
     if derivation is None or p < math.inf or not isinstance(target, ExpressionTarget):
-        return whole
+        if network.certificate.bound is not None and network.num_anchors > MAX_PROVED_ANCHORS:
+            return None
+        budget = min(seconds, SECONDS_FOR_NORMS) if p < math.inf else seconds
+        return _by_leaves(network, target, p, is_one_stage, budget, progress)
+    found: list[Certificate] = []
+    ways = [functools.partial(_by_heads, network, target, derivation, seconds, progress)]
+    if is_one_stage:
+        leaves = functools.partial(_by_leaves, network, target, p, True, SECONDS_BEFORE_STAGES, progress)
+        ways.insert(0 if target.box.d <= FEW_VARIABLES else 1, leaves)
+    for prove_it in ways:
+        claim = prove_it()
+        if claim is not None and claim.bound is not None:
+            if claim.complete and claim.bound <= eps:
+                return claim
+            found.append(claim)
+    return min(found, key=lambda claim: claim.bound or 0.0, default=None)
+
+
+def _by_heads(
+    network: Network, target: ExpressionTarget, derivation: Derivation, seconds: float, progress: Progress | None
+) -> Certificate | None:
     try:
         found = prove_staged(network.program, target, derivation, time_budget=seconds, progress=progress)
     except ProgramError:
-        return whole
-    bound, terms = float(up(found.bound + network.truncation)) if network.truncation else found.bound, found.terms
-    if whole is not None and whole.bound is not None and whole.bound <= bound:
-        return whole
+        return None
+    bound, terms = found.bound, found.terms
     if network.truncation:
+        bound = float(up(bound + network.truncation))
         terms = (*terms, Term("truncation", network.truncation, TRUNCATION))
     return dataclasses.replace(
-        claim,
+        network.certificate,
         bound=bound,
         terms=terms,
         truncation=network.truncation,
         method="staged proof",
         stages=found.as_json(),
         outputs=found.outputs,
+        axes=found.axes,
         complete=found.complete,
     )
 

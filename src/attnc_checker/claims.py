@@ -34,9 +34,8 @@ class Leaf(NamedTuple):
 class StageClaim:
     """What attention writes into the channel is carrier·function(t) at t = argument, in the names of earlier stages.
 
-    For t in `ends` its heads are within `bound` of the function, held at the ends of `held` if there are any; and the
-    error that t already has is `passed` in that of the function. A stage that is `like` an earlier one has its heads,
-    as functions of t, and needs no leaves.
+    For t in `ends` its heads are within `bound` of the function, held at the ends of `held` if there are any. A stage
+    that is `like` an earlier one has its heads, as functions of t, and needs no leaves.
     """
 
     layer: str
@@ -50,7 +49,6 @@ class StageClaim:
     ends: tuple[float, float]
     held: tuple[float, float] | None
     bound: float
-    passed: float
     leaves: tuple[Leaf, ...]
     like: str | None
 
@@ -72,6 +70,7 @@ class Claim:
     cuts: tuple[tuple[float, ...], ...]  # where, along each variable, enclosure leaves are cut: any would do
     p: float | None  # of an L_p norm
     parts: int | None  # of the box, in which ranges of stages are found
+    axes: tuple[int, ...]  # along which the box of a deep program is halved, one after the other: any would do
 
     @property
     def is_chain(self) -> bool:
@@ -122,10 +121,32 @@ def read_claim(data: dict[str, Any]) -> Claim:
     if not isinstance(cuts, list) or not all(isinstance(points, list) for points in cuts) or len(cuts) != len(ends):
         raise BadFile("certificate.json: cuts is no list of a list for every variable")
     places = tuple(tuple(sorted(_number(x, "a cut") for x in points)) for points in cuts)
+    axes = data.get("axes", [])
+    if (
+        not isinstance(axes, list)
+        or len(axes) > MAX_LEVEL
+        or not all(type(i) is int and 0 <= i < len(ends) for i in axes)
+    ):
+        raise BadFile("certificate.json: axes is no list of numbers of variables")
     texts, dtype, whole = data["expression"], data["dtype"], tuple(outputs)
     known: dict[Any, Any] = {}  # stages that are like no other
     stated = tuple(_stage(entry, known) for entry in stages)
-    return Claim(texts, variables, ends, bound, dtype, truncation, leaves, is_staged, stated, whole, places, p, parts)
+    return Claim(
+        texts,
+        variables,
+        ends,
+        bound,
+        dtype,
+        truncation,
+        leaves,
+        is_staged,
+        stated,
+        whole,
+        places,
+        p,
+        parts,
+        tuple(axes),
+    )
 
 
 def _rows(data: dict[str, Any], ends: tuple[tuple[float, float], ...]) -> tuple[Leaf, ...]:
@@ -172,13 +193,13 @@ def _stage(entry: Any, known: dict[Any, Any]) -> StageClaim:
         raise BadFile(f"certificate.json: one of {', '.join(others)} of a stage is no text")
     held = None if entry.get("held") is None else _pair(entry["held"], "held")
     ends = _pair(entry.get("interval"), "interval")
-    bound, passed = (_number(entry.get(key), f"{key} of a stage") for key in ("bound", "passed"))
-    if bound < 0 or passed < 0:
+    bound = _number(entry.get("bound"), "bound of a stage")
+    if bound < 0:
         raise Refused(f"a bound of stage {entry['name']!r:.40} is negative")
     leaves = _leaves(entry.get("leaves"), 1, set()) if like is None else ()
     if like is None:
         known[entry["name"]] = entry
-    fields: list[Any] = [*map(entry.get, (*texts, *others[:-1])), ends, held, bound, passed, leaves, like]
+    fields: list[Any] = [*map(entry.get, (*texts, *others[:-1])), ends, held, bound, leaves, like]
     return StageClaim(*fields)
 
 

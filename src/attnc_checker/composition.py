@@ -7,20 +7,20 @@ follow from interval arithmetic over many parts of the box, and that the outputs
 Theorem.  Let û be the state as computed, |û_i − u_i| ≤ e_i and |û_i| ≤ R_i. With w_i the floats nearest to the
 coefficients of t, T(û) = w_0 + Σ w_i û_i is within e = Σ |w_i| e_i + Σ |coefficient_i − w_i| |u_i| of t; so is the
 carrier of its own e_C. If the heads' scores are κ_k·T(û) + c_k up to ε_k, and their values ν_k times the carrier up to
-r_k, they are those of a stage of one variable T, which leaves prove to be within δ of g on [lo, hi] ⊇ [t ± e]. Then
-    |computed − carrier·g(t)| ≤ (|carrier| + e_C)(δ + ω(e)) + |g|·e_C + Σ_heads max r_k,
-ω(e) the most that g changes between t and t ± e. Errors ε_k of scores are counted like those of rounding.
-
-Where slopes σ of g between t and t ± e are known, errors are linear forms in each other: with Δ_i = û_i − u_i,
-    Δ = own + carrier·σ·Σ w_i Δ_i + g·Σ c_i Δ_i,   |own| ≤ (|carrier| + e_C)(δ + |σ|·slack) + |g|·slack_C + Σ max r_k,
-c_i the coefficients of the carrier. Put into one another from the outputs down, they keep their signs.
+r_k, they are those of a stage of one variable T, which leaves prove to be within δ of g on [lo, hi] ⊇ [t ± e]. So with
+own = (|carrier| + e_C)·δ + Σ_heads max r_k the stage writes û_j = Ĉ·g(T(û)) + d_j, |d_j| ≤ own, and
+    û_j − u_j = d_j + Ĉ·G·(T(û) − t) + g(t)·(Ĉ − C),  G a slope of g between t and T(û).
+Thus û_j − u_j = Σ_s σ_js d_s over the stages s, σ_jj = 1, and on a part of the box every σ lies in an interval: errors
+that reach an output along several ways cancel where they do, and it is off by at most Σ_s |σ_s| own_s on every part.
+Errors ε_k of scores are counted like those of rounding. Where G may be infinite, as of √t at 0, what g changes by there
+counts to own.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flint import arb, fmpq
 
@@ -29,16 +29,19 @@ from attnc_checker.claims import Claim, StageClaim
 from attnc_checker.expressions import Function, Reader, evaluate, parse
 from attnc_checker.files import BadFile, Refused
 from attnc_checker.forms import Forms, are_equal
-from attnc_checker.jets import Models, variable
+from attnc_checker.jets import Model, Models, variable
 from attnc_checker.network import Head, Reduction, Row, Stage
 from attnc_checker.program import exact
-from attnc_checker.ranges import Range, Ranges, hull
+from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import Arithmetic, most
 
-PARTS = 4096
-"""At most so many parts of the box, all alike, are looked at to find ranges: fewer if the claim needs no more."""
-PIECES = 10_000
-"""At most so many pieces of an interval, to find how much a function changes."""
+HALVINGS = 12
+"""At most so often the box is halved, along its variables in turn, to find ranges: less if the claim needs no more."""
+MOST_PARTS = 10_000
+"""At most so many parts of the box, to find how far its outputs are off."""
+PIECES, NEAR_ENDS = 128, 48
+"""Of an interval, to find how much a function changes; the latter are shorter and shorter towards each end."""
+ZERO, ONE, TINY = (arb(0), arb(0)), (arb(1), arb(1)), arb(2) ** -100
 MOST_SLACK = 0.25
 """Scores that are off by more are not those of the claimed input."""
 
@@ -50,6 +53,41 @@ class Line:
     claim: StageClaim
     stage: Stage
     function: Function
+
+
+class Piece(NamedTuple):
+    """g(T) − g(t) = G·(T − t) up to jump, G one of slopes, for t in [low, high] and T within e of it, held as g is."""
+
+    low: Any
+    high: Any
+    slopes: Range
+    jump: Any
+    values: Range  # of g at t and T
+    change: Any  # |g(T) − g(t)|
+
+
+class Link(NamedTuple):
+    """How a stage passes on errors: those of the argument by the slopes of g, those of the carrier by its values."""
+
+    place: Any
+    argument: int
+    t: dict[Any, Any]
+    slack: Any
+    pieces: list[Piece]
+    carrier: int | None
+    unit: dict[Any, Any]
+    unit_slack: Any
+    off: Any  # of the carrier
+    own: Any
+
+    def around(self, t: Range) -> tuple[Range, Any, Range]:
+        """Slopes, jump and values for all t of a range."""
+        met = [piece for piece in self.pieces if not (piece.high < t[0] or t[1] < piece.low)]
+        slopes, values = (
+            (-most([-x for x, _ in of]), most([x for _, x in of]))
+            for of in ([piece.slopes for piece in met], [piece.values for piece in met])
+        )
+        return slopes, most([piece.jump for piece in met]), values
 
 
 def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
@@ -69,7 +107,7 @@ class _Walk:
         self.sizes = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}  # of exact values
         rounding = arithmetic.u if reduction.dtype != "float64" else arb(0)  # of points, which are float64 numbers
         self.errors = {i: rounding * size for i, size in self.sizes.items()}
-        self.forms: list[tuple[Any, Any, dict[Any, Any]]] = []  # of every stage: its place, |own|, the factors of Δ_i
+        self.links: list[Link] = []
         reduction.reach.update({i: size + self.errors[i] for i, size in self.sizes.items()})
 
     def _compose(self) -> None:
@@ -106,8 +144,9 @@ class _Walk:
             raise Refused("what is claimed to be known of an input or a carrier does not follow from the stages before")
         if len(wanted) != len(outputs) or not are_equal((reader.steps, []), list(zip(outputs, wanted, strict=True))):
             raise Refused(f"the stages put together are not known to be the expression {self.claim.expression:.60}")
-        needed = sorted({*wanted, *(i for steps in self.steps for i in steps if i is not None)})
-        self.ranges = dict(zip(needed, _ranges((reader.steps, needed), self.claim), strict=True))
+        self.function = reader.steps
+        self.needed = sorted({*wanted, *(i for steps in self.steps for i in steps if i is not None)})
+        self.ranges = dict(zip(self.needed, _ranges((self.function, self.needed), self.claim), strict=True))
 
     def _combination(self, text: str, count: int) -> tuple[list[Any], list[Any]]:
         """The coefficients of an affine combination of the variables and of the first `count` stages."""
@@ -119,15 +158,23 @@ class _Walk:
             raise Refused(f"{text!r:.60} is no affine combination of variables and stages")
         return [self.keys[name] for name in names], coefficients
 
-    def _floats(self, text: str, count: int, inputs: list[Any]) -> tuple[Row, Any, Any]:
-        """The floats nearest to the coefficients; how far they at the exact state, and at the computed one, may be."""
+    def _floats(self, text: str, count: int) -> tuple[Row, dict[Any, Any], Any, Any]:
+        """The floats nearest to the coefficients, over all inputs, and of stages alone; how far these at exact stages,
+        and at those as computed, may be from the exact combination."""
         keys, coefficients = self._combination(text, count)
         near = [exact(float(x.mid())) for x in coefficients]
         slack, *slacks = (abs(x - arb(w)) for x, w in zip(coefficients, near, strict=True))
         slack += total(x * self.sizes[key] for key, x in zip(keys, slacks, strict=True))
-        error = total(abs(arb(w)) * self.errors[key] for key, w in zip(keys, near[1:], strict=True))
-        places = dict(zip(keys, near[1:], strict=True))
-        return (near[0], *(places.get(key, fmpq(0)) for key in inputs)), slack, slack + error
+        weights = dict(zip(keys, near[1:], strict=True))
+        row = (near[0], *(weights.get(key, fmpq(0)) for key in self.reduction.inputs))
+        stages, casts = self._split({key: arb(w) for key, w in weights.items()})
+        return row, stages, slack + casts, slack + casts + total(abs(w) * self.errors[key] for key, w in stages.items())
+
+    def _split(self, weights: dict[Any, Any]) -> tuple[dict[Any, Any], Any]:
+        """The stages of a combination, and what its variables are off by."""
+        d = len(self.claim.variables)
+        casts = total(abs(w) * self.errors[key] for key, w in weights.items() if key in range(d))
+        return {key: w for key, w in weights.items() if key not in range(d) and w != 0}, casts
 
     def line(self, number: int, claim: StageClaim) -> Line:
         """A stage as one of t; its own error becomes known to those after it."""
@@ -135,61 +182,82 @@ class _Walk:
         place, stage = self.reduction.stage_at(claim.layer, claim.channel)
         if place in self.errors:
             raise Refused(f"two stages are said to write {claim.channel!r:.60}")
-        inputs = self.reduction.inputs
-        t, slack, error = self._floats(claim.argument, number, inputs)
+        t, weights, slack, error = self._floats(claim.argument, number)
         low, high = self.ranges[argument]
         if not (claim.ends[0] <= low - error and high + error <= claim.ends[1]):
             found = f"[{float(low - error):.9g}, {float(high + error):.9g}]"
             raise Refused(f"the input of stage {claim.name} may leave the claimed interval: it may be in {found}")
-        unit, size, off, slack_C, holds = None, arb(1), arb(0), arb(0), (arb(1), arb(1))
+        unit, units, size, unit_slack, off = None, dict[Any, Any](), arb(1), arb(0), arb(0)
         if carrier is not None and claim.carrier is not None:
-            unit, slack_C, off = self._floats(claim.carrier, number, inputs)
-            holds = self.ranges[carrier][0] - off, self.ranges[carrier][1] + off
-            size = _size(holds)
-        reach = [self.reduction.reach[key] for key in inputs]
+            unit, units, unit_slack, off = self._floats(claim.carrier, number)
+            size = _size(self.ranges[carrier]) + off
+        reach = [self.reduction.reach[key] for key in self.reduction.inputs]
         line, unsure = _along(stage, t, unit, reach, size, claim.name)
-        unsure += total(
-            4 * len(head.scores) * self.arithmetic.lost for head in line.heads
-        )  # not in units of the carrier
-        function = parse(claim.function, ["t"])
-        slope = _slope(_held(claim), low - error, high + error)
-        if claim.held is not None and not (claim.held[0] <= low and high <= claim.held[1]):
-            error, slope = most([error, claim.held[0] - low, high - claim.held[1]]), arb("nan")
-        if not _changes_at_most(claim, function, low, high, error):
-            raise Refused(f"stage {claim.name} may pass on more of the error {float(error):.3g} of its input")
-        largest, own, form = _size(self.ranges[g]), size * arb(claim.bound) + unsure, dict[Any, Any]()
-        self.errors[place], self.sizes[place] = own + size * claim.passed + largest * off, _size(self.ranges[value])
-        if slope.is_finite():
-            moves, own = hull(holds) * slope, own + size * abs(slope) * slack + largest * slack_C
-            rows = zip(inputs, t[1:], unit[1:] if unit else [fmpq(0)] * len(inputs), strict=True)
-            form = {key: moves * w + hull(self.ranges[g]) * c for key, w, c in rows if w != 0 or c != 0}
-        self.forms.append((place, own if form else self.errors[place], form))
+        # not in units of the carrier
+        unsure += total(4 * len(head.scores) * self.arithmetic.lost for head in line.heads)
+        pieces, own = _pieces(claim, low, high, error, bool(self.claim.axes)), size * claim.bound + unsure
+        self.links.append(Link(place, argument, weights, slack, pieces, carrier, units, unit_slack, off, own))
+        self.sizes[place] = _size(self.ranges[value])
+        self.errors[place] = own + size * most([p.change for p in pieces]) + _size(self.ranges[g]) * off
         self.reduction.reach[place], self.keys[claim.name] = self.sizes[place] + self.errors[place], place
         return Line(claim, line, _held(claim))
 
     def outputs(self) -> Any:
-        stage, errors = self.reduction.stage(), []
-        inputs = self.reduction.inputs
+        """Above all errors. The box is halved along the claimed axes, one after the other, as far as it takes."""
+        stage, wanted = self.reduction.stage(), []
+        inputs, reach = self.reduction.inputs, self.reduction.reach
         for o, text in enumerate(self.claim.outputs):
-            keys, coefficients = self._combination(text, len(self.claim.stages))
-            wanted = dict(zip(keys, coefficients[1:], strict=True))
-            b, row = stage.affine[o][0], dict(zip(inputs, map(arb, stage.affine[o][1:]), strict=True))
-            error = abs(b - coefficients[0]) + total(abs(x - wanted[key]) * self.sizes[key] for key, x in row.items())
-            error += self._carried(row).min(total(abs(x) * self.errors[key] for key, x in row.items()))
-            sizes = zip(stage.affine_sizes[o][1:], (self.reduction.reach[key] for key in inputs), strict=True)
-            size = stage.affine_sizes[o][0] + total(x * r for x, r in sizes)
-            errors.append(error + self.arithmetic.gamma(stage.n_affine[o]) * size)
-        return most(errors) + self.claim.truncation
+            keys, (constant, *coefficients) = self._combination(text, len(self.claim.stages))
+            known = dict(zip(keys, coefficients, strict=True))
+            b, *row = stage.affine[o]
+            differs = total(abs(arb(x) - known[key]) * self.sizes[key] for key, x in zip(inputs, row, strict=True))
+            first, *others = stage.affine_sizes[o]
+            size = first + total(x * reach[key] for x, key in zip(others, inputs, strict=True))
+            weights, casts = self._split({key: arb(x) for key, x in zip(inputs, row, strict=True)})
+            wanted.append(
+                (weights, abs(b - constant) + differs + casts + self.arithmetic.gamma(stage.n_affine[o]) * size)
+            )
+        pending, seen, worst = [(_box(self.claim), 0)], 0, arb(0)
+        while pending:
+            part, depth = pending.pop()
+            seen, found = seen + 1, self._error(part, wanted) + self.claim.truncation
+            if found <= self.claim.bound:
+                worst = worst.max(found)
+                continue
+            if depth == len(self.claim.axes) or seen > MOST_PARTS:
+                raise Refused(
+                    f"the errors of the stages add up to {float(found):.9g} on a part of the box, the bound is "
+                    f"{self.claim.bound:.9g}"
+                )
+            pending += [(half, depth + 1) for half in _halves(part, self.claim.axes[depth])]
+        return worst
 
-    def _carried(self, factors: dict[Any, Any]) -> Any:
-        """Above |Σ factor·Δ|, stage by stage in terms of those before, and of the inputs."""
-        factors, found = dict(factors), arb(0)
-        for place, own, form in reversed(self.forms):
-            factor = factors.pop(place, arb(0))
-            found += abs(factor) * own
-            for key, x in form.items():
-                factors[key] = factors.get(key, arb(0)) + factor * x
-        return found + total(abs(x) * self.errors[key] for key, x in factors.items())
+    def _error(self, part: list[Range], outputs: list[tuple[dict[Any, Any], Any]]) -> Any:
+        """Above the errors of the outputs on a part of the box; nan if that is too wide for a range to be known."""
+        rules, own = Ranges(part), dict[Any, Any]()
+        values = dict(zip(self.needed, evaluate((self.function, self.needed), rules), strict=True))
+        forms: dict[Any, dict[Any, Range]] = {}  # of every stage the σ_s
+
+        def combined(weights: dict[Any, Any], factor: Range, sum_: dict[Any, Range]) -> dict[Any, Range]:
+            """sum + factor·Σ weight·stage."""
+            found: dict[Any, Range] = {}
+            for key, w in weights.items():
+                for source, (low, high) in forms[key].items():
+                    a, b = found.get(source, ZERO)
+                    found[source] = (a + low * w, b + high * w) if w > 0 else (a + high * w, b + low * w)
+            for source, x in found.items():
+                x = rules.times(x, factor)
+                sum_[source] = rules.plus(sum_[source], x) if source in sum_ else x
+            return sum_
+
+        for link in self.links:
+            slopes, jump, g = link.around(values[link.argument])
+            C = ONE if link.carrier is None else _enlarged(values[link.carrier], link.off)
+            form = combined(link.unit, g, combined(link.t, rules.times(C, slopes), {}))
+            own[link.place] = link.own + _size(C) * (jump + _size(slopes) * link.slack) + _size(g) * link.unit_slack
+            forms[link.place] = form | {link.place: ONE}
+        found = [(combined(weights, ONE, {}), fixed) for weights, fixed in outputs]
+        return most([fixed + total(_size(x) * own[source] for source, x in form.items()) for form, fixed in found])
 
 
 def _joined(one: Line, other: Line) -> Line:
@@ -220,22 +288,38 @@ def _joined(one: Line, other: Line) -> Line:
     return replace(one, stage=Stage(heads, one.stage.affine, sizes, n_affine))
 
 
+def _enlarged(range_: Range, off: Any) -> Range:
+    return (range_[0] - off).lower(), (range_[1] + off).upper()
+
+
 def _size(range_: Range) -> Any:
     return most([-range_[0], range_[1]])
 
 
 def _ranges(function: Function, claim: Claim) -> list[Range]:
-    """Where the outputs lie, in exact arithmetic, over the box."""
-    count = max(1, int(min(PARTS, claim.parts or PARTS) ** (1 / len(claim.ends))))
-    ends = [[exact(lo) + (exact(hi) - exact(lo)) * i / count for i in range(count + 1)] for lo, hi in claim.ends]
-    sides = [[(arb(a).lower(), arb(b).upper()) for a, b in itertools.pairwise(points)] for points in ends]
-    found: list[Range] = []
-    for part in itertools.product(*sides):
+    """Where the outputs lie, in exact arithmetic, over the box. Parts that bring nothing new are not halved."""
+    pending, found, halvings = [(_box(claim), 0)], list[Range](), HALVINGS if len(claim.ends) <= HALVINGS else 0
+    halvings = min(halvings, (claim.parts or 2**HALVINGS).bit_length() - 1)
+    while pending:
+        part, depth = pending.pop()
         here = evaluate(function, Ranges(part))
-        found = [(a.min(c), b.max(d)) for (a, b), (c, d) in zip(found or here, here, strict=True)]
+        if depth == halvings:
+            found = [(a.min(c), b.max(d)) for (a, b), (c, d) in zip(found or here, here, strict=True)]
+        elif not found or not all(a <= c and d <= b for (a, b), (c, d) in zip(found, here, strict=True)):
+            pending += [(half, depth + 1) for half in _halves(part, depth % len(part))]
     if not all(x.is_finite() for range_ in found for x in range_):
         raise Refused("the range of a stage is not known: a function may be undefined, or unbounded, on the box")
     return found
+
+
+def _box(claim: Claim) -> list[Range]:
+    return [(arb(lo), arb(hi)) for lo, hi in claim.ends]
+
+
+def _halves(part: list[Range], axis: int) -> list[list[Range]]:
+    low, high = part[axis]
+    middle = ((low + high) / 2).mid()
+    return [[*part[:axis], half, *part[axis + 1 :]] for half in ((low, middle), (middle, high))]
 
 
 def _held(claim: StageClaim) -> Function:
@@ -247,54 +331,61 @@ def _held(claim: StageClaim) -> Function:
     return reader.steps, reader.parse(claim.function, {"t": t})
 
 
-def _changes_at_most(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -> bool:
-    """Whether |g(s) − g(t)| ≤ passed for t in [low, high], |s − t| ≤ e, s not beyond where g is held."""
-    if e == 0:
-        return True
-    first, last = arb("-inf"), arb("inf")
-    if claim.held is not None:
-        first, last = low.min(arb(claim.held[0])), high.max(arb(claim.held[1]))
-    pending, seen = [(low, high)], 0
-    while pending:
-        a, b = pending.pop()
-        seen += 1
-        left, right = (a - e).max(first).lower(), (b + e).min(last).upper()
-        if any(_change(function, left, right, e, m) <= claim.passed for m in (1, 0)):
+def _pieces(claim: StageClaim, low: Any, high: Any, e: Any, are_many: bool) -> list[Piece]:
+    """Of [low, high], which holds t, while |T − t| ≤ e; all of it is one if the box is not halved either."""
+    function, width = parse(claim.function, ["t"]), (high - low).upper()
+    steps = [width * i / PIECES for i in range(1, PIECES)] if are_many else []
+    if are_many and 0 < e < width:
+        steps += [width * (e / width) ** (arb(i) / NEAR_ENDS) for i in range(1, NEAR_ENDS + 1)]
+    inner = {float(x.mid()) for step in steps for x in (low + step, high - step)}
+    edges = [low, *(arb(x) for x in sorted(inner) if low < x < high), high]
+    found = [_piece(claim, function, a, b, e) for a, b in itertools.pairwise(edges)]
+    jump = most([piece.jump for piece in found])  # smaller ones cost nothing more
+    return [
+        piece._replace(slopes=ZERO, jump=jump) if piece.values[1] - piece.values[0] <= jump else piece
+        for piece in found
+    ]
+
+
+def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -> Piece:
+    left, right, off = (low - e).lower(), (high + e).upper(), e
+    if claim.held is not None:  # clip(T) − t = σ·(T − t) + (clip(t) − t), σ ∈ [0, 1]
+        first, last = (arb(end) for end in claim.held)
+        left, right = low.min(left.max(first)), high.max(right.min(last))
+        off = e + most([first - low, high - last, arb(0)])
+    if off == 0:
+        return Piece(low, high, ZERO, arb(0), evaluate(function, Ranges([(left, right)]))[0], arb(0))
+    slope, values = _slope(function, left, right)
+    change, by_range = (abs(slope) * off).upper(), (values[1] - values[0]).upper()
+    if not change <= by_range:
+        return Piece(low, high, ZERO, by_range, values, by_range)
+    if left != (low - e).lower() or right != (high + e).upper():
+        slope = slope.union(arb(0))
+    return Piece(low, high, (slope.lower(), slope.upper()), (abs(slope) * (off - e)).upper(), values, change)
+
+
+def _slope(function: Function, left: Any, right: Any) -> tuple[Any, Range]:
+    """Slopes and values of g on [left, right]; nan where they are not known. If g is convex or concave there, between
+    those at the ends."""
+    half, linear, ranges = ((right - left) / 2).upper(), variable(0, 1), Ranges([(left, right)])
+
+    def model(x: Any, half: Any, m: int) -> Model:
+        rules = Models([x], [half], m)
+        rules.ranges = ranges
+        return evaluate(function, rules)[0]
+
+    for m in (1, 0):
+        try:
+            whole = model((left + right) / 2, half, m)
+            slope, bend = whole.wide.get(linear, arb(0)) / half, whole.wide.get(2 * linear, arb(0))
+            if m and (bend >= 0 or bend <= 0):
+                first, last = (model(x, TINY, 1).point.get(linear, arb(0)) / TINY for x in (left, right))
+                slope = first.union(last)
+            if slope.is_finite():
+                return slope, whole.range
+        except (ArithmeticError, ValueError):
             continue
-        if seen > PIECES:
-            return False
-        middle = ((a + b) / 2).mid()
-        pending += [(a, middle), (middle, b)]
-    return True
-
-
-def _change(function: Function, left: Any, right: Any, e: Any, m: int) -> Any:
-    """Above |g(s) − g(t)| for s, t in [left, right], |s − t| ≤ e: by slopes, of order m + 1, or by the range."""
-    half, linear = ((right - left) / 2).upper(), variable(0, 1)
-    rules = Models([(left + right) / 2], [half], m)
-    rules.ranges = Ranges([(left, right)])
-    try:
-        (model,) = evaluate(function, rules)
-    except (ArithmeticError, ValueError):
-        return arb("nan")
-    zero, slope = arb(0), abs(model.wide.get(linear, arb(0)))
-    if m:  # g′ = g′(c) + g″·(t − c), and wide has g″/2
-        slope = slope.min(abs(model.point.get(linear, zero)) + 2 * abs(model.wide.get(2 * linear, zero)))
-    by_range = model.range[1] - model.range[0]
-    by_slope = slope * e / half
-    return by_slope if by_slope <= by_range else by_range
-
-
-def _slope(function: Function, left: Any, right: Any) -> Any:
-    """Of all secants of g on [left, right]."""
-    half = ((right - left) / 2).upper()
-    rules = Models([(left + right) / 2], [half], 0)
-    rules.ranges = Ranges([(left.lower(), right.upper())])
-    try:
-        (model,) = evaluate(function, rules)
-    except (ArithmeticError, ValueError):
-        return arb("nan")
-    return model.wide.get(variable(0, 1), arb(0)) / half
+    return arb("nan"), evaluate(function, ranges)[0]
 
 
 def _along(stage: Stage, t: Row, unit: Row | None, reach: list[Any], size: Any, name: str) -> tuple[Stage, Any]:

@@ -44,6 +44,7 @@ class Certificate:
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
     outputs: tuple[str, ...] = ()  # of a deep program: what its outputs are made of, in the names of the stages
     parts: int | None = None  # of a deep program: of how many parts of the box ranges are needed
+    axes: tuple[int, ...] = ()  # of a deep program: along which its box is halved, one after the other
 
     @property
     def error(self) -> float | None:
@@ -101,6 +102,7 @@ class Certificate:
             "stages": list(self.stages),
             "outputs": list(self.outputs),
             **({} if self.parts is None else {"parts": self.parts}),
+            **({"axes": list(self.axes)} if self.axes else {}),
         }
 
     @classmethod
@@ -127,6 +129,7 @@ class Certificate:
                 stages=tuple(_list(data["stages"])),
                 outputs=tuple(_text(output) for output in _list(data["outputs"])),
                 parts=_count(data.get("parts")),
+                axes=tuple(map(int, _list(data.get("axes", [])))),
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileError(f"certificate: {type(error).__name__}: {error}") from None

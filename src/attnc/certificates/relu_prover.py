@@ -190,7 +190,6 @@ class _Layer:
             "term": layer_term(self.number + 1),
             "argument": f"{scale}({self.before.text(self.W[j], self.b[j])})",
             "argument_as": f"{scale}{self.inputs[j]}",
-            "passed": float(up(gain * self.off[j], 2)),
         }
 
     def _writers(self) -> list[Writer]:

@@ -124,7 +124,7 @@ def prove_staged(
     inputs = [_Known(sources.get(i, Source(i)), _input_error(program, target, i)) for i in range(target.box.d)]
     found, read = slices(program)
     names = {id(known.part): name for known, name in zip(inputs, target.expression.variables, strict=True)}
-    walk = _Walk(ranges, derivation, inputs, names, time_budget / max(1, len(derivation.heads)))
+    walk = _Walk(ranges, derivation, names, time_budget / max(1, len(derivation.heads)))
     state: list[_Known] = inputs
     for number, stage in enumerate(found):
         if progress is not None:
@@ -147,16 +147,13 @@ class _Walk:
         self,
         ranges: PartRanges,
         derivation: Derivation,
-        inputs: Sequence[_Known],
         names: dict[int, str],
         seconds: float,
     ) -> None:
-        self.ranges, self.derivation, self.inputs = ranges, derivation, inputs
-        self.names, self.seconds = names, seconds
+        self.ranges, self.derivation, self.names, self.seconds = ranges, derivation, names, seconds
         self.prefix = "s" + "_" * max(map(len, names.values()))  # no variable is called so
         self.heads: list[HeadProof] = []
         self.links: list[Link] = []
-        self.sources = [(known.part, known.error) for known in inputs]
 
     def through(self, part: Slice, state: Sequence[_Known]) -> list[_Known]:
         """What the channels after a stage stand for."""
@@ -195,13 +192,11 @@ class _Walk:
         rounding = writer.rounding(line, argument, unsure, size, sizes, *leaf_boxes(proof))
         delta = float(up(proof.bound + up(rounding / size), 2)) if size > 0 else proof.bound
         own = float(up(size * delta + unsure, 2))
-        slopes = Slopes.of(claim.tree, lo, hi, e_t, held)
-        terms = _terms(claim.argument, argument, state)
-        if claim.carrier is None or carrier is None:
-            self.links.append(Link(claim.part, terms, slopes, None, own, rounding))
-        else:
-            carried = _terms(claim.carrier, carrier, state)
-            self.links.append(Link(claim.part, terms, slopes, carried, own, rounding))
+        slopes, read = Slopes.of(claim.tree, lo, hi, e_t, held), _read(claim.argument, argument, state, e_t)
+        carried = None
+        if claim.carrier is not None and carrier is not None:
+            carried = _read(claim.carrier, carrier, state, off)
+        self.links.append(Link(claim.part, read, slopes, carried, own, rounding))
         text = self._claim(claim) | {"term": f"{to_text(claim.tree)} of {self.ranges.describe(claim.argument)}"}
         ends = float(box.lo[0]), float(box.hi[0])
         self.heads.append(HeadProof(stage, name, text, *ends, delta, held, proof))
@@ -267,16 +262,22 @@ class _Walk:
             if count == 1 and not offset and not np.isin(np.abs(row[row != 0]), (1.0, 2.0, 0.5)).all():
                 rounded = unit * size
             off = float(up(differs * (1 + 4 * len(row) * U), 4)) if differs > 0 else 0.0
-            form = _terms(part, StateForm(row, float(offset), 0.0), state)
-            outputs.append(Output(form.terms, off, float(up(rounded, 8)) if rounded else 0.0))
+            form = _read(part, StateForm(row, float(offset), 0.0), state)
+            rounded = float(up(rounded + form.rounding, 8)) if rounded + form.rounding else 0.0
+            outputs.append(Output(form.heads, off, rounded))
         names = [head.claim["term"] for head in self.heads]
-        return composed_bound(self.ranges, self.sources, self.links, names, outputs)
+        return composed_bound(self.ranges, self.links, names, outputs)
 
 
-def _terms(part: Part, form: StateForm, state: Sequence[_Known]) -> Affine:
-    """A combination of channels as one of the parts that they stand for."""
-    found = [(known.part, float(weight)) for known, weight in zip(state, form.weights, strict=True) if weight]
-    return Affine(part, found, form.slack)
+def _read(part: Part, form: StateForm, state: Sequence[_Known], error: float = 0.0) -> Affine:
+    """A combination of channels as one of the heads that they stand for; of the inputs, what they are off by."""
+    heads, casts = [], 0.0
+    for known, weight in zip(state, form.weights.tolist(), strict=True):
+        if weight and isinstance(known.part, Source):
+            casts = float(up(casts + up(abs(weight) * known.error))) if known.error else casts
+        elif weight:
+            heads.append((known.part, weight))
+    return Affine(part, heads, float(up(form.slack + casts)) if casts else form.slack, error, casts)
 
 
 def _carried(stage: OneStage, column: int, state: Sequence[_Known], name: str) -> _Known:

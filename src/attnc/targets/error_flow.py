@@ -6,8 +6,8 @@ Theorem.  Let a head compute û_j = F_j(û) + d_j where u_j = F_j(u) is exact, F
           and t, C are affine in u: so û_j − u_j = Σ_s σ_js d_s, the sum over all heads s, with σ_jj = 1 and σ_js
           from those of earlier heads. Over a box each σ is in an interval, and |û_j − u_j| ≤ Σ_s |σ_js| own_s.
 
-So errors that reach a part along several ways cancel where they do. Where G may be infinite (√t at 0), |g(t̂) − g(t)| is
-at most the width of the range of g there, and is counted to own_j instead.
+So errors that reach an output along several ways cancel where they do. Where G may be infinite (√t at 0), |g(t̂) − g(t)|
+is at most the width of the range of g there, and is counted to own_j instead.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 PIECES, NEAR_ENDS = 128, 24
+JUMPS = 1.25
+"""By which jumps are taken larger: near a singularity the slopes that a checker finds are not quite the same."""
 Terms = Sequence[tuple[Part, float]]
 """Σ weight·part."""
 
@@ -40,16 +42,17 @@ class Slopes:
     edges: Float[np.ndarray, " edges"]
     G: Interval
     jumps: Float[np.ndarray, " pieces"]
-    values: Interval  # of g on each piece
+    values: Interval  # of g at t and t̂
     change: float  # |g(t̂) − g(t)| at most
 
     @classmethod
     def of(cls, tree: Node, lo: float, hi: float, error: float, held: tuple[float, float] | None = None) -> Slopes:
         """By slopes, or by ranges where these are steep: pieces are geometric towards the ends, where √t may begin."""
-        width = max(hi - lo, error)
-        steps = np.geomspace(max(error, 1e-9 * width), width, NEAR_ENDS) if width > 0 else np.zeros(1)
-        edges = np.concatenate([[lo, hi], lo + steps, hi - steps, np.linspace(lo, hi, PIECES + 1)])
-        edges = np.unique(np.clip(edges, lo, hi))
+        width = hi - lo
+        steps = width * np.arange(PIECES + 1) / PIECES
+        if 0 < error < width:
+            steps = np.concatenate([steps, width * (error / width) ** (np.arange(1, NEAR_ENDS + 1) / NEAR_ENDS)])
+        edges = np.unique(np.clip(np.concatenate([[lo, hi], lo + steps, hi - steps]), lo, hi))
         edges = np.concatenate([edges, [hi]]) if len(edges) == 1 else edges
         t = Interval(edges[:-1], edges[1:])
         near, off = Interval(down(t.lo - error), up(t.hi + error)), np.full(len(t), error)
@@ -59,17 +62,19 @@ class Slopes:
             near = Interval(np.minimum(t.lo, np.maximum(near.lo, first)), np.maximum(t.hi, np.minimum(near.hi, last)))
             off = up(error + np.maximum(np.maximum(up(first - t.lo), up(t.hi - last)), 0.0))
         function = function_of_t(tree)
-        values = function.ranges(_column(t), violations="infinite")[:, 0]
         ranges, gradients = function.ranges_and_gradients(_column(near), violations="infinite")
-        G, width_of_range = gradients[:, 0, 0], ranges[:, 0].width
+        G, values = gradients[:, 0, 0], ranges[:, 0]
+        by_range = values.width
         with np.errstate(invalid="ignore", over="ignore"):
             by_slope = np.where(off == 0, 0.0, up(G.mag * off))
-            is_steep = ~(by_slope <= width_of_range)
-            jumps = np.where(is_steep, width_of_range, up(np.where(off > error, G.mag * (off - error), 0.0), 2))
-        if held is not None:
+            is_steep = ~(by_slope <= by_range)
+            is_steep |= by_range <= np.where(is_steep, by_range, 0.0).max()  # which costs nothing more
+            change = np.where(is_steep, JUMPS * by_range, by_slope)
+            jumps = np.where(is_steep, change, products(G.mag, np.maximum(up(off - error), 0.0) * (off > error)))
+        if held is not None and (held[0] > lo - error or held[1] < hi + error):
             G = G.hull(Interval.point(np.zeros(len(t))))
-        G = Interval(np.where(is_steep, 0.0, G.lo), np.where(is_steep, 0.0, G.hi))
-        return cls(edges, G, jumps, values, float(np.where(is_steep, width_of_range, by_slope).max()))
+        G = Interval(*(np.where(is_steep | (off == 0), 0.0, ends) for ends in (G.lo, G.hi)))  # exact: t̂ = t
+        return cls(edges, G, jumps, values, float(change.max()))
 
     def over(self, t: Interval) -> tuple[Interval, Float[np.ndarray, " boxes"], Interval]:
         """G, jump and the values of g for t in each of these intervals."""
@@ -86,11 +91,17 @@ class Slopes:
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """A part as a combination of others, and a constant; with these weights it is off by `slack` at most."""
+    """A part as a combination of inputs, heads and a constant.
+
+    With these weights of heads it is off by `slack` at exact values of them, `rounding` of that being the inputs'; and
+    by `error` as computed, whatever the signs of errors.
+    """
 
     part: Part
-    terms: Terms
+    heads: Terms
     slack: float = 0.0
+    error: float = 0.0
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,45 +117,34 @@ class Link:
 
 
 class ErrorFlow:
-    """The errors of parts on every box. Sources are the inputs that are not exact, and the heads as they are added."""
+    """What every head adds on every box, and as what it arrives in later ones."""
 
-    def __init__(self, ranges: PartRanges, inputs: Sequence[tuple[Part, float]], num_heads: int) -> None:
-        self.ranges, self._count = ranges, 0
-        self.own = np.zeros((len(ranges.boxes), sum(own > 0 for _, own in inputs) + num_heads))
-        exact = Interval.point(np.zeros(self.own.shape))
-        self._forms = {id(part): exact for part, _ in inputs}
-        for part, own in inputs:
-            if own > 0:
-                self._add(part, np.zeros((2, *self.own.shape)), np.full(len(ranges.boxes), own))
+    def __init__(self, ranges: PartRanges, links: Sequence[Link]) -> None:
+        ranges.find([affine.part for link in links for affine in (link.argument, link.carrier) if affine])
+        self.own, self.rounding = np.zeros((2, len(ranges.boxes), len(links)))
+        self._forms: dict[int, Interval] = {}
+        for number, link in enumerate(links):
+            G, jump, g = link.slopes.over(ranges.over(link.argument.part))
+            form = self.combined(link.argument.heads) * G[:, None]
+            own = up(products(G.mag, link.argument.slack) + jump)
+            rounding = products(G.mag, link.argument.rounding)
+            if link.carrier is not None:
+                off = link.carrier.error
+                C = ranges.over(link.carrier.part) + Interval(np.asarray(-off), np.asarray(off))
+                form = form * C[:, None] + self.combined(link.carrier.heads) * g[:, None]
+                own = up(products(C.mag, own) + products(g.mag, link.carrier.slack))
+                rounding = products(C.mag, rounding) + products(g.mag, link.carrier.rounding)
+            self.own[:, number], self.rounding[:, number] = up(own + link.own), rounding + link.rounding
+            sigma = np.stack([form.lo, form.hi])
+            sigma[:, :, number] = 1.0
+            self._forms[id(link.part)] = Interval(*sigma)
 
-    def add(self, link: Link) -> None:
-        """A head, of parts that are known."""
-        G, jump, g = link.slopes.over(self.ranges.over(link.argument.part))
-        passed = self.combined(link.argument.terms) * G[:, None]
-        own = up(G.mag * link.argument.slack + jump, 2)
-        if link.carrier is not None:
-            carrier = self.combined(link.carrier.terms)
-            off = up(self.error(carrier) + link.carrier.slack)
-            C = self.ranges.over(link.carrier.part) + Interval(-off, off)
-            passed = passed * C[:, None] + carrier * g[:, None]
-            own = up(products(C.mag, own) + products(g.mag, link.carrier.slack))
-        self._add(link.part, np.stack([passed.lo, passed.hi]), up(own + link.own))
-
-    def _add(self, part: Part, sigma: Float[np.ndarray, "2 boxes sources"], own: Float[np.ndarray, " boxes"]) -> None:
-        self.own[:, self._count], sigma[:, :, self._count] = own, 1.0
-        self._count += 1
-        self._forms[id(part)] = Interval(*sigma)
-
-    def combined(self, terms: Terms) -> Interval:
-        """(boxes, sources): the σ of a combination."""
+    def combined(self, heads: Terms) -> Interval:
+        """(boxes, heads): the σ of a combination."""
         total = Interval.point(np.zeros(self.own.shape))
-        for part, weight in terms:
+        for part, weight in heads:
             total = total + self._forms[id(part)] * weight
         return total
-
-    def error(self, form: Interval) -> Float[np.ndarray, " boxes"]:
-        """Σ_s |σ_s| own_s."""
-        return up(products(form.mag, self.own).sum(axis=1), self.own.shape[1] + 1)
 
 
 def products(sizes: np.ndarray, errors: np.ndarray | float) -> np.ndarray:

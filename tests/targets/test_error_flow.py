@@ -1,0 +1,104 @@
+"""Errors that are put in on purpose, at random, with any signs: none arrives larger than the forms say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attnc.numerics.intervals import Interval
+from attnc.targets.box import Box
+from attnc.targets.coefficient import MINUS, UNIT, ZERO
+from attnc.targets.error_flow import Affine, ErrorFlow, Link, Slopes
+from attnc.targets.expression import Expression
+from attnc.targets.part_ranges import PartRanges, halved, sub_boxes
+from attnc.targets.parts import Combination, Multiply, Part, Source, T, Unary, function_of_t, in_order
+from attnc.targets.tree import Node
+
+
+def tree_of(text: str) -> Node:
+    return Expression.parse(text).outputs[0]
+
+
+@pytest.mark.parametrize("text", ["sin(t)", "t**2", "abs(t)", "exp(-t**2)", "relu(t)**2", "1/(3 + t)", "t/(1 + t**2)"])
+@pytest.mark.parametrize("error", [0.0, 1e-9, 1e-3, 0.4])
+def test_slopes_hold_and_are_close(text, error):
+    rng, tree = np.random.default_rng(0), tree_of(text)
+    found, g = Slopes.of(tree, -1.5, 2.0, error), function_of_t(tree)
+    t = np.concatenate([rng.uniform(-1.5, 2.0, 4000), np.linspace(-1.5, 2.0, 129)])
+    moved = t + rng.choice([-1.0, 1.0, 0.5], len(t)) * error
+    G, jump, values = found.over(Interval.point(t))
+    change = (g(moved[:, None]) - g(t[:, None]))[:, 0]
+    reach = G * Interval.point(moved - t) + Interval(-jump - 1e-15, jump + 1e-15)
+    assert reach.contains(change).all()
+    assert values.contains(g(moved[:, None])[:, 0]).all()
+    assert np.abs(change).max() <= found.change + 1e-15
+    if 0 < error < 0.1:
+        assert found.change <= 1.1 * np.abs(change).max()
+
+
+def test_roots_are_held_where_they_begin():
+    """√t at 0: no slope, but |√t̂ − √t| ≤ √error, twice that where the held end counts."""
+    tree, error = tree_of("sqrt(t)"), 1e-6
+    held = (error, 2.0 - error)
+    found = Slopes.of(tree, 0.0, 2.0, error, held)
+    rng = np.random.default_rng(1)
+    t = np.concatenate([np.geomspace(1e-12, 2.0, 3000), [0.0]])
+    moved = np.clip(t + rng.uniform(-error, error, len(t)), *held)
+    G, jump, _ = found.over(Interval.point(t))
+    change = np.sqrt(moved) - np.sqrt(t)
+    assert (np.abs(change) <= G.mag * error + jump + 1e-15).all()
+    assert np.sqrt(error) <= found.change <= 3 * np.sqrt(error)
+
+
+def parts() -> tuple[Part, ...]:
+    """(x·y, sin(x·y), x·y − sin(x·y), (x·y)·(x·y − sin(x·y))): all errors reach the last one along several ways."""
+    x, y = Source(0), Source(1)
+    product = Multiply(x, y)
+    sine = Unary(product, tree_of("sin(t)"))
+    difference = Combination(((product, UNIT), (sine, MINUS)), ZERO)
+    return product, sine, difference, Multiply(difference, product)
+
+
+def flow_of(ranges: PartRanges, own: tuple[float, float, float], widest: float) -> ErrorFlow:
+    product, sine, difference, last = PARTS
+    x, y = (part for part in in_order([last]) if isinstance(part, Source))
+    direct = Affine(product, [(product, 1.0)], error=widest)
+    split = Affine(difference, [(product, 1.0), (sine, -1.0)], error=widest)
+    links = []
+    for part, argument, tree, carrier, adds in (
+        (product, Affine(x, []), T, Affine(y, []), own[0]),
+        (sine, direct, tree_of("sin(t)"), None, own[1]),
+        (last, split, T, direct, own[2]),
+    ):
+        lo, hi = ranges(argument.part)
+        links.append(Link(part, argument, Slopes.of(tree, lo, hi, widest), carrier, adds))
+    return ErrorFlow(ranges, links)
+
+
+PARTS = parts()
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-3, 0.05])
+def test_errors_arrive_no_larger_than_their_forms(size):
+    rng = np.random.default_rng(2)
+    box = Box.parse({"x": (-1.0, 2.0), "y": (0.5, 1.5)})
+    ranges, own = PartRanges(sub_boxes(box), box.names), (size, 0.7 * size, 2 * size)
+    flow = flow_of(ranges, own, 4 * size)
+    bound = float((flow.combined([(PARTS[-1], 1.0)]).mag * flow.own).sum(axis=1).max())
+    x, y = rng.uniform(box.lo, box.hi, (20_000, 2)).T
+    x[:2000], y[:2000] = 2.0, 1.5
+    d = rng.choice([-1.0, 1.0], (3, len(x))) * np.array(own)[:, None]
+    product = x * y + d[0]
+    found = (product - np.sin(product) - d[1]) * product + d[2]
+    error = np.abs(found - (x * y - np.sin(x * y)) * x * y).max()
+    assert error <= bound <= (1.1 + 10 * size) * error
+
+
+def test_halves_are_the_whole():
+    boxes = Interval(np.array([[0.0, 1.0], [-1.0, 2.0]]), np.array([[1.0, 3.0], [0.0, 2.5]]))
+    found = halved(boxes, np.array([0, 1]))
+    assert found.lo.tolist() == [[0.0, 1.0], [-1.0, 2.0], [0.5, 1.0], [-1.0, 2.25]]
+    assert found.hi.tolist() == [[0.5, 3.0], [0.0, 2.25], [1.0, 3.0], [0.0, 2.5]]
+    whole = sub_boxes(Box.parse({"x": (0.0, 1.0), "y": (2.0, 4.0)}))
+    assert len(whole) == 4096
+    assert np.isclose(np.prod(whole.hi - whole.lo, axis=1).sum(), 2.0)
