@@ -649,3 +649,36 @@ def test_eval_beyond_the_core_of_an_infinite_box_says_that_rounding_is_not_count
     attnc.compile("silu(x)", box={"x": (-math.inf, math.inf)}, eps=1e-3).save(tmp_path / "net")
     assert "exact arithmetic" not in run("eval", str(tmp_path / "net"), "x=1").out
     assert "in exact arithmetic, rounding beyond [" in run("eval", str(tmp_path / "net"), "x=12345.678").out
+    for x, is_counted in ((1, True), (12345.678, False)):
+        assert run("eval", str(tmp_path / "net"), f"x={x}", "--json").json["rounding_included"] is is_counted
+
+
+def test_what_is_said_of_a_second_dtype_on_an_infinite_box(run, tmp_path):
+    attnc.compile("tanh(x)", box={"x": (-math.inf, math.inf)}, eps=1e-3, also="float32").save(tmp_path / "net")
+    shown = run("info", str(tmp_path / "net")).out.replace("│", " ")
+    line = " ".join(shown.split("in float32 ")[1].split("╰")[0].split())
+    assert "in exact arithmetic beyond" in line
+
+
+def test_what_is_said_of_small_things(run, tmp_path):
+    """An identity, a sum of one term and its negative, a function without a gate, a folder that cannot be made."""
+    passed_on = run("compile", "x", "--box", "x=-1:1", "--out", str(tmp_path / "x")).out
+    assert "0 heads; " not in passed_on
+    assert "0  proven on the whole box" in passed_on
+    run(
+        "compile",
+        "max(x,y)+sin(x*y)",
+        "--box",
+        "x=-1:1",
+        "--box",
+        "y=-1:1",
+        "--construction",
+        "compose",
+        "--out",
+        str(tmp_path / "m"),
+    )
+    assert "relu(y - x)" in run("info", str(tmp_path / "m")).out
+    assert "On a finite box construction='compose' takes" in run("compile", "sin(x)", "--box", "x=-inf:inf").err
+    refused = run("compile", "x", "--box", "x=-1:1", "--out", "/proc/net-of-attnc")
+    assert refused.code == 2
+    assert ".new" not in refused.err

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -353,4 +356,35 @@ def test_a_file_that_claims_more_tokens_than_it_holds(net, tmp_path):
     text = config.read_text(encoding="utf-8")
     config.write_text(text.replace(f"{net.num_anchors},", f"{10**8},"), encoding="utf-8")
     with pytest.raises(FileError, match="100,000,000 tokens"):
+        attnc.load(tmp_path / "net")
+
+
+def test_an_affine_function_on_all_of_R_is_exact():
+    """Samples of f itself round where those of the network do not: that is no contradiction."""
+    net = attnc.compile("x - 5*x", box={"x": (-math.inf, math.inf)}, eps=1e-3)
+    assert net.certificate.observed == net.certificate.bound == 0
+    assert net([[3.0]])[0] == -12
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(bound=0.9 * data["bound"], terms=[]), "is below its largest leaf, "),
+        (lambda data: data.update(bound=0.5 * data["bound"], leaf_bounds=[]), "is below the sum of its terms, "),
+        (lambda data: data.update(observed=2 * data["bound"]), "is below what was observed, "),
+        (lambda data: data["leaf_bounds"].append(0.0), "leaf_bounds for"),
+        (lambda data: data["leaves"].append([]), "leaf_bounds for"),
+        (lambda data: data["terms"][0].pop("value"), "the field 'value' is missing"),
+        (lambda data: data.update(terms=["rounding"]), "expected a term with a name, a value and a reason"),
+        (lambda data: data.pop("method"), "the field 'method' is missing"),
+    ],
+)
+def test_a_certificate_that_contradicts_itself_is_not_loaded(tmp_path, change, message):
+    net = attnc.compile("sin(x)", box={"x": (-1, 1)}, eps=1e-3, construction="spectral_grid")
+    net.save(tmp_path / "net")
+    path = tmp_path / "net" / "certificate.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(FileError, match=message):
         attnc.load(tmp_path / "net")

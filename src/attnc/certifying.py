@@ -13,7 +13,7 @@ from attnc.certificates.affine_proof import prove_affine
 from attnc.certificates.at_points import prove_at_points
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
-from attnc.certificates.observed import observed_error, sample_points
+from attnc.certificates.observed import REACH, observed_error, sample_points
 from attnc.certificates.prover import MAX_VARIABLES, Proven, prove
 from attnc.certificates.relu_prover import prove_relu
 from attnc.certificates.selection_prover import MAX_SELECTING_VARIABLES, prove_selection
@@ -69,12 +69,11 @@ def certify(
         return network(*target.split(points), progress=report).reshape(len(points), -1)
 
     observed = observed_error(evaluate, target, network.work_per_point, p)
-    observed = max(0.0, observed - _reference_error(target)) if isinstance(target, ExpressionTarget) else observed
-    network = network.with_observed(observed)
+    unusual, reference = _reference_errors(target) if isinstance(target, ExpressionTarget) else (0.0, 0.0)
+    network = network.with_observed(max(0.0, observed - unusual))
     bound = network.certificate.bound
-    quadrature = 1 + 1e-3 * (p < math.inf)  # what it may be off by
-    if bound is not None and not observed <= bound * quadrature:
-        raise InputError(_refuted(target, observed, bound))
+    if bound is not None:
+        network = _checked(network, target, reference)
     if isinstance(target, TableTarget):
         return _at_points(network, target, eps, progress)
     if not _can_be_enclosed(target):
@@ -82,9 +81,7 @@ def certify(
     claim = _proved(network, built, target, p, PROOF_SECONDS if proof_seconds is None else proof_seconds, progress)
     if claim is None or claim.bound is None or (bound is not None and claim.bound > max(bound, eps)):
         return network
-    if observed > claim.bound * quadrature:
-        raise InputError(_refuted(target, observed, claim.bound))
-    return dataclasses.replace(network, certificate=claim)
+    return _checked(dataclasses.replace(network, certificate=claim), target, reference)
 
 
 def certify_also(network: Network, built: Built, target: Target, dtype: str, progress: Progress | None) -> Network:
@@ -161,7 +158,8 @@ def _proved(
     derivation, eps = built.derivation, network.eps or 0.0
     if isinstance(target, ReLUNetwork) and p == math.inf:
         return _by_layers(network, target, seconds, progress)
-    is_one_stage = sum(not isinstance(layer, Affine) for layer in built.program.all_layers) == 1
+    softmaxes = sum(not isinstance(layer, Affine) for layer in built.program.all_layers)
+    is_one_stage = softmaxes == 1
     if derivation is None or p < math.inf or not isinstance(target, ExpressionTarget):
         if network.certificate.bound is not None and network.num_anchors > MAX_PROVED_ANCHORS:
             return None
@@ -169,8 +167,8 @@ def _proved(
         return _by_leaves(network, target, p, is_one_stage, budget, progress)
     found: list[Certificate] = []
     ways = [functools.partial(_by_heads, network, target, derivation, seconds, progress)]
-    if is_one_stage:
-        leaves = functools.partial(_by_leaves, network, target, p, True, SECONDS_BEFORE_STAGES, progress)
+    if softmaxes <= 1:
+        leaves = functools.partial(_by_leaves, network, target, p, is_one_stage, SECONDS_BEFORE_STAGES, progress)
         ways.insert(0 if target.box.d <= FEW_VARIABLES else 1, leaves)
     for prove_it in ways:
         claim = prove_it()
@@ -308,14 +306,30 @@ def _method(how: str, target: Target) -> str:
     return how if not is_believed else f"{how} under the stated assumption: {target.given} as given"
 
 
-def _reference_error(target: ExpressionTarget) -> float:
-    """How far float64 may be from the expression itself, where that is more than a few units: (x + 1e8) − 1e8."""
-    points = sample_points(target.box if target.box.is_bounded else target.box.core(1.0), 256)
+def _reference_errors(target: ExpressionTarget) -> tuple[float, float]:
+    """How far float64 may be from the expression itself: where that is more than a few units, as of (x + 1e8) − 1e8;
+    and anywhere."""
+    points = sample_points(target.box if target.box.is_bounded else target.box.core(REACH), 256)
     ranges = target.expression.ranges(Interval.point(points), violations="infinite")
-    widths = ranges.hi - ranges.lo
+    widths = np.where(np.isfinite(ranges.hi - ranges.lo), ranges.hi - ranges.lo, 0.0)
     usual = 64 * UNIT_ROUNDOFF["float64"] * np.maximum(np.abs(ranges.hi), np.abs(ranges.lo))
-    unusual = widths[(widths > usual) & np.isfinite(widths)]
-    return float(unusual.max(initial=0.0))
+    return float(widths[widths > usual].max(initial=0.0)), float(widths.max())
+
+
+def _checked(network: Network, target: Target, reference: float) -> Network:
+    """The network, whose claim no sample contradicts: InputError otherwise.
+
+    What may be the rounding of the expression at a sample is not held against the bound.
+    """
+    claim = network.certificate
+    assert claim.bound is not None
+    assert claim.observed is not None
+    quadrature = 1 + 1e-3 * (claim.norm != "inf")  # what it may be off by
+    if claim.observed <= claim.bound * quadrature:
+        return network
+    if not claim.observed - reference <= claim.bound * quadrature:
+        raise InputError(_refuted(target, claim.observed, claim.bound))
+    return network.with_observed(claim.bound)
 
 
 def _refuted(target: Target, observed: float, bound: float) -> str:

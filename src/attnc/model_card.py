@@ -151,7 +151,10 @@ def proved_how(certificate: Certificate) -> str:
     method, _, given = one_line(certificate.method).partition(" under the stated assumption: ")
     given = f", under the stated assumption: {given}" if given else ""
     if method == "proof":
-        return f"by leaves, {plural(len(certificate.leaves), 'cell')} that cover the box{given}"
+        cells = plural(len(certificate.leaves), "cell") + (
+            " that covers" if len(certificate.leaves) == 1 else " that cover"
+        )
+        return f"by leaves, {cells} the box{given}"
     if method == "staged proof":
         return f"head by head, {plural(len(certificate.stages), 'head')}{given}"
     return f"by {method}{given}"
@@ -176,7 +179,9 @@ def elsewhere(network: Network) -> list[tuple[str, str]]:
             found.append((dtype, "not certified"))
         else:
             seen = "" if claim.observed is None else f"; observed {claim.observed:.3g} at samples"
-            found.append((dtype, f"≤ {ceiling(claim.bound)}, weights rounded to it, proven {proved_how(claim)}{seen}"))
+            how = f"weights rounded to it, proven {proved_how(claim)}"
+            beyond = "" if claim.core is None else f", {rounding_where(claim)}"
+            found.append((dtype, f"≤ {ceiling(claim.bound)}, {how}{beyond}{seen}"))
     return found
 
 

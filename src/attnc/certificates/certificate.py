@@ -110,7 +110,7 @@ class Certificate:
         try:
             if data["format"] != FORMAT:
                 raise FileError(f"certificate: format {data['format']!r} is not the one read here, {FORMAT!r}")
-            return cls(
+            claim = cls(
                 bound=_number(data["bound"]),
                 observed=_number(data["observed"]),
                 terms=tuple(_term(entry) for entry in _list(data["terms"])),
@@ -131,8 +131,23 @@ class Certificate:
                 parts=_count(data.get("parts")),
                 axes=tuple(map(int, _list(data.get("axes", [])))),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FileError(f"certificate: {type(error).__name__}: {error}") from None
+            claim._require_consistent()
+        except KeyError as error:
+            raise FileError(f"certificate: the field {error} is missing") from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise FileError(f"certificate: {error}") from None
+        return claim
+
+    def _require_consistent(self) -> None:
+        """ValueError where the claim contradicts what it consists of: the bound was changed, or something else was."""
+        if self.leaf_bounds and len(self.leaf_bounds) != sum(leaf[:1] != ["tail"] for leaf in self.leaves):
+            raise ValueError(f"{len(self.leaf_bounds):,} leaf_bounds for {len(self.leaves):,} leaves, tails among them")
+        parts = {"the sum of its terms": math.fsum(term.value for term in self.terms)}
+        if self.norm == "inf":
+            parts |= {"its largest leaf": max(self.leaf_bounds, default=0.0), "what was observed": self.observed or 0.0}
+        for what, least in parts.items():
+            if self.bound is not None and self.bound < least * (1 - 2.0**-40):
+                raise ValueError(f"the bound {self.bound:.6g} is below {what}, {least:.6g}: it is not what was proved")
 
 
 def _number(value: Any) -> float | None:
@@ -173,6 +188,8 @@ def _flag(value: Any) -> bool:
 
 
 def _term(entry: Any) -> Term:
+    if not isinstance(entry, dict):
+        raise TypeError(f"expected a term with a name, a value and a reason, found {entry!r:.80}")
     value = _number(entry["value"])
     if value is None:
         raise TypeError("a term has no value")

@@ -64,8 +64,8 @@ def error_tree(certificate: Certificate) -> ErrorNode:
 def _head(head: Any, alike: int, left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
     """A head, and the term of the ledger that it brings, which is then no longer left."""
     carrier, name = head["carrier"], str(head["name"])
-    argument = str(head.get("argument_as") or head["argument"])
-    what = _applied(str(head["function"]), argument, None if carrier is None else str(carrier))
+    argument = _readable(str(head.get("argument_as") or head["argument"]))
+    what = _applied(str(head["function"]), argument, None if carrier is None else _readable(str(carrier)))
     what += f", and {alike} more alike" if alike else ""
     term = left.pop(str(head["term"]), None)
     own, (lo, hi) = float(head["bound"]), (float(end) for end in head["interval"])
@@ -73,6 +73,12 @@ def _head(head: Any, alike: int, left: dict[str, Term], share: Callable[[float],
         return ErrorNode(name, what, 0.0, 0.0, own, 0.0, (lo, hi))
     grows = term.value / own if own > 0 else None
     return ErrorNode(name, what, term.value, share(term.value), own, grows, (lo, hi))
+
+
+def _readable(text: str) -> str:
+    """A sum as one writes it: y - x, for 1*y + -1*x + 0."""
+    text = re.sub(r"(?<![\w.*])1\*", "", text).replace("+ -", "- ")
+    return re.sub(r" [+-] 0$", "", text)
 
 
 def _applied(function: str, argument: str, carrier: str | None) -> str:

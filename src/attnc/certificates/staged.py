@@ -238,7 +238,8 @@ class _Walk:
                 raise ProgramError(f"{self.ranges.describe(inner)} is not in the state")
             if coefficient.value != 0:
                 weights[places[id(inner)]] += coefficient.value
-            slack = float(up(slack + coefficient.slack * self.ranges.size(inner), 2))
+            if coefficient.slack > 0:
+                slack = float(up(slack + coefficient.slack * self.ranges.size(inner), 2))
         return StateForm(weights, constant, slack)
 
     def _error_of(self, affine: StateForm, state: Sequence[_Known]) -> float:

@@ -142,9 +142,12 @@ def eval_command(
     values = network(*split_columns(point, network.program.input_shapes), outside=outside)[0]
     met = np.clip(point, network.box.lo, network.box.hi) if outside == "clamp" else point
     bound = network.certificate.pointwise_bound if is_inside or outside == "clamp" else None
+    core = network.certificate.core
+    is_rounding_counted = core is None or bool(core[0] <= met[0, 0] <= core[1])
     rows = [{"name": name, "value": float(values[i]), "bound": bound} for name, i in _output_names(values)]
     if json_output:
         scalars = {"value": values.astype(float).tolist(), "bound": bound, "dtype": network.dtype, "inside": is_inside}
+        scalars |= {"rounding_included": None if bound is None else is_rounding_counted}
         if network.certificate.is_of_table:
             scalars |= {"points": network.certificate.points, "bound_at_points": network.certificate.bound}
         at = dict(zip(network.variables, met[0].tolist(), strict=True))
@@ -156,8 +159,7 @@ def eval_command(
     if certificate.is_of_table and certificate.bound is not None and is_inside:
         those = f"the table's {plural(certificate.points or 0, 'point')}"
         claim = f"(± {ceiling(certificate.bound)} at {those}; nothing is claimed between them)"
-    core = certificate.core
-    if bound is not None and core is not None and not core[0] <= met[0, 0] <= core[1]:
+    if bound is not None and core is not None and not is_rounding_counted:
         claim = f"(± {ceiling(bound)} in exact arithmetic, rounding beyond [{core[0]:g}, {core[1]:g}] not counted)"
     for name, i in _output_names(values):
         print(f"{name + ' = ' if values.ndim else ''}{values[i]!s} {claim}")

@@ -161,7 +161,9 @@ def _call(expression: Expression, node: Node, name: str, operands: list[Form]) -
 def _refused(expression: Expression, node: Node, reason: str) -> InputError:
     part = to_text(node)
     where = "" if part == expression.text else f" in {expression.text!r}"
-    return InputError(f"gates cannot build {part!r}{where}: {reason}. Use construction='compose' for any expression.")
+    return InputError(
+        f"gates cannot build {part!r}{where}: {reason}. On a finite box construction='compose' takes any expression."
+    )
 
 
 def affine_range(form: Affine, names: Sequence[str], lo: Sequence[float], hi: Sequence[float]) -> tuple[float, float]:

@@ -35,7 +35,8 @@ def write_whole(path: Path, files: Mapping[str, bytes], why_not_replace: Callabl
             shutil.rmtree(new, ignore_errors=True)  # it is still there only if something went wrong
         _sync_directory(parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise FileError(f"cannot save to {os.fspath(path)!r}: {error}. Nothing was changed.") from error
+        reason = getattr(error, "strerror", None) or error  # without the name of a file that nobody asked for
+        raise FileError(f"cannot save to {os.fspath(path)!r}: {reason}. Nothing was changed.") from error
     if os.path.lexists(old):
         try:
             shutil.rmtree(old)
