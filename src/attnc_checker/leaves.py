@@ -27,6 +27,9 @@ from attnc_checker.network import Row, Stage
 from attnc_checker.rounding import Arithmetic, most
 
 MEAN_ORDER = 3
+FINER = 4
+"""By so much the order of the function is higher than that of the heads, in one and two variables: its remainder is one
+of balls, and they are wide."""
 RANGE_ORDER, HALVINGS = 4, 8
 """Where a function is held against a value: by Taylor polynomials of this order, on parts that are halved so often."""
 FAR = 100
@@ -55,7 +58,8 @@ class Prover:
         """
         if kind == "selection":
             return self._selected(box, limit)
-        m, m_heads = (order, order) if kind == "taylor" else (0, MEAN_ORDER)
+        finer = FINER if len(box.centre) < 3 else 0
+        m, m_heads = (order + finer, order) if kind == "taylor" else (0, MEAN_ORDER)
         averages = [head.model(box, m_heads, self.arithmetic) for head in self.heads]
         errors = []
         for o, left in enumerate(self._without_affine(box, m)):
