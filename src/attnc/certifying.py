@@ -237,8 +237,8 @@ def _by_leaves(
             return None
     if is_one_stage and isinstance(target, ExpressionTarget | CallableTarget) and target.box.d <= MAX_VARIABLES:
         prover = functools.partial(prove, network.program, target, p=p)
-    elif p == math.inf and not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
-        prover = functools.partial(prove_deep, network.program, target)
+    elif not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
+        prover = functools.partial(prove_deep, network.program, target, p=p)
     elif p == math.inf and claim.bound is not None and _selects(target):
         prover = functools.partial(prove_selection, network.program, target)
     else:

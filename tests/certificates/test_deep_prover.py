@@ -10,7 +10,8 @@ import pytest
 
 import attnc
 from attnc import constructions
-from attnc.certificates.axis_breaks import cut_at
+from attnc.certificates.axis_breaks import axis_breaks, cut_at
+from attnc.certificates.axis_keys import AxisKeys, axis_keys
 from attnc.certificates.deep_prover import prove_deep
 from attnc.certificates.slices import slices, stage_programs
 from attnc.certificates.stage_enclosures import StageEnclosure
@@ -54,6 +55,66 @@ def test_bounds_hold_and_are_tight(name, case, dtype):
     Comparisons().check(built.program, target, found.bound, points)
     assert found.complete
     assert found.bound <= 1.5 * seen
+
+
+@pytest.mark.parametrize(("text", "p"), [("x*y", 2.0), ("max(x, y)", 3.5), ("sign(x)*y", 1.0)])
+def test_norms_hold_and_are_tight(text, p):
+    """Against a fine midpoint rule, which is off by far less than the room that is left."""
+    target = attnc.as_target(text, {"x": (-1, 1), "y": (-1, 1)}, p=p)
+    built = constructions.two_layer(target, eps=0.5, norm=p)
+    middles = (np.arange(400) + 0.5) / 200 - 1
+    points = np.stack(np.meshgrid(middles, middles), axis=-1).reshape(-1, 2)
+    errors = np.abs(NumpyEngine(built.program)(points).ravel() - target(points).ravel())
+    seen = float((4 * np.mean(errors**p)) ** (1 / p))
+    found = prove_deep(built.program, target, p=p, observed=seen, eps=0.5, time_budget=10)
+    assert seen <= 1.001 * found.bound
+    assert found.bound <= 2 * seen
+    volumes = [4 * 0.25**leaf.level for leaf in found.leaves]
+    assert sum(volumes) == pytest.approx(4)
+    assert np.dot(volumes, found.leaf_bounds**p) ** (1 / p) == pytest.approx(found.bound, rel=1e-6)
+
+
+def keys_of(program: Program, target: ExpressionTarget) -> tuple[AxisKeys, ...] | None:
+    stages = [StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_programs(program))]
+    cuts = [axis_breaks(stages[0], target.box, axis) for axis in range(target.box.d)]
+    return axis_keys(stages, Interval(target.box.lo[None], target.box.hi[None]), cuts, 1e-4)
+
+
+@pytest.mark.parametrize("name", SELECTING)
+def test_keys_of_a_grid_are_combinations_of_rows(name):
+    target, built, points, _ = selecting(name, 1, "float64")
+    found = keys_of(built.program, target)
+    assert found is not None
+    (head,) = found
+    counts = dict(built.parameters)["points_per_axis"]
+    assert " × ".join(map(str, head.keys.shape)) == counts
+    assert np.array_equal(np.sort(head.keys.ravel()), np.arange(head.keys.size))
+    # Wherever a point lies, the network says there what keys that can win there have for values.
+    computed = NumpyEngine(built.program)(points).reshape(len(points), -1)
+    ends = Interval(target.box.lo[None], target.box.hi[None])
+    tables = [axis.winners(ends.lo[:, i], ends.hi[:, i])[0] for i, axis in enumerate(head.axes)]
+    leak = head.growth * (head.spare_leak + sum(table.leak for table in tables))
+    room = leak * np.ptp(head.values.mid, axis=0) + head.rounding
+    for x, said in zip(points, computed, strict=True):
+        rows = [t.rows[(t.lo <= value) & (value <= t.hi)] for t, value in zip(tables, x, strict=True)]
+        near = head.values[head.keys[np.ix_(*rows)].ravel()]
+        assert (near.lo.min(axis=0) - room <= said).all()
+        assert (said <= near.hi.max(axis=0) + room).all()
+        assert max(map(len, rows)) <= 2
+
+
+def test_keys_of_another_kind_are_not_taken_apart():
+    """Layers of random weights mix the variables, or read several heads; a key that is missing leaves a gap."""
+    assert all(keys_of(*random_deep(np.random.default_rng(seed))) is None for seed in range(6))
+    target, built, _, _ = selecting("attention_softmax", 1, "float64")
+    *before, scores, softmax, read = built.program.layers
+    last = scores.weight.shape[1] - 1
+    kept = scores.weight.index[:, 1] != last
+    weight = dataclasses.replace(scores.weight, index=scores.weight.index[kept], values=scores.weight.values[kept])
+    program = dataclasses.replace(
+        built.program, layers=(*before, dataclasses.replace(scores, weight=weight), softmax, read)
+    )
+    assert keys_of(program, target) is None
 
 
 @pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)

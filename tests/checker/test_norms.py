@@ -31,6 +31,15 @@ def test_proved_again(tmp_path, expression, p, eps):
     assert verdict.reproved <= verdict.bound == net.certificate.bound
 
 
+def test_a_chain_is_proved_again(tmp_path):
+    net = attnc.compile("sign(x) + x", [(-1, 1)], eps=0.5, norm=2, construction="two_layer")
+    assert {leaf[0] for leaf in net.certificate.leaves} == {"enclosure"}
+    net.save(tmp_path / "net")
+    assert check(tmp_path / "net", processes=1).proved
+    edit(tmp_path / "net", "certificate.json", lambda data: data.update(bound=0.99 * data["bound"], observed=None))
+    assert "the leaves add up to the norm" in check(tmp_path / "net", processes=1).reason
+
+
 def _worst(data):
     return data["leaf_bounds"].index(max(data["leaf_bounds"]))
 

@@ -67,16 +67,22 @@ class AxisRows:
 
     def winners(self, lo: Float[np.ndarray, " cells"], hi: Float[np.ndarray, " cells"]) -> list[Winners]:
         ends = list(zip(lo.tolist(), hi.tolist(), strict=True))
-        new = np.array([pair for pair in dict.fromkeys(ends) if pair not in self.known]).reshape(-1, 2)
-        pieces, owner = cut_at([self.cuts], Interval(new[:, :1], new[:, 1:]))
-        can_win, leaks = self._rows_and_leaks(pieces)
-        for number, pair in enumerate(new.tolist()):
-            here = owner == number
-            lows, highs = (np.where(can_win[here], side[here], np.nan) for side in (pieces.lo, pieces.hi))
-            rows = np.flatnonzero(can_win[here].any(axis=0))
-            lows, highs = np.nanmin(lows[:, rows], axis=0), np.nanmax(highs[:, rows], axis=0)
-            self.known[pair[0], pair[1]] = Winners(rows, lows, highs, float(leaks[here].max()))
+        new = [pair for pair in dict.fromkeys(ends) if pair not in self.known]
+        if new:
+            self._look_at(np.array(new))
         return [self.known[pair] for pair in ends]
+
+    def _look_at(self, ends: Float[np.ndarray, "intervals two"]) -> None:
+        pieces, owner = cut_at([self.cuts], Interval(ends[:, :1], ends[:, 1:]))
+        can_win, leaks = self._rows_and_leaks(pieces)
+        starts = np.searchsorted(owner, np.arange(len(ends) + 1))
+        for (lo, hi), first, last in zip(ends.tolist(), starts[:-1], starts[1:], strict=True):
+            wins = can_win[first:last]
+            (rows,) = np.nonzero(wins.any(axis=0))
+            begin = first + wins[:, rows].argmax(axis=0)
+            end = last - 1 - wins[::-1, rows].argmax(axis=0)
+            lows, highs = pieces.lo[begin, 0], pieces.hi[end, 0]
+            self.known[lo, hi] = Winners(rows, lows, highs, float(leaks[first:last].max()))
 
     def _rows_and_leaks(self, pieces: Interval) -> tuple[np.ndarray, np.ndarray]:
         """(pieces, rows): the fewest rows but for which the weight is at most `leak`; (pieces,): what the others have.

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -153,7 +153,11 @@ def _integral(
 ) -> Proven:
     box, kinds = subject.target.box, subject.kinds_of_norm()
     found = bound_integral(kinds, box, p, goal=goal, time_budget=time_budget, box_budget=box_budget, progress=progress)
-    terms = subject.with_jumps(found)
+    return summed(found, subject.with_jumps(found), box)
+
+
+def summed(found: Integral, terms: Mapping[str, float], box: Box) -> Proven:
+    """An L_p norm, with what it is made of."""
     reasons = {
         name: reason.replace("on the worst cell", "on all cells, as the norm weighs them")
         for name, reason in REASONS.items()
