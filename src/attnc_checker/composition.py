@@ -357,11 +357,13 @@ def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -
         return Piece(low, high, ZERO, arb(0), evaluate(function, Ranges([(left, right)]))[0], arb(0))
     slope, values = _slope(function, left, right)
     change, by_range = (abs(slope) * off).upper(), (values[1] - values[0]).upper()
-    if not change <= by_range:
+    if not change.is_finite():
         return Piece(low, high, ZERO, by_range, values, by_range)
     if left != (low - e).lower() or right != (high + e).upper():
         slope = slope.union(arb(0))
-    return Piece(low, high, (slope.lower(), slope.upper()), (abs(slope) * (off - e)).upper(), values, change)
+    return Piece(
+        low, high, (slope.lower(), slope.upper()), (abs(slope) * (off - e)).upper(), values, change.min(by_range)
+    )
 
 
 def _slope(function: Function, left: Any, right: Any) -> tuple[Any, Range]:
@@ -381,6 +383,8 @@ def _slope(function: Function, left: Any, right: Any) -> tuple[Any, Range]:
             if m and (bend >= 0 or bend <= 0):
                 first, last = (model(x, TINY, 1).point.get(linear, arb(0)) / TINY for x in (left, right))
                 slope = first.union(last)
+            elif m:  # g′ = g′(c) + g″·(t − c)
+                slope = slope.intersection((whole.point.get(linear, arb(0)) + 2 * bend * arb(0, 1)) / half)
             if slope.is_finite():
                 return slope, whole.range
         except (ArithmeticError, ValueError):

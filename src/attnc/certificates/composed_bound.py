@@ -19,9 +19,9 @@ from attnc.targets.part_ranges import PartRanges
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MORE_AXES = 10
+MORE_AXES = 20
 """A checker may need some more parts."""
-SPARE = 2.0**-9
+SPARE = 2.0**-6
 """By which the bound is taken larger: slopes and ranges that a checker finds are not quite the same."""
 
 

@@ -41,9 +41,12 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
-SPARE = 2.0**-22
-"""By which errors of arguments are taken larger, relatively, and as a square ranges: no checker, whose roundings are
-other ones, has to agree in the last digits."""
+SPARE = 2.0**-44
+"""By which ranges are taken larger, relatively: no checker, whose roundings are other ones, has to agree in the last
+digits."""
+ROOM = 1.125
+"""By which errors of arguments are taken larger: slopes that a checker finds are not the same, and all that depends on
+these errors is how far arguments reach."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +187,7 @@ class _Walk:
             size = float(up(self.ranges.size(claim.carrier) + off))
         e_t = self._error_of(argument, state)
         if not isinstance(claim.argument, Source):  # where rounding differs in the ranges of t and in its error
-            e_t = float(up(e_t * (1 + SPARE) + SPARE**2 * max(abs(lo), abs(hi)), 4))
+            e_t = float(up(e_t * ROOM + SPARE * max(abs(lo), abs(hi)), 4))
         if not np.isfinite([lo, hi, e_t, size, *sizes]).all():
             return _Known(claim.part, math.inf)  # an enclosure was too wide: nothing is proved from here on
         line, unsure = writer.along(argument, carrier, sizes)

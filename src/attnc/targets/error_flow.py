@@ -67,9 +67,9 @@ class Slopes:
         by_range = values.width
         with np.errstate(invalid="ignore", over="ignore"):
             by_slope = np.where(off == 0, 0.0, up(G.mag * off))
-            is_steep = ~(by_slope <= by_range)
+            is_steep = ~np.isfinite(by_slope)
             is_steep |= by_range <= np.where(is_steep, by_range, 0.0).max()  # which costs nothing more
-            change = np.where(is_steep, JUMPS * by_range, by_slope)
+            change = np.where(is_steep, JUMPS * by_range, np.minimum(by_slope, by_range))
             jumps = np.where(is_steep, change, products(G.mag, np.maximum(up(off - error), 0.0) * (off > error)))
         if held is not None and (held[0] > lo - error or held[1] < hi + error):
             G = G.hull(Interval.point(np.zeros(len(t))))
