@@ -37,7 +37,7 @@ def saved_network(path, text, eps, dtype="float64"):
         ("clip(a*b, -0.3, 0.5) + abs(b - c)/(2 + a)", 1e-4, "float64"),
         ("exp(a)*cos(b)*tanh(c)*sigmoid(d)*(f + g)/(2 + h)", 1e-4, "float64"),
         ("a/3 + pi*sin(a*b/7) + sqrt(2)*b", 1e-8, "float64"),
-        ("x + 0.1", 1e-6, "float32"),
+        ("sin(x*y) + 0.1", 1e-3, "float32"),
     ],
 )
 def test_staged_proofs_are_proved_again(tmp_path, text, eps, dtype):
@@ -124,7 +124,7 @@ def scaled(number, field, factor):
         (stage(1, stage="attend7"), "of a layer 'attend7'"),
         (stage(0, held=[-0.5, 0.5]), "the input of stage s_1 may leave the claimed interval"),
         (lambda data: data["outputs"].append("a"), "are not known to be the expression"),
-        (lambda data: data.update(bound=0.99 * data["bound"], observed=0.0), "the errors of the stages add up to"),
+        (lambda data: data.update(bound=0.97 * data["bound"], observed=0.0), "the errors of the stages add up to"),
         (lambda data: data.update(truncation=0.1 * data["bound"]), "the errors of the stages add up to"),
         (lambda data: data["box"].update(a=[-1.0, 1.5001]), "differ in the box"),
         (lambda data: data.update(method="proof", leaves=[["taylor", 4, 0, 0, 0, 0]]), "not a one-stage program"),
@@ -143,7 +143,7 @@ def test_parts_of_the_box(tmp_path):
     for other, proves in ((axes, True), (axes[::-1], True), ([], False)):
         edit(path, "certificate.json", lambda data, other=other: data.update(axes=other))
         assert check(path, processes=1).proved is proves
-    edit(path, "certificate.json", lambda data: data.update(axes=axes, bound=0.98 * data["bound"], observed=0.0))
+    edit(path, "certificate.json", lambda data: data.update(axes=axes, bound=0.95 * data["bound"], observed=0.0))
     assert "the errors of the stages add up to" in refusal(path)
 
 
@@ -184,7 +184,7 @@ def test_another_expression(net):
 
 def test_an_infinite_box_has_no_staged_proof(tmp_path):
     net = tmp_path / "net"
-    saved_network(net, "x + 0.1", 1e-9)
+    saved_network(net, "sin(300*x)", 1e-2)
     core = list(BOX)
     edit(net, "certificate.json", lambda data: data.update(box={"x": ["-inf", "inf"]}, core=core))
     assert "is for a bounded box" in refusal(net)
