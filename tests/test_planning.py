@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import attnc
+from attnc import planning
 from attnc.cli import main
+from attnc.constructions.estimate import Wanted
 from attnc.errors import BoundNotMet, InputError
 from attnc.planning import CONSTRUCTIONS, CRITERIA, ESTIMATES
 
@@ -86,3 +88,22 @@ def test_an_activation_on_all_of_r() -> None:
 def test_other_constructions_need_a_finite_box(construction: str) -> None:
     with pytest.raises(InputError, match="finite box"):
         attnc.compile("gelu(x)", {"x": (-np.inf, np.inf)}, 1e-3, construction=construction)
+
+
+def test_a_grid_is_not_looked_for_beyond_what_is_found_already(monkeypatch):
+    """At a kink an even grid has hundreds of anchors, and graded ones are eight."""
+    from attnc.constructions import spectral_axis
+
+    tried: list[int] = []
+    fit = spectral_axis.unit_fit
+
+    def recorded(p: int, *rest: object) -> spectral_axis.Fit:
+        tried.append(p)
+        return fit(p, *rest)
+
+    monkeypatch.setattr(spectral_axis, "unit_fit", recorded)
+    target, names = attnc.as_target("abs(x-0.3)+x**3", {"x": (-1, 1)}), ("graded", "spectral_grid")
+    rows = planning.plan(target, Wanted(1e-3), names, only_cheapest=True)
+    best = planning.cheapest(rows, "multiply_adds")[0]
+    assert best.name == "graded"
+    assert max(tried) <= best.multiply_adds < 50

@@ -254,7 +254,7 @@ def _cheapest(
             others = " or ".join(f"construction={other!r}" for other in _taking(unknown[0]))
             raise InputError(f"{given} is for constructions that take it: state {others}")
         return _named(name, target, wanted, options, progress)
-    rows = planning.plan(target, wanted, names)
+    rows = planning.plan(target, wanted, names, only_cheapest=criterion == "multiply_adds")
     able = planning.cheapest(rows, criterion)
     if not able:
         found = f"no construction brings {target.describe()} on {target.box} to eps={wanted.eps:g}"

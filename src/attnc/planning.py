@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,8 +47,18 @@ CONSTRUCTIONS: dict[str, Callable[..., Built]] = {
 }
 
 
-def plan(target: Target, wanted: Wanted, names: Sequence[str] = tuple(CONSTRUCTIONS)) -> list[Estimate]:
-    """A row for every construction; one that cannot serve says why not."""
+def plan(
+    target: Target, wanted: Wanted, names: Sequence[str] = tuple(CONSTRUCTIONS), *, only_cheapest: bool = False
+) -> list[Estimate]:
+    """A row for every construction; one that cannot serve says why not.
+
+    For the cheapest alone, a grid is not looked for beyond the anchors of what is found already: at a kink there are
+    many, and to find how many takes long.
+    """
+    if only_cheapest and "spectral_grid" in names:
+        others = plan(target, wanted, [name for name in names if name != "spectral_grid"])
+        most = min([wanted.max_anchors, *(row.multiply_adds for row in others if row.why_not is None)])
+        return [*others, *plan(target, replace(wanted, max_anchors=max(1, most)), ["spectral_grid"])]
     rows = []
     for name in names:
         reason = _why_not(name, target, wanted)

@@ -27,7 +27,8 @@ TWO_KEYS = ("relu", "abs", "silu", "sigmoid", "tanh")
 GLOBAL = ("gelu", "softplus", "erf")
 """Gates on all of R, which an interval may do better than."""
 MANY = 48
-"""With more keys than that on an even grid, it is worth looking where the function is hard."""
+"""With more keys than that on an even grid, it is worth looking where the function is hard: at kinks, and like √t at 0.
+There even grids have hundreds of keys, and to find out how many takes long."""
 
 
 class PartFit(Protocol):
@@ -95,10 +96,14 @@ def fit_part(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Part
         return next(_gates(tree, lo, hi, delta), None)
     if tree is T:
         return _identity(lo, hi, delta)
-    even = fit_unary(function_of_one(tree), lo, hi, delta, dtype=dtype)
-    found: list[PartFit] = [*([] if even is None else [even]), *_gates(tree, lo, hi, delta)]
-    if not found or min(fit.num_anchors for fit in found) > MANY:
+    f = function_of_one(tree)
+    few = fit_unary(f, lo, hi, delta, MANY, dtype)
+    found: list[PartFit] = [*([] if few is None else [few]), *_gates(tree, lo, hi, delta)]
+    if not found:
         found += _graded(tree, lo, hi, delta)
+    if not found or min(fit.num_anchors for fit in found) > 2 * MANY:
+        many = fit_unary(f, lo, hi, delta, dtype=dtype)
+        found += [] if many is None else [many]
     return min(found, key=lambda fit: fit.num_anchors, default=None)
 
 

@@ -132,7 +132,8 @@ class Search:
 
     def choose(self, eps: float) -> tuple[tuple[Axis, ...], list[float]]:
         """The fewest anchors an axis for which its sections are within eps/√d."""
-        share, best, fewest = eps / math.sqrt(self.target.box.d), None, MAX_P**self.target.box.d
+        most = min(MAX_P**self.target.box.d, self.limit)
+        share, best, fewest = eps / math.sqrt(self.target.box.d), None, most
         for haste in HASTE[: self.target.box.d]:  # which may leave too little to the first axes
             found = self._chosen(share, haste, fewest)
             if isinstance(found, str):
@@ -140,7 +141,9 @@ class Search:
             else:
                 best, fewest = found, math.prod(axis.p for axis in found[0])
         if best is None:
-            raise self._refusal(f"to eps={self.eps:g}: {lacking} needs more than {MAX_P:,} anchors", self.eps)
+            raise self._refusal(
+                f"to eps={self.eps:g}: {lacking} needs more than {min(MAX_P, most):,} anchors", self.eps
+            )
         return best
 
     def _chosen(self, share: float, haste: float, fewest: int) -> tuple[tuple[Axis, ...], list[float]] | str:
