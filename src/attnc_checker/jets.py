@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 from flint import arb, arb_series, fmpq
@@ -19,6 +19,8 @@ from attnc_checker.ranges import NAMED, SERIES, Range, Ranges, hull
 Poly = dict[int, Any]
 BITS = 6
 MAX_HALVINGS = 10
+SLICES = 8
+"""Of the range of an argument."""
 SMALL = arb(2) ** -20
 """Of the limit: smaller coefficients are not carried further when a cube is halved, but added to the bound."""
 
@@ -140,6 +142,16 @@ def _compose(series: Any, y: Poly, m: int, d: int) -> Poly:
     return result
 
 
+def _coefficients(name: str, ball: Any, m: int) -> list[Any]:
+    """Holds the Taylor coefficients at all points of a ball: those over its parts, as series of wide balls blow up."""
+    if not ball.is_finite():
+        return [arb("nan")] * (m + 1)
+    low, step = ball.lower(), (ball.upper() - ball.lower()) / SLICES
+    parts = [(low + n * step).union(low + (n + 1) * step) for n in range(SLICES)]
+    series = [SERIES[name](arb_series([part, 1], m + 1)) for part in parts]
+    return [reduce(arb.union, (s[n] for s in series)) for n in range(m + 1)]
+
+
 def _of_root(q: Any, n: int, y: Range) -> Any:
     """Holds the Taylor coefficients q(q − 1)…(q − n + 1)/n!·y^{q − n} of y^q at all y of a range; q is no integer."""
     factor = math.prod((q - i for i in range(n)), start=fmpq(1)) / math.factorial(n)
@@ -211,10 +223,8 @@ class Models(Rules):
     def apply(self, name: str, a: Model) -> Model:
         low, high = bounds(self.whole(a), self.d)
         ball = a.wide[0].intersection(low.union(high)) if low.is_finite() and high.is_finite() else a.wide[0]
-        point, wide = (
-            _compose(SERIES[name](arb_series([y[0], 1], m + 1)), y, m, self.d)
-            for y, m in ((a.point, self.m), (a.wide | {0: ball}, self.m + 1))
-        )
+        point = _compose(SERIES[name](arb_series([a.point[0], 1], self.m + 1)), a.point, self.m, self.d)
+        wide = _compose(_coefficients(name, ball, self.m + 1), a.wide | {0: ball}, self.m + 1, self.d)
         return self._known(point, wide, self.ranges.apply(name, a.range))
 
     def root(self, a: Model, q: Any) -> Model:

@@ -28,8 +28,7 @@ from attnc_checker.rounding import Arithmetic, most
 
 MEAN_ORDER = 3
 FINER = 4
-"""By so much the order of the function is higher than that of the heads, in one and two variables: its remainder is one
-of balls, and they are wide."""
+"""Where the order of the heads does not do for the function, whose remainder is one of wide balls: so much more."""
 RANGE_ORDER, HALVINGS = 4, 8
 """Where a function is held against a value: by Taylor polynomials of this order, on parts that are halved so often."""
 FAR = 100
@@ -58,9 +57,16 @@ class Prover:
         """
         if kind == "selection":
             return self._selected(box, limit)
-        finer = FINER if len(box.centre) < 3 else 0
-        m, m_heads = (order + finer, order) if kind == "taylor" else (0, MEAN_ORDER)
-        averages = [head.model(box, m_heads, self.arithmetic) for head in self.heads]
+        m_heads, orders = (order, (order, order + FINER)) if kind == "taylor" else (MEAN_ORDER, (0,))
+        averages, found = [head.model(box, m_heads, self.arithmetic) for head in self.heads], arb("inf")
+        for m in orders:
+            better = self._apart(averages, box, m, limit)
+            found = better if better < found else found
+            if found <= limit:
+                break
+        return found
+
+    def _apart(self, averages: list[Any], box: Box, m: int, limit: Any) -> Any:
         errors = []
         for o, left in enumerate(self._without_affine(box, m)):
             error = affine_rounding(self.stage, o, box, self.arithmetic)
