@@ -61,6 +61,13 @@ LIMITS: dict[str, Callable[[Any], Any]] = {
 }
 """Monotone functions where they end, too: at the edge of their domain or at infinity."""
 
+TURNS = {
+    "cosh": arb(0),
+    "silu": arb("-1.27846454276107379511 +/- 1e-20"),
+    "gelu": arb("-0.75179152469356445746 +/- 1e-20"),
+}
+"""Where functions that fall, and then rise, turn."""
+
 
 def hull(x: Range) -> Any:
     return x[0].union(x[1])
@@ -114,6 +121,10 @@ class Ranges(Rules):
         if name in ("sin", "cos"):
             return self._wave(a, arb(0) if name == "cos" else arb.pi() / 2)
         ball = hull(a)
+        if name in TURNS and ball.is_finite():
+            low, high, turn = (SERIES[name](arb_series([x, 1], 1))[0] for x in (*a, TURNS[name]))
+            least = low.min(high)
+            return _outward(least.min(turn) if ball.overlaps(TURNS[name]) else least, low.max(high))
         values, slope = SERIES[name](arb_series([ball, 1], 2)), arb("nan")
         if ball.is_finite():
             slope = values[1]
