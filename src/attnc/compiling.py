@@ -122,10 +122,11 @@ class _Request:
         least: dict[str, float] = {}  # of each construction, the error that it was brought to
         given_up: set[str] = set()
         name, asked = None if self.construction == "auto" else self.construction, self.eps
+        again: Callable[[], Built] | None = None
         for _ in range(ATTEMPTS):
             wanted = Wanted(asked, self.dtype, self.p, self.max_anchors, self.max_bytes)
             try:
-                built = self._builder(name, wanted, given_up)()
+                built = (again or self._builder(name, wanted, given_up))()
             except np.linalg.LinAlgError:
                 raise InputError(
                     f"the numbers of {self.target.describe()} on {self.target.box} are too large or too "
@@ -137,7 +138,7 @@ class _Request:
                 if name is None or self.construction != "auto":
                     break
                 given_up.add(name)
-                name, asked = None, self.eps
+                name, asked, again = None, self.eps, None
                 continue
             network, name = self._certified(built), built.construction
             claim = network.certificate
@@ -151,11 +152,14 @@ class _Request:
             rounding = min(_rounding(network), error)
             is_proof_too_long = not claim.complete and (claim.observed or 0.0) <= self.eps / 2
             if rounding < self.eps and error < WORTHWHILE * before and not is_proof_too_long:
+                if again is None and built.again is not None and claim.stages:
+                    again = functools.partial(built.again, {head["channel"]: head["bound"] for head in claim.stages})
+                    continue
                 room = (self.eps - rounding) / (error - rounding)
-                asked *= max(0.1, min(0.8, 0.9 * room))
+                asked, again = asked * max(0.1, min(0.8, 0.9 * room)), None
             elif self.construction == "auto":
                 given_up.add(name)
-                name, asked = None, self.eps
+                name, asked, again = None, self.eps, None
             else:
                 break
         assert best is not None

@@ -72,14 +72,13 @@ def test_composed_bounds_are_close(capsys):
         worst = made.check(built.program, target, found.bound, adversarial_points(built.program, target, 4000, seed))
         if worst > 64 * np.finfo(float).eps:  # otherwise the program is exact, but for rounding
             ratios.append(found.bound / worst)
-    within = np.mean(np.array(ratios) <= 5)
     with capsys.disabled():
         print(
             f"\n{len(ratios)} compositions, {refused} refused: bound/observed {np.median(ratios):.2f}, at most "
-            f"{max(ratios):.1f}, ≤ 5 in {within:.0%}; at most {max(seconds):.1f} s each; {made}"
+            f"{max(ratios):.1f}; at most {max(seconds):.1f} s each; {made}"
         )
-    assert np.median(ratios) <= 4
-    assert within >= 0.8
+    assert np.median(ratios) <= 2.5
+    assert max(ratios) <= 5
 
 
 def all_engines(program: Program, folder: Path) -> dict[str, Engine]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from attnc.errors import BoundNotMet
@@ -25,6 +25,8 @@ class Built:
     worst_box: dict[str, tuple[float, float]] | None = None
     parameters: tuple[tuple[str, float | int | str], ...] = ()
     derivation: Derivation | None = None  # of a deep program: what every head is for
+    again: Callable[[Mapping[str, float]], Built] | None = None
+    """Built again, with the errors of heads as they were proved, by the channels that these write."""
 
 
 def require(built: Built, eps: float | None, target: Target) -> Built:

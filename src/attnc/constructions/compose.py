@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire, channel_of
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.ledger import Ledger
-from attnc.constructions.part_fit import PartFit, function_of_one, has_two_keys
+from attnc.constructions.part_fit import IDENTITY, PartFit, function_of_one, has_two_keys
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.unary_fit import fit_unary
 from attnc.errors import BoundNotMet, InputError
@@ -38,6 +39,8 @@ ROUNDINGS = 4
 """An eps below this many roundings of max |f| is out of reach of any head."""
 MARGIN = 0.95
 """What the errors may add up to, as a part of eps: a proof is a few percent above what a sample shows."""
+MOST_EXCESS = 2.0
+"""A proof that finds more than that of an error found rounding, which no fit makes smaller."""
 
 
 def compose(
@@ -53,9 +56,9 @@ def compose(
 
     Weights.  A function of one part by soft anchors with solved values, or by a gate; a product u·g(w) by a head whose
               keys carry u and whose weights are those of g at w; u·v likewise, with g the identity.
-    Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. With λ_g the most that an
-              error of g moves the output, eps is shared so that Σ λ_g δ_g = eps at the least number of anchors: keys
-              grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed.
+    Errors.   They travel to the outputs as the proof will have it (`error_flow`). With λ_g the most that an error of g
+              moves an output, eps is shared so that Σ λ_g δ_g = eps at the least number of anchors: keys grow with
+              log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed.
     Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
     """
     return _composition(target, Wanted(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes), progress).build(dtype)
@@ -88,10 +91,10 @@ class Composition:
     """Parts with their fits, ready to be built."""
 
     target: ExpressionTarget
-    outputs: tuple[Part, ...]
     fits: dict[int, PartFit]
     ledger: Ledger
     error: float
+    eps: float
 
     @property
     def num_anchors(self) -> int:
@@ -107,10 +110,18 @@ class Composition:
                 if isinstance(part, Unary | Multiply):
                     (signal,) = wire.terms
                     heads[channel_of(signal)] = self.ledger.claim(part)
-        outputs = [wires[id(part)] for part in self.outputs]
-        program = circuit.build(outputs, self.target.output_shape, dtype)
+        outputs = self.ledger.outputs
+        program = circuit.build([wires[id(part)] for part in outputs], self.target.output_shape, dtype)
+
+        def again(proved: Mapping[str, float]) -> Built:
+            for channel, error in proved.items():
+                part = heads[channel].part
+                self.ledger.excess[id(part)] = min(MOST_EXCESS, max(1.0, error / self.fits[id(part)].error))
+            return _fitted(self.target, self.ledger, self.eps, None).build(dtype)
+
         parameters = (("composed error", self.error),)
-        return Built(program, NAME, None, parameters=parameters, derivation=Derivation(self.outputs, heads))
+        derivation = Derivation(tuple(outputs), heads)
+        return Built(program, NAME, None, parameters=parameters, derivation=derivation, again=again)
 
     def _wire(self, circuit: Circuit, part: Part, wires: dict[int, Wire]) -> Wire:
         match part:
@@ -121,15 +132,12 @@ class Composition:
                 for inner, coefficient in terms:
                     total = total + wires[id(inner)] * coefficient.value
                 return total
-            case Unary(base, tree):
-                return self.fits[id(part)].apply(circuit, wires[id(base)], to_text(tree))
-            case Multiply(left, right):
-                factor = self.ledger.absorbed_factor(part)
-                if factor is not None:
-                    function, carrier = factor
-                    fit, name = self.fits[id(function)], to_text(function.tree)
-                    return fit.gate(circuit, wires[id(function.base)], wires[id(carrier)], name)
-                return self.fits[id(part)].gate(circuit, wires[id(left)], wires[id(right)], "product")
+            case Unary() | Multiply():
+                claim, fit = self.ledger.claim(part), self.fits[id(part)]
+                if claim.carrier is None:
+                    return fit.apply(circuit, wires[id(claim.argument)], to_text(claim.tree))
+                name = "product" if claim.tree is IDENTITY else to_text(claim.tree)
+                return fit.gate(circuit, wires[id(claim.argument)], wires[id(claim.carrier)], name)
 
 
 def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress | None) -> Composition:
@@ -153,7 +161,11 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
             eps=eps,
             bound=None,
         )
-    eps *= MARGIN
+    return _fitted(target, ledger, MARGIN * eps, progress)
+
+
+def _fitted(target: ExpressionTarget, ledger: Ledger, eps: float, progress: Progress | None) -> Composition:
+    """Fits whose errors add up to eps, as nearly as their sizes allow."""
     goal = eps
     best: Composition | None = None
     for round_ in range(ROUNDS):
@@ -161,7 +173,7 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
             progress("composing", round_ / ROUNDS)
         fits = ledger.fit(goal, target)
         error = ledger.total(fits)
-        found = Composition(target, outputs, fits, ledger, error)
+        found = Composition(target, fits, ledger, error, eps)
         if error <= eps and (best is None or found.num_anchors <= best.num_anchors):
             best = found
         if best is not None and error <= eps and (error > 0.5 * eps or round_ > 2):
@@ -174,5 +186,5 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
         f"{error:.3g}. Choose a larger eps or a smaller box.",
         eps=eps,
         bound=None,
-        build=lambda: found.build(dtype),
+        build=lambda: found.build(ledger.dtype),
     )
