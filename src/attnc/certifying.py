@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -229,31 +230,33 @@ def _by_leaves(
     network: Network, target: Target, p: float, is_one_stage: bool, seconds: float, progress: Progress | None
 ) -> Certificate | None:
     claim = network.certificate
-    prover: functools.partial[Proven]
+    provers: list[functools.partial[Proven]]
     if isinstance(target, ExpressionTarget) and not network.program.num_attention_layers and p == math.inf:
         try:
             return _with_leaves(network, target, prove_affine(network.program, target))
         except ProgramError:
             return None
     if is_one_stage and isinstance(target, ExpressionTarget | CallableTarget) and target.box.d <= MAX_VARIABLES:
-        prover = functools.partial(prove, network.program, target, p=p)
+        provers = [functools.partial(prove, network.program, target, p=p)]
     elif not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
-        prover = functools.partial(prove_deep, network.program, target, p=p)
+        provers = [functools.partial(prove_deep, network.program, target, p=p)]
     elif p == math.inf and claim.bound is not None and _selects(target):
-        prover = functools.partial(prove_selection, network.program, target)
+        provers = [functools.partial(prove_selection, network.program, target)]
+        if isinstance(target, ExpressionTarget):  # a grid takes far fewer leaves axis by axis
+            provers.insert(0, functools.partial(prove_deep, network.program, target))
     else:
         return None
-    try:
-        found = prover(
-            observed=claim.observed or 0.0,
-            eps=network.eps or 0.0,
-            truncation=network.truncation,
-            time_budget=seconds,
-            progress=progress,
-        )
-    except ProgramError:
-        return None
-    return _with_leaves(network, target, found)
+    for prover in provers:
+        with contextlib.suppress(ProgramError):
+            found = prover(
+                observed=claim.observed or 0.0,
+                eps=network.eps or 0.0,
+                truncation=network.truncation,
+                time_budget=seconds,
+                progress=progress,
+            )
+            return _with_leaves(network, target, found)
+    return None
 
 
 def _with_leaves(network: Network, target: Target, found: Proven) -> Certificate:

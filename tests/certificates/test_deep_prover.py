@@ -103,6 +103,23 @@ def test_keys_of_a_grid_are_combinations_of_rows(name):
         assert max(map(len, rows)) <= 2
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_one_stage_that_selects(dtype):
+    """In four variables a few leaves do; a soft stage is refused."""
+    target = attnc.as_target("x*y + max(z, w)", {name: (-1, 1) for name in "xyzw"})
+    built = constructions.max_affine(target, eps=0.8, dtype=dtype)
+    points = adversarial_points(built.program, target, 2000)
+    seen = float(np.abs(NumpyEngine(built.program)(points).ravel() - target(points).ravel()).max())
+    found = prove_deep(built.program, target, observed=seen, eps=0.8, time_budget=10)
+    Comparisons().check(built.program, target, found.bound, points)
+    assert found.complete
+    assert len(found.leaves) <= 512
+    assert found.bound <= 1.1 * seen
+    soft = constructions.max_affine(target, points_per_axis=4, beta=1.0, dtype=dtype)
+    with pytest.raises(ProgramError, match="selects"):
+        prove_deep(soft.program, target, observed=seen, eps=0.8)
+
+
 def test_keys_of_another_kind_are_not_taken_apart():
     """Layers of random weights mix the variables, or read several heads; a key that is missing leaves a gap."""
     assert all(keys_of(*random_deep(np.random.default_rng(seed))) is None for seed in range(6))

@@ -45,6 +45,19 @@ def test_proved_again(saved):
     assert verdict.reproved <= verdict.bound == net.certificate.bound
 
 
+def test_one_stage_in_four_variables(tmp_path):
+    """A chain without links."""
+    box = {name: (-1, 1) for name in "xyzw"}
+    net = attnc.compile("x*y + max(z, w)", box=box, eps=0.8, construction="max_affine")
+    net.save(tmp_path / "net")
+    assert {leaf[0] for leaf in net.certificate.leaves} == {"enclosure"}
+    verdict = check(tmp_path / "net", processes=1)
+    assert verdict.proved, verdict.reason
+    assert net.certificate.observed <= verdict.reproved * (1 + 1e-9)
+    change_weight(tmp_path / "net", "layers.0.embed.constant.values", 0, 2.0, rehash=True)
+    assert check(tmp_path / "net", processes=1).exit_code == 1
+
+
 def test_at_the_edge_of_a_domain(tmp_path):
     attnc.compile("sqrt(x)", box={"x": (0, 1)}, eps=0.3, construction="attention_softmax").save(tmp_path / "net")
     assert check(tmp_path / "net", processes=1).proved

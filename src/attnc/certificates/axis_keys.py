@@ -28,6 +28,7 @@ from attnc.certificates.near_keys import Scores, leads_over_many
 from attnc.certificates.one_stage import Enclosed, StageHead
 from attnc.certificates.stage_enclosures import MOST_CUTS, Part, StageEnclosure, cut_wide, rounding_of_sums
 from attnc.certificates.stage_rounding import score_errors
+from attnc.errors import ProgramError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.targets.target import Target
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 PIECES = 256
 """Looked at together."""
-SPARE_ROUNDING, SPARE_DISTANCE = 1.5, 1 + 2.0**-27
-"""A bound is stated so much larger than it is proved to be: a checker counts some roundings more, and the radii of its
-balls have 30 bits."""
+SPARE, SPARE_DISTANCE = 1.5, 1 + 2.0**-27
+"""Rounding and leaks, and the rest of a bound, are stated so much larger than they are proved to be: a checker counts
+some roundings more, and the radii of its balls have 30 bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +155,7 @@ class AxisKeys:
         leak = self.spare_leak + np.sum([[each.leak for each in found] for found in winners], axis=0)
         everything = Interval(self.values.lo.min(axis=0), self.values.hi.max(axis=0))
         farthest = distance(target.enclosure(cells)[:, self.outputs], everything)
-        leaking = up(up(leak * self.growth, len(winners) + 2)[:, None] * farthest)
+        leaking = up(up(SPARE * leak * self.growth, len(winners) + 2)[:, None] * farthest)
         return up(up(SPARE_DISTANCE * np.maximum.reduceat(off, starts) + leaking) + self.rounding)
 
 
@@ -187,6 +188,26 @@ def axis_keys(
         )
         found.append(_keys(part, axes, grid, states[-1]))
     return tuple(found)
+
+
+def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndarray, " breaks"]]:
+    """Of a program of one stage: where, axis by axis, one row ceases to matter, and where the next begins to.
+
+    Scores of rows are affine in x_i, and of neighbours one is ahead by g from (a_m − a_n)x + c_m − c_n = ±g on.
+    ProgramError where keys are not combinations of rows, or where so soft that these strips overlap.
+    """
+    found = [np.zeros(0)] * d
+    for part in stage.parts:
+        grid = _combinations(part, list(np.eye(d, dtype=bool)))
+        for axis, rows in enumerate([] if grid is None else grid.rows):
+            slopes, offsets = rows.slopes.mid[:, 0], rows.offsets.mid  # slopes are ascending
+            gap = math.log(100 * len(slopes) / leak) * np.array([[-1.0], [1.0]])
+            strips = ((gap - np.diff(offsets)) / np.diff(slopes)).T.ravel()
+            grid = grid if (np.diff(strips) > 0).all() else None
+            found[axis] = np.union1d(found[axis], strips)
+        if grid is None:
+            raise ProgramError("a stage is proved axis by axis if its keys are combinations of rows, and it selects")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,5 +265,5 @@ def _keys(part: Part, axes: tuple[AxisRows, ...], grid: _Combinations, state: In
     off_by = float(error) + grid.inexact + 4 * part.roundings.unit * largest
     growth = float(up(math.exp(2 * off_by), LIBM_ULPS + 4)) if off_by < 1 else math.inf
     values = interval(head.values) + interval(part.stage.constant)
-    rounding = SPARE_ROUNDING * rounding_of_sums(part.roundings, reach)[0]
+    rounding = SPARE * rounding_of_sums(part.roundings, reach)[0]
     return AxisKeys(part.outputs, axes, grid.keys, values, grid.spare_leak, growth, rounding)

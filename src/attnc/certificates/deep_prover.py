@@ -1,11 +1,11 @@
 """Programs of several stages, proved by leaves: f against all that the stages, one after the other, can say on a cell.
 
 A cell is cut where the first stage turns from one flat part to another (`axis_breaks`): cuts are free to choose, and
-need not be dyadic. On a piece X every stage is enclosed over the enclosure of the one before it (`stage_enclosures`),
-from its stored weights, rounding included. Then sup_X |f − network| ≤ the distance of the two enclosures. That serves
-where temperatures are hard, as in two layers that select a cell of a grid: an enclosure is then as narrow as the
-values of the keys that can win. Any chain of attention layers and softmaxes can be proved so; soft ones take small
-cells.
+need not be dyadic. Where the last stage selects a cell of a grid, f is held against the values that can be selected,
+found axis by axis (`axis_keys`); a single stage that selects is proved so, too. In other chains every stage is enclosed
+on a piece X of a cell over the enclosure of the one before it (`stage_enclosures`), from its stored weights, rounding
+included, and sup_X |f − network| ≤ the distance of the two enclosures. Any chain of attention layers and softmaxes can
+be proved so; soft ones take small cells.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from attnc.certificates.axis_breaks import axis_breaks, cut_at
-from attnc.certificates.axis_keys import axis_keys
+from attnc.certificates.axis_keys import axis_keys, row_breaks
 from attnc.certificates.branching import Bounds, Kind, branch_and_bound
 from attnc.certificates.deviations import cells_within, distance
 from attnc.certificates.integral import bound_integral
@@ -73,7 +73,10 @@ def prove_deep(
     goal = CLOSE * observed if eps <= observed else min(LOOSE * observed, eps)
     spare = min(LEAK_SHARE * goal, 0.1 * (goal - observed)) / float(target.box.widths.prod()) ** (1 / p)
     leak = min(0.01, max(LEAK, spare / max(last.span, goal))) if goal > 0 else LEAK
-    breaks = [axis_breaks(stages[0], target.box, axis) for axis in range(target.box.d)]
+    if before:
+        breaks = [axis_breaks(stages[0], target.box, axis) for axis in range(target.box.d)]
+    else:
+        breaks = row_breaks(last, target.box.d, leak)
     heads = axis_keys(stages, Interval(target.box.lo[None], target.box.hi[None]), breaks, leak)
 
     def bounds(centres: np.ndarray, radii: np.ndarray, _: Goal) -> Bounds:
