@@ -124,8 +124,8 @@ def scaled(number, field, factor):
         (stage(1, stage="attend7"), "of a layer 'attend7'"),
         (stage(0, held=[-0.5, 0.5]), "the input of stage s_1 may leave the claimed interval"),
         (lambda data: data["outputs"].append("a"), "are not known to be the expression"),
-        (lambda data: data.update(bound=0.97 * data["bound"], observed=0.0), "the errors of the stages add up to"),
-        (lambda data: data.update(truncation=0.1 * data["bound"]), "the errors of the stages add up to"),
+        (lambda data: data.update(bound=0.85 * data["bound"], observed=0.0), "the errors of the stages add up to"),
+        (lambda data: data.update(truncation=0.2 * data["bound"]), "the errors of the stages add up to"),
         (lambda data: data["box"].update(a=[-1.0, 1.5001]), "differ in the box"),
         (lambda data: data.update(method="proof", leaves=[["taylor", 4, 0, 0, 0, 0]]), "not a one-stage program"),
     ],
@@ -143,7 +143,7 @@ def test_parts_of_the_box(tmp_path):
     for other, proves in ((axes, True), (axes[::-1], True), ([], False)):
         edit(path, "certificate.json", lambda data, other=other: data.update(axes=other))
         assert check(path, processes=1).proved is proves
-    edit(path, "certificate.json", lambda data: data.update(axes=axes, bound=0.95 * data["bound"], observed=0.0))
+    edit(path, "certificate.json", lambda data: data.update(axes=axes, bound=0.8 * data["bound"], observed=0.0))
     assert "the errors of the stages add up to" in refusal(path)
 
 
