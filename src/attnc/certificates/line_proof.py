@@ -22,6 +22,8 @@ from attnc.targets.tree import Call, Node, Number
 ORDER = 10
 START_LEVEL = 3
 TOLERANCE = 0.05
+FLOOR = 1e-14
+"""Of the function and of the values that are averaged: below that, only rounding would be divided ever more finely."""
 
 
 def prove_line(
@@ -43,9 +45,16 @@ def prove_line(
     samples = np.linspace(lo, hi, 257)[:, None]
     at_kinks = dataclasses.replace(mean_value_kind(stage, expression, box), is_fallback=False)
     kinds = [taylor_kind(stage, expression, ORDER), _selection(stage, target), at_kinks]
-    floor = 1e-14 * float(np.abs(expression(samples)).max())
+    floor = FLOOR * max(float(np.abs(expression(samples)).max()), _largest_value(head, box))
     proof = branch_and_bound(kinds, box, tolerance=TOLERANCE, floor=floor, start_level=START_LEVEL, time_budget=seconds)
     return proof, box, inner if is_held else None
+
+
+def _largest_value(head: StageHead, box: Box) -> float:
+    values = np.abs(head.values.mid)
+    if head.value_slopes is not None:
+        values = values + np.abs(head.value_slopes.mid[..., 0]) * float(box.magnitude[0])
+    return float(values.max())
 
 
 class _Line(ExpressionTarget):

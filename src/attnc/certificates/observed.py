@@ -47,7 +47,7 @@ def observed_error(
     p: float = math.inf,
     seed: int = 0,
 ) -> float:
-    """The error seen at a sample as dense as MAX_WORK allows; `evaluate` maps flat points to flat outputs.
+    """The error seen at kinks and at a sample as dense as MAX_WORK allows; `evaluate` maps flat points to flat ones.
 
     For p = ∞ the largest, followed uphill from the worst points; otherwise the L_p norm over the box, by quadrature:
     the mean over one random point in each cell of a regular grid, whose error is of higher order than that of as many
@@ -60,6 +60,9 @@ def observed_error(
     count = int(min(MAX_POINTS, max(200, MAX_WORK // max(1, work_per_point))))
     box = target.box if target.box.is_bounded else target.box.core(REACH)
     points = sample_points(box, count, seed) if p == math.inf else _stratified(box, count, seed)
+    if p == math.inf:
+        critical = target.critical_points()
+        points = np.concatenate([points, critical[:: max(1, 2 * len(critical) // count)]])
 
     def errors_at(points: np.ndarray) -> np.ndarray:
         return np.abs(evaluate(points) - target(points)).max(axis=1)

@@ -11,6 +11,7 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ASSUMPTION, up
 from attnc.targets.box import Box
 from attnc.targets.expression import Expression
+from attnc.targets.kinks import points_at_kinks
 from attnc.targets.target import Target, show_point
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class ExpressionTarget(Target):
             where = show_point(self.box.names, points[np.argmax(bad)])
             raise DomainError(f"{self.text} has no finite value at {where}; choose a box that leaves this point out")
         return values
+
+    def critical_points(self) -> Float[np.ndarray, "points d"]:
+        return points_at_kinks(self.expression, self.box) if self.box.is_bounded else super().critical_points()
 
     def variation(
         self,

@@ -40,6 +40,10 @@ class Target(abc.ABC):
         """The points that the claim is about, where they are finitely many, as a table's; None: the whole box."""
         return None
 
+    def critical_points(self) -> Float[np.ndarray, "points d"]:
+        """Points of the box at which an error may be larger than anywhere near, as kinks; there need not be any."""
+        return np.zeros((0, self.box.d))
+
     @abc.abstractmethod
     def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
         """Values, all finite, in floating point."""
