@@ -105,4 +105,4 @@ def test_bad_parameters():
         with pytest.raises(InputError, match=words):
             relu_network(target, **arguments)
     with pytest.raises(BoundNotMet, match="max_anchors"):
-        relu_network(target, eps=1e-9)
+        relu_network(target, eps=1e-10)

@@ -169,8 +169,8 @@ class _Layer:
         for unit, (writer, (head, _)) in enumerate(zip(units, lines, strict=True)):
             rounded = writer.flat_roundings(self.forms[unit], sizes)[0].score_offsets.max()
             size = round(math.log2(max(ROUGH, float(rounded))) / 2) if math.isfinite(rounded) else 0
-            moves = b"" if head.value_slopes is None else head.value_slopes.mid.tobytes()
-            groups.setdefault((head.values.mid.tobytes(), moves, size), []).append(unit)
+            moves = b"" if head.value_slopes is None else (head.value_slopes.mid + 0.0).tobytes()  # −0 is 0
+            groups.setdefault(((head.values.mid + 0.0).tobytes(), moves, size), []).append(unit)
         gain, shift, own, rounding = np.ones((4, count))
         for members in groups.values():
             of_group = _Group(self, [units[j] for j in members], [lines[j] for j in members], np.array(members))

@@ -20,6 +20,10 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target
 
+LEAST, TINY = 2.0**-6, 2.0**-100
+"""Of the width of a unit's range: the scores of a unit that is hardly ever positive, in units of the largest that it
+gets, would be huge, and round by much."""
+
 
 def relu_network(
     target: Target,
@@ -44,8 +48,8 @@ def relu_network(
     if not isinstance(target, ReLUNetwork):
         raise InputError("relu_network: give attnc.ReLUNetwork(weights, biases, box)")
     hidden = len(target.weights) - 1
-    scales = [np.maximum(np.asarray(pre.hi), 0.0) for pre in target.ranges()[:-1]]
-    scales = [np.where(B > 0, B, 1.0) for B in scales]  # a unit that is never positive: any range holds its 0
+    scales = [np.maximum(pre.hi, LEAST * (pre.hi - pre.lo)) for pre in target.ranges()[:-1]]
+    scales = [np.where(B > TINY, B, 1.0) for B in scales]  # a unit that is always 0: any range holds it
     widths = [len(W) for W in target.weights[:-1]]
     if num_anchors is None:
         if eps is None:

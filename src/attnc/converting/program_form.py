@@ -85,10 +85,14 @@ def mlp_network(
     gates = [units.solved for units in layers if isinstance(units, Units)]
     told = ", ".join(f"{solved.activation} ({solved.num_anchors})" for solved in gates)
     built = Built(program, "feed_forward", None, parameters=(("gates", told), ("error", error)))
-    known = _expression_target(layers, domain) or _relu_target(layers, domain)
+    known, relus = _expression_target(layers, domain), _relu_target(layers, domain)
     if known is not None:
         return certify(built, known, math.inf, max(4 * error, FINE), None, progress)
-    network = certify(built, _ModuleTarget(original, layers, domain), math.inf, error, None, progress, OTHER_SECONDS)
+    if relus is not None:
+        network = certify(built, relus, math.inf, max(4 * error, FINE), None, progress)
+    else:
+        other = _ModuleTarget(original, layers, domain)
+        network = certify(built, other, math.inf, error, None, progress, OTHER_SECONDS)
     claim = network.certificate
     if claim.bound is None or claim.bound <= LOOSE * max(error, claim.observed or 0.0):
         return network
