@@ -21,7 +21,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -60,9 +60,9 @@ class Chain(Prover):
     @classmethod
     def of(cls, reduction: Reduction, function: Function, arithmetic: Arithmetic, claim: Claim) -> Chain:
         stage = reduction.stage()  # after which its inputs and its chain are known
-        cast = arithmetic.u if reduction.dtype != "float64" else arb(0)  # points are float64 numbers
-        moved = 1 + cast * arb(0, 1)
-        ways = [_Way(i, cuts, moved, reduction.reach, arithmetic) for i, cuts in enumerate(claim.cuts)]
+        moved = 1 + arithmetic.u * arb(0, 1) if reduction.dtype != "float64" else arb(1)  # points are float64 numbers
+        cuts = ([*map(arb, sorted(own))] for own in claim.cuts)
+        ways = [_Way(i, own, moved, reduction.reach, arithmetic) for i, own in enumerate(cuts)]
         owners = {way.i: way for way in ways}
         for link in map(_Enclosure, reduction.chain or []):
             way, *others = {owners[key] for key in link.reads} or ways
@@ -104,21 +104,16 @@ class Chain(Prover):
         return found if found <= limit else super()._distance_at_once(o, row, box, limit)
 
 
+@dataclass(frozen=True, eq=False)
 class _Way:
     """The variable i, and what links make of it alone."""
 
-    def __init__(
-        self, i: int, cuts: Sequence[float], moved: Any, reach: dict[Any, Any], arithmetic: Arithmetic
-    ) -> None:
-        """`moved`: what casting makes of 1."""
-        self.i, self.cuts, self.moved, self.reach, self.arithmetic = (
-            i,
-            [*map(arb, sorted(cuts))],
-            moved,
-            reach,
-            arithmetic,
-        )
-        self.links: list[_Enclosure] = []
+    i: int
+    cuts: list[Any]
+    moved: Any  # what casting makes of 1
+    reach: dict[Any, Any]
+    arithmetic: Arithmetic
+    links: list[_Enclosure] = field(default_factory=list)
 
     def parts(self, lo: Any, hi: Any) -> Iterator[tuple[Any, Any]]:
         return itertools.pairwise([lo, *(x for x in self.cuts if lo < x < hi), hi])
@@ -203,13 +198,16 @@ class _Output:
         self.leak = arb(LEAK) * bound / (_spread([value for (value,) in self.extremes]) + bound)
 
     def winners(self, sides: list[tuple[Any, Any]]) -> list[Winners]:
-        found = []
-        for way, (lo, hi) in zip(self.ways, sides, strict=True):
-            place = (way.i, *lo.mid().man_exp(), *lo.rad().man_exp(), *hi.mid().man_exp(), *hi.rad().man_exp())
-            if place not in self.known:
-                self.known[place] = self._winners(way, lo, hi)
-            found.append(self.known[place])
-        return found
+        places = [
+            (way, *(x.man_exp() for end in side for x in (end.mid(), end.rad())))
+            for way, side in zip(self.ways, sides, strict=True)
+        ]
+        self.known |= {
+            place: self._winners(place[0], *side)
+            for place, side in zip(places, sides, strict=True)
+            if place not in self.known
+        }
+        return [self.known[place] for place in places]
 
     def _winners(self, way: _Way, lo: Any, hi: Any) -> Winners:
         wins: dict[int, tuple[Any, Any]] = {}
