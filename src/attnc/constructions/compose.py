@@ -10,7 +10,7 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire, channel_of
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.ledger import Ledger
-from attnc.constructions.part_fit import IDENTITY, PartFit, function_of_one, has_two_keys
+from attnc.constructions.part_fit import PartFit, function_of_one, has_two_keys
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.unary_fit import fit_unary
 from attnc.errors import BoundNotMet, InputError
@@ -56,9 +56,9 @@ def compose(
 
     Weights.  A function of one part by soft anchors with solved values, or by a gate; a product u·g(w) by a head whose
               keys carry u and whose weights are those of g at w; u·v likewise, with g the identity.
-    Errors.   They travel to the outputs as the proof will have it (`error_flow`). With λ_g the most that an error of g
-              moves an output, eps is shared so that Σ λ_g δ_g = eps at the least number of anchors: keys grow with
-              log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed.
+    Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. With λ_g the most that an
+              error of g moves the output, eps is shared so that Σ λ_g δ_g = eps at the least number of anchors: keys
+              grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed.
     Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
     """
     return _composition(target, Wanted(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes), progress).build(dtype)
@@ -115,8 +115,8 @@ class Composition:
 
         def again(proved: Mapping[str, float]) -> Built:
             for channel, error in proved.items():
-                part = heads[channel].part
-                self.ledger.excess[id(part)] = min(MOST_EXCESS, max(1.0, error / self.fits[id(part)].error))
+                key = id(self.ledger.fitted_part(heads[channel].part))
+                self.ledger.excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].error, 1e-300)))
             return _fitted(self.target, self.ledger, self.eps, None).build(dtype)
 
         parameters = (("composed error", self.error),)
@@ -132,12 +132,15 @@ class Composition:
                 for inner, coefficient in terms:
                     total = total + wires[id(inner)] * coefficient.value
                 return total
-            case Unary() | Multiply():
-                claim, fit = self.ledger.claim(part), self.fits[id(part)]
-                if claim.carrier is None:
-                    return fit.apply(circuit, wires[id(claim.argument)], to_text(claim.tree))
-                name = "product" if claim.tree is IDENTITY else to_text(claim.tree)
-                return fit.gate(circuit, wires[id(claim.argument)], wires[id(claim.carrier)], name)
+            case Unary(base, tree):
+                return self.fits[id(part)].apply(circuit, wires[id(base)], to_text(tree))
+            case Multiply(left, right):
+                factor = self.ledger.absorbed_factor(part)
+                if factor is not None:
+                    function, carrier = factor
+                    fit, name = self.fits[id(function)], to_text(function.tree)
+                    return fit.gate(circuit, wires[id(function.base)], wires[id(carrier)], name)
+                return self.fits[id(part)].gate(circuit, wires[id(left)], wires[id(right)], "product")
 
 
 def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress | None) -> Composition:

@@ -1,22 +1,28 @@
-"""The errors of a composition, as its proof will add them up: what heads may cost, and what they do cost.
+"""The errors of a composition: forwards from part to part, backwards as what each may cost.
 
-A proof carries the errors of heads to the outputs as signed forms over parts of the box (`error_flow`). So does this
-ledger, with the errors of fits in their places: what it finds is what will be proved, if the fits are what they seem.
+err_out ≤ ω_g(err_in) + δ_g for a function g of one part, with ω_g its modulus of continuity on the range of the
+argument enlarged by err_in; (|u| + e_u)(|v| + e_v) − |u||v| for a product; Σ |c| err for an affine combination.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.part_fit import IDENTITY, PartFit, fit_part, has_two_keys, is_exact, is_self_gate
+from attnc.constructions.part_fit import (
+    IDENTITY,
+    PartFit,
+    fit_part,
+    function_of_one,
+    has_two_keys,
+    is_exact,
+    is_self_gate,
+)
 from attnc.errors import BoundNotMet
 from attnc.numerics.intervals import Interval
-from attnc.targets.dividing import divided
-from attnc.targets.error_flow import Affine, ErrorFlow, Link, Slopes
 from attnc.targets.part_ranges import PartRanges
 from attnc.targets.parts import Combination, HeadClaim, Multiply, Part, Source, Unary, function_of_t, operands_of
 from attnc.targets.target import Target
@@ -25,26 +31,10 @@ from attnc.targets.tree import Node, to_text
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-PASSES = 3
-MOST = 0.02
-"""Of what a head computes: where its errors do not matter, they still are not to blur what comes after it."""
+PASSES = 6
 GATE_SHARE = 0.02
 """Of a gate, whose two keys do not grow with 1/δ, against 1 of a head whose keys do."""
-
-
-@dataclass(frozen=True, eq=False)
-class Head:
-    """A head with the error that is asked of it, or that it has, in units of its carrier."""
-
-    claim: HeadClaim
-    link: Link
-    size: float  # of the carrier
-    interval: tuple[float, float]  # of its argument, with the error that this has
-
-    @property
-    def largest(self) -> float:
-        """|g| on its interval."""
-        return float(self.link.slopes.values.mag.max())
+PIECES = 512
 
 
 class Ledger:
@@ -53,11 +43,12 @@ class Ledger:
     def __init__(self, order: Sequence[Part], outputs: Sequence[Part], ranges: PartRanges, dtype: str) -> None:
         self.order, self.outputs, self.ranges, self.dtype = order, outputs, ranges, dtype
         self.absorbed = _absorbed(order, outputs)
-        self.heads = [part for part in order if isinstance(part, Unary | Multiply) and id(part) not in self.absorbed]
-        self.parts: Interval | None = None  # of the box, over which errors are added up
-        self.costs: dict[int, tuple[float, float]] = {}  # of every head λ, and the largest δ
-        self.room = 1.0
+        self.heads = [part for part in order if isinstance(part, Unary) or self.is_plain_product(part)]
         self.excess: dict[int, float] = {}  # by which errors were proved to be larger than fits showed
+
+    def is_plain_product(self, part: Part) -> bool:
+        """A product neither of whose factors is computed by the head itself."""
+        return isinstance(part, Multiply) and self.absorbed_factor(part) is None
 
     def absorbed_factor(self, part: Multiply) -> tuple[Unary, Part] | None:
         """(g(w), u) when the head's weights are those of g at w and its keys carry u."""
@@ -65,6 +56,11 @@ class Ledger:
             if id(factor) in self.absorbed and isinstance(factor, Unary):
                 return factor, carrier
         return None
+
+    def fitted_part(self, part: Part) -> Part:
+        """Whose fit the head of this part has."""
+        factor = self.absorbed_factor(part) if isinstance(part, Multiply) else None
+        return part if factor is None else factor[0]
 
     def claim(self, part: Unary | Multiply) -> HeadClaim:
         """What the head of this part is for."""
@@ -75,101 +71,130 @@ class Ledger:
             return HeadClaim(part, part.left, IDENTITY, part.right)
         return HeadClaim(part, factor[0].base, factor[0].tree, factor[1])
 
+    def shares(self, eps: float) -> dict[int, float]:
+        """δ of every head, so that Σ λδ = eps."""
+        weights = {id(part): self._weight(part) for part in self.heads}
+        total = sum(weights.values())
+        deltas = {id(part): eps * weights[id(part)] / max(total, 1e-300) for part in self.heads}
+        for _ in range(PASSES):  # λ depends on the errors through the enlarged ranges
+            errors = self.forwards(deltas)
+            costs = self.backwards(errors)
+            for part in self.heads:
+                key = id(part)
+                size = self.ranges.size(part.left if isinstance(part, Multiply) else part)
+                most = max(size, 1e-300)
+                deltas[key] = min(most, eps * weights[key] / total / max(costs[key], 1e-300))
+        return deltas
+
+    def _weight(self, part: Part) -> float:
+        if isinstance(part, Unary) and is_exact(part.tree):
+            return 1e-9
+        return GATE_SHARE if isinstance(part, Unary) and has_two_keys(part.tree) else 1.0
+
     def fit(self, eps: float, target: Target) -> dict[int, PartFit]:
         """A fit for every head."""
+        deltas = self.shares(eps)
+        errors = self.forwards(deltas)
         fits: dict[int, PartFit] = {}
-        deltas = self._shares(eps)
-        for head in self._heads(deltas):
-            key, tree, (lo, hi) = id(head.claim.part), head.claim.tree, head.interval
-            fitted = fit_part(tree, lo, hi, deltas[key] / self.excess.get(key, 1.0), self.dtype)
+        for part in self.heads:
+            argument, tree = (part.left, IDENTITY) if isinstance(part, Multiply) else (part.base, part.tree)  # type: ignore[union-attr]
+            lo, hi = self._enlarged(argument, errors[id(argument)], tree)
+            fitted = fit_part(tree, lo, hi, deltas[id(part)] / self.excess.get(id(part), 1.0), self.dtype)
             if fitted is None:
                 raise BoundNotMet(
-                    f"cannot compose {target.describe()} on {target.box}: {self.ranges.describe(head.claim.part)} is "
-                    f"too hard for one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within "
-                    f"{deltas[key]:.2g}. Choose a larger eps or a smaller box.",
+                    f"cannot compose {target.describe()} on {target.box}: {self.ranges.describe(part)} is too hard for "
+                    f"one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {deltas[id(part)]:.2g}. Choose "
+                    "a larger eps or a smaller box.",
                     eps=eps,
                     bound=None,
                 )
-            fits[key] = fitted
+            fits[id(part)] = fitted
         return fits
 
     def total(self, fits: Mapping[int, PartFit]) -> float:
         """The error of the worst output, with the errors that the fits have, or were proved to have."""
-        return self._added({key: fit.error * self.excess.get(key, 1.0) for key, fit in fits.items()})[0]
+        errors = self.forwards({key: fit.error * self.excess.get(key, 1.0) for key, fit in fits.items()})
+        return max(errors[id(part)] for part in self.outputs)
 
-    def _shares(self, eps: float) -> dict[int, float]:
-        """δ of every head, so that they add up to eps: λδ are alike, with λ the most that a δ moves an output.
-
-        Keys grow with log 1/δ, but for gates, whose size is fixed.
-        """
-        weights = {id(part): _weight(self.claim(part).tree) for part in self.heads}
-        whole = max(sum(weights.values()), 1e-300)
-        if not self.costs:
-            deltas = {key: eps * weight / whole for key, weight in weights.items()}
-            for _ in range(PASSES):  # λ depends on the errors through the enlarged ranges
-                found, moved, heads = self._added(deltas)
-                for head, cost in zip(heads, moved.tolist(), strict=True):
-                    key = id(head.claim.part)
-                    self.costs[key] = max(cost * head.size, 1e-300), max(MOST * head.largest, 1e-300)
-                    deltas[key] = min(eps * weights[key] / whole / self.costs[key][0], self.costs[key][1])
-            found, _, _ = self._added(deltas)
-            self.room = max(1.0, eps / max(found, 1e-300))  # not all λ are as large at one place
-        eps *= self.room / whole
-        return {key: min(eps * weight / self.costs[key][0], self.costs[key][1]) for key, weight in weights.items()}
-
-    def _added(self, deltas: Mapping[int, float]) -> tuple[float, Float[np.ndarray, " heads"], list[Head]]:
-        """What these errors of heads add up to at the worst output, and how much each is moved there at most."""
-        heads = self._heads(deltas)
-        links = [head.link for head in heads]
-
-        def added(boxes: Interval) -> tuple[Float[np.ndarray, " boxes"], Float[np.ndarray, " heads"]]:
-            flow = ErrorFlow(self.ranges.on(boxes), links)
-            sizes = np.stack([flow.combined(self._read(part).heads).mag for part in self.outputs])
-            return (sizes * flow.own).sum(axis=2).max(axis=0), sizes.max(axis=(0, 1))
-
-        if self.parts is None:
-            box = Interval(self.ranges.boxes.lo.min(axis=0)[None], self.ranges.boxes.hi.max(axis=0)[None])
-            self.parts = divided(box, lambda boxes: added(boxes)[0])[0]
-        errors, moved = added(self.parts)
-        return float(errors.max()), moved, heads
-
-    def _heads(self, deltas: Mapping[int, float]) -> list[Head]:
-        """In their order; arguments are taken as far off as they can be, whatever the signs of errors."""
+    def forwards(self, deltas: Mapping[int, float]) -> dict[int, float]:
+        """|computed − exact| of every part."""
         errors: dict[int, float] = {}
-        found: list[Head] = []
-        for part in self.heads:
-            claim = self.claim(part)
-            argument, carrier = self._read(claim.argument, errors), None
-            size, (lo, hi) = 1.0, self.ranges(claim.argument)
-            if claim.carrier is not None:
-                carrier = self._read(claim.carrier, errors)
-                size = self.ranges.size(claim.carrier) + carrier.error
-            wide = lo - argument.error, hi + argument.error
-            held = None if _is_defined(claim.tree, *wide) else (lo, hi)
-            slopes, own = Slopes.of(claim.tree, lo, hi, argument.error, held), size * deltas[id(part)]
-            found.append(Head(claim, Link(part, argument, slopes, carrier, own), size, held or wide))
-            errors[id(part)] = own + size * slopes.change
-            errors[id(part)] += found[-1].largest * carrier.error if carrier is not None else 0.0
-        return found
+        for part in self.order:
+            match part:
+                case Source(_):
+                    error = 0.0
+                case Combination(terms, _):
+                    error = math.fsum(c.size * errors[id(inner)] for inner, c in terms)
+                case Unary(base, tree):
+                    error = self._modulus(base, tree, errors[id(base)]) + deltas[id(part)]
+                case Multiply(left, right):
+                    factor = self.absorbed_factor(part)
+                    if factor is None:
+                        own, other = errors[id(left)] + deltas[id(part)], errors[id(right)]
+                    else:
+                        own, other = errors[id(factor[0])], errors[id(factor[1])]
+                        left, right = factor
+                    error = self.ranges.size(right) * own + (self.ranges.size(left) + own) * other
+            errors[id(part)] = error
+        return errors
 
-    def _read(self, part: Part, errors: Mapping[int, float] | None = None) -> Affine:
-        """A part as a combination of inputs, which are exact, and of heads."""
-        terms: list[tuple[Part, float]] = [(part, 1.0)]
-        while any(isinstance(inner, Combination) for inner, _ in terms):
-            nested = [(inner.terms, w) for inner, w in terms if isinstance(inner, Combination)]
-            terms = [term for term in terms if not isinstance(term[0], Combination)]
-            terms += [(inner, w * c.value) for combined, w in nested for inner, c in combined]
-        heads = [(inner, w) for inner, w in terms if not isinstance(inner, Source)]
-        return Affine(part, heads, error=sum(abs(w) * errors[id(inner)] for inner, w in heads) if errors else 0.0)
+    def backwards(self, errors: Mapping[int, float]) -> dict[int, float]:
+        """λ of every head: how much an error of its function moves the output, at most."""
+        costs: dict[int, float] = {id(part): 0.0 for part in self.order}
+        for output in self.outputs:
+            of_output = {id(part): 0.0 for part in self.order}
+            of_output[id(output)] = 1.0
+            for part in reversed(self.order):
+                own = of_output[id(part)]
+                match part:
+                    case Combination(terms, _):
+                        for inner, c in terms:
+                            of_output[id(inner)] += own * c.size
+                    case Unary(base, tree):
+                        of_output[id(base)] += own * self._slope(base, tree, errors[id(base)])
+                    case Multiply(left, right):
+                        sizes = self.ranges.size(right) + errors[id(right)], self.ranges.size(left) + errors[id(left)]
+                        of_output[id(left)] += own * sizes[0]
+                        of_output[id(right)] += own * sizes[1]
+                scale = self.ranges.size(part.right) if self.is_plain_product(part) else 1.0  # type: ignore[union-attr]
+                costs[id(part)] = max(costs[id(part)], own * scale)
+        return costs
+
+    def _enlarged(self, base: Part, error: float, tree: Node) -> tuple[float, float]:
+        """The range of the argument, with its error, where the function is defined there."""
+        lo, hi = self.ranges(base)
+        whole = function_of_t(tree).ranges(
+            Interval(np.array([[lo - error]]), np.array([[hi + error]])), violations="infinite"
+        )
+        return (lo - error, hi + error) if np.isfinite(whole.hi).all() else (lo, hi)
+
+    def _slope(self, base: Part, tree: Node, error: float) -> float:
+        error = max(error, 1e-15 * self.ranges.size(base), 1e-300)
+        return self._modulus(base, tree, error) / error
+
+    def _modulus(self, base: Part, tree: Node, error: float) -> float:
+        """max |g(t + s) − g(t)| over |s| ≤ error: by the slope where that is bounded."""
+        if error == 0:
+            return 0.0
+        lo, hi = self.ranges(base)
+        lo, hi = lo - error, hi + error
+        edges = lo + (hi - lo) * (np.arange(PIECES + 1) / PIECES)
+        pieces = Interval(edges[:-1, None], edges[1:, None])
+        function = function_of_t(tree)
+        slopes = function.ranges_and_gradients(pieces, violations="infinite")[1]
+        steepest = float(max(np.abs(slopes.lo).max(), np.abs(slopes.hi).max()))
+        if math.isfinite(steepest):
+            return steepest * error
+        return _sampled_modulus(function_of_one(tree), *self.ranges(base), error)
 
 
-def _weight(tree: Node) -> float:
-    return 1e-9 if is_exact(tree) else GATE_SHARE if has_two_keys(tree) else 1.0
-
-
-def _is_defined(tree: Node, lo: float, hi: float) -> bool:
-    found = function_of_t(tree).ranges(Interval(np.array([[lo]]), np.array([[hi]])), violations="infinite")
-    return bool(found.is_bounded.all())
+def _sampled_modulus(f: object, lo: float, hi: float, error: float) -> float:
+    """For functions that are steep at an end (√t at 0): differences at points that crowd towards both ends."""
+    assert callable(f)
+    steps = np.concatenate([[0.0], np.geomspace(min(error, hi - lo) / 8, hi - lo, 2000)])
+    starts: Float[np.ndarray, " points"] = np.clip(np.concatenate([lo + steps, hi - steps]), lo, hi)
+    here, there = f(starts), f(np.clip(starts + error, lo, hi))
+    return float(np.abs(there - here).max())
 
 
 def _absorbed(order: Sequence[Part], outputs: Sequence[Part]) -> set[int]:
