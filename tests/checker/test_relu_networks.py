@@ -49,7 +49,7 @@ def test_proofs_are_proved_again(tmp_path, sizes, eps, dtype):
     ("sizes", "eps", "dtype"),
     [
         ((4, 32, 32, 2), 0.1, "float64"),
-        ((4, 32, 32, 2), 0.1, "float32"),
+        ((4, 32, 32, 2), 0.2, "float32"),
         ((4, 32, 32, 2), 0.02, "float64"),
         ((4, 16, 16, 16, 16, 2), 0.1, "float64"),
         ((8, 40, 8), 0.1, "float64"),

@@ -53,7 +53,7 @@ def test_tables_are_proved_again(tmp_path, table, eps, dtype):
 @pytest.mark.parametrize(
     ("table", "eps"),
     [
-        (table_of(0, 2000, 1, is_smooth=False), 1e-1),
+        (table_of(0, 2000, 1), 1e-3),
         (table_of(1, 500, 3, 3), 1e-2),
         (grid_of(30, lambda x, y: np.sin(3 * x) * y), 1e-4),
         (grid_of(7, lambda x, y, z: np.sin(x + y * z), 3), 1e-4),
