@@ -105,7 +105,7 @@ def test_the_rounding_term_is_not_far_above_what_is_observed(text, end):
     """On a 2-D grid, against the float32 errors of the engines that compute in it."""
     target = attnc.as_target(text, {"x": (-end, end), "y": (-end, end)})
     program = attnc.constructions.spectral_grid(target, num_anchors=17, dtype="float32").program
-    points = np.random.default_rng(0).uniform(-end, end, (4000, 2))
+    points = np.random.default_rng(0).uniform(-end, end, (20_000, 2))
     exact = program.astype("float64")(points)  # of the very weights
     seen = max(float(np.abs(np.asarray(run(points), np.float64) - exact).max()) for run in engines(program).values())
     (rounding,) = (term.value for term in proven(program, target, 20).terms if term.name == "rounding")

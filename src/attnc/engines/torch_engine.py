@@ -254,39 +254,33 @@ class _Piece(nn.Module):
         if self.own is not None:
             seen = torch.cat([shared.expand(len(self.own), -1), self.own], dim=1)
             keys, values = keys[..., seen, :], values[..., seen, :]
-        weights = _softmax(queries[:, self.chosen] @ keys.mT)
+        weights = torch.softmax(queries[:, self.chosen] @ keys.mT, dim=-1)
         return _mix(weights, values).flatten(1, -2)
 
 
-def _softmax(scores: Tensor) -> Tensor:
-    """Over the last axis; sums of float32 are made in blocks (`ir.summing`)."""
-    if scores.dtype != torch.float32:
-        return torch.softmax(scores, dim=-1)
-    weights = (scores - scores.detach().amax(-1, keepdim=True)).exp()
-    return weights / _sum(weights)[..., None]
-
-
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """weights @ values, likewise."""
-    if weights.dtype != torch.float32 or weights.shape[-1] <= BLOCK:
+    """weights @ values. Of float32, sums are made in blocks (`ir.summing`): of products, and of the weights, by whose
+    sum they are divided, as a softmax adds them up in any order."""
+    n = weights.shape[-1]
+    if weights.dtype != torch.float32 or n <= BLOCK:
         return weights @ values
     if values.shape[-1] == 1:
-        return _sum(weights * values.mT)[..., None]
-    weights, values = _in_blocks(weights), _in_blocks(values.mT)
-    return _sum(torch.einsum("...qmb,...vmb->...qvm", weights, values))
+        mixed = _sum(weights * values.mT)[..., None]
+    else:
+        of_keys = [nn.functional.pad(part, (0, -n % BLOCK)) for part in (weights, values.mT)]
+        blocks = [part.reshape(*part.shape[:-1], part.shape[-1] // BLOCK, BLOCK) for part in of_keys]
+        mixed = _sum(torch.einsum("...qmb,...vmb->...qvm", *blocks))
+    return mixed / _sum(weights)[..., None]
 
 
 def _sum(terms: Tensor) -> Tensor:
-    """Over the last axis, which is not empty."""
-    while terms.shape[-1] > BLOCK:
-        terms = _in_blocks(terms).sum(dim=-1)
+    """Over the last axis. A block takes one term of each of 8 runs, so that what is added are long rows."""
+    while (n := terms.shape[-1]) > BLOCK:
+        step = n // BLOCK
+        sums = terms[..., : step * BLOCK].reshape(*terms.shape[:-1], BLOCK, step).sum(dim=-2)
+        rest = terms[..., step * BLOCK :].sum(dim=-1, keepdim=True)
+        terms = torch.cat([sums, rest], dim=-1) if n % BLOCK else sums
     return terms.sum(dim=-1)
-
-
-def _in_blocks(terms: Tensor) -> Tensor:
-    """(…, n) as (…, blocks, BLOCK), with zeros at the end."""
-    filled = nn.functional.pad(terms, (0, -terms.shape[-1] % BLOCK))
-    return filled.reshape(*terms.shape[:-1], filled.shape[-1] // BLOCK, BLOCK)
 
 
 class _Plan:

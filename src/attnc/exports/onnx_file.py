@@ -33,12 +33,11 @@ except ImportError as error:
 
 Path = str | os.PathLike[str]
 
-ALLOWED = frozenset(
-    {"Add", "Concat", "Div", "Equal", "Gather", "MatMul", "Mul", "Or", "Reshape", "Softmax", "Transpose", "Where"}
-)
-"""Every operator that a file may hold. Div is by the sum of a query's weights, 1 but for rounding, and Mul of weights
-with values, both in float32 alone: onnxruntime fuses a Mul by one number into the MatMul after it, as an attribute in
-float32, which would move float64 results by 3e-8."""
+IN_BLOCKS = frozenset({"Div", "Mul", "ReduceSum"})
+ALLOWED = IN_BLOCKS | {"Add", "Concat", "Equal", "Gather", "MatMul", "Or", "Reshape", "Softmax", "Transpose", "Where"}
+"""Every operator that a file may hold. Those IN_BLOCKS are in float32 alone: products of weights and values, their sums
+in blocks, and the sum of the weights, 1 but for rounding, by which these are divided. In float64 there is no Mul:
+onnxruntime fuses one by a number into the MatMul after it, as an attribute in float32, which moves results by 3e-8."""
 OPSET = 17
 OLDEST_OPSET = 13  # Softmax along one axis, as it is meant here
 

@@ -121,23 +121,16 @@ def _head(graph: Graph, name: str, head: FoldedHead, u: str) -> str:
     if is_masked:
         hidden = graph.constant(f"{name}/hidden", np.array(-np.inf, graph.dtype))
         scores = graph.node("Where", f"{name}/masked", _visible(graph, name, asks, shown), scores, hidden)
-    pattern = _softmax(graph, f"{name}/pattern", scores, num_queries, len(shown))
+    pattern = graph.node("Softmax", f"{name}/pattern", scores, axis=-1)
     mixed = _mix(graph, f"{name}/mixed", pattern, num_queries, values, u)
     W_O = head.W_O if len(head.W_O) else np.zeros((1, head.W_O.shape[1]), graph.dtype)
     return graph.node("MatMul", f"{name}/out", mixed, graph.constant(f"{name}/W_O", W_O))
 
 
-def _softmax(graph: Graph, name: str, scores: str, queries: int, keys: int) -> str:
-    """Of (batch, queries, keys). Softmax adds up float32 in any order: what its sum is off by is divided out again."""
-    if not _is_summed_in_blocks(graph, keys):
-        return graph.node("Softmax", name, scores, axis=-1)
-    weights = graph.node("Softmax", f"{name}/softmax", scores, axis=-1)
-    return graph.node("Div", name, weights, _sum(graph, f"{name}/total", weights, queries, keys))
-
-
 def _mix(graph: Graph, name: str, pattern: str, queries: int, values: Form, u: str) -> str:
-    """pattern @ values; of float32, in blocks of keys, column by column: of products of three axes with an empty batch
-    onnxruntime dies."""
+    """pattern @ values. Of float32, sums are made in blocks (`ir.summing`): of products, column by column, and of the
+    weights, by whose sum they are divided, as Softmax adds them up in any order. (Of products of three axes with an
+    empty batch onnxruntime dies.)"""
     keys, columns = values.shape
     if not _is_summed_in_blocks(graph, keys):
         return graph.node("MatMul", name, pattern, _array(graph, f"{name}/values", values, u))
@@ -146,7 +139,8 @@ def _mix(graph: Graph, name: str, pattern: str, queries: int, values: Form, u: s
         row = _array(graph, f"{name}/values{column}", _row(values, column), u)
         terms = graph.node("Mul", f"{name}/terms{column}", pattern, row)
         found.append(_sum(graph, f"{name}/sum{column}", terms, queries, keys))
-    return found[0] if columns == 1 else graph.node("Concat", name, *found, axis=-1)
+    sums = found[0] if columns == 1 else graph.node("Concat", f"{name}/sums", *found, axis=-1)
+    return graph.node("Div", name, sums, _sum(graph, f"{name}/total", pattern, queries, keys))
 
 
 def _row(values: Form, column: int) -> Form:
@@ -167,15 +161,9 @@ def _sum(graph: Graph, name: str, terms: str, queries: int, keys: int) -> str:
     """(batch, queries, 1) of (batch, queries, keys), in blocks. Blocks of blocks are products with ones where a term
     belongs to a block, as adding zeros rounds nothing."""
     m = keys // BLOCK
-    blocks = graph.node(
-        "Reshape", f"{name}/blocks", terms, graph.constant(f"{name}/shape", np.array([0, queries * m, BLOCK]))
-    )
-    sums = graph.node(
-        "MatMul", f"{name}/added", blocks, graph.constant(f"{name}/ones", np.ones((BLOCK, 1), graph.dtype))
-    )
-    sums = graph.node(
-        "Reshape", f"{name}/of_blocks", sums, graph.constant(f"{name}/of_blocks/shape", np.array([0, queries, m]))
-    )
+    shape = graph.constant(f"{name}/shape", np.array([0, queries, BLOCK, m]))
+    blocks = graph.node("Reshape", f"{name}/blocks", terms, shape)
+    sums = graph.node("ReduceSum", f"{name}/{m}", blocks, graph.constant(f"{name}/axis", np.array([2])), keepdims=0)
     while m > 1:
         fewer = -(-m // BLOCK)
         members = (np.arange(m)[:, None] // BLOCK == np.arange(fewer)).astype(graph.dtype)
