@@ -64,7 +64,7 @@ def test_composed_bounds_are_close(capsys):
             continue
         began = time.monotonic()
         try:
-            found = prove_staged(built.program, target, built.derivation, time_budget=10)
+            found = prove_staged(built.program, target, built.derivation, time_budget=60)  # enough on a busy machine
         except ProgramError:  # (1 + x)**(c − c) is not known to be 1
             refused += 1
             continue
