@@ -43,8 +43,8 @@ def _tell_all(verdicts: list[Verdict], as_json: bool) -> None:
 def _tell(verdict: Verdict) -> None:
     if verdict.proved:
         bound = _rounded_up(verdict.bound)
-        print(f"re-proved: the error is at most {bound} in {verdict.dtype} ({verdict.leaves} leaves, ", end="")
-        print(f"{verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
+        print(f"re-proved: the error is at most {bound} {verdict.scope}, in {verdict.dtype} ", end="")
+        print(f"({verdict.leaves} leaves, {verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
         print(*(f"  assumed: {text}" for text in verdict.assumptions), sep="\n")
     else:
         found = "not re-proved" if verdict.exit_code == 1 else "error"

@@ -60,9 +60,8 @@ class Chain(Prover):
     @classmethod
     def of(cls, reduction: Reduction, function: Function, arithmetic: Arithmetic, claim: Claim) -> Chain:
         stage = reduction.stage()  # after which its inputs and its chain are known
-        moved = 1 + arithmetic.u * arb(0, 1) if reduction.dtype != "float64" else arb(1)  # points are float64 numbers
         cuts = ([*map(arb, sorted(own))] for own in claim.cuts)
-        ways = [_Way(i, own, moved, reduction.reach, arithmetic) for i, own in enumerate(cuts)]
+        ways = [_Way(i, own, reduction.reach, arithmetic) for i, own in enumerate(cuts)]
         owners = {way.i: way for way in ways}
         for link in map(_Enclosure, reduction.chain or []):
             way, *others = {owners[key] for key in link.reads} or ways
@@ -110,16 +109,18 @@ class _Way:
 
     i: int
     cuts: list[Any]
-    moved: Any  # what casting makes of 1
     reach: dict[Any, Any]
     arithmetic: Arithmetic
     links: list[_Enclosure] = field(default_factory=list)
+
+    def _cast(self, ball: Any) -> Any:
+        return ball + self.arithmetic.cast_error(abs(ball)) * arb(0, 1)
 
     def parts(self, lo: Any, hi: Any) -> Iterator[tuple[Any, Any]]:
         return itertools.pairwise([lo, *(x for x in self.cuts if lo < x < hi), hi])
 
     def state(self, lo: Any, hi: Any) -> dict[Any, Any]:
-        state = {self.i: self.moved * lo.union(hi)}
+        state = {self.i: self._cast(lo.union(hi))}
         for link in self.links:
             flat = self._flat(link, lo, hi) if link.reads == [self.i] else None
             state[link.place] = flat or link([state[key] for key in link.reads], self.arithmetic)
@@ -133,7 +134,7 @@ class _Way:
         while a <= lo and hi <= b:
             node = (a.man_exp(), b.man_exp())
             if node not in link.known:
-                link.known[node] = link([self.moved * a.union(b)], self.arithmetic)
+                link.known[node] = link([self._cast(a.union(b))], self.arithmetic)
             if link.known[node].rad() <= FLAT * self.reach[link.place]:
                 return link.known[node]
             middle = (a + b) / 2

@@ -33,7 +33,7 @@ FEW, FEW_IN_STAGES = 16, 500
 """Fewer leaves are not worth other processes, each of which goes through the stages for itself."""
 
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
-BLOCKS = "sums over up to 4096 keys are made of 8 terms each, then of 8 of these sums, and so on"
+BLOCKS = "except sums over up to 4096 keys: of 8 terms each, then of 8 of these sums, and so on"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
 EXPONENTIAL = "an exponential within 4 ulp in the engine"
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
@@ -52,6 +52,7 @@ class Verdict:
     bound: float | None
     reproved: float | None
     dtype: str | None
+    scope: str | None
     leaves: int
     assumptions: tuple[str, ...]
     seconds: float
@@ -98,6 +99,7 @@ def check(
         claim.bound if claim else None,
         worst,
         claim.dtype if claim else None,
+        claim.scope if claim else None,
         claim.num_leaves if claim else 0,
         tuple(assumed),
         time.monotonic() - started,

@@ -77,6 +77,13 @@ class Claim:
         return any(leaf.kind == "enclosure" for leaf in self.leaves)
 
     @property
+    def scope(self) -> str:
+        """Where the bound holds."""
+        if any(leaf.kind == "row" for leaf in self.leaves):
+            return f"at the table's {len(self.leaves):,} points, and nowhere else"
+        return "at every point of the box" if self.p is None else f"in the norm L_{self.p:g} over the box"
+
+    @property
     def num_leaves(self) -> int:
         return len(self.leaves) + sum(len(stage.leaves) for stage in self.stages)
 
@@ -154,6 +161,8 @@ def _rows(data: dict[str, Any], ends: tuple[tuple[float, float], ...]) -> tuple[
     rows, parts, leaves = data.get("table"), 2**ROW_LEVEL, []
     if not isinstance(rows, list) or not rows or data["method"] != f"{AT_POINTS}{len(rows):,} points":
         raise Refused(f"the method is {data['method']!r:.60}, but the table is not stored, or not whole")
+    if data["expression"] is not None or data.get("points", len(rows)) != len(rows):
+        raise Refused(f"the claim is about {len(rows):,} rows of a table, and states an expression or other points")
     for number, row in enumerate(rows):
         if not isinstance(row, list) or not len(row) == len(rows[0]) > len(ends):
             raise BadFile(f"certificate.json: row {number} of the table is no list of as many numbers as the first")
@@ -197,6 +206,8 @@ def _stage(entry: Any, known: dict[Any, Any]) -> StageClaim:
     if bound < 0:
         raise Refused(f"a bound of stage {entry['name']!r:.40} is negative")
     leaves = _leaves(entry.get("leaves"), 1, set()) if like is None else ()
+    if any(leaf.kind == "enclosure" for leaf in leaves):
+        raise Refused(f"stage {entry['name']!r:.40} has enclosure leaves, which are for whole networks")
     if like is None:
         known[entry["name"]] = entry
     fields: list[Any] = [*map(entry.get, (*texts, *others[:-1])), ends, held, bound, leaves, like]

@@ -105,8 +105,7 @@ class _Walk:
         self.keys: dict[str, Any] = {name: i for i, name in enumerate(claim.variables)}
         self._compose()
         self.sizes = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}  # of exact values
-        rounding = arithmetic.u if reduction.dtype != "float64" else arb(0)  # of points, which are float64 numbers
-        self.errors = {i: rounding * size for i, size in self.sizes.items()}
+        self.errors = {i: arithmetic.cast_error(size) for i, size in self.sizes.items()}
         self.links: list[Link] = []
         reduction.reach.update({i: size + self.errors[i] for i, size in self.sizes.items()})
 
@@ -132,7 +131,9 @@ class _Walk:
             if stage.name in names:
                 raise Refused(f"two stages or variables are called {stage.name!r:.40}")
             argument = part(f"the input of stage {stage.name}", stage.argument, stage.argument_as)
-            (g,) = reader.parse(stage.function, {"t": argument})
+            g, *more = reader.parse(stage.function, {"t": argument})
+            if more:
+                raise Refused(f"the function of stage {stage.name!r:.40} has several outputs")
             value, carrier = g, None
             if stage.carrier is not None:
                 carrier = part(f"the carrier of stage {stage.name}", stage.carrier, stage.carrier_as)
@@ -205,6 +206,8 @@ class _Walk:
     def outputs(self) -> Any:
         """Above all errors. The box is halved along the claimed axes, one after the other, as far as it takes."""
         stage, wanted = self.reduction.stage(), []
+        if stage.heads:
+            raise Refused("an output reads a softmax that no stage has proved")
         inputs, reach = self.reduction.inputs, self.reduction.reach
         for o, text in enumerate(self.claim.outputs):
             keys, (constant, *coefficients) = self._combination(text, len(self.claim.stages))
@@ -351,7 +354,7 @@ def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -
     left, right, off = (low - e).lower(), (high + e).upper(), e
     if claim.held is not None:  # clip(T) − t = σ·(T − t) + (clip(t) − t), σ ∈ [0, 1]
         first, last = (arb(end) for end in claim.held)
-        left, right = low.min(left.max(first)), high.max(right.min(last))
+        left, right = low.min(left.max(first).min(last)), high.max(right.max(first).min(last))
         off = e + most([first - low, high - last, arb(0)])
     if off == 0:
         return Piece(low, high, ZERO, arb(0), evaluate(function, Ranges([(left, right)]))[0], arb(0))

@@ -17,6 +17,7 @@ from typing import Any
 from flint import arb, arb_series, fmpq
 
 from attnc_checker.expressions import Function, Rules, evaluate
+from attnc_checker.files import Refused
 from attnc_checker.ranges import NAMED, SERIES
 
 Form = tuple[tuple[tuple[tuple[int, Any], ...], Any], ...]
@@ -82,7 +83,9 @@ class Forms(Rules):
                 for atom, exponent in right:
                     exponents[atom] = exponents.get(atom, fmpq(0)) + exponent
                 monomial, sign = self._monomial(exponents)
-                terms[monomial] = terms.get(monomial, fmpq(0)) + sign * x * y
+                product = terms[monomial] = terms.get(monomial, fmpq(0)) + sign * x * y
+                if max(int(product.p).bit_length(), int(product.q).bit_length()) > MAX_BITS:
+                    raise Refused("the numbers of the expression grow too large")
         return _sorted(terms)
 
     def _monomial(self, exponents: dict[int, Any]) -> tuple[Any, int]:

@@ -191,7 +191,9 @@ class Reduction:
         if i == 0:
             x = self.program.firsts[stream] + token * self.shapes[stream][0][1] + feature
             # Points are float64 numbers. Of a deep program, the walk through its stages begins with their rounding.
-            return Form({x: fmpq(1)}, {x: arb(1)}, self.dtype != "float64" and not self.is_deep)
+            if self.dtype == "float64" or self.is_deep:
+                return Form({x: fmpq(1)}, {x: arb(1)})
+            return Form({x: fmpq(1)}, {x: arb(1), ONE: SMALLEST[self.dtype]}, 1)
         layer = self.layers[stream][i - 1]
         if layer["kind"] == "affine":
             row = layer["rows"].get((token, feature), [])

@@ -71,7 +71,8 @@ class Subject:
         if leaf.cell is not None:
             return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.ends), len(PIECES)) - 1])
         start = exact(self.ends[0][0 if leaf.order < 0 else 1])
-        found, reason = _attempt(lambda: tail_error(self.prover.stage, self.prover.function, start, leaf.order))
+        whole, side = self.prover, leaf.order
+        found, reason = _attempt(lambda: tail_error(whole.stage, whole.function, start, side) + self.spent)
         return self._at_most(self.bound, found, reason, leaf, f"beyond the core on side {leaf.order}")
 
     def _prove_cell(self, leaf: Leaf, cell: Cell, pieces: int) -> Any:

@@ -36,6 +36,10 @@ class Arithmetic:
             bits, smallest, negligible = FORMATS[name]
             self.u, self.lost = arb(2) ** -bits, arb(-negligible).exp() + arb(2) ** -smallest
 
+    def cast_error(self, size: Any) -> Any:
+        """Of an input, which is a float64 number of at most this size."""
+        return self.u * (size + arb(2) ** -FORMATS[self.name][1]) if self.name == "float32" else arb(0)
+
     def gamma(self, n: int) -> Any:
         return n * self.u / (1 - n * self.u)
 

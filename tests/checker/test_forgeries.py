@@ -1,0 +1,127 @@
+"""Certificates made by hand to prove what is false: each is refused, and says why."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from attnc.exports.directory import save_network
+from attnc.ir.building import AffineBuilder
+from attnc.ir.layers import Attention, Head, Softmax
+from attnc.ir.program import Program
+from attnc_checker import check
+from attnc_checker.__main__ import main
+
+NUMBER = 0.5
+
+
+def constant_program() -> Program:
+    """One head, which says NUMBER everywhere."""
+    embed = AffineBuilder(1, ["x"], 3, ["x", "v"])
+    embed.link(0, "x", 0, "x", 1.0)
+    embed.set([0, 1, 2], "v", NUMBER)
+    head = Head(np.zeros((2, 1)), np.zeros((2, 1)), np.array([[0.0], [1.0]]), np.array([[1.0]]))
+    read = AffineBuilder(3, ["signal"], 1, ["y"])
+    read.link(0, "y", 0, "signal", 1.0)
+    return Program((embed.build("embed"), Attention("attend", (head,), ("signal",)), read.build("read")), ((1,),), ())
+
+
+def saved(path, program, expression, ends, **fields):
+    box = {"x": list(ends)}
+    certificate = {
+        "format": "attnc.certificate/1",
+        "expression": expression,
+        "box": box,
+        "dtype": str(program.dtype),
+        "norm": "inf",
+        "bound": 1e-10,
+        "observed": None,
+        "terms": [],
+        "assumptions": [],
+        "method": "staged proof",
+        "leaves": [],
+    }
+    config = {"expression": expression, "box": box, "variables": ["x"]}
+    save_network(path, program, config, {"certificate.json": certificate | fields}, "a forgery\n")
+    return path
+
+
+def refusal(path) -> str:
+    verdict = check(path, processes=1)
+    assert not verdict.proved
+    assert verdict.exit_code in (1, 2)
+    assert "broke off" not in verdict.reason
+    return verdict.reason
+
+
+def stage(**fields):
+    stated = {"stage": "attend", "channel": "signal", "name": "s", "function": "t", "argument": "x", "carrier": None}
+    return stated | {"interval": [0, 1], "bound": 1e-12, "leaves": [["taylor", 4, 0, 0]]} | fields
+
+
+@pytest.mark.parametrize(
+    ("function", "ends", "held"),
+    [("relu(t - 1.5)", (0, 1), [2, 3]), ("relu(-1.5 - t)", (-1, 0), [-3, -2])],
+)
+def test_a_function_may_not_be_held_where_its_input_never_is(tmp_path, function, ends, held):
+    """Held at 2, relu(t − 1.5) is 0.5 for all t of [0, 1], where it is 0."""
+    claim = stage(function=function, interval=list(ends), held=held)
+    net = saved(tmp_path / "net", constant_program(), function.replace("t", "x"), ends, stages=[claim], outputs=["s"])
+    net_reason = refusal(net)
+    assert "add up to" in net_reason or "not re-proved" in net_reason
+
+
+def test_a_softmax_that_no_stage_has_proved_is_not_left_out(tmp_path):
+    embed = AffineBuilder(1, ["x"], 1, ["a", "b"])
+    embed.link(0, "a", 0, "x", 5.0)
+    read = AffineBuilder(1, ["a", "b"], 1, ["y"])
+    read.link(0, "y", 0, "a", 1000.0)
+    read.set(0, "y", 0.25)
+    program = Program((embed.build("embed"), Softmax("soft", ("a", "b")), read.build("read")), ((1,),), ())
+    net = saved(tmp_path / "net", program, "0.25", (-1, 1), stages=[], outputs=["0.25"])
+    assert "softmax that no stage has proved" in refusal(net)
+
+
+def test_casting_to_subnormal_numbers_is_counted(tmp_path):
+    """float32 holds no number between 0 and 1.4e-45: the least is lost to rounding, not a part of x."""
+    double = AffineBuilder(1, ["x"], 1, ["y"])
+    double.link(0, "y", 0, "x", 2.0**120)
+    program = Program((double.build("double"),), ((1,),), ()).astype("float32")
+    fields = {"method": "proof", "leaves": [["taylor", 1, 0, 0]], "bound": 1e-12}
+    net = saved(tmp_path / "net", program, "2**120*x", (0, 1e-42), **fields)
+    assert "is not re-proved to" in refusal(net)
+
+
+@pytest.mark.parametrize(("expression", "points"), [("sin(x)", 1), (None, 2)])
+def test_a_table_is_no_claim_about_a_function(tmp_path, expression, points):
+    fields = {"method": "proof at the table's 1 points", "table": [[0.0, NUMBER]], "points": points}
+    net = saved(tmp_path / "net", constant_program(), expression, (-3, 3), **fields)
+    assert "about 1 rows of a table" in refusal(net)
+
+
+def test_what_is_told_says_where_it_holds(tmp_path, capsys):
+    fields = {"method": "proof at the table's 1 points", "table": [[0.0, NUMBER]], "points": 1}
+    assert main([str(saved(tmp_path / "table", constant_program(), None, (-3, 3), **fields))]) == 0
+    assert "at the table's 1 points, and nowhere else" in capsys.readouterr().out
+    fields = {"method": "proof", "leaves": [["taylor", 2, 0, 0]], "norm": "2", "leaf_bounds": [1e-12]}
+    net = str(saved(tmp_path / "norm", constant_program(), "0.5", (-3, 3), **fields))
+    assert main([net, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scope"] == "in the norm L_2 over the box"
+
+
+def test_numbers_that_square_again_and_again_are_refused(tmp_path):
+    squares = "; ".join(f"b{i + 1} = b{i}*b{i}" for i in range(45))
+    text = f"b0 = 3*x; {squares}; 0.5 + 0*b45"
+    net = saved(tmp_path / "net", constant_program(), text, (0, 1), stages=[stage(function="0.5")], outputs=["s"])
+    assert "too large" in refusal(net)
+
+
+def test_a_stage_has_one_function_and_its_own_leaves(tmp_path):
+    for number, (fields, reason) in enumerate(
+        [({"function": "t, t"}, "several outputs"), ({"leaves": [["enclosure", 0, 0]]}, "enclosure leaves")]
+    ):
+        claim = stage(**{"function": "0.5", **fields})
+        net = saved(tmp_path / str(number), constant_program(), "0.5", (0, 1), stages=[claim], outputs=["s"])
+        assert reason in refusal(net)
