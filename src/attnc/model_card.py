@@ -78,6 +78,8 @@ def _certified(network: Network, dtype: str) -> dict[str, Any]:
 
 def without_expression(network: Network) -> str:
     """What a network computes that has no expression."""
+    if network.definitions is not None:
+        return "a ReLU network"
     if not network.certificate.is_of_table:
         return "a Python function"
     return f"table of {plural(network.certificate.points or 0, 'point')}"
@@ -85,7 +87,7 @@ def without_expression(network: Network) -> str:
 
 def _facts(network: Network) -> list[tuple[str, str]]:
     program = network.program
-    what = f"{without_expression(network)}, not stored here"
+    what = without_expression(network) + (", not stored here" if network.definitions is None else "")
     what = code(network.expression) if network.expression is not None else what
     box = ", ".join(f"{code(name)} ∈ [{lo!r}, {hi!r}]" for name, (lo, hi) in network.box.as_dict().items())
     parameters = ", ".join(f"{code(name)} = {code(str(value))}" for name, value in network.parameters.items())

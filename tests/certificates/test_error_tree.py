@@ -55,7 +55,7 @@ def test_layers_of_relu_networks_are_one_entry_each():
     claim = attnc.compile(attnc.ReLUNetwork(weights, biases, [(-1, 1)] * 2), eps=0.1).certificate
     tree = error_tree(claim)
     assert [node.name for node in tree.children] == ["relu0", "rounding"]
-    assert tree.children[0].children[0].what.endswith(", and 3 more alike")
+    assert tree.children[0].children[0].what.endswith(", and 3 more of this kind")
     assert tree.children[0].adds == claim.terms[0].value
     assert math.isclose(tree.adds, sum(node.adds for node in tree.children))
 

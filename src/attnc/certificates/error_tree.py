@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,13 +45,11 @@ def error_tree(certificate: Certificate) -> ErrorNode:
     left = {term.name: term for term in certificate.terms}
     nodes: list[ErrorNode] = []
     by_stage: dict[str, list[ErrorNode]] = {}
-    for head in certificate.stages:
-        try:
-            if "like" not in head:  # units of a ReLU network that are proved as one
-                alike = sum(other.get("like") == head["name"] for other in certificate.stages)
-                by_stage.setdefault(str(head["stage"]), []).append(_head(head, alike, left, share))
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise FileError(f"certificate: a stage does not fit: {type(error).__name__}: {error}") from None
+    try:
+        for same in _by_term(certificate.stages):
+            by_stage.setdefault(str(same[0]["stage"]), []).append(_head(same, left, share))
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise FileError(f"certificate: a stage does not fit: {type(error).__name__}: {error}") from None
     for stage, heads in by_stage.items():
         adds = math.fsum(head.adds for head in heads)
         nodes.append(
@@ -61,15 +59,25 @@ def error_tree(certificate: Certificate) -> ErrorNode:
     return ErrorNode("bound", "what all of these add up to", total, 1.0, children=tuple(nodes))
 
 
-def _head(head: Any, alike: int, left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
-    """A head, and the term of the ledger that it brings, which is then no longer left."""
+def _by_term(stages: Sequence[Any]) -> list[list[Any]]:
+    """Heads of one stage that bring one term of the ledger together, as the units of a layer of a ReLU network."""
+    groups: dict[tuple[str, str], list[Any]] = {}
+    terms = {str(head["name"]): str(head["term"]) for head in stages if "like" not in head}
+    for head in stages:
+        groups.setdefault((str(head["stage"]), terms[str(head.get("like", head["name"]))]), []).append(head)
+    return list(groups.values())
+
+
+def _head(same: list[Any], left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
+    """The first of these heads, and the term of the ledger that they bring, which is then no longer left."""
+    head, others = same[0], len(same) - 1
     carrier, name = head["carrier"], str(head["name"])
     argument = _readable(str(head.get("argument_as") or head["argument"]))
     what = _applied(str(head["function"]), argument, None if carrier is None else _readable(str(carrier)))
-    what += f", and {alike} more alike" if alike else ""
+    what += f", and {others} more of this kind" if others else ""
     term = left.pop(str(head["term"]), None)
-    own, (lo, hi) = float(head["bound"]), (float(end) for end in head["interval"])
-    if term is None:  # another head of the same function of the same argument has it
+    own, (lo, hi) = max(float(one["bound"]) for one in same if "bound" in one), (float(x) for x in head["interval"])
+    if term is None:  # a head of another stage, of the same function of the same argument, has it
         return ErrorNode(name, what, 0.0, 0.0, own, 0.0, (lo, hi))
     grows = term.value / own if own > 0 else None
     return ErrorNode(name, what, term.value, share(term.value), own, grows, (lo, hi))

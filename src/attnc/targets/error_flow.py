@@ -59,7 +59,8 @@ class Slopes:
         if held is not None:
             # clip(t̂) − t = σ(t̂ − t) + (clip(t) − t), σ ∈ [0, 1].
             first, last = held
-            near = Interval(np.minimum(t.lo, np.maximum(near.lo, first)), np.maximum(t.hi, np.minimum(near.hi, last)))
+            at_lo, at_hi = (np.minimum(np.maximum(end, first), last) for end in (near.lo, near.hi))
+            near = Interval(np.minimum(t.lo, at_lo), np.maximum(t.hi, at_hi))
             off = up(error + np.maximum(np.maximum(up(first - t.lo), up(t.hi - last)), 0.0))
         function = function_of_t(tree)
         ranges, gradients = function.ranges_and_gradients(_column(near), violations="infinite")
