@@ -236,7 +236,7 @@ def test_what_is_printed_is_not_below_the_bound(tmp_path, capsys):
     program = spectral(np.sin, [(-3, 3)], 17)
     path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1.0000004e-9)
     assert main([str(path)]) == 0
-    assert "at most 1.00001e-09 in float64" in capsys.readouterr().out
+    assert "at most 1.00001e-09 at every point of the box, in float64" in capsys.readouterr().out
 
 
 def test_a_reader_that_has_seen_enough(tmp_path):
