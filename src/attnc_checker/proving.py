@@ -11,9 +11,9 @@ from typing import Any
 from flint import arb, fmpq
 
 from attnc_checker.averages import Average, Box
-from attnc_checker.chains import Chain
 from attnc_checker.claims import Cell, Claim, Leaf
-from attnc_checker.composition import lines
+from attnc_checker.deep.chains import Chain
+from attnc_checker.deep.composition import lines
 from attnc_checker.expressions import Function, constants, parse
 from attnc_checker.files import Refused, Tensor
 from attnc_checker.leaves import Prover

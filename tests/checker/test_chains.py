@@ -12,8 +12,8 @@ from flint import arb, ctx
 
 import attnc
 from attnc_checker import check
-from attnc_checker.chains import Chain
 from attnc_checker.checking import PRECISION, read_task
+from attnc_checker.deep.chains import Chain
 from checker.networks import change_weight, edit
 
 CASES = {  # flat between steps, so that few leaves do

@@ -11,9 +11,9 @@ from flint import arb, fmpq
 
 import attnc
 from attnc_checker import check
-from attnc_checker.composition import _along
+from attnc_checker.deep.forms import Forms, are_equal
+from attnc_checker.deep.lines import along
 from attnc_checker.expressions import Reader, evaluate, parse
-from attnc_checker.forms import Forms, are_equal
 from attnc_checker.network import Head, Stage
 from checker.networks import change_weight, edit
 
@@ -298,5 +298,5 @@ def test_every_head_adds_what_its_values_lean_on():
     t, reach = (fmpq(0), fmpq(1), fmpq(0)), [arb(1), arb(1)]
     for count in (1, 2):
         stage = Stage([head] * count, [zero], [(arb(0),) * 3], [0])
-        _, unsure = _along(stage, t, None, reach, arb(1), "s0")
+        _, unsure = along(stage, t, None, reach, arb(1), "s0")
         assert unsure >= arb(count) / 8

@@ -18,52 +18,27 @@ counts to own.
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from flint import arb, fmpq
 
 from attnc_checker.averages import total
 from attnc_checker.claims import Claim, StageClaim
+from attnc_checker.deep.forms import Forms, are_equal
+from attnc_checker.deep.lines import Line, along, held, joined
+from attnc_checker.deep.pieces import ZERO, Piece, pieces_of
 from attnc_checker.expressions import Function, Reader, evaluate, parse
 from attnc_checker.files import BadFile, Refused
-from attnc_checker.forms import Forms, are_equal
-from attnc_checker.jets import Model, Models, variable
-from attnc_checker.network import Head, Reduction, Row, Stage
+from attnc_checker.network import Reduction, Row
 from attnc_checker.program import exact
 from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import Arithmetic, most
 
+ONE = (arb(1), arb(1))
 HALVINGS = 12
 """At most so often the box is halved, along its variables in turn, to find ranges: less if the claim needs no more."""
 MOST_PARTS = 10_000
 """At most so many parts of the box, to find how far its outputs are off."""
-PIECES, NEAR_ENDS = 128, 48
-"""Of an interval, to find how much a function changes; the latter are shorter and shorter towards each end."""
-ZERO, ONE, TINY = (arb(0), arb(0)), (arb(1), arb(1)), arb(2) ** -100
-MOST_SLACK = 0.25
-"""Scores that are off by more are not those of the claimed input."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A stage as a function of one variable t, and what it has to be."""
-
-    claim: StageClaim
-    stage: Stage
-    function: Function
-
-
-class Piece(NamedTuple):
-    """g(T) − g(t) = G·(T − t) up to jump, G one of slopes, for t in [low, high] and T within e of it, held as g is."""
-
-    low: Any
-    high: Any
-    slopes: Range
-    jump: Any
-    values: Range  # of g at t and T
-    change: Any  # |g(T) − g(t)|
 
 
 class Link(NamedTuple):
@@ -95,7 +70,7 @@ def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[l
     walk, found = _Walk(claim, reduction, arithmetic), dict[str, Line]()
     for number, stage in enumerate(claim.stages):
         line = walk.line(number, stage)
-        found[stage.like or stage.name] = line if stage.like is None else _joined(found[stage.like], line)
+        found[stage.like or stage.name] = line if stage.like is None else joined(found[stage.like], line)
     return list(found.values()), walk.outputs()
 
 
@@ -193,15 +168,15 @@ class _Walk:
             unit, units, unit_slack, off = self._floats(claim.carrier, number)
             size = _size(self.ranges[carrier]) + off
         reach = [self.reduction.reach[key] for key in self.reduction.inputs]
-        line, unsure = _along(stage, t, unit, reach, size, claim.name)
+        line, unsure = along(stage, t, unit, reach, size, claim.name)
         # not in units of the carrier
         unsure += total(4 * len(head.scores) * self.arithmetic.lost for head in line.heads)
-        pieces, own = _pieces(claim, low, high, error, bool(self.claim.axes)), size * claim.bound + unsure
+        pieces, own = pieces_of(claim, low, high, error, bool(self.claim.axes)), size * claim.bound + unsure
         self.links.append(Link(place, argument, weights, slack, pieces, carrier, units, unit_slack, off, own))
         self.sizes[place] = _size(self.ranges[value])
         self.errors[place] = own + size * most([p.change for p in pieces]) + _size(self.ranges[g]) * off
         self.reduction.reach[place], self.keys[claim.name] = self.sizes[place] + self.errors[place], place
-        return Line(claim, line, _held(claim))
+        return Line(claim, line, held(claim))
 
     def outputs(self) -> Any:
         """Above all errors. The box is halved along the claimed axes, one after the other, as far as it takes."""
@@ -263,34 +238,6 @@ class _Walk:
         return most([fixed + total(_size(x) * own[source] for source, x in form.items()) for form, fixed in found])
 
 
-def _joined(one: Line, other: Line) -> Line:
-    """What holds of both: the heads of a stage, with room for those of one that is like it."""
-    t, heads = most(map(arb, map(abs, one.claim.ends))), []
-    if len(one.stage.heads) != len(other.stage.heads):
-        raise Refused(f"stage {other.claim.name} is not like {one.claim.name}: it has other heads")
-
-    def largest(a: Any, b: Any) -> Any:
-        return [tuple(map(arb.max, *rows)) for rows in zip(a, b, strict=True)]
-
-    for a, b in zip(one.stage.heads, other.stage.heads, strict=True):
-        fine, others = a.roundings, b.roundings
-        if a.values != b.values or (fine and fine.parts) != (others and others.parts):
-            raise Refused(f"stage {other.claim.name} is not like {one.claim.name}: its keys have other values")
-        rows = zip(a.scores, b.scores, a.score_slack, b.score_slack, strict=True)
-        slack = [r.max(s + abs(arb(x[0] - y[0])) + abs(arb(x[1] - y[1])) * t) for x, y, r, s in rows]
-        if not most(slack) <= MOST_SLACK:
-            raise Refused(f"stage {other.claim.name} is not like {one.claim.name}: its keys have other scores")
-        if fine and others:
-            query, own = largest(fine.query, others.query), largest(fine.own, others.own)
-            fine = replace(fine, query=query, own=own, n=max(fine.n, others.n), terms=max(fine.terms, others.terms))
-        sizes, n = largest(a.score_sizes, b.score_sizes), max(a.n_score, b.n_score)
-        value_sizes, n_value = {0: largest(a.value_sizes[0], b.value_sizes[0])}, {0: max(a.n_value[0], b.n_value[0])}
-        heads.append(Head(a.scores, sizes, n, a.values, value_sizes, n_value, slack, fine))
-    sizes = largest(one.stage.affine_sizes, other.stage.affine_sizes)
-    n_affine = [*map(max, one.stage.n_affine, other.stage.n_affine)]
-    return replace(one, stage=Stage(heads, one.stage.affine, sizes, n_affine))
-
-
 def _enlarged(range_: Range, off: Any) -> Range:
     return (range_[0] - off).lower(), (range_[1] + off).upper()
 
@@ -323,130 +270,3 @@ def _halves(part: list[Range], axis: int) -> list[list[Range]]:
     low, high = part[axis]
     middle = ((low + high) / 2).mid()
     return [[*part[:axis], half, *part[axis + 1 :]] for half in ((low, middle), (middle, high))]
-
-
-def _held(claim: StageClaim) -> Function:
-    """g as leaves have to prove it: held at the ends of the interval on which it is defined."""
-    reader = Reader(["t"])
-    t = reader.variables["t"]
-    if claim.held is not None:
-        t = reader.add("clip", t, *(reader.add("number", exact(end)) for end in claim.held))
-    return reader.steps, reader.parse(claim.function, {"t": t})
-
-
-def _pieces(claim: StageClaim, low: Any, high: Any, e: Any, are_many: bool) -> list[Piece]:
-    """Of [low, high], which holds t, while |T − t| ≤ e; all of it is one if the box is not halved either."""
-    function, width = parse(claim.function, ["t"]), (high - low).upper()
-    steps = [width * i / PIECES for i in range(1, PIECES)] if are_many else []
-    if are_many and 0 < e < width:
-        steps += [width * (e / width) ** (arb(i) / NEAR_ENDS) for i in range(1, NEAR_ENDS + 1)]
-    inner = {float(x.mid()) for step in steps for x in (low + step, high - step)}
-    edges = [low, *(arb(x) for x in sorted(inner) if low < x < high), high]
-    found = [_piece(claim, function, a, b, e) for a, b in itertools.pairwise(edges)]
-    jump = most([piece.jump for piece in found])  # smaller ones cost nothing more
-    return [
-        piece._replace(slopes=ZERO, jump=jump) if piece.values[1] - piece.values[0] <= jump else piece
-        for piece in found
-    ]
-
-
-def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -> Piece:
-    left, right, off = (low - e).lower(), (high + e).upper(), e
-    if claim.held is not None:  # clip(T) − t = σ·(T − t) + (clip(t) − t), σ ∈ [0, 1]
-        first, last = (arb(end) for end in claim.held)
-        left, right = low.min(left.max(first).min(last)), high.max(right.max(first).min(last))
-        off = e + most([first - low, high - last, arb(0)])
-    if off == 0:
-        return Piece(low, high, ZERO, arb(0), evaluate(function, Ranges([(left, right)]))[0], arb(0))
-    slope, values = _slope(function, left, right)
-    change, by_range = (abs(slope) * off).upper(), (values[1] - values[0]).upper()
-    if not change.is_finite():
-        return Piece(low, high, ZERO, by_range, values, by_range)
-    if left != (low - e).lower() or right != (high + e).upper():
-        slope = slope.union(arb(0))
-    return Piece(
-        low, high, (slope.lower(), slope.upper()), (abs(slope) * (off - e)).upper(), values, change.min(by_range)
-    )
-
-
-def _slope(function: Function, left: Any, right: Any) -> tuple[Any, Range]:
-    """Slopes and values of g on [left, right]; nan where they are not known. If g is convex or concave there, between
-    those at the ends."""
-    half, linear, ranges = ((right - left) / 2).upper(), variable(0, 1), Ranges([(left, right)])
-
-    def model(x: Any, half: Any, m: int) -> Model:
-        rules = Models([x], [half], m)
-        rules.ranges = ranges
-        return evaluate(function, rules)[0]
-
-    for m in (1, 0):
-        try:
-            whole = model((left + right) / 2, half, m)
-            slope, bend = whole.wide.get(linear, arb(0)) / half, whole.wide.get(2 * linear, arb(0))
-            if m and (bend >= 0 or bend <= 0):
-                first, last = (model(x, TINY, 1).point.get(linear, arb(0)) / TINY for x in (left, right))
-                slope = first.union(last)
-            elif m:  # g′ = g′(c) + g″·(t − c)
-                slope = slope.intersection((whole.point.get(linear, arb(0)) + 2 * bend * arb(0, 1)) / half)
-            if slope.is_finite():
-                return slope, whole.range
-        except (ArithmeticError, ValueError):
-            continue
-    return arb("nan"), evaluate(function, ranges)[0]
-
-
-def _along(stage: Stage, t: Row, unit: Row | None, reach: list[Any], size: Any, name: str) -> tuple[Stage, Any]:
-    """A stage as one of t, in units of the carrier; and what its values may be off by."""
-    main = max(range(1, len(t)), key=lambda i: (abs(arb(t[i])) * reach[i - 1]).mid())
-    if t[main] == 0:
-        raise Refused(f"the input of stage {name} is constant")
-    if any(x != 0 for x in stage.affine[0]):
-        raise Refused(f"stage {name} is not made by its heads alone")
-    moving = [i for i in range(1, len(t)) if t[i] != 0]
-
-    def left_over(row: Row, ratio: Any, by: Row) -> Any:
-        return total(abs(arb(x - ratio * w)) * r for x, w, r in zip(row[1:], by[1:], reach, strict=True))
-
-    def sizes(row: Row, scale: Any) -> Row:
-        """|u_i| ≤ (|t| + |w_0|)/|w_i| if t reads u_i alone; other inputs are as large as they get."""
-        constant, slope = row[0], arb(0)
-        for i, (x, r) in enumerate(zip(row[1:], reach, strict=True), 1):
-            if moving == [i]:
-                slope = x / abs(arb(t[i]))
-                constant += slope * abs(arb(t[0]))
-            else:
-                constant += x * r
-        return constant / scale, slope / scale
-
-    heads, unsure = [], arb(0)
-    for head in stage.heads:
-        kappa = [row[main] / t[main] for row in head.scores]
-        slack = [left_over(row, k, t) for row, k in zip(head.scores, kappa, strict=True)]
-        if not most(slack) <= MOST_SLACK:
-            raise Refused(f"the scores of stage {name} do not depend on its input alone: {float(most(slack)):.3g} more")
-        scores = [(row[0] - k * t[0], k) for row, k in zip(head.scores, kappa, strict=True)]
-        values, worst = [], arb(0)
-        for row in head.values[0]:
-            if unit is None:
-                nu = row[main] / t[main]
-                values.append((row[0] - nu * t[0], nu))
-                off = left_over(row, nu, t)
-            else:
-                pivot = max(range(len(unit)), key=lambda i: (abs(arb(unit[i])) * ([arb(1), *reach][i])).mid())
-                nu = row[pivot] / unit[pivot]
-                values.append((nu, fmpq(0)))
-                off = abs(arb(row[0] - nu * unit[0])) + left_over(row, nu, unit)
-            worst = worst.max(off)
-        unsure += worst  # every head adds its own
-        score_sizes = [sizes(row, 1) for row in head.score_sizes]
-        value_sizes = [sizes(row, size) for row in head.value_sizes[0]]
-        fine = head.roundings
-        if fine is not None:
-            query, own = ([sizes(row, 1) for row in rows] for rows in (fine.query, fine.own))
-            fine = replace(fine, query=query, own=own)
-        line = Head(
-            scores, score_sizes, head.n_score, {0: values}, {0: value_sizes}, head.n_value, slack, fine, head.depth
-        )
-        heads.append(line)
-    zero = (fmpq(0), fmpq(0))
-    return Stage(heads, [zero], [sizes(stage.affine_sizes[0], size)], stage.n_affine), unsure
