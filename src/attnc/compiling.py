@@ -37,6 +37,8 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     pass
 
+SMALL = 2.0**-100
+"""A variable that is smaller everywhere would lose digits when it is cast to float32, which has none below 2^−149."""
 ATTEMPTS = 8
 WORTHWHILE = 0.97
 """A construction is asked for less again if its error fell to this part of what it was."""
@@ -85,6 +87,9 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     if not target.box.is_bounded and construction not in ("auto", "gates"):
         raise InputError(f"{construction} takes a finite box, found {target.box}; gates serve all of R")
     _check_sizes(target, dtype)
+    if "float32" in (dtype, also) and target.box.is_bounded and target.box.magnitude.min() < SMALL:
+        name = target.box.names[int(target.box.magnitude.argmin())]
+        raise InputError(f"|{name}| ≤ {target.box.magnitude.min():.3g} is too small for float32: scale the variable")
     options = {"norm": None if p == math.inf else p, "centres": centres, "heads": heads}
     given = {key: value for key, value in options.items() if value is not None}
     request = _Request(
