@@ -11,7 +11,7 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget
 from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    pass
 
 SMALL = 2.0**-100
 """A variable that is smaller everywhere would lose digits when it is cast to float32, which has none below 2^−149."""
