@@ -18,6 +18,7 @@ from attnc.exports.tensors import encode
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Attention, Head, Mask
 from attnc.ir.program import Program
+from attnc_checker import check
 from attnc_checker.files import Tensor
 from attnc_checker.network import Reduction, Stage
 from attnc_checker.program import Program as StoredProgram
@@ -188,3 +189,12 @@ def change_weight(path: Path, tensor: str, number: int, factor: float, *, rehash
     if rehash:
         digest = hashlib.sha256(raw).hexdigest()
         edit(path, "certificate.json", lambda data: data.update(weights_sha256=digest))
+
+
+def refusal(net: Path, code: int = 1) -> str:
+    """Why the checker does not prove it."""
+    verdict = check(net, processes=1)
+    assert not verdict.proved
+    assert verdict.exit_code == code, verdict.reason
+    assert "broke off" not in verdict.reason
+    return verdict.reason

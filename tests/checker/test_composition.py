@@ -15,7 +15,7 @@ from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import along
 from attnc_checker.expressions import Reader, evaluate, parse
 from attnc_checker.network import Head, Stage
-from checker.networks import change_weight, edit
+from checker.networks import change_weight, edit, refusal
 
 BOX = (-1.0, 1.5)
 
@@ -82,13 +82,6 @@ def saved(tmp_path_factory):
 @pytest.fixture
 def net(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "net")
-
-
-def refusal(net, code=1):
-    verdict = check(net, processes=1)
-    assert not verdict.proved
-    assert verdict.exit_code == code, verdict.reason
-    return verdict.reason
 
 
 def stage(number, **fields):

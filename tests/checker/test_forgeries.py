@@ -11,8 +11,8 @@ from attnc.exports.directory import save_network
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Attention, Head, Softmax
 from attnc.ir.program import Program
-from attnc_checker import check
 from attnc_checker.__main__ import main
+from checker.networks import refusal
 
 NUMBER = 0.5
 
@@ -46,14 +46,6 @@ def saved(path, program, expression, ends, **fields):
     config = {"expression": expression, "box": box, "variables": ["x"]}
     save_network(path, program, config, {"certificate.json": certificate | fields}, "a forgery\n")
     return path
-
-
-def refusal(path) -> str:
-    verdict = check(path, processes=1)
-    assert not verdict.proved
-    assert verdict.exit_code in (1, 2)
-    assert "broke off" not in verdict.reason
-    return verdict.reason
 
 
 def stage(**fields):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from attnc_checker import check
-from checker.networks import change_weight, edit, sampled_error, save, spectral, uniform
+from checker.networks import change_weight, edit, refusal, sampled_error, save, spectral, uniform
 
 BOX = [(-3.0, 3.0)]
 VALUES = "layers.0.embed.constant.values"
@@ -29,13 +29,6 @@ def saved(tmp_path_factory):
 @pytest.fixture
 def net(saved, tmp_path):
     return shutil.copytree(saved[0], tmp_path / "net")
-
-
-def refusal(net, code=1):
-    verdict = check(net, processes=1)
-    assert not verdict.proved
-    assert verdict.exit_code == code, verdict.reason
-    return verdict.reason
 
 
 def set_leaf(index, leaf):

@@ -16,7 +16,7 @@ from attnc.targets.linear import exact_text
 from attnc_checker import check
 from attnc_checker.expressions import Reader
 from certificates.mutations import PROGRAM_MUTATIONS
-from checker.networks import change_weight, edit
+from checker.networks import change_weight, edit, refusal
 
 
 def random_network(seed, sizes, box=(-1.0, 1.5)):
@@ -118,13 +118,6 @@ def saved(honest, tmp_path_factory):
 @pytest.fixture
 def net(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "net")
-
-
-def refusal(net, code=1):
-    verdict = check(net, processes=1)
-    assert not verdict.proved
-    assert verdict.exit_code == code, verdict.reason
-    return verdict.reason
 
 
 def stage(name, **fields):

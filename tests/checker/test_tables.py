@@ -9,7 +9,7 @@ import pytest
 
 import attnc
 from attnc_checker import check
-from checker.networks import change_weight, edit
+from checker.networks import change_weight, edit, refusal
 
 
 def table_of(seed, count, d, outputs=1, *, is_smooth=True, scale=1.0):
@@ -78,13 +78,6 @@ def saved(tmp_path_factory):
 @pytest.fixture
 def net(saved, tmp_path):
     return shutil.copytree(saved, tmp_path / "net")
-
-
-def refusal(net, code=1):
-    verdict = check(net, processes=1)
-    assert not verdict.proved
-    assert verdict.exit_code == code, verdict.reason
-    return verdict.reason
 
 
 def entry(row, column, change):
