@@ -509,8 +509,9 @@ def test_an_interrupt_exits_130_quietly(run, monkeypatch) -> None:
 
 def test_a_real_interrupt(tmp_path: Path) -> None:
     program = (
-        "import attnc, time\n"
+        "import attnc, signal, time\n"
         "from attnc.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests run in the background
         "def slow(*a, **k):\n"
         "    open('ready', 'w').close()\n"
         "    time.sleep(60)\n"
