@@ -1,5 +1,6 @@
-"""Polynomials in τ ∈ [−1, 1]^d with Arb coefficients, and Taylor models of an expression.
+"""Polynomials in τ ∈ [−1, 1]^d with balls for coefficients, and Taylor models of an expression.
 
+Such a polynomial stands for a function that is, at every τ, Σ_j c_j τ^j with some members c_j of the balls.
 A monomial τ^j is one integer: six bits for each j_i, and above them the total degree |j|. So the key of a product is
 the sum of the keys, and sorted keys are sorted by degree.
 """
@@ -8,25 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache, reduce
+from functools import cache
 from typing import Any, NamedTuple
 
-from flint import arb, arb_series, fmpq
+from flint import arb, fmpq
 
 from attnc_checker.expressions import Function, Rules, evaluate
-from attnc_checker.ranges import NAMED, SERIES, Range, Ranges, hull
+from attnc_checker.ranges import NAMED, Range, Ranges, coefficients, hull
 
 Poly = dict[int, Any]
 BITS = 6
 MAX_HALVINGS = 10
-SLICES = 8
-"""Of the range of an argument."""
 SMALL = arb(2) ** -20
 """Of the limit: smaller coefficients are not carried further when a cube is halved, but added to the bound."""
-
-
-class Undecided(ArithmeticError):
-    """A kink, a jump or a singularity may lie within the box."""
 
 
 def variable(i: int, d: int) -> int:
@@ -61,16 +56,28 @@ def factorial(key: int, d: int) -> int:
     return math.prod(math.factorial(degree(key, i)) for i in range(d))
 
 
-def multiply(a: Poly, b: Poly, end: int) -> Poly:
-    """The product, keys below `end` only."""
+def multiply(a: Poly, b: Poly, m: int, d: int) -> tuple[Poly, Any]:
+    """The product up to degree m, and above all absolute values of the rest, by norms of what has a degree."""
     product: Poly = {}
-    sorted_b = sorted(b.items())
+    end, sorted_b = above(m, d), sorted(b.items())
     for i, x in a.items():
         for j, y in sorted_b:
             if i + j >= end:
                 break
             product[i + j] = product[i + j] + x * y if i + j in product else x * y
-    return product
+    if max(a) + max(b) < end:
+        return product, arb(0)
+    norms_a, norms_b = _norms(a, d), _norms(b, d)
+    return product, sum((x * y for i, x in norms_a.items() for j, y in norms_b.items() if i + j > m), arb(0))
+
+
+def _norms(p: Poly, d: int) -> dict[int, Any]:
+    """By degree."""
+    norms: dict[int, Any] = {}
+    for key, x in p.items():
+        n = key >> BITS * d
+        norms[n] = norms[n] + abs(x) if n in norms else abs(x)
+    return norms
 
 
 def add(a: Poly, b: Poly, factor: Any = 1) -> Poly:
@@ -132,149 +139,93 @@ def norm(p: Poly) -> Any:
     return sum(map(abs, p.values()), arb(0))
 
 
-def _compose(series: Any, y: Poly, m: int, d: int) -> Poly:
-    """g∘y by Horner's rule in y − y₀: n factors y − y₀ have degree n at least. The g_n are those around y₀."""
-    moving = {key: x for key, x in y.items() if key}
-    result: Poly = {0: series[m]}
-    for n in range(m - 1, -1, -1):
-        result = multiply(result, moving, above(m - n, d))
-        result[0] = series[n]
-    return result
-
-
-def _coefficients(name: str, ball: Any, m: int) -> list[Any]:
-    """Holds the Taylor coefficients at all points of a ball: those over its parts, as series of wide balls blow up."""
-    if not ball.is_finite():
-        return [arb("nan")] * (m + 1)
-    low, step = ball.lower(), (ball.upper() - ball.lower()) / SLICES
-    parts = [(low + n * step).union(low + (n + 1) * step) for n in range(SLICES)]
-    series = [SERIES[name](arb_series([part, 1], m + 1)) for part in parts]
-    return [reduce(arb.union, (s[n] for s in series)) for n in range(m + 1)]
-
-
-def _of_root(q: Any, n: int, y: Range) -> Any:
-    """Holds the Taylor coefficients q(q − 1)…(q − n + 1)/n!·y^{q − n} of y^q at all y of a range; q is no integer."""
-    factor = math.prod((q - i for i in range(n)), start=fmpq(1)) / math.factorial(n)
-    return arb(factor) * hull((_power(y[0], q - n), _power(y[1], q - n)))
-
-
-def _power(x: Any, q: Any) -> Any:
-    return arb(0) if x == 0 and q > 0 else x ** arb(q)
-
-
 class Model(NamedTuple):
-    """A function on a box, two ways.
+    """A function on a box: by a polynomial, and by where its values lie."""
 
-    `point` is its Taylor polynomial of degree m at the centre. `wide` has, for every |j| ≤ m + 1, a ball that holds the
-    Taylor coefficients at all points of the box. By Lagrange f = point + Σ_{|j|=m+1} wide_j τ^j, with some members of
-    the balls. If m = 0, a kink may lie inside: wide_j is then the hull of both sides, and f(x) − f(c) = G·(x − c) with
-    some G of it for all x and c of the box (Clarke's derivative and Lebourg's mean value theorem).
-    """
-
-    point: Poly
-    wide: Poly
+    poly: Poly
     range: Range
 
 
 class Models(Rules):
-    """Rules for models on centre ± half."""
+    """Rules for models on centre ± half, of degree m."""
 
     def __init__(self, centre: Sequence[Any], half: Sequence[Any], m: int) -> None:
         self.centre, self.half, self.m, self.d = centre, half, m, len(centre)
         self.ranges = Ranges([((x - r).lower(), (x + r).upper()) for x, r in zip(centre, half, strict=True)])
 
-    def whole(self, a: Model) -> Poly:
-        return a.point | {key: x for key, x in a.wide.items() if key >= above(self.m, self.d)}
-
-    def _known(self, point: Poly, wide: Poly, range_: Range) -> Model:
-        """If there is no slope, as of √x at 0 or at a jump, and m = 0: by the range, with slopes that are not known."""
+    def _model(self, poly: Poly, range_: Range) -> Model:
+        """Each as good as the other makes it: by the range alone, if that leaves less open."""
+        low, high = bounds(poly, self.d)
+        if low.is_finite() and high.is_finite():
+            range_ = range_[0].max(low.lower()), range_[1].min(high.upper())
         ball = hull(range_)
-        if ball.is_finite() and wide[0].is_finite():
-            wide[0] = wide[0].intersection(ball)
-        elif ball.is_finite() and self.m == 0:
-            unknown = {variable(i, self.d): arb("nan") for i in range(self.d)}
-            return Model({0: ball}, {0: ball, **unknown}, range_)
-        return Model(point, wide, range_)
+        if ball.is_finite() and not sum((x.rad() for x in poly.values()), arb(0)) <= ball.rad():
+            poly = {0: ball}
+        return Model(poly, range_)
 
     def constant(self, x: Any) -> Model:
-        return Model({0: arb(x)}, {0: arb(x)}, self.ranges.constant(x))
+        return Model({0: arb(x)}, self.ranges.constant(x))
 
     def named(self, name: str) -> Model:
         return self.constant(NAMED[name]())
 
     def variable(self, i: int) -> Model:
-        x, h, linear = self.centre[i], self.half[i], variable(i, self.d)
-        point = {0: x, linear: h} if self.m else {0: x}
-        return Model(point, {0: x + h * arb(0, 1), linear: h}, self.ranges.variable(i))
+        return Model({0: self.centre[i], variable(i, self.d): self.half[i]}, self.ranges.variable(i))
 
     def plus(self, a: Model, b: Model, sign: int = 1) -> Model:
-        range_ = self.ranges.plus(a.range, b.range, sign)
-        return self._known(add(a.point, b.point, sign), add(a.wide, b.wide, sign), range_)
+        return self._model(add(a.poly, b.poly, sign), self.ranges.plus(a.range, b.range, sign))
 
     def times(self, a: Model, b: Model) -> Model:
-        ends = above(self.m, self.d), above(self.m + 1, self.d)
-        point, wide = multiply(a.point, b.point, ends[0]), multiply(a.wide, b.wide, ends[1])
-        return self._known(point, wide, self.ranges.times(a.range, b.range))
+        poly, rest = multiply(a.poly, b.poly, self.m, self.d)
+        return self._model(add(poly, {0: rest * arb(0, 1)}), self.ranges.times(a.range, b.range))
 
     def power(self, a: Model, n: int) -> Model:
-        found = super().power(a, n)
-        return self._known(found.point, found.wide, self.ranges.power(a.range, n))
-
-    def apply(self, name: str, a: Model) -> Model:
-        low, high = bounds(self.whole(a), self.d)
-        ball = a.wide[0].intersection(low.union(high)) if low.is_finite() and high.is_finite() else a.wide[0]
-        point = _compose(SERIES[name](arb_series([a.point[0], 1], self.m + 1)), a.point, self.m, self.d)
-        wide = _compose(_coefficients(name, ball, self.m + 1), a.wide | {0: ball}, self.m + 1, self.d)
-        return self._known(point, wide, self.ranges.apply(name, a.range))
+        return self.apply(fmpq(n), a)
 
     def root(self, a: Model, q: Any) -> Model:
-        """By the ends of y^{q − n}, which is finite at 0, too, as long as n ≤ q: the slope of y^1.5 is known there."""
-        range_, y, ends = self.ranges.root(a.range, q), a.point[0], a.range
-        low, high = bounds(self.whole(a), self.d)
-        if low.is_finite() and high.is_finite():
-            ends = ends[0].max(low.lower()), ends[1].min(high.upper())
-        point = _compose([_of_root(q, n, (y, y)) for n in range(self.m + 1)], a.point, self.m, self.d)
-        if self.m == 0 and not point[0].is_finite():
-            point = {0: hull(range_)}
-        wide = _compose([_of_root(q, n, ends) for n in range(self.m + 2)], a.wide, self.m + 1, self.d)
-        return self._known(point, wide, range_)
+        return self.apply(q, a)
+
+    def apply(self, name: Any, a: Model) -> Model:
+        """By Lagrange g(p + z) = Σ_{k<n} g_k(p) z^k + g_n(y) z^n with some y between p and p + z, both in the range.
+
+        The n ≤ m + 1 is that which leaves least open. By Horner's rule: what has degree > m − k when k factors are yet
+        to come is at most ‖z‖^k times itself in the end.
+        """
+        p = a.poly[0].mid().max(a.range[0]).min(a.range[1])
+        z = a.poly | {0: a.poly[0] - p}
+        size, at_p, wide = norm(z), coefficients(name, (p, p), self.m + 1), coefficients(name, a.range, self.m + 2)
+        open_ = {n: (x.rad() if n <= self.m else abs(x)) * size**n for n, x in enumerate(wide)}
+        known = {n: x.upper() for n, x in open_.items() if n > 0 and x.is_finite()}
+        range_ = self.ranges.apply(name, a.range)
+        if not known:
+            return Model({0: hull(range_)}, range_)
+        n = min(known, key=known.__getitem__)
+        poly, rest = {0: wide[n]}, arb(0)
+        for k in reversed(range(n)):
+            poly, cut = multiply(poly, z, self.m - k, self.d)
+            poly[0] += at_p[k]
+            rest += cut * size**k
+        return self._model(add(poly, {0: rest * arb(0, 1)}), range_)
 
     def magnitude(self, a: Model) -> Model:
-        found = super().magnitude(a)
-        return self._known(found.point, dict(found.wide), self.ranges.magnitude(a.range))
+        return self._model(super().magnitude(a).poly, self.ranges.magnitude(a.range))
 
     def maximum(self, a: Model, b: Model) -> Model:
-        difference = self.plus(a, b, -1)
-        low, high = bounds(self.whole(difference), self.d)
-        if low >= 0 or difference.range[0] >= 0:
+        """b + max(y, 0) with y = a − b in [l, h]: by convexity 0 ≤ max(y, 0) − y·h/(h − l) ≤ −l·h/(h − l)."""
+        low, high = self.plus(a, b, -1).range
+        if low >= 0:
             return a
-        if high <= 0 or difference.range[1] <= 0:
+        if high <= 0:
             return b
-        if self.m:
-            raise Undecided("a kink lies within the box, or cannot be told from one")
-        zero = arb(0)  # the maximum changes by a mean of the changes of a and b
-        wide = {key: a.wide.get(key, zero).union(b.wide.get(key, zero)) for key in a.wide.keys() | b.wide.keys()}
-        wide[0] = a.wide[0].max(b.wide[0])
-        return self._known({0: a.point[0].max(b.point[0])}, wide, self.ranges.maximum(a.range, b.range))
+        slope = high / (high - low)
+        poly = add(add({0: -low * slope * (1 + arb(0, 1)) / 2}, a.poly, slope), b.poly, 1 - slope)
+        return self._model(poly, self.ranges.maximum(a.range, b.range))
 
     def step(self, name: str, a: Model) -> Model:
-        low, high = self.ranges.step(name, a.range)
-        if low == high:
-            return self.constant(low)
-        if self.m:
-            raise Undecided(f"{name} may jump within the box")
-        return self._known({0: arb("nan")}, {0: arb("nan")}, (low, high))
+        range_ = self.ranges.step(name, a.range)
+        return Model({0: hull(range_)}, range_)
 
 
 def models(function: Function, centre: Sequence[Any], half: Sequence[Any], m: int) -> list[Poly]:
-    """Each output as a polynomial in τ = (x − centre)/half, of degree m + 1; coefficients of degree m + 1 are balls.
-
-    If m = 0, by slopes or by the range, whichever leaves less open.
-    """
-    rules, found = Models(centre, half, m), []
-    for model in evaluate(function, rules):
-        poly, ball = rules.whole(model), hull(model.range)
-        if m == 0 and not norm({key: x.rad() for key, x in poly.items()}) <= ball.rad():
-            poly = {0: ball}
-        found.append(poly)
-    return found
+    """Each output as a polynomial in τ = (x − centre)/half, of degree m + 1."""
+    return [model.poly for model in evaluate(function, Models(centre, half, m + 1))]

@@ -1,27 +1,34 @@
 """Interval arithmetic with exact ends: where the values of an expression lie on a box.
 
-Ends may be infinite; nan says that nothing is known. Functions that are not monotone are taken piece by piece.
+Ends may be infinite; nan says that nothing is known. Every function of one variable is monotone between its turns.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import accumulate
 from typing import Any
 
-from flint import arb, arb_series
+from flint import arb, arb_series, fmpq
 
 from attnc_checker.expressions import Rules
 
 Range = tuple[Any, Any]
-HALVINGS = 24
-"""Of an interval on which a function is not known to be monotone."""
+SLICES = 8
+"""Of a range on which Taylor coefficients are asked for."""
+
+
+def _first(s: Any) -> Any:
+    return s if isinstance(s, arb) else s[0]
 
 
 def _exp(s: Any) -> Any:
     """Of a + b·z: e^a from the ends of the ball a, as Arb's own radius is that of the upper end on both sides."""
-    e = s[0].lower().exp().union(s[0].upper().exp()) if s[0].is_finite() else s[0].exp()
-    return e * arb_series([0, s[1]], s.prec).exp()
+    a = _first(s)
+    e = a.lower().exp().union(a.upper().exp()) if a.is_finite() else a.exp()
+    return e if s is a else e * arb_series([0, s[1]], s.prec).exp()
 
 
 def _sigmoid(s: Any) -> Any:
@@ -30,7 +37,7 @@ def _sigmoid(s: Any) -> Any:
 
 def _softplus(s: Any) -> Any:
     """Of large arguments by log(1 + e^s) = s + log(1 + e^−s), in which balls stay narrow."""
-    return s + (_exp(-s) + 1).log() if s[0] > 0 else (_exp(s) + 1).log()
+    return s + (_exp(-s) + 1).log() if _first(s) > 0 else (_exp(s) + 1).log()
 
 
 SERIES: dict[str, Callable[[Any], Any]] = {
@@ -46,35 +53,39 @@ SERIES: dict[str, Callable[[Any], Any]] = {
     "softplus": _softplus,
     "inverse": lambda s: 1 / s,
 }
-"""Functions of one variable by Arb's own power series around a ball: nan or an error where they are not defined."""
+"""Functions of a number, or of Arb's power series around a ball: nan or an error where they are not defined."""
 
 NAMED: dict[str, Callable[[], Any]] = {"pi": arb.pi, "e": arb.const_e}
 
-LIMITS: dict[str, Callable[[Any], Any]] = {
-    "exp": arb.exp,
-    "log": lambda x: arb("-inf") if x == 0 else x.log(),
-    "sqrt": arb.sqrt,
-    "asin": arb.asin,
-    "acos": arb.acos,
-    "tanh": arb.tanh,
-    "atan": arb.atan,
-}
-"""Monotone functions where they end, too: at the edge of their domain or at infinity."""
+POWERS = {"inverse": fmpq(-1), "sqrt": fmpq(1, 2)}
 
 TURNS = {
     "cosh": arb(0),
+    "inverse": arb(0),
     "silu": arb("-1.27846454276107379511 +/- 1e-20"),
     "gelu": arb("-0.75179152469356445746 +/- 1e-20"),
 }
-"""Where functions that fall, and then rise, turn."""
+"""Where functions that fall, and then rise, turn, or have a pole."""
+
+WAVES = {
+    "sin": ((0.5, arb(1)), (-0.5, arb(-1))),
+    "cos": ((0, arb(1)), (1, arb(-1))),
+    "tan": ((0.5, arb("nan")), (-0.5, arb("nan"))),
+}
+"""Turns or poles at (this + 2n)·π for all integers n, and the value there."""
+
+
+LIMITS = {name: (arb(-1), arb(1)) for name in ("sin", "cos", "tanh", "erf")}
+"""Which rounding must not leave, as others end there."""
 
 
 def hull(x: Range) -> Any:
     return x[0].union(x[1])
 
 
-def _outward(low: Any, high: Any) -> Range:
-    return low.lower(), high.upper()
+def _outward(values: Sequence[Any]) -> Range:
+    """nan if any is."""
+    return reduce(arb.min, values).lower(), reduce(arb.max, values).upper()
 
 
 def _product(x: Any, y: Any) -> Any:
@@ -89,7 +100,7 @@ class Ranges(Rules):
         self.ends = ends
 
     def constant(self, x: Any) -> Range:
-        return _outward(arb(x), arb(x))
+        return _outward([arb(x)])
 
     def named(self, name: str) -> Range:
         return self.constant(NAMED[name]())
@@ -98,15 +109,16 @@ class Ranges(Rules):
         return self.ends[i]
 
     def plus(self, a: Range, b: Range, sign: int = 1) -> Range:
-        return _outward(a[0] + sign * b[sign < 0], a[1] + sign * b[sign > 0])
+        return (a[0] + sign * b[sign < 0]).lower(), (a[1] + sign * b[sign > 0]).upper()
 
     def times(self, a: Range, b: Range) -> Range:
-        products = [_product(x, y) for x in a for y in b]
-        return _outward(_least(products), -_least([-x for x in products]))
+        return _outward([_product(x, y) for x in a for y in b])
 
     def power(self, a: Range, n: int) -> Range:
-        a = self.magnitude(a) if n % 2 == 0 else a
-        return _outward(a[0] ** n, a[1] ** n)
+        return _outward([x**n for x in (self.magnitude(a) if n % 2 == 0 else a)])
+
+    def root(self, a: Range, q: Any) -> Range:
+        return _outward([arb(0) if x == 0 and q > 0 else x ** arb(q) for x in a])
 
     def maximum(self, a: Range, b: Range) -> Range:
         return a[0].max(b[0]), a[1].max(b[1])
@@ -114,48 +126,42 @@ class Ranges(Rules):
     def magnitude(self, a: Range) -> Range:
         return a[0].max(-a[1]).max(arb(0)), a[1].max(-a[0])
 
-    def apply(self, name: str, a: Range, halvings: int = HALVINGS) -> Range:
-        if name in LIMITS:
-            ends = [LIMITS[name](x) for x in a]
-            return _outward(*(reversed(ends) if name == "acos" else ends))
-        if name in ("sin", "cos"):
-            return self._wave(a, arb(0) if name == "cos" else arb.pi() / 2)
-        ball = hull(a)
-        if name in TURNS and ball.is_finite():
-            low, high, turn = (SERIES[name](arb_series([x, 1], 1))[0] for x in (*a, TURNS[name]))
-            least = low.min(high)
-            return _outward(least.min(turn) if ball.overlaps(TURNS[name]) else least, low.max(high))
-        values, slope = SERIES[name](arb_series([ball, 1], 2)), arb("nan")
-        if ball.is_finite():
-            slope = values[1]
-        if slope >= 0 or slope <= 0:
-            ends = [SERIES[name](arb_series([x, 1], 1))[0] for x in a]
-            return _outward(*(ends if slope >= 0 else reversed(ends)))
-        if halvings == 0 or not ball.is_finite():
-            return _outward(values[0], values[0])
-        middle = ball.mid()
-        halves = [self.apply(name, half, halvings - 1) for half in ((a[0], middle), (middle, a[1]))]
-        return _least([low for low, _ in halves]), -_least([-high for _, high in halves])
-
-    def _wave(self, a: Range, top: Any) -> Range:
-        """cos(x − top): 1 and −1 are reached where (x − top)/2π is, or may be, an integer or a half beside one."""
-        ends = [(x - top).cos() for x in a]
-
-        def reaches(shift: Any) -> bool:
-            first, last = ((x - top) / (2 * arb.pi()) - shift for x in a)
-            return not last.floor() < first
-
-        low = arb(-1) if reaches(arb(1) / 2) else ends[0].min(ends[1])
-        return _outward(low, arb(1) if reaches(arb(0)) else ends[0].max(ends[1]))
+    def apply(self, name: Any, a: Range) -> Range:
+        """By the ends, and by those turns that lie, or may lie, between them. A number is an exponent."""
+        if isinstance(name, fmpq) and name.q == 1:
+            raised = self.power(a, abs(int(name.p)))
+            return raised if name >= 0 else self.apply("inverse", raised)
+        if isinstance(name, fmpq):
+            return self.root(a, name)
+        values = [arb("-inf") if name == "log" and x == 0 else SERIES[name](x) for x in a]
+        if name in TURNS and not (a[1] < TURNS[name] or TURNS[name] < a[0]):
+            values.append(SERIES[name](TURNS[name]))
+        for turn, value in WAVES.get(name, ()):
+            first, last = ((x / arb.pi() - turn) / 2 for x in a)
+            if not last.floor() < first:
+                values.append(value)
+        (low, high), (least, most) = _outward(values), LIMITS.get(name, (arb("-inf"), arb("inf")))
+        return low.max(least), high.min(most)
 
     def step(self, name: str, a: Range) -> Range:
-        low, high = (x.sgn() if name == "sign" else x.floor() for x in a)
-        return _outward(low, high)
+        return _outward([x.sgn() if name == "sign" else x.floor() for x in a])
 
 
-def _least(values: list[Any]) -> Any:
-    """nan if any is."""
-    least = values[0]
-    for x in values[1:]:
-        least = least.min(x)
-    return least
+def coefficients(name: Any, y: Range, count: int) -> list[Any]:
+    """Balls that hold the first Taylor coefficients of a function at all points of a range. A number is an exponent.
+
+    Of y^q they are q(q − 1)…(q − n + 1)/n!·y^{q − n}, which is finite at 0, too, as long as n ≤ q.
+    """
+    name = POWERS.get(name, name)
+    if isinstance(name, fmpq):
+        factors = [*accumulate(range(count - 1), lambda factor, n: factor * (name - n) / (n + 1), initial=fmpq(1))]
+        powers = (hull(Ranges([]).apply(name - n, y)) if x != 0 else arb(0) for n, x in enumerate(factors))
+        return [arb(x) * y for x, y in zip(factors, powers, strict=True)]
+    if not hull(y).is_finite():
+        return [arb("nan")] * count
+    series = [SERIES[name](arb_series([hull(y), 1], count))]
+    if not 8 * series[0][1].rad() <= abs(series[0][1].mid()):  # series of wide balls blow up
+        step = (y[1] - y[0]) / SLICES
+        parts = [(y[0] + n * step).union(y[0] + (n + 1) * step) for n in range(SLICES)]
+        series = [SERIES[name](arb_series([part, 1], count)) for part in parts]
+    return [reduce(arb.union, (s[n] for s in series)) for n in range(count)]

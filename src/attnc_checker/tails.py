@@ -15,10 +15,13 @@ from flint import arb, arb_series
 
 from attnc_checker.averages import total
 from attnc_checker.expressions import Function, Rules, evaluate
-from attnc_checker.jets import Undecided
 from attnc_checker.network import Head, Row, Stage
 from attnc_checker.ranges import NAMED, SERIES
 from attnc_checker.rounding import most
+
+
+class Undecided(ArithmeticError):
+    """What happens far out is not known."""
 
 
 class Tail(NamedTuple):

@@ -53,7 +53,7 @@ def test_float32(tmp_path):
     assert "claimed for float64, but the weights are float32" in check(path).reason
 
 
-def test_a_kink_needs_a_mean_leaf_and_gets_one(tmp_path):
+def test_a_kink_within_a_leaf(tmp_path):
     box = [(-1.3, 1.0)]  # no end has a short binary expansion, and 0.1 is in no cell's middle
 
     def f(x):
@@ -69,7 +69,9 @@ def test_a_kink_needs_a_mean_leaf_and_gets_one(tmp_path):
     verdict = check(path)
     assert verdict.proved, verdict.reason
     edit(path, "certificate.json", lambda data: data["leaves"].__setitem__(0, ["taylor", 8, finest, at_kink]))
-    assert "kink" in check(path).reason
+    assert check(path).proved
+    edit(path, "certificate.json", lambda data: data.update(bound=0.9 * bound))
+    assert not check(path).proved
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -16,7 +16,7 @@ from attnc_checker import check
 from attnc_checker.averages import Box
 from attnc_checker.checking import PRECISION, read_task
 from attnc_checker.expressions import parse
-from attnc_checker.jets import Undecided, models
+from attnc_checker.jets import models
 from checker.networks import NAMES, grid, lattice_program, save, spectral, uniform
 from strategies.expressions import expressions
 
@@ -98,7 +98,7 @@ def test_models_enclose_the_function(data, d):
     m = data.draw(st.integers(0, 5))
     try:
         (found,) = models(parse(text, NAMES[:d]), [arb(c) for c in centre], [arb(r) for r in half], m)
-    except (Undecided, ValueError):
+    except ValueError:
         return
     tau = np.random.default_rng(0).uniform(-1, 1, (30, d))
     values = f(np.array(centre) + np.array(half) * tau)[:, 0]
@@ -126,8 +126,7 @@ def test_numbers_are_exact_and_operators_bind_as_in_python():
     assert value("floor(x) - pi + pi", -2.5).contains(-3)
     assert not value("log(x)", -1).is_finite()
     assert not value("x**0.5", -1).is_finite()
-    with pytest.raises((ValueError, ZeroDivisionError)):
-        value("1/(x - x)", 1)
+    assert not value("1/(x - x)", 1).is_finite()
 
 
 @pytest.mark.slow

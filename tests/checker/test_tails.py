@@ -9,8 +9,7 @@ from flint import arb, ctx, fmpq
 from attnc.targets.expression import Expression
 from attnc_checker.checking import PRECISION
 from attnc_checker.expressions import parse
-from attnc_checker.jets import Undecided
-from attnc_checker.tails import tail_error
+from attnc_checker.tails import Undecided, tail_error
 from checker.networks import gate, reduced
 
 SIGMOID = gate([(0, 0), (0, 1)], [(0, 0), (0, 1)])  # x·σ(x)

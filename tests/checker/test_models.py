@@ -1,0 +1,135 @@
+"""Taylor models, ranges and slopes against Arb's own values at points: they hold them, and not much more."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from flint import arb, ctx, fmpq
+
+from attnc_checker.checking import PRECISION
+from attnc_checker.deep.pieces import _slopes
+from attnc_checker.expressions import evaluate, parse
+from attnc_checker.jets import degree, models
+from attnc_checker.ranges import SERIES, Ranges, coefficients
+from checker.networks import NAMES
+
+SMOOTH = ["exp(-x**2)*sin(5*x)/(2 + x)", "tanh(3*x) + softplus(-7*x)", "(x + 1.1)**2.5*log(2 + x)", "x**9 - x**2 + 3"]
+KINKS = [
+    "abs(x - 0.05)*exp(x)",
+    "clip(3*x, -1, 1)**2",
+    "max(x, x**2, 0.2 - x)",
+    "exp(abs(abs(x) - 0.1))",
+    "relu(sin(9*x))",
+]
+EDGES = [
+    "sqrt(1 - x**2)",
+    "(1 - x)**1.5",
+    "acos(x)*asin(x)",
+    "sqrt(abs(x))",
+    "(1 - x)**(1 + x)",
+    "sqrt(1 - sin(pi*x/2))",
+]
+JUMPS = ["sign(x)*x + floor(3*x)", "sign(x - 0.3)/(2 + sign(x))"]
+PLANE = [
+    "x*y/(1.1 + x**2 - y)",
+    "max(x, y)*sin(x*y)",
+    "sqrt(x**2 + y**2)",
+    "abs(x - y)**1.5",
+    "gelu(4*x*y) - min(x, -y)",
+]
+
+
+@pytest.fixture(autouse=True)
+def precision():
+    before = ctx.prec, ctx.cap
+    ctx.prec, ctx.cap = PRECISION, 64
+    yield
+    ctx.prec, ctx.cap = before
+
+
+def value(poly, tau, d):
+    return sum((x * math.prod(t ** degree(key, i) for i, t in enumerate(tau)) for key, x in poly.items()), arb(0))
+
+
+def width(poly):
+    return float(sum((x.rad() for x in poly.values()), arb(0)))
+
+
+@pytest.mark.parametrize("text", SMOOTH + KINKS + EDGES + JUMPS + PLANE)
+@pytest.mark.parametrize("m", [0, 1, 4, 9])
+def test_models_hold_the_function(text, m):
+    rng, d = np.random.default_rng(m), 2 if "y" in text else 1
+    function = parse(text, NAMES[:d])
+    for half in (0.5, 0.125, 2.0**-9, 0.0):
+        for centre in ([0.0] * d, [1 - half] * d, list(np.round(rng.uniform(half - 1, 1 - half, d), 3))):
+            (poly,) = models(function, [*map(arb, centre)], [arb(half)] * d, m)
+            assert width(poly) <= 30  # it is known everywhere
+            for tau in [*rng.choice([-1.0, 0.0, 1.0], (4, d)), *rng.uniform(-1, 1, (8, d))]:
+                tau = [*map(arb, tau)]
+                point = [arb(c) + half * t for c, t in zip(centre, tau, strict=True)]
+                low, high = evaluate(function, Ranges([(x.mid(), x.mid()) for x in point]))[0]
+                assert (value(poly, tau, d) + arb(0, 1e-30)).overlaps(low.union(high))
+
+
+def test_how_much_models_leave_open():
+    def left_open(text, centre, half, m):
+        return width(models(parse(text, ["x"]), [arb(centre)], [arb(half)], m)[0])
+
+    for m, half in ((0, 0.25), (3, 0.25), (6, 0.125), (9, 0.5)):
+        assert left_open("exp(x)", 0, half, m) <= 1.1 * math.exp(half) * half ** (m + 2) / math.factorial(m + 2)
+        product = (2 * half) ** (m + 2) / math.factorial(m + 2)
+        assert left_open("exp(x)*exp(x)", 0, half, m) <= 2.5 * math.exp(2 * half) * product
+    for m in (0, 4):
+        assert left_open("abs(x)", 0, 0.25, m) <= 0.125 + 1e-9  # between 0 and 1/4
+        assert left_open("abs(x)", 0.125, 0.25, m) <= 0.375 * 0.125 / 0.5 + 1e-9
+        assert left_open("abs(x)", 0.25, 0.25, m) <= 1e-30
+        assert left_open("sqrt(x)", 0.125, 0.125, m) <= 0.25 + 1e-9
+        assert left_open("x**1.5", 0.125, 0.125, m) <= 0.5 * 0.25**1.5
+        assert left_open("floor(x)", 0.5, 0.75, m) <= 1 + 1e-8
+
+
+@pytest.mark.parametrize("name", [*SERIES, 3, -2, 1.5, -0.5])
+def test_ranges_and_coefficients_of_functions(name):
+    rng = np.random.default_rng(0)
+    name = name if isinstance(name, str) else fmpq(*float(name).as_integer_ratio())
+    is_positive = name in ("log", "sqrt") or (not isinstance(name, str) and name.q != 1)
+    for _ in range(40):
+        a, b = np.sort(rng.normal(0, rng.choice([0.01, 0.7, 5.0]), 2))
+        a, b = (abs(a), abs(a) + b - a) if is_positive else (a, b)
+        if name in ("asin", "acos"):
+            a, b = np.tanh(a), np.tanh(b)
+        low, high = Ranges([]).apply(name, (arb(a), arb(b)))
+        wide = coefficients(name, (arb(a), arb(b)), 6)
+        seen = [coefficients(name, (arb(x), arb(x)), 6) for x in np.linspace(a, b, 33)]
+        if low.is_finite() and high.is_finite():
+            assert all(low <= s[0].upper() and s[0].lower() <= high for s in seen)
+            lows, highs = min(float(s[0]) for s in seen), max(float(s[0]) for s in seen)
+            assert float(high - low) <= (highs - lows) * 1.05 + 1e-12 * (1 + abs(highs))
+        else:
+            assert name in ("tan", "inverse") or not isinstance(name, str)  # a pole within
+            assert float(a) < 0 < float(b) or (name == "tan" and b - a > 0.1)
+        for n, x in enumerate(wide):
+            assert not x.is_finite() or all(x.overlaps(s[n]) for s in seen)
+
+
+@pytest.mark.parametrize("text", SMOOTH + KINKS + ["(1 - x)**1.5", "sqrt(1 - x**2)", "abs(x)**3", "x**4 + 1/(1.5 + x)"])
+def test_slopes_hold_differences(text):
+    rng, function = np.random.default_rng(1), parse(text, ["x"])
+    for half in (0.5, 0.125, 2.0**-7):
+        for centre in (0.0, 1 - half, half - 1, float(rng.uniform(half - 1, 1 - half))):
+            left, right = arb(centre) - half, arb(centre) + half
+            slopes, values = _slopes(function, left, right)
+            points = [*map(arb, np.sort(rng.uniform(centre - half, centre + half, 12)))]
+            at = [evaluate(function, Ranges([(x, x)]))[0] for x in points]
+            at = [low.union(high) for low, high in at]
+            assert all(values[0] <= x.upper() and x.lower() <= values[1] for x in at)
+            seen = [(b - a) / (y - x) for x, y, a, b in zip(points, points[1:], at, at[1:], strict=False) if x < y]
+            if all(x.is_finite() for x in slopes):
+                assert all(slopes[0] <= x.upper() and x.lower() <= slopes[1] for x in seen)
+            else:
+                assert "sqrt" in text
+            if half < 0.01 and text in SMOOTH:
+                spread = max(float(x) for x in seen) - min(float(x) for x in seen)
+                assert float(slopes[1] - slopes[0]) <= 4 * spread + 1e-3
