@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 MAX_VARIABLES = 3
 TOLERANCE = 0.03
 FAR_BELOW = 1e-3
+"""Of eps: in several variables, where leaves are many, no bound below that is sought."""
 ENOUGH = 1e-3
 """A rounding below this part of the goal is not made sharper."""
 ROUNDING_POINTS = 256
@@ -106,7 +107,7 @@ def prove(
     """By dyadic cells, the largest error or its L_p norm. ProgramError where the program is not one attention stage.
 
     `observed` is an error that was seen: no bound can be below it, and none is sought that is much closer; nor one that
-    is far below `eps`, or below what rounding costs. Where only values of the target are known, and how steep it can
+    is below what rounding costs, or, in several variables, far below `eps`. Where only values of the target are known, and how steep it can
     be, leaves are so many that none below `eps` is sought at all.
     """
     num_inputs, num_outputs = sum(map(math.prod, program.input_shapes)), math.prod(program.output_shape)
@@ -120,7 +121,7 @@ def prove(
         raise ProgramError(f"the outputs are read from {len(found)} query tokens; a proof is for one")
     subject = _Subject(found[0][0], roundings(program)[0], _with_outputs(target, found[0][1]), truncation)
     subject.rounding_level = subject.sampled_rounding()
-    floor = max(FAR_BELOW * eps, subject.rounding_level)
+    floor = max(FAR_BELOW * eps if target.box.d > 1 else 0.0, subject.rounding_level)
     least = eps if isinstance(target, FunctionTarget) else 0.0
     goal = max(least, (1 + tolerance) * observed + floor)
     if p < math.inf:
