@@ -102,10 +102,18 @@ def _sensitivities(target: ReLUNetwork, scales: list[np.ndarray]) -> list[float]
 
 
 def _counts_for(target: ReLUNetwork, scales: list[np.ndarray], eps: float, beta: float, dtype: str) -> tuple[int, ...]:
-    """Minimise Σ p_l with Σ sensitivity_l·ε/(p_l − 1) = 0.98·eps: p_l − 1 ∝ √sensitivity_l."""
-    unit = ClipLayer(64, beta, dtype).error
+    """Minimise Σ p_l with Σ sensitivity_l·ε/(p_l − 1) = 0.98·eps: p_l − 1 ∝ √sensitivity_l.
+
+    ε is that of few keys first; of many it is a little larger, as their scores are rounded.
+    """
     roots = [math.sqrt(s) for s in _sensitivities(target, scales)]
-    return tuple(2 + math.ceil(min(1e12, unit * root * sum(roots) / (0.98 * eps))) for root in roots)
+
+    def counts(few: tuple[int, ...]) -> tuple[int, ...]:
+        unit = max((ClipLayer(p, beta, dtype).error for p in few), default=0.0)
+        return tuple(2 + math.ceil(min(1e12, unit * root * sum(roots) / (0.98 * eps))) for root in roots)
+
+    found = counts((64,))
+    return counts(found) if sum(found) <= MAX_ANCHORS else found
 
 
 def _bound(target: ReLUNetwork, scales: list[np.ndarray], clips: list[ClipLayer], dtype: str) -> Bound:
