@@ -107,8 +107,8 @@ def prove(
     """By dyadic cells, the largest error or its L_p norm. ProgramError where the program is not one attention stage.
 
     `observed` is an error that was seen: no bound can be below it, and none is sought that is much closer; nor one that
-    is below what rounding costs, or, in several variables, far below `eps`. Where only values of the target are known, and how steep it can
-    be, leaves are so many that none below `eps` is sought at all.
+    is below what rounding costs, or, in several variables, far below `eps`. Where only values of the target are known,
+    and how steep it can be, leaves are so many that none below `eps` is sought at all.
     """
     num_inputs, num_outputs = sum(map(math.prod, program.input_shapes)), math.prod(program.output_shape)
     if (num_inputs, num_outputs) != (target.box.d, target.num_outputs):
