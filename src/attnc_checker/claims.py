@@ -52,6 +52,10 @@ class StageClaim:
     leaves: tuple[Leaf, ...]
     like: str | None
 
+    @property
+    def unit(self) -> str:
+        return "1" if self.carrier is None else self.carrier
+
 
 @dataclass(frozen=True)
 class Claim:

@@ -11,7 +11,7 @@ multiplied out. Beyond the laws of a commutative ring, wherever both sides are d
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from flint import arb, arb_series, fmpq
@@ -29,13 +29,17 @@ IMAGINARY = 0
 """The number of the atom i."""
 
 
-def are_equal(function: Function, pairs: list[tuple[int, int]]) -> bool:
+def are_equal(function: Function, pairs: Sequence[tuple[int, int]]) -> bool:
     """Whether the steps of each pair are equal. Short forms, in which less is multiplied out, are tried first."""
     for expands, waves in ((False, False), (True, False), (True, True)):
         found = evaluate((function[0], [i for pair in pairs for i in pair]), Forms(expands, waves))
         if found[::2] == found[1::2]:
             return True
     return False
+
+
+def _bits(q: Any) -> int:
+    return max(int(q.p).bit_length(), int(q.q).bit_length())
 
 
 def _sorted(terms: dict[Any, Any]) -> Any:
@@ -74,7 +78,7 @@ class Forms(Rules):
             return ()
         few, many = sorted((a, b), key=len)
         scales = len(few) == 1 and all(atom in self.values for atom, _ in few[0][0])
-        if len(a) * len(b) > MOST or not (self.expands or len(many) <= 1 or scales):
+        if not scales and (len(a) * len(b) > MOST or not (self.expands or len(many) == 1)):
             a, b = self.whole(a, 1), self.whole(b, 1)
         terms: dict[Any, Any] = {}
         for left, x in a:
@@ -84,7 +88,7 @@ class Forms(Rules):
                     exponents[atom] = exponents.get(atom, fmpq(0)) + exponent
                 monomial, sign = self._monomial(exponents)
                 product = terms[monomial] = terms.get(monomial, fmpq(0)) + sign * x * y
-                if max(int(product.p).bit_length(), int(product.q).bit_length()) > MAX_BITS:
+                if _bits(product) > MAX_BITS:
                     raise Refused("the numbers of the expression grow too large")
         return _sorted(terms)
 
@@ -95,14 +99,12 @@ class Forms(Rules):
 
     def whole(self, a: Form, n: int) -> Form:
         """a^n, a sum as one atom but for its scale."""
-        if len(a) == 1 and abs(n) * max(int(a[0][1].p).bit_length(), int(a[0][1].q).bit_length()) <= MAX_BITS:
-            ((monomial, x),) = a
-            raised, sign = self._monomial({atom: exponent * n for atom, exponent in monomial})
-            return ((raised, sign * x**n),)
-        scale = a[0][1] if len(a) > 1 else fmpq(1)
-        if abs(n) * max(int(scale.p).bit_length(), int(scale.q).bit_length()) > MAX_BITS:
-            scale = fmpq(1)
+        monomial, scale = a[0]
+        scale = scale if abs(n) * _bits(scale) <= MAX_BITS else fmpq(1)
         sum_ = self.scaled(a, 1 / scale)
+        if sum_ == ((monomial, 1),):
+            raised, sign = self._monomial({atom: exponent * n for atom, exponent in monomial})
+            return ((raised, sign * scale**n),)
         return self.scaled(self.atom(("sum", sum_), n, self.value(sum_)), scale**n)
 
     def scaled(self, a: Form, factor: Any) -> Form:

@@ -91,7 +91,7 @@ def held(claim: StageClaim) -> Function:
     reader = Reader(["t"])
     t = reader.variables["t"]
     if claim.held is not None:
-        t = reader.add("clip", t, *(reader.add("number", exact(end)) for end in claim.held))
+        t = reader.add("clip", t, *(reader.add("constant", exact(end)) for end in claim.held))
     return reader.steps, reader.parse(claim.function, {"t": t})
 
 
