@@ -7,25 +7,27 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from flint import arb, ctx
+from flint import ctx
 
-from attnc_checker.claims import Leaf, read_claim
+from attnc_checker.claims import Claim, StagedClaim, read_claim
 from attnc_checker.files import (
     MAX_JSON,
     MAX_WEIGHTS,
     BadFile,
     Refused,
+    Tensor,
     parse_json,
     parse_safetensors,
     read_bytes,
 )
 from attnc_checker.program import FLOATS
-from attnc_checker.proving import Task, Worker
+from attnc_checker.proving import Proof
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION, MAX_SERIES = 128, 64
@@ -39,6 +41,8 @@ EXPONENTIAL = "an exponential within 4 ulp in the engine"
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
 
 Progress = Callable[[int, int], None]
+Stored = tuple[Claim, Any, dict[str, Tensor]]
+"""What is claimed, the structure of the network, and its weights."""
 
 
 @dataclass(frozen=True)
@@ -74,39 +78,32 @@ def check(
 
     `name`: another than certificate.json is for the weights rounded to a second dtype.
     """
-    started, claim, worst, code = time.monotonic(), None, None, 0
-    reason = "every leaf is re-proved"
+    started, claim, found = time.monotonic(), None, None
+    code, reason = 0, "every leaf is re-proved"
     try:
         with _precision():
-            task = read_task(Path(path), name)
-            claim = task.claim
-            worst = _prove_all(task, processes or os.cpu_count() or 1, progress)
-    except BadFile as error:
-        reason, code = str(error), 2
-    except Refused as error:
-        reason, code = str(error), 1
+            stored = read(Path(path), name)
+            claim = stored[0]
+            found = _prove(stored, processes or os.cpu_count() or 1, progress)
+    except (BadFile, Refused) as error:
+        code, reason = error.exit_code, str(error)
     except Exception as error:  # whatever else happens, nothing was proved
-        reason, code = f"the check broke off: {type(error).__name__}: {error}", 1
-    assumed = [ENGINE.format(dtype=claim.dtype), EXPONENTIAL] if claim and claim.dtype != "real" else []
-    assumed += [BLOCKS] if claim and claim.dtype == "float32" else []
-    assumed += [TRUNCATION.format(truncation=claim.truncation)] if claim and claim.dtype != "real" else []
-    assumed += [TAILS] if claim and any(leaf.cell is None for leaf in claim.leaves) else []
-    return Verdict(
-        os.fspath(path) if name == MAIN else os.path.join(os.fspath(path), name),
-        code == 0,
-        reason,
-        code,
-        claim.bound if claim else None,
-        worst,
-        claim.dtype if claim else None,
-        claim.scope if claim else None,
-        claim.num_leaves if claim else 0,
-        tuple(assumed),
-        time.monotonic() - started,
-    )
+        code, reason = 1, f"the check broke off: {type(error).__name__}: {error}"
+    where, seconds = os.path.join(path, name) if name != MAIN else os.fspath(path), time.monotonic() - started
+    if claim is None:
+        return Verdict(where, False, reason, code, None, None, None, None, 0, (), seconds)
+    said = (claim.bound, found, claim.dtype, claim.scope, claim.num_leaves, _assumed(claim))
+    return Verdict(where, code == 0, reason, code, *said, seconds)
 
 
-def read_task(folder: Path, name: str = MAIN) -> Task:
+def _assumed(claim: Claim) -> tuple[str, ...]:
+    blocks = [BLOCKS] if claim.dtype == "float32" else []
+    engine = [ENGINE.format(dtype=claim.dtype), EXPONENTIAL, *blocks, TRUNCATION.format(truncation=claim.truncation)]
+    tails = [TAILS] if any(leaf.cell is None for leaf in claim.leaves) else []
+    return (*(engine if claim.dtype != "real" else []), *tails)
+
+
+def read(folder: Path, name: str = MAIN) -> Stored:
     if not folder.is_dir():
         raise BadFile(f"{folder} is not a folder")
     certificate = parse_json(read_bytes(folder / name, MAX_JSON), name)
@@ -124,54 +121,46 @@ def read_task(folder: Path, name: str = MAIN) -> Task:
         raise Refused(f"config.json and {name} differ in the box")
     structure, tensors = config.get("program"), parse_safetensors(weights)
     if name == MAIN:
-        return Task(claim, structure, tensors)
+        return claim, structure, tensors
     if not isinstance(structure, dict) or name != f"certificate.{claim.dtype}.json" or claim.dtype not in FLOATS:
         raise Refused(f"{name} is for the dtype {claim.dtype!r:.40}: its name should say so")
     rounded = {place: tensor.rounded_to(FLOATS[claim.dtype]) for place, tensor in tensors.items()}
-    return Task(claim, {**structure, "dtype": claim.dtype}, rounded)
+    return claim, {**structure, "dtype": claim.dtype}, rounded
 
 
-def _prove_all(task: Task, processes: int, progress: Progress | None) -> float:
-    worker = Worker(task)
-    done, worst, whole, count, p = 0, 0.0, arb(0), task.claim.num_leaves, task.claim.p
-    few = FEW_IN_STAGES if task.claim.is_staged else FEW
-    for leaves, found in _results(worker, processes if count >= few else 1):
-        done, worst, whole = done + leaves, max(worst, found), whole + found
+def _prove(stored: Stored, processes: int, progress: Progress | None) -> float:
+    proof, claim = Proof(*stored), stored[0]
+    jobs, done, found = proof.jobs(), 0, list[float]()
+    if claim.num_leaves < (FEW_IN_STAGES if isinstance(claim, StagedClaim) else FEW):
+        processes = 1
+    for (_, leaves), result in zip(jobs, _results(proof, jobs, stored, processes), strict=True):
+        found.append(result)
+        done += len(leaves)
         if progress:
-            progress(done, count)
-    if done != count:
-        raise Refused(f"only {done} of {count} leaves were looked at")
-    if p is not None:  # ‖f − network‖_p ≤ (Σ vol(C)·b_C^p)^{1/p}
-        norm = whole ** (1 / arb(p)) if whole > 0 else whole
-        if not norm <= task.claim.bound:
-            raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {task.claim.bound:.9g}")
-        return float(norm)
-    return worst if worker.composed is None else worker.composed
+            progress(done, claim.num_leaves)
+    if done != claim.num_leaves:
+        raise Refused(f"only {done} of {claim.num_leaves} leaves were looked at")
+    return proof.conclude(found)
 
 
-def _results(worker: Worker, processes: int) -> Iterator[tuple[int, float]]:
-    jobs = worker.jobs()
+def _results(proof: Proof, jobs: list[Any], stored: Stored, processes: int) -> Iterator[float]:
     if processes == 1:
-        yield from (worker.prove(*job) for job in jobs)
-        return
-    with ProcessPoolExecutor(min(processes, len(jobs)), initializer=_start, initargs=(worker.task,)) as pool:
-        try:
-            for future in as_completed([pool.submit(_work, *job) for job in jobs]):
-                yield future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        yield from map(proof.prove, jobs)
+    else:
+        with ProcessPoolExecutor(min(processes, len(jobs)), initializer=_start, initargs=stored) as pool:
+            yield from pool.map(_work, jobs)
 
 
-_own: list[Worker] = []
+_own: list[Proof] = []
 
 
-def _start(task: Task) -> None:
+def _start(*stored: Any) -> None:
     ctx.prec, ctx.cap = PRECISION, MAX_SERIES
-    _own[:] = [Worker(task)]
+    _own[:] = [Proof(*stored)]
 
 
-def _work(number: int, leaves: tuple[Leaf, ...]) -> tuple[int, float]:
-    return _own[0].prove(number, leaves)
+def _work(job: Any) -> float:
+    return _own[0].prove(job)
 
 
 @contextmanager

@@ -8,19 +8,27 @@ import os
 import stat
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args
 
 MAX_JSON, MAX_WEIGHTS, MAX_HEADER, MAX_DIGITS = 2**26, 2**31, 2**24, 20
 LETTERS = {"F64": "d", "F32": "f", "I32": "i", "I64": "q"}
 """The dtypes that are read, and their letters in `struct`."""
 
 
+KINDS = {float: "a number of float64", int: "a whole number", str: "a text", list: "a list", dict: "an object"}
+
+
 class Refused(Exception):
-    """What is claimed is not re-proved: exit code 1."""
+    """What is claimed is not re-proved."""
+
+    exit_code = 1
 
 
 class BadFile(Exception):
-    """A file is missing, malformed or too large: exit code 2."""
+    """A file is missing, malformed or too large."""
+
+    exit_code = 2
 
 
 class Tensor(NamedTuple):
@@ -113,3 +121,30 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
 
 def are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**40 for size in value)
+
+
+def field(data: dict[str, Any], name: str, kind: Any, where: str = "") -> Any:
+    """Of an object of the certificate, `where`. A field that is not there is None."""
+    if name not in data and type(None) not in get_args(kind):
+        raise BadFile(f"certificate.json lacks {where + name!r}")
+    return typed(data.get(name), kind, where + name)
+
+
+def typed(value: Any, kind: Any, where: str) -> Any:
+    """The value, if it is of the kind: float, int, str, list, dict; a tuple of kinds, a list in JSON; `kind | None`."""
+    kinds = get_args(kind)
+    if kind is Any or (value is None and type(None) in kinds):
+        return value
+    if isinstance(kind, UnionType):
+        return typed(value, kinds[0], where)
+    if kinds:
+        entries = typed(value, list, where)
+        kinds = kinds[:1] * len(entries) if kinds[1] is ... else kinds
+        if len(entries) != len(kinds):
+            raise BadFile(f"certificate.json: {where} is {value!r:.40}, not a list of {len(kinds)}")
+        return tuple(typed(x, kind, f"{where}[{i}]") for i, (x, kind) in enumerate(zip(entries, kinds, strict=True)))
+    if kind is float and type(value) is int and int(float(value)) == value:
+        value = float(value)
+    if type(value) is not kind:
+        raise BadFile(f"certificate.json: {where} is {value!r:.40}, not {KINDS[kind]}")
+    return value

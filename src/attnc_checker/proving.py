@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flint import arb, fmpq
 
 from attnc_checker.averages import Average, Box
-from attnc_checker.claims import Cell, Claim, Leaf
+from attnc_checker.cells import Cell, Leaf
+from attnc_checker.claims import Claim, StagedClaim
 from attnc_checker.deep.chains import Chain
 from attnc_checker.deep.composition import lines
 from attnc_checker.expressions import Function, constants, parse
@@ -45,96 +46,79 @@ class Subject:
     prover: Prover
     narrowed: dict[Cell, Prover] = field(default_factory=dict)
 
-    def cell_ends(self, cell: Cell) -> list[tuple[Any, Any]]:
+    def sides(self, cell: Cell) -> list[tuple[Any, Any]]:
         """Exact rationals, as the ends of the box are float64 numbers."""
         level, index = cell
         whole = [(exact(lo), (exact(hi) - exact(lo)) / 2**level) for lo, hi in self.ends]
         return [(lo + i * width, lo + (i + 1) * width) for (lo, width), i in zip(whole, index, strict=True)]
 
     def box(self, cell: Cell) -> Box:
-        ends = self.cell_ends(cell)
-        return Box([arb((lo + hi) / 2) for lo, hi in ends], [arb((hi - lo) / 2) for lo, hi in ends])
+        sides = self.sides(cell)
+        return Box([arb((lo + hi) / 2) for lo, hi in sides], [arb((hi - lo) / 2) for lo, hi in sides])
 
     def near(self, cell: Cell) -> Prover:
         """For parts of the cell: on the way to it keys that are far behind are left out, except in the finest cells."""
-        if cell[0] > FINE // len(cell[1]):
-            return self.near(_above(cell))
+        level, index = cell
+        above = (level - 1, tuple(i >> 1 for i in index))
+        if level > FINE // len(index):
+            return self.near(above)
         if cell not in self.narrowed:
-            wider = self.near(_above(cell)) if cell[0] else self.prover
-            self.narrowed[cell] = wider.within(self.box(cell))
+            self.narrowed[cell] = (self.near(above) if level else self.prover).within(self.box(cell))
         return self.narrowed[cell]
 
     def prove(self, leaf: Leaf) -> Any:
         """A bound on |f − network| on the leaf, at most the claimed one; Refused if that is not found."""
-        if leaf.cell is not None and leaf.row:
-            return self._prove_row(leaf, leaf.cell)
-        if leaf.cell is not None:
+        if leaf.cell is None:
+            stage, function, start = self.prover.stage, self.prover.function, exact(self.ends[0][leaf.order > 0])
+            where = f"beyond the core on side {leaf.order}"
+            return self._hold(leaf, where, lambda room: tail_error(stage, function, start, leaf.order))
+        if not leaf.row:
             return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.ends), len(PIECES)) - 1])
-        start = exact(self.ends[0][0 if leaf.order < 0 else 1])
-        whole, side = self.prover, leaf.order
-        found, reason = _attempt(lambda: tail_error(whole.stage, whole.function, start, side) + self.spent)
-        return self._at_most(self.bound, found, reason, leaf, f"beyond the core on side {leaf.order}")
+        point, values = leaf.row[: len(self.ends)], leaf.row[len(self.ends) :]
+        box = Box([arb(x) for x in point], [arb(0) for _ in point])  # where the function is what the table says
+        prover = replace(self.near(leaf.cell), function=constants(values))
+        where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.variables, point, strict=True))
+        return self._hold(leaf, f"{leaf.order}, {where},", lambda room: prover.error("taylor", 1, box, room))
 
     def _prove_cell(self, leaf: Leaf, cell: Cell, pieces: int) -> Any:
-        bound = self.bound if leaf.bound is None else LOOSE * leaf.bound
-        box, room = self.box(cell), bound - arb(self.spent)
-        found, reason = _attempt(lambda: self.near(cell).error(leaf.kind, leaf.order, box, room) + self.spent)
-        if not found <= bound and pieces >= 2 ** len(cell[1]):
-            parts = itertools.product(*((2 * i, 2 * i + 1) for i in cell[1]))
-            return most(self._prove_cell(leaf, (cell[0] + 1, part), pieces >> len(cell[1])) for part in parts)
-        places = zip(self.variables, self.cell_ends(cell), strict=True)
+        (level, index), box, prover = cell, self.box(cell), self.near(cell)
+        places = zip(self.variables, self.sides(cell), strict=True)
         where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
-        return self._at_most(bound, found, reason, leaf, where)
+        try:
+            return self._hold(leaf, where, lambda room: prover.error(leaf.kind, leaf.order, box, room))
+        except Refused:
+            if pieces < 2 ** len(index):
+                raise
+        parts = itertools.product(*((2 * i, 2 * i + 1) for i in index))
+        return most(self._prove_cell(leaf, (level + 1, part), pieces >> len(index)) for part in parts)
 
-    def _prove_row(self, leaf: Leaf, cell: Cell) -> Any:
-        """At a point, which is a box of width 0, the function is what the table says."""
-        point, values = leaf.row[: len(self.ends)], leaf.row[len(self.ends) :]
-        prover = replace(self.near(cell), function=constants(values))
-        box, room = Box([arb(x) for x in point], [arb(0) for _ in point]), self.bound - arb(self.spent)
-        found, reason = _attempt(lambda: prover.error("taylor", 1, box, room) + self.spent)
-        where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.variables, point, strict=True))
-        return self._at_most(self.bound, found, reason, leaf, f"{leaf.order}, {where},")
-
-    def _at_most(self, bound: float, found: Any, reason: str, leaf: Leaf, where: str) -> Any:
-        if found <= bound:  # False for nan
-            return found
+    def _hold(self, leaf: Leaf, where: str, prove: Callable[[Any], Any]) -> Any:
+        wanted, bound = (self.bound, self.bound) if leaf.bound is None else (leaf.bound, LOOSE * leaf.bound)
+        try:
+            found = prove(wanted - arb(self.spent)) + self.spent
+            if found <= bound:  # False for nan
+                return found
+            reason = f"the bound found here is {float(found):.6g}"
+        except (ArithmeticError, ValueError) as error:
+            reason = str(error)
         raise Refused(f"{self.name}the {leaf.kind} leaf {where} is not re-proved to {bound:.6g}: {reason}")
 
     def power_of_norm(self, leaf: Leaf, p: float) -> Any:
         """Above ∫|f − network|^p over the leaf."""
-        sides = (hi - lo for lo, hi in self.cell_ends(leaf.cell or (0, ())))
+        sides = (hi - lo for lo, hi in self.sides(leaf.cell or (0, ())))
         found = self.prove(leaf)
         return arb(math.prod(sides, start=fmpq(1))) * found ** arb(p) if found > 0 else arb(0)
 
 
-def _above(cell: Cell) -> Cell:
-    return cell[0] - 1, tuple(i >> 1 for i in cell[1])
+class Proof:
+    """All that there is to prove of a claim. Every process makes its own, reducing the network once."""
 
-
-def _attempt(prove: Callable[[], Any]) -> tuple[Any, str]:
-    """The bound, and what to say of it."""
-    try:
-        found = prove()
-        return found, f"the bound found here is {float(found):.6g}"
-    except (ArithmeticError, ValueError) as error:
-        return arb("nan"), str(error)
-
-
-@dataclass(frozen=True)
-class Task:
-    """The claim and the network as they were read; every process reduces the network for itself, once."""
-
-    claim: Claim
-    structure: Any
-    tensors: dict[str, Tensor]
-
-    def subjects(self) -> tuple[list[Subject], float | None]:
-        """What leaves have to prove; and, of a deep program, the bound that follows."""
-        claim = self.claim
+    def __init__(self, claim: Claim, structure: Any, tensors: dict[str, Tensor]) -> None:
+        self.claim, self.composed = claim, arb(0)
         reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
-        arithmetic = Arithmetic(claim.dtype)
-        program = Program(self.structure, self.tensors, len(reach))
-        reduction = Reduction(program, reach, claim.is_staged, [] if claim.is_chain else None)
+        arithmetic, is_staged = Arithmetic(claim.dtype), isinstance(claim, StagedClaim)
+        program = Program(structure, tensors, len(reach))
+        reduction = Reduction(program, reach, is_staged, [] if claim.is_chain else None)
         if claim.dtype not in (reduction.dtype, "real"):
             raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {reduction.dtype}")
         row = claim.leaves[0].row if claim.leaves else ()
@@ -145,35 +129,19 @@ class Task:
         def prover(stage: Stage, function: Function) -> Prover:
             return Prover(stage, [Average(head) for head in stage.heads], function, arithmetic)
 
-        if not claim.is_staged:
-            if claim.is_chain:
-                whole: Prover = Chain.of(reduction, function, arithmetic, claim)
-            else:
-                whole = prover(reduction.stage(), function)
-            return [Subject("", claim.variables, claim.ends, claim.bound, claim.truncation, claim.leaves, whole)], None
-        found, composed = lines(claim, reduction, arithmetic)
-        if not composed <= claim.bound:
-            raise Refused(f"the errors of the stages add up to {float(composed):.9g}, the bound is {claim.bound:.9g}")
-        return [
-            Subject(
-                f"stage {line.claim.name}, {line.claim.channel!r:.60}: ",
-                ("t",),
-                (line.claim.ends,),
-                line.claim.bound,
-                0.0,
-                line.claim.leaves,
-                prover(line.stage, line.function),
-            )
-            for line in found
-        ], float(composed)
-
-
-class Worker:
-    """Proves leaves; one for each process."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.subjects, self.composed = task.subjects()
+        if isinstance(claim, StagedClaim):
+            found, self.composed = lines(claim, reduction, arithmetic)
+            stated = [(f"stage {line.claim.name}, {line.claim.channel!r:.60}: ", line.claim, line) for line in found]
+            self.subjects = [
+                Subject(name, ("t",), (own.ends,), own.bound, 0.0, own.leaves, prover(line.stage, line.function))
+                for name, own, line in stated
+            ]
+            return
+        if claim.is_chain:
+            whole: Prover = Chain.of(reduction, function, arithmetic, claim)
+        else:
+            whole = prover(reduction.stage(), function)
+        self.subjects = [Subject("", claim.variables, claim.ends, claim.bound, claim.truncation, claim.leaves, whole)]
 
     def jobs(self) -> list[tuple[int, tuple[Leaf, ...]]]:
         """Leaves that lie near each other, so that they leave out the same keys."""
@@ -183,10 +151,22 @@ class Worker:
             for start in range(0, len(subject.leaves), AT_ONCE)
         ]
 
-    def prove(self, number: int, leaves: tuple[Leaf, ...]) -> tuple[int, float]:
-        """How many, and above the largest error; of an L_p norm, above the sum of their parts of its power."""
-        subject, p = self.subjects[number], self.task.claim.p
+    def prove(self, job: tuple[int, tuple[Leaf, ...]]) -> float:
+        """Above the largest error on the leaves; of an L_p norm, above the sum of their parts of its power."""
+        (number, leaves), p = job, self.claim.p
+        subject = self.subjects[number]
         if p is None:
-            return len(leaves), float(most(map(subject.prove, leaves)))
-        whole = sum((subject.power_of_norm(leaf, p) for leaf in leaves), arb(0)).upper()
-        return len(leaves), math.nextafter(float(whole), math.inf)
+            return float(most(map(subject.prove, leaves)))
+        return math.nextafter(float(sum(subject.power_of_norm(leaf, p) for leaf in leaves).upper()), math.inf)
+
+    def conclude(self, found: Iterable[float]) -> float:
+        """What follows from all jobs: ‖f − network‖_p ≤ (Σ vol(C)·b_C^p)^{1/p}; of a deep program it is known."""
+        if isinstance(self.claim, StagedClaim):
+            return float(self.composed)
+        if self.claim.p is None:
+            return max(found)
+        whole = sum(map(arb, found), arb(0))
+        norm = whole ** (1 / arb(self.claim.p))
+        if not norm <= self.claim.bound:
+            raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {self.claim.bound:.9g}")
+        return float(norm)

@@ -12,8 +12,9 @@ from flint import arb, ctx
 
 import attnc
 from attnc_checker import check
-from attnc_checker.checking import PRECISION, read_task
+from attnc_checker.checking import PRECISION, read
 from attnc_checker.deep.chains import Chain
+from attnc_checker.proving import Proof
 from checker.networks import change_weight, edit
 
 CASES = {  # flat between steps, so that few leaves do
@@ -74,7 +75,7 @@ def test_what_is_said_of_a_box_holds_at_its_points(saved):
     before = ctx.prec
     try:
         ctx.prec = PRECISION
-        (subject,), _ = read_task(path).subjects()
+        (subject,) = Proof(*read(path)).subjects
         assert isinstance(subject.prover, Chain)
         rng, d, widths = np.random.default_rng(0), net.box.d, []
         for trial in range(60):
@@ -127,8 +128,8 @@ def test_a_wider_box_in_both_files(copied):
         (lambda data: data["leaves"].__setitem__(0, ["mean", *data["leaves"][0][1:]]), 1, "enclosure leaves are for"),
         (_smaller, 1, "the enclosure leaf x ∈"),
         (_wider, 1, "differ in the box"),
-        (lambda data: data.update(cuts=[0.5]), 2, "cuts is no list"),
-        (lambda data: data.update(cuts=[["0.5"] for _ in data["box"]]), 2, "a cut is"),
+        (lambda data: data.update(cuts=[0.5]), 2, "cuts[0] is 0.5, not a list"),
+        (lambda data: data.update(cuts=[["0.5"] for _ in data["box"]]), 2, "cuts[0][0] is '0.5', not a number"),
         (lambda data: data.update(dtype="float16"), 1, "the dtype 'float16'"),
     ],
 )

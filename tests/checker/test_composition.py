@@ -149,15 +149,15 @@ def test_a_wider_box_in_both_files(net):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (stage(0, function=None), "not described by the texts"),
-        (stage(0, carrier=3), "is no text"),
-        (stage(0, interval=[1.0]), "interval is no [lo, hi]"),
-        (stage(0, bound=None), "bound of a stage is None"),
-        (stage(0, leaves={}), "leaves is no list"),
+        (stage(0, function=None), "stages[0].function is None, not a text"),
+        (stage(0, carrier=3), "stages[0].carrier is 3, not a text"),
+        (stage(0, interval=[1.0]), "stages[0].interval is [1.0], not a list of 2"),
+        (stage(0, bound=None), "stages[0].bound is None, not a number"),
+        (stage(0, leaves={}), "stages[0].leaves is {}, not a list"),
         (stage(0, function="t +"), "cannot be read"),
-        (lambda data: data.update(axes=[3]), "axes is no list of numbers of variables"),
-        (lambda data: data.update(axes=[0] * 129), "axes is no list of numbers of variables"),
-        (lambda data: data.update(stages=None), "stages or outputs are no lists"),
+        (lambda data: data.update(axes=[3]), "axes is (3,), not at most 128 numbers of variables"),
+        (lambda data: data.update(axes=[0] * 129), "not at most 128 numbers of variables"),
+        (lambda data: data.update(stages=None), "stages is None, not a list"),
         (lambda data: data.update(stages=[{}] * 1001), "more than 1000 stages"),
     ],
 )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from flint import arb
 
 from attnc_checker.averages import at, total
-from attnc_checker.claims import Claim, StageClaim
+from attnc_checker.claims import StageClaim, StagedClaim
 from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import Line, along, held, joined
 from attnc_checker.deep.pieces import ZERO, Piece, pieces_of
@@ -72,7 +72,7 @@ class Link(NamedTuple):
         return slopes, most([piece.jump for piece in met]), values
 
 
-def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
+def lines(claim: StagedClaim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
     """What is left to prove of every stage, and above sup |f − network| if all of it is true."""
     walk, found = _Walk(claim, reduction, arithmetic), dict[str, Line]()
     for stage in claim.stages:
@@ -84,7 +84,7 @@ def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[l
 class _Walk:
     """From stage to stage: `sizes` of the exact numbers that are known so far, and their `errors` as computed."""
 
-    def __init__(self, claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> None:
+    def __init__(self, claim: StagedClaim, reduction: Reduction, arithmetic: Arithmetic) -> None:
         self.claim, self.reduction, self.arithmetic = claim, reduction, arithmetic
         self._compose()
         self.sizes = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}
@@ -148,7 +148,7 @@ class _Walk:
     def line(self, claim: StageClaim) -> Line:
         """A stage as one of t; its own error becomes known to those after it."""
         value, argument, g, carrier = self.steps[len(self.links)]
-        place, stage = self.reduction.stage_at(claim.layer, claim.channel)
+        place, stage = self.reduction.stage_at(claim.stage, claim.channel)
         if place in self.errors:
             raise Refused(f"two stages are said to write {claim.channel!r:.60}")
         t, unit = self.combination(claim.argument), self.combination(claim.unit)
@@ -224,7 +224,7 @@ def _size(range_: Range) -> Any:
     return most([-range_[0], range_[1]])
 
 
-def _ranges(function: Function, claim: Claim) -> list[Range]:
+def _ranges(function: Function, claim: StagedClaim) -> list[Range]:
     """Where the outputs lie, in exact arithmetic, over the box. Parts that bring nothing new are not halved."""
     halvings = min(HALVINGS, (claim.parts or 2**HALVINGS).bit_length() - 1) if len(claim.ends) <= HALVINGS else 0
     found: list[Range] = []
@@ -243,7 +243,7 @@ def _ranges(function: Function, claim: Claim) -> list[Range]:
     return found
 
 
-def _box(claim: Claim) -> list[Range]:
+def _box(claim: StagedClaim) -> list[Range]:
     return [(arb(lo), arb(hi)) for lo, hi in claim.ends]
 
 

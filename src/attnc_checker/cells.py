@@ -1,0 +1,66 @@
+"""The leaves of a proof as they are stated, and that they cover the box, which takes integers only."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from attnc_checker.files import BadFile, Refused, typed
+
+MAX_LEVEL = 128
+MAX_ORDERS = (24, 20, 12, 8)
+"""In one, two, three and more variables: beyond these a proof takes long and gains nothing."""
+
+Cell = tuple[int, tuple[int, ...]]
+"""A level, and for each variable an index below 2^level."""
+
+
+class Leaf(NamedTuple):
+    kind: str
+    order: int  # of a tail: its side, −1 or 1; of a row of a table: its number
+    cell: Cell | None
+    bound: float | None = None  # of an L_p norm: about what is to be found at every point of the cell
+    row: tuple[float, ...] = ()  # of a table: a point of the cell, and the values there
+
+
+def read_leaves(entries: Any, d: int, sides: set[int], where: str = "leaves") -> tuple[Leaf, ...]:
+    """Of a box in d variables, or of one variable that goes on without end on these sides of it."""
+    leaves = tuple(_leaf(entry, d) for entry in typed(entries, list, where))
+    tails = sorted(leaf.order for leaf in leaves if leaf.cell is None)
+    if tails != sorted(sides):
+        raise Refused(f"the leaves do not cover the box: tails on the sides {tails}, infinite ends on {sorted(sides)}")
+    _require_cover([leaf.cell for leaf in leaves if leaf.cell is not None], d)
+    return leaves
+
+
+def _leaf(entry: Any, d: int) -> Leaf:
+    """["taylor", order, level, i_1 … i_d], ["mean", level, …], alike "selection", "enclosure"; or ["tail", side]."""
+    if not isinstance(entry, list) or not entry or not all(type(x) is int for x in entry[1:]):
+        raise BadFile(f"the leaf {entry!r:.60} is no list of a kind and whole numbers")
+    kind, *numbers = entry
+    if kind == "tail" and numbers in ([-1], [1]):
+        return Leaf(kind, numbers[0], None)
+    if kind not in ("taylor", "mean", "selection", "enclosure"):
+        raise Refused(f"the leaf {entry!r:.60} is of an unknown kind")
+    if len(numbers) != 1 + d + (kind == "taylor"):
+        raise Refused(f"the leaf {entry!r:.60} has not the numbers of a cell in {d} variable(s)")
+    order, highest = numbers.pop(0) if kind == "taylor" else 1, MAX_ORDERS[min(d, len(MAX_ORDERS)) - 1]
+    if not 1 <= order <= highest:
+        raise Refused(f"the leaf {entry!r:.60} has an order that is not between 1 and {highest}")
+    level, *index = numbers
+    if not 0 <= level <= MAX_LEVEL or not all(0 <= i < 2**level for i in index):
+        raise Refused(f"the leaf {entry!r:.60} is out of range")
+    return Leaf(kind, order, (level, tuple(index)))
+
+
+def _require_cover(cells: list[Cell], d: int) -> None:
+    """Cells that are distinct, none within another, and of volume one together, cover the box."""
+    known, levels = set(cells), {level for level, _ in cells}
+    if len(known) < len(cells):
+        raise Refused("the leaves do not divide the box: a cell is stated twice")
+    for level, index in cells:
+        if any((up, tuple(i >> level - up for i in index)) in known for up in levels if up < level):
+            raise Refused(f"the leaves do not divide the box: the cell {[level, *index]} lies within another")
+    finest = max(levels, default=0)
+    volume, whole = sum(2 ** (d * (finest - level)) for level, _ in cells), 2 ** (d * finest)
+    if volume != whole:
+        raise Refused(f"the leaves do not cover the box: they fill {volume} of its {whole} parts")
