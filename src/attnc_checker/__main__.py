@@ -23,38 +23,30 @@ def main(arguments: list[str] | None = None) -> int:
     if show:
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
     try:
-        _tell_all(verdicts, chosen.json)
+        if chosen.json:
+            first, *others = map(dataclasses.asdict, verdicts)
+            whole = {"proved": all(verdict.proved for verdict in verdicts), "others": others} if others else {}
+            print(json.dumps({**first, **whole}, ensure_ascii=False))
+        else:
+            for verdict in verdicts:
+                _tell(verdict)
         sys.stdout.flush()
     except BrokenPipeError:  # who reads has seen enough; Python would say so once more as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return max(verdict.exit_code for verdict in verdicts)
 
 
-def _tell_all(verdicts: list[Verdict], as_json: bool) -> None:
-    if as_json:
-        first, *others = map(dataclasses.asdict, verdicts)
-        whole = {"proved": all(verdict.proved for verdict in verdicts), "others": others} if others else {}
-        print(json.dumps({**first, **whole}, ensure_ascii=False))
-    else:
-        for verdict in verdicts:
-            _tell(verdict)
-
-
 def _tell(verdict: Verdict) -> None:
-    if verdict.proved:
-        bound = _rounded_up(verdict.bound)
-        print(f"re-proved: the error is at most {bound} {verdict.scope}, in {verdict.dtype} ", end="")
+    if verdict.bound is not None and verdict.proved:
+        # rounded up, as what is below the bound was not proved
+        bound = float(Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(verdict.bound)))
+        print(f"re-proved: the error is at most {bound:.6g} {verdict.scope}, in {verdict.dtype} ", end="")
         print(f"({verdict.leaves} leaves, {verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
         print(*(f"  assumed: {text}" for text in verdict.assumptions), sep="\n")
     else:
         found = "not re-proved" if verdict.exit_code == 1 else "error"
         arithmetic = f" in {verdict.dtype}" if verdict.dtype else ""
         print(f"{found}{arithmetic}: {verdict.reason}", file=sys.stderr)
-
-
-def _rounded_up(bound: float | None) -> str:
-    """To six digits, as what is below the bound was not proved."""
-    return f"{float(Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(bound or 0.0))):.6g}"
 
 
 def _progress(done: int, count: int) -> None:

@@ -16,23 +16,16 @@ from typing import Any
 from flint import ctx
 
 from attnc_checker.claims import Claim, StagedClaim, read_claim
-from attnc_checker.files import (
-    MAX_JSON,
-    MAX_WEIGHTS,
-    BadFile,
-    Refused,
-    Tensor,
-    parse_json,
-    parse_safetensors,
-    read_bytes,
-)
+from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, Tensor, parse_safetensors, read_bytes, read_json
 from attnc_checker.program import FLOATS
-from attnc_checker.proving import Proof
+from attnc_checker.proving import Job, Proof
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION, MAX_SERIES = 128, 64
 FEW, FEW_IN_STAGES = 16, 500
 """Fewer leaves are not worth other processes, each of which goes through the stages for itself."""
+AT_ONCE = 16
+"""Leaves that lie near each other, and leave out the same keys, are for one process."""
 
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
 BLOCKS = "except sums over up to 4096 keys: of 8 terms each, then of 8 of these sums, and so on"
@@ -106,8 +99,7 @@ def _assumed(claim: Claim) -> tuple[str, ...]:
 def read(folder: Path, name: str = MAIN) -> Stored:
     if not folder.is_dir():
         raise BadFile(f"{folder} is not a folder")
-    certificate = parse_json(read_bytes(folder / name, MAX_JSON), name)
-    config = parse_json(read_bytes(folder / "config.json", MAX_JSON), "config.json")
+    certificate, config = read_json(folder / name), read_json(folder / "config.json")
     weights = read_bytes(folder / "model.safetensors", MAX_WEIGHTS)
     if config.get("format") != "attnc.network/1":
         raise BadFile(f"config.json has the format {config.get('format')!r:.40}, not 'attnc.network/1'")
@@ -129,26 +121,24 @@ def read(folder: Path, name: str = MAIN) -> Stored:
 
 
 def _prove(stored: Stored, processes: int, progress: Progress | None) -> float:
-    proof, claim = Proof(*stored), stored[0]
-    jobs, done, found = proof.jobs(), 0, list[float]()
+    proof, claim, found = Proof(*stored), stored[0], list[float]()
     if claim.num_leaves < (FEW_IN_STAGES if isinstance(claim, StagedClaim) else FEW):
         processes = 1
-    for (_, leaves), result in zip(jobs, _results(proof, jobs, stored, processes), strict=True):
-        found.append(result)
-        done += len(leaves)
+    for error in _results(proof, stored, processes):
+        found.append(error)
         if progress:
-            progress(done, claim.num_leaves)
-    if done != claim.num_leaves:
-        raise Refused(f"only {done} of {claim.num_leaves} leaves were looked at")
+            progress(len(found), claim.num_leaves)
+    if len(found) != claim.num_leaves:
+        raise Refused(f"only {len(found)} of {claim.num_leaves} leaves were looked at")
     return proof.conclude(found)
 
 
-def _results(proof: Proof, jobs: list[Any], stored: Stored, processes: int) -> Iterator[float]:
+def _results(proof: Proof, stored: Stored, processes: int) -> Iterator[float]:
     if processes == 1:
-        yield from map(proof.prove, jobs)
+        yield from map(proof.prove, proof.jobs)
     else:
-        with ProcessPoolExecutor(min(processes, len(jobs)), initializer=_start, initargs=stored) as pool:
-            yield from pool.map(_work, jobs)
+        with ProcessPoolExecutor(processes, initializer=_start, initargs=stored) as pool:
+            yield from pool.map(_work, proof.jobs, chunksize=AT_ONCE)
 
 
 _own: list[Proof] = []
@@ -159,7 +149,7 @@ def _start(*stored: Any) -> None:
     _own[:] = [Proof(*stored)]
 
 
-def _work(job: Any) -> float:
+def _work(job: Job) -> float:
     return _own[0].prove(job)
 
 

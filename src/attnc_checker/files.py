@@ -60,6 +60,10 @@ def read_bytes(path: Path, limit: int) -> bytes:
     return raw
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    return parse_json(read_bytes(path, MAX_JSON), path.name)
+
+
 def parse_json(raw: bytes, name: str) -> dict[str, Any]:
     """One object; no key twice, no NaN or Infinity, no number beyond float64 or of more than 20 digits."""
 

@@ -29,8 +29,9 @@ LOOSE = 1.01
 """Of an L_p norm a leaf may be found so much worse than it is stated to be: what is found is added up."""
 FINE = 8
 """In d variables, keys are left out in cells up to the level FINE/d."""
-AT_ONCE = 16
-"""Leaves are proved so many at a time."""
+
+Job = tuple[int, Leaf]
+"""The number of a subject, and a leaf of it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Subject:
     def power_of_norm(self, leaf: Leaf, p: float) -> Any:
         """Above ∫|f − network|^p over the leaf."""
         sides = (hi - lo for lo, hi in self.sides(leaf.cell or (0, ())))
-        found = self.prove(leaf)
+        found = self.prove(leaf).upper()
         return arb(math.prod(sides, start=fmpq(1))) * found ** arb(p) if found > 0 else arb(0)
 
 
@@ -116,9 +117,8 @@ class Proof:
     def __init__(self, claim: Claim, structure: Any, tensors: dict[str, Tensor]) -> None:
         self.claim, self.composed = claim, arb(0)
         reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
-        arithmetic, is_staged = Arithmetic(claim.dtype), isinstance(claim, StagedClaim)
-        program = Program(structure, tensors, len(reach))
-        reduction = Reduction(program, reach, is_staged, [] if claim.is_chain else None)
+        arithmetic, program = Arithmetic(claim.dtype), Program(structure, tensors, len(reach))
+        reduction = Reduction(program, reach, isinstance(claim, StagedClaim), [] if claim.is_chain else None)
         if claim.dtype not in (reduction.dtype, "real"):
             raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {reduction.dtype}")
         row = claim.leaves[0].row if claim.leaves else ()
@@ -143,21 +143,16 @@ class Proof:
             whole = prover(reduction.stage(), function)
         self.subjects = [Subject("", claim.variables, claim.ends, claim.bound, claim.truncation, claim.leaves, whole)]
 
-    def jobs(self) -> list[tuple[int, tuple[Leaf, ...]]]:
-        """Leaves that lie near each other, so that they leave out the same keys."""
-        return [
-            (number, subject.leaves[start : start + AT_ONCE])
-            for number, subject in enumerate(self.subjects)
-            for start in range(0, len(subject.leaves), AT_ONCE)
-        ]
+    @property
+    def jobs(self) -> list[Job]:
+        return [(number, leaf) for number, subject in enumerate(self.subjects) for leaf in subject.leaves]
 
-    def prove(self, job: tuple[int, tuple[Leaf, ...]]) -> float:
-        """Above the largest error on the leaves; of an L_p norm, above the sum of their parts of its power."""
-        (number, leaves), p = job, self.claim.p
-        subject = self.subjects[number]
+    def prove(self, job: Job) -> float:
+        """The bound that is found on the leaf; of an L_p norm, above the leaf's part of the norm's power."""
+        (number, leaf), p = job, self.claim.p
         if p is None:
-            return float(most(map(subject.prove, leaves)))
-        return math.nextafter(float(sum(subject.power_of_norm(leaf, p) for leaf in leaves).upper()), math.inf)
+            return float(self.subjects[number].prove(leaf))
+        return math.nextafter(float(self.subjects[number].power_of_norm(leaf, p).upper()), math.inf)
 
     def conclude(self, found: Iterable[float]) -> float:
         """What follows from all jobs: ‖f − network‖_p ≤ (Σ vol(C)·b_C^p)^{1/p}; of a deep program it is known."""
