@@ -20,10 +20,10 @@ from typing import Any
 
 from flint import arb, ctx
 
-from attnc_checker.averages import Average, Box, at, dot, minus, swing, total
+from attnc_checker.averages import FAR, Average, Box, at, dot, minus, swing, total
 from attnc_checker.expressions import Function
 from attnc_checker.jets import Poly, add, largest, models, norm, variable
-from attnc_checker.network import Row, Stage
+from attnc_checker.network import Row, Stage, dense
 from attnc_checker.rounding import Arithmetic, most
 
 MEAN_ORDER = 3
@@ -31,8 +31,6 @@ FINER = 4
 """Where the order of the heads does not do for the function, whose remainder is one of wide balls: so much more."""
 RANGE_ORDER, HALVINGS = 4, 8
 """Where a function is held against a value: by Taylor polynomials of this order, on parts that are halved so often."""
-FAR = 100
-"""Keys that are behind by more on all of a region are left out there: e^−100 is counted for each."""
 CROWD = 100
 """Of more near keys it is not asked where each can win: the box is too large for that."""
 LEAKS = (2e-3, 2e-4)
@@ -48,7 +46,7 @@ class Prover:
 
     def within(self, region: Box) -> Prover:
         """The same, for boxes in this region only."""
-        return replace(self, heads=[head.without_far(region, self.arithmetic, FAR) for head in self.heads])
+        return replace(self, heads=[head.without_far(region, self.arithmetic) for head in self.heads])
 
     def error(self, kind: str, order: int, box: Box, limit: Any) -> Any:
         """Above sup |f − network| over all outputs; ArithmeticError or ValueError if there is no bound.
@@ -58,7 +56,8 @@ class Prover:
         if kind == "selection":
             return self._selected(box, limit)
         m_heads, orders = (order, (order, order + FINER)) if kind == "taylor" else (MEAN_ORDER, (0,))
-        averages, found = [head.model(box, m_heads, self.arithmetic) for head in self.heads], arb("inf")
+        heads = [head.without_far(box, self.arithmetic, limit) for head in self.heads]
+        averages, found = [head.model(box, m_heads, self.arithmetic) for head in heads], arb("inf")
         for m in orders:
             better = self._apart(averages, box, m, limit)
             found = better if better < found else found
@@ -79,7 +78,10 @@ class Prover:
     def _without_affine(self, box: Box, m: int) -> list[Poly]:
         """f − b − B·x of every output: what the heads should give."""
         found = models(self.function, box.centre, box.half, m)
-        return [add(f, _linear(row, box), -1) for f, row in zip(found, self.stage.affine, strict=True)]
+        return [add(f, self._affine(o, box), -1) for o, f in enumerate(found)]
+
+    def _affine(self, o: int, box: Box) -> Poly:
+        return _linear(dense(self.stage.affine[o].terms, self.stage.inputs), box)
 
     def _selected(self, box: Box, limit: Any) -> Any:
         gaps = [head.gaps(box, self.arithmetic) for head in self.heads]
@@ -141,7 +143,7 @@ class Prover:
 
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
         """By Taylor's formula, or by slopes or the range of f, whichever is first to do."""
-        d, flat = len(box.centre), add(_linear(self.stage.affine[o], box), _linear(row, box))
+        d, flat = len(box.centre), add(self._affine(o, box), _linear(row, box))
         found = arb("inf")
         for m in (RANGE_ORDER, 0):
             with contextlib.suppress(ArithmeticError, ValueError):
@@ -153,16 +155,19 @@ class Prover:
 
 
 def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> Any:
-    return arithmetic.gamma(stage.n_affine[o]) * at(stage.affine_sizes[o], box.reach)
+    form = stage.affine[o]
+    return arithmetic.gamma(form.n) * at(dense(form.sizes, stage.inputs), box.reach)
 
 
 def selected(head: Average, o: int, gaps: Any, box: Box, arithmetic: Arithmetic) -> tuple[Row, Any, Any]:
     """(the value that wins at the centre, where the average less this lies, what rounding adds)."""
     j, g, _ = gaps
-    weights, winner = [(-x).exp() for x in g], head.values[o][j]
-    low, high = _range([minus(row, winner) for row in head.values[o]], weights, box)
-    rounding = head.summation(o, box, [w.min(arb(1)) for w in weights], arb("inf"), arithmetic)
-    return winner, low.union(high), rounding + head.dropped[o]
+    rows, weights = head.values[o], [(-x).exp() for x in g]
+    middles, swings = rows.at(box.centre), rows.swings(box.half, j)
+    lows, highs = ([side * (x - middles[j]) + y for x, y in zip(middles, swings, strict=True)] for side in (-1, 1))
+    apart = (-_largest_mean(lows, weights)).union(_largest_mean(highs, weights))
+    sizes, shares = head.value_sizes[o].at(box.reach), [w.min(arb(1)) for w in weights]
+    return rows[j], apart, head.summation(o, arithmetic, shares, sizes) + head.dropped[o]
 
 
 def _linear(row: Row, box: Box) -> Poly:
@@ -197,16 +202,8 @@ def _where_winning(leads: list[Row], slacks: list[Any], box: Box) -> Box | None:
     return Box(centre, [(high - low) / 2 for low, high in ends])
 
 
-def _range(rows: list[Row], weights: list[Any], box: Box) -> tuple[Any, Any]:
-    """Below and above Σ_k p_k d_k(x) on the box, where Σ p = 1, p_k ≤ weights_k·p_j and d_j = 0."""
-    middles, swings = [at(row, box.centre) for row in rows], [swing(row, box.half) for row in rows]
-    lows = [y - x for x, y in zip(middles, swings, strict=True)]
-    highs = [y + x for x, y in zip(middles, swings, strict=True)]
-    return -_largest_mean(lows, weights), _largest_mean(highs, weights)
-
-
 def _largest_mean(values: list[Any], weights: list[Any]) -> Any:
-    """Above Σ_k p_k d_k. For every μ ≥ 0,
+    """Above Σ_k p_k d_k, where Σ p = 1, p_k ≤ weights_k·p_j and d_j = 0. For every μ ≥ 0,
 
     Σ p_k d_k − μ = Σ p_k (d_k − μ) ≤ p_j (Σ_k weights_k max(0, d_k − μ) − μ),
 

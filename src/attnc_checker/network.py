@@ -16,8 +16,8 @@ that is what underflow costs.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from flint import arb, fmpq
@@ -36,15 +36,21 @@ MORE = arb(2) ** -26
 """Roundings of float32 that are eight of float64."""
 TOKEN = re.compile("[0-9]{0,7}")
 
+Terms = dict[Any, Any]
+"""Coefficients, of the constant ONE among them."""
 Row = tuple[Any, ...]
 """(constant, coefficient of x_1, …, of x_d)."""
 
 
 class Form(NamedTuple):
-    terms: dict[Any, Any]  # fmpq
-    sizes: dict[Any, Any]  # arb
+    terms: Terms  # fmpq
+    sizes: Terms  # arb
     n: int = 0
     maps: int = 0
+
+    @property
+    def is_constant(self) -> bool:
+        return self.sizes.keys() <= {ONE}
 
     def is_power_of_two(self) -> bool:
         """An exact ±2^k: products with it are exact."""
@@ -53,67 +59,65 @@ class Form(NamedTuple):
     def folded(self) -> Form:
         return self._replace(n=self.n + len(self.sizes)) if self.maps > 1 else self
 
-    def rows(self, inputs: Sequence[Any]) -> tuple[Row, Row]:
-        keys = (ONE, *inputs)
-        return tuple(self.terms.get(key, fmpq(0)) for key in keys), tuple(self.sizes.get(key, arb(0)) for key in keys)
+
+def dense(terms: Terms, inputs: Iterable[Any]) -> Row:
+    return tuple(terms.get(key, fmpq(0)) for key in (ONE, *inputs))
 
 
-@dataclass(frozen=True, eq=False)
-class ScoreRoundings:
-    """The roundings of scores in float32, apart by where they arise; with v = u/(1 − n·u) for `n`:
+def span(sizes: Terms, reach: Terms) -> Any:
+    """Σ |coefficient|·reach: how large a form can be, or what is left over of one."""
+    return sum((abs(arb(x)) * reach[key] for key, x in sizes.items()), arb(0))
 
-    A component j of the query is off by an e_j, |e_j| ≤ v·query_j(|x|), the same for all keys; that adds e_j·parts_kj
-    to score k. Products and keys are off by v·own_k(|x|). Then `terms` numbers are added, in any order.
-    Engines that compute parts of it in float64 are covered by MORE roundings of each.
+
+def combined(parts: Iterable[tuple[Any, Any, Form]]) -> tuple[Terms, Terms]:
+    """Σ x·form, and Σ |x|·sizes: a part is (x, |x|, form)."""
+    terms: Terms = {}
+    sizes: Terms = {}
+    for x, absolute, form in parts:
+        for key, y in form.terms.items():
+            terms[key] = terms.get(key, 0) + x * y
+        for key, y in form.sizes.items():
+            sizes[key] = sizes.get(key, arb(0)) + absolute * y
+    return {key: x for key, x in terms.items() if x != 0}, sizes
+
+
+class Key(NamedTuple):
+    """Its score and, for every output that reads the head, its value.
+
+    With v = u/(1 − n·u), n of the head: as computed, its score is off by v·own(|x|) + slack, and by what the query adds
+    to it: a component j of that is off by an e_j, |e_j| ≤ v·query_j(|x|), the same for all keys, times parts_j.
     """
 
-    query: list[Row]
-    parts: list[list[Any]]
-    own: list[Row]
-    n: int
-    terms: int
-
-    def of_keys(self, kept: list[int]) -> ScoreRoundings:
-        return replace(self, parts=[self.parts[k] for k in kept], own=[self.own[k] for k in kept])
+    score: Form
+    values: dict[int, Form]
+    own: Terms
+    parts: tuple[Any, ...] = ()
+    slack: Any = arb(0)
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Key k has the score c_k + a_k·x and, for every output o that reads the head, the value v_k + V_k·x."""
-
-    scores: list[Row]
-    score_sizes: list[Row]
-    n_score: int
-    values: dict[int, list[Row]]
-    value_sizes: dict[int, list[Row]]
-    n_value: dict[int, int]
-    score_slack: list[Any] = field(default_factory=list)  # what scores may be off by besides
-    roundings: ScoreRoundings | None = None  # a closer look at what γ_{n_score}·score_sizes bounds
+    keys: list[Key]
+    n: int
     depth: int = 10**9  # the most additions that a term of its sums over keys passes through
+    query: tuple[Terms, ...] = ()
+    addends: int = 0  # of a score, if what their sum is off by, in any order, is not yet in `own`
+
+    @property
+    def outputs(self) -> list[int]:
+        return list(self.keys[0].values)
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
     heads: list[Head]
-    affine: list[Row]  # (b_o, B_o)
-    affine_sizes: list[Row]
-    n_affine: list[int]
-
-    def largest(self, reach: list[Any]) -> Any:
-        """Above |out| in exact arithmetic, over all outputs."""
-
-        def sizes(rows: list[Row]) -> Any:
-            return most(row[0] + sum(x * r for x, r in zip(row[1:], reach, strict=False)) for row in rows)
-
-        return sizes(self.affine_sizes) + sum(sizes(rows) for head in self.heads for rows in head.value_sizes.values())
-
-
-class Link(NamedTuple):
-    """What attention wrote at a place, as a stage of what was read before it."""
-
-    place: Any
+    affine: list[Form]
     inputs: list[Any]
-    stage: Stage
+
+    def largest(self, reach: Terms) -> Any:
+        """Above |out| in exact arithmetic, over all outputs."""
+        values = ([span(key.values[o].sizes, reach) for key in head.keys] for head in self.heads for o in head.outputs)
+        return most(span(form.sizes, reach) for form in self.affine) + sum(map(most, values))
 
 
 def _is_power_of_two(q: Any) -> bool:
@@ -127,33 +131,27 @@ def _is_average(key: Any) -> bool:
 class Reduction:
     """`stage` reduces a program, or says why it cannot."""
 
-    def __init__(
-        self, program: Program, reach: list[Any], is_deep: bool = False, chain: list[Link] | None = None
-    ) -> None:
+    def __init__(self, program: Program, reach: list[Any], is_deep: bool = False) -> None:
         """`reach`: the largest |x_i| of the domain, to exclude that anything overflows there.
 
-        Of a deep program every entry that attention writes is an input of the stages after it. Its name is its place,
-        and its `reach` has to be told before anything reads it. If there is a `chain`, that is done here: what is read
-        is added to it, with a reach that has to be proved.
+        Of a deep program an entry that attention wrote is an input, named by its place, once its `reach` is told. The
+        walk through its stages begins with the rounding of x, which is not counted here then.
         """
         self.program, self.dtype, self.num_outputs = program, program.dtype, program.num_outputs
-        self.layers, self.shapes, self.chain = program.layers, program.shapes, chain
-        self.is_deep = is_deep or chain is not None
-        self.reach: dict[Any, Any] = {ONE: arb(1), **dict(enumerate(reach))}
-        self.written: dict[Any, Form] = {}  # of a deep program
+        self.layers, self.shapes, self.is_deep = program.layers, program.shapes, is_deep
+        self.reach: Terms = {ONE: arb(1), **dict(enumerate(reach))}
         self.known: dict[Any, Form] = {}
 
     def stage(self) -> Stage:
         """The whole program; of a deep one, what is left after its last stage."""
         last, width = len(self.layers["layers"]), self.shapes["layers"][-1][1]
-        outputs = [self._entry("layers", last, *divmod(o, width)).folded() for o in range(self.num_outputs)]
-        return self._stage(outputs)
+        return self._stage([self._entry("layers", last, *divmod(o, width)) for o in range(self.num_outputs)])
 
     def stage_at(self, layer: str, channel: str) -> tuple[Any, Stage]:
         """What attention writes into a channel of the first token, or as "channel@token" of another; and its place."""
         found = [i for i, name in enumerate(self.program.names) if name == layer]
         name, _, token = channel.partition("@")
-        tokens = self.program.shapes["layers"][found[0] + 1][0] if len(found) == 1 else 0
+        tokens = self.shapes["layers"][found[0] + 1][0] if len(found) == 1 else 0
         if (
             not tokens
             or name not in self.program.channels[found[0]]
@@ -162,23 +160,27 @@ class Reduction:
         ):
             raise Refused(f"there is no channel {channel!r:.60} of a layer {layer!r:.60}")
         place = (found[0] + 1, int(token or 0), self.program.channels[found[0]].index(name))
-        self._entry("layers", *place)
-        if place not in self.written:
+        written = self._written(*place)
+        if written is None:
             raise Refused(f"no head writes into {channel!r:.60}")
-        return place, self._stage([self.written[place].folded()])
+        return place, self._stage([written])
 
     @property
     def inputs(self) -> list[Any]:
         return [key for key in self.reach if key != ONE]
 
     def _stage(self, outputs: list[Form]) -> Stage:
-        self._require_known(outputs)
-        averages: dict[tuple[int, int, int], None] = dict.fromkeys(
-            key[:3] for form in outputs for key in form.sizes if _is_average(key)
-        )
-        heads = [self._average(*average, outputs) for average in averages]
-        affine, sizes = zip(*(form.rows(self.inputs) for form in outputs), strict=True)
-        return Stage(heads, list(affine), list(sizes), [form.n for form in outputs])
+        outputs = [form.folded() for form in outputs]
+        averages = (key for form in outputs for key in form.sizes if _is_average(key))
+        heads: dict[tuple[int, int, int], None] = dict.fromkeys(key[:3] for key in averages)
+        affine = [
+            form._replace(
+                terms={key: x for key, x in form.terms.items() if not _is_average(key)},
+                sizes={key: x for key, x in form.sizes.items() if not _is_average(key)},
+            )
+            for form in outputs
+        ]
+        return Stage([self._head(*head, outputs) for head in heads], affine, self.inputs)
 
     def _entry(self, stream: str, i: int, token: int, feature: int) -> Form:
         """One entry of the state after i layers."""
@@ -190,8 +192,7 @@ class Reduction:
     def _make(self, stream: str, i: int, token: int, feature: int) -> Form:
         if i == 0:
             x = self.program.firsts[stream] + token * self.shapes[stream][0][1] + feature
-            # Points are float64 numbers. Of a deep program, the walk through its stages begins with their rounding.
-            if self.dtype == "float64" or self.is_deep:
+            if self.dtype == "float64" or self.is_deep:  # points are float64 numbers
                 return Form({x: fmpq(1)}, {x: arb(1)})
             return Form({x: fmpq(1)}, {x: arb(1), ONE: SMALLEST[self.dtype]}, 1)
         layer = self.layers[stream][i - 1]
@@ -205,56 +206,50 @@ class Reduction:
             raise Refused(f"not a one-stage program: an output depends on {layer['where']!r}")
         if layer["kind"] == "softmax":  # a head whose keys are the features of the token
             return Form({(i, token, 0, feature): fmpq(1)}, {(i, token, 0, feature): arb(1)})
-        parts = [(fmpq(1), self._entry(stream, i - 1, token, feature))] if layer["residual"] else []
-        for h, head in enumerate(layer["heads"]):
-            for e, weight in head["W_O"][feature]:
-                parts.append((weight, Form({(i, token, h, e): fmpq(1)}, {(i, token, h, e): arb(1)})))
-        ends_chain = self.chain is not None and all(later["kind"] == "affine" for later in self.layers[stream][i:])
-        if not self.is_deep or ends_chain or len(parts) == layer["residual"]:
-            return self._sum(parts)
-        place = (i, token, feature)
-        self.written[place] = self._sum(parts)
-        if self.chain is not None:
-            stage = self._stage([self.written[place].folded()])
-            self.chain.append(Link(place, self.inputs, stage))
-            self.reach[place] = 2 * stage.largest(list(self.reach.values())[1:])
-        return Form({place: fmpq(1)}, {place: arb(1)})
+        written = self._written(i, token, feature)
+        if written is not None:
+            return self._named((i, token, feature), written)
+        return self._entry(stream, i - 1, token, feature) if layer["residual"] else Form({}, {})
+
+    def _written(self, i: int, token: int, feature: int) -> Form | None:
+        """What attention writes there, with what was there before; None if no head writes."""
+        layer = self.layers["layers"][i - 1]
+        averages = [
+            (weight, (i, token, h, e))
+            for h, head in enumerate(layer.get("heads", []))
+            for e, weight in head["W_O"][feature]
+        ]
+        if not averages:
+            return None
+        parts = [(fmpq(1), self._entry("layers", i - 1, token, feature))] if layer["residual"] else []
+        return self._sum([*parts, *((weight, Form({key: fmpq(1)}, {key: arb(1)})) for weight, key in averages)])
+
+    def _named(self, place: Any, written: Form) -> Form:
+        return Form({place: fmpq(1)}, {place: arb(1)}) if place in self.reach else written
 
     def _sum(self, parts: list[tuple[Any, Form]]) -> Form:
         """Σ weight·form. Zeros, and products with powers of two, do not round."""
         parts = [(weight, form) for weight, form in parts if weight != 0 and form.sizes]
-        terms: dict[Any, Any] = {}
-        sizes: dict[Any, Any] = {}
-        for weight, form in parts:
-            for key, x in form.terms.items():
-                terms[key] = terms.get(key, 0) + weight * x
-            for key, x in form.sizes.items():
-                sizes[key] = sizes.get(key, arb(0)) + abs(arb(weight)) * x
         is_rounded = any(not (_is_power_of_two(weight) or form.is_power_of_two()) for weight, form in parts)
         rounds, products = max(0, len(parts) - 1) + is_rounded, sum(abs(weight) != 1 for weight, _ in parts)
         n, maps = max((form.n for _, form in parts), default=0), max((form.maps for _, form in parts), default=0)
-        terms = {key: x for key, x in terms.items() if x != 0}
-        return self._checked(Form(terms, sizes, n + rounds, maps + (rounds > 0)), products)
+        sums = combined((weight, abs(arb(weight)), form) for weight, form in parts)
+        return self._checked(Form(*sums, n + rounds, maps + (rounds > 0)), products)
 
     def _product(self, a: Form, b: Form) -> Form:
-        a, b = (b, a) if b.sizes.keys() - {ONE} else (a, b)
-        if b.sizes.keys() - {ONE}:
+        a, b = (a, b) if b.is_constant else (b, a)
+        if not b.is_constant:
             raise Refused("not a one-stage program: queries and keys of a head both depend on the input")
-        factor, size = b.terms.get(ONE, fmpq(0)), b.sizes.get(ONE, arb(0))
-        terms = {key: x * factor for key, x in a.terms.items() if factor != 0}
-        is_rounded = not (a.is_power_of_two() or b.is_power_of_two())
-        return self._checked(Form(terms, {key: x * size for key, x in a.sizes.items()}, a.n + b.n + is_rounded), 1)
+        products = combined([(b.terms.get(ONE, fmpq(0)), b.sizes.get(ONE, arb(0)), a)])
+        return self._checked(Form(*products, a.n + b.n + _rounds(a, b)), 1)
 
     def _checked(self, form: Form, products: int) -> Form:
         """With what the products lose to underflow, and without overflow."""
         if products:
             form.sizes[ONE] = form.sizes.get(ONE, arb(0)) + products * SMALLEST[self.dtype]
-        self._bounded({key: x for key, x in form.sizes.items() if key in self.reach})
-        return form
-
-    def _bounded(self, sizes: dict[Any, Any]) -> None:
-        if not sum((x * self.reach[key] for key, x in sizes.items()), arb(0)) < LARGEST[self.dtype]:
+        if not span({key: x for key, x in form.sizes.items() if key in self.reach}, self.reach) < LARGEST[self.dtype]:
             raise Refused(f"the network may overflow in {self.dtype} on the box")
+        return form
 
     def _projected(self, stream: str, i: int, token: int, matrix: list[Any]) -> list[Form]:
         columns = ([(weight, self._entry(stream, i, token, row)) for row, weight in column] for column in matrix)
@@ -262,98 +257,85 @@ class Reduction:
 
     def _read_by_heads(self, forms: list[Form]) -> list[Form]:
         if any(_is_average(key) for form in forms for key in form.sizes):
-            raise Refused("not a one-stage program: attention reads what attention wrote")
-        self._require_known(forms)
+            unproved = ", and no stage before has proved it" if self.is_deep else ""
+            raise Refused(f"not a one-stage program: attention reads what attention wrote{unproved}")
         return forms
 
-    def _require_known(self, forms: list[Form]) -> None:
-        """Of a deep program: what was written is read only after a stage has proved it."""
-        for layer, _, feature in (
-            key for form in forms for key in form.sizes if isinstance(key, tuple) and len(key) == 3
-        ):
-            if (layer, _, feature) not in self.reach:
-                raise Refused(
-                    f"{self.program.channels[layer - 1][feature]!r:.60} is read, but no stage before has proved it"
-                )
-
-    def _average(self, i: int, query: int, h: int, outputs: list[Form]) -> Head:
-        scores, values, fine = self._keys(i, query, h)
-        read: dict[int, tuple[list[Row], list[Row], int]] = {}
-        for o, output in enumerate(outputs):
-            mine = [key for key in output.sizes if _is_average(key) and key[:3] == (i, query, h)]
-            if mine:
-                rows = [[self._read_out(output, mine, key, part) for key in values] for part in (0, 1)]
-                read[o] = (rows[0], rows[1], output.n + max(form.n for key in values for form in key.values()))
-        score_rows, size_rows = zip(*(form.rows(self.inputs) for form in scores), strict=True)
-        return Head(
-            list(score_rows),
-            list(size_rows),
-            max(form.n for form in scores),
-            {o: found[0] for o, found in read.items()},
-            {o: found[1] for o, found in read.items()},
-            {o: found[2] for o, found in read.items()},
-            roundings=fine,
-            depth=self._depth(i),
-        )
-
-    def _depth(self, i: int) -> int:
-        """In float32 engines sum 8 keys, hidden ones too, then 8 of such sums, and so on, up to 4096 keys."""
-        layer, depth = self.layers["layers"][i - 1], 0
-        stream, at = ("memory", -1) if layer.get("cross") else ("layers", i - 1)
-        keys = self.shapes[stream][at][0]
-        if layer["kind"] == "softmax" or self.dtype != "float32" or keys > 4096:
-            return 10**9
-        while keys > 1:
-            depth, keys = depth + min(8, keys) - 1, -(-keys // 8)
-        return depth
-
-    def _keys(self, i: int, query: int, h: int) -> tuple[list[Form], list[dict[int, Form]], ScoreRoundings | None]:
-        """The scores and the values of the keys that a query sees."""
-        layer = self.layers["layers"][i - 1]
+    def _head(self, i: int, query: int, h: int, outputs: list[Form]) -> Head:
+        layer, place = self.layers["layers"][i - 1], (i, query, h)
+        reading = [
+            o for o, form in enumerate(outputs) if any(_is_average(key) and key[:3] == place for key in form.sizes)
+        ]
         if layer["kind"] == "softmax":
-            keys, one = list(range(self.shapes["layers"][i][1])), Form({ONE: fmpq(1)}, {ONE: arb(1)})
-            forms = [self._entry("layers", i - 1, query, feature).folded() for feature in keys]
-            return self._read_by_heads(forms), [{k: one} for k in keys], None
+            one = Form({ONE: fmpq(1)}, {ONE: arb(1)})
+            features = range(self.shapes["layers"][i][1])
+            scores = self._read_by_heads([self._entry("layers", i - 1, query, k).folded() for k in features])
+            q, projected, values = list[Form](), list[list[Form]](), [{k: one} for k in features]
+        else:
+            q, projected, values = self._projections(layer, i, query, h)
+            pairs = ([(a, b) for a, b in zip(q, key, strict=True) if a.sizes and b.sizes] for key in projected)
+            scores = [self._sum([(fmpq(1), self._product(a, b)) for a, b in some]) for some in pairs]
+        keys = [
+            Key(score, {o: self._read_out(outputs[o], place, value) for o in reading}, _times(score.n, score.sizes))
+            for score, value in zip(scores, values, strict=True)
+        ]
+        head = Head(keys, max(form.n for form in scores), self._depth(layer, i))
+        is_fine = self.dtype == "float32" and projected and all(form.is_constant for key in projected for form in key)
+        return self._finer(head, q, projected) if is_fine else head
+
+    def _projections(
+        self, layer: dict[str, Any], i: int, query: int, h: int
+    ) -> tuple[list[Form], list[list[Form]], list[dict[int, Form]]]:
+        """The query, and of all keys that it sees what it is multiplied by, and their values."""
         head = layer["heads"][h]
-        source = ("memory", len(self.layers["memory"])) if layer["cross"] else ("layers", i - 1)
-        keys = list(range(self.shapes[source[0]][source[1]][0]))
+        stream, at = ("memory", len(self.layers["memory"])) if layer["cross"] else ("layers", i - 1)
+        keys = list(range(self.shapes[stream][at][0]))
         if head["mask"]:
             query_segments, key_segments = head["mask"]
             keys = [k for k in keys if key_segments[k] in (query_segments[query], -1)]  # every query sees −1
         if not keys:
             raise Refused(f"a query of {layer['where']!r} sees no key")
         q = self._projected("layers", i - 1, query, head["W_Q"])
-        scores, values, projected = [], [], []
-        for k in keys:
-            projected.append(self._projected(*source, k, head["W_K"]))
-            pairs = zip(q, projected[-1], strict=True)
-            scores.append(self._sum([(fmpq(1), self._product(a, b)) for a, b in pairs if a.sizes and b.sizes]))
-            values.append(dict(enumerate(self._projected(*source, k, head["W_V"]))))
-        return scores, values, self._score_roundings(q, projected) if self.dtype == "float32" else None
+        projected = [self._projected(stream, at, k, head["W_K"]) for k in keys]
+        return q, projected, [dict(enumerate(self._projected(stream, at, k, head["W_V"]))) for k in keys]
 
-    def _score_roundings(self, q: list[Form], keys: list[list[Form]]) -> ScoreRoundings | None:
-        if any(form.sizes.keys() - {ONE} for key in keys for form in key):
-            return None  # keys move
-        used = [j for j, form in enumerate(q) if form.sizes and any(key[j].sizes for key in keys)]
-        own, largest = [], max((q[j].n for j in used), default=0)
-        for key in keys:
-            row = [len(used) * SMALLEST[self.dtype]] + [arb(0)] * len(self.inputs)
-            for a, b in ((q[j], key[j]) for j in used if key[j].sizes):
-                count = b.n + (not (a.is_power_of_two() or b.is_power_of_two()))
-                largest, scale = max(largest, a.n + count), (count + MORE) * b.sizes[ONE]
-                row = [x + scale * y for x, y in zip(row, a.rows(self.inputs)[1], strict=True)]
-            own.append(tuple(row))
-        query = [tuple((q[j].n + MORE) * x for x in q[j].rows(self.inputs)[1]) for j in used]
-        parts = [[key[j].terms.get(ONE, fmpq(0)) for j in used] for key in keys]
-        return ScoreRoundings(query, parts, own, largest + 2, len(used))
+    def _finer(self, head: Head, q: list[Form], projected: list[list[Form]]) -> Head:
+        """The roundings of scores in float32, apart by where they arise: in the query, in products and keys, in sums.
+        Engines that compute parts of it in float64 are covered by MORE roundings of each."""
+        used = [j for j, form in enumerate(q) if form.sizes and any(key[j].sizes for key in projected)]
+        keys, n = [], max((q[j].n for j in used), default=0)
+        for key, forms in zip(head.keys, projected, strict=True):
+            pairs = [(q[j], forms[j]) for j in used if forms[j].sizes]
+            counts = [b.n + _rounds(a, b) for a, b in pairs]
+            n = max(n, *(a.n + count for (a, _), count in zip(pairs, counts, strict=True)), 0)
+            _, own = combined((0, (x + MORE) * b.sizes[ONE], a) for (a, b), x in zip(pairs, counts, strict=True))
+            own[ONE] = own.get(ONE, arb(0)) + len(used) * SMALLEST[self.dtype]
+            keys.append(key._replace(own=own, parts=tuple(forms[j].terms.get(ONE, fmpq(0)) for j in used)))
+        query = tuple(_times(q[j].n + MORE, q[j].sizes) for j in used)
+        return replace(head, keys=keys, n=n + 2, query=query, addends=len(used))
 
-    def _read_out(self, output: Form, averages: list[Any], key: dict[int, Form], part: int) -> Row:
-        """What the output makes of one key's value: its terms (part 0) or its sizes (part 1)."""
-        inputs = self.inputs
-        row: list[Any] = [arb(0) if part else fmpq(0)] * (len(inputs) + 1)
-        for average in (average for average in averages if average[3] in key):
-            factor = (output.sizes if part else output.terms).get(average, 0)
-            row = [x + factor * y for x, y in zip(row, key[average[3]].rows(inputs)[part], strict=True)]
-        if part:
-            self._bounded(dict(zip((ONE, *inputs), row, strict=True)))
-        return tuple(row)
+    def _depth(self, layer: dict[str, Any], i: int) -> int:
+        """In float32 engines sum 8 keys, hidden ones too, then 8 of such sums, and so on, up to 4096 keys."""
+        keys, depth = (
+            self.shapes["memory" if layer.get("cross") else "layers"][-1 if layer.get("cross") else i - 1][0],
+            0,
+        )
+        if layer["kind"] == "softmax" or self.dtype != "float32" or keys > 4096:
+            return 10**9
+        while keys > 1:
+            depth, keys = depth + min(8, keys) - 1, -(-keys // 8)
+        return depth
+
+    def _read_out(self, output: Form, place: tuple[int, int, int], value: dict[int, Form]) -> Form:
+        """What the output makes of one key's value."""
+        read = [((*place, e), form) for e, form in value.items() if (*place, e) in output.sizes]
+        sums = combined((output.terms.get(key, 0), output.sizes[key], form) for key, form in read)
+        return self._checked(Form(*sums, output.n + max(form.n for form in value.values())), 0)
+
+
+def _times(factor: Any, sizes: Terms) -> Terms:
+    return {key: factor * x for key, x in sizes.items()}
+
+
+def _rounds(a: Form, b: Form) -> bool:
+    return not (a.is_power_of_two() or b.is_power_of_two())

@@ -13,7 +13,7 @@ from flint import arb, fmpq
 from attnc_checker.averages import Average, Box
 from attnc_checker.cells import Cell, Leaf
 from attnc_checker.claims import Claim, StagedClaim
-from attnc_checker.deep.chains import Chain
+from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.composition import lines
 from attnc_checker.expressions import Function, constants, parse
 from attnc_checker.files import Refused, Tensor
@@ -118,7 +118,8 @@ class Proof:
         self.claim, self.composed = claim, arb(0)
         reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
         arithmetic, program = Arithmetic(claim.dtype), Program(structure, tensors, len(reach))
-        reduction = Reduction(program, reach, isinstance(claim, StagedClaim), [] if claim.is_chain else None)
+        is_deep = claim.is_chain or isinstance(claim, StagedClaim)
+        reduction = (Links if claim.is_chain else Reduction)(program, reach, is_deep)
         if claim.dtype not in (reduction.dtype, "real"):
             raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {reduction.dtype}")
         row = claim.leaves[0].row if claim.leaves else ()
@@ -127,7 +128,7 @@ class Proof:
             raise Refused(f"the network has {reduction.num_outputs} output(s), the expression {len(function[1])}")
 
         def prover(stage: Stage, function: Function) -> Prover:
-            return Prover(stage, [Average(head) for head in stage.heads], function, arithmetic)
+            return Prover(stage, [Average.of(head, stage.inputs) for head in stage.heads], function, arithmetic)
 
         if isinstance(claim, StagedClaim):
             found, self.composed = lines(claim, reduction, arithmetic)
@@ -137,7 +138,7 @@ class Proof:
                 for name, own, line in stated
             ]
             return
-        if claim.is_chain:
+        if isinstance(reduction, Links):
             whole: Prover = Chain.of(reduction, function, arithmetic, claim)
         else:
             whole = prover(reduction.stage(), function)

@@ -17,8 +17,6 @@ from attnc_checker.files import Refused
 EXP_ULPS = 4
 FORMATS = {"float64": (53, 1022, 700), "float32": (24, 126, 80)}
 """u = 2^−first; 2^−second is the smallest normal number; weights below e^−third may be lost."""
-
-
 INFINITE = arb("inf")
 
 
@@ -56,11 +54,11 @@ class Arithmetic:
         self,
         keys: int,
         n: int,
+        depth: int,
         weights: list[Any],
         sizes: list[Any],
-        average: Any,
+        average: Any = INFINITE,
         sized: Any = INFINITE,
-        depth: int = 10**9,
     ) -> Any:
         """What sums, products, the division and n roundings more add to Σ p̂_k v_k, where p̂_k ≤ weights_k,
         |v_k| ≤ sizes_k, |Σ p̂_k v_k| ≤ average and Σ p̂_k sizes_k ≤ sized.

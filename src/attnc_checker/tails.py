@@ -15,7 +15,7 @@ from flint import arb, arb_series
 
 from attnc_checker.averages import total
 from attnc_checker.expressions import Function, Rules, evaluate
-from attnc_checker.network import Head, Row, Stage
+from attnc_checker.network import Form, Head, Stage, dense
 from attnc_checker.ranges import NAMED, SERIES
 from attnc_checker.rounding import most
 
@@ -121,10 +121,11 @@ class _Tails(Rules):
 def _average(head: Head, o: int, start: Any, side: int) -> tuple[Tail, Any]:
     """(the winners' value, how far the average may be from it)."""
 
-    def along(row: Row) -> tuple[Any, Any]:
-        return row[0] + row[1] * start, row[1] * side
+    def along(form: Form) -> tuple[Any, Any]:
+        constant, slope = dense(form.terms, [0])
+        return constant + slope * start, slope * side
 
-    keys = [(*along(score), *along(value)) for score, value in zip(head.scores, head.values[o], strict=True)]
+    keys = [(*along(key.score), *along(key.values[o])) for key in head.keys]
     steepest = max(slope for _, slope, _, _ in keys)
     winners = [key for key in keys if key[1] == steepest]
     (top, _, v, V) = max(winners)
@@ -144,10 +145,10 @@ def tail_error(stage: Stage, function: Function, start: Any, side: int) -> Any:
     rules = _Tails(start, side)
     errors = []
     for o, left in enumerate(evaluate(function, rules)):
-        b, B = stage.affine[o]
+        b, B = dense(stage.affine[o].terms, [0])
         left, error = rules.plus(left, Tail((arb(b + B * start), arb(B * side))), -1), arb(0)
         for head in stage.heads:
-            if o in head.values:
+            if o in head.outputs:
                 value, more = _average(head, o, start, side)
                 left, error = rules.plus(left, value, -1), error + more
         if len(left.poly) > 1:

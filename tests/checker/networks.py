@@ -6,12 +6,12 @@ import hashlib
 import itertools
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flint import arb
+from flint import arb, fmpq
 
 from attnc.exports.directory import save_network
 from attnc.exports.tensors import encode
@@ -20,7 +20,8 @@ from attnc.ir.layers import Attention, Head, Mask
 from attnc.ir.program import Program
 from attnc_checker import check
 from attnc_checker.files import Tensor
-from attnc_checker.network import Reduction, Stage
+from attnc_checker.network import ONE, Form, Key, Reduction, Stage
+from attnc_checker.network import Head as ReducedHead
 from attnc_checker.program import Program as StoredProgram
 
 Ends = Sequence[tuple[float, float]]
@@ -126,6 +127,21 @@ def reduced(program: Program, reach: float = 4.0) -> Stage:
     read = {name: Tensor(DTYPES[str(t.dtype)], t.shape, tuple(t.ravel().tolist())) for name, t in tensors.items()}
     d = sum(int(np.prod(shape)) for shape in program.input_shapes)
     return Reduction(StoredProgram(structure, read, d), [arb(reach)] * d).stage()
+
+
+def form(row: Iterable[Any], sizes: Iterable[Any], n: int = 0) -> Form:
+    """Of the constant and the coefficients of x_1, …, x_d."""
+    keys = [ONE, *range(8)]
+    return Form(dict(zip(keys, map(fmpq, row), strict=False)), dict(zip(keys, map(arb, sizes), strict=False)), n)
+
+
+def reduced_head(scores: list[Form], values: list[Form]) -> ReducedHead:
+    """A head with one output."""
+    keys = [
+        Key(score, {0: value}, {key: score.n * x for key, x in score.sizes.items()})
+        for score, value in zip(scores, values, strict=True)
+    ]
+    return ReducedHead(keys, max(score.n for score in scores))
 
 
 def grid(box: Ends, per_axis: int) -> np.ndarray:

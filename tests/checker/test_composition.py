@@ -14,8 +14,8 @@ from attnc_checker import check
 from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import along
 from attnc_checker.expressions import Reader, evaluate, parse
-from attnc_checker.network import Head, Stage
-from checker.networks import change_weight, edit, refusal
+from attnc_checker.network import ONE, Stage
+from checker.networks import change_weight, edit, form, reduced_head, refusal
 
 BOX = (-1.0, 1.5)
 
@@ -282,14 +282,9 @@ def test_coefficients_of_combinations():
 
 def test_every_head_adds_what_its_values_lean_on():
     """Two heads in one channel, with values that lean on another input by 1/8 each: together by 1/4."""
-    rows = [(fmpq(0), fmpq(1), fmpq(0)), (fmpq(1), fmpq(2), fmpq(0))]
-    values = [(fmpq(1), fmpq(0), fmpq(1, 8)), (fmpq(2), fmpq(0), fmpq(-1, 8))]
-    sizes = [tuple(arb(abs(x)) for x in row) for row in rows]
-    value_sizes = [tuple(arb(abs(x)) for x in row) for row in values]
-    head = Head(rows, sizes, 1, {0: values}, {0: value_sizes}, {0: 1})
-    zero = (fmpq(0),) * 3
-    t, reach = (fmpq(0), fmpq(1), fmpq(0)), [arb(1), arb(1)]
+    scores, values = [(0, 1, 0), (1, 2, 0)], [(1, 0, fmpq(1, 8)), (2, 0, fmpq(-1, 8))]
+    head = reduced_head(*([form(row, map(abs, row), 1) for row in rows] for rows in (scores, values)))
     for count in (1, 2):
-        stage = Stage([head] * count, [zero], [(arb(0),) * 3], [0])
-        _, unsure = along(stage, t, None, reach, arb(1), "s0")
+        stage = Stage([head] * count, [form((), ())], [0, 1])
+        _, unsure = along(stage, {0: fmpq(1)}, None, {ONE: arb(1), 0: arb(1), 1: arb(1)}, arb(1), "s0")
         assert unsure >= arb(count) / 8

@@ -13,6 +13,7 @@ from attnc.ir import Affine, Attention, Head, Program, Softmax
 from attnc.ir.sparse import Sparse
 from attnc_checker.averages import Average, Box, at
 from attnc_checker.files import Refused
+from attnc_checker.network import dense as row_of
 from attnc_checker.rounding import Arithmetic
 from checker.networks import gate, reduced, spectral
 from ir.random_programs import programs_and_inputs
@@ -29,15 +30,16 @@ def precision():
 def assert_computes(program: Program, inputs: tuple[np.ndarray, ...]) -> None:
     """At every point the program is within its rounding of what the stage says, exactly."""
     stage, arithmetic = reduced(program), Arithmetic(str(program.dtype))
-    heads = [Average(head) for head in stage.heads]
+    heads = [Average.of(head, stage.inputs) for head in stage.heads]
     computed = program(*inputs).reshape(len(inputs[0]), int(np.prod(program.output_shape)))
     for number, row in enumerate(computed):
         x = [arb(float(v)) for given in inputs for v in given[number].ravel()]
         box = Box(x, [arb(0)] * len(x))
         models = [head.model(box, 1, arithmetic) for head in heads]
         for o, value in enumerate(row):
-            exact = at(tuple(map(arb, stage.affine[o])), x)
-            allowed = arithmetic.gamma(stage.n_affine[o]) * at(stage.affine_sizes[o], box.reach)
+            form = stage.affine[o]
+            exact = at(tuple(map(arb, row_of(form.terms, stage.inputs))), x)
+            allowed = arithmetic.gamma(form.n) * at(row_of(form.sizes, stage.inputs), box.reach)
             for model in models:
                 if o in model:
                     exact, allowed = exact + model[o][0][0], allowed + model[o][1]
@@ -123,13 +125,13 @@ def test_overflow_is_refused():
 
 def test_the_model_of_a_lattice_contains_its_average():
     program = spectral(lambda x, y: x * y, [(-1, 1), (0, 1)], 7, pad=2)
-    head = reduced(program).heads[0]
+    average = Average.of(reduced(program).heads[0], range(2))
     box = Box([arb(0.3), arb(0.4)], [arb(0.1), arb(0.2)])
-    poly, error = Average(head).model(box, 6, Arithmetic("float64"))[0]
+    poly, error = average.model(box, 6, Arithmetic("float64"))[0]
     assert error < 1e-4
     for tau in itertools.product((-1.0, 0.5), repeat=2):
         point = [c + r * t for c, r, t in zip(box.centre, box.half, tau, strict=True)]
-        scores = [at(tuple(map(arb, row)), point).exp() for row in head.scores]
-        exact = sum(s * arb(v[0]) for s, v in zip(scores, head.values[0], strict=True)) / sum(scores)
+        weights = [at(row, point).exp() for row in average.scores]
+        exact = sum(w * v for w, (v,) in zip(weights, average.values[0], strict=True)) / sum(weights)
         near = sum(x * arb(tau[0]) ** (key >> 0 & 63) * arb(tau[1]) ** (key >> 6 & 63) for key, x in poly.items())
         assert abs(exact - near) <= error

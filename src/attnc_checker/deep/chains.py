@@ -32,7 +32,7 @@ from attnc_checker.claims import Claim
 from attnc_checker.expressions import Function, evaluate
 from attnc_checker.files import Refused
 from attnc_checker.leaves import Prover, affine_rounding, selected
-from attnc_checker.network import Link, Reduction, Row, Stage
+from attnc_checker.network import ONE, Form, Reduction, Row, Stage, Terms, dense, span
 from attnc_checker.ranges import Ranges
 from attnc_checker.rounding import Arithmetic, most
 
@@ -50,6 +50,19 @@ Winners = tuple[dict[int, tuple[Any, Any]], Any]
 """Of an interval: {row m: the ends of X_m}, and ℓ."""
 
 
+class Links(Reduction):
+    """What attention reads of what attention wrote is an input, with a reach that its link has to prove."""
+
+    links: list[tuple[Any, Stage]]
+
+    def _named(self, place: Any, written: Form) -> Form:
+        if any(later["kind"] != "affine" for later in self.layers["layers"][place[0] :]):
+            stage = self._stage([written])
+            self.links.append((place, stage))
+            self.reach[place] = 2 * stage.largest(self.reach)
+        return super()._named(place, written)
+
+
 @dataclass(frozen=True)
 class Chain(Prover):
     """Proves enclosure leaves. Its own stage has constants alone: f is held against the values of the last heads."""
@@ -58,22 +71,22 @@ class Chain(Prover):
     outputs: list[_Output]
 
     @classmethod
-    def of(cls, reduction: Reduction, function: Function, arithmetic: Arithmetic, claim: Claim) -> Chain:
-        stage = reduction.stage()  # after which its inputs and its chain are known
+    def of(cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim) -> Chain:
+        reduction.links = []
+        stage = reduction.stage()
         cuts = ([*map(arb, sorted(own))] for own in claim.cuts)
         ways = [_Way(i, own, reduction.reach, arithmetic) for i, own in enumerate(cuts)]
         owners = {way.i: way for way in ways}
-        for link in map(_Enclosure, reduction.chain or []):
+        for link in (_Enclosure(*link) for link in reduction.links):
             way, *others = {owners[key] for key in link.reads} or ways
             if link.reads and others:
                 raise Refused("what links make of one variable and of another meets before the last head")
             way.links.append(link)
             owners[link.place] = way
-        owners = {key: owners[key] for key in reduction.inputs}
-        reach = [reduction.reach[key] for key in owners]
-        outputs = [_Output(stage, o, ways, owners, reach, arithmetic, claim.bound) for o in range(len(stage.affine))]
-        constants = replace(stage, heads=[], affine=[row[:1] for row in stage.affine])
-        return cls(constants, [], function, arithmetic, ways, outputs)
+        outputs = [
+            _Output(stage, o, ways, owners, reduction.reach, arithmetic, claim.bound) for o in range(len(stage.affine))
+        ]
+        return cls(replace(stage, heads=[], inputs=[]), [], function, arithmetic, ways, outputs)
 
     def within(self, region: Box) -> Chain:
         return self
@@ -96,7 +109,7 @@ class Chain(Prover):
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
         """By the range of f first: of a constant it is often enough."""
         ends = [((c - r).lower(), (c + r).upper()) for c, r in zip(box.centre, box.half, strict=True)]
-        found, value = arb("inf"), row[0] + self.stage.affine[o][0]
+        found, value = arb("inf"), row[0] + dense(self.stage.affine[o].terms, ())[0]
         with contextlib.suppress(ArithmeticError, ValueError):
             low, high = evaluate(self.function, Ranges(ends))[o]
             found = (high - value).max(value - low)
@@ -151,23 +164,24 @@ class _Output:
         o: int,
         ways: list[_Way],
         owners: dict[Any, _Way],
-        reach: list[Any],
+        reach: Terms,
         arithmetic: Arithmetic,
         bound: float,
     ) -> None:
         """`owners`: the way of each input of the stage, `reach`: how large it can be."""
-        heads = [head for head in stage.heads if o in head.values]
-        moves = [*stage.affine[o][1:], *(x for head in heads for row in head.values[o] for x in row[1:])]
-        if len(heads) != 1 or any(x != 0 for x in moves):
+        heads, affine = [head for head in stage.heads if o in head.outputs], stage.affine[o]
+        said = [affine, *(key.values[o] for head in heads for key in head.keys)]
+        if len(heads) != 1 or any(form.terms.keys() - {ONE} for form in said):
             raise Refused("an output of the last stage is more than one head with constant values")
         (head,) = heads
-        self.ways, self.values, c = ways, [row[:1] for row in head.values[o]], [row[0] for row in head.scores]
+        self.ways, self.values = ways, [dense(key.values[o].terms, ()) for key in head.keys]
+        c = [key.score.terms.get(ONE, fmpq(0)) for key in head.keys]
         self.known: dict[Any, Winners] = {}
-        rows: list[dict[Row, int]] = [{} for _ in ways]
+        rows: list[dict[frozenset[Any], int]] = [{} for _ in ways]
         keys: dict[tuple[int, ...], list[int]] = {}
-        for k, (_, *row) in enumerate(head.scores):
-            slopes = [(key, x) for key, x in zip(owners, row, strict=True) if x != 0]
-            parts = (tuple((key, x) for key, x in slopes if owners[key] is way) for way in ways)
+        for k, key in enumerate(head.keys):
+            slopes = [(place, x) for place, x in key.score.terms.items() if place != ONE]
+            parts = (frozenset((place, x) for place, x in slopes if owners[place] is way) for way in ways)
             place = tuple(known.setdefault(part, len(known)) for known, part in zip(rows, parts, strict=True))
             keys.setdefault(place, []).append(k)
         if len(keys) != math.prod(map(len, rows)):
@@ -187,14 +201,13 @@ class _Output:
         self.spreads = [
             {key: _spread([row.get(key, arb(0)) for row in own]) for row in own for key in row} for own in self.slopes
         ]
-        sizes, n = most(at(row, reach) for row in head.score_sizes), len(c)
-        (y,) = arithmetic.weights(
-            [arithmetic.gamma(head.n_score) * sizes + most([arb(0), *head.score_slack])], [2 * sizes]
-        )
+        sizes, n = most(span(key.score.sizes, reach) for key in head.keys), max(key.score.n for key in head.keys)
+        (y,) = arithmetic.weights([arithmetic.gamma(n) * sizes], [2 * sizes])
         self.growth = (2 * (y + arb(off))).exp()
-        value_sizes = [at(row, reach) for row in head.value_sizes[o]]
-        self.rounding = arithmetic.summation(n, head.n_value[o], [arb(1)] * n, value_sizes, arb("inf"))
-        self.rounding += arithmetic.gamma(stage.n_affine[o]) * at(stage.affine_sizes[o], reach)
+        values, n = [key.values[o] for key in head.keys], max(key.values[o].n for key in head.keys)
+        value_sizes = [span(form.sizes, reach) for form in values]
+        self.rounding = arithmetic.summation(len(c), n, head.depth, [arb(1)] * len(c), value_sizes)
+        self.rounding += arithmetic.gamma(affine.n) * span(affine.sizes, reach)
         self.extremes = (min(self.values), max(self.values))
         self.leak = arb(LEAK) * bound / (_spread([value for (value,) in self.extremes]) + bound)
 
@@ -246,31 +259,15 @@ class _Output:
 class _Enclosure:
     """A link, of those inputs alone that it reads."""
 
-    def __init__(self, link: Link) -> None:
-        stage = link.stage
-        tables = [stage.affine_sizes, *(head.score_sizes for head in stage.heads)]
-        tables += [rows for head in stage.heads for rows in head.value_sizes.values()]
-        read = sorted({i for rows in tables for row in rows for i, x in enumerate(row[1:], 1) if x != 0})
-
-        def narrow(rows: list[Row]) -> list[Row]:
-            return [(row[0], *(row[i] if i < len(row) else fmpq(0) for i in read)) for row in rows]
-
-        heads = [
-            replace(
-                head,
-                scores=narrow(head.scores),
-                score_sizes=narrow(head.score_sizes),
-                values={o: narrow(rows) for o, rows in head.values.items()},
-                value_sizes={o: narrow(rows) for o, rows in head.value_sizes.items()},
-                roundings=None,
-            )
-            for head in stage.heads
-        ]
-        self.place, self.reads = link.place, [link.inputs[i - 1] for i in read]
-        self.stage = Stage(heads, narrow(stage.affine), narrow(stage.affine_sizes), stage.n_affine)
-        self.heads = [Average(head) for head in heads]
-        columns = [[*zip(*head.scores, strict=True)][1:] for head in heads]
-        self.spreads = {i: most(map(_spread, same)) for i, same in enumerate(zip(*columns, strict=True))}
+    def __init__(self, place: Any, stage: Stage) -> None:
+        (affine,), keys = stage.affine, [key for head in stage.heads for key in head.keys]
+        forms = [affine, *(form for key in keys for form in (key.score, *key.values.values()))]
+        read = {key for form in forms for key, x in form.sizes.items() if x != 0}
+        self.place, self.reads = place, [key for key in stage.inputs if key in read]
+        self.stage = replace(stage, inputs=self.reads)
+        self.heads = [Average.of(head, self.reads) for head in stage.heads]
+        columns = zip(*(head.scores.columns[1:] for head in self.heads), strict=True)
+        self.spreads = {i: most(map(_spread, same)) for i, same in enumerate(columns)}
         self.known: dict[Any, Any] = {}
 
     def __call__(self, balls: list[Any], arithmetic: Arithmetic) -> Any:
@@ -278,7 +275,7 @@ class _Enclosure:
         return reduce(arb.union, (self._at_once(_box(half.values()), arithmetic) for half in halves))
 
     def _at_once(self, box: Box, arithmetic: Arithmetic) -> Any:
-        (row,) = self.stage.affine
+        row = dense(self.stage.affine[0].terms, self.reads)
         said, error = _over(row, box), affine_rounding(self.stage, 0, box, arithmetic)
         for head in self.heads:
             winner, apart, rounding = selected(head, 0, head.gaps(box, arithmetic), box, arithmetic)

@@ -23,14 +23,15 @@ from typing import Any, NamedTuple
 
 from flint import arb
 
-from attnc_checker.averages import at, total
+from attnc_checker.averages import total
 from attnc_checker.claims import StageClaim, StagedClaim
 from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import Line, along, held, joined
 from attnc_checker.deep.pieces import ZERO, Piece, pieces_of
 from attnc_checker.expressions import Function, Reader, Step, evaluate, parse
 from attnc_checker.files import BadFile, Refused
-from attnc_checker.network import Reduction, Row
+from attnc_checker.network import ONE as CONSTANT
+from attnc_checker.network import Reduction, Row, Terms, dense, span
 from attnc_checker.program import exact
 from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import Arithmetic, most
@@ -45,8 +46,8 @@ MOST_HALVINGS = 5000
 class Combination(NamedTuple):
     """w_0 + Σ w_i û_i with floats w, for an affine combination of exact numbers."""
 
-    row: Row
-    stages: dict[Any, Any]  # {place: w_i}
+    terms: Terms
+    stages: Terms
     slack: Any  # what it is off by, but for the errors of stages
     off: Any  # with these
 
@@ -143,7 +144,8 @@ class _Walk:
         weights = {key: arb(w) for key, w in zip(inputs, row[1:], strict=True) if w != 0}
         stages = {key: w for key, w in weights.items() if key not in range(d)}
         slack = apart + total(abs(w) * self.errors[key] for key, w in weights.items() if key not in stages)
-        return Combination(row, stages, slack, slack + total(abs(w) * self.errors[key] for key, w in stages.items()))
+        off = slack + total(abs(w) * self.errors[key] for key, w in stages.items())
+        return Combination(dict(zip((CONSTANT, *inputs), row, strict=True)), stages, slack, off)
 
     def line(self, claim: StageClaim) -> Line:
         """A stage as one of t; its own error becomes known to those after it."""
@@ -157,10 +159,10 @@ class _Walk:
             found = f"[{float(low - t.off):.9g}, {float(high + t.off):.9g}]"
             raise Refused(f"the input of stage {claim.name} may leave the claimed interval: it may be in {found}")
         size = _size(self.ranges[carrier]) + unit.off
-        reach = [self.reduction.reach[key] for key in self.reduction.inputs]
-        line, unsure = along(stage, t.row, None if claim.carrier is None else unit.row, reach, size, claim.name)
+        unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
+        line, unsure = along(stage, t.terms, unit_terms, reach, size, claim.name)
         # not in units of the carrier
-        unsure += total(4 * len(head.scores) * self.arithmetic.lost for head in line.heads)
+        unsure += total(4 * len(head.keys) * self.arithmetic.lost for head in line.heads)
         pieces, own = pieces_of(claim, low, high, t.off, bool(self.claim.axes)), size * claim.bound + unsure
         self.links.append(Link(place, argument, t, pieces, carrier, unit, own))
         self.sizes[place] = _size(self.ranges[value])
@@ -173,10 +175,10 @@ class _Walk:
         stage, wanted, halved = self.reduction.stage(), list[Combination](), itertools.count()
         if stage.heads:
             raise Refused("an output reads a softmax that no stage has proved")
-        reach = [self.reduction.reach[key] for key in self.reduction.inputs]
-        for o, text in enumerate(self.claim.outputs):
-            found, rounding = self.combination(text, stage.affine[o]), self.arithmetic.gamma(stage.n_affine[o])
-            wanted.append(found._replace(slack=found.slack + rounding * at(stage.affine_sizes[o], reach)))
+        for form, text in zip(stage.affine, self.claim.outputs, strict=True):
+            found = self.combination(text, dense(form.terms, self.reduction.inputs))
+            rounding = self.arithmetic.gamma(form.n) * span(form.sizes, self.reduction.reach)
+            wanted.append(found._replace(slack=found.slack + rounding))
 
         def worst(part: list[Range], axes: tuple[int, ...]) -> Any:
             found = self._error(part, wanted) + self.claim.truncation

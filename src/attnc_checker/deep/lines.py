@@ -6,16 +6,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flint import arb, fmpq
+from flint import arb
 
-from attnc_checker.averages import total
 from attnc_checker.claims import StageClaim
 from attnc_checker.expressions import Function, Reader
 from attnc_checker.files import Refused
-from attnc_checker.network import Head, Row, Stage
+from attnc_checker.network import ONE, Form, Head, Key, Stage, Terms, span
 from attnc_checker.program import exact
 from attnc_checker.rounding import most
 
+T = 0
+"""The only input of a line."""
 MOST_SLACK = 0.25
 """Scores that are off by more are not those of the claimed input."""
 
@@ -29,61 +30,53 @@ class Line:
     function: Function
 
 
-def along(stage: Stage, t: Row, unit: Row | None, reach: list[Any], size: Any, name: str) -> tuple[Stage, Any]:
-    """A stage as one of t, in units of the carrier; and what its values may be off by."""
-    main = max(range(1, len(t)), key=lambda i: (abs(arb(t[i])) * reach[i - 1]).mid())
-    if t[main] == 0:
+def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, name: str) -> tuple[Stage, Any]:
+    """A stage as one of t, in units of the carrier, |carrier| ≤ units; and what its values may be off by."""
+    moving = {key: x for key, x in t.items() if key != ONE and x != 0}
+    if not moving:
         raise Refused(f"the input of stage {name} is constant")
-    if any(x != 0 for x in stage.affine[0]):
+    if stage.affine[0].terms:
         raise Refused(f"stage {name} is not made by its heads alone")
-    moving = [i for i in range(1, len(t)) if t[i] != 0]
 
-    def left_over(row: Row, ratio: Any, by: Row) -> Any:
-        return total(abs(arb(x - ratio * w)) * r for x, w, r in zip(row[1:], by[1:], reach, strict=True))
+    def split(terms: Terms, by: Terms, among: Terms) -> tuple[Any, Terms]:
+        """(ratio, rest): the terms are ratio·by + rest, which is nothing in the largest of `among`."""
+        pivot = max(among, key=lambda key: (abs(arb(among[key])) * reach[key]).mid())
+        ratio = terms.get(pivot, 0) / by[pivot]
+        rest = {key: terms.get(key, 0) - ratio * by.get(key, 0) for key in terms.keys() | by.keys()}
+        return ratio, rest
 
-    def sizes(row: Row, scale: Any) -> Row:
-        """|u_i| ≤ (|t| + |w_0|)/|w_i| if t reads u_i alone; other inputs are as large as they get."""
-        constant, slope = row[0], arb(0)
-        for i, (x, r) in enumerate(zip(row[1:], reach, strict=True), 1):
-            if moving == [i]:
-                slope = x / abs(arb(t[i]))
-                constant += slope * abs(arb(t[0]))
-            else:
-                constant += x * r
-        return constant / scale, slope / scale
+    def line(form: Form, scale: Any = 1) -> tuple[Form, Any]:
+        """As a form of t, and what it is off by."""
+        ratio, rest = split(form.terms, t, moving)
+        constant = rest.pop(ONE, 0)
+        return Form({ONE: constant, T: ratio}, sizes(form.sizes, scale), form.n), span(rest, reach)
+
+    def sizes(of: Terms, scale: Any = 1) -> Terms:
+        """|u| ≤ (|t| + |w_0|)/|w| if t reads the input u alone; other inputs are as large as they get."""
+        slope = sum((x / abs(arb(moving[key])) for key, x in of.items() if [*moving] == [key]), arb(0))
+        constant = span({key: x for key, x in of.items() if [*moving] != [key]}, reach)
+        return {ONE: (constant + slope * abs(arb(t.get(ONE, 0)))) / scale, T: slope / scale}
+
+    def value(form: Form) -> tuple[Form, Any]:
+        if unit is None:
+            return line(form, units)
+        ratio, rest = split(form.terms, unit, unit)
+        return Form({ONE: ratio}, sizes(form.sizes, units), form.n), span(rest, reach)
 
     heads, unsure = [], arb(0)
     for head in stage.heads:
-        kappa = [row[main] / t[main] for row in head.scores]
-        slack = [left_over(row, k, t) for row, k in zip(head.scores, kappa, strict=True)]
-        if not most(slack) <= MOST_SLACK:
-            raise Refused(f"the scores of stage {name} do not depend on its input alone: {float(most(slack)):.3g} more")
-        scores = [(row[0] - k * t[0], k) for row, k in zip(head.scores, kappa, strict=True)]
-        values, worst = [], arb(0)
-        for row in head.values[0]:
-            if unit is None:
-                nu = row[main] / t[main]
-                values.append((row[0] - nu * t[0], nu))
-                off = left_over(row, nu, t)
-            else:
-                pivot = max(range(len(unit)), key=lambda i: (abs(arb(unit[i])) * ([arb(1), *reach][i])).mid())
-                nu = row[pivot] / unit[pivot]
-                values.append((nu, fmpq(0)))
-                off = abs(arb(row[0] - nu * unit[0])) + left_over(row, nu, unit)
+        keys, worst = [], arb(0)
+        for key in head.keys:
+            score, slack = line(key.score)
+            if not slack <= MOST_SLACK:
+                raise Refused(f"the scores of stage {name} do not depend on its input alone: {float(slack):.3g} more")
+            said, off = value(key.values[0])
             worst = worst.max(off)
+            keys.append(Key(score, {0: said}, sizes(key.own), key.parts, slack))
         unsure += worst  # every head adds its own
-        score_sizes = [sizes(row, 1) for row in head.score_sizes]
-        value_sizes = [sizes(row, size) for row in head.value_sizes[0]]
-        fine = head.roundings
-        if fine is not None:
-            query, own = ([sizes(row, 1) for row in rows] for rows in (fine.query, fine.own))
-            fine = replace(fine, query=query, own=own)
-        line = Head(
-            scores, score_sizes, head.n_score, {0: values}, {0: value_sizes}, head.n_value, slack, fine, head.depth
-        )
-        heads.append(line)
-    zero = (fmpq(0), fmpq(0))
-    return Stage(heads, [zero], [sizes(stage.affine_sizes[0], size)], stage.n_affine), unsure
+        heads.append(replace(head, keys=keys, query=tuple(map(sizes, head.query))))
+    affine = stage.affine[0]
+    return Stage(heads, [Form({}, sizes(affine.sizes, units), affine.n)], [T]), unsure
 
 
 def held(claim: StageClaim) -> Function:
@@ -97,27 +90,31 @@ def held(claim: StageClaim) -> Function:
 
 def joined(one: Line, other: Line) -> Line:
     """What holds of both: the heads of a stage, with room for those of one that is like it."""
-    t, heads = most(map(arb, map(abs, one.claim.ends))), []
+    reach, heads = {ONE: arb(1), T: most(map(arb, map(abs, one.claim.ends)))}, []
+    unlike = f"stage {other.claim.name} is not like {one.claim.name}"
     if len(one.stage.heads) != len(other.stage.heads):
-        raise Refused(f"stage {other.claim.name} is not like {one.claim.name}: it has other heads")
+        raise Refused(f"{unlike}: it has other heads")
 
-    def largest(a: Any, b: Any) -> Any:
-        return [tuple(map(arb.max, *rows)) for rows in zip(a, b, strict=True)]
+    def largest(a: Terms, b: Terms) -> Terms:
+        return {key: x.max(b[key]) for key, x in a.items()}
 
-    for a, b in zip(one.stage.heads, other.stage.heads, strict=True):
-        fine, others = a.roundings, b.roundings
-        if a.values != b.values or (fine and fine.parts) != (others and others.parts):
-            raise Refused(f"stage {other.claim.name} is not like {one.claim.name}: its keys have other values")
-        rows = zip(a.scores, b.scores, a.score_slack, b.score_slack, strict=True)
-        slack = [r.max(s + abs(arb(x[0] - y[0])) + abs(arb(x[1] - y[1])) * t) for x, y, r, s in rows]
-        if not most(slack) <= MOST_SLACK:
-            raise Refused(f"stage {other.claim.name} is not like {one.claim.name}: its keys have other scores")
-        if fine and others:
-            query, own = largest(fine.query, others.query), largest(fine.own, others.own)
-            fine = replace(fine, query=query, own=own, n=max(fine.n, others.n), terms=max(fine.terms, others.terms))
-        sizes, n = largest(a.score_sizes, b.score_sizes), max(a.n_score, b.n_score)
-        value_sizes, n_value = {0: largest(a.value_sizes[0], b.value_sizes[0])}, {0: max(a.n_value[0], b.n_value[0])}
-        heads.append(Head(a.scores, sizes, n, a.values, value_sizes, n_value, slack, fine))
-    sizes = largest(one.stage.affine_sizes, other.stage.affine_sizes)
-    n_affine = [*map(max, one.stage.n_affine, other.stage.n_affine)]
-    return replace(one, stage=Stage(heads, one.stage.affine, sizes, n_affine))
+    def wider(a: Form, b: Form) -> Form:
+        return Form(a.terms, largest(a.sizes, b.sizes), max(a.n, b.n))
+
+    for head, others in zip(one.stage.heads, other.stage.heads, strict=True):
+        values, others_values = ([(key.values[0].terms, key.parts) for key in of.keys] for of in (head, others))
+        if values != others_values:
+            raise Refused(f"{unlike}: its keys have other values")
+        keys = []
+        for a, b in zip(head.keys, others.keys, strict=True):
+            apart = span({key: x - b.score.terms[key] for key, x in a.score.terms.items()}, reach)
+            slack = a.slack.max(b.slack + apart)
+            if not slack <= MOST_SLACK:
+                raise Refused(f"{unlike}: its keys have other scores")
+            value = wider(a.values[0], b.values[0])
+            keys.append(Key(wider(a.score, b.score), {0: value}, largest(a.own, b.own), a.parts, slack))
+        query = tuple(map(largest, head.query, others.query))
+        n, addends = max(head.n, others.n), max(head.addends, others.addends)
+        heads.append(Head(keys, n, max(head.depth, others.depth), query, addends))
+    affine = [*map(wider, one.stage.affine, other.stage.affine)]
+    return replace(one, stage=Stage(heads, affine, [T]))
