@@ -153,8 +153,9 @@ class Models(Rules):
         self.centre, self.half, self.m, self.d = centre, half, m, len(centre)
         self.ranges = Ranges([((x - r).lower(), (x + r).upper()) for x, r in zip(centre, half, strict=True)])
 
-    def _model(self, poly: Poly, range_: Range) -> Model:
-        """Each as good as the other makes it: by the range alone, if that leaves less open."""
+    def model(self, poly: Poly, rest: Any, range_: Range) -> Model:
+        """Of a polynomial up to ±rest and a range, each as good as the other makes it."""
+        poly = add(poly, {0: rest * arb(0, 1)})
         low, high = bounds(poly, self.d)
         if low.is_finite() and high.is_finite():
             range_ = range_[0].max(low.lower()), range_[1].min(high.upper())
@@ -173,11 +174,11 @@ class Models(Rules):
         return Model({0: self.centre[i], variable(i, self.d): self.half[i]}, self.ranges.variable(i))
 
     def plus(self, a: Model, b: Model, sign: int = 1) -> Model:
-        return self._model(add(a.poly, b.poly, sign), self.ranges.plus(a.range, b.range, sign))
+        return self.model(add(a.poly, b.poly, sign), arb(0), self.ranges.plus(a.range, b.range, sign))
 
     def times(self, a: Model, b: Model) -> Model:
         poly, rest = multiply(a.poly, b.poly, self.m, self.d)
-        return self._model(add(poly, {0: rest * arb(0, 1)}), self.ranges.times(a.range, b.range))
+        return self.model(poly, rest, self.ranges.times(a.range, b.range))
 
     def power(self, a: Model, n: int) -> Model:
         return self.apply(fmpq(n), a)
@@ -205,21 +206,21 @@ class Models(Rules):
             poly, cut = multiply(poly, z, self.m - k, self.d)
             poly[0] += at_p[k]
             rest += cut * size**k
-        return self._model(add(poly, {0: rest * arb(0, 1)}), range_)
+        return self.model(poly, rest, range_)
 
     def magnitude(self, a: Model) -> Model:
-        return self._model(super().magnitude(a).poly, self.ranges.magnitude(a.range))
+        return self.model(super().magnitude(a).poly, arb(0), self.ranges.magnitude(a.range))
 
     def maximum(self, a: Model, b: Model) -> Model:
-        """b + max(y, 0) with y = a − b in [l, h]: by convexity 0 ≤ max(y, 0) − y·h/(h − l) ≤ −l·h/(h − l)."""
         low, high = self.plus(a, b, -1).range
-        if low >= 0:
-            return a
-        if high <= 0:
-            return b
+        return a if low >= 0 else b if high <= 0 else self.undecided(a, b, low, high)
+
+    def undecided(self, a: Model, b: Model, low: Any, high: Any) -> Model:
+        """b + max(y, 0), low ≤ y = a − b ≤ high: with s = high/(high − low), 0 ≤ max(y, 0) − s·y ≤ −s·low as it is
+        convex."""
         slope = high / (high - low)
-        poly = add(add({0: -low * slope * (1 + arb(0, 1)) / 2}, a.poly, slope), b.poly, 1 - slope)
-        return self._model(poly, self.ranges.maximum(a.range, b.range))
+        poly, rest = add(add({0: -low * slope / 2}, a.poly, slope), b.poly, 1 - slope), -low * slope / 2
+        return self.model(poly, rest, self.ranges.maximum(a.range, b.range))
 
     def step(self, name: str, a: Model) -> Model:
         range_ = self.ranges.step(name, a.range)

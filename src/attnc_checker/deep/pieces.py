@@ -5,16 +5,17 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from flint import arb, fmpq
+from flint import arb
 
 from attnc_checker.claims import StageClaim
-from attnc_checker.expressions import Function, Rules, evaluate, parse
-from attnc_checker.ranges import NAMED, Range, Ranges, coefficients
+from attnc_checker.expressions import Function, evaluate, parse
+from attnc_checker.jets import Model, Models, Poly, variable
+from attnc_checker.ranges import Range, Ranges, coefficients, hull
 from attnc_checker.rounding import most
 
 PIECES, NEAR_ENDS = 128, 48
 """Of an interval, to find how much a function changes; the latter are shorter and shorter towards each end."""
-ZERO, UNKNOWN = (arb(0), arb(0)), (arb("nan"), arb("nan"))
+ZERO, LINEAR = (arb(0), arb(0)), variable(0, 1)
 
 
 class Piece(NamedTuple):
@@ -50,94 +51,63 @@ def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -
         first, last = (arb(end) for end in claim.held)
         left, right = low.min(left.max(first).min(last)), high.max(right.max(first).min(last))
         off = e + most([first - low, high - last, arb(0)])
-    if off == 0:
-        return Piece(low, high, ZERO, arb(0), evaluate(function, Ranges([(left, right)]))[0], arb(0))
-    slopes, values = _slopes(function, left, right)
+    slope, values = _slope(function, left, right)
     by_range = (values[1] - values[0]).upper()
-    if not all(x.is_finite() for x in slopes):
+    if off == 0:
+        slope = arb(0)
+    elif not slope.is_finite():
         return Piece(low, high, ZERO, by_range, values, by_range)
-    if left != (low - e).lower() or right != (high + e).upper():
-        slopes = slopes[0].min(arb(0)), slopes[1].max(arb(0))
-    steepest = slopes[1].max(-slopes[0])
-    return Piece(low, high, slopes, (steepest * (off - e)).upper(), values, (steepest * off).upper().min(by_range))
+    elif left != (low - e).lower() or right != (high + e).upper():
+        slope = slope.union(arb(0))
+    jump, change = (abs(slope) * (off - e)).upper(), (abs(slope) * off).upper()
+    return Piece(low, high, (slope.lower(), slope.upper()), jump, values, change.min(by_range))
 
 
-def _slopes(function: Function, left: Any, right: Any) -> tuple[Range, Range]:
-    """Slopes and values of g on [left, right]: if g is convex or concave there, slopes lie between those at the ends;
-    else by those in the middle, g′(t) = g′(c) + g″·(t − c)."""
+def _slope(function: Function, left: Any, right: Any) -> tuple[Any, Range]:
+    """Slopes and values of g on [left, right]; nan where they are not known. If g is convex or concave there, between
+    those at the ends; else by that in the middle, g′(t) = g′(c) + g″·(t − c)."""
 
-    def curve(low: Any, high: Any) -> Curve:
-        return evaluate(function, _Curves((low, high)))[0]
+    def series(low: Any, high: Any) -> Model:
+        return evaluate(function, _Series((low, high)))[0]
 
-    whole, middle, rules = curve(left, right), ((left + right) / 2).mid(), Ranges([])
-    if whole.bend[0] >= 0 or whole.bend[1] <= 0:
-        slopes = _hull(curve(left, left).slope, curve(right, right).slope)
+    whole, middle = series(left, right), ((left + right) / 2).mid()
+    slope, bend = _slope_and_bend(whole)
+    if bend >= 0 or bend <= 0:
+        first, last = (_slope_and_bend(series(x, x))[0] for x in (left, right))
+        nearer = first.union(last)
     else:
-        moved = rules.times(rules.plus(whole.bend, whole.bend), (left - middle, right - middle))
-        slopes = rules.plus(curve(middle, middle).slope, moved)
-    if all(x.is_finite() for x in slopes):
-        return (slopes[0].max(whole.slope[0]), slopes[1].min(whole.slope[1])), whole.value
-    return whole.slope, whole.value
+        nearer = _slope_and_bend(series(middle, middle))[0] + 2 * bend * (left.union(right) - middle)
+    return slope.intersection(nearer) if nearer.is_finite() else slope, whole.range
 
 
-def _hull(a: Range, b: Range) -> Range:
-    return a[0].min(b[0]), a[1].max(b[1])
+def _slope_and_bend(a: Model) -> tuple[Any, Any]:
+    return a.poly.get(LINEAR, arb(0)), a.poly.get(2 * LINEAR, arb(0))
 
 
-class Curve(NamedTuple):
-    """Of a function of one variable on an interval; the bend is half of its second derivative."""
+class _Series(Models):
+    """Values, slopes and halves of second derivatives at all points of an interval: balls c_0 + c_1·τ + c_2·τ².
 
-    value: Range
-    slope: Range
-    bend: Range
-
-
-class _Curves(Rules):
-    """At a kink the slope is one of those on both sides, and between them (Clarke's derivative): by Lebourg's mean
-    value theorem g(T) − g(t) = G·(T − t) with one of them. nan at jumps, and of bends at kinks."""
+    At a kink slopes are those of both sides and all between (Clarke's derivative): g(T) − g(t) = G·(T − t) with one of
+    them by Lebourg's mean value theorem.
+    """
 
     def __init__(self, ends: Range) -> None:
+        super().__init__([hull(ends)], [arb(1)], 2)
         self.ranges = Ranges([ends])
 
-    def constant(self, x: Any) -> Curve:
-        return Curve(self.ranges.constant(x), ZERO, ZERO)
+    def model(self, poly: Poly, rest: Any, range_: Range) -> Model:
+        return Model({**poly, 0: hull(range_)}, range_)
 
-    def named(self, name: str) -> Curve:
-        return self.constant(NAMED[name]())
+    def apply(self, name: Any, a: Model) -> Model:
+        slope, bend = _slope_and_bend(a)
+        _, first, second = coefficients(name, a.range, 3)
+        poly = {LINEAR: first * slope, 2 * LINEAR: first * bend + second * slope**2}
+        return self.model(poly, arb(0), self.ranges.apply(name, a.range))
 
-    def variable(self, i: int) -> Curve:
-        return Curve(self.ranges.variable(i), (arb(1), arb(1)), ZERO)
+    def undecided(self, a: Model, b: Model, low: Any, high: Any) -> Model:
+        slope = _slope_and_bend(a)[0].union(_slope_and_bend(b)[0])
+        return self.model({LINEAR: slope, 2 * LINEAR: arb("nan")}, arb(0), self.ranges.maximum(a.range, b.range))
 
-    def plus(self, a: Curve, b: Curve, sign: int = 1) -> Curve:
-        return Curve(*(self.ranges.plus(x, y, sign) for x, y in zip(a, b, strict=True)))
-
-    def times(self, a: Curve, b: Curve) -> Curve:
-        plus, times = self.ranges.plus, self.ranges.times
-        slope = plus(times(a.value, b.slope), times(a.slope, b.value))
-        bend = plus(plus(times(a.value, b.bend), times(a.slope, b.slope)), times(a.bend, b.value))
-        return Curve(times(a.value, b.value), slope, bend)
-
-    def power(self, a: Curve, n: int) -> Curve:
-        return self.apply(fmpq(n), a)
-
-    def root(self, a: Curve, q: Any) -> Curve:
-        return self.apply(q, a)
-
-    def apply(self, name: Any, a: Curve) -> Curve:
-        times = self.ranges.times
-        _, first, second = ((x.lower(), x.upper()) for x in coefficients(name, a.value, 3))
-        bend = self.ranges.plus(times(first, a.bend), times(second, self.ranges.power(a.slope, 2)))
-        return Curve(self.ranges.apply(name, a.value), times(first, a.slope), bend)
-
-    def magnitude(self, a: Curve) -> Curve:
-        return super().magnitude(a)._replace(value=self.ranges.magnitude(a.value))
-
-    def maximum(self, a: Curve, b: Curve) -> Curve:
-        low, high = self.plus(a, b, -1).value
-        if low >= 0 or high <= 0:
-            return a if low >= 0 else b
-        return Curve(self.ranges.maximum(a.value, b.value), _hull(a.slope, b.slope), UNKNOWN)
-
-    def step(self, name: str, a: Curve) -> Curve:
-        low, high = self.ranges.step(name, a.value)
-        return Curve((low, high), *((ZERO, ZERO) if low == high else (UNKNOWN, UNKNOWN)))
+    def step(self, name: str, a: Model) -> Model:
+        low, high = self.ranges.step(name, a.range)
+        return self.model({} if low == high else {LINEAR: arb("nan"), 2 * LINEAR: arb("nan")}, arb(0), (low, high))
