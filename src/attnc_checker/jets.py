@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from flint import arb, fmpq
@@ -21,7 +22,8 @@ Poly = dict[int, Any]
 BITS = 6
 MAX_HALVINGS = 10
 SMALL = arb(2) ** -20
-"""Of the limit: smaller coefficients are not carried further when a cube is halved, but added to the bound."""
+"""Of the limit: smaller coefficients are not carried further when a cube is halved, but held by the constant one."""
+ANY, EVEN = arb(0, 1), arb(0.5, 0.5)
 
 
 def variable(i: int, d: int) -> int:
@@ -57,27 +59,17 @@ def factorial(key: int, d: int) -> int:
 
 
 def multiply(a: Poly, b: Poly, m: int, d: int) -> tuple[Poly, Any]:
-    """The product up to degree m, and above all absolute values of the rest, by norms of what has a degree."""
+    """The product up to degree m, and above all absolute values of the rest."""
     product: Poly = {}
-    end, sorted_b = above(m, d), sorted(b.items())
+    end, rest, sorted_b = above(m, d), arb(0), sorted(b.items())
+    sizes = [*accumulate(abs(y) for _, y in reversed(sorted_b))][::-1]  # of b from here on
     for i, x in a.items():
-        for j, y in sorted_b:
+        for (j, y), size in zip(sorted_b, sizes, strict=True):
             if i + j >= end:
+                rest += abs(x) * size
                 break
             product[i + j] = product[i + j] + x * y if i + j in product else x * y
-    if max(a) + max(b) < end:
-        return product, arb(0)
-    norms_a, norms_b = _norms(a, d), _norms(b, d)
-    return product, sum((x * y for i, x in norms_a.items() for j, y in norms_b.items() if i + j > m), arb(0))
-
-
-def _norms(p: Poly, d: int) -> dict[int, Any]:
-    """By degree."""
-    norms: dict[int, Any] = {}
-    for key, x in p.items():
-        n = key >> BITS * d
-        norms[n] = norms[n] + abs(x) if n in norms else abs(x)
-    return norms
+    return product, rest
 
 
 def add(a: Poly, b: Poly, factor: Any = 1) -> Poly:
@@ -87,33 +79,26 @@ def add(a: Poly, b: Poly, factor: Any = 1) -> Poly:
     return sum_
 
 
-def bounds(p: Poly, d: int) -> tuple[Any, Any]:
-    """Below and above all values on [−1, 1]^d: a monomial of even powers lies in [0, 1], any other in [−1, 1]."""
+def over(p: Poly, d: int) -> Any:
+    """Holds all values on [−1, 1]^d: a monomial of even powers lies in [0, 1], any other in [−1, 1]."""
     odd = sum(1 << BITS * i for i in range(d))
-    low = high = p.get(0, arb(0))
-    for key, x in p.items():
-        if key & odd:
-            low, high = low - abs(x), high + abs(x)
-        elif key:
-            low, high = low - (-x).nonnegative_part(), high + x.nonnegative_part()
-    return low, high
+    return sum((x * (ANY if key & odd else EVEN if key else 1) for key, x in p.items()), arb(0))
 
 
 def largest(p: Poly, limit: Any, d: int) -> Any:
     """Above |p| on [−1, 1]^d. The cube is halved where that may bring it down to the limit."""
-    pending, worst = [(p, arb(0), 0)], arb(0)
+    pending, worst = [(p, 0)], arb(0)
     while pending:
-        piece, dropped, depth = pending.pop()
-        low, high = bounds(piece, d)
-        size = ((-low).max(high) + dropped).upper()
+        piece, depth = pending.pop()
+        size = abs(over(piece, d)).upper()
         if size <= limit:
             worst = max(worst, size)
-        elif depth == MAX_HALVINGS * d or not abs(piece.get(0, arb(0))) < limit:
+        elif depth == MAX_HALVINGS * d or not abs(piece[0]) < limit:
             return size
         else:
             small = {key: x for key, x in piece.items() if key and abs(x) < SMALL * limit}
-            piece, dropped = {key: x for key, x in piece.items() if key not in small}, dropped + norm(small)
-            pending += [(_half(piece, depth % d, side, d), dropped, depth + 1) for side in (-1, 1)]
+            piece = {key: x for key, x in piece.items() if key not in small} | {0: piece[0] + norm(small) * ANY}
+            pending += [(_half(piece, depth % d, side, d), depth + 1) for side in (-1, 1)]
     return worst
 
 
@@ -155,10 +140,10 @@ class Models(Rules):
 
     def model(self, poly: Poly, rest: Any, range_: Range) -> Model:
         """Of a polynomial up to ±rest and a range, each as good as the other makes it."""
-        poly = add(poly, {0: rest * arb(0, 1)})
-        low, high = bounds(poly, self.d)
-        if low.is_finite() and high.is_finite():
-            range_ = range_[0].max(low.lower()), range_[1].min(high.upper())
+        poly = poly | {0: poly[0] + rest * ANY}
+        values = over(poly, self.d)
+        if values.is_finite():
+            range_ = range_[0].max(values.lower()), range_[1].min(values.upper())
         ball = hull(range_)
         if ball.is_finite() and not sum((x.rad() for x in poly.values()), arb(0)) <= ball.rad():
             poly = {0: ball}
@@ -195,18 +180,14 @@ class Models(Rules):
         p = a.poly[0].mid().max(a.range[0]).min(a.range[1])
         z = a.poly | {0: a.poly[0] - p}
         size, at_p, wide = norm(z), coefficients(name, (p, p), self.m + 1), coefficients(name, a.range, self.m + 2)
-        open_ = {n: (x.rad() if n <= self.m else abs(x)) * size**n for n, x in enumerate(wide)}
-        known = {n: x.upper() for n, x in open_.items() if n > 0 and x.is_finite()}
-        range_ = self.ranges.apply(name, a.range)
-        if not known:
-            return Model({0: hull(range_)}, range_)
-        n = min(known, key=known.__getitem__)
+        open_ = [((x.rad() if n <= self.m else abs(x)) * size**n).upper() for n, x in enumerate(wide)]
+        n = min((n for n, x in enumerate(open_) if x.is_finite()), key=open_.__getitem__, default=0)
         poly, rest = {0: wide[n]}, arb(0)
         for k in reversed(range(n)):
             poly, cut = multiply(poly, z, self.m - k, self.d)
             poly[0] += at_p[k]
             rest += cut * size**k
-        return self.model(poly, rest, range_)
+        return self.model(poly, rest, self.ranges.apply(name, a.range))
 
     def magnitude(self, a: Model) -> Model:
         return self.model(super().magnitude(a).poly, arb(0), self.ranges.magnitude(a.range))

@@ -75,6 +75,7 @@ WAVES = {
 """Turns or poles at (this + 2n)·π for all integers n, and the value there."""
 
 
+REALS = (arb("-inf"), arb("inf"))
 LIMITS = {name: (arb(-1), arb(1)) for name in ("sin", "cos", "tanh", "erf")}
 """Which rounding must not leave, as others end there."""
 
@@ -140,7 +141,7 @@ class Ranges(Rules):
             first, last = ((x / arb.pi() - turn) / 2 for x in a)
             if not last.floor() < first:
                 values.append(value)
-        (low, high), (least, most) = _outward(values), LIMITS.get(name, (arb("-inf"), arb("inf")))
+        (low, high), (least, most) = _outward(values), LIMITS.get(name, REALS)
         return low.max(least), high.min(most)
 
     def step(self, name: str, a: Range) -> Range:

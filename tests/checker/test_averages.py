@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from attnc_checker.averages import Average, Box, at
 from attnc_checker.checking import PRECISION
-from attnc_checker.jets import bounds, largest
+from attnc_checker.jets import largest, over
 from attnc_checker.leaves import _largest_mean, _where_winning
 from attnc_checker.network import Head, dense
 from attnc_checker.rounding import Arithmetic
@@ -205,13 +205,13 @@ def test_ranges_of_polynomials(seed, d, m):
     poly = {(sum(j) << 6 * d) + sum(n << 6 * i for i, n in enumerate(j)): arb(x) for j, x in coefficients.items()}
     tau = np.concatenate([rng.uniform(-1, 1, (300, d)), np.array(list(itertools.product((-1, 0, 1), repeat=d)))])
     values = sum(x * np.prod(tau ** np.array(j), axis=1) for j, x in coefficients.items())
-    low, high = bounds(poly, d)
-    assert float(low) <= values.min() + 1e-12
-    assert float(high) >= values.max() - 1e-12
+    ball = over(poly, d)
+    assert float(ball.lower()) <= values.min() + 1e-12
+    assert float(ball.upper()) >= values.max() - 1e-12
     size = float(np.abs(values).max())
     limit = 1.3 * size
     found = float(largest(poly, arb(limit), d))
     assert size * (1 - 1e-12) <= found
-    assert found <= limit or found <= float(max(-low, high))
+    assert found <= limit or found <= float(abs(ball).upper())
     below = float(largest(poly, arb(0.9 * size), d))
     assert below > 0.9 * size

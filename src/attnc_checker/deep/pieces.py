@@ -51,13 +51,13 @@ def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -
         first, last = (arb(end) for end in claim.held)
         left, right = low.min(left.max(first).min(last)), high.max(right.max(first).min(last))
         off = e + most([first - low, high - last, arb(0)])
+    if off == 0:
+        return Piece(low, high, ZERO, arb(0), evaluate(function, Ranges([(left, right)]))[0], arb(0))
     slope, values = _slope(function, left, right)
     by_range = (values[1] - values[0]).upper()
-    if off == 0:
-        slope = arb(0)
-    elif not slope.is_finite():
+    if not slope.is_finite():
         return Piece(low, high, ZERO, by_range, values, by_range)
-    elif left != (low - e).lower() or right != (high + e).upper():
+    if left != (low - e).lower() or right != (high + e).upper():
         slope = slope.union(arb(0))
     jump, change = (abs(slope) * (off - e)).upper(), (abs(slope) * off).upper()
     return Piece(low, high, (slope.lower(), slope.upper()), jump, values, change.min(by_range))
