@@ -22,10 +22,8 @@ from attnc_checker.proving import Job, Proof
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION, MAX_SERIES = 128, 64
-FEW, FEW_IN_STAGES = 16, 500
-"""Fewer leaves are not worth other processes, each of which goes through the stages for itself."""
-AT_ONCE = 16
-"""Leaves that lie near each other, and leave out the same keys, are for one process."""
+AT_ONCE, AT_ONCE_IN_STAGES = 16, 500
+"""Another process is worth while for so many leaves. Each goes through the stages for itself."""
 
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
 BLOCKS = "except sums over up to 4096 keys: of 8 terms each, then of 8 of these sums, and so on"
@@ -122,9 +120,8 @@ def read(folder: Path, name: str = MAIN) -> Stored:
 
 def _prove(stored: Stored, processes: int, progress: Progress | None) -> float:
     proof, claim, found = Proof(*stored), stored[0], list[float]()
-    if claim.num_leaves < (FEW_IN_STAGES if isinstance(claim, StagedClaim) else FEW):
-        processes = 1
-    for error in _results(proof, stored, processes):
+    at_once = AT_ONCE_IN_STAGES if isinstance(claim, StagedClaim) else AT_ONCE
+    for error in _results(proof, stored, min(processes, 1 + claim.num_leaves // at_once)):
         found.append(error)
         if progress:
             progress(len(found), claim.num_leaves)

@@ -111,7 +111,7 @@ class Forms(Rules):
         return tuple((monomial, x * factor) for monomial, x in a)
 
     def power(self, a: Form, n: int) -> Form:
-        if n < 2:
+        if n < 2 or not a:
             return a if n else self.constant(1)
         if len(a) == 1 or not self.expands or math.comb(len(a) + n - 1, n) > MOST:
             return self.whole(a, n)
