@@ -33,6 +33,8 @@ class Claim:
     p: float | None  # of an L_p norm
     cuts: tuple[tuple[float, ...], ...]  # where, along each variable, enclosure leaves are cut: any would do
 
+    title = ""
+
     @property
     def is_chain(self) -> bool:
         return any(leaf.kind == "enclosure" for leaf in self.leaves)
@@ -53,8 +55,8 @@ class Claim:
 class StageClaim:
     """What attention writes into the channel is carrier·function(t) at t = argument, in the names of earlier stages.
 
-    For t in `ends` its heads are within `bound` of the function, held at the ends of `held` if there are any. A stage
-    that is `like` an earlier one has its heads, as functions of t, and needs no leaves.
+    For t in `interval` its heads are within `bound` of the function, held at the ends of `held` if there are any. A
+    stage that is `like` an earlier one has its heads, as functions of t, and needs no leaves.
     """
 
     stage: str  # the layer
@@ -65,11 +67,21 @@ class StageClaim:
     carrier: str | None
     carrier_as: str | None
     function: str
-    ends: Ends
+    interval: Ends
     held: Ends | None
     bound: float
     leaves: tuple[Leaf, ...]
     like: str | None
+
+    variables, truncation = ("t",), 0.0
+
+    @property
+    def title(self) -> str:
+        return f"stage {self.name}, {self.channel!r:.60}: "
+
+    @property
+    def ends(self) -> tuple[Ends]:
+        return (self.interval,)
 
     @property
     def unit(self) -> str:
@@ -201,8 +213,8 @@ def _stage(entry: Any, where: str, known: dict[str, StageClaim]) -> StageClaim:
         return replace(known[like], **texts, leaves=())
     if like is not None:
         raise Refused(f"a stage is said to be like {like!r:.40}, which is none that was proved before it")
-    ends, held, bound = ask("interval", Ends), ask("held", Ends | None), ask("bound", float)
-    for low, high in (ends, held or ends):
+    interval, held, bound = ask("interval", Ends), ask("held", Ends | None), ask("bound", float)
+    for low, high in (interval, held or interval):
         if not low < high:
             raise Refused(f"the interval [{low}, {high}] of {where} is empty or reversed")
     if bound < 0:
@@ -211,6 +223,6 @@ def _stage(entry: Any, where: str, known: dict[str, StageClaim]) -> StageClaim:
     if any(leaf.kind == "enclosure" for leaf in leaves):
         raise Refused(f"stage {texts['name']!r:.40} has enclosure leaves, which are for whole networks")
     known[texts["name"]] = StageClaim(
-        **texts, function=ask("function", str), ends=ends, held=held, bound=bound, leaves=leaves
+        **texts, function=ask("function", str), interval=interval, held=held, bound=bound, leaves=leaves
     )
     return known[texts["name"]]

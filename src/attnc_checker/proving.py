@@ -12,7 +12,7 @@ from flint import arb, fmpq
 
 from attnc_checker.averages import Average, Box
 from attnc_checker.cells import Cell, Leaf
-from attnc_checker.claims import Claim, StagedClaim
+from attnc_checker.claims import Claim, StageClaim, StagedClaim
 from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.composition import lines
 from attnc_checker.expressions import Function, constants, parse
@@ -36,21 +36,16 @@ Job = tuple[int, Leaf]
 
 @dataclass(frozen=True)
 class Subject:
-    """Leaves that have to prove a stage, or the whole network, to be within `bound` of a function on a box."""
+    """The whole network or one of its stages, which is claimed to be within a bound of a function on a box."""
 
-    name: str
-    variables: tuple[str, ...]
-    ends: tuple[tuple[float, float], ...]
-    bound: float
-    spent: float  # of the bound, in advance
-    leaves: tuple[Leaf, ...]
+    claim: Claim | StageClaim
     prover: Prover
     narrowed: dict[Cell, Prover] = field(default_factory=dict)
 
     def sides(self, cell: Cell) -> list[tuple[Any, Any]]:
         """Exact rationals, as the ends of the box are float64 numbers."""
         level, index = cell
-        whole = [(exact(lo), (exact(hi) - exact(lo)) / 2**level) for lo, hi in self.ends]
+        whole = [(exact(lo), (exact(hi) - exact(lo)) / 2**level) for lo, hi in self.claim.ends]
         return [(lo + i * width, lo + (i + 1) * width) for (lo, width), i in zip(whole, index, strict=True)]
 
     def box(self, cell: Cell) -> Box:
@@ -70,20 +65,20 @@ class Subject:
     def prove(self, leaf: Leaf) -> Any:
         """A bound on |f − network| on the leaf, at most the claimed one; Refused if that is not found."""
         if leaf.cell is None:
-            stage, function, start = self.prover.stage, self.prover.function, exact(self.ends[0][leaf.order > 0])
+            stage, function, start = self.prover.stage, self.prover.function, exact(self.claim.ends[0][leaf.order > 0])
             where = f"beyond the core on side {leaf.order}"
             return self._hold(leaf, where, lambda room: tail_error(stage, function, start, leaf.order))
         if not leaf.row:
-            return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.ends), len(PIECES)) - 1])
-        point, values = leaf.row[: len(self.ends)], leaf.row[len(self.ends) :]
+            return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.claim.ends), len(PIECES)) - 1])
+        point, values = leaf.row[: len(self.claim.ends)], leaf.row[len(self.claim.ends) :]
         box = Box([arb(x) for x in point], [arb(0) for _ in point])  # where the function is what the table says
         prover = replace(self.near(leaf.cell), function=constants(values))
-        where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.variables, point, strict=True))
+        where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.claim.variables, point, strict=True))
         return self._hold(leaf, f"{leaf.order}, {where},", lambda room: prover.error("taylor", 1, box, room))
 
     def _prove_cell(self, leaf: Leaf, cell: Cell, pieces: int) -> Any:
         (level, index), box, prover = cell, self.box(cell), self.near(cell)
-        places = zip(self.variables, self.sides(cell), strict=True)
+        places = zip(self.claim.variables, self.sides(cell), strict=True)
         where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
         try:
             return self._hold(leaf, where, lambda room: prover.error(leaf.kind, leaf.order, box, room))
@@ -94,15 +89,17 @@ class Subject:
         return most(self._prove_cell(leaf, (level + 1, part), pieces >> len(index)) for part in parts)
 
     def _hold(self, leaf: Leaf, where: str, prove: Callable[[Any], Any]) -> Any:
-        wanted, bound = (self.bound, self.bound) if leaf.bound is None else (leaf.bound, LOOSE * leaf.bound)
+        wanted, bound = self.claim.bound, self.claim.bound
+        if leaf.bound is not None:
+            wanted, bound = leaf.bound, LOOSE * leaf.bound
         try:
-            found = prove(wanted - arb(self.spent)) + self.spent
+            found = prove(wanted - arb(self.claim.truncation)) + self.claim.truncation
             if found <= bound:  # False for nan
                 return found
             reason = f"the bound found here is {float(found):.6g}"
         except (ArithmeticError, ValueError) as error:
             reason = str(error)
-        raise Refused(f"{self.name}the {leaf.kind} leaf {where} is not re-proved to {bound:.6g}: {reason}")
+        raise Refused(f"{self.claim.title}the {leaf.kind} leaf {where} is not re-proved to {bound:.6g}: {reason}")
 
     def power_of_norm(self, leaf: Leaf, p: float) -> Any:
         """Above ∫|f − network|^p over the leaf."""
@@ -132,21 +129,17 @@ class Proof:
 
         if isinstance(claim, StagedClaim):
             found, self.composed = lines(claim, reduction, arithmetic)
-            stated = [(f"stage {line.claim.name}, {line.claim.channel!r:.60}: ", line.claim, line) for line in found]
-            self.subjects = [
-                Subject(name, ("t",), (own.ends,), own.bound, 0.0, own.leaves, prover(line.stage, line.function))
-                for name, own, line in stated
-            ]
+            self.subjects = [Subject(line.claim, prover(line.stage, line.function)) for line in found]
             return
         if isinstance(reduction, Links):
             whole: Prover = Chain.of(reduction, function, arithmetic, claim)
         else:
             whole = prover(reduction.stage(), function)
-        self.subjects = [Subject("", claim.variables, claim.ends, claim.bound, claim.truncation, claim.leaves, whole)]
+        self.subjects = [Subject(claim, whole)]
 
     @property
     def jobs(self) -> list[Job]:
-        return [(number, leaf) for number, subject in enumerate(self.subjects) for leaf in subject.leaves]
+        return [(number, leaf) for number, subject in enumerate(self.subjects) for leaf in subject.claim.leaves]
 
     def prove(self, job: Job) -> float:
         """The bound that is found on the leaf; of an L_p norm, above the leaf's part of the norm's power."""

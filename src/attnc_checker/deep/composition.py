@@ -155,7 +155,7 @@ class _Walk:
             raise Refused(f"two stages are said to write {claim.channel!r:.60}")
         t, unit = self.combination(claim.argument), self.combination(claim.unit)
         low, high = self.ranges[argument]
-        if not (claim.ends[0] <= low - t.off and high + t.off <= claim.ends[1]):
+        if not (claim.interval[0] <= low - t.off and high + t.off <= claim.interval[1]):
             found = f"[{float(low - t.off):.9g}, {float(high + t.off):.9g}]"
             raise Refused(f"the input of stage {claim.name} may leave the claimed interval: it may be in {found}")
         size = _size(self.ranges[carrier]) + unit.off

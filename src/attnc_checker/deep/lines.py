@@ -90,7 +90,7 @@ def held(claim: StageClaim) -> Function:
 
 def joined(one: Line, other: Line) -> Line:
     """What holds of both: the heads of a stage, with room for those of one that is like it."""
-    reach, heads = {ONE: arb(1), T: most(map(arb, map(abs, one.claim.ends)))}, []
+    reach, heads = {ONE: arb(1), T: most(map(arb, map(abs, one.claim.interval)))}, []
     unlike = f"stage {other.claim.name} is not like {one.claim.name}"
     if len(one.stage.heads) != len(other.stage.heads):
         raise Refused(f"{unlike}: it has other heads")
