@@ -148,9 +148,7 @@ def _ends(box: dict[str, Any], core: Ends | None) -> tuple[tuple[Ends, ...], set
         ends, sides = tuple(typed(pair, Ends, f"box.{name}") for name, pair in box.items()), set[int]()
     else:
         whole = typed([*box.values()], tuple[tuple[Any, Any], ...], "box")
-        if len(whole) != 1 or not all(
-            x in pair for x, pair in zip(whole[0], zip(INFINITE, core, strict=True), strict=True)
-        ):
+        if len(whole) != 1 or any(x not in either for x, *either in zip(whole[0], INFINITE, core, strict=True)):
             raise Refused(f"the core {core} does not end where the box {box} does")
         ends, sides = (core,), {side for side, x in zip((-1, 1), whole[0], strict=True) if x in INFINITE}
     if not ends or not all(lo < hi for lo, hi in ends):
