@@ -31,7 +31,7 @@ from attnc_checker.deep.pieces import ZERO, Piece, pieces_of
 from attnc_checker.expressions import Function, Reader, Step, evaluate, parse
 from attnc_checker.files import BadFile, Refused
 from attnc_checker.network import ONE as CONSTANT
-from attnc_checker.network import Reduction, Row, Terms, dense, span
+from attnc_checker.network import Reduction, Terms, span
 from attnc_checker.program import exact
 from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import Arithmetic, most
@@ -88,10 +88,11 @@ class _Walk:
     def __init__(self, claim: StagedClaim, reduction: Reduction, arithmetic: Arithmetic) -> None:
         self.claim, self.reduction, self.arithmetic = claim, reduction, arithmetic
         self._compose()
-        self.sizes = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}
-        self.errors = {i: arithmetic.cast_error(size) for i, size in self.sizes.items()}
+        sizes = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}
+        errors = {i: arithmetic.cast_error(size) for i, size in sizes.items()}
+        reduction.reach.update({i: size + errors[i] for i, size in sizes.items()})
+        self.sizes, self.errors = {CONSTANT: arb(1), **sizes}, {CONSTANT: arb(0), **errors}
         self.links: list[Link] = []
-        reduction.reach.update({i: size + self.errors[i] for i, size in self.sizes.items()})
 
     def _compose(self) -> None:
         """The claims as steps in the variables; their ranges; and that their outputs are the expression."""
@@ -129,23 +130,22 @@ class _Walk:
         self.function = reader.steps, sorted({*wanted, *itertools.chain(*self.steps)})
         self.ranges = dict(zip(self.function[1], _ranges(self.function, self.claim), strict=True))
 
-    def combination(self, text: str, row: Row | None = None) -> Combination:
-        """Of the variables and of the stages so far: with the row of the network, or the nearest floats."""
-        inputs, d = self.reduction.inputs, len(self.claim.variables)
+    def combination(self, text: str, terms: Terms | None = None) -> Combination:
+        """Of the variables and of the stages so far: with the terms of the network, or the nearest floats."""
         names = [*self.claim.variables, *(stage.name for stage in self.claim.stages[: len(self.links)])]
         forms = Forms(expands=True, waves=False)
         (form,) = evaluate(parse(text, names), forms)
         coefficients = forms.linear(form, len(names))
         if coefficients is None or not all(x.is_finite() for x in coefficients):
             raise Refused(f"{text!r:.60} is no affine combination of variables and stages")
-        row = row or tuple(exact(float(x.mid())) for x in coefficients)
-        apart, *others = (abs(x - arb(w)) for x, w in zip(coefficients, row, strict=True))
-        apart += total(x * self.sizes[key] for key, x in zip(inputs, others, strict=True))
-        weights = {key: arb(w) for key, w in zip(inputs, row[1:], strict=True) if w != 0}
-        stages = {key: w for key, w in weights.items() if key not in range(d)}
-        slack = apart + total(abs(w) * self.errors[key] for key, w in weights.items() if key not in stages)
-        off = slack + total(abs(w) * self.errors[key] for key, w in stages.items())
-        return Combination(dict(zip((CONSTANT, *inputs), row, strict=True)), stages, slack, off)
+        wanted = dict(zip((CONSTANT, *self.reduction.inputs), coefficients, strict=True))
+        if terms is None:
+            terms = {key: exact(float(x.mid())) for key, x in wanted.items()}
+        apart = {key: wanted.get(key, 0) - arb(terms.get(key, 0)) for key in wanted.keys() | terms.keys()}
+        stages = {key: arb(w) for key, w in terms.items() if isinstance(key, tuple) and w != 0}
+        casts = {key: w for key, w in terms.items() if not isinstance(key, tuple)}
+        slack = span(apart, self.sizes) + span(casts, self.errors)
+        return Combination(terms, stages, slack, slack + span(stages, self.errors))
 
     def line(self, claim: StageClaim) -> Line:
         """A stage as one of t; its own error becomes known to those after it."""
@@ -176,7 +176,7 @@ class _Walk:
         if stage.heads:
             raise Refused("an output reads a softmax that no stage has proved")
         for form, text in zip(stage.affine, self.claim.outputs, strict=True):
-            found = self.combination(text, dense(form.terms, self.reduction.inputs))
+            found = self.combination(text, form.terms)
             rounding = self.arithmetic.gamma(form.n) * span(form.sizes, self.reduction.reach)
             wanted.append(found._replace(slack=found.slack + rounding))
 
