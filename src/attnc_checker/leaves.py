@@ -13,7 +13,6 @@ selection  Every head by the gaps between its scores: p_k ≤ e^{−g_k} p_j bou
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,8 +26,6 @@ from attnc_checker.network import Row, Stage, dense
 from attnc_checker.rounding import Arithmetic, most
 
 MEAN_ORDER = 3
-FINER = 4
-"""Where the order of the heads does not do for the function, whose remainder is one of wide balls: so much more."""
 RANGE_ORDER, HALVINGS = 4, 8
 """Where a function is held against a value: by Taylor polynomials of this order, on parts that are halved so often."""
 CROWD = 100
@@ -55,18 +52,9 @@ class Prover:
         """
         if kind == "selection":
             return self._selected(box, limit)
-        m_heads, orders = (order, (order, order + FINER)) if kind == "taylor" else (MEAN_ORDER, (0,))
+        m, errors = order if kind == "taylor" else MEAN_ORDER, []
         heads = [head.without_far(box, self.arithmetic, limit) for head in self.heads]
-        averages, found = [head.model(box, m_heads, self.arithmetic) for head in heads], arb("inf")
-        for m in orders:
-            better = self._apart(averages, box, m, limit)
-            found = better if better < found else found
-            if found <= limit:
-                break
-        return found
-
-    def _apart(self, averages: list[Any], box: Box, m: int, limit: Any) -> Any:
-        errors = []
+        averages = [head.model(box, m, self.arithmetic) for head in heads]
         for o, left in enumerate(self._without_affine(box, m)):
             error = affine_rounding(self.stage, o, box, self.arithmetic)
             for average in averages:
@@ -144,14 +132,7 @@ class Prover:
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
         """By Taylor's formula, or by slopes or the range of f, whichever is first to do."""
         d, flat = len(box.centre), add(self._affine(o, box), _linear(row, box))
-        found = arb("inf")
-        for m in (RANGE_ORDER, 0):
-            with contextlib.suppress(ArithmeticError, ValueError):
-                better = largest(add(models(self.function, box.centre, box.half, m)[o], flat, -1), limit, d)
-                found = better if better < found else found
-            if found <= limit:
-                break
-        return found
+        return largest(add(models(self.function, box.centre, box.half, RANGE_ORDER)[o], flat, -1), limit, d)
 
 
 def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> Any:

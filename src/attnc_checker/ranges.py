@@ -5,6 +5,7 @@ Ends may be infinite; nan says that nothing is known. Every function of one vari
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -27,8 +28,10 @@ def _first(s: Any) -> Any:
 def _exp(s: Any) -> Any:
     """Of a + b·z: e^a from the ends of the ball a, as Arb's own radius is that of the upper end on both sides."""
     a = _first(s)
+    if s is a:
+        return a.exp()
     e = a.lower().exp().union(a.upper().exp()) if a.is_finite() else a.exp()
-    return e if s is a else e * arb_series([0, s[1]], s.prec).exp()
+    return e * arb_series([0, s[1]], s.prec).exp()
 
 
 def _sigmoid(s: Any) -> Any:
@@ -158,11 +161,15 @@ def coefficients(name: Any, y: Range, count: int) -> list[Any]:
         factors = [*accumulate(range(count - 1), lambda factor, n: factor * (name - n) / (n + 1), initial=fmpq(1))]
         powers = (hull(Ranges([]).apply(name - n, y)) if x != 0 else arb(0) for n, x in enumerate(factors))
         return [arb(x) * y for x, y in zip(factors, powers, strict=True)]
-    if not hull(y).is_finite():
-        return [arb("nan")] * count
-    series = [SERIES[name](arb_series([hull(y), 1], count))]
-    if not 8 * series[0][1].rad() <= abs(series[0][1].mid()):  # series of wide balls blow up
+    series = [_series(name, hull(y), count)]
+    if not 8 * series[0][1].rad() <= abs(series[0][1].mid()):  # those of wide balls blow up
         step = (y[1] - y[0]) / SLICES
-        parts = [(y[0] + n * step).union(y[0] + (n + 1) * step) for n in range(SLICES)]
-        series = [SERIES[name](arb_series([part, 1], count)) for part in parts]
+        series = [_series(name, (y[0] + n * step).union(y[0] + (n + 1) * step), count) for n in range(SLICES)]
     return [reduce(arb.union, (s[n] for s in series)) for n in range(count)]
+
+
+def _series(name: str, ball: Any, count: int) -> Any:
+    if ball.is_finite():
+        with contextlib.suppress(ValueError):  # a divisor that may be 0
+            return SERIES[name](arb_series([ball, 1], count))
+    return [arb("nan")] * count
