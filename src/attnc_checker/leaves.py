@@ -1,8 +1,7 @@
 """The leaves of a proof: how far the network, as computed, may be from the function on a box.
 
-taylor     The function by its Taylor polynomial of degree m with Lagrange's remainder, every head by its moment Taylor
-           model of degree m.
-mean       The same with the function's value at the centre and its slopes over the box, where kinks are allowed.
+taylor     The function by a Taylor model of degree m + 1, every head by its moment Taylor model of degree m.
+mean       The same with m = 3.
 selection  Every head by the gaps between its scores: p_k ≤ e^{−g_k} p_j bounds A − v_j = Σ_k p_k (v_k − v_j).
            Or, of a single head, f − A = Σ_k p_k (f − v_k) by where its keys can win: let the box X_k hold all points of
            the box at which s_k ≥ s_l − g for all l. Outside of its X_k a key weighs e^{−g} at most, so
@@ -130,7 +129,6 @@ class Prover:
         return worst
 
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
-        """By Taylor's formula, or by slopes or the range of f, whichever is first to do."""
         d, flat = len(box.centre), add(self._affine(o, box), _linear(row, box))
         return largest(add(models(self.function, box.centre, box.half, RANGE_ORDER)[o], flat, -1), limit, d)
 
