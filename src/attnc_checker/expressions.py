@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import reduce
 from typing import Any
 
-from flint import fmpq
+from flint import arb, fmpq
 
 from attnc_checker.files import BadFile
 
@@ -34,6 +34,7 @@ TOKEN = re.compile(
     r"\s+|(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?(?![A-Za-z0-9_.])"
     r"|[A-Za-z][A-Za-z0-9_]*|\*\*|[-+*/(),]"
 )
+NAMED: dict[str, Callable[[], Any]] = {"pi": arb.pi, "e": arb.const_e}
 ON_NUMBERS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -120,15 +121,12 @@ class Reader:
         if len(numbers) == 2 and exponent.q == 1 and bits <= MAX_BITS:
             with contextlib.suppress(ZeroDivisionError):  # left to the evaluation, which finds no bound
                 return self.add("constant", ON_NUMBERS[operation](*numbers))
-        if is_power and exponent.q != 1:
-            return self.add("root", a, exponent)
         if is_power:
-            power = self.add("power", a, abs(int(exponent.p)))
-            return power if exponent >= 0 else self.add("apply", "inverse", power)
+            return self.add("apply", exponent, a)
         if operation is ast.Pow:
             return self.add("apply", "exp", self.add("times", b, self.add("apply", "log", a)))
         if operation is ast.Div:
-            return self.add("times", a, self.add("apply", "inverse", b))
+            return self.add("times", a, self.add("apply", fmpq(-1), b))
         if operation is ast.Mult:
             return self.add("times", a, b)
         return self.add("plus", a, b, 1 if operation is ast.Add else -1)
@@ -141,6 +139,8 @@ class Reader:
                 return self.add("maximum", *operands, self.add("constant", fmpq(0)))
             case "abs":
                 return self.add("magnitude", *operands)
+            case "sqrt":
+                return self.add("apply", fmpq(1, 2), *operands)
             case "clip":
                 return self.add("clip", *operands)
             case "sign" | "floor":
@@ -162,8 +162,6 @@ class Rules(ABC):
     @abstractmethod
     def constant(self, x: Any) -> Any: ...  # a rational number
     @abstractmethod
-    def named(self, name: str) -> Any: ...  # pi or e
-    @abstractmethod
     def variable(self, i: int) -> Any: ...
     @abstractmethod
     def plus(self, a: Any, b: Any, sign: int = 1) -> Any: ...
@@ -172,9 +170,12 @@ class Rules(ABC):
     @abstractmethod
     def maximum(self, a: Any, b: Any) -> Any: ...
     @abstractmethod
-    def apply(self, name: str, a: Any) -> Any: ...  # a smooth function of one variable, or "inverse"
+    def apply(self, name: Any, a: Any) -> Any: ...  # a smooth function by its name, or a power by its exponent
     @abstractmethod
     def step(self, name: str, a: Any) -> Any: ...  # sign or floor
+
+    def named(self, name: str) -> Any:
+        return self.constant(NAMED[name]())
 
     def power(self, a: Any, n: int) -> Any:
         """a^n, n ≥ 0."""
@@ -183,10 +184,6 @@ class Rules(ABC):
             result = self.times(result, result)
             result = self.times(result, a) if bit == "1" else result
         return result
-
-    def root(self, a: Any, q: Any) -> Any:
-        """a^q, a ≥ 0."""
-        return self.apply("exp", self.times(self.constant(q), self.apply("log", a)))
 
     def minus(self, a: Any) -> Any:
         return self.plus(self.constant(fmpq(0)), a, -1)

@@ -13,10 +13,10 @@ from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from flint import arb, fmpq
+from flint import arb
 
 from attnc_checker.expressions import Function, Rules, evaluate
-from attnc_checker.ranges import NAMED, Range, Ranges, coefficients, hull
+from attnc_checker.ranges import Range, Ranges, coefficients, hull
 
 Poly = dict[int, Any]
 BITS = 6
@@ -152,9 +152,6 @@ class Models(Rules):
     def constant(self, x: Any) -> Model:
         return Model({0: arb(x)}, self.ranges.constant(x))
 
-    def named(self, name: str) -> Model:
-        return self.constant(NAMED[name]())
-
     def variable(self, i: int) -> Model:
         return Model({0: self.centre[i], variable(i, self.d): self.half[i]}, self.ranges.variable(i))
 
@@ -164,12 +161,6 @@ class Models(Rules):
     def times(self, a: Model, b: Model) -> Model:
         poly, rest = multiply(a.poly, b.poly, self.m, self.d)
         return self.model(poly, rest, self.ranges.times(a.range, b.range))
-
-    def power(self, a: Model, n: int) -> Model:
-        return self.apply(fmpq(n), a)
-
-    def root(self, a: Model, q: Any) -> Model:
-        return self.apply(q, a)
 
     def apply(self, name: Any, a: Model) -> Model:
         """By Lagrange g(p + z) = Σ_{k<n} g_k(p) z^k + g_n(y) z^n with some y between p and p + z, both in the range.

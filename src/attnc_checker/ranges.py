@@ -44,7 +44,7 @@ def _softplus(s: Any) -> Any:
 
 
 SERIES: dict[str, Callable[[Any], Any]] = {
-    **{name: operator.methodcaller(name) for name in ("sin", "cos", "tan", "log", "sqrt")},
+    **{name: operator.methodcaller(name) for name in ("sin", "cos", "tan", "log")},
     "exp": _exp,
     **{name: operator.methodcaller(name) for name in ("atan", "asin", "acos", "erf")},
     "tanh": lambda s: 1 - 2 / (_exp(s * 2) + 1),
@@ -54,21 +54,15 @@ SERIES: dict[str, Callable[[Any], Any]] = {
     "silu": lambda s: s * _sigmoid(s),
     "gelu": lambda s: s * ((s / arb(2).sqrt()).erf() + 1) / 2,
     "softplus": _softplus,
-    "inverse": lambda s: 1 / s,
 }
 """Functions of a number, or of Arb's power series around a ball: nan or an error where they are not defined."""
 
-NAMED: dict[str, Callable[[], Any]] = {"pi": arb.pi, "e": arb.const_e}
-
-POWERS = {"inverse": fmpq(-1), "sqrt": fmpq(1, 2)}
-
 TURNS = {
     "cosh": arb(0),
-    "inverse": arb(0),
     "silu": arb("-1.27846454276107379511 +/- 1e-20"),
     "gelu": arb("-0.75179152469356445746 +/- 1e-20"),
 }
-"""Where functions that fall, and then rise, turn, or have a pole."""
+"""Where functions that fall, and then rise, turn."""
 
 WAVES = {
     "sin": ((0.5, arb(1)), (-0.5, arb(-1))),
@@ -106,9 +100,6 @@ class Ranges(Rules):
     def constant(self, x: Any) -> Range:
         return _outward([arb(x)])
 
-    def named(self, name: str) -> Range:
-        return self.constant(NAMED[name]())
-
     def variable(self, i: int) -> Range:
         return self.ends[i]
 
@@ -118,12 +109,6 @@ class Ranges(Rules):
     def times(self, a: Range, b: Range) -> Range:
         return _outward([_product(x, y) for x in a for y in b])
 
-    def power(self, a: Range, n: int) -> Range:
-        return _outward([x**n for x in (self.magnitude(a) if n % 2 == 0 else a)])
-
-    def root(self, a: Range, q: Any) -> Range:
-        return _outward([arb(0) if x == 0 and q > 0 else x ** arb(q) for x in a])
-
     def maximum(self, a: Range, b: Range) -> Range:
         return a[0].max(b[0]), a[1].max(b[1])
 
@@ -131,12 +116,9 @@ class Ranges(Rules):
         return a[0].max(-a[1]).max(arb(0)), a[1].max(-a[0])
 
     def apply(self, name: Any, a: Range) -> Range:
-        """By the ends, and by those turns that lie, or may lie, between them. A number is an exponent."""
-        if isinstance(name, fmpq) and name.q == 1:
-            raised = self.power(a, abs(int(name.p)))
-            return raised if name >= 0 else self.apply("inverse", raised)
+        """By the ends, and by those turns that lie, or may lie, between them."""
         if isinstance(name, fmpq):
-            return self.root(a, name)
+            return self._raised(a, name)
         values = [arb("-inf") if name == "log" and x == 0 else SERIES[name](x) for x in a]
         if name in TURNS and not (a[1] < TURNS[name] or TURNS[name] < a[0]):
             values.append(SERIES[name](TURNS[name]))
@@ -147,16 +129,21 @@ class Ranges(Rules):
         (low, high), (least, most) = _outward(values), LIMITS.get(name, REALS)
         return low.max(least), high.min(most)
 
+    def _raised(self, a: Range, q: Any) -> Range:
+        a = self.magnitude(a) if q.q == 1 and q.p % 2 == 0 else a
+        if q < 0 and not (a[0] > 0 or a[1] < 0):
+            return arb("nan"), arb("nan")
+        return _outward([arb(0) if x == 0 and q > 0 else x ** arb(q) for x in a])
+
     def step(self, name: str, a: Range) -> Range:
         return _outward([x.sgn() if name == "sign" else x.floor() for x in a])
 
 
 def coefficients(name: Any, y: Range, count: int) -> list[Any]:
-    """Balls that hold the first Taylor coefficients of a function at all points of a range. A number is an exponent.
+    """Balls that hold the first Taylor coefficients of a function at all points of a range.
 
     Of y^q they are q(q − 1)…(q − n + 1)/n!·y^{q − n}, which is finite at 0, too, as long as n ≤ q.
     """
-    name = POWERS.get(name, name)
     if isinstance(name, fmpq):
         factors = [*accumulate(range(count - 1), lambda factor, n: factor * (name - n) / (n + 1), initial=fmpq(1))]
         powers = (hull(Ranges([]).apply(name - n, y)) if x != 0 else arb(0) for n, x in enumerate(factors))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flint import arb, arb_poly, arb_series
+from flint import arb, arb_poly, fmpq
 
 from attnc_checker.averages import total
 from attnc_checker.expressions import Function, Rules, evaluate, parse
 from attnc_checker.network import Form, Head, Stage, dense
-from attnc_checker.ranges import NAMED, SERIES
+from attnc_checker.ranges import coefficients
 from attnc_checker.rounding import most
 
 SAME = {"tanh": "2*sigmoid(2*y) - 1", "silu": "y*sigmoid(y)", "gelu": "y*(erf(y/sqrt(2)) + 1)/2"}
@@ -52,9 +52,6 @@ class _Tails(Rules):
     def constant(self, x: Any) -> Tail:
         return Tail(arb_poly([arb(x)]))
 
-    def named(self, name: str) -> Tail:
-        return self.constant(NAMED[name]())
-
     def variable(self, i: int) -> Tail:
         return self.x
 
@@ -83,10 +80,13 @@ class _Tails(Rules):
     def step(self, name: str, a: Tail) -> Tail:
         raise Undecided(f"{name} may jump on the tail")
 
-    def apply(self, name: str, y: Tail) -> Tail:
+    def apply(self, name: Any, y: Tail) -> Tail:
         if y.poly.degree() < 1:  # y = p + E stays in a ball, on which |g(y) − g(p)| ≤ sup|g′|·|E|
-            slope = SERIES[name](arb_series([y.poly[0] + y.size * arb(0, 1), 1], 2))[1]
-            return Tail(arb_poly([SERIES[name](y.poly[0])]), abs(slope) * y.size, y.rate)
+            p, ball = y.poly[0], y.poly[0] + y.size * arb(0, 1)
+            (value, _), (_, slope) = (coefficients(name, (x.lower(), x.upper()), 2) for x in (p, ball))
+            return Tail(arb_poly([value]), abs(slope) * y.size, y.rate)
+        if isinstance(name, fmpq) and name.q == 1 and name >= 0:
+            return self.power(y, int(name.p))
         if y.poly.degree() > 1:
             raise Undecided(f"{name} of a polynomial is not followed on the tail")
         if not y.poly[1] != 0:

@@ -14,11 +14,11 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from flint import arb, arb_series, fmpq
+from flint import arb, fmpq
 
-from attnc_checker.expressions import Function, Rules, evaluate
+from attnc_checker.expressions import NAMED, Function, Rules, evaluate
 from attnc_checker.files import Refused
-from attnc_checker.ranges import NAMED, SERIES
+from attnc_checker.ranges import coefficients
 
 Form = tuple[tuple[tuple[tuple[int, Any], ...], Any], ...]
 """(monomial, coefficient), sorted, none zero; a monomial has (atom, exponent), sorted, none zero."""
@@ -152,9 +152,12 @@ class Forms(Rules):
             found[place] += self._product([pair for pair in monomial if pair not in moving], x)
         return found
 
-    def apply(self, name: str, a: Form) -> Form:
-        if name == "inverse" and a:
-            return self.whole(a, -1)
+    def apply(self, name: Any, a: Form) -> Form:
+        if isinstance(name, fmpq) and name.q != 1:
+            return self.apply("exp", self.times(self.constant(name), self.apply("log", a)))
+        if isinstance(name, fmpq) and (name >= 0 or a):
+            raised = self.power(a, abs(int(name.p)))
+            return raised if name >= 0 else self.whole(raised, -1)
         if name in ("sin", "cos") and self.waves and a:
             scale = a[0][1]
             forth, back = (self.atom(("wave", self.scaled(a, 1 / scale)), side * scale) for side in (1, -1))
@@ -162,7 +165,7 @@ class Forms(Rules):
                 return self.scaled(self.plus(forth, back), fmpq(1, 2))
             return self.times(self.scaled(self.atom("i"), fmpq(-1, 2)), self.plus(forth, back, -1))  # 1/2i = −i/2
         value = self.value(a)
-        return self.atom((name, a), value=SERIES[name](arb_series([value, 1], 1))[0] if value.is_finite() else NAN)
+        return self.atom((name, a), value=coefficients(name, (value.lower(), value.upper()), 2)[0])
 
     def step(self, name: str, a: Form) -> Form:
         return self.atom((name, a))
