@@ -13,7 +13,9 @@ from attnc_checker.files import BadFile, Tensor, are_sizes
 
 MAX_TOKENS, MAX_LAYERS = 2**21, 64
 FLOATS = {"float64": "F64", "float32": "F32"}
-MATRICES = ("W_Q", "W_K", "W_V", "W_O")
+MATRICES, SEGMENTS = ("W_Q", "W_K", "W_V", "W_O"), ("query_segments", "key_segments")
+OWN = {"affine": {"weight", "constant"}, "attention": {"residual", "cross", "num_heads", "heads"}, "softmax": set()}
+"""Fields of the kinds of layers, besides those that all have."""
 
 
 @cache
@@ -56,33 +58,27 @@ class Program:
         _need(not self.unread, f"the tensors {sorted(self.unread)[:3]} belong nowhere")
 
     def _layer(self, stream: str, prefix: str, layer: Any) -> dict[str, Any]:
-        where, width = f"{prefix}.{layer['name']}", len(layer["channels"])
+        kind, where, width = layer["kind"], f"{prefix}.{layer['name']}", len(layer["channels"])
         tokens, width_in = self.shapes[stream][-1]
-        own = {
-            "affine": {"weight", "constant"},
-            "attention": {"residual", "cross", "num_heads", "heads"},
-            "softmax": set(),
-        }
-        _need(set(layer) == {"kind", "name", "channels"} | own[layer["kind"]], f"the fields of {where}")
-        read = {"kind": layer["kind"], "where": where}
-        if layer["kind"] == "affine":
+        _need(set(layer) == {"kind", "name", "channels"} | OWN[kind], f"the fields of {where}")
+        read: dict[str, Any] = {"kind": kind, "where": where}
+        if kind == "affine":
             weight, shape = self._sparse(layer["weight"], f"{where}.weight")
             read["constant"], constant_shape = self._sparse(layer["constant"], f"{where}.constant")
             _need(shape[1:] == [width, tokens, width_in] and constant_shape == shape[:2], f"the shapes of {where}")
-            rows: dict[tuple[int, ...], list[Any]] = {}
+            tokens, read["rows"] = shape[0], {}
             for place, value in weight.items():
-                rows.setdefault(place[:2], []).append((place[2:], value))
-            tokens, read["rows"] = shape[0], rows
-        elif layer["kind"] == "attention":
+                read["rows"].setdefault(place[:2], []).append((place[2:], value))
+        elif kind == "attention":
             residual, cross = layer["residual"], layer["cross"]
             _need(residual is False or (residual is True and width == width_in), f"the residual of {where}")
             _need(cross is False or (cross is True and stream == "layers"), f"what {where} looks at")
-            keyed = self.shapes["memory"][-1] if cross else (tokens, width_in)
-            heads = enumerate(layer["heads"])
-            read |= {"residual": residual, "cross": cross}
-            read["heads"] = [self._head(f"{where}.head{h}", head, tokens, width_in, *keyed, width) for h, head in heads]
-            _need(layer["num_heads"] == len(read["heads"]) > 0, f"the heads of {where}")
-        _need(layer["kind"] != "softmax" or width == width_in, f"the channels of {where}")
+            sizes = (tokens, width_in, *(self.shapes["memory"][-1] if cross else (tokens, width_in)), width)
+            heads = [self._head(f"{where}.head{h}", head, *sizes) for h, head in enumerate(layer["heads"])]
+            _need(layer["num_heads"] == len(heads) > 0, f"the heads of {where}")
+            read |= {"residual": residual, "cross": cross, "heads": heads}
+        else:
+            _need(width == width_in, f"the channels of {where}")
         _need(max(tokens, width) <= MAX_TOKENS, f"{where} is too large")
         self.shapes[stream].append((tokens, width))
         return read
@@ -115,7 +111,7 @@ class Program:
             values = self._tensor(f"{where}.{name}", head[name], FLOATS[self.dtype])
             read[name] = [[(i, exact(x)) for i, x in enumerate(values[j::columns]) if x] for j in range(columns)]
         if head["mask"] is not None:
-            _need(set(head["mask"]) == {"query_segments", "key_segments"}, f"the mask of {where}")
-            sizes = (("query_segments", asks), ("key_segments", keys))
+            _need(set(head["mask"]) == set(SEGMENTS), f"the mask of {where}")
+            sizes = zip(SEGMENTS, (asks, keys), strict=True)
             read["mask"] = [self._tensor(f"{where}.mask.{name}", [size], "I32", "I64") for name, size in sizes]
         return read
