@@ -32,7 +32,7 @@ def test_proved_again(tmp_path, expression, p, eps):
 
 
 def test_a_sum_of_many_leaves_is_not_looser_than_stated(tmp_path):
-    """2,037 leaves, of which each might be found up to 1% worse: together they are not."""
+    """2,037 leaves, of which each may be found up to 1% worse: together they are not, at a second look."""
     net = attnc.compile("sin(x)", [(-3, 3)], eps=0.1, norm=2, construction="max_affine")
     net.save(tmp_path / "net")
     verdict = check(tmp_path / "net", processes=1)
