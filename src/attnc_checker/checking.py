@@ -120,9 +120,8 @@ def read(folder: Path, name: str = MAIN) -> Stored:
 
 def _prove(stored: Stored, processes: int, progress: Progress | None) -> float:
     proof, claim = Proof(*stored), stored[0]
-    processes = min(
-        processes, 1 + claim.num_leaves // (AT_ONCE_IN_STAGES if isinstance(claim, StagedClaim) else AT_ONCE)
-    )
+    at_once = AT_ONCE_IN_STAGES if isinstance(claim, StagedClaim) else AT_ONCE
+    processes = min(processes, 1 + claim.num_leaves // at_once)
 
     def conclude(jobs: list[Job]) -> float:
         found: list[float] = []
