@@ -129,8 +129,8 @@ class Prover:
         return worst
 
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
-        d, flat = len(box.centre), add(self._affine(o, box), _linear(row, box))
-        return largest(add(models(self.function, box.centre, box.half, RANGE_ORDER)[o], flat, -1), limit, d)
+        left = self._without_affine(box, RANGE_ORDER)[o]
+        return largest(add(left, _linear(row, box), -1), limit, len(box.centre))
 
 
 def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> Any:

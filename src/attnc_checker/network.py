@@ -16,7 +16,7 @@ that is what underflow costs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -141,6 +141,8 @@ class Reduction:
         self.layers, self.shapes, self.is_deep = program.layers, program.shapes, is_deep
         self.reach: Terms = {ONE: arb(1), **dict(enumerate(reach))}
         self.known: dict[Any, Form] = {}
+        self.live: dict[Any, dict[int, set[int]]] = {}
+        self.projected: dict[Any, dict[int, Form]] = {}
 
     def stage(self) -> Stage:
         """The whole program; of a deep one, what is left after its last stage."""
@@ -251,66 +253,82 @@ class Reduction:
             raise Refused(f"the network may overflow in {self.dtype} on the box")
         return form
 
-    def _projected(self, stream: str, i: int, token: int, matrix: list[Any]) -> list[Form]:
-        columns = ([(weight, self._entry(stream, i, token, row)) for row, weight in column] for column in matrix)
-        return self._read_by_heads([self._sum(column).folded() for column in columns])
+    def _projected(self, stream: str, i: int, token: int, matrix: list[Any]) -> dict[int, Form]:
+        """By columns, those that are zero left out."""
+        place = (stream, i, token, id(matrix))  # many queries read the same keys
+        if place not in self.projected:
+            live = self._live(stream, i, token)
+            read = {j: [(weight, row) for row, weight in column if row in live] for j, column in enumerate(matrix)}
+            forms = {
+                j: self._sum([(weight, self._entry(stream, i, token, row)) for weight, row in parts]).folded()
+                for j, parts in read.items()
+                if parts
+            }
+            self._read_by_heads(forms.values())
+            self.projected[place] = {j: form for j, form in forms.items() if form.sizes}
+        return self.projected[place]
 
-    def _read_by_heads(self, forms: list[Form]) -> list[Form]:
+    def _live(self, stream: str, i: int, token: int) -> Container[int]:
+        """Features of the state after i layers that something is written into."""
+        layer = self.layers[stream][i - 1] if i else {"kind": "input"}
+        if layer["kind"] != "affine":
+            return range(self.shapes[stream][i][1])
+        if (stream, i) not in self.live:
+            written = self.live[stream, i] = dict[int, set[int]]()
+            for t, feature in (*layer["rows"], *layer["constant"]):
+                written.setdefault(t, set()).add(feature)
+        return self.live[stream, i].get(token, ())
+
+    def _read_by_heads(self, forms: Iterable[Form]) -> None:
         if any(_is_average(key) for form in forms for key in form.sizes):
             unproved = ", and no stage before has proved it" if self.is_deep else ""
             raise Refused(f"not a one-stage program: attention reads what attention wrote{unproved}")
-        return forms
 
     def _head(self, i: int, query: int, h: int, outputs: list[Form]) -> Head:
         layer, place = self.layers["layers"][i - 1], (i, query, h)
-        reading = [
-            o for o, form in enumerate(outputs) if any(_is_average(key) and key[:3] == place for key in form.sizes)
-        ]
+        reading = [o for o, form in enumerate(outputs) if any(_is_average(x) and x[:3] == place for x in form.sizes)]
+        q, projected = dict[int, Form](), list[dict[int, Form]]()
         if layer["kind"] == "softmax":
-            one = Form({ONE: fmpq(1)}, {ONE: arb(1)})
-            features = range(self.shapes["layers"][i][1])
-            scores = self._read_by_heads([self._entry("layers", i - 1, query, k).folded() for k in features])
-            q, projected, values = list[Form](), list[list[Form]](), [{k: one} for k in features]
+            features, one = range(self.shapes["layers"][i][1]), Form({ONE: fmpq(1)}, {ONE: arb(1)})
+            scores = [self._entry("layers", i - 1, query, k).folded() for k in features]
+            values = [{k: one} for k in features]
+            self._read_by_heads(scores)
         else:
-            q, projected, values = self._projections(layer, i, query, h)
-            pairs = ([(a, b) for a, b in zip(q, key, strict=True) if a.sizes and b.sizes] for key in projected)
-            scores = [self._sum([(fmpq(1), self._product(a, b)) for a, b in some]) for some in pairs]
+            head = layer["heads"][h]
+            stream, at = ("memory", len(self.layers["memory"])) if layer["cross"] else ("layers", i - 1)
+            tokens = list(range(self.shapes[stream][at][0]))
+            if head["mask"]:
+                query_segments, key_segments = head["mask"]
+                tokens = [k for k in tokens if key_segments[k] in (query_segments[query], -1)]  # every query sees −1
+            if not tokens:
+                raise Refused(f"a query of {layer['where']!r} sees no key")
+            q = self._projected("layers", i - 1, query, head["W_Q"])
+            projected, values = ([self._projected(stream, at, k, head[W]) for k in tokens] for W in ("W_K", "W_V"))
+            scores = [self._sum([(fmpq(1), self._product(q[j], b)) for j, b in k.items() if j in q]) for k in projected]
         keys = [
             Key(score, {o: self._read_out(outputs[o], place, value) for o in reading}, _times(score.n, score.sizes))
             for score, value in zip(scores, values, strict=True)
         ]
-        head = Head(keys, max(form.n for form in scores), self._depth(layer, i))
-        is_fine = self.dtype == "float32" and projected and all(form.is_constant for key in projected for form in key)
-        return self._finer(head, q, projected) if is_fine else head
+        found = Head(keys, max(form.n for form in scores), self._depth(layer, i))
+        is_fine = self.dtype == "float32" and projected and all(b.is_constant for k in projected for b in k.values())
+        return self._finer(found, q, projected) if is_fine else found
 
-    def _projections(
-        self, layer: dict[str, Any], i: int, query: int, h: int
-    ) -> tuple[list[Form], list[list[Form]], list[dict[int, Form]]]:
-        """The query, and of all keys that it sees what it is multiplied by, and their values."""
-        head = layer["heads"][h]
-        stream, at = ("memory", len(self.layers["memory"])) if layer["cross"] else ("layers", i - 1)
-        keys = list(range(self.shapes[stream][at][0]))
-        if head["mask"]:
-            query_segments, key_segments = head["mask"]
-            keys = [k for k in keys if key_segments[k] in (query_segments[query], -1)]  # every query sees −1
-        if not keys:
-            raise Refused(f"a query of {layer['where']!r} sees no key")
-        q = self._projected("layers", i - 1, query, head["W_Q"])
-        projected = [self._projected(stream, at, k, head["W_K"]) for k in keys]
-        return q, projected, [dict(enumerate(self._projected(stream, at, k, head["W_V"]))) for k in keys]
-
-    def _finer(self, head: Head, q: list[Form], projected: list[list[Form]]) -> Head:
+    def _finer(self, head: Head, q: dict[int, Form], projected: list[dict[int, Form]]) -> Head:
         """The roundings of scores in float32, apart by where they arise: in the query, in products and keys, in sums.
         Engines that compute parts of it in float64 are covered by MORE roundings of each."""
-        used = [j for j, form in enumerate(q) if form.sizes and any(key[j].sizes for key in projected)]
+        used = [j for j in q if any(j in forms for forms in projected)]
         keys, n = [], max((q[j].n for j in used), default=0)
         for key, forms in zip(head.keys, projected, strict=True):
-            pairs = [(q[j], forms[j]) for j in used if forms[j].sizes]
+            pairs = [(q[j], forms[j]) for j in used if j in forms]
             counts = [b.n + _rounds(a, b) for a, b in pairs]
             n = max(n, *(a.n + count for (a, _), count in zip(pairs, counts, strict=True)), 0)
             _, own = combined((0, (x + MORE) * b.sizes[ONE], a) for (a, b), x in zip(pairs, counts, strict=True))
             own[ONE] = own.get(ONE, arb(0)) + len(used) * SMALLEST[self.dtype]
-            keys.append(key._replace(own=own, parts=tuple(forms[j].terms.get(ONE, fmpq(0)) for j in used)))
+            keys.append(
+                key._replace(
+                    own=own, parts=tuple(forms[j].terms.get(ONE, fmpq(0)) if j in forms else fmpq(0) for j in used)
+                )
+            )
         query = tuple(_times(q[j].n + MORE, q[j].sizes) for j in used)
         return replace(head, keys=keys, n=n + 2, query=query, addends=len(used))
 
@@ -330,7 +348,7 @@ class Reduction:
         """What the output makes of one key's value."""
         read = [((*place, e), form) for e, form in value.items() if (*place, e) in output.sizes]
         sums = combined((output.terms.get(key, 0), output.sizes[key], form) for key, form in read)
-        return self._checked(Form(*sums, output.n + max(form.n for form in value.values())), 0)
+        return self._checked(Form(*sums, output.n + max((form.n for form in value.values()), default=0)), 0)
 
 
 def _times(factor: Any, sizes: Terms) -> Terms:

@@ -118,8 +118,8 @@ class Proof:
         self.claim, self.composed = claim, arb(0)
         reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
         arithmetic, program = Arithmetic(claim.dtype), Program(structure, tensors, len(reach))
-        is_deep = claim.is_chain or isinstance(claim, StagedClaim)
-        reduction = (Links if claim.is_chain else Reduction)(program, reach, is_deep)
+        is_staged = isinstance(claim, StagedClaim)
+        reduction = Links(program, reach) if claim.is_chain else Reduction(program, reach, is_staged)
         if claim.dtype not in (reduction.dtype, "real"):
             raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {reduction.dtype}")
         row = claim.leaves[0].row if claim.leaves else ()

@@ -86,10 +86,10 @@ def test_what_is_said_of_a_box_holds_at_its_points(saved):
             sides = [*zip(map(arb, (centre - half).tolist()), map(arb, (centre + half).tolist()), strict=True)]
             for o, output in enumerate(subject.prover.outputs):
                 found = output.winners(sides)
-                leak = float(output.growth * (output.spare + sum(leak for _, leak in found)))
-                stored = [float(arb(value)) for (value,) in output.values]
+                leak = float(output.growth * sum(leak for _, leak in found))
+                stored = [float(arb(value)) for (value,) in output.values.values()]
                 rows = [*itertools.product(*(wins for wins, _ in found))]
-                near = [stored[output.combined[row]] for row in rows]
+                near = [float(arb(output.values[row][0])) for row in rows]
                 room = leak * np.ptp(stored) + float(output.rounding)
                 assert min(near) - room <= values[:, o].min(), trial
                 assert values[:, o].max() <= max(near) + room, trial

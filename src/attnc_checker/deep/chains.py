@@ -17,7 +17,6 @@ are made here, one beside the other, so that they are the whole wherever they ar
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -25,14 +24,15 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
-from flint import arb, fmpq
+from flint import arb
 
-from attnc_checker.averages import Average, Box, at, swing, total
+from attnc_checker.averages import Average, Box, Rows, at, swing, total
 from attnc_checker.claims import Claim
 from attnc_checker.expressions import Function, evaluate
 from attnc_checker.files import Refused
 from attnc_checker.leaves import Prover, affine_rounding, selected
 from attnc_checker.network import ONE, Form, Reduction, Row, Stage, Terms, dense, span
+from attnc_checker.program import Program
 from attnc_checker.ranges import Ranges
 from attnc_checker.rounding import Arithmetic, most
 
@@ -40,7 +40,7 @@ CUTS = 4
 """The box of a link is halved along at most so many inputs, once along each, """
 WIDE = 4.0
 """if that is by how much scores change against each other over it, from its centre."""
-LEAK = 2e-3
+LEAK = 2e-4
 """What ℓ·sup |f − v_k| may be of the bound, about: that sets ℓ."""
 FLAT = arb(2) ** -20
 """Of all that a link may write: what moves less is not looked at more closely."""
@@ -53,7 +53,9 @@ Winners = tuple[dict[int, tuple[Any, Any]], Any]
 class Links(Reduction):
     """What attention reads of what attention wrote is an input, with a reach that its link has to prove."""
 
-    links: list[tuple[Any, Stage]]
+    def __init__(self, program: Program, reach: list[Any]) -> None:
+        super().__init__(program, reach, is_deep=True)
+        self.links: list[tuple[Any, Stage]] = []
 
     def _named(self, place: Any, written: Form) -> Form:
         if any(later["kind"] != "affine" for later in self.layers["layers"][place[0] :]):
@@ -67,26 +69,21 @@ class Links(Reduction):
 class Chain(Prover):
     """Proves enclosure leaves. Its own stage has constants alone: f is held against the values of the last heads."""
 
-    ways: list[_Way]
     outputs: list[_Output]
 
     @classmethod
     def of(cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim) -> Chain:
-        reduction.links = []
         stage = reduction.stage()
-        cuts = ([*map(arb, sorted(own))] for own in claim.cuts)
-        ways = [_Way(i, own, reduction.reach, arithmetic) for i, own in enumerate(cuts)]
-        owners = {way.i: way for way in ways}
+        ways = [_Way(i, [*map(arb, cuts)], reduction.reach, arithmetic) for i, cuts in enumerate(claim.cuts)]
+        owners: dict[Any, int] = {i: i for i in range(len(ways))}
         for link in (_Enclosure(*link) for link in reduction.links):
-            way, *others = {owners[key] for key in link.reads} or ways
-            if link.reads and others:
+            read = {owners[key] for key in link.reads}
+            if len(read) > 1:
                 raise Refused("what links make of one variable and of another meets before the last head")
-            way.links.append(link)
-            owners[link.place] = way
-        outputs = [
-            _Output(stage, o, ways, owners, reduction.reach, arithmetic, claim.bound) for o in range(len(stage.affine))
-        ]
-        return cls(replace(stage, heads=[], inputs=[]), [], function, arithmetic, ways, outputs)
+            owners[link.place] = min(read, default=0)
+            ways[owners[link.place]].links.append(link)
+        outputs = [_Output(stage, o, ways, owners, claim.bound) for o in range(len(stage.affine))]
+        return cls(replace(stage, heads=[], inputs=[]), [], function, arithmetic, outputs)
 
     def within(self, region: Box) -> Chain:
         return self
@@ -98,21 +95,20 @@ class Chain(Prover):
 
     def _off(self, o: int, output: _Output, box: Box, winners: list[Winners], limit: Any) -> Any:
         farthest = most(self._distance_at_once(o, value, box, HUGE) for value in output.extremes)
-        error = output.growth * (output.spare + total(leak for _, leak in winners)) * farthest + output.rounding
+        error = output.growth * total(leak for _, leak in winners) * farthest + output.rounding
         found = []
         for rows in itertools.product(*(wins for wins, _ in winners)):
             sides = [wins[m] for (wins, _), m in zip(winners, rows, strict=True)]
             part = Box([(lo + hi) / 2 for lo, hi in sides], [(hi - lo) / 2 for lo, hi in sides])
-            found.append(self.distance(o, output.values[output.combined[rows]], part, limit - error))
+            found.append(self.distance(o, output.values[rows], part, limit - error))
         return most(found) + error
 
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
-        """By the range of f first: of a constant it is often enough."""
+        """By the range of f first: of a constant it is often enough, and sharp at a corner."""
         ends = [((c - r).lower(), (c + r).upper()) for c, r in zip(box.centre, box.half, strict=True)]
-        found, value = arb("inf"), row[0] + dense(self.stage.affine[o].terms, ())[0]
-        with contextlib.suppress(ArithmeticError, ValueError):
-            low, high = evaluate(self.function, Ranges(ends))[o]
-            found = (high - value).max(value - low)
+        low, high = evaluate(self.function, Ranges(ends))[o]
+        value = row[0] + dense(self.stage.affine[o].terms, ())[0]
+        found = (high - value).max(value - low)
         return found if found <= limit else super()._distance_at_once(o, row, box, limit)
 
 
@@ -122,24 +118,27 @@ class _Way:
 
     i: int
     cuts: list[Any]
-    reach: dict[Any, Any]
+    reach: Terms
     arithmetic: Arithmetic
     links: list[_Enclosure] = field(default_factory=list)
+
+    @property
+    def places(self) -> list[Any]:
+        return [self.i, *(link.place for link in self.links)]
 
     def _cast(self, ball: Any) -> Any:
         return ball + self.arithmetic.cast_error(abs(ball)) * arb(0, 1)
 
-    def parts(self, lo: Any, hi: Any) -> Iterator[tuple[Any, Any]]:
-        return itertools.pairwise([lo, *(x for x in self.cuts if lo < x < hi), hi])
-
-    def state(self, lo: Any, hi: Any) -> dict[Any, Any]:
-        state = {self.i: self._cast(lo.union(hi))}
-        for link in self.links:
-            flat = self._flat(link, lo, hi) if link.reads == [self.i] else None
-            state[link.place] = flat or link([state[key] for key in link.reads], self.arithmetic)
-            if not abs(state[link.place]) <= self.reach[link.place]:
-                raise Refused("what a stage writes is not known well enough to exclude an overflow")
-        return state
+    def states(self, lo: Any, hi: Any) -> Iterator[tuple[Any, Any, list[Any]]]:
+        """Parts of an interval, and what is at all places there."""
+        for a, b in itertools.pairwise([lo, *(x for x in self.cuts if lo < x < hi), hi]):
+            state = {self.i: self._cast(a.union(b))}
+            for link in self.links:
+                flat = self._flat(link, a, b) if link.reads == [self.i] else None
+                state[link.place] = flat or link([state[key] for key in link.reads], self.arithmetic)
+                if not abs(state[link.place]) <= self.reach[link.place]:
+                    raise Refused("what a stage writes is not known well enough to exclude an overflow")
+            yield a, b, list(state.values())
 
     def _flat(self, link: _Enclosure, lo: Any, hi: Any) -> Any:
         """What a link makes of more than these ends, where that hardly moves: found by halving all of the axis."""
@@ -156,100 +155,70 @@ class _Way:
 
 
 class _Output:
-    """The head of an output, by rows. Of several keys of the same rows the one that leads is in `combined`."""
+    """The head of an output, by rows: the scores of those of every way, and the values of their combinations."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        o: int,
-        ways: list[_Way],
-        owners: dict[Any, _Way],
-        reach: Terms,
-        arithmetic: Arithmetic,
-        bound: float,
-    ) -> None:
-        """`owners`: the way of each input of the stage, `reach`: how large it can be."""
+    def __init__(self, stage: Stage, o: int, ways: list[_Way], owners: dict[Any, int], bound: float) -> None:
+        """`owners`: the way of each input of the stage."""
         heads, affine = [head for head in stage.heads if o in head.outputs], stage.affine[o]
         said = [affine, *(key.values[o] for head in heads for key in head.keys)]
         if len(heads) != 1 or any(form.terms.keys() - {ONE} for form in said):
             raise Refused("an output of the last stage is more than one head with constant values")
         (head,) = heads
-        self.ways, self.values = ways, [dense(key.values[o].terms, ()) for key in head.keys]
-        c = [key.score.terms.get(ONE, fmpq(0)) for key in head.keys]
-        self.known: dict[Any, Winners] = {}
+        self.ways, self.values, c = ways, dict[tuple[int, ...], Row](), dict[tuple[int, ...], Any]()
         rows: list[dict[frozenset[Any], int]] = [{} for _ in ways]
-        keys: dict[tuple[int, ...], list[int]] = {}
-        for k, key in enumerate(head.keys):
+        for key in head.keys:
             slopes = [(place, x) for place, x in key.score.terms.items() if place != ONE]
-            parts = (frozenset((place, x) for place, x in slopes if owners[place] is way) for way in ways)
+            parts = (frozenset((place, x) for place, x in slopes if owners[place] == way.i) for way in ways)
             place = tuple(known.setdefault(part, len(known)) for known, part in zip(rows, parts, strict=True))
-            keys.setdefault(place, []).append(k)
-        if len(keys) != math.prod(map(len, rows)):
+            c[place], self.values[place] = dense(key.score.terms, ())[0], dense(key.values[o].terms, ())
+        if not len(head.keys) == len(c) == math.prod(map(len, rows)):
             raise Refused("the keys of the last head are not all combinations of rows for the variables")
-        self.combined = {place: max(same, key=lambda k: c[k]) for place, same in keys.items()}
-        self.spare = most(
-            total(arb(c[k] - c[j]).exp() for k in keys[place] if k != j) for place, j in self.combined.items()
-        )
         first = (0,) * len(ways)
-        lines = [
-            [c[self.combined[*first[:i], m, *first[i + 1 :]]] for m in range(len(row))] for i, row in enumerate(rows)
+        lines = [[c[*first[:i], m, *first[i + 1 :]] - c[first] for m in range(len(row))] for i, row in enumerate(rows)]
+        off = max(abs(x - c[first] - sum(map(list.__getitem__, lines, place))) for place, x in c.items())
+        self.rows = [
+            Rows((arb(x), *map(arb, dense(dict(part), way.places)[1:])) for x, part in zip(line, row, strict=True))
+            for way, line, row in zip(ways, lines, rows, strict=True)
         ]
-        lines[1:] = [[x - line[0] for x in line] for line in lines[1:]]
-        off = max(abs(c[k] - sum(map(list.__getitem__, lines, place))) for place, k in self.combined.items())
-        self.offsets = [[*map(arb, line)] for line in lines]
-        self.slopes = [[{key: arb(x) for key, x in row} for row in known] for known in rows]
-        self.spreads = [
-            {key: _spread([row.get(key, arb(0)) for row in own]) for row in own for key in row} for own in self.slopes
-        ]
+        reach, arithmetic = ways[0].reach, ways[0].arithmetic
         sizes, n = most(span(key.score.sizes, reach) for key in head.keys), max(key.score.n for key in head.keys)
         (y,) = arithmetic.weights([arithmetic.gamma(n) * sizes], [2 * sizes])
         self.growth = (2 * (y + arb(off))).exp()
-        values, n = [key.values[o] for key in head.keys], max(key.values[o].n for key in head.keys)
-        value_sizes = [span(form.sizes, reach) for form in values]
+        value_sizes, n = [span(form.sizes, reach) for form in said[1:]], max(form.n for form in said[1:])
         self.rounding = arithmetic.summation(len(c), n, head.depth, [arb(1)] * len(c), value_sizes)
         self.rounding += arithmetic.gamma(affine.n) * span(affine.sizes, reach)
-        self.extremes = (min(self.values), max(self.values))
+        self.extremes = (min(self.values.values()), max(self.values.values()))
         self.leak = arb(LEAK) * bound / (_spread([value for (value,) in self.extremes]) + bound)
+        self.known: dict[Any, Winners] = {}
 
     def winners(self, sides: list[tuple[Any, Any]]) -> list[Winners]:
-        places = [
-            (way, *(x.man_exp() for end in side for x in (end.mid(), end.rad())))
-            for way, side in zip(self.ways, sides, strict=True)
-        ]
-        self.known |= {
-            place: self._winners(place[0], *side)
-            for place, side in zip(places, sides, strict=True)
-            if place not in self.known
-        }
-        return [self.known[place] for place in places]
+        found = []
+        for way, side in zip(self.ways, sides, strict=True):
+            place = (way.i, *(x.man_exp() for end in side for x in (end.mid(), end.rad())))
+            if place not in self.known:
+                self.known[place] = self._winners(way, *side)
+            found.append(self.known[place])
+        return found
 
     def _winners(self, way: _Way, lo: Any, hi: Any) -> Winners:
         wins: dict[int, tuple[Any, Any]] = {}
-        leaks, spreads = [arb(0)], self.spreads[way.i]
-        for a, b in way.parts(lo, hi):
-            state = way.state(a, b)
-            for balls in _halves({key: state[key] for key in spreads}, spreads):
-                rows, leak = self._rows_and_leak(way.i, balls)
+        leaks, rows = [arb(0)], self.rows[way.i]
+        for a, b, state in way.states(lo, hi):
+            for box in _halves(state, _spreads([rows])):
+                needed, leak = self._needed(rows, box)
                 leaks.append(leak)
-                wins |= {m: (wins.get(m, (a, b))[0], b) for m in rows}
+                wins |= {m: (wins.get(m, (a, b))[0], b) for m in needed}
         return wins, most(leaks)
 
-    def _rows_and_leak(self, i: int, balls: dict[Any, Any]) -> tuple[list[int], Any]:
+    def _needed(self, rows: Rows, box: Box) -> tuple[list[int], Any]:
         """The fewest rows but for which weights add up to at most `leak`, and what the others have.
 
         p_m ≤ e^{s_m − s_j}, j the row that leads at the centre.
         """
-        slopes = self.slopes[i]
-        scores = [
-            c + total(x * balls[key].mid() for key, x in row.items())
-            for c, row in zip(self.offsets[i], slopes, strict=True)
-        ]
-        j, weights = max(range(len(scores)), key=lambda m: scores[m].mid()), []
-        for m, (score, row) in enumerate(zip(scores, slopes, strict=True)):
-            apart = {key: row.get(key, 0) - slopes[j].get(key, 0) for key in row.keys() | slopes[j].keys()}
-            swings = total(abs(x) * balls[key].rad() for key, x in apart.items())
-            weights.append(((score - scores[j] + swings).exp(), m))
-        weights.sort(key=lambda pair: pair[0].mid())
+        scores = rows.at(box.centre)
+        j = max(range(len(scores)), key=lambda m: scores[m].mid())
+        leads = zip(scores, rows.swings(box.half, j), strict=True)
+        weights = sorted(((s - scores[j] + y).exp(), m) for m, (s, y) in enumerate(leads))
         left_out, leak = 0, arb(0)
         while leak + weights[left_out][0] <= self.leak:
             left_out, leak = left_out + 1, leak + weights[left_out][0]
@@ -264,15 +233,14 @@ class _Enclosure:
         forms = [affine, *(form for key in keys for form in (key.score, *key.values.values()))]
         read = {key for form in forms for key, x in form.sizes.items() if x != 0}
         self.place, self.reads = place, [key for key in stage.inputs if key in read]
-        self.stage = replace(stage, inputs=self.reads)
-        self.heads = [Average.of(head, self.reads) for head in stage.heads]
-        columns = zip(*(head.scores.columns[1:] for head in self.heads), strict=True)
-        self.spreads = {i: most(map(_spread, same)) for i, same in enumerate(columns)}
-        self.known: dict[Any, Any] = {}
+        self.stage, self.heads = (
+            replace(stage, inputs=self.reads),
+            [Average.of(head, self.reads) for head in stage.heads],
+        )
+        self.spreads, self.known = _spreads([head.scores for head in self.heads]), dict[Any, Any]()
 
     def __call__(self, balls: list[Any], arithmetic: Arithmetic) -> Any:
-        halves = _halves(dict(enumerate(balls)), self.spreads)
-        return reduce(arb.union, (self._at_once(_box(half.values()), arithmetic) for half in halves))
+        return reduce(arb.union, (self._at_once(box, arithmetic) for box in _halves(balls, self.spreads)))
 
     def _at_once(self, box: Box, arithmetic: Arithmetic) -> Any:
         row = dense(self.stage.affine[0].terms, self.reads)
@@ -283,25 +251,26 @@ class _Enclosure:
         return said + error * arb(0, 1)
 
 
-def _halves(
-    balls: dict[Any, Any], spreads: dict[Any, Any], done: frozenset[Any] = frozenset()
-) -> Iterator[dict[Any, Any]]:
+def _halves(balls: list[Any], spreads: list[Any], done: frozenset[int] = frozenset()) -> Iterator[Box]:
     """The box, cut in halves along what changes scores most."""
-    changes = {key: x * balls[key].rad() for key, x in spreads.items() if key not in done}
-    widest = max(changes, key=lambda key: changes[key].mid(), default=None)
-    if len(done) == CUTS or widest is None or not changes[widest] > WIDE:
-        yield balls
+    changes = {i: x * balls[i].rad() for i, x in enumerate(spreads) if i not in done}
+    widest = max(changes, key=lambda i: changes[i].mid(), default=-1)
+    if len(done) == CUTS or widest < 0 or not changes[widest] > WIDE:
+        yield Box([ball.mid() for ball in balls], [ball.rad() for ball in balls])
         return
     for end in (balls[widest].lower(), balls[widest].upper()):
-        yield from _halves({**balls, widest: balls[widest].mid().union(end)}, spreads, done | {widest})
+        half = balls[widest].mid().union(end)
+        yield from _halves([*balls[:widest], half, *balls[widest + 1 :]], spreads, done | {widest})
+
+
+def _spreads(tables: list[Rows]) -> list[Any]:
+    """By how much the slopes of scores differ, along every input."""
+    columns = zip(*(rows.columns[1:] for rows in tables), strict=True)
+    return [most(map(_spread, same)) for same in columns]
 
 
 def _spread(numbers: Sequence[Any]) -> Any:
     return arb(max(numbers)) - arb(min(numbers))
-
-
-def _box(balls: Any) -> Box:
-    return Box([ball.mid() for ball in balls], [ball.rad() for ball in balls])
 
 
 def _over(row: Row, box: Box) -> Any:
