@@ -74,7 +74,7 @@ class Chain(Prover):
     @classmethod
     def of(cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim) -> Chain:
         stage = reduction.stage()
-        ways = [_Way(i, [*map(arb, cuts)], reduction.reach, arithmetic) for i, cuts in enumerate(claim.cuts)]
+        ways = [_Way(i, [*map(arb, sorted(cuts))], reduction.reach, arithmetic) for i, cuts in enumerate(claim.cuts)]
         owners: dict[Any, int] = {i: i for i in range(len(ways))}
         for link in (_Enclosure(*link) for link in reduction.links):
             read = {owners[key] for key in link.reads}
