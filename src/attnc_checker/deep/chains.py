@@ -40,7 +40,7 @@ CUTS = 4
 """The box of a link is halved along at most so many inputs, once along each, """
 WIDE = 4.0
 """if that is by how much scores change against each other over it, from its centre."""
-LEAK = 2e-4
+LEAK = 2e-3
 """What ℓ·sup |f − v_k| may be of the bound, about: that sets ℓ."""
 FLAT = arb(2) ** -20
 """Of all that a link may write: what moves less is not looked at more closely."""
