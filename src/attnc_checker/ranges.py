@@ -72,7 +72,7 @@ WAVES = {
 """Turns or poles at (this + 2n)·π for all integers n, and the value there."""
 
 
-REALS = (arb("-inf"), arb("inf"))
+REALS, UNKNOWN = (arb("-inf"), arb("inf")), (arb("nan"), arb("nan"))
 LIMITS = {name: (arb(-1), arb(1)) for name in ("sin", "cos", "tanh", "erf")}
 """Which rounding must not leave, as others end there."""
 
@@ -117,6 +117,8 @@ class Ranges(Rules):
 
     def apply(self, name: Any, a: Range) -> Range:
         """By the ends, and by those turns that lie, or may lie, between them."""
+        if any(x.is_nan() for x in a):  # of which Arb's acos is π
+            return UNKNOWN
         if isinstance(name, fmpq):
             return self._raised(a, name)
         values = [arb("-inf") if name == "log" and x == 0 else SERIES[name](x) for x in a]
@@ -132,11 +134,11 @@ class Ranges(Rules):
     def _raised(self, a: Range, q: Any) -> Range:
         a = self.magnitude(a) if q.q == 1 and q.p % 2 == 0 else a
         if q < 0 and not (a[0] > 0 or a[1] < 0):
-            return arb("nan"), arb("nan")
+            return UNKNOWN
         return _outward([arb(0) if x == 0 and q > 0 else x ** arb(q) for x in a])
 
     def step(self, name: str, a: Range) -> Range:
-        return _outward([x.sgn() if name == "sign" else x.floor() for x in a])
+        return _outward([x if x.is_nan() else x.sgn() if name == "sign" else x.floor() for x in a])
 
 
 def coefficients(name: Any, y: Range, count: int) -> list[Any]:

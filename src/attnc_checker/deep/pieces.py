@@ -15,7 +15,7 @@ from attnc_checker.rounding import most
 
 PIECES, NEAR_ENDS = 128, 48
 """Of an interval, to find how much a function changes; the latter are shorter and shorter towards each end."""
-ZERO, LINEAR = (arb(0), arb(0)), variable(0, 1)
+ZERO, LINEAR, SLIVER = (arb(0), arb(0)), variable(0, 1), arb(2) ** -40
 
 
 class Piece(NamedTuple):
@@ -65,18 +65,19 @@ def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -
 
 def _slope(function: Function, left: Any, right: Any) -> tuple[Any, Range]:
     """Slopes and values of g on [left, right]; nan where they are not known. If g is convex or concave there, between
-    those at the ends; else by that in the middle, g′(t) = g′(c) + g″·(t − c)."""
+    those at the ends; else by that in the middle, g′(t) = g′(c) + g″·(t − c). These from slivers within, as at a point
+    alone it is not seen which side of a kink counts."""
 
     def series(low: Any, high: Any) -> Model:
         return evaluate(function, _Series((low, high)))[0]
 
-    whole, middle = series(left, right), ((left + right) / 2).mid()
+    whole, middle, sliver = series(left, right), ((left + right) / 2).mid(), (right - left) * SLIVER
     slope, bend = _slope_and_bend(whole)
     if bend >= 0 or bend <= 0:
-        first, last = (_slope_and_bend(series(x, x))[0] for x in (left, right))
-        nearer = first.union(last)
+        ends = series(left, (left + sliver).upper()), series((right - sliver).lower(), right)
+        nearer = _slope_and_bend(ends[0])[0].union(_slope_and_bend(ends[1])[0])
     else:
-        nearer = _slope_and_bend(series(middle, middle))[0] + 2 * bend * (left.union(right) - middle)
+        nearer = _slope_and_bend(series(middle, (middle + sliver).upper()))[0] + 2 * bend * (left.union(right) - middle)
     return slope.intersection(nearer) if nearer.is_finite() else slope, whole.range
 
 
