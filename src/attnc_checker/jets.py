@@ -144,8 +144,8 @@ class Models(Rules):
         values = over(poly, self.d)
         if values.is_finite():
             range_ = range_[0].max(values.lower()), range_[1].min(values.upper())
-        ball = hull(range_)
-        if ball.is_finite() and not sum((x.rad() for x in poly.values()), arb(0)) <= ball.rad():
+        ball, left_open = hull(range_), sum((x.rad() for x in poly.values()), arb(0))
+        if ball.is_finite() and not (values.is_finite() and left_open <= ball.rad()):
             poly = {0: ball}
         return Model(poly, range_)
 
@@ -172,7 +172,8 @@ class Models(Rules):
         z = a.poly | {0: a.poly[0] - p}
         size, at_p, wide = norm(z), coefficients(name, (p, p), self.m + 1), coefficients(name, a.range, self.m + 2)
         open_ = [((x.rad() if n <= self.m else abs(x)) * size**n).upper() for n, x in enumerate(wide)]
-        n = min((n for n, x in enumerate(open_) if x.is_finite()), key=open_.__getitem__, default=0)
+        finite = (n for n, x in enumerate(open_) if x.is_finite() and wide[n].is_finite())
+        n = min(finite, key=open_.__getitem__, default=0)
         poly, rest = {0: wide[n]}, arb(0)
         for k in reversed(range(n)):
             poly, cut = multiply(poly, z, self.m - k, self.d)

@@ -10,7 +10,8 @@ from flint import arb, ctx, fmpq
 
 from attnc_checker.checking import PRECISION
 from attnc_checker.deep.pieces import _slope
-from attnc_checker.expressions import evaluate, parse
+from attnc_checker.expressions import ARITY, evaluate, parse
+from attnc_checker.files import BadFile
 from attnc_checker.jets import degree, models
 from attnc_checker.ranges import SERIES, Ranges, coefficients
 from checker.networks import NAMES
@@ -88,6 +89,45 @@ def test_how_much_models_leave_open():
         assert left_open("sqrt(x)", 0.125, 0.125, m) <= 0.25 + 1e-9
         assert left_open("x**1.5", 0.125, 0.125, m) <= 0.5 * 0.25**1.5
         assert left_open("floor(x)", 0.5, 0.75, m) <= 1 + 1e-8
+
+
+def random_expression(rng, variables, depth):
+    kind = rng.random()
+    if depth == 0 or kind < 0.1:
+        return str(rng.choice([*variables, *variables, "0.3", "(-1.5)", "pi", "0", "1"]))
+    parts = [random_expression(rng, variables, depth - 1) for _ in range(2)]
+    if kind < 0.5:
+        return f"({parts[0]} {rng.choice([*'+-*/'])} {parts[1]})"
+    if kind < 0.85:
+        return f"{rng.choice([*ARITY])}({parts[0]}{', ' + parts[1] if kind < 0.6 else ''})"
+    return f"({parts[0]})**({rng.choice(['2', '3', '-1', '-2', '0.5', '1.5', '-0.5', '1/3', '0', '7'])})"
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_what_is_known_of_any_expression_is_true(seed):
+    """Models and slopes, where functions are undefined, too: what is finite holds the values, which then exist."""
+    rng = np.random.default_rng(seed)
+    d, m, half = int(rng.integers(1, 3)), int(rng.choice([0, 1, 3, 6])), 2.0 ** -int(rng.choice([0, 1, 3, 6, 9]))
+    try:
+        function = parse(random_expression(rng, NAMES[:d], int(rng.integers(1, 5))), NAMES[:d])
+    except BadFile:  # a wrong number of arguments
+        return
+    centre = [float(rng.choice([0, half, -half, 1 - half, round(rng.uniform(-2, 2), 2)])) for _ in range(d)]
+    (poly,) = models(function, [*map(arb, centre)], [arb(half)] * d, m)
+    tau = np.sort(rng.choice([-1.0, 0.0, 1.0, *rng.uniform(-1, 1, 6)], (12, d)), axis=0)
+    points = [[arb(c) + half * arb(t) for c, t in zip(centre, row, strict=True)] for row in tau]
+    at = [evaluate(function, Ranges([(x.lower(), x.upper()) for x in point]))[0] for point in points]
+    at = [low.union(high) for low, high in at]
+    if all(x.is_finite() for x in poly.values()):
+        for row, seen in zip(tau, at, strict=True):
+            found = value(poly, [*map(arb, row)], d)
+            assert seen.is_finite()
+            assert (found + abs(found) * arb(0, 1e-30) + arb(0, 1e-30)).overlaps(seen)
+    if d == 1:
+        slope, _ = _slope(function, arb(centre[0]) - half, arb(centre[0]) + half)
+        for (x,), (y,), a, b in zip(points, points[1:], at, at[1:], strict=False):
+            if slope.is_finite() and x < y:
+                assert (slope + abs(slope) * arb(0, 1e-20) + arb(0, 1e-20)).overlaps((b - a) / (y - x))
 
 
 @pytest.mark.parametrize("name", [*SERIES, 3, 4, -1, -2, 0.5, 1.5, -0.5])
