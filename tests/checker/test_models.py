@@ -173,3 +173,26 @@ def test_slopes_hold_differences(text):
             if half < 0.01 and text in SMOOTH:
                 spread = max(float(x) for x in seen) - min(float(x) for x in seen)
                 assert 2 * float(slope.rad()) <= 4 * spread + 1e-3
+
+
+def test_what_is_undefined_is_unknown():
+    """x/x at 0, roots of what is negative, and what is made of them: even acos, which is π of nan in Arb."""
+    for text in ("x/x", "acos(x/x)", "asin(x**(1/3))", "sign(1/x)", "(1/x)**0", "max(log(x), 1)", "0*tan(pi/(2 + x))"):
+        (poly,) = models(parse(text, ["x"]), [arb(-0.125)], [arb(0.25)], 3)
+        assert not all(x.is_finite() for x in poly.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "left", "right", "slopes"),
+    [
+        ("abs(silu(x))", -1 / 256, 0, (-0.5, -0.49805)),
+        ("sinh(min(1, x))", 0.96875, 1, (math.cosh(0.96875), math.cosh(1))),
+        ("abs(x) - 1.5*x", 0, 1, (-0.5, -0.5)),
+    ],
+)
+def test_slopes_up_to_a_kink_at_the_end(text, left, right, slopes):
+    """At the end both sides of the kink are equal, and only one of them counts."""
+    slope, _ = _slope(parse(text, ["x"]), arb(left), arb(right))
+    assert slope.lower() <= slopes[0]
+    assert slopes[1] <= slope.upper()
+    assert 2 * float(slope.rad()) <= 1.1 * (slopes[1] - slopes[0]) + 1e-8
