@@ -16,7 +16,7 @@ that is what underflow costs.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -58,6 +58,13 @@ class Form(NamedTuple):
 
     def folded(self) -> Form:
         return self._replace(n=self.n + len(self.sizes)) if self.maps > 1 else self
+
+
+def unit(key: Any) -> Form:
+    return Form({key: fmpq(1)}, {key: arb(1)})
+
+
+ZERO = Form({}, {})
 
 
 def dense(terms: Terms, inputs: Iterable[Any]) -> Row:
@@ -141,8 +148,12 @@ class Reduction:
         self.layers, self.shapes, self.is_deep = program.layers, program.shapes, is_deep
         self.reach: Terms = {ONE: arb(1), **dict(enumerate(reach))}
         self.known: dict[Any, Form] = {}
-        self.live: dict[Any, dict[int, set[int]]] = {}
         self.projected: dict[Any, dict[int, Form]] = {}
+        self.live: dict[Any, set[int]] = {}  # what affine layers write into a token: most features of many are zero
+        for stream, layers in self.layers.items():
+            for i, layer in enumerate(layers, 1):
+                for token, feature in (*layer.get("rows", ()), *layer.get("constant", ())):
+                    self.live.setdefault((stream, i, token), set()).add(feature)
 
     def stage(self) -> Stage:
         """The whole program; of a deep one, what is left after its last stage."""
@@ -195,7 +206,7 @@ class Reduction:
         if i == 0:
             x = self.program.firsts[stream] + token * self.shapes[stream][0][1] + feature
             if self.dtype == "float64" or self.is_deep:  # points are float64 numbers
-                return Form({x: fmpq(1)}, {x: arb(1)})
+                return unit(x)
             return Form({x: fmpq(1)}, {x: arb(1), ONE: SMALLEST[self.dtype]}, 1)
         layer = self.layers[stream][i - 1]
         if layer["kind"] == "affine":
@@ -207,27 +218,24 @@ class Reduction:
         if stream == "memory":
             raise Refused(f"not a one-stage program: an output depends on {layer['where']!r}")
         if layer["kind"] == "softmax":  # a head whose keys are the features of the token
-            return Form({(i, token, 0, feature): fmpq(1)}, {(i, token, 0, feature): arb(1)})
+            return unit((i, token, 0, feature))
         written = self._written(i, token, feature)
         if written is not None:
             return self._named((i, token, feature), written)
-        return self._entry(stream, i - 1, token, feature) if layer["residual"] else Form({}, {})
+        return self._entry(stream, i - 1, token, feature) if layer["residual"] else ZERO
 
     def _written(self, i: int, token: int, feature: int) -> Form | None:
         """What attention writes there, with what was there before; None if no head writes."""
         layer = self.layers["layers"][i - 1]
-        averages = [
-            (weight, (i, token, h, e))
-            for h, head in enumerate(layer.get("heads", []))
-            for e, weight in head["W_O"][feature]
-        ]
+        read = ((h, *pair) for h, head in enumerate(layer.get("heads", [])) for pair in head["W_O"][feature])
+        averages = [(weight, unit((i, token, h, e))) for h, e, weight in read]
         if not averages:
             return None
-        parts = [(fmpq(1), self._entry("layers", i - 1, token, feature))] if layer["residual"] else []
-        return self._sum([*parts, *((weight, Form({key: fmpq(1)}, {key: arb(1)})) for weight, key in averages)])
+        before = [(fmpq(1), self._entry("layers", i - 1, token, feature))] if layer["residual"] else []
+        return self._sum(before + averages)
 
     def _named(self, place: Any, written: Form) -> Form:
-        return Form({place: fmpq(1)}, {place: arb(1)}) if place in self.reach else written
+        return unit(place) if place in self.reach else written
 
     def _sum(self, parts: list[tuple[Any, Form]]) -> Form:
         """Σ weight·form. Zeros, and products with powers of two, do not round."""
@@ -257,7 +265,8 @@ class Reduction:
         """By columns, those that are zero left out."""
         place = (stream, i, token, id(matrix))  # many queries read the same keys
         if place not in self.projected:
-            live = self._live(stream, i, token)
+            is_affine = i > 0 and self.layers[stream][i - 1]["kind"] == "affine"
+            live = self.live.get((stream, i, token), ()) if is_affine else range(self.shapes[stream][i][1])
             read = {j: [(weight, row) for row, weight in column if row in live] for j, column in enumerate(matrix)}
             forms = {
                 j: self._sum([(weight, self._entry(stream, i, token, row)) for weight, row in parts]).folded()
@@ -267,17 +276,6 @@ class Reduction:
             self._read_by_heads(forms.values())
             self.projected[place] = {j: form for j, form in forms.items() if form.sizes}
         return self.projected[place]
-
-    def _live(self, stream: str, i: int, token: int) -> Container[int]:
-        """Features of the state after i layers that something is written into."""
-        layer = self.layers[stream][i - 1] if i else {"kind": "input"}
-        if layer["kind"] != "affine":
-            return range(self.shapes[stream][i][1])
-        if (stream, i) not in self.live:
-            written = self.live[stream, i] = dict[int, set[int]]()
-            for t, feature in (*layer["rows"], *layer["constant"]):
-                written.setdefault(t, set()).add(feature)
-        return self.live[stream, i].get(token, ())
 
     def _read_by_heads(self, forms: Iterable[Form]) -> None:
         if any(_is_average(key) for form in forms for key in form.sizes):
@@ -289,9 +287,9 @@ class Reduction:
         reading = [o for o, form in enumerate(outputs) if any(_is_average(x) and x[:3] == place for x in form.sizes)]
         q, projected = dict[int, Form](), list[dict[int, Form]]()
         if layer["kind"] == "softmax":
-            features, one = range(self.shapes["layers"][i][1]), Form({ONE: fmpq(1)}, {ONE: arb(1)})
+            features = range(self.shapes["layers"][i][1])
             scores = [self._entry("layers", i - 1, query, k).folded() for k in features]
-            values = [{k: one} for k in features]
+            values = [{k: unit(ONE)} for k in features]
             self._read_by_heads(scores)
         else:
             head = layer["heads"][h]
@@ -324,11 +322,8 @@ class Reduction:
             n = max(n, *(a.n + count for (a, _), count in zip(pairs, counts, strict=True)), 0)
             _, own = combined((0, (x + MORE) * b.sizes[ONE], a) for (a, b), x in zip(pairs, counts, strict=True))
             own[ONE] = own.get(ONE, arb(0)) + len(used) * SMALLEST[self.dtype]
-            keys.append(
-                key._replace(
-                    own=own, parts=tuple(forms[j].terms.get(ONE, fmpq(0)) if j in forms else fmpq(0) for j in used)
-                )
-            )
+            parts = tuple(forms.get(j, ZERO).terms.get(ONE, fmpq(0)) for j in used)
+            keys.append(key._replace(own=own, parts=parts))
         query = tuple(_times(q[j].n + MORE, q[j].sizes) for j in used)
         return replace(head, keys=keys, n=n + 2, query=query, addends=len(used))
 

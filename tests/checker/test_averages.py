@@ -127,6 +127,28 @@ def test_rounding_of_scores_is_not_overstated():
     assert found <= 100 * FLOAT32.u
 
 
+@given(st.integers(0, 2**32), st.integers(1, 2), st.sampled_from([1e-3, 1e-6]))
+@settings(max_examples=30, deadline=None)
+def test_keys_that_are_left_out_are_paid_for(seed, d, limit):
+    """Of keys with wide scores many are left out, for little of the limit; the average is that of all."""
+    rng = np.random.default_rng(seed)
+    head = random_head(rng, d, 40, 40.0, moves=bool(rng.integers(2)))
+    box = Box([arb(float(x)) for x in rng.uniform(-1, 1, d)], [arb(float(r)) for r in rng.uniform(0.001, 0.02, d)])
+    whole = made(head, d)
+    near = whole.without_far(box, REAL, arb(limit))
+    assert len(near.keys) == 40 or near.dropped[0] <= 1e-4 * limit
+    assert len(near.keys) >= len(whole.without_far(box, REAL, arb(1000 * limit)).keys)
+    poly, error = near.model(box, 6, REAL)[0]
+    for tau in itertools.product(CORNERS, repeat=d):
+        x = [c + r * arb(t) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
+        assert abs(average(head, x)[0] - at_tau(poly, tau)) <= error
+
+
+def test_most_of_many_keys_are_left_out():
+    head = random_head(np.random.default_rng(0), 1, 40, 40.0, moves=False)
+    assert len(made(head).without_far(Box([arb(0.9)], [arb(0.01)]), REAL, arb(1e-6)).keys) < 20
+
+
 @pytest.mark.parametrize("keys", [2, 3, 8])
 def test_sums_in_float32(keys):
     """Weighted sums by numpy, in two orders, values that cancel among them."""
