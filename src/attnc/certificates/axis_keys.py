@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 PIECES = 256
 """Looked at together."""
-SPARE, SPARE_DISTANCE = 1.5, 1 + 2.0**-27
+SPARE, SPARE_DISTANCE = 1.5, 1 + 2.0**-12
 """Rounding and leaks, and the rest of a bound, are stated so much larger than they are proved to be: a checker counts
-some roundings more, and the radii of its balls have 30 bits."""
+some roundings more, leaks over longer intervals, and the radii of its balls have 30 bits."""
 
 
 @dataclass(frozen=True, eq=False)
