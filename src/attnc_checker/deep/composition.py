@@ -12,6 +12,8 @@ own = (|carrier| + e_C)·δ + Σ_heads max r_k the stage writes û_j = Ĉ·g(T(�
     û_j − u_j = d_j + Ĉ·G·(T(û) − t) + g(t)·(Ĉ − C),  G a slope of g between t and T(û).
 Thus û_j − u_j = Σ_s σ_js d_s over the stages s, σ_jj = 1, and on a part of the box every σ lies in an interval: errors
 that reach an output along several ways cancel where they do, and it is off by at most Σ_s |σ_s| own_s on every part.
+Every σ is affine in each G, and the sum convex: it is largest at ends of their intervals, where those of max(u, v) =
+u + relu(v − u) leave the error of u or that of v, and not both.
 Errors ε_k of scores are counted like those of rounding. Where G may be infinite, as of √t at 0, what g changes by there
 counts to own.
 """
@@ -39,6 +41,8 @@ from attnc_checker.rounding import Arithmetic, most
 ONE = (arb(1), arb(1))
 HALVINGS = 12
 """At most so often the box is halved, along its variables in turn, to find ranges: less if the claim needs no more."""
+KINKS = 3
+"""At most so many of the G are taken at both ends of their intervals."""
 MOST_HALVINGS = 5000
 """At most so many parts of the box are halved to find how far its outputs are off."""
 
@@ -181,9 +185,10 @@ class _Walk:
             wanted.append(found._replace(slack=found.slack + rounding))
 
         def worst(part: list[Range], axes: tuple[int, ...]) -> Any:
-            found = self._error(part, wanted) + self.claim.truncation
-            if found <= self.claim.bound:
-                return found
+            for kinks in (0, KINKS):
+                found = self._error(part, wanted, kinks) + self.claim.truncation
+                if found <= self.claim.bound:
+                    return found
             if not axes or next(halved) == MOST_HALVINGS:
                 raise Refused(
                     f"the errors of the stages add up to {float(found):.9g} on a part of the box, the bound is "
@@ -193,10 +198,23 @@ class _Walk:
 
         return worst(_box(self.claim), self.claim.axes)
 
-    def _error(self, part: list[Range], outputs: list[Combination]) -> Any:
+    def _error(self, part: list[Range], outputs: list[Combination], kinks: int) -> Any:
         """Above the errors of the outputs on a part of the box; nan if that is too wide for a range to be known."""
-        rules, own = Ranges(part), dict[Any, Any]()
+        rules = Ranges(part)
         values = dict(zip(self.function[1], evaluate(self.function, rules), strict=True))
+        met = {link.place: link.around(values[link.argument]) for link in self.links}
+
+        def felt(link: Link) -> float:
+            (low, high), _, _ = met[link.place]
+            return float((high - low) * _size(values[link.carrier]) * link.t.off)
+
+        bent = [link.place for link in sorted(self.links, key=felt, reverse=True)[:kinks]]
+        ends = itertools.product(*([(x, x) for x in met[place][0]] for place in bent))
+        return most(self._off(rules, values, met, dict(zip(bent, chosen, strict=True)), outputs) for chosen in ends)
+
+    def _off(self, rules: Ranges, values: Any, met: Any, chosen: dict[Any, Range], outputs: list[Combination]) -> Any:
+        """The same, with the slopes that are chosen of some stages."""
+        own: dict[Any, Any] = {}
         forms: dict[Any, dict[Any, Range]] = {}  # of every stage the σ_s
 
         def combined(*parts: tuple[Range, Combination]) -> dict[Any, Range]:
@@ -213,10 +231,11 @@ class _Walk:
             return whole
 
         for link in self.links:
-            slopes, jump, g = link.around(values[link.argument])
+            slopes, jump, g = met[link.place]
             low, high = values[link.carrier]
             C = (low - link.unit.off).lower(), (high + link.unit.off).upper()
             own[link.place] = link.own + _size(C) * (jump + _size(slopes) * link.t.slack) + _size(g) * link.unit.slack
+            slopes = chosen.get(link.place, slopes)
             forms[link.place] = combined((rules.times(C, slopes), link.t), (g, link.unit)) | {link.place: ONE}
         found = [(combined((ONE, output)), output.slack) for output in outputs]
         return most([slack + total(_size(x) * own[source] for source, x in form.items()) for form, slack in found])
