@@ -102,3 +102,86 @@ def test_halves_are_the_whole():
     whole = sub_boxes(Box.parse({"x": (0.0, 1.0), "y": (2.0, 4.0)}))
     assert len(whole) == 4096
     assert np.isclose(np.prod(whole.hi - whole.lo, axis=1).sum(), 2.0)
+
+
+def larger(u: Part, v: Part) -> tuple[Part, Part, Part]:
+    """v − u, relu(v − u), and max(u, v) = u + relu(v − u)."""
+    apart = Combination(((v, UNIT), (u, MINUS)), ZERO)
+    gate = Unary(apart, tree_of("relu(t)"))
+    return apart, gate, Combination(((u, UNIT), (gate, UNIT)), ZERO)
+
+
+@pytest.mark.parametrize("own", [(1e-3, 1e-3, 1e-3, 0.0), (1e-3, 3e-3, 2e-3, 1e-5)])
+def test_of_a_maximum_one_error_counts(own):
+    """max(max(x², sin(y)), exp(x)): whichever is largest, there is the error of one, and of two gates."""
+    x, y = Source(0), Source(1)
+    first, second, third = Unary(x, tree_of("t**2")), Unary(y, tree_of("sin(t)")), Unary(x, tree_of("exp(t)"))
+    apart, gate, inner = larger(first, second)
+    outer_apart, outer_gate, _ = larger(inner, third)
+    box = Box.parse({"x": (-2.0, 2.0), "y": (-1.0, 3.0)})
+    ranges = PartRanges(Interval(box.lo[None], box.hi[None]), box.names)
+    between, below = [(second, 1.0), (first, -1.0)], [(first, 1.0), (gate, 1.0)]
+    links = []
+    for part, argument, heads, adds in (
+        (first, x, [], own[0]),
+        (second, y, [], own[1]),
+        (third, x, [], own[2]),
+        (gate, apart, between, own[3]),
+        (outer_gate, outer_apart, [(third, 1.0), *((head, -weight) for head, weight in below)], own[3]),
+    ):
+        assert isinstance(part, Unary)
+        error = 6e-3 * bool(heads)
+        slopes = Slopes.of(part.tree, *ranges(argument), error)
+        links.append(Link(part, Affine(argument, heads, error=error), slopes, None, adds))
+    flow = ErrorFlow(ranges, links)
+    heads = [*below, (outer_gate, 1.0)]
+    sizes = flow.sizes([heads])
+    bound = float((sizes * flow.own).sum(axis=3).max())
+    assert bound == pytest.approx(max(own[:3]) + 2 * own[3], rel=1e-6)
+    assert bound < 0.7 * float((flow.combined(heads).mag * flow.own).sum(axis=1).max())
+
+    rng = np.random.default_rng(3)
+    at = rng.uniform(box.lo, box.hi, (20_000, 2)).T
+    d = rng.choice([-1.0, 1.0], (5, at.shape[1])) * np.array([*own, own[3]])[:, None]
+    u, v, w = at[0] ** 2, np.sin(at[1]), np.exp(at[0])
+    inner_found = u + d[0] + np.maximum(v + d[1] - u - d[0], 0.0) + d[3]
+    found = inner_found + np.maximum(w + d[2] - inner_found, 0.0) + d[4]
+    error = np.abs(found - np.maximum(np.maximum(u, v), w)).max()
+    assert 0.99 * bound <= error <= bound * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_slopes_at_their_ends_dominate_all_between(seed):
+    """Heads at random, each reading those before, over boxes where the slopes are wide."""
+    rng = np.random.default_rng(seed)
+    functions = ("relu(t)", "abs(t)", "sin(3*t)", "t**2", "relu(t)")
+    box = Box.parse({"x": (-1.0, 2.0), "y": (0.5, 1.5)})
+    ranges = PartRanges(halved(Interval(box.lo[None], box.hi[None]), 0), box.names)
+    parts, links, known = [Source(0), Source(1)], list[Link](), list[tuple[Part, float]]()
+    for text in functions:
+        weights = rng.choice([-1.0, 1.0], len(known)).tolist()
+        heads = [(part, weight) for (part, _), weight in zip(known, weights, strict=True)]
+        signs = [UNIT if weight > 0 else MINUS for weight in weights]
+        terms = [(parts[0], UNIT), (parts[1], MINUS), *zip((part for part, _ in heads), signs, strict=True)]
+        argument = Combination(tuple(terms), ZERO)
+        part = Unary(argument, tree_of(text))
+        slopes = Slopes.of(part.tree, *ranges(argument), 1e-3)
+        links.append(Link(part, Affine(argument, heads, error=1e-3), slopes, None, float(rng.uniform(0.5, 1.0))))
+        known.append((part, 1.0))
+    flow = ErrorFlow(ranges, links)
+    bounds = (flow.sizes([known])[:, 0] * flow.own).sum(axis=2).max(axis=0)
+    whole = (flow.combined(known).mag * flow.own).sum(axis=1)
+    G = [link.slopes.over(ranges.over(link.argument.part))[0] for link in links]
+    worst = np.zeros(len(bounds))
+    for _ in range(3000):
+        sigma: list[np.ndarray] = []
+        for number, link in enumerate(links):
+            slope = np.where(
+                rng.random(2) < 0.5, rng.choice([G[number].lo, G[number].hi]), rng.uniform(G[number].lo, G[number].hi)
+            )
+            form = sum((weight * sigma[i] for i, (_, weight) in enumerate(link.argument.heads)), np.zeros((2, 5)))
+            sigma.append(form * slope[:, None] + np.eye(5)[number])
+        worst = np.maximum(worst, (np.abs(sum(sigma)) * flow.own).sum(axis=1))
+    assert (worst <= bounds).all()
+    assert (bounds <= whole).all()
+    assert (bounds < whole).any()

@@ -54,13 +54,14 @@ def composed_bound(
     def errors(boxes: Interval) -> Float[np.ndarray, "boxes outputs terms"]:
         """What every head adds, then coefficients and rounding."""
         flow = ErrorFlow(ranges.on(boxes), links)
-        found = np.zeros((len(boxes), len(outputs), len(links) + 2))
-        for number, output in enumerate(outputs):
-            sizes = flow.combined(output.heads).mag
-            found[:, number, :-2] = products(sizes, np.maximum(up(flow.own - flow.rounding), 0.0))
-            found[:, number, -2] = output.differs
-            found[:, number, -1] = up(products(sizes, flow.rounding).sum(axis=1) + output.rounding, len(links) + 2)
-        return found
+        sizes = flow.sizes([output.heads for output in outputs])
+        found = np.zeros((*sizes.shape[:3], len(links) + 2))
+        found[..., :-2] = products(sizes, np.maximum(up(flow.own - flow.rounding), 0.0))
+        found[..., -2] = np.array([output.differs for output in outputs])[:, None]
+        rounding = np.array([output.rounding for output in outputs])[:, None]
+        found[..., -1] = up(products(sizes, flow.rounding).sum(axis=3) + rounding, len(links) + 2)
+        largest = np.argmax(found.sum(axis=3), axis=0)
+        return np.moveaxis(np.take_along_axis(found, largest[None, :, :, None], axis=0)[0], 0, 1)
 
     def largest(boxes: Interval) -> Float[np.ndarray, " boxes"]:
         found = errors(boxes)

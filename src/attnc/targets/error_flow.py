@@ -5,13 +5,17 @@ Theorem.  Let a head compute û_j = F_j(û) + d_j where u_j = F_j(u) is exact, F
               û_j − u_j = d_j + Ĉ·G·(t̂ − t) + g(t)·(Ĉ − C),
           and t, C are affine in u: so û_j − u_j = Σ_s σ_js d_s, the sum over all heads s, with σ_jj = 1 and σ_js
           from those of earlier heads. Over a box each σ is in an interval, and |û_j − u_j| ≤ Σ_s |σ_js| own_s.
+          Every σ_js is affine in each single G, so that the sum is convex in it, and largest at an end of its interval.
 
-So errors that reach an output along several ways cancel where they do. Where G may be infinite (√t at 0), |g(t̂) − g(t)|
-is at most the width of the range of g there, and is counted to own_j instead.
+So of max(u, v) = u + relu(v − u), with the error (1 − G)·d_u + G·d_v, the larger one counts, not both, as they would
+with 1 − G and G in [0, 1] each for itself: the few slopes that cost most are taken at both ends. And errors that reach
+an output along several ways cancel where they do. Where G may be infinite (√t at 0), |g(t̂) − g(t)| is at most the width
+of the range of g there, and is counted to own_j instead.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,13 +30,18 @@ from attnc.targets.parts import Part, function_of_t
 from attnc.targets.tree import Node
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 PIECES, NEAR_ENDS = 128, 24
 JUMPS = 1.25
 """By which jumps are taken larger: near a singularity the slopes that a checker finds are not quite the same."""
+KINKS, WIDE, WORTH = 3, 0.25, 0.01
+"""So many slopes are taken at both ends, if their interval is as wide as this part of the largest one, and may cost so
+much of the error."""
 Terms = Sequence[tuple[Part, float]]
 """Σ weight·part."""
+Factors = tuple[Interval, Interval | None, Interval]
+"""Of a head on every box: G, Ĉ, g(t)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,29 +132,104 @@ class ErrorFlow:
     def __init__(self, ranges: PartRanges, links: Sequence[Link]) -> None:
         ranges.find([affine.part for link in links for affine in (link.argument, link.carrier) if affine])
         self.own, self.rounding = np.zeros((2, len(ranges.boxes), len(links)))
-        self._forms: dict[int, Interval] = {}
+        self._links, self._factors = links, list[Factors]()
         for number, link in enumerate(links):
             G, jump, g = link.slopes.over(ranges.over(link.argument.part))
-            form = self.combined(link.argument.heads) * G[:, None]
-            own = up(products(G.mag, link.argument.slack) + jump)
+            own, C = up(products(G.mag, link.argument.slack) + jump), None
             rounding = products(G.mag, link.argument.rounding)
             if link.carrier is not None:
                 off = link.carrier.error
                 C = ranges.over(link.carrier.part) + Interval(np.asarray(-off), np.asarray(off))
-                form = form * C[:, None] + self.combined(link.carrier.heads) * g[:, None]
                 own = up(products(C.mag, own) + products(g.mag, link.carrier.slack))
                 rounding = products(C.mag, rounding) + products(g.mag, link.carrier.rounding)
             self.own[:, number], self.rounding[:, number] = up(own + link.own), rounding + link.rounding
-            sigma = np.stack([form.lo, form.hi])
-            sigma[:, :, number] = 1.0
-            self._forms[id(link.part)] = Interval(*sigma)
+            self._factors.append((G, C, g))
+        self._forms = _forms(links, self._factors)
 
     def combined(self, heads: Terms) -> Interval:
         """(boxes, heads): the σ of a combination."""
-        total = Interval.point(np.zeros(self.own.shape))
-        for part, weight in heads:
-            total = total + self._forms[id(part)] * weight
-        return total
+        return _combined(heads, self._forms, self.own.shape)
+
+    def sizes(self, outputs: Sequence[Terms]) -> Float[np.ndarray, "ends outputs boxes heads"]:
+        """|σ| of these combinations with some slopes at their ends: |error| ≤ Σ_s |σ_s| own_s for one of these."""
+        whole = np.stack([self.combined(heads).mag for heads in outputs])
+        kinks = self._kinks(whole.max(axis=0), _bypassed(self._links, outputs))
+        boxes = np.flatnonzero(kinks.any(axis=(0, 1)))
+        if not len(boxes):
+            return whole[None]
+        ends = list(itertools.product((False, True), repeat=len(kinks)))
+        at = np.tile(boxes, len(ends))
+        factors: list[Factors] = []
+        for number, (G, C, g) in enumerate(self._factors):
+            lo, hi = np.tile(G.lo[boxes], (len(ends), 1)), np.tile(G.hi[boxes], (len(ends), 1))
+            for is_kink, at_high in zip(kinks[:, number, boxes], np.array(ends).T, strict=True):
+                lo = np.where(is_kink & at_high[:, None], G.hi[boxes], lo)
+                hi = np.where(is_kink & ~at_high[:, None], G.lo[boxes], hi)
+            factors.append((Interval(lo.ravel(), hi.ravel()), None if C is None else C[at], g[at]))
+        forms, found = _forms(self._links, factors), np.tile(whole, (len(ends), 1, 1, 1))
+        for number, heads in enumerate(outputs):
+            sizes = _combined(heads, forms, (len(at), len(factors))).mag
+            found[:, number, boxes] = sizes.reshape(len(ends), len(boxes), -1)
+        return found
+
+    def _kinks(
+        self, sizes: Float[np.ndarray, "boxes heads"], numbers: Sequence[int]
+    ) -> Bool[np.ndarray, "kinks heads boxes"]:
+        """For each box those of these heads whose slopes are to be at an end: whose widths cost most.
+
+        `sizes` are how far their errors move the worst output.
+        """
+        costs = np.zeros(sizes.T.shape)
+        least = WORTH * products(sizes, self.own).sum(axis=1)
+        for number in numbers:
+            link, (G, C, _) = self._links[number], self._factors[number]
+            is_wide = G.is_bounded & (G.width > WIDE * G.mag)
+            if is_wide.any():
+                arrives = products(self.combined(link.argument.heads).mag, self.own).sum(axis=1)
+                cost = products(sizes[:, number], products(G.width, arrives))
+                cost = cost if C is None else products(cost, C.mag)
+                costs[number] = np.where(is_wide & (cost > least), cost, 0.0)
+        first = np.argsort(-costs, axis=0, kind="stable")[: min(KINKS, int((costs > 0).sum(axis=0).max(initial=0)))]
+        return (np.arange(len(costs))[:, None] == first[:, None]) & (costs > 0)
+
+
+def _bypassed(links: Sequence[Link], outputs: Sequence[Terms]) -> list[int]:
+    """The heads whose arguments have an error that reaches an output along another way as well: others gain nothing."""
+    numbers = {id(link.part): number for number, link in enumerate(links)}
+    ends = {numbers[id(part)] for heads in outputs for part, _ in heads}
+    by_argument = [{numbers[id(part)] for part, _ in link.argument.heads} for link in links]
+    by_carrier = [{numbers[id(part)] for part, _ in link.carrier.heads} if link.carrier else set() for link in links]
+
+    def reached(found: set[int], without: int | None = None) -> set[int]:
+        """All heads whose errors reach these, but for the argument of one."""
+        found = set(found)
+        for number in reversed(range(len(links))):
+            if number in found:
+                found |= by_carrier[number] | (by_argument[number] if number != without else set())
+        return found
+
+    return [number for number, heads in enumerate(by_argument) if reached(heads) & reached(ends, number)]
+
+
+def _forms(links: Sequence[Link], factors: Sequence[Factors]) -> dict[int, Interval]:
+    """The σ_js of every head j."""
+    forms: dict[int, Interval] = {}
+    for number, (link, (G, C, g)) in enumerate(zip(links, factors, strict=True)):
+        shape = len(G), len(links)
+        form = _combined(link.argument.heads, forms, shape) * G[:, None]
+        if link.carrier is not None and C is not None:
+            form = form * C[:, None] + _combined(link.carrier.heads, forms, shape) * g[:, None]
+        sigma = np.stack([form.lo, form.hi])
+        sigma[:, :, number] = 1.0
+        forms[id(link.part)] = Interval(*sigma)
+    return forms
+
+
+def _combined(heads: Terms, forms: dict[int, Interval], shape: tuple[int, ...]) -> Interval:
+    total = Interval.point(np.zeros(shape))
+    for part, weight in heads:
+        total = total + forms[id(part)] * weight
+    return total
 
 
 def products(sizes: np.ndarray, errors: np.ndarray | float) -> np.ndarray:
