@@ -124,7 +124,8 @@ class Average:
     def without_far(self, box: Box, arithmetic: Arithmetic, limit: Any = None) -> Average:
         """Without keys that are far behind on all of the box, if those are many.
 
-        If their weights are `mass` together and |v| ≤ V, they move A by 2·mass·V, and its sums by less than 6·mass·V.
+        If their weights, with what engines may leave of each, are `mass` ≤ 1/16 together and |v| ≤ V, they move A by
+        2·mass·V, and its sums by less than 6·mass·V.
         """
         _, gaps, _ = self.gaps(box, arithmetic)
         largest = {o: most(rows.at(box.reach)) for o, rows in self.value_sizes.items()}
@@ -132,9 +133,9 @@ class Average:
         if limit is not None and limit > 0:
             far = far.min((1 + 8 * len(gaps) * most(largest.values()) / (FAR_PART * limit)).log())
         kept = [k for k, gap in enumerate(gaps) if not gap > far]
-        if 4 * len(kept) > 3 * len(gaps):
+        mass = total((-gap).exp() + arithmetic.lost for gap in gaps if gap > far)
+        if 4 * len(kept) > 3 * len(gaps) or not 16 * mass <= 1:
             return self
-        mass = total((-gap).exp() for gap in gaps if gap > far)
         dropped = {o: x + 8 * mass * largest[o] for o, x in self.dropped.items()}
         return Average(self.head, self.query, [self.keys[k] for k in kept], dropped)
 

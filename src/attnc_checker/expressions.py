@@ -75,7 +75,9 @@ class Reader:
             name = name.strip()
             if not NAME.fullmatch(name) or name in (*self.variables, "pi", "e"):
                 raise BadFile(f"the expression defines {name!r:.40}, which is no name, or known already")
-            (self.variables[name],) = self._outputs(body, self.variables)
+            self.variables[name], *others = self._outputs(body, self.variables)
+            if others:
+                raise BadFile(f"the expression defines {name!r:.40} to be several numbers")
         return self._outputs(outputs, self.variables if names is None else names)
 
     def _outputs(self, text: Any, names: dict[str, Step]) -> list[Step]:
@@ -124,7 +126,7 @@ class Reader:
         if is_power:
             return self.add("apply", exponent, a)
         if operation is ast.Pow:
-            return self.add("apply", "exp", self.add("times", b, self.add("apply", "log", a)))
+            return self.add("raised", a, b)
         if operation is ast.Div:
             return self.add("times", a, self.add("apply", fmpq(-1), b))
         if operation is ast.Mult:
@@ -184,6 +186,9 @@ class Rules(ABC):
             result = self.times(result, result)
             result = self.times(result, a) if bit == "1" else result
         return result
+
+    def raised(self, a: Any, b: Any) -> Any:
+        return self.apply("exp", self.times(b, self.apply("log", a)))
 
     def minus(self, a: Any) -> Any:
         return self.plus(self.constant(fmpq(0)), a, -1)

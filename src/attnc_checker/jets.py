@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -94,7 +94,7 @@ def largest(p: Poly, limit: Any, d: int) -> Any:
         if size <= limit:
             worst = max(worst, size)
         elif depth == MAX_HALVINGS * d or not abs(piece[0]) < limit:
-            return size
+            return reduce(arb.max, (abs(over(q, d)).upper() for q, _ in pending), size.max(worst))
         else:
             small = {key: x for key, x in piece.items() if key and abs(x) < SMALL * limit}
             piece = {key: x for key, x in piece.items() if key not in small} | {0: piece[0] + norm(small) * ANY}
@@ -180,6 +180,9 @@ class Models(Rules):
             poly[0] += at_p[k]
             rest += cut * size**k
         return self.model(poly, rest, self.ranges.apply(name, a.range))
+
+    def raised(self, a: Model, b: Model) -> Model:
+        return self.model(super().raised(a, b).poly, arb(0), self.ranges.raised(a.range, b.range))
 
     def magnitude(self, a: Model) -> Model:
         return self.model(super().magnitude(a).poly, arb(0), self.ranges.magnitude(a.range))

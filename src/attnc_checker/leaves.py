@@ -110,16 +110,17 @@ class Prover:
 
     def distance(self, o: int, row: Row, box: Box, limit: Any) -> Any:
         """Above |f − b − B·x − v − V·x| on the box, which is halved where that may bring it down to the limit."""
-        pending, worst = [(box, 0)], arb(0)
+        pending, worst, whole = [(box, 0)], arb(0), None
         while pending:
             part, depth = pending.pop()
             found = self._distance_at_once(o, row, part, limit)
+            whole = found if whole is None else whole
             if found <= limit:
                 worst = worst.max(found)
                 continue
             at_centre = Box(part.centre, [arb(0)] * len(part.half))
             if depth == HALVINGS or not self._distance_at_once(o, row, at_centre, limit) < limit:
-                return found
+                return whole
             axis = max(range(len(part.half)), key=lambda i: part.half[i].mid())
             for side in (-1, 1):
                 centre, half = list(part.centre), list(part.half)

@@ -109,6 +109,12 @@ class Ranges(Rules):
     def times(self, a: Range, b: Range) -> Range:
         return _outward([_product(x, y) for x in a for y in b])
 
+    def raised(self, a: Range, b: Range) -> Range:
+        """0 to a power above 0 is 0."""
+        if not (a[0] == 0 and b[0] > 0):
+            return super().raised(a, b)
+        return arb(0), super().raised((a[1], a[1]), b)[1] if a[1] > 0 else a[1]
+
     def maximum(self, a: Range, b: Range) -> Range:
         return a[0].max(b[0]), a[1].max(b[1])
 
@@ -121,7 +127,7 @@ class Ranges(Rules):
             return UNKNOWN
         if isinstance(name, fmpq):
             return self._raised(a, name)
-        values = [arb("-inf") if name == "log" and x == 0 else SERIES[name](x) for x in a]
+        values = [SERIES[name](x) for x in a]
         if name in TURNS and not (a[1] < TURNS[name] or TURNS[name] < a[0]):
             values.append(SERIES[name](TURNS[name]))
         for turn, value in WAVES.get(name, ()):

@@ -47,6 +47,14 @@ def test_staged_proofs_are_proved_again(tmp_path, text, eps, dtype):
     assert verdict.reproved <= verdict.bound == net.certificate.bound <= eps
 
 
+@pytest.mark.parametrize("text", ["sqrt(x) + y*x", "sqrt(x)*y + asin(y)"])
+def test_the_ends_of_domains_are_followed_however_near_the_input_comes(tmp_path, text):
+    net = attnc.compile(text, box={"x": (0, 1), "y": (-1, 1)}, eps=3e-2, construction="compose")
+    net.save(tmp_path / "net")
+    verdict = check(tmp_path / "net", processes=1)
+    assert verdict.proved, verdict.reason
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(

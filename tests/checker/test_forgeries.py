@@ -117,3 +117,35 @@ def test_a_stage_has_one_function_and_its_own_leaves(tmp_path):
         claim = stage(**{"function": "0.5", **fields})
         net = saved(tmp_path / str(number), constant_program(), "0.5", (0, 1), stages=[claim], outputs=["s"])
         assert reason in refusal(net)
+
+
+UNDEFINED = ["0*log(0)", "exp(log(0*x))", "0*x*log(0*x)", "0*log(x + 1)", "atan(log(0*x)) + pi/2", "max(0, log(0*x))"]
+
+
+@pytest.mark.parametrize("text", UNDEFINED)
+def test_what_is_undefined_is_not_zero(tmp_path, text):
+    """log has no value at 0, and what comes of it none either."""
+    leaves = [["taylor", 4, 0, 0]]
+    fields = {"method": "proof", "leaves": leaves, "bound": 0.05}
+    net = saved(tmp_path / "net", constant_program(), f"{NUMBER} + {text}", (-1, 1), **fields)
+    assert "not re-proved" in refusal(net)
+
+
+@pytest.mark.parametrize("bound", [1.006, 1.004, 1.003])
+def test_a_part_of_a_leaf_does_not_stand_for_it_in_a_norm(tmp_path, bound):
+    """The error is near its largest, 1.0097, on a small part of the leaf only; its norm is 1.00657."""
+    text = f"{NUMBER} + 0.9999 + 0.0051*x**2 - 0.0047*x**3"
+    fields = {"method": "proof", "norm": "999", "leaves": [["taylor", 8, 0, 0]], "leaf_bounds": [1.0], "bound": bound}
+    assert "add up to the norm" in refusal(saved(tmp_path / "net", constant_program(), text, (-1, 1), **fields))
+
+
+def test_a_definition_is_one_number(tmp_path):
+    fields = {"method": "proof", "leaves": [["taylor", 4, 0, 0]]}
+    net = saved(tmp_path / "net", constant_program(), "u = x, x; u", (-1, 1), **fields)
+    assert "'u' to be several numbers" in refusal(net, 2)
+
+
+def test_a_carrier_that_is_zero_is_refused(tmp_path):
+    claims = [stage(carrier="0")]
+    net = saved(tmp_path / "net", constant_program(), "0*x", (0, 1), stages=claims, outputs=["s"])
+    assert "carrier of stage s is 0" in refusal(net)

@@ -41,6 +41,8 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
     def split(terms: Terms, by: Terms, among: Terms) -> tuple[Any, Terms]:
         """(ratio, rest): the terms are ratio·by + rest, which is nothing in the largest of `among`."""
         pivot = max(among, key=lambda key: (abs(arb(among[key])) * reach[key]).mid())
+        if by[pivot] == 0:
+            raise Refused(f"the carrier of stage {name} is 0")
         ratio = terms.get(pivot, 0) / by[pivot]
         rest = {key: terms.get(key, 0) - ratio * by.get(key, 0) for key in terms.keys() | by.keys()}
         return ratio, rest

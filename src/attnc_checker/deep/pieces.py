@@ -32,9 +32,9 @@ class Piece(NamedTuple):
 def pieces_of(claim: StageClaim, low: Any, high: Any, e: Any, are_many: bool) -> list[Piece]:
     """Of [low, high], which holds t, while |T − t| ≤ e; all of it is one if the box is not halved either."""
     function, width = parse(claim.function, ["t"]), (high - low).upper()
-    steps = [width * i / PIECES for i in range(1, PIECES)] if are_many else []
-    if are_many and 0 < e < width:
-        steps += [width * (e / width) ** (arb(i) / NEAR_ENDS) for i in range(1, NEAR_ENDS + 1)]
+    steps, off = [width * i / PIECES for i in range(1, PIECES)] if are_many else [], e + _beyond(claim, low, high)
+    if are_many and 0 < off < width:
+        steps += [width * (off / width) ** (arb(i) / NEAR_ENDS) for i in range(1, NEAR_ENDS + 1)]
     inner = {float(x.mid()) for step in steps for x in (low + step, high - step)}
     edges = [low, *(arb(x) for x in sorted(inner) if low < x < high), high]
     found = [_piece(claim, function, a, b, e) for a, b in itertools.pairwise(edges)]
@@ -45,12 +45,16 @@ def pieces_of(claim: StageClaim, low: Any, high: Any, e: Any, are_many: bool) ->
     ]
 
 
+def _beyond(claim: StageClaim, low: Any, high: Any) -> Any:
+    """How far [low, high] reaches beyond where g is held."""
+    return arb(0) if claim.held is None else most([arb(claim.held[0]) - low, high - arb(claim.held[1]), arb(0)])
+
+
 def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -> Piece:
-    left, right, off = (low - e).lower(), (high + e).upper(), e
+    left, right, off = (low - e).lower(), (high + e).upper(), e + _beyond(claim, low, high)
     if claim.held is not None:  # clip(T) − t = σ·(T − t) + (clip(t) − t), σ ∈ [0, 1]
         first, last = (arb(end) for end in claim.held)
         left, right = low.min(left.max(first).min(last)), high.max(right.max(first).min(last))
-        off = e + most([first - low, high - last, arb(0)])
     if off == 0:
         return Piece(low, high, ZERO, arb(0), evaluate(function, Ranges([(left, right)]))[0], arb(0))
     slope, values = _slope(function, left, right)
@@ -102,7 +106,7 @@ class _Series(Models):
     def apply(self, name: Any, a: Model) -> Model:
         slope, bend = _slope_and_bend(a)
         _, first, second = coefficients(name, a.range, 3)
-        poly = {LINEAR: first * slope, 2 * LINEAR: first * bend + second * slope**2}
+        poly = {LINEAR: first * slope, 2 * LINEAR: first * bend + second * slope * slope}
         return self.model(poly, arb(0), self.ranges.apply(name, a.range))
 
     def undecided(self, a: Model, b: Model, low: Any, high: Any) -> Model:
