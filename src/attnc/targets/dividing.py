@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 CLOSE = 1.1
 """Parts are halved until the bound is so close to what it is at single points."""
-FEW, MOST_PARTS, MOST_AXES = 32, 256, 40
+FAR = 1.5
+"""A bound that is still so far above single points may take MANY_PARTS, however slowly it gets smaller."""
+FEW, MOST_PARTS, MANY_PARTS, MOST_AXES = 32, 256, 1024, 40
 WORTH = 0.97
 """Of the bound: with twice as many parts it is to be this at most, or there will be no more of them."""
 WORST = 0.8
@@ -35,9 +37,12 @@ def divided(
     parts, found, depth = box, largest(box), np.zeros(1, dtype=int)
     axes: list[int] = []
     seen, before = 0.0, (1, math.inf)
-    while len(parts) < MOST_PARTS:
+    while len(parts) < MANY_PARTS:
+        is_far = FAR * seen < found.max() < math.inf
+        if len(parts) >= MOST_PARTS and not is_far:
+            break
         if len(parts) >= 2 * before[0] and len(parts) > FEW:
-            if found.max() > WORTH * before[1]:
+            if found.max() > WORTH * before[1] and not is_far:
                 break
             before = len(parts), float(found.max())
         seen = max(seen, float(largest(Interval.point(parts[np.argsort(-found)[:ASKED]].mid)).max()))
