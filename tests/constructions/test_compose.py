@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnc
+from attnc.certificates.staged import prove_staged
 from attnc.constructions import compose
 from attnc.errors import AttncError, InputError
 from attnc.targets.expression import Expression
@@ -59,6 +60,17 @@ def test_heads_are_linear_in_the_size_of_the_expression(d: int) -> None:
     program = compose(attnc.as_target(text, {name: (-1, 1) for name in names}), eps=1e-5).program
     assert program.num_heads == d
     assert program.num_attention_layers == 1
+
+
+@pytest.mark.parametrize("text", ["sin(3*x)", "exp(x)*1.0 + sin(y)", "sqrt(2 + x)"])
+def test_eps_is_shared_over_proven_errors(text: str) -> None:
+    """Of a sum of functions the composed error is the sum of what is proved of its heads: at least the worst error."""
+    target = attnc.as_target(text, {name: (-1.0, 1.5) for name in Expression.parse(text).variables})
+    built = compose(target, eps=1e-5)
+    assert built.derivation is not None
+    stated = [stage["bound"] for stage in prove_staged(built.program, target, built.derivation).as_json()]
+    assert worst_error(built.program, target) <= ledger_of(built) <= 1e-5
+    assert ledger_of(built) == pytest.approx(sum(stated), rel=0.06)  # both within the tolerance of a line's proof
 
 
 def test_a_shared_sub_expression_is_one_head() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire, channel_of
 from attnc.constructions.estimate import Estimate, Wanted
-from attnc.constructions.ledger import Ledger
-from attnc.constructions.part_fit import PartFit, function_of_one, has_two_keys
+from attnc.constructions.ledger import Fitted, Ledger
+from attnc.constructions.part_fit import function_of_one, has_two_keys
 from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.unary_fit import fit_unary
 from attnc.errors import BoundNotMet, InputError
@@ -38,7 +38,7 @@ ROUNDS = 8
 ROUNDINGS = 4
 """An eps below this many roundings of max |f| is out of reach of any head."""
 MARGIN = 0.95
-"""What the errors may add up to, as a part of eps: a proof is a few percent above what a sample shows."""
+"""What the errors may add up to, as a part of eps: the rest is for rounding."""
 MOST_EXCESS = 2.0
 """A proof that finds more than that of an error found rounding, which no fit makes smaller."""
 
@@ -58,7 +58,8 @@ def compose(
               keys carry u and whose weights are those of g at w; u·v likewise, with g the identity.
     Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. With λ_g the most that an
               error of g moves the output, eps is shared so that Σ λ_g δ_g = eps at the least number of anchors: keys
-              grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed.
+              grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed. The δ_g that
+              add up to eps are those that heads are proved to have.
     Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
     """
     return _composition(target, Wanted(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes), progress).build(dtype)
@@ -91,14 +92,14 @@ class Composition:
     """Parts with their fits, ready to be built."""
 
     target: ExpressionTarget
-    fits: dict[int, PartFit]
+    fits: dict[int, Fitted]
     ledger: Ledger
     error: float
     eps: float
 
     @property
     def num_anchors(self) -> int:
-        return sum(fit.num_anchors for fit in self.fits.values())
+        return sum(each.fit.num_anchors for each in self.fits.values())
 
     def build(self, dtype: str) -> Built:
         circuit = Circuit(self.target.box.names)
@@ -116,7 +117,7 @@ class Composition:
         def again(proved: Mapping[str, float]) -> Built:
             for channel, error in proved.items():
                 key = id(self.ledger.fitted_part(heads[channel].part))
-                self.ledger.excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].error, 1e-300)))
+                self.ledger.excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].fit.error, 1e-300)))
             return _fitted(self.target, self.ledger, self.eps, None).build(dtype)
 
         parameters = (("composed error", self.error),)
@@ -133,14 +134,14 @@ class Composition:
                     total = total + wires[id(inner)] * coefficient.value
                 return total
             case Unary(base, tree):
-                return self.fits[id(part)].apply(circuit, wires[id(base)], to_text(tree))
+                return self.fits[id(part)].fit.apply(circuit, wires[id(base)], to_text(tree))
             case Multiply(left, right):
                 factor = self.ledger.absorbed_factor(part)
                 if factor is not None:
                     function, carrier = factor
-                    fit, name = self.fits[id(function)], to_text(function.tree)
+                    fit, name = self.fits[id(function)].fit, to_text(function.tree)
                     return fit.gate(circuit, wires[id(function.base)], wires[id(carrier)], name)
-                return self.fits[id(part)].gate(circuit, wires[id(left)], wires[id(right)], "product")
+                return self.fits[id(part)].fit.gate(circuit, wires[id(left)], wires[id(right)], "product")
 
 
 def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress | None) -> Composition:
@@ -168,25 +169,28 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
 
 
 def _fitted(target: ExpressionTarget, ledger: Ledger, eps: float, progress: Progress | None) -> Composition:
-    """Fits whose errors add up to eps, as nearly as their sizes allow."""
-    goal = eps
+    """Fits whose proven errors add up to eps, as nearly as their sizes allow; if none are, those whose samples do."""
+    goal, unproved = eps, None
     best: Composition | None = None
     for round_ in range(ROUNDS):
         if progress is not None:
             progress("composing", round_ / ROUNDS)
         fits = ledger.fit(goal, target)
-        error = ledger.total(fits)
-        found = Composition(target, fits, ledger, error, eps)
-        if error <= eps and (best is None or found.num_anchors <= best.num_anchors):
+        found, less = Composition(target, fits, ledger, ledger.total(fits), eps), 0.7
+        if found.error <= eps and (best is None or found.num_anchors <= best.num_anchors):
             best = found
-        if best is not None and error <= eps and (error > 0.5 * eps or round_ > 2):
-            return best
-        goal *= 0.7 * eps / error if error > eps else min(4.0, 0.8 * eps / max(error, 1e-300))
+        if best is not None and found.error <= eps and (found.error > 0.5 * eps or round_ > 2):
+            found, less = replace(best, error=ledger.proved_total(best.fits)), 0.9  # hardly more
+            if found.error <= eps:
+                return found
+            unproved, best = best, None
+        goal *= less * eps / found.error if found.error > eps else min(4.0, 0.8 * eps / max(found.error, 1e-300))
+    best = best or unproved
     if best is not None:
         return best
     raise BoundNotMet(
         f"cannot compose {target.describe()} on {target.box} to eps={eps:g}: the errors of its parts add up to "
-        f"{error:.3g}. Choose a larger eps or a smaller box.",
+        f"{found.error:.3g}. Choose a larger eps or a smaller box.",
         eps=eps,
         bound=None,
         build=lambda: found.build(ledger.dtype),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from attnc.constructions.part_fit import (
     has_two_keys,
     is_exact,
     is_self_gate,
+    proved_error,
 )
 from attnc.errors import BoundNotMet
 from attnc.numerics.intervals import Interval
@@ -35,6 +36,15 @@ PASSES = 6
 GATE_SHARE = 0.02
 """Of a gate, whose two keys do not grow with 1/δ, against 1 of a head whose keys do."""
 PIECES = 512
+
+
+class Fitted(NamedTuple):
+    """A fit, and what it is for: tree(t) on [lo, hi]."""
+
+    fit: PartFit
+    tree: Node
+    lo: float
+    hi: float
 
 
 class Ledger:
@@ -91,11 +101,11 @@ class Ledger:
             return 1e-9
         return GATE_SHARE if isinstance(part, Unary) and has_two_keys(part.tree) else 1.0
 
-    def fit(self, eps: float, target: Target) -> dict[int, PartFit]:
+    def fit(self, eps: float, target: Target) -> dict[int, Fitted]:
         """A fit for every head."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
-        fits: dict[int, PartFit] = {}
+        fits: dict[int, Fitted] = {}
         for part in self.heads:
             argument, tree = (part.left, IDENTITY) if isinstance(part, Multiply) else (part.base, part.tree)  # type: ignore[union-attr]
             lo, hi = self._enlarged(argument, errors[id(argument)], tree)
@@ -108,12 +118,22 @@ class Ledger:
                     eps=eps,
                     bound=None,
                 )
-            fits[id(part)] = fitted
+            fits[id(part)] = Fitted(fitted, tree, lo, hi)
         return fits
 
-    def total(self, fits: Mapping[int, PartFit]) -> float:
-        """The error of the worst output, with the errors that the fits have, or were proved to have."""
-        errors = self.forwards({key: fit.error * self.excess.get(key, 1.0) for key, fit in fits.items()})
+    def total(self, fits: Mapping[int, Fitted]) -> float:
+        """The error of the worst output, with the errors that samples of the fits show, or such were proved to be."""
+        return self._worst({key: each.fit.error * self.excess.get(key, 1.0) for key, each in fits.items()})
+
+    def proved_total(self, fits: Mapping[int, Fitted]) -> float:
+        """The same, with the errors that the fits are proved to have. In float32 these are what weights are rounded by,
+        which no fit makes smaller: they are left to the certificate."""
+        if self.dtype != "float64":
+            return self.total(fits)
+        return self._worst({key: proved_error(*each) for key, each in fits.items()})
+
+    def _worst(self, deltas: Mapping[int, float]) -> float:
+        errors = self.forwards(deltas)
         return max(errors[id(part)] for part in self.outputs)
 
     def forwards(self, deltas: Mapping[int, float]) -> dict[int, float]:

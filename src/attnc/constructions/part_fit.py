@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from attnc.certificates.extraction import stages
+from attnc.certificates.line_proof import prove_line
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.gate_keys import GateKeys
 from attnc.constructions.gate_product import product_gate
@@ -29,10 +31,12 @@ GLOBAL = ("gelu", "softplus", "erf")
 MANY = 48
 """With more keys than that on an even grid, it is worth looking where the function is hard: at kinks, and like √t at 0.
 There even grids have hundreds of keys, and to find out how many takes long."""
+SECONDS = 1.0
+"""For the proof of a head."""
 
 
 class PartFit(Protocol):
-    """Heads that compute g(argument) within `error`."""
+    """Heads that compute g(argument) within `error`, as far as samples show."""
 
     @property
     def error(self) -> float: ...
@@ -105,6 +109,17 @@ def fit_part(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Part
         many = fit_unary(f, lo, hi, delta, dtype=dtype)
         found += [] if many is None else [many]
     return min(found, key=lambda fit: fit.num_anchors, default=None)
+
+
+def proved_error(fit: PartFit, tree: Node, lo: float, hi: float) -> float:
+    """How far the head, in float64, is from tree(t) for t ∈ [lo, hi] in exact arithmetic; as far as samples show if a
+    proof takes long."""
+    circuit = Circuit(("t",))
+    program = circuit.build([fit.apply(circuit, circuit.input(0), "head")], (), "float64")
+    ((stage, _),) = stages(program)
+    (head,) = stage.heads
+    proof, _, _ = prove_line(head, tree, lo, hi, 0.0, SECONDS)
+    return proof.bound if proof.complete else fit.error
 
 
 def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
