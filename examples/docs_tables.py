@@ -29,8 +29,8 @@ import numpy as np
 import attnc
 from attnc import constructions, planning
 from attnc.certificates.observed import observed_error
-from attnc.constructions.clip import ClipLayer
 from attnc.constructions.estimate import Wanted
+from attnc.constructions.truncation.clip import ClipLayer
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.model_card import ceiling
 

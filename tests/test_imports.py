@@ -104,7 +104,9 @@ def test_every_part_has_a_level():
     assert not {part for part in parts if level(part) is None}
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if PACKAGE in path.parents], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if PACKAGE in path.parents], ids=lambda p: str(p.relative_to(SRC))
+)
 def test_imports_point_down(path):
     inside = path.relative_to(PACKAGE).with_suffix("").parts
     if inside == ("__init__",):

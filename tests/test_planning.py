@@ -92,16 +92,16 @@ def test_other_constructions_need_a_finite_box(construction: str) -> None:
 
 def test_a_grid_is_not_looked_for_beyond_what_is_found_already(monkeypatch):
     """At a kink an even grid has hundreds of anchors, and graded ones are eight."""
-    from attnc.constructions import spectral_axis
+    from attnc.constructions.spectral import axis
 
     tried: list[int] = []
-    fit = spectral_axis.unit_fit
+    fit = axis.unit_fit
 
-    def recorded(p: int, *rest: object) -> spectral_axis.Fit:
+    def recorded(p: int, *rest: object) -> axis.Fit:
         tried.append(p)
         return fit(p, *rest)
 
-    monkeypatch.setattr(spectral_axis, "unit_fit", recorded)
+    monkeypatch.setattr(axis, "unit_fit", recorded)
     target, names = attnc.as_target("abs(x-0.3)+x**3", {"x": (-1, 1)}), ("graded", "spectral_grid")
     rows = planning.plan(target, Wanted(1e-3), names, only_cheapest=True)
     best = planning.cheapest(rows, "multiply_adds")[0]

@@ -11,12 +11,12 @@ import numpy as np
 from attnc import constructions
 from attnc.certificates.prover import MAX_VARIABLES
 from attnc.constructions.built import Built
-from attnc.constructions.bumps import STEP_ANCHORS
 from attnc.constructions.compose import estimate_compose
 from attnc.constructions.estimate import Estimate, Wanted
-from attnc.constructions.grid import choose_counts
-from attnc.constructions.partition import ETA, num_positions
+from attnc.constructions.partition.grid import choose_counts
+from attnc.constructions.partition.of_grid import ETA, num_positions
 from attnc.constructions.spectral_grid import estimate_spectral_grid
+from attnc.constructions.truncation.bumps import STEP_ANCHORS
 from attnc.errors import AttncError, InputError
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import FunctionTarget

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from flint import arb, fmpq
 
-from attnc.certificates.one_stage import Enclosed, OneStage, StageHead
+from attnc.certificates.stages.one_stage import Enclosed, OneStage, StageHead
 from attnc.ir import Affine, Attention, Head, Mask, Program
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.program import token_shape

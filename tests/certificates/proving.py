@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnc.certificates.dyadic import cell_boxes
+from attnc.certificates.cells.dyadic import cell_boxes
 from attnc.certificates.observed import observed_error
 from attnc.certificates.prover import Proven, prove
 from attnc.engines.numpy_engine import NumpyEngine

@@ -10,8 +10,8 @@ import numpy as np
 
 import attnc
 from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.partition import Positions
-from attnc.constructions.partition_weights import Cells, self_attention
+from attnc.constructions.partition.of_grid import Positions
+from attnc.constructions.partition.weights import Cells, self_attention
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse

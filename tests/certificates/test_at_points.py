@@ -10,7 +10,7 @@ import pytest
 
 import attnc
 from attnc.certificates.at_points import prove_at_points
-from attnc.certificates.dyadic import cell_boxes, cell_ends
+from attnc.certificates.cells.dyadic import cell_boxes, cell_ends
 from attnc.errors import ProgramError
 from attnc.targets.box import Box
 

@@ -10,11 +10,11 @@ import pytest
 
 import attnc
 from attnc import constructions
-from attnc.certificates.axis_breaks import axis_breaks, cut_at
-from attnc.certificates.axis_keys import AxisKeys, axis_keys
+from attnc.certificates.deep.axis_breaks import axis_breaks, cut_at
+from attnc.certificates.deep.axis_keys import AxisKeys, axis_keys
+from attnc.certificates.deep.enclosures import StageEnclosure
+from attnc.certificates.deep.slices import slices, stage_programs
 from attnc.certificates.deep_prover import prove_deep
-from attnc.certificates.slices import slices, stage_programs
-from attnc.certificates.stage_enclosures import StageEnclosure
 from attnc.constructions import Built
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError

@@ -10,7 +10,7 @@ import pytest
 
 import attnc
 from attnc import constructions
-from attnc.certificates.dyadic import cell_boxes
+from attnc.certificates.cells.dyadic import cell_boxes
 from certificates.arb_networks import ArbNetwork, exact_values
 from certificates.proving import proven
 from certificates.second_method import bound_over, confirmed, gap_of

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.constructions.binomial import binomial
-from attnc.constructions.binomial_fit import binomial_keys, binomial_scores
-from attnc.constructions.keys import Keys
+from attnc.constructions.unary.binomial_fit import binomial_keys, binomial_scores
+from attnc.constructions.unary.keys import Keys
 from attnc.errors import BoundNotMet, InputError
 from attnc.targets.box import Box
 from attnc.targets.expression import Expression

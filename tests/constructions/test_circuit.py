@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.keys import Keys
+from attnc.constructions.unary.keys import Keys
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
 from attnc.ir.spec import check

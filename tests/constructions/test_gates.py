@@ -11,9 +11,9 @@ from flint import arb, ctx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.constructions import gate_fitted, gate_pieces, gate_product
 from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.gate_table import RECIPROCAL
+from attnc.constructions.gate import fitted, pieces, product
+from attnc.constructions.gate.table import RECIPROCAL
 from attnc.constructions.gates import GATES, Gate, gates, max_gate, min_gate, product_gate, square_gate
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, InputError
@@ -274,21 +274,21 @@ def test_the_error_is_at_most_eps_or_the_refusal_says_what_is_possible(name, exp
 
 @pytest.mark.parametrize("family", ["_GELU", "_GELU_TANH", "_SOFTPLUS", "_ERF", "_ATAN"])
 def test_the_table_says_what_its_rows_give(family):
-    fitted = getattr(gate_fitted, family)
-    for p, row in fitted.rows.items():
-        error = gate_fitted._solved(fitted, p).error
+    table = getattr(fitted, family)
+    for p, row in table.rows.items():
+        error = fitted._solved(table, p).error
         assert 0.92 * row[-1] <= error <= 1.03 * row[-1]
-    errors = [row[-1] for row in fitted.rows.values()]
+    errors = [row[-1] for row in table.rows.values()]
     assert errors == sorted(errors, reverse=True)
 
 
 def test_hints_say_what_fits_give():
-    for p, hint in gate_product.HINTS.items():
-        assert 0.92 * hint <= gate_product.identity(p)[1] <= hint
-    for p, hint in gate_pieces.EXP_HINTS.items():
-        assert 0.92 * hint <= gate_pieces.decay(p)[1] <= hint
+    for p, hint in product.HINTS.items():
+        assert 0.92 * hint <= product.identity(p)[1] <= hint
+    for p, hint in pieces.EXP_HINTS.items():
+        assert 0.92 * hint <= pieces.decay(p)[1] <= hint
     for p, row in RECIPROCAL.items():
-        assert 0.92 * row[-1] <= gate_pieces.reciprocal(p)[1] <= row[-1]
+        assert 0.92 * row[-1] <= pieces.reciprocal(p)[1] <= row[-1]
 
 
 @BY_NAME

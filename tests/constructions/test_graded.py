@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.constructions.graded import graded, graded_keys
-from attnc.constructions.grading import Grading
-from attnc.constructions.group_search import search
-from attnc.constructions.groups import Piece
-from attnc.constructions.keys import Keys
-from attnc.constructions.kinks import Kink, find_kinks
-from attnc.constructions.minimax import fit_values
-from attnc.constructions.unary import unary_program
+from attnc.constructions.pieces.grading import Grading
+from attnc.constructions.pieces.group_search import search
+from attnc.constructions.pieces.groups import Piece
+from attnc.constructions.pieces.kinks import Kink, find_kinks
+from attnc.constructions.unary.keys import Keys
+from attnc.constructions.unary.minimax import fit_values
+from attnc.constructions.unary.program import unary_program
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.targets.box import Box
 from attnc.targets.expression import Expression

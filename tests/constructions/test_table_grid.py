@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import table_grid
-from attnc.constructions.table_bands import Band, keys_at_nodes, reach_at_nodes
-from attnc.constructions.table_lattice import Lattice
-from attnc.constructions.table_lines import NodeAxis
+from attnc.constructions.table.bands import Band, keys_at_nodes, reach_at_nodes
+from attnc.constructions.table.lattice import Lattice
+from attnc.constructions.table.lines import NodeAxis
 
 
 def grid(*axes) -> np.ndarray:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import table_scattered
-from attnc.constructions.table_kernel import keys_at_points
-from attnc.constructions.table_kinks import SELECTING, Kinks
-from attnc.constructions.table_neighbours import Neighbours
+from attnc.constructions.table.kernel import keys_at_points
+from attnc.constructions.table.kinks import SELECTING, Kinks
+from attnc.constructions.table.neighbours import Neighbours
 
 
 def error_at_points(program, table) -> float:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import attnc
 from attnc import TruncatedLinear
 from attnc.constructions import truncated_linear, truncated_linear_heads
-from attnc.constructions.clip_heads import silence
-from attnc.constructions.selection import far_weight, mean_distance, mean_error
+from attnc.constructions.partition.selection import far_weight, mean_distance, mean_error
+from attnc.constructions.truncation.clip_heads import silence
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, InputError
 

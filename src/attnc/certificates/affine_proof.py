@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnc.certificates.branching import Leaf
-from attnc.certificates.deviations import affine_range, distance
+from attnc.certificates.cells.branching import Leaf
+from attnc.certificates.leaves.deviations import affine_range, distance
 from attnc.certificates.prover import Proven
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine

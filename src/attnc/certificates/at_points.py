@@ -1,7 +1,7 @@
 """The error at finitely many points, each of them proved: a table's claim.
 
-A point is a cell of width 0. The network's value there is enclosed as on any cell (`taylor_leaves`), and what engines
-round is added (`stage_rounding`); no sample of the network is believed.
+A point is a cell of width 0. The network's value there is enclosed as on any cell (`leaves.taylor`), and what engines
+round is added (`rounding.stage`); no sample of the network is believed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.certificates.extraction import stages
-from attnc.certificates.program_roundings import roundings
-from attnc.certificates.stage_rounding import rounding_bounds
-from attnc.certificates.taylor_leaves import taylor_enclosures
+from attnc.certificates.leaves.taylor import taylor_enclosures
+from attnc.certificates.rounding.program import roundings
+from attnc.certificates.rounding.stage import rounding_bounds
+from attnc.certificates.stages.extraction import stages
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.bound import Term

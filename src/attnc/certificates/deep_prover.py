@@ -1,11 +1,11 @@
 """Programs of several stages, proved by leaves: f against all that the stages, one after the other, can say on a cell.
 
-A cell is cut where the first stage turns from one flat part to another (`axis_breaks`): cuts are free to choose, and
-need not be dyadic. Where the last stage selects a cell of a grid, f is held against the values that can be selected,
-found axis by axis (`axis_keys`); a single stage that selects is proved so, too. In other chains every stage is enclosed
-on a piece X of a cell over the enclosure of the one before it (`stage_enclosures`), from its stored weights, rounding
-included, and sup_X |f − network| ≤ the distance of the two enclosures. Any chain of attention layers and softmaxes can
-be proved so; soft ones take small cells.
+A cell is cut where the first stage turns from one flat part to another (`deep.axis_breaks`): cuts are free to choose,
+and need not be dyadic. Where the last stage selects a cell of a grid, f is held against the values that can be
+selected, found axis by axis (`deep.axis_keys`); a single stage that selects is proved so, too. In other chains every
+stage is enclosed on a piece X of a cell over the enclosure of the one before it (`deep.enclosures`), from its stored
+weights, rounding included, and sup_X |f − network| ≤ the distance of the two enclosures. Any chain of attention layers
+and softmaxes can be proved so; soft ones take small cells.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnc.certificates.axis_breaks import axis_breaks, cut_at
-from attnc.certificates.axis_keys import axis_keys, row_breaks
-from attnc.certificates.branching import Bounds, Kind, branch_and_bound
-from attnc.certificates.deviations import cells_within, distance
-from attnc.certificates.integral import bound_integral
-from attnc.certificates.polynomial_ranges import Goal
+from attnc.certificates.cells.branching import Bounds, Kind, branch_and_bound
+from attnc.certificates.cells.integral import bound_integral
+from attnc.certificates.deep.axis_breaks import axis_breaks, cut_at
+from attnc.certificates.deep.axis_keys import axis_keys, row_breaks
+from attnc.certificates.deep.enclosures import LEAK, StageEnclosure
+from attnc.certificates.deep.slices import stage_programs
+from attnc.certificates.leaves.deviations import cells_within, distance
 from attnc.certificates.prover import Proven, proven, summed
-from attnc.certificates.slices import stage_programs
-from attnc.certificates.stage_enclosures import LEAK, StageEnclosure
+from attnc.certificates.taylor.ranges import Goal
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.intervals import Interval

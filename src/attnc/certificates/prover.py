@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.certificates.branching import Bounds, Kind, Leaf, Proof, branch_and_bound
-from attnc.certificates.deviations import cells_within
-from attnc.certificates.dyadic import cell_boxes
-from attnc.certificates.extraction import stages
-from attnc.certificates.integral import Integral, bound_integral
-from attnc.certificates.interpolants import ORDERS, interpolant_kind
-from attnc.certificates.kinds import choose_order, mean_value_kind, taylor_kind
-from attnc.certificates.one_stage import OneStage
-from attnc.certificates.polynomial_ranges import Goal
-from attnc.certificates.program_roundings import Roundings, roundings
-from attnc.certificates.selection_leaves import selection_bounds
-from attnc.certificates.stage_rounding import rounding_bounds, score_errors
-from attnc.certificates.tail_leaves import tail_bound
+from attnc.certificates.cells.branching import Bounds, Kind, Leaf, Proof, branch_and_bound
+from attnc.certificates.cells.dyadic import cell_boxes
+from attnc.certificates.cells.integral import Integral, bound_integral
+from attnc.certificates.leaves.deviations import cells_within
+from attnc.certificates.leaves.interpolants import ORDERS, interpolant_kind
+from attnc.certificates.leaves.kinds import choose_order, mean_value_kind, taylor_kind
+from attnc.certificates.leaves.selection import selection_bounds
+from attnc.certificates.leaves.tails import tail_bound
+from attnc.certificates.rounding.program import Roundings, roundings
+from attnc.certificates.rounding.stage import rounding_bounds, score_errors
+from attnc.certificates.stages.extraction import stages
+from attnc.certificates.stages.one_stage import OneStage
+from attnc.certificates.taylor.ranges import Goal
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.bound import Term

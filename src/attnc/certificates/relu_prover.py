@@ -24,14 +24,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.certificates.branching import Proof
-from attnc.certificates.extraction import stages
-from attnc.certificates.head_lines import Writer, leaf_boxes, line_rounding, writes
-from attnc.certificates.line_proof import prove_line
-from attnc.certificates.one_stage import Enclosed, StageHead
-from attnc.certificates.program_roundings import HeadRoundings, roundings
-from attnc.certificates.relu_errors import Units, error_terms, layer_term, read_out_error, sensitivities_of, unit_slopes
-from attnc.certificates.slices import Slice, slices
+from attnc.certificates.cells.branching import Proof
+from attnc.certificates.deep.head_lines import Writer, leaf_boxes, line_rounding, writes
+from attnc.certificates.deep.line_proof import prove_line
+from attnc.certificates.deep.relu_errors import (
+    Units,
+    error_terms,
+    layer_term,
+    read_out_error,
+    sensitivities_of,
+    unit_slopes,
+)
+from attnc.certificates.deep.slices import Slice, slices
+from attnc.certificates.rounding.program import HeadRoundings, roundings
+from attnc.certificates.stages.extraction import stages
+from attnc.certificates.stages.one_stage import Enclosed, StageHead
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.ir.spec import check

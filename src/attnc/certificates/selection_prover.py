@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnc.certificates.branching import Bounds, Kind, branch_and_bound
-from attnc.certificates.extraction import stages
-from attnc.certificates.polynomial_ranges import Goal
-from attnc.certificates.program_roundings import roundings
+from attnc.certificates.cells.branching import Bounds, Kind, branch_and_bound
+from attnc.certificates.deep.enclosures import rounding_of_sums
+from attnc.certificates.leaves.selection import selection_bounds
 from attnc.certificates.prover import Proven, proven
-from attnc.certificates.selection_leaves import selection_bounds
-from attnc.certificates.stage_enclosures import rounding_of_sums
-from attnc.certificates.stage_rounding import rounding_bounds, score_errors
+from attnc.certificates.rounding.program import roundings
+from attnc.certificates.rounding.stage import rounding_bounds, score_errors
+from attnc.certificates.stages.extraction import stages
+from attnc.certificates.taylor.ranges import Goal
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.rounding import up

@@ -1,11 +1,11 @@
 """Deep programs, proved stage by stage.
 
 A derivation says what every head is for: carrier·g(t), with t an affine combination of what the state already holds.
-Nothing of it is believed. That it is a derivation of the target is checked (`derivation_check`). From the weights of a
-stage it is found how its scores and values depend on the state; what differs from the combination that was claimed
+Nothing of it is believed. That it is a derivation of the target is checked (`deep.derivation_check`). From the weights
+of a stage it is found how its scores and values depend on the state; what differs from the combination that was claimed
 counts as an error. Then the head is a function of t alone, and is proved against g on the range of t, enlarged by the
 error that t already has: |head − carrier·g(t̂)| ≤ |carrier|·δ + what the weights differ by + rounding. How such errors
-travel to the outputs, and what of them cancels there, is found over many parts of the box (`composed_bound`).
+travel to the outputs, and what of them cancels there, is found over many parts of the box (`deep.composed_bound`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.certificates.branching import Proof
-from attnc.certificates.composed_bound import NOT_BOUNDED, Composed, Output, composed_bound
-from attnc.certificates.derivation_check import check_derivation
-from attnc.certificates.extraction import stages
-from attnc.certificates.head_lines import StateForm, Writer, leaf_boxes, writes
-from attnc.certificates.line_proof import prove_line
-from attnc.certificates.one_stage import OneStage
-from attnc.certificates.program_roundings import roundings
-from attnc.certificates.slices import Slice, slices
+from attnc.certificates.cells.branching import Proof
+from attnc.certificates.deep.composed_bound import NOT_BOUNDED, Composed, Output, composed_bound
+from attnc.certificates.deep.derivation_check import check_derivation
+from attnc.certificates.deep.head_lines import StateForm, Writer, leaf_boxes, writes
+from attnc.certificates.deep.line_proof import prove_line
+from attnc.certificates.deep.slices import Slice, slices
+from attnc.certificates.rounding.program import roundings
+from attnc.certificates.stages.extraction import stages
+from attnc.certificates.stages.one_stage import OneStage
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.ir.spec import check

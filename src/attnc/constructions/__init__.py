@@ -1,4 +1,4 @@
-"""Each theorem by name, with its own parameters: Target → Program and Bound."""
+"""Each theorem by name, with its own parameters: Target → Program and Bound. What they are made of is in folders."""
 
 from attnc.constructions.attention_softmax import attention_softmax
 from attnc.constructions.binomial import binomial

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.bumps import Bumps, StepRequest, Steps, make_bumps
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Positions, Request, num_positions
+from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, Positions, Request, num_positions
+from attnc.constructions.truncation.bumps import Bumps, StepRequest, Steps, make_bumps
 from attnc.ir.layers import Affine, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse

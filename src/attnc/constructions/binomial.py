@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnc.constructions.binomial_fit import FINAL_PASSES, Domain, Limits, Polynomial, search
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.fit_request import check_request, round_above
-from attnc.constructions.minimax import chebyshev
-from attnc.constructions.partition import MAX_BYTES, bytes_per_anchor
-from attnc.constructions.unary import StoredHead, check_unary, store, worst_error
+from attnc.constructions.partition.of_grid import MAX_BYTES, bytes_per_anchor
+from attnc.constructions.unary.binomial_fit import FINAL_PASSES, Domain, Limits, Polynomial, search
+from attnc.constructions.unary.minimax import chebyshev
+from attnc.constructions.unary.program import StoredHead, check_unary, store, worst_error
+from attnc.constructions.unary.request import check_request, round_above
 from attnc.errors import BoundNotMet, InputError
 from attnc.targets.target import Target
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.keys import Keys
+from attnc.constructions.unary.keys import Keys
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program

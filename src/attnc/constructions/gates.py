@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from attnc.constructions import gate_exact, gate_fitted, gate_kinks, gate_pieces
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.gate_keys import Gate, GateKeys, positive
-from attnc.constructions.gate_kinks import ChoiceGate, max_gate, min_gate
-from attnc.constructions.gate_product import ProductGate, product_gate, square_gate
-from attnc.constructions.gate_terms import Affine, Atom, Form, affine_range, read_forms
-from attnc.constructions.keys import Keys
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
+from attnc.constructions.gate import exact, fitted, kinks, pieces
+from attnc.constructions.gate.keys import Gate, GateKeys, positive
+from attnc.constructions.gate.kinks import ChoiceGate, max_gate, min_gate
+from attnc.constructions.gate.product import ProductGate, product_gate, square_gate
+from attnc.constructions.gate.terms import Affine, Atom, Form, affine_range, read_forms
+from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
+from attnc.constructions.unary.keys import Keys
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
@@ -33,33 +33,33 @@ __all__ = [
 ]
 
 GATES: dict[str, Callable[..., Gate]] = {
-    "sigmoid": gate_exact.sigmoid,
-    "tanh": gate_exact.tanh,
-    "tanhshrink": gate_exact.tanhshrink,
-    "silu": gate_exact.silu,
-    "quick_gelu": gate_exact.quick_gelu,
-    "mish": gate_exact.mish,
-    "relu": gate_kinks.relu,
-    "leaky_relu": gate_kinks.leaky_relu,
-    "prelu": gate_kinks.prelu,
-    "abs": gate_kinks.absolute,
-    "clip": gate_kinks.clip,
-    "hardtanh": gate_kinks.hardtanh,
-    "relu6": gate_kinks.relu6,
-    "hardsigmoid": gate_kinks.hardsigmoid,
-    "soft_threshold": gate_kinks.soft_threshold,
-    "gelu": gate_fitted.gelu,
-    "gelu_tanh": gate_fitted.gelu_tanh,
-    "softplus": gate_fitted.softplus,
-    "logsigmoid": gate_fitted.logsigmoid,
-    "erf": gate_fitted.erf,
-    "atan": gate_fitted.atan,
-    "exp": gate_pieces.exp,
-    "elu": gate_pieces.elu,
-    "celu": gate_pieces.celu,
-    "selu": gate_pieces.selu,
-    "hardswish": gate_pieces.hardswish,
-    "softsign": gate_pieces.softsign,
+    "sigmoid": exact.sigmoid,
+    "tanh": exact.tanh,
+    "tanhshrink": exact.tanhshrink,
+    "silu": exact.silu,
+    "quick_gelu": exact.quick_gelu,
+    "mish": exact.mish,
+    "relu": kinks.relu,
+    "leaky_relu": kinks.leaky_relu,
+    "prelu": kinks.prelu,
+    "abs": kinks.absolute,
+    "clip": kinks.clip,
+    "hardtanh": kinks.hardtanh,
+    "relu6": kinks.relu6,
+    "hardsigmoid": kinks.hardsigmoid,
+    "soft_threshold": kinks.soft_threshold,
+    "gelu": fitted.gelu,
+    "gelu_tanh": fitted.gelu_tanh,
+    "softplus": fitted.softplus,
+    "logsigmoid": fitted.logsigmoid,
+    "erf": fitted.erf,
+    "atan": fitted.atan,
+    "exp": pieces.exp,
+    "elu": pieces.elu,
+    "celu": pieces.celu,
+    "selu": pieces.selu,
+    "hardswish": pieces.hardswish,
+    "softsign": pieces.softsign,
 }
 """name → the cheapest gate with error ≤ eps: GATES["gelu"](1e-7). Parameters by name: GATES["elu"](1e-6, alpha=0.5)."""
 DEFAULT_EPS = 1e-6
@@ -80,7 +80,7 @@ def gates(
 
     Theorem.  |out − f| ≤ Σ |coefficient|·error of the gate, on the whole box, whose ends may be infinite wherever the
               gates are global: all but products, and exp upwards.
-    Weights.  Every gate is a head on the state token, over keys that carry its argument: see `gate_kinks` and its
+    Weights.  Every gate is a head on the state token, over keys that carry its argument: see `gate.kinks` and its
               neighbours. A product is taken of factors less the middle of their ranges, the rest of it being affine.
     eps (1e-6 if not given) is shared evenly. Rounding is not part of the error.
     """
@@ -167,7 +167,7 @@ class _Plan:
     def _unary(self, atom: Atom, eps: float) -> Gate:
         if atom.name == "clip":
             assert atom.limits is not None
-            return gate_kinks.clip(eps, *atom.limits)
+            return kinks.clip(eps, *atom.limits)
         if atom.name != "exp":
             return GATES[atom.name](eps)
         _, hi = self._range(atom.arguments[0])
@@ -176,7 +176,7 @@ class _Plan:
                 f"exp of an argument up to {hi:g} in {self.target.describe()}: its gate is for (−∞, b], b < "
                 f"{MAX_EXPONENT:g}. Choose a box on which the argument is bounded above."
             )
-        return gate_pieces.exp(eps, hi)
+        return pieces.exp(eps, hi)
 
     def _product(self, atom: Atom, x: Wire, y: Wire, eps: float) -> Wire:
         """(x − a)(y − b) by a head, and ay + bx − ab."""

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.fit_request import check_request, round_above
-from attnc.constructions.group_search import LARGEST_GROUP
-from attnc.constructions.keys import Keys
-from attnc.constructions.kinks import Kink, find_kinks
-from attnc.constructions.partition import MAX_BYTES, bytes_per_anchor
-from attnc.constructions.pieces import Fitted, Line, fit_size, fit_within
-from attnc.constructions.unary import check_unary
+from attnc.constructions.partition.of_grid import MAX_BYTES, bytes_per_anchor
+from attnc.constructions.pieces.fitting import Fitted, Line, fit_size, fit_within
+from attnc.constructions.pieces.group_search import LARGEST_GROUP
+from attnc.constructions.pieces.kinks import Kink, find_kinks
+from attnc.constructions.unary.keys import Keys
+from attnc.constructions.unary.program import check_unary
+from attnc.constructions.unary.request import check_request, round_above
 from attnc.errors import BoundNotMet, DomainError, InputError, real_number
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.box import Box

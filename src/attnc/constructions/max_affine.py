@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from attnc.constructions.adaptive import build_adaptive, check_centres
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Request
-from attnc.constructions.partition_weights import build_on_grid, self_attention
+from attnc.constructions.partition.adaptive import build_adaptive, check_centres
+from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.partition.weights import build_on_grid, self_attention
 from attnc.errors import InputError
 from attnc.targets.target import Target
 
@@ -31,11 +31,11 @@ def max_affine(
     Theorem.  In coordinates y = scale·x + offset in which cells have width 1, with centres L_j and ρ = ½ + η:
               |out − f| ≤ max_j sup{|f(x) − f(v_j)| : |y − L_j|_∞ ≤ ρ} + leak(β, η)·osc + rounding, for every η > 0.
               For norm = p the first term is an L_p norm, the values are averages over cells, and f may jump.
-              With centres="adaptive" cells are small where f varies most: see `adaptive_partition`.
+              With centres="adaptive" cells are small where f varies most: see `partition.of_leaves`.
     Weights.  Token (j, i) of n·G carries L_j, −|L_j|², the position e_i and the value; the first n also carry y, 1 and
               their own position: score = β(2L_j·y − |L_j|²) + M·[same position], so weights ∝ exp(−β|y − L_j|²).
-              `partition.Positions` undoes the leak between positions exactly, for every M > 0 (M is `margin`).
-    Proof.    See `partition.Partition`.
+              `Positions` undoes the leak between positions exactly, for every M > 0 (M is `margin`).
+    Proof.    See `Partition`.
     """
     if len(target.input_shapes) > 1:
         raise InputError("max_affine takes one input; for f(X, Y) use construction='max_affine_cross'")

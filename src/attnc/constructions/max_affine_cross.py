@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from attnc.constructions.adaptive import build_adaptive, check_centres
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Request
-from attnc.constructions.partition_weights import Cells, PartitionWeights, build_on_grid
+from attnc.constructions.partition.adaptive import build_adaptive, check_centres
+from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.partition.weights import Cells, PartitionWeights, build_on_grid
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program, token_shape
 from attnc.ir.spec import check

@@ -9,10 +9,10 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Positions, bytes_per_anchor, num_positions
-from attnc.constructions.partition_weights import Cells, self_attention
-from attnc.constructions.spectral_axis import MAX_VALUE
-from attnc.constructions.spectral_search import Search, Spectrum
+from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, Positions, bytes_per_anchor, num_positions
+from attnc.constructions.partition.weights import Cells, self_attention
+from attnc.constructions.spectral.axis import MAX_VALUE
+from attnc.constructions.spectral.search import Search, Spectrum
 from attnc.errors import InputError
 from attnc.targets.target import Target
 

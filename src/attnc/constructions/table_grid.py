@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
-from attnc.constructions.table_head import (
+from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
+from attnc.constructions.table.head import (
     MARGIN,
     MAX_VALUE,
     TableHead,
@@ -19,7 +19,7 @@ from attnc.constructions.table_head import (
     require_room,
     too_many,
 )
-from attnc.constructions.table_lines import Line, NodeAxis, Sections
+from attnc.constructions.table.lines import Line, NodeAxis, Sections
 from attnc.errors import InputError
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target

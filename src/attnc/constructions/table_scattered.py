@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
-from attnc.constructions.table_head import (
+from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
+from attnc.constructions.table.head import (
     MARGIN,
     MAX_VALUE,
     TableHead,
@@ -22,9 +22,9 @@ from attnc.constructions.table_head import (
     require_room,
     too_many,
 )
-from attnc.constructions.table_kernel import keys_at_points
-from attnc.constructions.table_lattice import Lattice
-from attnc.constructions.table_neighbours import Neighbours
+from attnc.constructions.table.kernel import keys_at_points
+from attnc.constructions.table.lattice import Lattice
+from attnc.constructions.table.neighbours import Neighbours
 from attnc.errors import InputError
 from attnc.ir.reference import softmax
 from attnc.targets.table import TableTarget

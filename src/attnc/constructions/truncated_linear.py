@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.clip import BEST_BETA, ClipLayer
-from attnc.constructions.clip_heads import HeadedClipLayer
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES
-from attnc.constructions.selection import round_up
+from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES
+from attnc.constructions.partition.selection import round_up
+from attnc.constructions.truncation.clip import BEST_BETA, ClipLayer
+from attnc.constructions.truncation.clip_heads import HeadedClipLayer
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program

@@ -7,8 +7,15 @@ import math
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.bumps import Bumps, StepRequest, Steps, make_bumps
-from attnc.constructions.partition import MAX_ANCHORS, MAX_BYTES, Positions, Request, bytes_per_anchor, num_positions
+from attnc.constructions.partition.of_grid import (
+    MAX_ANCHORS,
+    MAX_BYTES,
+    Positions,
+    Request,
+    bytes_per_anchor,
+    num_positions,
+)
+from attnc.constructions.truncation.bumps import Bumps, StepRequest, Steps, make_bumps
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program
@@ -41,7 +48,7 @@ def two_layer(
     Weights.  Layer 1 (`bumps.Steps`): token (i, m) clips (y_i − E_m)/2δ + ½ to [0, 1], one head or `heads` of them.
               Then token (v, j) of G·n carries the incidence vector of cell v (D ones among Σ P_i), position e_j and
               value; the first n also carry all bumps of the point and their own position. Query: bumps and position;
-              key: β·incidence and M·position. `partition.Positions` undoes the leak between positions.
+              key: β·incidence and M·position. `Positions` undoes the leak between positions.
     Proof.    The score of (v, j) is β·Σ_i b_{v_i}: `bumps.select` bounds the weight of all cells but those that hold x
               when widened to ρ. An average of the values of those is off by at most the largest of |f(x) − f(v)|,
               whatever their weights; so an error δ_s of the scores only multiplies the leak, by e^{2δ_s}.

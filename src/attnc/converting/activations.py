@@ -12,9 +12,9 @@ import numpy as np
 
 from attnc.certificates.prover import prove
 from attnc.constructions.circuit import Circuit
-from attnc.constructions.gate_keys import ALL_REALS, Gate, GateKeys
-from attnc.constructions.gate_pieces import SELU_ALPHA, SELU_SCALE, reciprocal
-from attnc.constructions.gate_table import RECIPROCAL
+from attnc.constructions.gate.keys import ALL_REALS, Gate, GateKeys
+from attnc.constructions.gate.pieces import SELU_ALPHA, SELU_SCALE, reciprocal
+from attnc.constructions.gate.table import RECIPROCAL
 from attnc.constructions.gates import GATES
 from attnc.errors import InputError, real_number
 from attnc.numerics.rounding import up
@@ -182,7 +182,7 @@ def proved_error(keys: GateKeys, text: str, domain: tuple[float, float], seen: f
 
 
 def _softsign(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
-    """s·(1 − A(y)), s = tanh(βx), y = x·s; A is proved on [0, R], and the step costs STEP/β: see `gate_pieces`."""
+    """s·(1 − A(y)), s = tanh(βx), y = x·s; A is proved on [0, R], and the step costs STEP/β: see `gate.pieces`."""
     least = math.inf
     for p, row in sorted(RECIPROCAL.items()):
         if row[-1] > eps:

@@ -1,0 +1,1 @@
+"""Dyadic cells of a box, and branch and bound over them."""

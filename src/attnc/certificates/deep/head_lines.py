@@ -1,0 +1,246 @@
+"""A head of a stage as a function of one number t, an affine combination of the state; and how it rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.certificates.cells.branching import Proof
+from attnc.certificates.cells.dyadic import cell_boxes
+from attnc.certificates.rounding.program import HeadRoundings, Roundings, ScoreRoundings
+from attnc.certificates.rounding.stage import rounding_bounds
+from attnc.certificates.stages.one_stage import Enclosed, OneStage, StageHead
+from attnc.errors import ProgramError
+from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, gamma, up
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+U = UNIT_ROUNDOFF["float64"]
+MOST_IDLE = 3
+MOST_CELLS = 4096
+"""When to halve cells no more for the sake of their rounding."""
+
+
+@dataclass(frozen=True, eq=False)
+class StateForm:
+    """T(u) = Σ weight_i·u_i + constant in floats; a part is within `slack` of T at the exact state u."""
+
+    weights: Float[np.ndarray, " channels"]
+    constant: float
+    slack: float
+
+
+def writes(head: HeadRoundings, column: int) -> bool:
+    """By sizes: what cancels exactly still rounds. A size of 0 was rounded up to the least float."""
+    parts = (head.value_sizes, *(() if head.value_size_slopes is None else (head.value_size_slopes,)))
+    return any(bool((part[:, column] > TINIEST).any()) for part in parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Writer:
+    """The head of a stage that writes one channel."""
+
+    stage: OneStage
+    roundings: Roundings
+    number: int
+    column: int
+
+    @property
+    def head(self) -> StageHead:
+        return self.stage.heads[self.number]
+
+    def require_alone(self, name: str) -> None:
+        affine = (self.stage.linear, self.stage.constant)
+        if any(part[self.column].any() for array in affine for part in (array.mid, array.radius)):
+            raise ProgramError(f"{name} is not made by its head alone")
+
+    def along(
+        self, argument: StateForm, carrier: StateForm | None, sizes: Float[np.ndarray, " channels"]
+    ) -> tuple[StageHead, float]:
+        """The head as a function of t = T(u) alone, and how far its values may be from what is claimed of them.
+
+        Scores a_k·u + c_k are κ_k·T(u) + c_k − κ_k·constant, up to Σ_i |a_ki − κ_k weight_i|·|u_i|, which is put into
+        the radius of an offset. Values are ν_k·carrier(u), or constants, or affine in t.
+        """
+        head, column = self.head, self.column
+        kappa, offsets, differs = _divided(head.slopes.mid, head.slopes.radius, head.offsets, argument, sizes)
+        values, zeros = head.values.mid[:, column], np.zeros(len(kappa))
+        constants, off = Enclosed(values, zeros), head.values.radius[:, column]
+        moves, gates = np.zeros_like(head.slopes.mid), None
+        if head.value_slopes is not None:
+            moves = head.value_slopes.mid[:, column]
+            off = up(off + head.value_slopes.radius[:, column] @ sizes, 4)
+        if carrier is not None:
+            values, _, unsure = _divided(moves, np.zeros_like(moves), constants, carrier, sizes, True)
+            off = up(off + unsure, 2)
+        elif moves.any():
+            nu, kept, unsure = _divided(moves, np.zeros_like(moves), constants, argument, sizes)
+            off = up(off + unsure + kept.radius, 2)
+            values, gates = kept.mid, Enclosed(nu[:, None, None], np.zeros((len(nu), 1, 1)))
+        line = StageHead(
+            Enclosed(kappa[:, None], zeros[:, None]),
+            Enclosed(offsets.mid, up(offsets.radius + differs)),
+            Enclosed(values[:, None], zeros[:, None]),
+            gates,
+        )
+        return line, float(up(off.max(initial=0.0)))
+
+    def rounding(
+        self,
+        line: StageHead,
+        argument: StateForm,
+        unsure: float,
+        size: float,
+        sizes: Float[np.ndarray, " channels"],
+        centres: Float[np.ndarray, "cells 1"],
+        radii: Float[np.ndarray, "cells 1"],
+    ) -> float:
+        """Of the stage in this channel, over all cells of t and all states."""
+        flat, peak = self.flat_roundings(argument, sizes)
+        found = line_rounding(line, flat, self.roundings.dtype, unsure, size, peak, centres, radii)
+        reach = up(sizes * (1 + 2 * self.roundings.unit), 2)
+        whole = self.roundings.sizes[self.column] + self.roundings.size_slopes[self.column] @ reach
+        return float(up(found + gamma(self.roundings.count, self.roundings.unit) * whole, 4))
+
+    def flat_roundings(self, argument: StateForm, sizes: Float[np.ndarray, " channels"]) -> tuple[HeadRoundings, float]:
+        """Those of the head as one of t, and the largest number on the way, over all states.
+
+        Where t = w·u_i + constant is of one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell; other channels are taken
+        as large as they get (`_along`).
+        """
+        rounds, column = self.roundings.heads[self.number], self.column
+        reach = up(sizes * (1 + 2 * self.roundings.unit), 2)[None]
+        nothing = np.zeros(len(rounds.score_offsets))
+        lost = up(rounds.score_underflow * (1 + reach.sum()) ** 2, 8)
+        errors = np.concatenate([rounds.score_slopes, up(rounds.score_offsets + lost)[:, None]], axis=1)
+        crude, fine = _along(errors, argument, reach[0]), rounds.scores
+        if fine is not None:
+            own = np.concatenate([fine.own[:, :-1], up(fine.own[:, -1:] + lost[:, None])], axis=1)
+            query, own, added = (_along(rows, argument, reach[0]) for rows in (fine.query, own, fine.sizes))
+            fine = ScoreRoundings(query, fine.keys, own, added, fine.num_terms)
+        value_sizes = rounds.value_sizes[:, column]
+        if rounds.value_size_slopes is not None:
+            value_sizes = up(value_sizes + rounds.value_size_slopes[:, column] @ reach[0], len(sizes) + 1)
+        spent = float(up(rounds.underflow[column] * (1 + reach.sum()), 4))
+        flat = HeadRoundings(
+            crude[:, :1],
+            crude[:, 1],
+            nothing,
+            value_sizes[:, None],
+            None,
+            rounds.count,
+            rounds.depth,
+            np.array([spent]),
+            fine,
+        )
+        return flat, float(up(self.roundings.peak * (1 + reach.sum()) ** 2, 8))
+
+
+def _along(
+    rows: Float[np.ndarray, "rows forms"], argument: StateForm, reach: Float[np.ndarray, " channels"]
+) -> Float[np.ndarray, "rows two"]:
+    """Forms of (|u|, 1) as forms of (|t|, 1) that are no smaller on any state."""
+    slopes, elsewhere = np.zeros(len(rows)), reach.copy()
+    (read,) = np.nonzero(argument.weights)
+    if len(read) == 1:
+        (place,) = read
+        slopes = up(rows[:, place] / abs(argument.weights[place]), 2)
+        elsewhere[place] = 0.0
+    constants = rows[:, :-1] @ elsewhere + rows[:, -1] + slopes * abs(argument.constant)
+    return np.stack([slopes, up(constants, len(reach) + 4)], axis=1)
+
+
+def line_rounding(
+    line: StageHead,
+    rounds: HeadRoundings,
+    dtype: str,
+    unsure: float,
+    size: float,
+    peak: float,
+    centres: Float[np.ndarray, "cells 1"],
+    radii: Float[np.ndarray, "cells 1"],
+) -> float:
+    """Of a head as one of t, its values times `size` and known to `unsure`, over all cells of t."""
+    scaled = None if line.value_slopes is None else _times(size, line.value_slopes, 0.0)
+    head = StageHead(line.slopes, line.offsets, _times(size, line.values, unsure), scaled)
+    stage = OneStage((head,), Enclosed(np.zeros(1), np.zeros(1)), Enclosed(np.zeros((1, 1)), np.zeros((1, 1))))
+    own = Roundings(dtype, (rounds,), np.zeros(1), np.zeros((1, 1)), 0, float(rounds.underflow[0]), peak)
+    return largest_over(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], centres, radii)
+
+
+def leaf_boxes(proof: Proof) -> tuple[Float[np.ndarray, "leaves 1"], Float[np.ndarray, "leaves 1"]]:
+    """Centres and radii of the leaves."""
+    parts = [
+        cell_boxes(proof.box, level, np.array([leaf.index for leaf in proof.leaves if leaf.level == level]))
+        for level in sorted({leaf.level for leaf in proof.leaves})
+    ]
+    return np.concatenate([centres for centres, _ in parts]), np.concatenate([radii for _, radii in parts])
+
+
+def largest_over(
+    bounds: Callable[[np.ndarray, np.ndarray], np.ndarray], centres: np.ndarray, radii: np.ndarray
+) -> float:
+    """The largest bound of any cell; cells are halved where they are the largest, as long as that makes it smaller.
+
+    A gate's values cross where its weights are least sure. Leaves may be wide there, and its rounding is not.
+    """
+    upper, idle = bounds(centres, radii), 0
+    while idle < MOST_IDLE and len(centres) < MOST_CELLS:
+        largest = upper.max()
+        wide = upper > largest / 2
+        half = radii[wide] / 2
+        parts = centres[wide] - half, centres[wide] + half
+        reach = up(half + 2 * U * (np.abs(centres[wide]) + half), 4)
+        new = np.concatenate(parts), np.concatenate([reach, reach])
+        centres, radii = np.concatenate([centres[~wide], new[0]]), np.concatenate([radii[~wide], new[1]])
+        upper = np.concatenate([upper[~wide], bounds(*new)])
+        idle = 0 if upper.max() < 0.8 * largest else idle + 1
+    return float(upper.max())
+
+
+def _times(size: float, values: Enclosed, unsure: float) -> Enclosed:
+    """size·values, each known to `unsure` besides."""
+    mid = size * values.mid
+    return Enclosed(mid, up(size * values.radius + U * np.abs(mid) + unsure, 4))
+
+
+def _divided(
+    slopes: Float[np.ndarray, "keys channels"],
+    radius: Float[np.ndarray, "keys channels"],
+    offsets: Enclosed,
+    affine: StateForm,
+    sizes: Float[np.ndarray, " channels"],
+    with_constant: bool = False,
+) -> tuple[np.ndarray, Enclosed, np.ndarray]:
+    """κ with slopes ≈ κ·weights, what is left of the offsets, and a bound of what differs, over all states.
+
+    With `with_constant` the offsets are to be κ·constant, and what is left of them differs, too.
+    """
+    weights = affine.weights
+    main = int(np.argmax(np.abs(weights) * sizes))
+    with np.errstate(over="ignore"):
+        if weights[main] != 0 and sizes[main] * abs(weights[main]) > 0:
+            kappa = slopes[:, main] / weights[main]
+        elif with_constant and affine.constant:
+            kappa = offsets.mid / affine.constant
+        else:
+            kappa = np.zeros(len(slopes))
+        if not np.isfinite(kappa).all() or not np.isfinite(np.abs(kappa).max(initial=0.0) * np.abs(weights).max()):
+            raise ProgramError("scores or values are too large to be those of the combination that is claimed")
+    products = kappa[:, None] * weights
+    is_easy = np.isin(np.frexp(np.abs(weights))[0], (0.0, 0.5))  # a power of two: the product is exact
+    rounding = np.where(is_easy, 0.0, 2 * U * np.abs(products)) + np.where(weights == 0, 0.0, TINIEST)
+    gaps = np.abs(slopes - products)
+    left = up(gaps * (1 + 4 * U) + rounding + radius, 2)
+    differs = up(left @ sizes, len(sizes) + 1)
+    shift = kappa * affine.constant
+    mid = offsets.mid - shift
+    loose = 0.0 if affine.constant == 0 else 2 * U * (np.abs(shift) + np.abs(mid)) + 2 * TINIEST
+    kept = Enclosed(mid, np.asarray(up(offsets.radius + loose, 2)) if affine.constant else offsets.radius)
+    if with_constant:
+        differs = up(differs + np.abs(mid) + kept.radius, 2)
+    return kappa, kept, differs

@@ -1,0 +1,77 @@
+"""One head as a function of one number, proved against an expression of it on an interval."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from attnc.certificates.cells.branching import Bounds, Kind, Proof, branch_and_bound
+from attnc.certificates.leaves.kinds import mean_value_kind, taylor_kind
+from attnc.certificates.leaves.selection import selection_bounds
+from attnc.certificates.stages.one_stage import Enclosed, OneStage, StageHead
+from attnc.certificates.taylor.ranges import Goal
+from attnc.numerics.intervals import Interval
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.parts import T, function_of_t, substitute
+from attnc.targets.tree import Call, Node, Number
+
+ORDER = 10
+START_LEVEL = 3
+TOLERANCE = 0.05
+FLOOR = 1e-14
+"""Of the function and of the values that are averaged: below that, only rounding would be divided ever more finely."""
+
+
+def prove_line(
+    head: StageHead, tree: Node, lo: float, hi: float, margin: float, seconds: float
+) -> tuple[Proof, Box, tuple[float, float] | None]:
+    """|A(t) − g(t)| over [lo − margin, hi + margin], that interval, and the ends at which g is held if it has to be."""
+    one = np.zeros(1)
+    stage = OneStage((head,), Enclosed(one, one), Enclosed(one[:, None], one[:, None]))
+    # Held at a ∈ [lo, lo + margin], b ∈ [hi − margin, hi], a t within the margin of s ∈ [lo, hi] is not taken farther.
+    inner = max(lo, math.nextafter(lo + margin, -math.inf)), min(hi, math.nextafter(hi - margin, math.inf))
+    lo, hi = math.nextafter(lo - margin, -math.inf), math.nextafter(hi + margin, math.inf)
+    box = Box(("t",), np.array([lo]), np.array([hi]))
+    is_held = not _is_defined(tree, lo, hi)
+    if is_held:
+        ends = tuple(Number(Fraction(end)) for end in inner)
+        tree = substitute(tree, Call("clip", (T, *ends)))
+    expression = function_of_t(tree)
+    target = _Line(expression, box)
+    samples = np.linspace(lo, hi, 257)[:, None]
+    at_kinks = dataclasses.replace(mean_value_kind(stage, expression, box), is_fallback=False)
+    kinds = [taylor_kind(stage, expression, ORDER), _selection(stage, target), at_kinks]
+    floor = FLOOR * max(float(np.abs(expression(samples)).max()), _largest_value(head, box))
+    proof = branch_and_bound(kinds, box, tolerance=TOLERANCE, floor=floor, start_level=START_LEVEL, time_budget=seconds)
+    return proof, box, inner if is_held else None
+
+
+def _largest_value(head: StageHead, box: Box) -> float:
+    values = np.abs(head.values.mid)
+    if head.value_slopes is not None:
+        values = values + np.abs(head.value_slopes.mid[..., 0]) * float(box.magnitude[0])
+    return float(values.max())
+
+
+class _Line(ExpressionTarget):
+    """An expression of t whose domain was checked already."""
+
+    def __init__(self, expression: object, box: Box) -> None:
+        self.expression, self.box, self.text = expression, box, ""  # type: ignore[assignment]
+        self.input_shapes, self.output_shape = ((1,),), ()
+
+
+def _selection(stage: OneStage, target: _Line) -> Kind:
+    def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        return Bounds(selection_bounds(stage, target, centres, radii))
+
+    return Kind("selection", 0, bounds)
+
+
+def _is_defined(tree: Node, lo: float, hi: float) -> bool:
+    found = function_of_t(tree).ranges(Interval(np.array([[lo]]), np.array([[hi]])), violations="infinite")
+    return bool(np.isfinite(found.lo).all() and np.isfinite(found.hi).all())

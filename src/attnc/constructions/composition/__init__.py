@@ -1,0 +1,1 @@
+"""A composition: the head of each part, and the errors of all of them."""

@@ -1,0 +1,174 @@
+"""The head that computes a function of one part: a gate where there is one, else soft anchors with solved values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from attnc.certificates.deep.line_proof import prove_line
+from attnc.certificates.stages.extraction import stages
+from attnc.constructions.circuit import Circuit, Wire
+from attnc.constructions.composition.unary_fit import BETWEEN, Function, UnaryFit, fit_unary, sample_interval
+from attnc.constructions.gate.keys import GateKeys
+from attnc.constructions.gate.product import product_gate
+from attnc.constructions.gates import GATES
+from attnc.constructions.graded import graded_keys
+from attnc.constructions.pieces.kinks import find_kinks
+from attnc.constructions.unary.keys import Keys
+from attnc.errors import AttncError
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.parts import T, function_of_t
+from attnc.targets.tree import Call, Node
+
+TWO_KEYS = ("relu", "abs", "silu", "sigmoid", "tanh")
+"""Gates of two keys, exact or as steep as it takes."""
+GLOBAL = ("gelu", "softplus", "erf")
+"""Gates on all of R, which an interval may do better than."""
+MANY = 48
+"""With more keys than that on an even grid, it is worth looking where the function is hard: at kinks, and like √t at 0.
+There even grids have hundreds of keys, and to find out how many takes long."""
+SECONDS = 1.0
+"""For the proof of a head."""
+
+
+class PartFit(Protocol):
+    """Heads that compute g(argument) within `error`, as far as samples show."""
+
+    @property
+    def error(self) -> float: ...
+    @property
+    def num_anchors(self) -> int: ...
+    def apply(self, circuit: Circuit, argument: Wire, name: str) -> Wire: ...
+    def gate(self, circuit: Circuit, argument: Wire, carrier: Wire, name: str) -> Wire:
+        """carrier·g(argument)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class SelfGate:
+    """Σ_k w_k(t)(v_k + u_k·t): the values carry the argument itself."""
+
+    keys: GateKeys
+    error: float
+
+    @property
+    def num_anchors(self) -> int:
+        return self.keys.p
+
+    def apply(self, circuit: Circuit, argument: Wire, name: str) -> Wire:
+        keys = self.keys
+        (wire,) = circuit.head(
+            [argument],
+            keys.slopes[:, None],
+            keys.offsets,
+            keys.values[:, None],
+            carrier=argument,
+            carried=keys.carried[:, None],
+            name=name,
+        )
+        return wire
+
+    def gate(self, circuit: Circuit, argument: Wire, carrier: Wire, name: str) -> Wire:
+        raise AssertionError("a gate carries its own argument: it is never absorbed")
+
+
+def is_self_gate(tree: Node) -> bool:
+    """Whether the head may carry its own argument, and so cannot be a factor of a product as well."""
+    return _called(tree) in ("relu", "abs", "silu", *GLOBAL)
+
+
+def is_exact(tree: Node) -> bool:
+    """sigmoid(t), tanh(t), silu(t): two keys, no error."""
+    return _called(tree) in ("sigmoid", "tanh", "silu")
+
+
+def has_two_keys(tree: Node) -> bool:
+    return _called(tree) in TWO_KEYS
+
+
+def _called(tree: Node) -> str | None:
+    return tree.name if isinstance(tree, Call) and tree.arguments == (T,) else None
+
+
+def fit_part(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> PartFit | None:
+    """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none."""
+    if has_two_keys(tree):
+        return next(_gates(tree, lo, hi, delta), None)
+    if tree is T:
+        return _identity(lo, hi, delta)
+    f = function_of_one(tree)
+    few = fit_unary(f, lo, hi, delta, MANY, dtype)
+    found: list[PartFit] = [*([] if few is None else [few]), *_gates(tree, lo, hi, delta)]
+    if not found:
+        found += _graded(tree, lo, hi, delta)
+    if not found or min(fit.num_anchors for fit in found) > 2 * MANY:
+        many = fit_unary(f, lo, hi, delta, dtype=dtype)
+        found += [] if many is None else [many]
+    return min(found, key=lambda fit: fit.num_anchors, default=None)
+
+
+def proved_error(fit: PartFit, tree: Node, lo: float, hi: float) -> float:
+    """How far the head, in float64, is from tree(t) for t ∈ [lo, hi] in exact arithmetic; as far as samples show if a
+    proof takes long."""
+    circuit = Circuit(("t",))
+    program = circuit.build([fit.apply(circuit, circuit.input(0), "head")], (), "float64")
+    ((stage, _),) = stages(program)
+    (head,) = stage.heads
+    proof, _, _ = prove_line(head, tree, lo, hi, 0.0, SECONDS)
+    return proof.bound if proof.complete else fit.error
+
+
+def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
+    """t on [lo, hi]: a product's head, about the middle of the interval."""
+    middle, size = lo / 2 + hi / 2, max(hi / 2 - lo / 2, 1e-300)
+    gate = product_gate(delta, 1.0, size)
+    return UnaryFit(Keys(gate.keys.slopes, gate.keys.offsets, gate.keys.values + middle), 1.0, -middle, gate.error)
+
+
+def _gates(tree: Node, lo: float, hi: float, delta: float) -> Iterator[PartFit]:
+    name = _called(tree)
+    if name not in (*TWO_KEYS, *GLOBAL):
+        return
+    try:
+        # A gate need not be finer than the function is large: where relu and abs are at most so much, 0 would do.
+        gate = GATES[name](max(min(delta, max(abs(lo), abs(hi))), 1e-300))
+    except AttncError:
+        return
+    keys = gate.keys
+    if keys is None:
+        return
+    if keys.carried.any():
+        yield SelfGate(keys, gate.error)
+    else:
+        yield UnaryFit(Keys(keys.slopes, keys.offsets, keys.values), 1.0, 0.0, gate.error)
+
+
+def _graded(tree: Node, lo: float, hi: float, delta: float) -> Iterator[UnaryFit]:
+    """Anchors that crowd where the function is singular, as √t at 0."""
+    f = function_of_one(tree)
+    try:
+        target = ExpressionTarget(function_of_t(tree), Box(("t",), np.array([lo]), np.array([hi])))
+        keys = graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta)
+    except AttncError:
+        return
+    t = sample_interval(lo, hi, 8001)
+    error = BETWEEN * float(np.abs(keys(t) - f(t)).max())
+    if error <= delta:
+        yield UnaryFit(keys, 1.0, 0.0, error)
+
+
+def function_of_one(tree: Node) -> Function:
+    """tree(t) on arrays; NaN and inf where it is not defined."""
+    expression = function_of_t(tree)
+
+    def value(t: np.ndarray) -> np.ndarray:
+        return expression(t[:, None])[:, 0]
+
+    return value
+
+
+IDENTITY = T

@@ -1,0 +1,243 @@
+"""One axis of a gridded table: keys on it, and the values of keys that fit the table's own nodes best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.constructions.spectral.axis import CUTS
+from attnc.constructions.table.bands import Band, keys_at_nodes, reach_at_nodes, reach_of_lattice
+from attnc.constructions.table.head import middle_of_groups
+from attnc.constructions.table.lattice import FEW, LADDER, Lattice, menu
+from attnc.ir.reference import softmax
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+RIDGES = (1e-14, 1e-12, 1e-10)
+UNEVEN = 3.0
+"""Nodes whose gaps differ by more than this factor are fitted with graded anchors too."""
+SOME = 1000
+"""Nodes of a long axis that are looked at to see whether it is noise."""
+HOPELESS = 1e-2
+"""The accuracy, as a part of max |f|, that many anchors have at least where fewer have a much better one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """Keys on one axis, score_k(x) = 2L_k(scale·x + offset) + bias_k; their values from a table's nodes, and back."""
+
+    scale: float
+    offset: float
+    anchors: Float[np.ndarray, " p"]  # the L_k
+    bias: Float[np.ndarray, " p"]
+    c: float
+    kind: str  # "even" or "graded", fewer keys than nodes; or "nodes", a key for each
+    solve: Callable[[Float[np.ndarray, "nodes lines"]], Float[np.ndarray, "p lines"]]  # f at the nodes → values
+    apply: Callable[[Float[np.ndarray, "p lines"]], Float[np.ndarray, "nodes lines"]]  # values → output at the nodes
+
+    @property
+    def p(self) -> int:
+        return len(self.anchors)
+
+    @property
+    def is_smooth(self) -> bool:
+        return self.kind != "nodes"
+
+
+@dataclass(frozen=True, eq=False)
+class Sections:
+    """Lines through the table along one axis: `f` is to be fitted, and values are made of `solved`.
+
+    These are lines of what the axes before have made of f; the values may grow up to `sizes`.
+    """
+
+    f: Float[np.ndarray, "nodes lines"]
+    solved: Float[np.ndarray, "nodes others"]
+    sizes: Float[np.ndarray, " others"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A softness, a padding and a cut; the error at the nodes that they leave, and values in units of their limit."""
+
+    lattice: Lattice
+    error: float
+    growth: float
+
+
+class NodeAxis:
+    """The nodes of one axis, as the network sees them: in its own dtype."""
+
+    def __init__(self, nodes: Float[np.ndarray, " nodes"], dtype: str) -> None:
+        self.dtype = dtype
+        self.x = nodes.astype(dtype).astype(np.float64)
+        self.lo, self.hi = float(nodes[0]), float(nodes[-1])
+        gaps = np.diff(np.unique(self.x))
+        self.is_uneven = bool(gaps.max(initial=0.0) > UNEVEN * gaps.min(initial=math.inf))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def _coordinate(self, scale: float, origin: float) -> tuple[float, float]:
+        """Scale and offset of y, which is 0 at the origin, as they are stored."""
+        stored = float(np.array(scale).astype(self.dtype))
+        return stored, float(np.array(-origin * stored).astype(self.dtype))
+
+    # --- fewer keys than nodes: least squares -------------------------------------------------------------------------
+
+    def smallest(self, sections: Sections, eps: float) -> Candidate | None:
+        """The fewest anchors, fewer than the nodes, with an error ≤ eps on these sections; None if there are none."""
+
+        def near(p: int) -> Candidate | None:
+            found = self.best(p, sections, eps)
+            return found if found is not None and found.error <= eps else None
+
+        if self._is_hopeless(sections, eps):
+            return None
+        most = len(self) - 1
+        low, high, found = 0, 0, None
+        for high in (*(p for p in LADDER if p < most), most):
+            found = near(high)
+            if found is not None:
+                break
+            low = high
+        while found is not None and high - low > 1 + high // 32:
+            middle = (low + high) // 2
+            fewer = near(middle)
+            low, high, found = (middle, high, found) if fewer is None else (low, middle, fewer)
+        return found
+
+    def _is_hopeless(self, sections: Sections, eps: float) -> bool:
+        """Whether not even three anchors for four nodes come near: then the table is noise to every smooth fit."""
+        start = max(0, (len(self) - SOME) // 2)  # of a long axis a piece will do
+        piece = slice(start, start + SOME)
+        some = NodeAxis(self.x[piece], self.dtype)
+        if some.lo == some.hi:
+            return False
+        free = Sections(sections.f[piece], sections.solved[piece], np.full_like(sections.sizes, math.inf))
+        lattice = Lattice(max(2, 3 * len(some) // 4), 0.0, 0.5, is_graded=self.is_uneven)
+        found = some._by_band(lattice, np.arange(len(some)), free)
+        return found is not None and found.error > max(10 * eps, HOPELESS * float(np.abs(sections.f).max()))
+
+    def best(self, p: int, sections: Sections, eps: float) -> Candidate | None:
+        """Of p anchors those with an error ≤ eps and the smallest values, or else with the least error."""
+        rows = self._rows(3 * p + 32)
+        cut = Sections(sections.f[rows], sections.solved[rows], sections.sizes)
+        fit = self._by_singular_values if p <= FEW else self._by_band
+        tried = (fit(lattice, rows, cut) for lattice in menu(p, self.is_uneven))
+        found = [candidate for candidate in tried if candidate is not None]
+        near = [candidate for candidate in found if candidate.error <= eps]
+        if near:
+            return min(near, key=lambda candidate: candidate.growth)
+        return min(found, key=lambda candidate: candidate.error, default=None)
+
+    def _rows(self, count: int) -> np.ndarray:
+        """About `count` nodes at most, evenly spread over their order: enough for a smooth fit."""
+        if len(self) <= count:
+            return np.arange(len(self))
+        return np.unique(np.linspace(0, len(self) - 1, count).round().astype(int))
+
+    def _by_singular_values(self, lattice: Lattice, rows: np.ndarray, sections: Sections) -> Candidate | None:
+        """With the first cut that keeps the values small; None if none does."""
+        left, singular, right = np.linalg.svd(self._weights(lattice, rows), full_matrices=False)
+        moved, of_values = left.T @ sections.f, left.T @ sections.solved
+        for cut in CUTS:
+            rank = int(np.count_nonzero(singular > cut * singular[0]))
+            values = right[:rank].T @ (of_values[:rank] / singular[:rank, None])
+            growth = float((np.abs(values).max(axis=0) / sections.sizes).max())
+            if growth <= 1:
+                error = float(np.abs(sections.f - left[:, :rank] @ moved[:rank]).max())
+                return Candidate(replace(lattice, cut=cut), error, growth)
+        return None
+
+    def _by_band(self, lattice: Lattice, rows: np.ndarray, sections: Sections) -> Candidate | None:
+        """The same by banded least squares, with the first ridge that keeps the values small."""
+        band = self._band(lattice, rows)
+        for ridge in RIDGES:
+            both = band.least_squares(np.concatenate([sections.f, sections.solved], axis=1), ridge)
+            if both is None:
+                continue
+            values = both[:, sections.f.shape[1] :]
+            growth = float((np.abs(values).max(axis=0) / sections.sizes).max())
+            if growth <= 1:
+                error = float(np.abs(sections.f - band.apply(both[:, : sections.f.shape[1]])).max())
+                return Candidate(replace(lattice, cut=ridge), error, growth)
+        return None
+
+    def _band(self, lattice: Lattice, rows: np.ndarray) -> Band:
+        scale, offset, anchors, bias = self._keys(lattice)
+        y = self.x[rows] * scale + offset
+        if lattice.is_graded:
+            at = lattice.graded_places(self.x) * scale + offset
+            nearest = np.searchsorted((at[1:] + at[:-1]) / 2, y)
+            return Band(y, anchors, bias, nearest, reach_at_nodes(at, anchors, bias) + 2)
+        nearest = np.clip(np.round(y / lattice.c - anchors[0]), 0, lattice.p - 1).astype(int)
+        return Band(y, anchors, bias, nearest, reach_of_lattice(lattice.c))
+
+    def _keys(self, lattice: Lattice) -> tuple[float, float, np.ndarray, np.ndarray]:
+        if lattice.is_graded:
+            return self._keys_at(lattice.graded_places(self.x), lattice.c)
+        scale = lattice.c * lattice.spacings / (self.hi - self.lo)
+        return *self._coordinate(scale, self.lo / 2 + self.hi / 2), lattice.anchors, lattice.bias
+
+    def _keys_at(self, x: Float[np.ndarray, " p"], c: float) -> tuple[float, float, np.ndarray, np.ndarray]:
+        # y is 0 where keys are closest: there slopes are steepest, and y must be most exact.
+        origin = float(x[np.argmin(np.diff(x))])
+        scale, offset = self._coordinate((len(x) - 1) / (self.hi - self.lo), origin)
+        anchors, bias = keys_at_nodes(x * scale + offset, c)
+        return scale, offset, anchors.astype(self.dtype).astype(np.float64), bias
+
+    def _weights(self, lattice: Lattice, rows: np.ndarray) -> Float[np.ndarray, "rows p"]:
+        scale, offset, anchors, bias = self._keys(lattice)
+        return softmax(2 * (self.x[rows, None] * scale + offset) * anchors + bias)
+
+    def smooth(self, candidate: Candidate) -> Line:
+        """The candidate, fitted to as many nodes as can do any good."""
+        lattice = candidate.lattice
+        kind = "graded" if lattice.is_graded else "even"
+        rows = self._rows(20 * lattice.p + 32)
+        if lattice.p > FEW:
+            some, every = self._band(lattice, rows), self._band(lattice, np.arange(len(self)))
+            ridge = lattice.cut
+            return Line(*self._keys(lattice), lattice.c, kind, lambda f: _solved(some, f[rows], ridge), every.apply)
+        left, singular, right = np.linalg.svd(self._weights(lattice, rows), full_matrices=False)
+        kept = singular > lattice.cut * singular[0]
+        to_modes, to_values = left[:, kept].T, right[kept].T
+        W = self._weights(lattice, np.arange(len(self)))
+
+        def solve(f: np.ndarray) -> np.ndarray:
+            # Two factors, never multiplied out: errors made before the division fall into directions that W forgets.
+            return to_values @ ((to_modes @ f[rows]) / singular[kept, None])
+
+        return Line(*self._keys(lattice), lattice.c, kind, solve, lambda v: W @ v)
+
+    # --- a key for every node -----------------------------------------------------------------------------------------
+
+    def at_nodes(self, c: float) -> Line:
+        """A key for each node, at which it leads its neighbours by c (`keys_at_nodes`).
+
+        The weights W of the keys at the nodes are a band, nearly the identity for large c; the values W⁻¹f give f at
+        the nodes. Nodes that are one in the program's dtype share a key.
+        """
+        x, which = np.unique(self.x, return_inverse=True)
+        scale, offset, anchors, bias = self._keys_at(x, c)
+        y = x * scale + offset
+        band = Band(y, anchors, bias, np.arange(len(x)), reach_at_nodes(y, anchors, bias))
+
+        def solve(f: np.ndarray) -> np.ndarray:
+            return band.solve(f if len(x) == len(self) else middle_of_groups(f, which, len(x)))
+
+        return Line(scale, offset, anchors, bias, c, "nodes", solve, lambda v: band.apply(v)[which])
+
+
+def _solved(band: Band, f: np.ndarray, ridge: float) -> np.ndarray:
+    """With this ridge, or with one so large that rounding cannot make the equations indefinite."""
+    found = band.least_squares(f, ridge)
+    found = band.least_squares(f, RIDGES[-1]) if found is None else found
+    assert found is not None
+    return found
