@@ -9,7 +9,7 @@ from typing import Any
 
 from flint import fmpq
 
-from attnc_checker.files import BadFile, Tensor, are_sizes
+from attnc_checker.files import BadFile, Refused, Tensor, are_sizes
 
 MAX_TOKENS, MAX_LAYERS = 2**21, 64
 FLOATS = {"float64": "F64", "float32": "F32"}
@@ -113,5 +113,8 @@ class Program:
         if head["mask"] is not None:
             _need(set(head["mask"]) == set(SEGMENTS), f"the mask of {where}")
             sizes = zip(SEGMENTS, (asks, keys), strict=True)
-            read["mask"] = [self._tensor(f"{where}.mask.{name}", [size], "I32", "I64") for name, size in sizes]
+            asked, seen = (self._tensor(f"{where}.mask.{name}", [size], "I32", "I64") for name, size in sizes)
+            if -1 not in seen and not set(asked) <= set(seen):  # and what it says would be nan
+                raise Refused(f"a query of {where!r} sees no key")
+            read["mask"] = [asked, seen]
         return read

@@ -19,6 +19,7 @@ from attnc_checker.expressions import Function, constants, parse
 from attnc_checker.files import Refused, Tensor
 from attnc_checker.leaves import Prover
 from attnc_checker.network import Reduction, Stage
+from attnc_checker.overflow import require_finite
 from attnc_checker.program import Program, exact
 from attnc_checker.rounding import Arithmetic, most
 from attnc_checker.tails import tail_error
@@ -133,12 +134,11 @@ class Proof:
         if isinstance(claim, StagedClaim):
             found, self.composed = lines(claim, reduction, arithmetic)
             self.subjects = [Subject(line.claim, prover(line.stage, line.function)) for line in found]
-            return
-        if isinstance(reduction, Links):
-            whole: Prover = Chain.of(reduction, function, arithmetic, claim)
+        elif isinstance(reduction, Links):
+            self.subjects = [Subject(claim, Chain.of(reduction, function, arithmetic, claim))]
         else:
-            whole = prover(reduction.stage(), function)
-        self.subjects = [Subject(claim, whole)]
+            self.subjects = [Subject(claim, prover(reduction.stage(), function))]
+        require_finite(program, reduction.reach)
 
     @property
     def jobs(self) -> list[Job]:
