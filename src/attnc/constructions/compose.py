@@ -172,10 +172,11 @@ def _fitted(target: ExpressionTarget, ledger: Ledger, eps: float, progress: Prog
     """Fits whose proven errors add up to eps, as nearly as their sizes allow; if none are, those whose samples do."""
     goal, unproved = eps, None
     best: Composition | None = None
+    fits: dict[int, Fitted] = {}
     for round_ in range(ROUNDS):
         if progress is not None:
             progress("composing", round_ / ROUNDS)
-        fits = ledger.fit(goal, target)
+        fits = ledger.fit(goal, target, fits)
         found, less = Composition(target, fits, ledger, ledger.total(fits), eps), 0.7
         if found.error <= eps and (best is None or found.num_anchors <= best.num_anchors):
             best = found

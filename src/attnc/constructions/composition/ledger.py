@@ -101,19 +101,21 @@ class Ledger:
             return 1e-9
         return GATE_SHARE if isinstance(part, Unary) and has_two_keys(part.tree) else 1.0
 
-    def fit(self, eps: float, target: Target) -> dict[int, Fitted]:
-        """A fit for every head."""
+    def fit(self, eps: float, target: Target, before: Mapping[int, Fitted]) -> dict[int, Fitted]:
+        """A fit for every head. `before`: those for another eps."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
         fits: dict[int, Fitted] = {}
         for part in self.heads:
             argument, tree = (part.left, IDENTITY) if isinstance(part, Multiply) else (part.base, part.tree)  # type: ignore[union-attr]
             lo, hi = self._enlarged(argument, errors[id(argument)], tree)
-            fitted = fit_part(tree, lo, hi, deltas[id(part)] / self.excess.get(id(part), 1.0), self.dtype)
+            delta = deltas[id(part)] / self.excess.get(id(part), 1.0)
+            earlier = before[id(part)].fit if id(part) in before else None
+            fitted = fit_part(tree, lo, hi, delta, self.dtype, earlier)
             if fitted is None:
                 raise BoundNotMet(
                     f"cannot compose {target.describe()} on {target.box}: {self.ranges.describe(part)} is too hard for "
-                    f"one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {deltas[id(part)]:.2g}. Choose "
+                    f"one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {delta:.2g}. Choose "
                     "a larger eps or a smaller box.",
                     eps=eps,
                     bound=None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +31,8 @@ GLOBAL = ("gelu", "softplus", "erf")
 MANY = 48
 """With more keys than that on an even grid, it is worth looking where the function is hard: at kinks, and like √t at 0.
 There even grids have hundreds of keys, and to find out how many takes long."""
+CLOSE = 0.05
+"""A head with an error of this part of δ has hardly more keys than one for δ."""
 SECONDS = 1.0
 """For the proof of a head."""
 
@@ -94,8 +96,13 @@ def _called(tree: Node) -> str | None:
     return tree.name if isinstance(tree, Call) and tree.arguments == (T,) else None
 
 
-def fit_part(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> PartFit | None:
-    """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none."""
+def fit_part(
+    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: PartFit | None = None
+) -> PartFit | None:
+    """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none.
+
+    `before`: a head for nearly the same interval and another δ. Taken again, if it does, where a search is long.
+    """
     if has_two_keys(tree):
         return next(_gates(tree, lo, hi, delta), None)
     if tree is T:
@@ -104,7 +111,7 @@ def fit_part(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Part
     few = fit_unary(f, lo, hi, delta, MANY, dtype)
     found: list[PartFit] = [*([] if few is None else [few]), *_gates(tree, lo, hi, delta)]
     if not found:
-        found += _graded(tree, lo, hi, delta)
+        found += _again(before, f, lo, hi, delta) or _graded(tree, f, lo, hi, delta)
     if not found or min(fit.num_anchors for fit in found) > 2 * MANY:
         many = fit_unary(f, lo, hi, delta, dtype=dtype)
         found += [] if many is None else [many]
@@ -147,18 +154,28 @@ def _gates(tree: Node, lo: float, hi: float, delta: float) -> Iterator[PartFit]:
         yield UnaryFit(Keys(keys.slopes, keys.offsets, keys.values), 1.0, 0.0, gate.error)
 
 
-def _graded(tree: Node, lo: float, hi: float, delta: float) -> Iterator[UnaryFit]:
+def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:
     """Anchors that crowd where the function is singular, as √t at 0."""
-    f = function_of_one(tree)
     try:
         target = ExpressionTarget(function_of_t(tree), Box(("t",), np.array([lo]), np.array([hi])))
         keys = graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta)
     except AttncError:
-        return
+        return []
+    error = _error(keys, f, lo, hi)
+    return [UnaryFit(keys, 1.0, 0.0, error)] if error <= delta else []
+
+
+def _again(before: PartFit | None, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:
+    """The same anchors, if they are within δ and not far below it."""
+    if not isinstance(before, UnaryFit):
+        return []
+    error = _error(before, f, lo, hi)
+    return [replace(before, error=error)] if CLOSE * delta <= error <= delta else []
+
+
+def _error(fit: Callable[[np.ndarray], np.ndarray], f: Function, lo: float, hi: float) -> float:
     t = sample_interval(lo, hi, 8001)
-    error = BETWEEN * float(np.abs(keys(t) - f(t)).max())
-    if error <= delta:
-        yield UnaryFit(keys, 1.0, 0.0, error)
+    return BETWEEN * float(np.abs(fit(t) - f(t)).max())
 
 
 def function_of_one(tree: Node) -> Function:
