@@ -15,7 +15,8 @@ from attnc.certificates.at_points import prove_at_points
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
 from attnc.certificates.observed import REACH, observed_error, sample_points
-from attnc.certificates.prover import MAX_VARIABLES, Proven, prove
+from attnc.certificates.proven import Proven
+from attnc.certificates.prover import MAX_VARIABLES, prove
 from attnc.certificates.relu_prover import prove_relu
 from attnc.certificates.selection_prover import MAX_SELECTING_VARIABLES, prove_selection
 from attnc.certificates.staged import prove_staged

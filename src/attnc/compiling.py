@@ -21,7 +21,7 @@ from attnc.certificates.observed import sample_points
 from attnc.certifying import certify, certify_also
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.unary.request import round_above
 from attnc.errors import BoundNotMet, DomainError, InputError, real_number
 from attnc.network import Network

@@ -13,8 +13,9 @@ from attnc.certificates.prover import MAX_VARIABLES
 from attnc.constructions.built import Built
 from attnc.constructions.compose import estimate_compose
 from attnc.constructions.estimate import Estimate, Wanted
+from attnc.constructions.partition.choosing import ETA
 from attnc.constructions.partition.grid import choose_counts
-from attnc.constructions.partition.of_grid import ETA, num_positions
+from attnc.constructions.partition.positions import num_positions
 from attnc.constructions.spectral_grid import estimate_spectral_grid
 from attnc.constructions.truncation.bumps import STEP_ANCHORS
 from attnc.errors import AttncError, InputError

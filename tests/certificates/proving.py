@@ -6,7 +6,8 @@ import numpy as np
 
 from attnc.certificates.cells.dyadic import cell_boxes
 from attnc.certificates.observed import observed_error
-from attnc.certificates.prover import Proven, prove
+from attnc.certificates.proven import Proven
+from attnc.certificates.prover import prove
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir.program import Program
 from attnc.targets.expression_target import ExpressionTarget

@@ -10,7 +10,7 @@ import numpy as np
 
 import attnc
 from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.partition.of_grid import Positions
+from attnc.constructions.partition.positions import Positions
 from attnc.constructions.partition.weights import Cells, self_attention
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program

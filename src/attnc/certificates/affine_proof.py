@@ -13,7 +13,7 @@ import numpy as np
 
 from attnc.certificates.cells.branching import Leaf
 from attnc.certificates.leaves.deviations import affine_range, distance
-from attnc.certificates.prover import Proven
+from attnc.certificates.proven import Proven
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.ir.program import Program

@@ -23,7 +23,7 @@ from attnc.certificates.deep.axis_keys import axis_keys, row_breaks
 from attnc.certificates.deep.enclosures import LEAK, StageEnclosure
 from attnc.certificates.deep.slices import stage_programs
 from attnc.certificates.leaves.deviations import cells_within, distance
-from attnc.certificates.prover import Proven, proven, summed
+from attnc.certificates.proven import Proven, proven, summed
 from attnc.certificates.taylor.ranges import Goal
 from attnc.errors import ProgramError
 from attnc.ir.program import Program

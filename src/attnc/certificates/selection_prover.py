@@ -15,7 +15,7 @@ import numpy as np
 from attnc.certificates.cells.branching import Bounds, Kind, branch_and_bound
 from attnc.certificates.deep.enclosures import rounding_of_sums
 from attnc.certificates.leaves.selection import selection_bounds
-from attnc.certificates.prover import Proven, proven
+from attnc.certificates.proven import Proven, proven
 from attnc.certificates.rounding.program import roundings
 from attnc.certificates.rounding.stage import rounding_bounds, score_errors
 from attnc.certificates.stages.extraction import stages

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.partition.of_grid import MAX_BYTES, bytes_per_anchor
+from attnc.constructions.limits import MAX_BYTES, bytes_per_anchor
 from attnc.constructions.unary.binomial_fit import FINAL_PASSES, Domain, Limits, Polynomial, search
 from attnc.constructions.unary.minimax import chebyshev
 from attnc.constructions.unary.program import StoredHead, check_unary, store, worst_error

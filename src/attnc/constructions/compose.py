@@ -12,7 +12,7 @@ from attnc.constructions.composition.ledger import Fitted, Ledger
 from attnc.constructions.composition.part_fit import function_of_one, has_two_keys
 from attnc.constructions.composition.unary_fit import fit_unary
 from attnc.constructions.estimate import Estimate, Wanted
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from attnc.constructions.built import Built
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.shapes import key_counts

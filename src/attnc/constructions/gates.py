@@ -12,7 +12,7 @@ from attnc.constructions.gate.keys import Gate, GateKeys, positive
 from attnc.constructions.gate.kinks import ChoiceGate, max_gate, min_gate
 from attnc.constructions.gate.product import ProductGate, product_gate, square_gate
 from attnc.constructions.gate.terms import Affine, Atom, Form, affine_range, read_forms
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
 from attnc.constructions.unary.keys import Keys
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF

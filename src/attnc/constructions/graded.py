@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.partition.of_grid import MAX_BYTES, bytes_per_anchor
+from attnc.constructions.limits import MAX_BYTES, bytes_per_anchor
 from attnc.constructions.pieces.fitting import Fitted, Line, fit_size, fit_within
 from attnc.constructions.pieces.group_search import LARGEST_GROUP
 from attnc.constructions.pieces.kinks import Kink, find_kinks

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from attnc.constructions.built import Built, Progress
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.partition.adaptive import build_adaptive, check_centres
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.partition.request import Request
 from attnc.constructions.partition.weights import build_on_grid, self_attention
 from attnc.errors import InputError
 from attnc.targets.target import Target

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from attnc.constructions.built import Built, Progress
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.partition.adaptive import build_adaptive, check_centres
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.partition.request import Request
 from attnc.constructions.partition.weights import Cells, PartitionWeights, build_on_grid
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program, token_shape

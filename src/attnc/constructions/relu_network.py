@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.partition.selection import round_up
 from attnc.constructions.truncation.clip import BEST_BETA, ClipLayer
 from attnc.errors import BoundNotMet, InputError

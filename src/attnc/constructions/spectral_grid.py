@@ -9,7 +9,8 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, Positions, bytes_per_anchor, num_positions
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
+from attnc.constructions.partition.positions import Positions, num_positions
 from attnc.constructions.partition.weights import Cells, self_attention
 from attnc.constructions.spectral.axis import MAX_VALUE
 from attnc.constructions.spectral.search import Search, Spectrum

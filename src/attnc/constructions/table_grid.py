@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
 from attnc.constructions.table.head import (
     MARGIN,
     MAX_VALUE,

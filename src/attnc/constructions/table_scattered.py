@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.partition.of_grid import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
 from attnc.constructions.table.head import (
     MARGIN,
     MAX_VALUE,

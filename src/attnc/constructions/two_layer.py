@@ -7,14 +7,9 @@ import math
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.partition.of_grid import (
-    MAX_ANCHORS,
-    MAX_BYTES,
-    Positions,
-    Request,
-    bytes_per_anchor,
-    num_positions,
-)
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
+from attnc.constructions.partition.positions import Positions, num_positions
+from attnc.constructions.partition.request import Request
 from attnc.constructions.truncation.bumps import Bumps, StepRequest, Steps, make_bumps
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head

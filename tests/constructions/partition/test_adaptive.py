@@ -17,8 +17,8 @@ from attnc.constructions import max_affine, max_affine_cross
 from attnc.constructions.partition.adaptive import Search
 from attnc.constructions.partition.lattice import Lattice, profile
 from attnc.constructions.partition.leaves import Leaves, winning_pieces
-from attnc.constructions.partition.of_grid import Request
 from attnc.constructions.partition.of_leaves import AdaptivePartition, regions
+from attnc.constructions.partition.request import Request
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.numerics.intervals import Interval

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.spectral.axis import MAX_P, Axis, Lines, value_limit
+from attnc.constructions.spectral.axis import MAX_P, Axis, value_limit
+from attnc.constructions.spectral.lines import Lines
 from attnc.constructions.unary.keys import Keys
 
 if TYPE_CHECKING:

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.constructions.built import Built, require
+from attnc.constructions.limits import bytes_per_anchor
 from attnc.constructions.partition.lattice import Lattice, Profile, profile
 from attnc.constructions.partition.leaves import Leaves
-from attnc.constructions.partition.of_grid import Positions, Request, bytes_per_anchor, num_positions
 from attnc.constructions.partition.of_leaves import AdaptivePartition, Regions, regions
+from attnc.constructions.partition.positions import Positions, num_positions
+from attnc.constructions.partition.request import Request
 from attnc.constructions.partition.selection import score_error
 from attnc.constructions.partition.weights import Cells
 from attnc.errors import BoundNotMet, DomainError, InputError

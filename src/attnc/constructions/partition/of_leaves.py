@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.partition.leaves import Leaves, winning_pieces
-from attnc.constructions.partition.of_grid import Positions
+from attnc.constructions.partition.positions import Positions
 from attnc.constructions.partition.selection import average_error, round_up, underflow
 from attnc.constructions.partition.weights import Cells
 from attnc.numerics.bound import Bound, Term

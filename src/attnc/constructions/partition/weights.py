@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built, require
-from attnc.constructions.partition.of_grid import Partition, Positions, Request, make_partition
+from attnc.constructions.partition.choosing import make_partition
+from attnc.constructions.partition.of_grid import Partition
+from attnc.constructions.partition.positions import Positions
+from attnc.constructions.partition.request import Request
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program, token_shape

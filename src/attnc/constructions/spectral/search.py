@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.spectral.axis import MAX_P, Axis, Lines, value_limit
+from attnc.constructions.spectral.axis import MAX_P, Axis, value_limit
+from attnc.constructions.spectral.lines import Lines
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.target import Target

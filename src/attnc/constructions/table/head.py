@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built
-from attnc.constructions.partition.of_grid import Positions
+from attnc.constructions.partition.positions import Positions
 from attnc.constructions.partition.weights import Cells, self_attention
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.reference import softmax

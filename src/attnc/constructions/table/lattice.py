@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.spectral.axis import CUTS, PADS, SOFTNESS
+from attnc.constructions.spectral.axis import CUTS
+from attnc.constructions.spectral.lines import PADS, SOFTNESS
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built
+from attnc.constructions.partition.choosing import Cost, choose_grid, sample
 from attnc.constructions.partition.grid import Grid
-from attnc.constructions.partition.of_grid import Cost, Partition, Positions, Request, Selection, choose_grid, sample
+from attnc.constructions.partition.of_grid import Partition, Selection
+from attnc.constructions.partition.positions import Positions
+from attnc.constructions.partition.request import Request
 from attnc.constructions.partition.selection import round_up, score_error
 from attnc.constructions.truncation.clip import ClipLayer
 from attnc.constructions.truncation.clip_heads import HeadedClipLayer
@@ -205,7 +208,7 @@ def select(steps: Steps, beta: float, positions: Positions) -> Selection:
               Those are at most two an axis. T̃_0 = 1 and T̃_P = 0 are exact, and outside the grid the end cell has b = 1.
     """
     grid, eta = steps.grid, steps.eta
-    delta = _score_error(steps, beta, positions.margin)
+    delta = grid_score_error(steps, beta, positions.margin)
     near = positions.n * math.prod(min(count, 2) for count in grid.counts)
     if steps.width + 2 * steps.shift > 1 or 2 * delta >= beta * (0.5 - 3 * eta):
         return Selection(delta, 1.0, near)
@@ -215,7 +218,7 @@ def select(steps: Steps, beta: float, positions: Positions) -> Selection:
     return Selection(delta, min(1.0, round_up(leak)), near)
 
 
-def _score_error(steps: Steps, beta: float, margin: float) -> float:
+def grid_score_error(steps: Steps, beta: float, margin: float) -> float:
     """δ_s. A score sums, times β, two steps or a step and ½ for every axis, |gain·out| ≤ ½ + η, and M.
 
     Three terms an axis and M; 8 roundings more than usual cover gain and β made and cast, and the bumps' own sums.
@@ -267,6 +270,6 @@ def _sufficient_beta(values: np.ndarray, steps: Steps, request: Request) -> floa
     eps = request.eps if request.eps is not None else (spread or size) / max(grid.counts)
     if request.eps is not None and request.p < math.inf:
         eps /= float(grid.box.widths.prod()) ** (1 / request.p)
-    gap = max(1 / 64, 0.5 - 3 * steps.eta - 2 * _score_error(steps, 1.0, 0.0))
+    gap = max(1 / 64, 0.5 - 3 * steps.eta - 2 * grid_score_error(steps, 1.0, 0.0))
     beta = max(4.0, math.log(max(2.0, grid.box.d * max(grid.counts) * size / (0.002 * eps))) / gap)
     return 2.0 ** math.ceil(math.log2(beta))  # a power of two: β·½ and β times an incidence are exact
