@@ -2,14 +2,16 @@
 
 from attnc import constructions, incontext
 from attnc.certificates.certificate import Certificate
-from attnc.compiling import as_target, compile, plan
+from attnc.compiling import compile, plan
 from attnc.converting import convert, load_converted, mlp_network
 from attnc.diagnosing import Diagnosis, diagnose
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
 from attnc.ir import Affine, Attention, Program, Softmax
-from attnc.network import Network, load
+from attnc.loading import load
+from attnc.network import Network
 from attnc.targets.function_target import SequenceTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
+from attnc.targets.sources import as_target
 from attnc.targets.table import TableTarget
 
 __version__ = "0.1.0"

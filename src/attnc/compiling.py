@@ -6,7 +6,6 @@ source  →  target  →  construction (program and bound)  →  certificate  �
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import numbers
 from collections.abc import Callable
@@ -19,19 +18,18 @@ from attnc import planning
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.observed import sample_points
 from attnc.certifying import certify, certify_also
+from attnc.choosing import cheapest_builder, named_builder
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.unary.request import round_above
-from attnc.errors import BoundNotMet, DomainError, InputError, real_number
+from attnc.errors import BoundNotMet, InputError, real_number
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.planning import CONSTRUCTIONS
-from attnc.targets.box import Box, BoxLike
-from attnc.targets.expression import Expression
+from attnc.targets.box import BoxLike
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.function_target import CallableTarget
-from attnc.targets.linear import ReLUNetwork
+from attnc.targets.sources import as_target
 from attnc.targets.target import Target
 
 SMALL = 2.0**-100
@@ -173,8 +171,8 @@ class _Request:
 
     def _builder(self, name: str | None, wanted: Wanted, given_up: set[str]) -> Callable[[], Built]:
         if name is None:
-            return _cheapest(self.target, wanted, self.options, self.criterion, given_up, self.progress)
-        return _named(name, self.target, wanted, self.options, self.progress)
+            return cheapest_builder(self.target, wanted, self.options, self.criterion, given_up, self.progress)
+        return named_builder(name, self.target, wanted, self.options, self.progress)
 
     def _certified(self, built: Built) -> Network:
         return certify(built, self.target, self.p, self.eps, self.command, self.progress)
@@ -238,81 +236,6 @@ def plan(
     return [*able, *(row for row in rows if row.why_not is not None)]
 
 
-def _cheapest(
-    target: Target,
-    wanted: Wanted,
-    options: dict[str, Any],
-    criterion: str,
-    given_up: set[str],
-    progress: Progress | None,
-) -> Callable[[], Built]:
-    """The cheapest construction that the plan finds, of those that know the options and were not given up."""
-    names = tuple(name for name in planning.candidates(target, wanted) if name not in given_up)
-    if not names:
-        raise BoundNotMet("every construction was tried", eps=wanted.eps, bound=None)
-    if options or len(names) == 1:
-        name = names[-1] if len(names) == 1 else "max_affine"
-        unknown = [option for option in options if option not in inspect.signature(CONSTRUCTIONS[name]).parameters]
-        if unknown:
-            given = f"{unknown[0]}={options[unknown[0]]!r}"
-            if len(names) == 1:
-                raise InputError(f"{given} is not an option of {name}")
-            others = " or ".join(f"construction={other!r}" for other in _taking(unknown[0]))
-            raise InputError(f"{given} is for constructions that take it: state {others}")
-        return _named(name, target, wanted, options, progress)
-    rows = planning.plan(target, wanted, names, only_cheapest=criterion == "multiply_adds")
-    able = planning.cheapest(rows, criterion)
-    if not able:
-        found = f"no construction brings {target.describe()} on {target.box} to eps={wanted.eps:g}"
-        raise BoundNotMet(
-            f"{found}:\n{planning.table(rows)}",
-            eps=wanted.eps,
-            bound=None,
-        )
-
-    def build() -> Built:
-        for number, row in enumerate(able, 1):
-            try:
-                return (row.build or _named(row.name, target, wanted, {}, progress))()
-            except BoundNotMet:
-                if number == len(able):  # otherwise: what was expected did not come true; the next cheapest
-                    raise
-        raise AssertionError("able is not empty")
-
-    return build
-
-
-def _named(
-    name: str, target: Target, wanted: Wanted, options: dict[str, Any], progress: Progress | None
-) -> Callable[[], Built]:
-    """The construction of this name, with everything but its target bound."""
-    return functools.partial(
-        _with_options(name, options),
-        target,
-        eps=wanted.eps,
-        dtype=wanted.dtype,
-        max_anchors=wanted.max_anchors,
-        max_bytes=wanted.max_bytes,
-        progress=progress,
-    )
-
-
-def _with_options(name: str, options: dict[str, Any]) -> Callable[..., Built]:
-    """The construction, with the options that it knows; others are refused by name."""
-    known = inspect.signature(CONSTRUCTIONS[name]).parameters
-    for option, value in options.items():
-        if option not in known:
-            raise InputError(
-                f"{option}={value!r} is not an option of {name}; these take it: {', '.join(_taking(option))}"
-            )
-    return functools.partial(CONSTRUCTIONS[name], **options)
-
-
-def _taking(option: str) -> list[str]:
-    """The constructions that know an option."""
-    return [name for name, build in CONSTRUCTIONS.items() if option in inspect.signature(build).parameters]
-
-
 def _exponent(norm: Any) -> float:
     """p of the L_p norm; "inf" is the largest error."""
     if norm == "inf":
@@ -321,48 +244,6 @@ def _exponent(norm: Any) -> float:
     if not is_number or not norm >= 1:
         raise InputError(f"norm must be 'inf' or a number p ≥ 1, found {norm!r}")
     return float(norm)
-
-
-def as_target(
-    source: Any,
-    box: BoxLike | None = None,
-    lipschitz: float | None = None,
-    p: float = math.inf,
-    hessian_bound: float | None = None,
-) -> Target:
-    """Text becomes an expression, a torch.nn.Sequential a ReLU network, other code a callable; a Target has a box."""
-    given = {"lipschitz": lipschitz, "hessian_bound": hessian_bound}
-    stated = [name for name, value in given.items() if value is not None]
-    if isinstance(source, Target):
-        for name in [*(["box"] if box is not None else []), *stated]:
-            raise InputError(
-                f"{name}: the target has its own; leave this one out, or state it when you make the target"
-            )
-        return source
-    if not isinstance(source, str) and not callable(source):
-        raise InputError(f"cannot compile a {type(source).__name__}: give an expression, a callable or a Target")
-    if box is None:
-        raise InputError("box: state the domain, e.g. box={'x': (-3, 3)}")
-    if ("torch.nn.modules.container", "Sequential") in [
-        (kind.__module__, kind.__name__) for kind in type(source).__mro__
-    ]:
-        if stated:
-            raise InputError(f"{stated[0]}: a network's constants are derived, not given; leave it out")
-        return ReLUNetwork.of_torch(source, box)
-    if not isinstance(source, str):
-        return CallableTarget(source, Box.parse(box), lipschitz, hessian_bound)
-    if stated:
-        raise InputError(f"{stated[0]}: an expression's constants are derived, not given; leave it out")
-    expression = Expression.parse(source)
-    if not expression.variables:
-        raise InputError(f"{source!r} has no variables: it is a constant, and there is nothing to compile")
-    if expression.discontinuous and p == math.inf:
-        jumps = " and ".join(expression.discontinuous)
-        raise DomainError(
-            f"{source!r} uses {jumps}, which may jump: no continuous network is close to a jump everywhere. "
-            "Measure the error in an L_p norm instead: norm=2 (on the command line: --norm 2)."
-        )
-    return ExpressionTarget(expression, Box.parse(box, expression.variables))
 
 
 def _check_sizes(target: Target, dtype: str) -> None:

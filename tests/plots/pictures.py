@@ -55,7 +55,7 @@ def as_network(built: Built, target: Target) -> Network:
 
 
 def expression(text: str, box: dict[str, tuple[float, float]]) -> Target:
-    return attnc.compiling.as_target(text, box, None)
+    return attnc.as_target(text, box, None)
 
 
 @cache

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from attnc.targets.canonical import equivalent
 from attnc.targets.expression import Expression
+from attnc.targets.lowering import Lowering
 from attnc.targets.part_ranges import PartRanges
-from attnc.targets.parts import Lowering
 from attnc.targets.tree import Negate, Node, Number, Product, Sum
 from strategies.expressions import expressions
 

@@ -16,18 +16,9 @@ from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.lowering import Lowering
 from attnc.targets.part_ranges import PartRanges, sub_boxes
-from attnc.targets.parts import (
-    Combination,
-    Derivation,
-    HeadClaim,
-    Lowering,
-    Multiply,
-    Part,
-    Source,
-    Unary,
-    in_order,
-)
+from attnc.targets.parts import Combination, Derivation, HeadClaim, Multiply, Part, Source, Unary, in_order
 from attnc.targets.target import Target
 from attnc.targets.tree import Node, to_text
 

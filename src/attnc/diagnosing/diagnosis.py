@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from attnc.certificates.observed import sample_points
+from attnc.diagnosing.evidence import Evidence
 from attnc.diagnosing.observing import Subject, of_module, of_network, points_allowed
-from attnc.diagnosing.signatures import Evidence, Symptom, signatures
+from attnc.diagnosing.signatures import Symptom, signatures
 from attnc.errors import InputError, real_number
 from attnc.network import Network
 from attnc.targets.box import Box

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from attnc.engines.gathering import visible_keys
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.normal_form import FoldedHead, Form
 from attnc.ir.summing import MOST_KEYS, key_mix, key_sum
@@ -27,8 +28,6 @@ DENSE_BYTES = 2**27
 """Constant keys and values up to this size are kept dense; larger ones are unpacked block by block."""
 GATHERED_KEYS = 2**22
 """A masked head is gathered, query by query, if its (query, visible key) pairs are few and no more than this."""
-
-
 NEGLIGIBLE = {np.dtype(np.float64): -700.0, np.dtype(np.float32): -80.0}
 """Smaller exponentials are zero: 1e-304 and 2e-35, just above the subnormal numbers, which cost 80 × as much as others.
 All of them together move an average by at most num_keys · e^NEGLIGIBLE · (max v − min v)."""
@@ -44,26 +43,11 @@ class StreamedHead(Protocol):
 def streamed(head: FoldedHead) -> StreamedHead:
     """The way to run this head: gathered if a mask hides most keys, pruned if its keys are constant."""
     if head.key_segments is not None and head.query_segments is not None:
-        visible = _visible_keys(head.query_segments, head.key_segments)
+        visible = visible_keys(head.query_segments, head.key_segments)
         pairs = sum(len(queries) * len(keys) for queries, keys in visible)
         if pairs <= min(GATHERED_KEYS, head.queries.shape[0] * head.keys.shape[0] // 4):
             return _Gathered(head, visible)
     return _ConstantKeys(head) if head.keys.is_constant else _MovingKeys(head)
-
-
-def _visible_keys(query_segments: np.ndarray, key_segments: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(queries, keys) of every segment: these queries see these keys."""
-    order = np.argsort(key_segments, kind="stable")
-    ordered = key_segments[order]
-    shared = order[: np.searchsorted(ordered, EVERY_QUERY, "right")]
-    groups = []
-    by_segment = np.argsort(query_segments, kind="stable")
-    segments, starts = np.unique(query_segments[by_segment], return_index=True)
-    for segment, queries in zip(segments, np.split(by_segment, starts[1:]), strict=False):  # no query: no segment
-        first, last = np.searchsorted(ordered, segment, "left"), np.searchsorted(ordered, segment, "right")
-        own = order[first:last] if segment != EVERY_QUERY else order[:0]
-        groups.append((queries, np.concatenate([shared, own])))
-    return groups
 
 
 class Rows:

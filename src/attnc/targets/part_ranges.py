@@ -12,7 +12,8 @@ from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
 from attnc.targets.evaluation import evaluate_boxes
 from attnc.targets.expression import Expression
-from attnc.targets.parts import Combination, Multiply, Part, Source, Unary, substitute
+from attnc.targets.parts import Combination, Multiply, Part, Source, Unary
+from attnc.targets.substituting import substitute
 from attnc.targets.tree import Node, Product, Sum, Variable, to_text
 
 if TYPE_CHECKING:

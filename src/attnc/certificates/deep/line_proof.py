@@ -16,7 +16,8 @@ from attnc.certificates.taylor.ranges import Goal
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.parts import T, function_of_t, substitute
+from attnc.targets.parts import T, function_of_t
+from attnc.targets.substituting import substitute
 from attnc.targets.tree import Call, Node, Number
 
 ORDER = 10

@@ -1,0 +1,85 @@
+"""A saved network, read back: what does not fit is refused before anything is allocated."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnc.certificates.certificate import Certificate
+from attnc.errors import FileError, InputError
+from attnc.exports.directory import load_network
+from attnc.ir.layers import Affine
+from attnc.network import Network
+from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.targets.box import Box
+
+
+def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
+    """Reads a saved network; refuses what does not fit, before allocating."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
+    try:
+        program, config, certificates = load_network(Path(path), max_bytes=max_bytes)
+    except MemoryError:
+        raise FileError(f"{path}: the network is too large for this machine's memory") from None
+    for layer in program.all_layers:
+        if isinstance(layer, Affine):
+            tokens, entries = layer.weight.shape[0], len(layer.weight.values) + len(layer.constant.values)
+            if tokens > 10**6 + 16 * entries:  # running it would allocate what no file paid for
+                raise FileError(f"{path}: layer {layer.name!r} claims {tokens:,} tokens with {entries:,} numbers")
+    if "certificate.json" not in certificates:
+        raise FileError(f"{path}: certificate.json is missing")
+    try:
+        box = Box.parse({str(name): tuple(ends) for name, ends in config["box"].items()})
+        own = str(program.dtype)
+        found = {
+            name.removeprefix("certificate").removesuffix(".json").removeprefix(".") or own: claim
+            for name, claim in certificates.items()
+        }
+        also = {dtype: _certificate(claim, dtype, box, config["expression"]) for dtype, claim in found.items()}
+        certificate = also.pop(own)
+        _require_same("variables", config["variables"], list(box.names))
+        if box.d != sum(math.prod(shape) for shape in program.input_shapes):
+            raise InputError(f"a box of {box.d} variables for inputs of shape {program.input_shapes}")
+        stated = _typed(config, "expression", str | None)
+        is_defined = stated is not None and "=" in stated
+        return Network(
+            program,
+            certificate,
+            box,
+            construction=_typed(config, "construction", str),
+            expression=None if is_defined else stated,
+            definitions=stated if is_defined else None,
+            eps=_typed(config, "eps", float | int | None),
+            parameters=_typed(config, "parameters", dict),
+            command=_typed(config, "command", str | None),
+            also=also,
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError, InputError) as error:
+        raise FileError(f"{path}: config.json does not fit: {type(error).__name__}: {error}") from None
+
+
+def _certificate(claim: Mapping[str, Any], dtype: str, box: Box, expression: Any) -> Certificate:
+    """A certificate that is of this dtype, box and expression."""
+    certificate = Certificate.from_json(claim)
+    _require_same("box", claim["box"], box.as_json())
+    _require_same("expression", claim["expression"], expression)
+    _require_same("dtype", certificate.dtype, dtype)
+    if dtype not in UNIT_ROUNDOFF:
+        raise ValueError(f"dtype: {dtype!r:.40} is none of {', '.join(UNIT_ROUNDOFF)}")
+    return certificate
+
+
+def _require_same(what: str, found: Any, wanted: Any) -> None:
+    if found != wanted:
+        raise ValueError(f"{what}: {found!r:.80} and {wanted!r:.80} do not agree")
+
+
+def _typed(config: Mapping[str, Any], key: str, kind: Any) -> Any:
+    value = config[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{key} is {value!r}")
+    return value
