@@ -72,7 +72,7 @@ def check(
     started, claim, found = time.monotonic(), None, None
     code, reason = 0, "every leaf is re-proved"
     try:
-        with _precision():
+        with precision():
             stored = read(Path(path), name)
             claim = stored[0]
             found = _prove(stored, processes or os.cpu_count() or 1, progress)
@@ -160,7 +160,7 @@ def _work(job: Job) -> float:
 
 
 @contextmanager
-def _precision() -> Iterator[None]:
+def precision() -> Iterator[None]:
     before = ctx.prec, ctx.cap
     ctx.prec, ctx.cap = PRECISION, MAX_SERIES
     try:

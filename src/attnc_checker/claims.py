@@ -94,7 +94,6 @@ class StagedClaim(Claim):
 
     stages: tuple[StageClaim, ...]
     outputs: tuple[str, ...]
-    parts: int | None  # of the box, in which ranges of stages are found
     axes: tuple[int, ...]  # along which the box is halved, one after the other: any would do
 
     @property
@@ -187,16 +186,14 @@ def _with_bounds(
 
 def _with_stages(claim: Claim, data: dict[str, Any]) -> StagedClaim:
     entries, known = field(data, "stages", list), dict[str, StageClaim]()
-    parts, axes = field(data, "parts", int | None), field(data, "axes", tuple[int, ...] | None) or ()
+    axes = field(data, "axes", tuple[int, ...] | None) or ()
     if len(entries) > MAX_STAGES:
         raise BadFile(f"certificate.json has more than {MAX_STAGES} stages")
-    if parts is not None and parts < 1:
-        raise BadFile(f"certificate.json: parts is {parts}, not a number of parts of the box")
     if len(axes) > MAX_LEVEL or not all(0 <= i < len(claim.ends) for i in axes):
         raise BadFile(f"certificate.json: axes is {axes!r:.40}, not at most {MAX_LEVEL} numbers of variables")
     stages = tuple(_stage(entry, f"stages[{i}]", known) for i, entry in enumerate(entries))
     outputs = field(data, "outputs", tuple[str, ...])
-    return StagedClaim(**vars(claim), stages=stages, outputs=outputs, parts=parts, axes=axes)
+    return StagedClaim(**vars(claim), stages=stages, outputs=outputs, axes=axes)
 
 
 def _stage(entry: Any, where: str, known: dict[str, StageClaim]) -> StageClaim:

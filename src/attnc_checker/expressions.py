@@ -25,8 +25,8 @@ class Step(int):
     """The number of a step."""
 
 
-Function = tuple[list[tuple[Any, ...]], Sequence[int]]
-"""Steps, and the numbers of those that are outputs."""
+Function = tuple[dict[int, tuple[Any, ...]], Sequence[int]]
+"""Steps by their numbers, each after those that it needs, and the numbers of the outputs."""
 
 MAX_LENGTH, MAX_EXPONENT, MAX_BITS = 50_000, 1000, 8192
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -49,12 +49,11 @@ ARITY |= {"min": (2, 999), "max": (2, 999), "clip": (3, 3)}
 
 def parse(text: Any, variables: Sequence[str]) -> Function:
     reader = Reader(variables)
-    outputs = reader.parse(text)
-    return reader.steps, outputs
+    return reader.function(reader.parse(text))
 
 
 def constants(values: Sequence[float]) -> Function:
-    return [("constant", fmpq(*x.as_integer_ratio())) for x in values], range(len(values))
+    return {i: ("constant", fmpq(*x.as_integer_ratio())) for i, x in enumerate(values)}, range(len(values))
 
 
 class Reader:
@@ -64,6 +63,14 @@ class Reader:
         self.steps: list[tuple[Any, ...]] = []
         self.places: dict[tuple[Any, ...], Step] = {}
         self.variables = {name: self.add("variable", i) for i, name in enumerate(variables)}
+
+    def function(self, outputs: Sequence[Step]) -> Function:
+        """Of all steps those that the outputs need."""
+        needed = set(outputs)
+        for number in range(len(self.steps) - 1, -1, -1):
+            if number in needed:
+                needed.update(x for x in self.steps[number] if type(x) is Step)
+        return {number: self.steps[number] for number in sorted(needed)}, outputs
 
     def parse(self, text: Any, names: dict[str, Step] | None = None) -> list[Step]:
         """The numbers of the outputs. Without names, the variables are meant, and what is defined before the outputs:
@@ -130,7 +137,7 @@ class Reader:
         if operation is ast.Div:
             return self.add("times", a, self.add("apply", fmpq(-1), b))
         if operation is ast.Mult:
-            return self.add("times", a, b)
+            return self.add("times", a, b) if a != b else self.add("apply", fmpq(2), a)
         return self.add("plus", a, b, 1 if operation is ast.Add else -1)
 
     def _call(self, name: str, operands: list[Step]) -> Step:
@@ -204,13 +211,8 @@ class Rules(ABC):
 
 
 def evaluate(function: Function, rules: Rules) -> list[Any]:
-    """The outputs, by the steps that they need."""
     steps, outputs = function
-    needed, done = set(outputs), dict[int, Any]()
-    for number in range(len(steps) - 1, -1, -1):
-        if number in needed:
-            needed.update(x for x in steps[number] if type(x) is Step)
-    for number in sorted(needed):
-        rule, *given = steps[number]
+    done: dict[int, Any] = {}
+    for number, (rule, *given) in steps.items():
         done[number] = getattr(rules, rule)(*(done[x] if type(x) is Step else x for x in given))
     return [done[i] for i in outputs]

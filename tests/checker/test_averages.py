@@ -6,12 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
-from flint import arb, ctx, fmpq
+from flint import arb, fmpq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc_checker.averages import Average, Box, at
-from attnc_checker.checking import PRECISION
 from attnc_checker.jets import largest, over
 from attnc_checker.leaves import _largest_mean, _where_winning
 from attnc_checker.network import Head, dense
@@ -19,14 +18,6 @@ from attnc_checker.rounding import Arithmetic
 from checker.networks import form, reduced_head
 
 REAL, FLOAT32 = Arithmetic("real"), Arithmetic("float32")
-
-
-@pytest.fixture(autouse=True)
-def precision():
-    before = ctx.prec, ctx.cap
-    ctx.prec, ctx.cap = PRECISION, 64
-    yield
-    ctx.prec, ctx.cap = before
 
 
 def random_head(rng: np.random.Generator, d: int, keys: int, steepness: float, moves: bool) -> Head:

@@ -8,11 +8,11 @@ import shutil
 
 import numpy as np
 import pytest
-from flint import arb, ctx
+from flint import arb
 
 import attnc
 from attnc_checker import check
-from attnc_checker.checking import PRECISION, read
+from attnc_checker.checking import read
 from attnc_checker.deep.chains import Chain
 from attnc_checker.proving import Proof
 from checker.networks import change_weight, edit
@@ -72,35 +72,30 @@ def _can_win_at(winners, row, x):
 def test_what_is_said_of_a_box_holds_at_its_points(saved):
     """On wide boxes, narrow ones, and between the flat parts."""
     net, path = saved
-    before = ctx.prec
-    try:
-        ctx.prec = PRECISION
-        (subject,) = Proof(*read(path)).subjects
-        assert isinstance(subject.prover, Chain)
-        rng, d, widths = np.random.default_rng(0), net.box.d, []
-        for trial in range(60):
-            half = net.box.widths * 2.0 ** -rng.uniform(1, 14)
-            centre = rng.uniform(net.box.lo + half, net.box.hi - half)
-            points = np.clip(centre + half * rng.uniform(-1, 1, (200, d)), net.box.lo, net.box.hi)
-            values = net(points).reshape(len(points), -1)
-            sides = [*zip(map(arb, (centre - half).tolist()), map(arb, (centre + half).tolist()), strict=True)]
-            for o, output in enumerate(subject.prover.outputs):
-                found = output.winners(sides)
-                leak = float(output.growth * sum(leak for _, leak in found))
-                stored = [float(arb(value)) for (value,) in output.values.values()]
-                rows = [*itertools.product(*(wins for wins, _ in found))]
-                near = [float(arb(output.values[row][0])) for row in rows]
-                room = leak * np.ptp(stored) + float(output.rounding)
-                assert min(near) - room <= values[:, o].min(), trial
-                assert values[:, o].max() <= max(near) + room, trial
-                # Each point is near to the values of the keys that can win there alone.
-                for x, value in zip(points[:40], values[:40, o], strict=True):
-                    here = [v for row, v in zip(rows, near, strict=True) if _can_win_at(found, row, x)]
-                    assert min(here) - room <= value <= max(here) + room, trial
-                widths.append(np.ptp(near) + room)
-        assert min(widths) < 1e-3 * max(widths)  # narrow where the network is flat
-    finally:
-        ctx.prec = before
+    (subject,) = Proof(*read(path)).subjects
+    assert isinstance(subject.prover, Chain)
+    rng, d, widths = np.random.default_rng(0), net.box.d, []
+    for trial in range(60):
+        half = net.box.widths * 2.0 ** -rng.uniform(1, 14)
+        centre = rng.uniform(net.box.lo + half, net.box.hi - half)
+        points = np.clip(centre + half * rng.uniform(-1, 1, (200, d)), net.box.lo, net.box.hi)
+        values = net(points).reshape(len(points), -1)
+        sides = [*zip(map(arb, (centre - half).tolist()), map(arb, (centre + half).tolist()), strict=True)]
+        for o, output in enumerate(subject.prover.outputs):
+            found = output.winners(sides)
+            leak = float(output.growth * sum(leak for _, leak in found))
+            stored = [float(arb(value)) for (value,) in output.values.values()]
+            rows = [*itertools.product(*(wins for wins, _ in found))]
+            near = [float(arb(output.values[row][0])) for row in rows]
+            room = leak * np.ptp(stored) + float(output.rounding)
+            assert min(near) - room <= values[:, o].min(), trial
+            assert values[:, o].max() <= max(near) + room, trial
+            # Each point is near to the values of the keys that can win there alone.
+            for x, value in zip(points[:40], values[:40, o], strict=True):
+                here = [v for row, v in zip(rows, near, strict=True) if _can_win_at(found, row, x)]
+                assert min(here) - room <= value <= max(here) + room, trial
+            widths.append(np.ptp(near) + room)
+    assert min(widths) < 1e-3 * max(widths)  # narrow where the network is flat
 
 
 def _smaller(data):

@@ -103,9 +103,9 @@ def test_what_is_told_says_where_it_holds(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["scope"] == "in the norm L_2 over the box"
 
 
-def test_numbers_that_square_again_and_again_are_refused(tmp_path):
-    squares = "; ".join(f"b{i + 1} = b{i}*b{i}" for i in range(45))
-    text = f"b0 = 3*x; {squares}; 0.5 + 0*b45"
+def test_numbers_that_are_cubed_again_and_again_are_refused(tmp_path):
+    cubes = "; ".join(f"b{i + 1} = b{i}*b{i}*b{i}" for i in range(45))
+    text = f"b0 = 3*x; {cubes}; 0.5 + 0*b45"
     net = saved(tmp_path / "net", constant_program(), text, (0, 1), stages=[stage(function="0.5")], outputs=["s"])
     assert "too large" in refusal(net)
 

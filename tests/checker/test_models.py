@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from flint import arb, ctx, fmpq
+from flint import arb, fmpq
 
-from attnc_checker.checking import PRECISION
 from attnc_checker.deep.pieces import _slope
 from attnc_checker.expressions import ARITY, evaluate, parse
 from attnc_checker.files import BadFile
@@ -40,14 +39,6 @@ PLANE = [
     "abs(x - y)**1.5",
     "gelu(4*x*y) - min(x, -y)",
 ]
-
-
-@pytest.fixture(autouse=True)
-def precision():
-    before = ctx.prec, ctx.cap
-    ctx.prec, ctx.cap = PRECISION, 64
-    yield
-    ctx.prec, ctx.cap = before
 
 
 def value(poly, tau, d):

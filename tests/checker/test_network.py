@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from flint import arb, ctx
+from flint import arb
 from hypothesis import assume, given, settings
 
 from attnc.ir import Affine, Attention, Head, Program, Softmax
@@ -17,14 +17,6 @@ from attnc_checker.network import dense as row_of
 from attnc_checker.rounding import Arithmetic
 from checker.networks import gate, reduced, spectral
 from ir.random_programs import programs_and_inputs
-
-
-@pytest.fixture(autouse=True)
-def precision():
-    before = ctx.prec, ctx.cap
-    ctx.prec, ctx.cap = 128, 64
-    yield
-    ctx.prec, ctx.cap = before
 
 
 def assert_computes(program: Program, inputs: tuple[np.ndarray, ...]) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flint import arb, ctx
+from flint import arb
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from attnc.targets.expression import Expression
 from attnc_checker import check
 from attnc_checker.averages import Box
-from attnc_checker.checking import PRECISION, read
+from attnc_checker.checking import read
 from attnc_checker.expressions import parse
 from attnc_checker.jets import models
 from attnc_checker.proving import Proof
@@ -22,14 +22,6 @@ from checker.networks import NAMES, grid, lattice_program, save, spectral, unifo
 from strategies.expressions import expressions
 
 BOX = {1: [(-1.5, 1.25)], 2: [(-1.0, 1.0), (-0.5, 1.0)]}
-
-
-@pytest.fixture(autouse=True)
-def precision():
-    before = ctx.prec, ctx.cap
-    ctx.prec, ctx.cap = PRECISION, 64
-    yield
-    ctx.prec, ctx.cap = before
 
 
 def random_network(d: int, seed: int, hardness: float):

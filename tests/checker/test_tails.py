@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flint import arb, ctx, fmpq
+from flint import arb, fmpq
 
 from attnc.targets.expression import Expression
-from attnc_checker.checking import PRECISION
 from attnc_checker.expressions import parse
 from attnc_checker.tails import Undecided, tail_error
 from checker.networks import gate, reduced
 
 SIGMOID = gate([(0, 0), (0, 1)], [(0, 0), (0, 1)])  # x·σ(x)
 THREE = gate([(0.5, -0.75), (0.25, 0), (0, 1)], [(1, -1), (0.5, 0.25), (-1, 1)])
-
-
-@pytest.fixture(autouse=True)
-def precision():
-    before = ctx.prec, ctx.cap
-    ctx.prec, ctx.cap = PRECISION, 64
-    yield
-    ctx.prec, ctx.cap = before
 
 
 @pytest.mark.parametrize(

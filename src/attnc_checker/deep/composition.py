@@ -1,8 +1,8 @@
 """Deep programs, stage by stage: what a certificate says of its stages is put together, and is the expression.
 
 A stage claims that what attention writes into one channel is carrier·g(t), t and the carrier being affine combinations
-of the variables and of the stages before it. In exact arithmetic its value is then a function of the variables: ranges
-follow from interval arithmetic over many parts of the box, and that the outputs are the expression from normal forms.
+of the variables and of the stages before it. In exact arithmetic its value is then a function of the variables: where
+it lies follows from interval arithmetic over parts of the box, and that outputs are the expression from normal forms.
 
 Theorem.  Let û be the state as computed, |û_i − u_i| ≤ e_i and |û_i| ≤ R_i. With w_i the floats nearest to the
 coefficients of t, T(û) = w_0 + Σ w_i û_i is within e = Σ |w_i| e_i + Σ |coefficient_i − w_i| |u_i| of t; so is the
@@ -20,7 +20,11 @@ counts to own.
 
 from __future__ import annotations
 
+import bisect
+import heapq
 import itertools
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 from flint import arb
@@ -30,21 +34,22 @@ from attnc_checker.claims import StageClaim, StagedClaim
 from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import Line, along, held, joined
 from attnc_checker.deep.pieces import ZERO, Piece, pieces_of
-from attnc_checker.expressions import Function, Reader, Step, evaluate, parse
+from attnc_checker.expressions import Reader, Step, evaluate, parse
 from attnc_checker.files import BadFile, Refused
 from attnc_checker.network import ONE as CONSTANT
 from attnc_checker.network import Reduction, Terms, span
 from attnc_checker.program import exact
 from attnc_checker.ranges import Range, Ranges
-from attnc_checker.rounding import Arithmetic, most
+from attnc_checker.rounding import INFINITE, Arithmetic, most
 
 ONE = (arb(1), arb(1))
+ANYWHERE, NOWHERE = (-(arb(2) ** 1025), arb(2) ** 1025), (INFINITE, -INFINITE)
 HALVINGS = 12
-"""At most so often the box is halved, along its variables in turn, to find ranges: less if the claim needs no more."""
+"""At most so often the box is halved, along its variables in turn, to find a range."""
 KINKS = 3
 """At most so many of the G are taken at both ends of their intervals."""
-MOST_HALVINGS = 5000
-"""At most so many parts of the box are halved to find how far its outputs are off."""
+MOST_HALVINGS = 20_000
+"""At most so many parts of the box are halved in all."""
 
 
 class Combination(NamedTuple):
@@ -68,13 +73,11 @@ class Link(NamedTuple):
     own: Any
 
     def around(self, t: Range) -> tuple[Range, Any, Range]:
-        """Slopes, jump and values for all t of a range."""
-        met = [piece for piece in self.pieces if not (piece.high < t[0] or t[1] < piece.low)]
-        slopes, values = (
-            (-most([-x for x, _ in of]), most([x for _, x in of]))
-            for of in ([piece.slopes for piece in met], [piece.values for piece in met])
-        )
-        return slopes, most([piece.jump for piece in met]), values
+        """Slopes, jump and values for all t of a range; of all pieces if that is nan."""
+        first = bisect.bisect_left(self.pieces, t[0], key=lambda piece: piece.high)
+        last = bisect.bisect_right(self.pieces, t[1], key=lambda piece: piece.low)
+        _, _, slopes, jumps, values, _ = zip(*self.pieces[first:last], strict=True)
+        return _union(slopes), most(jumps), _union(values)
 
 
 def lines(claim: StagedClaim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
@@ -99,11 +102,12 @@ class _Walk:
         self.links: list[Link] = []
 
     def _compose(self) -> None:
-        """The claims as steps in the variables; their ranges; and that their outputs are the expression."""
-        reader = Reader(self.claim.variables)
+        """The claims as steps in the variables, and that their outputs are the expression."""
+        self.reader = reader = Reader(self.claim.variables)
+        self.halved = itertools.count()
         names, same = dict(reader.variables), list[tuple[Step, Step]]()
         wanted = reader.parse(self.claim.expression)
-        self.steps: list[tuple[Step, ...]] = []  # of every stage: value, argument, g, carrier
+        self.steps: list[tuple[Step, Step]] = []  # of every stage: argument, carrier
 
         def part(owner: str, text: str, known: str | None = None) -> Step:
             try:
@@ -125,14 +129,38 @@ class _Walk:
             if more:
                 raise Refused(f"the function of stage {stage.name!r:.40} has several outputs")
             names[stage.name] = reader.add("times", carrier, g)
-            self.steps.append((names[stage.name], argument, g, carrier))
+            self.steps.append((argument, carrier))
         outputs = [part("an output", text) for text in self.claim.outputs]
-        if not are_equal((reader.steps, []), same):
+        if not are_equal(reader, same):
             raise Refused("what is claimed to be known of an input or a carrier does not follow from the stages before")
-        if len(wanted) != len(outputs) or not are_equal((reader.steps, []), list(zip(outputs, wanted, strict=True))):
+        if len(wanted) != len(outputs) or not are_equal(reader, zip(outputs, wanted, strict=True)):
             raise Refused(f"the stages put together are not known to be the expression {self.claim.expression:.60}")
-        self.function = reader.steps, sorted({*wanted, *itertools.chain(*self.steps)})
-        self.ranges = dict(zip(self.function[1], _ranges(self.function, self.claim), strict=True))
+        if not all(end.is_finite() for step in wanted for end in self._range(step, ANYWHERE)):
+            raise Refused("the range of the expression is not known: it may be undefined, or unbounded, on the box")
+        self.function = reader.function(sorted({*itertools.chain(*self.steps)}))
+
+    def _range(self, step: Step, enough: Range) -> Range:
+        """Where a step lies on the box: each end as far as that is not `enough`."""
+        return self._end(step, -1, enough[0]), self._end(step, 1, enough[1])
+
+    def _end(self, step: Step, side: int, enough: Any) -> Any:
+        """What reaches farthest is halved, along variables that the step reads, until no part reaches beyond `enough`,
+        or the farthest is small."""
+        function, numbers = self.reader.function([step]), itertools.count()
+        axes = [given[0] for rule, *given in function[0].values() if rule == "variable"]
+        pending: list[tuple[Any, int, int, list[Range]]] = []
+
+        def add(part: list[Range], left: int) -> None:
+            end = evaluate(function, Ranges(part))[0][side > 0]
+            heapq.heappush(pending, (-side * end if end.is_finite() else -INFINITE, left, next(numbers), part))
+
+        add(_box(self.claim), HALVINGS if axes else 0)
+        while True:
+            farthest, left, _, part = heapq.heappop(pending)
+            if -farthest <= side * enough or left == 0 or next(self.halved) >= MOST_HALVINGS:
+                return -side * farthest
+            for half in _halves(part, axes[(HALVINGS - left) % len(axes)]):
+                add(half, left - 1)
 
     def combination(self, text: str, terms: Terms | None = None) -> Combination:
         """Of the variables and of the stages so far: with the terms of the network, or the nearest floats."""
@@ -153,30 +181,34 @@ class _Walk:
 
     def line(self, claim: StageClaim) -> Line:
         """A stage as one of t; its own error becomes known to those after it."""
-        value, argument, g, carrier = self.steps[len(self.links)]
+        argument, carrier = self.steps[len(self.links)]
         place, stage = self.reduction.stage_at(claim.stage, claim.channel)
         if place in self.errors:
             raise Refused(f"two stages are said to write {claim.channel!r:.60}")
         t, unit = self.combination(claim.argument), self.combination(claim.unit)
-        low, high = self.ranges[argument]
-        if not (claim.interval[0] <= low - t.off and high + t.off <= claim.interval[1]):
+        inner = (claim.interval[0] + t.off).upper(), (claim.interval[1] - t.off).lower()
+        low, high = self._range(argument, inner)
+        if not inner[0] <= low <= high <= inner[1]:
             found = f"[{float(low - t.off):.9g}, {float(high + t.off):.9g}]"
             raise Refused(f"the input of stage {claim.name} may leave the claimed interval: it may be in {found}")
-        size = _size(self.ranges[carrier]) + unit.off
+        exact_size = _size(self._range(carrier, NOWHERE))
+        size = exact_size + unit.off
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure = along(stage, t.terms, unit_terms, reach, size, claim.name)
         # not in units of the carrier
         unsure += total(4 * len(head.keys) * self.arithmetic.lost for head in line.heads)
         pieces, own = pieces_of(claim, low, high, t.off, bool(self.claim.axes)), size * claim.bound + unsure
         self.links.append(Link(place, argument, t, pieces, carrier, unit, own))
-        self.sizes[place] = _size(self.ranges[value])
-        self.errors[place] = own + size * most([p.change for p in pieces]) + _size(self.ranges[g]) * unit.off
+        g, change = _size(_union([piece.values for piece in pieces])), most([piece.change for piece in pieces])
+        self.sizes[place], self.errors[place] = exact_size * g, own + size * change + g * unit.off
         self.reduction.reach[place] = self.sizes[place] + self.errors[place]
+        if not self.reduction.reach[place].is_finite():
+            raise Refused("the range of a stage is not known: a function may be undefined, or unbounded, on the box")
         return Line(claim, line, held(claim))
 
     def outputs(self) -> Any:
         """Above all errors. The box is halved along the claimed axes, one after the other, as far as it takes."""
-        stage, wanted, halved = self.reduction.stage(), list[Combination](), itertools.count()
+        stage, wanted = self.reduction.stage(), list[Combination]()
         if stage.heads:
             raise Refused("an output reads a softmax that no stage has proved")
         for form, text in zip(stage.affine, self.claim.outputs, strict=True):
@@ -185,11 +217,10 @@ class _Walk:
             wanted.append(found._replace(slack=found.slack + rounding))
 
         def worst(part: list[Range], axes: tuple[int, ...]) -> Any:
-            for kinks in (0, KINKS):
-                found = self._error(part, wanted, kinks) + self.claim.truncation
-                if found <= self.claim.bound:
-                    return found
-            if not axes or next(halved) == MOST_HALVINGS:
+            found = self._error(part, wanted, self.claim.bound - arb(self.claim.truncation)) + self.claim.truncation
+            if found <= self.claim.bound:
+                return found
+            if not axes or next(self.halved) >= MOST_HALVINGS:
                 raise Refused(
                     f"the errors of the stages add up to {float(found):.9g} on a part of the box, the bound is "
                     f"{self.claim.bound:.9g}"
@@ -198,8 +229,8 @@ class _Walk:
 
         return worst(_box(self.claim), self.claim.axes)
 
-    def _error(self, part: list[Range], outputs: list[Combination], kinks: int) -> Any:
-        """Above the errors of the outputs on a part of the box; nan if that is too wide for a range to be known."""
+    def _error(self, part: list[Range], outputs: list[Combination], limit: Any) -> Any:
+        """Above the errors of the outputs on a part of the box, or above the limit; nan if a range is not known."""
         rules = Ranges(part)
         values = dict(zip(self.function[1], evaluate(self.function, rules), strict=True))
         met = {link.place: link.around(values[link.argument]) for link in self.links}
@@ -208,9 +239,16 @@ class _Walk:
             (low, high), _, _ = met[link.place]
             return float((high - low) * _size(values[link.carrier]) * link.t.off)
 
-        bent = [link.place for link in sorted(self.links, key=felt, reverse=True)[:kinks]]
-        ends = itertools.product(*([(x, x) for x in met[place][0]] for place in bent))
-        return most(self._off(rules, values, met, dict(zip(bent, chosen, strict=True)), outputs) for chosen in ends)
+        whole = self._off(rules, values, met, {}, outputs)
+        if whole <= limit:
+            return whole
+        worst, bent = arb(0), [link.place for link in sorted(self.links, key=felt, reverse=True)[:KINKS]]
+        for chosen in itertools.product(*([(x, x) for x in met[place][0]] for place in bent)):
+            found = self._off(rules, values, met, dict(zip(bent, chosen, strict=True)), outputs)
+            if not found <= limit:
+                return found
+            worst = worst.max(found)
+        return worst
 
     def _off(self, rules: Ranges, values: Any, met: Any, chosen: dict[Any, Range], outputs: list[Combination]) -> Any:
         """The same, with the slopes that are chosen of some stages."""
@@ -245,23 +283,9 @@ def _size(range_: Range) -> Any:
     return most([-range_[0], range_[1]])
 
 
-def _ranges(function: Function, claim: StagedClaim) -> list[Range]:
-    """Where the outputs lie, in exact arithmetic, over the box. Parts that bring nothing new are not halved."""
-    halvings = min(HALVINGS, (claim.parts or 2**HALVINGS).bit_length() - 1) if len(claim.ends) <= HALVINGS else 0
-    found: list[Range] = []
-
-    def widen(part: list[Range], depth: int) -> None:
-        here = evaluate(function, Ranges(part))
-        if depth == halvings:
-            found[:] = [(a.min(c), b.max(d)) for (a, b), (c, d) in zip(found or here, here, strict=True)]
-        elif not found or not all(a <= c and d <= b for (a, b), (c, d) in zip(found, here, strict=True)):
-            for half in _halves(part, depth % len(part)):
-                widen(half, depth + 1)
-
-    widen(_box(claim), 0)
-    if not all(x.is_finite() for range_ in found for x in range_):
-        raise Refused("the range of a stage is not known: a function may be undefined, or unbounded, on the box")
-    return found
+def _union(ranges: Sequence[Range]) -> Range:
+    lows, highs = zip(*ranges, strict=True)
+    return reduce(arb.min, lows), reduce(arb.max, highs)
 
 
 def _box(claim: StagedClaim) -> list[Range]:

@@ -11,12 +11,12 @@ multiplied out. Beyond the laws of a commutative ring, wherever both sides are d
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from flint import arb, fmpq
 
-from attnc_checker.expressions import NAMED, Function, Rules, evaluate
+from attnc_checker.expressions import NAMED, Reader, Rules, Step, evaluate
 from attnc_checker.files import Refused
 from attnc_checker.ranges import coefficients
 
@@ -29,10 +29,11 @@ IMAGINARY = 0
 """The number of the atom i."""
 
 
-def are_equal(function: Function, pairs: Sequence[tuple[int, int]]) -> bool:
+def are_equal(reader: Reader, pairs: Iterable[tuple[Step, Step]]) -> bool:
     """Whether the steps of each pair are equal. Short forms, in which less is multiplied out, are tried first."""
+    function = reader.function([step for pair in pairs for step in pair])
     for expands, waves in ((False, False), (True, False), (True, True)):
-        found = evaluate((function[0], [i for pair in pairs for i in pair]), Forms(expands, waves))
+        found = evaluate(function, Forms(expands, waves))
         if found[::2] == found[1::2]:
             return True
     return False

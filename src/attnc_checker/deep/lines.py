@@ -87,7 +87,7 @@ def held(claim: StageClaim) -> Function:
     t = reader.variables["t"]
     if claim.held is not None:
         t = reader.add("clip", t, *(reader.add("constant", exact(end)) for end in claim.held))
-    return reader.steps, reader.parse(claim.function, {"t": t})
+    return reader.function(reader.parse(claim.function, {"t": t}))
 
 
 def joined(one: Line, other: Line) -> Line:
