@@ -281,7 +281,7 @@ def test_normal_forms(left, right, are):
 
 
 def test_coefficients_of_combinations():
-    forms = Forms(expands=True, waves=False)
+    forms = Forms(expands=True)
     (form,) = evaluate(parse("(2*x - pi*y/3)/4 + sqrt(2)", ["x", "y", "z"]), forms)
     found = forms.linear(form, 3)
     assert [float(x.mid()) for x in found] == pytest.approx([2**0.5, 0.5, -np.pi / 12, 0])

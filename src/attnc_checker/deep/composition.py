@@ -165,7 +165,7 @@ class _Walk:
     def combination(self, text: str, terms: Terms | None = None) -> Combination:
         """Of the variables and of the stages so far: with the terms of the network, or the nearest floats."""
         names = [*self.claim.variables, *(stage.name for stage in self.claim.stages[: len(self.links)])]
-        forms = Forms(expands=True, waves=False)
+        forms = Forms(expands=True)
         (form,) = evaluate(parse(text, names), forms)
         coefficients = forms.linear(form, len(names))
         if coefficients is None or not all(x.is_finite() for x in coefficients):

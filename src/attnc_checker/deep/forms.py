@@ -32,11 +32,8 @@ IMAGINARY = 0
 def are_equal(reader: Reader, pairs: Iterable[tuple[Step, Step]]) -> bool:
     """Whether the steps of each pair are equal. Short forms, in which less is multiplied out, are tried first."""
     function = reader.function([step for pair in pairs for step in pair])
-    for expands, waves in ((False, False), (True, False), (True, True)):
-        found = evaluate(function, Forms(expands, waves))
-        if found[::2] == found[1::2]:
-            return True
-    return False
+    tried = (evaluate(function, Forms(expands)) for expands in (False, True))
+    return any(found[::2] == found[1::2] for found in tried)
 
 
 def _bits(q: Any) -> int:
@@ -48,8 +45,8 @@ def _sorted(terms: dict[Any, Any]) -> Any:
 
 
 class Forms(Rules):
-    def __init__(self, expands: bool, waves: bool) -> None:
-        self.expands, self.waves = expands, waves
+    def __init__(self, expands: bool) -> None:
+        self.expands = expands  # sums and waves are multiplied out
         self.atoms: dict[Hashable, int] = {"i": IMAGINARY}
         self.values: dict[int, Any] = {}  # of constant atoms
 
@@ -159,13 +156,13 @@ class Forms(Rules):
         if isinstance(name, fmpq) and (name >= 0 or a):
             raised = self.power(a, abs(int(name.p)))
             return raised if name >= 0 else self.whole(raised, -1)
-        if name in ("sin", "cos") and self.waves and a:
+        value = self.value(a)
+        if name in ("sin", "cos") and self.expands and not value.is_finite():
             scale = a[0][1]
             forth, back = (self.atom(("wave", self.scaled(a, 1 / scale)), side * scale) for side in (1, -1))
             if name == "cos":
                 return self.scaled(self.plus(forth, back), fmpq(1, 2))
             return self.times(self.scaled(self.atom("i"), fmpq(-1, 2)), self.plus(forth, back, -1))  # 1/2i = −i/2
-        value = self.value(a)
         return self.atom((name, a), value=coefficients(name, (value.lower(), value.upper()), 2)[0])
 
     def step(self, name: str, a: Form) -> Form:
