@@ -28,8 +28,10 @@ from attnc.targets.parts import Derivation
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
-SECONDS_BEFORE_STAGES, FEW_VARIABLES = 3.0, 2
-"""For leaves where heads can be proved one by one, and the variables up to which leaves are tried first."""
+MOST_CELLS = 500_000
+SECONDS_BEFORE_STAGES, CELLS_BEFORE_STAGES, FEW_VARIABLES = 3.0, 8_000, 2
+"""For leaves where heads can be proved one by one, and the variables up to which leaves are tried first. More cells
+would be proved in time, but not checked in time."""
 TRUNCATION = "anchors that the engine leaves out of a grid, and the like"
 SECONDS_FOR_NORMS = 10.0
 """For an L_p norm that a theorem bounds already: leaves make that smaller, ever more slowly."""
@@ -64,7 +66,8 @@ def proved(
     found: list[Certificate] = []
     ways = [functools.partial(_by_heads, network, target, derivation, seconds, progress)]
     if softmaxes <= 1:
-        leaves = functools.partial(_by_leaves, network, target, p, is_one_stage, SECONDS_BEFORE_STAGES, progress)
+        budgets = (SECONDS_BEFORE_STAGES, progress, CELLS_BEFORE_STAGES)
+        leaves = functools.partial(_by_leaves, network, target, p, is_one_stage, *budgets)
         ways.insert(0 if target.box.d <= FEW_VARIABLES else 1, leaves)
     for prove_it in ways:
         claim = prove_it()
@@ -122,7 +125,13 @@ def _by_layers(network: Network, target: ReLUNetwork, seconds: float, progress: 
 
 
 def _by_leaves(
-    network: Network, target: Target, p: float, is_one_stage: bool, seconds: float, progress: Progress | None
+    network: Network,
+    target: Target,
+    p: float,
+    is_one_stage: bool,
+    seconds: float,
+    progress: Progress | None,
+    most_cells: int = MOST_CELLS,
 ) -> Certificate | None:
     claim = network.certificate
     provers: list[functools.partial[Proven]]
@@ -148,6 +157,7 @@ def _by_leaves(
                 eps=network.eps or 0.0,
                 truncation=network.truncation,
                 time_budget=seconds,
+                box_budget=most_cells,
                 progress=progress,
             )
             return _with_leaves(network, target, found)

@@ -26,7 +26,8 @@ from attnc.targets.function_target import FunctionTarget
 from attnc.targets.target import Target
 
 MAX_VARIABLES = 3
-TOLERANCE = 0.03
+TOLERANCE, LEAST_TOLERANCE = 0.03, 0.003
+"""Of an error that was seen; less where eps is closer to it."""
 FAR_BELOW = 1e-3
 """Of eps: in several variables, where leaves are many, no bound below that is sought."""
 MOST_SUMMED = 100_000
@@ -66,6 +67,8 @@ def prove(
     subject = Subject(found[0][0], roundings(program)[0], _with_outputs(target, found[0][1]), truncation)
     subject.rounding_level = subject.sampled_rounding()
     floor = max(FAR_BELOW * eps if target.box.d > 1 else 0.0, subject.rounding_level)
+    if 0 < observed < eps:
+        tolerance = min(tolerance, max(LEAST_TOLERANCE, 0.9 * ((eps - floor) / observed - 1)))
     least = eps if isinstance(target, FunctionTarget) else 0.0
     goal = max(least, (1 + tolerance) * observed + floor)
     if p < math.inf:
