@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import attnc
-from attnc.cli import main, tables
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self):
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments) -> Ran:
-        with pytest.raises(SystemExit) as ending:
-            main([str(argument) for argument in arguments])
-        code = ending.value.code
-        return Ran(0 if code is None else int(code), *capsys.readouterr())
-
-    return call
+from attnc.cli import tables
 
 
 @pytest.fixture

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from attnc.cli import main
 from attnc.cli.icl import MODELS, sparkline
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "140")
-
-    def call(*arguments) -> Ran:
-        with pytest.raises(SystemExit) as ending:
-            main([str(argument) for argument in arguments])
-        return Ran(int(ending.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture
@@ -49,7 +28,7 @@ def test_every_model_agrees_with_scikit_learn(run, table, model):
     options = ["--alpha", "0.1"] if "alpha" in MODELS[model][1] else []
     ran = run("icl", model, "--csv", table, "--target", target, "--features", "a,b,c", *options, "--json")
     assert ran.code == 0, ran.err
-    report = json.loads(ran.out)
+    report = ran.json
     assert report["rows"] == 60
     assert report["layers"] > 3
     if model != "nadaraya-watson":
@@ -73,7 +52,7 @@ def test_the_page_for_people(run, table, tmp_path):
 
 def test_all_other_columns_and_standardising(run, table):
     ran = run("icl", "linear", "--csv", table, "--target", "y", "--standardise", "--json")
-    assert [row["name"] for row in json.loads(ran.out)["coefficients"]] == [
+    assert [row["name"] for row in ran.json["coefficients"]] == [
         "a",
         "b",
         "c",
@@ -88,7 +67,7 @@ def test_labels_that_are_words(run, tmp_path):
     path.write_text("a,b,kind\n1,2,cat\n2,1,dog\n3,5,cat\n4,4,dog\n5,0,dog\n")
     ran = run("icl", "logistic", "--csv", path, "--target", "kind", "--json")
     assert ran.code == 0, ran.err
-    report = json.loads(ran.out)
+    report = ran.json
     assert report["largest_difference"]["predictions"] == 0
     assert report["largest_difference"]["coefficients"] <= 1e-7
     path.write_text("a,kind\n1,cat\n2,\n")

@@ -1,0 +1,275 @@
+"""`attnc compile`: what it prints and saves, and how it refuses."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import attnc
+from attnc.cli.reading import shield_expression
+from cli.running import is_clean
+
+
+def test_compile_prints_what_matters(run, tmp_path: Path) -> None:
+    ran = run(
+        "compile", "sin(x)+cos(y)", "--box", "x=-3:3", "--box", "y=-3:3", "--eps", "0.5", "--out", str(tmp_path / "n")
+    )
+    assert ran.code == 0
+    assert ran.err == ""
+    network = attnc.load(tmp_path / "n")
+    for needed in (
+        "sin(x)+cos(y)",
+        "x ∈ [-3, 3], y ∈ [-3, 3]",
+        "compose",
+        f"{network.num_anchors:,} anchors",
+        "2 heads",
+        "3 layers",
+        f"{network.num_parameters:,} parameters",
+        "proven on the whole box in float64",
+        "at samples; no proof",
+        "arithmetic",
+        "saved",
+    ):
+        assert needed in ran.out
+
+
+def test_compile_as_json(run, tmp_path: Path) -> None:
+    ran = run("compile", "x*y", "--box", "x=0:1", "--box", "y=0:2", "--eps", "0.25", "--json")
+    assert ran.code == 0
+    found = ran.json
+    assert found["name"] == found["expression"] == "x*y"
+    assert found["box"] == {"x": [0, 1], "y": [0, 2]}
+    assert found["variables"] == ["x", "y"]
+    assert found["observed"] <= found["bound"] <= found["eps"] == 0.25
+    assert math.isclose(sum(term["value"] for term in found["terms"]), found["bound"])
+    assert (found["dtype"], found["method"], found["out"]) == ("float64", "proof", None)
+    assert (found["complete"], found["num_stages"]) == (True, 0)
+    assert found["num_heads"] == found["num_attention_layers"] == 1
+
+
+@pytest.mark.parametrize("expression", ["-x", "-(x)", "-x**2", "-1*x", "-exp(x)", "--x", "--x**2", "--(x)", "-.5*x"])
+@pytest.mark.parametrize("place", ["first", "last", "middle", "equals"])
+def test_an_expression_may_begin_with_a_minus(run, expression: str, place: str) -> None:
+    arguments = {
+        "first": [expression, "--box", "x=-1:1", "--eps", "0.5", "--json"],
+        "last": ["--json", "--box", "x=-1:1", "--eps", "0.5", expression],
+        "middle": ["--box", "x=-1:1", expression, "--json", "--eps", "0.5"],
+        "equals": ["--box=x=-1:1", "--eps=0.5", expression, "--json"],
+    }[place]
+    ran = run("compile", *arguments)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.json["expression"] == expression
+
+
+def test_two_dashes_still_end_the_options(run) -> None:
+    ran = run("compile", "--box", "x=-1:1", "--eps", "0.5", "--json", "--", "-x")
+    assert ran.json["expression"] == "-x"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["x", "--box", "x=-1:1", "--epss", "0.1"],
+        ["-x", "--box", "x=-1:1", "--epss", "0.1"],
+        ["-x**2", "--box", "x=-1:1", "--epss=0.1"],
+        ["--epss", "0.1", "x", "--box", "x=-1:1"],
+    ],
+)
+def test_a_mistyped_option_gets_a_usage_error_with_a_suggestion(run, arguments: list[str]) -> None:
+    ran = run("compile", *arguments)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert "No such option" in ran.err
+    assert "--epss" in ran.err
+    assert re.search(r"--eps\b", ran.err)
+    as_json = run("compile", *arguments, "--json")
+    assert as_json.code == 2
+    assert as_json.json["error"]["type"] == "UsageError"
+    assert "--epss" in as_json.json["error"]["message"]
+
+
+def test_a_mistyped_short_option_is_not_an_expression(run) -> None:
+    ran = run("compile", "x", "--box", "x=-1:1", "-eps", "0.1")
+    assert ran.code == 2
+    assert "No such option" in ran.err
+
+
+def test_shielding_leaves_option_values_alone() -> None:
+    options = {"--eps": True, "--box": True, "--json": False}
+    assert shield_expression(["--eps", "-1", "x"], options) == ["--eps", "-1", "x"]
+    assert shield_expression(["-x", "--eps", "-1"], options) == ["--eps", "-1", "--", "-x"]
+    assert shield_expression(["--json", "-x"], options) == ["--json", "--", "-x"]
+    assert shield_expression(["--eps"], options) == ["--eps"]
+    assert shield_expression(["-"], options) == ["-"]
+    assert shield_expression([], options) == []
+
+
+@pytest.mark.parametrize("eps", ["-1", "0", "nan", "inf"])
+def test_eps_reaches_the_validation(run, eps: str) -> None:
+    for arguments in (["--eps", eps], [f"--eps={eps}"]):
+        ran = run("compile", "x", "--box", "x=0:1", *arguments)
+        assert ran.code == 2
+        assert ran.err.startswith("error: eps must be a finite number")
+        assert ran.out == ""
+
+
+def test_values_that_are_no_numbers_are_usage_errors(run) -> None:
+    ran = run("compile", "x", "--box", "x=0:1", "--eps", "small")
+    assert ran.code == 2
+    assert "--eps" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("boxes", "message"),
+    [
+        (["x=3:-3"], "--box x=3:-3: the range is reversed"),
+        (["x=1:1"], "--box x=1:1: the range is empty"),
+        (["x=1"], "--box x=1: expected NAME=LO:HI"),
+        (["x"], "--box x: expected NAME=LO:HI"),
+        (["=0:1"], "--box =0:1: expected NAME=LO:HI"),
+        (["x=0:1:2"], "--box x=0:1:2: expected NAME=LO:HI"),
+        (["3=0:1"], "--box 3=0:1: expected NAME=LO:HI"),
+        (["x=:1"], "--box x=:1: '' is not a number"),
+        (["x=a:b"], "--box x=a:b: 'a' is not a number"),
+        (["x=0:__import__('os')"], "is not a number"),
+        (["x=0:(1,2)"], "is not a number"),
+        (["x=nan:1"], "--box x=nan:1: nan is not finite"),
+        (["x=0:1e999"], "--box x=0:1e999"),
+        (["x=0:1/0"], "--box x=0:1/0"),
+        (["x=0:1", "x=0:2"], "--box x=0:2: x has a range already, 0:1"),
+        (["x=0:1", "y=0:2"], "y is not a variable of 'x'"),
+        (["y=0:1"], "the variable x of 'x' has no box"),
+        ([], "--box: state the range of every variable"),
+    ],
+)
+def test_a_bad_box_is_named(run, boxes: list[str], message: str) -> None:
+    ran = run("compile", "x", *(word for box in boxes for word in ("--box", box)))
+    assert ran.code == 2
+    assert ran.err.startswith("error: ")
+    assert message in ran.err
+    assert ran.out == ""
+    assert is_clean(ran)
+
+
+@pytest.mark.parametrize(
+    ("box", "ends"),
+    [
+        ("x=-pi:2*pi", (-math.pi, 2 * math.pi)),
+        ("x=1e-3:.5", (1e-3, 0.5)),
+        (" x = -1 : +1 ", (-1, 1)),
+        ("x=-pi/4:e", (-math.pi / 4, math.e)),
+    ],
+)
+def test_ends_may_be_constants(run, box: str, ends: tuple[float, float]) -> None:
+    ran = run("compile", "x", "--box", box, "--eps", "2", "--json")
+    assert ran.json["box"]["x"] == pytest.approx(ends, rel=1e-15)
+
+
+def test_a_range_may_be_infinite(run) -> None:
+    ran = run("compile", "tanh(x)", "--box", "x=-inf:inf", "--eps", "1e-3", "--json")
+    assert ran.code == 0
+    assert ran.json["box"] == {"x": ["-inf", "inf"]}
+    assert ran.json["observed"] <= ran.json["bound"] <= 1e-3
+    ran = run("compile", "tanh(x)*y", "--box", "x=0:inf", "--box", "y=0:1")
+    assert (ran.code, ran.out) == (2, "")
+    assert "not finite" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (["sin(x"], "ExpressionError", "never closed"),
+        (["__import__('os').system('x')"], "ExpressionError", "__import__"),
+        (["1/x"], "DomainError", "0"),
+        (["x", "--dtype", "float16"], "InputError", "dtype must be one of"),
+        (["x", "--construction", "magic"], "InputError", "construction must be auto or"),
+        (["x", "--max-anchors", "0"], "InputError", "max_anchors must be"),
+        (["x", "--max-bytes", "-1"], "InputError", "max_bytes must be"),
+    ],
+)
+def test_other_errors_exit_2(run, arguments: list[str], kind: str, message: str) -> None:
+    ran = run("compile", *arguments, "--box", "x=-1:1", "--eps", "0.1", "--json")
+    assert ran.code == 2
+    assert ran.err.startswith("error: ")
+    assert ran.json["error"]["type"] == kind
+    assert message in ran.json["error"]["message"]
+    assert message in ran.err
+    assert is_clean(ran)
+
+
+def test_a_bound_that_is_not_met_exits_1(run) -> None:
+    arguments = ["compile", "sin(x)", "--box", "x=0:3", "--eps", "1e-3", "--max-anchors", "50"]
+    assert run(*arguments).code == 0  # the cheapest needs far fewer
+    arguments += ["--construction", "max_affine"]
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("error: cannot bring the bound to eps=0.001")
+    ran = run(*arguments, "--json")
+    assert ran.code == 1
+    error = ran.json["error"]
+    assert error["type"] == "BoundNotMet"
+    assert error["bound"] > error["eps"] == 1e-3
+    (lo, hi) = error["worst_box"]["x"]
+    assert 0 <= lo < hi <= 3
+
+
+def test_infinite_numbers_become_null(run, monkeypatch) -> None:
+    def refuse(*args, **options):
+        raise attnc.BoundNotMet("no", eps=0.1, bound=math.inf, worst_box=None)
+
+    monkeypatch.setattr(attnc, "compile", refuse)
+    ran = run("compile", "x", "--box", "x=0:1", "--json")
+    assert ran.code == 1
+    assert ran.json["error"]["bound"] is None
+
+
+def test_out_is_checked_before_the_work(run, tmp_path: Path, monkeypatch) -> None:
+    def never(*args, **options):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(attnc, "compile", never)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.tex").write_text("mine")
+    for name in ("file", "folder", "missing/net"):
+        ran = run("compile", "x", "--box", "x=0:1", "--out", str(tmp_path / name))
+        assert ran.code == 2
+        assert "--out" in ran.err
+    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "thesis.tex").read_text() == "mine"
+
+
+def test_a_saved_network_is_replaced(run, tmp_path: Path) -> None:
+    for eps in ("0.5", "0.25"):
+        ran = run("compile", "x", "--box", "x=0:1", "--eps", eps, "--out", f"{tmp_path}/net/")
+        assert ran.code == 0
+        assert attnc.load(tmp_path / "net").eps == float(eps)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["net"]
+
+
+@pytest.mark.parametrize("expression", ["x + y*2", "-x-y", "--x*y"])
+def test_the_command_reproduces_the_network(run, tmp_path: Path, expression: str, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    boxes = ["--box", "x=-pi:1", "--box", "y = 0:1"]
+    first = run(
+        "compile", *boxes, expression, "--eps", "1.5", "--dtype", "float32", "--max-anchors", "900", "--out", "a b",
+        "--json",
+    )  # fmt: skip
+    assert first.code == 0, first.err
+    weights = Path("a b/model.safetensors").read_bytes()
+    command = attnc.load("a b").command
+    assert command is not None
+    assert command in Path("a b/README.md").read_text(encoding="utf-8")
+    name, *arguments = shlex.split(command)
+    assert name == "attnc"
+    again = run(*arguments, "--json") if "--" not in arguments else run(arguments[0], "--json", *arguments[1:])
+    assert again.json == first.json
+    assert Path("a b/model.safetensors").read_bytes() == weights
+
+
+def test_float32_is_named(run) -> None:
+    ran = run("compile", "x", "--box", "x=0:1", "--eps", "0.1", "--dtype", "float32")
+    assert "proven on the whole box in float32" in ran.out

@@ -1,0 +1,108 @@
+"""`attnc info`, `attnc export` and `attnc demo`: what is said of a network."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+import attnc
+
+
+def _share(part: float) -> str:
+    return "< 0.1 %" if part < 0.001 else f"{100 * part:.1f} %"
+
+
+def test_info_shows_layers_and_ledger(run, net: Path) -> None:
+    ran = run("info", str(net))
+    network = attnc.load(net)
+    assert (ran.code, ran.err) == (0, "")
+    for needed in (
+        *(layer.name for layer in network.program.layers),
+        f"{network.num_anchors:,} anchors",
+        f"{network.num_parameters:,} parameters",
+        *(term.name for term in network.certificate.terms),
+        "share",
+        *(_share(term.value / network.certificate.bound) for term in network.certificate.terms),
+        "Assumptions",
+        f"{network.certificate.observed:.3g}",
+    ):
+        assert needed in ran.out
+    squeezed = " ".join(ran.out.split())
+    for sentence in network.certificate.assumptions:
+        assert sentence[:60] in squeezed
+
+
+def test_info_as_json(run, net: Path) -> None:
+    found = run("info", str(net), "--json").json
+    assert [row["name"] for row in found["layers"]] == [layer.name for layer in attnc.load(net).program.layers]
+    assert sum(term["share"] for term in found["terms"]) == pytest.approx(1)
+    assert found["assumptions"]
+    assert found["observed"] <= found["bound"]
+
+
+def test_a_strangers_network_cannot_write_escape_codes(run, net: Path, tmp_path: Path) -> None:
+    import dataclasses
+
+    hostile = dataclasses.replace(attnc.load(net), expression="x\x1b]0;boo\x07[bold]", construction="\x1b[31mred")
+    hostile.save(tmp_path / "net")
+    ran = run("info", str(tmp_path / "net"))
+    assert ran.code == 0
+    assert "\x1b" not in ran.out
+    assert "[bold]" in ran.out
+
+
+def test_demo_goes_where_it_is_told(run, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("attnc.plots.plot", lambda network, path: path.write_bytes(b"png"))
+    ran = run("demo", "--json")
+    assert ran.code == 0
+    assert [Path(path) for path in ran.json["figures"]] == [Path("demo/demo.png"), Path("demo/demo-fine.png")]
+    assert run("demo", "--out", "other").code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo", "other"]
+    (tmp_path / "taken").write_text("mine")
+    assert run("demo", "--out", "taken").code == 2
+
+
+def test_export_prints_the_parity(run, net, tmp_path):
+    pytest.importorskip("onnxruntime")
+    out = tmp_path / "net.onnx"
+    ran = run("export", str(net), "--to", "onnx", "--out", str(out), "--json")
+    assert ran.code == 0, ran.err
+    assert out.stat().st_size > 1000
+    assert ran.json["is_within"]
+    assert ran.json["difference"] <= ran.json["allowed"] < 1e-6
+    assert run("export", str(net), "--to", "tflite", "--out", str(out)).code == 2
+    assert run("export", str(tmp_path / "nothing"), "--to", "onnx", "--out", str(out)).code == 2
+
+
+def test_what_is_said_of_a_second_dtype_on_an_infinite_box(run, tmp_path):
+    attnc.compile("tanh(x)", box={"x": (-math.inf, math.inf)}, eps=1e-3, also="float32").save(tmp_path / "net")
+    shown = run("info", str(tmp_path / "net")).out.replace("│", " ")
+    line = " ".join(shown.split("in float32 ")[1].split("╰")[0].split())
+    assert "in exact arithmetic beyond" in line
+
+
+def test_what_is_said_of_small_things(run, tmp_path):
+    """An identity, a sum of one term and its negative, a function without a gate, a folder that cannot be made."""
+    passed_on = run("compile", "x", "--box", "x=-1:1", "--out", str(tmp_path / "x")).out
+    assert "0 heads; " not in passed_on
+    assert "0  proven on the whole box" in passed_on
+    run(
+        "compile",
+        "max(x,y)+sin(x*y)",
+        "--box",
+        "x=-1:1",
+        "--box",
+        "y=-1:1",
+        "--construction",
+        "compose",
+        "--out",
+        str(tmp_path / "m"),
+    )
+    assert "relu(y - x)" in run("info", str(tmp_path / "m")).out
+    assert "On a finite box construction='compose' takes" in run("compile", "sin(x)", "--box", "x=-inf:inf").err
+    refused = run("compile", "x", "--box", "x=-1:1", "--out", "/proc/net-of-attnc")
+    assert refused.code == 2
+    assert ".new" not in refused.err

@@ -1,0 +1,37 @@
+"""`attnc lab`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnc.lab import EXPERIMENTS
+
+
+def test_the_list_names_every_experiment(run) -> None:
+    listed = run("lab", "list", "--json").json
+    assert [row["name"] for row in listed] == [experiment.name for experiment in EXPERIMENTS]
+    assert all(row["prediction"] and row["question"] and row["source"] for row in listed)
+    shown = run("lab", "list").out
+    assert all(experiment.name in shown for experiment in EXPERIMENTS)
+
+
+def test_a_run_writes_tables_and_a_report(run, tmp_path: Path) -> None:
+    done = run("lab", "run", "range_length", "--out", str(tmp_path / "run"), "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert Path(found["report"]) == tmp_path / "run/report.html"
+    assert {row["verdict"] for row in found["verdicts"]} <= {"holds", "holds with a constant", "fails"}
+    assert "attnc lab run range_length --profile quick --seed 0" in (tmp_path / "run/settings.json").read_text()
+    again = run("lab", "report", str(tmp_path / "run"), "--json")
+    assert again.json == found
+    other = run("lab", "run", "range_length", "--seed", "1", "--out", str(tmp_path / "run"))
+    assert other.code == 2
+    assert "holds another run" in other.err
+
+
+def test_bad_requests(run, tmp_path: Path) -> None:
+    assert "Did you mean rate_in_p" in run("lab", "run", "rate_in_pp", "--out", str(tmp_path / "x")).err
+    assert "rate_in_heads" in run("lab", "run", "xyzzy", "--out", str(tmp_path / "x")).err
+    assert run("lab", "run", "selection", "--profile", "slow", "--out", str(tmp_path / "x")).code == 2
+    assert "no run of the lab" in run("lab", "report", str(tmp_path)).err
+    assert not (tmp_path / "x").exists()
