@@ -1,0 +1,234 @@
+"""What compiles, what is refused, what a bound must survive: extreme scales, infinite boxes, any name or number."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnc
+from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError
+from strategies.expressions import expressions
+
+BOX = {"x": (-1, 1), "y": (0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("source", "box", "eps", "method"),
+    [
+        ("sin(x) + cos(y)", BOX, 1e-3, "proof"),
+        ("exp(sin(x)*y)", BOX, 1e-3, "staged proof"),
+        ("sqrt(x)", {"x": (0, 1)}, 1e-3, "proof"),
+        ("max(x, y)", BOX, 1e-2, "proof"),
+    ],
+)
+def test_auto_brings_a_proof_and_is_no_larger_than_the_papers_grid(source, box, eps, method, tmp_path):
+    net = attnc.compile(source, box, eps)
+    claim = net.certificate
+    assert (claim.method, claim.complete) == (method, True)
+    assert 0 < claim.observed <= claim.bound <= eps
+    assert claim.bound == pytest.approx(sum(term.value for term in claim.terms))
+    if method == "proof":
+        assert len(claim.leaf_bounds) == len(claim.leaves) > 0
+        assert max(claim.leaf_bounds) == claim.bound <= 1.1 * claim.observed
+    else:
+        assert len(claim.stages) == net.program.num_heads
+    (grid,) = (row for row in attnc.plan(source, box, eps) if row.name == "max_affine")
+    assert grid.why_not is not None or net.num_anchors <= grid.anchors
+    net.save(tmp_path / "net")
+    assert attnc.load(tmp_path / "net").certificate == claim
+
+
+@pytest.mark.parametrize(
+    ("source", "box", "error", "words"),
+    [
+        ("sin(x", {"x": (0, 1)}, ExpressionError, "closed|end"),
+        ("x.real", {"x": (0, 1)}, ExpressionError, "attribute|not allowed"),
+        ("x**1e9", {"x": (0, 1)}, ExpressionError, "exponent"),
+        ("x + y", {"x": (0, 1)}, InputError, "variable y .* has no box"),
+        ("x", {"x": (0, 1), "z": (0, 1)}, InputError, "z is not a variable"),
+        ("3", {"x": (0, 1)}, InputError, "no variables"),
+        ("x", {}, InputError, "at least one variable"),
+        ("x", None, InputError, "state the domain"),
+        ("x", {"x": (1, 0)}, InputError, "reversed"),
+        ("x", {"x": (1, 1)}, InputError, "empty"),
+        ("x + y", {"x": (0, np.inf), "y": (0, 1)}, InputError, "not finite"),
+        ("x", {"x": (0, np.nan)}, InputError, "two numbers"),
+        ("x", {"x": (0, 1, 2)}, InputError, "two numbers"),
+        ("x", {"x": "ab"}, InputError, "two numbers"),
+        ("x", "x=0:1", InputError, "expected"),
+        ("x", [(0, 1), (0, 1)], InputError, "2 interval"),
+        ("1/x", {"x": (-1, 1)}, DomainError, "contains 0"),
+        ("log(x)", {"x": (-1, 1)}, DomainError, "log"),
+        ("sqrt(x)", {"x": (-1, 1)}, DomainError, "sqrt"),
+        (3, {"x": (0, 1)}, InputError, "cannot compile a int"),
+    ],
+)
+def test_bad_requests(source, box, error, words):
+    with pytest.raises(error, match=words):
+        attnc.compile(source, box, 0.1)
+
+
+@pytest.mark.parametrize("eps", [0, -1, float("nan"), float("inf"), "a", True, None])
+def test_bad_eps(eps):
+    with pytest.raises(InputError, match="eps"):
+        attnc.compile("x", [(0, 1)], eps)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"dtype": "float16"}, {"construction": "magic"}, {"max_anchors": 0}, {"max_bytes": 1.5}]
+)
+def test_bad_options(arguments):
+    with pytest.raises(InputError, match=next(iter(arguments))):
+        attnc.compile("x", [(0, 1)], 0.1, **arguments)
+
+
+@settings(max_examples=20)
+@given(
+    text=expressions(("x", "y")),
+    dtype=st.sampled_from(["float64", "float32"]),
+    construction=st.sampled_from(["auto", "max_affine"]),
+)
+def test_what_compiles_is_what_was_claimed(text, dtype, construction):
+    """Engine, reference and loaded network agree; the bound holds for all of them."""
+    expression = attnc.targets.expression.Expression.parse(text)
+    box = {name: (-1, 1) for name in expression.variables}
+    try:
+        net = attnc.compile(text, box, 0.4, dtype=dtype, max_anchors=5000, construction=construction)
+    except (BoundNotMet, DomainError, InputError):
+        return
+    points = np.random.default_rng(0).uniform(-1, 1, (200, len(net.variables)))
+    truth = expression(points)[:, 0]
+    for found in (net(points), net.program(points)):
+        assert np.abs(found - truth).max() <= net.certificate.bound <= 0.4
+
+
+def test_all_errors_are_of_one_family():
+    for error in (BoundNotMet, DomainError, ExpressionError, FileError, InputError, attnc.ProgramError):
+        assert issubclass(error, AttncError)
+
+
+@pytest.mark.parametrize(
+    ("source", "box", "eps", "options"),
+    [
+        ("x*1e-41", (-1e39, 1e39), 0.05, {"dtype": "float32"}),
+        ("x*1e39", (-1, 1), 1e38, {"dtype": "float32"}),
+        ("x", (-1e150, 1e150), 1e149, {"dtype": "float32"}),
+        ("sin(x)*1e39", (-1, 1), 1e38, {"dtype": "float32"}),
+    ],
+)
+@pytest.mark.parametrize("construction", ["auto", "max_affine"])
+def test_what_the_arithmetic_cannot_hold_is_refused(source, box, eps, options, construction):
+    """An overflow would make the network NaN under a finite bound."""
+    with pytest.raises(InputError, match=r"too wide or too narrow|more than float32 holds"):
+        attnc.compile(source, {"x": box}, eps, construction=construction, **options)
+
+
+def test_a_box_too_narrow_for_cells_is_wide_enough_for_an_affine_map():
+    with pytest.raises(InputError, match="too wide or too narrow"):
+        attnc.compile("x", {"x": (0, 1e-310)}, 1e-312, construction="max_affine")
+    net = attnc.compile("x", {"x": (0, 1e-310)}, 1e-312)
+    assert net.num_anchors == 0
+    assert net.certificate.observed <= net.certificate.bound <= 1e-312
+
+
+@pytest.mark.parametrize(("source", "eps"), [("x*1e307", 1e306), ("1e-170*sin(x)", 1e-171), ("x*1e-290", 1e-291)])
+@pytest.mark.parametrize("norm", ["inf", 2, 400])
+def test_extreme_scales_neither_under_nor_overflow(source, eps, norm):
+    net = attnc.compile(source, {"x": (-1, 1)}, eps, norm=norm, construction="max_affine")
+    assert 0 < net.certificate.observed <= 1.001 * net.certificate.bound <= 1.001 * eps
+    assert net.certificate.bound <= 10 * net.certificate.observed
+
+
+@pytest.mark.parametrize(
+    ("source", "eps"),
+    [
+        ("x*1e307", 1e306),
+        ("sin(x)*1e307", 1e306),
+        ("1e-170*sin(x)", 1e-171),
+        ("x*1e-290", 1e-291),
+        ("sin(x)*1e-290", 1e-291),
+    ],
+)
+def test_extreme_scales_by_auto(source, eps):
+    """An affine function is exact; what is approximated is no better than a few digits beyond eps."""
+    net = attnc.compile(source, {"x": (-1, 1)}, eps)
+    assert net.certificate.observed <= net.certificate.bound <= eps
+    assert (net.certificate.observed == 0) == (net.num_anchors == 0)
+
+
+@pytest.mark.parametrize(("source", "most"), [("x", 0.0), ("2*x + 1", 1e-13), ("0.5*x - 3", 1e-13)])
+def test_affine_functions_are_proved_on_all_of_R(source, most):
+    net = attnc.compile(source, {"x": (-np.inf, np.inf)}, 1e-3)
+    assert (net.num_anchors, net.certificate.method, net.certificate.complete) == (0, "proof", True)
+    assert net.certificate.observed <= net.certificate.bound <= most
+    assert any("exact arithmetic" in sentence for sentence in net.certificate.assumptions)
+
+
+def test_a_coefficient_that_no_float_has_is_not_proved_on_all_of_R():
+    """x/3 and fl(1/3)·x are ever farther apart."""
+    with pytest.raises(BoundNotMet, match="exactly the same slope"):
+        attnc.compile("x/3", {"x": (-np.inf, np.inf)}, 1e-3)
+
+
+def test_options_name_the_constructions_that_take_them():
+    with pytest.raises(InputError, match=r"heads=2 .* construction='two_layer' or construction='attention_softmax'"):
+        attnc.compile("sin(x)", {"x": (-1, 1)}, 0.1, heads=2)
+
+
+def test_a_lipschitz_constant_that_a_sample_refutes():
+    with pytest.raises(InputError, match="cannot be right"):
+        attnc.compile(lambda p: np.sin(50 * p[:, 0]), [(-1, 1)], 0.05, lipschitz=1.0)
+
+
+def test_variables_may_have_any_name():
+    net = attnc.compile("bias*one + anchor", {"bias": (-1, 1), "one": (0, 1), "anchor": (0, 1)}, 0.5)
+    assert net.certificate.observed <= net.certificate.bound
+
+
+def test_many_variables():
+    """Corners of 40 dimensions cannot all be tried."""
+    target = attnc.ReLUNetwork([np.ones((3, 40)) / 40, np.ones((1, 3))], [np.zeros(3), np.zeros(1)], (-1, 1))
+    net = attnc.compile(target, eps=0.1)
+    assert net.certificate.observed <= net.certificate.bound <= 0.1
+
+
+def test_numbers_of_any_kind_are_numbers():
+    assert attnc.compile("x", [(0, 1)], np.float32(0.1)).certificate.bound <= 0.1
+    with pytest.raises(InputError, match="eps"):
+        attnc.compile("x", [(0, 1)], 10**400)
+    for box in ({"x": (0, 10**400)}, {"x": "12"}, {"x": {0, 1}}):
+        with pytest.raises(InputError, match="two numbers"):
+            attnc.compile("x", box, 0.1)
+
+
+def test_refusals_carry_what_was_asked_for():
+    clip = attnc.TruncatedLinear([1.0])
+    relu = attnc.ReLUNetwork([[[1.0]], [[1.0]]], [[0.0], [0.0]], (-1, 1))
+    for target, construction in ((clip, "truncated_linear"), (clip, "truncated_linear_heads"), (relu, "relu_network")):
+        with pytest.raises(BoundNotMet) as caught:
+            attnc.compile(target, eps=1e-6, max_anchors=300, construction=construction, dtype="float32")
+        best = caught.value.network
+        assert (best.construction, best.dtype) == (construction, "float32")
+        assert best.certificate.bound == pytest.approx(caught.value.bound, rel=1e-6)
+        assert best.num_anchors <= 300
+    with pytest.raises(BoundNotMet, match="max_bytes") as caught:
+        attnc.compile("x", [(0, 1)], 0.01, max_bytes=1, construction="max_affine")
+    assert caught.value.network is None
+
+
+def test_auto_refuses_with_its_plan():
+    with pytest.raises(BoundNotMet) as caught:
+        attnc.compile("exp(sin(3*x)*y)", BOX, 1e-6, max_anchors=5)
+    for name in ("compose", "spectral_grid", "max_affine"):
+        assert name in str(caught.value)
+
+
+def test_an_affine_function_on_all_of_R_is_exact():
+    """Samples of f itself round where those of the network do not: that is no contradiction."""
+    net = attnc.compile("x - 5*x", box={"x": (-math.inf, math.inf)}, eps=1e-3)
+    assert net.certificate.observed == net.certificate.bound == 0
+    assert net([[3.0]])[0] == -12
