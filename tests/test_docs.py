@@ -121,7 +121,8 @@ def test_figures_are_small_and_used() -> None:
         assert figure.stat().st_size < (150_000 if figure.stem == "demo" else 120_000), figure.name
 
 
-def test_every_table_is_filled_and_has_a_maker() -> None:
+def test_every_table_is_filled_and_has_a_maker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
     tables = runpy.run_path(str(ROOT / "examples/docs_tables.py"), run_name="docs_tables")["TABLES"]
     placed = []
     for page in PAGES[1:]:
