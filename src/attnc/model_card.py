@@ -189,7 +189,7 @@ def elsewhere(network: Network) -> list[tuple[str, str]]:
 
 def _ledger(network: Network) -> list[str]:
     """The terms with their shares; of a staged proof, by stages: whatever the heads, a card stays short."""
-    tree = error_tree(network.certificate)
+    tree = error_tree(network.certificate, network.box)
     if not tree.children:
         return []
     rows = [
@@ -197,7 +197,8 @@ def _ledger(network: Network) -> list[str]:
         for node in tree.children
     ]
     heading = "| source | adds | share | what |"
-    return ["The bound is the sum of:", "\n".join([heading, "| :-- | --: | --: | :-- |", *rows])]
+    where = f", {tree.what}," if tree.what else ""
+    return [f"The bound{where} is the sum of:", "\n".join([heading, "| :-- | --: | --: | :-- |", *rows])]
 
 
 def _what(node: ErrorNode) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import attnc
 from attnc.certificates.error_tree import error_tree
 from attnc.cli.ledger import bar, ledger_table
 from attnc.errors import FileError
+from attnc.numerics.bound import Term
 
 BOX = {"x": (-2, 2), "y": (-2, 2)}
 
@@ -81,3 +83,24 @@ def test_stages_that_do_not_fit_are_refused(deep, stage):
     claim = dataclasses.replace(deep.certificate, stages=(stage,))
     with pytest.raises(FileError, match="a stage does not fit"):
         error_tree(claim)
+
+
+def test_the_root_says_where_the_bound_is_largest():
+    network = attnc.compile("exp(4*x) + 0*y", {"x": (-1, 1), "y": (0, 1)}, 1e-2, construction="spectral_grid")
+    root = error_tree(network.certificate, network.box)
+    found = re.fullmatch(r"largest on x ∈ \[(.*), (.*)\], y ∈ \[(.*), (.*)\]", root.what)
+    assert found is not None
+    x_lo, x_hi, y_lo, y_hi = map(float, found.groups())
+    assert -1 <= x_lo < x_hi <= 1
+    assert 0 <= y_lo < y_hi <= 1
+    part = {"x": (x_lo, x_hi), "y": (y_lo, y_hi)}
+    assert network.bound(part) == pytest.approx(network.certificate.bound, rel=0.1)
+
+
+@pytest.mark.parametrize(("text", "box", "norm"), [("sin(x)", (-1, 1), 2), ("gelu(x)", (-math.inf, math.inf), "inf")])
+def test_of_a_norm_and_beyond_the_core_no_cell_is_the_worst(text, box, norm):
+    network = attnc.compile(text, {"x": box}, 1e-2, norm=norm)
+    claim = network.certificate
+    if norm == "inf":  # as if what is beyond the core were worse than all leaves
+        claim = dataclasses.replace(claim, terms=(Term("tail", claim.bound, "beyond"),))
+    assert error_tree(claim, network.box).what == ""

@@ -79,6 +79,11 @@ class Certificate:
         worst = int(np.argmax(self.leaf_bounds))
         return {name: (float(a), float(b)) for name, a, b in zip(box.names, lo[worst], hi[worst], strict=True)}
 
+    def worst_place(self, box: Box) -> str:
+        """The same in words, where the ledger is that of one leaf: not of a norm, of a tail, nor head by head."""
+        found = self.worst_box(box) if self.norm == "inf" and all(term.name != "tail" for term in self.terms) else None
+        return ", ".join(f"{name} ∈ [{lo:.6g}, {hi:.6g}]" for name, (lo, hi) in (found or {}).items())
+
     def to_json(self, expression: str | None, box: Box) -> dict[str, Any]:
         """All but the hash of the weights, which the writer of the files adds."""
         return {

@@ -11,6 +11,7 @@ from typing import Any
 from attnc.certificates.certificate import Certificate
 from attnc.errors import FileError
 from attnc.numerics.bound import Term
+from attnc.targets.box import Box
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class ErrorNode:
         return found | ({"children": [child.as_json() for child in self.children]} if self.children else {})
 
 
-def error_tree(certificate: Certificate) -> ErrorNode:
-    """The root is the bound. Heads stand under their stage, in the order in which the program runs them."""
+def error_tree(certificate: Certificate, box: Box | None = None) -> ErrorNode:
+    """The root is the bound, and says where in the box it is largest. Heads stand under their stage, in the order in
+    which the program runs them."""
     total = math.fsum(term.value for term in certificate.terms)
 
     def share(value: float) -> float:
@@ -56,7 +58,9 @@ def error_tree(certificate: Certificate) -> ErrorNode:
             ErrorNode(stage, f"{len(heads)} function{'s' * (len(heads) > 1)}", adds, share(adds), children=tuple(heads))
         )
     nodes += [ErrorNode(term.name, term.reason, term.value, share(term.value)) for term in left.values()]
-    return ErrorNode("bound", "what all of these add up to", total, 1.0, children=tuple(nodes))
+    place = "" if box is None else certificate.worst_place(box)
+    where = f"largest on {place}" if place else ""
+    return ErrorNode("bound", where, total, 1.0, children=tuple(nodes))
 
 
 def _by_term(stages: Sequence[Any]) -> list[list[Any]]:
@@ -97,5 +101,5 @@ def _applied(function: str, argument: str, carrier: str | None) -> str:
 
 
 def _factor(text: str) -> str:
-    """In brackets unless it is a name, a number or a call."""
-    return text if re.fullmatch(r"[\w.]+(\([^()]*\))?", text) else f"({text})"
+    """In brackets unless it is a name, a number, a call, or in brackets already."""
+    return text if re.fullmatch(r"[\w.]*(\([^()]*\))?", text) else f"({text})"

@@ -201,7 +201,7 @@ def info_command(
     network = load(net)
     if figure is not None:
         network.plot_certificate(figure)
-    tree = error_tree(network.certificate)
+    tree = error_tree(network.certificate, network.box)
     if json_output:
         facts = summary(network)
         total = tree.adds or 1.0

@@ -36,7 +36,7 @@ def ledger_table(tree: ErrorNode) -> RenderableType:
         cells = [ceiling(node.adds), percent(node.share)]
         cells = [own, grows, *cells] if has_heads else cells
         style = "bold" if node.children else ""
-        what = "" if node is tree else one_line(node.what)
+        what = one_line(node.what)
         where = "" if node.interval is None else f" on [{node.interval[0]:.3g}, {node.interval[1]:.3g}]"
         table.add_row(
             Text.assemble((stem, "dim"), (one_line(node.name), style)),
