@@ -49,8 +49,10 @@ def compose(
               keys carry u and whose weights are those of g at w; u·v likewise, with g the identity.
     Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. With λ_g the most that an
               error of g moves the output, eps is shared so that Σ λ_g δ_g = eps at the least number of anchors: keys
-              grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed. The δ_g that
-              add up to eps are those that heads are proved to have.
+              grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed. In float64
+              the δ_g that add up to eps are those that heads are proved to have. In float32, where these hold the
+              rounding of weights, which no fit makes smaller, they are first those that samples show; where the
+              certificate then misses eps, those that it proved (`Built.again`).
     Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
     """
     return _composition(target, Wanted(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes), progress).build(dtype)

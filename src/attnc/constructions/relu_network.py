@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES, beyond_limits
 from attnc.constructions.partition.selection import round_up
 from attnc.constructions.truncation.clip import BEST_BETA, ClipLayer
-from attnc.errors import BoundNotMet, InputError
+from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Layer
 from attnc.ir.program import Program
@@ -62,8 +62,13 @@ def relu_network(
     counts = tuple(max(p, width) for p, width in zip(counts, widths, strict=True))
     limit = min(max_anchors, max_bytes // 200)
     if sum(counts) > limit:
+        if eps is None:
+            raise InputError(
+                f"relu_network: {sum(counts):,} anchors are more than max_anchors or max_bytes allow ({limit:,})"
+            )
         shrunk = tuple(max(width, 2, int(p * limit / sum(counts))) for p, width in zip(counts, widths, strict=True))
-        raise _refusal(target, eps, sum(counts), limit, _build(target, scales, shrunk, beta, dtype))
+        best = _build(target, scales, shrunk, beta, dtype)
+        raise beyond_limits(target, eps, sum(counts), limit, best, "a larger eps or a smaller box")
     return require(_build(target, scales, counts, beta, dtype), eps, target)
 
 
@@ -73,21 +78,6 @@ def _build(target: ReLUNetwork, scales: list[np.ndarray], counts: tuple[int, ...
     parameters = (("num_anchors", " + ".join(map(str, counts))), ("beta", beta))
     program = _program(target, scales, clips, dtype)
     return Built(program, "relu_network", bound, target.box.as_dict(), parameters)
-
-
-def _refusal(target: ReLUNetwork, eps: float | None, needed: int, limit: int, best: Built) -> BoundNotMet | InputError:
-    assert best.bound is not None
-    if eps is None:
-        return InputError(f"relu_network: {needed:,} anchors are more than max_anchors or max_bytes allow ({limit:,})")
-    return BoundNotMet(
-        f"cannot bring the bound to eps={eps:g} for {target.describe()} with relu_network: it needs {needed:,} "
-        f"anchors, more than max_anchors or max_bytes allow ({limit:,}); these have a bound of {best.bound.value:.3g}. "
-        "Choose a larger eps or a smaller box, or raise max_anchors and max_bytes.",
-        eps=eps,
-        bound=best.bound.value,
-        worst_box=target.box.as_dict(),
-        build=lambda: best,
-    )
 
 
 def _sensitivities(target: ReLUNetwork, scales: list[np.ndarray]) -> list[float]:

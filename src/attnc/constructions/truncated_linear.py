@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, require
-from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
+from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES, beyond_limits
 from attnc.constructions.partition.selection import round_up
 from attnc.constructions.truncation.clip import BEST_BETA, ClipLayer
 from attnc.constructions.truncation.clip_heads import HeadedClipLayer
-from attnc.errors import BoundNotMet, InputError
+from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program
 from attnc.ir.spec import check
@@ -53,13 +52,8 @@ def truncated_linear(
             unit = min(0.6, ClipLayer(min(num_anchors, limit), beta, dtype).error)
             num_anchors = max(len(target.W), _count_for(target, eps, unit))
         if num_anchors > limit:
-            raise _refusal(
-                target,
-                eps,
-                num_anchors,
-                limit,
-                lambda: _build(target, ClipLayer(limit, beta, dtype), "truncated_linear"),
-            )
+            best = _build(target, ClipLayer(limit, beta, dtype), "truncated_linear")
+            raise beyond_limits(target, eps, num_anchors, limit, best, "a larger eps")
     if isinstance(num_anchors, bool) or not isinstance(num_anchors, int) or num_anchors < 2:
         raise InputError(f"num_anchors must be a whole number ≥ 2, found {num_anchors!r}")
     num_anchors = max(num_anchors, len(target.W))
@@ -106,13 +100,8 @@ def truncated_linear_heads(
             raise InputError(message)
         tokens = max(n, 2 * sentinels + 1, math.isqrt(limit))
         fewer = HeadedClipLayer(tokens, max(2, limit // tokens), sentinels, beta, dtype)
-        raise _refusal(
-            target,
-            eps,
-            num_tokens * num_heads,
-            limit,
-            lambda: _build(target, fewer, "truncated_linear_heads"),
-        )
+        best = _build(target, fewer, "truncated_linear_heads")
+        raise beyond_limits(target, eps, num_tokens * num_heads, limit, best, "a larger eps")
     return require(_build(target, layer, "truncated_linear_heads"), eps, target)
 
 
@@ -157,21 +146,6 @@ def _anchor_limit(target: TruncatedLinear, max_anchors: int, max_bytes: int) -> 
 def _count_for(target: TruncatedLinear, eps: float, unit: float) -> int:
     """Anchors for an error of `unit` spacings to be eps, 1 % kept for rounding."""
     return max(3, math.ceil(min(1e15, (target.b - target.a) * unit / (0.99 * eps))) + 1)
-
-
-def _refusal(target: TruncatedLinear, eps: float, needed: int, limit: int, build: Callable[[], Built]) -> BoundNotMet:
-    """eps needs more anchors than allowed; what the limit allows is small enough to be built here, for its bound."""
-    best = build()
-    assert best.bound is not None
-    return BoundNotMet(
-        f"cannot bring the bound to eps={eps:g} for {target.describe()} with {best.construction}: it needs {needed:,} "
-        f"anchors, more than max_anchors or max_bytes allow ({limit:,}); these have a bound of {best.bound.value:.3g}. "
-        "Choose a larger eps, or raise max_anchors and max_bytes.",
-        eps=eps,
-        bound=best.bound.value,
-        worst_box=target.box.as_dict(),
-        build=lambda: best,
-    )
 
 
 def _build(target: TruncatedLinear, layer: ClipLayer | HeadedClipLayer, name: str) -> Built:

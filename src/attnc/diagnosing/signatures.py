@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from attnc.diagnosing.evidence import Evidence
+from attnc.ir.reference import softmax
 
 DOMINATES, WINS = 0.5, 0.95
 EXCESS = 3.0
@@ -235,9 +236,7 @@ def _factor(heads: list[np.ndarray]) -> float:
     for factor in FACTORS:
         found = []
         for weights in heads:
-            logs = factor * np.log(np.maximum(np.nan_to_num(weights, nan=0.0), 1e-300))
-            sharp = np.exp(logs - logs.max(axis=1, keepdims=True))
-            sharp /= sharp.sum(axis=1, keepdims=True)
+            sharp = softmax(factor * np.log(np.maximum(np.nan_to_num(weights, nan=0.0), 1e-300)))
             found.append(sharp.max(axis=0)[np.unique(sharp.argmax(axis=1))])
         if np.median(np.concatenate(found)) >= WINS:
             return factor

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.ir.normal_form import FoldedHead
+from attnc.ir.reference import softmax
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -69,9 +70,7 @@ class Selector:
 
     def weights(self, u: Float[np.ndarray, "batch variables"], near: Int[np.ndarray, " near"]) -> np.ndarray:
         """(batch, near); keys that are left out must not matter."""
-        scores = self.scores(u, near)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+        return softmax(self.scores(u, near))
 
     @cached_property
     def spoken(self) -> Float[np.ndarray, "keys channels"] | None:

@@ -11,13 +11,13 @@ import numpy as np
 from attnc.certificates.deep.line_proof import prove_line
 from attnc.certificates.stages.extraction import stages
 from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.composition.unary_fit import BETWEEN, Function, UnaryFit, fit_unary, sample_interval
+from attnc.constructions.composition.unary_fit import BETWEEN, UnaryFit, fit_unary, sample_interval
 from attnc.constructions.gate.keys import GateKeys
 from attnc.constructions.gate.product import product_gate
 from attnc.constructions.gates import GATES
 from attnc.constructions.graded import graded_keys
 from attnc.constructions.pieces.kinks import find_kinks
-from attnc.constructions.unary.keys import Keys
+from attnc.constructions.unary.keys import Function, Keys
 from attnc.errors import AttncError
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget

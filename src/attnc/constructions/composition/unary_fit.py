@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import numpy as np
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.spectral.axis import MAX_P, Axis, value_limit
 from attnc.constructions.spectral.lines import Lines
-from attnc.constructions.unary.keys import Keys
+from attnc.constructions.unary.keys import Function, Keys
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -22,8 +21,6 @@ EDGE = 1e-7
 
 BETWEEN = 1.01
 """Between the points of a sample an error is a little larger."""
-
-Function = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)

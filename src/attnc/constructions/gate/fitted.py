@@ -14,13 +14,13 @@ from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.gate.error import half_line, observed, reach_of, tail
 from attnc.constructions.gate.keys import Gate, GateKeys, positive, unreachable
 from attnc.constructions.gate.table import ATAN, ERF, GELU, GELU_TANH, SOFTPLUS, Row
+from attnc.constructions.unary.keys import Function
 from attnc.constructions.unary.minimax import fit_values
 from attnc.numerics.elementary import logistic
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Function = Callable[[np.ndarray], np.ndarray]
 PASSES = 24
 ROOT_HALF = math.sqrt(0.5)
 CUBIC = 0.044715

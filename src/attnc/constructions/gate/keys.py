@@ -12,6 +12,7 @@ import numpy as np
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.unary.request import round_above
 from attnc.errors import InputError, real_number
+from attnc.ir.reference import softmax
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -33,10 +34,7 @@ class GateKeys:
         return len(self.slopes)
 
     def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
-        scores = x[:, None] * self.slopes + self.offsets
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
-        return weights
+        return softmax(x[:, None] * self.slopes + self.offsets)
 
     def __call__(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
         return np.asarray((self.weights(x) * (self.values + x[:, None] * self.carried)).sum(axis=1))

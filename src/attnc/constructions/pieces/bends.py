@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attnc.constructions.pieces.groups import Function
+from attnc.constructions.unary.keys import Function
 
 CELLS = 2048
 SMOOTH = 1.7

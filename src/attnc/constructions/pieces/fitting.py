@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.pieces.group_search import search, smallest
-from attnc.constructions.pieces.groups import Function, Group, Piece, constant_group, graded_points
+from attnc.constructions.pieces.groups import Group, Piece, constant_group, graded_points
 from attnc.constructions.pieces.kinks import Kink
 from attnc.constructions.pieces.switching import join, steepness
+from attnc.constructions.unary.keys import Function
 from attnc.constructions.unary.minimax import chebyshev, fit_values
 from attnc.constructions.unary.program import StoredHead, store, worst_error
 from attnc.numerics.rounding import UNIT_ROUNDOFF

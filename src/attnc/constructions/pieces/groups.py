@@ -6,7 +6,6 @@ Anchors are spaced by a `Grading`, and the values are solved for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,13 @@ import numpy as np
 
 from attnc.constructions.pieces.grading import Grading
 from attnc.constructions.unary.compass import Shape
-from attnc.constructions.unary.keys import Keys
+from attnc.constructions.unary.keys import Function, Keys
 from attnc.constructions.unary.minimax import Fit, chebyshev, fit_values
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Function = Callable[[np.ndarray], np.ndarray]
 """Points (m,) to values (m, outputs)."""
 PASSES = 8
 

@@ -14,8 +14,8 @@ from fractions import Fraction
 import numpy as np
 
 from attnc.constructions.pieces.bends import bends
-from attnc.constructions.pieces.groups import Function
 from attnc.constructions.pieces.zeros import SMALLEST, zeros
+from attnc.constructions.unary.keys import Function
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.target import Target
 from attnc.targets.tree import Call, Negate, Node, Number, Power, Sum, walk

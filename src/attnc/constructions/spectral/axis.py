@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.ir.reference import softmax
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -85,10 +86,7 @@ class Axis:
 
 
 def _weights(y: np.ndarray, lattice: np.ndarray, c: float) -> np.ndarray:
-    scores = -c * (y[:, None] - lattice) ** 2
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    return weights
+    return softmax(-c * (y[:, None] - lattice) ** 2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.pieces.groups import Function
 from attnc.constructions.unary.compass import Shape, descend
-from attnc.constructions.unary.keys import Keys
+from attnc.constructions.unary.keys import Function, Keys
 from attnc.constructions.unary.minimax import chebyshev, fit_values
 from attnc.errors import InputError
 

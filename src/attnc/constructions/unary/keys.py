@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.ir.reference import softmax
+
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+Function = Callable[[np.ndarray], np.ndarray]
+"""A function of one variable, on arrays of points."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +30,7 @@ class Keys:
         return len(self.slopes)
 
     def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
-        """The softmax of the scores."""
-        scores = x[:, None] * self.slopes + self.offsets
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
-        return weights
+        return softmax(x[:, None] * self.slopes + self.offsets)
 
     def __call__(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points ..."]:
         return self.weights(x) @ self.values
