@@ -34,13 +34,13 @@ def read_leaves(entries: Any, d: int, sides: set[int], where: str = "leaves") ->
 
 
 def _leaf(entry: Any, d: int) -> Leaf:
-    """["taylor", order, level, i_1 … i_d], ["mean", level, …], alike "selection", "enclosure"; or ["tail", side]."""
+    """["taylor", order, level, i_1 … i_d], ["selection", level, …], alike "enclosure"; or ["tail", side]."""
     if not isinstance(entry, list) or not entry or not all(type(x) is int for x in entry[1:]):
         raise BadFile(f"the leaf {entry!r:.60} is no list of a kind and whole numbers")
     kind, *numbers = entry
     if kind == "tail" and numbers in ([-1], [1]):
         return Leaf(kind, numbers[0], None)
-    if kind not in ("taylor", "mean", "selection", "enclosure"):
+    if kind not in ("taylor", "selection", "enclosure"):
         raise Refused(f"the leaf {entry!r:.60} is of an unknown kind")
     if len(numbers) != 1 + d + (kind == "taylor"):
         raise Refused(f"the leaf {entry!r:.60} has not the numbers of a cell in {d} variable(s)")

@@ -1,7 +1,6 @@
 """The leaves of a proof: how far the network, as computed, may be from the function on a box.
 
 taylor     The function by a Taylor model of degree m + 1, every head by its moment Taylor model of degree m.
-mean       The same with m = 3.
 selection  Every head by the gaps between its scores: p_k ≤ e^{−g_k} p_j bounds A − v_j = Σ_k p_k (v_k − v_j).
            Or, of a single head, f − A = Σ_k p_k (f − v_k) by where its keys can win: let the box X_k hold all points of
            the box at which s_k ≥ s_l − g for all l. Outside of its X_k a key weighs e^{−g} at most, so
@@ -18,13 +17,13 @@ from typing import Any
 
 from flint import arb, ctx
 
-from attnc_checker.averages import FAR, Average, Box, at, dot, minus, swing, total
+from attnc_checker.averages import FAR, Average, Box
 from attnc_checker.expressions import Function
 from attnc_checker.jets import Poly, add, largest, models, norm, variable
-from attnc_checker.network import Row, Stage, dense
-from attnc_checker.rounding import Arithmetic, most
+from attnc_checker.network import Stage, dense
+from attnc_checker.rounding import Arithmetic
+from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing
 
-MEAN_ORDER = 3
 RANGE_ORDER, HALVINGS = 4, 8
 """Where a function is held against a value: by Taylor polynomials of this order, on parts that are halved so often."""
 CROWD = 100
@@ -51,10 +50,8 @@ class Prover:
         """
         if kind == "selection":
             return self._selected(box, limit)
-        m, errors = order if kind == "taylor" else MEAN_ORDER, []
-        heads = [head.without_far(box, self.arithmetic, limit) for head in self.heads]
-        averages = [head.model(box, m, self.arithmetic) for head in heads]
-        for o, left in enumerate(self._without_affine(box, m)):
+        averages, errors = [head.model(box, order, self.arithmetic) for head in self.heads], []
+        for o, left in enumerate(self._without_affine(box, order)):
             error = affine_rounding(self.stage, o, box, self.arithmetic)
             for average in averages:
                 if o in average:
@@ -81,7 +78,8 @@ class Prover:
                 left, error = add(add(left, _linear(winner, box), -1), {0: apart}, -1), error + rounding
             found = largest(left, limit - error, len(box.centre))
             if len(reading) == 1 and not found + error <= limit:
-                off = [norm(add(f, _linear(row, box), -1)) for row in reading[0][0].values[o]]
+                rows = zip(*reading[0][0].values[o], strict=True)
+                off = Vector(norm(add(f, _linear(row, box), -1)) for row in rows)
                 found = most(off).min(found)
                 for share in LEAKS:
                     if not found + error <= limit:
@@ -90,7 +88,7 @@ class Prover:
         return most(errors)
 
     def _won(
-        self, o: int, head: Average, gaps: Any, box: Box, off: list[Any], known: Any, share: float, limit: Any
+        self, o: int, head: Average, gaps: Any, box: Box, off: Vector, known: Any, share: float, limit: Any
     ) -> Any:
         """|f − A| by where keys can win; off_k ≥ |f − v_k| on the box, `known` is a bound that is to be improved."""
         _, g, y = gaps
@@ -99,13 +97,13 @@ class Prover:
         near = {k for k, x in enumerate(g) if not x > gap}
         if len(near) > CROWD:
             return known
-        leak = dot([(-gap if k in near else -x).exp() for k, x in enumerate(g)], off)
+        leak = Vector((-gap if k in near else -x).exp() for k, x in enumerate(g)) @ off
         worst = arb(0)
         for k in near:
-            leads = [minus(head.scores[k], head.scores[other]) for other in near]
+            leads = [minus(row_of(head.scores, k), row_of(head.scores, other)) for other in near]
             part = _where_winning(leads, [gap + y[k] + y[other] for other in near], box)
             if part is not None:
-                worst = worst.max(self.distance(o, head.values[o][k], part, limit - leak))
+                worst = worst.max(self.distance(o, row_of(head.values[o], k), part, limit - leak))
         return worst + leak
 
     def distance(self, o: int, row: Row, box: Box, limit: Any) -> Any:
@@ -142,12 +140,12 @@ def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> A
 def selected(head: Average, o: int, gaps: Any, box: Box, arithmetic: Arithmetic) -> tuple[Row, Any, Any]:
     """(the value that wins at the centre, where the average less this lies, what rounding adds)."""
     j, g, _ = gaps
-    rows, weights = head.values[o], [(-x).exp() for x in g]
-    middles, swings = rows.at(box.centre), rows.swings(box.half, j)
-    lows, highs = ([side * (x - middles[j]) + y for x, y in zip(middles, swings, strict=True)] for side in (-1, 1))
-    apart = (-_largest_mean(lows, weights)).union(_largest_mean(highs, weights))
-    sizes, shares = head.value_sizes[o].at(box.reach), [w.min(arb(1)) for w in weights]
-    return rows[j], apart, head.summation(o, arithmetic, shares, sizes) + head.dropped[o]
+    winner, weights = row_of(head.values[o], j), (-g).each(arb.exp)
+    lead = minus(head.values[o], winner)
+    middles, swings = at(lead, box.centre), swing(lead, box.half)
+    apart = (-_largest_mean(swings - middles, weights)).union(_largest_mean(middles + swings, weights))
+    sizes, shares = at(head.value_sizes[o], box.reach), weights.each(arb(1).min)
+    return winner, apart, head.summation(o, arithmetic, shares, sizes) + head.dropped[o]
 
 
 def _linear(row: Row, box: Box) -> Poly:
@@ -182,7 +180,7 @@ def _where_winning(leads: list[Row], slacks: list[Any], box: Box) -> Box | None:
     return Box(centre, [(high - low) / 2 for low, high in ends])
 
 
-def _largest_mean(values: list[Any], weights: list[Any]) -> Any:
+def _largest_mean(values: Vector, weights: Vector) -> Any:
     """Above Σ_k p_k d_k, where Σ p = 1, p_k ≤ weights_k·p_j and d_j = 0. For every μ ≥ 0,
 
     Σ p_k d_k − μ = Σ p_k (d_k − μ) ≤ p_j (Σ_k weights_k max(0, d_k − μ) − μ),
@@ -195,5 +193,5 @@ def _largest_mean(values: list[Any], weights: list[Any]) -> Any:
             break
         numerator, denominator = numerator + w * d, denominator + w
     mu = (numerator / denominator).mid()
-    excess = total(w * (d - mu).nonnegative_part() for d, w in zip(values, weights, strict=True)) - mu
+    excess = weights @ (values - mu).each(arb.nonnegative_part) - mu
     return (mu + excess.nonnegative_part()).min(most(values).nonnegative_part())

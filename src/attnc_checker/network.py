@@ -24,7 +24,7 @@ from flint import arb, fmpq
 
 from attnc_checker.files import Refused
 from attnc_checker.program import Program
-from attnc_checker.rounding import most
+from attnc_checker.vectors import Row, most
 
 ONE = -1
 """The key of a form's constant; i ≥ 0 is the input x_i, (layer, query, head, e) an average, and (layer, token, feature)
@@ -38,8 +38,6 @@ TOKEN = re.compile("[0-9]{0,7}")
 
 Terms = dict[Any, Any]
 """Coefficients, of the constant ONE among them."""
-Row = tuple[Any, ...]
-"""(constant, coefficient of x_1, …, of x_d)."""
 
 
 class Form(NamedTuple):
@@ -253,9 +251,9 @@ class Reduction:
         products = combined([(b.terms.get(ONE, fmpq(0)), b.sizes.get(ONE, arb(0)), a)])
         return self._checked(Form(*products, a.n + b.n + _rounds(a, b)), 1)
 
-    def _checked(self, form: Form, products: int) -> Form:
+    def _checked(self, form: Form, products: Any) -> Form:
         """With what the products lose to underflow, and without overflow."""
-        if products:
+        if products != 0:
             form.sizes[ONE] = form.sizes.get(ONE, arb(0)) + products * SMALLEST[self.dtype]
         if not span({key: x for key, x in form.sizes.items() if key in self.reach}, self.reach) < LARGEST[self.dtype]:
             raise Refused(f"the network may overflow in {self.dtype} on the box")
@@ -304,7 +302,11 @@ class Reduction:
             projected, values = ([self._projected(stream, at, k, head[W]) for k in tokens] for W in ("W_K", "W_V"))
             scores = [self._sum([(fmpq(1), self._product(q[j], b)) for j, b in k.items() if j in q]) for k in projected]
         keys = [
-            Key(score, {o: self._read_out(outputs[o], place, value) for o in reading}, _times(score.n, score.sizes))
+            Key(
+                score,
+                {o: self._read_out(outputs[o], place, value, len(values)) for o in reading},
+                _times(score.n, score.sizes),
+            )
             for score, value in zip(scores, values, strict=True)
         ]
         found = Head(keys, max(form.n for form in scores), self._depth(layer, i))
@@ -339,11 +341,12 @@ class Reduction:
             depth, keys = depth + min(8, keys) - 1, -(-keys // 8)
         return depth
 
-    def _read_out(self, output: Form, place: tuple[int, int, int], value: dict[int, Form]) -> Form:
-        """What the output makes of one key's value."""
+    def _read_out(self, output: Form, place: tuple[int, int, int], value: dict[int, Form], keys: int) -> Form:
+        """What the output makes of one key's value. The products of all keys with their weights may underflow."""
         read = [((*place, e), form) for e, form in value.items() if (*place, e) in output.sizes]
         sums = combined((output.terms.get(key, 0), output.sizes[key], form) for key, form in read)
-        return self._checked(Form(*sums, output.n + max((form.n for form in value.values()), default=0)), 0)
+        products = keys * sum(output.sizes[key] for key, _ in read)
+        return self._checked(Form(*sums, output.n + max((form.n for form in value.values()), default=0)), products)
 
 
 def _times(factor: Any, sizes: Terms) -> Terms:

@@ -11,11 +11,10 @@ from typing import Any
 
 from flint import arb
 
-from attnc_checker.averages import total
 from attnc_checker.files import Refused
 from attnc_checker.network import LARGEST, Terms
 from attnc_checker.program import Program
-from attnc_checker.rounding import most
+from attnc_checker.vectors import most, total
 
 
 def require_finite(program: Program, reach: Terms) -> None:

@@ -21,8 +21,9 @@ from attnc_checker.leaves import Prover
 from attnc_checker.network import Reduction, Stage
 from attnc_checker.overflow import require_finite
 from attnc_checker.program import Program, exact
-from attnc_checker.rounding import Arithmetic, most
+from attnc_checker.rounding import Arithmetic
 from attnc_checker.tails import tail_error
+from attnc_checker.vectors import most
 
 PIECES = (16, 16, 64)
 """A leaf that does not pass whole may be cut into so many, in one, two, three variables: what holds on all, holds."""

@@ -6,23 +6,17 @@ exponential within 4 ulp, except that results below e^−700 (float32: e^−80) 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import reduce
 from typing import Any
 
 from flint import arb
 
 from attnc_checker.files import Refused
+from attnc_checker.vectors import Vector, most, total
 
 EXP_ULPS = 4
 FORMATS = {"float64": (53, 1022, 700), "float32": (24, 126, 80)}
 """u = 2^−first; 2^−second is the smallest normal number; weights below e^−third may be lost."""
 INFINITE = arb("inf")
-
-
-def most(values: Iterable[Any]) -> Any:
-    """The largest upper end; nan if any is (Python's max may lose it)."""
-    return reduce(arb.max, values).upper()
 
 
 class Arithmetic:
@@ -41,22 +35,22 @@ class Arithmetic:
     def gamma(self, n: int) -> Any:
         return n * self.u / (1 - n * self.u)
 
-    def weights(self, errors: list[Any], behind: list[Any]) -> list[Any]:
+    def weights(self, errors: Vector, behind: Vector) -> Vector:
         """y_k: a computed weight is e^{±y_k} times the true one, up to a factor that all keys share.
 
         Its score is off by errors_k; its difference from the largest computed score is off by u times that difference,
         which is at most behind_k + errors_k + max errors; and K ulp are a factor within 1 ± 2Ku.
         """
         common = most(errors) + 2 * EXP_ULPS / (1 - 2 * EXP_ULPS * self.u)
-        return [e + self.u * (gap + e + common) for e, gap in zip(errors, behind, strict=True)]
+        return errors + (behind + errors + common) * self.u
 
     def summation(
         self,
         keys: int,
         n: int,
         depth: int,
-        weights: list[Any],
-        sizes: list[Any],
+        weights: Vector,
+        sizes: Vector,
         average: Any = INFINITE,
         sized: Any = INFINITE,
     ) -> Any:
@@ -70,23 +64,19 @@ class Arithmetic:
         multiplies the average, whatever cancelled in it. If a term passes through `depth` additions at most, and
         weights are divided by their sum, and maybe these by their sum again, depth + 1 stands for the number of near
         keys, and none is far.
-        The largest weight is 1: each weight that is lost, or underflows, moves the average by 2·lost·max|v|.
+        The largest weight is 1: each weight that is lost, or underflows, moves the average by 2·lost·max|v|. What
+        products lose to underflow is part of the sizes.
         """
         if self.u == 0:
             return arb(0)
         if not keys * self.u <= arb(1) / 8:
             raise Refused(f"a head with {keys:,} keys is beyond what is proved of sums in {self.name}")
-        mass = total = far = arb(0)
-        near, largest = 0, arb(0)
-        for weight, size in zip(weights, sizes, strict=True):
-            largest = largest.max(size)
-            if weight < self.u / 8:
-                mass, far = mass + weight, far + weight * size
-            else:
-                near, total = near + 1, total + weight * size
-        total = (total.min(largest) + far).min(sized)  # as computed weights add up to one
+        pairs = [(w, w * size, w < self.u / 8) for w, size in zip(weights, sizes, strict=True)]
+        near, largest = sum(not is_far for _, _, is_far in pairs), most(sizes)
+        mass, far = total(w for w, _, is_far in pairs if is_far), total(x for _, x, is_far in pairs if is_far)
+        all_ = total(x for _, x, is_far in pairs if not is_far).min(largest) + far  # computed weights add up to one
         if depth < near:
             near, mass, far = depth + 1, arb(0), arb(0)
-        factor = self.gamma(near) + 2 * mass
-        error = self.gamma(near + 3 + n) * total + (2 * far + factor * average.min(total)) * (1 + self.gamma(n))
-        return error / (1 - factor) + 2 * keys * self.lost * (2 * largest + 1)
+        factor, size = self.gamma(near) + 2 * mass, all_.min(sized)
+        error = self.gamma(near + 3 + n) * size + (2 * far + factor * average.min(size)) * (1 + self.gamma(n))
+        return error / (1 - factor) + 4 * keys * self.lost * largest

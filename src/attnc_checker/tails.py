@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from flint import arb, arb_poly, fmpq
 
-from attnc_checker.averages import total
 from attnc_checker.expressions import Function, Rules, evaluate, parse
 from attnc_checker.network import Form, Head, Stage, dense
 from attnc_checker.ranges import coefficients
-from attnc_checker.rounding import most
+from attnc_checker.vectors import most, total
 
 SAME = {"tanh": "2*sigmoid(2*y) - 1", "silu": "y*sigmoid(y)", "gelu": "y*(erf(y/sqrt(2)) + 1)/2"}
 

@@ -120,7 +120,11 @@ def test_a_wider_box_in_both_files(copied):
     [
         (lambda data: data["leaves"].pop(), 1, "do not cover the box"),
         (lambda data: data["leaves"].append(data["leaves"][0]), 1, "stated twice"),
-        (lambda data: data["leaves"].__setitem__(0, ["mean", *data["leaves"][0][1:]]), 1, "enclosure leaves are for"),
+        (
+            lambda data: data["leaves"].__setitem__(0, ["selection", *data["leaves"][0][1:]]),
+            1,
+            "enclosure leaves are for",
+        ),
         (_smaller, 1, "the enclosure leaf x ∈"),
         (_wider, 1, "differ in the box"),
         (lambda data: data.update(cuts=[0.5]), 2, "cuts[0] is 0.5, not a list"),

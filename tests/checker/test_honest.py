@@ -31,6 +31,8 @@ REALS = {"x": (-math.inf, math.inf)}
         ("x**3 - 2*x", {"x": (-1, 1)}, 1e-3, {"construction": "binomial"}),
         ("x + 0.1", {"x": (-1, 1.5)}, 1e-6, {"construction": "compose", "dtype": "float32"}),
         ("tanh(y + 1.3*x)", {"x": (-0.1, 0.39), "y": (-0.74, 1.15)}, 3e-2, {}),  # exact: a proof of few, wide leaves
+        ("tanh(y - y)", {"y": (-1, 1)}, 1e-3, {}),  # zero, up to what underflow costs
+        ("1e-200*sin(x)", {"x": (-1, 1)}, 1e-3, {"dtype": "float32"}),
     ],
 )
 def test_honest_certificates_are_proved_again(tmp_path, expression, box, eps, options):

@@ -53,7 +53,7 @@ def set_leaf(index, leaf):
         (set_leaf(3, [["taylor"], 8, 4, 3]), "unknown kind"),
         (set_leaf(3, ["taylor", 0, 4, 3]), "order that is not between 1 and"),
         (set_leaf(3, ["taylor", 10**6, 4, 3]), "order that is not between 1 and"),
-        (set_leaf(3, ["mean", 4, 3]), "the mean leaf x ∈ [-1.875"),
+        (set_leaf(3, ["taylor", 1, 4, 3]), "the taylor leaf x ∈ [-1.875"),
         (set_leaf(3, ["selection", 4, 3]), "the selection leaf x ∈ [-1.875"),
         (lambda data: data["leaves"].append(["tail", 1]), "tails on the sides [1], infinite ends on []"),
         (lambda data: data.update(observed=2 * data["bound"]), "below the observed error"),

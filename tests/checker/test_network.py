@@ -11,11 +11,12 @@ from hypothesis import assume, given, settings
 
 from attnc.ir import Affine, Attention, Head, Program, Softmax
 from attnc.ir.sparse import Sparse
-from attnc_checker.averages import Average, Box, at
+from attnc_checker.averages import Average, Box
 from attnc_checker.files import Refused
 from attnc_checker.network import dense as row_of
 from attnc_checker.rounding import Arithmetic
-from checker.networks import gate, reduced, spectral
+from attnc_checker.vectors import at
+from checker.networks import gate, lattice_program, reduced, spectral
 from ir.random_programs import programs_and_inputs
 
 
@@ -59,6 +60,14 @@ def test_a_fitted_network_and_a_gate():
 def test_float32_rounding_is_counted():
     program = spectral(np.sin, [(-3, 3)], 17, dtype=np.float32)
     assert_computes(program, (np.linspace(-3, 3, 200).astype(np.float32)[:, None],))
+
+
+def test_underflow_of_products_is_counted():
+    """Values of 2^−130 and weights below 1: most products are subnormal numbers of float32."""
+    rng = np.random.default_rng(0)
+    anchors, values = np.arange(64.0)[:, None] / 16, 2.0**-130 * rng.uniform(0.5, 1, 64)
+    program = lattice_program(anchors, values, [1.0], [0.0], 0.1, np.float32)
+    assert_computes(program, (rng.uniform(0, 4, (60, 1)).astype(np.float32),))
 
 
 def dense(name, array, constant=None):
@@ -123,7 +132,7 @@ def test_the_model_of_a_lattice_contains_its_average():
     assert error < 1e-4
     for tau in itertools.product((-1.0, 0.5), repeat=2):
         point = [c + r * t for c, r, t in zip(box.centre, box.half, tau, strict=True)]
-        weights = [at(row, point).exp() for row in average.scores]
-        exact = sum(w * v for w, (v,) in zip(weights, average.values[0], strict=True)) / sum(weights)
+        weights, (values,) = at(average.scores, point).each(arb.exp), average.values[0]
+        exact = weights @ values / sum(weights)
         near = sum(x * arb(tau[0]) ** (key >> 0 & 63) * arb(tau[1]) ** (key >> 6 & 63) for key, x in poly.items())
         assert abs(exact - near) <= error

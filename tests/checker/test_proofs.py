@@ -62,7 +62,7 @@ def test_a_kink_within_a_leaf(tmp_path):
     program = spectral(f, box, 25, pad=3, c=0.5)
     bound = 1.1 * sampled_error(program, f, box)
     finest, at_kink = 9, int(2**9 * 1.4 / 2.3)
-    leaves = [["mean", finest, at_kink]]
+    leaves = [["taylor", 3, finest, at_kink]]
     for level in range(finest, 0, -1):  # beside the cells around the kink
         leaves.append(["taylor", 8, level, at_kink >> finest - level ^ 1])
     path = save(tmp_path / "net", program, "abs(x - 0.1)", box, leaves, bound)
@@ -147,7 +147,7 @@ def test_exact_gates_on_the_whole_line(tmp_path, expression, program):
 def test_approximate_gates_on_the_whole_line(tmp_path, expression, program, error):
     leaves = [*uniform("taylor", 9, 1, 6), ["tail", -1], ["tail", 1]]
     if expression != "gelu(x)":
-        leaves[255:257] = [["mean", 9, 255], ["mean", 9, 256]]
+        leaves[255:257] = [["taylor", 3, 9, 255], ["taylor", 3, 9, 256]]
     path = save(tmp_path / "net", program, expression, [("-inf", "inf")], leaves, 1.02 * error, core=[-8, 8])
     verdict = check(path)
     assert verdict.proved, verdict.reason
@@ -252,10 +252,10 @@ def test_a_reader_that_has_seen_enough(tmp_path):
 
 
 def test_a_power_with_a_slope_at_zero(tmp_path):
-    """Of x**1.5 the slope at 0 is known, so that a mean leaf there is as good as the slope."""
+    """Of x**1.5 the slope at 0 is known, so that a leaf of low order there is as good as the slope."""
     program = spectral(lambda x: x**1.5, [(0, 1)], 17)
     error = sampled_error(program, lambda x: x**1.5, [(0, 1)])
-    leaves = [["mean", 6, 0], ["mean", 6, 1], *(["taylor", 8, 6, i] for i in range(2, 64))]
+    leaves = [["taylor", 3, 6, 0], ["taylor", 3, 6, 1], *(["taylor", 8, 6, i] for i in range(2, 64))]
     path = save(tmp_path / "net", program, "x**1.5", [(0, 1)], leaves, 1.5 * error)
     verdict = check(path, processes=1)
     assert verdict.proved, verdict.reason

@@ -26,15 +26,16 @@ from typing import Any
 
 from flint import arb
 
-from attnc_checker.averages import Average, Box, Rows, at, swing, total
+from attnc_checker.averages import Average, Box
 from attnc_checker.claims import Claim
 from attnc_checker.expressions import Function, evaluate
 from attnc_checker.files import Refused
 from attnc_checker.leaves import Prover, affine_rounding, selected
-from attnc_checker.network import ONE, Form, Reduction, Row, Stage, Terms, dense, span
+from attnc_checker.network import ONE, Form, Reduction, Stage, Terms, dense, span
 from attnc_checker.program import Program
 from attnc_checker.ranges import Ranges
-from attnc_checker.rounding import Arithmetic, most
+from attnc_checker.rounding import Arithmetic
+from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
 CUTS = 4
 """The box of a link is halved along at most so many inputs, once along each, """
@@ -177,15 +178,15 @@ class _Output:
         lines = [[c[*first[:i], m, *first[i + 1 :]] - c[first] for m in range(len(row))] for i, row in enumerate(rows)]
         off = max(abs(x - c[first] - sum(map(list.__getitem__, lines, place))) for place, x in c.items())
         self.rows = [
-            Rows((arb(x), *map(arb, dense(dict(part), way.places)[1:])) for x, part in zip(line, row, strict=True))
+            (Vector(map(arb, line)), *(Vector(arb(dict(part).get(place, 0)) for part in row) for place in way.places))
             for way, line, row in zip(ways, lines, rows, strict=True)
         ]
         reach, arithmetic = ways[0].reach, ways[0].arithmetic
         sizes, n = most(span(key.score.sizes, reach) for key in head.keys), max(key.score.n for key in head.keys)
-        (y,) = arithmetic.weights([arithmetic.gamma(n) * sizes], [2 * sizes])
+        (y,) = arithmetic.weights(Vector([arithmetic.gamma(n) * sizes]), Vector([2 * sizes]))
         self.growth = (2 * (y + arb(off))).exp()
-        value_sizes, n = [span(form.sizes, reach) for form in said[1:]], max(form.n for form in said[1:])
-        self.rounding = arithmetic.summation(len(c), n, head.depth, [arb(1)] * len(c), value_sizes)
+        value_sizes, n = Vector(span(form.sizes, reach) for form in said[1:]), max(form.n for form in said[1:])
+        self.rounding = arithmetic.summation(len(c), n, head.depth, Vector([arb(1)] * len(c)), value_sizes)
         self.rounding += arithmetic.gamma(affine.n) * span(affine.sizes, reach)
         self.extremes = (min(self.values.values()), max(self.values.values()))
         self.leak = arb(LEAK) * bound / (_spread([value for (value,) in self.extremes]) + bound)
@@ -210,15 +211,15 @@ class _Output:
                 wins |= {m: (wins.get(m, (a, b))[0], b) for m in needed}
         return wins, most(leaks)
 
-    def _needed(self, rows: Rows, box: Box) -> tuple[list[int], Any]:
+    def _needed(self, rows: Row, box: Box) -> tuple[list[int], Any]:
         """The fewest rows but for which weights add up to at most `leak`, and what the others have.
 
         p_m ≤ e^{s_m − s_j}, j the row that leads at the centre.
         """
-        scores = rows.at(box.centre)
-        j = max(range(len(scores)), key=lambda m: scores[m].mid())
-        leads = zip(scores, rows.swings(box.half, j), strict=True)
-        weights = sorted(((s - scores[j] + y).exp(), m) for m, (s, y) in enumerate(leads))
+        scores = at(rows, box.centre)
+        leads = minus(rows, row_of(rows, max(range(len(scores)), key=lambda m: scores[m].mid())))
+        above = at(leads, box.centre) + swing(leads, box.half)
+        weights = sorted((x.exp(), m) for m, x in enumerate(above))
         left_out, leak = 0, arb(0)
         while leak + weights[left_out][0] <= self.leak:
             left_out, leak = left_out + 1, leak + weights[left_out][0]
@@ -263,9 +264,9 @@ def _halves(balls: list[Any], spreads: list[Any], done: frozenset[int] = frozens
         yield from _halves([*balls[:widest], half, *balls[widest + 1 :]], spreads, done | {widest})
 
 
-def _spreads(tables: list[Rows]) -> list[Any]:
+def _spreads(tables: list[Row]) -> list[Any]:
     """By how much the slopes of scores differ, along every input."""
-    columns = zip(*(rows.columns[1:] for rows in tables), strict=True)
+    columns = zip(*(rows[1:] for rows in tables), strict=True)
     return [most(map(_spread, same)) for same in columns]
 
 

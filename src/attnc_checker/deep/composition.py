@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 from flint import arb
 
-from attnc_checker.averages import total
 from attnc_checker.claims import StageClaim, StagedClaim
 from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import Line, along, held, joined
@@ -40,7 +39,8 @@ from attnc_checker.network import ONE as CONSTANT
 from attnc_checker.network import Reduction, Terms, span
 from attnc_checker.program import exact
 from attnc_checker.ranges import Range, Ranges
-from attnc_checker.rounding import INFINITE, Arithmetic, most
+from attnc_checker.rounding import INFINITE, Arithmetic
+from attnc_checker.vectors import most, total
 
 ONE = (arb(1), arb(1))
 ANYWHERE, NOWHERE = (-(arb(2) ** 1025), arb(2) ** 1025), (INFINITE, -INFINITE)
@@ -195,8 +195,6 @@ class _Walk:
         size = exact_size + unit.off
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure = along(stage, t.terms, unit_terms, reach, size, claim.name)
-        # not in units of the carrier
-        unsure += total(4 * len(head.keys) * self.arithmetic.lost for head in line.heads)
         pieces, own = pieces_of(claim, low, high, t.off, bool(self.claim.axes)), size * claim.bound + unsure
         self.links.append(Link(place, argument, t, pieces, carrier, unit, own))
         g, change = _size(_union([piece.values for piece in pieces])), most([piece.change for piece in pieces])

@@ -13,7 +13,7 @@ from attnc_checker.expressions import Function, Reader
 from attnc_checker.files import Refused
 from attnc_checker.network import ONE, Form, Head, Key, Stage, Terms, span
 from attnc_checker.program import exact
-from attnc_checker.rounding import most
+from attnc_checker.vectors import most
 
 T = 0
 """The only input of a line."""

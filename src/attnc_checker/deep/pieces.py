@@ -11,7 +11,7 @@ from attnc_checker.claims import StageClaim
 from attnc_checker.expressions import Function, evaluate, parse
 from attnc_checker.jets import Model, Models, Poly, variable
 from attnc_checker.ranges import Range, Ranges, coefficients, hull
-from attnc_checker.rounding import most
+from attnc_checker.vectors import most
 
 PIECES, NEAR_ENDS = 128, 48
 """Of an interval, to find how much a function changes; the latter are shorter and shorter towards each end."""

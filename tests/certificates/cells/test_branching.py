@@ -216,7 +216,7 @@ def test_kinks_end_in_tiny_cells(text, pairs, n):
     check_cover(proof, len(pairs))
     assert proof.complete
     assert observed <= proof.bound <= 1.04 * proof.seen <= 1.2 * observed
-    assert {leaf.kind for leaf in proof.leaves} == {"taylor", "mean"}
+    assert 3 in {leaf.order for leaf in proof.leaves}  # by mean values, at the kink
 
 
 def test_exact_gates_are_proved_to_rounding():

@@ -25,7 +25,7 @@ from attnc.targets.taylor import Taylor, taylor
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-_MEAN_VALUE_ORDER = 2  # of the network, on cells so small that f is known to first order only
+_MEAN_VALUE_ORDER = 3  # of the network, on cells so small that f is known to first order only
 _ORDERS = {1: (6, 8, 10, 12, 14, 16), 2: (6, 8, 10, 12, 14, 16), 3: (4, 6, 8, 10, 12), 4: (4, 6, 8)}
 _PILOTS = 12  # cells that stand for all others in the choice of an order
 _MOST = 0.7  # of them
@@ -50,7 +50,7 @@ def mean_value_kind(stage: OneStage, expression: Expression, box: Box) -> Kind:
         f = mean_value_model(expression, box, centres, radii, _MEAN_VALUE_ORDER)
         return model_bounds(stage, f, centres, radii, _MEAN_VALUE_ORDER, goal)
 
-    return Kind("mean", _MEAN_VALUE_ORDER, bounds, is_fallback=True)
+    return Kind("taylor", _MEAN_VALUE_ORDER, bounds, is_fallback=True)
 
 
 def model_bounds(stage: OneStage, f: Taylor, centres: np.ndarray, radii: np.ndarray, order: int, goal: Goal) -> Bounds:

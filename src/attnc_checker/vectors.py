@@ -1,0 +1,77 @@
+"""Numbers of all keys of a head at once, and affine forms of x."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from itertools import repeat, starmap
+from typing import Any
+
+from flint import arb
+
+Row = tuple[Any, ...]
+"""An affine form: (constant, coefficient of x_1, …, of x_d), which may end early, where only zeros follow; of all keys
+at once, a tuple of vectors."""
+
+
+class Vector(tuple[Any, ...]):
+    """One number for every key. Arithmetic is key by key."""
+
+    def each(self, rule: Callable[[Any], Any]) -> Vector:
+        return Vector(map(rule, self))
+
+    def _with(self, other: Any, rule: Callable[[Any, Any], Any]) -> Vector:
+        others = other if isinstance(other, Vector) else repeat(other, len(self))
+        return Vector(starmap(rule, zip(self, others, strict=True)))
+
+    def __add__(self, other: Any) -> Vector:
+        return self._with(other, operator.add)
+
+    def __sub__(self, other: Any) -> Vector:
+        return self._with(other, operator.sub)
+
+    def __rsub__(self, other: Any) -> Vector:
+        return -self + other
+
+    def __mul__(self, other: Any) -> Vector:
+        return self._with(other, operator.mul)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __neg__(self) -> Vector:
+        return self.each(operator.neg)
+
+    def __abs__(self) -> Vector:
+        return self.each(abs)
+
+    def __matmul__(self, other: Vector) -> Any:
+        return total(self * other)
+
+
+def total(terms: Iterable[Any]) -> Any:
+    return sum(terms, arb(0))
+
+
+def most(values: Iterable[Any]) -> Any:
+    """The largest upper end; nan if any is (Python's max may lose it)."""
+    return reduce(arb.max, values).upper()
+
+
+def at(row: Row, x: Sequence[Any]) -> Any:
+    """row[0] + Σ_i row[i+1]·x_i."""
+    return row[0] + total(map(operator.mul, row[1:], x))
+
+
+def swing(row: Row, half: Sequence[Any]) -> Any:
+    """Σ_i |row[i+1]|·half_i."""
+    return at((arb(0), *map(abs, row[1:])), half)
+
+
+def minus(a: Row, b: Row) -> Row:
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
+def row_of(rows: Row, k: int) -> Row:
+    """The form of one key."""
+    return tuple(column[k] for column in rows)
