@@ -40,24 +40,6 @@ def degree(key: int, i: int) -> int:
     return key >> BITS * i & (1 << BITS) - 1
 
 
-@cache
-def monomials(variables: tuple[int, ...], m: int, d: int) -> tuple[tuple[int, int, int], ...]:
-    """(key, number of its parent, i): each monomial is an earlier one times τ_i; degrees ≤ m, sorted by degree."""
-    found, start = [(0, 0, min(variables, default=0))], 0
-    for _ in range(m):
-        start, end = len(found), start
-        for parent in range(end, start):
-            key, _, last = found[parent]
-            found += [(key + variable(i, d), parent, i) for i in variables if i >= last]
-    return tuple(found)
-
-
-@cache
-def factorial(key: int, d: int) -> int:
-    """j! = Π j_i!"""
-    return math.prod(math.factorial(degree(key, i)) for i in range(d))
-
-
 def multiply(a: Poly, b: Poly, m: int, d: int) -> tuple[Poly, Any]:
     """The product up to degree m, and above all absolute values of the rest."""
     product: Poly = {}

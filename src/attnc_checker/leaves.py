@@ -11,7 +11,6 @@ selection  Every head by the gaps between its scores: p_k ≤ e^{−g_k} p_j bou
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,15 +20,15 @@ from attnc_checker.averages import FAR, Average, Box
 from attnc_checker.expressions import Function
 from attnc_checker.jets import Poly, add, largest, models, norm, variable
 from attnc_checker.network import Stage, dense
-from attnc_checker.rounding import Arithmetic
+from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing
 
 RANGE_ORDER, HALVINGS = 4, 8
 """Where a function is held against a value: by Taylor polynomials of this order, on parts that are halved so often."""
 CROWD = 100
 """Of more near keys it is not asked where each can win: the box is too large for that."""
-LEAKS = (2e-3, 2e-4)
-"""What the leak may add to a bound, as a part of it: that sets g."""
+LEAK = 2e-4
+"""What the leak may be of what is to be proved: that sets g."""
 
 
 @dataclass(frozen=True)
@@ -81,22 +80,18 @@ class Prover:
                 rows = zip(*reading[0][0].values[o], strict=True)
                 off = Vector(norm(add(f, _linear(row, box), -1)) for row in rows)
                 found = most(off).min(found)
-                for share in LEAKS:
-                    if not found + error <= limit:
-                        found = found.min(self._won(o, *reading[0], box, off, found, share, limit - error))
+                if not found + error <= limit:
+                    found = found.min(self._won(o, *reading[0], box, off, limit - error))
             errors.append(found + error)
         return most(errors)
 
-    def _won(
-        self, o: int, head: Average, gaps: Any, box: Box, off: Vector, known: Any, share: float, limit: Any
-    ) -> Any:
-        """|f − A| by where keys can win; off_k ≥ |f − v_k| on the box, `known` is a bound that is to be improved."""
+    def _won(self, o: int, head: Average, gaps: Any, box: Box, off: Vector, limit: Any) -> Any:
+        """|f − A| by where keys can win; off_k ≥ |f − v_k| on the box."""
         _, g, y = gaps
-        ratio = float(len(g) * most(off) / (share * known)) if known > 0 else math.inf
-        gap = arb(math.log(ratio) if 1 < ratio < math.inf else FAR)
+        gap = arb(FAR).min((1 + len(g) * most(off) / (LEAK * limit)).log()) if limit > 0 else arb(FAR)
         near = {k for k, x in enumerate(g) if not x > gap}
         if len(near) > CROWD:
-            return known
+            return INFINITE
         leak = Vector((-gap if k in near else -x).exp() for k, x in enumerate(g)) @ off
         worst = arb(0)
         for k in near:

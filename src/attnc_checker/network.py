@@ -30,10 +30,10 @@ ONE = -1
 """The key of a form's constant; i ≥ 0 is the input x_i, (layer, query, head, e) an average, and (layer, token, feature)
 what attention wrote, of a deep program."""
 SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
-LARGEST = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
-"""MAX_TOKENS terms below these do not add up to an overflow."""
 MORE = arb(2) ** -26
 """Roundings of float32 that are eight of float64."""
+UNLIMITED = 10**9
+"""More additions than any term of a sum passes through."""
 TOKEN = re.compile("[0-9]{0,7}")
 
 Terms = dict[Any, Any]
@@ -50,9 +50,11 @@ class Form(NamedTuple):
     def is_constant(self) -> bool:
         return self.sizes.keys() <= {ONE}
 
+    @property
     def is_power_of_two(self) -> bool:
         """An exact ±2^k: products with it are exact."""
-        return self.n == 0 and list(self.sizes) == [ONE] and _is_power_of_two(self.terms.get(ONE, fmpq(0)))
+        q = self.terms.get(ONE, fmpq(0))
+        return self.n == 0 and self.is_constant and all(int(n).bit_count() == 1 for n in (abs(q.p), q.q))
 
     def folded(self) -> Form:
         return self._replace(n=self.n + len(self.sizes)) if self.maps > 1 else self
@@ -60,6 +62,10 @@ class Form(NamedTuple):
 
 def unit(key: Any) -> Form:
     return Form({key: fmpq(1)}, {key: arb(1)})
+
+
+def constant(x: Any) -> Form:
+    return Form({ONE: x}, {ONE: abs(arb(x))}) if x != 0 else ZERO
 
 
 ZERO = Form({}, {})
@@ -104,7 +110,7 @@ class Key(NamedTuple):
 class Head:
     keys: list[Key]
     n: int
-    depth: int = 10**9  # the most additions that a term of its sums over keys passes through
+    depth: int = UNLIMITED  # the most additions that a term of its sums over keys passes through
     query: tuple[Terms, ...] = ()
     addends: int = 0  # of a score, if what their sum is off by, in any order, is not yet in `own`
 
@@ -123,10 +129,6 @@ class Stage:
         """Above |out| in exact arithmetic, over all outputs."""
         values = ([span(key.values[o].sizes, reach) for key in head.keys] for head in self.heads for o in head.outputs)
         return most(span(form.sizes, reach) for form in self.affine) + sum(map(most, values))
-
-
-def _is_power_of_two(q: Any) -> bool:
-    return all(int(n).bit_count() == 1 for n in (abs(q.p), q.q))
 
 
 def _is_average(key: Any) -> bool:
@@ -209,10 +211,8 @@ class Reduction:
         layer = self.layers[stream][i - 1]
         if layer["kind"] == "affine":
             row = layer["rows"].get((token, feature), [])
-            constant = layer["constant"].get((token, feature), fmpq(0))
-            parts = [(weight, self._entry(stream, i - 1, *place)) for place, weight in row]
-            parts += [(fmpq(1), Form({ONE: constant}, {ONE: abs(arb(constant))}))] if constant != 0 else []
-            return self._sum(parts)
+            parts = [(constant(weight), self._entry(stream, i - 1, *place)) for place, weight in row]
+            return self._sum([*parts, (unit(ONE), constant(layer["constant"].get((token, feature), fmpq(0))))])
         if stream == "memory":
             raise Refused(f"not a one-stage program: an output depends on {layer['where']!r}")
         if layer["kind"] == "softmax":  # a head whose keys are the features of the token
@@ -226,37 +226,30 @@ class Reduction:
         """What attention writes there, with what was there before; None if no head writes."""
         layer = self.layers["layers"][i - 1]
         read = ((h, *pair) for h, head in enumerate(layer.get("heads", [])) for pair in head["W_O"][feature])
-        averages = [(weight, unit((i, token, h, e))) for h, e, weight in read]
+        averages = [(constant(weight), unit((i, token, h, e))) for h, e, weight in read]
         if not averages:
             return None
-        before = [(fmpq(1), self._entry("layers", i - 1, token, feature))] if layer["residual"] else []
+        before = [(unit(ONE), self._entry("layers", i - 1, token, feature))] if layer["residual"] else []
         return self._sum(before + averages)
 
     def _named(self, place: Any, written: Form) -> Form:
         return unit(place) if place in self.reach else written
 
-    def _sum(self, parts: list[tuple[Any, Form]]) -> Form:
-        """Σ weight·form. Zeros, and products with powers of two, do not round."""
-        parts = [(weight, form) for weight, form in parts if weight != 0 and form.sizes]
-        is_rounded = any(not (_is_power_of_two(weight) or form.is_power_of_two()) for weight, form in parts)
-        rounds, products = max(0, len(parts) - 1) + is_rounded, sum(abs(weight) != 1 for weight, _ in parts)
-        n, maps = max((form.n for _, form in parts), default=0), max((form.maps for _, form in parts), default=0)
-        sums = combined((weight, abs(arb(weight)), form) for weight, form in parts)
-        return self._checked(Form(*sums, n + rounds, maps + (rounds > 0)), products)
-
-    def _product(self, a: Form, b: Form) -> Form:
-        a, b = (a, b) if b.is_constant else (b, a)
-        if not b.is_constant:
+    def _sum(self, pairs: list[tuple[Form, Form]]) -> Form:
+        """Σ a·b, of each pair one is constant. Zeros, and products with powers of two, do not round."""
+        pairs = [(a, b) if b.is_constant else (b, a) for a, b in pairs if a.sizes and b.sizes]
+        if not all(b.is_constant for _, b in pairs):
             raise Refused("not a one-stage program: queries and keys of a head both depend on the input")
-        products = combined([(b.terms.get(ONE, fmpq(0)), b.sizes.get(ONE, arb(0)), a)])
-        return self._checked(Form(*products, a.n + b.n + _rounds(a, b)), 1)
+        rounds = max(0, len(pairs) - 1) + any(_rounds(a, b) for a, b in pairs)
+        n, maps = max((a.n + b.n for a, b in pairs), default=0), max((a.maps for a, _ in pairs), default=0)
+        sums = combined((b.terms.get(ONE, fmpq(0)), b.sizes[ONE], a) for a, b in pairs)
+        products = sum(b.n > 0 or abs(b.terms.get(ONE, fmpq(0))) != 1 for _, b in pairs)
+        return self._underflowing(Form(*sums, n + rounds, maps + (rounds > 0)), products)
 
-    def _checked(self, form: Form, products: Any) -> Form:
-        """With what the products lose to underflow, and without overflow."""
+    def _underflowing(self, form: Form, products: Any) -> Form:
+        """With what so many products lose to underflow."""
         if products != 0:
             form.sizes[ONE] = form.sizes.get(ONE, arb(0)) + products * SMALLEST[self.dtype]
-        if not span({key: x for key, x in form.sizes.items() if key in self.reach}, self.reach) < LARGEST[self.dtype]:
-            raise Refused(f"the network may overflow in {self.dtype} on the box")
         return form
 
     def _projected(self, stream: str, i: int, token: int, matrix: list[Any]) -> dict[int, Form]:
@@ -267,7 +260,7 @@ class Reduction:
             live = self.live.get((stream, i, token), ()) if is_affine else range(self.shapes[stream][i][1])
             read = {j: [(weight, row) for row, weight in column if row in live] for j, column in enumerate(matrix)}
             forms = {
-                j: self._sum([(weight, self._entry(stream, i, token, row)) for weight, row in parts]).folded()
+                j: self._sum([(constant(weight), self._entry(stream, i, token, row)) for weight, row in parts]).folded()
                 for j, parts in read.items()
                 if parts
             }
@@ -289,10 +282,11 @@ class Reduction:
             scores = [self._entry("layers", i - 1, query, k).folded() for k in features]
             values = [{k: unit(ONE)} for k in features]
             self._read_by_heads(scores)
+            depth = UNLIMITED
         else:
             head = layer["heads"][h]
             stream, at = ("memory", len(self.layers["memory"])) if layer["cross"] else ("layers", i - 1)
-            tokens = list(range(self.shapes[stream][at][0]))
+            tokens, depth = list(range(self.shapes[stream][at][0])), self._depth(self.shapes[stream][at][0])
             if head["mask"]:
                 query_segments, key_segments = head["mask"]
                 tokens = [k for k in tokens if key_segments[k] in (query_segments[query], -1)]  # every query sees −1
@@ -300,7 +294,7 @@ class Reduction:
                 raise Refused(f"a query of {layer['where']!r} sees no key")
             q = self._projected("layers", i - 1, query, head["W_Q"])
             projected, values = ([self._projected(stream, at, k, head[W]) for k in tokens] for W in ("W_K", "W_V"))
-            scores = [self._sum([(fmpq(1), self._product(q[j], b)) for j, b in k.items() if j in q]) for k in projected]
+            scores = [self._sum([(q[j], b) for j, b in key.items() if j in q]) for key in projected]
         keys = [
             Key(
                 score,
@@ -309,7 +303,7 @@ class Reduction:
             )
             for score, value in zip(scores, values, strict=True)
         ]
-        found = Head(keys, max(form.n for form in scores), self._depth(layer, i))
+        found = Head(keys, max(form.n for form in scores), depth)
         is_fine = self.dtype == "float32" and projected and all(b.is_constant for k in projected for b in k.values())
         return self._finer(found, q, projected) if is_fine else found
 
@@ -329,14 +323,9 @@ class Reduction:
         query = tuple(_times(q[j].n + MORE, q[j].sizes) for j in used)
         return replace(head, keys=keys, n=n + 2, query=query, addends=len(used))
 
-    def _depth(self, layer: dict[str, Any], i: int) -> int:
+    def _depth(self, keys: int) -> int:
         """In float32 engines sum 8 keys, hidden ones too, then 8 of such sums, and so on, up to 4096 keys."""
-        keys, depth = (
-            self.shapes["memory" if layer.get("cross") else "layers"][-1 if layer.get("cross") else i - 1][0],
-            0,
-        )
-        if layer["kind"] == "softmax" or self.dtype != "float32" or keys > 4096:
-            return 10**9
+        depth = 0 if self.dtype == "float32" and keys <= 4096 else UNLIMITED
         while keys > 1:
             depth, keys = depth + min(8, keys) - 1, -(-keys // 8)
         return depth
@@ -346,7 +335,7 @@ class Reduction:
         read = [((*place, e), form) for e, form in value.items() if (*place, e) in output.sizes]
         sums = combined((output.terms.get(key, 0), output.sizes[key], form) for key, form in read)
         products = keys * sum(output.sizes[key] for key, _ in read)
-        return self._checked(Form(*sums, output.n + max((form.n for form in value.values()), default=0)), products)
+        return self._underflowing(Form(*sums, output.n + max((form.n for form in value.values()), default=0)), products)
 
 
 def _times(factor: Any, sizes: Terms) -> Terms:
@@ -354,4 +343,4 @@ def _times(factor: Any, sizes: Terms) -> Terms:
 
 
 def _rounds(a: Form, b: Form) -> bool:
-    return not (a.is_power_of_two() or b.is_power_of_two())
+    return not (a.is_power_of_two or b.is_power_of_two)

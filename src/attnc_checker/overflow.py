@@ -12,9 +12,12 @@ from typing import Any
 from flint import arb
 
 from attnc_checker.files import Refused
-from attnc_checker.network import LARGEST, Terms
+from attnc_checker.network import Terms
 from attnc_checker.program import Program
 from attnc_checker.vectors import most, total
+
+LARGEST = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
+"""MAX_TOKENS terms below these do not add up to an overflow."""
 
 
 def require_finite(program: Program, reach: Terms) -> None:

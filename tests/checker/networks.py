@@ -22,6 +22,7 @@ from attnc_checker import check
 from attnc_checker.files import Tensor
 from attnc_checker.network import ONE, Form, Key, Reduction, Stage
 from attnc_checker.network import Head as ReducedHead
+from attnc_checker.overflow import require_finite
 from attnc_checker.program import Program as StoredProgram
 
 Ends = Sequence[tuple[float, float]]
@@ -126,7 +127,9 @@ def reduced(program: Program, reach: float = 4.0) -> Stage:
     structure, tensors = encode(program)
     read = {name: Tensor(DTYPES[str(t.dtype)], t.shape, tuple(t.ravel().tolist())) for name, t in tensors.items()}
     d = sum(int(np.prod(shape)) for shape in program.input_shapes)
-    return Reduction(StoredProgram(structure, read, d), [arb(reach)] * d).stage()
+    reduction = Reduction(StoredProgram(structure, read, d), [arb(reach)] * d)
+    require_finite(reduction.program, reduction.reach)
+    return reduction.stage()
 
 
 def form(row: Iterable[Any], sizes: Iterable[Any], n: int = 0) -> Form:

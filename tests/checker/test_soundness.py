@@ -74,8 +74,8 @@ def test_every_leaf_is_above_what_is_seen_on_it(data, seed, hardness, d):
             if kind == "selection":  # with any gap, though it be a bad one
                 gaps = prover.heads[0].gaps(box, prover.arithmetic)
                 off = Vector([found + 10] * len(gaps[1]))
-                for share in (0.5, 50.0):
-                    won = prover._won(0, prover.heads[0], gaps, box, off, found + 1, share, found)
+                for limit in (1e-3 * found, 1e3 * found):
+                    won = prover._won(0, prover.heads[0], gaps, box, off, limit)
                     assert float(won.upper()) >= errors.max() * (1 - 1e-9) - 1e-12
         if order == 5 and max(half) <= 2**-7 and hardness <= 1 and "sqrt" not in text:
             assert float(found) <= 1.05 * errors.max() + 1e-3 * (1 + errors.max())  # and is no looser than need be
