@@ -12,7 +12,8 @@ from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir import Affine, Attention, Softmax
 from attnc.targets.box import Box
 from attnc.targets.function_target import CallableTarget, SequenceTarget
-from constructions.transitions import counts_of, error_at, expression, hard_points
+from constructions.errors import error_at, target_of
+from constructions.transitions import counts_of, hard_points
 from ir.rounding import assert_agrees
 
 HEADS = st.sampled_from([None, 1, 2, 5])
@@ -74,7 +75,7 @@ def test_a_fine_grid_on_one_axis_needs_no_wide_projections():
 
 def test_scores_are_sparse():
     """Four entries a cell and a value, whatever the number of steps."""
-    target = expression("sin(x)+cos(y)", (-3, 3), (-3, 3))
+    target = target_of("sin(x)+cos(y)", (-3, 3), (-3, 3))
     built = attention_softmax(target, points_per_axis=100)
     assert counts_of(built) == (100, 100)
     assert built.program.num_parameters < 6 * 100 * 100

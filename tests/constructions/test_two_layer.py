@@ -13,7 +13,8 @@ from attnc.errors import BoundNotMet, InputError
 from attnc.ir import Affine, Attention
 from attnc.targets.box import Box
 from attnc.targets.function_target import CallableTarget, SequenceTarget
-from constructions.transitions import counts_of, error_at, expression, hard_points
+from constructions.errors import error_at, target_of
+from constructions.transitions import counts_of, hard_points
 from ir.rounding import assert_agrees
 
 HEADS = st.sampled_from([None, 1, 2, 5])
@@ -71,7 +72,7 @@ def test_wide_projections_count_as_bytes():
 
 def test_keys_are_sparse():
     """Two entries a cell, whatever the number of features; and a large grid is evaluated within seconds."""
-    target = expression("sin(x)+cos(y)", (-3, 3), (-3, 3))
+    target = target_of("sin(x)+cos(y)", (-3, 3), (-3, 3))
     built = two_layer(target, points_per_axis=100)
     assert counts_of(built) == (100, 100)
     assert built.program.num_parameters < 4 * 100 * 100

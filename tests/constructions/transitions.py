@@ -6,11 +6,6 @@ import numpy as np
 
 from attnc.certificates.observed import sample_points
 from attnc.constructions.built import Built
-from attnc.engines.numpy_engine import NumpyEngine
-from attnc.ir import Program
-from attnc.targets.box import Box
-from attnc.targets.expression import Expression
-from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.target import Target
 
 
@@ -35,13 +30,3 @@ def midpoints(target: Target, per_axis: int) -> np.ndarray:
     middles = (np.arange(per_axis) + 0.5) / per_axis
     axes = target.box.lo + middles[:, None] * target.box.widths
     return np.stack([axis.ravel() for axis in np.meshgrid(*axes.T, indexing="ij")], axis=1)
-
-
-def expression(text: str, *box: tuple[float, float]) -> ExpressionTarget:
-    parsed = Expression.parse(text)
-    return ExpressionTarget(parsed, Box.parse(box, parsed.variables))
-
-
-def error_at(program: Program, target: Target, points: np.ndarray) -> float:
-    found = NumpyEngine(program)(*target.split(points)).reshape(len(points), -1)
-    return float(np.abs(found - target(points)).max())

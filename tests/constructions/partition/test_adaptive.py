@@ -1,4 +1,4 @@
-"""Adaptive centres: sound wherever scores tie, tight, and fewer than a grid has; regions against brute force."""
+"""Adaptive centres: sound wherever scores tie, tight, and fewer than a grid has."""
 
 from __future__ import annotations
 
@@ -14,37 +14,18 @@ from hypothesis import strategies as st
 import attnc
 from attnc.certificates.observed import sample_points
 from attnc.constructions import max_affine, max_affine_cross
-from attnc.constructions.partition.adaptive import Search
-from attnc.constructions.partition.lattice import Lattice, profile
-from attnc.constructions.partition.leaves import Leaves, winning_pieces
-from attnc.constructions.partition.of_leaves import AdaptivePartition, regions
-from attnc.constructions.partition.request import Request
+from attnc.constructions.partition.of_leaves import AdaptivePartition
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError, InputError
-from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
 from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget, SequenceTarget
-from attnc.targets.target import Target
+from constructions.errors import error_at, target_of
+from constructions.partition.searching import partition_of
 from strategies.expressions import expressions
 
 ROOT = Path(__file__).parents[3]
-
-
-def target_of(text: str, *sides: tuple[float, float]) -> ExpressionTarget:
-    expression = Expression.parse(text)
-    return ExpressionTarget(expression, Box.parse(list(sides), expression.variables))
-
-
-def error_at(program, target: Target, points: np.ndarray) -> float:
-    found = NumpyEngine(program)(*target.split(points)).reshape(len(points), -1)
-    return float(np.abs(found - target(points)).max())
-
-
-def partition_of(target: Target, eps: float, **options) -> AdaptivePartition:
-    """What the constructions build from: the search is deterministic."""
-    return Search(target, Request(eps, **options)).partition(eps)
 
 
 def borders(partition: AdaptivePartition, count: int = 300) -> np.ndarray:
@@ -202,75 +183,6 @@ def test_steep_at_zero():
     error = error_at(built.program, target, points)
     assert error <= built.bound.value <= 1e-5 <= 1.1 * error
     assert built.program.num_anchors < 55_000
-
-
-@settings(max_examples=25, deadline=None)
-@given(data=st.data(), d=st.integers(1, 3), dtype=st.sampled_from(["float64", "float32"]), seed=st.integers(0, 999))
-def test_regions_hold_every_point_where_a_leaf_is_near(data, d, dtype, seed):
-    """Random leaves, as unbalanced as can be, on a lattice graded at random; scores compared one by one."""
-    rng = np.random.default_rng(seed)
-    power = data.draw(st.integers(1, 4))
-    target = target_of(" + ".join(f"abs({x})**{power}*sin(3*{x})" for x in "xyz"[:d]), *[(-1.0, 2.0)] * d)
-    counts = [int(c) for c in rng.integers(4, 40, d)]
-    lattice = Lattice.make(target.box, [profile(target, i, 0.1) for i in range(d)], counts, dtype)
-    leaves = Leaves(lattice, np.zeros((1, d), np.int64), np.array([64]), data.draw(st.integers(1, d)))
-    while leaves.count < 40 and (leaves.m > 1).any():
-        leaves = leaves.split((rng.random(leaves.count) < 0.4) & (leaves.m > 1))
-    gap = data.draw(st.sampled_from([1e-3, 0.1, 3.0]))
-    y = np.stack([rng.uniform(axis.edges[0], axis.edges[-1], 1500) for axis in lattice.axes], axis=1)
-    corners = rng.integers(0, leaves.count, 250)
-    y = np.concatenate([y, leaves.bottom[corners], leaves.top[corners]])
-    inside = ((y[:, None] >= leaves.bottom) & (y[:, None] <= leaves.top)).all(axis=2)
-    met = np.ones(leaves.count, int)
-    for pieces in winning_pieces(leaves, gap, np.arange(leaves.count)):
-        met += np.bincount(pieces.j, minlength=leaves.count)
-        for j, k, lo, hi in zip(pieces.j, pieces.k, pieces.lo, pieces.hi, strict=True):
-            assert j != k
-            assert (leaves.bottom[j] <= lo).all()
-            assert (lo <= hi).all()
-            assert (hi <= leaves.top[j]).all()
-            inside[:, k] |= ((y >= lo) & (y <= hi)).all(axis=1)
-    scores = 2 * y @ leaves.anchors.T + leaves.bias
-    near = scores >= scores.max(axis=1, keepdims=True) - gap
-    assert inside[near].all()
-    assert near.sum(axis=1).max() <= met.max()
-
-
-def test_regions_by_pieces_are_no_wider_than_by_hulls():
-    target = target_of("exp(-50*(x**2+y**2))", (-1, 1), (-1, 1))
-    leaves = partition_of(target, 0.1).leaves
-    keys = np.arange(leaves.count)
-    by_pieces = regions(target, leaves, 0.1, 0.0, keys)
-    by_hulls = regions(target, leaves, 0.1, math.inf, keys)
-    assert (by_pieces.radii <= by_hulls.radii * (1 + 1e-9)).all()
-    assert by_pieces.radii.sum() < by_hulls.radii.sum()
-
-
-@settings(max_examples=60, deadline=None)
-@given(text=expressions(("x", "y")), centre=st.tuples(*[st.floats(-3, 3)] * 2), width=st.floats(1e-6, 1.0))
-def test_enclosures_contain_the_values(text, centre, width):
-    expression = Expression.parse(text)
-    assume(expression.variables and not expression.discontinuous)
-    lo = np.array(centre[: len(expression.variables)])
-    try:
-        target = ExpressionTarget(expression, Box.parse([(-4, 4)] * len(lo), expression.variables))
-    except DomainError:
-        assume(False)
-    found = target.enclosure(Interval(lo[None], lo[None] + width))
-    points = lo + np.random.default_rng(0).random((200, len(lo))) * width
-    points[0], points[1] = lo, lo + width
-    at_points = target.expression.ranges(Interval.point(points), violations="infinite")
-    assert (at_points.hi >= found.lo).all()
-    assert (at_points.lo <= found.hi).all()
-
-
-def test_enclosures_of_monotone_functions_are_ranges():
-    target = target_of("sqrt(x)*exp(y) - x", (0, 0.1), (0, 1))
-    cells = Interval(np.array([[0.0, 0.2]]), np.array([[0.04, 0.6]]))
-    found = target.enclosure(cells)
-    ends = target(np.array([[0.0, 0.2], [0.04, 0.6]]))
-    assert found.lo[0, 0] <= ends[0, 0] == 0
-    assert found.hi[0, 0] >= ends[1, 0] > 0.99 * found.hi[0, 0]
 
 
 def test_the_self_attention_form_is_real():

@@ -21,7 +21,8 @@ from attnc.targets.box import Box
 from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget, SequenceTarget
-from constructions.transitions import error_at, expression, hard_points, midpoints
+from constructions.errors import error_at, target_of
+from constructions.transitions import hard_points, midpoints
 from strategies.expressions import expressions
 
 DTYPES = st.sampled_from(["float64", "float32"])
@@ -89,7 +90,7 @@ def test_bound_holds_at_any_temperature(build, exponent, count, slope, dtype, he
 )
 def test_bound_is_tight_on_linear_targets(build, text, box, dtype, heads):
     """Linear functions are the worst case: the error reaches the whole variation at a corner of a cell."""
-    target = expression(text, *box)
+    target = target_of(text, *box)
     eps = 0.8 if len(box) == 3 else 0.3 * len(box)
     built = build(target, eps=eps, dtype=dtype, heads=heads)
     error = error_at(built.program, target, hard_points(target, built))
@@ -109,7 +110,7 @@ def test_bound_is_tight_on_linear_targets(build, text, box, dtype, heads):
     ],
 )
 def test_jumps_in_l_p(build, text, box, counts, norm):
-    target = expression(text, *box)
+    target = target_of(text, *box)
     built = build(target, points_per_axis=counts, norm=norm)
     points = midpoints(target, 8_009 if len(box) == 1 else 161)
     found = NumpyEngine(built.program)(points).reshape(len(points), -1)
@@ -120,7 +121,7 @@ def test_jumps_in_l_p(build, text, box, counts, norm):
 
 @BOTH
 def test_l_p_by_eps_in_float32(build):
-    target = expression("sign(x)*y", (-1, 1), (0, 2))
+    target = target_of("sign(x)*y", (-1, 1), (0, 2))
     built = build(target, eps=0.2, norm=2.0, dtype="float32")
     points = midpoints(target, 201)
     off = NumpyEngine(built.program)(points) - target(points)[:, 0]
@@ -134,7 +135,7 @@ def test_l_p_by_eps_in_float32(build):
 def test_too_small_an_eps_names_the_size_before_allocating(build, monkeypatch):
     module = sys.modules[build.__module__]
     monkeypatch.setattr(module, "_program", lambda *_: pytest.fail("built something large"))
-    target = expression("sin(x)+cos(y)", (-3, 3), (-3, 3))
+    target = target_of("sin(x)+cos(y)", (-3, 3), (-3, 3))
     with pytest.raises(BoundNotMet, match="anchors") as caught:
         build(target, eps=1e-4)
     assert caught.value.eps == 1e-4 < caught.value.bound < 1
@@ -147,7 +148,7 @@ def test_too_small_an_eps_names_the_size_before_allocating(build, monkeypatch):
 @pytest.mark.parametrize("limits", [{"max_anchors": 900}, {"max_bytes": 500_000}])
 @pytest.mark.parametrize("heads", [None, 4])
 def test_a_refusal_carries_the_best_network(build, limits, heads):
-    target = expression("sin(x)+cos(y)", (-3, 3), (-3, 3))
+    target = target_of("sin(x)+cos(y)", (-3, 3), (-3, 3))
     with pytest.raises(BoundNotMet) as caught:
         build(target, eps=0.02, heads=heads, **limits)
     built = caught.value.network
