@@ -17,7 +17,7 @@ from attnc.certificates.rounding.stage import rounding_bounds, score_errors
 from attnc.certificates.stages.extraction import one_stage, stages
 from attnc.constructions import max_affine
 from attnc.constructions.unary.keys import Keys
-from attnc.constructions.unary.program import unary_program
+from attnc.constructions.unary.program import store
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError, ProgramError
 from attnc.ir import Program
@@ -171,7 +171,7 @@ def test_small_terms_are_not_lost_beside_a_large_one(place):
     values = np.full(4096, 2.0**-25)
     values[place] = 1.0
     target = ExpressionTarget(Expression.parse("x"), Box.parse({"x": (-1, 1)}, ("x",)))
-    program = unary_program(Keys(np.zeros(4096), np.zeros(4096), values), target, "float32")
+    program = store(Keys(np.zeros(4096), np.zeros(4096), values), target.box, "float32").program(target)
     exact, points = values.sum() / 4096, np.linspace(-1, 1, 5)[:, None]
     lost = 4095 * 2.0**-25 / 4096
     bound = bounds_of(program, points, np.zeros_like(points)).max()

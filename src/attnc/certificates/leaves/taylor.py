@@ -52,25 +52,13 @@ class TaylorBounds:
         return np.where(np.isnan(total), np.inf, total)
 
 
-def taylor_bounds(
-    stage: OneStage,
-    f: Taylor,
-    centres: Float[np.ndarray, "boxes d"],
-    radii: Float[np.ndarray, "boxes d"],
-    order: int,
-    goal: Goal = SHARP,
-) -> Float[np.ndarray, "boxes outputs"]:
-    """An upper bound of |f − stage| over every box {c + rτ}, for every output; ∞ where there is none.
-
-    Bounds are made no sharper than the goal asks for.
-    """
-    return taylor_enclosures(stage, f, centres, radii, order, goal).upper
-
-
 def taylor_enclosures(
     stage: OneStage, f: Taylor, centres: np.ndarray, radii: np.ndarray, order: int, goal: Goal = SHARP
 ) -> TaylorBounds:
-    """The bounds with their parts; boxes that are neighbours should stand next to each other."""
+    """Upper bounds of |f − stage| over every box {c + rτ}, for every output, with their parts; ∞ where there is none.
+
+    Bounds are made no sharper than the goal asks for. Boxes that are neighbours should stand next to each other.
+    """
     boxes, outputs, count = f.mid.shape
     expected = (len(stage.constant.mid), num_monomials(centres.shape[1], order))
     if (outputs, count) != expected or order < 1:

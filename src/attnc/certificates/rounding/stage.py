@@ -39,8 +39,6 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-ENGINES = ("reference", "numpy", "torch", "onnxruntime")
-"""The engines that the bound covers; the grid engine with its `truncation`."""
 U = UNIT_ROUNDOFF["float64"]
 
 
@@ -54,7 +52,8 @@ def rounding_bounds(
     for_any_weights: bool = False,
     enough: float | Float[np.ndarray, " boxes"] = np.inf,
 ) -> Float[np.ndarray, "boxes outputs"]:
-    """Upper bounds of |computed − exact| over the boxes centre ± radius, for every engine in ENGINES.
+    """Upper bounds of |computed − exact| over the boxes centre ± radius, for every engine: the reference, numpy,
+    torch and ONNX Runtime.
 
     `roundings` are those of the stage (`program.roundings`). `truncation`: what an engine may be off by
     besides, in any output; or for each head, what it may change in the weights, Σ_k |weight used − weight|. With

@@ -140,12 +140,6 @@ def _check_range(numbers: np.ndarray, dtype: str) -> None:
         raise InputError(f"numbers up to {largest:.3g} are to be stored, more than {dtype} holds: scale the function")
 
 
-def unary_program(keys: Keys, target: Target, dtype: str = "float64") -> Program:
-    """The program of one head with these keys (of x) and values (p,) or (p, outputs), centred for the target's box."""
-    check_unary(target, "one head over one variable")
-    return store(keys, target.box, dtype).program(target)
-
-
 def worst_error(
     head: StoredHead, f: Callable[[np.ndarray], np.ndarray], x: Float[np.ndarray, " points"]
 ) -> tuple[float, float]:
