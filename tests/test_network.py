@@ -83,3 +83,14 @@ def test_run_names_everything(net):
     assert net.run(points).cache == {}
     with pytest.raises(InputError, match="max_bytes"):
         net.run(points, cache=True, max_bytes=1000)
+
+
+def test_a_part_of_the_box_is_named_by_its_variables():
+    """In any order, and of those that are not named it is all."""
+    net = attnc.compile("sin(x)*y", {"x": (-1, 1), "y": (0, 1)}, 1e-2)
+    part, whole = {"y": (0.0, 0.25), "x": (0.5, 1.0)}, net.certificate.bound
+    assert net.bound(part) == net.bound([(0.5, 1.0), (0.0, 0.25)]) < whole / 2
+    assert net.bound({"y": (0.0, 0.25)}) == net.bound([(-1.0, 1.0), (0.0, 0.25)]) < whole / 2
+    for wrong in ({"z": (0, 1)}, {"y": (0.0, 2.0)}):
+        with pytest.raises(attnc.InputError, match="not a part"):
+            net.bound(wrong)

@@ -102,6 +102,8 @@ class Network:
         """
         if box is None or self.certificate.bound is None:
             return self.certificate.bound
+        if isinstance(box, Mapping) and set(box) <= set(self.variables):  # in any order; of the others all
+            box = {name: box.get(name, ends) for name, ends in self.box.as_dict().items()}
         part = Box.parse(box, self.variables)
         if part.names != self.variables or (part.lo < self.box.lo).any() or (part.hi > self.box.hi).any():
             raise InputError(f"box: {part} is not a part of the network's box, {self.box}")
