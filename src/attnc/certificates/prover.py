@@ -28,6 +28,9 @@ from attnc.targets.target import Target
 MAX_VARIABLES = 3
 TOLERANCE, LEAST_TOLERANCE = 0.03, 0.003
 """Of an error that was seen; less where eps is closer to it."""
+SELECTED = (1.0, 1.1, 1.2)
+"""Times an error that was seen, in one, two, three variables: no smaller bound is sought where keys are selected, if
+that is below eps. Leaves would be many times as many."""
 FAR_BELOW = 1e-3
 """Of eps: in several variables, where leaves are many, no bound below that is sought."""
 MOST_SUMMED = 100_000
@@ -77,13 +80,14 @@ def prove(
     ways = subject.ways(goal)
     began, best = time.monotonic(), None
     for number, way in enumerate(ways):
+        enough = min(eps, SELECTED[target.box.d - 1] * observed) if way.selects else 0.0
         proof = branch_and_bound(
             way.kinds,
             subject.target.box,
             observed=observed,
             tolerance=tolerance,
             floor=floor,
-            goal=least,
+            goal=max(least, enough),
             time_budget=(time_budget - (time.monotonic() - began)) / (len(ways) - number),
             box_budget=box_budget,
             start_level=way.start_level,

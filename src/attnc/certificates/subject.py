@@ -53,6 +53,7 @@ class Way:
 
     kinds: tuple[Kind, ...]
     start_level: int | None
+    selects: bool = False
 
 
 @dataclass(eq=False)
@@ -105,7 +106,7 @@ class Subject:
             kinds = (*((selection, taylor) if selects else (taylor, selection)), *self._at_kinks(is_fallback=False))
             return [Way(kinds, None if selects else level)]
         by_taylor = Way((taylor, *self._at_kinks(is_fallback=True)), level)
-        return [Way((selection,), None), by_taylor] if selects else [by_taylor]
+        return [Way((selection,), None, selects=True), by_taylor] if selects else [by_taylor]
 
     def kinds_of_norm(self) -> tuple[Kind, ...]:
         """The same for an L_p norm, to which all cells matter: chosen on cells of the size of a key's own."""
