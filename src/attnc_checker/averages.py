@@ -31,7 +31,7 @@ from typing import Any
 from flint import arb, arb_mat
 
 from attnc_checker.jets import Poly, above, add, norm, variable
-from attnc_checker.network import Head, dense
+from attnc_checker.network import Head, Terms, dense
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
@@ -52,40 +52,33 @@ class Box:
 
 
 class Average:
-    """A head, its numbers as balls: the query, and of all keys the scores, their sizes, what they are off by on their
-    own, slack and parts; and for every output values and sizes. `dropped`: what keys that are left out may add to it.
+    """A head, or those of its keys that are `kept`, in balls: rows of vectors. `dropped`: what the others may add.
 
-    Keys are sorted by their slopes: along the axis i, key k has the slope axes[i][places_k[i]].
+    Along the axis i, key k has the slope axes[i][places[k][i]].
     """
 
-    def __init__(self, head: Head, query: list[Row], axes: list[list[Any]], keys: Any, dropped: dict[int, Any]) -> None:
-        self.head, self.query, self.axes, self.keys, self.dropped = head, query, axes, keys, dropped
-        self.places, *tables = zip(*keys, strict=True)
-        rows = (tuple(map(Vector, zip(*table, strict=True))) for table in tables)
-        self.scores, self.score_sizes, self.own, self.parts, *others = rows
-        self.values, self.value_sizes = (dict(zip(dropped, others[i::2], strict=True)) for i in (0, 1))
+    def __init__(
+        self, head: Head, inputs: Sequence[Any], kept: Sequence[int] = (), dropped: dict[int, Any] | None = None
+    ) -> None:
+        def column(x: Vector) -> Vector:
+            return Vector(arb(x[k]) for k in self.kept)
 
-    @classmethod
-    def of(cls, head: Head, inputs: Sequence[Any]) -> Average:
-        def balls(terms: Any, among: Sequence[Any] = inputs) -> Row:
-            return tuple(map(arb, dense(terms, among)))
+        def row(terms: Terms, among: Sequence[Any] = inputs) -> Row:
+            return tuple(map(column, dense(terms, among)))
 
-        moving = {o: inputs if any(not key.values[o].is_constant for key in head.keys) else () for o in head.outputs}
-        slopes = [dense(key.score.terms, inputs)[1:] for key in head.keys]
-        axes = [sorted(set(column)) for column in zip(*slopes, strict=True)]
-        number = [{x: n for n, x in enumerate(axis)} for axis in axes]
-        keys = [
-            (
-                tuple(map(dict.__getitem__, number, row)),
-                *(balls(terms) for terms in (key.score.terms, key.score.sizes, key.own)),
-                (key.slack, *map(arb, key.parts)),
-                *(balls(terms, among) for o, among in moving.items() for terms in key.values[o][:2]),
-            )
-            for row, key in zip(slopes, head.keys, strict=True)
-        ]
-        keys.sort(key=lambda key: key[0])
-        query, axes = [*map(balls, head.query)], [[*map(arb, axis)] for axis in axes]
-        return cls(head, query, axes, keys, dict.fromkeys(moving, arb(0)))
+        self.head, self.inputs, self.kept = head, inputs, kept or range(head.num_keys)
+        self.dropped = dropped or dict.fromkeys(head.values, arb(0))
+        self.scores, self.score_sizes, self.own = map(row, (head.scores.terms, head.scores.sizes, head.own))
+        self.slack, *self.parts = map(column, (head.slack, *head.parts))
+        self.query = [tuple(map(arb, dense(terms, inputs))) for terms in head.query]
+        moving = {o: () if form.is_constant else inputs for o, form in head.values.items()}
+        self.values = {o: row(form.terms, moving[o]) for o, form in head.values.items()}
+        self.value_sizes = {o: row(form.sizes, moving[o]) for o, form in head.values.items()}
+        slopes = [[x[k] for k in self.kept] for x in dense(head.scores.terms, inputs)[1:]]
+        exact = [sorted(set(column)) for column in slopes]
+        numbers = [{x: n for n, x in enumerate(axis)} for axis in exact]
+        self.axes = [[*map(arb, axis)] for axis in exact]
+        self.places = [tuple(map(dict.__getitem__, numbers, row)) for row in zip(*slopes, strict=True)]
 
     def without_far(self, box: Box, arithmetic: Arithmetic) -> Average:
         """Without keys that are far behind on all of the box, if those are many.
@@ -94,12 +87,12 @@ class Average:
         2·mass·V, and its sums by less than 6·mass·V.
         """
         _, gaps, _ = self.gaps(box, arithmetic)
-        kept = [key for key, gap in zip(self.keys, gaps, strict=True) if not gap > FAR]
+        kept = [k for k, gap in zip(self.kept, gaps, strict=True) if not gap > FAR]
         mass = total((-gap).exp() + arithmetic.lost for gap in gaps if gap > FAR)
         if 4 * len(kept) > 3 * len(gaps) or not 16 * mass <= 1:
             return self
         dropped = {o: x + 8 * mass * most(at(self.value_sizes[o], box.reach)) for o, x in self.dropped.items()}
-        return Average(self.head, self.query, self.axes, kept, dropped)
+        return Average(self.head, self.inputs, kept, dropped)
 
     def _score_errors(self, box: Box, arithmetic: Arithmetic, middles: Sequence[Any]) -> Vector:
         """Up to what all keys share: an error e_j of the query adds e_j·(parts_kj − middle_j), whatever these are.
@@ -107,10 +100,10 @@ class Average:
         Of the sum of n terms every partial sum is at most (Σ|terms| + |s|)/2, and the last is s. So additions cost
         v((n − 2)(Σ|terms| + |s|)/2 + |s|), where rounded terms, and s with its errors, stand for exact ones.
         """
-        reach, n, addends, (slack, *parts) = box.reach, self.head.n, self.head.addends, self.parts
+        reach, n, addends = box.reach, self.head.n, self.head.addends
         v, grown = arithmetic.u / (1 - n * arithmetic.u), 1 + arithmetic.gamma(n)
-        errors = at(self.own, reach) * (v * grown) + slack
-        for query, column, middle in zip(self.query, parts, middles, strict=True):
+        errors = at(self.own, reach) * (v * grown) + self.slack
+        for query, column, middle in zip(self.query, self.parts, middles, strict=True):
             errors += abs(column - middle) * (v * at(query, reach))
         if addends < 2:
             return errors
@@ -121,8 +114,8 @@ class Average:
 
     def summation(self, o: int, arithmetic: Arithmetic, weights: Vector, sizes: Any, *known: Any) -> Any:
         """What sums add to the average; `known` of it: |average|, and the average of sizes."""
-        n = max(key.values[o].n for key in self.head.keys)
-        return arithmetic.summation(len(self.head.keys), n, self.head.depth, weights, sizes, *known)
+        n = self.head.values[o].n
+        return arithmetic.summation(self.head.num_keys, n, self.head.depth, weights, sizes, *known)
 
     def gaps(self, box: Box, arithmetic: Arithmetic) -> tuple[int, Vector, Vector]:
         """(j, g, y): s_j is largest at the centre; computed weights are p̂_k ≤ e^{−g_k} p̂_j on the box, and off by y."""
@@ -130,7 +123,7 @@ class Average:
         j = max(range(len(scores)), key=lambda k: scores[k].mid())
         swings, lead = swing(minus(self.scores, row_of(self.scores, j)), box.half), scores[j] - scores
         overtaken = most(swings - lead)  # ≥ max s − s_j on the box
-        errors = self._score_errors(box, arithmetic, row_of(self.parts, j)[1:])
+        errors = self._score_errors(box, arithmetic, [column[j] for column in self.parts])
         off = arithmetic.weights(errors, lead + swings + overtaken)
         return j, lead - swings - off - off[j], off
 
@@ -151,9 +144,9 @@ class Average:
         rho = total(abs(Vector(shift[n] for n in place)) for shift, place in zip(shifts, places, strict=True))
         rho = rho.each(arb.upper)
         grown = rho.each(arb.exp)
-        share = w * grown * (1 / least)
-        tail = share * rho.each(lambda r: r ** (m + 1)) * (1 / arb(math.factorial(m + 1)))
-        q, growth = w * (1 / delta[0]), delta[0] / least
+        share = w * grown / least
+        tail = share * rho.each(lambda r: r ** (m + 1)) / math.factorial(m + 1)
+        q, growth = w / delta[0], delta[0] / least
         bends = q * (grown - rho - 1)
 
         def mean_at_most(terms: Vector) -> Any:
@@ -163,12 +156,12 @@ class Average:
             return sums[0] + growth * (moved + bends @ abs(terms - sums[0]))
 
         moved = 2 * most(rho)  # by which differences of scores may change on the box
-        errors = self._score_errors(box, arithmetic, [q @ column for column in self.parts[1:]])
+        errors = self._score_errors(box, arithmetic, [q @ column for column in self.parts])
         tau = arithmetic.weights(errors, top + moved - scores).each(arb.expm1)
         slack = 1 - mean_at_most(tau)
         if not slack > 0:
             raise ArithmeticError("rounding may change the weights of a head altogether")
-        computed = share * (tau + 1) * (1 / slack)
+        computed = share * (tau + 1) / slack
         found = {}
         for o, rows in self.values.items():
             nu, *slopes = (others.pop(0) for _ in rows)
@@ -193,7 +186,7 @@ def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: l
     """Σ_k g_k (α_k r)^j/j! for |j| ≤ m, of every column g. Keys that differ along the last axis only are added up
     first, once for every power along it; then what differs along the axis before it only; and so on."""
     d, names = len(shifts), [(c, 0) for c in range(len(columns))]
-    sums: list[tuple[Any, Any]] = [*zip(places, zip(*columns, strict=True), strict=True)]
+    sums: list[tuple[Any, Any]] = sorted(zip(places, zip(*columns, strict=True), strict=True), key=lambda pair: pair[0])
     for i in reversed(range(d)):
         powers = [[x**n / math.factorial(n) for n in range(m + 1)] for x in shifts[i]]
         names = [(c, key + n * variable(i, d)) for c, key in names for n in range(m + 1)]

@@ -24,7 +24,7 @@ from flint import arb, fmpq
 
 from attnc_checker.files import Refused
 from attnc_checker.program import Program
-from attnc_checker.vectors import Row, most
+from attnc_checker.vectors import Row, Vector, balls, most, total
 
 ONE = -1
 """The key of a form's constant; i ≥ 0 is the input x_i, (layer, query, head, e) an average, and (layer, token, feature)
@@ -72,12 +72,13 @@ ZERO = Form({}, {})
 
 
 def dense(terms: Terms, inputs: Iterable[Any]) -> Row:
-    return tuple(terms.get(key, fmpq(0)) for key in (ONE, *inputs))
+    zero = terms.get(ONE, fmpq(0)) * 0
+    return tuple(terms.get(key, zero) for key in (ONE, *inputs))
 
 
 def span(sizes: Terms, reach: Terms) -> Any:
     """Σ |coefficient|·reach: how large a form can be, or what is left over of one."""
-    return sum((abs(arb(x)) * reach[key] for key, x in sizes.items()), arb(0))
+    return total(abs(balls(x)) * reach[key] for key, x in sizes.items())
 
 
 def combined(parts: Iterable[tuple[Any, Any, Form]]) -> tuple[Terms, Terms]:
@@ -92,31 +93,38 @@ def combined(parts: Iterable[tuple[Any, Any, Form]]) -> tuple[Terms, Terms]:
     return {key: x for key, x in terms.items() if x != 0}, sizes
 
 
-class Key(NamedTuple):
-    """Its score and, for every output that reads the head, its value.
+def _columns(table: list[Terms], zero: Any) -> Terms:
+    keys = dict.fromkeys((ONE, *(key for terms in table for key, x in terms.items() if x != 0)))
+    return {key: Vector(terms.get(key, zero) for terms in table) for key in keys}
 
-    With v = u/(1 − n·u), n of the head: as computed, its score is off by v·own(|x|) + slack, and by what the query adds
-    to it: a component j of that is off by an e_j, |e_j| ≤ v·query_j(|x|), the same for all keys, times parts_j.
-    """
 
-    score: Form
-    values: dict[int, Form]
-    own: Terms
-    parts: tuple[Any, ...] = ()
-    slack: Any = arb(0)
+def stacked(forms: list[Form]) -> Form:
+    """The forms of all keys as one, the coefficients of which are vectors."""
+    terms, sizes = _columns([form.terms for form in forms], fmpq(0)), _columns([form.sizes for form in forms], arb(0))
+    return Form(terms, sizes, max(form.n for form in forms))
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    keys: list[Key]
+    """The scores of all keys and, for every output that reads the head, their values.
+
+    With v = u/(1 − n·u): as computed, scores are off by v·own(|x|) + slack, and by what the query adds to them: a
+    component j of that is off by an e_j, |e_j| ≤ v·query_j(|x|), the same for all keys, times parts_j.
+    """
+
+    scores: Form
+    values: dict[int, Form]
+    own: Terms
+    slack: Vector
     n: int
     depth: int = UNLIMITED  # the most additions that a term of its sums over keys passes through
-    query: tuple[Terms, ...] = ()
     addends: int = 0  # of a score, if what their sum is off by, in any order, is not yet in `own`
+    query: tuple[Terms, ...] = ()
+    parts: tuple[Vector, ...] = ()
 
     @property
-    def outputs(self) -> list[int]:
-        return list(self.keys[0].values)
+    def num_keys(self) -> int:
+        return len(self.slack)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,8 +135,8 @@ class Stage:
 
     def largest(self, reach: Terms) -> Any:
         """Above |out| in exact arithmetic, over all outputs."""
-        values = ([span(key.values[o].sizes, reach) for key in head.keys] for head in self.heads for o in head.outputs)
-        return most(span(form.sizes, reach) for form in self.affine) + sum(map(most, values))
+        said = (most(span(form.sizes, reach)) for head in self.heads for form in head.values.values())
+        return most(span(form.sizes, reach) for form in self.affine) + total(said)
 
 
 def _is_average(key: Any) -> bool:
@@ -295,15 +303,9 @@ class Reduction:
             q = self._projected("layers", i - 1, query, head["W_Q"])
             projected, values = ([self._projected(stream, at, k, head[W]) for k in tokens] for W in ("W_K", "W_V"))
             scores = [self._sum([(q[j], b) for j, b in key.items() if j in q]) for key in projected]
-        keys = [
-            Key(
-                score,
-                {o: self._read_out(outputs[o], place, value, len(values)) for o in reading},
-                _times(score.n, score.sizes),
-            )
-            for score, value in zip(scores, values, strict=True)
-        ]
-        found = Head(keys, max(form.n for form in scores), depth)
+        said = {o: stacked([self._read_out(outputs[o], place, v, len(values)) for v in values]) for o in reading}
+        whole, own = stacked(scores), _columns([_times(score.n, score.sizes) for score in scores], arb(0))
+        found = Head(whole, said, own, Vector([arb(0)] * len(scores)), whole.n, depth)
         is_fine = self.dtype == "float32" and projected and all(b.is_constant for k in projected for b in k.values())
         return self._finer(found, q, projected) if is_fine else found
 
@@ -311,17 +313,18 @@ class Reduction:
         """The roundings of scores in float32, apart by where they arise: in the query, in products and keys, in sums.
         Engines that compute parts of it in float64 are covered by MORE roundings of each."""
         used = [j for j in q if any(j in forms for forms in projected)]
-        keys, n = [], max((q[j].n for j in used), default=0)
-        for key, forms in zip(head.keys, projected, strict=True):
+        owns, n = [], max((q[j].n for j in used), default=0)
+        for forms in projected:
             pairs = [(q[j], forms[j]) for j in used if j in forms]
             counts = [b.n + _rounds(a, b) for a, b in pairs]
             n = max(n, *(a.n + count for (a, _), count in zip(pairs, counts, strict=True)), 0)
             _, own = combined((0, (x + MORE) * b.sizes[ONE], a) for (a, b), x in zip(pairs, counts, strict=True))
             own[ONE] = own.get(ONE, arb(0)) + len(used) * SMALLEST[self.dtype]
-            parts = tuple(forms.get(j, ZERO).terms.get(ONE, fmpq(0)) for j in used)
-            keys.append(key._replace(own=own, parts=parts))
+            owns.append(own)
+        parts = tuple(Vector(forms.get(j, ZERO).terms.get(ONE, fmpq(0)) for forms in projected) for j in used)
         query = tuple(_times(q[j].n + MORE, q[j].sizes) for j in used)
-        return replace(head, keys=keys, n=n + 2, query=query, addends=len(used))
+        own = _columns(owns, arb(0))
+        return replace(head, own=own, n=n + 2, query=query, parts=parts, addends=len(used))
 
     def _depth(self, keys: int) -> int:
         """In float32 engines sum 8 keys, hidden ones too, then 8 of such sums, and so on, up to 4096 keys."""

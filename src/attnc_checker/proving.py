@@ -130,7 +130,7 @@ class Proof:
             raise Refused(f"the network has {reduction.num_outputs} output(s), the expression {len(function[1])}")
 
         def prover(stage: Stage, function: Function) -> Prover:
-            return Prover(stage, [Average.of(head, stage.inputs) for head in stage.heads], function, arithmetic)
+            return Prover(stage, [Average(head, stage.inputs) for head in stage.heads], function, arithmetic)
 
         if isinstance(claim, StagedClaim):
             found, self.composed = lines(claim, reduction, arithmetic)

@@ -114,7 +114,7 @@ def _along(form: Form, start: Any, side: int) -> list[Any]:
 
 def _average(head: Head, o: int, start: Any, side: int) -> Tail:
     """The winners' value, and how far the average may be from it."""
-    keys = [(*_along(key.score, start, side), *_along(key.values[o], start, side)) for key in head.keys]
+    keys = [*zip(*_along(head.scores, start, side), *_along(head.values[o], start, side), strict=True)]
     steepest = max(slope for _, slope, _, _ in keys)
     winners = [key for key in keys if key[1] == steepest]
     (top, _, v, V) = max(winners)
@@ -134,7 +134,7 @@ def tail_error(stage: Stage, function: Function, start: Any, side: int) -> Any:
     rules = _Tails(Tail(arb_poly([start, side])))
     errors = []
     for o, left in enumerate(evaluate(function, rules)):
-        says = [_average(head, o, start, side) for head in stage.heads if o in head.outputs]
+        says = [_average(head, o, start, side) for head in stage.heads if o in head.values]
         for part in (Tail(arb_poly(_along(stage.affine[o], start, side))), *says):
             left = rules.plus(left, part, -1)
         if left.poly.degree() > 0:

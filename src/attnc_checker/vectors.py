@@ -39,6 +39,12 @@ class Vector(tuple[Any, ...]):
 
     __radd__, __rmul__ = __add__, __mul__
 
+    def __truediv__(self, other: Any) -> Vector:
+        return self._with(other, operator.truediv)
+
+    def max(self, other: Vector) -> Vector:
+        return self._with(other, arb.max)
+
     def __neg__(self) -> Vector:
         return self.each(operator.neg)
 
@@ -56,6 +62,11 @@ def total(terms: Iterable[Any]) -> Any:
 def most(values: Iterable[Any]) -> Any:
     """The largest upper end; nan if any is (Python's max may lose it)."""
     return reduce(arb.max, values).upper()
+
+
+def balls(x: Any) -> Any:
+    """Of exact numbers."""
+    return x.each(arb) if isinstance(x, Vector) else arb(x)
 
 
 def at(row: Row, x: Sequence[Any]) -> Any:

@@ -20,10 +20,11 @@ from attnc.ir.layers import Attention, Head, Mask
 from attnc.ir.program import Program
 from attnc_checker import check
 from attnc_checker.files import Tensor
-from attnc_checker.network import ONE, Form, Key, Reduction, Stage
+from attnc_checker.network import ONE, Form, Reduction, Stage, stacked
 from attnc_checker.network import Head as ReducedHead
 from attnc_checker.overflow import require_finite
 from attnc_checker.program import Program as StoredProgram
+from attnc_checker.vectors import Vector
 
 Ends = Sequence[tuple[float, float]]
 NAMES = ("x", "y", "z")
@@ -140,11 +141,9 @@ def form(row: Iterable[Any], sizes: Iterable[Any], n: int = 0) -> Form:
 
 def reduced_head(scores: list[Form], values: list[Form]) -> ReducedHead:
     """A head with one output."""
-    keys = [
-        Key(score, {0: value}, {key: score.n * x for key, x in score.sizes.items()})
-        for score, value in zip(scores, values, strict=True)
-    ]
-    return ReducedHead(keys, max(score.n for score in scores))
+    whole = stacked(scores)
+    own = {key: whole.n * x for key, x in whole.sizes.items()}
+    return ReducedHead(whole, {0: stacked(values)}, own, Vector([arb(0)] * len(scores)), whole.n)
 
 
 def grid(box: Ends, per_axis: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from ir.random_programs import programs_and_inputs
 def assert_computes(program: Program, inputs: tuple[np.ndarray, ...]) -> None:
     """At every point the program is within its rounding of what the stage says, exactly."""
     stage, arithmetic = reduced(program), Arithmetic(str(program.dtype))
-    heads = [Average.of(head, stage.inputs) for head in stage.heads]
+    heads = [Average(head, stage.inputs) for head in stage.heads]
     computed = program(*inputs).reshape(len(inputs[0]), int(np.prod(program.output_shape)))
     for number, row in enumerate(computed):
         x = [arb(float(v)) for given in inputs for v in given[number].ravel()]
@@ -126,7 +126,7 @@ def test_overflow_is_refused():
 
 def test_the_model_of_a_lattice_contains_its_average():
     program = spectral(lambda x, y: x * y, [(-1, 1), (0, 1)], 7, pad=2)
-    average = Average.of(reduced(program).heads[0], range(2))
+    average = Average(reduced(program).heads[0], range(2))
     box = Box([arb(0.3), arb(0.4)], [arb(0.1), arb(0.2)])
     poly, error = average.model(box, 6, Arithmetic("float64"))[0]
     assert error < 1e-4

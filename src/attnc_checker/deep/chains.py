@@ -160,19 +160,20 @@ class _Output:
 
     def __init__(self, stage: Stage, o: int, ways: list[_Way], owners: dict[Any, int], bound: float) -> None:
         """`owners`: the way of each input of the stage."""
-        heads, affine = [head for head in stage.heads if o in head.outputs], stage.affine[o]
-        said = [affine, *(key.values[o] for head in heads for key in head.keys)]
+        heads, affine = [head for head in stage.heads if o in head.values], stage.affine[o]
+        said = [affine, *(head.values[o] for head in heads)]
         if len(heads) != 1 or any(form.terms.keys() - {ONE} for form in said):
             raise Refused("an output of the last stage is more than one head with constant values")
         (head,) = heads
+        (values,), (constants, *slopes) = dense(head.values[o].terms, ()), dense(head.scores.terms, stage.inputs)
         self.ways, self.values, c = ways, dict[tuple[int, ...], Row](), dict[tuple[int, ...], Any]()
         rows: list[dict[frozenset[Any], int]] = [{} for _ in ways]
-        for key in head.keys:
-            slopes = [(place, x) for place, x in key.score.terms.items() if place != ONE]
-            parts = (frozenset((place, x) for place, x in slopes if owners[place] == way.i) for way in ways)
+        for k, (x, value) in enumerate(zip(constants, values, strict=True)):
+            read = [(key, column[k]) for key, column in zip(stage.inputs, slopes, strict=True) if column[k] != 0]
+            parts = (frozenset((key, slope) for key, slope in read if owners[key] == way.i) for way in ways)
             place = tuple(known.setdefault(part, len(known)) for known, part in zip(rows, parts, strict=True))
-            c[place], self.values[place] = dense(key.score.terms, ())[0], dense(key.values[o].terms, ())
-        if not len(head.keys) == len(c) == math.prod(map(len, rows)):
+            c[place], self.values[place] = x, (value,)
+        if not head.num_keys == len(c) == math.prod(map(len, rows)):
             raise Refused("the keys of the last head are not all combinations of rows for the variables")
         first = (0,) * len(ways)
         lines = [[c[*first[:i], m, *first[i + 1 :]] - c[first] for m in range(len(row))] for i, row in enumerate(rows)]
@@ -182,11 +183,11 @@ class _Output:
             for way, line, row in zip(ways, lines, rows, strict=True)
         ]
         reach, arithmetic = ways[0].reach, ways[0].arithmetic
-        sizes, n = most(span(key.score.sizes, reach) for key in head.keys), max(key.score.n for key in head.keys)
-        (y,) = arithmetic.weights(Vector([arithmetic.gamma(n) * sizes]), Vector([2 * sizes]))
+        sizes = span(head.scores.sizes, reach)
+        y = most(arithmetic.weights(sizes * arithmetic.gamma(head.scores.n), 2 * sizes))
         self.growth = (2 * (y + arb(off))).exp()
-        value_sizes, n = Vector(span(form.sizes, reach) for form in said[1:]), max(form.n for form in said[1:])
-        self.rounding = arithmetic.summation(len(c), n, head.depth, Vector([arb(1)] * len(c)), value_sizes)
+        form, ones = head.values[o], Vector([arb(1)] * len(c))
+        self.rounding = arithmetic.summation(len(c), form.n, head.depth, ones, span(form.sizes, reach))
         self.rounding += arithmetic.gamma(affine.n) * span(affine.sizes, reach)
         self.extremes = (min(self.values.values()), max(self.values.values()))
         self.leak = arb(LEAK) * bound / (_spread([value for (value,) in self.extremes]) + bound)
@@ -230,13 +231,12 @@ class _Enclosure:
     """A link, of those inputs alone that it reads."""
 
     def __init__(self, place: Any, stage: Stage) -> None:
-        (affine,), keys = stage.affine, [key for head in stage.heads for key in head.keys]
-        forms = [affine, *(form for key in keys for form in (key.score, *key.values.values()))]
-        read = {key for form in forms for key, x in form.sizes.items() if x != 0}
+        forms = [*stage.affine, *(form for head in stage.heads for form in (head.scores, *head.values.values()))]
+        read = {key for form in forms for key in form.sizes}
         self.place, self.reads = place, [key for key in stage.inputs if key in read]
         self.stage, self.heads = (
             replace(stage, inputs=self.reads),
-            [Average.of(head, self.reads) for head in stage.heads],
+            [Average(head, self.reads) for head in stage.heads],
         )
         self.spreads, self.known = _spreads([head.scores for head in self.heads]), dict[Any, Any]()
 

@@ -11,7 +11,7 @@ from flint import arb
 from attnc_checker.claims import StageClaim
 from attnc_checker.expressions import Function, Reader
 from attnc_checker.files import Refused
-from attnc_checker.network import ONE, Form, Head, Key, Stage, Terms, span
+from attnc_checker.network import ONE, Form, Head, Stage, Terms, span
 from attnc_checker.program import exact
 from attnc_checker.vectors import most
 
@@ -43,7 +43,7 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
         pivot = max(among, key=lambda key: (abs(arb(among[key])) * reach[key]).mid())
         if by[pivot] == 0:
             raise Refused(f"the carrier of stage {name} is 0")
-        ratio = terms.get(pivot, 0) / by[pivot]
+        ratio = terms.get(pivot, 0 * terms[ONE]) / by[pivot]
         rest = {key: terms.get(key, 0) - ratio * by.get(key, 0) for key in terms.keys() | by.keys()}
         return ratio, rest
 
@@ -55,7 +55,8 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
 
     def sizes(of: Terms, scale: Any = 1) -> Terms:
         """|u| ≤ (|t| + |w_0|)/|w| if t reads the input u alone; other inputs are as large as they get."""
-        slope = sum((x / abs(arb(moving[key])) for key, x in of.items() if [*moving] == [key]), arb(0))
+        zero = 0 * of.get(ONE, arb(0))
+        slope = sum((x / abs(arb(moving[key])) for key, x in of.items() if [*moving] == [key]), zero)
         constant = span({key: x for key, x in of.items() if [*moving] != [key]}, reach)
         return {ONE: (constant + slope * abs(arb(t.get(ONE, 0)))) / scale, T: slope / scale}
 
@@ -67,16 +68,13 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
 
     heads, unsure = [], arb(0)
     for head in stage.heads:
-        keys, worst = [], arb(0)
-        for key in head.keys:
-            score, slack = line(key.score)
-            if not slack <= MOST_SLACK:
-                raise Refused(f"the scores of stage {name} do not depend on its input alone: {float(slack):.3g} more")
-            said, off = value(key.values[0])
-            worst = worst.max(off)
-            keys.append(Key(score, {0: said}, sizes(key.own), key.parts, slack))
-        unsure += worst  # every head adds its own
-        heads.append(replace(head, keys=keys, query=tuple(map(sizes, head.query))))
+        scores, slack = line(head.scores)
+        if not (most_slack := most(slack)) <= MOST_SLACK:
+            raise Refused(f"the scores of stage {name} do not depend on its input alone: {float(most_slack):.3g} more")
+        said, off = value(head.values[0])
+        unsure += most(off)  # every head adds its own
+        query, own = tuple(map(sizes, head.query)), sizes(head.own)
+        heads.append(replace(head, scores=scores, values={0: said}, own=own, slack=slack, query=query))
     affine = stage.affine[0]
     return Stage(heads, [Form({}, sizes(affine.sizes, units), affine.n)], [T]), unsure
 
@@ -103,20 +101,15 @@ def joined(one: Line, other: Line) -> Line:
     def wider(a: Form, b: Form) -> Form:
         return Form(a.terms, largest(a.sizes, b.sizes), max(a.n, b.n))
 
-    for head, others in zip(one.stage.heads, other.stage.heads, strict=True):
-        values, others_values = ([(key.values[0].terms, key.parts) for key in of.keys] for of in (head, others))
-        if values != others_values:
+    for a, b in zip(one.stage.heads, other.stage.heads, strict=True):
+        if (a.values[0].terms, a.parts) != (b.values[0].terms, b.parts):
             raise Refused(f"{unlike}: its keys have other values")
-        keys = []
-        for a, b in zip(head.keys, others.keys, strict=True):
-            apart = span({key: x - b.score.terms[key] for key, x in a.score.terms.items()}, reach)
-            slack = a.slack.max(b.slack + apart)
-            if not slack <= MOST_SLACK:
-                raise Refused(f"{unlike}: its keys have other scores")
-            value = wider(a.values[0], b.values[0])
-            keys.append(Key(wider(a.score, b.score), {0: value}, largest(a.own, b.own), a.parts, slack))
-        query = tuple(map(largest, head.query, others.query))
-        n, addends = max(head.n, others.n), max(head.addends, others.addends)
-        heads.append(Head(keys, n, max(head.depth, others.depth), query, addends))
+        apart = span({key: x - b.scores.terms[key] for key, x in a.scores.terms.items()}, reach)
+        slack = a.slack.max(b.slack + apart)
+        if not most(slack) <= MOST_SLACK:
+            raise Refused(f"{unlike}: its keys have other scores")
+        counts = (max(a.n, b.n), max(a.depth, b.depth), max(a.addends, b.addends))
+        query, values = tuple(map(largest, a.query, b.query)), {0: wider(a.values[0], b.values[0])}
+        heads.append(Head(wider(a.scores, b.scores), values, largest(a.own, b.own), slack, *counts, query, a.parts))
     affine = [*map(wider, one.stage.affine, other.stage.affine)]
     return replace(one, stage=Stage(heads, affine, [T]))
