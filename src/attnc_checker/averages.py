@@ -35,8 +35,8 @@ from attnc_checker.network import Head, Terms, dense
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
-FAR = 100
-"""Keys that are behind by more on all of a box are left out there: e^−100 is counted for each."""
+FAR = 60
+"""Keys that are behind by more on all of a box are left out there: e^−60 is counted for each."""
 
 
 @dataclass(frozen=True)
@@ -141,19 +141,19 @@ class Average:
         delta, *others = _moments([w, *values], self.places, shifts, m)
         least = delta[0] * (-total(abs(delta[key]) for key in linear) / delta[0]).exp()
         places = zip(*self.places, strict=True)
-        rho = total(abs(Vector(shift[n] for n in place)) for shift, place in zip(shifts, places, strict=True))
-        rho = rho.each(arb.upper)
+        moves = [Vector(shift[n] for n in place) for shift, place in zip(shifts, places, strict=True)]
+        rho = total(map(abs, moves)).each(arb.upper)
         grown = rho.each(arb.exp)
         share = w * grown / least
         tail = share * rho.each(lambda r: r ** (m + 1)) / math.factorial(m + 1)
         q, growth = w / delta[0], delta[0] / least
-        bends = q * (grown - rho - 1)
+        bends, moves = q * (grown - rho - 1), [q * shift for shift in moves]
 
         def mean_at_most(terms: Vector) -> Any:
             """Σ p_k terms_k on the box, by the theorem on means."""
-            (sums,) = _moments([q * terms], self.places, shifts, 1)
-            moved = total(abs(sums[key] - sums[0] * delta[key] / delta[0]) for key in linear)
-            return sums[0] + growth * (moved + bends @ abs(terms - sums[0]))
+            mean = q @ terms
+            moved = total(abs(x @ terms - mean * delta[key] / delta[0]) for x, key in zip(moves, linear, strict=True))
+            return mean + growth * (moved + bends @ abs(terms - mean))
 
         moved = 2 * most(rho)  # by which differences of scores may change on the box
         errors = self._score_errors(box, arithmetic, [q @ column for column in self.parts])
