@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import json
 import subprocess
 import sys
@@ -118,6 +119,18 @@ def test_imports_point_down(path):
         if line in for_types and (inside[0], ".".join(name.split(".")[:2])) in ONLY_TYPES:
             continue
         assert reason is None, f"{path.relative_to(SRC)}:{line} imports {name}: {reason}"
+
+
+@pytest.mark.parametrize("part", ["certificates", "constructions"])
+def test_folders_within_a_part_import_each_other_one_way(part):
+    """What theorems and proofs are made of: a folder that needs another is not needed by it."""
+    folders = {path.parent.name for path in (PACKAGE / part).glob("*/__init__.py")}
+    needs: dict[str, set[str]] = {folder: set() for folder in folders}
+    for folder in folders:
+        for path in (PACKAGE / part / folder).rglob("*.py"):
+            names = [name.split(".") for _, name in names_of(path) if name.startswith(f"attnc.{part}.")]
+            needs[folder] |= {name[2] for name in names} & folders - {folder}
+    graphlib.TopologicalSorter(needs).prepare()  # raises CycleError
 
 
 def test_the_checker_imports_nothing_of_attnc():
