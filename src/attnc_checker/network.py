@@ -52,9 +52,9 @@ class Form(NamedTuple):
 
     @property
     def is_power_of_two(self) -> bool:
-        """An exact ±2^k: products with it are exact."""
+        """An exact ±2^k, k ≥ 0: products with it are exact. (Those with 2^−k may underflow.)"""
         q = self.terms.get(ONE, fmpq(0))
-        return self.n == 0 and self.is_constant and all(int(n).bit_count() == 1 for n in (abs(q.p), q.q))
+        return self.n == 0 and self.is_constant and q.q == 1 and int(abs(q.p)).bit_count() == 1
 
     def folded(self) -> Form:
         return self._replace(n=self.n + len(self.sizes)) if self.maps > 1 else self
@@ -255,9 +255,10 @@ class Reduction:
         return self._underflowing(Form(*sums, n + rounds, maps + (rounds > 0)), products)
 
     def _underflowing(self, form: Form, products: Any) -> Form:
-        """With what so many products lose to underflow."""
+        """With what so many products lose to underflow: of numbers or, where engines fold, of coefficients."""
         if products != 0:
-            form.sizes[ONE] = form.sizes.get(ONE, arb(0)) + products * SMALLEST[self.dtype]
+            for key in (ONE, *form.sizes.keys() - {ONE}):
+                form.sizes[key] = form.sizes.get(key, arb(0)) + products * SMALLEST[self.dtype]
         return form
 
     def _projected(self, stream: str, i: int, token: int, matrix: list[Any]) -> dict[int, Form]:
@@ -319,8 +320,7 @@ class Reduction:
             counts = [b.n + _rounds(a, b) for a, b in pairs]
             n = max(n, *(a.n + count for (a, _), count in zip(pairs, counts, strict=True)), 0)
             _, own = combined((0, (x + MORE) * b.sizes[ONE], a) for (a, b), x in zip(pairs, counts, strict=True))
-            own[ONE] = own.get(ONE, arb(0)) + len(used) * SMALLEST[self.dtype]
-            owns.append(own)
+            owns.append({key: own.get(key, arb(0)) + len(used) * SMALLEST[self.dtype] for key in (ONE, *own)})
         parts = tuple(Vector(forms.get(j, ZERO).terms.get(ONE, fmpq(0)) for forms in projected) for j in used)
         query = tuple(_times(q[j].n + MORE, q[j].sizes) for j in used)
         own = _columns(owns, arb(0))

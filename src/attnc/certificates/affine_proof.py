@@ -68,9 +68,11 @@ def _gap(one: Interval, other: Interval) -> np.ndarray:
 
 
 def _rounding(weight: np.ndarray, constant: np.ndarray, sizes: np.ndarray, dtype: str) -> np.ndarray:
-    """Of every output: none where one variable is passed on, times a power of two, in the dtype that it comes in."""
-    unit = UNIT_ROUNDOFF[dtype]
+    """Of every output: none where one variable is passed on, times a power of two from 1 on, in the dtype that it comes
+    in. Smaller ones may underflow."""
+    unit, roundings, least = UNIT_ROUNDOFF[dtype], weight.shape[1] + 2, float(np.finfo(dtype).smallest_normal)
     is_passed_on = (np.count_nonzero(weight, axis=1) <= 1) & (constant == 0)
-    is_passed_on &= np.isin(np.frexp(np.abs(weight))[0], (0.0, 0.5)).all(axis=1) & (dtype == "float64")
-    whole = up(np.abs(weight) @ sizes + np.abs(constant), weight.shape[1] + 2)
-    return np.where(is_passed_on, 0.0, up(gamma(weight.shape[1] + 2, unit) * whole))
+    is_doubled = (weight == 0) | ((np.frexp(np.abs(weight))[0] == 0.5) & (np.abs(weight) >= 1))
+    is_passed_on &= is_doubled.all(axis=1) & (dtype == "float64")
+    whole = up(np.abs(weight) @ sizes + np.abs(constant) + roundings * least, roundings + 2)
+    return np.where(is_passed_on, 0.0, up(gamma(roundings, unit) * whole))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """For every entry of a state, flat: is it there at all, how often is it rounded, by how many maps, is it ±2^k."""
+    """For every entry of a state, flat: is it there, how often is it rounded, by how many maps, is it ±2^k, k ≥ 0."""
 
     is_there: Bool[np.ndarray, " entries"]
     count: Int[np.ndarray, " entries"]
@@ -64,7 +64,8 @@ class Counts:
 
 
 def _is_power(x: np.ndarray) -> np.ndarray:
-    return np.abs(np.frexp(x)[0]) == 0.5
+    """±2^k, k ≥ 0: products with 2^−k may underflow."""
+    return (np.abs(np.frexp(x)[0]) == 0.5) & (np.abs(x) >= 1)
 
 
 def through_layers(layers: Sequence[Layer], counts: Counts) -> Counts:
