@@ -142,6 +142,7 @@ def test_values_that_are_no_numbers_are_usage_errors(run) -> None:
         (["x=0:1/0"], "--box x=0:1/0"),
         (["x=0:1", "x=0:2"], "--box x=0:2: x has a range already, 0:1"),
         (["x=0:1", "y=0:2"], "y is not a variable of 'x'"),
+        (["x=0:1", "e=0:2"], "e is a number there"),
         (["y=0:1"], "the variable x of 'x' has no box"),
         ([], "--box: state the range of every variable"),
     ],

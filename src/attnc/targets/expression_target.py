@@ -12,6 +12,7 @@ from attnc.numerics.rounding import LIBM_ASSUMPTION, up
 from attnc.targets.box import Box
 from attnc.targets.expression import Expression
 from attnc.targets.kinks import points_at_kinks
+from attnc.targets.parsing import CONSTANTS
 from attnc.targets.target import Target, show_point
 
 if TYPE_CHECKING:
@@ -108,4 +109,5 @@ def _check_variables(expression: Expression, box: Box) -> None:
     unused = [name for name in box.names if name not in expression.variables]
     if unused:
         known = ", ".join(expression.variables) or "none"
-        raise InputError(f"box: {unused[0]} is not a variable of {expression.text!r} (its variables: {known})")
+        why = f". {unused[0]} is a number there: give the variable another name" if unused[0] in CONSTANTS else ""
+        raise InputError(f"box: {unused[0]} is not a variable of {expression.text!r} (its variables: {known}){why}")

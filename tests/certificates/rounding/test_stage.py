@@ -247,12 +247,14 @@ def test_where_numbers_overflow_there_is_no_bound():
 def test_what_is_exact_is_not_counted():
     counts = Counts.inputs(2)
     row, column = np.array([0, 1, 1]), np.array([0, 0, 1])
-    after = counts.through(3, row, column, np.array([0.5, 3.0, 1.0]), np.array([0.0, 1.0, -4.0]))
-    assert after.count.tolist() == [0, 3, 0]  # x/2; 3x + y + 1; −4
+    after = counts.through(3, row, column, np.array([2.0, 3.0, 1.0]), np.array([0.0, 1.0, -4.0]))
+    assert after.count.tolist() == [0, 3, 0]  # 2x; 3x + y + 1; −4
     assert after.maps.tolist() == [0, 1, 0]
     assert after.is_power.tolist() == [False, False, True]
     folded = after.through_columns(1, np.array([[1.0], [0.0], [0.3]]))
     assert folded.count.tolist() == [1]  # a sum, and a product with a power of two
+    halved = counts.through(1, row[:1], column[:1], np.array([0.5]), np.zeros(1))
+    assert halved.count.tolist() == [1]  # it may underflow
 
 
 def test_programs_are_certified_in_their_own_dtype_or_a_wider_one():
