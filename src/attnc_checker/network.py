@@ -157,11 +157,6 @@ class Reduction:
         self.reach: Terms = {ONE: arb(1), **dict(enumerate(reach))}
         self.known: dict[Any, Form] = {}
         self.projected: dict[Any, dict[int, Form]] = {}
-        self.live: dict[Any, set[int]] = {}  # what affine layers write into a token: most features of many are zero
-        for stream, layers in self.layers.items():
-            for i, layer in enumerate(layers, 1):
-                for token, feature in (*layer.get("rows", ()), *layer.get("constant", ())):
-                    self.live.setdefault((stream, i, token), set()).add(feature)
 
     def stage(self) -> Stage:
         """The whole program; of a deep one, what is left after its last stage."""
@@ -265,16 +260,10 @@ class Reduction:
         """By columns, those that are zero left out."""
         place = (stream, i, token, id(matrix))  # many queries read the same keys
         if place not in self.projected:
-            is_affine = i > 0 and self.layers[stream][i - 1]["kind"] == "affine"
-            live = self.live.get((stream, i, token), ()) if is_affine else range(self.shapes[stream][i][1])
-            read = {j: [(weight, row) for row, weight in column if row in live] for j, column in enumerate(matrix)}
-            forms = {
-                j: self._sum([(constant(weight), self._entry(stream, i, token, row)) for weight, row in parts]).folded()
-                for j, parts in read.items()
-                if parts
-            }
+            read = ([(constant(x), self._entry(stream, i, token, row)) for row, x in column] for column in matrix)
+            forms = {j: form.folded() for j, parts in enumerate(read) if (form := self._sum(parts)).sizes}
             self._read_by_heads(forms.values())
-            self.projected[place] = {j: form for j, form in forms.items() if form.sizes}
+            self.projected[place] = forms
         return self.projected[place]
 
     def _read_by_heads(self, forms: Iterable[Form]) -> None:
