@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flint import arb, ctx
+from flint import arb
 
 from attnc_checker.averages import FAR, Average, Box
 from attnc_checker.expressions import Function
@@ -164,13 +164,9 @@ def _where_winning(leads: list[Row], slacks: list[Any], box: Box) -> Box | None:
                 lows[i] = lows[i].max(r - room / D)
             elif D < 0:
                 highs[i] = highs[i].min(room / -D - r)
-    if any(low > high for low, high in zip(lows, highs, strict=True)):
+    ends = [(low.lower(), high.upper()) for low, high in zip(lows, highs, strict=True)]
+    if any(low > high for low, high in ends):
         return None
-    with ctx.workprec(64):  # cut ends of few digits, so that centres and halves of parts are exact
-        ends = [
-            (low if low == -r else low.lower(), high if high == r else high.upper())
-            for low, high, r in zip(lows, highs, box.half, strict=True)
-        ]
     centre = [c + (low + high) / 2 for c, (low, high) in zip(box.centre, ends, strict=True)]
     return Box(centre, [(high - low) / 2 for low, high in ends])
 

@@ -15,6 +15,7 @@ that is what underflow costs.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -93,14 +94,14 @@ def combined(parts: Iterable[tuple[Any, Any, Form]]) -> tuple[Terms, Terms]:
     return {key: x for key, x in terms.items() if x != 0}, sizes
 
 
-def _columns(table: list[Terms], zero: Any) -> Terms:
-    keys = dict.fromkeys((ONE, *(key for terms in table for key, x in terms.items() if x != 0)))
-    return {key: Vector(terms.get(key, zero) for terms in table) for key in keys}
-
-
 def stacked(forms: list[Form]) -> Form:
     """The forms of all keys as one, the coefficients of which are vectors."""
-    terms, sizes = _columns([form.terms for form in forms], fmpq(0)), _columns([form.sizes for form in forms], arb(0))
+
+    def columns(table: list[Terms], zero: Any) -> Terms:
+        keys = dict.fromkeys((ONE, *itertools.chain(*table)))
+        return {key: Vector(terms.get(key, zero) for terms in table) for key in keys}
+
+    terms, sizes = columns([form.terms for form in forms], fmpq(0)), columns([form.sizes for form in forms], arb(0))
     return Form(terms, sizes, max(form.n for form in forms))
 
 
@@ -294,26 +295,22 @@ class Reduction:
             projected, values = ([self._projected(stream, at, k, head[W]) for k in tokens] for W in ("W_K", "W_V"))
             scores = [self._sum([(q[j], b) for j, b in key.items() if j in q]) for key in projected]
         said = {o: stacked([self._read_out(outputs[o], place, v, len(values)) for v in values]) for o in reading}
-        whole, own = stacked(scores), _columns([_times(score.n, score.sizes) for score in scores], arb(0))
-        found = Head(whole, said, own, Vector([arb(0)] * len(scores)), whole.n, depth)
+        whole, slack = stacked(scores), Vector([arb(0)] * len(scores))
+        found = Head(whole, said, _times(whole.n, whole.sizes), slack, whole.n, depth)
         is_fine = self.dtype == "float32" and projected and all(b.is_constant for k in projected for b in k.values())
         return self._finer(found, q, projected) if is_fine else found
 
     def _finer(self, head: Head, q: dict[int, Form], projected: list[dict[int, Form]]) -> Head:
         """The roundings of scores in float32, apart by where they arise: in the query, in products and keys, in sums.
         Engines that compute parts of it in float64 are covered by MORE roundings of each."""
-        used = [j for j in q if any(j in forms for forms in projected)]
-        owns, n = [], max((q[j].n for j in used), default=0)
-        for forms in projected:
-            pairs = [(q[j], forms[j]) for j in used if j in forms]
-            counts = [b.n + _rounds(a, b) for a, b in pairs]
-            n = max(n, *(a.n + count for (a, _), count in zip(pairs, counts, strict=True)), 0)
-            _, own = combined((0, (x + MORE) * b.sizes[ONE], a) for (a, b), x in zip(pairs, counts, strict=True))
-            owns.append({key: own.get(key, arb(0)) + len(used) * SMALLEST[self.dtype] for key in (ONE, *own)})
-        parts = tuple(Vector(forms.get(j, ZERO).terms.get(ONE, fmpq(0)) for forms in projected) for j in used)
-        query = tuple(_times(q[j].n + MORE, q[j].sizes) for j in used)
-        own = _columns(owns, arb(0))
-        return replace(head, own=own, n=n + 2, query=query, parts=parts, addends=len(used))
+        read = {j: [forms.get(j, ZERO) for forms in projected] for j in q if any(j in forms for forms in projected)}
+        parts = {j: stacked(forms) for j, forms in read.items()}
+        counts = {j: b.n + any(b.sizes and _rounds(q[j], b) for b in read[j]) for j, b in parts.items()}
+        _, own = combined((0, (counts[j] + MORE) * b.sizes[ONE], q[j]) for j, b in parts.items())
+        own = {key: own.get(key, head.slack) + len(parts) * SMALLEST[self.dtype] for key in (ONE, *own)}
+        n, said = max((q[j].n + counts[j] for j in parts), default=0), tuple(b.terms[ONE] for b in parts.values())
+        query = tuple(_times(q[j].n + MORE, q[j].sizes) for j in parts)
+        return replace(head, own=own, n=n + 2, query=query, parts=said, addends=len(parts))
 
     def _depth(self, keys: int) -> int:
         """In float32 engines sum 8 keys, hidden ones too, then 8 of such sums, and so on, up to 4096 keys."""
