@@ -112,11 +112,6 @@ class Average:
         terms = at(self.score_sizes, reach) * grown
         return errors + ((terms + score) * (arb(addends - 2) / 2) + score) * v
 
-    def summation(self, o: int, arithmetic: Arithmetic, weights: Vector, sizes: Any, *known: Any) -> Any:
-        """What sums add to the average; `known` of it: |average|, and the average of sizes."""
-        n = self.head.values[o].n
-        return arithmetic.summation(self.head.num_keys, n, self.head.depth, weights, sizes, *known)
-
     def gaps(self, box: Box, arithmetic: Arithmetic) -> tuple[int, Vector, Vector]:
         """(j, g, y): s_j is largest at the centre; computed weights are p̂_k ≤ e^{−g_k} p̂_j on the box, and off by y."""
         scores = at(self.scores, box.centre)
@@ -177,7 +172,7 @@ class Average:
             error += most(mean_at_most(tau * (abs(apart - a) + swings)) for a in (left, -left)) / slack
             sizes = at(self.value_sizes[o], box.reach)
             sized = mean_at_most(sizes * (tau + 1)) / slack
-            error += self.summation(o, arithmetic, computed, sizes, abs(v0) + norm(Q) + error, sized)
+            error += arithmetic.summation(self.head, o, computed, sizes, abs(v0) + norm(Q) + error, sized)
             found[o] = (add(Q, {0: v0}), error + self.dropped[o])
         return found
 

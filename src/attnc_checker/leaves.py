@@ -140,7 +140,7 @@ def selected(head: Average, o: int, gaps: Any, box: Box, arithmetic: Arithmetic)
     middles, swings = at(lead, box.centre), swing(lead, box.half)
     apart = (-_largest_mean(swings - middles, weights)).union(_largest_mean(middles + swings, weights))
     sizes, shares = at(head.value_sizes[o], box.reach), weights.each(arb(1).min)
-    return winner, apart, head.summation(o, arithmetic, shares, sizes) + head.dropped[o]
+    return winner, apart, arithmetic.summation(head.head, o, shares, sizes) + head.dropped[o]
 
 
 def _linear(row: Row, box: Box) -> Poly:

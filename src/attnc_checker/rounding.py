@@ -11,6 +11,7 @@ from typing import Any
 from flint import arb
 
 from attnc_checker.files import Refused
+from attnc_checker.network import Head
 from attnc_checker.vectors import Vector, most, total
 
 EXP_ULPS = 4
@@ -45,14 +46,7 @@ class Arithmetic:
         return errors + (behind + errors + common) * self.u
 
     def summation(
-        self,
-        keys: int,
-        n: int,
-        depth: int,
-        weights: Vector,
-        sizes: Vector,
-        average: Any = INFINITE,
-        sized: Any = INFINITE,
+        self, head: Head, o: int, weights: Vector, sizes: Vector, average: Any = INFINITE, sized: Any = INFINITE
     ) -> Any:
         """What sums, products, the division and n roundings more add to Σ p̂_k v_k, where p̂_k ≤ weights_k,
         |v_k| ≤ sizes_k, |Σ p̂_k v_k| ≤ average and Σ p̂_k sizes_k ≤ sized.
@@ -69,6 +63,7 @@ class Arithmetic:
         """
         if self.u == 0:
             return arb(0)
+        keys, n, depth = head.num_keys, head.values[o].n, head.depth
         if not keys * self.u <= arb(1) / 8:
             raise Refused(f"a head with {keys:,} keys is beyond what is proved of sums in {self.name}")
         pairs = [(w, w * size, w < self.u / 8) for w, size in zip(weights, sizes, strict=True)]
