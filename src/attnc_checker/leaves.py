@@ -101,25 +101,19 @@ class Prover:
                 worst = worst.max(self.distance(o, row_of(head.values[o], k), part, limit - leak))
         return worst + leak
 
-    def distance(self, o: int, row: Row, box: Box, limit: Any) -> Any:
+    def distance(self, o: int, row: Row, box: Box, limit: Any, halvings: int = HALVINGS) -> Any:
         """Above |f − b − B·x − v − V·x| on the box, which is halved where that may bring it down to the limit."""
-        pending, worst, whole = [(box, 0)], arb(0), None
-        while pending:
-            part, depth = pending.pop()
-            found = self._distance_at_once(o, row, part, limit)
-            whole = found if whole is None else whole
-            if found <= limit:
-                worst = worst.max(found)
-                continue
-            at_centre = Box(part.centre, [arb(0)] * len(part.half))
-            if depth == HALVINGS or not self._distance_at_once(o, row, at_centre, limit) < limit:
+        whole, point = self._distance_at_once(o, row, box, limit), Box(box.centre, [arb(0)] * len(box.half))
+        if whole <= limit or not halvings or not self._distance_at_once(o, row, point, limit) < limit:
+            return whole
+        axis, worst = max(range(len(box.half)), key=lambda i: box.half[i].mid()), arb(0)
+        for side in (-1, 1):
+            centre, half = list(box.centre), list(box.half)
+            half[axis] = half[axis] / 2
+            centre[axis] = centre[axis] + side * half[axis]
+            worst = worst.max(self.distance(o, row, Box(centre, half), limit, halvings - 1))
+            if not worst <= limit:
                 return whole
-            axis = max(range(len(part.half)), key=lambda i: part.half[i].mid())
-            for side in (-1, 1):
-                centre, half = list(part.centre), list(part.half)
-                half[axis] = half[axis] / 2
-                centre[axis] = centre[axis] + side * half[axis]
-                pending.append((Box(centre, half), depth + 1))
         return worst
 
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
