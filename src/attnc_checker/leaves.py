@@ -47,15 +47,20 @@ class Prover:
 
         Differences are examined more closely if that may bring them down to the limit.
         """
-        if kind == "selection":
-            return self._selected(box, limit)
-        averages, errors = [head.model(box, order, self.arithmetic) for head in self.heads], []
-        for o, left in enumerate(self._without_affine(box, order)):
-            error = affine_rounding(self.stage, o, box, self.arithmetic)
-            for average in averages:
+        is_selection, errors = kind == "selection", []
+        said = [
+            selected(head, box, self.arithmetic) if is_selection else head.model(box, order, self.arithmetic)
+            for head in self.heads
+        ]
+        for o, f in enumerate(self._without_affine(box, 0 if is_selection else order)):
+            left, error = f, affine_rounding(self.stage, o, box, self.arithmetic)
+            for average in said:
                 if o in average:
                     left, error = add(left, average[o][0], -1), error + average[o][1]
-            errors.append(largest(left, limit - error, len(box.centre)) + error)
+            found = largest(left, limit - error, len(box.centre))
+            if is_selection and not found + error <= limit:
+                found = found.min(self._won(o, f, box, limit - error))
+            errors.append(found + error)
         return most(errors)
 
     def _without_affine(self, box: Box, m: int) -> list[Poly]:
@@ -64,34 +69,20 @@ class Prover:
         return [add(f, self._affine(o, box), -1) for o, f in enumerate(found)]
 
     def _affine(self, o: int, box: Box) -> Poly:
-        return _linear(dense(self.stage.affine[o].terms, self.stage.inputs), box)
+        return linear(dense(self.stage.affine[o].terms, self.stage.inputs), box)
 
-    def _selected(self, box: Box, limit: Any) -> Any:
-        gaps = [head.gaps(box, self.arithmetic) for head in self.heads]
-        errors = []
-        for o, f in enumerate(self._without_affine(box, 0)):
-            error, left = affine_rounding(self.stage, o, box, self.arithmetic), f
-            reading = [(head, gap) for head, gap in zip(self.heads, gaps, strict=True) if o in head.values]
-            for head, gap in reading:
-                winner, apart, rounding = selected(head, o, gap, box, self.arithmetic)
-                left, error = add(add(left, _linear(winner, box), -1), {0: apart}, -1), error + rounding
-            found = largest(left, limit - error, len(box.centre))
-            if len(reading) == 1 and not found + error <= limit:
-                rows = zip(*reading[0][0].values[o], strict=True)
-                off = Vector(norm(add(f, _linear(row, box), -1)) for row in rows)
-                found = most(off).min(found)
-                if not found + error <= limit:
-                    found = found.min(self._won(o, *reading[0], box, off, limit - error))
-            errors.append(found + error)
-        return most(errors)
-
-    def _won(self, o: int, head: Average, gaps: Any, box: Box, off: Vector, limit: Any) -> Any:
-        """|f − A| by where keys can win; off_k ≥ |f − v_k| on the box."""
-        _, g, y = gaps
+    def _won(self, o: int, f: Poly, box: Box, limit: Any) -> Any:
+        """Above |f − A| of a single head, by where its keys can win."""
+        reading = [head for head in self.heads if o in head.values]
+        if len(reading) != 1:
+            return INFINITE
+        (head,) = reading
+        _, g, y = head.gaps(box, self.arithmetic)
+        off = Vector(norm(add(f, linear(row, box), -1)) for row in zip(*head.values[o], strict=True))
         gap = arb(FAR).min((1 + len(g) * most(off) / (LEAK * limit)).log()) if limit > 0 else arb(FAR)
         near = {k for k, x in enumerate(g) if not x > gap}
-        if len(near) > CROWD:
-            return INFINITE
+        if len(near) > CROWD or most(off) <= limit:
+            return most(off)
         leak = Vector((-gap if k in near else -x).exp() for k, x in enumerate(g)) @ off
         worst = arb(0)
         for k in near:
@@ -118,7 +109,7 @@ class Prover:
 
     def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
         left = self._without_affine(box, RANGE_ORDER)[o]
-        return largest(add(left, _linear(row, box), -1), limit, len(box.centre))
+        return largest(add(left, linear(row, box), -1), limit, len(box.centre))
 
 
 def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> Any:
@@ -126,18 +117,21 @@ def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> A
     return arithmetic.gamma(form.n) * at(dense(form.sizes, stage.inputs), box.reach)
 
 
-def selected(head: Average, o: int, gaps: Any, box: Box, arithmetic: Arithmetic) -> tuple[Row, Any, Any]:
-    """(the value that wins at the centre, where the average less this lies, what rounding adds)."""
-    j, g, _ = gaps
-    winner, weights = row_of(head.values[o], j), (-g).each(arb.exp)
-    lead = minus(head.values[o], winner)
-    middles, swings = at(lead, box.centre), swing(lead, box.half)
-    apart = (-_largest_mean(swings - middles, weights)).union(_largest_mean(middles + swings, weights))
-    sizes, shares = at(head.value_sizes[o], box.reach), weights.each(arb(1).min)
-    return winner, apart, arithmetic.summation(head.head, o, shares, sizes) + head.dropped[o]
+def selected(head: Average, box: Box, arithmetic: Arithmetic) -> dict[int, tuple[Poly, Any]]:
+    """For every output (polynomial, error), as of `Average.model`: the value that wins at the centre, up to a ball."""
+    (j, g, _), found = head.gaps(box, arithmetic), {}
+    weights = (-g).each(arb.exp)
+    for o, rows in head.values.items():
+        lead = minus(rows, row_of(rows, j))
+        middles, swings = at(lead, box.centre), swing(lead, box.half)
+        apart = (-_largest_mean(swings - middles, weights)).union(_largest_mean(middles + swings, weights))
+        sizes, shares = at(head.value_sizes[o], box.reach), weights.each(arb(1).min)
+        rounding = arithmetic.summation(head.head, o, shares, sizes) + head.dropped[o]
+        found[o] = (add(linear(row_of(rows, j), box), {0: apart}), rounding)
+    return found
 
 
-def _linear(row: Row, box: Box) -> Poly:
+def linear(row: Row, box: Box) -> Poly:
     """row[0] + Σ_i row[i+1]·x_i as a polynomial in τ."""
     d, row = len(box.centre), tuple(map(arb, row))
     return {0: at(row, box.centre)} | {variable(i, d): x * box.half[i] for i, x in enumerate(row[1:])}

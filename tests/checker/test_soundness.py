@@ -18,7 +18,6 @@ from attnc_checker.checking import read
 from attnc_checker.expressions import parse
 from attnc_checker.jets import models
 from attnc_checker.proving import Proof
-from attnc_checker.vectors import Vector
 from checker.networks import NAMES, grid, lattice_program, save, spectral, uniform
 from strategies.expressions import expressions
 
@@ -72,10 +71,8 @@ def test_every_leaf_is_above_what_is_seen_on_it(data, seed, hardness, d):
         if found.is_finite():
             assert float(found.upper()) >= errors.max() * (1 - 1e-9) - 1e-12
             if kind == "selection":  # with any gap, though it be a bad one
-                gaps = prover.heads[0].gaps(box, prover.arithmetic)
-                off = Vector([found + 10] * len(gaps[1]))
                 for limit in (1e-3 * found, 1e3 * found):
-                    won = prover._won(0, prover.heads[0], gaps, box, off, limit)
+                    won = prover._won(0, prover._without_affine(box, 0)[0], box, limit)
                     assert float(won.upper()) >= errors.max() * (1 - 1e-9) - 1e-12
         if order == 5 and max(half) <= 2**-7 and hardness <= 1 and "sqrt" not in text:
             assert float(found) <= 1.05 * errors.max() + 1e-3 * (1 + errors.max())  # and is no looser than need be

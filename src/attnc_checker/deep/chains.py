@@ -30,7 +30,8 @@ from attnc_checker.averages import Average, Box
 from attnc_checker.claims import Claim
 from attnc_checker.expressions import Function, evaluate
 from attnc_checker.files import Refused
-from attnc_checker.leaves import Prover, affine_rounding, selected
+from attnc_checker.jets import add, over
+from attnc_checker.leaves import Prover, affine_rounding, linear, selected
 from attnc_checker.network import ONE, Form, Reduction, Stage, Terms, dense, span
 from attnc_checker.program import Program
 from attnc_checker.ranges import Ranges
@@ -245,11 +246,11 @@ class _Enclosure:
 
     def _at_once(self, box: Box, arithmetic: Arithmetic) -> Any:
         row = dense(self.stage.affine[0].terms, self.reads)
-        said, error = _over(row, box), affine_rounding(self.stage, 0, box, arithmetic)
+        said, error = linear(row, box), affine_rounding(self.stage, 0, box, arithmetic)
         for head in self.heads:
-            winner, apart, rounding = selected(head, 0, head.gaps(box, arithmetic), box, arithmetic)
-            said, error = said + _over(winner, box) + apart, error + rounding
-        return said + error * arb(0, 1)
+            poly, rounding = selected(head, box, arithmetic)[0]
+            said, error = add(said, poly), error + rounding
+        return over(said, len(self.reads)) + error * arb(0, 1)
 
 
 def _halves(balls: list[Any], spreads: list[Any], done: frozenset[int] = frozenset()) -> Iterator[Box]:
@@ -272,9 +273,3 @@ def _spreads(tables: list[Row]) -> list[Any]:
 
 def _spread(numbers: Sequence[Any]) -> Any:
     return arb(max(numbers)) - arb(min(numbers))
-
-
-def _over(row: Row, box: Box) -> Any:
-    """Where an affine form lies on a box."""
-    row = tuple(map(arb, row))
-    return at(row, box.centre) + swing(row, box.half) * arb(0, 1)
