@@ -183,7 +183,7 @@ def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: l
     d, names = len(shifts), [(c, 0) for c in range(len(columns))]
     sums: list[tuple[Any, Any]] = sorted(zip(places, zip(*columns, strict=True), strict=True), key=lambda pair: pair[0])
     for i in reversed(range(d)):
-        powers = [[x**n / math.factorial(n) for n in range(m + 1)] for x in shifts[i]]
+        powers = [_powers(x, m) for x in shifts[i]]
         names = [(c, key + n * variable(i, d)) for c, key in names for n in range(m + 1)]
         is_needed, added = [key < above(m, d) for _, key in names], []
         for place, group in itertools.groupby(sums, key=lambda pair: pair[0][:i]):
@@ -195,6 +195,11 @@ def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: l
     for (c, key), x in sorted(zip(names, sums[0][1], strict=True), key=lambda pair: pair[0]):
         found[c][key] = x
     return found
+
+
+def _powers(x: Any, m: int) -> list[Any]:
+    """x^n/n! for n ≤ m, by products: Arb knows no powers of balls around 0."""
+    return [*itertools.accumulate(range(1, m + 1), lambda y, n: y * x / n, initial=arb(1))]
 
 
 def _quotient(nu: Poly, delta: Poly, m: int, d: int) -> tuple[Poly, Any]:

@@ -83,6 +83,16 @@ def test_the_taylor_model_is_nearly_sharp(scores, values, m, ratio):
     assert seen <= error <= ratio * seen
 
 
+def test_a_key_that_wins_with_a_slope_of_many_digits():
+    """Its slope less the mean of all slopes is a ball around 0."""
+    slope = fmpq(1) + fmpq(1, 2**200)
+    head = reduced_head(
+        [form(row, (1, 1), 1) for row in [(0, slope), (-1000, 0)]], [form((v, 0), (1, 0)) for v in (2, 1)]
+    )
+    poly, error = made(head).model(Box([arb(0)], [arb(0.25)]), 4, REAL)[0]
+    assert abs(poly[0] - 2) + error <= 1e-30
+
+
 @given(st.integers(0, 2**32), st.integers(1, 2), st.sampled_from([0.5, 30.0]), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_errors_of_scores_are_covered(seed, d, steepness, moves):
