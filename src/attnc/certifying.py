@@ -10,7 +10,7 @@ import numpy as np
 
 from attnc.certificates.at_points import prove_at_points
 from attnc.certificates.certificate import Certificate
-from attnc.certificates.observed import REACH, observed_error, sample_points
+from attnc.certificates.observed import observed_error, sample_points
 from attnc.constructions.built import Built, Progress
 from attnc.errors import InputError, ProgramError
 from attnc.network import Network
@@ -20,6 +20,7 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
 from attnc.proving import TRUNCATION, can_be_enclosed, method_of, proved
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import FunctionTarget
+from attnc.targets.kinks import REACH
 from attnc.targets.linear import ReLUNetwork
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target

@@ -106,7 +106,7 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise BadFile(f"model.safetensors does not describe {name!r} by dtype, shape and data_offsets")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if dtype not in LETTERS or not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
+        if dtype not in tuple(LETTERS) or not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
             raise BadFile(f"model.safetensors describes {name!r} by a dtype, shape or offsets that are not read here")
         entries.append((*offsets, name, dtype, tuple(shape)))
     tensors, end = {}, 0

@@ -132,3 +132,10 @@ def test_cells_of_three_variables_take_few_leaves():
     assert claim.method == "proof"
     assert claim.observed <= claim.bound <= min(0.5, 1.2 * claim.observed)
     assert len(claim.leaves) <= 2000
+
+
+@pytest.mark.parametrize("text", ["max(x, 1 - 2*x)", "min(x, 0) + tanh(x)"])
+def test_on_all_of_r_kinks_are_looked_at(text):
+    """A grid over 32 does not see an error of 1e-5 within 1e-5 of a kink."""
+    claim = attnc.compile(text, {"x": (-np.inf, np.inf)}, 1e-5).certificate
+    assert claim.observed <= claim.bound <= 1.05 * claim.observed

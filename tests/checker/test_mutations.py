@@ -250,6 +250,7 @@ def rewrite_header(net, change):
     ("change", "reason"),
     [
         (lambda header: header[VALUES].update(dtype="BF16"), "not read here"),
+        (lambda header: header[VALUES].update(dtype=["F64"]), "not read here"),
         (lambda header: header[VALUES].update(dtype="I64"), "is I64 of shape"),
         (lambda header: header[VALUES].update(shape=[2, 3]), "does not fit"),
         (lambda header: header[VALUES].update(shape=[2**39, 2**39]), "does not fit"),

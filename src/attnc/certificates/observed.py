@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.targets.box import Box
+from attnc.targets.kinks import REACH
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 MAX_POINTS = 20_000
 MAX_WORK = 4 * 10**8
 """Scores that a sample may cost: about two seconds of exponentials."""
-REACH = 16.0
-"""Of an infinite range: where samples are taken. Beyond it rounding grows with |x|."""
 STARTS, ROUNDS = 32, 6
 """From how many of the worst points the error is followed uphill, and how often the steps are halved."""
 

@@ -11,7 +11,7 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ASSUMPTION, up
 from attnc.targets.box import Box
 from attnc.targets.expression import Expression
-from attnc.targets.kinks import points_at_kinks
+from attnc.targets.kinks import REACH, points_at_kinks
 from attnc.targets.parsing import CONSTANTS
 from attnc.targets.target import Target, show_point
 
@@ -44,7 +44,7 @@ class ExpressionTarget(Target):
         return values
 
     def critical_points(self) -> Float[np.ndarray, "points d"]:
-        return points_at_kinks(self.expression, self.box) if self.box.is_bounded else super().critical_points()
+        return points_at_kinks(self.expression, self.box if self.box.is_bounded else self.box.core(REACH))
 
     def variation(
         self,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PAIRS, KEPT = 512, 16
 """Of points, between which signs are compared; and of those with different signs, for every kink."""
 HALVINGS = 60
+REACH = 16.0
+"""Of an infinite range: where samples are taken. Beyond it rounding grows with |x|."""
 NEAR = 10.0 ** -np.arange(1, 15)
 """How far from a kink points are taken besides, in parts of the way between the two points."""
 
