@@ -19,7 +19,6 @@ class Leaf(NamedTuple):
     order: int  # of a tail: its side, −1 or 1; of a row of a table: its number
     cell: Cell | None
     bound: float | None = None  # of an L_p norm: about what is to be found at every point of the cell
-    is_closer: bool = False  # whether it should not be found any worse
     row: tuple[float, ...] = ()  # of a table: a point of the cell, and the values there
 
 

@@ -18,7 +18,7 @@ from flint import ctx
 from attnc_checker.claims import Claim, StagedClaim, read_claim
 from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, Tensor, parse_safetensors, read_bytes, read_json
 from attnc_checker.program import FLOATS
-from attnc_checker.proving import Job, NormTooLarge, Proof
+from attnc_checker.proving import Job, Proof
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION, MAX_SERIES = 128, 64
@@ -123,28 +123,22 @@ def _prove(stored: Stored, processes: int, progress: Progress | None) -> float:
     at_once = AT_ONCE_IN_STAGES if isinstance(claim, StagedClaim) else AT_ONCE
     processes = min(processes, 1 + claim.num_leaves // at_once)
 
-    def conclude(jobs: list[Job]) -> float:
-        found: list[float] = []
-        for error in _results(proof, jobs, stored, processes):
-            found.append(error)
-            if progress:
-                progress(len(found), claim.num_leaves)
-        if len(found) != claim.num_leaves:
-            raise Refused(f"only {len(found)} of {claim.num_leaves} leaves were looked at")
-        return proof.conclude(found)
-
-    try:
-        return conclude(proof.jobs)
-    except NormTooLarge:  # by leaves that were found worse than stated
-        return conclude([(number, leaf._replace(is_closer=True)) for number, leaf in proof.jobs])
+    found: list[float] = []
+    for error in _results(proof, stored, processes):
+        found.append(error)
+        if progress:
+            progress(len(found), claim.num_leaves)
+    if len(found) != claim.num_leaves:
+        raise Refused(f"only {len(found)} of {claim.num_leaves} leaves were looked at")
+    return proof.conclude(found)
 
 
-def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int) -> Iterator[float]:
+def _results(proof: Proof, stored: Stored, processes: int) -> Iterator[float]:
     if processes == 1:
-        yield from map(proof.prove, jobs)
+        yield from map(proof.prove, proof.jobs)
     else:
         with ProcessPoolExecutor(processes, initializer=_start, initargs=stored) as pool:
-            yield from pool.map(_work, jobs, chunksize=AT_ONCE)
+            yield from pool.map(_work, proof.jobs, chunksize=AT_ONCE)
 
 
 _own: list[Proof] = []

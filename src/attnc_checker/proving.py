@@ -91,8 +91,8 @@ class Subject:
         return most(self._prove_cell(leaf, (level + 1, part), pieces >> len(index)) for part in parts)
 
     def _hold(self, leaf: Leaf, where: str, prove: Callable[[Any], Any]) -> Any:
-        bound = self.claim.bound if leaf.bound is None else LOOSE * leaf.bound
-        wanted = bound / LOOSE if leaf.is_closer else bound
+        wanted = self.claim.bound if leaf.bound is None else leaf.bound
+        bound = wanted if leaf.bound is None else LOOSE * wanted
         try:
             found = prove(wanted - arb(self.claim.truncation)) + self.claim.truncation
             if found <= bound:  # False for nan
@@ -107,10 +107,6 @@ class Subject:
         sides = (hi - lo for lo, hi in self.sides(leaf.cell or (0, ())))
         found = self.prove(leaf).upper()
         return arb(math.prod(sides, start=fmpq(1))) * found ** arb(p) if found > 0 else arb(0)
-
-
-class NormTooLarge(Refused):
-    """Leaves add up to more than the bound."""
 
 
 class Proof:
@@ -161,5 +157,5 @@ class Proof:
         whole = sum(map(arb, found), arb(0))
         norm = whole ** (1 / arb(self.claim.p))
         if not norm <= self.claim.bound:
-            raise NormTooLarge(f"the leaves add up to the norm {float(norm):.9g}, the bound is {self.claim.bound:.9g}")
+            raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {self.claim.bound:.9g}")
         return float(norm)
