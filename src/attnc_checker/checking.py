@@ -15,7 +15,7 @@ from typing import Any
 
 from flint import ctx
 
-from attnc_checker.claims import Claim, StagedClaim, read_claim
+from attnc_checker.claims import Claim, read_claim
 from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, Tensor, parse_safetensors, read_bytes, read_json
 from attnc_checker.program import FLOATS
 from attnc_checker.proving import Job, Proof
@@ -120,7 +120,7 @@ def read(folder: Path, name: str = MAIN) -> Stored:
 
 def _prove(stored: Stored, processes: int, progress: Progress | None) -> float:
     proof, claim = Proof(*stored), stored[0]
-    at_once = AT_ONCE_IN_STAGES if isinstance(claim, StagedClaim) else AT_ONCE
+    at_once = AT_ONCE_IN_STAGES if claim.is_staged else AT_ONCE
     processes = min(processes, 1 + claim.num_leaves // at_once)
 
     found: list[float] = []

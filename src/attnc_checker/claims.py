@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, get_type_hints
 
 from attnc_checker.cells import MAX_LEVEL, Leaf, read_leaves
 from attnc_checker.files import BadFile, Refused, field, typed
@@ -15,40 +15,10 @@ NEEDED = "format weights_sha256 expression box dtype norm bound observed terms a
 NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 STAGED, AT_POINTS = "staged proof", "proof at the table's "
 MAX_STAGES, ROW_LEVEL, INFINITE = 1000, 8, ("-inf", "inf")
+ALIKE = ("function", "interval", "held", "bound")
+"""What a stage has of one that it is like."""
 
 Ends = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """sup |f − network| ≤ bound over the box, in this arithmetic."""
-
-    expression: Any
-    variables: tuple[str, ...]
-    ends: tuple[Ends, ...]  # of what the cells divide: the box, or the core of an infinite one
-    bound: float
-    dtype: str
-    truncation: float  # what engines that leave out far keys may be off by besides: part of the bound
-    leaves: tuple[Leaf, ...]
-    p: float | None  # of an L_p norm
-    cuts: tuple[tuple[float, ...], ...]  # where, along each variable, enclosure leaves are cut: any would do
-
-    title = ""
-
-    @property
-    def is_chain(self) -> bool:
-        return any(leaf.kind == "enclosure" for leaf in self.leaves)
-
-    @property
-    def scope(self) -> str:
-        """Where the bound holds."""
-        if any(leaf.kind == "row" for leaf in self.leaves):
-            return f"at the table's {len(self.leaves):,} points, and nowhere else"
-        return "at every point of the box" if self.p is None else f"in the norm L_{self.p:g} over the box"
-
-    @property
-    def num_leaves(self) -> int:
-        return len(self.leaves)
 
 
 @dataclass(frozen=True)
@@ -56,7 +26,8 @@ class StageClaim:
     """What attention writes into the channel is carrier·function(t) at t = argument, in the names of earlier stages.
 
     For t in `interval` its heads are within `bound` of the function, held at the ends of `held` if there are any. A
-    stage that is `like` an earlier one has its heads, as functions of t, and needs no leaves.
+    stage that is `like` an earlier one has its heads, as functions of t, and needs no leaves. Fields are those of the
+    certificate.
     """
 
     stage: str  # the layer
@@ -70,8 +41,8 @@ class StageClaim:
     interval: Ends
     held: Ends | None
     bound: float
-    leaves: tuple[Leaf, ...]
     like: str | None
+    leaves: tuple[Leaf, ...]
 
     variables, truncation = ("t",), 0.0
 
@@ -89,16 +60,39 @@ class StageClaim:
 
 
 @dataclass(frozen=True)
-class StagedClaim(Claim):
-    """The same of a deep program, whose outputs are combinations of stages."""
+class Claim:
+    """sup |f − network| ≤ bound over the box, in this arithmetic."""
 
-    stages: tuple[StageClaim, ...]
-    outputs: tuple[str, ...]
-    axes: tuple[int, ...]  # along which the box is halved, one after the other: any would do
+    expression: Any
+    variables: tuple[str, ...]
+    ends: tuple[Ends, ...]  # of what the cells divide: the box, or the core of an infinite one
+    bound: float
+    dtype: str
+    truncation: float  # what engines that leave out far keys may be off by besides: part of the bound
+    leaves: tuple[Leaf, ...]
+    p: float | None  # of an L_p norm
+    cuts: tuple[tuple[float, ...], ...]  # where, along each variable, enclosure leaves are cut: any would do
+    is_staged: bool = False  # a deep program, which is proved stage by stage:
+    stages: tuple[StageClaim, ...] = ()
+    outputs: tuple[str, ...] = ()  # as combinations of stages
+    axes: tuple[int, ...] = ()  # along which the box is halved, one after the other: any would do
+
+    title = ""
+
+    @property
+    def is_chain(self) -> bool:
+        return any(leaf.kind == "enclosure" for leaf in self.leaves)
+
+    @property
+    def scope(self) -> str:
+        """Where the bound holds."""
+        if any(leaf.kind == "row" for leaf in self.leaves):
+            return f"at the table's {len(self.leaves):,} points, and nowhere else"
+        return "at every point of the box" if self.p is None else f"in the norm L_{self.p:g} over the box"
 
     @property
     def num_leaves(self) -> int:
-        return sum(len(stage.leaves) for stage in self.stages)
+        return len(self.leaves) + sum(len(stage.leaves) for stage in self.stages)
 
 
 def read_claim(data: dict[str, Any]) -> Claim:
@@ -184,40 +178,38 @@ def _with_bounds(
     return float(norm), tuple(leaf._replace(bound=b) for leaf, b in zip(leaves, bounds, strict=True))
 
 
-def _with_stages(claim: Claim, data: dict[str, Any]) -> StagedClaim:
-    entries, known = field(data, "stages", list), dict[str, StageClaim]()
-    axes = field(data, "axes", tuple[int, ...] | None) or ()
+def _with_stages(claim: Claim, data: dict[str, Any]) -> Claim:
+    entries, axes = field(data, "stages", list), field(data, "axes", tuple[int, ...] | None) or ()
     if len(entries) > MAX_STAGES:
         raise BadFile(f"certificate.json has more than {MAX_STAGES} stages")
     if len(axes) > MAX_LEVEL or not all(0 <= i < len(claim.ends) for i in axes):
         raise BadFile(f"certificate.json: axes is {axes!r:.40}, not at most {MAX_LEVEL} numbers of variables")
-    stages = tuple(_stage(entry, f"stages[{i}]", known) for i, entry in enumerate(entries))
+    stages: dict[str, StageClaim] = {}
+    for i, entry in enumerate(entries):
+        stage = _stage(typed(entry, dict, f"stages[{i}]"), f"stages[{i}].", stages)
+        if stage.name in (*claim.variables, *stages):
+            raise Refused(f"two stages or variables are called {stage.name!r:.40}")
+        stages[stage.name] = stage
     outputs = field(data, "outputs", tuple[str, ...])
-    return StagedClaim(**vars(claim), stages=stages, outputs=outputs, axes=axes)
+    return replace(claim, is_staged=True, stages=tuple(stages.values()), outputs=outputs, axes=axes)
 
 
-def _stage(entry: Any, where: str, known: dict[str, StageClaim]) -> StageClaim:
-    """`known`: the stages so far that are like no other."""
-
-    def ask(name: str, kind: Any) -> Any:
-        return field(typed(entry, dict, where), name, kind, f"{where}.")
-
-    texts = {name: ask(name, str) for name in ("stage", "channel", "name", "argument")}
-    texts |= {name: ask(name, str | None) for name in ("argument_as", "carrier", "carrier_as", "like")}
-    if (like := texts["like"]) in known:
-        return replace(known[like], **texts, leaves=())
-    if like is not None:
+def _stage(entry: dict[str, Any], where: str, known: dict[str, StageClaim]) -> StageClaim:
+    """`known`: the stages before it."""
+    said: dict[str, Any]
+    if (like := field(entry, "like", str | None, where)) is None:
+        said = {"leaves": read_leaves(field(entry, "leaves", list, where), 1, set())}
+    elif like in known and known[like].like is None:
+        said = {"leaves": (), **{name: getattr(known[like], name) for name in ALIKE}}
+    else:
         raise Refused(f"a stage is said to be like {like!r:.40}, which is none that was proved before it")
-    interval, held, bound = ask("interval", Ends), ask("held", Ends | None), ask("bound", float)
-    for low, high in (interval, held or interval):
+    kinds = {name: kind for name, kind in get_type_hints(StageClaim).items() if name not in said}
+    claim = StageClaim(**said, **{name: field(entry, name, kind, where) for name, kind in kinds.items()})
+    for low, high in (claim.interval, claim.held or claim.interval):
         if not low < high:
-            raise Refused(f"the interval [{low}, {high}] of {where} is empty or reversed")
-    if bound < 0:
-        raise Refused(f"a bound of stage {texts['name']!r:.40} is negative")
-    leaves = read_leaves(ask("leaves", list), 1, set())
-    if any(leaf.kind == "enclosure" for leaf in leaves):
-        raise Refused(f"stage {texts['name']!r:.40} has enclosure leaves, which are for whole networks")
-    known[texts["name"]] = StageClaim(
-        **texts, function=ask("function", str), interval=interval, held=held, bound=bound, leaves=leaves
-    )
-    return known[texts["name"]]
+            raise Refused(f"the interval [{low}, {high}] of {where[:-1]} is empty or reversed")
+    if claim.bound < 0:
+        raise Refused(f"a bound of stage {claim.name!r:.40} is negative")
+    if any(leaf.kind == "enclosure" for leaf in claim.leaves):
+        raise Refused(f"stage {claim.name!r:.40} has enclosure leaves, which are for whole networks")
+    return claim

@@ -12,7 +12,7 @@ from flint import arb, fmpq
 
 from attnc_checker.averages import Average, Box
 from attnc_checker.cells import Cell, Leaf
-from attnc_checker.claims import Claim, StageClaim, StagedClaim
+from attnc_checker.claims import Claim, StageClaim
 from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.composition import lines
 from attnc_checker.expressions import Function, constants, parse
@@ -116,19 +116,18 @@ class Proof:
         self.claim, self.composed = claim, arb(0)
         reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
         arithmetic, program = Arithmetic(claim.dtype), Program(structure, tensors, len(reach))
-        is_staged = isinstance(claim, StagedClaim)
-        reduction = Links(program, reach) if claim.is_chain else Reduction(program, reach, is_staged)
-        if claim.dtype not in (reduction.dtype, "real"):
-            raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {reduction.dtype}")
+        reduction = Links(program, reach) if claim.is_chain else Reduction(program, reach, claim.is_staged)
+        if claim.dtype not in (program.dtype, "real"):
+            raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {program.dtype}")
         row = claim.leaves[0].row if claim.leaves else ()
         function = constants(row[len(reach) :]) if row else parse(claim.expression, claim.variables)
-        if len(function[1]) != reduction.num_outputs:
-            raise Refused(f"the network has {reduction.num_outputs} output(s), the expression {len(function[1])}")
+        if len(function[1]) != program.num_outputs:
+            raise Refused(f"the network has {program.num_outputs} output(s), the expression {len(function[1])}")
 
         def prover(stage: Stage, function: Function) -> Prover:
             return Prover(stage, [Average(head, stage.inputs) for head in stage.heads], function, arithmetic)
 
-        if isinstance(claim, StagedClaim):
+        if claim.is_staged:
             found, self.composed = lines(claim, reduction, arithmetic)
             self.subjects = [Subject(line.claim, prover(line.stage, line.function)) for line in found]
         elif isinstance(reduction, Links):
@@ -150,7 +149,7 @@ class Proof:
 
     def conclude(self, found: Iterable[float]) -> float:
         """What follows from all jobs: ‖f − network‖_p ≤ (Σ vol(C)·b_C^p)^{1/p}; of a deep program it is known."""
-        if isinstance(self.claim, StagedClaim):
+        if self.claim.is_staged:
             return float(self.composed)
         if self.claim.p is None:
             return max(found)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from flint import arb
 
-from attnc_checker.claims import StageClaim, StagedClaim
+from attnc_checker.claims import Claim, StageClaim
 from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import Line, along, held, joined
 from attnc_checker.deep.pieces import ZERO, Piece, pieces_of
@@ -80,7 +80,7 @@ class Link(NamedTuple):
         return _union(slopes), most(jumps), _union(values)
 
 
-def lines(claim: StagedClaim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
+def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
     """What is left to prove of every stage, and above sup |f − network| if all of it is true."""
     walk, found = _Walk(claim, reduction, arithmetic), dict[str, Line]()
     for stage in claim.stages:
@@ -92,7 +92,7 @@ def lines(claim: StagedClaim, reduction: Reduction, arithmetic: Arithmetic) -> t
 class _Walk:
     """From stage to stage: `sizes` of the exact numbers that are known so far, and their `errors` as computed."""
 
-    def __init__(self, claim: StagedClaim, reduction: Reduction, arithmetic: Arithmetic) -> None:
+    def __init__(self, claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> None:
         self.claim, self.reduction, self.arithmetic = claim, reduction, arithmetic
         self._compose()
         sizes = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}
@@ -121,8 +121,6 @@ class _Walk:
             return as_known
 
         for stage in self.claim.stages:
-            if stage.name in names:
-                raise Refused(f"two stages or variables are called {stage.name!r:.40}")
             argument = part(f"the input of stage {stage.name}", stage.argument, stage.argument_as)
             carrier = part(f"the carrier of stage {stage.name}", stage.unit, stage.carrier_as)
             g, *more = reader.parse(stage.function, {"t": argument})
@@ -286,7 +284,7 @@ def _union(ranges: Sequence[Range]) -> Range:
     return reduce(arb.min, lows), reduce(arb.max, highs)
 
 
-def _box(claim: StagedClaim) -> list[Range]:
+def _box(claim: Claim) -> list[Range]:
     return [(arb(lo), arb(hi)) for lo, hi in claim.ends]
 
 
