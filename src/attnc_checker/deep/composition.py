@@ -20,11 +20,8 @@ counts to own.
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import itertools
-from collections.abc import Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
 from flint import arb
@@ -32,7 +29,7 @@ from flint import arb
 from attnc_checker.claims import Claim, StageClaim
 from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import Line, along, held, joined
-from attnc_checker.deep.pieces import ZERO, Piece, pieces_of
+from attnc_checker.deep.pieces import ZERO, Piece, Pieces
 from attnc_checker.expressions import Reader, Step, evaluate, parse
 from attnc_checker.files import BadFile, Refused
 from attnc_checker.network import ONE as CONSTANT
@@ -67,17 +64,10 @@ class Link(NamedTuple):
     place: Any
     argument: Step
     t: Combination
-    pieces: list[Piece]
+    pieces: Pieces
     carrier: Step
     unit: Combination
     own: Any
-
-    def around(self, t: Range) -> tuple[Range, Any, Range]:
-        """Slopes, jump and values for all t of a range; of all pieces if that is nan."""
-        first = bisect.bisect_left(self.pieces, t[0], key=lambda piece: piece.high)
-        last = bisect.bisect_right(self.pieces, t[1], key=lambda piece: piece.low)
-        _, _, slopes, jumps, values, _ = zip(*self.pieces[first:last], strict=True)
-        return _union(slopes), most(jumps), _union(values)
 
 
 def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
@@ -193,10 +183,11 @@ class _Walk:
         size = exact_size + unit.off
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure = along(stage, t.terms, unit_terms, reach, size, claim.name)
-        pieces, own = pieces_of(claim, low, high, t.off, bool(self.claim.axes)), size * claim.bound + unsure
+        pieces, own = Pieces(claim, low, high, t.off, bool(self.claim.axes)), size * claim.bound + unsure
         self.links.append(Link(place, argument, t, pieces, carrier, unit, own))
-        g, change = _size(_union([piece.values for piece in pieces])), most([piece.change for piece in pieces])
-        self.sizes[place], self.errors[place] = exact_size * g, own + size * change + g * unit.off
+        whole = pieces.around()
+        g = _size(whole.values)
+        self.sizes[place], self.errors[place] = exact_size * g, own + size * whole.change + g * unit.off
         self.reduction.reach[place] = self.sizes[place] + self.errors[place]
         if not self.reduction.reach[place].is_finite():
             raise Refused("the range of a stage is not known: a function may be undefined, or unbounded, on the box")
@@ -229,25 +220,26 @@ class _Walk:
         """Above the errors of the outputs on a part of the box, or above the limit; nan if a range is not known."""
         rules = Ranges(part)
         values = dict(zip(self.function[1], evaluate(self.function, rules), strict=True))
-        met = {link.place: link.around(values[link.argument]) for link in self.links}
+        met = {link.place: link.pieces.around(values[link.argument]) for link in self.links}
 
         def felt(link: Link) -> float:
-            (low, high), _, _ = met[link.place]
+            low, high = met[link.place].slopes
             return float((high - low) * _size(values[link.carrier]) * link.t.off)
 
-        whole = self._off(rules, values, met, {}, outputs)
+        whole = self._off(rules, values, met, outputs)
         if whole <= limit:
             return whole
         worst, bent = arb(0), [link.place for link in sorted(self.links, key=felt, reverse=True)[:KINKS]]
-        for chosen in itertools.product(*([(x, x) for x in met[place][0]] for place in bent)):
-            found = self._off(rules, values, met, dict(zip(bent, chosen, strict=True)), outputs)
+        for ends in itertools.product(*(sorted(met[place].slopes, key=abs, reverse=True) for place in bent)):
+            chosen = {place: met[place]._replace(slopes=(x, x)) for place, x in zip(bent, ends, strict=True)}
+            found = self._off(rules, values, met | chosen, outputs)
             if not found <= limit:
                 return found
             worst = worst.max(found)
         return worst
 
-    def _off(self, rules: Ranges, values: Any, met: Any, chosen: dict[Any, Range], outputs: list[Combination]) -> Any:
-        """The same, with the slopes that are chosen of some stages."""
+    def _off(self, rules: Ranges, values: Any, met: dict[Any, Piece], outputs: list[Combination]) -> Any:
+        """The same, with these slopes."""
         own: dict[Any, Any] = {}
         forms: dict[Any, dict[Any, Range]] = {}  # of every stage the σ_s
 
@@ -265,11 +257,10 @@ class _Walk:
             return whole
 
         for link in self.links:
-            slopes, jump, g = met[link.place]
+            _, _, slopes, jump, g, _ = met[link.place]
             low, high = values[link.carrier]
             C = (low - link.unit.off).lower(), (high + link.unit.off).upper()
             own[link.place] = link.own + _size(C) * (jump + _size(slopes) * link.t.slack) + _size(g) * link.unit.slack
-            slopes = chosen.get(link.place, slopes)
             forms[link.place] = combined((rules.times(C, slopes), link.t), (g, link.unit)) | {link.place: ONE}
         found = [(combined((ONE, output)), output.slack) for output in outputs]
         return most([slack + total(_size(x) * own[source] for source, x in form.items()) for form, slack in found])
@@ -277,11 +268,6 @@ class _Walk:
 
 def _size(range_: Range) -> Any:
     return most([-range_[0], range_[1]])
-
-
-def _union(ranges: Sequence[Range]) -> Range:
-    lows, highs = zip(*ranges, strict=True)
-    return reduce(arb.min, lows), reduce(arb.max, highs)
 
 
 def _box(claim: Claim) -> list[Range]:
