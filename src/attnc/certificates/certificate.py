@@ -43,7 +43,6 @@ class Certificate:
     table: tuple[tuple[float, ...], ...] = ()  # where it is small enough: every point, and its values
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
     outputs: tuple[str, ...] = ()  # of a deep program: what its outputs are made of, in the names of the stages
-    parts: int | None = None  # of a deep program: of how many parts of the box ranges are needed
     axes: tuple[int, ...] = ()  # of a deep program: along which its box is halved, one after the other
 
     @property
@@ -106,7 +105,6 @@ class Certificate:
             **({} if self.points is None else {"points": self.points, "table": [list(row) for row in self.table]}),
             "stages": list(self.stages),
             "outputs": list(self.outputs),
-            **({} if self.parts is None else {"parts": self.parts}),
             **({"axes": list(self.axes)} if self.axes else {}),
         }
 
@@ -133,7 +131,6 @@ class Certificate:
                 table=tuple(tuple(map(float, _list(row))) for row in _list(data.get("table", []))),
                 stages=tuple(_list(data["stages"])),
                 outputs=tuple(_text(output) for output in _list(data["outputs"])),
-                parts=_count(data.get("parts")),
                 axes=tuple(map(int, _list(data.get("axes", [])))),
             )
             claim._require_consistent()
