@@ -42,9 +42,10 @@ ON_NUMBERS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Div: operator.truediv,
     ast.Pow: lambda a, n: a ** int(n.p),
 }
-SMOOTH = "sin cos tan exp log sqrt tanh sinh cosh atan asin acos erf sigmoid gelu silu softplus"
-ARITY = {name: (1, 1) for name in (*SMOOTH.split(), "abs", "relu", "sign", "floor")}
-ARITY |= {"min": (2, 999), "max": (2, 999), "clip": (3, 3)}
+SMOOTH = "sin cos tan exp log tanh sinh cosh atan asin acos erf sigmoid gelu silu softplus"
+CALLS: dict[str, tuple[Any, ...]] = {name: ("apply", name) for name in SMOOTH.split()}
+CALLS |= {"sqrt": ("apply", fmpq(1, 2)), "abs": ("magnitude",), "sign": ("step", "sign"), "floor": ("step", "floor")}
+"""Functions of one number, and their rules."""
 
 
 def parse(text: Any, variables: Sequence[str]) -> Function:
@@ -114,9 +115,14 @@ class Reader:
                 return self._arithmetic(ast.Sub, self.add("constant", fmpq(0)), self._read(node.operand))
             case ast.BinOp() if type(node.op) in ON_NUMBERS:
                 return self._arithmetic(type(node.op), self._read(node.left), self._read(node.right))
-            case ast.Call(func=ast.Name(id=name), keywords=[]) if name in ARITY:
-                if ARITY[name][0] <= len(node.args) <= ARITY[name][1]:
-                    return self._call(name, [*map(self._read, node.args)])
+            case ast.Call(func=ast.Name(id=name), args=[one], keywords=[]) if name in CALLS:
+                return self.add(*CALLS[name], self._read(one))
+            case ast.Call(func=ast.Name(id="relu"), args=[one], keywords=[]):
+                return self.add("maximum", self._read(one), self.add("constant", fmpq(0)))
+            case ast.Call(func=ast.Name(id="clip"), args=[_, _, _] as three, keywords=[]):
+                return self.add("clip", *map(self._read, three))
+            case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, _, *_] as many, keywords=[]):
+                return reduce(lambda a, b: self.add(f"{name}imum", a, b), map(self._read, many))
         raise ValueError(f"{ast.unparse(node)[:40]!r} is not allowed here")
 
     def _arithmetic(self, operation: type[ast.operator], a: Step, b: Step) -> Step:
@@ -139,22 +145,6 @@ class Reader:
         if operation is ast.Mult:
             return self.add("times", a, b) if a != b else self.add("apply", fmpq(2), a)
         return self.add("plus", a, b, 1 if operation is ast.Add else -1)
-
-    def _call(self, name: str, operands: list[Step]) -> Step:
-        match name:
-            case "min" | "max":
-                return reduce(lambda a, b: self.add(f"{name}imum", a, b), operands)
-            case "relu":
-                return self.add("maximum", *operands, self.add("constant", fmpq(0)))
-            case "abs":
-                return self.add("magnitude", *operands)
-            case "sqrt":
-                return self.add("apply", fmpq(1, 2), *operands)
-            case "clip":
-                return self.add("clip", *operands)
-            case "sign" | "floor":
-                return self.add("step", name, *operands)
-        return self.add("apply", name, *operands)
 
     def add(self, rule: str, *given: Any) -> Step:
         """A step by the method of `Rules` of this name."""
