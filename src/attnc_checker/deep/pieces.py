@@ -19,7 +19,7 @@ from attnc_checker.vectors import most
 PIECES, NEAR_ENDS = 256, 48
 """Of an interval, to find how much a function changes; the latter are shorter and shorter towards each end."""
 FEW = 4
-"""A range that meets no more of them is a piece of its own."""
+"""A range that meets no more of them may be a piece of its own."""
 ZERO, LINEAR = (arb(0), arb(0)), variable(0, 1)
 
 
@@ -59,10 +59,12 @@ class Pieces:
         last = bisect.bisect_right(self.pieces, t[1], key=lambda piece: piece.low)
         met = self.pieces[first:last]
         low, high = met[0].low.max(t[0]), met[-1].high.min(t[1])
-        if len(met) <= FEW and low < high and all(piece.slopes != ZERO for piece in met):
-            return _piece(self.claim, self.function, low, high, self.e)
         _, _, slopes, jumps, values, changes = zip(*met, strict=True)
-        return Piece(low, high, _union(slopes), most(jumps), _union(values), most(changes))
+        found = Piece(low, high, _union(slopes), most(jumps), _union(values), most(changes))
+        if len(met) > FEW or not low < high or ZERO in slopes:
+            return found
+        nearer = _piece(self.claim, self.function, low, high, self.e)
+        return nearer if nearer.slopes[1] - nearer.slopes[0] <= found.slopes[1] - found.slopes[0] else found
 
 
 def _union(ranges: Iterable[Range]) -> Range:

@@ -1,0 +1,45 @@
+"""What a stage passes on of the error of its argument, against differences of its function."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from flint import arb
+
+from attnc_checker.claims import StageClaim
+from attnc_checker.deep.pieces import Pieces
+
+CASES = [  # (function, in Python, [low, high], held)
+    ("tanh(7*t)", lambda t: math.tanh(7 * t), (-2.0, 1.5), None),
+    ("relu(t - 0.3)*t", lambda t: max(t - 0.3, 0) * t, (-1.0, 1.0), None),
+    ("sqrt(t)", math.sqrt, (0.0, 1.0), (0.0, 1.0)),
+    ("asin(t) - t", lambda t: math.asin(t) - t, (-1.0, 0.5), (-1.0, 0.75)),
+    ("exp(-3*t)*t**3", lambda t: math.exp(-3 * t) * t**3, (-1.0, 2.0), None),
+    ("floor(t + 0.5)", lambda t: math.floor(t + 0.5), (-0.9, 0.9), None),
+]
+
+
+@pytest.mark.parametrize("e", [1e-9, 1e-3, 0.2])
+@pytest.mark.parametrize(("text", "g", "ends", "held"), CASES)
+def test_differences_are_within_what_is_said_of_a_range(text, g, ends, held, e):
+    rng, (low, high) = np.random.default_rng(0), ends
+    stage = StageClaim("layer", "channel", "s", "x", None, None, None, text, ends, held, 0.0, None, ())
+    pieces = Pieces(stage, arb(low), arb(high), arb(e), True)
+    narrowest = math.inf
+    for _ in range(200):
+        width = (high - low) * 2.0 ** -rng.uniform(0, 16)
+        a = float(rng.uniform(low, high - width))
+        found = pieces.around((arb(a), arb(a + width)))
+        narrowest = min(narrowest, float(found.slopes[1] - found.slopes[0]))
+        for t in rng.uniform(a, a + width, 4).tolist():
+            T = min(max(t + e * rng.uniform(-1, 1), (held or (-9, 9))[0]), (held or (-9, 9))[1])
+            passed = sorted(float(slope) * (T - t) for slope in found.slopes)
+            rounding = 1e-14
+            assert passed[0] - float(found.jump) - rounding <= g(T) - g(t) <= passed[1] + float(found.jump) + rounding
+            assert abs(g(T) - g(t)) <= float(found.change) + rounding
+            assert float(found.values[0]) - rounding <= min(g(t), g(T))
+            assert max(g(t), g(T)) <= float(found.values[1]) + rounding
+    if e < 1e-6:  # in the narrowest ranges slopes are known
+        assert narrowest < 1e-2
