@@ -299,3 +299,11 @@ def test_every_head_adds_what_its_values_lean_on():
         stage = Stage([head] * count, [form((), ())], [0, 1])
         _, unsure = along(stage, {0: fmpq(1)}, None, {ONE: arb(1), 0: arb(1), 1: arb(1)}, arb(1), "s0")
         assert unsure >= arb(count) / 8
+
+
+def test_a_range_that_takes_many_halvings(tmp_path):
+    """0.3 + x² − x ≥ 0.05, but the range of that is below 0 on parts of a width of 1/20."""
+    box = dict.fromkeys("xyz", (-1, 1))
+    attnc.compile("log(0.3 + x*x - x + y*y)*z", box, 1e-2, construction="compose").save(tmp_path / "net")
+    verdict = check(tmp_path / "net", processes=1)
+    assert verdict.proved, verdict.reason

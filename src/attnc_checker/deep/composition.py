@@ -41,8 +41,8 @@ from attnc_checker.vectors import most, total
 
 ONE = (arb(1), arb(1))
 ANYWHERE, NOWHERE = (-(arb(2) ** 1025), arb(2) ** 1025), (INFINITE, -INFINITE)
-HALVINGS = 12
-"""At most so often the box is halved, along its variables in turn, to find a range."""
+HALVINGS, MORE_HALVINGS = 12, 12
+"""At most so often the box is halved, along its variables in turn, to find a range; more where one is claimed."""
 KINKS = 3
 """At most so many of the G are taken at both ends of their intervals."""
 MOST_HALVINGS = 20_000
@@ -145,7 +145,8 @@ class _Walk:
         add(_box(self.claim), HALVINGS if axes else 0)
         while True:
             farthest, left, _, part = heapq.heappop(pending)
-            if -farthest <= side * enough or left == 0 or next(self.halved) >= MOST_HALVINGS:
+            is_last = left <= (-MORE_HALVINGS if enough.is_finite() else 0)
+            if -farthest <= side * enough or is_last or next(self.halved) >= MOST_HALVINGS:
                 return -side * farthest
             for half in _halves(part, axes[(HALVINGS - left) % len(axes)]):
                 add(half, left - 1)
