@@ -14,7 +14,7 @@ from attnc.constructions.pieces.groups import Piece
 from attnc.constructions.pieces.kinks import Kink, find_kinks
 from attnc.constructions.unary.keys import Keys
 from attnc.constructions.unary.minimax import fit_values
-from attnc.constructions.unary.program import unary_program
+from attnc.constructions.unary.program import store
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.targets.box import Box
 from attnc.targets.expression import Expression
@@ -215,7 +215,8 @@ def test_a_program_is_what_its_keys_say():
     target = unary("(abs(x), exp(x))")
     x = np.linspace(-1, 1, 501)
     for dtype, close in (("float64", 1e-9), ("float32", 3e-2)):
-        assert unary_program(keys, target, dtype)(x[:, None]) == pytest.approx(keys(x), abs=close)
+        program = store(keys, target.box, dtype).program(target)
+        assert program(x[:, None]) == pytest.approx(keys(x), abs=close)
 
 
 def test_refusals():
