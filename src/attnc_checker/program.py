@@ -12,7 +12,7 @@ from flint import fmpq
 from attnc_checker.files import BadFile, Refused, Tensor, are_sizes
 
 MAX_TOKENS, MAX_LAYERS = 2**21, 64
-FLOATS = {"float64": "F64", "float32": "F32"}
+FLOATS, INTEGERS = {"float64": "F64", "float32": "F32"}, {"int32": "I32", "int64": "I64"}
 MATRICES, SEGMENTS = ("W_Q", "W_K", "W_V", "W_O"), ("query_segments", "key_segments")
 OWN = {"affine": {"weight", "constant"}, "attention": {"residual", "cross", "num_heads", "heads"}, "softmax": set()}
 """Fields of the kinds of layers, besides those that all have."""
@@ -54,13 +54,16 @@ class Program:
             _need(len(structure[stream]) <= MAX_LAYERS, f"{stream} has more than {MAX_LAYERS} layers")
             layers += [self._layer(stream, f"{stream}.{i}", layer) for i, layer in enumerate(structure[stream])]
         self.num_outputs = math.prod(self.shapes["layers"][-1])
-        _need(math.prod(structure["output_shape"]) == self.num_outputs > 0, "the output's shape")
+        shape = structure["output_shape"]
+        _need(are_sizes(shape) and math.prod(shape) == self.num_outputs > 0, "the output's shape")
         _need(not self.unread, f"the tensors {sorted(self.unread)[:3]} belong nowhere")
 
     def _layer(self, stream: str, prefix: str, layer: Any) -> dict[str, Any]:
         kind, where, width = layer["kind"], f"{prefix}.{layer['name']}", len(layer["channels"])
         tokens, width_in = self.shapes[stream][-1]
         _need(set(layer) == {"kind", "name", "channels"} | OWN[kind], f"the fields of {where}")
+        are_texts = all(type(name) is str for name in (layer["name"], *layer["channels"]))
+        _need(are_texts and len(set(layer["channels"])) == width, f"the names in {prefix}")
         read: dict[str, Any] = {"kind": kind, "where": where}
         if kind == "affine":
             weight, shape = self._sparse(layer["weight"], f"{where}.weight")
@@ -94,7 +97,7 @@ class Program:
     def _sparse(self, entry: Any, where: str) -> tuple[dict[tuple[int, ...], Any], list[int]]:
         _need(set(entry) == {"shape", "num_entries", "index_dtype"} and are_sizes(entry["shape"]), where)
         shape, count = entry["shape"], entry["num_entries"]
-        index = self._tensor(f"{where}.index", [count, len(shape)], "I32", "I64")
+        index = self._tensor(f"{where}.index", [count, len(shape)], INTEGERS[entry["index_dtype"]])
         values = self._tensor(f"{where}.values", [count], FLOATS[self.dtype])
         places = list(zip(*(index[i :: len(shape)] for i in range(len(shape))), strict=True))
         in_range = all(0 <= i < size for place in places for i, size in zip(place, shape, strict=True))

@@ -102,6 +102,11 @@ def narrowed(data):
     data["stages"][1]["interval"] = [lo, hi - 1e-5 * (hi - lo)]
 
 
+def with_a_constant(data):
+    first = data["stages"][0]
+    data["stages"].insert(0, {**first, "name": "z", "argument": "100", "argument_as": None})
+
+
 def scaled(number, field, factor):
     return lambda data: data["stages"][number].update({field: factor * data["stages"][number][field]})
 
@@ -114,6 +119,7 @@ def scaled(number, field, factor):
         (lambda data: data["stages"].pop(), "an output is no combination of variables and of stages before it"),
         (lambda data: data["stages"].append(data["stages"][-1]), "two stages or variables are called"),
         (narrowed, "the input of stage s_1 may leave the claimed interval"),
+        (with_a_constant, "the input of stage z may leave the claimed interval"),
         (scaled(1, "bound", 0.9), "is not re-proved to"),
         (scaled(1, "bound", 2.0), "the errors of the stages add up to"),
         (scaled(1, "bound", -1.0), "a bound of stage 's_1' is negative"),

@@ -142,10 +142,10 @@ class _Walk:
             end = evaluate(function, Ranges(part))[0][side > 0]
             heapq.heappush(pending, (-side * end if end.is_finite() else -INFINITE, left, next(numbers), part))
 
-        add(_box(self.claim), HALVINGS if axes else 0)
+        add(_box(self.claim), HALVINGS)
         while True:
             farthest, left, _, part = heapq.heappop(pending)
-            is_last = left <= (-MORE_HALVINGS if enough.is_finite() else 0)
+            is_last = not axes or left <= (-MORE_HALVINGS if enough.is_finite() else 0)
             if -farthest <= side * enough or is_last or next(self.halved) >= MOST_HALVINGS:
                 return -side * farthest
             for half in _halves(part, axes[(HALVINGS - left) % len(axes)]):
