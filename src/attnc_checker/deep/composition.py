@@ -41,8 +41,8 @@ from attnc_checker.vectors import most, total
 
 ONE = (arb(1), arb(1))
 ANYWHERE, NOWHERE = (-(arb(2) ** 1025), arb(2) ** 1025), (INFINITE, -INFINITE)
-HALVINGS, MORE_HALVINGS = 12, 12
-"""At most so often the box is halved, along its variables in turn, to find a range; more where one is claimed."""
+HALVINGS, HALVINGS_OF_A_CLAIM = 12, 24
+"""At most so often the box is halved, along its variables in turn, to find a range, or that it is the claimed one."""
 KINKS = 3
 """At most so many of the G are taken at both ends of their intervals."""
 MOST_HALVINGS = 20_000
@@ -142,13 +142,13 @@ class _Walk:
             end = evaluate(function, Ranges(part))[0][side > 0]
             heapq.heappush(pending, (-side * end if end.is_finite() else -INFINITE, left, next(numbers), part))
 
-        add(_box(self.claim), HALVINGS)
+        halvings = (HALVINGS_OF_A_CLAIM if enough.is_finite() else HALVINGS) if axes else 0
+        add(_box(self.claim), halvings)
         while True:
             farthest, left, _, part = heapq.heappop(pending)
-            is_last = not axes or left <= (-MORE_HALVINGS if enough.is_finite() else 0)
-            if -farthest <= side * enough or is_last or next(self.halved) >= MOST_HALVINGS:
+            if -farthest <= side * enough or left == 0 or next(self.halved) >= MOST_HALVINGS:
                 return -side * farthest
-            for half in _halves(part, axes[(HALVINGS - left) % len(axes)]):
+            for half in _halves(part, axes[(halvings - left) % len(axes)]):
                 add(half, left - 1)
 
     def combination(self, text: str, terms: Terms | None = None) -> Combination:
