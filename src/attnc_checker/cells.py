@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from attnc_checker.files import BadFile, Refused, typed
@@ -16,13 +17,11 @@ Cell = tuple[int, tuple[int, ...]]
 
 class Leaf(NamedTuple):
     kind: str
-    order: int  # of a tail: its side, −1 or 1; of a row of a table: its number
+    order: int  # of a tail: its side, −1 or 1
     cell: Cell | None
-    bound: float | None = None  # of an L_p norm: about what is to be found at every point of the cell
-    row: tuple[float, ...] = ()  # of a table: a point of the cell, and the values there
 
 
-def read_leaves(entries: Any, d: int, sides: set[int], where: str = "leaves") -> tuple[Leaf, ...]:
+def read_leaves(entries: Any, d: int, sides: Iterable[int] = (), where: str = "leaves") -> tuple[Leaf, ...]:
     """Of a box in d variables, or of one variable that goes on without end on these sides of it."""
     leaves = tuple(_leaf(entry, d) for entry in typed(entries, list, where))
     tails = sorted(leaf.order for leaf in leaves if leaf.cell is None)

@@ -15,16 +15,16 @@ from typing import Any
 
 from flint import ctx
 
-from attnc_checker.claims import Claim, read_claim
+from attnc_checker.claims import BY_LEAVES, STAGED, Claim, read_claim
+from attnc_checker.deep.proof import ChainNormProof, ChainProof, StagedProof
 from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, Tensor, parse_safetensors, read_bytes, read_json
+from attnc_checker.norms import NormProof
 from attnc_checker.program import FLOATS
 from attnc_checker.proving import Job, Proof
+from attnc_checker.tables import TableProof
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION, MAX_SERIES = 128, 64
-AT_ONCE, AT_ONCE_IN_STAGES = 16, 500
-"""Another process is worth while for so many leaves. Each goes through the stages for itself."""
-
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
 BLOCKS = "except sums over up to 4096 keys: of 8 terms each, then of 8 of these sums, and so on"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
@@ -69,13 +69,14 @@ def check(
 
     `name`: another than certificate.json is for the weights rounded to a second dtype.
     """
-    started, claim, found = time.monotonic(), None, None
+    started, claim, proof, found = time.monotonic(), None, None, None
     code, reason = 0, "every leaf is re-proved"
     try:
         with precision():
             stored = read(Path(path), name)
             claim = stored[0]
-            found = _prove(stored, processes or os.cpu_count() or 1, progress)
+            proof = proof_of(*stored)
+            found = _prove(proof, stored, processes or os.cpu_count() or 1, progress)
     except (BadFile, Refused) as error:
         code, reason = error.exit_code, str(error)
     except Exception as error:  # whatever else happens, nothing was proved
@@ -83,14 +84,16 @@ def check(
     where, seconds = os.path.join(path, name) if name != MAIN else os.fspath(path), time.monotonic() - started
     if claim is None:
         return Verdict(where, False, reason, code, None, None, None, None, 0, (), seconds)
-    said = (claim.bound, found, claim.dtype, claim.scope, claim.num_leaves, _assumed(claim))
-    return Verdict(where, code == 0, reason, code, *said, seconds)
+    scope, leaves = (proof.scope, len(proof.jobs)) if proof else (None, 0)
+    return Verdict(
+        where, code == 0, reason, code, claim.bound, found, claim.dtype, scope, leaves, _assumed(claim), seconds
+    )
 
 
 def _assumed(claim: Claim) -> tuple[str, ...]:
     blocks = [BLOCKS] if claim.dtype == "float32" else []
     engine = [ENGINE.format(dtype=claim.dtype), EXPONENTIAL, *blocks, TRUNCATION.format(truncation=claim.truncation)]
-    tails = [TAILS] if any(leaf.cell is None for leaf in claim.leaves) else []
+    tails = [TAILS] if claim.sides else []
     return (*(engine if claim.dtype != "real" else []), *tails)
 
 
@@ -118,27 +121,31 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     return claim, {**structure, "dtype": claim.dtype}, rounded
 
 
-def _prove(stored: Stored, processes: int, progress: Progress | None) -> float:
-    proof, claim = Proof(*stored), stored[0]
-    at_once = AT_ONCE_IN_STAGES if claim.is_staged else AT_ONCE
-    processes = min(processes, 1 + claim.num_leaves // at_once)
+def proof_of(claim: Claim, structure: Any, tensors: dict[str, Tensor]) -> Proof:
+    """By its kind."""
+    is_norm, is_chain = claim.norm != "inf", any(leaf.kind == "enclosure" for leaf in claim.leaves)
+    by_leaves = {(0, 0): Proof, (1, 0): NormProof, (0, 1): ChainProof, (1, 1): ChainNormProof}[is_norm, is_chain]
+    kind = {BY_LEAVES: by_leaves, STAGED: StagedProof}.get(claim.method, TableProof)
+    return kind(claim, structure, tensors)
 
-    found: list[float] = []
-    for error in _results(proof, stored, processes):
+
+def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | None) -> float:
+    jobs, found = proof.jobs, list[float]()
+    for error in _results(proof, jobs, stored, min(processes, 1 + len(jobs) // proof.at_once)):
         found.append(error)
         if progress:
-            progress(len(found), claim.num_leaves)
-    if len(found) != claim.num_leaves:
-        raise Refused(f"only {len(found)} of {claim.num_leaves} leaves were looked at")
+            progress(len(found), len(jobs))
+    if len(found) != len(jobs):
+        raise Refused(f"only {len(found)} of {len(jobs)} leaves were looked at")
     return proof.conclude(found)
 
 
-def _results(proof: Proof, stored: Stored, processes: int) -> Iterator[float]:
+def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int) -> Iterator[float]:
     if processes == 1:
-        yield from map(proof.prove, proof.jobs)
+        yield from map(proof.prove, jobs)
     else:
         with ProcessPoolExecutor(processes, initializer=_start, initargs=stored) as pool:
-            yield from pool.map(_work, proof.jobs, chunksize=AT_ONCE)
+            yield from pool.map(_work, jobs, chunksize=Proof.at_once)
 
 
 _own: list[Proof] = []
@@ -146,7 +153,7 @@ _own: list[Proof] = []
 
 def _start(*stored: Any) -> None:
     ctx.prec, ctx.cap = PRECISION, MAX_SERIES
-    _own[:] = [Proof(*stored)]
+    _own[:] = [proof_of(*stored)]
 
 
 def _work(job: Job) -> float:

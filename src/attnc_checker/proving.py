@@ -1,21 +1,18 @@
-"""What there is to prove, and its proof leaf by leaf: of the whole network, or of every stage of a deep one."""
+"""The proof leaf by leaf. Other kinds of proof, in norms.py, tables.py and deep/, are made of the same parts."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from flint import arb, fmpq
+from flint import arb
 
 from attnc_checker.averages import Average, Box
 from attnc_checker.cells import Cell, Leaf
-from attnc_checker.claims import Claim, StageClaim
-from attnc_checker.deep.chains import Chain, Links
-from attnc_checker.deep.composition import lines
-from attnc_checker.expressions import Function, constants, parse
+from attnc_checker.claims import Claim
+from attnc_checker.expressions import Function, parse
 from attnc_checker.files import Refused, Tensor
 from attnc_checker.leaves import Prover
 from attnc_checker.network import Reduction, Stage
@@ -27,12 +24,10 @@ from attnc_checker.vectors import most
 
 PIECES = (16, 16, 64)
 """A leaf that does not pass whole may be cut into so many, in one, two, three variables: what holds on all, holds."""
-LOOSE = 1.01
-"""Of an L_p norm a leaf may be found so much worse than it is stated to be: what is found is added up."""
 FINE = 8
 """In d variables, keys are left out in cells up to the level FINE/d."""
 
-Job = tuple[int, Leaf]
+Job = tuple[int, Any]
 """The number of a subject, and a leaf of it."""
 
 
@@ -40,7 +35,8 @@ Job = tuple[int, Leaf]
 class Subject:
     """The whole network or one of its stages, which is claimed to be within a bound of a function on a box."""
 
-    claim: Claim | StageClaim
+    claim: Any  # a Claim, or that of a stage
+    leaves: Sequence[Any]
     prover: Prover
     narrowed: dict[Cell, Prover] = field(default_factory=dict)
 
@@ -64,97 +60,86 @@ class Subject:
             self.narrowed[cell] = (self.near(above) if level else self.prover).within(self.box(cell))
         return self.narrowed[cell]
 
-    def prove(self, leaf: Leaf) -> Any:
-        """A bound on |f − network| on the leaf, at most the claimed one; Refused if that is not found."""
+    def prove(self, leaf: Leaf, bound: float, loose: float = 1) -> Any:
+        """About `bound` on |f − network| on the leaf; Refused if nothing up to loose·bound is found."""
         if leaf.cell is None:
             stage, function, start = self.prover.stage, self.prover.function, exact(self.claim.ends[0][leaf.order > 0])
-            where = f"beyond the core on side {leaf.order}"
-            return self._hold(leaf, where, lambda room: tail_error(stage, function, start, leaf.order))
-        if not leaf.row:
-            return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.claim.ends), len(PIECES)) - 1])
-        point, values = leaf.row[: len(self.claim.ends)], leaf.row[len(self.claim.ends) :]
-        box = Box([arb(x) for x in point], [arb(0) for _ in point])  # where the function is what the table says
-        prover = replace(self.near(leaf.cell), function=constants(values))
-        where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.claim.variables, point, strict=True))
-        return self._hold(leaf, f"{leaf.order}, {where},", lambda room: prover.error("taylor", 1, box, room))
+            name = f"the tail leaf beyond the core on side {leaf.order}"
+            return self.hold(name, bound, loose, lambda room: tail_error(stage, function, start, leaf.order))
+        return self._prove_cell(leaf, leaf.cell, PIECES[min(len(self.claim.ends), len(PIECES)) - 1], bound, loose)
 
-    def _prove_cell(self, leaf: Leaf, cell: Cell, pieces: int) -> Any:
+    def _prove_cell(self, leaf: Leaf, cell: Cell, pieces: int, bound: float, loose: float) -> Any:
         (level, index), box, prover = cell, self.box(cell), self.near(cell)
         places = zip(self.claim.variables, self.sides(cell), strict=True)
         where = ", ".join(f"{name} ∈ [{float(lo):.6g}, {float(hi):.6g}]" for name, (lo, hi) in places)
         try:
-            return self._hold(leaf, where, lambda room: prover.error(leaf.kind, leaf.order, box, room))
+            name = f"the {leaf.kind} leaf {where}"
+            return self.hold(name, bound, loose, lambda room: prover.error(leaf.kind, leaf.order, box, room))
         except Refused:
             if pieces < 2 ** len(index):
                 raise
         parts = itertools.product(*((2 * i, 2 * i + 1) for i in index))
-        return most(self._prove_cell(leaf, (level + 1, part), pieces >> len(index)) for part in parts)
+        return most(self._prove_cell(leaf, (level + 1, part), pieces >> len(index), bound, loose) for part in parts)
 
-    def _hold(self, leaf: Leaf, where: str, prove: Callable[[Any], Any]) -> Any:
-        wanted = self.claim.bound if leaf.bound is None else leaf.bound
-        bound = wanted if leaf.bound is None else LOOSE * wanted
+    def hold(self, name: str, bound: float, loose: float, prove: Callable[[Any], Any]) -> Any:
+        """What is found, if that is at most loose·bound."""
         try:
-            found = prove(wanted - arb(self.claim.truncation)) + self.claim.truncation
-            if found <= bound:  # False for nan
+            found = prove(bound - arb(self.claim.truncation)) + self.claim.truncation
+            if found <= loose * bound:  # False for nan
                 return found
             reason = f"the bound found here is {float(found):.6g}"
         except (ArithmeticError, ValueError) as error:
             reason = str(error)
-        raise Refused(f"{self.claim.title}the {leaf.kind} leaf {where} is not re-proved to {bound:.6g}: {reason}")
-
-    def power_of_norm(self, leaf: Leaf, p: float) -> Any:
-        """Above ∫|f − network|^p over the leaf."""
-        sides = (hi - lo for lo, hi in self.sides(leaf.cell or (0, ())))
-        found = self.prove(leaf).upper()
-        return arb(math.prod(sides, start=fmpq(1))) * found ** arb(p) if found > 0 else arb(0)
+        raise Refused(f"{self.claim.title}{name} is not re-proved to {loose * bound:.6g}: {reason}")
 
 
 class Proof:
     """All that there is to prove of a claim. Every process makes its own, reducing the network once."""
 
+    scope = "at every point of the box"
+    at_once = 16
+    """Another process is worth while for so many leaves."""
+
     def __init__(self, claim: Claim, structure: Any, tensors: dict[str, Tensor]) -> None:
-        self.claim, self.composed = claim, arb(0)
+        self.claim, self.arithmetic = claim, Arithmetic(claim.dtype)
+        self.leaves: Sequence[Any] = self.read_leaves()
         reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
-        arithmetic, program = Arithmetic(claim.dtype), Program(structure, tensors, len(reach))
-        reduction = Links(program, reach) if claim.is_chain else Reduction(program, reach, claim.is_staged)
+        program = Program(structure, tensors, len(reach))
         if claim.dtype not in (program.dtype, "real"):
             raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {program.dtype}")
-        row = claim.leaves[0].row if claim.leaves else ()
-        function = constants(row[len(reach) :]) if row else parse(claim.expression, claim.variables)
+        function = self.function()
         if len(function[1]) != program.num_outputs:
             raise Refused(f"the network has {program.num_outputs} output(s), the expression {len(function[1])}")
-
-        def prover(stage: Stage, function: Function) -> Prover:
-            return Prover(stage, [Average(head, stage.inputs) for head in stage.heads], function, arithmetic)
-
-        if claim.is_staged:
-            found, self.composed = lines(claim, reduction, arithmetic)
-            self.subjects = [Subject(line.claim, prover(line.stage, line.function)) for line in found]
-        elif isinstance(reduction, Links):
-            self.subjects = [Subject(claim, Chain.of(reduction, function, arithmetic, claim))]
-        else:
-            self.subjects = [Subject(claim, prover(reduction.stage(), function))]
+        reduction = self.reduction(program, reach)
+        self.subjects = self.divide(reduction, function)
         require_finite(program, reduction.reach)
+
+    def read_leaves(self) -> Sequence[Any]:
+        return self.claim.leaves
+
+    def function(self) -> Function:
+        return parse(self.claim.expression, self.claim.variables)
+
+    def reduction(self, program: Program, reach: list[Any]) -> Reduction:
+        return Reduction(program, reach)
+
+    def divide(self, reduction: Any, function: Function) -> list[Subject]:
+        """What is to be proved."""
+        return [Subject(self.claim, self.leaves, self.prover(reduction.stage(), function))]
+
+    def prover(self, stage: Stage, function: Function) -> Prover:
+        return Prover(stage, [Average(head, stage.inputs) for head in stage.heads], function, self.arithmetic)
 
     @property
     def jobs(self) -> list[Job]:
-        return [(number, leaf) for number, subject in enumerate(self.subjects) for leaf in subject.claim.leaves]
+        return [(number, leaf) for number, subject in enumerate(self.subjects) for leaf in subject.leaves]
 
     def prove(self, job: Job) -> float:
-        """The bound that is found on the leaf; of an L_p norm, above the leaf's part of the norm's power."""
-        (number, leaf), p = job, self.claim.p
-        if p is None:
-            return float(self.subjects[number].prove(leaf))
-        return math.nextafter(float(self.subjects[number].power_of_norm(leaf, p).upper()), math.inf)
+        """The bound that is found on the leaf."""
+        number, leaf = job
+        subject = self.subjects[number]
+        return float(subject.prove(leaf, subject.claim.bound))
 
     def conclude(self, found: Iterable[float]) -> float:
-        """What follows from all jobs: ‖f − network‖_p ≤ (Σ vol(C)·b_C^p)^{1/p}; of a deep program it is known."""
-        if self.claim.is_staged:
-            return float(self.composed)
-        if self.claim.p is None:
-            return max(found)
-        whole = sum(map(arb, found), arb(0))
-        norm = whole ** (1 / arb(self.claim.p))
-        if not norm <= self.claim.bound:
-            raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {self.claim.bound:.9g}")
-        return float(norm)
+        """What follows from all jobs."""
+        return max(found)

@@ -12,9 +12,8 @@ from flint import arb
 
 import attnc
 from attnc_checker import check
-from attnc_checker.checking import read
+from attnc_checker.checking import proof_of, read
 from attnc_checker.deep.chains import Chain
-from attnc_checker.proving import Proof
 from checker.networks import change_weight, edit
 
 CASES = {  # flat between steps, so that few leaves do
@@ -72,7 +71,7 @@ def _can_win_at(winners, row, x):
 def test_what_is_said_of_a_box_holds_at_its_points(saved):
     """On wide boxes, narrow ones, and between the flat parts."""
     net, path = saved
-    (subject,) = Proof(*read(path)).subjects
+    (subject,) = proof_of(*read(path)).subjects
     assert isinstance(subject.prover, Chain)
     rng, d, widths = np.random.default_rng(0), net.box.d, []
     for trial in range(60):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flint import arb
 
-from attnc_checker.claims import StageClaim
+from attnc_checker.deep.claims import StageClaim
 from attnc_checker.deep.pieces import Pieces
 
 CASES = [  # (function, in Python, [low, high], held)

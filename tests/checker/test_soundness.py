@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from attnc.targets.expression import Expression
 from attnc_checker import check
 from attnc_checker.averages import Box
-from attnc_checker.checking import read
+from attnc_checker.checking import proof_of, read
 from attnc_checker.expressions import parse
 from attnc_checker.jets import models
-from attnc_checker.proving import Proof
 from checker.networks import NAMES, grid, lattice_program, save, spectral, uniform
 from strategies.expressions import expressions
 
@@ -60,7 +59,7 @@ def test_every_leaf_is_above_what_is_seen_on_it(data, seed, hardness, d):
     errors = np.abs(program(points)[:, 0] - f(points)[:, 0])
     with tempfile.TemporaryDirectory() as folder:
         path = save(Path(folder) / "net", program, text, [(-4, 4)] * d, uniform("selection", 0, d), 1.0)
-        prover = Proof(*read(path)).subjects[0].prover
+        prover = proof_of(*read(path)).subjects[0].prover
     box = Box([arb(c) for c in centre], [arb(r) for r in half])
     for kind, order in (("taylor", 5), ("taylor", 1), ("selection", 1)):
         try:

@@ -17,10 +17,11 @@ are made here, one beside the other, so that they are the whole wherever they ar
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -29,7 +30,7 @@ from flint import arb
 from attnc_checker.averages import Average, Box
 from attnc_checker.claims import Claim
 from attnc_checker.expressions import Function, evaluate
-from attnc_checker.files import Refused
+from attnc_checker.files import BadFile, Refused, field
 from attnc_checker.jets import add, over
 from attnc_checker.leaves import Prover, affine_rounding, linear, selected
 from attnc_checker.network import ONE, Form, Reduction, Stage, Terms, dense, span
@@ -75,8 +76,11 @@ class Chain(Prover):
 
     @classmethod
     def of(cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim) -> Chain:
-        stage = reduction.stage()
-        ways = [_Way(i, [*map(arb, sorted(cuts))], reduction.reach, arithmetic) for i, cuts in enumerate(claim.cuts)]
+        stage, d = reduction.stage(), len(claim.ends)
+        stated = field(claim.data, "cuts", tuple[tuple[float, ...], ...] | None) or ((),) * d
+        if len(stated) != d:
+            raise BadFile(f"certificate.json: cuts has {len(stated)} lists, not one for every variable")
+        ways = [_Way(i, [*map(arb, sorted(cuts))], reduction.reach, arithmetic) for i, cuts in enumerate(stated)]
         owners: dict[Any, int] = {i: i for i in range(len(ways))}
         for link in (_Enclosure(*link) for link in reduction.links):
             read = {owners[key] for key in link.reads}
@@ -122,7 +126,7 @@ class _Way:
     cuts: list[Any]
     reach: Terms
     arithmetic: Arithmetic
-    links: list[_Enclosure] = field(default_factory=list)
+    links: list[_Enclosure] = dataclasses.field(default_factory=list)
 
     @property
     def places(self) -> list[Any]:

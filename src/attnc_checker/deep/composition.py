@@ -26,7 +26,8 @@ from typing import Any, NamedTuple
 
 from flint import arb
 
-from attnc_checker.claims import Claim, StageClaim
+from attnc_checker.claims import Claim
+from attnc_checker.deep.claims import StageClaim, Stages
 from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import Line, along, held, joined
 from attnc_checker.deep.pieces import ZERO, Piece, Pieces
@@ -70,10 +71,10 @@ class Link(NamedTuple):
     own: Any
 
 
-def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
+def lines(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
     """What is left to prove of every stage, and above sup |f − network| if all of it is true."""
-    walk, found = _Walk(claim, reduction, arithmetic), dict[str, Line]()
-    for stage in claim.stages:
+    walk, found = _Walk(claim, stages, reduction, arithmetic), dict[str, Line]()
+    for stage in stages.stages:
         line = walk.line(stage)
         found[stage.like or stage.name] = line if stage.like is None else joined(found[stage.like], line)
     return list(found.values()), walk.outputs()
@@ -82,8 +83,9 @@ def lines(claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> tuple[l
 class _Walk:
     """From stage to stage: `sizes` of the exact numbers that are known so far, and their `errors` as computed."""
 
-    def __init__(self, claim: Claim, reduction: Reduction, arithmetic: Arithmetic) -> None:
+    def __init__(self, claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> None:
         self.claim, self.reduction, self.arithmetic = claim, reduction, arithmetic
+        self.stages, self.texts, self.axes = stages
         self._compose()
         sizes = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}
         errors = {i: arithmetic.cast_error(size) for i, size in sizes.items()}
@@ -110,7 +112,7 @@ class _Walk:
             same.append((step, as_known))
             return as_known
 
-        for stage in self.claim.stages:
+        for stage in self.stages:
             argument = part(f"the input of stage {stage.name}", stage.argument, stage.argument_as)
             carrier = part(f"the carrier of stage {stage.name}", stage.unit, stage.carrier_as)
             g, *more = reader.parse(stage.function, {"t": argument})
@@ -118,7 +120,7 @@ class _Walk:
                 raise Refused(f"the function of stage {stage.name!r:.40} has several outputs")
             names[stage.name] = reader.add("times", carrier, g)
             self.steps.append((argument, carrier))
-        outputs = [part("an output", text) for text in self.claim.outputs]
+        outputs = [part("an output", text) for text in self.texts]
         if not are_equal(reader, same):
             raise Refused("what is claimed to be known of an input or a carrier does not follow from the stages before")
         if len(wanted) != len(outputs) or not are_equal(reader, zip(outputs, wanted, strict=True)):
@@ -153,7 +155,7 @@ class _Walk:
 
     def combination(self, text: str, terms: Terms | None = None) -> Combination:
         """Of the variables and of the stages so far: with the terms of the network, or the nearest floats."""
-        names = [*self.claim.variables, *(stage.name for stage in self.claim.stages[: len(self.links)])]
+        names = [*self.claim.variables, *(stage.name for stage in self.stages[: len(self.links)])]
         forms = Forms(expands=True)
         (form,) = evaluate(parse(text, names), forms)
         coefficients = forms.linear(form, len(names))
@@ -184,7 +186,7 @@ class _Walk:
         size = exact_size + unit.off
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure = along(stage, t.terms, unit_terms, reach, size, claim.name)
-        pieces, own = Pieces(claim, low, high, t.off, bool(self.claim.axes)), size * claim.bound + unsure
+        pieces, own = Pieces(claim, low, high, t.off, bool(self.axes)), size * claim.bound + unsure
         self.links.append(Link(place, argument, t, pieces, carrier, unit, own))
         whole = pieces.around()
         g = _size(whole.values)
@@ -199,7 +201,7 @@ class _Walk:
         stage, wanted = self.reduction.stage(), list[Combination]()
         if stage.heads:
             raise Refused("an output reads a softmax that no stage has proved")
-        for form, text in zip(stage.affine, self.claim.outputs, strict=True):
+        for form, text in zip(stage.affine, self.texts, strict=True):
             found = self.combination(text, form.terms)
             rounding = self.arithmetic.gamma(form.n) * span(form.sizes, self.reduction.reach)
             wanted.append(found._replace(slack=found.slack + rounding))
@@ -215,7 +217,7 @@ class _Walk:
                 )
             return most(worst(half, axes[1:]) for half in _halves(part, axes[0]))
 
-        return worst(_box(self.claim), self.claim.axes)
+        return worst(_box(self.claim), self.axes)
 
     def _error(self, part: list[Range], outputs: list[Combination], limit: Any) -> Any:
         """Above the errors of the outputs on a part of the box, or above the limit; nan if a range is not known."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from flint import arb
 
-from attnc_checker.claims import StageClaim
+from attnc_checker.deep.claims import StageClaim
 from attnc_checker.expressions import Function, Reader
 from attnc_checker.files import Refused
 from attnc_checker.network import ONE, Form, Head, Stage, Terms, span

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from flint import arb
 
-from attnc_checker.claims import StageClaim
+from attnc_checker.deep.claims import StageClaim
 from attnc_checker.expressions import Function, evaluate, parse
 from attnc_checker.jets import Model, Models, Poly, variable
 from attnc_checker.ranges import UNKNOWN, Range, Ranges, coefficients, hull

@@ -1,0 +1,95 @@
+"""What a staged proof claims: of every channel that attention writes, and of how the outputs are made of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_type_hints
+
+from attnc_checker.cells import MAX_LEVEL, Leaf, read_leaves
+from attnc_checker.claims import Claim, Ends
+from attnc_checker.files import BadFile, Refused, field, typed
+
+MAX_STAGES = 1000
+ALIKE = ("function", "interval", "held", "bound")
+"""What a stage has of one that it is like."""
+
+
+@dataclass(frozen=True)
+class StageClaim:
+    """What attention writes into the channel is carrier·function(t) at t = argument, in the names of earlier stages.
+
+    For t in `interval` its heads are within `bound` of the function, held at the ends of `held` if there are any. A
+    stage that is `like` an earlier one has its heads, as functions of t, and needs no leaves. Fields are those of the
+    certificate.
+    """
+
+    stage: str  # the layer
+    channel: str
+    name: str
+    argument: str
+    argument_as: str | None  # an expression in the variables that is known to be the same
+    carrier: str | None
+    carrier_as: str | None
+    function: str
+    interval: Ends
+    held: Ends | None
+    bound: float
+    like: str | None
+    leaves: tuple[Leaf, ...]
+
+    variables, truncation = ("t",), 0.0
+
+    @property
+    def title(self) -> str:
+        return f"stage {self.name}, {self.channel!r:.60}: "
+
+    @property
+    def ends(self) -> tuple[Ends]:
+        return (self.interval,)
+
+    @property
+    def unit(self) -> str:
+        return "1" if self.carrier is None else self.carrier
+
+
+class Stages(NamedTuple):
+    stages: tuple[StageClaim, ...]
+    outputs: tuple[str, ...]  # as combinations of stages
+    axes: tuple[int, ...]  # along which the box is halved, one after the other: any would do
+
+
+def read_stages(claim: Claim) -> Stages:
+    data = claim.data
+    entries, axes = field(data, "stages", list), field(data, "axes", tuple[int, ...] | None) or ()
+    if len(entries) > MAX_STAGES:
+        raise BadFile(f"certificate.json has more than {MAX_STAGES} stages")
+    if len(axes) > MAX_LEVEL or not all(0 <= i < len(claim.ends) for i in axes):
+        raise BadFile(f"certificate.json: axes is {axes!r:.40}, not at most {MAX_LEVEL} numbers of variables")
+    stages: dict[str, StageClaim] = {}
+    for i, entry in enumerate(entries):
+        stage = _stage(typed(entry, dict, f"stages[{i}]"), f"stages[{i}].", stages)
+        if stage.name in (*claim.variables, *stages):
+            raise Refused(f"two stages or variables are called {stage.name!r:.40}")
+        stages[stage.name] = stage
+    return Stages(tuple(stages.values()), field(data, "outputs", tuple[str, ...]), axes)
+
+
+def _stage(entry: dict[str, Any], where: str, known: dict[str, StageClaim]) -> StageClaim:
+    """`known`: the stages before it."""
+    said: dict[str, Any]
+    if (like := field(entry, "like", str | None, where)) is None:
+        said = {"leaves": read_leaves(field(entry, "leaves", list, where), 1)}
+    elif like in known and known[like].like is None:
+        said = {"leaves": (), **{name: getattr(known[like], name) for name in ALIKE}}
+    else:
+        raise Refused(f"a stage is said to be like {like!r:.40}, which is none that was proved before it")
+    kinds = {name: kind for name, kind in get_type_hints(StageClaim).items() if name not in said}
+    claim = StageClaim(**said, **{name: field(entry, name, kind, where) for name, kind in kinds.items()})
+    for low, high in (claim.interval, claim.held or claim.interval):
+        if not low < high:
+            raise Refused(f"the interval [{low}, {high}] of {where[:-1]} is empty or reversed")
+    if claim.bound < 0:
+        raise Refused(f"a bound of stage {claim.name!r:.40} is negative")
+    if any(leaf.kind == "enclosure" for leaf in claim.leaves):
+        raise Refused(f"stage {claim.name!r:.40} has enclosure leaves, which are for whole networks")
+    return claim

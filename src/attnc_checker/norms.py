@@ -1,0 +1,50 @@
+"""L_p norms: ‖f − network‖_p ≤ (Σ vol(C)·b_C^p)^{1/p} with a bound b_C at every point of the cell C."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from flint import arb, fmpq
+
+from attnc_checker.claims import Claim
+from attnc_checker.files import Refused, Tensor, field
+from attnc_checker.proving import Job, Proof
+
+NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
+LOOSE = 1.01
+"""A leaf may be found so much worse than it is stated to be: what is found is added up."""
+
+
+class NormProof(Proof):
+    """Leaves have bounds of their own: about what is to be found."""
+
+    def __init__(self, claim: Claim, structure: Any, tensors: dict[str, Tensor]) -> None:
+        if not isinstance(claim.norm, str) or not NORM.fullmatch(claim.norm) or not float(claim.norm) >= 1:
+            raise Refused(f"the norm is {claim.norm!r:.40}: neither 'inf' nor a number from 1 on")
+        bounds = field(claim.data, "leaf_bounds", tuple[float, ...] | None)
+        if bounds is None or len(bounds) != len(claim.leaves):
+            raise Refused(f"with the norm {claim.norm} every leaf needs a bound of its own")
+        self.p, self.bounds = float(claim.norm), bounds
+        self.scope = f"in the norm L_{self.p:g} over the box"
+        super().__init__(claim, structure, tensors)
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [*enumerate(self.leaves)]
+
+    def prove(self, job: Job) -> float:
+        """Above ∫|f − network|^p over the leaf."""
+        (number, leaf), (subject,) = job, self.subjects
+        volume = math.prod((hi - lo for lo, hi in subject.sides(leaf.cell)), start=fmpq(1))
+        found = subject.prove(leaf, self.bounds[number], LOOSE).upper()
+        power = arb(volume) * found ** arb(self.p) if found > 0 else arb(0)
+        return math.nextafter(float(power.upper()), math.inf)
+
+    def conclude(self, found: Iterable[float]) -> float:
+        norm = sum(map(arb, found), arb(0)) ** (1 / arb(self.p))
+        if not norm <= self.claim.bound:
+            raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {self.claim.bound:.9g}")
+        return float(norm)
