@@ -30,8 +30,8 @@ from typing import Any
 
 from flint import arb, arb_mat
 
+from attnc_checker.forms import Head, Terms, dense
 from attnc_checker.jets import Poly, above, add, norm, variable
-from attnc_checker.network import Head, Terms, dense
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 

@@ -18,8 +18,9 @@ from flint import arb
 
 from attnc_checker.averages import FAR, Average, Box
 from attnc_checker.expressions import Function
+from attnc_checker.forms import dense
 from attnc_checker.jets import Poly, add, largest, models, norm, variable
-from attnc_checker.network import Stage, dense
+from attnc_checker.network import Stage
 from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing
 

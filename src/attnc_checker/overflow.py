@@ -12,7 +12,7 @@ from typing import Any
 from flint import arb
 
 from attnc_checker.files import Refused
-from attnc_checker.network import Terms
+from attnc_checker.forms import Terms
 from attnc_checker.program import Program
 from attnc_checker.vectors import most, total
 

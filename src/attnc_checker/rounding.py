@@ -11,7 +11,7 @@ from typing import Any
 from flint import arb
 
 from attnc_checker.files import Refused
-from attnc_checker.network import Head
+from attnc_checker.forms import Head
 from attnc_checker.vectors import Vector, most, total
 
 EXP_ULPS = 4

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from flint import arb, arb_poly, fmpq
 
 from attnc_checker.expressions import Function, Rules, evaluate, parse
-from attnc_checker.network import Form, Head, Stage, dense
+from attnc_checker.forms import Form, Head, dense
+from attnc_checker.network import Stage
 from attnc_checker.ranges import coefficients
 from attnc_checker.vectors import most, total
 

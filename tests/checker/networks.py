@@ -20,8 +20,9 @@ from attnc.ir.layers import Attention, Head, Mask
 from attnc.ir.program import Program
 from attnc_checker import check
 from attnc_checker.files import Tensor
-from attnc_checker.network import ONE, Form, Reduction, Stage, stacked
-from attnc_checker.network import Head as ReducedHead
+from attnc_checker.forms import ONE, Form, stacked
+from attnc_checker.forms import Head as ReducedHead
+from attnc_checker.network import Reduction, Stage
 from attnc_checker.overflow import require_finite
 from attnc_checker.program import Program as StoredProgram
 from attnc_checker.vectors import Vector

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc_checker.averages import Average, Box
+from attnc_checker.forms import Head, dense
 from attnc_checker.jets import largest, over
 from attnc_checker.leaves import _largest_mean, _where_winning
-from attnc_checker.network import Head, dense
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Vector, at, balls
 from checker.networks import form, reduced_head

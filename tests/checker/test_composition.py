@@ -11,10 +11,11 @@ from flint import arb, fmpq
 
 import attnc
 from attnc_checker import check
-from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import along
+from attnc_checker.deep.normal_forms import Forms, are_equal
 from attnc_checker.expressions import Reader, evaluate, parse
-from attnc_checker.network import ONE, Stage
+from attnc_checker.forms import ONE
+from attnc_checker.network import Stage
 from checker.networks import change_weight, edit, form, reduced_head, refusal
 
 BOX = (-1.0, 1.5)

@@ -29,11 +29,13 @@ from flint import arb
 
 from attnc_checker.averages import Average, Box
 from attnc_checker.claims import Claim
+from attnc_checker.deep.channels import Channels
 from attnc_checker.expressions import Function, evaluate
 from attnc_checker.files import BadFile, Refused, field
+from attnc_checker.forms import ONE, Form, Terms, dense, span
 from attnc_checker.jets import add, over
 from attnc_checker.leaves import Prover, affine_rounding, linear, selected
-from attnc_checker.network import ONE, Form, Reduction, Stage, Terms, dense, span
+from attnc_checker.network import Stage
 from attnc_checker.program import Program
 from attnc_checker.ranges import Ranges
 from attnc_checker.rounding import Arithmetic
@@ -53,19 +55,19 @@ Winners = tuple[dict[int, tuple[Any, Any]], Any]
 """Of an interval: {row m: the ends of X_m}, and ℓ."""
 
 
-class Links(Reduction):
+class Links(Channels):
     """What attention reads of what attention wrote is an input, with a reach that its link has to prove."""
 
     def __init__(self, program: Program, reach: list[Any]) -> None:
-        super().__init__(program, reach, is_deep=True)
+        super().__init__(program, reach)
         self.links: list[tuple[Any, Stage]] = []
 
-    def _named(self, place: Any, written: Form) -> Form:
+    def _read_later(self, place: Any, written: Form) -> Form:
         if any(later["kind"] != "affine" for later in self.layers["layers"][place[0] :]):
             stage = self._stage([written])
             self.links.append((place, stage))
             self.reach[place] = 2 * stage.largest(self.reach)
-        return super()._named(place, written)
+        return super()._read_later(place, written)
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,15 @@ from typing import Any, NamedTuple
 from flint import arb
 
 from attnc_checker.claims import Claim
+from attnc_checker.deep.channels import Channels
 from attnc_checker.deep.claims import StageClaim, Stages
-from attnc_checker.deep.forms import Forms, are_equal
 from attnc_checker.deep.lines import Line, along, held, joined
+from attnc_checker.deep.normal_forms import Forms, are_equal
 from attnc_checker.deep.pieces import ZERO, Piece, Pieces
 from attnc_checker.expressions import Reader, Step, evaluate, parse
 from attnc_checker.files import BadFile, Refused
-from attnc_checker.network import ONE as CONSTANT
-from attnc_checker.network import Reduction, Terms, span
+from attnc_checker.forms import ONE as CONSTANT
+from attnc_checker.forms import Terms, span
 from attnc_checker.program import exact
 from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import INFINITE, Arithmetic
@@ -71,7 +72,7 @@ class Link(NamedTuple):
     own: Any
 
 
-def lines(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
+def lines(claim: Claim, stages: Stages, reduction: Channels, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
     """What is left to prove of every stage, and above sup |f − network| if all of it is true."""
     walk, found = _Walk(claim, stages, reduction, arithmetic), dict[str, Line]()
     for stage in stages.stages:
@@ -83,7 +84,7 @@ def lines(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithm
 class _Walk:
     """From stage to stage: `sizes` of the exact numbers that are known so far, and their `errors` as computed."""
 
-    def __init__(self, claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> None:
+    def __init__(self, claim: Claim, stages: Stages, reduction: Channels, arithmetic: Arithmetic) -> None:
         self.claim, self.reduction, self.arithmetic = claim, reduction, arithmetic
         self.stages, self.texts, self.axes = stages
         self._compose()

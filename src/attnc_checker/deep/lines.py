@@ -11,7 +11,8 @@ from flint import arb
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.expressions import Function, Reader
 from attnc_checker.files import Refused
-from attnc_checker.network import ONE, Form, Head, Stage, Terms, span
+from attnc_checker.forms import ONE, Form, Head, Terms, span
+from attnc_checker.network import Stage
 from attnc_checker.program import exact
 from attnc_checker.vectors import most
 

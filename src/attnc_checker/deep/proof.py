@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attnc_checker.deep.chains import Chain, Links
+from attnc_checker.deep.channels import Channels
 from attnc_checker.deep.claims import read_stages
 from attnc_checker.deep.composition import lines
 from attnc_checker.expressions import Function
@@ -26,7 +27,7 @@ class StagedProof(Proof):
         return ()
 
     def reduction(self, program: Program, reach: list[Any]) -> Reduction:
-        return Reduction(program, reach, is_deep=True)
+        return Channels(program, reach)
 
     def divide(self, reduction: Any, function: Function) -> list[Subject]:
         found, self.composed = lines(self.claim, self.stages, reduction, self.arithmetic)

@@ -1,0 +1,45 @@
+"""Deep programs, channel by channel: what attention wrote is an input of later stages, once it is known."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from attnc_checker.files import Refused
+from attnc_checker.forms import Form, unit
+from attnc_checker.network import Reduction, Stage
+
+TOKEN = re.compile("[0-9]{0,7}")
+
+
+class Channels(Reduction):
+    """An entry that attention wrote is an input, named by its place (layer, token, feature), once its `reach` is told.
+
+    The walk through stages begins with the rounding of x, which is not counted here.
+    """
+
+    unproved = ", and no stage before has proved it"
+
+    def stage_at(self, layer: str, channel: str) -> tuple[Any, Stage]:
+        """What attention writes into a channel of the first token, or as "channel@token" of another; and its place."""
+        found = [i for i, name in enumerate(self.program.names) if name == layer]
+        name, _, token = channel.partition("@")
+        tokens = self.shapes["layers"][found[0] + 1][0] if len(found) == 1 else 0
+        if (
+            not tokens
+            or name not in self.program.channels[found[0]]
+            or not TOKEN.fullmatch(token)
+            or int(token or 0) >= tokens
+        ):
+            raise Refused(f"there is no channel {channel!r:.60} of a layer {layer!r:.60}")
+        place = (found[0] + 1, int(token or 0), self.program.channels[found[0]].index(name))
+        written = self._written(*place)
+        if written is None:
+            raise Refused(f"no head writes into {channel!r:.60}")
+        return place, self._stage([written])
+
+    def _input(self, x: int) -> Form:
+        return unit(x)
+
+    def _read_later(self, place: Any, written: Form) -> Form:
+        return unit(place) if place in self.reach else written

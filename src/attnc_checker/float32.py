@@ -1,0 +1,33 @@
+"""Where float32 is rounded more closely than by one count for all: in scores, and in sums over keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flint import arb
+
+from attnc_checker.forms import ONE, SMALLEST, UNLIMITED, ZERO, Form, Head, combined, rounds, stacked, times
+
+MORE = arb(2) ** -26
+"""Roundings of float32 that are eight of float64."""
+
+
+def finer(head: Head, q: dict[int, Form], projected: list[dict[int, Form]]) -> Head:
+    """The roundings of scores in float32, apart by where they arise: in the query, in products and keys, in sums.
+    Engines that compute parts of it in float64 are covered by MORE roundings of each."""
+    read = {j: [forms.get(j, ZERO) for forms in projected] for j in q if any(j in forms for forms in projected)}
+    parts = {j: stacked(forms) for j, forms in read.items()}
+    counts = {j: b.n + any(b.sizes and rounds(q[j], b) for b in read[j]) for j, b in parts.items()}
+    _, own = combined((0, (counts[j] + MORE) * b.sizes[ONE], q[j]) for j, b in parts.items())
+    own = {key: own.get(key, head.slack) + len(parts) * SMALLEST["float32"] for key in (ONE, *own)}
+    n, said = max((q[j].n + counts[j] for j in parts), default=0), tuple(b.terms[ONE] for b in parts.values())
+    query = tuple(times(q[j].n + MORE, q[j].sizes) for j in parts)
+    return replace(head, own=own, n=n + 2, query=query, parts=said, addends=len(parts))
+
+
+def depth_of_sums(keys: int) -> int:
+    """Engines sum 8 keys, hidden ones too, then 8 of such sums, and so on, up to 4096 keys."""
+    depth = 0 if keys <= 4096 else UNLIMITED
+    while keys > 1:
+        depth, keys = depth + min(8, keys) - 1, -(-keys // 8)
+    return depth

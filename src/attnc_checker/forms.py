@@ -1,0 +1,123 @@
+"""Affine forms in exact arithmetic, with what their rounding is measured by.
+
+`sizes` is the same form made of absolute values, and `n` such that any evaluation is within γ_n·sizes(|x|) of it: layer
+by layer, every term of the sum meets n roundings at most; and where more than one map rounds (`maps`), engines may fold
+the constants first, so that the sum over x comes last and its terms are counted besides. Where a product may underflow,
+the smallest normal number is added to `sizes`; u times that is what underflow costs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from flint import arb, fmpq
+
+from attnc_checker.vectors import Row, Vector, balls, total
+
+SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
+UNLIMITED = 10**9
+"""More additions than any term of a sum passes through."""
+ONE = -1
+"""The key of a form's constant; others are those of what it is a form of."""
+
+Terms = dict[Any, Any]
+"""Coefficients, of the constant ONE among them."""
+
+
+class Form(NamedTuple):
+    terms: Terms  # fmpq
+    sizes: Terms  # arb
+    n: int = 0
+    maps: int = 0
+
+    @property
+    def is_constant(self) -> bool:
+        return self.sizes.keys() <= {ONE}
+
+    @property
+    def is_power_of_two(self) -> bool:
+        """An exact ±2^k, k ≥ 0: products with it are exact. (Those with 2^−k may underflow.)"""
+        q = self.terms.get(ONE, fmpq(0))
+        return self.n == 0 and self.is_constant and q.q == 1 and int(abs(q.p)).bit_count() == 1
+
+    def folded(self) -> Form:
+        return self._replace(n=self.n + len(self.sizes)) if self.maps > 1 else self
+
+
+def unit(key: Any) -> Form:
+    return Form({key: fmpq(1)}, {key: arb(1)})
+
+
+def constant(x: Any) -> Form:
+    return Form({ONE: x}, {ONE: abs(arb(x))}) if x != 0 else ZERO
+
+
+ZERO = Form({}, {})
+
+
+def dense(terms: Terms, inputs: Iterable[Any]) -> Row:
+    zero = terms.get(ONE, fmpq(0)) * 0
+    return tuple(terms.get(key, zero) for key in (ONE, *inputs))
+
+
+def span(sizes: Terms, reach: Terms) -> Any:
+    """Σ |coefficient|·reach: how large a form can be, or what is left over of one."""
+    return total(abs(balls(x)) * reach[key] for key, x in sizes.items())
+
+
+def combined(parts: Iterable[tuple[Any, Any, Form]]) -> tuple[Terms, Terms]:
+    """Σ x·form, and Σ |x|·sizes: a part is (x, |x|, form)."""
+    terms: Terms = {}
+    sizes: Terms = {}
+    for x, absolute, form in parts:
+        for key, y in form.terms.items():
+            terms[key] = terms.get(key, 0) + x * y
+        for key, y in form.sizes.items():
+            sizes[key] = sizes.get(key, arb(0)) + absolute * y
+    return {key: x for key, x in terms.items() if x != 0}, sizes
+
+
+def stacked(forms: list[Form]) -> Form:
+    """The forms of all keys as one, the coefficients of which are vectors."""
+
+    def columns(table: list[Terms], zero: Any) -> Terms:
+        keys = dict.fromkeys((ONE, *itertools.chain(*table)))
+        return {key: Vector(terms.get(key, zero) for terms in table) for key in keys}
+
+    terms, sizes = columns([form.terms for form in forms], fmpq(0)), columns([form.sizes for form in forms], arb(0))
+    return Form(terms, sizes, max(form.n for form in forms))
+
+
+def times(factor: Any, sizes: Terms) -> Terms:
+    return {key: factor * x for key, x in sizes.items()}
+
+
+def rounds(a: Form, b: Form) -> bool:
+    """Whether their product does."""
+    return not (a.is_power_of_two or b.is_power_of_two)
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The scores of all keys and, for every output that reads the head, their values.
+
+    With v = u/(1 − n·u): as computed, scores are off by v·own(|x|) + slack, and by what the query adds to them: a
+    component j of that is off by an e_j, |e_j| ≤ v·query_j(|x|), the same for all keys, times parts_j.
+    """
+
+    scores: Form
+    values: dict[int, Form]
+    own: Terms
+    slack: Vector
+    n: int
+    depth: int = UNLIMITED  # the most additions that a term of its sums over keys passes through
+    addends: int = 0  # of a score, if what their sum is off by, in any order, is not yet in `own`
+    query: tuple[Terms, ...] = ()
+    parts: tuple[Vector, ...] = ()
+
+    @property
+    def num_keys(self) -> int:
+        return len(self.slack)
