@@ -9,7 +9,9 @@ import pytest
 from flint import arb
 
 from attnc_checker.deep.claims import StageClaim
-from attnc_checker.deep.pieces import Pieces
+from attnc_checker.deep.pieces import SLOPES, Pieces, slopes_of
+from attnc_checker.expressions import parse
+from attnc_checker.ranges import coefficients
 
 CASES = [  # (function, in Python, [low, high], held)
     ("tanh(7*t)", lambda t: math.tanh(7 * t), (-2.0, 1.5), None),
@@ -43,3 +45,17 @@ def test_differences_are_within_what_is_said_of_a_range(text, g, ends, held, e):
             assert max(g(t), g(T)) <= float(found.values[1]) + rounding
     if e < 1e-6:  # in the narrowest ranges slopes are known
         assert narrowest < 1e-2
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_slopes_are_no_wider_than_those_at_points(name):
+    """Of tanh they are at most 1 on whatever interval; along a chain of functions a little more would add up."""
+    rng = np.random.default_rng(0)
+    for width in (0.3, 0.03, 0.003):
+        low = float(rng.uniform(*((0.2, 0.6) if name in ("log", "asin", "acos") else (-0.4, 0.1))))
+        slope, _ = slopes_of(parse(f"{name}(t)", ["t"]), (arb(low), arb(low + width)))
+        at = [coefficients(name, (arb(t), arb(t)), 2)[1] for t in np.linspace(low, low + width, 2001).tolist()]
+        least, greatest = min(map(float, at)), max(map(float, at))
+        assert all(slope.overlaps(x) for x in at)
+        assert float(slope.lower()) >= least - 1e-6 * (1 + abs(least))
+        assert float(slope.upper()) <= greatest + 1e-6 * (1 + abs(greatest))

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.certificates.cells.branching import Proof
-from attnc.certificates.deep.head_lines import Writer, leaf_boxes, line_rounding, writes
+from attnc.certificates.deep.head_lines import Writer, line_rounding, writes
 from attnc.certificates.deep.line_proof import prove_line
 from attnc.certificates.deep.relu_errors import (
     Units,
@@ -260,7 +260,7 @@ class _Group:
         proof = prove_line(self.line, _relu(self.limit, self.shift), self.lo, self.hi, 0.0, seconds)[0]
         flat, peak = self._roundings()
         rounds = self.writers[0].roundings
-        rounding = line_rounding(self.line, flat, rounds.dtype, self.unsure, 1.0, peak, *leaf_boxes(proof))
+        rounding, proof = line_rounding(self.line, flat, rounds.dtype, self.unsure, 1.0, peak, proof)
         rounding = float(up(MORE_ROUNDING * rounding))
         units = tuple(layer.claim(j, gain) for j, gain in zip(members.tolist(), self.gain.tolist(), strict=True))
         bound = float(up(proof.bound + rounding, 2))

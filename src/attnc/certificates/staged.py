@@ -20,7 +20,7 @@ import numpy as np
 from attnc.certificates.cells.branching import Proof
 from attnc.certificates.deep.composed_bound import NOT_BOUNDED, Composed, Output, composed_bound
 from attnc.certificates.deep.derivation_check import check_derivation
-from attnc.certificates.deep.head_lines import StateForm, Writer, leaf_boxes, writes
+from attnc.certificates.deep.head_lines import StateForm, Writer, writes
 from attnc.certificates.deep.line_proof import prove_line
 from attnc.certificates.deep.slices import Slice, slices
 from attnc.certificates.rounding.program import roundings
@@ -192,7 +192,7 @@ class _Walk:
             return _Known(claim.part, math.inf)  # an enclosure was too wide: nothing is proved from here on
         line, unsure = writer.along(argument, carrier, sizes)
         proof, box, held = prove_line(line, claim.tree, lo, hi, e_t, self.seconds)
-        rounding = writer.rounding(line, argument, unsure, size, sizes, *leaf_boxes(proof))
+        rounding, proof = writer.rounding(line, argument, unsure, size, sizes, proof)
         delta = float(up(proof.bound + up(rounding / size), 2)) if size > 0 else proof.bound
         own = float(up(size * delta + unsure, 2))
         slopes, read = Slopes.of(claim.tree, lo, hi, e_t, held), _read(claim.argument, argument, state, e_t)

@@ -21,6 +21,24 @@ PIECES, NEAR_ENDS = 256, 48
 FEW = 4
 """A range that meets no more of them may be a piece of its own."""
 ZERO, LINEAR = (arb(0), arb(0)), variable(0, 1)
+SLOPES = {
+    "sin": "cos(t)",
+    "cos": "-sin(t)",
+    "tan": "1 + tan(t)**2",
+    "exp": "exp(t)",
+    "log": "1/t",
+    "tanh": "1 - tanh(t)**2",
+    "sinh": "cosh(t)",
+    "cosh": "sinh(t)",
+    "atan": "1/(1 + t**2)",
+    "asin": "1/sqrt(1 - t**2)",
+    "acos": "-1/sqrt(1 - t**2)",
+    "erf": "2/sqrt(pi)*exp(-t**2)",
+    "sigmoid": "(1 - tanh(t/2)**2)/4",
+    "softplus": "sigmoid(t)",
+}
+"""Derivatives, written so that interval arithmetic makes no range wider than it is. Others are taken from balls."""
+DERIVATIVES = {name: parse(text, ["t"]) for name, text in SLOPES.items()}
 
 
 class Piece(NamedTuple):
@@ -115,8 +133,11 @@ class _Slopes(Models):
         return Model({**poly, 0: hull(range_)}, range_)
 
     def apply(self, name: Any, a: Model) -> Model:
-        slope = coefficients(name, a.range, 2)[1] * _slope(a)
-        return self.model({LINEAR: slope}, arb(0), self.ranges.apply(name, a.range))
+        if name in DERIVATIVES:
+            slope = hull(evaluate(DERIVATIVES[name], Ranges([a.range]))[0])
+        else:
+            slope = coefficients(name, a.range, 2)[1]
+        return self.model({LINEAR: slope * _slope(a)}, arb(0), self.ranges.apply(name, a.range))
 
     def undecided(self, a: Model, b: Model, low: Any, high: Any) -> Model:
         return self.model({LINEAR: _slope(a).union(_slope(b))}, arb(0), self.ranges.maximum(a.range, b.range))

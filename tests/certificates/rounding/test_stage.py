@@ -11,6 +11,7 @@ from flint import arb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import attnc
 from attnc.certificates.rounding.counts import Counts
 from attnc.certificates.rounding.program import roundings
 from attnc.certificates.rounding.stage import rounding_bounds, score_errors
@@ -214,6 +215,25 @@ def test_many_boxes_may_share_a_bound_that_is_small_enough():
             assert (found <= 1.1 * at_points.max()).all()
             assert np.median(found / each) < 0.96
     assert len(np.unique(found)) < 10
+
+
+def test_what_keys_share_is_left_out_of_all_errors_or_of_none():
+    """σ(65536·(x − 1)) in float32: x, rounded, moves one score, and not that of the key whose score is 0. That one is
+    exact; the other is nearly so up to the mean of both, where it has nearly all the weight; but they come apart."""
+    text = "sigmoid(65536*(x - 1))"
+    program = attnc.constructions.gates(
+        attnc.as_target(text, {"x": (0.9999, 1.0001)}), eps=1e-2, dtype="float32"
+    ).program
+    for z in range(7):
+        points = 1 + (z + np.linspace(0, 0.05, 2001)[:, None]) / 65536
+        lo, hi = points.min(), points.max()
+        (bound,) = bounds_of(program, np.array([[(lo + hi) / 2]]), np.array([[(hi - lo) / 2]]))
+        with precision(200):
+            exact = [exact_output(program, point) for point in points[::40]]
+            for run in engines(program).values():
+                assert_covered(run(points[::40]), exact, bound)
+        off = np.abs(program(points) - Expression.parse(text)(points)[:, 0]).max()
+        assert off <= bound[0] <= 5 * off
 
 
 def test_hard_heads_cost_no_more_than_the_hull_of_what_is_near():

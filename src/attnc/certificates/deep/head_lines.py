@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.certificates.cells.branching import Proof
-from attnc.certificates.cells.dyadic import cell_boxes
+from attnc.certificates.deep.rounded_leaves import rounded_leaves
 from attnc.certificates.rounding.program import HeadRoundings, Roundings, ScoreRoundings
 from attnc.certificates.rounding.stage import rounding_bounds
 from attnc.certificates.stages.one_stage import Enclosed, OneStage, StageHead
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
-MOST_IDLE = 3
-MOST_CELLS = 4096
-"""When to halve cells no more for the sake of their rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,15 +92,14 @@ class Writer:
         unsure: float,
         size: float,
         sizes: Float[np.ndarray, " channels"],
-        centres: Float[np.ndarray, "cells 1"],
-        radii: Float[np.ndarray, "cells 1"],
-    ) -> float:
-        """Of the stage in this channel, over all cells of t and all states."""
+        proof: Proof,
+    ) -> tuple[float, Proof]:
+        """Of the stage in this channel, over all t and all states; and the proof by leaves on which it is found."""
         flat, peak = self.flat_roundings(argument, sizes)
-        found = line_rounding(line, flat, self.roundings.dtype, unsure, size, peak, centres, radii)
+        found, proof = line_rounding(line, flat, self.roundings.dtype, unsure, size, peak, proof)
         reach = up(sizes * (1 + 2 * self.roundings.unit), 2)
         whole = self.roundings.sizes[self.column] + self.roundings.size_slopes[self.column] @ reach
-        return float(up(found + gamma(self.roundings.count, self.roundings.unit) * whole, 4))
+        return float(up(found + gamma(self.roundings.count, self.roundings.unit) * whole, 4)), proof
 
     def flat_roundings(self, argument: StateForm, sizes: Float[np.ndarray, " channels"]) -> tuple[HeadRoundings, float]:
         """Those of the head as one of t, and the largest number on the way, over all states.
@@ -161,45 +156,14 @@ def line_rounding(
     unsure: float,
     size: float,
     peak: float,
-    centres: Float[np.ndarray, "cells 1"],
-    radii: Float[np.ndarray, "cells 1"],
-) -> float:
-    """Of a head as one of t, its values times `size` and known to `unsure`, over all cells of t."""
+    proof: Proof,
+) -> tuple[float, Proof]:
+    """Of a head as one of t, its values times `size` and known to `unsure`, over all leaves of a proof."""
     scaled = None if line.value_slopes is None else _times(size, line.value_slopes, 0.0)
     head = StageHead(line.slopes, line.offsets, _times(size, line.values, unsure), scaled)
     stage = OneStage((head,), Enclosed(np.zeros(1), np.zeros(1)), Enclosed(np.zeros((1, 1)), np.zeros((1, 1))))
     own = Roundings(dtype, (rounds,), np.zeros(1), np.zeros((1, 1)), 0, float(rounds.underflow[0]), peak)
-    return largest_over(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], centres, radii)
-
-
-def leaf_boxes(proof: Proof) -> tuple[Float[np.ndarray, "leaves 1"], Float[np.ndarray, "leaves 1"]]:
-    """Centres and radii of the leaves."""
-    parts = [
-        cell_boxes(proof.box, level, np.array([leaf.index for leaf in proof.leaves if leaf.level == level]))
-        for level in sorted({leaf.level for leaf in proof.leaves})
-    ]
-    return np.concatenate([centres for centres, _ in parts]), np.concatenate([radii for _, radii in parts])
-
-
-def largest_over(
-    bounds: Callable[[np.ndarray, np.ndarray], np.ndarray], centres: np.ndarray, radii: np.ndarray
-) -> float:
-    """The largest bound of any cell; cells are halved where they are the largest, as long as that makes it smaller.
-
-    A gate's values cross where its weights are least sure. Leaves may be wide there, and its rounding is not.
-    """
-    upper, idle = bounds(centres, radii), 0
-    while idle < MOST_IDLE and len(centres) < MOST_CELLS:
-        largest = upper.max()
-        wide = upper > largest / 2
-        half = radii[wide] / 2
-        parts = centres[wide] - half, centres[wide] + half
-        reach = up(half + 2 * U * (np.abs(centres[wide]) + half), 4)
-        new = np.concatenate(parts), np.concatenate([reach, reach])
-        centres, radii = np.concatenate([centres[~wide], new[0]]), np.concatenate([radii[~wide], new[1]])
-        upper = np.concatenate([upper[~wide], bounds(*new)])
-        idle = 0 if upper.max() < 0.8 * largest else idle + 1
-    return float(upper.max())
+    return rounded_leaves(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], proof)
 
 
 def _times(size: float, values: Enclosed, unsure: float) -> Enclosed:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.certificates.rounding.counts import Counts, Gain, folded, sizes_through, through_layers
+from attnc.certificates.stages.enclosed_sparse import EnclosedSparse
 from attnc.certificates.stages.extraction import output_groups
 from attnc.certificates.stages.forms import Anatomy, Group, HeadForms, absolute
 from attnc.errors import ProgramError
@@ -25,7 +26,7 @@ from attnc.ir.summing import depth
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +147,7 @@ class _Counted:
         place, layers = self.signed.place, self.program.layers
         written = Counts.inputs(place.width * self.signed.num_tokens)
         counts = through_layers(layers[place.number + 1 :], written)
-        terms = np.bincount(self.sizes.read.row, minlength=len(counts.count))
+        terms = _num_terms(self.sizes.read, len(counts.count))
         count = int(folded(counts, terms)[group.outputs].max(initial=0))
         adds = len(self.layer.heads) - 1 + self.layer.residual
         return count + adds, Gain().through_layers(layers[place.number + 1 :])
@@ -229,7 +230,7 @@ class _Counted:
         tiny = q_gain.size * key_sizes + k_gain.size * query_size + num_active + 1
 
         value_counts = keys.through_columns(p, head.W_V)
-        terms = np.bincount(size.values.row, minlength=len(value_counts.count))
+        terms = _num_terms(size.values, len(value_counts.count))
         written = Counts.inputs(head.W_O.shape[0]).through_columns(1, head.W_O)
         count = int(folded(value_counts, terms).max(initial=0)) + int(written.count.max(initial=0)) + after
         values = size.outputs().dense(p * num_outputs)
@@ -286,11 +287,17 @@ class _Counted:
         query, key = own.through_columns(1, head.W_Q), keys.through_columns(p, head.W_K)
         if not head.W_Q.shape[1]:
             return np.zeros(d_k, np.int64), np.zeros(d_k, np.int64), 0
-        of_query = folded(query, np.bincount(size.query.row, minlength=d_k))
-        of_key = folded(key, np.bincount(size.keys.row, minlength=p * d_k)).reshape(p, d_k)
+        of_query = folded(query, _num_terms(size.query, d_k))
+        of_key = folded(key, _num_terms(size.keys, p * d_k)).reshape(p, d_k)
         there = key.is_there.reshape(p, d_k)
         active = query.is_there & there.any(axis=0)
         is_exact = query.is_power | (key.is_power.reshape(p, d_k) | ~there).all(axis=0)
         num_active = int(active.sum())
         most = np.where(there, of_key, 0).max(axis=0, initial=0)
         return of_query, most + ~is_exact, num_active
+
+
+def _num_terms(form: EnclosedSparse, num_rows: int) -> Int[np.ndarray, " rows"]:
+    """Of every row as a sum over x, with a constant even where there is none: what underflows is counted as one."""
+    moving = form.row[form.column < form.num_columns - 1]
+    return 1 + np.bincount(moving, minlength=num_rows)

@@ -85,7 +85,7 @@ class WeightErrors:
             self.bent = np.where(log_p > -600, self.p * bend, np.exp(log_p + rho))
             highest = np.maximum.reduceat(at_centre + rho, pairs.starts)
             gap = highest[row] - at_centre + rho + scores.slack
-            delta = np.fmin(deltas(rounds, reach, pairs.key, boxes), self._fine_deltas(rounds, at_centre, u))
+            delta = self._deltas(rounds, at_centre, u)
             exponent = delta * (1 + u) + u * (gap + near.score_error)
             ulps = 2 * ENGINE_ULPS * u
             self.tau = (np.expm1(np.minimum(exponent, _LARGEST_EXPONENT)) * (1 + ulps) + ulps) * self.margin
@@ -97,12 +97,13 @@ class WeightErrors:
             # The computed weights are at most this; `near.slack` holds what the scores may be off by.
             self.most = behind if for_any_weights else np.minimum(computed, behind)
 
-    def _fine_deltas(self, rounds: HeadRoundings, at_centre: np.ndarray, u: float) -> np.ndarray:
-        """δ without what all keys of a box share, by `ScoreRoundings`; ∞ where there are none."""
+    def _deltas(self, rounds: HeadRoundings, at_centre: np.ndarray, u: float) -> np.ndarray:
+        """δ without what all keys of a box share, by `ScoreRoundings`, where there are such: of all keys or of none, as
+        one key's error with what is shared, and another's without it, say nothing of how far the two come apart."""
         fine, row = rounds.scores, self.pairs.row
-        if fine is None:
-            return np.full(len(row), np.inf)
         boxes, key = self.pairs.boxes, self.pairs.key
+        if fine is None:
+            return deltas(rounds, self.reach, key, boxes[row])
         at = np.concatenate([self.reach, np.ones((len(self.reach), 1))], axis=1)
         known = rounds.score_underflow[key] * np.square(at[boxes].sum(axis=1))[row]
         of_query = at[boxes] @ fine.query.T
