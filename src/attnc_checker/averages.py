@@ -101,13 +101,13 @@ class Average:
         v((n − 2)(Σ|terms| + |s|)/2 + |s|), where rounded terms, and s with its errors, stand for exact ones.
         """
         reach, n, addends = box.reach, self.head.n, self.head.addends
-        v, grown = arithmetic.u / (1 - n * arithmetic.u), 1 + arithmetic.gamma(n)
+        v, grown = arithmetic.unit(n), 1 + arithmetic.gamma(n)
         errors = at(self.own, reach) * (v * grown) + self.slack
         for query, column, middle in zip(self.query, self.parts, middles, strict=True):
             errors += abs(column - middle) * (v * at(query, reach))
         if addends < 2:
             return errors
-        v = arithmetic.u / (1 - addends * arithmetic.u)
+        v = arithmetic.unit(addends)
         score = abs(at(self.scores, box.centre)) + swing(self.scores, box.half) + errors
         terms = at(self.score_sizes, reach) * grown
         return errors + ((terms + score) * (arb(addends - 2) / 2) + score) * v

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ from attnc_checker.files import BadFile, Refused, typed
 MAX_LEVEL = 128
 MAX_ORDERS = (24, 20, 12, 8)
 """In one, two, three and more variables: beyond these a proof takes long and gains nothing."""
+MAX_PRODUCTS = 2**24
+"""Of monomials, in a product of two polynomials."""
 
 Cell = tuple[int, tuple[int, ...]]
 """A level, and for each variable an index below 2^level."""
@@ -45,6 +48,8 @@ def _leaf(entry: Any, d: int) -> Leaf:
     order, highest = numbers.pop(0) if kind == "taylor" else 1, MAX_ORDERS[min(d, len(MAX_ORDERS)) - 1]
     if not 1 <= order <= highest:
         raise Refused(f"the leaf {entry!r:.60} has an order that is not between 1 and {highest}")
+    if math.comb(2 * d + order + 1, order + 1) > MAX_PRODUCTS:
+        raise Refused(f"the leaf {entry!r:.60} has too high an order for {d} variables")
     level, *index = numbers
     if not 0 <= level <= MAX_LEVEL or not all(0 <= i < 2**level for i in index):
         raise Refused(f"the leaf {entry!r:.60} is out of range")

@@ -105,7 +105,7 @@ class Program:
         return {place: exact(value) for place, value in zip(places, values, strict=True)}, shape
 
     def _head(self, where: str, head: Any, asks: int, width_q: int, keys: int, width_k: int, width: int) -> Any:
-        _need(set(head) == {*MATRICES, "mask"} and keys > 0, where)
+        _need(set(head) == {*MATRICES, "mask"} and min(keys, width_q, width_k) > 0, where)
         d_k, d_v = head["W_Q"][1], head["W_V"][1]
         shapes = [[width_q, d_k], [width_k, d_k], [width_k, d_v], [d_v, width]]
         _need([head[name] for name in MATRICES] == shapes, f"the shapes of {where}")

@@ -33,8 +33,14 @@ class Arithmetic:
         """Of an input, which is a float64 number of at most this size."""
         return self.u * (size + arb(2) ** -FORMATS[self.name][1]) if self.name == "float32" else arb(0)
 
+    def unit(self, n: int) -> Any:
+        """u/(1 − nu) = γ_n/n."""
+        if not n * self.u <= arb(1) / 8:
+            raise Refused(f"{n:,} roundings, one after the other, are beyond what is proved of {self.name}")
+        return self.u / (1 - n * self.u)
+
     def gamma(self, n: int) -> Any:
-        return n * self.u / (1 - n * self.u)
+        return n * self.unit(n)
 
     def weights(self, errors: Vector, behind: Vector) -> Vector:
         """y_k: a computed weight is e^{±y_k} times the true one, up to a factor that all keys share.
