@@ -39,6 +39,8 @@ from attnc_checker.forms import (
 from attnc_checker.program import Program
 from attnc_checker.vectors import Vector, most, total
 
+MAX_KEYS = 2**20
+
 
 @dataclass(frozen=True, eq=False)
 class Stage:
@@ -66,7 +68,7 @@ class Reduction:
         self.program, self.dtype, self.num_outputs = program, program.dtype, program.num_outputs
         self.layers, self.shapes = program.layers, program.shapes
         self.reach: Terms = {ONE: arb(1), **dict(enumerate(reach))}
-        self.known: dict[Any, Form] = {}
+        self.num_keys, self.known = 0, dict[Any, Form]()
         self.projected: dict[Any, dict[int, Form]] = {}
 
     def stage(self) -> Stage:
@@ -184,8 +186,11 @@ class Reduction:
             if head["mask"]:
                 query_segments, key_segments = head["mask"]
                 tokens = [k for k in tokens if key_segments[k] in (query_segments[query], -1)]  # every query sees −1
+            self.num_keys += len(tokens)
             if not tokens:
                 raise Refused(f"a query of {layer['where']!r} sees no key")
+            if self.num_keys > MAX_KEYS:  # of which few may be stored
+                raise Refused(f"the heads have more than {MAX_KEYS:,} keys in all")
             q = self._projected("layers", i - 1, query, head["W_Q"])
             projected, values = ([self._projected(stream, at, k, head[W]) for k in tokens] for W in ("W_K", "W_V"))
             scores = [self._sum([(q[j], b) for j, b in key.items() if j in q]) for key in projected]
