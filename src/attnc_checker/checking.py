@@ -44,13 +44,13 @@ class Verdict:
     proved: bool
     reason: str
     exit_code: int
-    bound: float | None
-    reproved: float | None
-    dtype: str | None
-    scope: str | None
-    leaves: int
-    assumptions: tuple[str, ...]
     seconds: float
+    bound: float | None = None
+    reproved: float | None = None
+    dtype: str | None = None
+    scope: str | None = None
+    leaves: int = 0
+    assumptions: tuple[str, ...] = ()
 
 
 def certificates(path: str | os.PathLike[str]) -> list[str]:
@@ -69,25 +69,22 @@ def check(
 
     `name`: another than certificate.json is for the weights rounded to a second dtype.
     """
-    started, claim, proof, found = time.monotonic(), None, None, None
+    started, said = time.monotonic(), dict[str, Any]()
     code, reason = 0, "every leaf is re-proved"
     try:
         with precision():
             stored = read(Path(path), name)
             claim = stored[0]
+            said = {"bound": claim.bound, "dtype": claim.dtype, "assumptions": _assumed(claim)}
             proof = proof_of(*stored)
-            found = _prove(proof, stored, processes or os.cpu_count() or 1, progress)
+            said |= {"scope": proof.scope, "leaves": len(proof.jobs)}
+            said["reproved"] = _prove(proof, stored, processes or os.cpu_count() or 1, progress)
     except (BadFile, Refused) as error:
         code, reason = error.exit_code, str(error)
     except Exception as error:  # whatever else happens, nothing was proved
         code, reason = 1, f"the check broke off: {type(error).__name__}: {error}"
-    where, seconds = os.path.join(path, name) if name != MAIN else os.fspath(path), time.monotonic() - started
-    if claim is None:
-        return Verdict(where, False, reason, code, None, None, None, None, 0, (), seconds)
-    scope, leaves = (proof.scope, len(proof.jobs)) if proof else (None, 0)
-    return Verdict(
-        where, code == 0, reason, code, claim.bound, found, claim.dtype, scope, leaves, _assumed(claim), seconds
-    )
+    where = os.path.join(path, name) if name != MAIN else os.fspath(path)
+    return Verdict(where, code == 0, reason, code, time.monotonic() - started, **said)
 
 
 def _assumed(claim: Claim) -> tuple[str, ...]:

@@ -21,52 +21,38 @@ LARGEST = {"float64": arb(2) ** 1000, "float32": arb(2) ** 104}
 
 
 def require_finite(program: Program, reach: Terms) -> None:
-    """`reach`: how large the variables, and what is known of what attention writes, are."""
+    """`reach`: how large the variables are."""
     _through(program, "layers", reach, _through(program, "memory", reach, []))
 
 
 def _through(program: Program, stream: str, reach: Terms, memory: list[Any]) -> list[Any]:
-    """How large every feature is in the end. On the way there is one size for all tokens, but for some `places`."""
+    """How large every feature is in the end, of whatever token."""
     (tokens, width), first = program.shapes[stream][0], program.firsts[stream]
-    places = {divmod(i, width): reach[first + i].max(arb(1)) for i in range(tokens * width)}
-    features = [arb(0)] * width
-
-    def size(place: tuple[int, int]) -> Any:
-        return places.get(place, features[place[1]])
-
-    for i, layer in enumerate(program.layers[stream], 1):
-        width = program.shapes[stream][i][1]
+    sizes = [most([arb(1), *(reach[first + t * width + f] for t in range(tokens))]) for f in range(width)]
+    for (_, width), layer in zip(program.shapes[stream][1:], program.layers[stream], strict=True):
         if layer["kind"] == "affine":
             made = {place: abs(arb(x)) for place, x in layer["constant"].items()}
             for place, row in layer["rows"].items():
-                made[place] = made.get(place, arb(0)) + total(abs(arb(x)) * size(at) for at, x in row)
-            places, features = made, [arb(0)] * width
+                made[place] = made.get(place, arb(0)) + total(abs(arb(x)) * sizes[f] for (_, f), x in row)
+            sizes = [arb(0)] * width
+            for (_, f), x in made.items():
+                sizes[f] = sizes[f].max(x)
         elif layer["kind"] == "softmax":
-            places, features = {}, [arb(1)] * width
+            sizes = [arb(1)] * width
         else:
-            sizes, said = _by_feature(places, features), [arb(0)] * width
+            said = sizes if layer["residual"] else [arb(0)] * width
+            read = memory if layer["cross"] else sizes
             for head in layer["heads"]:
-                Q, V = _products(head["W_Q"], sizes), _products(head["W_V"], memory if layer["cross"] else sizes)
-                K = _products(head["W_K"], memory if layer["cross"] else sizes)
+                Q, K, V = (_products(head[W], x) for W, x in (("W_Q", sizes), ("W_K", read), ("W_V", read)))
                 _require(program, [total(q * k for q, k in zip(Q, K, strict=True)), *Q, *K, *V])
                 said = [x + y for x, y in zip(said, _products(head["W_O"], V), strict=True)]
-            places = {place: x + said[place[1]] for place, x in places.items()} if layer["residual"] else {}
-            features = [x + y for x, y in zip(features, said, strict=True)] if layer["residual"] else said
-            proved = (key for key in reach if isinstance(key, tuple) and key[0] == i and stream == "layers")
-            places |= {key[1:]: reach[key] for key in proved}
-        _require(program, [arb(0), *places.values(), *features])
-    return _by_feature(places, features)
+            sizes = said
+        _require(program, [arb(0), *sizes])
+    return sizes
 
 
 def _products(columns: list[list[tuple[int, Any]]], sizes: list[Any]) -> list[Any]:
     return [total(abs(arb(x)) * sizes[row] for row, x in column) for column in columns]
-
-
-def _by_feature(places: dict[tuple[int, int], Any], features: list[Any]) -> list[Any]:
-    largest = list(features)
-    for (_, feature), x in places.items():
-        largest[feature] = largest[feature].max(x)
-    return largest
 
 
 def _require(program: Program, sizes: list[Any]) -> None:
