@@ -118,6 +118,8 @@ def test_all_errors_are_of_one_family():
         ("x*1e39", (-1, 1), 1e38, {"dtype": "float32"}),
         ("x", (-1e150, 1e150), 1e149, {"dtype": "float32"}),
         ("sin(x)*1e39", (-1, 1), 1e38, {"dtype": "float32"}),
+        ("x*1e-36", (0, 1e39), 1.0, {"also": "float32"}),
+        ("sin(x*1e-39)", (0, 1e39), 1e-2, {"also": "float32"}),
     ],
 )
 @pytest.mark.parametrize("construction", ["auto", "max_affine"])

@@ -81,7 +81,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     target = as_target(source, box, lipschitz, p, hessian_bound)
     if not target.box.is_bounded and construction not in ("auto", "gates"):
         raise InputError(f"{construction} takes a finite box, found {target.box}; gates serve all of R")
-    _check_sizes(target, dtype)
+    _check_sizes(target, "float32" if "float32" in (dtype, also) else dtype)
     if "float32" in (dtype, also) and target.box.is_bounded and target.box.magnitude.min() < SMALL:
         name = target.box.names[int(target.box.magnitude.argmin())]
         raise InputError(f"|{name}| ≤ {target.box.magnitude.min():.3g} is too small for float32: scale the variable")

@@ -17,6 +17,7 @@ from checker.networks import edit, refusal, save
 
 KEYS = 8
 POINTS = np.array([[0.25], [1.0]])
+LEAF = [["taylor", 1, 0, 0]]
 
 
 def half(factor: float, scale: float, *, is_hidden: bool) -> Program:
@@ -72,3 +73,15 @@ def test_a_dead_query_that_sees_no_key(tmp_path):
     path.write_bytes(raw)
     edit(net, "certificate.json", lambda data: data.update(weights_sha256=hashlib.sha256(raw).hexdigest()))
     assert "sees no key" in refusal(net)
+
+
+@pytest.mark.parametrize("end", [2.0**130, 2.0**110])
+def test_variables_are_cast_to_float32(tmp_path, end):
+    """2^−120·x is small, but x itself is more than float32 holds, or may be, in a sum of many."""
+    scale = AffineBuilder(1, ["x"], 1, ["y"])
+    scale.link(0, "y", 0, "x", 2.0**-120)
+    program = Program((scale.build("scale", np.float32),), ((1,),), (1,))
+    with np.errstate(all="ignore"):
+        assert np.isfinite(program(np.array([[end]]))).all() == (end < 2.0**128)
+    assert "may overflow" in refusal(save(tmp_path / "net", program, "x/2**120", [(0, end)], LEAF, 1.0))
+    assert check(save(tmp_path / "fine", program, "x/2**120", [(0, 2.0**100)], LEAF, 1.0), processes=1).proved

@@ -50,6 +50,9 @@ def prove_affine(program: Program, target: ExpressionTarget) -> Proven:
     rounding = _rounding(weight, constant, core.magnitude, str(program.dtype))
     if not np.isfinite(off + rounding).all():
         raise ProgramError(f"{target.describe()} is not the affine map of the program on all of {target.box}")
+    largest = max(float(core.magnitude.max()), *(np.abs(weight) @ core.magnitude + np.abs(constant)))
+    if not largest < float(np.finfo(program.dtype).max) / 8:
+        raise ProgramError(f"the affine map may overflow in {program.dtype} on {target.box}")
     worst = int(np.argmax(off + rounding))
     bound = float(up(off[worst] + rounding[worst])) if off[worst] + rounding[worst] > 0 else 0.0
     terms = (
