@@ -29,7 +29,7 @@ def _through(program: Program, stream: str, reach: Terms, memory: list[Any]) -> 
     """How large every feature is in the end, of whatever token."""
     (tokens, width), first = program.shapes[stream][0], program.firsts[stream]
     sizes = [most([arb(1), *(reach[first + t * width + f] for t in range(tokens))]) for f in range(width)]
-    _require(program, sizes)  # of float64 numbers, which are cast to the dtype
+    _require(program, [arb(0), *sizes])  # of float64 numbers, which are cast to the dtype
     for (_, width), layer in zip(program.shapes[stream][1:], program.layers[stream], strict=True):
         if layer["kind"] == "affine":
             made = {place: abs(arb(x)) for place, x in layer["constant"].items()}
