@@ -222,6 +222,20 @@ def test_refusals_carry_what_was_asked_for():
     assert caught.value.network is None
 
 
+@pytest.mark.parametrize(
+    ("source", "box", "construction"),
+    [("sin(x)", (-3, 3), "auto"), ("sin(x)", (-3, 3), "compose"), ("gelu(x)", (-math.inf, math.inf), "gates")],
+)
+def test_beyond_the_most_accurate_gates_the_best_network_comes_with_the_refusal(source, box, construction):
+    with pytest.raises(BoundNotMet, match=r"Choose eps ≥ ([0-9.e-]*[0-9])") as refusal:
+        attnc.compile(source, {"x": box}, 3e-14, construction=construction)
+    best = refusal.value
+    assert best.eps == 3e-14 < best.bound == best.network.certificate.bound < 1e-12
+    assert best.worst_box is not None
+    advised = float(str(best).split("≥ ")[1].split(",")[0])
+    assert attnc.compile(source, {"x": box}, advised, construction=construction).certificate.bound <= advised
+
+
 def test_auto_refuses_with_its_plan():
     with pytest.raises(BoundNotMet) as caught:
         attnc.compile("exp(sin(3*x)*y)", BOX, 1e-6, max_anchors=5)

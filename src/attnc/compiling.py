@@ -21,6 +21,7 @@ from attnc.certifying import certify, certify_also
 from attnc.choosing import cheapest_builder, named_builder
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
+from attnc.constructions.gate.keys import OutOfReach
 from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.constructions.unary.request import round_above
 from attnc.errors import BoundNotMet, InputError, real_number
@@ -37,6 +38,9 @@ SMALL = 2.0**-100
 ATTEMPTS = 8
 WORTHWHILE = 0.97
 """A construction is asked for less again if its error fell to this part of what it was."""
+
+CLOSE = 1.05
+"""Of what the most accurate gates reach, to be reached for certain."""
 
 
 def compile(  # the contract's name; inside this module nothing needs the builtin
@@ -123,6 +127,7 @@ class _Request:
         given_up: set[str] = set()
         name, asked = None if self.construction == "auto" else self.construction, self.eps
         again: Callable[[], Built] | None = None
+        out_of_reach: OutOfReach | None = None
         for _ in range(ATTEMPTS):
             wanted = Wanted(asked, self.dtype, self.p, self.max_anchors, self.max_bytes)
             try:
@@ -132,6 +137,10 @@ class _Request:
                     f"the numbers of {self.target.describe()} on {self.target.box} are too large or too "
                     "small for a fit: scale the function or its variables"
                 ) from None
+            except OutOfReach as refusal:  # what its gates can do shows how close one comes
+                out_of_reach, again = refusal, None
+                asked *= CLOSE * refusal.error / refusal.eps
+                continue
             except BoundNotMet as refusal:
                 if best is None:
                     raise refusal.with_network(self._certified) from None
@@ -162,6 +171,8 @@ class _Request:
                 name, asked, again = None, self.eps, None
             else:
                 break
+        if best is None and out_of_reach is not None:
+            raise out_of_reach
         assert best is not None
         raise _not_met(self.target, best, self.eps)
 
@@ -197,11 +208,12 @@ def _not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
     kind = "observed error" if claim.bound is None else "bound"
     why = "" if claim.complete else " The proof ran out of time: a larger eps, or a smaller box, is easier to prove."
     rounding = _rounding(network)
-    change = "Choose a larger eps, or another construction (attnc plan lists them)."
-    if rounding > 0.3 * eps and claim.error is not None:
+    larger = "a larger eps" if claim.error is None else f"eps ≥ {round_above(claim.error):.2g}"
+    change = f"Choose {larger}, or another construction (attnc plan lists them)."
+    if rounding > 0.3 * eps:
         why += f" Rounding alone costs {rounding:.2g}: that is the rounding level of {claim.dtype} here."
         wider = ", float64" if claim.dtype == "float32" else ""
-        change = f"Choose eps ≥ {round_above(claim.error):.2g}{wider}, or a box closer to 0."
+        change = f"Choose {larger}{wider}, or a box closer to 0."
     return BoundNotMet(
         f"cannot bring {target.describe()} on {target.box} to eps={eps:g} by {network.construction}: the {kind} is "
         f"{claim.error:.3g}.{why} {change}",

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.gate.error import half_line, observed, reach_of, tail
-from attnc.constructions.gate.keys import Gate, GateKeys, positive, unreachable
+from attnc.constructions.gate.keys import Gate, GateKeys, OutOfReach, positive
 from attnc.constructions.gate.table import ATAN, ERF, GELU, GELU_TANH, SOFTPLUS, Row
 from attnc.constructions.unary.keys import Function
 from attnc.constructions.unary.minimax import fit_values
@@ -60,7 +60,7 @@ def min_keys(name: str, eps: float, hints: dict[int, float], make: Callable[[int
     best = make(max(hints))
     if best.error <= eps:
         return best
-    raise unreachable(name, eps, best.error, best.num_anchors)
+    raise OutOfReach(name, eps, best.error, best.num_anchors)
 
 
 @functools.lru_cache(maxsize=256)

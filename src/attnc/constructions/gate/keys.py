@@ -135,9 +135,12 @@ def power_of_two(at_least: float) -> float:
     return math.ldexp(1.0, exponent - 1 if mantissa == 0.5 else exponent)
 
 
-def unreachable(name: str, eps: float, error: float, keys: int) -> InputError:
-    """What to raise where no gate is as accurate as that."""
-    return InputError(
-        f"no {name} gate has an error ≤ eps={eps:g}: the most accurate one has {keys} keys and an error of "
-        f"{error:.2g}. Choose eps ≥ {round_above(error):.2g}."
-    )
+class OutOfReach(InputError):
+    """No gate is as accurate as `eps`; the most accurate one has the error `error`."""
+
+    def __init__(self, name: str, eps: float, error: float, keys: int) -> None:
+        self.eps, self.error = eps, error
+        super().__init__(
+            f"no {name} gate has an error ≤ eps={eps:g}: the most accurate one has {keys} keys and an error of "
+            f"{error:.2g}. Choose eps ≥ {round_above(error):.2g}."
+        )

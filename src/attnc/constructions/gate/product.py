@@ -11,7 +11,7 @@ import numpy as np
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.gate.error import observed
 from attnc.constructions.gate.fitted import min_keys
-from attnc.constructions.gate.keys import Gate, GateKeys, positive, unreachable
+from attnc.constructions.gate.keys import Gate, GateKeys, OutOfReach, positive
 from attnc.constructions.unary.keys import Keys
 from attnc.constructions.unary.minimax import chebyshev, fit_values
 
@@ -83,7 +83,7 @@ def product_gate(eps: float, size_x: float = 1.0, size_y: float = 1.0) -> Produc
         if 0.9 * hint <= share and error <= share:
             break
     else:
-        raise unreachable("product", eps, error * scale, p)
+        raise OutOfReach("product", eps, error * scale, p)
     # size_y·A(y/size_y)
     scaled = Keys(keys.slopes / size_y, keys.offsets, keys.values * size_y)
     return ProductGate(error * scale * (1 + 1e-14), size_x, size_y, scaled)
