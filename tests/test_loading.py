@@ -91,3 +91,18 @@ def test_a_certificate_that_contradicts_itself_is_not_loaded(tmp_path, change, m
     path.write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(FileError, match=message):
         attnc.load(tmp_path / "net")
+
+
+def test_a_certificate_without_room_for_what_grids_leave_out_is_evaluated_without_grids(tmp_path):
+    """The checker adds `truncation` to every leaf, and believes that engines leave out no more than that."""
+    net = attnc.compile("sin(x)+cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 1e-6, construction="spectral_grid")
+    assert 0 < net.truncation == net.certificate.truncation
+    assert net.work_per_point < net.num_anchors
+    net.save(tmp_path / "net")
+    path = tmp_path / "net" / "certificate.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {"truncation": 0.0}), encoding="utf-8")
+    again = attnc.load(tmp_path / "net")
+    assert again.truncation == 0
+    assert again.work_per_point == net.num_anchors
+    points = np.random.default_rng(0).uniform(-3, 3, (100, 2))
+    assert np.abs(again(points) - net(points)).max() <= 2 * net.certificate.bound

@@ -12,6 +12,7 @@ from attnc.certificates.at_points import prove_at_points
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.observed import observed_error, sample_points
 from attnc.constructions.built import Built, Progress
+from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError, ProgramError
 from attnc.network import Network
 from attnc.numerics.bound import Term
@@ -111,7 +112,6 @@ def _at_points(network: Network, target: TableTarget, eps: float, progress: Prog
         bound=found.bound,
         terms=found.terms,
         method=method,
-        truncation=network.truncation,
         table=tuple(map(tuple, rows.tolist())) if rows.size <= MAX_STORED else (),
     )
     return dataclasses.replace(network, certificate=claim)
@@ -139,6 +139,7 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
         norm=f"{p:g}",
         method=method_of("estimate" if bound is None else "theorem", target),
         points=target.num_points if isinstance(target, TableTarget) else None,
+        truncation=NumpyEngine(built.program).truncation,
     )
     return Network(
         built.program,

@@ -12,9 +12,9 @@ from attnc.certificates.certificate import Certificate
 from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
 from attnc.certificates.proven import Proven
 from attnc.certificates.prover import MAX_VARIABLES, prove
-from attnc.certificates.relu_prover import prove_relu
+from attnc.certificates.relu_prover import NetworkProof, prove_relu
 from attnc.certificates.selection_prover import MAX_SELECTING_VARIABLES, prove_selection
-from attnc.certificates.staged import prove_staged
+from attnc.certificates.staged import StagedProof, prove_staged
 from attnc.constructions.built import Built, Progress
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
@@ -85,6 +85,10 @@ def _by_heads(
         found = prove_staged(network.program, target, derivation, time_budget=seconds, progress=progress)
     except ProgramError:
         return None
+    return dataclasses.replace(_staged(network, found), axes=found.axes)
+
+
+def _staged(network: Network, found: StagedProof | NetworkProof) -> Certificate:
     bound, terms = found.bound, found.terms
     if network.truncation:
         bound = float(up(bound + network.truncation))
@@ -93,11 +97,9 @@ def _by_heads(
         network.certificate,
         bound=bound,
         terms=terms,
-        truncation=network.truncation,
         method="staged proof",
         stages=found.as_json(),
         outputs=found.outputs,
-        axes=found.axes,
         complete=found.complete,
     )
 
@@ -109,18 +111,9 @@ def _selects(target: Target) -> bool:
 
 def _by_layers(network: Network, target: ReLUNetwork, seconds: float, progress: Progress | None) -> Certificate | None:
     try:
-        found = prove_relu(network.program, target, time_budget=seconds, progress=progress)
+        return _staged(network, prove_relu(network.program, target, time_budget=seconds, progress=progress))
     except ProgramError:
         return None
-    return dataclasses.replace(
-        network.certificate,
-        bound=found.bound,
-        terms=found.terms,
-        method="staged proof",
-        stages=found.as_json(),
-        outputs=found.outputs,
-        complete=found.complete,
-    )
 
 
 def _by_leaves(
@@ -175,7 +168,6 @@ def _with_leaves(network: Network, target: Target, found: Proven) -> Certificate
         complete=found.complete,
         core=(float(found.core.lo[0]), float(found.core.hi[0])) if found.tails else None,
         cuts=found.cuts,
-        truncation=network.truncation,
         assumptions=(*claim.assumptions, *([TAILS] if found.tails else [])),
     )
 

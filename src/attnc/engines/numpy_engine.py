@@ -33,12 +33,15 @@ Progress = Callable[[float], None]
 
 
 class NumpyEngine:
-    """Evaluates one program; folding happens at construction. `work_per_point` counts the scores that a point costs."""
+    """Evaluates one program; folding happens at construction. `work_per_point` counts the scores that a point costs.
 
-    def __init__(self, program: Program) -> None:
+    Grids are evaluated as such in the last stage alone, `with_grids`: what they are off by, no later softmax magnifies.
+    """
+
+    def __init__(self, program: Program, *, with_grids: bool = True) -> None:
         self.program = program
         self.form = normal_form(program)
-        self._stages = [_stream(stage, stage is self.form.stages[-1]) for stage in self.form.stages]
+        self._stages = [_stream(stage, with_grids and stage is self.form.stages[-1]) for stage in self.form.stages]
         self._output = Rows(self.form.output)
         heads = [head for stage in self._stages if isinstance(stage, _Attention) for head in stage.heads]
         self.work_per_point = sum(head.work_per_point for head in heads)
@@ -84,16 +87,14 @@ class NumpyEngine:
         return self._output(u)
 
 
-def _stream(stage: AttentionStage | SoftmaxStage, is_last: bool) -> _Attention | _Softmax:
-    return _Attention(stage, is_last) if isinstance(stage, AttentionStage) else _Softmax(stage)
+def _stream(stage: AttentionStage | SoftmaxStage, may_be_grid: bool) -> _Attention | _Softmax:
+    return _Attention(stage, may_be_grid) if isinstance(stage, AttentionStage) else _Softmax(stage)
 
 
 class _Attention:
-    """Grids are evaluated as such in the last stage alone: what they are off by, no later softmax then magnifies."""
-
-    def __init__(self, stage: AttentionStage, is_last: bool) -> None:
+    def __init__(self, stage: AttentionStage, may_be_grid: bool) -> None:
         self._stage = stage
-        has_grids = is_last and stage.residual is None
+        has_grids = may_be_grid and stage.residual is None
         grids = [grid_head(head) if has_grids else None for head in stage.heads]
         self.heads: list[StreamedHead] = [g or streamed(head) for g, head in zip(grids, stage.heads, strict=True)]
         self._residual = None if stage.residual is None else Rows(stage.residual)
