@@ -81,7 +81,7 @@ class Reader:
         *definitions, outputs = text.split(";") if isinstance(text, str) and names is None else [text]
         for name, _, body in (definition.partition("=") for definition in definitions):
             name = name.strip()
-            if not NAME.fullmatch(name) or name in (*self.variables, "pi", "e"):
+            if not NAME.fullmatch(name) or name in self.variables or name in NAMED:
                 raise BadFile(f"the expression defines {name!r:.40}, which is no name, or known already")
             self.variables[name], *others = self._outputs(body, self.variables)
             if others:

@@ -82,8 +82,10 @@ class Reduction:
 
     def _stage(self, outputs: list[Form]) -> Stage:
         outputs = [form.folded() for form in outputs]
-        averages = (key for form in outputs for key in form.sizes if _is_average(key))
-        heads: dict[tuple[int, int, int], None] = dict.fromkeys(key[:3] for key in averages)
+        heads: dict[tuple[int, int, int], dict[int, Form]] = {}  # (layer, query, number): the outputs that read it
+        for o, form in enumerate(outputs):
+            for head in dict.fromkeys(key[:3] for key in form.sizes if _is_average(key)):
+                heads.setdefault(head, {})[o] = form
         affine = [
             form._replace(
                 terms={key: x for key, x in form.terms.items() if not _is_average(key)},
@@ -91,7 +93,7 @@ class Reduction:
             )
             for form in outputs
         ]
-        return Stage([self._head(*head, outputs) for head in heads], affine, self.inputs)
+        return Stage([self._head(*head, read_by) for head, read_by in heads.items()], affine, self.inputs)
 
     def _entry(self, stream: str, i: int, token: int, feature: int) -> Form:
         """One entry of the state after i layers."""
@@ -168,9 +170,9 @@ class Reduction:
         if any(_is_average(key) for form in forms for key in form.sizes):
             raise Refused(f"not a one-stage program: attention reads what attention wrote{self.unproved}")
 
-    def _head(self, i: int, query: int, h: int, outputs: list[Form]) -> Head:
+    def _head(self, i: int, query: int, h: int, outputs: dict[int, Form]) -> Head:
+        """`outputs`: those that read it."""
         layer, place = self.layers["layers"][i - 1], (i, query, h)
-        reading = [o for o, form in enumerate(outputs) if any(_is_average(x) and x[:3] == place for x in form.sizes)]
         q, projected = dict[int, Form](), list[dict[int, Form]]()
         if layer["kind"] == "softmax":
             features = range(self.shapes["layers"][i][1])
@@ -194,7 +196,9 @@ class Reduction:
             q = self._projected("layers", i - 1, query, head["W_Q"])
             projected, values = ([self._projected(stream, at, k, head[W]) for k in tokens] for W in ("W_K", "W_V"))
             scores = [self._sum([(q[j], b) for j, b in key.items() if j in q]) for key in projected]
-        said = {o: stacked([self._read_out(outputs[o], place, v, len(values)) for v in values]) for o in reading}
+        said = {
+            o: stacked([self._read_out(output, place, v, len(values)) for v in values]) for o, output in outputs.items()
+        }
         whole, slack = stacked(scores), Vector([arb(0)] * len(scores))
         found = Head(whole, said, times(whole.n, whole.sizes), slack, whole.n, depth)
         is_fine = self.dtype == "float32" and projected and all(b.is_constant for k in projected for b in k.values())
