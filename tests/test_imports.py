@@ -26,7 +26,7 @@ LEVELS = (
     {"model_card"},
     {"plots"},
     {"network"},
-    {"loading", "planning", "proving"},
+    {"loading", "planning", "proving", "refusing"},
     {"certifying", "choosing"},
     {"compiling", "diagnosing"},
     {"converting"},

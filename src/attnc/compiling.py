@@ -5,6 +5,7 @@ source  →  target  →  construction (program and bound)  →  certificate  �
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import numbers
@@ -23,11 +24,11 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.gate.keys import OutOfReach
 from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
-from attnc.constructions.unary.request import round_above
 from attnc.errors import BoundNotMet, InputError, real_number
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.planning import CONSTRUCTIONS
+from attnc.refusing import not_met, rounding_of, with_nearest
 from attnc.targets.box import BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.sources import as_target
@@ -118,6 +119,15 @@ class _Request:
     progress: Progress | None
 
     def network(self) -> Network:
+        """Within eps; or BoundNotMet, with what can be had instead."""
+        try:
+            return self._proved()
+        except BoundNotMet as refusal:
+            raise with_nearest(
+                refusal, self.target, lambda eps: dataclasses.replace(self, eps=eps, also=None)._proved()
+            ) from None
+
+    def _proved(self) -> Network:
         """Built and proved; built again for a smaller error where the proof found more than the construction saw.
 
         Where that does not help, because rounding is in the way, another construction may.
@@ -158,7 +168,7 @@ class _Request:
             before = least.get(name, math.inf)
             least[name] = min(error, before)
             best = network if error <= min(least.values()) else best
-            rounding = min(_rounding(network), error)
+            rounding = min(rounding_of(network), error)
             is_proof_too_long = not claim.complete and (claim.observed or 0.0) <= self.eps / 2
             if rounding < self.eps and error < WORTHWHILE * before and not is_proof_too_long:
                 if again is None and built.again is not None and claim.stages:
@@ -174,7 +184,7 @@ class _Request:
         if best is None and out_of_reach is not None:
             raise out_of_reach
         assert best is not None
-        raise _not_met(self.target, best, self.eps)
+        raise not_met(self.target, best, self.eps)
 
     def _drifts(self, claim: Certificate) -> bool:
         """On an infinite box, samples say nothing: far out any error can be found where slopes differ."""
@@ -187,41 +197,6 @@ class _Request:
 
     def _certified(self, built: Built) -> Network:
         return certify(built, self.target, self.p, self.eps, self.command, self.progress)
-
-
-def _rounding(network: Network) -> float:
-    """What the bound holds of rounding."""
-    return math.fsum(term.value for term in network.certificate.terms if term.name == "rounding")
-
-
-def _not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
-    claim = network.certificate
-    if not target.box.is_bounded and not math.isfinite(math.inf if claim.bound is None else claim.bound):
-        return BoundNotMet(
-            f"no bound was found for {target.describe()} on {target.box}, by {network.construction}: far out, function "
-            f"and network must have exactly the same slope, and weights are {claim.dtype} numbers: 0.25 is one, 0.3 is "
-            "not. Choose coefficients that are, or a finite box.",
-            eps=eps,
-            bound=claim.bound,
-            build=lambda: network,
-        )
-    kind = "observed error" if claim.bound is None else "bound"
-    why = "" if claim.complete else " The proof ran out of time: a larger eps, or a smaller box, is easier to prove."
-    rounding = _rounding(network)
-    larger = "a larger eps" if claim.error is None else f"eps ≥ {round_above(claim.error):.2g}"
-    change = f"Choose {larger}, or another construction (attnc plan lists them)."
-    if rounding > 0.3 * eps:
-        why += f" Rounding alone costs {rounding:.2g}: that is the rounding level of {claim.dtype} here."
-        wider = ", float64" if claim.dtype == "float32" else ""
-        change = f"Choose {larger}{wider}, or a box closer to 0."
-    return BoundNotMet(
-        f"cannot bring {target.describe()} on {target.box} to eps={eps:g} by {network.construction}: the {kind} is "
-        f"{claim.error:.3g}.{why} {change}",
-        eps=eps,
-        bound=claim.bound,
-        worst_box=claim.worst_box(network.box),
-        build=lambda: network,
-    )
 
 
 def plan(

@@ -126,22 +126,23 @@ def _by_leaves(
     most_cells: int = MOST_CELLS,
 ) -> Certificate | None:
     claim = network.certificate
-    provers: list[functools.partial[Proven]]
+    provers: list[functools.partial[Proven]] = []
     if isinstance(target, ExpressionTarget) and not network.program.num_attention_layers and p == math.inf:
         try:
             return _with_leaves(network, target, prove_affine(network.program, target))
         except ProgramError:
             return None
-    if is_one_stage and isinstance(target, ExpressionTarget | CallableTarget) and target.box.d <= MAX_VARIABLES:
-        provers = [functools.partial(prove, network.program, target, p=p)]
-    elif not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
-        provers = [functools.partial(prove_deep, network.program, target, p=p)]
-    elif p == math.inf and claim.bound is not None and _selects(target):
-        provers = [functools.partial(prove_selection, network.program, target)]
-        if isinstance(target, ExpressionTarget):  # a grid takes far fewer leaves axis by axis
-            provers.insert(0, functools.partial(prove_deep, network.program, target))
-    else:
-        return None
+    if not is_one_stage and target.box.d <= MAX_DEEP_VARIABLES:
+        provers.append(functools.partial(prove_deep, network.program, target, p=p))
+    if is_one_stage:
+        selects = p == math.inf and claim.bound is not None and _selects(target)
+        if selects and isinstance(target, ExpressionTarget) and target.box.d > 1:
+            # A grid takes far fewer leaves axis by axis, and they are checked sooner.
+            provers.append(functools.partial(prove_deep, network.program, target))
+        if isinstance(target, ExpressionTarget | CallableTarget) and target.box.d <= MAX_VARIABLES:
+            provers.append(functools.partial(prove, network.program, target, p=p))
+        elif selects:
+            provers.append(functools.partial(prove_selection, network.program, target))
     for prover in provers:
         with contextlib.suppress(ProgramError):
             found = prover(

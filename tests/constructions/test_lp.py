@@ -82,3 +82,11 @@ def test_jumps_are_refused_in_the_max_norm():
 def test_bad_norms(norm):
     with pytest.raises(InputError, match="norm"):
         attnc.compile("x", [(-1, 1)], 0.1, norm=norm)
+
+
+@pytest.mark.parametrize(("text", "norm"), [("abs(x)", 1), ("exp(x)", 2)])
+def test_many_hard_cells_are_proved_in_a_norm(text, norm):
+    """On coarse cells no Taylor bound is finite; the proof has to come to finer ones all the same."""
+    claim = attnc.compile(text, [(-1, 1)], eps=0.03, construction="max_affine", norm=norm).certificate
+    assert claim.method == "proof"
+    assert claim.observed <= claim.bound <= 1.05 * claim.observed

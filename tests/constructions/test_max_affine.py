@@ -200,3 +200,18 @@ def test_a_box_far_from_zero_is_refused_or_right():
     built = max_affine(narrow, points_per_axis=100)
     points = np.linspace(1e16, 1e16 + 16, 50)[:, None]
     assert error_at(built.program, narrow, points) <= built.bound.value
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [("sqrt(x + 1) + y**2", [(-1, 1)] * 2), ("x*y*z", [(-1, 1)] * 3), ("max(x, y)", [(-2, 2), (-1, 1)])],
+)
+def test_a_grid_is_proved_axis_by_axis(text, box):
+    """Fewer leaves than there are cells, and a bound that is close to the error, at kinks and infinite slopes too."""
+    net = attnc.compile(text, box, eps=0.25, construction="max_affine")
+    claim = net.certificate
+    assert claim.method == "proof"
+    assert {leaf[0] for leaf in claim.leaves} == {"enclosure"}
+    assert len(claim.leaves) < net.num_anchors
+    assert claim.observed <= claim.bound <= 1.1 * claim.observed
+    assert [term.name for term in claim.terms] == ["selection", "rounding"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnc.errors import FileError
 from attnc.numerics.bound import Term
-from attnc.targets.box import Box
+from attnc.targets.box import Box, show_intervals
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -81,7 +81,7 @@ class Certificate:
     def worst_place(self, box: Box) -> str:
         """The same in words, where the ledger is that of one leaf: not of a norm, of a tail, nor head by head."""
         found = self.worst_box(box) if self.norm == "inf" and all(term.name != "tail" for term in self.terms) else None
-        return ", ".join(f"{name} ∈ [{lo:.6g}, {hi:.6g}]" for name, (lo, hi) in (found or {}).items())
+        return show_intervals(found or {})
 
     def to_json(self, expression: str | None, box: Box) -> dict[str, Any]:
         """All but the hash of the weights, which the writer of the files adds."""

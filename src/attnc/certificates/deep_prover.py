@@ -78,6 +78,9 @@ def prove_deep(
     else:
         breaks = row_breaks(last, target.box.d, leak)
     heads = axis_keys(stages, Interval(target.box.lo[None], target.box.hi[None]), breaks, leak)
+    rounding = np.full(target.num_outputs, truncation)  # that of scores only makes leaks larger
+    for head in heads or ():
+        rounding[head.outputs] += head.rounding
 
     def bounds(centres: np.ndarray, radii: np.ndarray, _: Goal) -> Bounds:
         cells = cells_within(target.box, centres, radii)
@@ -86,7 +89,9 @@ def prove_deep(
             for head in heads:
                 upper[:, head.outputs] = up(head.bounds(target, cells) + truncation)
             upper = upper if p == math.inf else up(SPARE * upper)
-            return Bounds(upper, {KIND: upper})
+            if before:
+                return Bounds(upper, {KIND: upper})
+            return Bounds(upper, {"selection": upper - rounding, "rounding": np.broadcast_to(rounding, upper.shape)})
         pieces, cell = cut_at(breaks, cells)
         state = pieces
         for stage in before:

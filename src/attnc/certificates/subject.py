@@ -114,11 +114,10 @@ class Subject:
         taylor, selection = self._rounded(self._local(ORDER_OF_NORM)), self._selection()
         if num_keys > FEW_KEYS and self._selects(taylor, selection, math.ceil(math.log2(8 * num_keys) / d)):
             return (selection,)
-        return (
-            taylor,
-            *([selection] if num_keys <= FEW_KEYS else []),
-            *self._at_kinks(is_fallback=num_keys > FEW_KEYS),
-        )
+        if num_keys <= FEW_KEYS:
+            return (taylor, selection, *self._at_kinks(is_fallback=False))
+        # Coarse cells have no Taylor bound at all: something finite must tell which of them to halve.
+        return (taylor, *self._at_kinks(is_fallback=True), dataclasses.replace(selection, is_fallback=True))
 
     def _at_kinks(self, is_fallback: bool) -> tuple[Kind, ...]:
         """Selection leaves are finite everywhere: beside them mean values must be tried although there is a bound."""

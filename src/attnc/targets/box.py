@@ -81,7 +81,17 @@ class Box:
         return {name: [x if math.isfinite(x) else str(x) for x in ends] for name, ends in self.as_dict().items()}
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} ∈ [{lo:.6g}, {hi:.6g}]" for name, (lo, hi) in self.as_dict().items())
+        return show_intervals(self.as_dict())
+
+
+def show_intervals(intervals: Mapping[str, tuple[float, float]]) -> str:
+    """With so many digits that both ends can be told apart."""
+
+    def show(lo: float, hi: float) -> str:
+        texts = ((f"{lo:.{digits}g}", f"{hi:.{digits}g}") for digits in (6, 9, 12, 17))
+        return ", ".join(next((pair for pair in texts if pair[0] != pair[1]), (str(lo), str(hi))))
+
+    return ", ".join(f"{name} ∈ [{show(lo, hi)}]" for name, (lo, hi) in intervals.items())
 
 
 def _interval(name: str, pair: Any) -> tuple[float, float]:

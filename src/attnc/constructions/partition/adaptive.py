@@ -20,6 +20,7 @@ from attnc.constructions.partition.positions import Positions, num_positions
 from attnc.constructions.partition.request import Request
 from attnc.constructions.partition.selection import score_error
 from attnc.constructions.partition.weights import Cells
+from attnc.constructions.unary.request import round_above
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
@@ -229,8 +230,8 @@ class Search:
             f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with adaptive centres: it "
             f"needs about {self.positions.n * reached.needed:,.0f} anchors, more than max_anchors="
             f"{request.max_anchors:,} and max_bytes={request.max_bytes:,} allow. Within the limit "
-            f"({self.limit:,} centres) the bound is about {bound:.3g}. Choose eps ≥ {bound:.2g}, a smaller box, or "
-            "raise max_anchors and max_bytes.",
+            f"({self.limit:,} centres) the bound is about {bound:.3g}. Choose eps ≥ {round_above(bound):.2g}, a smaller "
+            "box, or raise max_anchors and max_bytes.",
             eps=eps,
             bound=bound,
             worst_box=target.box.as_dict(),

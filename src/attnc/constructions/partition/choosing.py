@@ -14,6 +14,7 @@ from attnc.constructions.partition.grid import Grid, choose_counts, variation_no
 from attnc.constructions.partition.of_grid import Partition, grid_leak, grid_score_error
 from attnc.constructions.partition.positions import Positions, num_positions
 from attnc.constructions.partition.request import Request
+from attnc.constructions.unary.request import round_above
 from attnc.errors import BoundNotMet, InputError
 from attnc.targets.target import Target
 
@@ -174,7 +175,7 @@ def _refusal(
         f"cannot bring the bound to eps={request.eps:g} for {target.describe()} on {target.box} with a partition into "
         f"cells: it needs about {anchors:,} anchors ({' × '.join(map(str, needed))} centres, {size / 2**20:,.0f} MiB), "
         f"more than {limit} allows. Within it ({' × '.join(map(str, counts))} centres) the bound is about {bound:.3g}. "
-        f"Choose eps ≥ {bound:.2g}, a smaller box, or raise max_anchors and max_bytes.",
+        f"Choose eps ≥ {round_above(bound):.2g}, a smaller box, or raise max_anchors and max_bytes.",
         eps=request.eps,
         bound=bound,
         worst_box=reachable.cell,
