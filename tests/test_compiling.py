@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -248,3 +249,31 @@ def test_an_affine_function_on_all_of_R_is_exact():
     net = attnc.compile("x - 5*x", box={"x": (-math.inf, math.inf)}, eps=1e-3)
     assert net.certificate.observed == net.certificate.bound == 0
     assert net([[3.0]])[0] == -12
+
+
+@pytest.mark.parametrize(
+    ("text", "box", "eps", "options"),
+    [
+        ("sin(x)", {"x": (-3, 3)}, 1e-17, {}),  # no construction
+        ("sin(x)", {"x": (-3, 3)}, 1e-15, {"construction": "spectral_grid"}),  # below rounding
+        ("abs(x)", {"x": (-1, 1)}, 1e-4, {"construction": "spectral_grid", "max_anchors": 60}),
+        ("sqrt(x)", {"x": (0, 1)}, 1e-9, {"construction": "graded", "max_anchors": 10}),
+        ("sin(x)*y", {"x": (-3, 3), "y": (-1, 1)}, 1e-2, {"construction": "max_affine", "max_anchors": 500}),
+        ("sin(x)*y", {"x": (-3, 3), "y": (-1, 1)}, 1e-4, {"max_anchors": 3}),
+    ],
+)
+def test_a_refusal_tells_what_can_be_had(text, box, eps, options):
+    """The best bound, where it is largest, and an eps that is met indeed."""
+    with pytest.raises(attnc.BoundNotMet) as caught:
+        attnc.compile(text, box, eps, **options)
+    refusal = caught.value
+    assert eps < refusal.network.certificate.bound <= refusal.bound < math.inf
+    assert set(refusal.worst_box) == set(box)
+    assert all(box[name][0] <= lo < hi <= box[name][1] for name, (lo, hi) in refusal.worst_box.items())
+    *_, met = re.findall(r"eps(?:=| ≥ )([0-9.]*[0-9](?:e[+-][0-9]+)?)", str(refusal))
+    assert attnc.compile(text, box, float(met), **options).certificate.bound <= float(met)
+
+
+def test_ends_of_a_narrow_box_can_be_told_apart():
+    with pytest.raises(attnc.BoundNotMet, match=r"\[1000000, 1000001\]"):
+        attnc.compile("x**2", {"x": (1e6, 1e6 + 1)}, 1e-9, construction="max_affine")

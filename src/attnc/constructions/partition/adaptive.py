@@ -230,8 +230,8 @@ class Search:
             f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with adaptive centres: it "
             f"needs about {self.positions.n * reached.needed:,.0f} anchors, more than max_anchors="
             f"{request.max_anchors:,} and max_bytes={request.max_bytes:,} allow. Within the limit "
-            f"({self.limit:,} centres) the bound is about {bound:.3g}. Choose eps ≥ {round_above(bound):.2g}, a smaller "
-            "box, or raise max_anchors and max_bytes.",
+            f"({self.limit:,} centres) the bound is about {bound:.3g}. Choose eps ≥ {round_above(bound):.2g}, a "
+            "smaller box, or raise max_anchors and max_bytes.",
             eps=eps,
             bound=bound,
             worst_box=target.box.as_dict(),

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.limits import bytes_per_anchor
-from attnc.constructions.partition.grid import Grid, choose_counts, variation_norm
+from attnc.constructions.partition.grid import Grid, Variation, choose_counts, variation_norm
 from attnc.constructions.partition.of_grid import Partition, grid_leak, grid_score_error
 from attnc.constructions.partition.positions import Positions, num_positions
 from attnc.constructions.partition.request import Request
@@ -92,8 +92,26 @@ def choose_grid(
     counts = choose_counts(
         target, _share(target, request), _search_rho(target, eta), max_cells, request.dtype, request.p
     )
-    if not _fits(request, cost, counts):
-        raise _refusal(target, request, counts, eta, cost, rebuild)
+    if _fits(request, cost, counts):
+        return Grid(target.box, counts, request.dtype)
+    # What is needed may have been estimated only, and generously: the largest grid that is allowed may do.
+    smaller = _largest_allowed(target, request, counts, cost)
+    reachable = variation_norm(target, smaller, _search_rho(target, eta)(smaller), request.p)
+    if reachable.value <= _share(target, request) and _fits(request, cost, smaller.counts):
+        return smaller
+    raise _refusal(target, request, counts, smaller, reachable, cost, rebuild)
+
+
+def _largest_allowed(target: Target, request: Request, needed: tuple[int, ...], cost: Cost) -> Grid:
+    """The largest multiple of `needed` within the limits, by bisection: 50 halvings tell 1e15 cells apart."""
+    fitting, too_large, counts = 0.0, 1.0, (1,) * target.box.d
+    for _ in range(50):
+        shrink = (fitting + too_large) / 2
+        smaller = tuple(max(1, math.floor(count * shrink)) for count in needed)
+        if _fits(request, cost, smaller):
+            fitting, counts = shrink, smaller
+        else:
+            too_large = shrink
     return Grid(target.box, counts, request.dtype)
 
 
@@ -150,24 +168,15 @@ def _refusal(
     target: Target,
     request: Request,
     needed: tuple[int, ...],
-    eta: Callable[[Grid], float],
+    grid: Grid,
+    reachable: Variation,
     cost: Cost,
     rebuild: Callable[[tuple[int, ...]], Built],
 ) -> BoundNotMet:
     """eps needs more anchors than allowed: says how many, and what can be reached, before anything large is made."""
     assert request.eps is not None
     anchors, size = cost(needed)
-    fitting, too_large = 0.0, 1.0
-    counts = (1,) * target.box.d
-    for _ in range(50):  # bisection for the largest multiple of `needed` that fits: 50 halvings tell 1e15 cells apart
-        shrink = (fitting + too_large) / 2
-        smaller = tuple(max(1, math.floor(count * shrink)) for count in needed)
-        if _fits(request, cost, smaller):
-            fitting, counts = shrink, smaller
-        else:
-            too_large = shrink
-    grid = Grid(target.box, counts, request.dtype)
-    reachable = variation_norm(target, grid, _search_rho(target, eta)(grid), request.p)
+    counts = grid.counts
     bound = reachable.value * request.eps / _share(target, request)
     is_many = anchors > request.max_anchors
     limit = f"max_anchors={request.max_anchors:,}" if is_many else f"max_bytes={request.max_bytes:,}"
