@@ -24,7 +24,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Compiles mathematics into softmax attention, and proves how far off the result can be.",
     epilog="Example:\n\nattnc compile 'sin(x)+cos(y)' --box x=-3:3 --box y=-3:3 --eps 0.05 --out net\n\n"
-    "Exit codes: 0 done, 1 the bound was not met, 2 bad input or usage.",
+    "Exit codes: 0 done, 1 the bound was not met or not re-proved, 2 bad input or usage.",
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

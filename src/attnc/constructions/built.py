@@ -34,10 +34,11 @@ def require(built: Built, eps: float | None, target: Target) -> Built:
     bound = built.bound
     if eps is None or bound is None or bound.value <= eps:
         return built
+    dtype = str(built.program.dtype)
     raise BoundNotMet(
         f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with {built.construction}: "
-        f"it is {bound.value:.3g} = {bound}. Rounding in {built.program.dtype} limits what can be proved here; choose "
-        "a larger eps, float64, or a box closer to 0.",
+        f"it is {bound.value:.3g} = {bound}. Rounding in {dtype} limits what can be proved here; choose a larger "
+        f"eps{', float64' if dtype == 'float32' else ''}, or a box closer to 0.",
         eps=eps,
         bound=bound.value,
         worst_box=built.worst_box,

@@ -16,6 +16,7 @@ from attnc.constructions.partition.positions import Positions, num_positions
 from attnc.constructions.partition.request import Request
 from attnc.constructions.unary.request import round_above
 from attnc.errors import BoundNotMet, InputError
+from attnc.targets.box import show_intervals
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -183,7 +184,8 @@ def _refusal(
     return BoundNotMet(
         f"cannot bring the bound to eps={request.eps:g} for {target.describe()} on {target.box} with a partition into "
         f"cells: it needs about {anchors:,} anchors ({' × '.join(map(str, needed))} centres, {size / 2**20:,.0f} MiB), "
-        f"more than {limit} allows. Within it ({' × '.join(map(str, counts))} centres) the bound is about {bound:.3g}. "
+        f"more than {limit} allows. Within it ({' × '.join(map(str, counts))} centres) the bound is about {bound:.3g}, "
+        f"largest on {show_intervals(reachable.cell)}. "
         f"Choose eps ≥ {round_above(bound):.2g}, a smaller box, or raise max_anchors and max_bytes.",
         eps=request.eps,
         bound=bound,
