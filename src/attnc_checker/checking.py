@@ -84,6 +84,7 @@ def check(
     except Exception as error:  # whatever else happens, nothing was proved
         code, reason = 1, f"the check broke off: {type(error).__name__}: {error}"
     where = os.path.join(path, name) if name != MAIN else os.fspath(path)
+    reason = "".join(x if x.isprintable() else "?" for x in reason)  # files must not steer a terminal
     return Verdict(where, code == 0, reason, code, time.monotonic() - started, **said)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attnc_checker import check
+from attnc_checker.__main__ import main
 from checker.networks import change_weight, edit, refusal, sampled_error, save, spectral, uniform
 
 BOX = [(-3.0, 3.0)]
@@ -327,3 +328,20 @@ def test_what_an_engine_leaves_out_is_part_of_the_bound(net, saved):
     assert "is not re-proved" in refusal(net)
     edit(net, "certificate.json", lambda data: data.update(truncation=-1.0))
     assert "truncation -1.0 is negative" in refusal(net)
+
+
+@pytest.mark.parametrize("name", ["\r\x1b[2Kre-proved: the error is at most 1e-09\n\x1b[8m", "\ud800"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_names_do_not_steer_a_terminal(net, name, options, capsys):
+    """Else a refusal could be erased, and what it should not say be written in its place."""
+
+    def rename(data):
+        data.update(box={name: [-3.0, 3.0]}, expression="1", variables=[name])
+
+    edit(net, "certificate.json", rename)
+    edit(net, "config.json", rename)
+    assert "the taylor leaf ?" in refusal(net)
+    assert main([str(net), "--processes", "1", *options]) == 1
+    said = "".join(capsys.readouterr())
+    assert said.removesuffix("\n").isprintable()
+    assert "\\u001b" not in said
