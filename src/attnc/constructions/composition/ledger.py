@@ -92,7 +92,7 @@ class Ledger:
             for part in self.heads:
                 key = id(part)
                 size = self.ranges.size(part.left if isinstance(part, Multiply) else part)
-                most = max(size, 1e-300)
+                most = size or eps  # what is 0 all over, as relu of what is negative, need not be 0 to the last digit
                 deltas[key] = min(most, eps * weights[key] / total / max(costs[key], 1e-300))
         return deltas
 
