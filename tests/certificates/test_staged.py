@@ -57,6 +57,17 @@ def test_bounds_hold_and_are_not_loose(text, eps, dtype):
         assert found.bound <= 5 * worst
 
 
+@pytest.mark.parametrize(
+    ("text", "eps", "most"),
+    [("tanh(5*a*b)", 1e-3, 2.5), ("tanh(5*tanh(5*tanh(5*a*b) + b) + a)", 1e-2, 6.0), ("sigmoid(20*a*b)*b", 1e-3, 3.0)],
+)
+def test_errors_are_as_small_as_they_are_where_they_are_carried_farthest(text, eps, most):
+    """tanh is steepest where a·b is 0: there b is small, or a in the middle, where the head of the product is exact."""
+    target, built, found = composed(text, eps, "float64")
+    worst = Comparisons().check(built.program, target, found.bound, adversarial_points(built.program, target, 3000))
+    assert found.bound <= most * worst
+
+
 def test_rounding_at_a_kink_is_found_on_small_cells():
     """max(a, b) by a gate of two keys, exact but for rounding; its leaves are as wide as the range is."""
     target, built, found = composed("max(a, b)*c + 0.5*b", 1e-3, "float32")

@@ -111,7 +111,18 @@ def with_a_constant(data):
 
 
 def scaled(number, field, factor):
-    return lambda data: data["stages"][number].update({field: factor * data["stages"][number][field]})
+    def change(data):
+        said = data["stages"][number][field]
+        data["stages"][number][field] = [factor * x for x in said] if isinstance(said, list) else factor * said
+
+    return change
+
+
+def for_all_leaves(number, factor):
+    def change(data):
+        data["stages"][number] |= {"bound": factor * data["stages"][number]["bound"], "leaf_bounds": None}
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -123,9 +134,14 @@ def scaled(number, field, factor):
         (lambda data: data["stages"].append(data["stages"][-1]), "two stages or variables are called"),
         (narrowed, "the input of stage s_1 may leave the claimed interval"),
         (with_a_constant, "the input of stage z may leave the claimed interval"),
-        (scaled(1, "bound", 0.9), "is not re-proved to"),
-        (scaled(1, "bound", 2.0), "the errors of the stages add up to"),
+        (scaled(1, "leaf_bounds", 0.9), "is not re-proved to"),
+        (scaled(1, "bound", 0.9), "that of a leaf above that of the stage"),
         (scaled(1, "bound", -1.0), "a bound of stage 's_1' is negative"),
+        (scaled(1, "leaf_bounds", -1.0), "a bound of stage 's_1' is negative"),
+        (for_all_leaves(1, 0.9), "is not re-proved to"),
+        (for_all_leaves(1, 2.0), "the errors of the stages add up to"),
+        (lambda data: data["stages"][1]["leaf_bounds"].reverse(), "is not re-proved to"),
+        (lambda data: data["stages"][1]["leaf_bounds"].pop(), "leaves and 63 bounds"),
         (lambda data: data["stages"][1]["leaves"].pop(), "do not cover the box"),
         (stage(0, function="1.001*t"), "are not known to be the expression"),
         (stage(0, argument="1.001*a"), "are not known to be the expression"),
@@ -306,7 +322,7 @@ def test_every_head_adds_what_its_values_lean_on():
     head = reduced_head(*([form(row, map(abs, row), 1) for row in rows] for rows in (scores, values)))
     for count in (1, 2):
         stage = Stage([head] * count, [form((), ())], [0, 1])
-        _, unsure = along(stage, {0: fmpq(1)}, None, {ONE: arb(1), 0: arb(1), 1: arb(1)}, arb(1), "s0")
+        _, unsure, _ = along(stage, {0: fmpq(1)}, None, {ONE: arb(1), 0: arb(1), 1: arb(1)}, arb(1), "s0")
         assert unsure >= arb(count) / 8
 
 
@@ -316,3 +332,13 @@ def test_a_range_that_takes_many_halvings(tmp_path):
     attnc.compile("log(0.3 + x*x - x + y*y)*z", box, 1e-2, construction="compose").save(tmp_path / "net")
     verdict = check(tmp_path / "net", processes=1)
     assert verdict.proved, verdict.reason
+
+
+def test_what_the_carrier_has_no_share_in_is_fixed():
+    """Values of 2 and 4 times an input, with 2^−9 and 2^−8 of a constant in their sizes; or of two inputs."""
+    scores, values, sizes = [(0, 1, 0), (1, 2, 0)], [(0, 0, 2), (0, 0, 4)], [(2**-9, 0, 2), (2**-8, 0, 4)]
+    forms = [form(row, map(abs, row), 1) for row in scores], [*map(form, values, sizes, (1, 1))]
+    stage, reach = Stage([reduced_head(*forms)], [form((), ())], [0, 1]), {ONE: arb(1), 0: arb(1), 1: arb(3)}
+    for unit, wanted in (({1: fmpq(1)}, 2**-8), ({ONE: fmpq(0), 1: fmpq(2)}, 2**-8), ({0: fmpq(1), 1: fmpq(1)}, 12)):
+        _, _, fixed = along(stage, {0: fmpq(1)}, unit, reach, arb(3), "s0")
+        assert wanted <= float(fixed) <= wanted + 2**-7

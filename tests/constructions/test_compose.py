@@ -11,6 +11,7 @@ import attnc
 from attnc.certificates.staged import prove_staged
 from attnc.constructions import compose
 from attnc.errors import AttncError, InputError
+from attnc.ir.layers import Affine
 from attnc.targets.expression import Expression
 from constructions.adversary import worst_error
 from strategies.expressions import expressions
@@ -102,6 +103,15 @@ def test_doubling_the_angle_takes_layers_instead_of_anchors() -> None:
 def test_python_code_has_no_structure() -> None:
     with pytest.raises(InputError, match="structure"):
         compose(attnc.as_target(lambda X: X[:, 0], [(-1, 1)]), eps=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_what_is_0_all_over_is_made_by_a_gate_like_others(dtype: str) -> None:
+    """1 + x² is above y: relu(y − 1 − x²) is 0, and need not be so to 300 digits, with scores that no number holds."""
+    target = attnc.as_target("max(1 + x*x*z, y)*sin(y*z)", {"x": (-1.0, 1.0), "y": (-1.0, 0.5), "z": (0.1, 0.4)})
+    program = attnc.constructions.compose(target, eps=1e-3, dtype=dtype).program
+    sizes = [np.abs(layer.constant.values).max(initial=0.0) for layer in program.layers if isinstance(layer, Affine)]
+    assert max(sizes) < 1e9
 
 
 def test_jumps_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
 from attnc.targets.coefficient import MINUS, UNIT, ZERO
-from attnc.targets.error_flow import Affine, ErrorFlow, Link, Slopes
+from attnc.targets.error_flow import Affine, Deviations, ErrorFlow, Link, Slopes
 from attnc.targets.expression import Expression
 from attnc.targets.part_ranges import PartRanges, halved, sub_boxes
 from attnc.targets.parts import Combination, Multiply, Part, Source, T, Unary, function_of_t, in_order
@@ -185,3 +185,27 @@ def test_slopes_at_their_ends_dominate_all_between(seed):
     assert (worst <= bounds).all()
     assert (bounds <= whole).all()
     assert (bounds < whole).any()
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.02])
+def test_a_head_is_off_by_what_its_cells_and_its_carrier_say(fixed):
+    """y·(t + d(t)) at t = x: errors are small where y is, and where d is."""
+    box = Box.parse({"x": (-1.0, 1.0), "y": (-2.0, 0.5)})
+    x, y = Source(0), Source(1)
+    boxes = Interval(box.lo[None], box.hi[None])
+    for number in range(8):
+        boxes = halved(boxes, number % 2)
+    ranges = PartRanges(boxes, box.names)
+    edges = np.linspace(-1, 1, 33)
+    at = np.linspace(edges[:-1], edges[1:], 65)
+    deltas = np.abs(np.sin(7 * at)).max(axis=0) + 1e-3
+    deviations = Deviations(Interval(edges[:-1], edges[1:]), deltas, 2.0, fixed, 1e-4)
+    own = 2.0 * float(deltas.max()) + 1e-4
+    link = Link(Multiply(x, y), Affine(x, []), Slopes.of(T, -1.0, 1.0, 0.0), Affine(y, []), own, 0.0, deviations)
+    (found,) = ErrorFlow(ranges, [link]).own.T
+    assert found.max() <= own * (1 + 1e-12)
+    points = np.random.default_rng(0).uniform(boxes.lo, boxes.hi, (64, *boxes.shape))
+    true = np.abs(points[..., 1] * np.sin(7 * points[..., 0])).max(axis=0)
+    assert (true <= found).all()
+    assert np.median(found / np.maximum(true, 1e-3)) < (2.0 if fixed == 0 else 4.0)
+    assert found.min() < 0.1 * own + fixed

@@ -22,6 +22,7 @@ from attnc.certificates.deep.composed_bound import NOT_BOUNDED, Composed, Output
 from attnc.certificates.deep.derivation_check import check_derivation
 from attnc.certificates.deep.head_lines import StateForm, Writer, writes
 from attnc.certificates.deep.line_proof import prove_line
+from attnc.certificates.deep.rounded_leaves import leaf_intervals
 from attnc.certificates.deep.slices import Slice, slices
 from attnc.certificates.rounding.program import roundings
 from attnc.certificates.stages.extraction import stages
@@ -31,7 +32,7 @@ from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.numerics.bound import Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
-from attnc.targets.error_flow import Affine, Link, Slopes
+from attnc.targets.error_flow import Affine, Deviations, Link, Slopes
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.part_ranges import PartRanges, sub_boxes
 from attnc.targets.parts import Combination, Derivation, HeadClaim, Part, Source, in_order
@@ -44,6 +45,8 @@ U = UNIT_ROUNDOFF["float64"]
 SPARE = 2.0**-44
 """By which ranges are taken larger, relatively: no checker, whose roundings are other ones, has to agree in the last
 digits."""
+LEAST_LEVEL = 6
+"""Of the leaves of a head: its error swings along the interval, and is carried on as it is on each leaf."""
 ROOM = 1.125
 """By which errors of arguments are taken larger: slopes that a checker finds are not the same, and all that depends on
 these errors is how far arguments reach."""
@@ -51,16 +54,20 @@ these errors is how far arguments reach."""
 
 @dataclass(frozen=True, eq=False)
 class HeadProof:
-    """|A(t) − g(t)| ≤ delta for t in [lo, hi], for the head that writes `channel`."""
+    """|A(t) − g(t)| ≤ delta for t in [lo, hi], for the head that writes `channel`; on every leaf, one of deltas."""
 
     stage: str
     channel: str
     claim: Mapping[str, Any]  # what it is for, in the names of the inputs and of the heads before it
     lo: float
     hi: float
-    delta: float  # rounding included, in units of the carrier's largest
+    deltas: Float[np.ndarray, " leaves"]  # rounding included, in units of the carrier's largest
     held: tuple[float, float] | None  # where g is held at its ends, beyond which it is not defined
     proof: Proof
+
+    @property
+    def delta(self) -> float:
+        return float(self.deltas.max())
 
     def as_json(self) -> dict[str, Any]:
         """The claim with the leaves that prove it."""
@@ -72,6 +79,7 @@ class HeadProof:
             "held": None if self.held is None else list(self.held),
             "bound": self.delta,
             "leaves": [leaf.as_json() for leaf in self.proof.leaves],
+            "leaf_bounds": self.deltas.tolist(),
         }
 
 
@@ -191,18 +199,21 @@ class _Walk:
         if not np.isfinite([lo, hi, e_t, size, *sizes]).all():
             return _Known(claim.part, math.inf)  # an enclosure was too wide: nothing is proved from here on
         line, unsure = writer.along(argument, carrier, sizes)
-        proof, box, held = prove_line(line, claim.tree, lo, hi, e_t, self.seconds)
+        proof, box, held = prove_line(line, claim.tree, lo, hi, e_t, self.seconds, LEAST_LEVEL)
         rounding, proof = writer.rounding(line, argument, unsure, size, sizes, proof)
-        delta = float(up(proof.bound + up(rounding / size), 2)) if size > 0 else proof.bound
+        deltas = up(proof.leaf_bounds[:, 0] + up(rounding / size), 2) if size > 0 else proof.leaf_bounds[:, 0]
+        delta = float(deltas.max())
         own = float(up(size * delta + unsure, 2))
+        fixed = 0.0 if carrier is None else writer.fixed_size(carrier, sizes)
+        deviations = Deviations(leaf_intervals(proof), deltas, size, fixed, unsure)
         slopes, read = Slopes.of(claim.tree, lo, hi, e_t, held), _read(claim.argument, argument, state, e_t)
         carried = None
         if claim.carrier is not None and carrier is not None:
             carried = _read(claim.carrier, carrier, state, off)
-        self.links.append(Link(claim.part, read, slopes, carried, own, rounding))
+        self.links.append(Link(claim.part, read, slopes, carried, own, rounding, deviations))
         text = self._claim(claim) | {"term": f"{to_text(claim.tree)} of {self.ranges.describe(claim.argument)}"}
         ends = float(box.lo[0]), float(box.hi[0])
-        self.heads.append(HeadProof(stage, name, text, *ends, delta, held, proof))
+        self.heads.append(HeadProof(stage, name, text, *ends, deltas, held, proof))
         self.names[id(claim.part)] = f"{self.prefix}{len(self.heads) - 1}"
         return _Known(claim.part, float(up(own + size * slopes.change + slopes.values.mag.max() * off, 4)))
 

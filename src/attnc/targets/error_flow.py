@@ -7,6 +7,9 @@ Theorem.  Let a head compute û_j = F_j(û) + d_j where u_j = F_j(u) is exact, F
           from those of earlier heads. Over a box each σ is in an interval, and |û_j − u_j| ≤ Σ_s |σ_js| own_s.
           Every σ_js is affine in each single G, so that the sum is convex in it, and largest at an end of its interval.
 
+A head as a function of t, in units of the carrier, is within δ of g on cells of t: so |d_j| ≤ |Ĉ|·δ + what does not
+scale with the carrier, δ the largest of those cells that t̂ can be in.
+
 So of max(u, v) = u + relu(v − u), with the error (1 − G)·d_u + G·d_v, the larger one counts, not both, as they would
 with 1 − G and G in [0, 1] each for itself: the few slopes that cost most are taken at both ends. And errors that reach
 an output along several ways cancel where they do. Where G may be infinite (√t at 0), |g(t̂) − g(t)| is at most the width
@@ -100,6 +103,27 @@ class Slopes:
 
 
 @dataclass(frozen=True, eq=False)
+class Deviations:
+    """A head is within |carrier|·δ + fixed of carrier·g(t) for t in a cell, where |carrier| ≤ size; and within size·δ.
+
+    `unsure` is added in any case.
+    """
+
+    edges: Interval  # of the cells
+    deltas: Float[np.ndarray, " cells"]
+    size: float
+    fixed: float
+    unsure: float
+
+    def over(self, t: Interval, error: float, carrier: Float[np.ndarray, " boxes"] | float) -> np.ndarray:
+        """For t̂ within an error of each of these intervals, and carriers that are as large."""
+        met = (self.edges.lo <= up(t.hi + error)[:, None]) & (self.edges.hi >= down(t.lo - error)[:, None])
+        delta = np.where(met, self.deltas, 0.0).max(axis=1)
+        scaled = up(products(delta, np.minimum(carrier, self.size)) + self.fixed)
+        return np.asarray(up(np.minimum(scaled, products(delta, self.size)) + self.unsure))
+
+
+@dataclass(frozen=True, eq=False)
 class Affine:
     """A part as a combination of inputs, heads and a constant.
 
@@ -116,7 +140,7 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """A head: carrier·g(argument), computed to within `own` wherever the argument may be."""
+    """A head: carrier·g(argument), computed to within `own` wherever the argument may be; or to `deviations`."""
 
     part: Part
     argument: Affine
@@ -124,6 +148,7 @@ class Link:
     carrier: Affine | None
     own: float
     rounding: float = 0.0  # the part of `own` that is
+    deviations: Deviations | None = None
 
 
 class ErrorFlow:
@@ -134,7 +159,8 @@ class ErrorFlow:
         self.own, self.rounding = np.zeros((2, len(ranges.boxes), len(links)))
         self._links, self._factors = links, list[Factors]()
         for number, link in enumerate(links):
-            G, jump, g = link.slopes.over(ranges.over(link.argument.part))
+            t = ranges.over(link.argument.part)
+            G, jump, g = link.slopes.over(t)
             own, C = up(products(G.mag, link.argument.slack) + jump), None
             rounding = products(G.mag, link.argument.rounding)
             if link.carrier is not None:
@@ -142,7 +168,12 @@ class ErrorFlow:
                 C = ranges.over(link.carrier.part) + Interval(np.asarray(-off), np.asarray(off))
                 own = up(products(C.mag, own) + products(g.mag, link.carrier.slack))
                 rounding = products(C.mag, rounding) + products(g.mag, link.carrier.rounding)
-            self.own[:, number], self.rounding[:, number] = up(own + link.own), rounding + link.rounding
+            added = np.full(len(t), link.own)
+            if link.deviations is not None:
+                size = 1.0 if C is None else C.mag
+                added = np.minimum(added, link.deviations.over(t, link.argument.error, size))
+            self.own[:, number] = up(own + added)
+            self.rounding[:, number] = rounding + np.minimum(link.rounding, added)
             self._factors.append((G, C, g))
         self._forms = _forms(links, self._factors)
 

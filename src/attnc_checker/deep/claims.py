@@ -36,6 +36,7 @@ class StageClaim:
     bound: float
     like: str | None
     leaves: tuple[Leaf, ...]
+    leaf_bounds: tuple[float, ...]  # on each leaf, `bound` if the certificate says no more
 
     variables, truncation = ("t",), 0.0
 
@@ -78,9 +79,13 @@ def _stage(entry: dict[str, Any], where: str, known: dict[str, StageClaim]) -> S
     """`known`: the stages before it."""
     said: dict[str, Any]
     if (like := field(entry, "like", str | None, where)) is None:
-        said = {"leaves": read_leaves(field(entry, "leaves", list, where), 1)}
+        leaves = read_leaves(field(entry, "leaves", list, where), 1)
+        bounds = field(entry, "leaf_bounds", tuple[float, ...] | None, where)
+        if bounds is None:
+            bounds = (field(entry, "bound", float, where),) * len(leaves)
+        said = {"leaves": leaves, "leaf_bounds": bounds}
     elif like in known and known[like].like is None:
-        said = {"leaves": (), **{name: getattr(known[like], name) for name in ALIKE}}
+        said = {"leaves": (), "leaf_bounds": (), **{name: getattr(known[like], name) for name in ALIKE}}
     else:
         raise Refused(f"a stage is said to be like {like!r:.40}, which is none that was proved before it")
     kinds = {name: kind for name, kind in get_type_hints(StageClaim).items() if name not in said}
@@ -88,8 +93,10 @@ def _stage(entry: dict[str, Any], where: str, known: dict[str, StageClaim]) -> S
     for low, high in (claim.interval, claim.held or claim.interval):
         if not low < high:
             raise Refused(f"the interval [{low}, {high}] of {where[:-1]} is empty or reversed")
-    if claim.bound < 0:
-        raise Refused(f"a bound of stage {claim.name!r:.40} is negative")
+    if len(claim.leaf_bounds) != len(claim.leaves):
+        raise Refused(f"stage {claim.name!r:.40} has {len(claim.leaves)} leaves and {len(claim.leaf_bounds)} bounds")
+    if not all(0 <= x <= claim.bound for x in (claim.bound, *claim.leaf_bounds)):
+        raise Refused(f"a bound of stage {claim.name!r:.40} is negative, or that of a leaf above that of the stage")
     if any(leaf.kind == "enclosure" for leaf in claim.leaves):
         raise Refused(f"stage {claim.name!r:.40} has enclosure leaves, which are for whole networks")
     return claim

@@ -8,7 +8,8 @@ Theorem.  Let û be the state as computed, |û_i − u_i| ≤ e_i and |û_i| ≤
 coefficients of t, T(û) = w_0 + Σ w_i û_i is within e = Σ |w_i| e_i + Σ |coefficient_i − w_i| |u_i| of t; so is the
 carrier of its own e_C. If the heads' scores are κ_k·T(û) + c_k up to ε_k, and their values ν_k times the carrier up to
 r_k, they are those of a stage of one variable T, which leaves prove to be within δ of g on [lo, hi] ⊇ [t ± e]. So with
-own = (|carrier| + e_C)·δ + Σ_heads max r_k the stage writes û_j = Ĉ·g(T(û)) + d_j, |d_j| ≤ own, and
+own = (|carrier| + e_C)·δ + Σ_heads max r_k the stage writes û_j = Ĉ·g(T(û)) + d_j, |d_j| ≤ own (on a part of the box
+maybe less, `deviations`), and
     û_j − u_j = d_j + Ĉ·G·(T(û) − t) + g(t)·(Ĉ − C),  G a slope of g between t and T(û).
 Thus û_j − u_j = Σ_s σ_js d_s over the stages s, σ_jj = 1, and on a part of the box every σ lies in an interval: errors
 that reach an output along several ways cancel where they do, and it is off by at most Σ_s |σ_s| own_s on every part.
@@ -29,6 +30,7 @@ from flint import arb
 from attnc_checker.claims import Claim
 from attnc_checker.deep.channels import Channels
 from attnc_checker.deep.claims import StageClaim, Stages
+from attnc_checker.deep.deviations import Deviations
 from attnc_checker.deep.lines import Line, along, held, joined
 from attnc_checker.deep.normal_forms import Forms, are_equal
 from attnc_checker.deep.pieces import ZERO, Piece, Pieces
@@ -69,7 +71,7 @@ class Link(NamedTuple):
     pieces: Pieces
     carrier: Step
     unit: Combination
-    own: Any
+    own: Deviations
 
 
 def lines(claim: Claim, stages: Stages, reduction: Channels, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
@@ -186,9 +188,10 @@ class _Walk:
         exact_size = _size(self._range(carrier, NOWHERE))
         size = exact_size + unit.off
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
-        line, unsure = along(stage, t.terms, unit_terms, reach, size, claim.name)
+        line, unsure, fixed = along(stage, t.terms, unit_terms, reach, size, claim.name)
         pieces, own = Pieces(claim, low, high, t.off, bool(self.axes)), size * claim.bound + unsure
-        self.links.append(Link(place, argument, t, pieces, carrier, unit, own))
+        deviations = Deviations(claim, size, fixed, unsure)
+        self.links.append(Link(place, argument, t, pieces, carrier, unit, deviations))
         whole = pieces.around()
         g = _size(whole.values)
         self.sizes[place], self.errors[place] = exact_size * g, own + size * whole.change + g * unit.off
@@ -264,7 +267,8 @@ class _Walk:
             _, _, slopes, jump, g, _ = met[link.place]
             low, high = values[link.carrier]
             C = (low - link.unit.off).lower(), (high + link.unit.off).upper()
-            own[link.place] = link.own + _size(C) * (jump + _size(slopes) * link.t.slack) + _size(g) * link.unit.slack
+            own[link.place] = link.own.over(values[link.argument], link.t.off, _size(C)) + _size(g) * link.unit.slack
+            own[link.place] += _size(C) * (jump + _size(slopes) * link.t.slack)
             forms[link.place] = combined((rules.times(C, slopes), link.t), (g, link.unit)) | {link.place: ONE}
         found = [(combined((ONE, output)), output.slack) for output in outputs]
         return most([slack + total(_size(x) * own[source] for source, x in form.items()) for form, slack in found])

@@ -31,8 +31,9 @@ class Line:
     function: Function
 
 
-def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, name: str) -> tuple[Stage, Any]:
-    """A stage as one of t, in units of the carrier, |carrier| ≤ units; and what its values may be off by."""
+def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, name: str) -> tuple[Stage, Any, Any]:
+    """A stage as one of t, in units of the carrier, |carrier| ≤ units; what its values may be off by; and what is fixed
+    of their sizes, whatever the carrier, if that is one input."""
     moving = {key: x for key, x in t.items() if key != ONE and x != 0}
     if not moving:
         raise Refused(f"the input of stage {name} is constant")
@@ -67,17 +68,20 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
         ratio, rest = split(form.terms, unit, unit)
         return Form({ONE: ratio}, sizes(form.sizes, units), form.n), span(rest, reach)
 
-    heads, unsure = [], arb(0)
+    carried = [key for key, x in (unit or {}).items() if x != 0]
+    scales = carried if len(carried) == 1 and carried != [ONE] else []
+    heads, unsure, fixed = [], arb(0), span(stage.affine[0].sizes, reach)
     for head in stage.heads:
         scores, slack = line(head.scores)
         if not (most_slack := most(slack)) <= MOST_SLACK:
             raise Refused(f"the scores of stage {name} do not depend on its input alone: {float(most_slack):.3g} more")
         said, off = value(head.values[0])
         unsure += most(off)  # every head adds its own
+        fixed += most(span({key: x for key, x in head.values[0].sizes.items() if key not in scales}, reach))
         query, own = tuple(map(sizes, head.query)), sizes(head.own)
         heads.append(replace(head, scores=scores, values={0: said}, own=own, slack=slack, query=query))
     affine = stage.affine[0]
-    return Stage(heads, [Form({}, sizes(affine.sizes, units), affine.n)], [T]), unsure
+    return Stage(heads, [Form({}, sizes(affine.sizes, units), affine.n)], [T]), unsure, fixed
 
 
 def held(claim: StageClaim) -> Function:

@@ -14,7 +14,7 @@ from attnc_checker.files import Refused
 from attnc_checker.network import Reduction
 from attnc_checker.norms import NormProof
 from attnc_checker.program import Program
-from attnc_checker.proving import Proof, Subject
+from attnc_checker.proving import Job, Proof, Subject
 
 
 class StagedProof(Proof):
@@ -31,7 +31,14 @@ class StagedProof(Proof):
 
     def divide(self, reduction: Any, function: Function) -> list[Subject]:
         found, self.composed = lines(self.claim, self.stages, reduction, self.arithmetic)
-        return [Subject(line.claim, line.claim.leaves, self.prover(line.stage, line.function)) for line in found]
+        claims = [(line.claim, tuple(zip(line.claim.leaves, line.claim.leaf_bounds, strict=True))) for line in found]
+        provers = [self.prover(line.stage, line.function) for line in found]
+        return [Subject(*claim, prover) for claim, prover in zip(claims, provers, strict=True)]
+
+    def prove(self, job: Job) -> float:
+        """The bound that is found on the leaf, at most its own."""
+        number, (leaf, bound) = job
+        return float(self.subjects[number].prove(leaf, bound))
 
     def conclude(self, found: Iterable[float]) -> float:
         return float(self.composed)

@@ -101,6 +101,23 @@ class Writer:
         whole = self.roundings.sizes[self.column] + self.roundings.size_slopes[self.column] @ reach
         return float(up(found + gamma(self.roundings.count, self.roundings.unit) * whole, 4)), proof
 
+    def fixed_size(self, carrier: StateForm, sizes: Float[np.ndarray, " channels"]) -> float:
+        """What the sizes of values do not owe to the carrier, if that is one channel; all of them if it is not.
+
+        Rounding is subadditive in these sizes, and no larger: a carrier that is only a part of its largest leaves that
+        part of the rounding, and no more than this.
+        """
+        rounds, column = self.roundings.heads[self.number], self.column
+        reach = up(sizes * (1 + 2 * self.roundings.unit), 2)
+        (read,), elsewhere = np.nonzero(carrier.weights), reach.copy()
+        if len(read) == 1 and carrier.constant == 0:
+            elsewhere[read] = 0.0
+        fixed = rounds.value_sizes[:, column]
+        if rounds.value_size_slopes is not None:
+            fixed = up(fixed + rounds.value_size_slopes[:, column] @ elsewhere, len(sizes) + 1)
+        beside = self.roundings.sizes[column] + self.roundings.size_slopes[column] @ reach
+        return float(up(fixed.max() + beside + rounds.underflow[column] * (1 + reach.sum()), len(sizes) + 8))
+
     def flat_roundings(self, argument: StateForm, sizes: Float[np.ndarray, " channels"]) -> tuple[HeadRoundings, float]:
         """Those of the head as one of t, and the largest number on the way, over all states.
 

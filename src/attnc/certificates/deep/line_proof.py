@@ -8,11 +8,12 @@ from fractions import Fraction
 
 import numpy as np
 
-from attnc.certificates.cells.branching import Bounds, Kind, Proof, branch_and_bound
+from attnc.certificates.cells.branching import Bounds, Kind, Leaf, Proof, branch_and_bound
+from attnc.certificates.cells.dyadic import cell_boxes
 from attnc.certificates.leaves.kinds import mean_value_kind, taylor_kind
 from attnc.certificates.leaves.selection import selection_bounds
 from attnc.certificates.stages.one_stage import Enclosed, OneStage, StageHead
-from attnc.certificates.taylor.ranges import Goal
+from attnc.certificates.taylor.ranges import SHARP, Goal
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
@@ -34,9 +35,12 @@ finds it to within that."""
 
 
 def prove_line(
-    head: StageHead, tree: Node, lo: float, hi: float, margin: float, seconds: float
+    head: StageHead, tree: Node, lo: float, hi: float, margin: float, seconds: float, least_level: int = 0
 ) -> tuple[Proof, Box, tuple[float, float] | None]:
-    """|A(t) − g(t)| over [lo − margin, hi + margin], that interval, and the ends at which g is held if it has to be."""
+    """|A(t) − g(t)| over [lo − margin, hi + margin], that interval, and the ends at which g is held if it has to be.
+
+    Leaves are cells of `least_level` at least.
+    """
     one = np.zeros(1)
     stage = OneStage((head,), Enclosed(one, one), Enclosed(one[:, None], one[:, None]))
     # Held at a ∈ [lo, lo + margin], b ∈ [hi − margin, hi], a t within the margin of s ∈ [lo, hi] is not taken farther.
@@ -54,8 +58,27 @@ def prove_line(
     kinds = [taylor_kind(stage, expression, ORDER), _selection(stage, target), at_kinks]
     floor = FLOOR * max(float(np.abs(expression(samples)).max()), _largest_value(head, box))
     proof = branch_and_bound(kinds, box, tolerance=TOLERANCE, floor=floor, start_level=START_LEVEL, time_budget=seconds)
-    stated = dataclasses.replace(proof, leaf_bounds=up(proof.leaf_bounds * (1 + SPARE)))
+    finer = _finer(proof, kinds[0], least_level)
+    stated = dataclasses.replace(finer, leaf_bounds=up(finer.leaf_bounds * (1 + SPARE)))
     return stated, box, inner if is_held else None
+
+
+def _finer(proof: Proof, kind: Kind, least_level: int) -> Proof:
+    """The proof with wide leaves cut into cells of this level, each with a bound of its own, if that is smaller."""
+    depths = [max(0, least_level - leaf.level) for leaf in proof.leaves]
+    owner = np.repeat(np.arange(len(depths)), [2**depth for depth in depths])
+    leaves, upper = list[Leaf](), proof.leaf_bounds[owner]
+    for leaf, depth in zip(proof.leaves, depths, strict=True):
+        index = range(leaf.index[0] << depth, leaf.index[0] + 1 << depth)
+        leaves += [dataclasses.replace(leaf, level=leaf.level + depth, index=(i,)) for i in index]
+    rows = np.flatnonzero(np.array(depths)[owner])
+    if len(rows):
+        cells = cell_boxes(proof.box, least_level, np.array([leaves[row].index for row in rows.tolist()]))
+        found = kind.bounds(*cells, SHARP).upper
+        for row in rows[(found < upper[rows]).all(axis=1)].tolist():
+            leaves[row] = dataclasses.replace(leaves[row], kind=kind.name, order=kind.order)
+        upper[rows] = np.minimum(upper[rows], found)
+    return dataclasses.replace(proof, leaves=tuple(leaves), leaf_bounds=upper, terms={"head": upper})
 
 
 def _largest_value(head: StageHead, box: Box) -> float:

@@ -15,6 +15,8 @@ import numpy as np
 
 from attnc.certificates.cells.branching import MAX_LEVEL, Leaf, Proof
 from attnc.certificates.cells.dyadic import cell_boxes
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import down, up
 from attnc.targets.box import Box
 
 if TYPE_CHECKING:
@@ -50,6 +52,13 @@ def rounded_leaves(bounds: Bounds, proof: Proof) -> tuple[float, Proof]:
     return float(upper.max()), _divided(proof, owner, level, index)
 
 
+def leaf_intervals(proof: Proof) -> Interval:
+    """The leaves of a line, in their order."""
+    level = np.array([leaf.level for leaf in proof.leaves])
+    centres, radii = _boxes(proof.box, level, np.array([leaf.index[0] for leaf in proof.leaves], dtype=np.int64))
+    return Interval(down(centres - radii)[:, 0], up(centres + radii)[:, 0])
+
+
 def _boxes(
     box: Box, level: Int[np.ndarray, " cells"], index: Int[np.ndarray, " cells"]
 ) -> tuple[Float[np.ndarray, "cells 1"], Float[np.ndarray, "cells 1"]]:
@@ -64,9 +73,9 @@ def _boxes(
 def _divided(proof: Proof, owner: np.ndarray, level: np.ndarray, index: np.ndarray) -> Proof:
     """Leaves halved until no cell is more than PARTS levels below its leaf."""
     halved = {
-        (deep - up, i >> up)
+        (deep - above, i >> above)
         for leaf, deep, i in zip(owner.tolist(), level.tolist(), index.tolist(), strict=True)
-        for up in range(PARTS + 1, deep - proof.leaves[leaf].level + 1)
+        for above in range(PARTS + 1, deep - proof.leaves[leaf].level + 1)
     }
     leaves, numbers = list[Leaf](), list[int]()
     for number, leaf in enumerate(proof.leaves):

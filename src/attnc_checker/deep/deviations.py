@@ -1,0 +1,36 @@
+"""How far a stage may be from carrier·g(t) itself, by where t lies and how large the carrier is there.
+
+Leaves prove that in units of the carrier, |carrier| ≤ size, the stage is within δ of g, rounding included. With
+a smaller carrier the values v_k = ν_k·carrier are smaller. What rounding adds to their sum is linear in the sizes |v_k|
+on which it is measured, but for those parts of them that the carrier has no share in, and of these it adds no more than
+they are. So the stage is off by min(size·δ, |carrier|·δ + fixed) + unsure, δ the largest of the leaves that hold t.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+from flint import arb
+
+from attnc_checker.deep.claims import StageClaim
+from attnc_checker.program import exact
+from attnc_checker.ranges import Range
+
+
+class Deviations:
+    def __init__(self, claim: StageClaim, size: Any, fixed: Any, unsure: Any) -> None:
+        self.size, self.fixed, self.unsure = size, fixed, unsure
+        low, high = map(exact, claim.interval)
+        leaves = [(*leaf.cell, bound) for leaf, bound in zip(claim.leaves, claim.leaf_bounds, strict=True) if leaf.cell]
+        starts = sorted((low + (high - low) * index[0] / 2**level, level, bound) for level, index, bound in leaves)
+        self.lows = [arb(start).lower() for start, _, _ in starts]
+        self.highs = [arb(start + (high - low) / 2**level).upper() for start, level, _ in starts]
+        self.bounds = [bound for _, _, bound in starts] or [claim.bound]
+
+    def over(self, t: Range, off: Any, carrier: Any) -> Any:
+        """For all t of a range, and up to `off` beyond; of all leaves if that is nan."""
+        first = bisect.bisect_left(self.highs, (t[0] - off).lower())
+        last = bisect.bisect_right(self.lows, (t[1] + off).upper())
+        delta = arb(max(self.bounds[first:last], default=max(self.bounds)))
+        return (self.size * delta).min(carrier * delta + self.fixed) + self.unsure
