@@ -63,6 +63,8 @@ class Reader:
     def __init__(self, variables: Sequence[str]) -> None:
         self.steps: list[tuple[Any, ...]] = []
         self.places: dict[tuple[Any, ...], Step] = {}
+        if taken := sorted(NAMED.keys() & set(variables)):
+            raise BadFile(f"{taken[0]} is a number, and no name of a variable or of a stage")
         self.variables = {name: self.add("variable", i) for i, name in enumerate(variables)}
 
     def function(self, outputs: Sequence[Step]) -> Function:

@@ -345,3 +345,14 @@ def test_names_do_not_steer_a_terminal(net, name, options, capsys):
     said = "".join(capsys.readouterr())
     assert said.removesuffix("\n").isprintable()
     assert "\\u001b" not in said
+
+
+def test_a_variable_is_not_called_like_a_number(net):
+    """What looks like a claim about the variable e would be one about 2.718…"""
+
+    def rename(data):
+        data.update(box={"e": [-3.0, 3.0]}, expression="sin(e)", variables=["e"])
+
+    edit(net, "certificate.json", rename)
+    edit(net, "config.json", rename)
+    assert "e is a number" in refusal(net, code=2)
