@@ -342,3 +342,14 @@ def test_what_the_carrier_has_no_share_in_is_fixed():
     for unit, wanted in (({1: fmpq(1)}, 2**-8), ({ONE: fmpq(0), 1: fmpq(2)}, 2**-8), ({0: fmpq(1), 1: fmpq(1)}, 12)):
         _, _, fixed = along(stage, {0: fmpq(1)}, unit, reach, arb(3), "s0")
         assert wanted <= float(fixed) <= wanted + 2**-7
+
+
+def test_rounding_in_units_of_the_carrier_does_not_shrink_with_the_argument():
+    """Of u·g(u): in units of the carrier u values are as large near 0 as anywhere, and so is what rounding adds."""
+    scores, values = [(0, 1), (1, 2)], [(0, 2), (0, 4)]
+    head = reduced_head(*([form(row, map(abs, row), 1) for row in rows] for rows in (scores, values)))
+    stage, reach = Stage([head], [form((), ())], [0]), {ONE: arb(1), 0: arb(3)}
+    line, _, _ = along(stage, {0: fmpq(1)}, {0: fmpq(1)}, reach, arb(3), "s0")
+    sizes = line.heads[0].values[0].sizes
+    assert [float(x) for x in sizes[ONE]] == [2, 4]
+    assert all(x == 0 for x in sizes[0])

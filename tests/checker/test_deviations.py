@@ -13,11 +13,11 @@ CELLS = [(1, 1), (3, 2), (3, 3), (2, 0)]
 BOUNDS = (0.25, 0.5, 2.0, 1.0)
 
 
-def deviations(leaves=CELLS, bounds=BOUNDS, size=3.0, fixed=0.125, unsure=0.0625) -> Deviations:
+def deviations(leaves=CELLS, bounds=BOUNDS, size=3.0, growth=0.5, fixed=0.125, unsure=0.0625) -> Deviations:
     stated = tuple(Leaf("taylor", 4, (level, (i,))) for level, i in leaves)
     names = ("layer", "channel", "s", "x", None, None, None, "t")
     return Deviations(
-        StageClaim(*names, (-1.0, 3.0), None, 2.0, None, stated, bounds), *map(arb, (size, fixed, unsure))
+        StageClaim(*names, (-1.0, 3.0), None, 2.0, None, stated, bounds), *map(arb, (size, growth, fixed, unsure))
     )
 
 
@@ -39,3 +39,10 @@ def test_what_is_not_known_is_as_bad_as_it_gets():
     unknown = deviations().over((arb(0), arb(1)), arb(0), nan)
     assert unknown.is_nan() or unknown >= 3.0 * 2.0
     assert float(deviations((), ()).over((arb(0), arb(1)), arb(0), arb(9))) >= 3.0 * 2.0  # of a stage like another
+
+
+def test_a_carrier_that_is_less_than_its_range_says_counts_for_more():
+    """Rounding was measured on an input of half the size."""
+    at = (arb(0), arb(0.25)), arb(0), arb(0.5)
+    for growth, wanted in ((0.5, 0.5 + 0.125), (2.0, 1.0 + 0.125), (9.0, 3.0)):  # δ = 1 there
+        assert float(deviations(growth=growth).over(*at)) == wanted + 0.0625

@@ -190,7 +190,7 @@ class _Walk:
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure, fixed = along(stage, t.terms, unit_terms, reach, size, claim.name)
         pieces, own = Pieces(claim, low, high, t.off, bool(self.axes)), size * claim.bound + unsure
-        deviations = Deviations(claim, size, fixed, unsure)
+        deviations = Deviations(claim, size, size / span(unit.terms, reach), fixed, unsure)
         self.links.append(Link(place, argument, t, pieces, carrier, unit, deviations))
         whole = pieces.around()
         g = _size(whole.values)

@@ -1,9 +1,11 @@
 """How far a stage may be from carrier·g(t) itself, by where t lies and how large the carrier is there.
 
 Leaves prove that in units of the carrier, |carrier| ≤ size, the stage is within δ of g, rounding included. With
-a smaller carrier the values v_k = ν_k·carrier are smaller. What rounding adds to their sum is linear in the sizes |v_k|
-on which it is measured, but for those parts of them that the carrier has no share in, and of these it adds no more than
-they are. So the stage is off by min(size·δ, |carrier|·δ + fixed) + unsure, δ the largest of the leaves that hold t.
+a smaller carrier the values v_k = ν_k·carrier are smaller. What rounding adds to their sum is, for weights as they are,
+linear in the sizes |v_k| on which it is measured, but for those parts of them that the carrier has no share in, and of
+these it adds no more than they are. Leaves measure it where the input u, of which the carrier is w·u, is as large as it
+gets, at reach: if size > |w|·reach, that is too little, by growth = size/(|w|·reach). So the stage is off by
+min(size·δ, growth·|carrier|·δ + fixed) + unsure, δ the largest of the leaves that hold t.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from attnc_checker.ranges import Range
 
 
 class Deviations:
-    def __init__(self, claim: StageClaim, size: Any, fixed: Any, unsure: Any) -> None:
-        self.size, self.fixed, self.unsure = size, fixed, unsure
+    def __init__(self, claim: StageClaim, size: Any, growth: Any, fixed: Any, unsure: Any) -> None:
+        self.size, self.growth, self.fixed, self.unsure = size, growth.max(arb(1)), fixed, unsure
         low, high = map(exact, claim.interval)
         leaves = [(*leaf.cell, bound) for leaf, bound in zip(claim.leaves, claim.leaf_bounds, strict=True) if leaf.cell]
         starts = sorted((low + (high - low) * index[0] / 2**level, level, bound) for level, index, bound in leaves)
@@ -33,4 +35,4 @@ class Deviations:
         first = bisect.bisect_left(self.highs, (t[0] - off).lower())
         last = bisect.bisect_right(self.lows, (t[1] + off).upper())
         delta = arb(max(self.bounds[first:last], default=max(self.bounds)))
-        return (self.size * delta).min(carrier * delta + self.fixed) + self.unsure
+        return (self.size * delta).min(self.growth * carrier * delta + self.fixed) + self.unsure

@@ -66,7 +66,8 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
         if unit is None:
             return line(form, units)
         ratio, rest = split(form.terms, unit, unit)
-        return Form({ONE: ratio}, sizes(form.sizes, units), form.n), span(rest, reach)
+        largest = span(form.sizes, reach) / units  # also where t, of which the carrier may be a part, is small
+        return Form({ONE: ratio}, {ONE: largest, T: 0 * largest}, form.n), span(rest, reach)
 
     carried = [key for key, x in (unit or {}).items() if x != 0]
     scales = carried if len(carried) == 1 and carried != [ONE] else []
