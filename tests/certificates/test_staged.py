@@ -295,3 +295,11 @@ def test_many_lies(capsys):
     with capsys.disabled():
         print(f"\n{made}; {refused} refused")
     assert refused >= 500
+
+
+@pytest.mark.parametrize("text", ["tanh(5*x + y)", "sigmoid(3*x - 4*y)"])
+def test_what_leaves_do_not_prove_closely_heads_do(text):
+    """An exact gate of two variables: leaves in two variables stop at a part of eps, one head is proved to rounding."""
+    claim = attnc.compile(text, [(-1, 1)] * 2, eps=1e-5).certificate
+    assert claim.method == "staged proof"
+    assert claim.observed <= claim.bound < 1e-13

@@ -37,7 +37,9 @@ def score_gaps(
 
     The leading parts a′, x′, c′ are multiples of powers of two q_a, q_x, q, with q_a·q_x = q on every axis, such that
     every partial sum of a′·x′ + c′ is a multiple of q below 2⁵³q: computed exactly, in any order. What remains,
-    (a − a′)·x + a′·(x − x′) + (c − c′), is computed with an error of γ_{2d+3} times the sum of its absolute values.
+    (a − a′)·x + a′·(x − x′) + (c − c′), is computed with an error of γ_{2d+3} times the sum of its absolute values; of
+    slopes of 1e10 it may itself be hundreds. So the reference is the score, as computed, of the key that leads: both
+    parts are taken relative to its own, the second with one more rounding.
     """
     d = slopes.shape[1]
     bits = (52 - int(d + 1).bit_length()) // 2  # d + 1 terms below 2^(2·bits)·q, and the roundings of a′ and x′
@@ -49,10 +51,12 @@ def score_gaps(
     point_unit = q / slope_unit
     a, x, c = _leading(slopes, slope_unit), _leading(points, point_unit), _leading(offsets, np.asarray(q))
     leading = x @ a.T + c
-    leading -= leading.max(axis=1, keepdims=True)
     rest = np.concatenate([points, points - x], axis=1) @ np.concatenate([slopes - a, a], axis=1).T + (offsets - c)
+    first = np.argmax(leading + rest, axis=1)[:, None]
+    leading -= np.take_along_axis(leading, first, 1)
+    rest -= np.take_along_axis(rest, first, 1)
     size = np.abs(points).max(axis=0) @ slope_unit + np.abs(a).max(axis=0) @ point_unit + q
-    return Gaps(leading + rest, float(above(gamma(2 * d + 3) * size)))
+    return Gaps(leading + rest, float(above(gamma(2 * d + 4) * size)))
 
 
 def _unit(size: np.ndarray, bits: int) -> np.ndarray:
