@@ -66,7 +66,9 @@ def with_nearest(refusal: BoundNotMet, target: Target, compiled: Callable[[float
         return refusal
     network: Network | None = refusal.network
     reached = None if network is None else network.certificate.bound
-    if reached is not None and reached > 0:
+    if not target.box.is_bounded and not math.isfinite(reached or math.inf):
+        return refusal  # slopes differ far out, whatever eps
+    if reached is not None and 0 < reached < math.inf:
         tried = _Tries(compiled, 0.0, round_above(reached))
     else:
         box = target.box.core(1.0)
