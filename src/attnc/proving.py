@@ -32,7 +32,7 @@ MOST_CELLS = 500_000
 SECONDS_BEFORE_STAGES, CELLS_BEFORE_STAGES, FEW_VARIABLES = 3.0, 8_000, 2
 """For leaves where heads can be proved one by one, and the variables up to which leaves are tried first. More cells
 would be proved in time, but not checked in time."""
-TIGHT = 1.1
+TIGHT = 2.0
 """Times the error that was seen: where leaves come no closer, heads are tried, too. In several variables leaves stop
 far above an error that is next to none, as that of gates."""
 TRUNCATION = "anchors that the engine leaves out of a grid, and the like"
