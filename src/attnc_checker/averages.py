@@ -13,7 +13,8 @@ moments of V_k times t are added to ν, and |u_k| + |V_k|·r stands for |u_k|.
 
 Theorem (rounding).  On the box p_k ≤ share_k = w_k e^{ρ_k}/D₋. If computed weights are off by e^{±y_k} and, with
 τ_k = e^{y_k} − 1, T ≥ Σ p_k τ_k, T < 1, then the average by computed weights is within Σ p_k τ_k |v_k − A|/(1 − T)
-of A, and these weights are at most share_k (1 + τ_k)/(1 − T). The sum is convex in A: with the slopes of Q where values
+of A, and these weights are at most share_k (1 + τ_k)/(1 − T). No weights move an average by more than values are
+apart, which is all that is known where T ≥ 1. The sum is convex in A: with the slopes of Q where values
 move, and for what is left |A − v0| ≤ a, it is largest at v0 ± a. A mean G = Σ p_k g_k over the box is near its value
 G_0 at the centre: with the weights q_k = w_k/δ_0 there and z_k = α_k·t, |z_k| ≤ ρ_k,
     |G − G_0| = |Σ w_k (g_k − G_0)(e^{z_k} − 1)|/D
@@ -32,7 +33,7 @@ from flint import arb, arb_mat
 
 from attnc_checker.forms import Head, Terms, dense
 from attnc_checker.jets import Poly, above, add, norm, variable
-from attnc_checker.rounding import Arithmetic
+from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
 FAR = 60
@@ -154,9 +155,8 @@ class Average:
         errors = self._score_errors(box, arithmetic, [q @ column for column in self.parts])
         tau = arithmetic.weights(errors, top + moved - scores).each(arb.expm1)
         slack = 1 - mean_at_most(tau)
-        if not slack > 0:
-            raise ArithmeticError("rounding may change the weights of a head altogether")
-        computed = share * (tau + 1) / slack
+        is_known = bool(slack > 0)  # else computed weights may be any
+        computed = share * (tau + 1) / slack if is_known else Vector([arb(1)] * len(tau))
         found = {}
         for o, rows in self.values.items():
             nu, *slopes = (others.pop(0) for _ in rows)
@@ -169,9 +169,12 @@ class Average:
             moving = [Q[key] for key in linear[: len(slopes)]]
             swings = total(abs(V * r - x) for V, r, x in zip(rows[1:], box.half, moving, strict=False))  # of v_k − Q
             left = norm(Q) - total(map(abs, moving)) + error
-            error += most(mean_at_most(tau * (abs(apart - a) + swings)) for a in (left, -left)) / slack
+            hull, sized = most(apart + swings) + most(swings - apart), INFINITE
             sizes = at(self.value_sizes[o], box.reach)
-            sized = mean_at_most(sizes * (tau + 1)) / slack
+            if is_known:
+                moved = most(mean_at_most(tau * (abs(apart - a) + swings)) for a in (left, -left)) / slack
+                hull, sized = moved.min(hull), mean_at_most(sizes * (tau + 1)) / slack
+            error += hull
             error += arithmetic.summation(self.head, o, computed, sizes, abs(v0) + norm(Q) + error, sized)
             found[o] = (add(Q, {0: v0}), error + self.dropped[o])
         return found

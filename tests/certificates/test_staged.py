@@ -208,8 +208,8 @@ def test_programs_of_another_shape():
 
 
 def test_an_enclosure_that_is_too_wide_gives_no_bound(monkeypatch):
-    """That a² − a + 0.3 > 0 on [0, 1] takes small boxes to be seen: from one box its inverse has no range."""
-    target = attnc.as_target("b/(a*a - a + 0.3) + sin(a*b)", {"a": (0.0, 1.0), "b": (0.0, 1.0)})
+    """That a² − ab + 0.3 > 0 on [0, 1]² takes small boxes to be seen: from one box its inverse has no range."""
+    target = attnc.as_target("b/(a*a - a*b + 0.3) + sin(a*b)", {"a": (0.0, 1.0), "b": (0.0, 1.0)})
     built = compose(target, eps=1e-2)
     assert prove_staged(built.program, target, built.derivation).bound <= 1e-2
     monkeypatch.setattr("attnc.targets.part_ranges.MAX_HALVINGS", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,21 @@ def test_errors_of_scores_are_covered(seed, d, steepness, moves):
             _, weights, _ = average(head, x, shifts)
             if k != j:
                 assert weights[k] <= (-gap).exp() * weights[j]
+
+
+@pytest.mark.parametrize("slack", [0.3, 1.0, 40.0])
+@pytest.mark.parametrize("seed", range(8))
+def test_where_scores_may_be_off_by_anything_values_are_as_far_apart_as_they_are(seed, slack):
+    rng, box = np.random.default_rng(seed), Box([arb(0.25)], [arb(2) ** -9])
+    head = random_head(rng, 1, 4, 2.0, seed % 2 == 0)
+    head = replace(head, slack=Vector([arb(slack)] * 4))
+    poly, error = made(head).model(box, 6, FLOAT32)[0]
+    for tau, signs in itertools.product((-1.0, 0.3, 1.0), itertools.product((-1, 1), repeat=4)):
+        x = [box.centre[0] + box.half[0] * arb(tau)]
+        moved, _, values = average(head, x, [arb(slack * sign) for sign in signs])
+        assert abs(moved - at_tau(poly, (tau,))) <= error
+        apart = max(values) - min(values)
+        assert error <= 1.05 * apart + 1e-3
 
 
 def test_rounding_of_scores_is_not_overstated():

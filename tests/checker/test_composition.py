@@ -41,6 +41,7 @@ def saved_network(path, text, eps, dtype="float64"):
         ("sin(x*y) + 0.1", 1e-3, "float32"),
         ("relu(a*a - b) + sin(c) + cos(d) + f", 1e-1, "float64"),  # a*a is a square, and not below 0
         ("tanh(5*tanh(5*tanh(5*a*b) + b) + a)", 1e-2, "float64"),  # no slope of tanh may seem to be above 1
+        ("a**2*gelu(min(c, b))", 1e-3, "float32"),  # the carrier is smaller than gelu of its argument seems to be
         ("relu(sin(a) - b - c - d + f + g - h)", 1e-3, "float32"),  # what keys share of the rounding of a query
     ],
 )

@@ -107,6 +107,7 @@ class _Known:
 
     part: Part
     error: float
+    size: float  # of the part: |carrier|·|g|, though the product may be smaller, as that is what a checker knows
 
 
 def prove_staged(
@@ -132,7 +133,10 @@ def prove_staged(
     check_derivation(derivation, target, ranges)
     ranges.require_bounded(in_order(derivation.outputs))
     sources = {part.index: part for part in in_order(derivation.outputs) if isinstance(part, Source)}
-    inputs = [_Known(sources.get(i, Source(i)), _input_error(program, target, i)) for i in range(target.box.d)]
+    inputs = [
+        _Known(sources.get(i, Source(i)), _input_error(program, target, i), float(size))
+        for i, size in enumerate(target.box.magnitude)
+    ]
     found, read = slices(program)
     names = {id(known.part): name for known, name in zip(inputs, target.expression.variables, strict=True)}
     walk = _Walk(ranges, derivation, names, time_budget / max(1, len(derivation.heads)))
@@ -197,7 +201,7 @@ class _Walk:
         if not isinstance(claim.argument, Source):  # where rounding differs in the ranges of t and in its error
             e_t = float(up(e_t * ROOM + SPARE * max(abs(lo), abs(hi)), 4))
         if not np.isfinite([lo, hi, e_t, size, *sizes]).all():
-            return _Known(claim.part, math.inf)  # an enclosure was too wide: nothing is proved from here on
+            return _Known(claim.part, math.inf, math.inf)  # an enclosure was too wide: nothing is proved from here on
         line, unsure = writer.along(argument, carrier, sizes)
         proof, box, held = prove_line(line, claim.tree, lo, hi, e_t, self.seconds, LEAST_LEVEL)
         rounding, proof = writer.rounding(line, argument, unsure, size, sizes, proof)
@@ -215,7 +219,9 @@ class _Walk:
         ends = float(box.lo[0]), float(box.hi[0])
         self.heads.append(HeadProof(stage, name, text, *ends, deltas, held, proof))
         self.names[id(claim.part)] = f"{self.prefix}{len(self.heads) - 1}"
-        return _Known(claim.part, float(up(own + size * slopes.change + slopes.values.mag.max() * off, 4)))
+        largest = slopes.values.mag.max()
+        error = float(up(own + size * slopes.change + largest * off, 4))
+        return _Known(claim.part, error, float(up(largest * (size if carrier is not None else 1.0), 2)))
 
     def _claim(self, claim: HeadClaim) -> dict[str, Any]:
         """name = carrier·function(t) at t = argument."""
@@ -235,7 +241,7 @@ class _Walk:
 
     def _sizes(self, state: Sequence[_Known]) -> Float[np.ndarray, " channels"]:
         """What every channel is at most, in absolute value."""
-        return np.array([float(up(self.ranges.size(known.part) + known.error)) for known in state])
+        return np.array([float(up(known.size + known.error)) for known in state])
 
     def _affine(self, part: Part, state: Sequence[_Known]) -> StateForm:
         """A part as a combination of what the state holds."""

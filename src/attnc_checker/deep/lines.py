@@ -39,6 +39,9 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
         raise Refused(f"the input of stage {name} is constant")
     if stage.affine[0].terms:
         raise Refused(f"stage {name} is not made by its heads alone")
+    carried = {key: x for key, x in (unit or {}).items() if x != 0}
+    scales = carried if len(carried) == 1 and ONE not in carried else {}
+    reach = reach | {key: reach[key].min(units / abs(arb(x))) for key, x in scales.items()}
 
     def split(terms: Terms, by: Terms, among: Terms) -> tuple[Any, Terms]:
         """(ratio, rest): the terms are ratio·by + rest, which is nothing in the largest of `among`."""
@@ -69,8 +72,6 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
         largest = span(form.sizes, reach) / units  # also where t, of which the carrier may be a part, is small
         return Form({ONE: ratio}, {ONE: largest, T: 0 * largest}, form.n), span(rest, reach)
 
-    carried = [key for key, x in (unit or {}).items() if x != 0]
-    scales = carried if len(carried) == 1 and carried != [ONE] else []
     heads, unsure, fixed = [], arb(0), span(stage.affine[0].sizes, reach)
     for head in stage.heads:
         scores, slack = line(head.scores)
