@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import attnc
-from attnc.model_card import ceiling, code, escape, fenced, model_card, one_line, percent, printable, summary
+from attnc.model_card import (
+    ceiling,
+    code,
+    escape,
+    fenced,
+    model_card,
+    one_line,
+    percent,
+    printable,
+    proved_how,
+    summary,
+)
 from attnc.network import Network
 from attnc.numerics.bound import Term
 
@@ -210,3 +221,9 @@ def test_code_spans_hold_any_backticks(text: str) -> None:
 
 def test_what_cannot_be_printed_is_replaced() -> None:
     assert printable("a\x1b[31m\nb\u202e") == "a�[31m\nb�"
+
+
+def test_tails_are_no_cells() -> None:
+    claim = attnc.compile("tanh(x)", [(-math.inf, math.inf)], eps=1e-3).certificate
+    cells = sum(leaf[0] != "tail" for leaf in claim.leaves)
+    assert proved_how(claim) == f"by leaves, {cells} cells and 2 tails that cover the box"

@@ -153,9 +153,9 @@ def proved_how(certificate: Certificate) -> str:
     method, _, given = one_line(certificate.method).partition(" under the stated assumption: ")
     given = f", under the stated assumption: {given}" if given else ""
     if method == "proof":
-        cells = plural(len(certificate.leaves), "cell") + (
-            " that covers" if len(certificate.leaves) == 1 else " that cover"
-        )
+        tails = sum(leaf[0] == "tail" for leaf in certificate.leaves)
+        cells = plural(len(certificate.leaves) - tails, "cell") + (f" and {plural(tails, 'tail')}" if tails else "")
+        cells += " that covers" if len(certificate.leaves) == 1 else " that cover"
         return f"by leaves, {cells} the box{given}"
     if method == "staged proof":
         return f"head by head, {plural(len(certificate.stages), 'head')}{given}"

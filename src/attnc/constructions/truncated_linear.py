@@ -132,8 +132,9 @@ def _sizes_for(
 def _as_truncated(target: Target) -> TruncatedLinear:
     if not isinstance(target, TruncatedLinear):
         raise InputError(
-            f"this construction clips linear functions: give attnc.TruncatedLinear(W, t, a, b, box), not "
-            f"{type(target).__name__}; for other functions use construction='max_affine'"
+            "this construction clips linear functions that are given by their weights, in Python: "
+            f"attnc.TruncatedLinear(W, t, a, b, box), not {type(target).__name__}. For clip(…) in an expression use "
+            "construction='compose' or 'gates', for other functions 'max_affine'."
         )
     return target
 

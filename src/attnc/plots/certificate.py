@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from attnc.network import Network
 
 MOST_TERMS = 12
+MOST_OUTLINED = 4_096
+"""Cells up to which each has an outline."""
 
 
 def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
@@ -164,8 +166,9 @@ def _draw_cells(picture: Figure, axes: Axes, network: Network) -> None:
     claim = network.certificate
     lo, hi = claim.cells(network.box)
     corners = np.stack([lo, np.stack([hi[:, 0], lo[:, 1]], 1), hi, np.stack([lo[:, 0], hi[:, 1]], 1)], axis=1)
+    outline = GREY if len(lo) <= MOST_OUTLINED else "face"  # lines would hide cells that are thinner than they are
     drawn = PolyCollection(
-        list(corners), array=np.array(claim.leaf_bounds), cmap=SIZES, edgecolors=GREY, linewidths=0.2
+        list(corners), array=np.array(claim.leaf_bounds), cmap=SIZES, edgecolors=outline, linewidths=0.2
     )
     axes.add_collection(drawn)
     axes.set_xlim(network.box.lo[0], network.box.hi[0])
