@@ -236,8 +236,8 @@ class Search:
     def _refusal(self, found: str, eps: float, best: Spectrum | None = None) -> BoundNotMet:
         return BoundNotMet(
             f"cannot bring a spectral grid for {self.target.describe()} on {self.target.box} {found}. Is there a kink, "
-            "or a narrow feature? Try construction='compose' (or 'graded' for one variable), a larger eps, or a "
-            "smaller box.",
+            f"a narrow feature, or is eps close to the rounding of {self.dtype}? Try construction='compose' (or "
+            "'graded' for one variable), a larger eps, or a smaller box.",
             eps=eps,
             bound=None,
             build=None if best is None else lambda: self.finish(best),
