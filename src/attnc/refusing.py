@@ -13,6 +13,7 @@ from attnc.constructions.unary.request import round_above
 from attnc.errors import AttncError, BoundNotMet
 from attnc.model_card import plural
 from attnc.network import Network
+from attnc.targets.function_target import FunctionTarget
 from attnc.targets.target import Target
 
 SECONDS = 8.0
@@ -62,7 +63,9 @@ def with_nearest(refusal: BoundNotMet, target: Target, compiled: Callable[[float
 
     `compiled` makes a network for another eps, or raises: an eps that is said to be met was tried.
     """
-    if (refusal.bound is not None and refusal.worst_box is not None) or target.check_points() is not None:
+    is_known = refusal.bound is not None and refusal.worst_box is not None
+    is_sampled = isinstance(target, FunctionTarget) and target.given is None  # nothing can be proved of it
+    if is_known or is_sampled or target.check_points() is not None:
         return refusal
     network: Network | None = refusal.network
     reached = None if network is None else network.certificate.bound
@@ -105,7 +108,7 @@ class _Tries:
         met, best = self.first, None
         for _ in range(4):
             best = self._at(met)
-            if best is not None:
+            if best is not None or time.monotonic() - self.began > SECONDS:
                 break
             met = round_above(CLOSE * met)
         while best is not None and self.missed > 0 and met > CLOSE * self.missed:
