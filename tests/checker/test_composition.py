@@ -136,6 +136,7 @@ def for_all_leaves(number, factor):
         (narrowed, "the input of stage s_1 may leave the claimed interval"),
         (with_a_constant, "the input of stage z may leave the claimed interval"),
         (scaled(1, "leaf_bounds", 0.9), "is not re-proved to"),
+        (lambda data: data["stages"][2].update(carrier_size=1e3), "the errors of the stages add up to"),
         (scaled(1, "bound", 0.9), "that of a leaf above that of the stage"),
         (scaled(1, "bound", -1.0), "a bound of stage 's_1' is negative"),
         (scaled(1, "leaf_bounds", -1.0), "a bound of stage 's_1' is negative"),
@@ -194,6 +195,7 @@ def test_a_wider_box_in_both_files(net):
         (lambda data: data.update(axes=[0] * 129), "not at most 128 numbers of variables"),
         (lambda data: data.update(stages=None), "stages is None, not a list"),
         (lambda data: data.update(stages=[{}] * 1001), "more than 1000 stages"),
+        (stage(2, carrier_size="1"), "stages[2].carrier_size is '1'"),
     ],
 )
 def test_a_malformed_claim(net, change, reason):

@@ -15,7 +15,7 @@ BOUNDS = (0.25, 0.5, 2.0, 1.0)
 
 def deviations(leaves=CELLS, bounds=BOUNDS, size=3.0, growth=0.5, fixed=0.125, unsure=0.0625) -> Deviations:
     stated = tuple(Leaf("taylor", 4, (level, (i,))) for level, i in leaves)
-    names = ("layer", "channel", "s", "x", None, None, None, "t")
+    names = ("layer", "channel", "s", "x", None, None, None, None, "t")
     return Deviations(
         StageClaim(*names, (-1.0, 3.0), None, 2.0, None, stated, bounds), *map(arb, (size, growth, fixed, unsure))
     )

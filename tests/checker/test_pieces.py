@@ -27,7 +27,7 @@ CASES = [  # (function, in Python, [low, high], held)
 @pytest.mark.parametrize(("text", "g", "ends", "held"), CASES)
 def test_differences_are_within_what_is_said_of_a_range(text, g, ends, held, e):
     rng, (low, high) = np.random.default_rng(0), ends
-    stage = StageClaim("layer", "channel", "s", "x", None, None, None, text, ends, held, 0.0, None, (), ())
+    stage = StageClaim("layer", "channel", "s", "x", None, None, None, None, text, ends, held, 0.0, None, (), ())
     pieces = Pieces(stage, arb(low), arb(high), arb(e), True)
     narrowest = math.inf
     for _ in range(200):

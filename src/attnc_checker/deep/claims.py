@@ -30,6 +30,7 @@ class StageClaim:
     argument_as: str | None  # an expression in the variables that is known to be the same
     carrier: str | None
     carrier_as: str | None
+    carrier_size: float | None  # the unit of its bounds, if the carrier is not larger: any would do
     function: str
     interval: Ends
     held: Ends | None

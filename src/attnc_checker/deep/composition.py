@@ -186,7 +186,7 @@ class _Walk:
             found = f"[{float(low - t.off):.9g}, {float(high + t.off):.9g}]"
             raise Refused(f"the input of stage {claim.name} may leave the claimed interval: it may be in {found}")
         exact_size = _size(self._range(carrier, NOWHERE))
-        size = exact_size + unit.off
+        size = (exact_size + unit.off).max(arb(claim.carrier_size or 0))
         unit_terms, reach = None if claim.carrier is None else unit.terms, self.reduction.reach
         line, unsure, fixed = along(stage, t.terms, unit_terms, reach, size, claim.name)
         pieces, own = Pieces(claim, low, high, t.off, bool(self.axes)), size * claim.bound + unsure
