@@ -47,6 +47,8 @@ SPARE = 2.0**-44
 digits."""
 LEAST_LEVEL = 6
 """Of the leaves of a head: its error swings along the interval, and is carried on as it is on each leaf."""
+LEAST_SHARE = 2.0**-6
+"""Of the largest: no leaf is stated to be closer, as that gains nothing and would have to be found again."""
 ROOM = 1.125
 """By which errors of arguments are taken larger: slopes that a checker finds are not the same, and all that depends on
 these errors is how far arguments reach."""
@@ -207,6 +209,7 @@ class _Walk:
         rounding, proof = writer.rounding(line, argument, unsure, size, sizes, proof)
         deltas = up(proof.leaf_bounds[:, 0] + up(rounding / size), 2) if size > 0 else proof.leaf_bounds[:, 0]
         delta = float(deltas.max())
+        deltas = np.maximum(deltas, LEAST_SHARE * delta)
         own = float(up(size * delta + unsure, 2))
         fixed = 0.0 if carrier is None else writer.fixed_size(carrier, sizes)
         deviations = Deviations(leaf_intervals(proof), deltas, size, fixed, unsure)
