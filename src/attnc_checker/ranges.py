@@ -35,7 +35,8 @@ def _exp(s: Any) -> Any:
 
 
 def _sigmoid(s: Any) -> Any:
-    return 1 / (_exp(-s) + 1)
+    """Of small arguments by e^s/(e^s + 1), in which balls stay narrow."""
+    return 1 / (_exp(-s) + 1) if _first(s) > -1 else _exp(s) / (_exp(s) + 1)
 
 
 def _softplus(s: Any) -> Any:
@@ -47,7 +48,7 @@ SERIES: dict[str, Callable[[Any], Any]] = {
     **{name: operator.methodcaller(name) for name in ("sin", "cos", "tan", "log")},
     "exp": _exp,
     **{name: operator.methodcaller(name) for name in ("atan", "asin", "acos", "erf")},
-    "tanh": lambda s: 1 - 2 / (_exp(s * 2) + 1),
+    "tanh": lambda s: 1 - 2 * _sigmoid(s * -2) if _first(s) > 0 else 2 * _sigmoid(s * 2) - 1,
     "sinh": lambda s: (_exp(s) - _exp(-s)) / 2,
     "cosh": lambda s: (_exp(s) + _exp(-s)) / 2,
     "sigmoid": _sigmoid,

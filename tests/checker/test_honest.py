@@ -30,7 +30,9 @@ REALS = {"x": (-math.inf, math.inf)}
         ("sin(x)*y", {"x": (-2, 2), "y": (0, 1)}, 1e-1, {"construction": "max_affine"}),
         ("x**3 - 2*x", {"x": (-1, 1)}, 1e-3, {"construction": "binomial"}),
         ("x + 0.1", {"x": (-1, 1.5)}, 1e-6, {"construction": "compose", "dtype": "float32"}),
-        ("tanh(y + 1.3*x)", {"x": (-0.1, 0.39), "y": (-0.74, 1.15)}, 3e-2, {}),  # exact: a proof of few, wide leaves
+        # exact gates, of which a proof has few, wide leaves
+        ("tanh(y + 1.3*x)", {"x": (-0.1, 0.39), "y": (-0.74, 1.15)}, 3e-2, {"construction": "gates"}),
+        ("tanh(5*x + y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-5, {"construction": "gates"}),
         ("tanh(y - y)", {"y": (-1, 1)}, 1e-3, {}),  # zero, up to what underflow costs
         ("1e-200*sin(x)", {"x": (-1, 1)}, 1e-3, {"dtype": "float32"}),
     ],
