@@ -75,7 +75,7 @@ def proved(
     for prove_it in ways:
         claim = prove_it()
         if claim is not None and claim.bound is not None:
-            is_tight = claim.bound <= TIGHT * (claim.observed or 0.0)
+            is_tight = softmaxes == 0 or claim.bound <= TIGHT * (claim.observed or 0.0)
             if claim.complete and claim.bound <= eps and (claim.stages or is_tight):
                 return claim
             found.append(claim)
