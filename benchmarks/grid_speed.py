@@ -20,8 +20,8 @@ from attnc.engines.numpy_engine import NumpyEngine
 from attnc.engines.streaming import streamed
 from attnc.ir.normal_form import AttentionStage, FoldedHead, normal_form
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 
 FUNCTIONS = ("exp(sin(x)*y)", "sin(3*x*y + x)/(1 + x**2 + y**2)")
 BOX = Box.parse({"x": (-2.0, 2.0), "y": (-2.0, 2.0)})

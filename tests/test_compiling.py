@@ -95,7 +95,7 @@ def test_bad_options(arguments):
 )
 def test_what_compiles_is_what_was_claimed(text, dtype, construction):
     """Engine, reference and loaded network agree; the bound holds for all of them."""
-    expression = attnc.targets.expression.Expression.parse(text)
+    expression = attnc.targets.expressions.expression.Expression.parse(text)
     box = {name: (-1, 1) for name in expression.variables}
     try:
         net = attnc.compile(text, box, 0.4, dtype=dtype, max_anchors=5000, construction=construction)

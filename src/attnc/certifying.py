@@ -20,8 +20,8 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
 from attnc.proving import TRUNCATION, can_be_enclosed, method_of, proved
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.kinks import REACH
 from attnc.targets.function_target import FunctionTarget
-from attnc.targets.kinks import REACH
 from attnc.targets.linear import ReLUNetwork
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target

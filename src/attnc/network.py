@@ -24,8 +24,8 @@ from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.box import Box, BoxLike
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 
 if TYPE_CHECKING:
     from jaxtyping import Float

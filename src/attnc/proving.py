@@ -24,7 +24,7 @@ from attnc.numerics.rounding import up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget, FunctionTarget
 from attnc.targets.linear import ReLUNetwork
-from attnc.targets.parts import Derivation
+from attnc.targets.parts.part import Derivation
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 

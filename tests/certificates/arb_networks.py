@@ -13,7 +13,7 @@ from flint import arb
 
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 from strategies.reference import precision, tree_value
 
 BITS = 200

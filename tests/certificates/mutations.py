@@ -11,9 +11,9 @@ import numpy as np
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Mask
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
-from attnc.targets.coefficient import Coefficient
-from attnc.targets.parts import Combination, Derivation, HeadClaim, Multiply, Part, Source, T, Unary
-from attnc.targets.tree import Call, Node, Number, Product, Sum
+from attnc.targets.expressions.coefficient import Coefficient
+from attnc.targets.expressions.tree import Call, Node, Number, Product, Sum
+from attnc.targets.parts.part import Combination, Derivation, HeadClaim, Multiply, Part, Source, T, Unary
 
 Rng = np.random.Generator
 

@@ -15,8 +15,8 @@ from attnc.constructions.partition.weights import Cells, self_attention
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 
 VARIABLES = ("x", "y", "z")
 MANY = tuple("abcdfghijk")

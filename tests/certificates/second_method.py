@@ -17,7 +17,19 @@ from flint import arb
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable, children
+from attnc.targets.expressions.tree import (
+    Call,
+    Constant,
+    Negate,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Variable,
+    children,
+)
 from strategies.reference import DERIVATIVES, VALUES, precision, rational
 
 BITS = 120

@@ -8,7 +8,7 @@ from flint import arb
 from attnc.certificates.stages.one_stage import Enclosed, OneStage, StageHead
 from attnc.certificates.taylor.grid_moments import Grid
 from attnc.certificates.taylor.moments import Keys
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 """Slopes, offsets, values and value slopes."""

@@ -16,8 +16,8 @@ from attnc.constructions import compose
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError, ProgramError
 from attnc.ir.program import Program
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from certificates.comparisons import Comparisons, Engine, adversarial_points, engines_of
 from certificates.random_networks import MANY, OF_ONE, OF_TWO
 from certificates.test_deep_prover import random_deep

@@ -13,8 +13,8 @@ from attnc.certificates.prover import prove
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
 from attnc.proving import CELLS_BEFORE_STAGES
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from certificates.comparisons import Comparisons, adversarial_points
 from certificates.proving import borders, proven
 

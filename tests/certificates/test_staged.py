@@ -15,10 +15,10 @@ from attnc.certificates.staged import StagedProof, prove_staged
 from attnc.constructions import Built, compose
 from attnc.errors import BoundNotMet, DomainError, ProgramError
 from attnc.ir.program import Program
-from attnc.targets.coefficient import Coefficient
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.parts import Combination, Derivation, HeadClaim, Multiply, Source, T, Unary
-from attnc.targets.tree import Call
+from attnc.targets.expressions.coefficient import Coefficient
+from attnc.targets.expressions.tree import Call
+from attnc.targets.parts.part import Combination, Derivation, HeadClaim, Multiply, Source, T, Unary
 from certificates.comparisons import Comparisons, adversarial_points
 from certificates.mutations import PROGRAM_MUTATIONS, Liar
 from certificates.random_networks import MANY, random_composition
@@ -37,7 +37,7 @@ COMPOSED = [
 
 @functools.cache
 def composed(text: str, eps: float, dtype: str) -> tuple[ExpressionTarget, Built, StagedProof]:
-    names = sorted(attnc.targets.expression.Expression.parse(text).variables)
+    names = sorted(attnc.targets.expressions.expression.Expression.parse(text).variables)
     target = attnc.as_target(text, {name: (-1.0, 1.5) for name in names})
     built = compose(target, eps=eps, dtype=dtype)
     assert built.derivation is not None
@@ -212,7 +212,7 @@ def test_an_enclosure_that_is_too_wide_gives_no_bound(monkeypatch):
     target = attnc.as_target("b/(a*a - a*b + 0.3) + sin(a*b)", {"a": (0.0, 1.0), "b": (0.0, 1.0)})
     built = compose(target, eps=1e-2)
     assert prove_staged(built.program, target, built.derivation).bound <= 1e-2
-    monkeypatch.setattr("attnc.targets.part_ranges.MAX_HALVINGS", 0)
+    monkeypatch.setattr("attnc.targets.parts.part_ranges.MAX_HALVINGS", 0)
     assert prove_staged(built.program, target, built.derivation).bound == math.inf
 
 

@@ -22,7 +22,7 @@ BOX = (-1.0, 1.5)
 
 
 def saved_network(path, text, eps, dtype="float64"):
-    names = sorted(attnc.targets.expression.Expression.parse(text).variables)
+    names = sorted(attnc.targets.expressions.expression.Expression.parse(text).variables)
     net = attnc.compile(text, box=dict.fromkeys(names, BOX), eps=eps, construction="compose", dtype=dtype)
     assert net.certificate.method == "staged proof"
     net.save(path)
@@ -265,7 +265,7 @@ def test_random_changes_that_break_the_bound_are_refused(tmp_path, text, seed):
     rng, path = np.random.default_rng(seed), tmp_path / "net"
     net = saved_network(path, text, 1e-3)
     points = rng.uniform(*BOX, (4000, len(net.variables)))
-    wanted = attnc.targets.expression.Expression.parse(text)(points)[:, 0]
+    wanted = attnc.targets.expressions.expression.Expression.parse(text)(points)[:, 0]
     whole, broken = (path / "model.safetensors").read_bytes(), 0
     names = [name for name, entry in tensors_of(path).items() if entry["dtype"] == "F64" and 0 not in entry["shape"]]
     for _ in range(15):

@@ -270,7 +270,7 @@ def test_it_needs_the_standard_library_and_flint_alone():
 @pytest.mark.parametrize("name", ["cosh", "silu", "gelu"])
 def test_ranges_of_functions_that_turn(name):
     """They fall and then rise: the least value is at the turn, or at an end."""
-    rng, f = np.random.default_rng(0), attnc.targets.expression.Expression.parse(f"{name}(t)")
+    rng, f = np.random.default_rng(0), attnc.targets.expressions.expression.Expression.parse(f"{name}(t)")
     for _ in range(60):
         a, b = np.sort(rng.normal(-0.8, rng.choice([0.01, 1.0, 3.0]), 2))
         low, high = Ranges([]).apply(name, (arb(a), arb(b)))

@@ -11,7 +11,7 @@ from flint import arb
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 from attnc_checker import check
 from attnc_checker.averages import Box
 from attnc_checker.checking import proof_of, read

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flint import arb, fmpq
 
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 from attnc_checker.expressions import parse
 from attnc_checker.tails import Undecided, tail_error
 from checker.networks import gate, reduced

@@ -7,8 +7,8 @@ import numpy as np
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir import Program
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.target import Target
 
 

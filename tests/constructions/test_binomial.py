@@ -14,8 +14,8 @@ from attnc.constructions.unary.binomial_fit import binomial_keys, binomial_score
 from attnc.constructions.unary.keys import Keys
 from attnc.errors import BoundNotMet, InputError
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from constructions.kinked import largest_error, program_error, unary, values_of
 
 HALF_LINE = np.unique(np.concatenate([np.linspace(0, 60, 6001), np.geomspace(1e-9, 690, 2000)]))

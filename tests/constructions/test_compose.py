@@ -12,7 +12,7 @@ from attnc.certificates.staged import prove_staged
 from attnc.constructions import compose
 from attnc.errors import AttncError, InputError
 from attnc.ir.layers import Affine
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 from constructions.adversary import worst_error
 from strategies.expressions import expressions
 

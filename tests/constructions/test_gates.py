@@ -11,8 +11,8 @@ from attnc.constructions.circuit import Circuit
 from attnc.constructions.gates import GATES, gates, max_gate, product_gate
 from attnc.errors import BoundNotMet, InputError
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from constructions.gate.references import ULP64, reference
 
 

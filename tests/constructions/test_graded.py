@@ -17,8 +17,8 @@ from attnc.constructions.unary.minimax import fit_values
 from attnc.constructions.unary.program import store
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.function_target import CallableTarget, SequenceTarget
 from constructions.kinked import largest_error, program_error, unary, values_of
 

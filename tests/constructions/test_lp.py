@@ -9,8 +9,8 @@ import attnc
 from attnc.constructions import max_affine, max_affine_cross
 from attnc.errors import DomainError, InputError
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 
 
 def target_of(text, box) -> ExpressionTarget:

@@ -16,8 +16,8 @@ from attnc.constructions import max_affine
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir import Affine, Attention
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.function_target import CallableTarget, SequenceTarget
 from strategies.expressions import expressions
 

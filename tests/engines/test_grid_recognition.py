@@ -16,8 +16,8 @@ from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir import Softmax
 from attnc.ir.spec import check
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from engines.anchors import Anchors, assert_agrees, head_of
 from ir.random_programs import lookup_program
 

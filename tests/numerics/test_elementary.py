@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from attnc.numerics import activations
 from attnc.numerics.intervals import Interval
 from attnc.numerics.powers import power, real_power
-from attnc.targets.functions import FUNCTIONS
+from attnc.targets.expressions.functions import FUNCTIONS
 from strategies.reference import DERIVATIVES, VALUES, precision, surely_outside
 
 UNARY = [name for name, function in FUNCTIONS.items() if function.arity == 1 and not function.variadic]

@@ -11,7 +11,19 @@ import flint
 from flint import arb, fmpq
 
 from attnc.numerics.intervals import Interval
-from attnc.targets.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable, children
+from attnc.targets.expressions.tree import (
+    Call,
+    Constant,
+    Negate,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Variable,
+    children,
+)
 
 
 @contextmanager

@@ -9,9 +9,21 @@ import numpy as np
 from flint import arb, arb_series
 
 from attnc.numerics.jets import monomials
-from attnc.targets.expression import Expression
-from attnc.targets.taylor import Taylor, taylor
-from attnc.targets.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable, children
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.taylor import Taylor, taylor
+from attnc.targets.expressions.tree import (
+    Call,
+    Constant,
+    Negate,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Variable,
+    children,
+)
 from strategies.reference import precision, rational, tree_value
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from attnc.errors import DomainError
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from constructions.errors import target_of
 from strategies.expressions import expressions
 

@@ -23,7 +23,7 @@ from attnc.ir.program import Program
 from attnc.numerics.bound import Term
 from attnc.numerics.jet_tables import num_monomials
 from attnc.numerics.rounding import up
-from attnc.targets.taylor import Taylor
+from attnc.targets.expressions.taylor import Taylor
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.targets.box import Box
-from attnc.targets.kinks import REACH
+from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:

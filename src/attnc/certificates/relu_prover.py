@@ -45,9 +45,9 @@ from attnc.ir.spec import check
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, up
+from attnc.targets.expressions.tree import Call, Node, Number, Sum, to_text
 from attnc.targets.linear import ReLUNetwork, exact_text
-from attnc.targets.parts import T
-from attnc.targets.tree import Call, Node, Number, Sum, to_text
+from attnc.targets.parts.part import T
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

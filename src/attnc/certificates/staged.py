@@ -32,11 +32,11 @@ from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.numerics.bound import Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
-from attnc.targets.error_flow import Affine, Deviations, Link, Slopes
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.part_ranges import PartRanges, sub_boxes
-from attnc.targets.parts import Combination, Derivation, HeadClaim, Part, Source, in_order
-from attnc.targets.tree import Product, Sum, Variable, to_text
+from attnc.targets.expressions.tree import Product, Sum, Variable, to_text
+from attnc.targets.parts.error_flow import Affine, Deviations, Link, Slopes
+from attnc.targets.parts.part import Combination, Derivation, HeadClaim, Part, Source, in_order
+from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
 
 if TYPE_CHECKING:
     from jaxtyping import Float

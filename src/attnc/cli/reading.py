@@ -99,7 +99,7 @@ def read_number(text: str, where: str) -> float:
     """A number, or a constant such as 2*pi, by the parser of expressions: nothing is ever evaluated by Python."""
     import numpy as np
 
-    from attnc.targets.expression import Expression
+    from attnc.targets.expressions.expression import Expression
 
     wanted = "a number such as 0.5, 1e-3 or 2*pi"
     text = text.strip()

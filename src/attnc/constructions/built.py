@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnc.errors import BoundNotMet
 from attnc.ir.program import Program
 from attnc.numerics.bound import Bound
-from attnc.targets.parts import Derivation
+from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
 Progress = Callable[[str, float], None]

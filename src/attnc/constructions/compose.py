@@ -16,11 +16,11 @@ from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.lowering import Lowering
-from attnc.targets.part_ranges import PartRanges, sub_boxes
-from attnc.targets.parts import Combination, Derivation, HeadClaim, Multiply, Part, Source, Unary, in_order
+from attnc.targets.expressions.tree import Node, to_text
+from attnc.targets.parts.lowering import Lowering
+from attnc.targets.parts.part import Combination, Derivation, HeadClaim, Multiply, Part, Source, Unary, in_order
+from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
 from attnc.targets.target import Target
-from attnc.targets.tree import Node, to_text
 
 NAME = "compose"
 MOST_FUSED = 72

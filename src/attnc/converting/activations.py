@@ -19,8 +19,8 @@ from attnc.constructions.gates import GATES
 from attnc.errors import InputError, real_number
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 
 PROOF_SECONDS = 20.0
 ATTEMPTS = 4

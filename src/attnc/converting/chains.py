@@ -16,8 +16,8 @@ from attnc.converting.activations import Activation, Solved, exact_number
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target
 

@@ -15,8 +15,8 @@ from attnc.diagnosing.signatures import Symptom, signatures
 from attnc.errors import InputError, real_number
 from attnc.network import Network
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.function_target import CallableTarget
 from attnc.targets.target import Target
 

@@ -20,9 +20,9 @@ from attnc.errors import InputError
 from attnc.ir.normal_form import AttentionStage, normal_form
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.tree import (
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.tree import (
     Call,
     Constant,
     Negate,

@@ -24,7 +24,7 @@ from attnc.plots.style import (
     set_plane,
     set_title,
 )
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -64,7 +64,7 @@ class Subject:
             name = network.expression or str(getattr(target, "__name__", type(target).__name__))
             return cls(network, _of_points(network, target), output, name, clip)
         if network.expression is not None:
-            from attnc.targets.expression import Expression
+            from attnc.targets.expressions.expression import Expression
 
             function = Expression.parse(network.expression).with_variables(network.variables)
             return cls(network, function, output, network.expression, clip)

@@ -10,9 +10,9 @@ from attnc.errors import DomainError, InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ASSUMPTION, up
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
-from attnc.targets.kinks import REACH, points_at_kinks
-from attnc.targets.parsing import CONSTANTS
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.kinks import REACH, points_at_kinks
+from attnc.targets.expressions.parsing import CONSTANTS
 from attnc.targets.target import Target, show_point
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 from attnc.errors import DomainError, InputError
 from attnc.targets.box import Box, BoxLike
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.function_target import CallableTarget
 from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target

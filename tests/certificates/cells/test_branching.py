@@ -14,8 +14,8 @@ from attnc.certificates.cells.dyadic import cell_boxes, cell_ends
 from attnc.certificates.leaves.kinds import choose_order, mean_value_kind, mean_value_model, taylor_kind
 from attnc.certificates.leaves.selection import selection_bounds
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from certificates.small_stages import VARIABLES, exact, head_of, seen_error, spectral_stage, stage_of
 from strategies.reference import precision
 

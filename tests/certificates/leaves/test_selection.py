@@ -18,8 +18,8 @@ from attnc.constructions import max_affine, max_affine_cross, truncated_linear
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.function_target import CallableTarget, SequenceTarget
 from attnc.targets.linear import TruncatedLinear
 from attnc.targets.target import Target

@@ -15,7 +15,7 @@ from attnc.certificates.leaves.expression_tails import expression_tails
 from attnc.certificates.leaves.tails import tail_bound
 from attnc.certificates.stages.one_stage import Enclosed, OneStage, StageHead
 from attnc.errors import InputError
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 from certificates.one_stage_programs import enclosed, rational, stage_output
 from strategies.reference import precision, tree_value
 

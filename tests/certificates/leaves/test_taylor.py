@@ -14,8 +14,8 @@ from attnc.certificates.taylor.moments import Keys
 from attnc.certificates.taylor.polynomials import layout
 from attnc.errors import InputError
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
-from attnc.targets.taylor import taylor
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.taylor import taylor
 from certificates.small_stages import (
     Arrays,
     enclosed,

@@ -27,8 +27,8 @@ from attnc.ir.layers import Attention, Head
 from attnc.ir.program import split_columns
 from attnc.ir.spec import check
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from certificates.one_stage_programs import exact_output, random_program, rational
 from ir.random_programs import lookup_program
 from strategies.reference import precision

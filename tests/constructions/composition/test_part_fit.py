@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attnc.constructions.composition.part_fit import CLOSE, MANY, fit_part, function_of_one
 from attnc.constructions.composition.unary_fit import UnaryFit, sample_interval
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 
 (SQRT,) = Expression.parse("sqrt(t)").outputs
 

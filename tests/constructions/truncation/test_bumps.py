@@ -18,8 +18,8 @@ from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir import Softmax
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.function_target import CallableTarget, SequenceTarget
 from constructions.errors import error_at, target_of
 from constructions.transitions import hard_points, midpoints

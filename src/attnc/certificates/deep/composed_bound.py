@@ -12,9 +12,9 @@ import numpy as np
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
-from attnc.targets.dividing import divided
-from attnc.targets.error_flow import ErrorFlow, Link, Terms, products
-from attnc.targets.part_ranges import PartRanges
+from attnc.targets.parts.dividing import divided
+from attnc.targets.parts.error_flow import ErrorFlow, Link, Terms, products
+from attnc.targets.parts.part_ranges import PartRanges
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 
 from attnc.errors import ProgramError
-from attnc.targets.canonical import equivalent
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.part_ranges import PartRanges
-from attnc.targets.parts import Combination, Derivation, HeadClaim, Multiply, Part, Source, T, Unary, operands_of
+from attnc.targets.expressions.canonical import equivalent
+from attnc.targets.parts.part import Combination, Derivation, HeadClaim, Multiply, Part, Source, T, Unary, operands_of
+from attnc.targets.parts.part_ranges import PartRanges
 
 
 def check_derivation(derivation: Derivation, target: ExpressionTarget, ranges: PartRanges) -> None:

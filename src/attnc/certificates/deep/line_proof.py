@@ -18,9 +18,9 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.parts import T, function_of_t
-from attnc.targets.substituting import substitute
-from attnc.targets.tree import Call, Node, Number
+from attnc.targets.expressions.substituting import substitute
+from attnc.targets.expressions.tree import Call, Node, Number
+from attnc.targets.parts.part import T, function_of_t
 
 ORDER = 10
 START_LEVEL = 3

@@ -19,10 +19,22 @@ from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
 from attnc.numerics.powers import real_power
 from attnc.numerics.rounding import up
-from attnc.targets.evaluation import enclose
-from attnc.targets.expression import Expression
-from attnc.targets.functions import FUNCTIONS
-from attnc.targets.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable, to_text
+from attnc.targets.expressions.evaluation import enclose
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.functions import FUNCTIONS
+from attnc.targets.expressions.tree import (
+    Call,
+    Constant,
+    Negate,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Variable,
+    to_text,
+)
 
 
 @dataclass(frozen=True)

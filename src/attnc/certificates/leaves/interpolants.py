@@ -18,8 +18,8 @@ from attnc.certificates.taylor.ranges import Goal
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_tables import monomials
 from attnc.numerics.rounding import up
+from attnc.targets.expressions.taylor import Taylor
 from attnc.targets.function_target import FunctionTarget
-from attnc.targets.taylor import Taylor
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -19,8 +19,8 @@ from attnc.numerics.jet_balls import TINY, U, above
 from attnc.numerics.jet_tables import num_monomials
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
-from attnc.targets.taylor import Taylor, taylor
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.taylor import Taylor, taylor
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -24,7 +24,7 @@ from attnc.errors import InputError
 from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 
 if TYPE_CHECKING:
     from jaxtyping import Float

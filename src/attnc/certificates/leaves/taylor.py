@@ -24,7 +24,7 @@ from attnc.certificates.taylor.ranges import SHARP, Goal, largest
 from attnc.errors import InputError
 from attnc.numerics.jet_balls import above
 from attnc.numerics.jet_tables import embedding, num_monomials
-from attnc.targets.taylor import Taylor
+from attnc.targets.expressions.taylor import Taylor
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

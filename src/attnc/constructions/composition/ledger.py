@@ -24,10 +24,10 @@ from attnc.constructions.composition.part_fit import (
 )
 from attnc.errors import BoundNotMet
 from attnc.numerics.intervals import Interval
-from attnc.targets.part_ranges import PartRanges
-from attnc.targets.parts import Combination, HeadClaim, Multiply, Part, Source, Unary, function_of_t, operands_of
+from attnc.targets.expressions.tree import Node, to_text
+from attnc.targets.parts.part import Combination, HeadClaim, Multiply, Part, Source, Unary, function_of_t, operands_of
+from attnc.targets.parts.part_ranges import PartRanges
 from attnc.targets.target import Target
-from attnc.targets.tree import Node, to_text
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -21,8 +21,8 @@ from attnc.constructions.unary.keys import Function, Keys
 from attnc.errors import AttncError
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.parts import T, function_of_t
-from attnc.targets.tree import Call, Node
+from attnc.targets.expressions.tree import Call, Node
+from attnc.targets.parts.part import T, function_of_t
 
 TWO_KEYS = ("relu", "abs", "silu", "sigmoid", "tanh")
 """Gates of two keys, exact or as steep as it takes."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.targets.evaluation import evaluate_points
-from attnc.targets.expression import Expression
-from attnc.targets.tree import (
+from attnc.targets.expressions.evaluation import evaluate_points
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.tree import (
     Call,
     Negate,
     Node,

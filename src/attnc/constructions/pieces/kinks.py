@@ -17,8 +17,8 @@ from attnc.constructions.pieces.bends import bends
 from attnc.constructions.pieces.zeros import SMALLEST, zeros
 from attnc.constructions.unary.keys import Function
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.tree import Call, Negate, Node, Number, Power, Sum, walk
 from attnc.targets.target import Target
-from attnc.targets.tree import Call, Negate, Node, Number, Power, Sum, walk
 
 ONE = Number(Fraction(1))
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from attnc.numerics.intervals import Interval
-from attnc.targets.evaluation import evaluate_boxes, evaluate_points
-from attnc.targets.tree import Node, Step, schedule
+from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points
+from attnc.targets.expressions.tree import Node, Step, schedule
 
 SMALLEST = 2.0**-26
 """Of the width of the box: cells in doubt are halved down to this. No finer, as rounding hides what only touches."""

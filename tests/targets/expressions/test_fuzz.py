@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from attnc.errors import ExpressionError
-from attnc.targets.expression import Expression
-from attnc.targets.functions import FUNCTIONS
-from attnc.targets.tree import to_text
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.functions import FUNCTIONS
+from attnc.targets.expressions.tree import to_text
 
 _SEEDS = [
     "sin(x)*y + exp(-x**2)/2",

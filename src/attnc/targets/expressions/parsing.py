@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from attnc.errors import ExpressionError
-from attnc.targets.functions import FUNCTIONS
-from attnc.targets.lexing import ALLOWED, lex, read_number
-from attnc.targets.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable
+from attnc.targets.expressions.functions import FUNCTIONS
+from attnc.targets.expressions.lexing import ALLOWED, lex, read_number
+from attnc.targets.expressions.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable
 
 MAX_DEPTH = 100
 MAX_EXPONENT = 1000

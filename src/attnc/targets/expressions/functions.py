@@ -11,7 +11,7 @@ import numpy as np
 from attnc.numerics import activations, elementary, jet_kinks, jet_rules
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Array
-from attnc.targets.domains import TANGENT, Domain, at_least, within
+from attnc.targets.expressions.domains import TANGENT, Domain, at_least, within
 
 Gradient = dict[int, Interval]
 """The slopes with respect to the variables, by number; a missing one is zero."""

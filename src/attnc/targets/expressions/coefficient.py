@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from attnc.numerics.intervals import Interval
-from attnc.targets.expression import Expression
-from attnc.targets.tree import Node, Number, Product, Sum
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.tree import Node, Number, Product, Sum
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 
 from attnc.errors import DomainError, InputError
 from attnc.numerics.intervals import Interval
-from attnc.targets.expression import Expression
+from attnc.targets.expressions.expression import Expression
 from targets.boxes import box, ends
 
 

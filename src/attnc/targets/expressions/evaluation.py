@@ -15,9 +15,21 @@ from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
 from attnc.numerics.powers import power, real_power
 from attnc.numerics.rounding import Array, Mask
-from attnc.targets.domains import BOUNDED, DIVISOR, NEGATIVE_POWER, REAL_POWER, Domain
-from attnc.targets.functions import FUNCTIONS, Gradient
-from attnc.targets.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Step, Sum, Variable
+from attnc.targets.expressions.domains import BOUNDED, DIVISOR, NEGATIVE_POWER, REAL_POWER, Domain
+from attnc.targets.expressions.functions import FUNCTIONS, Gradient
+from attnc.targets.expressions.tree import (
+    Call,
+    Constant,
+    Negate,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Step,
+    Sum,
+    Variable,
+)
 
 ONE = Interval.point(1.0)
 _CONSTANTS = {"pi": elementary.PI, "e": elementary.E}

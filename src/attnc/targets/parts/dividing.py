@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.numerics.intervals import Interval
-from attnc.targets.part_ranges import halved
+from attnc.targets.parts.part_ranges import halved
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -16,10 +16,10 @@ import numpy as np
 from attnc.errors import DomainError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Array
-from attnc.targets.domains import BOUNDED
-from attnc.targets.evaluation import evaluate_boxes
-from attnc.targets.tree import Step
-from attnc.targets.violations import describe, first_violation, number_text, violated
+from attnc.targets.expressions.domains import BOUNDED
+from attnc.targets.expressions.evaluation import evaluate_boxes
+from attnc.targets.expressions.tree import Step
+from attnc.targets.expressions.violations import describe, first_violation, number_text, violated
 
 _ROUND = 2048  # boxes evaluated at a time
 _SMALLEST = 2.0**-45  # of the width of the whole box: what is in doubt there remains so

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnc.targets.coefficient import UNIT, ZERO, Coefficient
-from attnc.targets.expression import Expression
-from attnc.targets.tree import Node, Variable, to_text
+from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.tree import Node, Variable, to_text
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

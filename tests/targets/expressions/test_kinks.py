@@ -7,8 +7,8 @@ import pytest
 
 import attnc
 from attnc.targets.box import Box
-from attnc.targets.expression import Expression
-from attnc.targets.kinks import points_at_kinks
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.kinks import points_at_kinks
 
 SWITCHES = [
     ("abs(x - 0.3)", [(-1, 1)], lambda p: p[:, 0] - 0.3),

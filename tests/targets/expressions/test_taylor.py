@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from attnc.errors import InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jets import monomials
-from attnc.targets.expression import Expression
-from attnc.targets.functions import FUNCTIONS
-from attnc.targets.taylor import Taylor, taylor
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.functions import FUNCTIONS
+from attnc.targets.expressions.taylor import Taylor, taylor
 from strategies.expressions import expressions
 from strategies.reference import VALUES, precision
 from targets.series import SERIES, boxes, check, check_points, line_coefficients

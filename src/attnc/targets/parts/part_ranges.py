@@ -10,11 +10,11 @@ import numpy as np
 
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
-from attnc.targets.evaluation import evaluate_boxes
-from attnc.targets.expression import Expression
-from attnc.targets.parts import Combination, Multiply, Part, Source, Unary
-from attnc.targets.substituting import substitute
-from attnc.targets.tree import Node, Product, Sum, Variable, to_text
+from attnc.targets.expressions.evaluation import evaluate_boxes
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.substituting import substitute
+from attnc.targets.expressions.tree import Node, Product, Sum, Variable, to_text
+from attnc.targets.parts.part import Combination, Multiply, Part, Source, Unary
 
 if TYPE_CHECKING:
     from jaxtyping import Int

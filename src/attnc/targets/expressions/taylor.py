@@ -16,10 +16,10 @@ from attnc.numerics.jet_balls import Ball, above
 from attnc.numerics.jet_tables import degree_blocks, embedding, num_monomials
 from attnc.numerics.jets import Jet, add, constant, multiply, negate, variable
 from attnc.numerics.rounding import Array, Mask, add_down, add_up
-from attnc.targets.evaluation import evaluate_boxes
-from attnc.targets.expression import Expression
-from attnc.targets.functions import FUNCTIONS
-from attnc.targets.tree import Call, Negate, Number, Power, Product, Quotient, Step, Sum, Variable
+from attnc.targets.expressions.evaluation import evaluate_boxes
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.functions import FUNCTIONS
+from attnc.targets.expressions.tree import Call, Negate, Number, Power, Product, Quotient, Step, Sum, Variable
 
 if TYPE_CHECKING:
     from jaxtyping import Float

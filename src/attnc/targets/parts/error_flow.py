@@ -28,9 +28,9 @@ import numpy as np
 
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import down, up
-from attnc.targets.part_ranges import PartRanges
-from attnc.targets.parts import Part, function_of_t
-from attnc.targets.tree import Node
+from attnc.targets.expressions.tree import Node
+from attnc.targets.parts.part import Part, function_of_t
+from attnc.targets.parts.part_ranges import PartRanges
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

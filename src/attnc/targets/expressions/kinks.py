@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.targets.box import Box
-from attnc.targets.evaluation import evaluate_points
-from attnc.targets.expression import Expression
-from attnc.targets.tree import Call, Step
+from attnc.targets.expressions.evaluation import evaluate_points
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.tree import Call, Step
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from attnc.numerics.intervals import Interval
-from attnc.targets.dividing import CLOSE, FAR, MANY_PARTS, MOST_PARTS, divided
+from attnc.targets.parts.dividing import CLOSE, FAR, MANY_PARTS, MOST_PARTS, divided
 
 BOX = Interval(np.full((1, 10), -1.0), np.full((1, 10), 1.0))
 

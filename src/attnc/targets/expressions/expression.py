@@ -13,12 +13,12 @@ import numpy.typing as npt
 from attnc.errors import DomainError, InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Array
-from attnc.targets.evaluation import Evaluated, evaluate_boxes, evaluate_points
-from attnc.targets.functions import FUNCTIONS
-from attnc.targets.parsing import parse
-from attnc.targets.subdivision import check_domain
-from attnc.targets.tree import Call, Node, Step, Variable, schedule, walk
-from attnc.targets.violations import describe, first_violation, violated
+from attnc.targets.expressions.evaluation import Evaluated, evaluate_boxes, evaluate_points
+from attnc.targets.expressions.functions import FUNCTIONS
+from attnc.targets.expressions.parsing import parse
+from attnc.targets.expressions.subdivision import check_domain
+from attnc.targets.expressions.tree import Call, Node, Step, Variable, schedule, walk
+from attnc.targets.expressions.violations import describe, first_violation, violated
 
 Violations = Literal["raise", "infinite"]
 _CHUNK = 8192  # boxes at a time: the temporaries stay in the cache

@@ -8,9 +8,9 @@ import numpy as np
 
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Mask
-from attnc.targets.domains import BOUNDED
-from attnc.targets.evaluation import Evaluated, Violation
-from attnc.targets.tree import Node, Step, children, to_text
+from attnc.targets.expressions.domains import BOUNDED
+from attnc.targets.expressions.evaluation import Evaluated, Violation
+from attnc.targets.expressions.tree import Node, Step, children, to_text
 
 _MAX_TEXT = 200
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnc.targets.tree import Call, Negate, Node, Power, Product, Quotient, Sum, Variable, schedule
+from attnc.targets.expressions.tree import Call, Negate, Node, Power, Product, Quotient, Sum, Variable, schedule
 
 
 def is_constant(tree: Node) -> bool:

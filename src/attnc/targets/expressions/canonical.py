@@ -19,8 +19,8 @@ from collections.abc import Hashable, Sequence
 from fractions import Fraction
 from functools import reduce
 
-from attnc.targets.coefficient import Coefficient
-from attnc.targets.tree import (
+from attnc.targets.expressions.coefficient import Coefficient
+from attnc.targets.expressions.tree import (
     Call,
     Constant,
     Negate,

@@ -10,10 +10,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from attnc.targets.coefficient import MINUS, TWO, UNIT, ZERO, Coefficient
-from attnc.targets.parts import Combination, Multiply, Part, Source, T, Unary, combination, is_constant_part
-from attnc.targets.substituting import is_constant, substitute, with_children
-from attnc.targets.tree import Call, Negate, Node, Number, Power, Product, Quotient, Sum, Variable, children, schedule
+from attnc.targets.expressions.coefficient import MINUS, TWO, UNIT, ZERO, Coefficient
+from attnc.targets.expressions.substituting import is_constant, substitute, with_children
+from attnc.targets.expressions.tree import (
+    Call,
+    Negate,
+    Node,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Variable,
+    children,
+    schedule,
+)
+from attnc.targets.parts.part import Combination, Multiply, Part, Source, T, Unary, combination, is_constant_part
 
 ONE = Number(Fraction(1))
 CHOICES = ("max", "min", "clip")

@@ -7,12 +7,12 @@ import pytest
 
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
-from attnc.targets.coefficient import MINUS, UNIT, ZERO
-from attnc.targets.error_flow import Affine, Deviations, ErrorFlow, Link, Slopes
-from attnc.targets.expression import Expression
-from attnc.targets.part_ranges import PartRanges, halved, sub_boxes
-from attnc.targets.parts import Combination, Multiply, Part, Source, T, Unary, function_of_t, in_order
-from attnc.targets.tree import Node
+from attnc.targets.expressions.coefficient import MINUS, UNIT, ZERO
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.tree import Node
+from attnc.targets.parts.error_flow import Affine, Deviations, ErrorFlow, Link, Slopes
+from attnc.targets.parts.part import Combination, Multiply, Part, Source, T, Unary, function_of_t, in_order
+from attnc.targets.parts.part_ranges import PartRanges, halved, sub_boxes
 
 
 def tree_of(text: str) -> Node:

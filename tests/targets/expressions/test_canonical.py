@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.targets.canonical import equivalent
-from attnc.targets.expression import Expression
-from attnc.targets.lowering import Lowering
-from attnc.targets.part_ranges import PartRanges
-from attnc.targets.tree import Negate, Node, Number, Product, Sum
+from attnc.targets.expressions.canonical import equivalent
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.tree import Negate, Node, Number, Product, Sum
+from attnc.targets.parts.lowering import Lowering
+from attnc.targets.parts.part_ranges import PartRanges
 from strategies.expressions import expressions
 
 

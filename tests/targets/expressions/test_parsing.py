@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given
 
 from attnc.errors import ExpressionError
-from attnc.targets.expression import Expression
-from attnc.targets.parsing import MAX_DEPTH
-from attnc.targets.tree import Call, Negate, Number, Power, Product, Quotient, Sum, Variable, schedule, to_text, walk
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.parsing import MAX_DEPTH
+from attnc.targets.expressions.tree import (
+    Call,
+    Negate,
+    Number,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+    Variable,
+    schedule,
+    to_text,
+    walk,
+)
 from strategies.expressions import expressions
 
 X, Y = Variable("x"), Variable("y")

@@ -1,0 +1,1 @@
+"""Expressions: text → tree → values at points, ranges and Taylor polynomials over boxes."""
