@@ -12,13 +12,13 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
-from flint import arb, arb_series, fmpq
+from flint import arb, arb_poly, arb_series, fmpq
 
 from attnc_checker.expressions import Rules
 
 Range = tuple[Any, Any]
-SLICES = 8
-"""Of a range on which Taylor coefficients are asked for."""
+SLICES, MORE = 8, 8
+"""A range on which Taylor coefficients are asked for is cut into so many; so many more of them are looked at."""
 
 
 def _first(s: Any) -> Any:
@@ -157,15 +157,23 @@ def coefficients(name: Any, y: Range, count: int) -> list[Any]:
         factors = [*accumulate(range(count - 1), lambda factor, n: factor * (name - n) / (n + 1), initial=fmpq(1))]
         powers = (hull(Ranges([]).apply(name - n, y)) if x != 0 else arb(0) for n, x in enumerate(factors))
         return [arb(x) * y for x, y in zip(factors, powers, strict=True)]
-    series = [_series(name, hull(y), count)]
-    if not 8 * series[0][1].rad() <= abs(series[0][1].mid()):  # those of wide balls blow up
+    found = _series(name, hull(y), count)
+    if y[0] < y[1] and not found[-1].rad() <= abs(found[-1].mid()):  # those of wide balls blow up
         step = (y[1] - y[0]) / SLICES
-        series = [_series(name, (y[0] + n * step).union(y[0] + (n + 1) * step), count) for n in range(SLICES)]
-    return [reduce(arb.union, (s[n] for s in series)) for n in range(count)]
+        slices = [_series(name, (y[0] + n * step).union(y[0] + (n + 1) * step), count) for n in range(SLICES)]
+        found = [reduce(arb.union, same) for same in zip(*slices, strict=True)]
+    return found
 
 
-def _series(name: str, ball: Any, count: int) -> Any:
+def _series(name: str, ball: Any, count: int) -> list[Any]:
+    """Those on the ball; or, of which the N-th alone is one on the ball, those at its centre c moved by any h:
+
+    g_n(c + h) = Σ_{k<N} C(k, n) g_k(c) h^{k−n} + C(N, n) g_N(y) h^{N−n}, some y between, by Lagrange.
+    """
+    N, c = count + MORE, ball.mid()
     if ball.is_finite():
         with contextlib.suppress(ValueError):  # a divisor that may be 0
-            return SERIES[name](arb_series([ball, 1], count))
+            wide, near = (SERIES[name](arb_series([x, 1], N + 1)) for x in (ball, c))
+            moved = arb_poly([*(near[k] for k in range(N)), wide[N]])(arb_poly([ball - c, 1]))
+            return [min(wide[n], moved[n], key=arb.rad) for n in range(count)]
     return [arb("nan")] * count
