@@ -56,7 +56,8 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     from attnc.model_card import ceiling, elsewhere, one_line, plural, proved_how, rounding_where, without_expression
 
     program, certificate = network.program, network.certificate
-    parameters = ", ".join(f"{name} {value}" for name, value in network.parameters.items())
+    shown = {name: f"{x:.6g}" if isinstance(x, float) else x for name, x in network.parameters.items()}
+    parameters = ", ".join(f"{name} {value}" for name, value in shown.items())
     at_points = f"at the table's {plural(certificate.points or 0, 'point')}"
     if certificate.bound is None and certificate.is_of_table:
         bound = Text(f"none proven {at_points}, and none between them", "yellow")
