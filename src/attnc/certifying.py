@@ -136,7 +136,7 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
         terms=() if bound is None else bound.terms,
         assumptions=(*target.assumptions, engine_assumption(dtype)),
         dtype=dtype,
-        norm=f"{p:g}",
+        norm=str(float(p)).removesuffix(".0"),
         method=method_of("estimate" if bound is None else "theorem", target),
         points=target.num_points if isinstance(target, TableTarget) else None,
         truncation=NumpyEngine(built.program).truncation,

@@ -99,7 +99,7 @@ class Average:
         """Up to what all keys share: an error e_j of the query adds e_j·(parts_kj − middle_j), whatever these are.
 
         Of the sum of n terms every partial sum is at most (Σ|terms| + |s|)/2, and the last is s. So additions cost
-        v((n − 2)(Σ|terms| + |s|)/2 + |s|), where rounded terms, and s with its errors, stand for exact ones.
+        v((n − 2)(Σ|terms| + |s|)/2 + |s|), where rounded terms, and s with all its errors, stand for exact ones.
         """
         reach, n, addends = box.reach, self.head.n, self.head.addends
         v, grown = arithmetic.unit(n), 1 + arithmetic.gamma(n)
@@ -108,9 +108,8 @@ class Average:
             errors += abs(column - middle) * (v * at(query, reach))
         if addends < 2:
             return errors
-        v = arithmetic.unit(addends)
-        score = abs(at(self.scores, box.centre)) + swing(self.scores, box.half) + errors
-        terms = at(self.score_sizes, reach) * grown
+        v, terms = arithmetic.unit(addends), at(self.score_sizes, reach) * grown
+        score = abs(at(self.scores, box.centre)) + swing(self.scores, box.half) + errors + terms * arithmetic.gamma(n)
         return errors + ((terms + score) * (arb(addends - 2) / 2) + score) * v
 
     def gaps(self, box: Box, arithmetic: Arithmetic) -> tuple[int, Vector, Vector]:

@@ -27,8 +27,8 @@ class NormProof(Proof):
         bounds = field(claim.data, "leaf_bounds", tuple[float, ...] | None)
         if bounds is None or len(bounds) != len(claim.leaves):
             raise Refused(f"with the norm {claim.norm} every leaf needs a bound of its own")
-        self.p, self.bounds = float(claim.norm), bounds
-        self.scope = f"in the norm L_{self.p:g} over the box"
+        self.p, self.bounds = arb(claim.norm), bounds
+        self.scope = f"in the norm L_{claim.norm} over the box"
         super().__init__(claim, structure, tensors)
 
     @property
@@ -40,11 +40,11 @@ class NormProof(Proof):
         (number, leaf), (subject,) = job, self.subjects
         volume = math.prod((hi - lo for lo, hi in subject.sides(leaf.cell)), start=fmpq(1))
         found = subject.prove(leaf, self.bounds[number], LOOSE).upper()
-        power = arb(volume) * found ** arb(self.p) if found > 0 else arb(0)
+        power = arb(volume) * found**self.p if found > 0 else arb(0)
         return math.nextafter(float(power.upper()), math.inf)
 
     def conclude(self, found: Iterable[float]) -> float:
-        norm = sum(map(arb, found), arb(0)) ** (1 / arb(self.p))
+        norm = sum(map(arb, found), arb(0)) ** (1 / self.p)
         if not norm <= self.claim.bound:
             raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {self.claim.bound:.9g}")
         return float(norm)

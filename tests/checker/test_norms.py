@@ -48,6 +48,14 @@ def test_a_chain_is_proved_again(tmp_path):
     assert "the leaves add up to the norm" in check(tmp_path / "net", processes=1).reason
 
 
+def test_the_norm_is_named_as_exactly_as_it_is_proved(tmp_path):
+    """Over a large box L_1 is more than L_1.0000004, so that a bound of one is none of the other."""
+    net = attnc.compile("sign(x)", [(-1, 1)], eps=0.5, norm=1.0000004)
+    assert float(net.certificate.norm) == 1.0000004
+    net.save(tmp_path / "net")
+    assert check(tmp_path / "net", processes=1).scope == "in the norm L_1.0000004 over the box"
+
+
 def _worst(data):
     return data["leaf_bounds"].index(max(data["leaf_bounds"]))
 

@@ -106,12 +106,12 @@ class WeightErrors:
             return deltas(rounds, self.reach, key, boxes[row])
         at = np.concatenate([self.reach, np.ones((len(self.reach), 1))], axis=1)
         known = rounds.score_underflow[key] * np.square(at[boxes].sum(axis=1))[row]
-        of_query = at[boxes] @ fine.query.T
+        of_query, score = at[boxes] @ fine.query.T, np.abs(at_centre) + self.near.scores.slack
         for j in np.flatnonzero(fine.query.any(axis=1)):
             part = fine.keys[key, j]
             known += np.abs(part - self.sums(self.p * part)[row]) * of_query[row, j]
+            score += np.abs(part) * of_query[row, j]  # the sum that rounds has what is shared, too
         sizes = np.zeros(len(row))
-        score = np.abs(at_centre) + self.near.scores.slack
         for i in range(at.shape[1]):
             known += fine.own[key, i] * at[boxes, i][row]
             sizes += fine.sizes[key, i] * at[boxes, i][row]
