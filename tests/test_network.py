@@ -94,3 +94,22 @@ def test_a_part_of_the_box_is_named_by_its_variables():
     for wrong in ({"z": (0, 1)}, {"y": (0.0, 2.0)}):
         with pytest.raises(attnc.InputError, match="not a part"):
             net.bound(wrong)
+
+
+def test_a_network_is_shown_in_a_line(net):
+    assert max(len(repr(part)) for part in (net, net.program, net.certificate)) < 250
+    for fact in ("x - 2*y", "max_affine", f"{net.num_anchors} anchors", "float64", "bound 0."):
+        assert fact in repr(net)
+    assert [line.split()[0] for line in str(net.program).splitlines()] == ["input", "embed", "select", "read", "output"]
+
+
+def test_what_is_no_file_for_a_picture(net):
+    with pytest.raises(InputError, match="a file, found None"):
+        net.plot(None)
+
+
+def test_a_single_range_is_no_box():
+    for box in ((-1, 1), [-1.0, 1.0], np.array([-1.0, 1.0])):
+        for source in ("x*x", np.sin):
+            with pytest.raises(InputError, match=r"is a single range; write \[\(-1"):
+                attnc.compile(source, box, eps=0.1)

@@ -90,7 +90,7 @@ def _facts(network: Network) -> list[tuple[str, str]]:
     what = without_expression(network) + (", not stored here" if network.definitions is None else "")
     what = code(network.expression) if network.expression is not None else what
     box = ", ".join(f"{code(name)} ∈ [{lo!r}, {hi!r}]" for name, (lo, hi) in network.box.as_dict().items())
-    parameters = ", ".join(f"{code(name)} = {code(str(value))}" for name, value in network.parameters.items())
+    parameters = ", ".join(f"{code(name)} = {code(shown(value))}" for name, value in network.parameters.items())
     return [
         ("Function", what),
         ("Box", box),
@@ -277,6 +277,11 @@ def plural(count: int, noun: str) -> str:
 
 def percent(share: float) -> str:
     return "< 0.1 %" if 0 < share < 1e-3 else f"{100 * share:.1f} %"
+
+
+def shown(value: float | int | str) -> str:
+    """A parameter of a construction, to six digits; files have all."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def ceiling(value: float, digits: int = 3) -> str:

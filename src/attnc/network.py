@@ -50,7 +50,7 @@ class Parity(NamedTuple):
     is_within: bool  # at every point of the sample
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Network:
     """What `attnc.compile` returns."""
 
@@ -67,6 +67,20 @@ class Network:
     definitions: str | None = None
     """Of a target that takes definitions to state: these, and its outputs in their names. Files have it in the place of
     the expression."""
+
+    def __repr__(self) -> str:
+        """One line: weights and leaves may be millions of numbers."""
+        from attnc.model_card import ceiling, one_line, plural, without_expression
+
+        bound = self.certificate.bound
+        facts = (
+            self.construction,
+            plural(self.num_anchors, "anchor"),
+            plural(self.num_parameters, "parameter"),
+            self.dtype,
+            "no bound" if bound is None else f"bound {ceiling(bound)}",
+        )
+        return f"<Network: {one_line(self.expression or without_expression(self))[:80]}; {', '.join(facts)}>"
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -106,3 +106,12 @@ def test_what_is_said_of_small_things(run, tmp_path):
     refused = run("compile", "x", "--box", "x=-1:1", "--out", "/proc/net-of-attnc")
     assert refused.code == 2
     assert ".new" not in refused.err
+
+
+def test_ends_of_intervals_are_shown_as_people_write_them(run, tmp_path):
+    """That of a head's argument on [0, π] is [−3e-323, 3.14…], rounded outward."""
+    folder = str(tmp_path / "net")
+    run("compile", "exp(-x*x)*cos(3*y)", "--box", "x=-2:1.5", "--box", "y=0:pi", "--eps", "1e-3", "--out", folder)
+    shown = " ".join(run("info", folder).out.split())
+    assert "on [0, 3.14]" in shown
+    assert "mask in 1 heads" not in shown

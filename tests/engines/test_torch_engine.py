@@ -190,6 +190,23 @@ def test_gradients_of_constructions(name):
     assert (error <= allowed)[has_settled].all()
 
 
+def test_hooks_see_what_a_cache_has():
+    net = attnc.compile("tanh(x*y)+sin(2*x)", [(-1, 1), (0, 2)], eps=1e-4)
+    module, points, seen = net.to_torch(), rng.uniform(0, 1, size=(5, 2)), {}
+    for number, stage in enumerate(module.stages.values()):
+        for index, head in enumerate(stage.heads):
+            name = f"attend{number + 1}.head{index}"
+            keep = lambda _, scores, weights, name=name: seen.update({name: (scores[0], weights)})  # noqa: E731
+            head.pieces[0].pattern.register_forward_hook(keep)
+    module(torch.tensor(points))
+    _, cache = net.run(points, cache=True)
+    assert len(seen) == net.program.num_heads == 3
+    for name, (scores, weights) in seen.items():
+        visible = np.isfinite(cache[f"{name}.scores"][0, 0])
+        np.testing.assert_allclose(scores.numpy(), cache[f"{name}.scores"][..., visible], rtol=0, atol=1e-13)
+        np.testing.assert_allclose(weights.numpy(), cache[f"{name}.pattern"][..., visible], rtol=0, atol=1e-13)
+
+
 def test_inputs_of_any_real_dtype_are_cast():
     program = lookup_program(np.linspace(-1, 1, 9), np.arange(9.0), 4.0)
     module = to_torch(program)

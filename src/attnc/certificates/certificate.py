@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FORMAT = "attnc.certificate/1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
     """`bound` is what was proved (None: nothing was); `observed` is the largest error seen at samples. Never mixed.
 
@@ -44,6 +44,12 @@ class Certificate:
     stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
     outputs: tuple[str, ...] = ()  # of a deep program: what its outputs are made of, in the names of the stages
     axes: tuple[int, ...] = ()  # of a deep program: along which its box is halved, one after the other
+
+    def __repr__(self) -> str:
+        claim = f"bound={self.bound!r}, observed={self.observed!r}, dtype={self.dtype!r}, method={self.method!r}"
+        return (
+            f"<Certificate: {claim}; {len(self.terms)} terms, {len(self.leaves):,} leaves, {len(self.stages)} stages>"
+        )
 
     @property
     def error(self) -> float | None:

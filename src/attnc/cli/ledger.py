@@ -37,7 +37,7 @@ def ledger_table(tree: ErrorNode) -> RenderableType:
         cells = [own, grows, *cells] if has_heads else cells
         style = "bold" if node.children else ""
         what = one_line(node.what)
-        where = "" if node.interval is None else f" on [{node.interval[0]:.3g}, {node.interval[1]:.3g}]"
+        where = "" if node.interval is None else f" on {_shown(*node.interval)}"
         table.add_row(
             Text.assemble((stem, "dim"), (one_line(node.name), style)),
             Text.assemble(what, (where, "dim")),
@@ -45,6 +45,12 @@ def ledger_table(tree: ErrorNode) -> RenderableType:
             Text("" if node is tree else bar(node.share), "green"),
         )
     return table
+
+
+def _shown(lo: float, hi: float) -> str:
+    """With three digits; an end that rounding moved off 0 is 0."""
+    ends = (0.0 if abs(end) < 1e-9 * (hi - lo) else end for end in (lo, hi))
+    return f"[{', '.join(f'{end:.3g}' for end in ends)}]"
 
 
 def bar(share: float) -> str:

@@ -53,11 +53,19 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from attnc.model_card import ceiling, elsewhere, one_line, plural, proved_how, rounding_where, without_expression
+    from attnc.model_card import (
+        ceiling,
+        elsewhere,
+        one_line,
+        plural,
+        proved_how,
+        rounding_where,
+        shown,
+        without_expression,
+    )
 
     program, certificate = network.program, network.certificate
-    shown = {name: f"{x:.6g}" if isinstance(x, float) else x for name, x in network.parameters.items()}
-    parameters = ", ".join(f"{name} {value}" for name, value in shown.items())
+    parameters = ", ".join(f"{name} {shown(value)}" for name, value in network.parameters.items())
     at_points = f"at the table's {plural(certificate.points or 0, 'point')}"
     if certificate.bound is None and certificate.is_of_table:
         bound = Text(f"none proven {at_points}, and none between them", "yellow")

@@ -45,7 +45,8 @@ def to_torch(program: Program) -> TorchNetwork:
 class TorchNetwork(nn.Module):
     """Takes the program's inputs, batch first, as real tensors of any dtype, cast to the dtype of the buffers.
 
-    Nothing is checked against a box: outside of it the module computes, and nothing is claimed.
+    Nothing is checked against a box: outside of it the module computes, and nothing is claimed. A hook on a module
+    `….pattern` sees scores and attention weights, of as many points as one block takes.
     """
 
     def __init__(self, program: Program) -> None:
@@ -201,12 +202,12 @@ class _Softmax(nn.Module):
 
     def __init__(self, stage: SoftmaxStage) -> None:
         super().__init__()
-        self.logits = _Form(stage.logits)
+        self.logits, self.pattern = _Form(stage.logits), nn.Softmax(dim=-1)
         self.register_buffer("carried", torch.tensor(stage.carried), persistent=False)
         self.cells_per_point = 3 * stage.logits.shape[0] * stage.logits.shape[1]
 
     def forward(self, u: Tensor) -> Tensor:
-        weights = torch.softmax(self.logits.batched(u), dim=-1)
+        weights = self.pattern(self.logits.batched(u))
         return torch.cat([weights.flatten(1), u[:, self.carried]], dim=1)
 
 
@@ -248,12 +249,13 @@ class _Piece(nn.Module):
         super().__init__()
         self.register_buffer("chosen", torch.tensor(chosen), persistent=False)
         self.register_buffer("own", None if own is None else torch.tensor(own), persistent=False)
+        self.pattern = nn.Softmax(dim=-1)  # a module, so that a hook sees scores and weights
 
     def forward(self, queries: Tensor, keys: Tensor, values: Tensor, shared: Tensor) -> Tensor:
         if self.own is not None:
             seen = torch.cat([shared.expand(len(self.own), -1), self.own], dim=1)
             keys, values = keys[..., seen, :], values[..., seen, :]
-        weights = torch.softmax(queries[:, self.chosen] @ keys.mT, dim=-1)
+        weights = self.pattern(queries[:, self.chosen] @ keys.mT)
         return _mix(weights, values).flatten(1, -2)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """Affine maps and softmax attention, applied in order.
 
@@ -35,6 +35,17 @@ class Program:
         from attnc.ir.reference import evaluate
 
         return evaluate(self, inputs)
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{type(layer).__name__} {layer.name}" for layer in self.all_layers[:8])
+        more = f", … {len(self.all_layers) - 8:,} more" if len(self.all_layers) > 8 else ""
+        return f"<Program: {names}{more}; {self.num_anchors:,} anchors, {self.num_parameters:,} parameters>"
+
+    def __str__(self) -> str:
+        """A line for each layer."""
+        from attnc.ir.text import describe
+
+        return describe(self)
 
     @property
     def all_layers(self) -> tuple[Layer, ...]:

@@ -83,7 +83,7 @@ def _heads(row: Row) -> str:
     sizes = [f"{_over_heads(row['keys'])} keys", f"d_k {_over_heads(row['d_k'])}", f"d_v {_over_heads(row['d_v'])}"]
     if row["keys"] == [1]:
         sizes[0] = "1 key"
-    masked = {0: "no", row["heads"]: "yes"}.get(row["masked_heads"], f"in {row['masked_heads']:,} heads")
+    masked = {0: "no", row["heads"]: "yes"}.get(row["masked_heads"], f"in {_counted(row['masked_heads'], 'head')}")
     parts = [_counted(row["heads"], "head"), *sizes, f"residual {'yes' if row['residual'] else 'no'}", f"mask {masked}"]
     return ", ".join([*parts, "keys from memory"] if row["cross"] else parts)
 

@@ -35,6 +35,8 @@ def plot(network: Network, path: str | os.PathLike[str], target: TargetLike | No
 
 def write_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> None:
     """Draws once it is known that the file can be written."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a picture is written to a file, found {path!r:.80}")
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:

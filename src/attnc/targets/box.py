@@ -36,6 +36,9 @@ class Box:
                 raise InputError(f"box: expected {{name: (lo, hi)}} or a list of (lo, hi), found {given!r}")
             pairs = list(given)
             order = names if names is not None else [f"x{i}" for i in range(len(pairs))]
+            if len(pairs) == 2 and all(isinstance(end, int | float | np.number) for end in pairs):
+                one = f"({pairs[0]}, {pairs[1]})"
+                raise InputError(f"box: {one} is a single range; write [{one}] for one variable, or a range for each")
             if len(order) != len(pairs):
                 raise InputError(f"box: {len(pairs)} interval(s) for {len(order)} variable(s) ({', '.join(order)})")
         if not pairs:

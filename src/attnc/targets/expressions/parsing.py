@@ -15,6 +15,28 @@ from attnc.targets.expressions.tree import Call, Constant, Negate, Node, Number,
 MAX_DEPTH = 100
 MAX_EXPONENT = 1000
 CONSTANTS = ("pi", "e")
+OTHER_NAMES = {
+    "ln": "log(x)",
+    "log2": "log(x)/log(2)",
+    "log10": "log(x)/log(10)",
+    "log1p": "log(1 + x)",
+    "expm1": "exp(x) - 1",
+    "pow": "x**y",
+    "power": "x**y",
+    "square": "x**2",
+    "cbrt": "x**(1/3) for x ≥ 0",
+    "heaviside": "(1 + sign(x))/2",
+    "ceil": "-floor(-x)",
+    "mod": "x - y*floor(x/y)",
+    "logistic": "sigmoid(x)",
+    "swish": "silu(x)",
+    "cot": "1/tan(x)",
+    "sec": "1/cos(x)",
+    "csc": "1/sin(x)",
+    "sinc": "sin(x)/x, or sin(pi*x)/(pi*x), on a box without 0",
+    "hypot": "sqrt(x**2 + y**2)",
+}
+"""What people call functions that go by another name here."""
 _SMALL = 2**53
 
 
@@ -168,6 +190,10 @@ def _chain(node: ast.BinOp, operators: tuple[type[ast.operator], ...]) -> tuple[
 def _unknown(name: str) -> str:
     if name in CONSTANTS:
         return f"{name} is a number, not a function. Write * for a product, as in {name}*(x + 1)."
+    if name in OTHER_NAMES:
+        return f"{name} is not a function here. Write {OTHER_NAMES[name]}."
+    if len(name) == 1:
+        return f"{name} is not a function. Write * for a product, as in {name}*(x + 1)."
     near = difflib.get_close_matches(name[:20].lower(), FUNCTIONS, n=1, cutoff=0.5)
     meant = f" Did you mean {near[0]}?" if near else ""
     return f"{name[:40]} is not a function.{meant} The functions are {', '.join(FUNCTIONS)}."
