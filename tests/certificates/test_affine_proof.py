@@ -9,6 +9,7 @@ import attnc
 from attnc.certificates.affine_proof import prove_affine
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program
+from attnc_checker import check
 
 
 @pytest.mark.parametrize(("power", "end"), [(-120, 2.0**130), (100, 2.0**100)])
@@ -26,3 +27,10 @@ def test_an_affine_map_that_overflows_is_not_proved(power, end):
         else:
             with pytest.raises(attnc.ProgramError, match="may overflow in float32"):
                 prove_affine(program, target)
+
+
+def test_products_that_underflow_are_proved_again(tmp_path):
+    net = attnc.compile("3e-41*x - 1e-42*y", {"x": (-1, 1), "y": (-1, 1)}, eps=1e-43, dtype="float32")
+    net.save(tmp_path / "net")
+    verdict = check(tmp_path / "net", processes=1)
+    assert verdict.proved, verdict.reason

@@ -57,6 +57,14 @@ def test_bounds_hold_and_are_not_loose(text, eps, dtype):
         assert found.bound <= 5 * worst
 
 
+@pytest.mark.parametrize("text", ["1e-43*a*b + 1e-42*sin(a)", "1e-40*relu(a - b)"])
+def test_products_of_outputs_underflow(text):
+    """An error of 1e-8 of a head, times 1e-43, is less than the numbers of float32 are apart there."""
+    target, built, found = composed(text, 3e-44, "float32")
+    worst = Comparisons().check(built.program, target, found.bound, adversarial_points(built.program, target, 1500))
+    assert worst > 1e-45
+
+
 @pytest.mark.parametrize(
     ("text", "eps", "most"),
     [("tanh(5*a*b)", 1e-3, 2.5), ("tanh(5*tanh(5*tanh(5*a*b) + b) + a)", 1e-2, 6.0), ("sigmoid(20*a*b)*b", 1e-3, 3.0)],

@@ -77,5 +77,6 @@ def _rounding(weight: np.ndarray, constant: np.ndarray, sizes: np.ndarray, dtype
     is_passed_on = (np.count_nonzero(weight, axis=1) <= 1) & (constant == 0)
     is_doubled = (weight == 0) | ((np.frexp(np.abs(weight))[0] == 0.5) & (np.abs(weight) >= 1))
     is_passed_on &= is_doubled.all(axis=1) & (dtype == "float64")
-    whole = up(np.abs(weight) @ sizes + np.abs(constant) + roundings * least, roundings + 2)
+    lost = roundings * least
+    whole = up((np.abs(weight) + lost) @ sizes + np.abs(constant) + lost, roundings + 2)
     return np.where(is_passed_on, 0.0, up(gamma(roundings, unit) * whole))

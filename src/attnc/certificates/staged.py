@@ -277,14 +277,16 @@ class _Walk:
         weight = layer.weight.matrix(2).toarray().astype(float)  # type: ignore[union-attr]
         constant = layer.constant.matrix(1).toarray().ravel().astype(float)  # type: ignore[union-attr]
         sizes, unit, outputs = self._sizes(state), UNIT_ROUNDOFF[str(read.dtype)], []
+        least = float(np.finfo(read.dtype).smallest_normal)
         if not np.isfinite(sizes).all():
             return NOT_BOUNDED
         for row, offset, part in zip(weight, constant, self.derivation.outputs, strict=True):
             wanted, count = self._affine(part, state), int(np.count_nonzero(row))
             differs = np.abs(row - wanted.weights) @ sizes + abs(float(offset) - wanted.constant) + wanted.slack
-            size = np.abs(row) @ sizes + abs(float(offset))
+            lost = least * int(np.count_nonzero(~np.isin(np.abs(row), (0.0, 1.0))))  # by products that underflow
+            size = (np.abs(row) + lost * (row != 0)) @ sizes + abs(float(offset)) + lost
             rounded = gamma(count + 2, unit) * size if count > 1 or offset else 0.0
-            if count == 1 and not offset and not np.isin(np.abs(row[row != 0]), (1.0, 2.0, 0.5)).all():
+            if count == 1 and not offset and not np.isin(np.abs(row[row != 0]), (1.0, 2.0)).all():
                 rounded = unit * size
             off = float(up(differs * (1 + 4 * len(row) * U), 4)) if differs > 0 else 0.0
             form = _read(part, StateForm(row, float(offset), 0.0), state)
