@@ -20,7 +20,7 @@ import numpy as np
 from attnc.certificates.cells.branching import Proof
 from attnc.certificates.deep.composed_bound import NOT_BOUNDED, Composed, Output, composed_bound
 from attnc.certificates.deep.derivation_check import check_derivation
-from attnc.certificates.deep.head_lines import StateForm, Writer, writes
+from attnc.certificates.deep.head_lines import StateForm, Writer, read_out_size, writes
 from attnc.certificates.deep.line_proof import prove_line
 from attnc.certificates.deep.rounded_leaves import leaf_intervals
 from attnc.certificates.deep.slices import Slice, slices
@@ -277,14 +277,12 @@ class _Walk:
         weight = layer.weight.matrix(2).toarray().astype(float)  # type: ignore[union-attr]
         constant = layer.constant.matrix(1).toarray().ravel().astype(float)  # type: ignore[union-attr]
         sizes, unit, outputs = self._sizes(state), UNIT_ROUNDOFF[str(read.dtype)], []
-        least = float(np.finfo(read.dtype).smallest_normal)
         if not np.isfinite(sizes).all():
             return NOT_BOUNDED
         for row, offset, part in zip(weight, constant, self.derivation.outputs, strict=True):
             wanted, count = self._affine(part, state), int(np.count_nonzero(row))
             differs = np.abs(row - wanted.weights) @ sizes + abs(float(offset) - wanted.constant) + wanted.slack
-            lost = least * int(np.count_nonzero(~np.isin(np.abs(row), (0.0, 1.0))))  # by products that underflow
-            size = (np.abs(row) + lost * (row != 0)) @ sizes + abs(float(offset)) + lost
+            size = read_out_size(row, float(offset), sizes, read.dtype)
             rounded = gamma(count + 2, unit) * size if count > 1 or offset else 0.0
             if count == 1 and not offset and not np.isin(np.abs(row[row != 0]), (1.0, 2.0)).all():
                 rounded = unit * size

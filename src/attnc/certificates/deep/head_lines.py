@@ -36,6 +36,17 @@ def writes(head: HeadRoundings, column: int) -> bool:
     return any(bool((part[:, column] > TINIEST).any()) for part in parts)
 
 
+def read_out_size(
+    row: Float[np.ndarray, " channels"], offset: float, sizes: Float[np.ndarray, " channels"], dtype: np.dtype
+) -> float:
+    """Of row·u + offset, |u| ≤ sizes, all terms in absolute value: on that rounding is measured.
+
+    Each product that may underflow adds the smallest normal number, to coefficients too, as engines fold these.
+    """
+    lost = float(np.finfo(dtype).smallest_normal) * np.count_nonzero(~np.isin(np.abs(row), (0.0, 1.0)))
+    return float((np.abs(row) + lost * (row != 0)) @ sizes + abs(offset) + lost)
+
+
 @dataclass(frozen=True, eq=False)
 class Writer:
     """The head of a stage that writes one channel."""

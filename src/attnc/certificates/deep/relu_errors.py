@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.certificates.deep.head_lines import StateForm
+from attnc.certificates.deep.head_lines import StateForm, read_out_size
 from attnc.ir.program import Program
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
@@ -116,6 +116,6 @@ def read_out_error(read: Program, known: Units, W: np.ndarray, b: np.ndarray) ->
     for row, offset, wanted, wanted_offset in zip(rows, offsets, W, b, strict=True):
         form = known.form(wanted, float(wanted_offset))
         differs = np.abs(row - form.weights) @ sizes + abs(offset - form.constant) + form.slack
-        size = np.abs(row) @ sizes + abs(offset)
+        size = read_out_size(row, float(offset), sizes, read.dtype)
         found.append(up(differs * (1 + 4 * len(row) * U) + gamma(len(row) + 2, unit) * size, 8))
     return np.array(found)
