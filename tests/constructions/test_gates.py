@@ -38,6 +38,7 @@ def target(text: str, lo: float = -3.0, hi: float = 3.0) -> ExpressionTarget:
         ("exp(-2*x)/e", 7),
         ("softplus(x) + erf(x) + silu(x)", 15),
         ("relu(x) - 2*relu(x)", 2),
+        ("relu(x)*exp(x - x) + 2*(x*0)", 2),
         ("2*x - y", 0),
         ("(relu(x), gelu(y) + relu(x))", 10),
         ("sqrt(2)*relu(x/sqrt(2))", 2),

@@ -123,7 +123,9 @@ def _form(expression: Expression, step: Step, operands: list[Form]) -> Form:
 
 
 def _constant(expression: Expression, node: Node) -> float:
-    value = float(np.asarray(evaluate_points(schedule((node,))[0], {})[-1]))
+    """Variables may be in it, as in 0*x and x - x: any values of them will do."""
+    anywhere = dict.fromkeys(expression.variables, np.zeros(()))
+    value = float(np.asarray(evaluate_points(schedule((node,))[0], anywhere)[-1]))
     if not math.isfinite(value):
         raise _refused(expression, node, f"its value is {value}")
     return value
