@@ -4,87 +4,63 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from attnc import planning
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Wanted
+from attnc.constructions.gate.keys import OutOfReach
 from attnc.errors import BoundNotMet, InputError
 from attnc.planning import CONSTRUCTIONS
 from attnc.targets.target import Target
 
 
-def cheapest_builder(
+def builders(
     target: Target,
     wanted: Wanted,
+    construction: str,
     options: dict[str, Any],
     criterion: str,
-    given_up: set[str],
     progress: Progress | None,
-) -> Callable[[], Built]:
-    """The cheapest construction that the plan finds, of those that know the options and were not given up."""
-    names = tuple(name for name in planning.candidates(target, wanted) if name not in given_up)
-    if not names:
-        raise BoundNotMet("every construction was tried", eps=wanted.eps, bound=None)
-    if options or len(names) == 1:
-        name = names[-1] if len(names) == 1 else "max_affine"
-        unknown = [option for option in options if option not in inspect.signature(CONSTRUCTIONS[name]).parameters]
-        if unknown:
-            given = f"{unknown[0]}={options[unknown[0]]!r}"
-            if len(names) == 1:
-                raise InputError(f"{given} is not an option of {name}")
-            others = " or ".join(f"construction={other!r}" for other in _taking(unknown[0]))
-            raise InputError(f"{given} is for constructions that take it: state {others}")
-        return named_builder(name, target, wanted, options, progress)
-    rows = planning.plan(target, wanted, names, only_cheapest=criterion == "multiply_adds")
-    able = planning.cheapest(rows, criterion)
-    if not able:
-        found = f"no construction brings {target.describe()} on {target.box} to eps={wanted.eps:g}"
-        raise BoundNotMet(
-            f"{found}:\n{planning.table(rows)}",
-            eps=wanted.eps,
-            bound=None,
-        )
-
-    def build() -> Built:
-        for number, row in enumerate(able, 1):
-            try:
-                return (row.build or named_builder(row.name, target, wanted, {}, progress))()
-            except BoundNotMet:
-                if number == len(able):  # otherwise: what was expected did not come true; the next cheapest
-                    raise
-        raise AssertionError("able is not empty")
-
-    return build
+) -> Iterator[Callable[[], Built]]:
+    """By the construction that was named; or by those of the plan that may serve and know the options, the cheapest
+    first."""
+    names = planning.candidates(target, wanted) if construction == "auto" else (construction,)
+    if len(names) == 1 or options:
+        name = names[0] if len(names) == 1 else "max_affine"
+        yield named_builder(name, target, wanted, options, progress)
+    else:
+        for row in planning.cheapest_first(target, wanted, names, criterion):
+            yield row.build or named_builder(row.name, target, wanted, {}, progress)
 
 
 def named_builder(
     name: str, target: Target, wanted: Wanted, options: dict[str, Any], progress: Progress | None
 ) -> Callable[[], Built]:
     """The construction of this name, with everything but its target bound."""
-    return functools.partial(
-        _with_options(name, options),
-        target,
-        eps=wanted.eps,
-        dtype=wanted.dtype,
-        max_anchors=wanted.max_anchors,
-        max_bytes=wanted.max_bytes,
-        progress=progress,
-    )
+    construct = _with_options(name, options)
+
+    def build() -> Built:
+        limits = {"max_anchors": wanted.max_anchors, "max_bytes": wanted.max_bytes}
+        try:
+            return construct(target, eps=wanted.eps, dtype=wanted.dtype, progress=progress, **limits)
+        except OutOfReach as refusal:
+            raise BoundNotMet(
+                f"{name} cannot bring {target.describe()} on {target.box} to eps={wanted.eps:g}: {refusal}",
+                eps=wanted.eps,
+                bound=None,
+                reach=wanted.eps * refusal.error / refusal.eps,
+            ) from None
+
+    return build
 
 
 def _with_options(name: str, options: dict[str, Any]) -> Callable[..., Built]:
-    """The construction, with the options that it knows; others are refused by name."""
-    known = inspect.signature(CONSTRUCTIONS[name]).parameters
+    """The construction, with the options that it knows; others are refused, with those that know them."""
     for option, value in options.items():
-        if option not in known:
-            raise InputError(
-                f"{option}={value!r} is not an option of {name}; these take it: {', '.join(_taking(option))}"
-            )
+        knowing = [each for each, build in CONSTRUCTIONS.items() if option in inspect.signature(build).parameters]
+        if name not in knowing:
+            others = " or ".join(f"construction={other!r}" for other in knowing)
+            raise InputError(f"{option}={value!r} is not an option of {name}, but of {others}")
     return functools.partial(CONSTRUCTIONS[name], **options)
-
-
-def _taking(option: str) -> list[str]:
-    """The constructions that know an option."""
-    return [name for name, build in CONSTRUCTIONS.items() if option in inspect.signature(build).parameters]

@@ -16,32 +16,27 @@ from typing import Any
 import numpy as np
 
 from attnc import planning
-from attnc.certificates.certificate import Certificate
 from attnc.certificates.observed import sample_points
 from attnc.certifying import certify, certify_also
-from attnc.choosing import cheapest_builder, named_builder
+from attnc.choosing import builders, named_builder
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
-from attnc.constructions.gate.keys import OutOfReach
 from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.errors import BoundNotMet, InputError, real_number
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.planning import CONSTRUCTIONS
-from attnc.refusing import not_met, rounding_of, with_nearest
+from attnc.refusing import not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
-from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
 
 SMALL = 2.0**-100
 """A variable that is smaller everywhere would lose digits when it is cast to float32, which has none below 2^−149."""
-ATTEMPTS = 8
+ATTEMPTS = 6
+"""So often a construction is asked for less than eps."""
 WORTHWHILE = 0.97
-"""A construction is asked for less again if its error fell to this part of what it was."""
-
-CLOSE = 1.05
-"""Of what the most accurate gates reach, to be reached for certain."""
+"""It is asked for less again if its error fell to this part of what it was."""
 
 
 def compile(  # the contract's name; inside this module nothing needs the builtin
@@ -119,84 +114,120 @@ class _Request:
     progress: Progress | None
 
     def network(self) -> Network:
-        """Within eps; or BoundNotMet, with what can be had instead."""
+        """Within eps; or BoundNotMet, with an eps that is met instead."""
         try:
-            return self._proved()
+            found = self._within_eps()
         except BoundNotMet as refusal:
-            raise with_nearest(
-                refusal, self.target, lambda eps: dataclasses.replace(self, eps=eps, also=None)._proved()
-            ) from None
+            raise with_reachable(refusal, self.target, self.dtype, self._for_eps) from None
+        if self.also is None:
+            return found.network
+        return certify_also(found.network, found.built, self.target, self.also, self.progress)
 
-    def _proved(self) -> Network:
-        """Built and proved; built again for a smaller error where the proof found more than the construction saw.
+    def _for_eps(self, eps: float) -> Network:
+        return dataclasses.replace(self, eps=eps)._within_eps().network
 
-        Where that does not help, because rounding is in the way, another construction may.
-        """
-        best: Network | None = None
-        least: dict[str, float] = {}  # of each construction, the error that it was brought to
-        given_up: set[str] = set()
-        name, asked = None if self.construction == "auto" else self.construction, self.eps
-        again: Callable[[], Built] | None = None
-        out_of_reach: OutOfReach | None = None
-        for _ in range(ATTEMPTS):
-            wanted = Wanted(asked, self.dtype, self.p, self.max_anchors, self.max_bytes)
+    def _within_eps(self) -> _Attempt:
+        """By the cheapest construction that is proved to be: where rounding is in the way of one, another may serve."""
+        best: _Attempt | None = None
+        unbuilt: BoundNotMet | None = None
+        for build in builders(
+            self.target, self._wanted(self.eps), self.construction, self.options, self.criterion, self.progress
+        ):
             try:
-                built = (again or self._builder(name, wanted, given_up))()
-            except np.linalg.LinAlgError:
-                raise InputError(
-                    f"the numbers of {self.target.describe()} on {self.target.box} are too large or too "
-                    "small for a fit: scale the function or its variables"
-                ) from None
-            except OutOfReach as refusal:  # what its gates can do shows how close one comes
-                out_of_reach, again = refusal, None
-                asked *= CLOSE * refusal.error / refusal.eps
-                continue
+                found = self._refined(self._attempt(build))
             except BoundNotMet as refusal:
-                if best is None:
-                    raise refusal.with_network(self._certified) from None
-                if name is None or self.construction != "auto":
-                    break
-                given_up.add(name)
-                name, asked, again = None, self.eps, None
+                unbuilt = refusal
                 continue
-            network, name = self._certified(built), built.construction
-            claim = network.certificate
-            error = math.inf if self._drifts(claim) else claim.error
-            if error is None or error <= self.eps:
-                also = self.also
-                return network if also is None else certify_also(network, built, self.target, also, self.progress)
-            before = least.get(name, math.inf)
-            least[name] = min(error, before)
-            best = network if error <= min(least.values()) else best
-            rounding = min(rounding_of(network), error)
-            is_proof_too_long = not claim.complete and (claim.observed or 0.0) <= self.eps / 2
-            if rounding < self.eps and error < WORTHWHILE * before and not is_proof_too_long:
-                if again is None and built.again is not None and claim.stages:
-                    again = functools.partial(built.again, {head["channel"]: head["bound"] for head in claim.stages})
-                    continue
-                room = (self.eps - rounding) / (error - rounding)
-                asked, again = asked * max(0.1, min(0.8, 0.9 * room)), None
-            elif self.construction == "auto":
-                given_up.add(name)
-                name, asked, again = None, self.eps, None
-            else:
+            if found.is_met:
+                return found
+            best = found if best is None or found.error < best.error else best
+        if best is not None:
+            raise not_met(self.target, best.network, self.eps)
+        assert unbuilt is not None
+        raise unbuilt.with_network(self._certified)
+
+    def _attempt(self, build: Callable[[], Built]) -> _Attempt:
+        try:
+            built = build()
+        except np.linalg.LinAlgError:
+            raise InputError(
+                f"the numbers of {self.target.describe()} on {self.target.box} are too large or too small for a fit: "
+                "scale the function or its variables"
+            ) from None
+        return _Attempt(built, self._certified(built), self.eps)
+
+    def _refined(self, best: _Attempt) -> _Attempt:
+        """Built for less as long as the proof finds more than the construction saw, and that helps."""
+        last, asked = best, self.eps
+        again: Callable[[], Built] | None = None
+        for _ in range(ATTEMPTS):
+            if last.is_met or not last.can_be_finer:
                 break
-        if best is None and out_of_reach is not None:
-            raise out_of_reach
-        assert best is not None
-        raise not_met(self.target, best, self.eps)
+            again = last.again if again is None else None
+            if again is None:
+                asked *= last.room
+            try:
+                last = self._attempt(again or self._named(last.built.construction, asked))
+            except BoundNotMet:
+                break
+            helped = last.error < WORTHWHILE * best.error
+            best = last if last.error < best.error else best
+            if not helped:
+                break
+        return best
 
-    def _drifts(self, claim: Certificate) -> bool:
-        """On an infinite box, samples say nothing: far out any error can be found where slopes differ."""
-        return claim.bound is None and isinstance(self.target, ExpressionTarget) and not self.target.box.is_bounded
+    def _named(self, name: str, eps: float) -> Callable[[], Built]:
+        return named_builder(name, self.target, self._wanted(eps), self.options, self.progress)
 
-    def _builder(self, name: str | None, wanted: Wanted, given_up: set[str]) -> Callable[[], Built]:
-        if name is None:
-            return cheapest_builder(self.target, wanted, self.options, self.criterion, given_up, self.progress)
-        return named_builder(name, self.target, wanted, self.options, self.progress)
+    def _wanted(self, eps: float) -> Wanted:
+        return Wanted(eps, self.dtype, self.p, self.max_anchors, self.max_bytes)
 
     def _certified(self, built: Built) -> Network:
         return certify(built, self.target, self.p, self.eps, self.command, self.progress)
+
+
+@dataclass(frozen=True, eq=False)
+class _Attempt:
+    """What was built for eps, and what was proved of it."""
+
+    built: Built
+    network: Network
+    eps: float
+
+    @property
+    def error(self) -> float:
+        """On an infinite box samples say nothing: far out any error can be found where slopes differ."""
+        claim = self.network.certificate
+        drifts = claim.bound is None and not self.network.box.is_bounded
+        return math.inf if drifts or claim.error is None else claim.error
+
+    @property
+    def is_met(self) -> bool:
+        return self.error <= self.eps
+
+    @property
+    def rounding(self) -> float:
+        return min(rounding_of(self.network), self.error)
+
+    @property
+    def can_be_finer(self) -> bool:
+        """Not where rounding is in the way, nor where only the proof is: it ran out of time."""
+        claim = self.network.certificate
+        is_proof_too_long = not claim.complete and (claim.observed or 0.0) <= self.eps / 2
+        return self.rounding < self.eps and not is_proof_too_long
+
+    @property
+    def again(self) -> Callable[[], Built] | None:
+        """Built with the errors that its heads were proved to have."""
+        stages = self.network.certificate.stages
+        if self.built.again is None or not stages:
+            return None
+        return functools.partial(self.built.again, {head["channel"]: head["bound"] for head in stages})
+
+    @property
+    def room(self) -> float:
+        """What is to be asked for, as a part of what was, for the error to be within eps."""
+        return max(0.1, min(0.8, 0.9 * (self.eps - self.rounding) / (self.error - self.rounding)))
 
 
 def plan(

@@ -49,7 +49,8 @@ class BoundNotMet(AttncError):
     """The bound could not be brought to eps.
 
     `bound` is the best bound reached, `worst_box` the sub-box on which it is largest (name → (lo, hi)), and
-    `network` the network that has that bound; it is built when first asked for, since it may be large.
+    `network` the network that has that bound; it is built when first asked for, since it may be large. `reach` is an
+    eps that may be met, where one is known.
     """
 
     def __init__(
@@ -60,9 +61,10 @@ class BoundNotMet(AttncError):
         bound: float | None,
         worst_box: dict[str, tuple[float, float]] | None = None,
         build: Callable[[], Any] | None = None,
+        reach: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.eps, self.bound, self.worst_box = eps, bound, worst_box
+        self.eps, self.bound, self.worst_box, self.reach = eps, bound, worst_box, reach
         self._build = build
         self._network: Any = None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from attnc.constructions.partition.grid import choose_counts
 from attnc.constructions.partition.positions import num_positions
 from attnc.constructions.spectral_grid import estimate_spectral_grid
 from attnc.constructions.truncation.bumps import STEP_ANCHORS
-from attnc.errors import AttncError, InputError
+from attnc.errors import AttncError, BoundNotMet, InputError
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import FunctionTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
@@ -26,6 +26,7 @@ from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
 MAX_GRID_VARIABLES = 10
+GRID = "spectral_grid"
 ONE_VARIABLE = ("graded", "binomial")
 TABLES = ("table_grid", "table_scattered")
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
@@ -48,18 +49,8 @@ CONSTRUCTIONS: dict[str, Callable[..., Built]] = {
 }
 
 
-def plan(
-    target: Target, wanted: Wanted, names: Sequence[str] = tuple(CONSTRUCTIONS), *, only_cheapest: bool = False
-) -> list[Estimate]:
-    """A row for every construction; one that cannot serve says why not.
-
-    For the cheapest alone, a grid is not looked for beyond the anchors of what is found already: at a kink there are
-    many, and to find how many takes long.
-    """
-    if only_cheapest and "spectral_grid" in names:
-        others = plan(target, wanted, [name for name in names if name != "spectral_grid"])
-        most = min([wanted.max_anchors, *(row.multiply_adds for row in others if row.why_not is None)])
-        return [*others, *plan(target, replace(wanted, max_anchors=max(1, most)), ["spectral_grid"])]
+def plan(target: Target, wanted: Wanted, names: Sequence[str] = tuple(CONSTRUCTIONS)) -> list[Estimate]:
+    """A row for every construction; one that cannot serve says why not."""
     rows = []
     for name in names:
         reason = _why_not(name, target, wanted)
@@ -82,6 +73,33 @@ def cheapest(rows: Sequence[Estimate], criterion: str) -> list[Estimate]:
         raise InputError(f"criterion must be one of {', '.join(CRITERIA)}; found {criterion!r}")
     able = [row for row in rows if row.why_not is None]
     return sorted(able, key=lambda row: (getattr(row, criterion), row.layers, row.multiply_adds, row.parameters))
+
+
+def cheapest_first(target: Target, wanted: Wanted, names: Sequence[str], criterion: str) -> Iterator[Estimate]:
+    """The rows that can serve; BoundNotMet with the whole plan if there is none.
+
+    By multiply-adds, a grid is not looked for beyond the anchors of what is the cheapest without it: at a kink there
+    are many, and to find how many takes long.
+    """
+    rows = plan(target, wanted, [name for name in names if name != GRID])
+    able, has_grid = cheapest(rows, criterion), GRID not in names
+    is_any = False
+    while not has_grid or able:
+        if not has_grid:
+            most = able[0].multiply_adds if able and criterion == "multiply_adds" else wanted.max_anchors
+            (grid,) = plan(target, replace(wanted, max_anchors=max(1, min(most, wanted.max_anchors))), [GRID])
+            has_grid = grid.why_not is None or not able
+            rows = [*(row for row in rows if row.name != GRID), grid]
+            able = cheapest([*able, grid], criterion)
+        if able:
+            is_any = True
+            yield able.pop(0)
+    if not is_any:
+        raise BoundNotMet(
+            f"no construction brings {target.describe()} on {target.box} to eps={wanted.eps:g}:\n{table(rows)}",
+            eps=wanted.eps,
+            bound=None,
+        )
 
 
 def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:

@@ -13,13 +13,16 @@ from attnc.constructions.unary.request import round_above
 from attnc.errors import AttncError, BoundNotMet
 from attnc.model_card import plural
 from attnc.network import Network
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.function_target import FunctionTarget
 from attnc.targets.target import Target
 
-SECONDS = 8.0
-"""After which no closer eps is looked for."""
+SECONDS = 6.0
+"""Of this process: after them no closer eps is looked for."""
 CLOSE = 3.0
 """An eps that is met is close enough if one that is smaller by this factor is not."""
+ROUNDINGS = 64
+"""Of max |f|: less is hardly ever proved, and is not tried."""
 
 
 def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
@@ -58,73 +61,79 @@ def rounding_of(network: Network) -> float:
     return math.fsum(term.value for term in network.certificate.terms if term.name == "rounding")
 
 
-def with_nearest(refusal: BoundNotMet, target: Target, compiled: Callable[[float], Network]) -> BoundNotMet:
-    """The refusal with the network that comes nearest to what was asked for, if it has none that is proved.
+def with_reachable(
+    refusal: BoundNotMet, target: Target, dtype: str, compiled: Callable[[float], Network]
+) -> BoundNotMet:
+    """The refusal with an eps that is met, and the network that comes nearest to what was asked for; as it is, if it
+    says so by itself, or nothing can be proved at all.
 
     `compiled` makes a network for another eps, or raises: an eps that is said to be met was tried.
     """
     is_known = refusal.bound is not None and refusal.worst_box is not None
-    is_sampled = isinstance(target, FunctionTarget) and target.given is None  # nothing can be proved of it
+    is_sampled = isinstance(target, FunctionTarget) and target.given is None
     if is_known or is_sampled or target.check_points() is not None:
         return refusal
-    network: Network | None = refusal.network
-    reached = None if network is None else network.certificate.bound
-    if not target.box.is_bounded and not math.isfinite(reached or math.inf):
+    if not target.box.is_bounded and refusal.network is not None and _bound(refusal.network) == math.inf:
         return refusal  # slopes differ far out, whatever eps
-    if reached is not None and 0 < reached < math.inf:
-        tried = _Tries(compiled, 0.0, round_above(reached))
-    else:
-        box = target.box.core(1.0)
-        largest = float(np.abs(target(sample_points(box, 256))).max())
-        tried = _Tries(compiled, refusal.eps, round_above(max(largest, 2 * refusal.eps)))
-    found = tried.nearest()
-    if found is None:
+    largest = float(np.abs(target(sample_points(target.box.core(1.0), 256))).max())
+    met, nearest = _search(refusal, largest, UNIT_ROUNDOFF[dtype], compiled)
+    if nearest is None or _bound(nearest) == math.inf:
         return refusal
-    if network is None or reached is None or (found.certificate.bound or 0.0) < reached:
-        network = found
-    claim = network.certificate
-    place = claim.worst_place(network.box)
+    claim = nearest.certificate
+    place = claim.worst_place(nearest.box)
+    advice = "" if met is None else f" eps={met:.2g} is met."
     return BoundNotMet(
-        f"{refusal}\nThe best bound that was found is {claim.bound:.3g}, by {network.construction} with "
-        f"{plural(network.num_anchors, 'anchor')}{f', largest on {place}' if place else ''}. eps={found.eps:.2g} "
-        "is met.",
+        f"{refusal}\nThe best bound that was found is {claim.bound:.3g}, by {nearest.construction} with "
+        f"{plural(nearest.num_anchors, 'anchor')}{f', largest on {place}' if place else ''}.{advice}",
         eps=refusal.eps,
         bound=claim.bound,
-        worst_box=claim.worst_box(network.box) or network.box.as_dict(),
-        build=lambda: network,
+        worst_box=claim.worst_box(nearest.box) or nearest.box.as_dict(),
+        build=lambda: nearest,
     )
 
 
-class _Tries:
-    """Networks for several eps, to find the smallest that is met."""
+def _search(
+    refusal: BoundNotMet, largest: float, unit: float, compiled: Callable[[float], Network]
+) -> tuple[float | None, Network | None]:
+    """The smallest eps that is met, within a factor CLOSE; and of all networks on the way to it that with the least
+    bound.
 
-    def __init__(self, compiled: Callable[[float], Network], missed: float, first: float) -> None:
-        self.compiled, self.missed, self.first = compiled, missed, first
-        self.began = time.monotonic()
-
-    def nearest(self) -> Network | None:
-        """By bisection of logarithms between an eps that is missed and one that is met; none is known to be missed if
-        that is 0."""
-        met, best = self.first, None
-        for _ in range(4):
-            best = self._at(met)
-            if best is not None or time.monotonic() - self.began > SECONDS:
-                break
-            met = round_above(CLOSE * met)
-        while best is not None and self.missed > 0 and met > CLOSE * self.missed:
-            if time.monotonic() - self.began > SECONDS:
-                break
-            middle = float(f"{math.sqrt(met * self.missed):.0e}")  # one digit: what is said is what was tried
-            found = self._at(middle)
-            if found is None:
-                self.missed = middle
-            else:
-                met, best = middle, found
-        return best
-
-    def _at(self, eps: float) -> Network | None:
+    What is missed leaves the best bound that was found, and that is tried next. Where it leaves none, eps grows ever
+    faster until it is met, and is then bisected; but not below what rounding allows.
+    """
+    end, growth, met = time.process_time() + SECONDS, CLOSE, math.inf
+    nearest, reach = _reached(refusal)
+    missed = max(refusal.eps, reach or ROUNDINGS * unit * largest)
+    while met > CLOSE * missed and time.process_time() < end:
+        if reach is not None:
+            eps = round_above(reach)
+        elif met < math.inf:
+            eps = _one_digit(math.sqrt(met * missed))
+        else:
+            eps, growth = _one_digit(min(growth * missed, max(largest, CLOSE * missed))), growth**2
         try:
-            found = self.compiled(eps)
-        except AttncError:
-            return None
-        return found if found.certificate.bound is not None else None
+            network: Network | None = compiled(eps)
+            met, reach = eps, None
+        except AttncError as found:
+            network, reach = _reached(found)
+            missed = max(eps, reach or 0.0)
+        nearest = min(nearest, network, key=_bound)
+    return (met if met < math.inf else None), nearest
+
+
+def _reached(refusal: AttncError) -> tuple[Network | None, float | None]:
+    """The network that a refusal leaves, and the error that it came to, as far as is known."""
+    if not isinstance(refusal, BoundNotMet):
+        return None, None
+    bound = _bound(refusal.network)
+    return refusal.network, bound if 0 < bound < math.inf else refusal.reach
+
+
+def _bound(network: Network | None) -> float:
+    bound = None if network is None else network.certificate.bound
+    return math.inf if bound is None else bound
+
+
+def _one_digit(eps: float) -> float:
+    """What is said is what was tried."""
+    return float(f"{eps:.0e}")
