@@ -22,7 +22,6 @@ from attnc.proving import TRUNCATION, can_be_enclosed, method_of, proved
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.function_target import FunctionTarget
-from attnc.targets.linear import ReLUNetwork
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
@@ -147,7 +146,7 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
         target.box,
         construction=built.construction,
         expression=target.text,
-        definitions=target.definitions if isinstance(target, ReLUNetwork) else None,
+        definitions=target.definitions,
         eps=eps,
         parameters=dict(built.parameters),
         command=command,

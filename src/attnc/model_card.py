@@ -79,7 +79,7 @@ def _certified(network: Network, dtype: str) -> dict[str, Any]:
 def without_expression(network: Network) -> str:
     """What a network computes that has no expression."""
     if network.definitions is not None:
-        return "a ReLU network"
+        return "a ReLU network" if "relu(" in network.definitions else "truncated linear functions"
     if not network.certificate.is_of_table:
         return "a Python function"
     return f"table of {plural(network.certificate.points or 0, 'point')}"

@@ -9,10 +9,12 @@ import math
 
 from attnc.certificates.affine_proof import prove_affine
 from attnc.certificates.certificate import Certificate
+from attnc.certificates.clip_prover import prove_clips
+from attnc.certificates.deep.like_units import NetworkProof
 from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
 from attnc.certificates.proven import Proven
 from attnc.certificates.prover import MAX_VARIABLES, prove
-from attnc.certificates.relu_prover import NetworkProof, prove_relu
+from attnc.certificates.relu_prover import prove_relu
 from attnc.certificates.selection_prover import MAX_SELECTING_VARIABLES, prove_selection
 from attnc.certificates.staged import StagedProof, prove_staged
 from attnc.constructions.built import Built, Progress
@@ -23,7 +25,7 @@ from attnc.numerics.bound import Term
 from attnc.numerics.rounding import up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget, FunctionTarget
-from attnc.targets.linear import ReLUNetwork
+from attnc.targets.linear import ReLUNetwork, TruncatedLinear
 from attnc.targets.parts.part import Derivation
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
@@ -57,8 +59,8 @@ def proved(
     of the box takes too many of them; where a derivation says what each head is for, one variable at a time is enough.
     """
     derivation, eps = built.derivation, network.eps or 0.0
-    if isinstance(target, ReLUNetwork) and p == math.inf:
-        return _by_layers(network, target, seconds, progress)
+    if isinstance(target, ReLUNetwork | TruncatedLinear) and p == math.inf:
+        return _by_units(network, target, seconds, progress)
     softmaxes = sum(not isinstance(layer, Affine) for layer in built.program.all_layers)
     is_one_stage = softmaxes == 1
     if derivation is None or p < math.inf or not isinstance(target, ExpressionTarget):
@@ -113,11 +115,17 @@ def _selects(target: Target) -> bool:
     return isinstance(target, ExpressionTarget | FunctionTarget) and target.box.d <= MAX_SELECTING_VARIABLES
 
 
-def _by_layers(network: Network, target: ReLUNetwork, seconds: float, progress: Progress | None) -> Certificate | None:
+def _by_units(
+    network: Network, target: ReLUNetwork | TruncatedLinear, seconds: float, progress: Progress | None
+) -> Certificate | None:
     try:
-        return _staged(network, prove_relu(network.program, target, time_budget=seconds, progress=progress))
+        if isinstance(target, ReLUNetwork):
+            found = prove_relu(network.program, target, time_budget=seconds, progress=progress)
+        else:
+            found = prove_clips(network.program, target, time_budget=seconds, progress=progress)
     except ProgramError:
         return None
+    return _staged(network, found)
 
 
 def _by_leaves(

@@ -11,7 +11,8 @@ import pytest
 
 import attnc
 from attnc import ReLUNetwork
-from attnc.certificates.relu_prover import NetworkProof, prove_relu
+from attnc.certificates.deep.like_units import NetworkProof
+from attnc.certificates.relu_prover import prove_relu
 from attnc.constructions import relu_network
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError

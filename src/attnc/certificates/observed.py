@@ -28,7 +28,7 @@ def sample_points(box: Box, count: int, seed: int = 0) -> Float[np.ndarray, "poi
     In so many dimensions that a grid of two points an axis is too large, corners at random instead.
     """
     rng = np.random.default_rng(seed)
-    if 2.0**box.d > count / 2:
+    if box.d > math.log2(count / 2):
         regular = np.where(rng.random((count // 2, box.d)) < 0.5, box.lo, box.hi)
     else:
         per_axis = int((count / 2) ** (1 / box.d))

@@ -17,15 +17,23 @@ intervals of the σ, multiplied out with their signs, over many parts of the box
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.certificates.cells.branching import Proof
 from attnc.certificates.deep.head_lines import Writer, line_rounding, writes
+from attnc.certificates.deep.like_units import (
+    MORE_ROUNDING,
+    SPARE,
+    NetworkProof,
+    UnitsProof,
+    joined_line,
+    joined_roundings,
+    value_bytes,
+)
 from attnc.certificates.deep.line_proof import prove_line
 from attnc.certificates.deep.relu_errors import (
     Units,
@@ -38,11 +46,10 @@ from attnc.certificates.deep.relu_errors import (
 from attnc.certificates.deep.slices import Slice, slices
 from attnc.certificates.rounding.program import HeadRoundings, roundings
 from attnc.certificates.stages.extraction import stages
-from attnc.certificates.stages.one_stage import Enclosed, StageHead
+from attnc.certificates.stages.one_stage import StageHead
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.ir.spec import check
-from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, up
 from attnc.targets.expressions.tree import Call, Node, Number, Sum, to_text
@@ -52,56 +59,8 @@ from attnc.targets.parts.part import T
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-U = UNIT_ROUNDOFF["float64"]
-SPARE = 2.0**-22
-"""By which errors of inputs are taken larger, relatively, and as a square ranges: no checker, whose roundings are other
-ones, has to agree in the last digits."""
-MORE_ROUNDING = 1.25
-"""Rounding is claimed to be so much larger: a checker may count it in another way."""
 ROUGH = 1e-6
 """Units whose scores round by more than this are proved together only with those that round about as much."""
-
-
-@dataclass(frozen=True, eq=False)
-class UnitsProof:
-    """|A(t) − relu(t) − shift| ≤ bound for t in [lo, hi], relu held at `limit`: what the heads of these units are."""
-
-    shift: float
-    limit: float
-    bound: float  # rounding included
-    proof: Proof
-    units: tuple[Mapping[str, Any], ...]  # each with a t of its own
-
-    def as_json(self) -> list[dict[str, Any]]:
-        """The first unit with the leaves, and those that are like it."""
-        lo, hi = float(self.proof.box.lo[0]), float(self.proof.box.hi[0])
-        first, *others = self.units
-        claim = {
-            "function": to_text(_relu(math.inf, self.shift)),
-            "carrier": None,
-            "interval": [lo, hi],
-            "held": None if self.limit == math.inf else [lo, self.limit],
-            "bound": self.bound,
-            "leaves": [leaf.as_json() for leaf in self.proof.leaves],
-        }
-        return [{**first, **claim}, *({**unit, "like": first["name"]} for unit in others)]
-
-
-@dataclass(frozen=True, eq=False)
-class NetworkProof:
-    """sup |network − program| ≤ bound: the deviations of all units, carried to the outputs."""
-
-    bound: float
-    terms: tuple[Term, ...]
-    layers: tuple[UnitsProof, ...]
-    outputs: tuple[str, ...]  # in the names of the units
-
-    @property
-    def complete(self) -> bool:
-        return all(layer.proof.complete for layer in self.layers)
-
-    def as_json(self) -> tuple[dict[str, Any], ...]:
-        return tuple(unit for layer in self.layers for unit in layer.as_json())
 
 
 def prove_relu(
@@ -172,12 +131,11 @@ class _Layer:
             )
         units, sizes = self._writers(), self.before.sizes
         lines = [writer.along(form, None, sizes) for writer, form in zip(units, self.forms, strict=True)]
-        groups: dict[tuple[bytes, bytes, int], list[int]] = {}
+        groups: dict[tuple[bytes, int], list[int]] = {}
         for unit, (writer, (head, _)) in enumerate(zip(units, lines, strict=True)):
             rounded = writer.flat_roundings(self.forms[unit], sizes)[0].score_offsets.max()
             size = round(math.log2(max(ROUGH, float(rounded))) / 2) if math.isfinite(rounded) else 0
-            moves = b"" if head.value_slopes is None else (head.value_slopes.mid + 0.0).tobytes()  # −0 is 0
-            groups.setdefault(((head.values.mid + 0.0).tobytes(), moves, size), []).append(unit)
+            groups.setdefault((value_bytes(head), size), []).append(unit)
         gain, shift, own, rounding = np.ones((4, count))
         for members in groups.values():
             of_group = _Group(self, [units[j] for j in members], [lines[j] for j in members], np.array(members))
@@ -236,20 +194,13 @@ class _Group:
         steepest = np.abs(kappas).max(axis=1)
         if not (steepest > 0).all():
             raise ProgramError(f"a unit of stage {layer.stage.name!r} does not depend on its input")
-        offsets, values = np.array([line.offsets.mid for line, _ in lines]), lines[0][0].values
+        first = lines[0][0]
         self.gain, self.limit, self.shift = np.ones(len(lines)), math.inf, 0.0  # of a gate, whose values are those of z
-        if lines[0][0].value_slopes is None:
-            slope, self.limit, self.shift = self._read_off(kappas[0] / steepest[0], offsets[0], values.mid[:, 0])
+        if first.value_slopes is None:
+            kappa = kappas[0] / steepest[0]
+            slope, self.limit, self.shift = self._read_off(kappa, first.offsets.mid, first.values.mid[:, 0])
             self.gain = slope * steepest
-        kappas = kappas / self.gain[:, None]
-        radii = np.array([line.offsets.radius for line, _ in lines])
-        off = up(np.abs(kappas - kappas[0]).max(axis=0) + 4 * U * np.abs(kappas).max(axis=0), 2)
-        self.line = StageHead(
-            Enclosed(kappas[0][:, None], off[:, None]),
-            Enclosed(offsets[0], up((np.abs(offsets - offsets[0]) + radii).max(axis=0), 2)),
-            values,
-            lines[0][0].value_slopes,
-        )
+        self.line = joined_line([line for line, _ in lines], self.gain)
         lo, hi, off = layer.lo[members], layer.hi[members], layer.off[members]
         self.lo = float(-up(self.gain * up(off - lo), 2).max())
         self.hi = float(up(self.gain * up(hi + off), 2).max())
@@ -257,14 +208,15 @@ class _Group:
 
     def prove(self, seconds: float) -> _Found:
         layer, members = self.layer, self.members
-        proof = prove_line(self.line, _relu(self.limit, self.shift), self.lo, self.hi, 0.0, seconds)[0]
+        proof = prove_line((self.line,), _relu(self.limit, self.shift), self.lo, self.hi, 0.0, seconds)[0]
         flat, peak = self._roundings()
         rounds = self.writers[0].roundings
-        rounding, proof = line_rounding(self.line, flat, rounds.dtype, self.unsure, 1.0, peak, proof)
+        rounding, proof = line_rounding((self.line,), (flat,), rounds.dtype, self.unsure, 1.0, peak, proof)
         rounding = float(up(MORE_ROUNDING * rounding))
         units = tuple(layer.claim(j, gain) for j, gain in zip(members.tolist(), self.gain.tolist(), strict=True))
         bound = float(up(proof.bound + rounding, 2))
-        layer.proofs.append(UnitsProof(self.shift, self.limit, bound, proof, units))
+        held = None if self.limit == math.inf else (float(proof.box.lo[0]), self.limit)
+        layer.proofs.append(UnitsProof(to_text(_relu(math.inf, self.shift)), held, bound, proof, units))
         layer.limits[members] = self.limit / self.gain * (1 - 2.0**-40)
         rounded = up(rounding / self.gain, 4)
         own = up(up((proof.bound + self.unsure) / self.gain, 4) + rounded)
@@ -297,19 +249,7 @@ class _Group:
             writer.flat_roundings(self.layer.forms[j], sizes)
             for writer, j in zip(self.writers, self.members, strict=True)
         ]
-        flats = [flat for flat, _ in found]
-        slopes = [up(flat.score_slopes / gain) for flat, gain in zip(flats, self.gain, strict=True)]
-        most = HeadRoundings(
-            np.max(slopes, axis=0),
-            np.max([flat.score_offsets for flat in flats], axis=0),
-            np.max([flat.score_underflow for flat in flats], axis=0),
-            np.max([flat.value_sizes for flat in flats], axis=0),
-            None,
-            max(flat.count for flat in flats),
-            max(flat.depth for flat in flats),
-            np.max([flat.underflow for flat in flats], axis=0),
-        )
-        return most, max(peak for _, peak in found)
+        return joined_roundings([flat for flat, _ in found], self.gain), max(peak for _, peak in found)
 
 
 def _relu(limit: float, shift: float) -> Node:

@@ -205,7 +205,7 @@ class _Walk:
         if not np.isfinite([lo, hi, e_t, size, *sizes]).all():
             return _Known(claim.part, math.inf, math.inf)  # an enclosure was too wide: nothing is proved from here on
         line, unsure = writer.along(argument, carrier, sizes)
-        proof, box, held = prove_line(line, claim.tree, lo, hi, e_t, self.seconds, LEAST_LEVEL)
+        proof, box, held = prove_line((line,), claim.tree, lo, hi, e_t, self.seconds, LEAST_LEVEL)
         rounding, proof = writer.rounding(line, argument, unsure, size, sizes, proof)
         deltas = up(proof.leaf_bounds[:, 0] + up(rounding / size), 2) if size > 0 else proof.leaf_bounds[:, 0]
         delta = float(deltas.max())

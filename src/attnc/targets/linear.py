@@ -14,6 +14,7 @@ from attnc.errors import InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box, BoxLike
+from attnc.targets.expressions.lexing import MAX_LENGTH
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 U = UNIT_ROUNDOFF["float64"]
 MAX_HALVINGS = 500
 """In one power of two: larger numbers are not computed with when they are read."""
+MAX_STATED, MAX_DEFINITION = 2**14, 50_000
+"""Weights of which an expression is made, and characters of a definition of it."""
 
 
 class TruncatedLinear(Target):
@@ -45,6 +48,33 @@ class TruncatedLinear(Target):
         self.output_shape = () if self.is_single else (n,)
         names = feature.names if self.is_single else [f"x{i}_{c}" for i in range(n) for c in range(d)]
         self.box = Box(tuple(names), np.tile(feature.lo, n), np.tile(feature.hi, n))
+
+    @cached_property
+    def text(self) -> str | None:  # type: ignore[override]
+        """clip(w·x + t, a, b), …, with exact numbers, unless that is long."""
+        text = self._clips(self._rows)
+        return text if 0 < len(text) <= MAX_LENGTH else None
+
+    @cached_property
+    def definitions(self) -> str | None:  # type: ignore[override]
+        """z0 = w·x + t; …; clip(z0, a, b), …, where the expression would be long, and no row of it is too long."""
+        if self.text is not None or not 0 < max(map(len, self._rows), default=0) <= MAX_DEFINITION:
+            return None
+        z = free_letter("z", self.box.names)
+        defined = [f"{z}{i} = {row}" for i, row in enumerate(self._rows)]
+        return "; ".join([*defined, self._clips([f"{z}{i}" for i in range(len(defined))])])
+
+    @cached_property
+    def _rows(self) -> list[str]:
+        """w_i·x_i + t_i for every token; none if there are too many numbers."""
+        if self.W.size > MAX_STATED:
+            return []
+        names = np.reshape(self.box.names, self.W.shape).tolist()
+        return [affine_text(w, x, float(t)) for w, x, t in zip(self.W, names, self.t, strict=True)]
+
+    def _clips(self, texts: Iterable[str]) -> str:
+        ends = f"{exact_text(self.a)}, {exact_text(self.b)}"
+        return ", ".join(f"clip({text}, {ends})" for text in texts)
 
     def linear(self, points: Float[np.ndarray, "batch inputs"]) -> Float[np.ndarray, "batch n"]:
         """w_i·x_i + t_i, not truncated."""
@@ -124,13 +154,11 @@ class ReLUNetwork(Target):
     @cached_property
     def letters(self) -> tuple[str, str, str]:
         """z, h and s, under which no variable hides."""
-        pad = ""
-        while any(name.startswith((f"z{pad}", f"h{pad}", f"s{pad}")) for name in self.box.names):
-            pad += "_"
-        return f"z{pad}", f"h{pad}", f"s{pad}"
+        z, h, s = (free_letter(letter, self.box.names) for letter in "zhs")
+        return z, h, s
 
-    @property
-    def definitions(self) -> str:
+    @cached_property
+    def definitions(self) -> str:  # type: ignore[override]
         """z1_0 = w·x + b; h1_0 = relu(z1_0); …; z2_0 = w·h + b; …; and the outputs: with exact numbers."""
         (z, h, _), names, found = self.letters, list(self.box.names), []
         for l, (W, b) in enumerate(zip(self.weights, self.biases, strict=True), 1):  # noqa: E741
@@ -160,6 +188,13 @@ class ReLUNetwork(Target):
 
     def describe(self) -> str:
         return "ReLU network " + "→".join(map(str, [self.box.d, *(len(W) for W in self.weights)]))
+
+
+def free_letter(letter: str, names: Sequence[str]) -> str:
+    """With underscores behind it, so that no name begins so."""
+    while any(name.startswith(letter) for name in names):
+        letter += "_"
+    return letter
 
 
 def affine_text(row: Iterable[float], names: Sequence[str], constant: float) -> str:

@@ -22,6 +22,7 @@ class Target(abc.ABC):
 
     box: Box
     text: str | None = None  # the expression, where there is one
+    definitions: str | None = None  # in its place, where it takes definitions to state
     is_continuous: bool = True
     assumptions: tuple[str, ...] = ()
     given: str | None = None  # what a proof about it has to believe, in a few words

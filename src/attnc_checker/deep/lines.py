@@ -34,9 +34,8 @@ class Line:
 def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, name: str) -> tuple[Stage, Any, Any]:
     """A stage as one of t, in units of the carrier, |carrier| ≤ units; what its values may be off by; and what is fixed
     of their sizes, whatever the carrier, if that is one input."""
-    moving = {key: x for key, x in t.items() if key != ONE and x != 0}
-    if not moving:
-        raise Refused(f"the input of stage {name} is constant")
+    t = {key: x for key, x in t.items() if x != 0}
+    moving = {key: x for key, x in t.items() if key != ONE}
     if stage.affine[0].terms:
         raise Refused(f"stage {name} is not made by its heads alone")
     carried = {key: x for key, x in (unit or {}).items() if x != 0}
@@ -44,7 +43,9 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
     reach = reach | {key: reach[key].min(units / abs(arb(x))) for key, x in scales.items()}
 
     def split(terms: Terms, by: Terms, among: Terms) -> tuple[Any, Terms]:
-        """(ratio, rest): the terms are ratio·by + rest, which is nothing in the largest of `among`."""
+        """(ratio, rest): the terms are ratio·by + rest, which is nothing in the largest of `among`, if there is any."""
+        if not among:
+            return 0 * terms[ONE], dict(terms)
         pivot = max(among, key=lambda key: (abs(arb(among[key])) * reach[key]).mid())
         if by[pivot] == 0:
             raise Refused(f"the carrier of stage {name} is 0")
@@ -55,7 +56,8 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
     def line(form: Form, scale: Any = 1) -> tuple[Form, Any]:
         """As a form of t, and what it is off by."""
         ratio, rest = split(form.terms, t, moving)
-        constant = rest.pop(ONE, 0)
+        constant = rest[ONE]
+        rest[ONE] = 0 * constant
         return Form({ONE: constant, T: ratio}, sizes(form.sizes, scale), form.n), span(rest, reach)
 
     def sizes(of: Terms, scale: Any = 1) -> Terms:

@@ -107,7 +107,7 @@ class Writer:
     ) -> tuple[float, Proof]:
         """Of the stage in this channel, over all t and all states; and the proof by leaves on which it is found."""
         flat, peak = self.flat_roundings(argument, sizes)
-        found, proof = line_rounding(line, flat, self.roundings.dtype, unsure, size, peak, proof)
+        found, proof = line_rounding((line,), (flat,), self.roundings.dtype, unsure, size, peak, proof)
         reach = up(sizes * (1 + 2 * self.roundings.unit), 2)
         whole = self.roundings.sizes[self.column] + self.roundings.size_slopes[self.column] @ reach
         return float(up(found + gamma(self.roundings.count, self.roundings.unit) * whole, 4)), proof
@@ -178,19 +178,22 @@ def _along(
 
 
 def line_rounding(
-    line: StageHead,
-    rounds: HeadRoundings,
+    lines: tuple[StageHead, ...],
+    rounds: tuple[HeadRoundings, ...],
     dtype: str,
     unsure: float,
     size: float,
     peak: float,
     proof: Proof,
 ) -> tuple[float, Proof]:
-    """Of a head as one of t, its values times `size` and known to `unsure`, over all leaves of a proof."""
-    scaled = None if line.value_slopes is None else _times(size, line.value_slopes, 0.0)
-    head = StageHead(line.slopes, line.offsets, _times(size, line.values, unsure), scaled)
-    stage = OneStage((head,), Enclosed(np.zeros(1), np.zeros(1)), Enclosed(np.zeros((1, 1)), np.zeros((1, 1))))
-    own = Roundings(dtype, (rounds,), np.zeros(1), np.zeros((1, 1)), 0, float(rounds.underflow[0]), peak)
+    """Of heads as ones of t, their values times `size` and known to `unsure`, over all leaves of a proof."""
+    heads = []
+    for line in lines:
+        scaled = None if line.value_slopes is None else _times(size, line.value_slopes, 0.0)
+        heads.append(StageHead(line.slopes, line.offsets, _times(size, line.values, unsure), scaled))
+    stage = OneStage(tuple(heads), Enclosed(np.zeros(1), np.zeros(1)), Enclosed(np.zeros((1, 1)), np.zeros((1, 1))))
+    underflow = max(float(head.underflow[0]) for head in rounds)
+    own = Roundings(dtype, rounds, np.zeros(1), np.zeros((1, 1)), 0, underflow, peak)
     return rounded_leaves(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], proof)
 
 

@@ -1,4 +1,4 @@
-"""One head as a function of one number, proved against an expression of it on an interval."""
+"""Heads as a function of one number, proved against an expression of it on an interval."""
 
 from __future__ import annotations
 
@@ -35,14 +35,22 @@ finds it to within that."""
 
 
 def prove_line(
-    head: StageHead, tree: Node, lo: float, hi: float, margin: float, seconds: float, least_level: int = 0
+    heads: tuple[StageHead, ...],
+    tree: Node,
+    lo: float,
+    hi: float,
+    margin: float,
+    seconds: float,
+    least_level: int = 0,
+    tolerance: float = TOLERANCE,
 ) -> tuple[Proof, Box, tuple[float, float] | None]:
-    """|A(t) − g(t)| over [lo − margin, hi + margin], that interval, and the ends at which g is held if it has to be.
+    """|A(t) − g(t)| over [lo − margin, hi + margin], A what the heads say together; that interval, and the ends at
+    which g is held if it has to be.
 
     Leaves are cells of `least_level` at least.
     """
     one = np.zeros(1)
-    stage = OneStage((head,), Enclosed(one, one), Enclosed(one[:, None], one[:, None]))
+    stage = OneStage(heads, Enclosed(one, one), Enclosed(one[:, None], one[:, None]))
     # Held at a ∈ [lo, lo + margin], b ∈ [hi − margin, hi], a t within the margin of s ∈ [lo, hi] is not taken farther.
     inner = max(lo, math.nextafter(lo + margin, -math.inf)), min(hi, math.nextafter(hi - margin, math.inf))
     lo, hi = math.nextafter(lo - margin, -math.inf), math.nextafter(hi + margin, math.inf)
@@ -56,8 +64,9 @@ def prove_line(
     samples = np.linspace(lo, hi, 257)[:, None]
     at_kinks = dataclasses.replace(mean_value_kind(stage, expression, box), is_fallback=False)
     kinds = [taylor_kind(stage, expression, ORDER), _selection(stage, target), at_kinks]
-    floor = FLOOR * max(float(np.abs(expression(samples)).max()), _largest_value(head, box))
-    proof = branch_and_bound(kinds, box, tolerance=TOLERANCE, floor=floor, start_level=START_LEVEL, time_budget=seconds)
+    largest = (_largest_value(head, box) for head in heads)
+    floor = FLOOR * max(float(np.abs(expression(samples)).max()), *largest)
+    proof = branch_and_bound(kinds, box, tolerance=tolerance, floor=floor, start_level=START_LEVEL, time_budget=seconds)
     finer = _finer(proof, kinds[0], least_level)
     stated = dataclasses.replace(finer, leaf_bounds=up(finer.leaf_bounds * (1 + SPARE)))
     return stated, box, inner if is_held else None

@@ -125,7 +125,7 @@ def proved_error(fit: PartFit, tree: Node, lo: float, hi: float) -> float:
     program = circuit.build([fit.apply(circuit, circuit.input(0), "head")], (), "float64")
     ((stage, _),) = stages(program)
     (head,) = stage.heads
-    proof, _, _ = prove_line(head, tree, lo, hi, 0.0, SECONDS)
+    proof, _, _ = prove_line((head,), tree, lo, hi, 0.0, SECONDS)
     return proof.bound if proof.complete else fit.error
 
 
