@@ -39,8 +39,11 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear, affine_range, affine_text, exact_text, free_letter
 
-TOLERANCE = 3e-3
+TOLERANCE = 2e-3
 """Of the least bound there is: as close as the theorem is, by which anchors were counted out."""
+MAX_ANCHORS, HEADED = 4000, 4
+"""Leaves are some two for each anchor, and for those of several heads so many times as many: with more, to prove them
+again would take minutes."""
 MAX_NUMBERS = 2**26
 """Slopes of the scores of all outputs: more are not looked at."""
 MOST_SLACK = 0.25
@@ -61,6 +64,9 @@ def prove_clips(
         raise ProgramError(f"the program maps {program.input_shapes} to {program.output_shape}; {target.describe()}")
     if target.text is None and target.definitions is None:
         raise ProgramError(f"{target.describe()}: they are too many to be stated")
+    anchors = program.num_anchors * (HEADED if program.num_heads > 1 else 1)
+    if anchors > MAX_ANCHORS:
+        raise ProgramError(f"leaves of {program.num_anchors:,} anchors would be too many")
     if program.num_anchors * target.box.d * len(target.W) > MAX_NUMBERS:
         raise ProgramError(f"the scores of {target.describe()} are too many to be looked at one by one")
     found, read = slices(program)
@@ -198,7 +204,7 @@ class _Clips:
 
     def _function(self, output: _Output) -> str:
         a, b, m, delta = map(exact_text, (self.target.a, self.target.b, output.m, output.delta))
-        return f"(clip(t, {a}, {b}) - ({m}))/({delta})"
+        return f"(clip(t, {a}, {b}) - ({m}))*(1/({delta}))"
 
     def _unit(self, output: _Output) -> dict[str, Any]:
         i, (_, d) = output.number, self.target.W.shape

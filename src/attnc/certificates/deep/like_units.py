@@ -96,9 +96,7 @@ def joined_roundings(found: Sequence[HeadRoundings], gain: Float[np.ndarray, " u
     )
 
 
-def _joined_scores(
-    found: Sequence[ScoreRoundings | None], gain: Float[np.ndarray, " units"]
-) -> ScoreRoundings | None:
+def _joined_scores(found: Sequence[ScoreRoundings | None], gain: Float[np.ndarray, " units"]) -> ScoreRoundings | None:
     """Forms of (|z|, 1) as ones of (|t|, 1), if the keys of all units are the same."""
     known = [scores for scores in found if scores is not None]
     if len(known) < len(found) or not all(np.array_equal(scores.keys, known[0].keys) for scores in known):
