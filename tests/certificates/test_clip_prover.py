@@ -85,8 +85,8 @@ def test_at_other_temperatures(seed):
 @pytest.mark.parametrize("build", [truncated_linear, truncated_linear_heads])
 def test_programs_that_were_tampered_with(build, mutate):
     target = random_target(0, 3, 2)
-    built = build(target, eps=0.1)
-    for seed in range(2):
+    built = build(target, eps=0.2)
+    for seed in range(2 if build is truncated_linear else 1):
         program = mutate(np.random.default_rng(seed), built.program)
         try:
             found = prove_clips(program, target, time_budget=1)

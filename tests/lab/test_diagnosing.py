@@ -181,7 +181,7 @@ def test_what_cannot_be_diagnosed(subject: Any, options: dict[str, Any], word: s
 
 
 def test_a_network_without_an_expression_needs_its_target() -> None:
-    net = attnc.compile(UNIT, eps=0.1)
+    net = attnc.compile(lambda x: np.clip(x[:, 0], 0, 1), [(-0.5, 1.5)], eps=0.1, lipschitz=1.0)
     with pytest.raises(InputError, match="give the target"):
         attnc.diagnose(net)
     with pytest.raises(InputError, match="2 variables"):

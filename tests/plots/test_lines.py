@@ -65,7 +65,7 @@ def test_a_truncation_is_drawn_over_its_own_input(name: str) -> None:
         lines = curves(axes)
         u, drawn = lines["network"]
         np.testing.assert_allclose(axes.get_xlim(), (a - 0.3 * (b - a), b + 0.3 * (b - a)))
-        np.testing.assert_allclose(lines["target, read from the weights"][1], np.clip(u, a, b), atol=1e-9)
+        np.testing.assert_allclose(lines["target"][1], np.clip(u, a, b), atol=1e-9)
         assert known.certificate.bound is not None
         assert np.abs(drawn - np.clip(u, a, b)).max() <= known.certificate.bound + 1e-9
         reach = np.abs(target.W[i]).sum()  # the box is [−1, 1] for all

@@ -21,10 +21,9 @@ def test_curves_are_the_target_and_the_network(name: str) -> None:
     shown = curves(panel(picture(name), "target and network"))
     x, drawn = shown["network"]
     np.testing.assert_array_equal(drawn, network(name)(x[:, None]).reshape(-1))
-    label = "target, read from the weights" if name.startswith("clip") else "target"
     known = TARGETS.get(name.partition(",")[0])
     true = x * np.sin(3 * x) if known is None else known(x[:, None])[:, 0]
-    np.testing.assert_allclose(shown[label][1], true, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(shown["target"][1], true, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", ONE_VARIABLE)

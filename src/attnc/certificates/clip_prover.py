@@ -204,7 +204,8 @@ class _Clips:
 
     def _function(self, output: _Output) -> str:
         a, b, m, delta = map(exact_text, (self.target.a, self.target.b, output.m, output.delta))
-        return f"(clip(t, {a}, {b}) - ({m}))*(1/({delta}))"
+        centred = f"(clip(t, {a}, {b}) - ({m}))" if output.m else f"clip(t, {a}, {b})"
+        return f"{centred}*(1/({delta}))"
 
     def _unit(self, output: _Output) -> dict[str, Any]:
         i, (_, d) = output.number, self.target.W.shape

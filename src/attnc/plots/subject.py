@@ -67,7 +67,8 @@ class Subject:
             from attnc.targets.expressions.expression import Expression
 
             function = Expression.parse(network.expression).with_variables(network.variables)
-            return cls(network, function, output, network.expression, clip)
+            name = network.expression if clip is None else clip.describe(network.variables)
+            return cls(network, function, output, name, clip)
         if clip is not None:
             return cls(network, clip, output, clip.describe(network.variables), clip, is_read=True)
         return cls(network, None, output, "a Python function")

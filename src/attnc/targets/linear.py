@@ -70,7 +70,7 @@ class TruncatedLinear(Target):
         if self.W.size > MAX_STATED:
             return []
         names = np.reshape(self.box.names, self.W.shape).tolist()
-        return [affine_text(w, x, float(t)) for w, x, t in zip(self.W, names, self.t, strict=True)]
+        return [affine_text(w, x, float(t), with_zeros=True) for w, x, t in zip(self.W, names, self.t, strict=True)]
 
     def _clips(self, texts: Iterable[str]) -> str:
         ends = f"{exact_text(self.a)}, {exact_text(self.b)}"
@@ -197,9 +197,10 @@ def free_letter(letter: str, names: Sequence[str]) -> str:
     return letter
 
 
-def affine_text(row: Iterable[float], names: Sequence[str], constant: float) -> str:
-    """Σ w·name + constant, each number exactly."""
-    terms = [f"{exact_text(w)}*{name}" for w, name in zip(row, names, strict=True) if w] + [exact_text(constant)]
+def affine_text(row: Iterable[float], names: Sequence[str], constant: float, *, with_zeros: bool = False) -> str:
+    """Σ w·name + constant, each number exactly; `with_zeros` for all names."""
+    pairs = [(w, name) for w, name in zip(row, names, strict=True) if w or with_zeros]
+    terms = [f"{exact_text(w)}*{name}" for w, name in pairs] + [exact_text(constant)]
     return " + ".join(terms).replace("+ -", "- ")
 
 
