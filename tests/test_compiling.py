@@ -216,7 +216,7 @@ def test_refusals_carry_what_was_asked_for():
             attnc.compile(target, eps=1e-6, max_anchors=300, construction=construction, dtype="float32")
         best = caught.value.network
         assert (best.construction, best.dtype) == (construction, "float32")
-        assert best.certificate.bound == pytest.approx(caught.value.bound, rel=1e-6)
+        assert best.certificate.bound <= (1 + 1e-6) * caught.value.bound  # a proof may be closer than a theorem
         assert best.num_anchors <= 300
     with pytest.raises(BoundNotMet, match="max_bytes") as caught:
         attnc.compile("x", [(0, 1)], 0.01, max_bytes=1, construction="max_affine")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from attnc.certificates.deep.head_lines import StateForm, Writer, line_rounding, writes
+from attnc.certificates.deep.head_lines import StateForm, Writer, line_rounding, read_out_size, writes
 from attnc.certificates.deep.like_units import (
     MORE_ROUNDING,
     SPARE,
@@ -183,9 +183,11 @@ class _Clips:
         rounding, proof = line_rounding(lines, rounds, dtype, unsure, 1.0, peak, proof)
         rounding = float(up(MORE_ROUNDING * up(rounding + beside)))
         units = UnitsProof(function, None, float(up(proof.bound + rounding, 2)), proof, tuple(map(self._unit, members)))
-        delta, m = abs(first.delta), abs(first.m)
-        written = max(abs(self.target.a - first.m), abs(self.target.b - first.m)) + delta * (units.bound + unsure)
-        read = MORE_ROUNDING * gamma(4, self.unit) * (written + m) if first.m or delta != 1 else 0.0
+        delta = abs(first.delta)
+        largest = max(abs(self.target.a - first.m), abs(self.target.b - first.m)) / delta
+        written = up(np.array([largest + units.bound + unsure]), 4)
+        size = read_out_size(np.array([delta]), first.m, written, np.dtype(dtype))
+        read = MORE_ROUNDING * gamma(4, self.unit) * size
         approximation = float(up(delta * (proof.bound + unsure), 4))
         return _Proved(units, approximation, float(up(delta * rounding + read + self.off[numbers].max(), 8)))
 
