@@ -115,3 +115,18 @@ def test_ends_of_intervals_are_shown_as_people_write_them(run, tmp_path):
     shown = " ".join(run("info", folder).out.split())
     assert "on [0, 3.14]" in shown
     assert "mask in 1 heads" not in shown
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80, 120])
+def test_no_digit_is_lost_on_a_narrow_terminal(run, net, tmp_path, monkeypatch, columns):
+    folder = tmp_path / "deep"
+    attnc.compile("exp(-x*x)*cos(3*y)", {"x": (-2, 1.5), "y": (0, 2)}, eps=0.3).save(folder)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    planned = run("plan", "sin(x)+cos(y)", "--box", "x=-3:3", "--box", "y=-3:3", "--eps", "0.01").out.split("\n\n")[0]
+    assert "…" not in planned
+    assert "1,517,834" in planned, "the parameters of max_affine"
+    for path in (net, folder):
+        ledger = run("info", str(path)).out.split("Where the bound comes from")[1].split("Assumptions")[0]
+        assert "100.0 %" in ledger
+        assert "share" in ledger
+        assert "…" not in ledger

@@ -90,3 +90,14 @@ def test_many_hard_cells_are_proved_in_a_norm(text, norm):
     claim = attnc.compile(text, [(-1, 1)], eps=0.03, construction="max_affine", norm=norm).certificate
     assert claim.method == "proof"
     assert claim.observed <= claim.bound <= 1.05 * claim.observed
+
+
+def test_jumps_on_borders_take_few_cells():
+    """At 0.3 of [−1, 1] a jump is on a border of 20 cells, and of no 2 … 18; those of floor(2y) want 4, 8, 12, ….
+
+    Refined in proportion, the two axes hardly meet that together.
+    """
+    target = attnc.as_target("sign(x-0.3)*y+floor(2*y)", [(-1, 1)] * 2, p=2)
+    built = attnc.constructions.max_affine(target, eps=0.2, norm=2)
+    assert built.bound.value <= 0.2
+    assert built.program.num_anchors <= 20 * 16

@@ -215,3 +215,20 @@ def test_a_grid_is_proved_axis_by_axis(text, box):
     assert len(claim.leaves) < net.num_anchors
     assert claim.observed <= claim.bound <= 1.1 * claim.observed
     assert [term.name for term in claim.terms] == ["selection", "rounding"]
+
+
+@pytest.mark.parametrize(
+    ("text", "box", "eps", "least"),
+    [("sin(200*x)", [(-3, 3)], 0.01, 60_000), ("sin(300*x)+y", [(-3, 3)] * 2, 0.5, 41_000)],
+)
+def test_a_grid_for_many_periods_is_as_fine_as_the_slope_asks(text, box, eps, least):
+    """32 or 512 cells hold whole periods of these: their variation says nothing about the rate at which it falls."""
+    built = attnc.constructions.max_affine(attnc.as_target(text, box), eps=eps)
+    assert built.bound.value <= eps
+    assert built.program.num_anchors <= 1.15 * least
+
+
+def test_a_refusal_names_a_size_that_can_be_read():
+    target = attnc.as_target("sin(40*x*y)", [(-3, 3)] * 2)
+    with pytest.raises(attnc.BoundNotMet, match=r"it needs about \d\.\de\+17 anchors"):
+        attnc.constructions.max_affine(target, eps=1e-6)

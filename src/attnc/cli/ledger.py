@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from attnc.cli.output import console
 from attnc.model_card import ceiling, one_line, percent
 
 if TYPE_CHECKING:
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
     from attnc.certificates.error_tree import ErrorNode
 
-BAR = 12
+BAR, WHAT, WITH_BARS = 12, 20, 90
+"""Columns: of a bar, of what a source is at least, and of a terminal that has room for bars."""
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -23,13 +25,15 @@ def ledger_table(tree: ErrorNode) -> RenderableType:
     from rich.text import Text
 
     has_heads = any(node.children or node.own is not None for node in tree.children)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("source", no_wrap=True)
-    table.add_column("what", overflow="fold", ratio=1)
+    table.add_column("what", overflow="fold", min_width=WHAT)
     headers = ("own error", "grows", "adds", "share") if has_heads else ("at most", "share")
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    has_bars = console().width >= WITH_BARS
+    if has_bars:
+        table.add_column("", no_wrap=True)
     for stem, node in _lines(tree):
         own = "" if node.own is None else ceiling(node.own)
         grows = "" if node.grows is None else f"× {node.grows:.3g}"
@@ -42,7 +46,7 @@ def ledger_table(tree: ErrorNode) -> RenderableType:
             Text.assemble((stem, "dim"), (one_line(node.name), style)),
             Text.assemble(what, (where, "dim")),
             *(Text(cell, style) for cell in cells),
-            Text("" if node is tree else bar(node.share), "green"),
+            *([Text("" if node is tree else bar(node.share), "green")] if has_bars else []),
         )
     return table
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 SHOW_PROGRESS_AFTER = 0.5
 """Seconds."""
+WIDEST = 200
+"""Columns of a line that is not folded."""
 
 
 def print_json(value: Any) -> None:
@@ -42,8 +44,20 @@ def console() -> Console:
 
 
 def print_parts(*parts: RenderableType) -> None:
+    """Wider than the terminal where a part would lose digits: lines that are folded can still be read."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table
+
     for part in parts:
-        console().print(part)
+        found = console()
+        room = found.options.update(max_width=WIDEST)
+        for column in part.columns if isinstance(part, Table) else ():
+            if column.no_wrap:
+                cells = (column.header, *column.cells)
+                column.min_width = max(Measurement.get(found, room, cell).maximum for cell in cells)
+        least = Measurement.get(found, room, part).minimum
+        (found if least <= found.width else Console(highlight=False, width=least)).print(part)
 
 
 def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:

@@ -45,10 +45,10 @@ def _print_table(rows: list[Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("construction", no_wrap=True)
-    for header in ("anchors", "heads", "layers", "parameters", "multiply-adds", "expected error"):
-        table.add_column(header, justify="right")
+    for header in ("anchors", "heads", "layers", "parameters", "multiply-\nadds", "expected\nerror"):
+        table.add_column(header, justify="right", no_wrap=True)
     able = [row for row in rows if row.why_not is None]
     for number, row in enumerate(able):
         sizes = (row.anchors, row.heads, row.layers, row.parameters, row.multiply_adds)

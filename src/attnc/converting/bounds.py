@@ -33,7 +33,8 @@ def add_block_errors(converted: nn.Module, report: Report) -> None:
                 gate.entry.consumers = tuple(sorted({*gate.entry.consumers, inner}))
     for entry in report.replaced:
         gains = [gain(modules[path]) for path in entry.consumers]
-        entry.block_error = float(up(max(gains) * entry.error)) if gains else None
+        if gains:
+            entry.block_error = float(up(max(gains) * entry.error)) if entry.error else 0.0
 
 
 def _in_order(module: nn.Module) -> list[tuple[AttentionActivation, str]]:

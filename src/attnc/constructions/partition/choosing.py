@@ -165,6 +165,10 @@ def _best_eta(target: Target, grid: Grid, values: np.ndarray, request: Request) 
     return chosen
 
 
+def _about(count: int) -> str:
+    return f"{count:,}" if count < 10**12 else f"{count:.1e}"
+
+
 def _refusal(
     target: Target,
     request: Request,
@@ -183,7 +187,8 @@ def _refusal(
     limit = f"max_anchors={request.max_anchors:,}" if is_many else f"max_bytes={request.max_bytes:,}"
     return BoundNotMet(
         f"cannot bring the bound to eps={request.eps:g} for {target.describe()} on {target.box} with a partition into "
-        f"cells: it needs about {anchors:,} anchors ({' × '.join(map(str, needed))} centres, {size / 2**20:,.0f} MiB), "
+        f"cells: it needs about {_about(anchors)} anchors ({' × '.join(map(_about, needed))} centres, "
+        f"{_about(math.ceil(size / 2**20))} MiB), "
         f"more than {limit} allows. Within it ({' × '.join(map(str, counts))} centres) the bound is about {bound:.3g}, "
         f"largest on {show_intervals(reachable.cell)}. "
         f"Choose eps ≥ {round_above(bound):.2g}, a smaller box, or raise max_anchors and max_bytes.",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 CELLS_PER_BLOCK = 2**15
+FEW_CELLS = 64
+"""Of an axis: as many are tried where f jumps, in case they put all jumps on borders."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +176,11 @@ def choose_counts(
     misses, meets = 0.0, math.inf  # the largest factor known to be too coarse, the smallest known to do
     best: tuple[int, ...] | None = None
     tried: set[tuple[int, ...]] = set()
+
+    def variation(counts: tuple[int, ...]) -> float:
+        grid = Grid(target.box, counts, dtype)
+        return variation_norm(target, grid, rho(grid), p).value
+
     for _ in range(24):
         counts = _scaled(needed, factor, multiple)
         if math.prod(counts) > max_cells and best is None:
@@ -181,8 +188,7 @@ def choose_counts(
         if counts in tried:
             break
         tried.add(counts)
-        grid = Grid(target.box, counts, dtype)
-        found = variation_norm(target, grid, rho(grid), p).value
+        found = variation(counts)
         if found <= eps:
             meets, best = factor, counts
             if found >= 0.985 * eps:
@@ -194,7 +200,20 @@ def choose_counts(
         else:
             ratio = found / (0.995 * eps) if math.isfinite(found) else 4.0
             factor *= min(16.0, max(ratio, 1e-3) ** (1 / rate))
-    return best if best is not None else _scaled(needed, factor * 1.05, multiple)
+    if best is None:
+        return _scaled(needed, factor * 1.05, multiple)
+    return best if target.is_continuous else _thinned(best, multiple, lambda counts: variation(counts) <= eps)
+
+
+def _thinned(counts: tuple[int, ...], multiple: int, meets: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
+    """The same with fewer cells along one axis after the other, where jumps then lie on borders: finer is not better."""
+    for axis in sorted(range(len(counts)), key=lambda axis: -counts[axis]):
+        for count in range(multiple, min(counts[axis], FEW_CELLS + 1), multiple):
+            fewer = (*counts[:axis], count, *counts[axis + 1 :])
+            if meets(fewer):
+                counts = fewer
+                break
+    return counts
 
 
 def _scaled(needed: tuple[float, ...], factor: float, multiple: int) -> tuple[int, ...]:
@@ -204,14 +223,18 @@ def _scaled(needed: tuple[float, ...], factor: float, multiple: int) -> tuple[in
 
 def _axis_need(target: Target, axis: int, share: float, rho: Callable[[Grid], float], p: float) -> tuple[float, float]:
     """How many cells axis `axis` alone needs for a variation of `share`, and the rate at which it falls."""
-    found = {count: _axis_variation(target, axis, count, rho, p) for count in (32, 512)}
-    coarse, fine = found[32], found[512]
-    if not (math.isfinite(coarse) and math.isfinite(fine)):
-        return 512.0, 1.0
-    if fine <= 1e-6 * share or not coarse > fine:
-        return (1.0 if fine <= share else 512.0), 1.0
-    rate = min(1.0, max(0.2, math.log(coarse / fine) / math.log(16)))
-    return max(1.0, 512 * min(1e15, fine / max(share, 1e-300)) ** (1 / rate)), rate
+    coarse = _axis_variation(target, axis, 32, rho, p)
+    for count, num_lines in ((512, 64), (8192, 16)):
+        fine = _axis_variation(target, axis, count, rho, p, num_lines)
+        if not (math.isfinite(coarse) and math.isfinite(fine)):
+            return float(count), 1.0
+        if fine <= 1e-6 * share or not coarse > fine:
+            return (1.0 if fine <= share else float(count)), 1.0
+        rate = min(1.0, max(0.2, math.log(coarse / fine) / math.log(16)))
+        if rate > 0.45 or fine <= share:
+            break
+        coarse = fine  # cells may hold whole periods of f yet, and say nothing about its rate
+    return max(1.0, count * min(1e15, fine / max(share, 1e-300)) ** (1 / rate)), rate
 
 
 def _axis_variation(
