@@ -77,9 +77,9 @@ def max_affine_lp() -> str:
         (WAVE, "[−3, 3]²", WAVE_BOX, 2, 0.3),
     ]:
         net = attnc.compile(text, box, eps, norm=p)
-        layer = next((t.value for t in net.certificate.terms if t.name == "boundary layer"), None)
-        rows.append((f"`{text}`", name, f"L{p}", eps, f"{net.num_anchors:,}", figure_of(layer), *claims(net)[:2]))
-    return markdown(("f", "box", "norm", "eps", "anchors", "boundary layer", "bound (proven)", "observed"), rows)
+        layer = next((t.value for t in net.certificate.terms if t.name in ("boundary layer", "jump")), None)
+        rows.append((f"`{text}`", name, f"L{p}", eps, f"{net.num_anchors:,}", *claims(net)[:2], figure_of(layer)))
+    return markdown(("f", "box", "norm", "eps", "anchors", "bound (proven)", "observed", "where f jumps"), rows)
 
 
 def max_affine_adaptive() -> str:

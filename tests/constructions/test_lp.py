@@ -93,11 +93,11 @@ def test_many_hard_cells_are_proved_in_a_norm(text, norm):
 
 
 def test_jumps_on_borders_take_few_cells():
-    """At 0.3 of [−1, 1] a jump is on a border of 20 cells, and of no 2 … 18; those of floor(2y) want 4, 8, 12, ….
-
-    Refined in proportion, the two axes hardly meet that together.
-    """
-    target = attnc.as_target("sign(x-0.3)*y+floor(2*y)", [(-1, 1)] * 2, p=2)
-    built = attnc.constructions.max_affine(target, eps=0.2, norm=2)
-    assert built.bound.value <= 0.2
-    assert built.program.num_anchors <= 20 * 16
+    """At 0.3 of [−1, 1] a jump is on a border of 20 cells, and of no 2 … 18; those of floor(2y) want 4, 8, 12, …:
+    refined in proportion, the two axes hardly meet that together. A jump along a diagonal is on no border."""
+    for text, num_cells in {"sign(x-0.3)*y+floor(2*y)": 20 * 20, "floor(5*x)*sign(y-0.1)": 10 * 20}.items():
+        built = max_affine(attnc.as_target(text, [(-1, 1)] * 2, p=2), eps=0.3, norm=2)
+        assert built.bound.value <= 0.3
+        assert built.program.num_anchors <= num_cells
+    diagonal = max_affine(attnc.as_target("sign(x+y)", [(-1, 1)] * 2, p=1), eps=0.5, norm=1)
+    assert diagonal.program.num_anchors <= 150

@@ -163,7 +163,21 @@ def choose_counts(
 ) -> tuple[int, ...]:
     """The coarsest grid found whose variation over cells widened to rho(grid) is ≤ eps.
 
-    Where that needs more than max_cells, about the size it needs. Each axis gets an equal share of eps: the variation
+    Where that needs more than max_cells, about the size it needs.
+    """
+    aligned = None if target.is_continuous else _on_borders(target, eps, rho, max_cells, dtype, p)
+    if aligned is None:
+        return _refined(target, eps, rho, max_cells, dtype, p)[0]
+    refined, is_met = _refined(target, eps, rho, min(max_cells, 16 * math.prod(aligned)), dtype, p)  # starts too fine
+    return refined if is_met and math.prod(refined) < math.prod(aligned) else aligned
+
+
+def _refined(
+    target: Target, eps: float, rho: Callable[[Grid], float], max_cells: int, dtype: str, p: float
+) -> tuple[tuple[int, ...], bool]:
+    """A grid, and whether it was found to meet eps.
+
+    Each axis gets an equal share of eps: the variation
     along one axis alone, at two resolutions, gives the proportions and the rate at which it falls (1 for Lipschitz
     functions, ½ for √x at 0). A common factor of all axes is then searched for: by the rate while only one side is
     known, by halving once a grid that meets eps and one that does not are.
@@ -176,19 +190,15 @@ def choose_counts(
     misses, meets = 0.0, math.inf  # the largest factor known to be too coarse, the smallest known to do
     best: tuple[int, ...] | None = None
     tried: set[tuple[int, ...]] = set()
-
-    def variation(counts: tuple[int, ...]) -> float:
-        grid = Grid(target.box, counts, dtype)
-        return variation_norm(target, grid, rho(grid), p).value
-
     for _ in range(24):
         counts = _scaled(needed, factor, multiple)
         if math.prod(counts) > max_cells and best is None:
-            return counts
+            return counts, False
         if counts in tried:
             break
         tried.add(counts)
-        found = variation(counts)
+        grid = Grid(target.box, counts, dtype)
+        found = variation_norm(target, grid, rho(grid), p).value
         if found <= eps:
             meets, best = factor, counts
             if found >= 0.985 * eps:
@@ -200,19 +210,33 @@ def choose_counts(
         else:
             ratio = found / (0.995 * eps) if math.isfinite(found) else 4.0
             factor *= min(16.0, max(ratio, 1e-3) ** (1 / rate))
-    if best is None:
-        return _scaled(needed, factor * 1.05, multiple)
-    return best if target.is_continuous else _thinned(best, multiple, lambda counts: variation(counts) <= eps)
+    return (_scaled(needed, factor * 1.05, multiple), False) if best is None else (best, True)
 
 
-def _thinned(counts: tuple[int, ...], multiple: int, meets: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
-    """The same with fewer cells along one axis after the other, where jumps then lie on borders: finer is not better."""
-    for axis in sorted(range(len(counts)), key=lambda axis: -counts[axis]):
-        for count in range(multiple, min(counts[axis], FEW_CELLS + 1), multiple):
-            fewer = (*counts[:axis], count, *counts[axis + 1 :])
-            if meets(fewer):
-                counts = fewer
-                break
+def _on_borders(
+    target: Target, eps: float, rho: Callable[[Grid], float], max_cells: int, dtype: str, p: float
+) -> tuple[int, ...] | None:
+    """Few cells whose borders are where f jumps, if there are such and they meet eps; then finer is not better.
+
+    Of every axis the count is taken whose variation is least, on lines along it, and then lowered as far as eps allows,
+    the layer at the borders included (see Partition).
+    """
+    few = range(2, FEW_CELLS + 1, 2)
+
+    def is_met(counts: tuple[int, ...]) -> bool:
+        grid = Grid(target.box, counts, dtype)
+        narrow = rho(grid)
+        layer = (1 - (narrow / (1 - narrow)) ** target.box.d) ** (1 / p)
+        total = variation_norm(target, grid, narrow, p).value
+        return total <= eps and total + layer * variation_norm(target, grid, 1 - narrow, p).value <= eps
+
+    axes = range(target.box.d)
+    counts = tuple(min(few, key=lambda count: _axis_variation(target, i, count, rho, p, 16)) for i in axes)
+    if math.prod(counts) > max_cells or not is_met(counts):
+        return None
+    for i in sorted(axes, key=lambda i: -counts[i]):
+        fewer = ((*counts[:i], count, *counts[i + 1 :]) for count in few if count < counts[i])
+        counts = next(filter(is_met, fewer), counts)
     return counts
 
 
