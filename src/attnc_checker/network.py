@@ -189,8 +189,6 @@ class Reduction:
                 query_segments, key_segments = head["mask"]
                 tokens = [k for k in tokens if key_segments[k] in (query_segments[query], -1)]  # every query sees −1
             self.num_keys += len(tokens)
-            if not tokens:
-                raise Refused(f"a query of {layer['where']!r} sees no key")
             if self.num_keys > MAX_KEYS:  # of which few may be stored
                 raise Refused(f"the heads have more than {MAX_KEYS:,} keys in all")
             q = self._projected("layers", i - 1, query, head["W_Q"])
