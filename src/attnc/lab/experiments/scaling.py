@@ -126,8 +126,8 @@ def judge(table: Table) -> list[Verdict]:
         Verdict(
             "A grid needs a number of cells that is exponential in the dimension.",
             Status.CONSTANT if len(built) >= 2 and ratio.min() > 0.1 and ratio.max() < 10 else Status.FAILS,
-            f"(Λ₁·w/2ε)^D, Λ₁ = max Σ|∂f/∂x_i|, w = {2 * SIDE:g}, predicts {ratio.min():.2f} to {ratio.max():.2f} "
-            f"times what is built up to D = {last}; it grows by a factor {10**rate:.0f} a dimension, to "
+            f"(Λ₁·w/2ε)^D, Λ₁ = max Σ|∂f/∂x_i|, w = {2 * SIDE:g}, is the prediction; what is built up to D = {last} is "
+            f"{ratio.min():.2f} to {ratio.max():.2f} times that. It grows by a factor {10**rate:.0f} a dimension, to "
             f"{grids.column('predicted')[-1]:.1e} at D = {DIMENSIONS[-1]}.",
             {"least_ratio": float(ratio.min()), "largest_ratio": float(ratio.max()), "factor": float(10**rate)},
         ),
