@@ -7,6 +7,7 @@ import pytest
 
 import attnc
 from attnc.errors import InputError
+from attnc.ir.text import layer_rows
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +114,12 @@ def test_a_single_range_is_no_box():
         for source in ("x*x", np.sin):
             with pytest.raises(InputError, match=r"is a single range; write \[\(-1"):
                 attnc.compile(source, box, eps=0.1)
+
+
+def test_layers_say_what_their_heads_write():
+    """In the order of the heads, so that a pattern of the cache has a meaning."""
+    net = attnc.compile("tanh(x*y)+sin(2*x)", [(-1, 1), (0, 2)], eps=1e-3)
+    rows = {row["name"]: row for row in layer_rows(net.program)}
+    assert rows["attend1"]["writes"] == [["signal.sin(2*t)#0"], ["signal.product#1"]]
+    assert rows["attend2"]["writes"] == [["signal.tanh(t)#2"]]
+    assert "→ signal.sin(2*t)#0 signal.product#1\n" in str(net.program)

@@ -130,3 +130,5 @@ def test_no_digit_is_lost_on_a_narrow_terminal(run, net, tmp_path, monkeypatch, 
         assert "100.0 %" in ledger
         assert "share" in ledger
         assert "…" not in ledger
+    panel = run("info", str(net)).out.split("Layers")[0]
+    assert max(map(len, panel.splitlines())) <= max(40, columns)

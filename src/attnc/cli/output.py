@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
 
     from attnc.network import Network
 
@@ -44,20 +45,26 @@ def console() -> Console:
 
 
 def print_parts(*parts: RenderableType) -> None:
-    """Wider than the terminal where a part would lose digits: lines that are folded can still be read."""
-    from rich.console import Console
-    from rich.measure import Measurement
+    """Tables are wider than the terminal where they would lose digits: lines that are folded can still be read."""
     from rich.table import Table
 
     for part in parts:
         found = console()
-        room = found.options.update(max_width=WIDEST)
-        for column in part.columns if isinstance(part, Table) else ():
-            if column.no_wrap:
-                cells = (column.header, *column.cells)
-                column.min_width = max(Measurement.get(found, room, cell).maximum for cell in cells)
-        least = Measurement.get(found, room, part).minimum
-        (found if least <= found.width else Console(highlight=False, width=least)).print(part)
+        if isinstance(part, Table):
+            found.width = max(found.width, _least_width(found, part))
+        found.print(part)
+
+
+def _least_width(found: Console, table: Table) -> int:
+    """That at which no column is cut that is not to be wrapped."""
+    from rich.measure import Measurement
+
+    room = found.options.update(max_width=WIDEST)
+    for column in table.columns:
+        if column.no_wrap:
+            cells = (column.header, *column.cells)
+            column.min_width = max(Measurement.get(found, room, cell).maximum for cell in cells)
+    return Measurement.get(found, room, table).minimum
 
 
 def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:

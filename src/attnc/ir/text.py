@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from attnc.ir.layers import Attention, Layer
 from attnc.ir.program import Program, token_shape
 from attnc.ir.shapes import key_counts, main_start, memory_start, stream_shapes
@@ -19,7 +21,10 @@ Cells = tuple[str, ...]
 
 
 def layer_rows(program: Program) -> list[Row]:
-    """The facts of every layer, the memory's first, as plain JSON values; `keys`, `d_k`, `d_v` run over the heads."""
+    """The facts of every layer, the memory's first, as plain JSON values.
+
+    `keys`, `d_k`, `d_v` and `writes`, the channels that a head writes to, run over the heads.
+    """
     keys = iter(key_counts(program))
     memory = zip(program.memory, stream_shapes(program.memory, memory_start(program))[1:], strict=True)
     main = zip(program.layers, stream_shapes(program.layers, main_start(program))[1:], strict=True)
@@ -41,6 +46,7 @@ def _row(layer: Layer, stream: str, shape: tuple[int, int], keys: Iterator[int])
         "keys": [int(next(keys)) for _ in heads],
         "d_k": [int(head.W_Q.shape[1]) for head in heads],
         "d_v": [int(head.W_V.shape[1]) for head in heads],
+        "writes": [[layer.channels[i] for i in np.flatnonzero(head.W_O.any(axis=0))] for head in heads],
         "masked_heads": sum(head.mask is not None for head in heads),
         "residual": isinstance(layer, Attention) and layer.residual,
         "cross": isinstance(layer, Attention) and layer.cross,
@@ -71,8 +77,10 @@ def _input_cells(shape: tuple[int, ...]) -> Cells:
 def _layer_cells(row: Row) -> Cells:
     name, parameters = _clipped(row["name"]), _counted(row["parameters"], "non-zero")
     state = _state(row["tokens"], row["width"])
-    channels = _channels(row["channels"])
-    return (name, row["kind"], state, parameters, f"{_heads(row)} → {channels}" if row["heads"] else channels)
+    if not row["heads"]:
+        return (name, row["kind"], state, parameters, _channels(row["channels"]))
+    written = list(dict.fromkeys(channel for channels in row["writes"] for channel in channels))
+    return (name, row["kind"], state, parameters, f"{_heads(row)} → {_channels(written)}")
 
 
 def _state(tokens: int, width: int) -> str:
