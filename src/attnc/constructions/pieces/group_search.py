@@ -24,6 +24,8 @@ NEAR = 300.0
 """So many times above the goal, the way downhill is still tried."""
 FEW, MANY = 16, 64
 """Up to so many keys the search is thorough; beyond so many it takes the first shapes that come to mind."""
+AT_END = 1 / 16
+"""Of the width of a piece: what is hard so close to an end is so for what lies beyond it."""
 CURVATURES, LEAST_STEPS = (0.02, 6.0), 0.1
 ROUNDING = 0.0007
 """Of the largest score times u, relative to the limit of the values, what is felt in the output of a graded group."""
@@ -101,8 +103,12 @@ def _reachable(piece: Piece, goal: float) -> float:
 
 
 def _worst_place(group: Group) -> float:
-    x, f = group.piece.sample(group.anchors, 1.0)
-    return float(x[np.argmax(np.abs(group.keys(x) - f).max(axis=1))])
+    """Where the error is largest; next to an end, that end."""
+    piece = group.piece
+    x, f = piece.sample(group.anchors, 1.0)
+    worst = float(x[np.argmax(np.abs(group.keys(x) - f).max(axis=1))])
+    end = piece.lo if worst < piece.lo / 2 + piece.hi / 2 else piece.hi
+    return end if abs(worst - end) <= AT_END * piece.width else worst
 
 
 def _fewer(group: Group, failed: int, goal: float) -> Group:
