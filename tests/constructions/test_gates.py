@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+import attnc
 from attnc.constructions.circuit import Circuit
 from attnc.constructions.gates import GATES, gates, max_gate, product_gate
 from attnc.errors import BoundNotMet, InputError
@@ -132,3 +133,24 @@ def test_wrong_input():
         gates(target("gelu(x)"), eps=1e-6, max_anchors=3)
     with pytest.raises(InputError, match="bounded above"):
         gates(target("exp(200*x)"), eps=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["relu(x+y)", "0.3*relu(x+y) + tanh(2*x-y) + 1", "(x+0.1)*(y-0.7) + relu(x-y)", "x*sigmoid(x-y) + clip(x, 0.1, 1)"],
+)
+def test_kinks_across_the_axes_are_proved_head_by_head(text):
+    """By leaves over the box a kink along a line of it would take far too many."""
+    net = attnc.compile(text, {"x": (-1, 1), "y": (-1, 2)}, 1e-6, construction="gates")
+    claim = net.certificate
+    assert (claim.method, claim.complete) == ("staged proof", True)
+    assert claim.observed <= claim.bound <= 1e-6
+    assert len(claim.stages) == net.program.num_heads
+
+
+@pytest.mark.parametrize(
+    ("text", "has"), [("relu(x+y)", True), ("max(x, y)", False), ("relu(x/3+y)", False), ("relu(2*x)", True)]
+)
+def test_a_derivation_is_of_the_expression_or_none(text, has):
+    """A max has more than one argument, and x/3 is not what a weight multiplies by."""
+    assert (gates(target(text), eps=1e-3).derivation is not None) == has

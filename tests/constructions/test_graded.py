@@ -251,3 +251,21 @@ def test_wrong_input():
         graded(target, num_anchors=20, max_anchors=10)
     with pytest.raises(InputError, match="float32"):
         graded(unary("1e39*abs(x)"), eps=1e37, dtype="float32")
+
+
+def test_what_is_hard_next_to_an_end_is_graded_to_that_end(monkeypatch):
+    """1/t is hard at t = 1 for its pole at 0; graded to a place beside 1, hundreds of keys would be tried."""
+    from attnc.constructions.pieces import group_search
+
+    tried: list[int] = []
+    make_group = group_search.make_group
+
+    def recorded(piece, num_keys, *rest):
+        tried.append(num_keys)
+        return make_group(piece, num_keys, *rest)
+
+    monkeypatch.setattr(group_search, "make_group", recorded)
+    keys = graded_keys(lambda t: 1 / t, 1.0, 26.0, eps=4e-10)
+    t = np.linspace(1, 26, 20_001)
+    assert np.abs(keys(t) - 1 / t).max() <= 4e-10
+    assert keys.p <= max(tried) <= 64

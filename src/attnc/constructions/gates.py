@@ -8,6 +8,7 @@ from collections.abc import Callable
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.gate import exact, fitted, kinks, pieces
+from attnc.constructions.gate.deriving import derivation_of
 from attnc.constructions.gate.keys import Gate, GateKeys, positive
 from attnc.constructions.gate.kinks import ChoiceGate, max_gate, min_gate
 from attnc.constructions.gate.product import ProductGate, product_gate, square_gate
@@ -17,6 +18,7 @@ from attnc.constructions.unary.keys import Keys
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
 __all__ = [
@@ -106,7 +108,8 @@ def gates(
         progress("building gates", 1.0)
     error = max(math.fsum(abs(c) * plan.errors[atom] for atom, c in form.atoms) for form in forms)
     names = ", ".join(f"{atom.inner or atom.name} ({keys})" for atom, keys in plan.keys.items())
-    return Built(program, "gates", None, parameters=(("gates", names), ("error", error)))
+    parameters = (("gates", names), ("error", error))
+    return Built(program, "gates", None, parameters=parameters, derivation=plan.derivation(forms))
 
 
 def _shares(forms: list[Form], eps: float) -> dict[Atom, float]:
@@ -127,6 +130,7 @@ class _Plan:
         self.wires: dict[Atom, Wire] = {}
         self.errors: dict[Atom, float] = {}
         self.keys: dict[Atom, int] = {}
+        self.middles: dict[Atom, tuple[float, float]] = {}  # of products
 
     @property
     def num_anchors(self) -> int:
@@ -139,6 +143,9 @@ class _Plan:
                 self.wires[atom] = self._head(atom, shares[atom])
             total = total + self.wires[atom] * coefficient
         return total
+
+    def derivation(self, forms: list[Form]) -> Derivation | None:
+        return derivation_of(self.target, forms, self.wires, self.middles)
 
     def affine(self, form: Affine) -> Wire:
         total = Wire({}, form.constant)
@@ -182,6 +189,7 @@ class _Plan:
         """(x − a)(y − b) by a head, and ay + bx − ab."""
         (a, size_x), (b, size_y) = (self._middle(argument) for argument in atom.arguments)
         gate = product_gate(eps, size_x, size_y)
+        self.middles[atom] = a, b
         self._record(atom, gate.error, gate.num_anchors)
         return gate.build(self.circuit, x - a, y - b) + y * a + x * b - a * b
 
