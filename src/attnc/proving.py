@@ -11,12 +11,13 @@ from attnc.certificates.affine_proof import prove_affine
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.clip_prover import prove_clips
 from attnc.certificates.deep.like_units import NetworkProof
+from attnc.certificates.deep.staged_proof import StagedProof
 from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
 from attnc.certificates.proven import Proven
 from attnc.certificates.prover import MAX_VARIABLES, prove
 from attnc.certificates.relu_prover import prove_relu
 from attnc.certificates.selection_prover import MAX_SELECTING_VARIABLES, prove_selection
-from attnc.certificates.staged import StagedProof, prove_staged
+from attnc.certificates.staged import prove_staged
 from attnc.constructions.built import Built, Progress
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import attnc
-from attnc.certificates.staged import StagedProof, prove_staged
+from attnc.certificates.deep.staged_proof import StagedProof
+from attnc.certificates.staged import prove_staged
 from attnc.constructions import Built, compose
 from attnc.errors import BoundNotMet, DomainError, ProgramError
 from attnc.ir.program import Program

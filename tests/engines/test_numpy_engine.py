@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from attnc.engines import numpy_engine, streaming
+from attnc.engines import numpy_engine, rows, streaming
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError
 from attnc.ir import Attention, Head, Mask, Program
@@ -38,7 +38,7 @@ SMALL = {
 def small_blocks(patch: pytest.MonkeyPatch, sizes: dict[str, int], cells: int = 8) -> None:
     """Blocks so small that tiny programs stream, skip and unpack; every point block is a thread's work of its own."""
     for name, size in sizes.items():
-        patch.setattr(streaming, name, size)
+        patch.setattr(rows if hasattr(rows, name) else streaming, name, size)
     patch.setattr(numpy_engine, "CELLS_PER_BLOCK", cells)
     patch.setattr(numpy_engine, "SCORES_PER_THREAD", 1)
 

@@ -14,13 +14,14 @@ from attnc.engines.prompt import run
 from attnc.errors import ExpressionError, InputError
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.classifiers import LogisticRegression
-from attnc.incontext.descent import Task, descent_program
+from attnc.incontext.descent import descent_program
 from attnc.incontext.differences import Differences, Sizes, choose
 from attnc.incontext.errors import gradient_bound
 from attnc.incontext.glm import LOGISTIC, Model, glm_program
 from attnc.incontext.losses import mean_function
 from attnc.incontext.poisson import PoissonRegressor
 from attnc.incontext.prompt import Prompt
+from attnc.incontext.task import Task
 from incontext.exact_descent import exact_path
 
 SHARP = {"tol": 1e-12, "max_iter": 10**5, "solver": "newton-cholesky"}

@@ -9,10 +9,11 @@ import pytest
 
 from attnc.engines.prompt import run
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import Task, descent_program
+from attnc.incontext.descent import descent_program
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.glm import LOGISTIC, Model, glm_program
 from attnc.incontext.prompt import Prompt
+from attnc.incontext.task import Task
 
 
 def prepared(rows: int, kind: str, steps: int = 3):

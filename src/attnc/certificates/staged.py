@@ -11,26 +11,25 @@ travel to the outputs, and what of them cancels there, is found over many parts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.certificates.cells.branching import Proof
 from attnc.certificates.deep.composed_bound import NOT_BOUNDED, Composed, Output, composed_bound
 from attnc.certificates.deep.derivation_check import check_derivation
 from attnc.certificates.deep.head_lines import StateForm, Writer, read_out_size, writes
 from attnc.certificates.deep.line_proof import prove_line
 from attnc.certificates.deep.rounded_leaves import leaf_intervals
 from attnc.certificates.deep.slices import Slice, slices
+from attnc.certificates.deep.staged_proof import HeadProof, StagedProof
 from attnc.certificates.rounding.program import roundings
 from attnc.certificates.stages.extraction import stages
 from attnc.certificates.stages.one_stage import OneStage
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.ir.spec import check
-from attnc.numerics.bound import Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.tree import Product, Sum, Variable, to_text
@@ -52,55 +51,6 @@ LEAST_SHARE = 2.0**-6
 ROOM = 1.125
 """By which errors of arguments are taken larger: slopes that a checker finds are not the same, and all that depends on
 these errors is how far arguments reach."""
-
-
-@dataclass(frozen=True, eq=False)
-class HeadProof:
-    """|A(t) − g(t)| ≤ delta for t in [lo, hi], for the head that writes `channel`; on every leaf, one of deltas."""
-
-    stage: str
-    channel: str
-    claim: Mapping[str, Any]  # what it is for, in the names of the inputs and of the heads before it
-    lo: float
-    hi: float
-    deltas: Float[np.ndarray, " leaves"]  # rounding included, in units of the carrier's largest
-    held: tuple[float, float] | None  # where g is held at its ends, beyond which it is not defined
-    proof: Proof
-
-    @property
-    def delta(self) -> float:
-        return float(self.deltas.max())
-
-    def as_json(self) -> dict[str, Any]:
-        """The claim with the leaves that prove it."""
-        return {
-            "stage": self.stage,
-            "channel": self.channel,
-            **self.claim,
-            "interval": [self.lo, self.hi],
-            "held": None if self.held is None else list(self.held),
-            "bound": self.delta,
-            "leaves": [leaf.as_json() for leaf in self.proof.leaves],
-            "leaf_bounds": self.deltas.tolist(),
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class StagedProof:
-    """sup |f − program| ≤ bound: the errors of all heads, carried to the outputs, which are combinations of heads."""
-
-    bound: float
-    terms: tuple[Term, ...]
-    heads: tuple[HeadProof, ...]
-    outputs: tuple[str, ...]
-    axes: tuple[int, ...]  # along which the box was halved, one after the other
-
-    @property
-    def complete(self) -> bool:
-        return all(head.proof.complete for head in self.heads)
-
-    def as_json(self) -> tuple[dict[str, Any], ...]:
-        return tuple(head.as_json() for head in self.heads)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.engines.grid_head import GridHead, grid_head
-from attnc.engines.streaming import Rows, StreamedHead, streamed
+from attnc.engines.rows import Rows
+from attnc.engines.streaming import StreamedHead, streamed
 from attnc.ir.normal_form import AttentionStage, SoftmaxStage, normal_form
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from attnc.engines.gathering import visible_keys
+from attnc.engines.rows import Rows
 from attnc.ir.layers import EVERY_QUERY
-from attnc.ir.normal_form import FoldedHead, Form
+from attnc.ir.normal_form import FoldedHead
 from attnc.ir.summing import MOST_KEYS, key_mix, key_sum
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ KEYS_PER_BLOCK = MOST_KEYS // 4
 SCORES_PER_BLOCK = 2**16
 """A block of scores (512 KiB of float64) stays in the cache of one core, and its product below the size at which BLAS
 starts threads of its own, which would compete with those of the engine."""
-DENSE_BYTES = 2**27
-"""Constant keys and values up to this size are kept dense; larger ones are unpacked block by block."""
 GATHERED_KEYS = 2**22
 """A masked head is gathered, query by query, if its (query, visible key) pairs are few and no more than this."""
 NEGLIGIBLE = {np.dtype(np.float64): -700.0, np.dtype(np.float32): -80.0}
@@ -48,38 +47,6 @@ def streamed(head: FoldedHead) -> StreamedHead:
         if pairs <= min(GATHERED_KEYS, head.queries.shape[0] * head.keys.shape[0] // 4):
             return _Gathered(head, visible)
     return _ConstantKeys(head) if head.keys.is_constant else _MovingKeys(head)
-
-
-class Rows:
-    """A form evaluated whole or in blocks of rows: constants are kept dense when small, and have no batch axis."""
-
-    def __init__(self, form: Form) -> None:
-        self._form, self.shape = form, form.shape
-        size = form.shape[0] * form.shape[1] * form.constant.dtype.itemsize
-        self._dense = form.constant.toarray() if size <= DENSE_BYTES else None
-
-    @property
-    def is_constant(self) -> bool:
-        return self._form.is_constant
-
-    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch rows columns"]:
-        whole = self.block(slice(0, self.shape[0]), u)
-        return whole if whole.ndim == 3 else np.broadcast_to(whole, (len(u), *whole.shape))
-
-    def block(self, rows: slice, u: np.ndarray) -> Float[np.ndarray, "*batch rows columns"]:
-        constant: np.ndarray = self._form.constant[rows].toarray() if self._dense is None else self._dense[rows]
-        if self._form.is_constant:
-            return constant
-        num_rows, columns = constant.shape
-        linear = self._form.linear
-        if num_rows < self.shape[0]:
-            linear = linear[rows.start * columns : rows.stop * columns]
-        moving: np.ndarray = (linear @ u.T).T.reshape(len(u), num_rows, columns)
-        moving += constant
-        return moving
-
-    def constant_block(self, rows: slice) -> Float[np.ndarray, "rows columns"]:
-        return self.block(rows, np.zeros((0, 0)))
 
 
 class _ConstantKeys:

@@ -12,10 +12,10 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from attnc.incontext.acceleration import Schedule
+from attnc.incontext.checking import paced, room
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.fitting import FitError, Units, eigenvalue_bounds, run_recorded
 from attnc.incontext.glm import LOGISTIC, Model, glm_program
-from attnc.incontext.linear_models import paced, room
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -21,9 +21,9 @@ import numpy as np
 
 from attnc.errors import BoundNotMet, InputError
 from attnc.incontext.acceleration import Schedule, steps_for
-from attnc.incontext.descent import Task
 from attnc.incontext.differences import MAX_HEADS, SLACK, Differences, Sizes, choose
 from attnc.incontext.prompt import Prompt
+from attnc.incontext.task import Task
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 

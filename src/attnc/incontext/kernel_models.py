@@ -11,9 +11,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from attnc.engines.prompt import remember, run
 from attnc.incontext.acceleration import Schedule
+from attnc.incontext.checking import checked_steps, room
 from attnc.incontext.fitting import FitError
 from attnc.incontext.kernels import MAX_NAMED, Kernel, kernel_ridge, nadaraya_watson, nearest
-from attnc.incontext.linear_models import checked_steps, room
 from attnc.ir.program import Program
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 

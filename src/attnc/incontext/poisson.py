@@ -11,11 +11,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import Task, descent_program
+from attnc.incontext.checking import LEFT_OVER, check_penalty, paced, room
+from attnc.incontext.descent import descent_program
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.errors import gradient_bound
 from attnc.incontext.fitting import FitError, Units, eigenvalue_bounds, run_recorded
-from attnc.incontext.linear_models import LEFT_OVER, Linear, check_penalty, paced, room
+from attnc.incontext.linear_models import Linear
+from attnc.incontext.task import Task
 
 ATTEMPTS = 12
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from attnc.engines.prompt import remember, run
 from attnc.errors import InputError
-from attnc.incontext.descent import Task
 from attnc.incontext.glm import Model
+from attnc.incontext.task import Task
 from attnc.ir.layers import Attention, Layer
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
