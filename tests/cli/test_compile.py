@@ -104,6 +104,7 @@ def test_shielding_leaves_option_values_alone() -> None:
     assert shield_expression(["-x", "--eps", "-1"], options) == ["--eps", "-1", "--", "-x"]
     assert shield_expression(["--json", "-x"], options) == ["--json", "--", "-x"]
     assert shield_expression(["--eps"], options) == ["--eps"]
+    assert shield_expression(["-x", "--eps"], options) == ["--eps"], "not the value --"
     assert shield_expression(["-"], options) == ["-"]
     assert shield_expression([], options) == []
 

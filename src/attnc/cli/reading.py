@@ -59,7 +59,10 @@ def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
     if len(expressions) != 1:
         return list(args)
     at = expressions[0]
-    return [*args[:at], *args[at + 1 :], "--", args[at]]
+    others = [*args[:at], *args[at + 1 :]]
+    if takes_value.get(others[-1] if others else ""):  # it has no value, and must not take `--` for one
+        return others
+    return [*others, "--", args[at]]
 
 
 def command_line(expression: str | None, options: Sequence[tuple[str, Any]]) -> str:
