@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from attnc.constructions.composition.part_fit import (
-    IDENTITY,
     PartFit,
     fit_part,
     function_of_one,
@@ -25,7 +24,17 @@ from attnc.constructions.composition.part_fit import (
 from attnc.errors import BoundNotMet
 from attnc.numerics.intervals import Interval
 from attnc.targets.expressions.tree import Node, to_text
-from attnc.targets.parts.part import Combination, HeadClaim, Multiply, Part, Source, Unary, function_of_t, operands_of
+from attnc.targets.parts.part import (
+    Combination,
+    HeadClaim,
+    Multiply,
+    Part,
+    Source,
+    T,
+    Unary,
+    function_of_t,
+    operands_of,
+)
 from attnc.targets.parts.part_ranges import PartRanges
 from attnc.targets.target import Target
 
@@ -78,7 +87,7 @@ class Ledger:
             return HeadClaim(part, part.base, part.tree)
         factor = self.absorbed_factor(part)
         if factor is None:
-            return HeadClaim(part, part.left, IDENTITY, part.right)
+            return HeadClaim(part, part.left, T, part.right)
         return HeadClaim(part, factor[0].base, factor[0].tree, factor[1])
 
     def shares(self, eps: float) -> dict[int, float]:
@@ -107,7 +116,7 @@ class Ledger:
         errors = self.forwards(deltas)
         fits: dict[int, Fitted] = {}
         for part in self.heads:
-            argument, tree = (part.left, IDENTITY) if isinstance(part, Multiply) else (part.base, part.tree)  # type: ignore[union-attr]
+            argument, tree = (part.left, T) if isinstance(part, Multiply) else (part.base, part.tree)  # type: ignore[union-attr]
             lo, hi = self._enlarged(argument, errors[id(argument)], tree)
             delta = deltas[id(part)] / self.excess.get(id(part), 1.0)
             earlier = before[id(part)].fit if id(part) in before else None

@@ -186,6 +186,3 @@ def function_of_one(tree: Node) -> Function:
         return expression(t[:, None])[:, 0]
 
     return value
-
-
-IDENTITY = T

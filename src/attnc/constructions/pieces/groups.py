@@ -20,7 +20,6 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-"""Points (m,) to values (m, outputs)."""
 PASSES = 8
 
 
