@@ -235,3 +235,36 @@ def test_a_mask(honest, tmp_path):
     program = dataclasses.replace(honest.program, layers=tuple(layers))
     dataclasses.replace(honest, program=program).save(tmp_path / "net")
     assert "is not like s1_0: its keys have other values" in refusal(tmp_path / "net")
+
+
+@pytest.mark.parametrize(
+    ("layer", "rows", "columns", "dtype"),
+    [(0, [0, 2], [], "float64"), (1, [1], [], "float32"), (1, [], [0, 3], "float64"), (1, [2], [1], "float64")],
+)
+def test_units_that_are_constant_or_never_read(tmp_path, layer, rows, columns, dtype):
+    target = random_network(0, (2, 5, 4, 2))
+    weights = [W.copy() for W in target.weights]
+    weights[layer][rows], weights[layer][:, columns] = 0.0, 0.0
+    odd = attnc.ReLUNetwork(weights, target.biases, (-1, 1))
+    proved_again(tmp_path / "net", attnc.compile(odd, eps=0.1, dtype=dtype))
+
+
+def test_a_constant_unit_of_another_value(tmp_path):
+    """What a unit without weights is said to be must be what the network has."""
+    target = random_network(0, (2, 5, 2))
+    weights = [W.copy() for W in target.weights]
+    weights[0][1] = 0.0
+    net = attnc.compile(attnc.ReLUNetwork(weights, target.biases, (-1, 1)), eps=0.1)
+    proved_again(tmp_path / "net", net)
+    bias = exact_text(float(target.biases[0][1]))
+    for name in ("config.json", "certificate.json"):
+        edit(tmp_path / "net", name, lambda data: data.update(expression=data["expression"].replace(bias, "1.5", 1)))
+    assert "does not follow from the stages before" in refusal(tmp_path / "net")
+    edit(tmp_path / "net", "certificate.json", lambda data: constant_claim(data, bias))
+    found = refusal(tmp_path / "net")
+    assert "is not re-proved to" in found or "may leave the claimed interval" in found
+
+
+def constant_claim(data, bias):
+    for stage in data["stages"]:
+        stage["argument"] = stage["argument"].replace(f"({bias})", "(1.5)")

@@ -19,6 +19,7 @@ from attnc.certificates.deep.head_lines import StateForm, Writer, line_rounding,
 from attnc.certificates.deep.like_units import (
     MORE_ROUNDING,
     SPARE,
+    TOLERANCE,
     NetworkProof,
     UnitsProof,
     joined_line,
@@ -39,8 +40,6 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear, affine_range, affine_text, exact_text, free_letter
 
-TOLERANCE = 2e-3
-"""Of the least bound there is: as close as the theorem is, by which anchors were counted out."""
 MAX_ANCHORS, HEADED = 4000, 4
 """Leaves are some two for each anchor, and for those of several heads so many times as many: with more, to prove them
 again would take minutes."""

@@ -28,6 +28,7 @@ from attnc.certificates.deep.head_lines import Writer, line_rounding, writes
 from attnc.certificates.deep.like_units import (
     MORE_ROUNDING,
     SPARE,
+    TOLERANCE,
     NetworkProof,
     UnitsProof,
     joined_line,
@@ -78,7 +79,14 @@ def prove_relu(
     hidden = len(target.weights) - 1
     if len(found) != hidden:
         raise ProgramError(f"the program has {len(found)} stages, the network {hidden} hidden layers")
-    pre = [Interval(found.lo[None], found.hi[None]) for found in target.ranges()[:-1]]
+    live = [np.flatnonzero(W.any(axis=0)) for W in target.weights[1:]]  # of every hidden layer, the units that are read
+    rows, columns = [*live, np.arange(len(target.weights[-1]))], [np.arange(target.box.d), *live]
+    weights = [W[np.ix_(*kept)] for W, *kept in zip(target.weights, rows, columns, strict=True)]
+    _require_moving(weights)
+    pre = [
+        Interval(found.lo[None, kept], found.hi[None, kept])
+        for found, kept in zip(target.ranges()[:-1], live, strict=True)
+    ]
     n, casts = target.box.d, str(program.dtype) != "float64"
     magnitude = target.box.magnitude
     cast = up(UNIT_ROUNDOFF[str(program.dtype)] * magnitude, 2) if casts else np.zeros(n)
@@ -88,54 +96,71 @@ def prove_relu(
     for l, stage in enumerate(found):  # noqa: E741
         if progress is not None:
             progress("proving", l / hidden)
-        layer = _Layer(target, l, stage, units[-1])
+        layer = _Layer(target, l, stage, units[-1], weights[l], live[l])
         units.append(layer.prove(time_budget / hidden))
         proofs += layer.proofs
         slacks.append(layer.slack)
         limits.append(layer.limits)
     slopes = [unit_slopes(*known) for known in zip(pre, (layer.error for layer in units[1:]), limits, strict=True)]
-    sensitivities = sensitivities_of(target.weights, slopes, 1)
-    terms = error_terms(
-        sensitivities, units, slacks, read_out_error(read, units[-1], target.weights[-1], target.biases[-1])
-    )
+    sensitivities = sensitivities_of(weights, slopes, 1)
+    terms = error_terms(sensitivities, units, slacks, read_out_error(read, units[-1], weights[-1], target.biases[-1]))
     bound = float(up(sum(term.value for term in terms) * (1 + SPARE), 8))
-    outputs = map(units[-1].text, target.weights[-1], target.biases[-1])
+    outputs = map(units[-1].text, weights[-1], target.biases[-1])
     return NetworkProof(bound, terms, tuple(proofs), tuple(outputs))
 
 
-class _Layer:
-    """A hidden layer: the stage that makes it, what it reads, and what it should be."""
+def _require_moving(weights: Sequence[Float[np.ndarray, "out in"]]) -> None:
+    """ProgramError where a unit reads units, and none that moves: from its scores it cannot be told what it reads."""
+    moves: np.ndarray = np.ones(weights[0].shape[1], dtype=bool)
+    for W in weights[:-1]:
+        moves, reads = np.any(W[:, moves], axis=1), np.any(W, axis=1)
+        if (reads & ~moves).any():
+            raise ProgramError("a unit of the network reads constant units alone")
 
-    def __init__(self, target: ReLUNetwork, number: int, stage: Slice, before: Units) -> None:
+
+class _Layer:
+    """A hidden layer: the stage that makes it, what it reads, and what it should be; units that nothing reads apart."""
+
+    def __init__(
+        self,
+        target: ReLUNetwork,
+        number: int,
+        stage: Slice,
+        before: Units,
+        W: Float[np.ndarray, "units before"],
+        live: Int[np.ndarray, " units"],
+    ) -> None:
         self.stage, self.before, self.number = stage, before, number
-        self.W, self.b = W, b = target.weights[number], target.biases[number]
+        self.W, self.b = W, b = W, target.biases[number][live]
         self.forms = [before.form(row, float(offset)) for row, offset in zip(W, b, strict=True)]
         brought = up(np.abs(W) @ before.error, W.shape[1] + 1)
         off = up(brought + np.array([form.slack for form in self.forms]))
         whole = target.ranges()[number]  # over the box as one: what others find in its parts is no wider
-        self.lo, self.hi = whole.lo, whole.hi
+        self.lo, self.hi = whole.lo[live], whole.hi[live]
         self.off = up(off * (1 + SPARE) + SPARE**2 * np.maximum(np.abs(self.lo), np.abs(self.hi)), 4)  # of every z
         self.slack = up(self.off - brought)  # the part of it that is new here
         z, _, s = target.letters
-        self.inputs = [f"{z}{number + 1}_{j}" for j in range(len(W))]
-        self.names = tuple(f"{s}{number + 1}_{j}" for j in range(len(W)))
+        self.inputs = [f"{z}{number + 1}_{j}" for j in live]
+        self.names = tuple(f"{s}{number + 1}_{j}" for j in live)
         self.proofs: list[UnitsProof] = []
         self.limits = np.zeros(len(W))  # relu(z) is what a unit computes up to this z
 
     def prove(self, seconds: float) -> Units:
         """Every unit, and what it is off by."""
         count = len(self.forms)
-        if len(self.stage.tokens) != count or len(set(self.stage.tokens.tolist())) != count:
+        if not count or len(self.stage.tokens) != count or len(set(self.stage.tokens.tolist())) != count:
             raise ProgramError(
-                f"stage {self.stage.name!r} makes {len(self.stage.outputs)} numbers, not one token for each unit"
+                f"stage {self.stage.name!r} makes {len(self.stage.outputs)} numbers, not one token for each of "
+                f"{count} units that are read"
             )
         units, sizes = self._writers(), self.before.sizes
         lines = [writer.along(form, None, sizes) for writer, form in zip(units, self.forms, strict=True)]
-        groups: dict[tuple[bytes, int], list[int]] = {}
+        groups: dict[tuple[bytes, int, int | None], list[int]] = {}
         for unit, (writer, (head, _)) in enumerate(zip(units, lines, strict=True)):
             rounded = writer.flat_roundings(self.forms[unit], sizes)[0].score_offsets.max()
             size = round(math.log2(max(ROUGH, float(rounded))) / 2) if math.isfinite(rounded) else 0
-            groups.setdefault((value_bytes(head), size), []).append(unit)
+            alone = None if self.forms[unit].weights.any() else unit  # at its constant input
+            groups.setdefault((value_bytes(head), size, alone), []).append(unit)
         gain, shift, own, rounding = np.ones((4, count))
         for members in groups.values():
             of_group = _Group(self, [units[j] for j in members], [lines[j] for j in members], np.array(members))
@@ -192,11 +217,16 @@ class _Group:
         self.unsure = max(unsure for _, unsure in lines)
         kappas = np.array([line.slopes.mid[:, 0] for line, _ in lines])
         steepest = np.abs(kappas).max(axis=1)
-        if not (steepest > 0).all():
+        first, is_constant = lines[0][0], not layer.forms[members[0]].weights.any()
+        if not is_constant and not (steepest > 0).all():
             raise ProgramError(f"a unit of stage {layer.stage.name!r} does not depend on its input")
-        first = lines[0][0]
         self.gain, self.limit, self.shift = np.ones(len(lines)), math.inf, 0.0  # of a gate, whose values are those of z
-        if first.value_slopes is None:
+        if is_constant:
+            # Of a unit at one place a gain cannot be seen: one for which its values reach twice as far as it does.
+            values, z = first.values.mid[:, 0], abs(float(layer.b[members[0]]))
+            self.limit, self.shift = float(np.ptp(values)), float(values.min())
+            self.gain *= self.limit / (2 * z) if z > 0 else self.limit
+        elif first.value_slopes is None:
             kappa = kappas[0] / steepest[0]
             slope, self.limit, self.shift = self._read_off(kappa, first.offsets.mid, first.values.mid[:, 0])
             self.gain = slope * steepest
@@ -208,7 +238,8 @@ class _Group:
 
     def prove(self, seconds: float) -> _Found:
         layer, members = self.layer, self.members
-        proof = prove_line((self.line,), _relu(self.limit, self.shift), self.lo, self.hi, 0.0, seconds)[0]
+        relu = _relu(self.limit, self.shift)
+        proof = prove_line((self.line,), relu, self.lo, self.hi, 0.0, seconds, tolerance=TOLERANCE)[0]
         flat, peak = self._roundings()
         rounds = self.writers[0].roundings
         rounding, proof = line_rounding((self.line,), (flat,), rounds.dtype, self.unsure, 1.0, peak, proof)
@@ -237,7 +268,7 @@ class _Group:
             raise ProgramError(f"the units of stage {self.layer.stage.name!r} have {p} anchors, too few for a clip")
         crossings = -np.diff(offsets) / np.diff(kappa)
         reach = (crossings[-1] - crossings[0]) * (p - 1) / (p - 2)
-        slope = (values[-1] - values[0]) / reach
+        slope = (values[-1] - values[0]) / reach if reach else math.inf
         if not (slope > 0 and np.isfinite(slope)):
             raise ProgramError(f"the units of stage {self.layer.stage.name!r} do not grow with their inputs")
         return float(slope), float(values[-1] - values[0]), float(values[0])

@@ -48,7 +48,11 @@ def relu_network(
     if not isinstance(target, ReLUNetwork):
         raise InputError("relu_network: give attnc.ReLUNetwork(weights, biases, box)")
     hidden = len(target.weights) - 1
-    scales = [np.maximum(pre.hi, LEAST * (pre.hi - pre.lo)) for pre in target.ranges()[:-1]]
+    scales = [
+        # A unit that is constant is best in the middle of the anchors, or, if it is negative, far from them.
+        np.where(W.any(axis=1), np.maximum(pre.hi, LEAST * (pre.hi - pre.lo)), 2 * np.abs(b))
+        for W, b, pre in zip(target.weights[:-1], target.biases[:-1], target.ranges()[:-1], strict=True)
+    ]
     scales = [np.where(B > TINY, B, 1.0) for B in scales]  # a unit that is always 0: any range holds it
     widths = [len(W) for W in target.weights[:-1]]
     if num_anchors is None:

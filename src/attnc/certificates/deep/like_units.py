@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
+TOLERANCE = 2e-3
+"""Of the least bound there is: as close as the theorem is, by which anchors were counted out."""
 SPARE = 2.0**-22
 """By which errors of inputs are taken larger, relatively, and as a square ranges: no checker, whose roundings are other
 ones, has to agree in the last digits."""
