@@ -65,9 +65,10 @@ def proved(
     softmaxes = sum(not isinstance(layer, Affine) for layer in built.program.all_layers)
     is_one_stage = softmaxes == 1
     if derivation is None or p < math.inf or not isinstance(target, ExpressionTarget):
-        if network.certificate.bound is not None and network.num_anchors > MAX_PROVED_ANCHORS:
+        has_theorem = network.certificate.bound is not None
+        if has_theorem and network.num_anchors > MAX_PROVED_ANCHORS:
             return None
-        budget = min(seconds, SECONDS_FOR_NORMS) if p < math.inf else seconds
+        budget = min(seconds, SECONDS_FOR_NORMS) if p < math.inf and has_theorem else seconds
         return _by_leaves(network, target, p, is_one_stage, budget, progress)
     found: list[Certificate] = []
     ways = [functools.partial(_by_heads, network, target, derivation, seconds, progress)]

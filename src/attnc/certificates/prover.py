@@ -35,6 +35,8 @@ FAR_BELOW = 1e-3
 """Of eps: in several variables, where leaves are many, no bound below that is sought."""
 MOST_SUMMED = 100_000
 """Cells for an L_p norm, all of which become leaves."""
+SUMMED = (1.05, 1.5, 2.0)
+"""Times the norm that was seen, in one, two, three variables: leaves close in on it slowly, and each is to be checked."""
 
 Progress = Callable[[str, float], None]
 
@@ -75,6 +77,7 @@ def prove(
     least = eps if isinstance(target, FunctionTarget) else 0.0
     goal = max(least, (1 + tolerance) * observed + floor)
     if p < math.inf:
+        goal = max(goal, min(eps, SUMMED[target.box.d - 1] * observed))
         return _integral(subject, p, goal, time_budget, min(box_budget, MOST_SUMMED), progress)
     tails = subject.cut_tails(goal)
     ways = subject.ways(goal)

@@ -30,6 +30,7 @@ _CELLS = 8192  # examined at a time
 _HOPELESS = 2048  # cells without a finite bound, after which there will be none
 _WORTHWHILE = 0.005  # of the sum: where halving all cells gains less, it is not done
 _MOST_GAIN = 0.7  # of all that can be gained: the cells halved in one round
+_SPARE = 1.5  # times what is missing to the goal: no more is expected of a round
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,9 +78,11 @@ def bound_integral(
     while True:
         total = sum(float(part.adds.sum()) for part in parts) * (1 + 2.0**-30)  # far more than such sums round
         gains = sum(float(part.gains.sum()) for part in parts)
-        if _norm(box, p, unit, total) <= goal or (gains <= _WORTHWHILE * total < math.inf):
+        norm = _norm(box, p, unit, total)
+        if norm <= goal or (gains <= _WORTHWHILE * total < math.inf):
             break
-        chosen = _chosen(parts, _CELLS >> d)
+        missing = total * (1 - (goal / norm) ** p) if math.isfinite(norm) else math.inf
+        chosen = _chosen(parts, _CELLS >> d, min(_MOST_GAIN * gains, _SPARE * missing))
         num_chosen = sum(len(rows) for rows in chosen)
         is_hopeless = examined > _HOPELESS and not any(np.isfinite(part.adds).any() for part in parts)
         if (
@@ -96,10 +99,9 @@ def bound_integral(
             progress("proving", min(1.0, examined / box_budget))
     leaves, whole = leaves_of(kinds, [part.cells for part in parts])
     shares = np.concatenate([part.adds for part in parts if len(part.adds)])
-    bound = _norm(box, p, unit, total)
     with np.errstate(invalid="ignore"):
         shares = shares / max(total, TINIEST)
-    return Integral(bound, leaves, whole.upper.max(axis=1), shares, _terms(whole, shares, bound), complete)
+    return Integral(norm, leaves, whole.upper.max(axis=1), shares, _terms(whole, shares, norm), complete)
 
 
 def _adds(found: Cells, p: float, unit: float, d: int) -> Float[np.ndarray, " cells"]:
@@ -120,13 +122,13 @@ def _norm(box: Box, p: float, unit: float, total: float) -> float:
     return float(up(root * unit * (1 + abs(math.log(max(total, TINIEST))) * 2.0**-52), 4))
 
 
-def _chosen(parts: Sequence[_Part], most: int) -> list[np.ndarray]:
-    """Of every part the cells to halve next: those that promise most, up to a good part of all that there is."""
+def _chosen(parts: Sequence[_Part], most: int, enough: float) -> list[np.ndarray]:
+    """Of every part the cells to halve next: those that promise most, until they promise enough."""
     gains = np.concatenate([part.gains for part in parts])
     order = np.argsort(-gains, kind="stable")[:most]
     with np.errstate(invalid="ignore"):
         running = np.cumsum(gains[order])
-        count = 1 + int(np.searchsorted(running, _MOST_GAIN * gains.sum())) if np.isfinite(running).all() else most
+        count = 1 + int(np.searchsorted(running, enough)) if np.isfinite(running).all() else most
     owners = np.repeat(np.arange(len(parts)), [len(part.gains) for part in parts])
     starts = np.cumsum([0, *(len(part.gains) for part in parts)])
     order = order[:count]
