@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,12 +40,13 @@ def named_builder(
     name: str, target: Target, wanted: Wanted, options: dict[str, Any], progress: Progress | None
 ) -> Callable[[], Built]:
     """The construction of this name, with everything but its target bound."""
-    construct = _with_options(name, options)
+    asked = planning.asked_of(name, target, wanted)
+    construct = _with_options(name, options if asked.p == math.inf else {**options, "norm": asked.p})
 
     def build() -> Built:
-        limits = {"max_anchors": wanted.max_anchors, "max_bytes": wanted.max_bytes}
+        limits = {"max_anchors": asked.max_anchors, "max_bytes": asked.max_bytes}
         try:
-            return construct(target, eps=wanted.eps, dtype=wanted.dtype, progress=progress, **limits)
+            return construct(target, eps=asked.eps, dtype=asked.dtype, progress=progress, **limits)
         except OutOfReach as refusal:
             raise BoundNotMet(
                 f"{name} cannot bring {target.describe()} on {target.box} to eps={wanted.eps:g}: {refusal}",
@@ -60,6 +62,7 @@ def _with_options(name: str, options: dict[str, Any]) -> Callable[..., Built]:
     """The construction, with the options that it knows; others are refused, with those that know them."""
     for option, value in options.items():
         knowing = [each for each, build in CONSTRUCTIONS.items() if option in inspect.signature(build).parameters]
+        knowing += planning.SOFT if option == "norm" else ()
         if name not in knowing:
             others = " or ".join(f"construction={other!r}" for other in knowing)
             raise InputError(f"{option}={value!r} is not an option of {name}, but of {others}")

@@ -85,7 +85,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     if "float32" in (dtype, also) and target.box.is_bounded and target.box.magnitude.min() < SMALL:
         name = target.box.names[int(target.box.magnitude.argmin())]
         raise InputError(f"|{name}| ≤ {target.box.magnitude.min():.3g} is too small for float32: scale the variable")
-    options = {"norm": None if p == math.inf else p, "centres": centres, "heads": heads}
+    options = {"centres": centres, "heads": heads}
     given = {key: value for key, value in options.items() if value is not None}
     request = _Request(
         target, eps, dtype, also, p, construction, criterion, given, max_anchors, max_bytes, command, progress

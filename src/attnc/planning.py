@@ -20,6 +20,7 @@ from attnc.constructions.spectral_grid import estimate_spectral_grid
 from attnc.constructions.truncation.bumps import STEP_ANCHORS
 from attnc.errors import AttncError, BoundNotMet, InputError
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.tree import Call, walk
 from attnc.targets.function_target import FunctionTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
 from attnc.targets.table import TableTarget
@@ -28,7 +29,10 @@ from attnc.targets.target import Target
 MAX_GRID_VARIABLES = 10
 GRID = "spectral_grid"
 ONE_VARIABLE = ("graded", "binomial")
+SOFT = ("spectral_grid", *ONE_VARIABLE)
+"""Those that make the largest error small, whatever norm is asked for: leaves prove the norm of the network."""
 TABLES = ("table_grid", "table_scattered")
+KINKS = ("abs", "relu", "min", "max", "clip")
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
 
 CONSTRUCTIONS: dict[str, Callable[..., Built]] = {
@@ -59,12 +63,17 @@ def plan(target: Target, wanted: Wanted, names: Sequence[str] = tuple(CONSTRUCTI
             continue
         try:
             with np.errstate(all="ignore"):  # what overflows is not finite, and does not serve
-                rows.append(ESTIMATES[name](target, wanted))
+                rows.append(ESTIMATES[name](target, asked_of(name, target, wanted)))
         except AttncError as refusal:
             rows.append(Estimate(name, why_not=str(refusal)))
         except np.linalg.LinAlgError:
             rows.append(Estimate(name, why_not="the numbers are too large or too small for a fit: scale the function"))
     return rows
+
+
+def asked_of(name: str, target: Target, wanted: Wanted) -> Wanted:
+    """What a construction is asked for: by its largest error, if that is all it knows."""
+    return wanted.of_largest_error(target.box) if name in SOFT else wanted
 
 
 def cheapest(rows: Sequence[Estimate], criterion: str) -> list[Estimate]:
@@ -114,8 +123,12 @@ def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:
         return ("table_scattered",) if target.grid is None else ("table_grid",)
     if len(target.input_shapes) > 1:
         return ("max_affine_cross",)
-    if wanted.p < math.inf or not target.is_continuous:
+    if not target.is_continuous:
         return ("max_affine",)
+    if wanted.p < math.inf:
+        soft = ("spectral_grid", "graded") if target.box.d == 1 else ("spectral_grid",)
+        is_soft = _is_summed(target) and (target.box.d == 1 or not _has_kinks(target))
+        return (*soft, "max_affine") if is_soft else ("max_affine",)
     if isinstance(target, FunctionTarget) and target.given is not None:
         return ("spectral_grid", "max_affine") if _leaves_needed(target, wanted.eps) <= MAX_LEAVES else ("max_affine",)
     if isinstance(target, ExpressionTarget):
@@ -149,13 +162,29 @@ def _why_not(name: str, target: Target, wanted: Wanted) -> str | None:
     papers = name in ("max_affine", "max_affine_cross", "two_layer", "attention_softmax")
     if len(target.input_shapes) > 1 and name != "max_affine_cross":
         return "takes one input; the target has two"
-    if not papers and (wanted.p < math.inf or not target.is_continuous):
-        return "approximates continuous functions, and measures the largest error"
+    if not papers and not target.is_continuous:
+        return "approximates continuous functions"
+    if not papers and wanted.p < math.inf and name not in SOFT:
+        return "measures the largest error"
+    if name in SOFT and wanted.p < math.inf and not _is_summed(target):
+        return f"L_p norms of it are proved of expressions in up to {MAX_VARIABLES} variables"
     if papers and target.box.d > MAX_GRID_VARIABLES:
         return f"a grid in {target.box.d} variables has too many cells"
     if papers and isinstance(target, FunctionTarget) and target.given is None:
         return "needs a Lipschitz constant (lipschitz=…) or hessian_bound=… of Python code"
     return None
+
+
+def _is_summed(target: Target) -> bool:
+    """Whether the prover finds an L_p norm without the theorem of a construction."""
+    return isinstance(target, ExpressionTarget) and target.box.d <= MAX_VARIABLES
+
+
+def _has_kinks(target: Target) -> bool:
+    """A grid is as fine as a kink asks everywhere."""
+    return isinstance(target, ExpressionTarget) and any(
+        isinstance(node, Call) and node.name in KINKS for node in walk(target.expression.outputs)
+    )
 
 
 MAX_LEAVES = 100_000

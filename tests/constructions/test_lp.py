@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import attnc
+import attnc_checker
 from attnc.constructions import max_affine, max_affine_cross
 from attnc.errors import DomainError, InputError
 from attnc.targets.box import Box
@@ -101,3 +102,30 @@ def test_jumps_on_borders_take_few_cells():
         assert built.program.num_anchors <= num_cells
     diagonal = max_affine(attnc.as_target("sign(x+y)", [(-1, 1)] * 2, p=1), eps=0.5, norm=1)
     assert diagonal.program.num_anchors <= 150
+
+
+@pytest.mark.parametrize(
+    ("text", "box", "eps", "p", "construction", "made"),
+    [
+        ("sin(x)*cos(2*y)", [(-1, 1)] * 2, 1e-3, 2, "auto", "spectral_grid"),
+        ("exp(x)/(3 + x)", [(-2, 1)], 1e-5, 1, "auto", "graded"),
+        ("tanh(2*x) - x/3", [(0, 3)], 1e-4, 2.5, "binomial", "binomial"),
+        ("abs(x)*y", [(-1, 1)] * 2, 0.1, 2, "auto", "max_affine"),
+    ],
+)
+def test_smooth_functions_need_few_keys_and_the_norm_is_proved_again(tmp_path, text, box, eps, p, construction, made):
+    net = attnc.compile(text, box=box, eps=eps, norm=p, construction=construction)
+    claim = net.certificate
+    assert (net.construction, claim.norm) == (made, str(p))
+    seen = norm_by_quadrature(net, target_of(text, box), p, 3000 if len(box) == 1 else 200)
+    assert 0.999 * seen <= claim.bound <= eps
+    assert claim.bound <= (1.06 if len(box) == 1 else 5) * seen
+    net.save(tmp_path / "net")
+    if made != "max_affine":
+        assert net.num_anchors <= 40
+        assert attnc_checker.check(tmp_path / "net").proved
+
+
+def test_who_measures_in_lp_is_named():
+    with pytest.raises(InputError, match=r"norm=2.0 is not an option of compose.*'max_affine'.*'spectral_grid'"):
+        attnc.compile("sin(x)", box=[(-1, 1)], norm=2, construction="compose")

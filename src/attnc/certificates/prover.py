@@ -10,6 +10,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -35,8 +36,11 @@ FAR_BELOW = 1e-3
 """Of eps: in several variables, where leaves are many, no bound below that is sought."""
 MOST_SUMMED = 100_000
 """Cells for an L_p norm, all of which become leaves."""
-SUMMED = (1.05, 1.5, 2.0)
-"""Times the norm that was seen, in one, two, three variables: leaves close in on it slowly, and each is to be checked."""
+SUMMED, PART_OF_EPS = (1.05, 1.5, 2.0), 0.25
+"""Times the norm that was seen, in one, two, three variables, or of eps: leaves close in on a norm slowly, and each is
+to be checked."""
+PEAK = 3.0
+"""About what the largest error is, times the mean that an L_p norm is."""
 
 Progress = Callable[[str, float], None]
 
@@ -77,7 +81,7 @@ def prove(
     least = eps if isinstance(target, FunctionTarget) else 0.0
     goal = max(least, (1 + tolerance) * observed + floor)
     if p < math.inf:
-        goal = max(goal, min(eps, SUMMED[target.box.d - 1] * observed))
+        goal = max(goal, min(eps, max(PART_OF_EPS * eps, SUMMED[target.box.d - 1] * observed)))
         return _integral(subject, p, goal, time_budget, min(box_budget, MOST_SUMMED), progress)
     tails = subject.cut_tails(goal)
     ways = subject.ways(goal)
@@ -106,8 +110,10 @@ def prove(
 def _integral(
     subject: Subject, p: float, goal: float, time_budget: float, box_budget: int, progress: Progress | None
 ) -> Proven:
-    box, kinds = subject.target.box, subject.kinds_of_norm()
-    found = bound_integral(kinds, box, p, goal=goal, time_budget=time_budget, box_budget=box_budget, progress=progress)
+    box = subject.target.box
+    way = subject.way_of_norm(PEAK * goal / math.prod(width ** (1 / p) for width in box.widths))
+    budgets: dict[str, Any] = {"time_budget": time_budget, "box_budget": box_budget, "start_level": way.start_level}
+    found = bound_integral(way.kinds, box, p, goal=goal, progress=progress, **budgets)
     return summed(found, subject.with_jumps(found), box)
 
 

@@ -108,16 +108,24 @@ class Subject:
         by_taylor = Way((taylor, *self._at_kinks(is_fallback=True)), level)
         return [Way((selection,), None, selects=True), by_taylor] if selects else [by_taylor]
 
-    def kinds_of_norm(self) -> tuple[Kind, ...]:
-        """The same for an L_p norm, to which all cells matter: chosen on cells of the size of a key's own."""
+    def way_of_norm(self, goal: float) -> Way:
+        """The same for an L_p norm, to which all cells matter: chosen on cells of the size of a key's own.
+
+        `goal` is about what is wanted at points: cells across a jump never come there.
+        """
         d, num_keys = self.target.box.d, max((len(head.offsets.mid) for head in self.stage.heads), default=1)
         taylor, selection = self._rounded(self._local(ORDER_OF_NORM)), self._selection()
         if num_keys > FEW_KEYS and self._selects(taylor, selection, math.ceil(math.log2(8 * num_keys) / d)):
-            return (selection,)
+            return Way((selection,), None)
+        level = None
+        if isinstance(self.target, ExpressionTarget) and self.target.is_continuous:
+            order, level = choose_order(self._local, self.target.box, goal)
+            taylor = self._rounded(self._local(order))
         if num_keys <= FEW_KEYS:
-            return (taylor, selection, *self._at_kinks(is_fallback=False))
+            return Way((taylor, selection, *self._at_kinks(is_fallback=False)), level)
         # Coarse cells have no Taylor bound at all: something finite must tell which of them to halve.
-        return (taylor, *self._at_kinks(is_fallback=True), dataclasses.replace(selection, is_fallback=True))
+        fallbacks = (*self._at_kinks(is_fallback=True), dataclasses.replace(selection, is_fallback=True))
+        return Way((taylor, *fallbacks), level)
 
     def _at_kinks(self, is_fallback: bool) -> tuple[Kind, ...]:
         """Selection leaves are finite everywhere: beside them mean values must be tried although there is a bound."""

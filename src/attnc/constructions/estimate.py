@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from attnc.constructions.built import Built
 from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.shapes import key_counts
+from attnc.targets.box import Box
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Wanted:
     p: float = math.inf
     max_anchors: int = MAX_ANCHORS
     max_bytes: int = MAX_BYTES
+
+    def of_largest_error(self, box: Box) -> Wanted:
+        """That of the largest error which is enough for the L_p norm: ‖g‖_p ≤ vol^{1/p}·sup |g|."""
+        return replace(self, eps=self.eps / math.prod(width ** (1 / self.p) for width in box.widths), p=math.inf)
 
 
 @dataclass(frozen=True)
