@@ -282,3 +282,8 @@ def _eps_that_is_met(refusal: BoundNotMet) -> float:
 def test_ends_of_a_narrow_box_can_be_told_apart():
     with pytest.raises(attnc.BoundNotMet, match=r"\[1000000, 1000001\]"):
         attnc.compile("x**2", {"x": (1e6, 1e6 + 1)}, 1e-9, construction="max_affine")
+
+
+def test_numbers_below_all_normal_ones_are_refused_in_words():
+    with pytest.raises(BoundNotMet, match="eps"):
+        attnc.compile("1e-310*x*y", box=[(-1, 1)] * 2, eps=1e-320, construction="max_affine")

@@ -12,7 +12,7 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
-from flint import arb, arb_poly, arb_series, fmpq
+from flint import arb, arb_poly, arb_series, ctx, fmpq
 
 from attnc_checker.expressions import Rules
 
@@ -171,7 +171,7 @@ def _series(name: str, ball: Any, count: int) -> list[Any]:
     g_n(c + h) = Σ_{k<N} C(k, n) g_k(c) h^{k−n} + C(N, n) g_N(y) h^{N−n}, some y between, by Lagrange.
     """
     N, c = count + MORE, ball.mid()
-    if ball.is_finite():
+    if ball.is_finite() and ctx.cap > N:  # coefficients beyond it would be 0
         with contextlib.suppress(ValueError):  # a divisor that may be 0
             wide, near = (SERIES[name](arb_series([x, 1], N + 1)) for x in (ball, c))
             moved = arb_poly([*(near[k] for k in range(N)), wide[N]])(arb_poly([ball - c, 1]))

@@ -8,7 +8,7 @@ import pytest
 import attnc
 import attnc_checker
 from attnc.constructions import max_affine, max_affine_cross
-from attnc.errors import DomainError, InputError
+from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -129,3 +129,9 @@ def test_smooth_functions_need_few_keys_and_the_norm_is_proved_again(tmp_path, t
 def test_who_measures_in_lp_is_named():
     with pytest.raises(InputError, match=r"norm=2.0 is not an option of compose.*'max_affine'.*'spectral_grid'"):
         attnc.compile("sin(x)", box=[(-1, 1)], norm=2, construction="compose")
+
+
+def test_two_layers_that_do_not_fit_in_memory_are_refused():
+    """The matrix of a layer that is folded has a row for every channel of every token: 84 GiB here."""
+    with pytest.raises(BoundNotMet, match="max_bytes"):
+        attnc.compile("floor(x+y)", [(-1, 1)] * 2, 0.317, norm=3, dtype="float32", construction="two_layer")

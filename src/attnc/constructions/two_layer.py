@@ -69,8 +69,9 @@ def two_layer(
     def cost(steps: Steps) -> tuple[int, int]:
         num_keys, d_k = n * steps.grid.num_cells, sum(steps.grid.counts) + n
         width = 2 * d_k + target.num_outputs // n
-        # W_Q and W_K are dense, 8 bytes an entry, and folded once; tokens of layer 1 have 8 channels at most.
-        dense = 2 * 2 * 8 * width * d_k
+        # W_Q and W_K are dense, 8 bytes an entry, and folded once; tokens of layer 1 have 8 channels at most. Folding
+        # the second layer counts the rows of a matrix with one for every channel of every token.
+        dense = 2 * 2 * 8 * width * d_k + 8 * num_keys * width
         return steps.num_anchors + num_keys, num_keys * per_anchor + dense + 8 * 64 * steps.num_tokens
 
     bumps = make_bumps(

@@ -7,6 +7,9 @@ import math
 from attnc.errors import InputError, real_number
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
+SMALLEST = 1e-300
+"""That is advised: of smaller numbers two digits are no numbers of float64."""
+
 
 def check_request(eps: float | None, num_anchors: int | None, max_value: float, dtype: str) -> None:
     if (eps is None) == (num_anchors is None):
@@ -25,5 +28,7 @@ def check_request(eps: float | None, num_anchors: int | None, max_value: float, 
 
 def round_above(error: float) -> float:
     """Two digits that are safely above, and above what a proof finds of an error that was seen."""
+    if error < SMALLEST:
+        return SMALLEST
     digit = 10.0 ** (math.floor(math.log10(error)) - 1)
     return math.ceil(1.04 * error / digit) * digit
