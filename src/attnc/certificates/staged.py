@@ -169,7 +169,8 @@ class _Walk:
             carried = _read(claim.carrier, carrier, state, off)
         self.links.append(Link(claim.part, read, slopes, carried, own, rounding, deviations))
         text = self._claim(claim) | {"carrier_size": None if carrier is None else size}
-        text |= {"term": f"{to_text(claim.tree)} of {self.ranges.describe(claim.argument)}"}
+        times = "" if claim.carrier is None else f", times {self.ranges.describe(claim.carrier)}"
+        text |= {"term": f"{to_text(claim.tree)} of {self.ranges.describe(claim.argument)}{times}"}
         ends = float(box.lo[0]), float(box.hi[0])
         self.heads.append(HeadProof(stage, name, text, *ends, deltas, held, proof))
         self.names[id(claim.part)] = f"{self.prefix}{len(self.heads) - 1}"
