@@ -97,6 +97,17 @@ def test_a_part_of_the_box_is_named_by_its_variables():
             net.bound(wrong)
 
 
+def test_points_too_far_out_have_no_value():
+    """Of an infinite range: where scores overflow, and at infinity itself."""
+    everywhere = attnc.compile("gelu(x)", {"x": (-np.inf, np.inf)}, 1e-2)
+    assert everywhere([[1e100]])[0] == pytest.approx(1e100)
+    for ask in (everywhere, everywhere.run):
+        with pytest.raises(InputError, match=r"point 1 has no value in float64: its scores overflow, with x = 1e\+308"):
+            ask([[0.0], [1e308]])
+        with pytest.raises(InputError, match="point 0 has x = inf"):
+            ask([[np.inf]])
+
+
 def test_a_network_is_shown_in_a_line(net):
     assert max(len(repr(part)) for part in (net, net.program, net.certificate)) < 250
     for fact in ("x - 2*y", "max_affine", f"{net.num_anchors} anchors", "float64", "bound 0."):

@@ -157,7 +157,7 @@ class Network:
         self, *inputs: Float[np.ndarray, "batch ..."], outside: str = "raise", progress: Progress | None = None
     ) -> Float[np.ndarray, "batch ..."]:
         """The outputs. Points outside the box raise; outside="clamp" moves them to it, "allow" lets them through."""
-        return self._engine(*self._checked(inputs, outside), progress=progress)
+        return self._evaluated(self._checked(inputs, outside), outside, progress)
 
     def run(
         self,
@@ -173,8 +173,27 @@ class Network:
         """
         checked = self._checked(inputs, outside)
         if not cache:
-            return Run(self._engine(*checked), {})
+            return Run(self._evaluated(checked, outside), {})
         return Run(*evaluate_recorded(self.program, checked, max_bytes))
+
+    def _evaluated(
+        self, checked: tuple[np.ndarray, ...], outside: str, progress: Progress | None = None
+    ) -> Float[np.ndarray, "batch ..."]:
+        """Far out on an infinite range, or outside the box, scores may overflow: what comes of that is no value."""
+        if self.box.is_bounded and outside != "allow":
+            return self._engine(*checked, progress=progress)
+        with np.errstate(over="ignore", invalid="ignore"):
+            outputs = self._engine(*checked, progress=progress)
+        lost = np.flatnonzero(~np.isfinite(outputs).reshape(len(outputs), -1).all(axis=1))
+        if len(lost):
+            row = int(lost[0])
+            at = np.concatenate([array[row].ravel() for array in checked])
+            most = int(np.abs(at).argmax())
+            raise InputError(
+                f"point {row} has no value in {self.dtype}: its scores overflow, with {self.variables[most]} = "
+                f"{at[most]:.6g}. Choose points closer to 0."
+            )
+        return outputs
 
     def _checked(self, inputs: tuple[Any, ...], outside: str) -> tuple[np.ndarray, ...]:
         if outside not in OUTSIDE:
@@ -201,8 +220,8 @@ class Network:
             raise InputError(f"point {row} is NaN in {self.variables[columns][column]}")
         lo, hi = self.box.lo[columns], self.box.hi[columns]
         if outside == "clamp":
-            return np.clip(flat, lo, hi)
-        if outside == "raise":
+            flat = np.clip(flat, lo, hi)
+        elif outside == "raise":
             beyond = (flat < lo) | (flat > hi)
             if beyond.any():
                 row, column = np.argwhere(beyond)[0]
@@ -211,8 +230,10 @@ class Network:
                     f"point {row} has {name} = {flat[row, column]:.6g}, outside [{lo[column]:.6g}, {hi[column]:.6g}]; "
                     'nothing is claimed there. Use outside="clamp" or outside="allow" to go on.'
                 )
-        elif not np.isfinite(flat).all():
-            raise InputError("points must be finite")
+        if not np.isfinite(flat).all():
+            row, column = np.argwhere(~np.isfinite(flat))[0]
+            name = self.variables[columns][column]
+            raise InputError(f"points must be finite: point {row} has {name} = {flat[row, column]:g}")
         return flat
 
     def with_observed(self, observed: float) -> Network:

@@ -98,10 +98,20 @@ def test_a_norm_bound_is_not_printed_at_a_point(run, tmp_path):
     made = run("compile", "sign(x)", "--box", "x=-1:1", "--eps", "0.2", "--norm", "2", "--out", net)
     assert made.code == 0, made.err
     assert "L2 norm" in made.out
-    assert "no bound" in run("eval", net, "x=0.5").out
+    said = run("eval", net, "x=0.5").out
+    assert "no bound at a single point: the L2 norm of the error over the box is at most" in said
+    assert "±" not in said
     facts = json.loads(run("info", net, "--json").out)
     assert facts["norm"] == "2"
     assert facts["bound"] <= 0.2
+
+
+def test_a_point_without_a_value_is_refused(run, tmp_path):
+    net = tmp_path / "net"
+    run("compile", "gelu(x)", "--box", "x=-inf:inf", "--out", net)
+    ran = run("eval", net, "x=1e308", "--json")
+    assert ran.code == 2
+    assert "overflow" in ran.json["error"]["message"]
 
 
 def test_eval_beyond_the_core_of_an_infinite_box_says_that_rounding_is_not_counted(run, tmp_path):

@@ -159,6 +159,9 @@ def eval_command(
     if certificate.is_of_table and certificate.bound is not None and is_inside:
         those = f"the table's {plural(certificate.points or 0, 'point')}"
         claim = f"(± {ceiling(certificate.bound)} at {those}; nothing is claimed between them)"
+    if certificate.bound is not None and certificate.norm != "inf":
+        norm = f"the L{certificate.norm} norm of the error over the box is at most {ceiling(certificate.bound)}"
+        claim = f"(no bound at a single point: {norm})"
     if bound is not None and core is not None and not is_rounding_counted:
         claim = f"(± {ceiling(bound)} in exact arithmetic, rounding beyond [{core[0]:g}, {core[1]:g}] not counted)"
     for name, i in _output_names(values):
