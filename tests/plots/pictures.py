@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from functools import cache
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -147,3 +149,30 @@ def ticks(axes: Axes) -> list[tuple[np.ndarray, Any]]:
 
 def image(axes: Axes, number: int = 0) -> np.ndarray:
     return np.asarray(axes.images[number].get_array())
+
+
+def require_readable(shown: Figure, monkeypatch: Any, least_texts: int = 20) -> None:
+    """No text lies on another or leaves the page."""
+    FigureCanvasAgg(shown)
+    shown.draw_without_rendering()  # the layout settles
+    drawn: dict[int, tuple[str, Any]] = {}
+    draw = Text.draw
+
+    def recording(self: Text, renderer: Any) -> Any:
+        if self.get_visible() and self.get_text().strip():
+            drawn[id(self)] = (self.get_text(), Text.get_window_extent(self, renderer))
+        return draw(self, renderer)
+
+    monkeypatch.setattr(Text, "draw", recording)
+    shown.draw_without_rendering()
+    boxes = list(drawn.values())
+    assert len(boxes) > least_texts
+    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+        width = min(a.x1, b.x1) - max(a.x0, b.x0)
+        height = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert width < 1 or height < 1, (one, other)
+    for text, box in boxes:
+        assert box.x0 >= 0, text
+        assert box.x1 <= shown.bbox.x1, text
+        assert box.y0 >= 0, text
+        assert box.y1 <= shown.bbox.y1, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +10,19 @@ import pytest
 
 import attnc
 from attnc.errors import InputError
+from attnc.network import Network
 
 pytest.importorskip("matplotlib")
 from attnc.plots.certificate import certificate_figure
+from plots.pictures import require_readable
 
 
 @pytest.mark.parametrize(
     ("text", "box", "panels"),
     [
         ("sin(x)", {"x": (-3, 3)}, 1 + 1),
-        ("x*y", {"x": (-1, 1), "y": (-1, 1)}, 1 + 1),
-        ("exp(sin(x)*y)*z", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}, 1),
+        ("x*y", {"x": (-1, 1), "y": (-1, 1)}, 1 + 2),
+        ("exp(sin(x)*y)*z", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}, 1 + 3),
         ("gelu(x)", {"x": (-np.inf, np.inf)}, 1 + 1),
     ],
 )
@@ -29,6 +32,59 @@ def test_a_bar_for_every_term(text: str, box: dict[str, tuple[float, float]], pa
     assert len(axes) == panels
     widths = sorted(patch.get_width() for patch in axes[0].patches)
     assert widths == pytest.approx(sorted(term.value for term in network.certificate.terms))
+
+
+PLANE = {"x": (-1.0, 1.0), "y": (-1.0, 1.0)}
+TABLE = attnc.TableTarget(np.linspace(0, 3, 9)[:, None], np.sin(np.linspace(0, 3, 9)))
+SCATTERED = attnc.TableTarget([[0, 0], [1, 0.2], [0.3, 1], [0.8, 0.7]], [0, 1, 2, 3])
+RELU = attnc.ReLUNetwork([[[1.0, 0.5], [-0.7, 0.3], [0.2, 0.9]], [[1.0, -1.0, 0.1]]], [[0.1, 0.2, 0.3], [0.0]], (-1, 1))
+LONG = "sin(x)*cos(y)*exp(z)+sqrt(x**2+y**2+z**2+1)*atan(x*y)+log(2+x*z)*tanh(y-z)+abs(x-y)*sigmoid(x+y+z)"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: attnc.compile("x", {"x": (-1, 1)}, 1e-3),  # nothing to see: the error is 0
+        lambda: attnc.compile("abs(x - 0.3)", {"x": (-1, 1)}, 1e-4),
+        lambda: attnc.compile("gelu(x)", {"x": (-np.inf, np.inf)}, 1e-4),
+        lambda: attnc.compile("(x*y, x + 2*y)", PLANE, 1e-2),
+        lambda: attnc.compile("exp(sin(x)*y)", PLANE, 1e-2),
+        lambda: attnc.compile("sign(x)*y", PLANE, 0.3, norm=2),
+        lambda: attnc.compile(LONG, dict.fromkeys("xyz", (-1, 1)), 1e-1),
+        lambda: attnc.compile(lambda p: np.abs(p).max(axis=1), [(-1, 1)] * 2, 0.2, lipschitz=1.0),
+        lambda: attnc.compile(RELU, eps=0.1),
+        lambda: attnc.compile(TABLE, eps=1e-3),
+        lambda: attnc.compile(SCATTERED, eps=1e-3),
+    ],
+)
+def test_it_can_be_read(make: Callable[[], Network], monkeypatch) -> None:
+    require_readable(certificate_figure(make()), monkeypatch, least_texts=12)
+
+
+def test_the_error_seen_is_that_of_the_network() -> None:
+    """Along each variable, the largest over the others; below the bound everywhere, and next to the observed error."""
+    network = attnc.compile("exp(sin(x)*y)*z", dict.fromkeys("xyz", (-1, 1)), 1e-2)
+    claim = network.certificate
+    for axes in certificate_figure(network).axes[1:]:
+        (seen,) = (patch for patch in axes.patches if patch.get_label() == "seen")
+        assert 0.5 * claim.observed <= seen.get_data().values.max() <= claim.bound
+
+
+def test_a_theorem_is_not_called_a_proof_head_by_head() -> None:
+    network = attnc.compile("x*y*z", dict.fromkeys("xyz", (-1, 1)), 0.3, construction="max_affine", norm=2)
+    shown = certificate_figure(network)
+    texts = [text.get_text() for text in shown.texts]
+    assert ("head by head" in " ".join(texts)) == (network.certificate.method == "staged proof")
+    assert any(text.startswith("seen at samples in the L2 norm, no proof: ") for text in texts)
+
+
+def test_beside_a_jump_colours_are_those_of_the_rest() -> None:
+    network = attnc.compile("sign(x)*y", PLANE, 0.3, norm=2)
+    drawn = certificate_figure(network).axes[1].collections[0]
+    bounds = np.array(network.certificate.leaf_bounds)
+    assert drawn.get_clim()[1] < bounds.max()
+    assert drawn.colorbar.extend == "max"
 
 
 def test_it_is_written_whole(tmp_path: Path) -> None:

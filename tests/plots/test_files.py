@@ -15,6 +15,8 @@ from attnc.errors import FileError, InputError
 from attnc.plots import figure, plot
 from plots.pictures import network, picture, texts, titles
 
+RELU = attnc.ReLUNetwork([[[1.0, 0.5], [-0.7, 0.3], [0.2, 0.9]], [[1.0, -1.0, 0.1]]], [[0.1, 0.2, 0.3], [0.0]], (-1, 1))
+
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
 def test_formats(tmp_path: Path, suffix: str, start: bytes) -> None:
@@ -93,3 +95,31 @@ def test_text_is_never_read_as_mathematics(tmp_path: Path) -> None:
     named = dataclasses.replace(network("line"), expression=None, construction="$\\frac{$")
     plot(named, tmp_path / "figure.png")
     assert any("$\\frac{$" in text for text in texts(figure(named)))
+
+
+def test_where_the_error_is_not_drawn_the_header_says_what_is_claimed() -> None:
+    xs = np.linspace(0, 3, 9)
+    table = attnc.compile(attnc.TableTarget(xs[:, None], np.sin(xs)), eps=1e-3)
+    shown = [text.get_text() for text in figure(table).texts]
+    assert shown[0] == "table of 9 points"
+    assert any(text.startswith("error: at the table's 9 points: bound") for text in shown)
+    code = attnc.compile(lambda p: np.sin(p[:, 0]), [(0, 3)], 0.1, lipschitz=1.0)
+    assert any("(proven)" in text.get_text() for text in figure(code).texts)
+
+
+def test_of_a_table_no_bound_is_drawn_between_its_points() -> None:
+    xs = np.linspace(0, 3, 9)
+    table = attnc.TableTarget(xs[:, None], np.sin(xs))
+    shown = figure(attnc.compile(table, eps=1e-3), lambda p: np.sin(p[:, 0]))
+    assert "error" in titles(shown)
+    assert not any("bound" in text.get_text() for axes in shown.axes for text in axes.texts if "+" in text.get_text())
+
+
+def test_a_loaded_relu_network_knows_what_it_stands_for(tmp_path: Path) -> None:
+    relu = attnc.compile(RELU, eps=0.1)
+    relu.save(tmp_path / "net")
+    shown = figure(attnc.load(tmp_path / "net"))
+    assert titles(shown)[:3] == ["target", "network", "error"]
+    (error,) = (axes for axes in shown.axes if axes.get_title(loc="left") == "error")
+    drawn = np.abs(error.collections[0].get_array() if error.collections else error.images[0].get_array()).max()
+    assert 0.3 * relu.certificate.observed <= drawn <= relu.certificate.bound

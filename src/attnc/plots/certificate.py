@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.certificates.error_tree import ErrorNode, error_tree
 from attnc.errors import InputError
-from attnc.model_card import ceiling, one_line, percent, proved_how, without_expression
+from attnc.model_card import ceiling, one_line, percent, plural, proved_how, without_expression
 from attnc.plots.drawing import write_figure
-from attnc.plots.style import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    SIZES,
-    add_colorbar,
-    figure_class,
-    new_figure,
-    set_plain,
-    set_plane,
-    set_title,
-)
-from attnc.targets.expressions.expression import Expression
+from attnc.plots.error_places import draw_cells, draw_line, draw_plane, draw_points, draw_profiles
+from attnc.plots.style import BLUE, INK, figure_class, new_figure, set_plain, set_title, shortened
+from attnc.plots.subject import Subject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,9 +23,12 @@ if TYPE_CHECKING:
 
     from attnc.network import Network
 
-MOST_TERMS = 12
-MOST_OUTLINED = 4_096
-"""Cells up to which each has an outline."""
+MOST_TERMS, LONGEST = 12, 34
+"""Bars, and letters of a name beside one."""
+MOST_PROFILES, PROFILE = 6, 1.5
+"""Variables along which the error is drawn where there are more than two, and the height of each in inches."""
+LETTERS, TITLE_LETTERS = 13.0, 7.0
+"""To an inch, of the lines of the header and of its title."""
 
 
 def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
@@ -45,27 +39,57 @@ def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
 
 
 def certificate_figure(network: Network) -> Figure:
-    """The ledger on the left; on the right the bounds of the leaves over the domain, or else the error seen there."""
-    claim = network.certificate
-    has_leaves = network.box.d in (1, 2) and bool(claim.leaf_bounds)
-    has_map = has_leaves or (network.box.d in (1, 2) and network.box.is_bounded and network.expression is not None)
+    """The ledger on the left; on the right where on the domain the error sits: proved of each leaf, and seen."""
+    claim, d = network.certificate, network.box.d
+    has_leaves, is_known = bool(claim.leaf_bounds), Subject.of(network, None, 0).function is not None
     title = one_line(network.expression or without_expression(network))
-    norm = "" if claim.norm == "inf" else f" in the L{claim.norm} norm"
-    how = f"proven {proved_how(claim)}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}"
-    seen = "" if claim.observed is None else f"; {claim.observed:.3g} seen at samples"
-    picture = new_figure(figure_class(), 11.5 if has_map else 7.5, 4.2, title, how + seen)
-    if not has_map:
-        _draw_ledger(picture.subplots(), network)
-        return picture
-    left, right = picture.subplots(1, 2, width_ratios=(1.1, 1))
-    _draw_ledger(left, network)
-    if not has_leaves:
-        _draw_seen(picture, right, network)
-    elif network.box.d == 1:
-        _draw_steps(right, network)
+    if claim.is_of_table:
+        count, width = int(d <= 2 and bool(claim.table)), 11.5
+    elif d <= 2 or not network.box.is_bounded:
+        count = (has_leaves and d == 2) + is_known if d == 2 else int(has_leaves or is_known)
+        width = 16.0 if count == 2 else 11.5
     else:
-        _draw_cells(picture, right, network)
+        count, width = (min(d, MOST_PROFILES) if has_leaves or is_known else 0), 13.0
+    width = width if count else 7.5
+    lines = [part for text in _claims(network) for part in textwrap.wrap(text, int(LETTERS * width))]
+    height = max(4.2, PROFILE * count) if d > 2 else 4.2
+    picture = new_figure(figure_class(), width, height, shortened(title, int(TITLE_LETTERS * width)), *lines)
+    if not count:
+        _draw_ledger(picture.subplots(), network)
+    elif d > 2:
+        grid = picture.add_gridspec(1, 2)
+        _draw_ledger(picture.add_subplot(grid[0]), network)
+        rows = grid[1].subgridspec(count, 1)
+        draw_profiles([picture.add_subplot(rows[i]) for i in range(count)], network)
+    else:
+        left, *others = picture.subplots(1, 1 + count, width_ratios=(1.1, *[1] * count))
+        _draw_ledger(left, network)
+        if claim.is_of_table:
+            draw_points(picture, others[0], network)
+        elif d == 1:
+            draw_line(others[0], network)
+        else:
+            if has_leaves:
+                draw_cells(picture, others[0], network)
+            if is_known:
+                draw_plane(picture, others[-1], network)
     return picture
+
+
+def _claims(network: Network) -> list[str]:
+    """What is proved, where that is largest, and what was seen."""
+    claim = network.certificate
+    if claim.is_of_table:
+        where = f"at the table's {plural(claim.points or 0, 'point')}"
+        seen = "" if claim.observed is None else f"; {claim.observed:.3g} is the largest error seen at them"
+        return [f"proven {where}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{seen}"]
+    norm = "" if claim.norm == "inf" else f" in the L{claim.norm} norm"
+    place = claim.worst_place(network.box)
+    said = f"proven {proved_how(claim)}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}"
+    lines = [said + (f", largest on {place}" if place else "")]
+    if claim.observed is not None:
+        lines.append(f"seen at samples{norm}, no proof: {claim.observed:.3g}")
+    return lines
 
 
 def _draw_ledger(axes: Axes, network: Network) -> None:
@@ -80,7 +104,7 @@ def _draw_ledger(axes: Axes, network: Network) -> None:
     axes.barh(places, [adds for _, adds, _ in rows], color=BLUE, height=0.6)
     axes.set_yticks(places, [name for name, _, _ in rows], parse_math=False)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.45 * max(max((adds for _, adds, _ in rows), default=0.0), 1e-300))
+    axes.set_xlim(0, 1.45 * max((adds for _, adds, _ in rows), default=0.0) or 1.0)
     axes.locator_params(axis="x", nbins=4)
     for place, (_, adds, share) in zip(places, rows, strict=True):
         axes.annotate(
@@ -101,79 +125,16 @@ def _leaves_of(node: ErrorNode) -> list[ErrorNode]:
 
 
 def _label(node: ErrorNode) -> str:
-    text = one_line(node.name if node.own is None else f"{node.name} = {node.what}")
-    return text if len(text) < 34 else text[:32] + "…"
+    if node.own is None:
+        return shortened(one_line(node.name), LONGEST)
+    what, others = one_line(node.what), re.search(r", and (\d+ more) of this kind$", node.what)
+    if others is not None:
+        what = f"{what[: others.start()]}, and {others[1]}"
+    return _shortened_within(f"{one_line(node.name)} = {what}", keep=0 if others is None else len(others[1]) + 6)
 
 
-def _draw_seen(picture: Figure, axes: Axes, network: Network) -> None:
-    """Of a proof without leaves over the box: the error at a grid of points, which proves nothing."""
-    box = network.box
-    per_axis = 513 if box.d == 1 else 97
-    lines = [np.linspace(lo, hi, per_axis) for lo, hi in zip(box.lo, box.hi, strict=True)]
-    points = np.stack([line.ravel() for line in np.meshgrid(*lines, indexing="ij")], axis=1)
-    wanted = Expression.parse(network.expression or "").with_variables(box.names)(points)
-    errors = np.abs(network(points).reshape(len(points), -1) - wanted).max(axis=1)
-    if box.d == 1:
-        axes.plot(lines[0], errors, color=BLUE, lw=1.2)
-        axes.set_xlabel(one_line(box.names[0]), color=INK, parse_math=False)
-        axes.set_ylabel("error seen", color=GREY)
-        set_plain(axes)
-    else:
-        drawn = axes.pcolormesh(*lines, errors.reshape(per_axis, per_axis).T, cmap=SIZES, vmin=0, rasterized=True)
-        set_plane(axes, box)
-        add_colorbar(picture, axes, drawn, "error seen")
-    set_title(axes, "Where the error sits", f"seen at {len(points):,} points; the proof is head by head")
-
-
-def _draw_steps(axes: Axes, network: Network) -> None:
-    claim = network.certificate
-    lo, hi = claim.cells(network.box)
-    order = np.argsort(lo[:, 0])
-    edges = np.append(lo[order, 0], hi[order[-1], 0])
-    bounds = np.array(claim.leaf_bounds)[order]
-    axes.stairs(bounds, edges, color=BLUE, fill=True, alpha=0.35, label="bound of each leaf")
-    axes.stairs(bounds, edges, color=BLUE, lw=0.8)  # leaves at a jump are thinner than a pixel
-    if claim.norm == "inf":
-        axes.axhline(claim.bound or 0.0, color=ORANGE, lw=1.4, label="bound")
-    what = f"{len(lo):,} leaves cover the box"
-    if claim.core is not None:
-        _draw_tails(axes, network, edges)
-        what = f"{len(lo):,} leaves cover [{edges[0]:g}, {edges[-1]:g}], tails the rest"
-    axes.set_ylim(0, 1.3 * float(max(bounds.max(), claim.bound or 0.0 if claim.norm == "inf" else 0.0)))
-    axes.set_xlabel(one_line(network.variables[0]), color=INK, parse_math=False)
-    axes.set_ylabel("error at most", color=GREY)
-    axes.legend(frameon=False, fontsize=9, ncols=3, loc="upper center")
-    set_plain(axes)
-    set_title(axes, "Where the error sits", what)
-
-
-def _draw_tails(axes: Axes, network: Network, edges: np.ndarray) -> None:
-    """Beyond the core: one bound for all of a tail, at most that of the certificate, in exact arithmetic."""
-    claim, width = network.certificate, 0.25 * (edges[-1] - edges[0])
-    label: str | None = "tail, in exact arithmetic"
-    for start, stop, end in (
-        (edges[0] - width, edges[0], network.box.lo[0]),
-        (edges[-1], edges[-1] + width, network.box.hi[0]),
-    ):
-        if np.isinf(end):
-            axes.stairs([claim.bound or 0.0], [start, stop], fill=True, color=GREY, alpha=0.25, label=label)
-            label = None
-
-
-def _draw_cells(picture: Figure, axes: Axes, network: Network) -> None:
-    from matplotlib.collections import PolyCollection
-
-    claim = network.certificate
-    lo, hi = claim.cells(network.box)
-    corners = np.stack([lo, np.stack([hi[:, 0], lo[:, 1]], 1), hi, np.stack([lo[:, 0], hi[:, 1]], 1)], axis=1)
-    outline = GREY if len(lo) <= MOST_OUTLINED else "face"  # lines would hide cells that are thinner than they are
-    drawn = PolyCollection(
-        list(corners), array=np.array(claim.leaf_bounds), cmap=SIZES, edgecolors=outline, linewidths=0.2
-    )
-    axes.add_collection(drawn)
-    axes.set_xlim(network.box.lo[0], network.box.hi[0])
-    axes.set_ylim(network.box.lo[1], network.box.hi[1])
-    drawn.set_clim(0, claim.bound or 1.0)
-    set_plane(axes, network.box)
-    add_colorbar(picture, axes, drawn, "error at most")
-    set_title(axes, "Where the error sits", f"{len(lo):,} leaves cover the box")
+def _shortened_within(text: str, keep: int) -> str:
+    """To the longest label, without losing the last letters."""
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST - 1 - keep]}…{text[len(text) - keep :]}"

@@ -46,7 +46,7 @@ def draw_lines(make: type[Figure], subject: Subject, lines: list[tuple[int, Line
     heights += [2.9 + 0.25 * max(0, min(len(found), BANDS) - 5) for found in shown]
     notes = [line.note] * bool(line.note) + [""] * (len(curves) > 1)  # the last one is the legend's
     title = subject.title if len(curves) > 1 else subject.entry_title
-    picture = new_figure(make, 9.6 if columns < 3 else 11.5, sum(heights), title, subject.subtitle, *notes)
+    picture = new_figure(make, 9.6 if columns < 3 else 11.5, sum(heights), title, *subject.header, *notes)
     grid = picture.add_gridspec(len(heights), columns, height_ratios=heights)
 
     marked = []
@@ -55,7 +55,7 @@ def draw_lines(make: type[Figure], subject: Subject, lines: list[tuple[int, Line
         _draw_curve(axes, subject, curve, is_only=len(curves) == 1)
         marked += [axes] * (curve is chosen)
     if len(curves) > 1:
-        add_header_legend(picture, 1 + len(notes), *marked[0].get_legend_handles_labels())
+        add_header_legend(picture, len(subject.header) + len(notes), *marked[0].get_legend_handles_labels())
     worst = (line.lo + line.hi) / 2
     if chosen.target is not None:
         axes = picture.add_subplot(grid[num_rows, :])

@@ -104,9 +104,11 @@ def set_plane(axes: Axes, box: Box) -> None:
     set_plain(axes, grid=False)
 
 
-def add_colorbar(picture: Figure, axes: Axes, drawn: Any, label: str, width: float = 0.035) -> Any:
-    """As tall as the panel, whatever its aspect."""
-    bar = picture.colorbar(drawn, cax=axes.inset_axes((1 + width, 0, width, 1)))
+def add_colorbar(
+    picture: Figure, axes: Axes, drawn: Any, label: str, width: float = 0.035, *, extend: str = "neither"
+) -> Any:
+    """As tall as the panel, whatever its aspect. With extend="max" an arrow says that there is more."""
+    bar = picture.colorbar(drawn, cax=axes.inset_axes((1 + width, 0, width, 1)), extend=extend)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=GREY, labelsize=9, length=0)
     bar.set_label(label, color=GREY, fontsize=9.5)

@@ -11,9 +11,10 @@ import numpy as np
 
 from attnc.errors import AttncError, InputError
 from attnc.ir.normal_form import AttentionStage, NormalForm
-from attnc.model_card import ceiling, one_line, plural
+from attnc.model_card import ceiling, one_line, plural, without_expression
 from attnc.plots.clips import Clip, read_clip
 from attnc.plots.style import shortened
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear
 from attnc.targets.target import Target
 
@@ -64,14 +65,13 @@ class Subject:
             name = network.expression or str(getattr(target, "__name__", type(target).__name__))
             return cls(network, _of_points(network, target), output, name, clip)
         if network.expression is not None:
-            from attnc.targets.expressions.expression import Expression
-
             function = Expression.parse(network.expression).with_variables(network.variables)
             name = network.expression if clip is None else clip.describe(network.variables)
             return cls(network, function, output, name, clip)
         if clip is not None:
             return cls(network, clip, output, clip.describe(network.variables), clip, is_read=True)
-        return cls(network, None, output, "a Python function")
+        name = without_expression(network)
+        return cls(network, None if network.definitions is None else _defined(network), output, name)
 
     @property
     def form(self) -> NormalForm:
@@ -114,16 +114,18 @@ class Subject:
 
     @property
     def bound(self) -> float | None:
-        """The bound of |network − target| at every point; None where what was proved is another norm, or nothing."""
-        certificate = self.network.certificate
-        return certificate.bound if certificate.norm == "inf" else None
+        """The bound of |network − target| at every point; None where what was proved is of another norm, of a table's
+        points alone, or nothing."""
+        return self.network.certificate.pointwise_bound
 
     @property
     def claims(self) -> str:
         certificate = self.network.certificate
         norm = "" if certificate.norm == "inf" else f"L{one_line(certificate.norm)} norm: "
         bound = "no bound" if certificate.bound is None else f"bound {ceiling(certificate.bound)} (proven)"
-        how = "all points of the table" if certificate.is_of_table else "sampled"
+        how = "sampled"
+        if certificate.is_of_table:
+            norm, how = f"at the table's {plural(certificate.points or 0, 'point')}: ", "all checked"
         observed = "" if certificate.observed is None else f"   observed {certificate.observed:.3g} ({how})"
         return norm + bound + observed
 
@@ -141,9 +143,10 @@ class Subject:
         return self.title + (f"   {self.entry(self.output)} of {self.num_outputs}" if self.num_outputs > 1 else "")
 
     @property
-    def subtitle(self) -> str:
+    def header(self) -> list[str]:
+        """What the network is; and what is claimed of it, where there is no panel of the error to say so."""
         network = self.network
-        return "   ·   ".join(
+        facts = "   ·   ".join(
             [
                 one_line(network.construction),
                 plural(network.program.num_heads, "head"),
@@ -152,10 +155,28 @@ class Subject:
                 network.dtype,
             ]
         )
+        return [facts] if self.function is not None else [facts, f"error: {self.claims}"]
 
     @property
     def target_label(self) -> str:
         return "target, read from the weights" if self.is_read else "target"
+
+
+def _defined(network: Network) -> Callable[[np.ndarray], Any]:
+    """What the definitions of a network say, one after the other: name = expression; …; outputs."""
+    *steps, outputs = (network.definitions or "").split(";")
+
+    def function(points: np.ndarray) -> np.ndarray:
+        values = dict(zip(network.variables, points.T, strict=True))
+        for step in (*steps, f"outputs = {outputs}"):
+            name, _, text = step.partition("=")
+            expression = Expression.parse(text.strip())
+            columns = [values[used] for used in expression.variables]
+            found = expression(np.stack(columns, axis=1) if columns else np.zeros((len(points), 0)))
+            values[name.strip()] = found if name == "outputs " else found[:, 0]
+        return values["outputs"]
+
+    return function
 
 
 def _split(network: Network, points: Float[np.ndarray, "points d"]) -> list[np.ndarray]:

@@ -46,7 +46,7 @@ def draw_maps(make: type[Figure], subject: Subject) -> Figure:
 
     count = (1 if target is None else 3) + len(selecting)
     rows, columns = (1, count) if count <= 3 else (2, -(-count // 2))
-    picture = new_figure(make, max(7.6, 5.0 * columns), 4.7 * rows, subject.entry_title, subject.subtitle)
+    picture = new_figure(make, max(7.6, 5.0 * columns), 4.7 * rows, subject.entry_title, *subject.header)
     panels = iter(picture.subplots(rows, columns, squeeze=False).ravel())
     extent = (float(box.lo[0]), float(box.hi[0]), float(box.lo[1]), float(box.hi[1]))
 
