@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.certificates.leaves.expression_tails import expression_tails
+from attnc.errors import InputError
 from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
 
@@ -18,6 +22,10 @@ if TYPE_CHECKING:
 MAX_POINTS = 20_000
 MAX_WORK = 4 * 10**8
 """Scores that a sample may cost: about two seconds of exponentials."""
+OCTAVES, PER_OCTAVE = 44, 8
+"""Points ever closer to the ends of an interval: keys may be graded to an end, and errors are then waves in log x."""
+FLAT = 1e-3
+"""How far from its asymptotes an expression may be where samples of an infinite box end."""
 STARTS, ROUNDS = 32, 6
 """From how many of the worst points the error is followed uphill, and how often the steps are halved."""
 
@@ -57,10 +65,10 @@ def observed_error(
     if claimed is not None:
         return float(np.abs(evaluate(claimed) - target(claimed)).max())
     count = int(min(MAX_POINTS, max(200, MAX_WORK // max(1, work_per_point))))
-    box = target.box if target.box.is_bounded else target.box.core(REACH)
+    box = target.box if target.box.is_bounded else target.box.core(_reach(target))
     points = sample_points(box, count, seed) if p == math.inf else _stratified(box, count, seed)
     if p == math.inf:
-        critical = target.critical_points()
+        critical = np.concatenate([target.critical_points(), _at_ends(box)])
         points = np.concatenate([points, critical[:: max(1, 2 * len(critical) // count)]])
 
     def errors_at(points: np.ndarray) -> np.ndarray:
@@ -74,6 +82,30 @@ def observed_error(
         return worst
     volume = math.exp(float(np.log(target.box.widths).sum()) / p)
     return worst * float(np.mean((errors / worst) ** p)) ** (1 / p) * volume
+
+
+def _reach(target: Target) -> float:
+    """Of an infinite box: beyond it the target is nearly affine, if that can be known."""
+    box = target.box
+    if not isinstance(target, ExpressionTarget) or box.d > 1:
+        return REACH
+    sides = [side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end)]
+    for reach in (REACH * 2.0**n for n in range(7)):
+        core = box.core(reach)
+        starts = {-1: -float(core.lo[0]), 1: float(core.hi[0])}
+        with contextlib.suppress(InputError):
+            tails = [tail for side in sides for tail in expression_tails(target.expression, side, starts[side])]
+            if all(tail.error <= FLAT for tail in tails):
+                return reach
+    return REACH
+
+
+def _at_ends(box: Box) -> Float[np.ndarray, "points d"]:
+    """Of an interval: PER_OCTAVE points in every octave towards each end."""
+    if box.d > 1:
+        return np.zeros((0, box.d))
+    inward = box.widths * 2.0 ** -(1 + np.arange(OCTAVES * PER_OCTAVE)[:, None] / PER_OCTAVE)
+    return np.clip(np.concatenate([box.lo + inward, box.hi - inward]), box.lo, box.hi)
 
 
 def _uphill(errors_at: Callable[[np.ndarray], np.ndarray], box: Box, points: np.ndarray, errors: np.ndarray) -> float:

@@ -29,6 +29,8 @@ from attnc.targets.target import Target
 MAX_VARIABLES = 3
 TOLERANCE, LEAST_TOLERANCE = 0.03, 0.003
 """Of an error that was seen; less where eps is closer to it."""
+BESIDE_ROUNDING = 0.01
+"""The same where rounding takes up the tolerance."""
 SELECTED = (1.0, 1.1, 1.2)
 """Times an error that was seen, in one, two, three variables: no smaller bound is sought where keys are selected, if
 that is below eps. Leaves would be many times as many."""
@@ -76,6 +78,8 @@ def prove(
     subject = Subject(found[0][0], roundings(program)[0], _with_outputs(target, found[0][1]), truncation)
     subject.rounding_level = subject.sampled_rounding()
     floor = max(FAR_BELOW * eps if target.box.d > 1 else 0.0, subject.rounding_level)
+    if observed > 0:
+        tolerance = max(min(tolerance, BESIDE_ROUNDING), tolerance - subject.rounding_level / observed)
     if 0 < observed < eps:
         tolerance = min(tolerance, max(LEAST_TOLERANCE, 0.9 * ((eps - floor) / observed - 1)))
     least = eps if isinstance(target, FunctionTarget) else 0.0

@@ -23,6 +23,7 @@ from attnc.certificates.rounding.program import Roundings
 from attnc.certificates.rounding.stage import rounding_bounds, score_errors
 from attnc.certificates.stages.one_stage import OneStage
 from attnc.certificates.taylor.ranges import Goal
+from attnc.errors import InputError
 from attnc.numerics.rounding import up
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import FunctionTarget
@@ -40,7 +41,7 @@ FEW_KEYS = 64
 """Up to so many keys both kinds of leaf are tried on every cell: a gate is hard in one place and soft in another."""
 PILOTS = 64
 """Cells on which Taylor and selection leaves are compared before the work begins."""
-REACHES = (4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 1024.0)
+REACHES = (4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, *(2.0**n for n in (7, 8, 9, 10, 12, 14, 17, 20)))
 """Where the tails of an infinite box may begin."""
 SPARE = 1.01
 """Rounding is stated so much larger than it is proved to be: a checker groups its terms in another way."""
@@ -67,23 +68,38 @@ class Subject:
     rounding_level: float = 0.0
 
     def cut_tails(self, goal: float) -> dict[int, float]:
-        """Of an infinite box: the finite part that leaves have to cover, and bounds beyond it, by side."""
+        """Of an infinite box: the finite part that leaves have to cover, and bounds beyond it, by side.
+
+        The smallest core beyond which bounds meet the goal, or are below what rounding costs at its ends; else that
+        with the smallest bounds. Of gelu(x − 20) nothing is known beyond 16: InputError if that is so for every core.
+        """
         box = self.target.box
         if box.is_bounded or not isinstance(self.target, ExpressionTarget):
             return {}
         sides = [side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end)]
-        tails: dict[int, float] = {}
-        for reach in REACHES:
-            core = box.core(reach)
+        refusal, found = None, None
+        cores = [box.core(reach) for reach in REACHES]
+        rounding = self._rounding_at(np.array([[core.lo, core.hi] for core in cores]).reshape(-1, 1))
+        for core, at_ends in zip(cores, rounding.reshape(len(cores), 2).max(axis=1), strict=True):
             starts = {-1: -float(core.lo[0]), 1: float(core.hi[0])}
-            tails = {
-                side: float(tail_bound(self.stage, self.target.expression, side, starts[side]).max()) for side in sides
-            }
-            if max(tails.values()) <= goal:
+            try:
+                tails = {
+                    side: float(tail_bound(self.stage, self.target.expression, side, starts[side]).max())
+                    for side in sides
+                }
+            except InputError as error:
+                refusal = error
+                continue
+            if found is None or max(tails.values()) < max(found[0].values()):
+                found = tails, core
+            if max(tails.values()) <= max(goal, at_ends):
                 break
+        if found is None:
+            assert refusal is not None
+            raise refusal
         self.target = copy.copy(self.target)
-        self.target.box = core
-        return tails
+        self.target.box = found[1]
+        return found[0]
 
     def sampled_rounding(self) -> float:
         """A little above the largest cost of rounding at points here and there."""
@@ -91,8 +107,11 @@ class Subject:
         places = np.random.default_rng(0).random((ROUNDING_POINTS, box.d))
         corners = np.array(list(itertools.product((0.0, 1.0), repeat=box.d)))
         points = box.lo + np.concatenate([places, corners]) * box.widths
+        return ROUNDING_TOLERANCE * float(self._rounding_at(points).max())
+
+    def _rounding_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"]:
         found = rounding_bounds(self.stage, self.roundings, points, np.zeros_like(points), truncation=self.truncation)
-        return ROUNDING_TOLERANCE * float(found.max())
+        return np.asarray(found.max(axis=1))
 
     def ways(self, goal: float) -> list[Way]:
         """Taylor leaves with mean values where there is a kink, or selection leaves: what promises more comes first."""
