@@ -312,3 +312,14 @@ def test_what_leaves_do_not_prove_closely_heads_do(text):
     claim = attnc.compile(text, [(-1, 1)] * 2, eps=1e-5).certificate
     assert claim.method == "staged proof"
     assert claim.observed <= claim.bound < 1e-13
+
+
+@pytest.mark.parametrize("text", ["sqrt(1.1 + (relu(-a) + 3*a + b)**2)", "exp(relu(a - 5)*b + sin(b)*a)"])
+def test_a_head_that_says_nothing_but_0(text):
+    """relu(−a) where a ≥ 0: all values of its head are 0, and it was not known for the one that writes the channel."""
+    target = attnc.as_target(text, {"a": (0.01, 2), "b": (0.5, 1.5)})
+    built = compose(target, eps=1e-3)
+    assert built.derivation is not None
+    found = prove_staged(built.program, target, built.derivation)
+    worst = Comparisons().check(built.program, target, found.bound, adversarial_points(built.program, target, 1500))
+    assert found.bound <= min(1e-3, 1.5 * worst)

@@ -19,7 +19,7 @@ import numpy as np
 
 from attnc.certificates.deep.composed_bound import NOT_BOUNDED, Composed, Output, composed_bound
 from attnc.certificates.deep.derivation_check import check_derivation
-from attnc.certificates.deep.head_lines import StateForm, Writer, read_out_size, writes
+from attnc.certificates.deep.head_lines import StateForm, Writer, read_out_size, silent_writers, writes
 from attnc.certificates.deep.line_proof import prove_line
 from attnc.certificates.deep.rounded_leaves import leaf_intervals
 from attnc.certificates.deep.slices import Slice, slices
@@ -130,6 +130,8 @@ class _Walk:
             for column, output in enumerate(outputs.tolist()):
                 name = part.outputs[output]
                 writers = [number for number, head in enumerate(rounds.heads) if writes(head, column)]
+                if not writers and name in self.derivation.heads:
+                    writers = silent_writers(part.program, name, len(stage.heads))
                 if not writers:
                     after[output] = _carried(stage, column, state, name)
                 elif len(writers) == 1 and name in self.derivation.heads:
