@@ -214,7 +214,7 @@ def info_command(
     print_parts(panel(network, []), Text("\nLayers", "bold"))
     console().print(Text(printable(describe(network.program))), soft_wrap=True)
     if tree.children:
-        print_parts(Text("\nWhere the bound comes from", "bold"), ledger_table(tree))
+        print_parts(Text("\nWhere the bound comes from", "bold"), ledger_table(tree, width=console().width))
     if network.certificate.assumptions:
         print_parts(Text("Assumptions", "bold"))
         for sentence in network.certificate.assumptions:

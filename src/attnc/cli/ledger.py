@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from attnc.cli.output import console
 from attnc.model_card import ceiling, one_line, percent
 
 if TYPE_CHECKING:
@@ -18,8 +17,9 @@ BAR, WHAT, WITH_BARS = 12, 20, 90
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-def ledger_table(tree: ErrorNode) -> RenderableType:
-    """For a staged proof with each head's own error and how much larger it is at the output."""
+def ledger_table(tree: ErrorNode, *, width: int = WITH_BARS) -> RenderableType:
+    """For a staged proof with each head's own error and how much larger it is at the output; in a narrow terminal
+    without bars."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -31,7 +31,7 @@ def ledger_table(tree: ErrorNode) -> RenderableType:
     headers = ("own error", "grows", "adds", "share") if has_heads else ("at most", "share")
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
-    has_bars = console().width >= WITH_BARS
+    has_bars = width >= WITH_BARS
     if has_bars:
         table.add_column("", no_wrap=True)
     for stem, node in _lines(tree):
