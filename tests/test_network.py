@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import attnc
 from attnc.errors import InputError
 from attnc.ir.text import layer_rows
+from attnc.targets.expressions.expression import Expression
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,52 @@ def test_a_part_of_the_box_is_named_by_its_variables():
     for wrong in ({"z": (0, 1)}, {"y": (0.0, 2.0)}):
         with pytest.raises(attnc.InputError, match="not a part"):
             net.bound(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "options"),
+    [
+        ("exp(sin(x)*y)", {"x": (-0.1, 0.1)}, {}),
+        ("max(x, y, z)", {"x": (0.5, 1.0), "y": (-1.0, -0.5), "z": (-1.0, 0.0)}, {}),
+        ("(x*y*z, x - 0.3*sin(y*z)/2)", {"z": (0.0, 0.1)}, {}),
+        ("sqrt(x**2 + y**2 + 1)", {"x": (0.0, 0.2), "y": (0.0, 0.2)}, {"dtype": "float32"}),
+    ],
+)
+def test_a_part_of_the_box_of_a_deep_network_has_a_bound_of_its_own(text, part, options, tmp_path):
+    names = dict.fromkeys([name for name in "xyz" if name in text], (-1.0, 1.0))
+    net = attnc.compile(text, names, 1e-2, construction="compose", **options)
+    assert net.certificate.method == "staged proof"
+    net.save(tmp_path / "net")
+    bound = attnc.load(tmp_path / "net").bound(part)
+    assert bound < net.certificate.bound
+    lo, hi = np.array([part.get(name, ends) for name, ends in names.items()]).T
+    points = np.random.default_rng(0).uniform(lo, hi, (4096, len(lo)))
+    wanted = Expression.parse(text).with_variables(net.variables)(points)
+    assert np.abs(net(points).reshape(wanted.shape) - wanted).max() <= bound
+
+
+def test_a_part_of_the_box_in_another_norm():
+    """The norm over a part is at most that over the whole, and where f does not jump far less."""
+    net = attnc.compile("sign(x - 0.3)", {"x": (-1, 1)}, 0.3, norm=4)
+    for claim in (net.certificate, dataclasses.replace(net.certificate, method="theorem", leaves=(), leaf_bounds=())):
+        stated = dataclasses.replace(net, certificate=claim)
+        assert stated.bound({"x": (0.25, 1.0)}, seconds=1) <= claim.bound
+        assert stated.bound({"x": (0.5, 1.0)}, seconds=1) < claim.bound / 10
+
+
+@pytest.mark.parametrize("seconds", [-1, np.nan, "soon", None])
+def test_seconds_for_a_proof_are_a_number(net, seconds):
+    with pytest.raises(InputError, match="seconds"):
+        net.bound({"x": (0, 1)}, seconds=seconds)
+
+
+@pytest.mark.parametrize("change", [{"function": "sin("}, {"argument": "x*y"}, {"argument": "q"}, {"name": None}])
+def test_stages_that_say_something_else_leave_the_bound_of_the_whole(change):
+    """What a certificate says of its heads is not believed: nothing is proved from what does not fit."""
+    net = attnc.compile("exp(sin(x)*y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-2)
+    first, *others = net.certificate.stages
+    claim = dataclasses.replace(net.certificate, stages=({**first, **change}, *others))
+    assert dataclasses.replace(net, certificate=claim).bound({"x": (0, 0.1)}) == claim.bound
 
 
 def test_points_too_far_out_have_no_value():

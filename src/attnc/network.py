@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,17 +16,19 @@ import numpy as np
 from attnc.certificates.certificate import Certificate
 from attnc.certificates.observed import sample_points
 from attnc.certificates.prover import prove
+from attnc.certificates.staged import prove_staged
 from attnc.engines.numpy_engine import NumpyEngine, Progress
-from attnc.errors import InputError, ProgramError
+from attnc.errors import InputError, ProgramError, real_number
 from attnc.exports.directory import save_network
 from attnc.ir.program import Program, split_columns
 from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
-from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.numerics.rounding import UNIT_ROUNDOFF, up
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
+from attnc.targets.parts.stated import stated_derivation
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -111,8 +114,8 @@ class Network:
     def bound(self, box: BoxLike | None = None, *, seconds: float = 30.0) -> float | None:
         """The proven bound, or that of a part of the box, which may be smaller: proved anew, for the stored weights.
 
-        None where nothing was proved. A part of the box needs the expression and one attention stage: of other networks
-        it has the bound of the whole.
+        None where nothing was proved, and of a part of a table's box. A part needs the expression, and one attention
+        stage or a proof head by head: of other networks it has the bound of the whole.
         """
         if box is None or self.certificate.bound is None:
             return self.certificate.bound
@@ -121,14 +124,29 @@ class Network:
         part = Box.parse(box, self.variables)
         if part.names != self.variables or (part.lo < self.box.lo).any() or (part.hi > self.box.hi).any():
             raise InputError(f"box: {part} is not a part of the network's box, {self.box}")
-        if self.expression is None or self.certificate.method != "proof":
-            return self.certificate.pointwise_bound
-        target, p = ExpressionTarget(Expression.parse(self.expression), part), float(self.certificate.norm)
-        try:
-            found = prove(self.program, target, p=p, truncation=self.truncation, time_budget=seconds)
-        except ProgramError:  # several stages
-            return self.certificate.pointwise_bound
-        return min(found.bound, self.certificate.bound)
+        if real_number("seconds", seconds) < 0:
+            raise InputError(f"seconds must be at least 0, found {seconds!r}")
+        if self.certificate.is_of_table:
+            return None
+        if self.expression is None:
+            return self.certificate.bound
+        target = ExpressionTarget(Expression.parse(self.expression), part)
+        with np.errstate(all="ignore"):
+            return min([self.certificate.bound, *self._proved_on(target, seconds)])
+
+    def _proved_on(self, target: ExpressionTarget, seconds: float) -> list[float]:
+        """Bounds of the target's box: head by head, if the certificate says what each is for, or else by leaves."""
+        claim, found = self.certificate, list[float]()
+        if claim.stages:
+            with suppress(ProgramError):
+                derivation = stated_derivation(claim.stages, claim.outputs, self.variables)
+                staged = prove_staged(self.program, target, derivation, time_budget=seconds).bound
+                found.append(float(up(staged + self.truncation)) if self.truncation else staged)
+        if not found:
+            with suppress(ProgramError):  # several stages
+                p, truncation = float(claim.norm), self.truncation
+                found.append(prove(self.program, target, p=p, truncation=truncation, time_budget=seconds).bound)
+        return found
 
     def certified_in(self, dtype: str) -> Certificate | None:
         """The certificate for an arithmetic; None where the network is not certified in it."""
