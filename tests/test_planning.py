@@ -45,6 +45,16 @@ def test_the_sizes_that_were_planned_are_those_that_are_built(name: str) -> None
     assert network.num_parameters == pytest.approx(row.parameters, rel=0 if name == "compose" else 1.5)
 
 
+@pytest.mark.parametrize(
+    ("text", "anchors"), [("clip(3*x, -1, 1)", 3), ("tanh(4*x)", 2), ("softplus(3*x)", 6), ("max(x, 0.5-x, -x)", 6)]
+)
+def test_auto_takes_gates_on_finite_boxes_too(text: str, anchors: int) -> None:
+    net = attnc.compile(text, {"x": (-2, 2)}, eps=1e-6)
+    cheapest = attnc.plan(text, {"x": (-2, 2)}, eps=1e-6)[0]
+    assert net.num_anchors <= min(anchors, cheapest.anchors)
+    assert net.certificate.bound <= 1e-6
+
+
 def test_the_papers_grids_are_planned_as_they_are_built() -> None:
     text, box, eps = "sin(x)*y", {"x": (-1, 1), "y": (-1, 1)}, 0.1
     row = next(row for row in attnc.plan(text, box, eps) if row.name == "max_affine")

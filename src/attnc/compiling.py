@@ -23,6 +23,8 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.errors import BoundNotMet, InputError, real_number
+from attnc.exports.tensors import encode
+from attnc.ir.program import Program
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.planning import CONSTRUCTIONS
@@ -147,14 +149,19 @@ class _Request:
         raise unbuilt.with_network(self._certified)
 
     def _attempt(self, build: Callable[[], Built]) -> _Attempt:
+        return self._proved(self._built(build))
+
+    def _proved(self, built: Built) -> _Attempt:
+        return _Attempt(built, self._certified(built), self.eps)
+
+    def _built(self, build: Callable[[], Built]) -> Built:
         try:
-            built = build()
+            return build()
         except np.linalg.LinAlgError:
             raise InputError(
                 f"the numbers of {self.target.describe()} on {self.target.box} are too large or too small for a fit: "
                 "scale the function or its variables"
             ) from None
-        return _Attempt(built, self._certified(built), self.eps)
 
     def _refined(self, best: _Attempt) -> _Attempt:
         """Built for less as long as the proof finds more than the construction saw, and that helps."""
@@ -167,9 +174,12 @@ class _Request:
             if again is None:
                 asked *= last.room
             try:
-                last = self._attempt(again or self._named(last.built.construction, asked))
+                built = self._built(again or self._named(last.built.construction, asked))
             except BoundNotMet:
                 break
+            if _are_same(built.program, last.built.program):  # it saw less than it was asked for
+                continue
+            last = self._proved(built)
             helped = last.error < WORTHWHILE * best.error
             best = last if last.error < best.error else best
             if not helped:
@@ -228,6 +238,11 @@ class _Attempt:
     def room(self) -> float:
         """What is to be asked for, as a part of what was, for the error to be within eps."""
         return max(0.1, min(0.8, 0.9 * (self.eps - self.rounding) / (self.error - self.rounding)))
+
+
+def _are_same(one: Program, other: Program) -> bool:
+    (_, first), (_, second) = encode(one), encode(other)
+    return first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
 
 
 def plan(

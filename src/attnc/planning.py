@@ -27,7 +27,6 @@ from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
 MAX_GRID_VARIABLES = 10
-GRID = "spectral_grid"
 ONE_VARIABLE = ("graded", "binomial")
 SOFT = ("spectral_grid", *ONE_VARIABLE)
 """Those that make the largest error small, whatever norm is asked for: leaves prove the norm of the network."""
@@ -87,25 +86,26 @@ def cheapest(rows: Sequence[Estimate], criterion: str) -> list[Estimate]:
 def cheapest_first(target: Target, wanted: Wanted, names: Sequence[str], criterion: str) -> Iterator[Estimate]:
     """The rows that can serve; BoundNotMet with the whole plan if there is none.
 
-    By multiply-adds, a grid is not looked for beyond the anchors of what is the cheapest without it: at a kink there
-    are many, and to find how many takes long.
+    By multiply-adds, each is looked for up to the anchors of the cheapest of those before it: at a kink a grid has
+    many, and to find how many takes long.
     """
-    rows = plan(target, wanted, [name for name in names if name != GRID])
-    able, has_grid = cheapest(rows, criterion), GRID not in names
+    rows, able, left = dict[str, Estimate](), list[Estimate](), list(names)
     is_any = False
-    while not has_grid or able:
-        if not has_grid:
+    while left or able:
+        for name in tuple(left):
             most = able[0].multiply_adds if able and criterion == "multiply_adds" else wanted.max_anchors
-            (grid,) = plan(target, replace(wanted, max_anchors=max(1, min(most, wanted.max_anchors))), [GRID])
-            has_grid = grid.why_not is None or not able
-            rows = [*(row for row in rows if row.name != GRID), grid]
-            able = cheapest([*able, grid], criterion)
+            capped = replace(wanted, max_anchors=max(1, min(most, wanted.max_anchors)))
+            (rows[name],) = plan(target, capped, [name])
+            if rows[name].why_not is None or capped == wanted:
+                left.remove(name)
+            able = cheapest([*able, rows[name]], criterion)
         if able:
             is_any = True
             yield able.pop(0)
     if not is_any:
         raise BoundNotMet(
-            f"no construction brings {target.describe()} on {target.box} to eps={wanted.eps:g}:\n{table(rows)}",
+            f"no construction brings {target.describe()} on {target.box} to eps={wanted.eps:g}:\n"
+            f"{table([*rows.values()])}",
             eps=wanted.eps,
             bound=None,
         )
@@ -133,7 +133,7 @@ def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:
         return ("spectral_grid", "max_affine") if _leaves_needed(target, wanted.eps) <= MAX_LEAVES else ("max_affine",)
     if isinstance(target, ExpressionTarget):
         of_one = ("graded",) if target.box.d == 1 else ()
-        return ("compose", "spectral_grid", *of_one, "max_affine")
+        return ("compose", "gates", *of_one, "max_affine", "spectral_grid")
     return ("spectral_grid", "max_affine", "compose")
 
 

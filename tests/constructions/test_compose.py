@@ -30,6 +30,13 @@ CASES = [
     ("abs(sin(3*x))", {"x": (-2, 2)}, 1e-6, 30),
     ("(x*y, x+y, sin(x*y))", {"x": (-2, 2), "y": (-2, 2)}, 1e-6, 40),
     ("tanh(x)*sigmoid(y)-relu(x)*silu(y)", {"x": (-4, 4), "y": (-4, 4)}, 1e-6, 60),
+    ("tanh(3*x)+x/2", {"x": (-2, 2)}, 1e-8, 2),  # affine arguments and terms cost nothing
+    ("sin(x)-2*tanh(4*x)+x", {"x": (-2, 2)}, 1e-8, 15),
+    ("(1-x)*sigmoid(3*x+1)+cos(y)", {"x": (-2, 2), "y": (-1, 1)}, 1e-7, 14),
+    ("gelu(2*x-1)+sin(y)", {"x": (-4, 4), "y": (-1, 1)}, 1e-8, 22),
+    ("exp(-x**2-y**2)", {"x": (-2, 2), "y": (-2, 2)}, 1e-6, 18),
+    ("(x-5)*(x-5)+exp(3*y)", {"x": (1, 3), "y": (-1, 1)}, 1e-7, 15),
+    ("(x-5)**2*sin(y)", {"x": (1, 3), "y": (-1, 1)}, 1e-6, 20),  # a square that carries cannot be carried
 ]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire, channel_of
 from attnc.constructions.composition.ledger import Fitted, Ledger
-from attnc.constructions.composition.part_fit import function_of_one, has_two_keys
+from attnc.constructions.composition.part_fit import GLOBAL, TWO_KEYS, function_of_one, has_two_keys
 from attnc.constructions.composition.unary_fit import fit_unary
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
@@ -147,7 +147,8 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
     def can_fit(base: Part, tree: Node) -> bool:
         return has_two_keys(tree) or fits_in_one_head(*ranges(base), tree)
 
-    outputs = tuple(Lowering(target.expression.variables, can_fit).lower(target.expression.outputs))
+    lowering = Lowering(target.expression.variables, can_fit, (*TWO_KEYS, *GLOBAL))
+    outputs = tuple(lowering.lower(target.expression.outputs))
     ranges.require_bounded(in_order(outputs))
     ledger = Ledger(in_order(outputs), outputs, ranges, dtype)
     floor = ROUNDINGS * UNIT_ROUNDOFF[dtype] * max(ranges.size(part) for part in outputs)
@@ -158,27 +159,30 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
             eps=eps,
             bound=None,
         )
-    return _fitted(target, ledger, MARGIN * eps, progress)
+    return _fitted(target, ledger, eps, progress)
 
 
 def _fitted(target: ExpressionTarget, ledger: Ledger, eps: float, progress: Progress | None) -> Composition:
     """Fits whose proven errors add up to eps, as nearly as their sizes allow; if none are, those whose samples do."""
-    goal, unproved = eps, None
+    unproved = None
+    goal = within = MARGIN * eps
     best: Composition | None = None
     fits: dict[int, Fitted] = {}
     for round_ in range(ROUNDS):
         if progress is not None:
             progress("composing", round_ / ROUNDS)
-        fits = ledger.fit(goal, target, fits)
+        fits = ledger.fit(goal, target, fits, eps)
         found, less = Composition(target, fits, ledger, ledger.total(fits), eps), 0.7
-        if found.error <= eps and (best is None or found.num_anchors <= best.num_anchors):
+        if found.error <= within and (best is None or found.num_anchors <= best.num_anchors):
             best = found
-        if best is not None and found.error <= eps and (found.error > 0.5 * eps or round_ > 2):
+        if best is not None and found.error <= within and (found.error > 0.5 * within or round_ > 2):
             found, less = replace(best, error=ledger.proved_total(best.fits)), 0.9  # hardly more
-            if found.error <= eps:
+            if found.error <= within:
                 return found
             unproved, best = best, None
-        goal *= less * eps / found.error if found.error > eps else min(4.0, 0.8 * eps / max(found.error, 1e-300))
+        goal *= (
+            less * within / found.error if found.error > within else min(4.0, 0.8 * within / max(found.error, 1e-300))
+        )
     best = best or unproved
     if best is not None:
         return best

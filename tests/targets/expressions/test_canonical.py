@@ -111,12 +111,12 @@ def _rewritten(tree: Node, rng: np.random.Generator) -> Node:
             return Negate(Negate(tree))
 
 
-@given(expressions(("x", "y", "z")), st.booleans())
+@given(expressions(("x", "y", "z")), st.booleans(), st.sampled_from([(), ("tanh", "relu", "gelu")]))
 @settings(max_examples=150)
-def test_expressions_that_are_taken_apart_are_still_the_same(text, together):
+def test_expressions_that_are_taken_apart_are_still_the_same(text, together, gates):
     """Whatever `Lowering` does with an expression, its parts put together again are known to be equal to it."""
     expression = Expression.parse(text).with_variables(("x", "y", "z"))
-    parts = Lowering(expression.variables, lambda base, tree: together).lower(expression.outputs)
+    parts = Lowering(expression.variables, lambda base, tree: together, gates).lower(expression.outputs)
     ranges = PartRanges.__new__(PartRanges)
     ranges._variables, ranges._trees, ranges._kept = expression.variables, {}, []
     assert equivalent([ranges.tree(part) for part in parts], expression.outputs)

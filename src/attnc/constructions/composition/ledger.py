@@ -110,8 +110,8 @@ class Ledger:
             return 1e-9
         return GATE_SHARE if isinstance(part, Unary) and has_two_keys(part.tree) else 1.0
 
-    def fit(self, eps: float, target: Target, before: Mapping[int, Fitted]) -> dict[int, Fitted]:
-        """A fit for every head. `before`: those for another eps."""
+    def fit(self, eps: float, target: Target, before: Mapping[int, Fitted], asked: float) -> dict[int, Fitted]:
+        """A fit for every head. `before`: those for another eps; `asked`: what is not met if there is none."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
         fits: dict[int, Fitted] = {}
@@ -120,13 +120,13 @@ class Ledger:
             lo, hi = self._enlarged(argument, errors[id(argument)], tree)
             delta = deltas[id(part)] / self.excess.get(id(part), 1.0)
             earlier = before[id(part)].fit if id(part) in before else None
-            fitted = fit_part(tree, lo, hi, delta, self.dtype, earlier)
+            fitted = fit_part(tree, lo, hi, delta, self.dtype, earlier, id(part) not in self.absorbed)
             if fitted is None:
                 raise BoundNotMet(
                     f"cannot compose {target.describe()} on {target.box}: {self.ranges.describe(part)} is too hard for "
                     f"one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {delta:.2g}. Choose "
                     "a larger eps or a smaller box.",
-                    eps=eps,
+                    eps=asked,
                     bound=None,
                 )
             fits[id(part)] = Fitted(fitted, tree, lo, hi)

@@ -12,22 +12,23 @@ from attnc.certificates.deep.line_proof import prove_line
 from attnc.certificates.stages.extraction import stages
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.composition.unary_fit import BETWEEN, UnaryFit, fit_unary, sample_interval
-from attnc.constructions.gate.keys import GateKeys
-from attnc.constructions.gate.product import product_gate
-from attnc.constructions.gates import GATES
+from attnc.constructions.gate.keys import Gate, GateKeys
+from attnc.constructions.gate.product import product_gate, square_gate
+from attnc.constructions.gates import GATES, MAX_EXPONENT
 from attnc.constructions.graded import graded_keys
 from attnc.constructions.pieces.kinks import find_kinks
 from attnc.constructions.unary.keys import Function, Keys
 from attnc.errors import AttncError
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.expressions.tree import Call, Node
+from attnc.targets.expressions.tree import Call, Node, Product
+from attnc.targets.parts.lowering import SQUARE
 from attnc.targets.parts.part import T, function_of_t
 
 TWO_KEYS = ("relu", "abs", "silu", "sigmoid", "tanh")
 """Gates of two keys, exact or as steep as it takes."""
 GLOBAL = ("gelu", "softplus", "erf")
-"""Gates on all of R, which an interval may do better than."""
+"""Gates on all of R, which an interval may do better than. So may it than those of exp and of squares."""
 MANY = 48
 """With more keys than that on an even grid, it is worth looking where the function is hard: at kinks, and like √t at 0.
 There even grids have hundreds of keys, and to find out how many takes long."""
@@ -97,19 +98,21 @@ def _called(tree: Node) -> str | None:
 
 
 def fit_part(
-    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: PartFit | None = None
+    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: PartFit | None = None, may_carry: bool = True
 ) -> PartFit | None:
     """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none.
 
     `before`: a head for nearly the same interval and another δ. Taken again, if it does, where a search is long.
+    `may_carry`: whether its keys are free to carry t.
     """
     if has_two_keys(tree):
-        return next(_gates(tree, lo, hi, delta), None)
+        return next(_gates(tree, lo, hi, delta, dtype), None)
     if tree is T:
         return _identity(lo, hi, delta)
     f = function_of_one(tree)
     few = fit_unary(f, lo, hi, delta, MANY, dtype)
-    found: list[PartFit] = [*([] if few is None else [few]), *_gates(tree, lo, hi, delta)]
+    gates = [gate for gate in _gates(tree, lo, hi, delta, dtype) if may_carry or isinstance(gate, UnaryFit)]
+    found: list[PartFit] = [*([] if few is None else [few]), *gates]
     if not found:
         found += _again(before, f, lo, hi, delta) or _graded(tree, f, lo, hi, delta)
     if not found or min(fit.num_anchors for fit in found) > 2 * MANY:
@@ -136,13 +139,18 @@ def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
     return UnaryFit(Keys(gate.keys.slopes, gate.keys.offsets, gate.keys.values + middle), 1.0, -middle, gate.error)
 
 
-def _gates(tree: Node, lo: float, hi: float, delta: float) -> Iterator[PartFit]:
-    name = _called(tree)
-    if name not in (*TWO_KEYS, *GLOBAL):
-        return
+def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterator[PartFit]:
+    # A gate need not be finer than the function is large: where relu and abs are at most so much, 0 would do.
+    delta, name = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _called(tree)
     try:
-        # A gate need not be finer than the function is large: where relu and abs are at most so much, 0 would do.
-        gate = GATES[name](max(min(delta, max(abs(lo), abs(hi))), 1e-300))
+        if name in (*TWO_KEYS, *GLOBAL):
+            gate = GATES[name](delta)
+        elif name == "exp" and hi < MAX_EXPONENT:
+            gate = GATES[name](delta, hi)
+        elif tree in (SQUARE, Product((T, T))) and dtype == "float64":  # its values are ten times as large
+            gate = _square(lo, hi, delta)
+        else:
+            return
     except AttncError:
         return
     keys = gate.keys
@@ -152,6 +160,14 @@ def _gates(tree: Node, lo: float, hi: float, delta: float) -> Iterator[PartFit]:
         yield SelfGate(keys, gate.error)
     else:
         yield UnaryFit(Keys(keys.slopes, keys.offsets, keys.values), 1.0, 0.0, gate.error)
+
+
+def _square(lo: float, hi: float, delta: float) -> Gate:
+    """t² = (t − m)² + 2mt − m² about the middle of the interval: keys that carry t, and an affine function for free."""
+    middle = lo / 2 + hi / 2
+    gate = square_gate(delta, max(hi - middle, middle - lo, 1e-300))
+    assert gate.keys is not None
+    return replace(gate, keys=gate.keys.at(1.0, -middle).combined(1.0, 2 * middle, -(middle**2)))
 
 
 def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:

@@ -1,7 +1,8 @@
 """The outputs of an expression as parts, each within reach of one head.
 
 Whatever depends on one part only is one function of it, however long: sin(x)² + exp(x) is a single head. Where such a
-function is too hard for one head it is taken apart again, operation by operation.
+function is too hard for one head it is taken apart again, operation by operation. What costs next to nothing by itself
+is not made part of a longer function: affine arguments, affine terms of a sum, and gates.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class _Pending:
 class Lowering:
     """Turns the outputs of an expression into parts, equal sub-expressions once."""
 
-    def __init__(self, variables: Sequence[str], can_fit: CanFit) -> None:
+    def __init__(self, variables: Sequence[str], can_fit: CanFit, gates: Sequence[str] = ()) -> None:
+        """`gates`: the functions of which a head has two keys, whatever the range."""
+        self._gates = gates
         self._sources = {name: Source(i) for i, name in enumerate(variables)}
         self._can_fit = can_fit
         self._made: dict[tuple[int, int], Part] = {}  # (base, tree) → its part
@@ -193,6 +196,14 @@ class Lowering:
                 scale, moving = _without_constants(factors)
                 inner = self._unary(base, moving[0] if len(moving) == 1 else Product(tuple(moving)))
                 return combination([(inner, scale)])
+            case Product((left, right)) if self._is_carried(left, right) or self._is_carried(right, left):
+                return self._product([_Pending(base, left), _Pending(base, right)])
+            case Call(name, (argument,)) if argument is not T and affine_in_t(argument) is not None:
+                return self._unary(self._unary(base, argument), Call(name, (T,)))
+            case Sum(terms) if apart := [term for term in terms if self._is_cheap(term)]:
+                rest = tuple(term for term in terms if term not in apart)
+                whole = [*apart, *([rest[0] if len(rest) == 1 else Sum(rest)] if rest else [])]
+                return combination([(self._unary(base, term), UNIT) for term in whole])
         if self._can_fit(base, tree):
             return Unary(base, tree)
         wide = self._wide(base, tree)
@@ -208,6 +219,27 @@ class Lowering:
             return self._unary(inner, with_children(tree, [T if c is arguments[0] else c for c in children(tree)]))
         operands = [_Pending(None, c) if is_constant(c) else _Pending(self._unary(base, c), T) for c in children(tree)]
         return self._part(self._operation(tree, operands))
+
+    def _is_gate(self, tree: Node) -> bool:
+        match tree:
+            case Call(name, (argument,)) if name in self._gates:
+                return affine_in_t(argument) is not None
+        return False
+
+    def _is_carried(self, carrier: Node, gate: Node) -> bool:
+        """Whether keys of the gate may carry the other factor."""
+        return self._is_gate(gate) and affine_in_t(carrier) is not None
+
+    def _is_cheap(self, term: Node) -> bool:
+        match term:
+            case Negate(operand):
+                return self._is_cheap(operand)
+            case Product(factors) if any(is_constant(factor) for factor in factors):
+                _, moving = _without_constants(factors)
+                return not moving or self._is_cheap(moving[0] if len(moving) == 1 else Product(tuple(moving)))
+            case Product((left, right)):
+                return self._is_carried(left, right) or self._is_carried(right, left)
+        return self._is_gate(term) or affine_in_t(term) is not None
 
     def _wide(self, base: Part, tree: Node) -> Part | None:
         """sin and cos of wide ranges by doubling the angle, powers by squaring: layers instead of anchors."""
