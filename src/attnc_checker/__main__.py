@@ -18,6 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the verdict as a JSON object")
     parser.add_argument("--processes", type=int, default=None, help="how many to use (default: one for each core)")
     chosen = parser.parse_args(arguments)
+    if chosen.processes is not None and chosen.processes < 1:
+        parser.error(f"--processes is {chosen.processes}, and must be 1 or more")
     show = _progress if sys.stderr.isatty() else None
     verdicts = [check(chosen.net, chosen.processes, show, name) for name in certificates(chosen.net)]
     if show:

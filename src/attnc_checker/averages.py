@@ -76,9 +76,8 @@ class Average:
         self.values = {o: row(form.terms, moving[o]) for o, form in head.values.items()}
         self.value_sizes = {o: row(form.sizes, moving[o]) for o, form in head.values.items()}
         slopes = [[x[k] for k in self.kept] for x in dense(head.scores.terms, inputs)[1:]]
-        exact = [sorted(set(column)) for column in slopes]
-        numbers = [{x: n for n, x in enumerate(axis)} for axis in exact]
-        self.axes = [[*map(arb, axis)] for axis in exact]
+        numbers = [{x: n for n, x in enumerate(sorted(set(column)))} for column in slopes]
+        self.axes = [[*map(arb, axis)] for axis in numbers]
         self.places = [tuple(map(dict.__getitem__, numbers, row)) for row in zip(*slopes, strict=True)]
 
     def without_far(self, box: Box, arithmetic: Arithmetic) -> Average:

@@ -24,9 +24,9 @@ class Leaf(NamedTuple):
     cell: Cell | None
 
 
-def read_leaves(entries: Any, d: int, sides: Iterable[int] = (), where: str = "leaves") -> tuple[Leaf, ...]:
+def read_leaves(entries: Any, d: int, sides: Iterable[int] = ()) -> tuple[Leaf, ...]:
     """Of a box in d variables, or of one variable that goes on without end on these sides of it."""
-    leaves = tuple(_leaf(entry, d) for entry in typed(entries, list, where))
+    leaves = tuple(_leaf(entry, d) for entry in typed(entries, list, "leaves"))
     tails = sorted(leaf.order for leaf in leaves if leaf.cell is None)
     if tails != sorted(sides):
         raise Refused(f"the leaves do not cover the box: tails on the sides {tails}, infinite ends on {sorted(sides)}")
@@ -41,6 +41,8 @@ def _leaf(entry: Any, d: int) -> Leaf:
     kind, *numbers = entry
     if kind == "tail" and numbers in ([-1], [1]):
         return Leaf(kind, numbers[0], None)
+    if kind == "tail":
+        raise Refused(f"the leaf {entry!r:.60} has no side, which is -1 or 1")
     if kind not in ("taylor", "selection", "enclosure"):
         raise Refused(f"the leaf {entry!r:.60} is of an unknown kind")
     if len(numbers) != 1 + d + (kind == "taylor"):

@@ -40,10 +40,10 @@ def read_claim(data: dict[str, Any]) -> Claim:
     for name in NEEDED.split():
         field(data, name, Any)
     if data["format"] != "attnc.certificate/1":
-        raise BadFile(f"certificate.json has the format {data['format']!r:.40}, not 'attnc.certificate/1'")
+        raise BadFile(f"the certificate has the format {data['format']!r:.40}, not 'attnc.certificate/1'")
     method = data["method"]
     if method not in (BY_LEAVES, STAGED) and not (isinstance(method, str) and method.startswith(AT_POINTS)):
-        raise Refused(f"the method is {method!r:.40}: only proofs by leaves can be proved again")
+        raise Refused(f"the method is {method!r:.40}: only proofs, by leaves, stages or points, can be proved again")
     if data["dtype"] not in (*FORMATS, "real"):
         raise Refused(f"the dtype {data['dtype']!r:.40} is none of {', '.join(FORMATS)}, real")
     bound, observed = field(data, "bound", float), field(data, "observed", float | None)

@@ -53,10 +53,6 @@ def parse(text: Any, variables: Sequence[str]) -> Function:
     return reader.function(reader.parse(text))
 
 
-def constants(values: Sequence[float]) -> Function:
-    return {i: ("constant", fmpq(*x.as_integer_ratio())) for i, x in enumerate(values)}, range(len(values))
-
-
 class Reader:
     """Collects the steps of texts, in which `names` stand for earlier steps."""
 
@@ -163,8 +159,6 @@ class Rules(ABC):
     @abstractmethod
     def constant(self, x: Any) -> Any: ...  # a rational number
     @abstractmethod
-    def variable(self, i: int) -> Any: ...
-    @abstractmethod
     def plus(self, a: Any, b: Any, sign: int = 1) -> Any: ...
     @abstractmethod
     def times(self, a: Any, b: Any) -> Any: ...
@@ -172,8 +166,6 @@ class Rules(ABC):
     def maximum(self, a: Any, b: Any) -> Any: ...
     @abstractmethod
     def apply(self, name: Any, a: Any) -> Any: ...  # a smooth function by its name, or a power by its exponent
-    @abstractmethod
-    def step(self, name: str, a: Any) -> Any: ...  # sign or floor
 
     def named(self, name: str) -> Any:
         return self.constant(NAMED[name]())

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args
 
-MAX_JSON, MAX_WEIGHTS, MAX_HEADER, MAX_DIGITS = 2**26, 2**31, 2**24, 20
+MAX_JSON, MAX_WEIGHTS, MAX_HEADER, MAX_DIGITS = 2**26, 2**28, 2**24, 20
 LETTERS = {"F64": "d", "F32": "f", "I32": "i", "I64": "q"}
 """The dtypes that are read, and their letters in `struct`."""
 
@@ -50,12 +50,13 @@ class Tensor(NamedTuple):
 def read_bytes(path: Path, limit: int) -> bytes:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe must not make us wait
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
                 raise BadFile(f"{path} is not a regular file")
-            raw = file.read(limit + 1)
+            raw = file.read(limit + 1) if found.st_size <= limit else b""
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror or error}") from None
-    if len(raw) > limit:
+    if max(len(raw), found.st_size) > limit:
         raise BadFile(f"{path} has more than the {limit:,} bytes that are read here")
     return raw
 
@@ -78,7 +79,7 @@ def parse_json(raw: bytes, name: str) -> dict[str, Any]:
         return float(text)
 
     def integer(text: str) -> int:
-        if len(text) > MAX_DIGITS:
+        if len(text.lstrip("-")) > MAX_DIGITS:
             raise ValueError(f"{text[:MAX_DIGITS]}… has more than {MAX_DIGITS} digits")
         return int(text)
 
@@ -98,7 +99,9 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
     """Eight bytes of length, a JSON header, then the tensors, which must fill the rest without gap or overlap."""
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or length > min(MAX_HEADER, len(raw) - 8):
-        raise BadFile(f"model.safetensors is cut short: of {len(raw):,} bytes, {length:,} would be its header")
+        raise BadFile(
+            f"model.safetensors is cut short, or no such file: {length:,} of {len(raw):,} bytes as its header"
+        )
     header, body = parse_json(raw[8 : 8 + length], "the header of model.safetensors"), raw[8 + length :]
     header.pop("__metadata__", None)
     entries = []
@@ -130,7 +133,7 @@ def are_sizes(value: Any) -> bool:
 def field(data: dict[str, Any], name: str, kind: Any, where: str = "") -> Any:
     """Of an object of the certificate, `where`. A field that is not there is None."""
     if name not in data and type(None) not in get_args(kind):
-        raise BadFile(f"certificate.json lacks {where + name!r}")
+        raise BadFile(f"the certificate lacks {where + name!r}")
     return typed(data.get(name), kind, where + name)
 
 
@@ -145,10 +148,10 @@ def typed(value: Any, kind: Any, where: str) -> Any:
         entries = typed(value, list, where)
         kinds = kinds[:1] * len(entries) if kinds[1] is ... else kinds
         if len(entries) != len(kinds):
-            raise BadFile(f"certificate.json: {where} is {value!r:.40}, not a list of {len(kinds)}")
+            raise BadFile(f"the certificate: {where} is {value!r:.40}, not a list of {len(kinds)}")
         return tuple(typed(x, kind, f"{where}[{i}]") for i, (x, kind) in enumerate(zip(entries, kinds, strict=True)))
     if kind is float and type(value) is int and int(float(value)) == value:
         value = float(value)
     if type(value) is not kind:
-        raise BadFile(f"certificate.json: {where} is {value!r:.40}, not {KINDS[kind]}")
+        raise BadFile(f"the certificate: {where} is {value!r:.40}, not {KINDS[kind]}")
     return value

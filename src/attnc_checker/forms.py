@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from flint import arb, fmpq
 
-from attnc_checker.vectors import Row, Vector, balls, total
+from attnc_checker.vectors import Row, Vector, total
 
 SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
 UNLIMITED = 10**9
@@ -65,7 +65,7 @@ def dense(terms: Terms, inputs: Iterable[Any]) -> Row:
 
 def span(sizes: Terms, reach: Terms) -> Any:
     """Σ |coefficient|·reach: how large a form can be, or what is left over of one."""
-    return total(abs(balls(x)) * reach[key] for key, x in sizes.items())
+    return total(abs(x) * reach[key] for key, x in sizes.items())
 
 
 def combined(parts: Iterable[tuple[Any, Any, Form]]) -> tuple[Terms, Terms]:

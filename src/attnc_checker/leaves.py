@@ -66,11 +66,9 @@ class Prover:
 
     def _without_affine(self, box: Box, m: int) -> list[Poly]:
         """f − b − B·x of every output: what the heads should give."""
+        rows = [dense(form.terms, self.stage.inputs) for form in self.stage.affine]
         found = models(self.function, box.centre, box.half, m)
-        return [add(f, self._affine(o, box), -1) for o, f in enumerate(found)]
-
-    def _affine(self, o: int, box: Box) -> Poly:
-        return linear(dense(self.stage.affine[o].terms, self.stage.inputs), box)
+        return [add(f, linear(row, box), -1) for f, row in zip(found, rows, strict=True)]
 
     def _won(self, o: int, f: Poly, box: Box, limit: Any) -> Any:
         """Above |f − A| of a single head, by where its keys can win."""

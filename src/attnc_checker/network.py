@@ -31,15 +31,14 @@ from attnc_checker.forms import (
     combined,
     constant,
     rounds,
-    span,
     stacked,
     times,
     unit,
 )
 from attnc_checker.program import Program
-from attnc_checker.vectors import Vector, most, total
+from attnc_checker.vectors import Vector
 
-MAX_KEYS = 2**20
+MAX_KEYS = 2**18
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,14 +47,13 @@ class Stage:
     affine: list[Form]
     inputs: list[Any]
 
-    def largest(self, reach: Terms) -> Any:
-        """Above |out| in exact arithmetic, over all outputs."""
-        said = (most(span(form.sizes, reach)) for head in self.heads for form in head.values.values())
-        return most(span(form.sizes, reach) for form in self.affine) + total(said)
-
 
 def _is_average(key: Any) -> bool:
     return isinstance(key, tuple) and len(key) == 4
+
+
+def _affine(terms: Terms) -> Terms:
+    return {key: x for key, x in terms.items() if not _is_average(key)}
 
 
 class Reduction:
@@ -65,7 +63,7 @@ class Reduction:
 
     def __init__(self, program: Program, reach: list[Any]) -> None:
         """`reach`: the largest |x_i| of the domain."""
-        self.program, self.dtype, self.num_outputs = program, program.dtype, program.num_outputs
+        self.program, self.dtype = program, program.dtype
         self.layers, self.shapes = program.layers, program.shapes
         self.reach: Terms = {ONE: arb(1), **dict(enumerate(reach))}
         self.num_keys, self.known = 0, dict[Any, Form]()
@@ -74,7 +72,7 @@ class Reduction:
     def stage(self) -> Stage:
         """The whole program; of a deep one, what is left after its last stage."""
         last, width = len(self.layers["layers"]), self.shapes["layers"][-1][1]
-        return self._stage([self._entry("layers", last, *divmod(o, width)) for o in range(self.num_outputs)])
+        return self._stage([self._entry("layers", last, *divmod(o, width)) for o in range(self.program.num_outputs)])
 
     @property
     def inputs(self) -> list[Any]:
@@ -86,13 +84,7 @@ class Reduction:
         for o, form in enumerate(outputs):
             for head in dict.fromkeys(key[:3] for key in form.sizes if _is_average(key)):
                 heads.setdefault(head, {})[o] = form
-        affine = [
-            form._replace(
-                terms={key: x for key, x in form.terms.items() if not _is_average(key)},
-                sizes={key: x for key, x in form.sizes.items() if not _is_average(key)},
-            )
-            for form in outputs
-        ]
+        affine = [form._replace(terms=_affine(form.terms), sizes=_affine(form.sizes)) for form in outputs]
         return Stage([self._head(*head, read_by) for head, read_by in heads.items()], affine, self.inputs)
 
     def _entry(self, stream: str, i: int, token: int, feature: int) -> Form:
@@ -104,8 +96,7 @@ class Reduction:
 
     def _make(self, stream: str, i: int, token: int, feature: int) -> Form:
         if i == 0:
-            x = self.program.firsts[stream] + token * self.shapes[stream][0][1] + feature
-            return self._input(x)
+            return self._input(self.program.firsts[stream] + token * self.shapes[stream][0][1] + feature)
         layer = self.layers[stream][i - 1]
         if layer["kind"] == "affine":
             row = layer["rows"].get((token, feature), [])
@@ -173,18 +164,17 @@ class Reduction:
     def _head(self, i: int, query: int, h: int, outputs: dict[int, Form]) -> Head:
         """`outputs`: those that read it."""
         layer, place = self.layers["layers"][i - 1], (i, query, h)
-        q, projected = dict[int, Form](), list[dict[int, Form]]()
+        q, projected, depth = dict[int, Form](), list[dict[int, Form]](), UNLIMITED
         if layer["kind"] == "softmax":
             features = range(self.shapes["layers"][i][1])
             scores = [self._entry("layers", i - 1, query, k).folded() for k in features]
             values = [{k: unit(ONE)} for k in features]
             self._read_by_heads(scores)
-            depth = UNLIMITED
         else:
             head = layer["heads"][h]
             stream, at = ("memory", len(self.layers["memory"])) if layer["cross"] else ("layers", i - 1)
             tokens = list(range(self.shapes[stream][at][0]))
-            depth = depth_of_sums(len(tokens)) if self.dtype == "float32" else UNLIMITED
+            depth = depth_of_sums(len(tokens)) if self.dtype == "float32" else depth
             if head["mask"]:
                 query_segments, key_segments = head["mask"]
                 tokens = [k for k in tokens if key_segments[k] in (query_segments[query], -1)]  # every query sees −1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flint import arb, fmpq
@@ -24,22 +24,21 @@ class NormProof(Proof):
     def __init__(self, claim: Claim, structure: Any, tensors: dict[str, Tensor]) -> None:
         if not isinstance(claim.norm, str) or not NORM.fullmatch(claim.norm) or not float(claim.norm) >= 1:
             raise Refused(f"the norm is {claim.norm!r:.40}: neither 'inf' nor a number from 1 on")
-        bounds = field(claim.data, "leaf_bounds", tuple[float, ...] | None)
-        if bounds is None or len(bounds) != len(claim.leaves):
-            raise Refused(f"with the norm {claim.norm} every leaf needs a bound of its own")
-        self.p, self.bounds = arb(claim.norm), bounds
+        self.p = arb(claim.norm)
         self.scope = f"in the norm L_{claim.norm} over the box"
         super().__init__(claim, structure, tensors)
 
-    @property
-    def jobs(self) -> list[Job]:
-        return [*enumerate(self.leaves)]
+    def bounds(self) -> Sequence[float]:
+        bounds: tuple[float, ...] | None = field(self.claim.data, "leaf_bounds", tuple[float, ...] | None)
+        if bounds is None or len(bounds) != len(self.leaves):
+            raise Refused(f"with the norm {self.claim.norm} every leaf needs a bound of its own")
+        return bounds
 
     def prove(self, job: Job) -> float:
         """Above ∫|f − network|^p over the leaf."""
-        (number, leaf), (subject,) = job, self.subjects
-        volume = math.prod((hi - lo for lo, hi in subject.sides(leaf.cell)), start=fmpq(1))
-        found = subject.prove(leaf, self.bounds[number], LOOSE).upper()
+        (subject,), n = self.subjects, job[1]
+        volume = math.prod((hi - lo for lo, hi in subject.sides(self.leaves[n].cell)), start=fmpq(1))
+        found = subject.prove(self.leaves[n], subject.bounds[n], LOOSE).upper()
         power = arb(volume) * found**self.p if found > 0 else arb(0)
         return math.nextafter(float(power.upper()), math.inf)
 

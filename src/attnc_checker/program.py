@@ -36,7 +36,9 @@ class Program:
         try:
             self._read(structure)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            raise BadFile(f"config.json does not describe a network: {type(error).__name__} {error}") from None
+            raise BadFile(
+                f"config.json does not describe a network: a field lacks or is of another kind ({error})"
+            ) from None
 
     def _read(self, structure: Any) -> None:
         _need(set(structure) == {"dtype", "input_shapes", "output_shape", "layers", "memory"}, "its fields")

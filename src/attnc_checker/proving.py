@@ -27,8 +27,8 @@ PIECES = (16, 16, 64)
 FINE = 8
 """In d variables, keys are left out in cells up to the level FINE/d."""
 
-Job = tuple[int, Any]
-"""The number of a subject, and a leaf of it."""
+Job = tuple[int, int]
+"""The number of a subject, and that of a leaf of it."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Subject:
 
     claim: Any  # a Claim, or that of a stage
     leaves: Sequence[Any]
+    bounds: Sequence[float]  # of each leaf
     prover: Prover
     narrowed: dict[Cell, Prover] = field(default_factory=dict)
 
@@ -125,20 +126,22 @@ class Proof:
 
     def divide(self, reduction: Any, function: Function) -> list[Subject]:
         """What is to be proved."""
-        return [Subject(self.claim, self.leaves, self.prover(reduction.stage(), function))]
+        return [Subject(self.claim, self.leaves, self.bounds(), self.prover(reduction.stage(), function))]
+
+    def bounds(self) -> Sequence[float]:
+        return [self.claim.bound] * len(self.leaves)
 
     def prover(self, stage: Stage, function: Function) -> Prover:
         return Prover(stage, [Average(head, stage.inputs) for head in stage.heads], function, self.arithmetic)
 
     @property
     def jobs(self) -> list[Job]:
-        return [(number, leaf) for number, subject in enumerate(self.subjects) for leaf in subject.leaves]
+        return [(s, n) for s, subject in enumerate(self.subjects) for n in range(len(subject.leaves))]
 
     def prove(self, job: Job) -> float:
         """The bound that is found on the leaf."""
-        number, leaf = job
-        subject = self.subjects[number]
-        return float(subject.prove(leaf, subject.claim.bound))
+        subject, n = self.subjects[job[0]], job[1]
+        return float(subject.prove(subject.leaves[n], subject.bounds[n]))
 
     def conclude(self, found: Iterable[float]) -> float:
         """What follows from all jobs."""

@@ -45,9 +45,8 @@ def _softplus(s: Any) -> Any:
 
 
 SERIES: dict[str, Callable[[Any], Any]] = {
-    **{name: operator.methodcaller(name) for name in ("sin", "cos", "tan", "log")},
+    **{name: operator.methodcaller(name) for name in ["sin", "cos", "tan", "log", "atan", "asin", "acos", "erf"]},
     "exp": _exp,
-    **{name: operator.methodcaller(name) for name in ("atan", "asin", "acos", "erf")},
     "tanh": lambda s: 1 - 2 * _sigmoid(s * -2) if _first(s) > 0 else 2 * _sigmoid(s * 2) - 1,
     "sinh": lambda s: (_exp(s) - _exp(-s)) / 2,
     "cosh": lambda s: (_exp(s) + _exp(-s)) / 2,

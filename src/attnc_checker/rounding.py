@@ -11,12 +11,12 @@ from typing import Any
 from flint import arb
 
 from attnc_checker.files import Refused
-from attnc_checker.forms import Head
+from attnc_checker.forms import SMALLEST, Head
 from attnc_checker.vectors import Vector, most, total
 
 EXP_ULPS = 4
-FORMATS = {"float64": (53, 1022, 700), "float32": (24, 126, 80)}
-"""u = 2^−first; 2^−second is the smallest normal number; weights below e^−third may be lost."""
+FORMATS = {"float64": (53, 700), "float32": (24, 80)}
+"""u = 2^−first; weights below e^−second may be lost."""
 INFINITE = arb("inf")
 
 
@@ -26,12 +26,12 @@ class Arithmetic:
     def __init__(self, name: str) -> None:
         self.name, self.u, self.lost = name, arb(0), arb(0)
         if name in FORMATS:
-            bits, smallest, negligible = FORMATS[name]
-            self.u, self.lost = arb(2) ** -bits, arb(-negligible).exp() + arb(2) ** -smallest
+            bits, negligible = FORMATS[name]
+            self.u, self.lost = arb(2) ** -bits, arb(-negligible).exp() + SMALLEST[name]
 
     def cast_error(self, size: Any) -> Any:
         """Of an input, which is a float64 number of at most this size."""
-        return self.u * (size + arb(2) ** -FORMATS[self.name][1]) if self.name == "float32" else arb(0)
+        return self.u * (size + SMALLEST[self.name]) if self.name == "float32" else arb(0)
 
     def unit(self, n: int) -> Any:
         """u/(1 − nu) = γ_n/n."""

@@ -13,8 +13,9 @@ from flint import arb
 from attnc_checker.averages import Box
 from attnc_checker.cells import Cell
 from attnc_checker.claims import AT_POINTS
-from attnc_checker.expressions import Function, constants
+from attnc_checker.expressions import Function
 from attnc_checker.files import BadFile, Refused, field
+from attnc_checker.program import exact
 from attnc_checker.proving import Job, Proof
 
 LEVEL = 8
@@ -27,6 +28,10 @@ class Row(NamedTuple):
     values: tuple[float, ...]
 
 
+def constants(values: Sequence[float]) -> Function:
+    return {i: ("constant", exact(x)) for i, x in enumerate(values)}, range(len(values))
+
+
 class TableProof(Proof):
     def read_leaves(self) -> Sequence[Row]:
         data, ends, parts = self.claim.data, self.claim.ends, 2**LEVEL
@@ -37,7 +42,7 @@ class TableProof(Proof):
             raise Refused(f"the claim is about {len(rows):,} rows of a table, and states an expression or other points")
         for number, row in enumerate(rows):
             if not len(row) == len(rows[0]) > len(ends):
-                raise BadFile(f"certificate.json: row {number} of the table is no list of as many numbers as the first")
+                raise BadFile(f"the certificate: row {number} of the table is no list of as many numbers as the first")
             sides = [(Fraction(x), Fraction(lo), Fraction(hi)) for x, (lo, hi) in zip(row, ends, strict=False)]
             if not all(lo <= x <= hi for x, lo, hi in sides):
                 raise Refused(f"the point in row {number} of the table lies outside of the box")
@@ -50,7 +55,7 @@ class TableProof(Proof):
         return constants(self.leaves[0].values)
 
     def prove(self, job: Job) -> float:
-        number, cell, point, values = job[1]
+        number, cell, point, values = self.leaves[job[1]]
         (subject,), box = self.subjects, Box([arb(x) for x in point], [arb(0) for _ in point])
         prover = replace(subject.near(cell), function=constants(values))
         where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.claim.variables, point, strict=True))

@@ -105,6 +105,9 @@ class _Tails(Rules):
                 return self.plus(y, fall) if side > 0 else fall
             case "erf" if low > 0:  # e^{y²} erfc(y) falls, and y² ≥ low² + 2·low·rate·s
                 return Tail(arb_poly([side]), low.erfc(), 2 * low * rate)
+            case "atan" if low > 0:  # it rises to π/2
+                near, far = low.atan(), arb.pi() / 2
+                return Tail(arb_poly([side * (near + far) / 2]), (far - near) / 2, arb(0))
         raise Undecided(f"{name} is not followed on the tail")
 
 

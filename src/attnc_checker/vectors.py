@@ -64,11 +64,6 @@ def most(values: Iterable[Any]) -> Any:
     return reduce(arb.max, values).upper()
 
 
-def balls(x: Any) -> Any:
-    """Of exact numbers."""
-    return x.each(arb) if isinstance(x, Vector) else arb(x)
-
-
 def at(row: Row, x: Sequence[Any]) -> Any:
     """row[0] + Σ_i row[i+1]·x_i."""
     return row[0] + total(map(operator.mul, row[1:], x))

@@ -16,7 +16,7 @@ from attnc_checker.forms import Head, dense
 from attnc_checker.jets import largest, over
 from attnc_checker.leaves import _largest_mean, _where_winning
 from attnc_checker.rounding import Arithmetic
-from attnc_checker.vectors import Vector, at, balls
+from attnc_checker.vectors import Vector, at
 from checker.networks import form, reduced_head
 
 REAL, FLOAT32 = Arithmetic("real"), Arithmetic("float32")
@@ -37,7 +37,7 @@ def made(head: Head, d: int = 1) -> Average:
 
 
 def exactly(terms: dict, x: list) -> Vector:
-    return at(tuple(map(balls, dense(terms, range(len(x))))), x)
+    return at(dense(terms, range(len(x))), x)
 
 
 def average(head: Head, x: list, shifts: list | None = None):

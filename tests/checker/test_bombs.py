@@ -13,7 +13,7 @@ from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Attention, Head
 from attnc.ir.program import Program
 from attnc_checker.cells import read_leaves
-from attnc_checker.files import Refused
+from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, read_bytes
 from attnc_checker.rounding import Arithmetic
 from checker.networks import edit, refusal, save
 
@@ -42,7 +42,7 @@ def test_a_head_that_reads_nothing_is_refused(tmp_path):
 
 
 def test_keys_that_are_not_stored_are_counted(tmp_path):
-    tokens = 2**20 + 1
+    tokens = 2**18 + 1
     embed = AffineBuilder(1, ["x"], tokens, ["x"])
     embed.link(0, "x", 0, "x")
     head = Head(*(np.ones((1, 1)) for _ in range(4)))
@@ -50,7 +50,7 @@ def test_keys_that_are_not_stored_are_counted(tmp_path):
     read.link(0, "y", 0, "x")
     layers = (embed.build("embed"), Attention("attend", (head,), ("x",)), read.build("read"))
     net = save(tmp_path / "net", Program(layers, ((1,),), (1,)), "0*x", UNIT, [["taylor", 1, 0, 0]], 1e-3)
-    assert "more than 1,048,576 keys" in refusal(net)
+    assert "more than 262,144 keys" in refusal(net)
 
 
 @pytest.mark.parametrize(("d", "order"), [(30, 7), (11, 8), (3000, 1)])
@@ -65,3 +65,12 @@ def test_as_many_roundings_as_there_are_numbers_are_refused():
     for n in (2**22, 2**24, 2**25):
         with pytest.raises(Refused, match="roundings, one after the other"):
             arithmetic.gamma(n)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    """Eight gigabytes that take no room on the disk."""
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as file:
+        file.truncate(2**33)
+    with pytest.raises(BadFile, match=r"more than the 268,435,456 bytes"):
+        read_bytes(path, MAX_WEIGHTS)

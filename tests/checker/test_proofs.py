@@ -229,6 +229,8 @@ def test_the_command_line(tmp_path, capsys):
     assert main([str(path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["proved"] is False
     assert main([str(tmp_path / "nothing")]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main([str(path), "--processes", "0"])
     with pytest.raises(SystemExit) as usage:
         main([])
     assert usage.value.code == 2

@@ -105,7 +105,7 @@ def entry(row, column, change):
         (lambda data: data.update(bound=0.9 * data["bound"], observed=0.0), "is not re-proved to", 1),
         (lambda data: data.update(truncation=0.5 * data["bound"]), "is not re-proved to", 1),
         (lambda data: data.update(norm="2"), "the norm '2' is for leaves of a bounded box", 1),
-        (lambda data: data.update(method="check at the table's 40 points"), "only proofs by leaves", 1),
+        (lambda data: data.update(method="check at the table's 40 points"), "only proofs, by leaves", 1),
         (lambda data: data.update(method="proof"), "the leaves do not cover the box", 1),
     ],
 )

@@ -29,6 +29,7 @@ THREE = gate([(0.5, -0.75), (0.25, 0), (0, 1)], [(1, -1), (0.5, 0.25), (-1, 1)])
         (SIGMOID, "x*(erf(x/2) + 1)/2", 5, 1, 1.2),
         (SIGMOID, "clip(x, -1, 1) + 1", -3, -1, 1.2),
         (SIGMOID, "abs(x)*sigmoid(-3*x)**2 + x", 2, 1, 1.5),
+        (SIGMOID, "x + atan(3*x - 5) - pi/2", 4, 1, 3.2),  # by its range
         (THREE, "x - 1", 3, 1, 1.2),
         (THREE, "1 - x + sigmoid(x)", -6, -1, 1.2),
         (THREE, "softplus(-x) + 1", -5, -1, 1.2),

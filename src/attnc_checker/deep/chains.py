@@ -66,7 +66,8 @@ class Links(Channels):
         if any(later["kind"] != "affine" for later in self.layers["layers"][place[0] :]):
             stage = self._stage([written])
             self.links.append((place, stage))
-            self.reach[place] = 2 * stage.largest(self.reach)
+            said = (most(span(head.values[0].sizes, self.reach)) for head in stage.heads)
+            self.reach[place] = 2 * (span(stage.affine[0].sizes, self.reach) + total(said)).upper()
         return super()._read_later(place, written)
 
 
@@ -81,7 +82,7 @@ class Chain(Prover):
         stage, d = reduction.stage(), len(claim.ends)
         stated = field(claim.data, "cuts", tuple[tuple[float, ...], ...] | None) or ((),) * d
         if len(stated) != d:
-            raise BadFile(f"certificate.json: cuts has {len(stated)} lists, not one for every variable")
+            raise BadFile(f"the certificate: cuts has {len(stated)} lists, not one for every variable")
         ways = [_Way(i, [*map(arb, sorted(cuts))], reduction.reach, arithmetic) for i, cuts in enumerate(stated)]
         owners: dict[Any, int] = {i: i for i in range(len(ways))}
         for link in (_Enclosure(*link) for link in reduction.links):

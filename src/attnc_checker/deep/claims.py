@@ -64,9 +64,9 @@ def read_stages(claim: Claim) -> Stages:
     data = claim.data
     entries, axes = field(data, "stages", list), field(data, "axes", tuple[int, ...] | None) or ()
     if len(entries) > MAX_STAGES:
-        raise BadFile(f"certificate.json has more than {MAX_STAGES} stages")
+        raise BadFile(f"the certificate has more than {MAX_STAGES} stages")
     if len(axes) > MAX_LEVEL or not all(0 <= i < len(claim.ends) for i in axes):
-        raise BadFile(f"certificate.json: axes is {axes!r:.40}, not at most {MAX_LEVEL} numbers of variables")
+        raise BadFile(f"the certificate: axes is {axes!r:.40}, not at most {MAX_LEVEL} numbers of variables")
     stages: dict[str, StageClaim] = {}
     for i, entry in enumerate(entries):
         stage = _stage(typed(entry, dict, f"stages[{i}]"), f"stages[{i}].", stages)

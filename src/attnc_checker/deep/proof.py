@@ -14,7 +14,7 @@ from attnc_checker.files import Refused
 from attnc_checker.network import Reduction
 from attnc_checker.norms import NormProof
 from attnc_checker.program import Program
-from attnc_checker.proving import Job, Proof, Subject
+from attnc_checker.proving import Proof, Subject
 
 
 class StagedProof(Proof):
@@ -31,14 +31,8 @@ class StagedProof(Proof):
 
     def divide(self, reduction: Any, function: Function) -> list[Subject]:
         found, self.composed = lines(self.claim, self.stages, reduction, self.arithmetic)
-        claims = [(line.claim, tuple(zip(line.claim.leaves, line.claim.leaf_bounds, strict=True))) for line in found]
-        provers = [self.prover(line.stage, line.function) for line in found]
-        return [Subject(*claim, prover) for claim, prover in zip(claims, provers, strict=True)]
-
-    def prove(self, job: Job) -> float:
-        """The bound that is found on the leaf, at most its own."""
-        number, (leaf, bound) = job
-        return float(self.subjects[number].prove(leaf, bound))
+        claims = [(line.claim, self.prover(line.stage, line.function)) for line in found]
+        return [Subject(claim, claim.leaves, claim.leaf_bounds, prover) for claim, prover in claims]
 
     def conclude(self, found: Iterable[float]) -> float:
         return float(self.composed)
@@ -51,7 +45,9 @@ class ChainProof(Proof):
     def divide(self, reduction: Any, function: Function) -> list[Subject]:
         if not all(leaf.kind == "enclosure" for leaf in self.leaves):
             raise Refused("enclosure leaves are for all of a box, or for none of it")
-        return [Subject(self.claim, self.leaves, Chain.of(reduction, function, self.arithmetic, self.claim))]
+        return [
+            Subject(self.claim, self.leaves, self.bounds(), Chain.of(reduction, function, self.arithmetic, self.claim))
+        ]
 
 
 class ChainNormProof(NormProof, ChainProof):
