@@ -43,7 +43,8 @@ def _tell(verdict: Verdict) -> None:
         # rounded up, as what is below the bound was not proved
         bound = float(Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(verdict.bound)))
         print(f"re-proved: the error is at most {bound:.6g} {verdict.scope}, in {verdict.dtype} ", end="")
-        print(f"({verdict.leaves} leaves, {verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
+        leaves = "1 leaf" if verdict.leaves == 1 else f"{verdict.leaves:,} leaves"
+        print(f"({leaves}, {verdict.reproved:.6g} found here, {verdict.seconds:.1f} s)")
         print(*(f"  assumed: {text}" for text in verdict.assumptions), sep="\n")
     else:
         found = "not re-proved" if verdict.exit_code == 1 else "error"
