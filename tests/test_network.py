@@ -180,6 +180,6 @@ def test_layers_say_what_their_heads_write():
     """In the order of the heads, so that a pattern of the cache has a meaning."""
     net = attnc.compile("tanh(x*y)+sin(2*x)", [(-1, 1), (0, 2)], eps=1e-3)
     rows = {row["name"]: row for row in layer_rows(net.program)}
-    assert rows["attend1"]["writes"] == [["signal.sin(2*t)#0"], ["signal.product#1"]]
+    assert rows["attend1"]["writes"] == [["signal.sin(t)#0"], ["signal.product#1"]]
     assert rows["attend2"]["writes"] == [["signal.tanh(t)#2"]]
     assert "→ signal.sin(2*t)#0 signal.product#1\n" in str(net.program)
