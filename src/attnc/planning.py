@@ -112,7 +112,8 @@ def cheapest_first(target: Target, wanted: Wanted, names: Sequence[str], criteri
 
 
 def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:
-    """What "auto" chooses from. A claim that needs a proof takes a construction that brings one."""
+    """What "auto" chooses from; grids last, which take longest to look for. A claim that needs a proof takes a
+    construction that brings one."""
     if not target.box.is_bounded:
         return ("gates",)
     if isinstance(target, TruncatedLinear):
@@ -126,15 +127,15 @@ def candidates(target: Target, wanted: Wanted) -> tuple[str, ...]:
     if not target.is_continuous:
         return ("max_affine",)
     if wanted.p < math.inf:
-        soft = ("spectral_grid", "graded") if target.box.d == 1 else ("spectral_grid",)
+        soft = ("graded", "spectral_grid") if target.box.d == 1 else ("spectral_grid",)
         is_soft = _is_summed(target) and (target.box.d == 1 or not _has_kinks(target))
-        return (*soft, "max_affine") if is_soft else ("max_affine",)
+        return ("max_affine", *soft) if is_soft else ("max_affine",)
     if isinstance(target, FunctionTarget) and target.given is not None:
-        return ("spectral_grid", "max_affine") if _leaves_needed(target, wanted.eps) <= MAX_LEAVES else ("max_affine",)
+        return ("max_affine", "spectral_grid") if _leaves_needed(target, wanted.eps) <= MAX_LEAVES else ("max_affine",)
     if isinstance(target, ExpressionTarget):
         of_one = ("graded",) if target.box.d == 1 else ()
         return ("compose", "gates", *of_one, "max_affine", "spectral_grid")
-    return ("spectral_grid", "max_affine", "compose")
+    return ("max_affine", "compose", "spectral_grid")
 
 
 def table(rows: Sequence[Estimate]) -> str:
