@@ -69,7 +69,7 @@ def test_composed_bounds_are_close(capsys):
             refused += 1
             continue
         seconds.append(time.monotonic() - began)
-        worst = made.check(built.program, target, found.bound, adversarial_points(built.program, target, 4000, seed))
+        worst = made.check(built.program, target, found.bound, adversarial_points(built.program, target, 8000, seed))
         if worst > 64 * np.finfo(float).eps:  # otherwise the program is exact, but for rounding
             ratios.append(found.bound / worst)
     with capsys.disabled():
