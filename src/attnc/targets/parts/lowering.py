@@ -87,7 +87,7 @@ class Lowering:
     """Turns the outputs of an expression into parts, equal sub-expressions once."""
 
     def __init__(self, variables: Sequence[str], can_fit: CanFit, gates: Sequence[str] = ()) -> None:
-        """`gates`: the functions of which a head has two keys, whatever the range."""
+        """`gates`: the functions of which a head has few keys, whatever the range."""
         self._gates = gates
         self._sources = {name: Source(i) for i, name in enumerate(variables)}
         self._can_fit = can_fit
@@ -227,7 +227,7 @@ class Lowering:
         return False
 
     def _is_carried(self, carrier: Node, gate: Node) -> bool:
-        """Whether keys of the gate may carry the other factor."""
+        """Whether their product costs little more than the gate: keys may carry the other factor, or its head does."""
         return self._is_gate(gate) and affine_in_t(carrier) is not None
 
     def _is_cheap(self, term: Node) -> bool:
