@@ -20,7 +20,7 @@ MAX_FIGURE_BYTES, MAX_DEMO_BYTES = 120_000, 150_000
 
 def as_network(target: attnc.targets.target.Target, built: constructions.Built) -> attnc.Network:
     """A construction with parameters of its own as a network, for its picture."""
-    from attnc.certificates.certificate import Certificate
+    from attnc.proofs.certificate import Certificate
 
     bound, method = (None, "estimate") if built.bound is None else (built.bound.value, "theorem")
     terms = () if built.bound is None else built.bound.terms

@@ -9,8 +9,8 @@ import numpy as np
 
 import attnc
 from attnc import constructions
-from attnc.certificates.observed import observed_error
 from attnc.engines.numpy_engine import NumpyEngine
+from attnc.proofs.observed import observed_error
 
 WAVE, WAVE_BOX = "sin(x)+cos(y)", [(-3, 3)] * 2
 SPIKE, SPIKE_BOX = "exp(-20*(x**2+y**2))", [(-2, 2)] * 2

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 import attnc
-from attnc.certificates.observed import observed_error
 from attnc.constructions import Built, max_affine, spectral_grid
 from attnc.constructions.graded import graded
 from attnc.engines.numpy_engine import NumpyEngine
+from attnc.proofs.observed import observed_error
 from attnc.targets.target import Target
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
-from attnc.certificates import observed
 from attnc.cli import main
+from attnc.proofs import observed
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,7 +1,6 @@
 """attnc compiles mathematics into softmax attention, and proves how far off the result can be."""
 
 from attnc import constructions, incontext
-from attnc.certificates.certificate import Certificate
 from attnc.compiling import compile, plan
 from attnc.converting import convert, load_converted, mlp_network
 from attnc.diagnosing import Diagnosis, diagnose
@@ -9,6 +8,7 @@ from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, 
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.loading import load
 from attnc.network import Network
+from attnc.proofs.certificate import Certificate
 from attnc.targets.function_target import SequenceTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
 from attnc.targets.sources import as_target

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.certificates.at_points import prove_at_points
-from attnc.certificates.certificate import Certificate
-from attnc.certificates.observed import observed_error, sample_points
 from attnc.constructions.built import Built, Progress
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError, ProgramError
@@ -18,6 +15,9 @@ from attnc.network import Network
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
+from attnc.proofs.at_points import prove_at_points
+from attnc.proofs.certificate import Certificate
+from attnc.proofs.observed import observed_error, sample_points
 from attnc.proving import TRUNCATION, can_be_enclosed, method_of, proved
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.kinks import REACH

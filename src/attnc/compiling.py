@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from attnc import planning
-from attnc.certificates.observed import sample_points
 from attnc.certifying import certify, certify_also
 from attnc.choosing import builders, named_builder
 from attnc.constructions.built import Built, Progress
@@ -28,6 +27,7 @@ from attnc.ir.program import Program
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.planning import CONSTRUCTIONS
+from attnc.proofs.observed import sample_points
 from attnc.refusing import not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnc.certificates.certificate import Certificate
 from attnc.errors import FileError, InputError
 from attnc.exports.directory import load_network
 from attnc.ir.layers import Affine
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.proofs.certificate import Certificate
 from attnc.targets.box import Box
 
 

@@ -7,12 +7,12 @@ import re
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
-from attnc.certificates.error_tree import ErrorNode, error_tree
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.proofs.error_tree import ErrorNode, error_tree
 
 if TYPE_CHECKING:
-    from attnc.certificates.certificate import Certificate
     from attnc.network import Network
+    from attnc.proofs.certificate import Certificate
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
 

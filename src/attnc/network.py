@@ -13,10 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attnc.certificates.certificate import Certificate
-from attnc.certificates.observed import sample_points
-from attnc.certificates.prover import prove
-from attnc.certificates.staged import prove_staged
 from attnc.engines.numpy_engine import NumpyEngine, Progress
 from attnc.errors import InputError, ProgramError, real_number
 from attnc.exports.directory import save_network
@@ -25,6 +21,10 @@ from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
 from attnc.numerics.rounding import UNIT_ROUNDOFF, up
+from attnc.proofs.certificate import Certificate
+from attnc.proofs.observed import sample_points
+from attnc.proofs.prover import prove
+from attnc.proofs.staged import prove_staged
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnc import constructions
-from attnc.certificates.prover import MAX_VARIABLES
 from attnc.constructions.built import Built
 from attnc.constructions.compose import estimate_compose
 from attnc.constructions.estimate import Estimate, Wanted
@@ -19,6 +18,7 @@ from attnc.constructions.partition.positions import num_positions
 from attnc.constructions.spectral_grid import estimate_spectral_grid
 from attnc.constructions.truncation.bumps import STEP_ANCHORS
 from attnc.errors import AttncError, BoundNotMet, InputError
+from attnc.proofs.prover import MAX_VARIABLES
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.tree import Call, walk
 from attnc.targets.function_target import FunctionTarget

@@ -7,23 +7,23 @@ import dataclasses
 import functools
 import math
 
-from attnc.certificates.affine_proof import prove_affine
-from attnc.certificates.certificate import Certificate
-from attnc.certificates.clip_prover import prove_clips
-from attnc.certificates.deep.like_units import NetworkProof
-from attnc.certificates.deep.staged_proof import StagedProof
-from attnc.certificates.deep_prover import MAX_DEEP_VARIABLES, prove_deep
-from attnc.certificates.proven import Proven
-from attnc.certificates.prover import MAX_VARIABLES, prove
-from attnc.certificates.relu_prover import prove_relu
-from attnc.certificates.selection_prover import MAX_SELECTING_VARIABLES, prove_selection
-from attnc.certificates.staged import prove_staged
 from attnc.constructions.built import Built, Progress
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.network import Network
 from attnc.numerics.bound import Term
 from attnc.numerics.rounding import up
+from attnc.proofs.affine_proof import prove_affine
+from attnc.proofs.certificate import Certificate
+from attnc.proofs.clip_prover import prove_clips
+from attnc.proofs.deep.like_units import NetworkProof
+from attnc.proofs.deep.staged_proof import StagedProof
+from attnc.proofs.deep_prover import MAX_DEEP_VARIABLES, prove_deep
+from attnc.proofs.proven import Proven
+from attnc.proofs.prover import MAX_VARIABLES, prove
+from attnc.proofs.relu_prover import prove_relu
+from attnc.proofs.selection_prover import MAX_SELECTING_VARIABLES, prove_selection
+from attnc.proofs.staged import prove_staged
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget, FunctionTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear

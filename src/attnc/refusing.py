@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnc.certificates.observed import sample_points
 from attnc.constructions.unary.request import round_above
 from attnc.errors import AttncError, BoundNotMet
 from attnc.model_card import plural
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.proofs.observed import sample_points
 from attnc.targets.function_target import FunctionTarget
 from attnc.targets.target import Target
 

@@ -11,8 +11,8 @@ import pytest
 import attnc
 from attnc import TruncatedLinear
 from attnc_checker import check
-from certificates.mutations import PROGRAM_MUTATIONS
 from checker.networks import change_weight, edit, refusal
+from proofs.mutations import PROGRAM_MUTATIONS
 
 RNG = np.random.default_rng(0)
 TARGETS = {

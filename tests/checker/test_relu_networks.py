@@ -15,8 +15,8 @@ from attnc.ir.layers import Mask
 from attnc.targets.linear import exact_text
 from attnc_checker import check
 from attnc_checker.expressions import Reader
-from certificates.mutations import PROGRAM_MUTATIONS
 from checker.networks import change_weight, edit, refusal
+from proofs.mutations import PROGRAM_MUTATIONS
 
 
 def random_network(seed, sizes, box=(-1.0, 1.5)):

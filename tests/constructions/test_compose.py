@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnc
-from attnc.certificates.staged import prove_staged
 from attnc.constructions import compose
 from attnc.errors import AttncError, InputError
 from attnc.ir.layers import Affine
+from attnc.proofs.staged import prove_staged
 from attnc.targets.expressions.expression import Expression
 from constructions.adversary import worst_error
 from strategies.expressions import expressions

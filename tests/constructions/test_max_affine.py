@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import attnc
-from attnc.certificates.observed import sample_points
 from attnc.constructions import max_affine
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir import Affine, Attention
+from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

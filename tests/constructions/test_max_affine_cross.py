@@ -8,11 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import attnc
-from attnc.certificates.observed import sample_points
 from attnc.constructions import max_affine, max_affine_cross
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError
 from attnc.ir import Attention
+from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
 from attnc.targets.function_target import CallableTarget, SequenceTarget
 

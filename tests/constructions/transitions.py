@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnc.certificates.observed import sample_points
 from attnc.constructions.built import Built
+from attnc.proofs.observed import sample_points
 from attnc.targets.target import Target
 
 

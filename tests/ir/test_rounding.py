@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnc
-from attnc.certificates.observed import sample_points
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir.rounding import evaluation_error
+from attnc.proofs.observed import sample_points
 from ir.rounding import exact_and_bound
 from strategies.programs import programs, random_inputs
 

@@ -15,10 +15,10 @@ from matplotlib.text import Text
 
 import attnc
 from attnc import constructions
-from attnc.certificates.certificate import Certificate
 from attnc.constructions.built import Built
 from attnc.network import Network
 from attnc.plots import figure
+from attnc.proofs.certificate import Certificate
 from attnc.targets.target import Target
 
 BOX = {"x": (-3, 3), "y": (-3, 3)}

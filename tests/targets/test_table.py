@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import attnc
-from attnc.certificates.observed import observed_error
 from attnc.numerics.intervals import Interval
+from attnc.proofs.observed import observed_error
 
 
 def grid(*axes) -> np.ndarray:

@@ -196,10 +196,10 @@ def info_command(
     from rich.text import Text
 
     from attnc import load
-    from attnc.certificates.error_tree import error_tree
     from attnc.cli.ledger import ledger_table
     from attnc.ir.text import describe, layer_rows
     from attnc.model_card import one_line, printable, summary
+    from attnc.proofs.error_tree import error_tree
 
     network = load(net)
     if figure is not None:

@@ -10,7 +10,7 @@ from attnc.model_card import ceiling, one_line, percent
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from attnc.certificates.error_tree import ErrorNode
+    from attnc.proofs.error_tree import ErrorNode
 
 BAR, WHAT, WITH_BARS = 12, 20, 90
 """Columns: of a bar, of what a source is at least, and of a terminal that has room for bars."""

@@ -10,7 +10,6 @@ from decimal import Decimal
 
 import numpy as np
 
-from attnc.certificates.prover import prove
 from attnc.constructions.circuit import Circuit
 from attnc.constructions.gate.keys import ALL_REALS, Gate, GateKeys
 from attnc.constructions.gate.pieces import SELU_ALPHA, SELU_SCALE, reciprocal
@@ -18,6 +17,7 @@ from attnc.constructions.gate.table import RECIPROCAL
 from attnc.constructions.gates import GATES
 from attnc.errors import InputError, real_number
 from attnc.numerics.rounding import up
+from attnc.proofs.prover import prove
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

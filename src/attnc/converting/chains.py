@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from attnc.certificates.prover import MAX_VARIABLES
 from attnc.converting.activations import Activation, Solved, exact_number
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
+from attnc.proofs.prover import MAX_VARIABLES
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

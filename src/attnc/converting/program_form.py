@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from attnc.certificates.certificate import Certificate
 from attnc.certifying import certify
 from attnc.constructions.built import Built, Progress
 from attnc.converting.chains import Linear, ModuleTarget, Units, chain_error, expression_target, relu_target
@@ -28,6 +27,7 @@ from attnc.ir.layers import Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.network import Network
+from attnc.proofs.certificate import Certificate
 from attnc.targets.box import BoxLike
 from attnc.targets.linear import feature_box
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from attnc.certificates.observed import sample_points
 from attnc.diagnosing.evidence import Evidence
 from attnc.diagnosing.observing import Subject, of_module, of_network, points_allowed
 from attnc.diagnosing.signatures import Symptom, signatures
 from attnc.errors import InputError, real_number
 from attnc.network import Network
+from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

@@ -13,12 +13,12 @@ from functools import cache
 
 import numpy as np
 
-from attnc.certificates.prover import prove
 from attnc.constructions.spectral_grid import spectral_grid
 from attnc.constructions.unary.keys import Keys
 from attnc.errors import InputError
 from attnc.ir.normal_form import AttentionStage, normal_form
 from attnc.numerics.intervals import Interval
+from attnc.proofs.prover import prove
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

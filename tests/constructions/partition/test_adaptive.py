@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import attnc
-from attnc.certificates.observed import sample_points
 from attnc.constructions import max_affine, max_affine_cross
 from attnc.constructions.partition.of_leaves import AdaptivePartition
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError, InputError
+from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

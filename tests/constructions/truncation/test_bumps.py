@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from attnc.certificates.observed import sample_points
 from attnc.constructions.attention_softmax import attention_softmax
 from attnc.constructions.built import Built
 from attnc.constructions.two_layer import two_layer
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir import Softmax
+from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

@@ -8,8 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from attnc.certificates.deep.line_proof import prove_line
-from attnc.certificates.stages.extraction import stages
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.composition.unary_fit import BETWEEN, UnaryFit, fit_unary, sample_interval
 from attnc.constructions.gate.keys import Gate, GateKeys
@@ -19,6 +17,8 @@ from attnc.constructions.graded import graded_keys
 from attnc.constructions.pieces.kinks import find_kinks
 from attnc.constructions.unary.keys import Function, Keys
 from attnc.errors import AttncError
+from attnc.proofs.deep.line_proof import prove_line
+from attnc.proofs.stages.extraction import stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.tree import Call, Node, Product

@@ -1,0 +1,269 @@
+"""Heads that select a cell of a grid: which keys can win where, axis by axis.
+
+Let every variable x_i go its own way through the stages before a head, to inputs z_i of it, and let the keys be all
+combinations k = (m_1, …, m_d) of rows, s_k(z) = Σ_i s_{m_i}(z_i).
+
+Theorem.  For intervals I_i of x_i let X_m ⊆ I_i, for each row m of axis i, be such that everywhere on I_i all rows with
+          x_i ∉ X_m have together a weight of at most ℓ_i among those of the axis. On the cell ΠI_i
+          |f − A| ≤ max_k sup{|f − v_k| : x_i ∈ X_{m_i} for all i} + Σ_i ℓ_i·sup |f − v_k|.
+Proof.    f − A = Σ_k p_k (f − v_k), and weights are products, p_k = Π_i p_{m_i}. At x the keys with x_i ∈ X_{m_i} for
+          all i are off by the first term at most; the others have together a weight of at most Σ_i ℓ_i.
+
+Weights of scores that are off by δ are off by e^{2δ}. So a grid of P^d cells costs d tables of P rows, each of a few
+intervals between cuts, and f is looked at once for each key that can win in a cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import ProgramError
+from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import LIBM_ULPS, up
+from attnc.proofs.deep.axis_breaks import cut_at
+from attnc.proofs.deep.enclosures import MOST_CUTS, Part, StageEnclosure, cut_wide, rounding_of_sums
+from attnc.proofs.leaves.deviations import distance, interval
+from attnc.proofs.leaves.near_keys import Scores, leads_over_many
+from attnc.proofs.rounding.stage import score_errors
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+PIECES = 256
+"""Looked at together."""
+SPARE, SPARE_DISTANCE = 1.5, 1 + 2.0**-12
+"""Rounding and leaks, and the rest of a bound, are stated so much larger than they are proved to be: a checker counts
+some roundings more, leaks over longer intervals, and the radii of its balls have 30 bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Winners:
+    """Of an interval: the rows that can win somewhere in it, the X_m, and ℓ."""
+
+    rows: Int[np.ndarray, " rows"]
+    lo: Float[np.ndarray, " rows"]
+    hi: Float[np.ndarray, " rows"]
+    leak: float
+
+
+@dataclass(frozen=True, eq=False)
+class AxisRows:
+    """One variable: the parts of all stages that it goes through, and its rows of the last head."""
+
+    axis: int
+    parts: tuple[tuple[Part, ...], ...]
+    states: tuple[Interval, ...]  # before each stage and after the last of them, on the whole box
+    inputs: Int[np.ndarray, " inputs"]
+    rows: SoftHead[Enclosed]
+    cuts: Float[np.ndarray, " cuts"]
+    leak: float  # what rows that are left out may weigh
+    known: dict[tuple[float, float], Winners] = field(default_factory=dict)
+
+    def winners(self, lo: Float[np.ndarray, " cells"], hi: Float[np.ndarray, " cells"]) -> list[Winners]:
+        ends = list(zip(lo.tolist(), hi.tolist(), strict=True))
+        new = [pair for pair in dict.fromkeys(ends) if pair not in self.known]
+        if new:
+            self._look_at(np.array(new))
+        return [self.known[pair] for pair in ends]
+
+    def _look_at(self, ends: Float[np.ndarray, "intervals two"]) -> None:
+        pieces, owner = cut_at([self.cuts], Interval(ends[:, :1], ends[:, 1:]))
+        can_win, leaks = self._rows_and_leaks(pieces)
+        starts = np.searchsorted(owner, np.arange(len(ends) + 1))
+        for (lo, hi), first, last in zip(ends.tolist(), starts[:-1], starts[1:], strict=True):
+            wins = can_win[first:last]
+            (rows,) = np.nonzero(wins.any(axis=0))
+            begin = first + wins[:, rows].argmax(axis=0)
+            end = last - 1 - wins[::-1, rows].argmax(axis=0)
+            lows, highs = pieces.lo[begin, 0], pieces.hi[end, 0]
+            self.known[lo, hi] = Winners(rows, lows, highs, float(leaks[first:last].max()))
+
+    def _rows_and_leaks(self, pieces: Interval) -> tuple[np.ndarray, np.ndarray]:
+        """(pieces, rows): the fewest rows but for which the weight is at most `leak`; (pieces,): what the others have.
+
+        p_m ≤ e^{s_m − s_j} on a piece, j the row that leads at its centre.
+        """
+        can_win, leaks = np.zeros((len(pieces), len(self.rows.offsets.mid)), bool), np.zeros(len(pieces))
+        boxes, parent = cut_wide(self._reached(pieces), np.ptp(self.rows.slopes.mid, axis=0), MOST_CUTS)
+        for start in range(0, len(boxes), PIECES):
+            some = boxes[start : start + PIECES]
+            centres = some.mid
+            scores = Scores(self.rows, centres, up(np.maximum(some.hi - centres, centres - some.lo)))
+            leads = leads_over_many(scores, np.arange(len(some)), np.arange(scores.num_keys)) + scores.slack
+            with np.errstate(under="ignore"):
+                weights = up(np.exp(np.minimum(leads, 0.0)), LIBM_ULPS)
+            order = np.argsort(weights, axis=1)
+            sums = np.cumsum(np.take_along_axis(weights, order, 1), axis=1) * (1 + 2.0**-50 * scores.num_keys)
+            left_out = sums <= self.leak
+            owners = parent[start : start + PIECES]
+            wins = np.empty_like(left_out)
+            np.put_along_axis(wins, order, ~left_out, 1)
+            np.logical_or.at(can_win, owners, wins)
+            np.maximum.at(leaks, owners, np.max(sums, axis=1, where=left_out, initial=0.0))
+        return can_win, leaks
+
+    def _reached(self, pieces: Interval) -> Interval:
+        """The inputs of the rows over pieces of the axis; everything else anywhere in the box."""
+        first, *after = self.states
+        lo, hi = (np.repeat(end, len(pieces), axis=0) for end in (first.lo, first.hi))
+        lo[:, self.axis], hi[:, self.axis] = pieces.lo[:, 0], pieces.hi[:, 0]
+        for parts, whole in zip(self.parts, after, strict=True):
+            state = Interval(lo, hi)
+            lo, hi = (np.repeat(end, len(pieces), axis=0) for end in (whole.lo, whole.hi))
+            for part in parts:
+                found = part.enclosure(state)
+                lo[:, part.outputs], hi[:, part.outputs] = found.lo, found.hi
+        return Interval(lo[:, self.inputs], hi[:, self.inputs])
+
+
+@dataclass(frozen=True, eq=False)
+class AxisKeys:
+    """Some outputs of the program by one head over such keys."""
+
+    outputs: Int[np.ndarray, " outputs"]
+    axes: tuple[AxisRows, ...]
+    keys: Int[np.ndarray, "*rows"]  # of every combination of rows
+    values: Interval  # (keys, outputs)
+    spare_leak: float  # of keys that stand behind another of the same rows
+    growth: float  # e^{2δ}
+    rounding: Float[np.ndarray, " outputs"]
+
+    def bounds(self, target: Target, cells: Interval) -> Float[np.ndarray, "cells outputs"]:
+        """Of |f − computed outputs| on cells of the box."""
+        winners = [axis.winners(cells.lo[:, i], cells.hi[:, i]) for i, axis in enumerate(self.axes)]
+        counts = np.array([[len(found.rows) for found in axis] for axis in winners])
+        per_cell = counts.prod(axis=0)
+        starts = np.cumsum(per_cell) - per_cell
+        cell = np.repeat(np.arange(len(cells)), per_cell)
+        number = np.arange(len(cell)) - starts[cell]
+        lo, hi = np.empty((2, len(cell), len(winners)))
+        rows = []
+        for i, found in enumerate(winners):
+            firsts = np.cumsum(counts[i]) - counts[i]
+            place = firsts[cell] + number % counts[i][cell]
+            number = number // counts[i][cell]
+            rows.append(np.concatenate([each.rows for each in found])[place])
+            lo[:, i], hi[:, i] = (np.concatenate([getattr(each, end) for each in found])[place] for end in ("lo", "hi"))
+        off = distance(target.enclosure(Interval(lo, hi))[:, self.outputs], self.values[self.keys[tuple(rows)]])
+        leak = self.spare_leak + np.sum([[each.leak for each in found] for found in winners], axis=0)
+        everything = Interval(self.values.lo.min(axis=0), self.values.hi.max(axis=0))
+        farthest = distance(target.enclosure(cells)[:, self.outputs], everything)
+        leaking = up(up(SPARE * leak * self.growth, len(winners) + 2)[:, None] * farthest)
+        return up(up(SPARE_DISTANCE * np.maximum.reduceat(off, starts) + leaking) + self.rounding)
+
+
+def axis_keys(
+    stages: Sequence[StageEnclosure], box: Interval, cuts: Sequence[np.ndarray], leak: float
+) -> tuple[AxisKeys, ...] | None:
+    """The last of the stages as heads over combinations of rows; None where it is not that."""
+    *before, last = stages
+    states, owners = [box], np.arange(box.shape[1])
+    ways: list[list[tuple[Part, ...]]] = [[] for _ in owners]
+    for stage in before:
+        states.append(stage(states[-1]))
+        after = np.zeros(stage.num_outputs, np.int64)
+        for part in stage.parts:
+            read = np.unique(owners[part.reads])
+            if len(read) > 1:
+                return None
+            after[part.outputs] = read[0] if len(read) else 0
+        for axis, way in enumerate(ways):
+            way.append(tuple(part for part in stage.parts if after[part.outputs[0]] == axis))
+        owners = after
+    found: list[AxisKeys] = []
+    for part in last.parts:
+        grid = _combinations(part, [owners == axis for axis in range(len(ways))])
+        if grid is None:
+            return None
+        axes = tuple(
+            AxisRows(axis, tuple(way), tuple(states), np.flatnonzero(owners == axis), rows, cuts[axis], leak)
+            for axis, (way, rows) in enumerate(zip(ways, grid.rows, strict=True))
+        )
+        found.append(_keys(part, axes, grid, states[-1]))
+    return tuple(found)
+
+
+def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndarray, " breaks"]]:
+    """Of a program of one stage: where, axis by axis, one row ceases to matter, and where the next begins to.
+
+    Scores of rows are affine in x_i, and of neighbours one is ahead by g from (a_m − a_n)x + c_m − c_n = ±g on.
+    ProgramError where keys are not combinations of rows, or where so soft that these strips overlap.
+    """
+    found = [np.zeros(0)] * d
+    for part in stage.parts:
+        grid = _combinations(part, list(np.eye(d, dtype=bool)))
+        for axis, rows in enumerate([] if grid is None else grid.rows):
+            slopes, offsets = rows.slopes.mid[:, 0], rows.offsets.mid  # slopes are ascending
+            gap = math.log(100 * len(slopes) / leak) * np.array([[-1.0], [1.0]])
+            strips = ((gap - np.diff(offsets)) / np.diff(slopes)).T.ravel()
+            grid = grid if (np.diff(strips) > 0).all() else None
+            found[axis] = np.union1d(found[axis], strips)
+        if grid is None:
+            raise ProgramError("a stage is proved axis by axis if its keys are combinations of rows, and it selects")
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Combinations:
+    """c_k = Σ_i c_{m_i} to within `inexact`; of several keys of the same rows one stands in `keys`."""
+
+    rows: tuple[SoftHead[Enclosed], ...]
+    keys: Int[np.ndarray, "*rows"]
+    inexact: float
+    spare_leak: float
+
+
+def _combinations(part: Part, groups: Sequence[Bool[np.ndarray, " inputs"]]) -> _Combinations | None:
+    stage = part.stage
+    moves = stage.linear.mid.any() or stage.linear.radius.any()
+    if len(stage.heads) != 1 or stage.heads[0].carried is not None or moves:
+        return None
+    (head,) = stage.heads
+    offsets, slopes, number = head.offsets.mid, [], np.zeros(len(head.offsets.mid), np.int64)
+    for own in groups:
+        distinct, row = np.unique(head.slopes.mid[:, own], axis=0, return_inverse=True)
+        slopes.append(Enclosed(distinct, np.repeat(head.slopes.radius[:, own].max(0)[None], len(distinct), axis=0)))
+        number = number * len(distinct) + row.reshape(-1)
+    shape = tuple(len(each.mid) for each in slopes)
+    keys, order = np.full(math.prod(shape), -1), np.argsort(offsets, kind="stable")
+    keys[number[order]] = order  # the one with the largest offset
+    if (keys < 0).any():
+        return None
+    radius = float(head.offsets.radius.max())
+    others = up(np.exp(offsets - offsets[keys[number]]), LIBM_ULPS)
+    others[keys] = 0.0
+    spare = float(up(np.bincount(number, others).max(), len(offsets))) * (1 + 4 * radius)
+    table = offsets[keys].reshape(shape)
+    lines = [np.moveaxis(table, axis, 0).reshape(shape[axis], -1)[:, 0] for axis in range(len(shape))]
+    lines[1:] = [line - line[0] for line in lines[1:]]
+    separable = np.zeros(shape)
+    for line in np.ix_(*lines):
+        separable = separable + line
+    inexact = float(np.abs(table - separable).max() + 2.0**-48 * len(shape) * np.abs(table).max()) + radius
+    rows = tuple(
+        SoftHead(each, Enclosed(line, np.zeros(len(line))), Enclosed(*np.zeros((2, len(line), 0))))
+        for each, line in zip(slopes, lines, strict=True)
+    )
+    return _Combinations(rows, keys.reshape(shape), inexact, spare)
+
+
+def _keys(part: Part, axes: tuple[AxisRows, ...], grid: _Combinations, state: Interval) -> AxisKeys:
+    (head,) = part.stage.heads
+    centre = state.mid
+    radius = up(np.maximum(state.hi - centre, centre - state.lo))
+    (error,) = score_errors(part.roundings, centre, radius)
+    reach = up(np.abs(centre) + radius)
+    largest = np.abs(head.offsets.mid).max() + float(reach[0] @ np.abs(head.slopes.mid).max(axis=0))
+    # An exponential of a score that is behind by up to twice the largest has that many roundings of its argument.
+    off_by = float(error) + grid.inexact + 4 * part.roundings.unit * largest
+    growth = float(up(math.exp(2 * off_by), LIBM_ULPS + 4)) if off_by < 1 else math.inf
+    values = interval(head.values) + interval(part.stage.constant)
+    rounding = SPARE * rounding_of_sums(part.roundings, reach)[0]
+    return AxisKeys(part.outputs, axes, grid.keys, values, grid.spare_leak, growth, rounding)

@@ -1,0 +1,105 @@
+"""The ledger of a certificate as a tree: the bound, the stages of a deep program, and what each head or term adds."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from attnc.errors import FileError
+from attnc.numerics.bound import Term
+from attnc.proofs.certificate import Certificate
+from attnc.targets.box import Box
+
+
+@dataclass(frozen=True)
+class ErrorNode:
+    """What one source adds to the bound: for a head its own error times how much of it reaches the output."""
+
+    name: str
+    what: str
+    adds: float
+    share: float  # of the whole ledger
+    own: float | None = None  # of a head: how far it is from what it computes, on `interval`
+    grows: float | None = None  # adds / own
+    interval: tuple[float, float] | None = None
+    children: tuple[ErrorNode, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"name": self.name, "what": self.what, "adds": self.adds, "share": self.share}
+        if self.own is not None:
+            found |= {"own_error": self.own, "amplification": self.grows}
+        if self.interval is not None:
+            found["interval"] = list(self.interval)
+        return found | ({"children": [child.as_json() for child in self.children]} if self.children else {})
+
+
+def error_tree(certificate: Certificate, box: Box | None = None) -> ErrorNode:
+    """The root is the bound, and says where in the box it is largest. Heads stand under their stage, in the order in
+    which the program runs them."""
+    total = math.fsum(term.value for term in certificate.terms)
+
+    def share(value: float) -> float:
+        return value / total if total > 0 else 0.0
+
+    left = {term.name: term for term in certificate.terms}
+    nodes: list[ErrorNode] = []
+    by_stage: dict[str, list[ErrorNode]] = {}
+    try:
+        for same in _by_term(certificate.stages):
+            by_stage.setdefault(str(same[0]["stage"]), []).append(_head(same, left, share))
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise FileError(f"certificate: a stage does not fit: {type(error).__name__}: {error}") from None
+    for stage, heads in by_stage.items():
+        adds = math.fsum(head.adds for head in heads)
+        nodes.append(
+            ErrorNode(stage, f"{len(heads)} function{'s' * (len(heads) > 1)}", adds, share(adds), children=tuple(heads))
+        )
+    nodes += [ErrorNode(term.name, term.reason, term.value, share(term.value)) for term in left.values()]
+    place = "" if box is None else certificate.worst_place(box)
+    where = f"largest on {place}" if place else ""
+    return ErrorNode("bound", where, total, 1.0, children=tuple(nodes))
+
+
+def _by_term(stages: Sequence[Any]) -> list[list[Any]]:
+    """Heads of one stage that bring one term of the ledger together, as the units of a layer of a ReLU network."""
+    groups: dict[tuple[str, str], list[Any]] = {}
+    terms = {str(head["name"]): str(head["term"]) for head in stages if "like" not in head}
+    for head in stages:
+        groups.setdefault((str(head["stage"]), terms[str(head.get("like", head["name"]))]), []).append(head)
+    return list(groups.values())
+
+
+def _head(same: list[Any], left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
+    """The first of these heads, and the term of the ledger that they bring, which is then no longer left."""
+    head, others = same[0], len(same) - 1
+    carrier, name = head["carrier"], str(head["name"])
+    argument = _readable(str(head.get("argument_as") or head["argument"]))
+    what = _applied(str(head["function"]), argument, None if carrier is None else _readable(str(carrier)))
+    what += f", and {others} more of this kind" if others else ""
+    term = left.pop(str(head["term"]), None)
+    own, (lo, hi) = max(float(one["bound"]) for one in same if "bound" in one), (float(x) for x in head["interval"])
+    if term is None:  # a head of another stage, of the same function of the same argument, has it
+        return ErrorNode(name, what, 0.0, 0.0, own, 0.0, (lo, hi))
+    grows = term.value / own if own > 0 else None
+    return ErrorNode(name, what, term.value, share(term.value), own, grows, (lo, hi))
+
+
+def _readable(text: str) -> str:
+    """A sum as one writes it: y - x, for 1*y + -1*x + 0."""
+    text = re.sub(r"(?<![\w.*])1\*", "", text).replace("+ -", "- ")
+    return re.sub(r" [+-] 0$", "", text)
+
+
+def _applied(function: str, argument: str, carrier: str | None) -> str:
+    """carrier·g(argument)."""
+    at = re.sub(r"\bt\b", lambda _: _factor(argument), function)
+    at = at.replace(f"({_factor(argument)})", f"({argument})") if _factor(argument) != argument else at
+    return at if carrier is None else f"{_factor(carrier)}·{_factor(at)}"
+
+
+def _factor(text: str) -> str:
+    """In brackets unless it is a name, a number, a call, or in brackets already."""
+    return text if re.fullmatch(r"[\w.]*(\([^()]*\))?", text) else f"({text})"

@@ -1,0 +1,178 @@
+"""Selection leaves: the error on a box where the temperature is hard, from the values of the keys that can win there.
+
+Theorem.  Let X be a box, g > 0, and let X_k ⊆ X contain {x ∈ X : s_k(x) ≥ s_j(x) − g for all j}. For every x ∈ X
+          |f(x) − A(x)| ≤ max_k sup_{X_k} |f − v_k| + leak·sup_{x,k} |f(x) − v_k|,
+          leak = (number of near keys)·e^{−g} + Σ over the others of e^{max over X of s_k − s_j}, for any j.
+Proof.    f − A = Σ p_k(f − v_k). Where x ∈ X_k the factor is at most the first term, and the p_k sum to 1. Where
+          x ∉ X_k, some s_j(x) > s_k(x) + g, so p_k ≤ e^{−g}; a key that is behind all over X has p_k ≤ e^{s_k − s_j}.
+
+The X_k are boxes: each half-space s_k − s_j ≥ −g cuts every axis. Nothing depends on how near keys share the weight, so
+the bound holds for weights of scores that are off by δ, too, with g + 2δ in place of g in the half-spaces.
+Several heads: the sum of the hulls of the values of their near keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import LIBM_ULPS, up
+from attnc.proofs.leaves.deviations import affine_range, cells_within, deviation, distance, interval
+from attnc.proofs.leaves.near_values import NearValues, Pairs
+from attnc.proofs.stages.one_stage import OneStage
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+LEAK_SHARE = 2e-3
+"""The leak may add this fraction to the bound. That sets g, and g how far beyond its cell a key still counts."""
+CROWD = 48
+"""Of a box with more near keys than this only the hull of their values is used: it is too large for more."""
+CUTS_PER_BLOCK = 2**18
+
+
+def selection_bounds(
+    stage: OneStage,
+    target: Target,
+    centres: Float[np.ndarray, "boxes d"],
+    radii: Float[np.ndarray, "boxes d"],
+    *,
+    outputs: Int[np.ndarray, " outputs"] | None = None,
+    score_errors: Sequence[float] | Float[np.ndarray, " heads"] = (),
+) -> Float[np.ndarray, "boxes outputs"]:
+    """Upper bounds of |f − stage| over the boxes centre ± radius, for all weights of scores within `score_errors`.
+
+    With those of `rounding.stage.score_errors` it covers the weights that engines compute. `outputs`: which outputs of
+    the target the stage makes, all of them by default. The boxes lie in the target's box.
+    """
+    outputs = np.arange(target.num_outputs) if outputs is None else outputs
+    if len(outputs) != len(stage.constant.mid):
+        raise InputError(f"the stage has {len(stage.constant.mid)} outputs, {len(outputs)} of the target were named")
+    if len(score_errors) not in (0, len(stage.heads)):
+        raise InputError(f"score_errors has {len(score_errors)} entries, the stage {len(stage.heads)} heads")
+    errors = score_errors if len(score_errors) else [0.0] * len(stage.heads)
+    if not len(centres):
+        return np.zeros((0, len(stage.constant.mid)))
+    heads = [NearValues(head, centres, radii, float(e)) for head, e in zip(stage.heads, errors, strict=True)]
+    cells = cells_within(target.box, centres, radii)
+    own = affine_range(interval(stage.constant), interval(stage.linear)[None], cells)
+    if len(heads) == 1:
+        return _Winners(heads[0], stage, target, outputs, cells, own).bounds()
+    total = own
+    for head in heads:
+        total = total + head.hulls()
+    return distance(target.enclosure(cells)[:, outputs], total)
+
+
+@dataclass(frozen=True, eq=False)
+class _Winners:
+    """One head: each near key is held against f where it can win, and not elsewhere."""
+
+    selection: NearValues
+    stage: OneStage
+    target: Target
+    outputs: Int[np.ndarray, " outputs"]
+    cells: Interval
+    own: Interval  # constant + linear·x over the boxes
+
+    def bounds(self) -> Float[np.ndarray, "boxes outputs"]:
+        selection = self.selection
+        values = self.target.enclosure(self.cells)[:, self.outputs]
+        bounds = np.empty(values.shape)
+        everything = selection.all_values
+        for batch in selection.batches():
+            if not isinstance(batch, Pairs):
+                boxes, keys = batch
+                hull = selection.with_rest(selection.crowd_hull(boxes, keys))
+                bounds[boxes] = distance(values[boxes], self.own[boxes] + hull)
+                continue
+            own = self.own[batch.boxes]
+            whole = distance(values[batch.boxes], own + selection.hull(batch))
+            farthest = distance(values[batch.boxes], own + everything)
+            gaps = self._gaps(batch, whole, farthest)
+            is_near = batch.lead > -gaps[batch.row] - selection.slack
+            with np.errstate(under="ignore"):
+                leads = np.where(is_near, -gaps[batch.row], batch.lead + selection.slack)
+                leaks = up(np.exp(np.minimum(leads, 0.0)), LIBM_ULPS)
+            leak = np.bincount(batch.row, leaks, len(batch.boxes)) * (1 + 2.0**-52 * len(leaks)) + selection.rest
+            best = np.minimum(whole, self._won(batch, is_near, gaps, whole))
+            bounds[batch.boxes] = up(best + up(up(leak)[:, None] * farthest))
+        return bounds
+
+    def _gaps(self, batch: Pairs, whole: np.ndarray, farthest: np.ndarray) -> Float[np.ndarray, " boxes"]:
+        """g for each box: the leak is then about LEAK_SHARE of what the box is charged anyway."""
+        counts = np.bincount(batch.row, minlength=len(batch.boxes))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = LEAK_SHARE * whole.max(axis=1) / farthest.max(axis=1)
+            gaps = np.log(counts / share)
+        return np.clip(np.nan_to_num(gaps, nan=self.selection.gap), 1.0, self.selection.gap)
+
+    def _won(
+        self, batch: Pairs, is_near: Bool[np.ndarray, " pairs"], gaps: np.ndarray, whole: np.ndarray
+    ) -> Float[np.ndarray, "boxes outputs"]:
+        """max_k sup_{X_k} |f − v_k|, or the bound by hulls where there are too many near keys."""
+        row, key = batch.row[is_near], batch.key[is_near]
+        counts = np.bincount(row, minlength=len(batch.boxes))
+        found = np.where((counts <= CROWD)[:, None], -np.inf, whole)
+        for size in (1, 2, 4, 8, 16, 32, CROWD):
+            rows = np.flatnonzero((counts <= size) & (counts > size // 2))
+            step = max(1, CUTS_PER_BLOCK // (size * size))
+            for start in range(0, len(rows), step):
+                chosen = rows[start : start + step]
+                self._hold_against_winners(batch, chosen, _padded(row, key, chosen, size), gaps[chosen], found)
+        return found
+
+    def _hold_against_winners(
+        self, batch: Pairs, rows: np.ndarray, keys: Int[np.ndarray, "rows size"], gaps: np.ndarray, found: np.ndarray
+    ) -> None:
+        boxes = batch.boxes[rows]
+        lo, hi = self._where_winning(boxes, keys, gaps)
+        wins = (lo <= hi).all(axis=2)
+        cells = Interval(lo[wins], hi[wins])
+        selection, linear, key = self.selection, self.stage.linear, keys[wins]
+        values = selection.constants[key] + interval(self.stage.constant)
+        slopes = None if selection.carried is None else selection.carried[key]
+        if linear.mid.any() or linear.radius.any():
+            own = Interval.point(np.zeros((len(key), 1, 1))) + interval(linear)[None]
+            slopes = own if slopes is None else slopes + own
+        off = deviation(self.target, self.outputs, cells, values, slopes)
+        np.maximum.at(found, rows[np.nonzero(wins)[0]], off)
+
+    def _where_winning(
+        self, boxes: np.ndarray, keys: np.ndarray, gaps: np.ndarray
+    ) -> tuple[Float[np.ndarray, "rows size d"], Float[np.ndarray, "rows size d"]]:
+        """X_k for every key of every row: with y = x − c, (s_k − s_j)(c) + Σ (a_k − a_j)_i y_i ≥ −g cuts axis i at
+
+        |y_i| = (g + (s_k − s_j)(c) + Σ_{l≠i} |a_k − a_j|_l r_l) / |a_k − a_j|_i, on the side where the sum falls.
+        """
+        scores, d = self.selection.scores, self.cells.shape[1]
+        at_centre = scores.at(boxes[:, None], keys)
+        room = at_centre[:, :, None] - at_centre[:, None, :] + (gaps + self.selection.slack)[:, None, None]
+        steps = [scores.slopes[keys, axis][:, :, None] - scores.slopes[keys, axis][:, None, :] for axis in range(d)]
+        radii, centres = scores.radii[boxes], scores.centres[boxes]
+        room = scores.leads(boxes[:, None, None], keys[:, :, None], keys[:, None, :], room)
+        lo = np.repeat(self.cells.lo[boxes][:, None], keys.shape[1], axis=1)
+        hi = np.repeat(self.cells.hi[boxes][:, None], keys.shape[1], axis=1)
+        for axis, step in enumerate(steps):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                reach = room / step  # less r: the room holds what this axis itself adds, |step|·r
+            below = np.min(reach, axis=2, where=step > 0, initial=np.inf)
+            above = -np.max(reach, axis=2, where=step < 0, initial=-np.inf)
+            centre, radius = centres[:, axis][:, None], radii[:, axis][:, None]
+            below, above = up(up(below, 2) - radius), up(up(above, 2) - radius)  # −below ≤ y_i ≤ above
+            lo[..., axis] = np.maximum(lo[..., axis], -up(below - centre))
+            hi[..., axis] = np.minimum(hi[..., axis], up(centre + above))
+        is_behind = np.any(room < 0, axis=2)  # everywhere on the box
+        return lo, np.where(is_behind[:, :, None], -np.inf, hi)
+
+
+def _padded(row: np.ndarray, key: np.ndarray, rows: np.ndarray, size: int) -> Int[np.ndarray, "rows size"]:
+    """The keys of each of these rows, the last one repeated to fill up."""
+    first, last = np.searchsorted(row, rows), np.searchsorted(row, rows, "right")
+    return key[np.minimum(first[:, None] + np.arange(size), last[:, None] - 1)]

@@ -1,0 +1,235 @@
+"""Moments of a head whose keys form a tensor grid: sums over keys factorise, axis by axis.
+
+The slopes are a_k = (a_1[k_1], …, a_d[k_d]), the offsets c_k = c_1[k_1] + … + c_d[k_d] + η_k with small η_k, which is
+what rounding left of a sum. So ω_k = e^{η_k} Π_i ω_i[k_i], and with the columns U_k = e^{η_k} and e^{η_k}(v_k − v0) the
+moments
+    Σ_k U_k Π_i w_i z_i^{j_i}/j_i!
+are the tensor U contracted with one axis after the other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.numerics.jet_balls import TINY, above
+from attnc.proofs.taylor.moments import Keys, Moments
+from attnc.proofs.taylor.polynomials import Layout, gamma, layout
+from attnc.proofs.taylor.scores import Hull, is_near, leaks
+from attnc.proofs.taylor.weights import EXP_ERROR, STEEP, Weights, least_denominator, powers, relative_error
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+LARGEST_MISFIT = 1.0
+"""Of |η_k|: the tables of a grid that misses its offsets by more are no help."""
+_STRESS = 2.0**49
+"""K ≥ 1 in Π(1 + κ_i) − 1 ≤ (Π(1 + Kκ_i) − 1)/K: one sum bounds the errors κ_i of all factors, which are some 2⁻⁵³."""
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The tables of the axes, last axis first in `values`: (n_d, …, n_2, outputs, n_1)."""
+
+    slopes: tuple[Float[np.ndarray, " n"], ...]
+    offsets: tuple[Float[np.ndarray, " n"], ...]
+    values: np.ndarray
+    misfit: np.ndarray  # η, (n_d, …, n_2, n_1)
+    misfit_error: float
+    keys: Keys
+
+    @classmethod
+    def of(cls, keys: Keys) -> Grid | None:
+        """The grid that the keys form, or None."""
+        p, d = keys.slopes.shape
+        if d < 2 or keys.gates is not None:
+            return None
+        axes = [np.unique(keys.slopes[:, i], return_inverse=True) for i in range(d)]
+        shape = tuple(len(values) for values, _ in axes)
+        if math.prod(shape) != p or min(shape) < 2:
+            return None
+        place = np.ravel_multi_index([inverse for _, inverse in axes], shape)
+        order = np.argsort(place, kind="stable")
+        if not np.array_equal(place[order], np.arange(p)):
+            return None
+        scores = keys.offsets[order].reshape(shape)
+        offsets = _additive(scores)
+        misfit, error = _misfit(scores, offsets)
+        if not np.abs(misfit).max() <= LARGEST_MISFIT:
+            return None
+        back = tuple(reversed(range(1, d)))
+        values = keys.values[order].reshape(*shape, -1).transpose(*back, d, 0)
+        slopes = tuple(values for values, _ in axes)
+        return cls(slopes, offsets, np.ascontiguousarray(values), misfit.transpose(*back, 0).copy(), error, keys)
+
+    @property
+    def axes(self) -> Int[np.ndarray, " active"]:
+        return self.keys.axes
+
+    def numbers(self, space: Layout) -> int:
+        """How many numbers `moments` holds for a box."""
+        return 2 * (space.order + 2) * (self.values.size + self.misfit.size) // len(self.slopes[-1])
+
+    def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
+        """The moments at a chunk of neighbouring boxes."""
+        keys, m = self.keys, space.order
+        hull = Hull.of(centres, radii)
+        window, far = _window(self, hull)
+        axes = [
+            Weights.of(a[part, None], c[part], 0.0, centres[:, [i]], radii[:, [i]], STEEP / space.d)
+            for a, c, part, i in zip(self.slopes, self.offsets, window, keys.axes, strict=True)
+        ]
+        columns, shift, size = self.columns(window, axes)
+        sums = contract(space, [axis.w[:, None] * powers(axis.z[0], m) for axis in axes], columns)
+        rows = [axis.most[:, None] * powers(axis.rho, m + 1) for axis in axes]
+        stressed = [axis.most * (1 + _STRESS * axis.error) for axis in axes]
+        tail, total = contract_sizes([*zip(rows, stressed, strict=True)], np.abs(columns))
+
+        # The terms of a sum: powers m + d, a product with w on each axis, U twice, and for each axis a sum.
+        rounding = gamma(m + 2 * space.d + 4 + sum(axis.w.shape[1] for axis in axes))
+        # Of every term: what is unknown of the scores, and the exponentials in w and in e^η.
+        unsure = relative_error(np.asarray(keys.unsure(hull).max() + self.misfit_error))
+        common = float(above(unsure + (space.d + 2) * EXP_ERROR * (1 + unsure)))
+        everything = above(total[:, 0] * (1 + common))
+        rounded = total * (rounding + common + 1 / _STRESS)
+        value_error = keys.value_error(hull).max(axis=0) + TINY * size + far * size
+        unknown = total[:, 0] * (common + 1 / _STRESS)
+        boxes = (space.count, len(shift), len(centres))
+        return Moments(
+            np.broadcast_to(shift[:, None], boxes[1:]),
+            np.ascontiguousarray(sums[:, 1:].transpose(2, 1, 0)),
+            above((rounded + tail)[:, 1:].T + value_error[:, None] * everything),
+            rounded[:, 1:].T + value_error[:, None] * everything,
+            np.ascontiguousarray(sums[:, 0].T),
+            above((rounded + tail)[:, 0] + far * everything),
+            least_denominator(space, sums[:, 0], rounding * everything, unknown),
+        )
+
+    def columns(
+        self, window: Sequence[slice], axes: Sequence[Weights]
+    ) -> tuple[np.ndarray, Float[np.ndarray, " outputs"], Float[np.ndarray, " outputs"]]:
+        """U within the window, (…, 1 + outputs, n_1); v0, the value at the box in the middle; a bound of |v − v0|."""
+        *others, first = (*window[:0:-1], window[0])
+        values, scale = self.values[(*others, slice(None), first)], self.scale[(*others, first)]
+        middle, shift = len(axes[0].w) // 2, values
+        for axis in axes[:0:-1]:
+            shift = np.tensordot(axis.w[middle] / axis.w[middle].sum(), shift, axes=(0, 0))
+        shift = shift @ (axes[0].w[middle] / axes[0].w[middle].sum())
+        columns = np.concatenate([scale[..., None, :], (values - shift[:, None]) * scale[..., None, :]], axis=-2)
+        return columns, shift, np.abs(self.keys.values).max(axis=0) + np.abs(shift)
+
+    @functools.cached_property
+    def scale(self) -> np.ndarray:
+        """e^η."""
+        return np.exp(self.misfit)
+
+
+def _additive(scores: np.ndarray) -> tuple[np.ndarray, ...]:
+    """c_1, …, c_d whose sums are near the scores: the means over the other axes."""
+    mean, d = scores.mean(), scores.ndim
+    return tuple(
+        scores.mean(axis=tuple(other for other in range(d) if other != i)) - (mean * (d - 1) / d) for i in range(d)
+    )
+
+
+def _misfit(scores: np.ndarray, offsets: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+    """η = scores − Σ c_i[k_i], and how far off the computed η may be: the sums are taken with their rounding errors."""
+    total, lost = -scores, np.zeros(scores.shape)
+    size = np.zeros(scores.shape)
+    for i, offset in enumerate(offsets):
+        term = np.broadcast_to(offset.reshape([-1 if axis == i else 1 for axis in range(scores.ndim)]), scores.shape)
+        s = total + term
+        back = s - total
+        error = (total - (s - back)) + (term - back)
+        total, lost, size = s, lost + error, size + np.abs(error)
+    misfit = -(total + lost)
+    slack = gamma(len(offsets) + 2) * (size + np.abs(misfit))
+    return misfit, float(above(slack.max()))
+
+
+def _window(grid: Grid, hull: Hull) -> tuple[list[slice], float]:
+    """The keys on every axis that are near somewhere in the hull; and Σ ω_k/D over all other keys of the grid.
+
+    A key left out is outside the window on one axis at least, and up to e^η each axis has its own softmax: the keys
+    outside on axis i weigh Σ ω_i[n]/D_i, at most Σ ω_i[n]/ω_i[*].
+    """
+    window, outside = [], 0.0
+    for a, c, i in zip(grid.slopes, grid.offsets, grid.keys.axes, strict=True):
+        lag = leaks(a[:, None], c, np.zeros(len(a)), hull.along(np.array([i])))
+        near = np.flatnonzero(is_near(lag))
+        part = slice(int(near[0]), int(near[-1]) + 1)
+        window.append(part)
+        outside += float(above(np.exp(np.delete(lag, part))).sum())
+    spread = float(np.abs(grid.misfit).max()) + grid.misfit_error + float(grid.keys.unsure(hull).max())
+    return window, float(above(np.asarray(outside * math.exp(2 * spread)))) if outside else 0.0
+
+
+@functools.lru_cache(maxsize=32)
+def _places(k: int, order: int) -> list[np.ndarray]:
+    """For every degree g: where τ^j times the monomials of degree g in k more variables stand, (monomials, j)."""
+    smaller, larger = layout(k, order), layout(k + 1, order)
+    return [
+        np.array(
+            [
+                [larger.index[(j, *row)] for j in range(order + 1 - g)]
+                for row in smaller.exponents[smaller.degree(g)].tolist()
+            ]
+        )
+        for g in range(order + 1)
+    ]
+
+
+def contract(space: Layout, tables: Sequence[np.ndarray], tensor: np.ndarray) -> np.ndarray:
+    """Σ_k U_k Π_i table_i[j_i, k_i] for all |j| ≤ order, (boxes, columns, count); tables (boxes, order + 1, n_i)."""
+    m, boxes = space.order, len(tables[0])
+    sums = _first(tables[-1], tensor)
+    for k in range(1, space.d):
+        smaller, table = layout(k, m), tables[space.d - 1 - k]
+        is_last = k == space.d - 1
+        n = table.shape[2]
+        sums = sums.reshape(boxes, smaller.count, -1, n) if is_last else sums.reshape(boxes, smaller.count, n, -1)
+        width = sums.shape[2 if is_last else 3]
+        larger = np.empty((boxes, layout(k + 1, m).count, width))
+        for g, place in enumerate(_places(k, m)):
+            part, rows = sums[:, smaller.degree(g)], table[:, None, : m + 1 - g]
+            product = (part @ rows.swapaxes(2, 3)).swapaxes(2, 3) if is_last else rows @ part
+            larger[:, place] = product
+        sums = larger
+    return sums.swapaxes(1, 2)
+
+
+def contract_sizes(
+    tables: Sequence[tuple[np.ndarray, np.ndarray]], tensor: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(boxes, columns) twice, of tables (rows, stressed) for each axis, (boxes, order + 1, n) and (boxes, n).
+
+    The first is Σ_k U_k Σ_{|j|=order} Π_i rows_i[j_i, k_i], the second Σ_k U_k Π_i stressed_i[k_i].
+    """
+    d, boxes = len(tables), len(tables[0][0])
+    top = tables[0][0].shape[1]
+    sums = _first(np.concatenate([tables[-1][0], tables[-1][1][:, None]], axis=1), tensor)
+    for k in range(1, d):
+        rows, stressed = tables[d - 1 - k]
+        n = rows.shape[2]
+        if k == d - 1:
+            sums = sums.reshape(boxes, top + 1, -1, n)
+            tail = np.einsum("bjcn,bjn->bc", sums[:, :top], rows[:, ::-1])
+            return above(tail), above(np.einsum("bcn,bn->bc", sums[:, top], stressed))
+        sums = sums.reshape(boxes, top + 1, n, -1)
+        larger = np.zeros((boxes, top + 1, sums.shape[3]))
+        for g in range(top):
+            larger[:, g:top] += rows[:, : top - g] @ sums[:, g]
+        larger[:, top] = (stressed[:, None] @ sums[:, top])[:, 0]
+        sums = larger
+    raise AssertionError("a grid has two axes at least")
+
+
+def _first(table: np.ndarray, tensor: np.ndarray) -> np.ndarray:
+    """The last axis of the grid, for all boxes in one product of matrices."""
+    boxes, rows, n = table.shape
+    return (table.reshape(boxes * rows, n) @ tensor.reshape(n, -1)).reshape(boxes, rows, -1)

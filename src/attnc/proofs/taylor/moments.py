@@ -1,0 +1,234 @@
+"""Moments of a head about the centres of boxes: numerator and denominator as polynomials, with what they leave out.
+
+On the box {c + rτ : τ ∈ [−1, 1]^d} a head is A = v0 + N/D with
+    N(τ) = Σ_k ω_k(τ)·u_k(τ),   D(τ) = Σ_k ω_k(τ),   u_k(τ) = v_k + V_k·c − v0 + (V_k·r)·τ,
+and the ω_k = w_k e^{z_k·τ} of `weights`. Up to degree m, N has the coefficients ν_j = Σ_k w_k u_k z_k^j/j!, and D the
+δ_j = Σ_k w_k z_k^j/j!. The rest is small: |e^{z·τ} − Σ_{n≤m} (z·τ)ⁿ/n!| ≤ e^ρ ρ^{m+1}/(m+1)! with ρ = Σ_i |z_i|.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.jet_balls import TINY, above
+from attnc.proofs.taylor.polynomials import Layout, gamma, layout
+from attnc.proofs.taylor.scores import Hull, is_near, leaks
+from attnc.proofs.taylor.weights import EXP_ERROR, Weights, least_denominator, powers
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+_SUMMED = 64  # keys in one inner product: the error of a sum grows with its length, so long sums are cut
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """|N − Σ ν_j τ^j| ≤ nu_error, |D − Σ δ_j τ^j| ≤ delta_error and D ≥ least on the cube, for A = shift + N/D.
+
+    `rounding` is the part of nu_error that does not come from cutting the series.
+    """
+
+    shift: Float[np.ndarray, "outputs boxes"]
+    nu: Float[np.ndarray, "count outputs boxes"]
+    nu_error: Float[np.ndarray, "outputs boxes"]
+    rounding: Float[np.ndarray, "outputs boxes"]
+    delta: Float[np.ndarray, "count boxes"]
+    delta_error: Float[np.ndarray, " boxes"]
+    least: Float[np.ndarray, " boxes"]
+
+    @classmethod
+    def joined(cls, parts: list[Moments]) -> Moments:
+        names = ("shift", "nu", "nu_error", "rounding", "delta", "delta_error", "least")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """The keys of a head on the axes along which they differ; on the others all slopes are equal and cancel."""
+
+    axes: Int[np.ndarray, " active"]
+    slopes: Float[np.ndarray, "keys active"]
+    offsets: Float[np.ndarray, " keys"]
+    values: Float[np.ndarray, "keys outputs"]
+    gates: Float[np.ndarray, "keys outputs active"] | None
+    head: SoftHead[Enclosed]
+
+    @classmethod
+    def of(cls, head: SoftHead[Enclosed]) -> Keys:
+        differ = np.ptp(head.slopes.mid, axis=0) > 0
+        gates = None
+        if head.carried is not None:
+            differ |= (head.carried.mid != 0).any(axis=(0, 1))
+        axes = np.flatnonzero(differ) if differ.any() else np.zeros(1, dtype=int)
+        if head.carried is not None:
+            gates = head.carried.mid[:, :, axes]
+        return cls(axes, head.slopes.mid[:, axes], head.offsets.mid, head.values.mid, gates, head)
+
+    @functools.cached_property
+    def is_exact(self) -> bool:
+        """Whether all scores are known exactly: the floats are the slopes and offsets."""
+        return not (self.head.slopes.radius.any() or self.head.offsets.radius.any())
+
+    def unsure(self, hull: Hull) -> Float[np.ndarray, " keys"]:
+        """How far every score may be from that of the float64 slopes and offsets, over the hull."""
+        if self.is_exact:
+            return np.zeros(len(self.offsets))
+        return above(self.head.slopes.radius @ hull.magnitude + self.head.offsets.radius)
+
+    def value_error(self, hull: Hull) -> Float[np.ndarray, "keys outputs"]:
+        """The same for every value."""
+        error = self.head.values.radius
+        gates = self.head.carried
+        return error if gates is None else above(error + gates.radius @ hull.magnitude)
+
+    def numbers(self, space: Layout) -> int:
+        """How many numbers `moments` holds for a box."""
+        num_columns = 1 + self.values.shape[1] * (1 if self.gates is None else 1 + space.d)
+        rest = layout(max(1, space.d - 1), space.order).count
+        return len(self.slopes) * (num_columns * (space.order + 1 if space.d > 1 else 1) + rest + 8)
+
+    def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
+        """All boxes times all keys that are near one of them."""
+        hull = Hull.of(centres, radii)
+        unsure, value_error = self.unsure(hull), self.value_error(hull)
+        lag = leaks(self.slopes, self.offsets, unsure, hull.along(self.axes))
+        near = is_near(lag)
+        weights = Weights.of(
+            self.slopes[near], self.offsets[near], unsure[near], centres[:, self.axes], radii[:, self.axes]
+        )
+        values = _values(self, near, weights, centres[:, self.axes], radii[:, self.axes])
+        sums, summed = key_sums(space, weights.w, weights.z, values.columns)
+        outputs = self.values.shape[1]
+        nu, dropped = values.numerator(space, sums[:, 1:], outputs)
+
+        # Relative errors of the terms of a sum: powers m + d, products d + 1, u, r·V and sums over axes d + 2, the sum
+        # itself, and the exponential in the weights.
+        rounding = gamma(space.order + 3 * space.d + 6 + summed) + 2 * EXP_ERROR
+        tail = weights.rho ** (space.order + 1) / math.factorial(space.order + 1)
+        rounded, cut = weights.most * (rounding + weights.error), weights.most * tail
+        far, far_values = _far(self, lag, value_error, hull)
+        unsure_u = values.unsure + value_error[near].max(axis=0) + far_values + far * np.abs(values.shift)
+        unsure_u += TINY * values.reach.max(axis=2)
+        lost = np.einsum("bk,bok->bo", rounded, values.reach) + weights.everything[:, None] * unsure_u
+        nu_error = np.einsum("bk,bok->bo", cut, values.reach) + lost + dropped
+        delta = sums[:, 0]
+        unknown = (weights.most * weights.error).sum(axis=1)
+        return Moments(
+            values.shift.T,
+            np.ascontiguousarray(nu.transpose(2, 1, 0)),
+            above(nu_error.T),
+            lost.T,
+            np.ascontiguousarray(delta.T),
+            above((rounded + cut).sum(axis=1) + weights.everything * far),
+            least_denominator(space, delta, rounding * weights.everything, unknown),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Values:
+    """u_k for every box: |u_k + (V_k·r)·τ| ≤ reach + unsure, and the columns 1, u, V whose moments are needed."""
+
+    shift: Float[np.ndarray, "boxes outputs"]
+    columns: Float[np.ndarray, "boxes columns keys"]
+    reach: Float[np.ndarray, "boxes outputs keys"]
+    unsure: Float[np.ndarray, "boxes outputs"]
+    r: Float[np.ndarray, "boxes axes"]
+
+    def numerator(self, space: Layout, sums: np.ndarray, outputs: int) -> tuple[np.ndarray, np.ndarray]:
+        """ν: the moments of u, and r_i τ_i times those of V_i, whose terms of degree order + 1 are summed apart."""
+        nu, dropped = sums[:, :outputs], np.zeros(self.shift.shape)
+        if sums.shape[1] == outputs:
+            return nu, dropped
+        gated = sums[:, outputs:].reshape(len(nu), outputs, space.d, space.count) * self.r[:, None, :, None]
+        nu = nu.copy()
+        for i in range(space.d):
+            nu[:, :, space.raised(i)] += gated[:, :, i, : space.starts[space.order]]
+            dropped += np.abs(gated[:, :, i, space.degree(space.order)]).sum(axis=2)
+        return nu, dropped
+
+
+def _values(keys: Keys, near: np.ndarray, weights: Weights, c: np.ndarray, r: np.ndarray) -> _Values:
+    values, total = keys.values[near], weights.w.sum(axis=1)[:, None]
+    ones = np.ones((len(c), 1, len(values)))
+    if keys.gates is None:
+        shift = (weights.w @ values) / total
+        u = values.T - shift[:, :, None]
+        return _Values(shift, np.concatenate([ones, u], axis=1), np.abs(u), np.zeros(shift.shape), r)
+    gates = keys.gates[near]
+    u = values.T + np.einsum("koi,bi->bok", gates, c)
+    shift = np.einsum("bk,bok->bo", weights.w, u) / total
+    u = u - shift[:, :, None]
+    # v + V·c − v0: a sum of d + 2 terms, d of them products.
+    size = np.abs(values).max(axis=0) + np.abs(c) @ np.abs(gates).max(axis=0).T + np.abs(shift)
+    flat = gates.transpose(1, 2, 0).reshape(-1, len(values))
+    columns = np.concatenate([ones, u, np.broadcast_to(flat, (len(c), *flat.shape))], axis=1)
+    reach = np.abs(u) + np.einsum("bi,koi->bok", r, np.abs(gates))
+    return _Values(shift, columns, reach, above(gamma(c.shape[1] + 3) * size), r)
+
+
+def key_sums(space: Layout, w: np.ndarray, z: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, int]:
+    """Σ_k w_k C_k z_k^j/j!, (boxes, columns, count), for columns (boxes, columns, keys); and how long the sums are.
+
+    A sum is a product of matrices: C_k times the powers along the first axis, and the monomials of the other axes.
+    """
+    boxes, num_columns, keys = columns.shape
+    blocks = max(1, math.ceil(keys / _SUMMED))
+    length = math.ceil(keys / blocks)
+    if blocks * length > keys:
+        pad = ((0, 0), (0, blocks * length - keys))
+        w, z, columns = np.pad(w, pad), np.pad(z, ((0, 0), *pad)), np.pad(columns, ((0, 0), *pad))
+    left = columns * w[:, None]
+    if space.d > 1:
+        left = left[:, :, None] * powers(z[0], space.order)[:, None]
+    rest = layout(max(1, space.d - 1), space.order)
+    right = _monomials(rest, z[1:] if space.d > 1 else z)
+    left = left.reshape(boxes, -1, blocks, length).swapaxes(1, 2)
+    right = right.reshape(boxes, rest.count, blocks, length).transpose(0, 2, 3, 1)
+    sums = (left @ right).sum(axis=1).reshape(boxes, num_columns, -1, rest.count)
+    if space.d == 1:
+        return sums[:, :, 0], length + blocks
+    return sums[:, :, space.exponents[:, 0], _places_of_rest(space)], length + blocks
+
+
+@functools.lru_cache(maxsize=32)
+def _places_of_rest(space: Layout) -> Int[np.ndarray, " count"]:
+    """Where the other axes of each monomial stand among the monomials of these axes."""
+    rest = layout(space.d - 1, space.order)
+    return np.array([rest.index[tuple(row)] for row in space.exponents[:, 1:].tolist()])
+
+
+def _monomials(space: Layout, z: np.ndarray) -> np.ndarray:
+    """z^j/j! for all |j| ≤ order, (boxes, count, keys)."""
+    axes = [powers(part, space.order) for part in z]
+    if space.d == 1:
+        return axes[0]
+    result = np.empty((z.shape[1], space.count, z.shape[2]))
+    for place, row in enumerate(space.exponents.tolist()):
+        used = [axis[:, j] for axis, j in zip(axes, row, strict=True) if j]
+        if not used:
+            result[:, place] = 1.0
+        elif len(used) == 1:
+            result[:, place] = used[0]
+        else:
+            np.multiply(used[0], used[1], out=result[:, place])
+            for factor in used[2:]:
+                result[:, place] *= factor
+    return result
+
+
+def _far(keys: Keys, lag: np.ndarray, value_error: np.ndarray, hull: Hull) -> tuple[float, np.ndarray]:
+    """Σ w_k/w_* and Σ w_k|v_k + V_k·x|/w_* over the keys left out: D ≥ ω_*, and D is at most `everything`."""
+    far = ~is_near(lag)
+    if not far.any():
+        return 0.0, np.zeros(keys.values.shape[1])
+    weight = above(np.exp(lag[far]))
+    size = np.abs(keys.values[far]) + value_error[far]
+    if keys.gates is not None:
+        size = size + np.abs(keys.gates[far]) @ hull.magnitude[keys.axes]
+    return float(above(weight.sum())), above(weight @ size)

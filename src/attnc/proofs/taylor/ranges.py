@@ -1,0 +1,124 @@
+"""The largest |p(τ)| of polynomials over the cube [−1, 1]^d, by halving the cube."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.proofs.taylor.polynomials import Layout, gamma, layout
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+_DEPTH = 10  # times that a cube is halved
+_PIECES = 2**15  # pieces of cubes held at a time
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a bound of |p| + remainder is for: to be below `value`, or `growth` times the largest |p| − remainder.
+
+    A bound that cannot get there is not made sharp. With `value` 0 every bound is.
+    """
+
+    value: float = 0.0
+    growth: float = 1.0
+
+
+SHARP = Goal()
+
+
+def largest(
+    space: Layout,
+    coefficients: Float[np.ndarray, "count boxes"],
+    remainder: Float[np.ndarray, " boxes"],
+    goal: Goal = SHARP,
+    tolerance: float = 0.01,
+) -> tuple[Float[np.ndarray, " boxes"], Float[np.ndarray, " boxes"]]:
+    """Two bounds of max |p(τ)| over the cube: one from above, and the largest value seen.
+
+    The first is proved, and sharpened by halving the cube along all axes until it serves the goal or is within the
+    tolerance of what was seen. High degrees vanish quickly on halves: what they can add is then bounded, and they go.
+    """
+    boxes = coefficients.shape[1]
+    size = np.abs(coefficients).sum(axis=0)
+    upper, seen = np.zeros(boxes), np.zeros(boxes)
+    pieces, owner, extra = coefficients, np.arange(boxes), np.zeros(boxes)
+    for depth in range(_DEPTH + 1):
+        bound, value = _simple_bounds(space, pieces)
+        # The sums of a piece are off by γ_count·Σ|p_j|, and Σ|p_j| ≤ 3·bound.
+        bound = bound * (1 + 4 * gamma(space.count + 8)) + extra
+        np.maximum.at(seen, owner, value - extra)
+        enough, is_hopeless = _enough(seen, remainder, goal, tolerance)
+        split = np.isfinite(bound) & (bound > enough[owner]) & ~is_hopeless[owner]
+        if depth == _DEPTH or len(split) > _PIECES or not split.any():
+            np.maximum.at(upper, owner, bound)
+            break
+        np.maximum.at(upper, owner[~split], bound[~split])
+        pieces, owner, extra = pieces[:, split], owner[split], extra[split]
+        space, pieces, dropped = _economised(space, pieces, 0.1 * tolerance * enough[owner])
+        # A halving is a product with a matrix whose columns have norm 1: it adds γ_count·size to the norm.
+        extra = (extra + dropped + gamma(space.count) * size[owner]) * (1 + gamma(space.count))
+        halves = (space.halves @ pieces).reshape(-1, space.count, len(owner))
+        owner, extra = np.tile(owner, len(halves)), np.tile(extra, len(halves))
+        pieces = np.ascontiguousarray(halves.swapaxes(0, 1)).reshape(space.count, -1)
+    return np.where(np.isnan(upper), np.inf, upper), seen
+
+
+def _enough(
+    seen: np.ndarray, remainder: np.ndarray, goal: Goal, tolerance: float
+) -> tuple[Float[np.ndarray, " boxes"], Bool[np.ndarray, " boxes"]]:
+    """Below which bound a piece need not be halved; and the boxes that cannot serve the goal."""
+    sharp = (1 + tolerance) * seen
+    if goal.value <= 0:
+        return sharp, ~np.isfinite(remainder)
+    attained = np.nan_to_num(seen - remainder, nan=0.0, posinf=0.0, neginf=0.0).max(initial=0.0)
+    room = max(goal.value, goal.growth * attained) - remainder
+    return np.maximum(room, sharp), ~(seen <= room)
+
+
+def _economised(
+    space: Layout, pieces: Float[np.ndarray, "count pieces"], allowed: Float[np.ndarray, " pieces"]
+) -> tuple[Layout, Float[np.ndarray, "fewer pieces"], Float[np.ndarray, " pieces"]]:
+    """The pieces without their highest degrees, and a bound of what was dropped."""
+    dropped = np.zeros(len(allowed))
+    order = space.order
+    while order > 2:
+        more = dropped + np.abs(pieces[space.degree(order)]).sum(axis=0)
+        if (more > allowed).any():
+            break
+        dropped, order = more, order - 1
+    if order == space.order:
+        return space, pieces, dropped
+    smaller = layout(space.d, order)
+    return smaller, pieces[: smaller.count], dropped * (1 + gamma(space.count))
+
+
+def _simple_bounds(
+    space: Layout, pieces: Float[np.ndarray, "count pieces"]
+) -> tuple[Float[np.ndarray, " pieces"], Float[np.ndarray, " pieces"]]:
+    """An upper bound of |p| over the cube, up to its rounding, and the largest value at the centre and the corners.
+
+    Along every axis lτ + qτ² is at most |l| + q, or l²/(4|q|) if its top is inside; the other terms are bounded one by
+    one, c_j τ^j by max(c_j, 0) if all exponents are even and by |c_j| if not.
+    """
+    corners = np.abs(space.corners @ pieces).max(axis=0)
+    odd = np.abs(pieces[space.odd]).sum(axis=0)
+    if space.order < 2:
+        return np.abs(pieces).sum(axis=0), np.maximum(np.abs(pieces[0]), corners)
+    linear, square = pieces[space.degree(1)], pieces[space.squares]
+    even = pieces[space.even]
+    high = pieces[0] + _tops(linear, square) + np.maximum(even, 0).sum(axis=0) + odd
+    low = -pieces[0] + _tops(linear, -square) + np.maximum(-even, 0).sum(axis=0) + odd
+    return np.maximum(high, low), np.maximum(np.abs(pieces[0]), corners)
+
+
+def _tops(linear: np.ndarray, square: np.ndarray) -> np.ndarray:
+    """Σ_i max over τ_i ∈ [−1, 1] of l_i τ_i + q_i τ_i²."""
+    size = np.abs(linear)
+    is_inside = 2 * square < -size
+    # l·(l/q), and not l²/q: the square may underflow.
+    top = np.where(is_inside, -0.25 * linear * (linear / np.where(is_inside, square, -1.0)), size + square)
+    return np.asarray(top.sum(axis=0))

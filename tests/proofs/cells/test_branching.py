@@ -1,0 +1,266 @@
+"""Proofs over dyadic cells: the leaves cover the box exactly, the bound holds, and it is close to what was seen."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from flint import arb, arb_series
+
+from attnc.proofs.cells.branching import Bounds, Covering, Kind, branch_and_bound
+from attnc.proofs.cells.dyadic import cell_boxes, cell_ends
+from attnc.proofs.leaves.kinds import choose_order, mean_value_kind, mean_value_model, taylor_kind
+from attnc.proofs.leaves.selection import selection_bounds
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
+from proofs.small_stages import VARIABLES, exact, head_of, seen_error, spectral_stage, stage_of
+from strategies.reference import precision
+
+
+def prove(stage, f, pairs, **options) -> tuple[Covering, float]:
+    """The proof as it is meant to be run, and the error at samples."""
+    box = Box.parse(pairs, VARIABLES[: len(pairs)])
+    observed = seen_error(stage, f, pairs)
+    order, level = choose_order(lambda order: taylor_kind(stage, f, order), box, 1.03 * observed)
+    kinds = [taylor_kind(stage, f, order), mean_value_kind(stage, f, box)]
+    return branch_and_bound(kinds, box, observed=observed, start_level=level, **options), observed
+
+
+def check_cover(proof: Covering, d: int) -> None:
+    """With integers alone: cells of their level, none twice or inside another, and of the volume of the box."""
+    cells_of = {(leaf.level, leaf.index) for leaf in proof.leaves}
+    assert len(cells_of) == len(proof.leaves) == len(proof.leaf_bounds)
+    for level, index in cells_of:
+        assert len(index) == d
+        assert all(0 <= i < 2**level for i in index)
+        ancestors = ((level - up, tuple(i >> up for i in index)) for up in range(1, level + 1))
+        assert not any(ancestor in cells_of for ancestor in ancestors)
+    assert sum(Fraction(1, 2 ** (d * leaf.level)) for leaf in proof.leaves) == 1
+
+
+# The search, with methods that are known
+
+UNIT = Box.parse([(0.0, 1.0)] * 2)
+
+
+def linear_kind(slope: float, name: str = "linear") -> Kind:
+    """|f − network| = |x + y| where the method overestimates by slope·r."""
+
+    def bounds(centres, radii, goal):
+        return Bounds((centres.sum(axis=1) + slope * radii.max(axis=1))[:, None], {"all": centres[:, :1]}, 0.0)
+
+    return Kind(name, 3, bounds)
+
+
+def test_the_bound_is_that_of_the_worst_leaf_and_within_the_tolerance():
+    proof = branch_and_bound([linear_kind(2.0)], UNIT, observed=2.0, tolerance=0.05)
+    check_cover(proof, 2)
+    assert proof.complete
+    assert 2.0 <= proof.bound <= 2.1
+    assert proof.bound == proof.leaf_bounds.max()
+    assert proof.leaves[int(np.argmax(proof.leaf_bounds))] == proof.worst
+    (_, right), (_, top) = cell_ends(UNIT, proof.worst.level, np.array(proof.worst.index))
+    assert right == top == 1
+    assert proof.worst_box["x1"][1] == 1.0
+    assert {(leaf.kind, leaf.order) for leaf in proof.leaves} == {("linear", 3)}
+
+
+def test_a_goal_stops_the_search_early():
+    fine, coarse = (branch_and_bound([linear_kind(8.0)], UNIT, observed=2.0, goal=goal) for goal in (None, 4.0))
+    assert len(coarse.leaves) < len(fine.leaves)
+    assert fine.bound <= 2.06 < coarse.bound <= 4.0
+    check_cover(coarse, 2)
+
+
+@pytest.mark.parametrize("limits", [{"box_budget": 100}, {"time_budget": 0.0}])
+def test_out_of_budget_what_was_proved_is_returned(limits):
+    proof = branch_and_bound([linear_kind(8.0)], UNIT, observed=2.0, tolerance=1e-4, **limits)
+    check_cover(proof, 2)
+    assert not proof.complete
+    assert 2.0002 < proof.bound < 8.0
+    assert proof.examined <= 100
+
+
+def test_the_best_method_of_each_cell_is_kept():
+    def only_left(centres, radii, goal):
+        upper = np.where(centres[:, 0] + radii[:, 0] <= 0.5, 0.5, np.inf)
+        return Bounds(upper[:, None])
+
+    proof = branch_and_bound([Kind("left", 0, only_left), linear_kind(2.0)], UNIT, observed=2.0)
+    check_cover(proof, 2)
+    used = {
+        leaf.kind: [other.index[0] / 2**other.level for other in proof.leaves if other.kind == leaf.kind]
+        for leaf in proof.leaves
+    }
+    assert max(used["left"]) < 0.5 <= min(used["linear"])
+
+
+def test_a_fallback_is_used_only_where_nothing_else_is_finite():
+    asked: list[int] = []
+
+    def fallback(centres, radii, goal):
+        asked.append(len(centres))
+        return Bounds(np.full((len(centres), 1), 1.0))
+
+    proof = branch_and_bound([linear_kind(2.0), Kind("fallback", 0, fallback, is_fallback=True)], UNIT, observed=2.0)
+    assert not asked
+    nothing = Kind("nothing", 0, lambda centres, radii, goal: Bounds(np.full((len(centres), 1), np.inf)))
+    proof = branch_and_bound([nothing, Kind("fallback", 0, fallback, is_fallback=True)], UNIT, observed=2.0)
+    assert proof.bound == 1.0
+    assert {leaf.kind for leaf in proof.leaves} == {"fallback"}
+
+
+def test_halving_stops_at_the_floor_of_the_method():
+    """An error of 0 can be proved to rounding, not to 0."""
+    kind = Kind("rounded", 0, lambda c, r, goal: Bounds(1e-15 + 1e-14 * r[:, :1], floor=np.full((len(c), 1), 1e-15)))
+    proof = branch_and_bound([kind], UNIT)
+    assert proof.complete
+    assert proof.bound <= 2e-15
+    lost = Kind("lost", 0, lambda c, r, goal: Bounds(np.full((len(c), 1), np.inf), floor=np.inf))
+    proof = branch_and_bound([lost], UNIT, box_budget=100)
+    assert proof.bound == np.inf
+    assert not proof.complete
+
+
+# Proofs
+
+SMOOTH = [
+    ("sin(x)", [(-3, 3)], 17, {}, 1.05),
+    ("sin(10*x)", [(-3, 3)], 129, {}, 1.05),
+    ("1/(1 + 25*x**2)", [(-1, 1)], 65, {}, 1.05),
+    ("sin(x) + cos(y)", [(-3, 3)] * 2, 17, {}, 1.1),
+    ("exp(-x**2 - y**2)*sin(3*x + y)", [(-2, 2)] * 2, 33, {}, 1.1),
+    ("exp(sin(x)*y)", [(-3, 3)] * 2, 33, {"cut": 1e-7}, 1.1),
+    ("sin(x)*cos(y) + z**2", [(-3, 3)] * 3, 9, {"cut": 1e-4}, 1.2),
+    ("(sin(x)*y, exp(x))", [(-1, 1)] * 2, 11, {"pad": 3}, 1.1),
+]
+
+
+@pytest.mark.parametrize(("text", "pairs", "n", "fit", "looseness"), SMOOTH)
+def test_smooth_fits_are_proved_closely(text, pairs, n, fit, looseness):
+    stage, f = spectral_stage(text, pairs, n, **fit)
+    proof, observed = prove(stage, f, pairs)
+    check_cover(proof, len(pairs))
+    assert proof.complete
+    assert observed <= proof.bound
+    assert proof.bound <= 1.04 * proof.seen
+    assert proof.seen <= looseness / 1.04 * observed * 1.1
+    assert math.fsum(proof.worst_terms.values()) == pytest.approx(proof.bound, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("text", "n", "cut"), [("sin(x)*cos(y) + z**2", 15, 1e-9), ("exp(sin(x)*y) + x*z", 15, 1e-6)])
+def test_cancellation_in_three_variables(text, n, cut):
+    pairs = [(-3.0, 3.0)] * 3
+    stage, f = spectral_stage(text, pairs, n, cut=cut)
+    proof, observed = prove(stage, f, pairs)
+    check_cover(proof, 3)
+    assert proof.complete
+    assert observed <= proof.bound <= 1.2 * observed
+
+
+KINKS = [
+    ("abs(x)", [(-1, 1.1)], 33),  # no cell ends at the kink
+    ("relu(x - 0.3)", [(-1, 1)], 65),
+    ("sqrt(x)", [(0, 1)], 33),  # no derivative at 0
+    ("sqrt(x - 0.1)", [(0.1, 0.7)], 33),  # nor at an end that is no float sum
+    ("abs(x - 0.3*y)", [(-1, 1)] * 2, 17),
+]
+
+
+@pytest.mark.parametrize(("text", "pairs", "n"), KINKS)
+def test_kinks_end_in_tiny_cells(text, pairs, n):
+    stage, f = spectral_stage(text, pairs, n, c=0.6, pad=2)
+    proof, observed = prove(stage, f, pairs)
+    check_cover(proof, len(pairs))
+    assert proof.complete
+    assert observed <= proof.bound <= 1.04 * proof.seen <= 1.2 * observed
+    assert 3 in {leaf.order for leaf in proof.leaves}  # by mean values, at the kink
+
+
+def test_exact_gates_are_proved_to_rounding():
+    """x·σ(x) is exact with two keys: nothing but rounding remains, of the proof and of f's own enclosure."""
+    silu = head_of((np.array([[0.0], [1.0]]), np.zeros(2), np.zeros((2, 1)), np.array([[[0.0]], [[1.0]]])))
+    proof, _ = prove(stage_of([silu], 1), Expression.parse("silu(x)"), [(-20.0, 20.0)])
+    assert proof.complete
+    assert 0 < proof.bound <= 1e-12
+
+
+def test_selection_and_taylor_leaves_together():
+    anchors = np.linspace(-1, 1, 17)[:, None]
+    beta = 1e7
+    stage = stage_of([head_of((2 * beta * anchors, -beta * anchors[:, 0] ** 2, np.sin(anchors), None))], 1)
+    f, box = Expression.parse("sin(x)"), Box.parse([(-1.0, 1.0)], ["x"])
+    target = ExpressionTarget(f, box)
+    select = Kind("selection", 0, lambda c, r, goal: Bounds(selection_bounds(stage, target, c, r)))
+    observed = seen_error(stage, f, [(-1, 1)])
+    proof = branch_and_bound([select, taylor_kind(stage, f, 6)], box, observed=observed)
+    check_cover(proof, 1)
+    assert proof.complete
+    assert observed <= proof.bound <= 1.06 * observed
+    assert "selection" in {leaf.kind for leaf in proof.leaves}
+
+
+def test_leaves_are_confirmed_by_another_method():
+    """Derivatives of f − A over balls, by power series of the quotient itself, on 200 pieces of each leaf."""
+    pairs = [(-3.0, 3.0)]
+    stage, f = spectral_stage("sin(x)", pairs, 13)
+    proof, _ = prove(stage, f, pairs)
+    head, terms = stage.heads[0], 6
+    slopes, offsets, values = head.slopes.mid[:, 0].tolist(), head.offsets.mid.tolist(), head.values.mid[:, 0].tolist()
+
+    def series(x: arb) -> list[arb]:
+        t = arb_series([x, 1], terms + 1)
+        shift = slopes[len(slopes) // 2]
+        exps = [((a - shift) * t + c).exp() for a, c in zip(slopes, offsets, strict=True)]
+        top = sum((v * e for v, e in zip(values[1:], exps[1:], strict=True)), values[0] * exps[0])
+        return (t.sin() - top / sum(exps[1:], exps[0])).coeffs()
+
+    with precision(200):
+        for leaf, bound in zip(proof.leaves, proof.leaf_bounds[:, 0].tolist(), strict=True):
+            ((left, right),) = cell_ends(Box.parse(pairs), leaf.level, np.array(leaf.index))
+            r = arb(float(right - left)) / 400
+            confirmed = arb(0)
+            for piece in range(200):
+                c = arb(float(left)) + (2 * piece + 1) * r
+                thin, fat = series(c), series(c + arb(0, float(r) * 1.0001))
+                upper = sum((abs(a) * r**i for i, a in enumerate(thin[:terms])), abs(fat[terms]) * r**terms)
+                confirmed = confirmed.max(upper)
+            assert confirmed < 1.05 * bound
+
+
+def test_the_mean_value_model_contains_the_function():
+    f = Expression.parse("abs(x - 0.3*y) + sqrt(x + 1)*max(y, x**2)").with_variables(("x", "y"))
+    box = Box.parse([(-1.0, 1.0)] * 2, ("x", "y"))
+    rng = np.random.default_rng(2)
+    for level in (0, 3, 9):
+        index = rng.integers(0, 2**level, (20, 2))
+        index[0] = 0
+        centres, radii = cell_boxes(box, level, index)
+        model = mean_value_model(f, box, centres, radii, 2)
+        tau = rng.uniform(-1, 1, (20, 50, 2))
+        values = f((centres[:, None] + radii[:, None] * tau).reshape(-1, 2)).reshape(20, 50)
+        guess = model.mid[:, 0, :1] + np.einsum("bi,bti->bt", model.mid[:, 0, 1:3], tau)
+        assert (np.abs(values - guess) <= model.remainder + 1e-15).all()
+        assert np.isfinite(model.remainder).all()
+
+
+def test_outputs_have_their_own_bounds():
+    heads = [head_of((np.array([[0.0], [1.0]]), np.zeros(2), np.array([[0.0, 0.0], [1.0, 100.0]]), None))]
+    f = Expression.parse("(sigmoid(x) + 1e-3*sin(x), 100*sigmoid(x))")
+    proof, _ = prove(stage_of(heads, 1), f, [(-3.0, 3.0)])
+    assert 1e-3 <= proof.bounds[0] <= 1.04e-3
+    assert proof.bounds[1] <= 1e-3
+    assert proof.bound == proof.bounds[0]
+
+
+def test_read_outs_are_subtracted():
+    stage, f = spectral_stage("sin(x)", [(-3, 3)], 13)
+    f = Expression.parse("sin(x) + 2*x - 1")
+    plain, _ = prove(stage, Expression.parse("sin(x)"), [(-3, 3)])
+    with_slope = type(stage)(stage.heads, exact([-1.0]), exact([[2.0]]))
+    proof, _ = prove(with_slope, f, [(-3, 3)])
+    assert proof.bound == pytest.approx(plain.bound, rel=0.05)

@@ -1,0 +1,53 @@
+"""Leaves on which the rounding of a line is found again."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from attnc.proofs.cells.branching import Covering, Leaf
+from attnc.proofs.cells.dyadic import cell_boxes, children
+from attnc.proofs.deep.rounded_leaves import PARTS, rounded_leaves
+from attnc.targets.box import Box
+
+
+def proof_of(*cells: tuple[int, int]) -> Covering:
+    leaves = tuple(Leaf("taylor", 10, level, (i,)) for level, i in cells)
+    upper = np.arange(1.0, len(leaves) + 1)[:, None]
+    box = Box(("t",), np.array([-1.0]), np.array([3.0]))
+    return Covering(box, leaves, upper, {"remainder": upper}, 0.0, 0.0, len(leaves), True)
+
+
+@pytest.mark.parametrize("bend", [1e4, 30.0, 0.5])
+def test_a_checker_that_cuts_every_leaf_finds_what_was_found(bend):
+    """A bound that grows with the width of a cell, where the values of a gate cross."""
+
+    def bounds(centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
+        return (1 + bend * radii / (1 + bend * np.abs(centres - 0.3)))[:, 0]
+
+    proof = proof_of((1, 0), (2, 2), (3, 6), (3, 7))
+    largest, finer = rounded_leaves(bounds, proof)
+    assert largest < 0.8 * bounds(*cell_boxes(proof.box, 1, np.array([[0]]))).max() or bend < 1
+    sizes = [Fraction(1, 2**leaf.level) for leaf in finer.leaves]
+    starts = sorted((leaf.index[0] * size, size) for leaf, size in zip(finer.leaves, sizes, strict=True))
+    assert sum(sizes) == 1
+    assert all(a + size == b for (a, size), (b, _) in itertools.pairwise(starts))
+    for leaf, upper in zip(finer.leaves, finer.leaf_bounds, strict=True):
+        parts = np.array([leaf.index])
+        for _ in range(PARTS):
+            parts = children(parts)
+        assert bounds(*cell_boxes(proof.box, leaf.level + PARTS, parts)).max() <= largest * (1 + 1e-12)
+        above = [(whole.level, leaf.index[0] >> max(0, leaf.level - whole.level)) for whole in proof.leaves]
+        owner = next(n for n, whole in enumerate(proof.leaves) if above[n] == (whole.level, whole.index[0]))
+        assert upper == proof.leaf_bounds[owner]
+    assert len(finer.leaves) <= 64
+
+
+def test_leaves_that_need_no_parts_stay_as_they_are():
+    proof = proof_of((0, 0))
+    largest, finer = rounded_leaves(lambda centres, radii: np.ones(len(centres)), proof)
+    assert largest == 1
+    assert finer.leaves == proof.leaves

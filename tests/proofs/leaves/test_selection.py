@@ -1,0 +1,189 @@
+"""Selection leaves are never below the error at a point, for exact and for perturbed weights, and tight for hard β."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flint import arb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.constructions import max_affine, max_affine_cross, truncated_linear
+from attnc.engines.numpy_engine import NumpyEngine
+from attnc.errors import InputError
+from attnc.proofs.leaves.selection import selection_bounds
+from attnc.proofs.observed import sample_points
+from attnc.proofs.rounding.program import roundings
+from attnc.proofs.rounding.stage import rounding_bounds, score_errors
+from attnc.proofs.stages.extraction import one_stage, stages
+from attnc.proofs.stages.one_stage import OneStage
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.function_target import CallableTarget, SequenceTarget
+from attnc.targets.linear import TruncatedLinear
+from attnc.targets.target import Target
+from proofs.one_stage_programs import random_stage, rational, stage_output
+from strategies.reference import precision, tree_value
+
+TEXTS = {
+    1: ("x*x", "abs(x - 0.1)", "sin(5*x)", "sqrt(abs(x))", "2.5"),
+    2: ("x*y", "max(x, y)", "sin(3*x) + y", "exp(x - y)*x"),
+    3: ("x*y - z", "abs(x) + abs(y) + abs(z)"),
+}
+
+
+def target_of(text: str, d: int, ends: tuple[float, float] = (-1, 1)) -> ExpressionTarget:
+    names = "xyz"[:d]
+    expression = Expression.parse("+".join([f"({text})", *(f"0*{name}" for name in names)]))
+    return ExpressionTarget(expression, Box.parse({name: ends for name in names}))
+
+
+def random_boxes(rng: np.random.Generator, d: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inside [−1, 1]^d, of all sizes and shapes."""
+    radii = 10.0 ** rng.uniform(-5, 0, (count, d)) * rng.choice([1.0, 0.3, 1e-3], (count, d))
+    return rng.uniform(-1, 1, (count, d)) * (1 - radii), radii
+
+
+def hard_points(rng: np.random.Generator, stage: OneStage, centre: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """Corners, the centre, anywhere, and where two scores are level."""
+    d = len(centre)
+    points = [centre, centre + radius * rng.choice([-1, 1], d), *(centre + radius * rng.uniform(-1, 1, (2, d)))]
+    for head in stage.heads:
+        k, j = rng.integers(0, len(head.offsets.mid), 2)
+        step = head.slopes.mid[k] - head.slopes.mid[j]
+        if step.any():
+            gap = head.offsets.mid[k] - head.offsets.mid[j] + step @ centre
+            points.append(centre - step * gap / (step @ step))
+    return np.clip(points, centre - radius, centre + radius)
+
+
+def exact_error(stage: OneStage, target: ExpressionTarget, point: np.ndarray, shifts=None) -> list[arb]:
+    x = {name: arb(rational(v)) for name, v in zip(target.box.names, point, strict=True)}
+    found = stage_output(stage, point, shifts)
+    return [abs(a - tree_value(node, x)) for a, node in zip(found, target.expression.outputs, strict=True)]
+
+
+@settings(max_examples=80)
+@given(seed=st.integers(0, 10**6), d=st.sampled_from([1, 2, 2, 3]), heads=st.sampled_from([1, 1, 1, 2]))
+def test_no_point_of_a_box_is_farther_off(seed, d, heads):
+    rng = np.random.default_rng(seed)
+    stage = random_stage(rng, d, num_heads=heads, gates=bool(rng.random() < 0.3))
+    target = target_of(rng.choice(TEXTS[d]), d)
+    centres, radii = random_boxes(rng, d, 5)
+    delta = float(rng.choice([0.0, 0.0, 1e-3, 5.0]))
+    bounds = selection_bounds(stage, target, centres, radii, score_errors=[delta] * heads)
+    with precision(150):
+        for centre, radius, bound in zip(centres, radii, bounds, strict=True):
+            for point in hard_points(rng, stage, centre, radius):
+                shifts = [delta * rng.choice([-1.0, 0.0, 1.0], len(head.offsets.mid)) for head in stage.heads]
+                (error,) = exact_error(stage, target, point, shifts)
+                assert error.is_finite()
+                assert not error > arb(rational(bound[0]))
+
+
+def proved(stage: OneStage, target: Target, observed: float, outputs=None, goal: float = 1.1) -> float:
+    """Halve boxes until the bound is within `goal` of what was observed, or a box is a millionth of the whole."""
+    centres, radii = (target.box.lo / 2 + target.box.hi / 2)[None], (target.box.widths / 2)[None]
+    d, bound = target.box.d, 0.0
+    signs = np.stack(np.meshgrid(*[[-0.5, 0.5]] * d, indexing="ij"), axis=-1).reshape(-1, d)
+    for _ in range(20):
+        found = selection_bounds(stage, target, centres, radii, outputs=outputs).max(axis=1)
+        is_open = found > goal * observed
+        bound = max(bound, found[~is_open].max(initial=0.0))
+        if not is_open.any() or len(centres) > 200_000:
+            return max(bound, found.max())
+        centres, radii = centres[is_open], radii[is_open] / 2
+        centres = (centres[:, None] + 2 * signs * radii[:, None]).reshape(-1, d)
+        radii = np.repeat(radii, len(signs), axis=0)
+    return max(bound, found.max())
+
+
+def seen(program, target: Target, count: int = 20_000) -> float:
+    points = sample_points(target.box, count)
+    found = NumpyEngine(program)(*target.split(points)).reshape(len(points), -1)
+    return float(np.abs(found - target(points)).max())
+
+
+@pytest.mark.parametrize(
+    ("text", "box", "counts", "dtype"),
+    [
+        ("sin(x)+cos(y)", {"x": (-3, 3), "y": (-3, 3)}, (100, 100), "float64"),
+        ("sin(x)+cos(y)", {"x": (-3, 3), "y": (-3, 3)}, (100, 100), "float32"),
+        ("3*x-2*y", {"x": (-1, 1), "y": (0, 5)}, (33, 40), "float64"),
+        ("sqrt(x)", {"x": (0, 1)}, (300,), "float64"),
+        ("abs(x)+y+z", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}, (7, 8, 9), "float64"),
+    ],
+)
+def test_max_affine_is_proved_to_what_is_seen(text, box, counts, dtype):
+    target = ExpressionTarget(Expression.parse(text), Box.parse(box))
+    program = max_affine(target, points_per_axis=counts, dtype=dtype).program
+    observed = seen(program, target)
+    assert observed <= proved(one_stage(program), target, observed) <= 1.15 * observed
+
+
+def test_adaptive_centres_callables_and_clips():
+    target = ExpressionTarget(Expression.parse("exp(-20*(x**2+y**2))"), Box.parse([(-2, 2)] * 2, ("x", "y")))
+    program = max_affine(target, eps=0.05, centres="adaptive").program
+    observed = seen(program, target)
+    assert observed <= proved(one_stage(program), target, observed) <= 1.2 * observed
+
+    bend = CallableTarget(lambda x: np.abs(x).sum(axis=1), Box.parse([(-1, 1)] * 2), lipschitz=2**0.5)
+    program = max_affine(bend, points_per_axis=20).program
+    observed = seen(program, bend)
+    assert observed <= proved(one_stage(program), bend, observed, goal=1.5) <= 1.5 * observed
+
+    clip = TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=[(-0.5, 1.5)])
+    program = truncated_linear(clip, num_anchors=33, beta=1e4).program
+    observed = seen(program, clip)
+    assert observed <= proved(one_stage(program), clip, observed) <= 1.2 * observed
+
+
+def test_sequences_position_by_position():
+    pair = SequenceTarget(lambda X, Y: X * Y.mean(1, keepdims=True), (2, 1), (1, 1), lipschitz=2**0.5)
+    program = max_affine_cross(pair, points_per_axis=(5, 4, 3)).program
+    points = sample_points(pair.box, 5000)
+    errors = np.abs(NumpyEngine(program)(*pair.split(points)).reshape(len(points), -1) - pair(points))
+    for stage, outputs in stages(program):
+        observed = float(errors[:, outputs].max())
+        assert observed <= proved(stage, pair, observed, outputs, goal=1.6) <= 1.6 * observed
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_with_the_rounding_of_the_sums_it_covers_what_engines_compute(dtype):
+    """In float32 the scores of a hard head are off by more than 1, and the bound is hardly larger for it."""
+    target = ExpressionTarget(Expression.parse("sin(x)+cos(y)"), Box.parse({"x": (-3, 3), "y": (-3, 3)}))
+    program = max_affine(target, points_per_axis=(64, 64), dtype=dtype, beta=2.0**16).program
+    ((stage, _),), (rounding,) = stages(program), roundings(program)
+    N = 64
+    middles = (np.arange(N) + 0.5) * 6 / N - 3
+    centres = np.stack(np.meshgrid(middles, middles, indexing="ij"), axis=-1).reshape(-1, 2)
+    radii = np.full(centres.shape, 3 / N)
+    deltas = score_errors(rounding, centres, radii)
+    assert deltas[0] > (1 if dtype == "float32" else 1e-9)
+    bounds = selection_bounds(stage, target, centres, radii, score_errors=deltas)
+    total = bounds + rounding_bounds(stage, rounding, centres, radii, for_any_weights=True)
+    plain = selection_bounds(stage, target, centres, radii)
+    assert total.max() <= 1.1 * plain.max()
+    rng = np.random.default_rng(1)
+    edges = np.round((centres + 3) / 6 * N) * 6 / N - 3 + rng.choice([0, 1e-12, -1e-7, 1e-4], centres.shape)
+    for points in (edges, centres + radii * rng.uniform(-1, 1, centres.shape)):
+        cell = np.clip(np.floor((points + 3) / 6 * N), 0, N - 1).astype(int)
+        error = np.abs(NumpyEngine(program)(points)[:, None] - target(points))
+        assert (error <= total[cell[:, 0] * N + cell[:, 1]]).all()
+
+
+def test_crowds_and_empty_batches():
+    rng = np.random.default_rng(0)
+    stage = random_stage(rng, 2)
+    target = target_of("x*y", 2)
+    assert selection_bounds(stage, target, np.zeros((0, 2)), np.zeros((0, 2))).shape == (0, 1)
+    soft = ExpressionTarget(Expression.parse("x+y"), Box.parse({"x": (-1, 1), "y": (-1, 1)}))
+    program = max_affine(soft, points_per_axis=(80, 80), beta=1e-6).program  # all weights are nearly equal
+    bounds = selection_bounds(one_stage(program), soft, *random_boxes(rng, 2, 50))
+    assert (bounds < 4.1).all()
+    assert (bounds >= 0.9).any()
+    with pytest.raises(InputError, match="the stage has 1 outputs, 2 of the target"):
+        selection_bounds(stage, target, np.zeros((1, 2)), np.ones((1, 2)), outputs=np.array([0, 0]))
+    with pytest.raises(InputError, match="score_errors has 2 entries"):
+        selection_bounds(stage, target, np.zeros((1, 2)), np.ones((1, 2)), score_errors=[0.0, 0.0])

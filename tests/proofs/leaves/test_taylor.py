@@ -1,0 +1,308 @@
+"""Taylor leaves contain what the stage computes, at any point of the box and for all weights; and they are tight."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flint import arb
+
+from attnc.errors import InputError
+from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.proofs.cells.dyadic import cell_boxes, cells
+from attnc.proofs.leaves.taylor import head_model, prepared, taylor_enclosures
+from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.taylor.grid_moments import Grid
+from attnc.proofs.taylor.moments import Keys
+from attnc.proofs.taylor.polynomials import layout
+from attnc.targets.box import Box
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.taylor import taylor
+from proofs.small_stages import (
+    Arrays,
+    enclosed,
+    exact,
+    head_of,
+    head_value,
+    random_arrays,
+    seen_error,
+    spectral_stage,
+    stage_of,
+    stage_values,
+    sums_of,
+)
+from strategies.reference import precision, tree_value
+
+KINDS = ("wide", "cluster", "gauss", "grid", "gate")
+
+
+def taylor_bounds(*known) -> np.ndarray:
+    return taylor_enclosures(*known).upper
+
+
+def taus(rng: np.random.Generator, d: int) -> list[np.ndarray]:
+    """The centre, corners, and points inside and on edges."""
+    inside = rng.uniform(-1, 1, (2, d))
+    edge = np.where(rng.random(d) < 0.5, rng.choice([-1.0, 1.0], d), inside[0])
+    return [np.zeros(d), *rng.choice([-1.0, 1.0], (3, d)), edge, *inside]
+
+
+def ball_point(c: np.ndarray, r: np.ndarray, tau: np.ndarray) -> list[arb]:
+    return [arb(a) + arb(b) * arb(t) for a, b, t in zip(c.tolist(), r.tolist(), tau.tolist(), strict=True)]
+
+
+def random_boxes(rng: np.random.Generator, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """From far too large to tiny; most of such a size that scores move by some units."""
+    n, d = int(rng.integers(1, 5)), slopes.shape[1]
+    centres = rng.uniform(-1.2, 1.2, (n, d))
+    radii = 10.0 ** rng.uniform(-5, 0.3, (n, 1)) * rng.uniform(0.2, 1, (n, d))
+    if rng.random() < 0.7:
+        radii *= rng.uniform(0.1, 20) / max(1.0, float(np.abs(slopes).max() * radii.max()))
+    return centres, radii
+
+
+def check_model(head: SoftHead, inside: Arrays, centres: np.ndarray, radii: np.ndarray, order: int, seed: int) -> None:
+    """|A − v0 − Q| ≤ error in 900 bits: no slack but the model's own."""
+    rng, d = np.random.default_rng(seed), centres.shape[1]
+    model = head_model(sums_of(head), centres, radii, order)
+    exponents = layout(len(model.axes), order).exponents.tolist()
+    with precision(900):
+        for box in range(len(centres)):
+            for tau in taus(rng, d):
+                values = head_value(inside, ball_point(centres[box], radii[box], tau))
+                t = [arb(float(tau[axis])) for axis in model.axes]
+                for output, value in enumerate(values):
+                    error = float(model.error[output, box])
+                    if error == np.inf:
+                        continue
+                    q = arb(float(model.shift[output, box]))
+                    for j, row in enumerate(exponents):
+                        term = arb(float(model.quotient[j, output, box]))
+                        for factor, times in zip(t, row, strict=True):
+                            for _ in range(times):
+                                term = term * factor
+                        q = q + term
+                    assert not abs(value - q) > arb(error)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_contain_the_head(kind, seed):
+    """For stored weights, and for all weights within the radii."""
+    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    d = int(rng.integers(2, 4)) if kind == "grid" else int(rng.integers(1, 4))
+    unknown = 10.0 ** rng.uniform(-13, -6) if seed % 3 == 0 else 0.0
+    head, inside = enclosed(rng, random_arrays(rng, kind, d), unknown)
+    check_model(head, inside, *random_boxes(rng, inside[0]), int(rng.integers(1, 7)), seed)
+
+
+ALONE = {
+    # Values of 0 on steep keys: the numerator is known well, the denominator is not.
+    "denominator": (np.array([[-10.0], [10], [-1], [1]]), np.zeros(4), np.array([[0.0], [0], [-1], [1]]), None),
+    # A light, steep key whose value is x alone: all that is cut off comes from the gate.
+    "gate": (np.array([[0.0], [10]]), np.array([0.0, -14]), np.zeros((2, 1)), np.array([[[0.0]], [[1e6]]])),
+    # One light key with a large value: the terms that are cut off have one sign at a corner.
+    "grid": (
+        np.array([[0.0, 0], [0, 1], [1, 0], [1, 1]]),
+        np.array([0.0, -7, -7, -14]),
+        np.array([[0.0], [0], [0], [1e6]]),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_every_error_is_counted_where_it_is_alone(name):
+    arrays = ALONE[name]
+    d = arrays[0].shape[1]
+    head = head_of(arrays)
+    assert isinstance(sums_of(head), Grid) == (name == "grid")
+    radii = np.geomspace(0.01, 1.5, 12)[:, None] * np.ones(d)
+    for order in (1, 2, 3, 4):
+        check_model(head, arrays, np.zeros(radii.shape), radii, order, order)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_models_contain_grids_of_unsure_weights(seed):
+    """Weights known to 1e-9 only: the bound is made of that, so that half of it would not do."""
+    rng = np.random.default_rng(seed)
+    arrays = random_arrays(rng, "grid", 2)
+    head, _ = enclosed(rng, arrays, 1e-9)
+    signs = [np.sign(part - np.median(part)) for part in arrays[:2]]
+    inside = (arrays[0], arrays[1] + 0.99e-9 * np.abs(arrays[1]) * signs[1], arrays[2], None)
+    centres = rng.uniform(-1, 1, (3, 2))
+    check_model(head, inside, centres, np.full((3, 2), 1e-3 / np.abs(arrays[0]).max()), 4, seed)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bounds_hold_for_the_whole_stage(seed):
+    """Two heads, a gate, constants and slopes of the read-out, two outputs, against an expression."""
+    rng = np.random.default_rng(seed)
+    f = Expression.parse("(sin(3*x)*y + 2, exp(x - y**2))")
+    arrays = [random_arrays(rng, kind, 2) for kind in ("gauss", "gate")]
+    arrays = [(s, c, np.repeat(v, 2, axis=1)[:, :2], None if g is None else g[:, [0, 0]]) for s, c, v, g in arrays]
+    heads = [head_of(part) for part in arrays]
+    constant, linear = rng.normal(size=2), rng.normal(size=(2, 2))
+    stage = OneStage(tuple(heads), exact(constant), exact(linear))
+    centres, radii = random_boxes(rng, np.concatenate([part[0] for part in arrays]))
+    bounds = taylor_bounds(stage, taylor(f, centres, radii, 4), centres, radii, 4)
+    with precision():
+        for box in range(len(centres)):
+            for tau in taus(rng, 2):
+                x = ball_point(centres[box], radii[box], tau)
+                parts = [head_value(part, x) for part in arrays]
+                for i in range(2):
+                    own = arb(constant[i]) + arb(linear[i, 0]) * x[0] + arb(linear[i, 1]) * x[1]
+                    out = own + parts[0][i] + parts[1][i]
+                    truth = tree_value(f.outputs[i], dict(zip("xy", x, strict=True)))
+                    if bounds[box, i] < np.inf:
+                        assert not abs(truth - out) > arb(float(bounds[box, i]))
+
+
+CASES = [
+    ("sin(x)", [(-3, 3)], 17, 12, 4),
+    ("tanh(x)", [(-4, 4)], 33, 12, 5),
+    ("exp(-x**2 - y**2)*sin(3*x + y)", [(-2, 2)] * 2, 23, 12, 5),
+    ("sin(x)*cos(y) + z**2", [(-3, 3)] * 3, 9, 10, 3),
+]
+
+
+@pytest.mark.parametrize(("text", "box", "n", "order", "level"), CASES)
+def test_bounds_are_tight_on_smooth_fits(text, box, n, order, level):
+    stage, f = spectral_stage(text, box, n)
+    index = cells(len(box), level)[::7][:60]
+    centres, radii = cell_boxes(Box.parse(box), level, index)
+    bounds = taylor_bounds(stage, taylor(f, centres, radii, order), centres, radii, order).max(axis=1)
+    rng = np.random.default_rng(0)
+    corners = np.stack(np.meshgrid(*[np.linspace(-1, 1, 9)] * len(box)), axis=-1).reshape(-1, len(box))
+    inside = np.concatenate([corners, rng.uniform(-1, 1, (100, len(box)))])
+    points = centres[:, None] + radii[:, None] * inside
+    flat = points.reshape(-1, len(box))
+    seen = np.abs(stage_values(stage, flat) - f(flat)).reshape(len(index), -1).max(axis=1)
+    worst = seen > 0.5 * seen.max()
+    assert (bounds[worst] >= seen[worst]).all()
+    assert np.median(bounds[worst] / seen[worst]) <= 1.02
+    assert bounds.max() <= 1.05 * seen.max()
+
+
+@pytest.mark.parametrize(("text", "d", "n"), [("sin(x)", 1, 17), ("sin(x) + cos(y)", 2, 17)])
+def test_the_proof_rounds_little_under_strong_cancellation(text, d, n):
+    box = [(-3.0, 3.0)] * d
+    stage, f = spectral_stage(text, box, n)
+    centres, radii = cell_boxes(Box.parse(box), 5, cells(d, 5)[:64])
+    found = taylor_enclosures(stage, taylor(f, centres, radii, 12), centres, radii, 12)
+    assert found.remainder.max() <= 4e-14 * np.abs(stage.heads[0].values.mid).max()
+
+
+@pytest.mark.parametrize(("d", "n", "narrow"), [(2, 17, False), (2, 12, True), (3, 7, False), (3, 6, True)])
+def test_grids_agree_with_sums_over_all_keys(d, n, narrow):
+    """Offsets of float32 miss the sums of the axes by 1e-6 and more: the grid carries that, too."""
+    stage, _ = spectral_stage("exp(-x**2) + " + ("sin(x*y)" if d == 2 else "sin(x*y) + z"), [(-1, 1)] * d, n, pad=2)
+    head = stage.heads[0]
+    if narrow:
+        weights = (np.float32(part.mid).astype(float) for part in (head.slopes, head.offsets, head.values))
+        head = head_of((*weights, None))
+    keys = Keys.of(head)
+    grid = Grid.of(keys)
+    assert grid is not None
+    centres, radii = cell_boxes(Box.parse([(-1, 1)] * d), 4, cells(d, 4)[::29])
+    dense, factorised = (head_model(part, centres, radii, 6) for part in (keys, grid))
+    values = [part.quotient.copy() for part in (dense, factorised)]
+    for part, value in zip((dense, factorised), values, strict=True):
+        value[0] += part.shift
+    apart = np.abs(values[0] - values[1]).max(axis=0)
+    assert (apart <= dense.error + factorised.error).all()
+    assert (factorised.error <= 8 * dense.error).all()
+
+
+def test_only_tensor_grids_are_taken_for_grids():
+    stage, _ = spectral_stage("x + y", [(-1, 1)] * 2, 7, pad=2)
+    slopes, offsets, values = (
+        part.mid for part in (stage.heads[0].slopes, stage.heads[0].offsets, stage.heads[0].values)
+    )
+    assert isinstance(prepared(stage)[0], Grid)
+    moved = slopes.copy()
+    moved[5, 0] *= 1 + 1e-12
+    bent = offsets.copy()
+    bent[5] += 9.0
+    twice = slopes.copy()
+    twice[5] = twice[6]
+    for other in (
+        (moved, offsets, values),
+        (slopes, bent, values),
+        (twice, offsets, values),
+        (slopes[1:], offsets[1:], values[1:]),
+    ):
+        assert isinstance(sums_of(head_of((*other, None))), Keys)
+
+
+def test_far_keys_are_left_out_and_their_leak_counted():
+    """A key 60 behind, with a value of 1e20: its share is 1e-6, which no rounding would explain."""
+    slopes, offsets, values = (
+        np.array([[1.0], [1.5], [0.0]]),
+        np.array([0.0, 0.0, -60.0]),
+        np.array([[1.0], [2.0], [1e20]]),
+    )
+    head = head_of((slopes, offsets, values, None))
+    centres, radii = np.array([[0.3]]), np.array([[0.01]])
+    model = head_model(sums_of(head), centres, radii, 4)
+    with precision():
+        value = head_value((slopes, offsets, values, None), [arb(0.3)])[0]
+        missed = abs(value - arb(float(model.shift[0, 0])) - arb(float(model.quotient[0, 0, 0])))
+    assert float(missed) > 1e-7
+    assert float(missed) <= model.error[0, 0] <= 3 * float(missed)
+
+
+def test_hard_temperatures_within_a_cell():
+    """Where one anchor wins by far, a box many times wider than the scores would allow is proved at once."""
+    anchors = np.linspace(-1, 1, 9)[:, None]
+    beta = 1e6
+    stage = stage_of([head_of((2 * beta * anchors, -beta * anchors[:, 0] ** 2, np.sin(anchors), None))], 1)
+    f = Expression.parse("sin(x)")
+    centres, radii = np.array([[0.25]]), np.array([[0.12]])
+    bound = taylor_bounds(stage, taylor(f, centres, radii, 8), centres, radii, 8)[0, 0]
+    truth = max(abs(np.sin(x) - np.sin(0.25)) for x in (0.13, 0.37))
+    assert truth <= bound <= 1.011 * truth
+
+
+def test_no_bound_is_infinite_not_nan():
+    stage, f = spectral_stage("sin(x)", [(-3, 3)], 9)
+    wide = taylor_bounds(
+        stage, taylor(f, np.zeros((1, 1)), np.full((1, 1), 1e3), 4), np.zeros((1, 1)), np.full((1, 1), 1e3), 4
+    )
+    assert wide[0, 0] > 1
+    kink = Expression.parse("abs(x)")
+    centres, radii = np.array([[0.0], [1.0]]), np.full((2, 1), 0.1)
+    bounds = taylor_bounds(stage, taylor(kink, centres, radii, 4), centres, radii, 4)
+    assert bounds[0, 0] == np.inf
+    assert np.isfinite(bounds[1, 0])
+    huge = stage_of([head_of((np.array([[1e308], [-1e308]]), np.array([1e308, 0.0]), np.ones((2, 1)), None))], 1)
+    assert taylor_bounds(huge, taylor(f, centres, radii, 4), centres, radii, 4).min() == np.inf
+
+
+def test_radii_of_the_read_out_are_in_the_bound():
+    stage, f = spectral_stage("sin(x)", [(-3, 3)], 17)
+    centres, radii = np.array([[2.0]]), np.array([[0.1]])
+    vague = OneStage(
+        stage.heads, Enclosed(np.zeros(1), np.array([0.25])), Enclosed(np.zeros((1, 1)), np.array([[0.5]]))
+    )
+    tight, loose = (taylor_bounds(s, taylor(f, centres, radii, 8), centres, radii, 8)[0, 0] for s in (stage, vague))
+    assert tight + 0.25 + 0.5 * 2.1 <= loose <= tight + 0.25 + 0.5 * 2.1 + 1e-9
+
+
+def test_polynomials_of_another_order_are_refused():
+    stage, f = spectral_stage("sin(x)", [(-3, 3)], 9)
+    centres, radii = np.zeros((1, 1)), np.ones((1, 1))
+    with pytest.raises(InputError, match="5 coefficients"):
+        taylor_bounds(stage, taylor(f, centres, radii, 4), centres, radii, 6)
+
+
+def test_seen_errors_are_attained():
+    """What a leaf says it has seen is below the error at samples and the bound, and near both."""
+    box = [(-3.0, 3.0)]
+    stage, f = spectral_stage("sin(x)", box, 13)
+    centres, radii = cell_boxes(Box.parse(box), 4, cells(1, 4))
+    found = taylor_enclosures(stage, taylor(f, centres, radii, 10), centres, radii, 10)
+    attained = float((found.seen - found.remainder).max())
+    truth = seen_error(stage, f, box, 20_000)
+    assert 0.98 * truth <= attained <= 1.0001 * truth
+    assert attained <= found.upper.max()

@@ -1,0 +1,289 @@
+"""No engine is farther from the exact result than the bound of the box; and the bound is not far above what is seen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flint import arb
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnc
+from attnc.constructions import max_affine
+from attnc.constructions.unary.keys import Keys
+from attnc.constructions.unary.program import store
+from attnc.engines.numpy_engine import NumpyEngine
+from attnc.errors import InputError, ProgramError
+from attnc.ir import Program
+from attnc.ir.building import AffineBuilder, projection
+from attnc.ir.layers import Attention, Head
+from attnc.ir.program import split_columns
+from attnc.ir.spec import check
+from attnc.proofs.rounding.counts import Counts
+from attnc.proofs.rounding.program import roundings
+from attnc.proofs.rounding.stage import rounding_bounds, score_errors
+from attnc.proofs.stages.extraction import one_stage, stages
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
+from ir.random_programs import lookup_program
+from proofs.one_stage_programs import exact_output, random_program, rational
+from strategies.reference import precision
+
+
+def engines(program: Program) -> dict[str, object]:
+    found = {"reference": program, "numpy": NumpyEngine(program)}
+    torch = pytest.importorskip("torch")
+    from attnc.engines.torch_engine import to_torch
+
+    module = to_torch(program)
+    found["torch"] = lambda *inputs: module(*map(torch.tensor, inputs)).numpy()
+    return found
+
+
+def onnx_engine(program: Program):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from attnc.exports.onnx_file import to_model
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    model = to_model(program, {}).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [port.name for port in session.get_inputs()]
+    return lambda *inputs: session.run(
+        None, {name: np.asarray(given, program.dtype) for name, given in zip(names, inputs, strict=True)}
+    )[0]
+
+
+def num_inputs(program: Program) -> int:
+    return sum(math.prod(shape) for shape in program.input_shapes)
+
+
+def bounds_of(program: Program, centres, radii, **options) -> np.ndarray:
+    found = np.empty((len(centres), math.prod(program.output_shape)))
+    for (stage, outputs), rounding in zip(stages(program), roundings(program), strict=True):
+        found[:, outputs] = rounding_bounds(stage, rounding, centres, radii, **options)
+    return found
+
+
+def assert_covered(found: np.ndarray, exact: list[list[arb]], bound: np.ndarray) -> None:
+    for row, numbers in zip(np.asarray(found).reshape(len(exact), -1), exact, strict=True):
+        for value, number, most in zip(row, numbers, bound, strict=True):
+            assert number.is_finite()
+            assert not abs(arb(rational(value)) - number) > arb(rational(most))
+
+
+def points_in(rng: np.random.Generator, centre: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    d = len(centre)
+    offsets = np.stack([rng.uniform(-1, 1, d), rng.choice([-1.0, 1.0], d)])
+    return np.clip(centre + radius * offsets, centre - radius, centre + radius)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10**6))
+def test_no_engine_leaves_the_bound(seed):
+    """Hard and soft heads, wide logits, gates, masks, residuals, memories, in both dtypes."""
+    program, rng = random_program(seed), np.random.default_rng(seed)
+    d = num_inputs(program)
+    centre, radius = rng.uniform(-2, 2, d), 10 ** rng.uniform(-4, 0.5) * rng.uniform(0.3, 1, d)
+    (bound,) = bounds_of(program, centre[None], radius[None])
+    points = points_in(rng, centre, radius)
+    with precision(200):
+        exact = [exact_output(program, point) for point in points]
+        for run in engines(program).values():
+            assert_covered(run(*split_columns(points, program.input_shapes)), exact, bound)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_onnxruntime_does_not_either(seed):
+    program, rng = random_program(seed), np.random.default_rng(seed)
+    centre, radius = rng.uniform(-2, 2, num_inputs(program)), np.full(num_inputs(program), 0.1)
+    (bound,) = bounds_of(program, centre[None], radius[None])
+    points = points_in(rng, centre, radius)
+    with precision(200):
+        exact = [exact_output(program, point) for point in points]
+        assert_covered(onnx_engine(program)(*split_columns(points, program.input_shapes)), exact, bound)
+
+
+def grid_program(per_axis: int, c: float, dtype: str) -> Program:
+    """sin x + cos y on [−3, 3]² by a soft grid of anchors, values by least squares."""
+    h = 6 / max(2, per_axis - 7)
+    line = (np.arange(per_axis) - (per_axis - 1) / 2) * h
+    x = 3 * np.cos(np.pi * (np.arange(200) + 0.5) / 200)
+    weights = np.exp(-c * ((x[:, None] - line) / h) ** 2)
+    weights /= weights.sum(axis=1, keepdims=True)
+    values = [np.linalg.lstsq(weights, f(x), rcond=1e-7)[0] for f in (np.sin, np.cos)]
+    L = np.stack(np.meshgrid(line, line, indexing="ij"), axis=-1).reshape(-1, 2)
+    beta, v = c / h**2, np.add.outer(*values).ravel()
+    names = ("x", "y", "one", "slope.x", "slope.y", "offset", "value")
+    embed = AffineBuilder(1, ["x", "y"], len(L), names)
+    for name in ("x", "y"):
+        embed.link(0, name, 0, name)
+    embed.set(0, "one", 1.0)
+    keys = np.arange(len(L))
+    for name, values in (
+        ("slope.x", 2 * beta * L[:, 0]),
+        ("slope.y", 2 * beta * L[:, 1]),
+        ("offset", -beta * (L**2).sum(axis=1)),
+        ("value", v),
+    ):
+        embed.set(keys, name, values)
+    scores = ("sx", "sy", "s")
+    W_Q = projection(names, scores, {("x", "sx"): 1.0, ("y", "sy"): 1.0, ("one", "s"): 1.0}, dtype)
+    W_K = projection(names, scores, {("slope.x", "sx"): 1.0, ("slope.y", "sy"): 1.0, ("offset", "s"): 1.0}, dtype)
+    W_V = projection(names, ("out",), {("value", "out"): 1.0}, dtype)
+    read = AffineBuilder(len(L), ["out"], 1, ["out"])
+    read.link(0, "out", 0, "out")
+    head = Head(W_Q, W_K, W_V, np.ones((1, 1), dtype))
+    layers = (embed.build("embed", dtype), Attention("select", (head,), ("out",)), read.build("read", dtype))
+    return check(Program(layers, ((2,),), ()))
+
+
+def exact_grid(program: Program, points: np.ndarray) -> np.ndarray:
+    """In long double."""
+    (head,) = one_stage(program).heads
+    slopes, offsets, values = (part.mid.astype(np.longdouble) for part in (head.slopes, head.offsets, head.values))
+    scores = points.astype(np.longdouble) @ slopes.T + offsets
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return (weights @ values)[:, 0] / weights.sum(axis=1)
+
+
+def observed(program: Program, points: np.ndarray) -> float:
+    """The largest error of three engines."""
+    exact = exact_grid(program, points)
+    return max(float(np.abs(np.asarray(run(points)).ravel() - exact).max()) for run in engines(program).values())
+
+
+@pytest.mark.parametrize(("c", "dtype"), [(0.3, "float64"), (0.3, "float32"), (1.0, "float64"), (1.0, "float32")])
+def test_the_bound_is_not_far_above_what_is_seen(c, dtype):
+    """17² anchors: in float32 sums are in blocks, in float64 in any order."""
+    program = grid_program(17, c, dtype)
+    points = np.random.default_rng(0).uniform(-3, 3, (4000, 2))
+    seen, centres, radii = observed(program, points), points[:300], np.full((300, 2), 3 / 64)
+    assert bounds_of(program, centres, radii).max() <= (20 if dtype == "float32" else 130) * seen
+
+
+@pytest.mark.parametrize("place", [0, 700, 4095])
+def test_small_terms_are_not_lost_beside_a_large_one(place):
+    """Keys that weigh alike, whose values are each below half a unit of one of them: in order, none would count."""
+    values = np.full(4096, 2.0**-25)
+    values[place] = 1.0
+    target = ExpressionTarget(Expression.parse("x"), Box.parse({"x": (-1, 1)}, ("x",)))
+    program = store(Keys(np.zeros(4096), np.zeros(4096), values), target.box, "float32").program(target)
+    exact, points = values.sum() / 4096, np.linspace(-1, 1, 5)[:, None]
+    lost = 4095 * 2.0**-25 / 4096
+    bound = bounds_of(program, points, np.zeros_like(points)).max()
+    assert bound <= lost / 20
+    for run in (*engines(program).values(), onnx_engine(program)):
+        assert np.abs(np.asarray(run(points), np.float64).ravel() - exact).max() <= bound
+
+
+def test_what_an_engine_leaves_out_is_added():
+    program = grid_program(9, 1.0, "float64")
+    ((stage, _),), (rounding,) = stages(program), roundings(program)
+    centres, radii = np.zeros((3, 2)), np.full((3, 2), 0.1)
+    plain = rounding_bounds(stage, rounding, centres, radii)
+    more = rounding_bounds(stage, rounding, centres, radii, truncation=[1e-9])
+    np.testing.assert_allclose(more - plain, 1e-9 * np.abs(stage.heads[0].values.mid).max(), rtol=1e-6)
+    spare = rounding_bounds(stage, rounding, centres, radii, truncation=1e-9)
+    np.testing.assert_allclose(spare - plain, 1e-9, rtol=1e-6)
+    engine, points = NumpyEngine(program), np.random.default_rng(0).uniform(-0.1, 0.1, (200, 2))
+    most = rounding_bounds(stage, rounding, centres[:1], radii[:1], truncation=engine.truncation)
+    assert np.abs(engine(points) - exact_grid(program, points)).max() <= most
+    with pytest.raises(InputError, match="truncation has 2 entries"):
+        rounding_bounds(stage, rounding, centres, radii, truncation=[0.0, 0.0])
+    assert rounding_bounds(stage, rounding, centres[:0], radii[:0]).shape == (0, 1)
+
+
+def test_many_boxes_may_share_a_bound_that_is_small_enough():
+    """Above it, a box is looked at in parts: no bound is below that of a point, nor above that of the whole box."""
+    program = grid_program(17, 0.3, "float64")
+    ((stage, _),), (rounding,) = stages(program), roundings(program)
+    rng = np.random.default_rng(0)
+    centres, radii = rng.uniform(-3, 3, (100, 2)), np.full((100, 2), 0.1)
+    inside = centres + rng.uniform(-1, 1, centres.shape) * radii
+    at_points = rounding_bounds(stage, rounding, inside, np.zeros_like(inside))
+    each = rounding_bounds(stage, rounding, centres, radii)
+    for enough in (1e-16, 1e-13, 1e-9):
+        found = rounding_bounds(stage, rounding, centres, radii, enough=enough)
+        assert (found >= at_points * (1 - 1e-9)).all()
+        assert (found <= np.maximum(each * (1 + 1e-9), enough)).all()
+        if enough == 1e-16:
+            assert (found <= 1.1 * at_points.max()).all()
+            assert np.median(found / each) < 0.96
+    assert len(np.unique(found)) < 10
+
+
+def test_what_keys_share_is_left_out_of_all_errors_or_of_none():
+    """σ(65536·(x − 1)) in float32: x, rounded, moves one score, and not that of the key whose score is 0. That one is
+    exact; the other is nearly so up to the mean of both, where it has nearly all the weight; but they come apart."""
+    text = "sigmoid(65536*(x - 1))"
+    program = attnc.constructions.gates(
+        attnc.as_target(text, {"x": (0.9999, 1.0001)}), eps=1e-2, dtype="float32"
+    ).program
+    for z in range(7):
+        points = 1 + (z + np.linspace(0, 0.05, 2001)[:, None]) / 65536
+        lo, hi = points.min(), points.max()
+        (bound,) = bounds_of(program, np.array([[(lo + hi) / 2]]), np.array([[(hi - lo) / 2]]))
+        with precision(200):
+            exact = [exact_output(program, point) for point in points[::40]]
+            for run in engines(program).values():
+                assert_covered(run(points[::40]), exact, bound)
+        off = np.abs(program(points) - Expression.parse(text)(points)[:, 0]).max()
+        assert off <= bound[0] <= 5 * off
+
+
+def test_hard_heads_cost_no_more_than_the_hull_of_what_is_near():
+    """In float32 at β = 10⁵ a score is off by more than one: all that is known is that near keys share the weight."""
+    target = ExpressionTarget(Expression.parse("sin(x)+cos(y)"), Box.parse({"x": (-3, 3), "y": (-3, 3)}))
+    program = max_affine(target, points_per_axis=(50, 50), dtype="float32", beta=1e5).program
+    ((stage, _),), (rounding,) = stages(program), roundings(program)
+    centres = np.random.default_rng(0).uniform(-3, 3, (200, 2))
+    radii = np.full(centres.shape, 1e-3)
+    assert score_errors(rounding, centres, radii)[0] > 1
+    whole = rounding_bounds(stage, rounding, centres, radii)
+    sums = rounding_bounds(stage, rounding, centres, radii, for_any_weights=True)
+    assert whole.max() < 0.3
+    assert np.median(whole) < 1e-5  # one near key, most often
+    assert sums.max() < 1e-5
+    assert (sums <= whole * (1 + 1e-6)).all()
+
+
+def test_where_numbers_overflow_there_is_no_bound():
+    """Scores of 10⁴⁰ are no float32 numbers, though the selection that they stand for is clear."""
+    program = lookup_program(np.array([-1.0, 0.0, 1.0]), np.array([1.0, 2.0, 3.0]), 1e20, np.float32)
+    huge = replace(program.layers[0].constant, values=program.layers[0].constant.values * np.float32(1e18))
+    program = replace(program, layers=(replace(program.layers[0], constant=huge), *program.layers[1:]))
+    with np.errstate(all="ignore"):
+        assert not np.isfinite(program(np.array([[5.0]]))).all()
+    assert bounds_of(program, np.array([[5.0]]), np.array([[0.1]]))[0, 0] == math.inf
+    moderate = lookup_program(np.array([-1.0, 0.0, 1.0]), np.array([1.0, 2.0, 3.0]), 1e10, np.float32)
+    assert bounds_of(moderate, np.array([[5.0]]), np.array([[0.1]]))[0, 0] < 1e-5
+
+
+def test_what_is_exact_is_not_counted():
+    counts = Counts.inputs(2)
+    row, column = np.array([0, 1, 1]), np.array([0, 0, 1])
+    after = counts.through(3, row, column, np.array([2.0, 3.0, 1.0]), np.array([0.0, 1.0, -4.0]))
+    assert after.count.tolist() == [0, 3, 0]  # 2x; 3x + y + 1; −4
+    assert after.maps.tolist() == [0, 1, 0]
+    assert after.is_power.tolist() == [False, False, True]
+    folded = after.through_columns(1, np.array([[1.0], [0.0], [0.3]]))
+    assert folded.count.tolist() == [1]  # a sum, and a product with a power of two
+    halved = counts.through(1, row[:1], column[:1], np.array([0.5]), np.zeros(1))
+    assert halved.count.tolist() == [1]  # it may underflow
+
+
+def test_programs_are_certified_in_their_own_dtype_or_a_wider_one():
+    narrow, wide = (grid_program(9, 1.0, dtype) for dtype in ("float32", "float64"))
+    with pytest.raises(ProgramError, match="cast its weights first"):
+        roundings(wide, "float32")
+    centres, radii = np.zeros((1, 2)), np.full((1, 2), 0.1)
+    stage = one_stage(narrow)
+    own, wider = (rounding_bounds(stage, roundings(narrow, dtype)[0], centres, radii) for dtype in (None, "float64"))
+    assert wider < 1e-7 * own
+    given = roundings(narrow, casts_input=False)[0]
+    assert (given.heads[0].score_slopes < roundings(narrow)[0].heads[0].score_slopes).any()

@@ -1,0 +1,41 @@
+"""Scores of keys that are crowded at a singularity: slopes of 1e10 and more, whose differences decide."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc.proofs.taylor.scores import score_gaps
+
+U = Fraction(1, 2**53)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6, 1e10, 1e14])
+@pytest.mark.parametrize("d", [1, 2])
+def test_gaps_are_within_what_is_said(scale, d):
+    """Of exact scores that nearly cancel, and relative to a key that leads: none is far above 0, one is there."""
+    rng = np.random.default_rng(int(np.log10(scale)) + d)
+    points = 1 - rng.random((5, d)) / scale
+    slopes = scale * rng.normal(size=(40, d))
+    offsets = -slopes @ np.ones(d) + rng.normal(size=40)
+    found = score_gaps(slopes, offsets, points)
+    assert found.gaps.max(axis=1).tolist() == [0.0] * 5
+    slack = Fraction(found.slack)
+    for point, gaps in zip(points.tolist(), found.gaps.tolist(), strict=True):
+        exact = [
+            sum(map(Fraction.__mul__, map(Fraction, a), map(Fraction, point)), Fraction(c))
+            for a, c in zip(slopes.tolist(), offsets.tolist(), strict=True)
+        ]
+        first = int(np.argmax(gaps))
+        for gap, score in zip(gaps, exact, strict=True):
+            assert abs(score - exact[first] - Fraction(gap)) <= U * abs(Fraction(gap)) + 2 * slack
+
+
+def test_keys_crowded_at_both_ends_are_proved():
+    """Infinite slopes at both ends: no score is near 0 at either."""
+    claim = attnc.compile("asin(x)", [(-1, 1)], eps=1e-6, construction="graded").certificate
+    assert claim.method == "proof"
+    assert claim.observed <= claim.bound <= 1.05 * claim.observed

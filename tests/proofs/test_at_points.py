@@ -1,0 +1,71 @@
+"""Tables: every point is proved; the bound holds against exact arithmetic, and is close to the error."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc.errors import ProgramError
+from attnc.proofs.at_points import prove_at_points
+from attnc.proofs.cells.dyadic import cell_boxes, cell_ends
+from attnc.targets.box import Box
+
+RNG = np.random.default_rng(3)
+X = np.linspace(-1, 1, 60)
+SCATTERED = RNG.uniform(-1, 1, (80, 2))
+TABLES = [
+    attnc.TableTarget(X, np.sin(3 * X)),
+    attnc.TableTarget(X, RNG.normal(size=(60, 2))),
+    attnc.TableTarget(SCATTERED, RNG.normal(size=80)),
+]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=["smooth", "two outputs", "scattered"])
+def test_every_point_is_proved(table):
+    net = attnc.compile(table, eps=1e-3)
+    claim = net.certificate
+    assert claim.method == f"proof at the table's {table.num_points:,} points"
+    assert claim.points == table.num_points
+    errors = np.abs(net.program(table.points).reshape(table.values.shape) - table.values)
+    assert errors.max() <= claim.bound <= 1e-3
+    assert claim.observed <= claim.bound <= 1.05 * claim.observed + 1e-9
+    assert {term.name for term in claim.terms} == {"approximation", "rounding"}
+
+
+def test_one_wrong_value_is_seen():
+    table = TABLES[0]
+    program = attnc.compile(table, eps=1e-3).program
+    values = table.values.copy()
+    values[17] += 0.25
+    found = prove_at_points(program, table.points, values)
+    assert found.worst == 17
+    assert 0.249 <= found.bound <= 0.252
+
+
+def test_a_part_of_a_table_proves_nothing():
+    program = attnc.compile(TABLES[0], eps=1e-3).program
+    assert prove_at_points(program, TABLES[0].points, TABLES[0].values, time_budget=-1.0) is None
+    with pytest.raises(ProgramError):
+        prove_at_points(program, TABLES[1].points, TABLES[1].values)
+
+
+def test_cells_are_covered_by_the_least_floats_there_are():
+    """Exact and inexact widths, wide and tiny, by rational arithmetic."""
+    for trial in range(300):
+        kind = trial % 4
+        ends = RNG.normal(size=2) * (1.0, 10.0 ** RNG.integers(-300, 300), (1e-308, 1e300), 1.0)[kind]
+        lo, hi = sorted(np.round(8 * ends) / 8 if kind == 0 else ends)
+        if not lo < hi:
+            continue
+        box, level = Box(("x",), np.array([lo]), np.array([hi])), int(RNG.integers(0, 49))
+        index = RNG.integers(0, 2**level, (4, 1))
+        for (centre,), (radius,), row in zip(*cell_boxes(box, level, index), index, strict=True):
+            ((start, end),) = cell_ends(box, level, row)
+            assert centre == float((start + end) / 2)
+            reach = max(end - Fraction(centre), Fraction(centre) - start)
+            assert Fraction(radius) >= reach
+            assert radius == 0 or Fraction(math.nextafter(radius, 0)) < reach

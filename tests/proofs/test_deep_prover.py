@@ -1,0 +1,289 @@
+"""Programs of several stages by leaves: proofs hold and are tight, tampered programs gain nothing, softmaxes too."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc import constructions
+from attnc.constructions import Built
+from attnc.engines.numpy_engine import NumpyEngine
+from attnc.errors import ProgramError
+from attnc.ir.layers import Affine, Attention, Head, Layer, Softmax
+from attnc.ir.program import Program
+from attnc.ir.rounding import evaluation_error
+from attnc.ir.sparse import Sparse
+from attnc.ir.spec import check
+from attnc.numerics.intervals import Interval
+from attnc.proofs.deep.axis_breaks import axis_breaks, cut_at
+from attnc.proofs.deep.axis_keys import AxisKeys, axis_keys
+from attnc.proofs.deep.enclosures import StageEnclosure
+from attnc.proofs.deep.slices import slices, stage_programs
+from attnc.proofs.deep_prover import prove_deep
+from attnc.targets.expression_target import ExpressionTarget
+from proofs.comparisons import Comparisons, adversarial_points
+from proofs.mutations import PROGRAM_MUTATIONS
+
+SELECTING = ("two_layer", "attention_softmax")
+CASES = [
+    ("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 0.6),
+    ("(x*y, max(x, y) - 0.3)", {"x": (-1, 1), "y": (-1.5, 1)}, 0.4),
+    ("sqrt(abs(x))", {"x": (-1, 1)}, 0.2),
+]
+
+
+@functools.cache
+def selecting(name: str, case: int, dtype: str) -> tuple[ExpressionTarget, Built, np.ndarray, float]:
+    text, box, eps = CASES[case]
+    target = attnc.as_target(text, box)
+    built = getattr(constructions, name)(target, eps=eps, dtype=dtype)
+    points = adversarial_points(built.program, target, 800)
+    error = np.abs(NumpyEngine(built.program)(points).reshape(len(points), -1) - target.expression(points)).max()
+    return target, built, points, float(error)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("name", SELECTING)
+def test_bounds_hold_and_are_tight(name, case, dtype):
+    target, built, points, seen = selecting(name, case, dtype)
+    found = prove_deep(built.program, target, observed=seen, eps=CASES[case][2], time_budget=30)
+    Comparisons().check(built.program, target, found.bound, points)
+    assert found.complete
+    assert found.bound <= 1.5 * seen
+
+
+@pytest.mark.parametrize(("text", "p"), [("x*y", 2.0), ("max(x, y)", 3.5), ("sign(x)*y", 1.0)])
+def test_norms_hold_and_are_tight(text, p):
+    """Against a fine midpoint rule, which is off by far less than the room that is left."""
+    target = attnc.as_target(text, {"x": (-1, 1), "y": (-1, 1)}, p=p)
+    built = constructions.two_layer(target, eps=0.5, norm=p)
+    middles = (np.arange(400) + 0.5) / 200 - 1
+    points = np.stack(np.meshgrid(middles, middles), axis=-1).reshape(-1, 2)
+    errors = np.abs(NumpyEngine(built.program)(points).ravel() - target(points).ravel())
+    seen = float((4 * np.mean(errors**p)) ** (1 / p))
+    found = prove_deep(built.program, target, p=p, observed=seen, eps=0.5, time_budget=10)
+    assert seen <= 1.001 * found.bound
+    assert found.bound <= 2 * seen
+    volumes = [4 * 0.25**leaf.level for leaf in found.leaves]
+    assert sum(volumes) == pytest.approx(4)
+    assert np.dot(volumes, found.leaf_bounds**p) ** (1 / p) == pytest.approx(found.bound, rel=1e-6)
+
+
+def keys_of(program: Program, target: ExpressionTarget) -> tuple[AxisKeys, ...] | None:
+    stages = [StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_programs(program))]
+    cuts = [axis_breaks(stages[0], target.box, axis) for axis in range(target.box.d)]
+    return axis_keys(stages, Interval(target.box.lo[None], target.box.hi[None]), cuts, 1e-4)
+
+
+@pytest.mark.parametrize("name", SELECTING)
+def test_keys_of_a_grid_are_combinations_of_rows(name):
+    target, built, points, _ = selecting(name, 1, "float64")
+    found = keys_of(built.program, target)
+    assert found is not None
+    (head,) = found
+    counts = dict(built.parameters)["points_per_axis"]
+    assert " × ".join(map(str, head.keys.shape)) == counts
+    assert np.array_equal(np.sort(head.keys.ravel()), np.arange(head.keys.size))
+    # Wherever a point lies, the network says there what keys that can win there have for values.
+    computed = NumpyEngine(built.program)(points).reshape(len(points), -1)
+    ends = Interval(target.box.lo[None], target.box.hi[None])
+    tables = [axis.winners(ends.lo[:, i], ends.hi[:, i])[0] for i, axis in enumerate(head.axes)]
+    leak = head.growth * (head.spare_leak + sum(table.leak for table in tables))
+    room = leak * np.ptp(head.values.mid, axis=0) + head.rounding
+    for x, said in zip(points, computed, strict=True):
+        rows = [t.rows[(t.lo <= value) & (value <= t.hi)] for t, value in zip(tables, x, strict=True)]
+        near = head.values[head.keys[np.ix_(*rows)].ravel()]
+        assert (near.lo.min(axis=0) - room <= said).all()
+        assert (said <= near.hi.max(axis=0) + room).all()
+        assert max(map(len, rows)) <= 2
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_one_stage_that_selects(dtype):
+    """In four variables a few leaves do; a soft stage is refused."""
+    target = attnc.as_target("x*y + max(z, w)", {name: (-1, 1) for name in "xyzw"})
+    built = constructions.max_affine(target, eps=0.8, dtype=dtype)
+    points = adversarial_points(built.program, target, 2000)
+    seen = float(np.abs(NumpyEngine(built.program)(points).ravel() - target(points).ravel()).max())
+    found = prove_deep(built.program, target, observed=seen, eps=0.8, time_budget=10)
+    Comparisons().check(built.program, target, found.bound, points)
+    assert found.complete
+    assert len(found.leaves) <= 512
+    assert found.bound <= 1.1 * seen
+    soft = constructions.max_affine(target, points_per_axis=4, beta=1.0, dtype=dtype)
+    with pytest.raises(ProgramError, match="selects"):
+        prove_deep(soft.program, target, observed=seen, eps=0.8)
+
+
+def test_keys_of_another_kind_are_not_taken_apart():
+    """Layers of random weights mix the variables, or read several heads; a key that is missing leaves a gap."""
+    assert all(keys_of(*random_deep(np.random.default_rng(seed))) is None for seed in range(6))
+    target, built, _, _ = selecting("attention_softmax", 1, "float64")
+    *before, scores, softmax, read = built.program.layers
+    last = scores.weight.shape[1] - 1
+    kept = scores.weight.index[:, 1] != last
+    weight = dataclasses.replace(scores.weight, index=scores.weight.index[kept], values=scores.weight.values[kept])
+    program = dataclasses.replace(
+        built.program, layers=(*before, dataclasses.replace(scores, weight=weight), softmax, read)
+    )
+    assert keys_of(program, target) is None
+
+
+@pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)
+def test_programs_that_were_tampered_with(mutate):
+    """Refused, or the bound is that of what is there now."""
+    made = Comparisons()
+    for seed, name in enumerate(SELECTING):
+        target, built, _, seen = selecting(name, 2, "float64")
+        program = mutate(np.random.default_rng(seed), built.program)
+        try:
+            found = prove_deep(program, target, observed=seen, eps=1.0, time_budget=2)
+        except ProgramError:
+            continue
+        made.check(program, target, found.bound, adversarial_points(program, target, 200, seed))
+
+
+def test_stages_in_another_order():
+    """The two steps of which bumps are made, exchanged: it is another program, and its error is another."""
+    target, built, _, seen = selecting("two_layer", 2, "float64")
+    select = built.program.layers[2]
+    index = select.weight.index.copy()
+    index[:, 2] = index[:, 2].max() - index[:, 2]
+    other = dataclasses.replace(select, weight=dataclasses.replace(select.weight, index=index))
+    program = dataclasses.replace(built.program, layers=(*built.program.layers[:2], other, *built.program.layers[3:]))
+    found = prove_deep(program, target, observed=seen, eps=1.0, time_budget=3)
+    assert Comparisons().check(program, target, found.bound, adversarial_points(program, target, 300)) > 2 * seen
+
+
+def random_layers(rng: np.random.Generator, depth: int, dtype: str) -> Program:
+    """Affine maps and softmaxes of random weights, of attention or of features; 2 inputs, 1 output."""
+    layers: list[Layer] = []
+    tokens, width = 1, 2
+
+    def affine(name: str, new_tokens: int, new_width: int, scale: float) -> Affine:
+        weight = rng.normal(size=(new_tokens, new_width, tokens, width)) * scale
+        constant = rng.normal(size=(new_tokens, new_width))
+        channels = tuple(f"c{i}" for i in range(new_width))
+        return Affine(
+            name, Sparse.from_dense(weight.astype(dtype)), Sparse.from_dense(constant.astype(dtype)), channels
+        )
+
+    for number in range(depth):
+        new_tokens, new_width = int(rng.integers(2, 5)), int(rng.integers(2, 5))
+        fixed = affine(f"affine{number}", new_tokens, new_width, 1.0)
+        if rng.random() < 0.5:
+            layers += [fixed, Softmax(f"softmax{number}", fixed.channels)]
+        else:
+            # Keys are constant: only the first token moves, and its own key and value are zero.
+            keep = fixed.weight.index[:, 0] == 0
+            moving = Sparse(fixed.weight.shape, fixed.weight.index[keep], fixed.weight.values[keep])
+            weights = [rng.normal(size=(new_width + 1, new_width)) * 2 for _ in range(3)]
+            weights[1][-1] = weights[2][-1] = 0.0
+            extended = dataclasses.replace(fixed, weight=moving)
+            extended = with_place(extended, dtype)
+            W_Q, W_K, W_V = (W.astype(dtype) for W in weights)
+            W_K[0], W_V[0] = 0.0, 0.0
+            head = Head(W_Q, W_K, W_V, np.eye(new_width, dtype=dtype))
+            layers += [extended, Attention(f"attention{number}", (head,), fixed.channels)]
+        tokens, width = new_tokens, new_width
+    layers.append(affine("read", 1, 1, 1.0))
+    return check(Program(tuple(layers), ((2,),), ()))
+
+
+def with_place(layer: Affine, dtype: str) -> Affine:
+    """Tokens after the first carry constants alone; the first has its numbers in channel 0, which keys never see."""
+    tokens, width, *taken = layer.weight.shape
+    index = layer.weight.index.copy()
+    index[:, 1] = 0
+    _, kept = np.unique(index, axis=0, return_index=True)
+    weight = Sparse((tokens, width + 1, *taken), index[kept], layer.weight.values[kept])
+    constant = layer.constant.dense()
+    constant[1:, 0] = 0.0
+    widened = np.concatenate([constant, np.ones((tokens, 1), constant.dtype)], axis=1).astype(dtype)
+    return Affine(layer.name, weight, Sparse.from_dense(widened), (*layer.channels, "one"))
+
+
+def random_deep(rng: np.random.Generator) -> tuple[Program, ExpressionTarget]:
+    dtype = "float32" if rng.random() < 0.4 else "float64"
+    program = random_layers(rng, int(rng.integers(2, 5)), dtype)
+    ends = np.sort(rng.uniform(-2, 2, (2, 2)), axis=1)
+    return program, attnc.as_target("sin(x)*y + 0.3", {"x": tuple(ends[0]), "y": tuple(ends[1])})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_stages_of_any_kind(seed):
+    program, target = random_deep(np.random.default_rng(seed))
+    found = prove_deep(program, target, time_budget=2)
+    points = adversarial_points(program, target, 300, seed)
+    Comparisons().check(program, target, found.bound, points)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_stages_one_after_the_other_are_the_program(seed):
+    """Also where a softmax over features is written as attention."""
+    rng = np.random.default_rng(seed)
+    program, target = random_deep(rng)
+    points = target.box.lo + rng.random((50, 2)) * target.box.widths
+    points = points.astype(program.dtype).astype(np.float64)
+    wanted = program(points).reshape(50, -1)
+    slack = evaluation_error(program, [points]).reshape(50, -1)
+    state = points
+    for stage in stage_programs(program):
+        check(stage)
+        state = np.asarray(stage(state), np.float64).reshape(50, -1)
+    assert (np.abs(state - wanted) <= 4 * slack).all()
+    found, read = slices(program)
+    state = points
+    for part in (*(part.program for part in found), read):
+        state = np.asarray(part(state), np.float64).reshape(50, -1)
+    assert (np.abs(state - wanted) <= 4 * slack).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_enclosure_holds_what_is_computed(seed):
+    rng = np.random.default_rng(seed)
+    program, target = random_deep(rng)
+    centres = target.box.lo + rng.random((20, 2)) * target.box.widths
+    radii = target.box.widths * 10.0 ** rng.uniform(-6, -1, (20, 1))
+    boxes = Interval(np.maximum(centres - radii, target.box.lo), np.minimum(centres + radii, target.box.hi))
+    state = boxes
+    for number, stage in enumerate(stage_programs(program)):
+        state = StageEnclosure.of(stage, is_first=number == 0)(state)
+    for _ in range(50):
+        points = boxes.lo + rng.random(boxes.lo.shape) * (boxes.hi - boxes.lo)
+        y = NumpyEngine(program)(points).reshape(len(points), -1)
+        assert ((state.lo <= y) & (y <= state.hi)).all()
+
+
+def test_cells_are_cut_into_pieces_that_cover_them():
+    rng = np.random.default_rng(0)
+    breaks = [np.sort(rng.random(9)), np.array([]), np.array([0.5])]
+    lo = rng.random((40, 3)) * 0.7
+    cells = Interval(lo, lo + rng.random((40, 3)) * 0.3)
+    pieces, cell = cut_at(breaks, cells)
+    volumes = np.bincount(cell, (pieces.hi - pieces.lo).prod(axis=1))
+    assert volumes == pytest.approx((cells.hi - cells.lo).prod(axis=1))
+    assert (cells[cell].contains(pieces)).all()
+    for axis, points in enumerate(breaks):
+        inside = (pieces.lo[:, axis, None] < points) & (points < pieces.hi[:, axis, None])
+        assert not inside.any()
+
+
+def test_what_cannot_be_cut_into_stages_is_refused():
+    target, built, _, _ = selecting("two_layer", 2, "float64")
+    twice = (built.program.layers[0], *built.program.layers)
+    with pytest.raises(ProgramError, match="alternate"):
+        prove_deep(dataclasses.replace(built.program, layers=twice[1:-1]), target)
+    with pytest.raises(ProgramError, match="the target"):
+        prove_deep(built.program, attnc.as_target("x*y", {"x": (0, 1), "y": (0, 1)}))
+
+
+def test_a_part_of_the_box_has_the_bound_of_the_whole():
+    net = attnc.compile("x", box={"x": (0, 1)}, eps=0.3, construction="two_layer")
+    assert net.certificate.method == "proof"
+    assert net.bound({"x": (0.25, 0.5)}) == net.certificate.bound

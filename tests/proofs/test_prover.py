@@ -1,0 +1,177 @@
+"""The prover as a whole: how loose its bounds are, what it refuses, and which leaves it chooses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc import constructions
+from attnc.engines.numpy_engine import NumpyEngine
+from attnc.errors import ProgramError
+from attnc.proofs.cells.branching import Bounds, Kind
+from attnc.proofs.leaves.kinds import choose_order
+from attnc.proofs.prover import prove
+from attnc.proofs.taylor.ranges import Goal
+from attnc.proving import CELLS_BEFORE_STAGES
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
+from proofs.comparisons import Comparisons, adversarial_points
+from proofs.proving import borders, proven
+
+LOOSENESS = [
+    ("spectral_grid", "exp(cos(3*x))/(2 + x)", {"x": (-1, 1.5)}, {"num_anchors": 21}, 1.05),
+    ("spectral_grid", "atan(4*x) + 0.1*x**3", {"x": (-1, 1)}, {"num_anchors": 33}, 1.05),
+    ("spectral_grid", "abs(x - 0.2)*exp(x)", {"x": (-1, 1)}, {"num_anchors": 33}, 1.05),
+    ("spectral_grid", "cos(x)", {"x": (-57, -50)}, {"num_anchors": 17}, 1.035),  # rounding is 1.5 % of it
+    ("max_affine", "log(2 + sin(5*x))", {"x": (-1, 2)}, {"points_per_axis": 60}, 1.05),
+    ("gates", "softplus(2*x) - relu(x + 0.4)", {"x": (-3, 3)}, {"eps": 1e-3}, 1.05),
+    ("spectral_grid", "sin(x*y) + x", {"x": (-1, 2), "y": (-1, 1)}, {"num_anchors": 17}, 1.1),
+    ("spectral_grid", "exp(-x**2)*cos(2*y)", {"x": (-2, 2), "y": (-2, 2)}, {"num_anchors": 25}, 1.1),
+    ("spectral_grid", "1/(1.3 + x*y)", {"x": (-1, 1), "y": (-1, 1)}, {"num_anchors": 33}, 1.1),
+    ("max_affine", "cos(x)*exp(y)", {"x": (-2, 2), "y": (-1, 1)}, {"points_per_axis": 17}, 1.1),
+    ("spectral_grid", "cos(x + y)*z", {"x": (-1, 1), "y": (0, 2), "z": (-1, 1)}, {"num_anchors": 9}, 1.2),
+    ("spectral_grid", "exp(0.3*x*y*z)", {"x": (-1, 1), "y": (0, 2), "z": (-1, 1)}, {"num_anchors": 7}, 1.2),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "box", "options", "most"), LOOSENESS, ids=[f"{c[0]} {c[1]}" for c in LOOSENESS]
+)
+def test_bounds_are_close_to_the_largest_error(name, text, box, options, most):
+    target = attnc.as_target(text, box)
+    program = getattr(constructions, name)(target, **options).program
+    found = proven(program, target, seconds=20.0)
+    assert found.complete
+    points = adversarial_points(program, target, 4000, 0, borders(found))
+    worst = Comparisons().check(program, target, found.bound, points, {"numpy": NumpyEngine(program)})
+    assert found.bound <= most * worst
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1e-1])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_soft_weights_are_not_taken_for_hard_ones(dtype, scale):
+    """Where much error is allowed the first cells are too coarse for Taylor leaves, and selection only seems better."""
+    text = f"sin(3*x)*cos(y) + {scale}*x"
+    target = attnc.as_target(text, {"x": (-1, 2), "y": (0, 1)})
+    plain = attnc.as_target("sin(3*x)*cos(y) + 0*x", {"x": (-1, 2), "y": (0, 1)})
+    program = constructions.spectral_grid(plain, num_anchors=21, dtype=dtype).program
+    found = proven(program, target, seconds=10.0)
+    assert found.complete
+    assert {leaf.kind for leaf in found.leaves} == {"taylor"}
+    assert found.bound <= 2.1 * scale + (1e-3 if dtype == "float32" else 1e-9)
+
+
+def test_a_proof_out_of_time_is_a_bound_all_the_same():
+    target = attnc.as_target("sin(3*x)*cos(y)", {"x": (-1, 2), "y": (0, 1)})
+    program = constructions.spectral_grid(target, num_anchors=15).program
+    for budget in ({"time_budget": 0.0}, {"box_budget": 64}, {"time_budget": 0.05}):
+        found = prove(program, target, observed=1e-12, **budget)
+        made = Comparisons()
+        made.check(program, target, found.bound, adversarial_points(program, target, 300))
+        assert not found.complete
+
+
+def test_outputs_are_proved_in_their_own_order():
+    target = attnc.as_target("(sin(x), 10*cos(x), x**2)", {"x": (-1, 1)})
+    program = constructions.spectral_grid(target, num_anchors=13).program
+    turned = attnc.as_target("(10*cos(x), x**2, sin(x))", {"x": (-1, 1)})
+    assert proven(program, target).bound <= 1e-3
+    assert proven(program, turned).bound >= 9
+
+
+def test_programs_that_do_not_fit_the_target_are_refused():
+    two = attnc.as_target("(sin(x), cos(x))", {"x": (-1, 1)})
+    one = attnc.as_target("sin(x)", {"x": (-1, 1)})
+    of_two = attnc.as_target("sin(x) + y", {"x": (-1, 1), "y": (-1, 1)})
+    program = constructions.spectral_grid(one, num_anchors=9).program
+    for target in (two, of_two):
+        with pytest.raises(ProgramError, match=r"1 inputs and 1 outputs"):
+            prove(program, target)
+    with pytest.raises(ProgramError, match=r"2 outputs"):
+        prove(constructions.spectral_grid(two, num_anchors=9).program, one)
+
+
+def test_deep_programs_are_refused():
+    target = attnc.as_target("sin(sin(x*y))", {"x": (-1, 1), "y": (-1, 1)})
+    with pytest.raises(ProgramError):
+        prove(constructions.compose(target, eps=1e-3).program, target)
+
+
+def test_infinite_boxes_have_tails():
+    target = attnc.as_target("relu(x) - silu(x)", {"x": (-np.inf, np.inf)})
+    program = constructions.gates(target, eps=1e-3).program
+    found = prove(program, target, eps=1e-3)
+    assert set(found.tails) == {-1, 1}
+    assert found.bound <= 1e-3
+    core = ExpressionTarget(Expression.parse("relu(x) - silu(x)"), found.core)
+    made = Comparisons()
+    made.check(program, core, found.bound, adversarial_points(program, core, 2000))
+    far = np.concatenate(
+        [np.geomspace(float(found.core.hi[0]), 1e3, 200), -np.geomspace(-float(found.core.lo[0]), 1e3, 200)]
+    )
+    wide = ExpressionTarget(core.expression, dataclasses.replace(found.core, lo=np.array([-1e3]), hi=np.array([1e3])))
+    made.check(program, wide, found.bound, far[:, None])
+
+
+def test_a_bound_is_sought_below_an_eps_that_is_close():
+    """|x| − 0.3 on 77 cells: the largest error is 0.0195, and three per cent more would be above eps."""
+    network = attnc.compile("abs(x) - 0.3", {"x": (-1, 2)}, 2e-2, construction="max_affine")
+    assert network.certificate.method == "proof"
+    assert network.certificate.observed <= network.certificate.bound <= 2e-2 < 1.03 * network.certificate.observed
+
+
+def test_a_kink_along_a_diagonal_is_proved_head_by_head():
+    """Leaves could hold it, but there would be tens of thousands for a checker to go through."""
+    claim = attnc.compile("abs(x - y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-3).certificate
+    assert claim.observed <= claim.bound <= min(1e-3, 1.1 * claim.observed)
+    assert len(claim.leaves) + sum(len(stage["leaves"]) for stage in claim.stages) <= CELLS_BEFORE_STAGES
+
+
+def test_cells_of_three_variables_take_few_leaves():
+    """At three per cent above the error there were 64,352."""
+    claim = attnc.compile("sin(x + y + z)", dict.fromkeys("xyz", (-1, 1)), 0.5, construction="max_affine").certificate
+    assert claim.method == "proof"
+    assert claim.observed <= claim.bound <= min(0.5, 1.2 * claim.observed)
+    assert len(claim.leaves) <= 2000
+
+
+@pytest.mark.parametrize("text", ["max(x, 1 - 2*x)", "min(x, 0) + tanh(x)"])
+def test_on_all_of_r_kinks_are_looked_at(text):
+    """A grid over 32 does not see an error of 1e-5 within 1e-5 of a kink."""
+    claim = attnc.compile(text, {"x": (-np.inf, np.inf)}, 1e-5).certificate
+    assert claim.observed <= claim.bound <= 1.05 * claim.observed
+
+
+@pytest.mark.parametrize("text", ["gelu(x - 20)", "relu(x + 40)", "atan(x)", "silu(x - 20) + tanh(x/64)"])
+def test_on_all_of_r_what_happens_far_from_0_is_seen_and_proved(text):
+    """Nothing is known of gelu(x − 20) beyond 16, and atan is close to its limits beyond thousands only."""
+    claim = attnc.compile(text, {"x": (-np.inf, np.inf)}, 1e-3).certificate
+    assert claim.method == "proof"
+    assert claim.observed <= claim.bound <= 1.05 * claim.observed + 1e-11
+
+
+def test_errors_at_the_ends_of_an_interval_are_seen():
+    """Keys are graded to 50, and the largest error is at 50.0019: a grid of 10,000 points saw six per cent less."""
+    claim = attnc.compile("1/x", {"x": (50, 500)}, 1e-10, construction="graded").certificate
+    assert claim.observed <= claim.bound <= 1.05 * claim.observed
+
+
+def test_an_order_is_chosen_by_few_calls():
+    """In one variable a call costs more than the cells in it: bisection took more time than the proof."""
+    calls = []
+
+    def kind_of(order: int) -> Kind:
+        def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+            calls.append(order)
+            return Bounds((3 * radii) ** (order + 1))
+
+        return Kind("taylor", order, bounds)
+
+    box = attnc.as_target("x", {"x": (-1, 1)}).box
+    order, level = choose_order(kind_of, box, 1e-10, orders=(6, 8, 12))
+    assert calls == [6, 8, 12]
+    assert (3 * 2.0 ** -(level + 1)) ** (order + 1) <= 1e-10 < (3 * 2.0**-level) ** (order + 1)
+    assert choose_order(kind_of, box, 1e-100, orders=(2,)) == (2, 0)

@@ -1,0 +1,78 @@
+"""Leaves of the prover, confirmed by a method that has nothing in common with it.
+
+It is of first order, and so for coarse networks: an error of 10⁻⁶ among values of 10 would take millions of pieces.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc import constructions
+from attnc.proofs.cells.dyadic import cell_boxes
+from proofs.arb_networks import ArbNetwork, exact_values
+from proofs.proving import proven
+from proofs.second_method import bound_over, confirmed, gap_of
+
+pytestmark = pytest.mark.slow  # minutes of comparisons
+
+TOLERANCE = 0.05
+LEAVES = {1: 6, 2: 1}
+LARGE = 0.3
+"""Of the largest bound: a leaf where the error is 10⁻⁹ is out of reach for first derivatives."""
+
+CASES = [
+    ("spectral_grid", "sin(2*x) + exp(-x**2)", {"x": (-1, 2)}, {"num_anchors": 7}),
+    ("spectral_grid", "abs(x)*cos(x)", {"x": (-1, 1.5)}, {"num_anchors": 17}),
+    ("max_affine", "sin(3*x)", {"x": (0, 1)}, {"points_per_axis": 12, "beta": 800.0}),  # soft enough for Taylor leaves
+    ("max_affine", "tanh(x)", {"x": (0, 1)}, {"points_per_axis": 8, "beta": 1e5}),  # selection leaves
+    ("gates", "relu(x - 0.3) - silu(x)", {"x": (-1, 1)}, {"eps": 1e-2}),
+    ("spectral_grid", "sin(3*x)*y", {"x": (-1, 1), "y": (-1, 1)}, {"num_anchors": 5}),
+    ("max_affine", "max(x, y)", {"x": (0, 1), "y": (0, 1)}, {"points_per_axis": 3, "beta": 12.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "box", "options"), CASES, ids=[f"{case[0]} {case[1]}" for case in CASES])
+def test_leaves_are_confirmed_by_mean_values_in_balls(name, text, box, options):
+    target = attnc.as_target(text, box)
+    program = getattr(constructions, name)(target, **options).program
+    found = proven(program, target)
+    gap, network, rng = gap_of(program, target), ArbNetwork(program), np.random.default_rng(3)
+    (large,) = np.nonzero(found.leaf_bounds >= LARGE * found.bound)
+    for number in {int(np.argmax(found.leaf_bounds)), *rng.choice(large, LEAVES[target.box.d]).tolist()}:
+        leaf, bound = found.leaves[number], float(found.leaf_bounds[number])
+        ((centre,), (radius,)) = cell_boxes(found.core, leaf.level, np.array([leaf.index]))
+        second = confirmed(gap, centre - radius, centre + radius, bound * (1 + TOLERANCE))
+        assert second is not None
+        points = np.clip(centre + radius * rng.uniform(-1, 1, (8, target.box.d)), target.box.lo, target.box.hi)
+        for point in points:
+            pairs = zip(exact_values(target.expression, point), network(point), strict=True)
+            assert max(float(abs(f - y).lower()) for f, y in pairs) <= second
+
+
+def test_the_method_converges_to_the_largest_error():
+    """On one box, ever finer pieces: from above, to what a dense sample shows."""
+    target = attnc.as_target("sin(2*x)", {"x": (0, 1)})
+    program = constructions.max_affine(target, points_per_axis=6, beta=40.0).program
+    gap = gap_of(program, target)
+    x = np.linspace(0, 1, 2001)[:, None]
+    seen = float(np.abs(target(x)[:, 0] - program(x).ravel()).max())
+    bounds = []
+    for pieces in (16, 64, 256):
+        ends = np.linspace(0, 1, pieces + 1)
+        bounds.append(max(bound_over(gap, ends[i : i + 1], ends[i + 1 : i + 2]) for i in range(pieces)))
+    assert bounds == sorted(bounds, reverse=True)
+    assert seen <= bounds[-1] <= 1.05 * seen
+
+
+def test_near_the_largest_error_it_is_confirmed_and_nothing_less():
+    target = attnc.as_target("sin(2*x)", {"x": (0, 1)})
+    program = constructions.max_affine(target, points_per_axis=6, beta=40.0).program
+    gap = gap_of(program, target)
+    x = np.linspace(0, 1, 2001)
+    errors = np.abs(target(x[:, None])[:, 0] - program(x[:, None]).ravel())
+    at = x[int(np.argmax(errors))]
+    near = np.array([at - 1e-3]), np.array([at + 1e-3])
+    assert bound_over(gap, *near) >= errors.max()
+    assert confirmed(gap, *near, 1.05 * errors.max()) is not None
