@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _tell(verdict: Verdict) -> None:
     if verdict.bound is not None and verdict.proved:
-        # rounded up, as what is below the bound was not proved
+        # rounded up: nothing below the bound was proved
         bound = float(Context(prec=6, rounding=ROUND_CEILING).create_decimal(repr(verdict.bound)))
         print(f"re-proved: the error is at most {bound:.6g} {verdict.scope}, in {verdict.dtype} ", end="")
         leaves = "1 leaf" if verdict.leaves == 1 else f"{verdict.leaves:,} leaves"

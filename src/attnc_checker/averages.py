@@ -15,7 +15,7 @@ Theorem (rounding).  On the box p_k ≤ share_k = w_k e^{ρ_k}/D₋. If computed
 τ_k = e^{y_k} − 1, T ≥ Σ p_k τ_k, T < 1, then the average by computed weights is within Σ p_k τ_k |v_k − A|/(1 − T)
 of A, and these weights are at most share_k (1 + τ_k)/(1 − T). No weights move an average by more than values are
 apart, which is all that is known where T ≥ 1. The sum is convex in A: with the slopes of Q where values
-move, and for what is left |A − v0| ≤ a, it is largest at v0 ± a. A mean G = Σ p_k g_k over the box is near its value
+move, and |A − v0| ≤ a for the rest, it is largest at v0 ± a. A mean G = Σ p_k g_k over the box is near its value
 G_0 at the centre: with the weights q_k = w_k/δ_0 there and z_k = α_k·t, |z_k| ≤ ρ_k,
     |G − G_0| = |Σ w_k (g_k − G_0)(e^{z_k} − 1)|/D
               ≤ (Σ_i |Σ_k q_k (g_k − G_0) α_ki r_i| + Σ q_k |g_k − G_0|(e^{ρ_k} − 1 − ρ_k))·δ_0/D₋.
@@ -27,44 +27,43 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flint import arb, arb_mat
 
-from attnc_checker.forms import Head, Terms, dense
+from attnc_checker.forms import Head, Key, Terms, dense
 from attnc_checker.jets import Poly, above, add, norm, variable
 from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
 FAR = 60
-"""Keys that are behind by more on all of a box are left out there: e^−60 is counted for each."""
+"""Keys whose scores are behind by more than this on a whole box are left out there: e^−60 is counted for each."""
 
 
 @dataclass(frozen=True)
 class Box:
     """centre ± half."""
 
-    centre: list[Any]
-    half: list[Any]
+    centre: list[arb]
+    half: list[arb]
 
     @property
-    def reach(self) -> list[Any]:
+    def reach(self) -> list[arb]:
         return [(abs(c) + r).upper() for c, r in zip(self.centre, self.half, strict=True)]
 
 
 class Average:
-    """A head, or those of its keys that are `kept`, in balls: rows of vectors. `dropped`: what the others may add.
+    """A head, or those of its keys that are `kept`, in balls: rows of vectors. `dropped` bounds the others' effect.
 
     Along the axis i, key k has the slope axes[i][places[k][i]].
     """
 
     def __init__(
-        self, head: Head, inputs: Sequence[Any], kept: Sequence[int] = (), dropped: dict[int, Any] | None = None
+        self, head: Head, inputs: Sequence[Key], kept: Sequence[int] = (), dropped: dict[int, arb] | None = None
     ) -> None:
         def column(x: Vector) -> Vector:
             return Vector(arb(x[k]) for k in self.kept)
 
-        def row(terms: Terms, among: Sequence[Any] = inputs) -> Row:
+        def row(terms: Terms, among: Sequence[Key] = inputs) -> Row:
             return tuple(map(column, dense(terms, among)))
 
         self.head, self.inputs, self.kept = head, inputs, kept or range(head.num_keys)
@@ -83,8 +82,8 @@ class Average:
     def without_far(self, box: Box, arithmetic: Arithmetic) -> Average:
         """Without keys that are far behind on all of the box, if those are many.
 
-        If their weights, with what engines may leave of each, are `mass` ≤ 1/16 together and |v| ≤ V, they move A by
-        2·mass·V, and its sums by less than 6·mass·V.
+        Let their weights, with the part that engines may keep of each, be `mass` ≤ 1/16 together, and |v| ≤ V. They
+        move A by 2·mass·V, and its sums by less than 6·mass·V.
         """
         _, gaps, _ = self.gaps(box, arithmetic)
         kept = [k for k, gap in zip(self.kept, gaps, strict=True) if not gap > FAR]
@@ -94,10 +93,11 @@ class Average:
         dropped = {o: x + 8 * mass * most(at(self.value_sizes[o], box.reach)) for o, x in self.dropped.items()}
         return Average(self.head, self.inputs, kept, dropped)
 
-    def _score_errors(self, box: Box, arithmetic: Arithmetic, middles: Sequence[Any]) -> Vector:
-        """Up to what all keys share: an error e_j of the query adds e_j·(parts_kj − middle_j), whatever these are.
+    def _score_errors(self, box: Box, arithmetic: Arithmetic, middles: Sequence[arb]) -> Vector:
+        """Errors of scores, up to a part that all keys share.
 
-        Of the sum of n terms every partial sum is at most (Σ|terms| + |s|)/2, and the last is s. So additions cost
+        An error e_j of the query adds e_j·(parts_kj − middle_j), for any middle_j. Every partial sum of n terms is
+        at most (Σ|terms| + |s|)/2, and the last is s. So additions cost
         v((n − 2)(Σ|terms| + |s|)/2 + |s|), where rounded terms, and s with all its errors, stand for exact ones.
         """
         reach, n, addends = box.reach, self.head.n, self.head.addends
@@ -121,7 +121,7 @@ class Average:
         off = arithmetic.weights(errors, lead + swings + overtaken)
         return j, lead - swings - off - off[j], off
 
-    def model(self, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, tuple[Poly, Any]]:
+    def model(self, box: Box, m: int, arithmetic: Arithmetic) -> dict[int, tuple[Poly, arb]]:
         """For every output (polynomial, error): the average as computed is within the error of the polynomial."""
         d, linear = len(box.centre), [variable(i, len(box.centre)) for i in range(len(box.centre))]
         scores = at(self.scores, box.centre)
@@ -143,7 +143,7 @@ class Average:
         q, growth = w / delta[0], delta[0] / least
         bends, moves = q * (grown - rho - 1), [q * shift for shift in moves]
 
-        def mean_at_most(terms: Vector) -> Any:
+        def mean_at_most(terms: Vector) -> arb:
             """Σ p_k terms_k on the box, by the theorem on means."""
             mean = q @ terms
             moved = total(abs(x @ terms - mean * delta[key] / delta[0]) for x, key in zip(moves, linear, strict=True))
@@ -178,11 +178,13 @@ class Average:
         return found
 
 
-def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: list[list[Any]], m: int) -> list[Poly]:
+def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: list[list[arb]], m: int) -> list[Poly]:
     """Σ_k g_k (α_k r)^j/j! for |j| ≤ m, of every column g. Keys that differ along the last axis only are added up
-    first, once for every power along it; then what differs along the axis before it only; and so on."""
+    first, once for every power along it; then those that differ along the axis before it only; and so on."""
     d, names = len(shifts), [(c, 0) for c in range(len(columns))]
-    sums: list[tuple[Any, Any]] = sorted(zip(places, zip(*columns, strict=True), strict=True), key=lambda pair: pair[0])
+    sums: Sequence[tuple[tuple[int, ...], Sequence[arb]]] = sorted(
+        zip(places, zip(*columns, strict=True), strict=True), key=lambda pair: pair[0]
+    )
     for i in reversed(range(d)):
         powers = [_powers(x, m) for x in shifts[i]]
         names = [(c, key + n * variable(i, d)) for c, key in names for n in range(m + 1)]
@@ -198,12 +200,12 @@ def _moments(columns: list[Vector], places: Sequence[tuple[int, ...]], shifts: l
     return found
 
 
-def _powers(x: Any, m: int) -> list[Any]:
-    """x^n/n! for n ≤ m, by products: Arb knows no powers of balls around 0."""
+def _powers(x: arb, m: int) -> list[arb]:
+    """x^n/n! for n ≤ m, by products: Arb has no powers of balls around 0."""
     return [*itertools.accumulate(range(1, m + 1), lambda y, n: y * x / n, initial=arb(1))]
 
 
-def _quotient(nu: Poly, delta: Poly, m: int, d: int) -> tuple[Poly, Any]:
+def _quotient(nu: Poly, delta: Poly, m: int, d: int) -> tuple[Poly, arb]:
     """Q, its coefficients exact numbers, by long division up to degree m; and above Σ_j |(ν − Q·δ)_j|."""
     quotient, left, rest, end = {}, dict(nu), arb(0), above(m, d)
     sizes = [*itertools.accumulate(map(abs, reversed(delta.values())))][::-1]  # of δ from here on, sorted by degree

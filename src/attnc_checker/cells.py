@@ -1,4 +1,4 @@
-"""The leaves of a proof as they are stated, and that they cover the box, which takes integers only."""
+"""The leaves of a proof as they are stated. That they cover the box is checked with integers only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 from attnc_checker.files import BadFile, Refused, typed
 
 MAX_LEVEL = 128
+"""Most halvings of the box along each axis: a finer cell is narrower than the last place of its ends."""
 MAX_ORDERS = (24, 20, 12, 8)
-"""In one, two, three and more variables: beyond these a proof takes long and gains nothing."""
+"""Highest Taylor orders in one, two, three and more variables: beyond these a proof takes long and gains nothing."""
 MAX_PRODUCTS = 2**24
-"""Of monomials, in a product of two polynomials."""
+"""Most products of monomials when two polynomials are multiplied."""
+
+Ends = tuple[float, float]
+"""The lower and the upper end of an interval."""
 
 Cell = tuple[int, tuple[int, ...]]
 """A level, and for each variable an index below 2^level."""
@@ -20,12 +24,12 @@ Cell = tuple[int, tuple[int, ...]]
 
 class Leaf(NamedTuple):
     kind: str
-    order: int  # of a tail: its side, −1 or 1
+    order: int  # for a tail, its side: −1 or 1
     cell: Cell | None
 
 
 def read_leaves(entries: Any, d: int, sides: Iterable[int] = ()) -> tuple[Leaf, ...]:
-    """Of a box in d variables, or of one variable that goes on without end on these sides of it."""
+    """The leaves of a box in d variables, or of one variable that is unbounded on these sides."""
     leaves = tuple(_leaf(entry, d) for entry in typed(entries, list, "leaves"))
     tails = sorted(leaf.order for leaf in leaves if leaf.cell is None)
     if tails != sorted(sides):

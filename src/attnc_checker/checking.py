@@ -15,16 +15,20 @@ from typing import Any
 
 from flint import ctx
 
-from attnc_checker.claims import BY_LEAVES, STAGED, Claim, read_claim
-from attnc_checker.deep.proof import ChainNormProof, ChainProof, StagedProof
+from attnc_checker.claims import LARGEST, AtPoints, Claim, read_claim
+from attnc_checker.deep.claims import Stages
+from attnc_checker.deep.proof import ChainProof, StagedProof
 from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, Tensor, parse_safetensors, read_bytes, read_json
 from attnc_checker.norms import NormProof
 from attnc_checker.program import FLOATS
-from attnc_checker.proving import Job, Proof
+from attnc_checker.proving import Job, LeavesProof, Proof
 from attnc_checker.tables import TableProof
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
-PRECISION, MAX_SERIES = 128, 64
+PRECISION = 128
+"""Bits of Arb's numbers: 75 more than float64 has, which the longest sums here do not use up."""
+MAX_SERIES = 64
+"""Most terms of Arb's power series: the highest order, 24, takes 34."""
 ENGINE = "{dtype} evaluation in IEEE 754 arithmetic rounded to nearest: layer by layer or folded, sums in any order"
 BLOCKS = "except sums over up to 4096 keys: of 8 terms each, then of 8 of these sums, and so on"
 TRUNCATION = "if the engine leaves out keys that are far behind, that moves no output by more than {truncation:.3g}"
@@ -32,13 +36,13 @@ EXPONENTIAL = "an exponential within 4 ulp in the engine"
 TAILS = "exact arithmetic beyond the core, where rounding grows with |x|"
 
 Progress = Callable[[int, int], None]
-Stored = tuple[Claim, Any, dict[str, Tensor]]
-"""What is claimed, the structure of the network, and its weights."""
+Stored = tuple[Claim, object, dict[str, Tensor]]
+"""The claim, the structure of the network as config.json has it, and its weights."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`bound` is what was claimed, `reproved` the largest bound of a leaf that was found here."""
+    """`bound` is the claimed bound, `reproved` the bound that was found here."""
 
     name: str
     proved: bool
@@ -65,9 +69,9 @@ def certificates(path: str | os.PathLike[str]) -> list[str]:
 def check(
     path: str | os.PathLike[str], processes: int | None = None, progress: Progress | None = None, name: str = MAIN
 ) -> Verdict:
-    """Whether the certificate of a saved network is re-proved. It never raises for what the files say.
+    """Whether the certificate of a saved network is re-proved. No content of a file makes it raise.
 
-    `name`: another than certificate.json is for the weights rounded to a second dtype.
+    `name`: a certificate other than certificate.json is for the weights rounded to a second dtype.
     """
     started, said = time.monotonic(), dict[str, Any]()
     code, reason = 0, "every leaf is re-proved"
@@ -119,12 +123,16 @@ def read(folder: Path, name: str = MAIN) -> Stored:
     return claim, {**structure, "dtype": claim.dtype}, rounded
 
 
-def proof_of(claim: Claim, structure: Any, tensors: dict[str, Tensor]) -> Proof:
-    """By its kind."""
-    is_norm, is_chain = claim.norm != "inf", any(leaf.kind == "enclosure" for leaf in claim.leaves)
-    by_leaves = {(0, 0): Proof, (1, 0): NormProof, (0, 1): ChainProof, (1, 1): ChainNormProof}[is_norm, is_chain]
-    kind = {BY_LEAVES: by_leaves, STAGED: StagedProof}.get(claim.method, TableProof)
-    return kind(claim, structure, tensors)
+def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Proof:
+    """The proof that the evidence of the claim calls for."""
+    evidence = claim.evidence
+    if isinstance(evidence, Stages):
+        return StagedProof(claim, evidence, structure, tensors)
+    if isinstance(evidence, AtPoints):
+        return TableProof(claim, evidence, structure, tensors)
+    kind = ChainProof if any(leaf.kind == "enclosure" for leaf in evidence.leaves) else LeavesProof
+    by_leaves = kind(claim, evidence, structure, tensors)
+    return by_leaves if claim.norm == LARGEST else NormProof(claim, evidence, by_leaves)
 
 
 def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | None) -> float:
@@ -149,9 +157,9 @@ def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int) -> I
 _own: list[Proof] = []
 
 
-def _start(*stored: Any) -> None:
+def _start(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> None:
     ctx.prec, ctx.cap = PRECISION, MAX_SERIES
-    _own[:] = [proof_of(*stored)]
+    _own[:] = [proof_of(claim, structure, tensors)]
 
 
 def _work(job: Job) -> float:

@@ -1,37 +1,56 @@
-"""What every certificate.json claims: BadFile for what cannot be read, Refused for what can, and is no proof."""
+"""The claims of a certificate, as typed records: BadFile if a file cannot be read, Refused if it claims no proof."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from attnc_checker.cells import Leaf, read_leaves
+from attnc_checker.cells import Ends, Leaf, read_leaves
+from attnc_checker.deep.claims import Stages, read_stages
 from attnc_checker.files import BadFile, Refused, field, typed
 from attnc_checker.rounding import FORMATS
 
 NEEDED = "format weights_sha256 expression box dtype norm bound observed terms assumptions method leaves"
 BY_LEAVES, STAGED, AT_POINTS = "proof", "staged proof", "proof at the table's "
 INFINITE = ("-inf", "inf")
+LARGEST = "inf"
+"""The norm that is the largest error."""
+NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 
-Ends = tuple[float, float]
+Rows = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class ByLeaves:
+    """Leaves that cover the box; `bounds` are those of each leaf, which only norms need."""
+
+    leaves: tuple[Leaf, ...]
+    bounds: tuple[float, ...] | None
+    cuts: Rows | None  # the points, for each variable, at which enclosure leaves are cut further
+
+
+@dataclass(frozen=True)
+class AtPoints:
+    """The rows of a table: the variables, then the outputs."""
+
+    rows: Rows
 
 
 @dataclass(frozen=True)
 class Claim:
-    """sup |f − network| ≤ bound over the box, in this arithmetic; `data` is the certificate, of which every kind of
-    proof reads what it needs."""
+    """‖f − network‖ ≤ bound over the box, in this arithmetic."""
 
-    expression: Any
+    expression: str | None
     variables: tuple[str, ...]
-    ends: tuple[Ends, ...]  # of what the cells divide: the box, or the core of an infinite one
-    sides: frozenset[int]  # on which its one variable goes on without end: −1, 1
+    ends: tuple[Ends, ...]  # of the box, or of the finite core of an infinite one
+    sides: frozenset[int]  # the sides on which the one variable is unbounded: −1, 1
     bound: float
     dtype: str
-    truncation: float  # what engines that leave out far keys may be off by besides: part of the bound
+    truncation: float  # the part of the bound for engines that leave out far keys
     method: str
-    norm: Any
-    leaves: tuple[Leaf, ...]  # of the method BY_LEAVES
-    data: dict[str, Any]
+    norm: str
+    evidence: ByLeaves | Stages | AtPoints
 
     title = ""
 
@@ -58,15 +77,34 @@ def read_claim(data: dict[str, Any]) -> Claim:
     ends, sides = _ends(box, field(data, "core", Ends | None))
     if method == STAGED and sides:
         raise Refused("a staged proof is for a bounded box")
-    if data["norm"] != "inf" and (method != BY_LEAVES or sides):
-        raise Refused(f"the norm {data['norm']!r:.40} is for leaves of a bounded box")
-    leaves = read_leaves(data["leaves"], len(ends), sides) if method == BY_LEAVES else ()
-    said = (bound, data["dtype"], truncation, method, data["norm"], leaves, data)
+    norm = data["norm"]
+    if norm != LARGEST and (method != BY_LEAVES or sides):
+        raise Refused(f"the norm {norm!r:.40} is for leaves of a bounded box")
+    if norm != LARGEST and not (isinstance(norm, str) and NORM.fullmatch(norm) and float(norm) >= 1):
+        raise Refused(f"the norm is {norm!r:.40}: neither 'inf' nor a number from 1 on")
+    evidence = _evidence(data, method, tuple(box), ends, sides)
+    said = (bound, data["dtype"], truncation, method, norm, evidence)
     return Claim(data["expression"], tuple(box), ends, sides, *said)
 
 
+def _evidence(
+    data: dict[str, Any], method: str, variables: tuple[str, ...], ends: tuple[Ends, ...], sides: frozenset[int]
+) -> ByLeaves | Stages | AtPoints:
+    if method == BY_LEAVES:
+        leaves = read_leaves(data["leaves"], len(ends), sides)
+        return ByLeaves(leaves, field(data, "leaf_bounds", tuple[float, ...] | None), field(data, "cuts", Rows | None))
+    if method == STAGED:
+        return read_stages(data, variables)
+    rows = field(data, "table", Rows | None)
+    if not rows or method != f"{AT_POINTS}{len(rows):,} points":
+        raise Refused(f"the method is {method!r:.60}, but the table is not stored, or not whole")
+    if data["expression"] is not None or data.get("points", len(rows)) != len(rows):
+        raise Refused(f"the claim is about {len(rows):,} rows of a table, and states an expression or other points")
+    return AtPoints(rows)
+
+
 def _ends(box: dict[str, Any], core: Ends | None) -> tuple[tuple[Ends, ...], frozenset[int]]:
-    """Finite ends, and the sides that are infinite: of one variable, whose finite part is then `core`."""
+    """Finite ends, and the sides that are infinite: then the box has one variable, whose finite part is `core`."""
     if core is None:
         ends, sides = tuple(typed(pair, Ends, f"box.{name}") for name, pair in box.items()), frozenset[int]()
     else:

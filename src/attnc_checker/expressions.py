@@ -1,7 +1,7 @@
-"""Text → a list of steps, by a walk of Python's syntax tree that knows a short list of nodes. Nothing is ever run.
+"""Text → a list of steps, by a walk of Python's syntax tree that accepts a short list of nodes. No text is ever run.
 
-Numbers are exact: 0.1 is 1/10. A step is a rule of arithmetic and what it is given: numbers of earlier steps (`Step`),
-and names or numbers of its own. Equal sub-expressions are one step. `evaluate` goes through the steps by any `Rules`.
+Numbers are exact: 0.1 is 1/10. A step is a rule of arithmetic with its operands: numbers of earlier steps (`Step`), and
+names or numbers of its own. Equal sub-expressions are one step. `evaluate` goes through the steps by any `Rules`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import reduce
-from typing import Any
+from typing import Generic, NamedTuple, TypeVar
 
 from flint import arb, fmpq
 
@@ -25,17 +25,37 @@ class Step(int):
     """The number of a step."""
 
 
-Function = tuple[dict[int, tuple[Any, ...]], Sequence[int]]
-"""Steps by their numbers, each after those that it needs, and the numbers of the outputs."""
+Smooth = str | fmpq
+"""A smooth function of one number: by its name, or a power by its exponent."""
 
-MAX_LENGTH, MAX_EXPONENT, MAX_BITS = 50_000, 1000, 8192
+
+class Operation(NamedTuple):
+    """A method of `Rules` by its name, and its operands."""
+
+    rule: str
+    given: tuple[Step | Smooth | int, ...]
+
+
+class Function(NamedTuple):
+    """Operations by their numbers, each after those that it needs, and the numbers of the outputs."""
+
+    steps: dict[int, Operation]
+    outputs: Sequence[int]
+
+
+V = TypeVar("V")
+"""The values of an arithmetic."""
+MAX_LENGTH = 50_000
+"""Most characters of one text: attnc writes no longer definitions."""
+MAX_EXPONENT, MAX_BITS = 1000, 8192
+"""Exponents beyond the first are refused; constants of more bits than the second are not computed with exactly."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 TOKEN = re.compile(
     r"\s+|(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-]?[0-9]{1,3})?(?![A-Za-z0-9_.])"
     r"|[A-Za-z][A-Za-z0-9_]*|\*\*|[-+*/(),]"
 )
-NAMED: dict[str, Callable[[], Any]] = {"pi": arb.pi, "e": arb.const_e}
-ON_NUMBERS: dict[type[ast.operator], Callable[..., Any]] = {
+NAMED: dict[str, Callable[[], arb]] = {"pi": arb.pi, "e": arb.const_e}
+ON_NUMBERS: dict[type[ast.operator], Callable[[fmpq, fmpq], fmpq]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -43,12 +63,12 @@ ON_NUMBERS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Pow: lambda a, n: a ** int(n.p),
 }
 SMOOTH = "sin cos tan exp log tanh sinh cosh atan asin acos erf sigmoid gelu silu softplus"
-CALLS: dict[str, tuple[Any, ...]] = {name: ("apply", name) for name in SMOOTH.split()}
+CALLS: dict[str, tuple[str, *tuple[Smooth, ...]]] = {name: ("apply", name) for name in SMOOTH.split()}
 CALLS |= {"sqrt": ("apply", fmpq(1, 2)), "abs": ("magnitude",), "sign": ("step", "sign"), "floor": ("step", "floor")}
-"""Functions of one number, and their rules."""
+"""Functions of one number: the rule, and its first operand if it has one."""
 
 
-def parse(text: Any, variables: Sequence[str]) -> Function:
+def parse(text: object, variables: Sequence[str]) -> Function:
     reader = Reader(variables)
     return reader.function(reader.parse(text))
 
@@ -57,26 +77,28 @@ class Reader:
     """Collects the steps of texts, in which `names` stand for earlier steps."""
 
     def __init__(self, variables: Sequence[str]) -> None:
-        self.steps: list[tuple[Any, ...]] = []
-        self.places: dict[tuple[Any, ...], Step] = {}
+        self.steps: list[Operation] = []
+        self.places: dict[Operation, Step] = {}
         if taken := sorted(NAMED.keys() & set(variables)):
             raise BadFile(f"{taken[0]} is a number, and no name of a variable or of a stage")
         self.variables = {name: self.add("variable", i) for i, name in enumerate(variables)}
 
     def function(self, outputs: Sequence[Step]) -> Function:
-        """Of all steps those that the outputs need."""
+        """The steps that the outputs need."""
         needed = set(outputs)
         for number in range(len(self.steps) - 1, -1, -1):
             if number in needed:
-                needed.update(x for x in self.steps[number] if type(x) is Step)
-        return {number: self.steps[number] for number in sorted(needed)}, outputs
+                needed.update(x for x in self.steps[number].given if isinstance(x, Step))
+        return Function({number: self.steps[number] for number in sorted(needed)}, outputs)
 
-    def parse(self, text: Any, names: dict[str, Step] | None = None) -> list[Step]:
-        """The numbers of the outputs. Without names, the variables are meant, and what is defined before the outputs:
+    def parse(self, text: object, names: dict[str, Step] | None = None) -> list[Step]:
+        """The numbers of the outputs. Without `names` the text may use the variables, and names that it defines itself:
 
         "u = x*y; v = sin(u); u + v".
         """
-        *definitions, outputs = text.split(";") if isinstance(text, str) and names is None else [text]
+        definitions, outputs = list[str](), text
+        if isinstance(text, str) and names is None:
+            *definitions, outputs = text.split(";")
         for name, _, body in (definition.partition("=") for definition in definitions):
             name = name.strip()
             if not NAME.fullmatch(name) or name in self.variables or name in NAMED:
@@ -86,7 +108,7 @@ class Reader:
                 raise BadFile(f"the expression defines {name!r:.40} to be several numbers")
         return self._outputs(outputs, self.variables if names is None else names)
 
-    def _outputs(self, text: Any, names: dict[str, Step]) -> list[Step]:
+    def _outputs(self, text: object, names: dict[str, Step]) -> list[Step]:
         if not isinstance(text, str) or len(text) > MAX_LENGTH:
             raise BadFile(f"the certificate's expression is no text of at most {MAX_LENGTH:,} characters")
         try:
@@ -125,8 +147,10 @@ class Reader:
 
     def _arithmetic(self, operation: type[ast.operator], a: Step, b: Step) -> Step:
         """Numbers are computed with exactly, so that x**(6/3) is x**2, unless they would grow large."""
-        numbers = [self.steps[i][1] for i in (a, b) if self.steps[i][0] == "constant"]
-        is_power = operation is ast.Pow and self.steps[b][0] == "constant"
+        numbers = [
+            x for i in (a, b) if self.steps[i].rule == "constant" for x in self.steps[i].given if type(x) is fmpq
+        ]
+        is_power = operation is ast.Pow and self.steps[b].rule == "constant"
         exponent = numbers[-1] if is_power else fmpq(1)
         if abs(exponent) > MAX_EXPONENT:
             raise ValueError(f"an exponent is beyond {MAX_EXPONENT}")
@@ -144,33 +168,33 @@ class Reader:
             return self.add("times", a, b) if a != b else self.add("apply", fmpq(2), a)
         return self.add("plus", a, b, 1 if operation is ast.Add else -1)
 
-    def add(self, rule: str, *given: Any) -> Step:
+    def add(self, rule: str, *given: Step | Smooth | int) -> Step:
         """A step by the method of `Rules` of this name."""
-        step = (rule, *given)
+        step = Operation(rule, given)
         if step not in self.places:
             self.places[step] = Step(len(self.steps))
             self.steps.append(step)
         return self.places[step]
 
 
-class Rules(ABC):
-    """An arithmetic: of Taylor models or ranges on a box, or of what is known on a tail."""
+class Rules(ABC, Generic[V]):
+    """An arithmetic: of Taylor models or ranges on a box, of functions on a tail, or of normal forms."""
 
     @abstractmethod
-    def constant(self, x: Any) -> Any: ...  # a rational number
+    def constant(self, x: fmpq | arb) -> V: ...
     @abstractmethod
-    def plus(self, a: Any, b: Any, sign: int = 1) -> Any: ...
+    def plus(self, a: V, b: V, sign: int = 1) -> V: ...
     @abstractmethod
-    def times(self, a: Any, b: Any) -> Any: ...
+    def times(self, a: V, b: V) -> V: ...
     @abstractmethod
-    def maximum(self, a: Any, b: Any) -> Any: ...
+    def maximum(self, a: V, b: V) -> V: ...
     @abstractmethod
-    def apply(self, name: Any, a: Any) -> Any: ...  # a smooth function by its name, or a power by its exponent
+    def apply(self, name: Smooth, a: V) -> V: ...
 
-    def named(self, name: str) -> Any:
+    def named(self, name: str) -> V:
         return self.constant(NAMED[name]())
 
-    def power(self, a: Any, n: int) -> Any:
+    def power(self, a: V, n: int) -> V:
         """a^n, n ≥ 0."""
         result = self.constant(fmpq(1))
         for bit in f"{n:b}":
@@ -178,25 +202,24 @@ class Rules(ABC):
             result = self.times(result, a) if bit == "1" else result
         return result
 
-    def raised(self, a: Any, b: Any) -> Any:
+    def raised(self, a: V, b: V) -> V:
         return self.apply("exp", self.times(b, self.apply("log", a)))
 
-    def minus(self, a: Any) -> Any:
+    def minus(self, a: V) -> V:
         return self.plus(self.constant(fmpq(0)), a, -1)
 
-    def minimum(self, a: Any, b: Any) -> Any:
+    def minimum(self, a: V, b: V) -> V:
         return self.minus(self.maximum(self.minus(a), self.minus(b)))
 
-    def magnitude(self, a: Any) -> Any:
+    def magnitude(self, a: V) -> V:
         return self.maximum(a, self.minus(a))
 
-    def clip(self, a: Any, low: Any, high: Any) -> Any:
+    def clip(self, a: V, low: V, high: V) -> V:
         return self.minimum(self.maximum(a, low), high)
 
 
-def evaluate(function: Function, rules: Rules) -> list[Any]:
-    steps, outputs = function
-    done: dict[int, Any] = {}
-    for number, (rule, *given) in steps.items():
-        done[number] = getattr(rules, rule)(*(done[x] if type(x) is Step else x for x in given))
-    return [done[i] for i in outputs]
+def evaluate(function: Function, rules: Rules[V]) -> list[V]:
+    done: dict[int, V] = {}
+    for number, (rule, given) in function.steps.items():
+        done[number] = getattr(rules, rule)(*(done[x] if isinstance(x, Step) else x for x in given))
+    return [done[i] for i in function.outputs]

@@ -11,7 +11,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args
 
-MAX_JSON, MAX_WEIGHTS, MAX_HEADER, MAX_DIGITS = 2**26, 2**28, 2**24, 20
+MAX_JSON, MAX_WEIGHTS, MAX_HEADER = 2**26, 2**28, 2**24
+"""Most bytes that are read of a JSON file, of the weights, and of their header."""
+MAX_DIGITS = 20
+"""Most digits of a whole number: int64 has 19."""
 LETTERS = {"F64": "d", "F32": "f", "I32": "i", "I64": "q"}
 """The dtypes that are read, and their letters in `struct`."""
 
@@ -20,7 +23,7 @@ KINDS = {float: "a number of float64", int: "a whole number", str: "a text", lis
 
 
 class Refused(Exception):
-    """What is claimed is not re-proved."""
+    """The claim is not re-proved."""
 
     exit_code = 1
 
@@ -88,7 +91,7 @@ def parse_json(raw: bytes, name: str) -> dict[str, Any]:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=distinct, **hooks)
     except RecursionError:
         raise BadFile(f"{name} is nested too deep") from None
-    except ValueError as error:  # of which UnicodeDecodeError and JSONDecodeError are kinds
+    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are kinds of it
         raise BadFile(f"{name} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadFile(f"{name} holds no JSON object")
@@ -131,7 +134,7 @@ def are_sizes(value: Any) -> bool:
 
 
 def field(data: dict[str, Any], name: str, kind: Any, where: str = "") -> Any:
-    """Of an object of the certificate, `where`. A field that is not there is None."""
+    """A field of the object `where` of the certificate, of this kind; None if it is missing and may be."""
     if name not in data and type(None) not in get_args(kind):
         raise BadFile(f"the certificate lacks {where + name!r}")
     return typed(data.get(name), kind, where + name)

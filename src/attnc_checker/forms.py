@@ -1,9 +1,9 @@
-"""Affine forms in exact arithmetic, with what their rounding is measured by.
+"""Affine forms in exact arithmetic, with the sizes and counts that bound their rounding.
 
-`sizes` is the same form made of absolute values, and `n` such that any evaluation is within γ_n·sizes(|x|) of it: layer
-by layer, every term of the sum meets n roundings at most; and where more than one map rounds (`maps`), engines may fold
-the constants first, so that the sum over x comes last and its terms are counted besides. Where a product may underflow,
-the smallest normal number is added to `sizes`; u times that is what underflow costs.
+`sizes` is the same form made of absolute values. Any evaluation is within γ_n·sizes(|x|) of the form: layer by layer,
+every term of the sum meets n roundings at most. Where more than one map rounds (`maps`), engines may fold the constants
+first; the sum over x then comes last, and its terms are counted besides. Where a product may underflow, the smallest
+normal number is added to `sizes`: underflow costs at most u times that.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from attnc_checker.vectors import Row, Vector, total
 SMALLEST = {"float64": arb(2) ** -1022, "float32": arb(2) ** -126}
 UNLIMITED = 10**9
 """More additions than any term of a sum passes through."""
+Key = int | tuple[int, ...]
+"""The variable of a term: ONE for the constant, i ≥ 0 for the input x_i, (layer, query, head, component) for an average
+that a head makes, and (layer, token, channel) for an entry that attention wrote in a deep program."""
 ONE = -1
-"""The key of a form's constant; others are those of what it is a form of."""
 
-Terms = dict[Any, Any]
-"""Coefficients, of the constant ONE among them."""
+Terms = dict[Key, Any]
+"""Coefficients: rationals or balls, or vectors of them where a form stands for those of all keys of a head."""
 
 
 class Form(NamedTuple):
@@ -47,28 +49,28 @@ class Form(NamedTuple):
         return self._replace(n=self.n + len(self.sizes)) if self.maps > 1 else self
 
 
-def unit(key: Any) -> Form:
+def unit(key: Key) -> Form:
     return Form({key: fmpq(1)}, {key: arb(1)})
 
 
-def constant(x: Any) -> Form:
+def constant(x: fmpq) -> Form:
     return Form({ONE: x}, {ONE: abs(arb(x))}) if x != 0 else ZERO
 
 
 ZERO = Form({}, {})
 
 
-def dense(terms: Terms, inputs: Iterable[Any]) -> Row:
+def dense(terms: Terms, inputs: Iterable[Key]) -> Row:
     zero = terms.get(ONE, fmpq(0)) * 0
     return tuple(terms.get(key, zero) for key in (ONE, *inputs))
 
 
 def span(sizes: Terms, reach: Terms) -> Any:
-    """Σ |coefficient|·reach: how large a form can be, or what is left over of one."""
+    """Σ |coefficient|·reach: the largest absolute value of a form, or a vector of them."""
     return total(abs(x) * reach[key] for key, x in sizes.items())
 
 
-def combined(parts: Iterable[tuple[Any, Any, Form]]) -> tuple[Terms, Terms]:
+def combined(parts: Iterable[tuple[fmpq | int, arb | Vector, Form]]) -> tuple[Terms, Terms]:
     """Σ x·form, and Σ |x|·sizes: a part is (x, |x|, form)."""
     terms: Terms = {}
     sizes: Terms = {}
@@ -83,7 +85,7 @@ def combined(parts: Iterable[tuple[Any, Any, Form]]) -> tuple[Terms, Terms]:
 def stacked(forms: list[Form]) -> Form:
     """The forms of all keys as one, the coefficients of which are vectors."""
 
-    def columns(table: list[Terms], zero: Any) -> Terms:
+    def columns(table: list[Terms], zero: fmpq | arb) -> Terms:
         keys = dict.fromkeys((ONE, *itertools.chain(*table)))
         return {key: Vector(terms.get(key, zero) for terms in table) for key in keys}
 
@@ -91,12 +93,12 @@ def stacked(forms: list[Form]) -> Form:
     return Form(terms, sizes, max(form.n for form in forms))
 
 
-def times(factor: Any, sizes: Terms) -> Terms:
+def times(factor: arb | int, sizes: Terms) -> Terms:
     return {key: factor * x for key, x in sizes.items()}
 
 
 def rounds(a: Form, b: Form) -> bool:
-    """Whether their product does."""
+    """Whether the product of the two rounds."""
     return not (a.is_power_of_two or b.is_power_of_two)
 
 
@@ -104,8 +106,8 @@ def rounds(a: Form, b: Form) -> bool:
 class Head:
     """The scores of all keys and, for every output that reads the head, their values.
 
-    With v = u/(1 − n·u): as computed, scores are off by v·own(|x|) + slack, and by what the query adds to them: a
-    component j of that is off by an e_j, |e_j| ≤ v·query_j(|x|), the same for all keys, times parts_j.
+    With v = u/(1 − n·u), computed scores are off by v·own(|x|) + slack and by the errors of the query: its component j
+    is off by an e_j with |e_j| ≤ v·query_j(|x|), the same for all keys, and adds e_j·parts_j.
     """
 
     scores: Form
@@ -114,7 +116,7 @@ class Head:
     slack: Vector
     n: int
     depth: int = UNLIMITED  # the most additions that a term of its sums over keys passes through
-    addends: int = 0  # of a score, if what their sum is off by, in any order, is not yet in `own`
+    addends: int = 0  # the terms of a score, if the rounding of their sum is not yet in `own`; else 0
     query: tuple[Terms, ...] = ()
     parts: tuple[Vector, ...] = ()
 

@@ -11,18 +11,21 @@ import math
 from collections.abc import Sequence
 from functools import cache, reduce
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from flint import arb
+from flint import arb, fmpq
 
-from attnc_checker.expressions import Function, Rules, evaluate
+from attnc_checker.expressions import Function, Rules, Smooth, evaluate
 from attnc_checker.ranges import Range, Ranges, coefficients, hull
 
-Poly = dict[int, Any]
+Poly = dict[int, arb]
+"""Coefficients by monomial."""
 BITS = 6
+"""Bits of one exponent: orders are at most 24, and products of two polynomials at most 48."""
 MAX_HALVINGS = 10
+"""Most halvings of a cube along each axis: attnc's margins count on ten."""
 SMALL = arb(2) ** -20
-"""Of the limit: smaller coefficients are not carried further when a cube is halved, but held by the constant one."""
+"""Coefficients below this part of the limit are moved into the constant one when a cube is halved."""
 ANY, EVEN = arb(0, 1), arb(0.5, 0.5)
 
 
@@ -40,7 +43,7 @@ def degree(key: int, i: int) -> int:
     return key >> BITS * i & (1 << BITS) - 1
 
 
-def multiply(a: Poly, b: Poly, m: int, d: int) -> tuple[Poly, Any]:
+def multiply(a: Poly, b: Poly, m: int, d: int) -> tuple[Poly, arb]:
     """The product up to degree m, and above all absolute values of the rest."""
     product: Poly = {}
     end, rest, sorted_b = above(m, d), arb(0), sorted(b.items())
@@ -54,20 +57,20 @@ def multiply(a: Poly, b: Poly, m: int, d: int) -> tuple[Poly, Any]:
     return product, rest
 
 
-def add(a: Poly, b: Poly, factor: Any = 1) -> Poly:
+def add(a: Poly, b: Poly, factor: arb | int = 1) -> Poly:
     sum_ = dict(a)
     for key, x in b.items():
         sum_[key] = sum_[key] + x * factor if key in sum_ else x * factor
     return sum_
 
 
-def over(p: Poly, d: int) -> Any:
+def over(p: Poly, d: int) -> arb:
     """Holds all values on [−1, 1]^d: a monomial of even powers lies in [0, 1], any other in [−1, 1]."""
     odd = sum(1 << BITS * i for i in range(d))
     return sum((x * (ANY if key & odd else EVEN if key else 1) for key, x in p.items()), arb(0))
 
 
-def largest(p: Poly, limit: Any, d: int) -> Any:
+def largest(p: Poly, limit: arb, d: int) -> arb:
     """Above |p| on [−1, 1]^d. The cube is halved where that may bring it down to the limit."""
     pending, worst = [(p, 0)], arb(0)
     while pending:
@@ -96,12 +99,12 @@ def _half(p: Poly, i: int, side: int, d: int) -> Poly:
 
 
 @cache
-def _binomial(n: int, side: int) -> list[Any]:
+def _binomial(n: int, side: int) -> list[arb]:
     """The coefficients of ((τ + side)/2)^n."""
     return [arb(math.comb(n, k) * side ** (n - k)) / 2**n for k in range(n + 1)]
 
 
-def norm(p: Poly) -> Any:
+def norm(p: Poly) -> arb:
     """Above all absolute values on [−1, 1]^d."""
     return sum(map(abs, p.values()), arb(0))
 
@@ -113,15 +116,15 @@ class Model(NamedTuple):
     range: Range
 
 
-class Models(Rules):
+class Models(Rules[Model]):
     """Rules for models on centre ± half, of degree m."""
 
-    def __init__(self, centre: Sequence[Any], half: Sequence[Any], m: int) -> None:
+    def __init__(self, centre: Sequence[arb], half: Sequence[arb], m: int) -> None:
         self.centre, self.half, self.m, self.d = centre, half, m, len(centre)
         self.ranges = Ranges([((x - r).lower(), (x + r).upper()) for x, r in zip(centre, half, strict=True)])
 
-    def model(self, poly: Poly, rest: Any, range_: Range) -> Model:
-        """Of a polynomial up to ±rest and a range, each as good as the other makes it."""
+    def model(self, poly: Poly, rest: arb, range_: Range) -> Model:
+        """A polynomial up to ±rest and a range, each made as narrow as the other allows."""
         poly = poly | {0: poly[0] + rest * ANY}
         values = over(poly, self.d)
         if values.is_finite():
@@ -131,7 +134,7 @@ class Models(Rules):
             poly = {0: ball}
         return Model(poly, range_)
 
-    def constant(self, x: Any) -> Model:
+    def constant(self, x: fmpq | arb) -> Model:
         return Model({0: arb(x)}, self.ranges.constant(x))
 
     def variable(self, i: int) -> Model:
@@ -144,7 +147,7 @@ class Models(Rules):
         poly, rest = multiply(a.poly, b.poly, self.m, self.d)
         return self.model(poly, rest, self.ranges.times(a.range, b.range))
 
-    def apply(self, name: Any, a: Model) -> Model:
+    def apply(self, name: Smooth, a: Model) -> Model:
         """By Lagrange g(p + z) = Σ_{k<n} g_k(p) z^k + g_n(y) z^n with some y between p and p + z, both in the range.
 
         The n ≤ m + 1 is that which leaves least open. By Horner's rule: what has degree > m − k when k factors are yet
@@ -173,7 +176,7 @@ class Models(Rules):
         low, high = self.plus(a, b, -1).range
         return a if low >= 0 else b if high <= 0 else self.undecided(a, b, low, high)
 
-    def undecided(self, a: Model, b: Model, low: Any, high: Any) -> Model:
+    def undecided(self, a: Model, b: Model, low: arb, high: arb) -> Model:
         """b + max(y, 0), low ≤ y = a − b ≤ high: with s = high/(high − low), 0 ≤ max(y, 0) − s·y ≤ −s·low as it is
         convex."""
         slope = high / (high - low)
@@ -185,6 +188,6 @@ class Models(Rules):
         return Model({0: hull(range_)}, range_)
 
 
-def models(function: Function, centre: Sequence[Any], half: Sequence[Any], m: int) -> list[Poly]:
+def models(function: Function, centre: Sequence[arb], half: Sequence[arb], m: int) -> list[Poly]:
     """Each output as a polynomial in τ = (x − centre)/half, of degree m + 1."""
     return [model.poly for model in evaluate(function, Models(centre, half, m + 1))]

@@ -12,7 +12,6 @@ selection  Every head by the gaps between its scores: p_k ≤ e^{−g_k} p_j bou
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flint import arb
 
@@ -25,11 +24,11 @@ from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing
 
 RANGE_ORDER, HALVINGS = 4, 8
-"""Where a function is held against a value: by Taylor polynomials of this order, on parts that are halved so often."""
+"""A function is compared with a value by Taylor polynomials of this order, on a box that is halved this often."""
 CROWD = 100
-"""Of more near keys it is not asked where each can win: the box is too large for that."""
+"""With more near keys than this the parts of the box where each can win are not looked for: they would take long."""
 LEAK = 2e-4
-"""What the leak may be of what is to be proved: that sets g."""
+"""g is chosen so that the leak is about this part of the bound that is to be proved."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Prover:
         """The same, for boxes in this region only."""
         return replace(self, heads=[head.without_far(region, self.arithmetic) for head in self.heads])
 
-    def error(self, kind: str, order: int, box: Box, limit: Any) -> Any:
+    def error(self, kind: str, order: int, box: Box, limit: arb) -> arb:
         """Above sup |f − network| over all outputs; ArithmeticError or ValueError if there is no bound.
 
         Differences are examined more closely if that may bring them down to the limit.
@@ -65,12 +64,12 @@ class Prover:
         return most(errors)
 
     def _without_affine(self, box: Box, m: int) -> list[Poly]:
-        """f − b − B·x of every output: what the heads should give."""
+        """f − b − B·x for every output: the part that the heads have to approximate."""
         rows = [dense(form.terms, self.stage.inputs) for form in self.stage.affine]
         found = models(self.function, box.centre, box.half, m)
         return [add(f, linear(row, box), -1) for f, row in zip(found, rows, strict=True)]
 
-    def _won(self, o: int, f: Poly, box: Box, limit: Any) -> Any:
+    def _won(self, o: int, f: Poly, box: Box, limit: arb) -> arb:
         """Above |f − A| of a single head, by where its keys can win."""
         reading = [head for head in self.heads if o in head.values]
         if len(reading) != 1:
@@ -91,7 +90,7 @@ class Prover:
                 worst = worst.max(self.distance(o, row_of(head.values[o], k), part, limit - leak))
         return worst + leak
 
-    def distance(self, o: int, row: Row, box: Box, limit: Any, halvings: int = HALVINGS) -> Any:
+    def distance(self, o: int, row: Row, box: Box, limit: arb, halvings: int = HALVINGS) -> arb:
         """Above |f − b − B·x − v − V·x| on the box, which is halved where that may bring it down to the limit."""
         whole, point = self._distance_at_once(o, row, box, limit), Box(box.centre, [arb(0)] * len(box.half))
         if whole <= limit or not halvings or not self._distance_at_once(o, row, point, limit) < limit:
@@ -106,17 +105,17 @@ class Prover:
                 return whole
         return worst
 
-    def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
+    def _distance_at_once(self, o: int, row: Row, box: Box, limit: arb) -> arb:
         left = self._without_affine(box, RANGE_ORDER)[o]
         return largest(add(left, linear(row, box), -1), limit, len(box.centre))
 
 
-def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> Any:
+def affine_rounding(stage: Stage, o: int, box: Box, arithmetic: Arithmetic) -> arb:
     form = stage.affine[o]
     return arithmetic.gamma(form.n) * at(dense(form.sizes, stage.inputs), box.reach)
 
 
-def selected(head: Average, box: Box, arithmetic: Arithmetic) -> dict[int, tuple[Poly, Any]]:
+def selected(head: Average, box: Box, arithmetic: Arithmetic) -> dict[int, tuple[Poly, arb]]:
     """For every output (polynomial, error), as of `Average.model`: the value that wins at the centre, up to a ball."""
     (j, g, _), found = head.gaps(box, arithmetic), {}
     weights = (-g).each(arb.exp)
@@ -136,7 +135,7 @@ def linear(row: Row, box: Box) -> Poly:
     return {0: at(row, box.centre)} | {variable(i, d): x * box.half[i] for i, x in enumerate(row[1:])}
 
 
-def _where_winning(leads: list[Row], slacks: list[Any], box: Box) -> Box | None:
+def _where_winning(leads: list[Row], slacks: list[arb], box: Box) -> Box | None:
     """A box around the points of the box at which lead_l ≥ −slack_l for all l; None if there is none.
 
     With y = x − c, lead(c) + Σ_i D_i y_i ≥ −slack cuts axis i: D_i y_i ≥ −(slack + lead(c) + Σ_{n≠i} |D_n| r_n).
@@ -158,7 +157,7 @@ def _where_winning(leads: list[Row], slacks: list[Any], box: Box) -> Box | None:
     return Box(centre, [(high - low) / 2 for low, high in ends])
 
 
-def _largest_mean(values: Vector, weights: Vector) -> Any:
+def _largest_mean(values: Vector, weights: Vector) -> arb:
     """Above Σ_k p_k d_k, where Σ p = 1, p_k ≤ weights_k·p_j and d_j = 0. For every μ ≥ 0,
 
     Σ p_k d_k − μ = Σ p_k (d_k − μ) ≤ p_j (Σ_k weights_k max(0, d_k − μ) − μ),

@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 from flint import arb, fmpq
 
-from attnc_checker.claims import Claim
-from attnc_checker.files import Refused, Tensor, field
+from attnc_checker.claims import ByLeaves, Claim
+from attnc_checker.files import Refused
 from attnc_checker.proving import Job, Proof
 
-NORM = re.compile(r"[0-9]{1,3}(\.[0-9]{1,17})?")
 LOOSE = 1.01
-"""A leaf may be found so much worse than it is stated to be: what is found is added up."""
+"""The factor by which the bound found on a leaf may exceed the stated one: the bounds that are found are added up."""
 
 
 class NormProof(Proof):
-    """Leaves have bounds of their own: about what is to be found."""
+    """The leaves of another proof, each with a bound of its own."""
 
-    def __init__(self, claim: Claim, structure: Any, tensors: dict[str, Tensor]) -> None:
-        if not isinstance(claim.norm, str) or not NORM.fullmatch(claim.norm) or not float(claim.norm) >= 1:
-            raise Refused(f"the norm is {claim.norm!r:.40}: neither 'inf' nor a number from 1 on")
-        self.p = arb(claim.norm)
+    def __init__(self, claim: Claim, evidence: ByLeaves, by_leaves: Proof) -> None:
+        (subject,) = by_leaves.subjects
+        if evidence.bounds is None or len(evidence.bounds) != len(evidence.leaves):
+            raise Refused(f"with the norm {claim.norm} every leaf needs a bound of its own")
+        self.p, self.bound = arb(claim.norm), claim.bound
         self.scope = f"in the norm L_{claim.norm} over the box"
-        super().__init__(claim, structure, tensors)
-
-    def bounds(self) -> Sequence[float]:
-        bounds: tuple[float, ...] | None = field(self.claim.data, "leaf_bounds", tuple[float, ...] | None)
-        if bounds is None or len(bounds) != len(self.leaves):
-            raise Refused(f"with the norm {self.claim.norm} every leaf needs a bound of its own")
-        return bounds
+        self.subjects = [replace(subject, bounds=evidence.bounds)]
 
     def prove(self, job: Job) -> float:
-        """Above ∫|f − network|^p over the leaf."""
+        """A bound of ∫|f − network|^p over the leaf."""
         (subject,), n = self.subjects, job[1]
-        volume = math.prod((hi - lo for lo, hi in subject.sides(self.leaves[n].cell)), start=fmpq(1))
-        found = subject.prove(self.leaves[n], subject.bounds[n], LOOSE).upper()
+        leaf = subject.leaves[n]
+        assert leaf.cell is not None  # norms are of bounded boxes, which have no tails
+        volume = math.prod((hi - lo for lo, hi in subject.sides(leaf.cell)), start=fmpq(1))
+        found = subject.prove(leaf, subject.bounds[n], LOOSE).upper()
         power = arb(volume) * found**self.p if found > 0 else arb(0)
         return math.nextafter(float(power.upper()), math.inf)
 
     def conclude(self, found: Iterable[float]) -> float:
         norm = sum(map(arb, found), arb(0)) ** (1 / self.p)
-        if not norm <= self.claim.bound:
-            raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {self.claim.bound:.9g}")
+        if not norm <= self.bound:
+            raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {self.bound:.9g}")
         return float(norm)

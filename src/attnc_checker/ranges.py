@@ -1,6 +1,6 @@
 """Interval arithmetic with exact ends: where the values of an expression lie on a box.
 
-Ends may be infinite; nan says that nothing is known. Every function of one variable is monotone between its turns.
+Ends may be infinite, and nan where nothing is known. Every function of one variable is monotone between its turns.
 """
 
 from __future__ import annotations
@@ -14,33 +14,38 @@ from typing import Any
 
 from flint import arb, arb_poly, arb_series, ctx, fmpq
 
-from attnc_checker.expressions import Rules
+from attnc_checker.expressions import Rules, Smooth
 
-Range = tuple[Any, Any]
-SLICES, MORE = 8, 8
-"""A range on which Taylor coefficients are asked for is cut into so many; so many more of them are looked at."""
+Range = tuple[arb, arb]
+SLICES = 8
+"""The pieces into which a wide range is cut before Taylor coefficients on it are enclosed."""
+MORE = 8
+"""The number of Taylor coefficients beyond those asked for that Lagrange's form uses."""
+
+Series = arb | arb_series
+"""A number, or a power series around one."""
 
 
-def _first(s: Any) -> Any:
+def _first(s: Series) -> arb:
     return s if isinstance(s, arb) else s[0]
 
 
-def _exp(s: Any) -> Any:
-    """Of a + b·z: e^a from the ends of the ball a, as Arb's own radius is that of the upper end on both sides."""
+def _exp(s: Series) -> Any:
+    """e^s; for s = a + b·z by the ends of the ball a, as Arb's own radius is that of the upper end on both sides."""
     a = _first(s)
-    if s is a:
-        return a.exp()
+    if isinstance(s, arb):
+        return s.exp()
     e = a.lower().exp().union(a.upper().exp()) if a.is_finite() else a.exp()
     return e * arb_series([0, s[1]], s.prec).exp()
 
 
-def _sigmoid(s: Any) -> Any:
-    """Of small arguments by e^s/(e^s + 1), in which balls stay narrow."""
+def _sigmoid(s: Series) -> Any:
+    """1/(1 + e^−s); for small arguments e^s/(e^s + 1), in which balls stay narrow."""
     return 1 / (_exp(-s) + 1) if _first(s) > -1 else _exp(s) / (_exp(s) + 1)
 
 
-def _softplus(s: Any) -> Any:
-    """Of large arguments by log(1 + e^s) = s + log(1 + e^−s), in which balls stay narrow."""
+def _softplus(s: Series) -> Any:
+    """log(1 + e^s); for large arguments s + log(1 + e^−s), in which balls stay narrow."""
     return s + (_exp(-s) + 1).log() if _first(s) > 0 else (_exp(s) + 1).log()
 
 
@@ -55,7 +60,8 @@ SERIES: dict[str, Callable[[Any], Any]] = {
     "gelu": lambda s: s * ((s / arb(2).sqrt()).erf() + 1) / 2,
     "softplus": _softplus,
 }
-"""Functions of a number, or of Arb's power series around a ball: nan or an error where they are not defined."""
+"""Functions of a number or of a power series (`Series`), with a result of the same type: nan or an error where they are
+not defined."""
 
 TURNS = {
     "cosh": arb(0),
@@ -74,30 +80,30 @@ WAVES = {
 
 REALS, UNKNOWN = (arb("-inf"), arb("inf")), (arb("nan"), arb("nan"))
 LIMITS = {name: (arb(-1), arb(1)) for name in ("sin", "cos", "tanh", "erf")}
-"""Which rounding must not leave, as others end there."""
+"""Ranges that rounding must not leave, because the domains of other functions end there."""
 
 
-def hull(x: Range) -> Any:
+def hull(x: Range) -> arb:
     return x[0].union(x[1])
 
 
-def _outward(values: Sequence[Any]) -> Range:
+def _outward(values: Sequence[arb]) -> Range:
     """nan if any is."""
     return reduce(arb.min, values).lower(), reduce(arb.max, values).upper()
 
 
-def _product(x: Any, y: Any) -> Any:
+def _product(x: arb, y: arb) -> arb:
     """0 times an infinite end is 0."""
     return arb(0) if (x == 0 and not y.is_nan()) or (y == 0 and not x.is_nan()) else x * y
 
 
-class Ranges(Rules):
+class Ranges(Rules[Range]):
     """Rules for the ranges on a box with these ends."""
 
     def __init__(self, ends: Sequence[Range]) -> None:
         self.ends = ends
 
-    def constant(self, x: Any) -> Range:
+    def constant(self, x: fmpq | arb) -> Range:
         return _outward([arb(x)])
 
     def variable(self, i: int) -> Range:
@@ -121,9 +127,9 @@ class Ranges(Rules):
     def magnitude(self, a: Range) -> Range:
         return a[0].max(-a[1]).max(arb(0)), a[1].max(-a[0])
 
-    def apply(self, name: Any, a: Range) -> Range:
+    def apply(self, name: Smooth, a: Range) -> Range:
         """By the ends, and by those turns that lie, or may lie, between them."""
-        if any(x.is_nan() for x in a):  # of which Arb's acos is π
+        if any(x.is_nan() for x in a):  # Arb's acos of nan is π
             return UNKNOWN
         if isinstance(name, fmpq):
             return self._raised(a, name)
@@ -137,7 +143,7 @@ class Ranges(Rules):
         (low, high), (least, most) = _outward(values), LIMITS.get(name, REALS)
         return low.max(least), high.min(most)
 
-    def _raised(self, a: Range, q: Any) -> Range:
+    def _raised(self, a: Range, q: fmpq) -> Range:
         a = self.magnitude(a) if q.q == 1 and q.p % 2 == 0 else a
         if q < 0 and not (a[0] > 0 or a[1] < 0):
             return UNKNOWN
@@ -147,10 +153,10 @@ class Ranges(Rules):
         return _outward([x if x.is_nan() else x.sgn() if name == "sign" else x.floor() for x in a])
 
 
-def coefficients(name: Any, y: Range, count: int) -> list[Any]:
+def coefficients(name: Smooth, y: Range, count: int) -> list[arb]:
     """Balls that hold the first Taylor coefficients of a function at all points of a range.
 
-    Of y^q they are q(q − 1)…(q − n + 1)/n!·y^{q − n}, which is finite at 0, too, as long as n ≤ q.
+    For y^q they are q(q − 1)…(q − n + 1)/n!·y^{q − n}, which is finite at 0, too, as long as n ≤ q.
     """
     if isinstance(name, fmpq):
         factors = [*accumulate(range(count - 1), lambda factor, n: factor * (name - n) / (n + 1), initial=fmpq(1))]
@@ -164,8 +170,8 @@ def coefficients(name: Any, y: Range, count: int) -> list[Any]:
     return found
 
 
-def _series(name: str, ball: Any, count: int) -> list[Any]:
-    """Those on the ball; or, of which the N-th alone is one on the ball, those at its centre c moved by any h:
+def _series(name: str, ball: arb, count: int) -> list[arb]:
+    """The coefficients on the ball; or those at its centre c, moved by any h, with the N-th alone taken on the ball:
 
     g_n(c + h) = Σ_{k<N} C(k, n) g_k(c) h^{k−n} + C(N, n) g_N(y) h^{N−n}, some y between, by Lagrange.
     """

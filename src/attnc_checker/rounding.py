@@ -6,8 +6,6 @@ exponential within 4 ulp, except that results below e^−700 (float32: e^−80) 
 
 from __future__ import annotations
 
-from typing import Any
-
 from flint import arb
 
 from attnc_checker.files import Refused
@@ -29,17 +27,17 @@ class Arithmetic:
             bits, negligible = FORMATS[name]
             self.u, self.lost = arb(2) ** -bits, arb(-negligible).exp() + SMALLEST[name]
 
-    def cast_error(self, size: Any) -> Any:
-        """Of an input, which is a float64 number of at most this size."""
+    def cast_error(self, size: arb) -> arb:
+        """The error of casting an input, a float64 number of at most this size."""
         return self.u * (size + SMALLEST[self.name]) if self.name == "float32" else arb(0)
 
-    def unit(self, n: int) -> Any:
+    def unit(self, n: int) -> arb:
         """u/(1 − nu) = γ_n/n."""
         if not n * self.u <= arb(1) / 8:
-            raise Refused(f"{n:,} roundings, one after the other, are beyond what is proved of {self.name}")
+            raise Refused(f"{n:,} roundings, one after the other, are more than the theorems about {self.name} cover")
         return self.u / (1 - n * self.u)
 
-    def gamma(self, n: int) -> Any:
+    def gamma(self, n: int) -> arb:
         return n * self.unit(n)
 
     def weights(self, errors: Vector, behind: Vector) -> Vector:
@@ -52,8 +50,8 @@ class Arithmetic:
         return errors + (behind + errors + common) * self.u
 
     def summation(
-        self, head: Head, o: int, weights: Vector, sizes: Vector, average: Any = INFINITE, sized: Any = INFINITE
-    ) -> Any:
+        self, head: Head, o: int, weights: Vector, sizes: Vector, average: arb = INFINITE, sized: arb = INFINITE
+    ) -> arb:
         """What sums, products, the division and n roundings more add to Σ p̂_k v_k, where p̂_k ≤ weights_k,
         |v_k| ≤ sizes_k, |Σ p̂_k v_k| ≤ average and Σ p̂_k sizes_k ≤ sized.
 
@@ -71,7 +69,7 @@ class Arithmetic:
             return arb(0)
         keys, n, depth = head.num_keys, head.values[o].n, head.depth
         if not keys * self.u <= arb(1) / 8:
-            raise Refused(f"a head with {keys:,} keys is beyond what is proved of sums in {self.name}")
+            raise Refused(f"a head with {keys:,} keys is more than the theorem about sums in {self.name} covers")
         pairs = [(w, w * size, w < self.u / 8) for w, size in zip(weights, sizes, strict=True)]
         near, largest = sum(not is_far for _, _, is_far in pairs), most(sizes)
         mass, far = total(w for w, _, is_far in pairs if is_far), total(x for _, x, is_far in pairs if is_far)

@@ -1,6 +1,6 @@
 """Beyond a bounded core: x = start ± s for all s ≥ 0, in exact arithmetic.
 
-The function becomes P(s) + E(s) with a polynomial P and |E(s)| ≤ size·e^{−rate·s}. Of a head, the keys with the
+The function becomes P(s) + E(s) with a polynomial P and |E(s)| ≤ size·e^{−rate·s}. In a head, the keys with the
 steepest score win: if their weights e^{c_j} at s = 0 add up to W, then p_k ≤ e^{c_k}/W·e^{−λ_k s} for any other key,
 λ_k > 0 the difference of slopes. With the winners' value v + V·s,
     |A − v − V·s| ≤ Σ_k e^{c_k}/W·sup_s e^{−λ_k s}(|v_k − v| + |V_k − V|·s).
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from flint import arb, arb_poly, fmpq
 
-from attnc_checker.expressions import Function, Rules, evaluate, parse
+from attnc_checker.expressions import Function, Rules, Smooth, evaluate, parse
 from attnc_checker.forms import Form, Head, dense
 from attnc_checker.network import Stage
 from attnc_checker.ranges import coefficients
@@ -22,18 +22,18 @@ SAME = {"tanh": "2*sigmoid(2*y) - 1", "silu": "y*sigmoid(y)", "gelu": "y*(erf(y/
 
 
 class Undecided(ArithmeticError):
-    """What happens far out is not known."""
+    """The behaviour far out is not decided here."""
 
 
 class Tail(NamedTuple):
     """P(s) + E(s), |E(s)| ≤ size·e^{−rate·s}."""
 
-    poly: Any
-    size: Any = arb(0)
-    rate: Any = arb("inf")
+    poly: arb_poly
+    size: arb = arb(0)
+    rate: arb = arb("inf")
 
 
-def _peak(poly: Any, rate: Any) -> Any:
+def _peak(poly: arb_poly, rate: arb) -> arb:
     """Above |P(s)| e^{−rate·s}, as s^n e^{−rate·s} ≤ (n/(e·rate))^n. |p| + |q|s peaks at s = 1/rate − |p|/|q|, or 0."""
     p, q = abs(poly[0]), abs(poly[1])
     if poly.degree() < 1 or (poly.degree() == 1 and p * rate >= q):
@@ -43,13 +43,13 @@ def _peak(poly: Any, rate: Any) -> Any:
     return total(abs(x) * (n / (arb.const_e() * rate)) ** n for n, x in enumerate(poly.coeffs()))
 
 
-class _Tails(Rules):
+class _Tails(Rules[Tail]):
     """Rules for functions of s ≥ 0, of which x is one."""
 
     def __init__(self, x: Tail) -> None:
         self.x = x
 
-    def constant(self, x: Any) -> Tail:
+    def constant(self, x: fmpq | arb) -> Tail:
         return Tail(arb_poly([arb(x)]))
 
     def variable(self, i: int) -> Tail:
@@ -62,12 +62,12 @@ class _Tails(Rules):
         product = Tail(a.poly * b.poly, a.size * b.size, a.rate + b.rate)
         return self.plus(self.plus(product, self._damped(a.poly, b)), self._damped(b.poly, a))
 
-    def _damped(self, poly: Any, e: Tail) -> Tail:
+    def _damped(self, poly: arb_poly, e: Tail) -> Tail:
         """P·E. Half of the rate is spent on the growth of P."""
         if e.size == 0 or poly.degree() < 1:
             return Tail(arb_poly([]), e.size * abs(poly[0]), e.rate)
         if not e.rate > 0:
-            raise Undecided("on the tail, what is only bounded is multiplied by what is not")
+            raise Undecided("on the tail, a factor that is only bounded is multiplied by one that grows")
         return Tail(arb_poly([]), e.size * _peak(poly, e.rate / 2), e.rate / 2)
 
     def maximum(self, a: Tail, b: Tail) -> Tail:
@@ -80,7 +80,7 @@ class _Tails(Rules):
     def step(self, name: str, a: Tail) -> Tail:
         raise Undecided(f"{name} may jump on the tail")
 
-    def apply(self, name: Any, y: Tail) -> Tail:
+    def apply(self, name: Smooth, y: Tail) -> Tail:
         if y.poly.degree() < 1:  # y = p + E stays in a ball, on which |g(y) − g(p)| ≤ sup|g′|·|E|
             p, ball = y.poly[0], y.poly[0] + y.size * arb(0, 1)
             (value, _), (_, slope) = (coefficients(name, (x.lower(), x.upper()), 2) for x in (p, ball))
@@ -91,7 +91,7 @@ class _Tails(Rules):
             raise Undecided(f"{name} of a polynomial is not followed on the tail")
         if not y.poly[1] != 0:
             raise Undecided(f"whether the argument of {name} rises or falls on the tail is not decided")
-        if name in SAME:
+        if isinstance(name, str) and name in SAME:
             return evaluate(parse(SAME[name], ["y"]), _Tails(y))[0]
         side = 1 if y.poly[1] > 0 else -1
         low, rate = side * y.poly[0] - y.size, side * y.poly[1]  # side·y ≥ low + rate·s
@@ -100,7 +100,7 @@ class _Tails(Rules):
             case "exp" if side < 0:
                 return fall
             case "sigmoid":  # 1 − σ(y) = σ(−y) ≤ e^{−y}
-                return self.plus(self.constant(int(side > 0)), fall)
+                return self.plus(self.constant(fmpq(side > 0)), fall)
             case "softplus":  # log(1 + e^y) = y + log(1 + e^{−y}), and log(1 + z) ≤ z
                 return self.plus(y, fall) if side > 0 else fall
             case "erf" if low > 0:  # e^{y²} erfc(y) falls, and y² ≥ low² + 2·low·rate·s
@@ -111,12 +111,13 @@ class _Tails(Rules):
         raise Undecided(f"{name} is not followed on the tail")
 
 
-def _along(form: Form, start: Any, side: int) -> list[Any]:
+def _along(form: Form, start: fmpq, side: int) -> list[Any]:
+    """(value, slope) of the form along x = start + side·s: for one form, or for those of all keys at once."""
     constant, slope = dense(form.terms, [0])
     return [constant + slope * start, slope * side]
 
 
-def _average(head: Head, o: int, start: Any, side: int) -> Tail:
+def _average(head: Head, o: int, start: fmpq, side: int) -> Tail:
     """The winners' value, and how far the average may be from it."""
     keys = [*zip(*_along(head.scores, start, side), *_along(head.values[o], start, side), strict=True)]
     steepest = max(slope for _, slope, _, _ in keys)
@@ -133,13 +134,13 @@ def _average(head: Head, o: int, start: Any, side: int) -> Tail:
     return Tail(arb_poly([v, V]), error, arb(0))
 
 
-def tail_error(stage: Stage, function: Function, start: Any, side: int) -> Any:
+def tail_error(stage: Stage, function: Function, start: fmpq, side: int) -> arb:
     """Above sup |f − network| beyond `start` on that side, over all outputs, in exact arithmetic."""
     rules = _Tails(Tail(arb_poly([start, side])))
     errors = []
     for o, left in enumerate(evaluate(function, rules)):
-        says = [_average(head, o, start, side) for head in stage.heads if o in head.values]
-        for part in (Tail(arb_poly(_along(stage.affine[o], start, side))), *says):
+        averages = [_average(head, o, start, side) for head in stage.heads if o in head.values]
+        for part in (Tail(arb_poly(_along(stage.affine[o], start, side))), *averages):
             left = rules.plus(left, part, -1)
         if left.poly.degree() > 0:
             raise Undecided("function and network drift apart without bound on the tail")

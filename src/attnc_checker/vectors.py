@@ -1,4 +1,4 @@
-"""Numbers of all keys of a head at once, and affine forms of x."""
+"""One number for every key of a head, with arithmetic key by key, and affine forms of x."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from flint import arb
 
 Row = tuple[Any, ...]
-"""An affine form: (constant, coefficient of x_1, …, of x_d), which may end early, where only zeros follow; of all keys
-at once, a tuple of vectors."""
+"""An affine form (constant, coefficient of x_1, …, coefficient of x_d). Trailing zeros may be left out. The numbers are
+balls or rationals, or vectors of them for the forms of all keys at once."""
 
 
 class Vector(tuple[Any, ...]):
-    """One number for every key. Arithmetic is key by key."""
+    """One number for every key, a ball or a rational. Arithmetic is key by key."""
 
     def each(self, rule: Callable[[Any], Any]) -> Vector:
         return Vector(map(rule, self))
@@ -51,25 +51,26 @@ class Vector(tuple[Any, ...]):
     def __abs__(self) -> Vector:
         return self.each(abs)
 
-    def __matmul__(self, other: Vector) -> Any:
+    def __matmul__(self, other: Vector) -> arb:
         return total(self * other)
 
 
 def total(terms: Iterable[Any]) -> Any:
+    """The sum of balls, or of vectors."""
     return sum(terms, arb(0))
 
 
-def most(values: Iterable[Any]) -> Any:
+def most(values: Iterable[arb]) -> arb:
     """The largest upper end; nan if any is (Python's max may lose it)."""
     return reduce(arb.max, values).upper()
 
 
-def at(row: Row, x: Sequence[Any]) -> Any:
+def at(row: Row, x: Sequence[arb]) -> Any:
     """row[0] + Σ_i row[i+1]·x_i."""
     return row[0] + total(map(operator.mul, row[1:], x))
 
 
-def swing(row: Row, half: Sequence[Any]) -> Any:
+def swing(row: Row, half: Sequence[arb]) -> Any:
     """Σ_i |row[i+1]|·half_i."""
     return at((arb(0), *map(abs, row[1:])), half)
 

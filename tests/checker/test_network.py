@@ -85,7 +85,7 @@ READ = dense("read", np.ones((1, 1, 2, 1)))
     ("layers", "reason"),
     [
         ((COPY, Attention("a", (ONES,), ("c0",)), READ), "queries and keys of a head both depend"),
-        ((COPY, Softmax("s", ("c0",)), Softmax("t", ("c0",)), READ), "attention reads what attention wrote"),
+        ((COPY, Softmax("s", ("c0",)), Softmax("t", ("c0",)), READ), "attention reads an entry that attention wrote"),
         (
             (
                 dense("k", np.zeros((2, 1, 1, 1)), np.ones((2, 1))),
@@ -93,7 +93,7 @@ READ = dense("read", np.ones((1, 1, 2, 1)))
                 Attention("b", (ONES,), ("c0",)),
                 READ,
             ),
-            "attention reads what attention wrote",
+            "attention reads an entry that attention wrote",
         ),
     ],
 )

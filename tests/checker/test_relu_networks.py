@@ -99,7 +99,7 @@ def test_gates_of_a_torch_module(tmp_path, sizes, is_open):
 def test_numbers_are_exact(x):
     reader = Reader(["x"])
     (step,) = reader.parse(f"({exact_text(x)})*x")
-    number = reader.steps[reader.steps[step][1]][1]
+    number = reader.steps[reader.steps[step].given[0]].given[0]
     assert Fraction(int(number.p), int(number.q)) == Fraction(x)
 
 

@@ -1,8 +1,8 @@
-"""Deep programs without claims of their stages: links, each enclosed over the enclosure of those before it, and a head.
+"""Deep programs without claims about their stages: links, each enclosed over the enclosures before it, and a head.
 
-A head says a convex combination of its values, in which p_k ≤ e^{−g_k} p_j as in selection leaves, rounding included.
-So on a box of all that a link reads, what it writes, as any engine computes it, lies in a ball; the box of the next
-link is made of these balls.
+A head makes a convex combination of its values, with p_k ≤ e^{−g_k} p_j as in selection leaves, rounding included. So
+on a box of its inputs the output of a link, as any engine computes it, lies in a ball. The box of the next link is made
+of these balls.
 
 The last head of an output is taken apart. Every variable x_i must go its own way through the links, and the keys be
 all combinations k = (m_1, …, m_d) of rows, one for each variable, s_k = Σ_i s_{m_i}: weights are products then. Let X_m
@@ -11,8 +11,8 @@ As f − A = Σ_k p_k (f − v_k), on a box
     |f − A| ≤ max_k sup{|f − v_k| : x_i ∈ X_{m_i} for all i} + Σ_i ℓ_i·sup |f − v_k|.
 Weights of scores that are off by y are off by e^{2y}.
 
-An interval is cut where the certificate says, and the box of a link in halves along what changes its scores most: parts
-are made here, one beside the other, so that they are the whole wherever they are cut.
+An interval is cut at the points in the certificate, and the box of a link is halved along the inputs that change its
+scores most. The parts are made here, one beside the other, so that they are the whole wherever they are cut.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
-from flint import arb
+from flint import arb, fmpq
 
 from attnc_checker.averages import Average, Box
-from attnc_checker.claims import Claim
+from attnc_checker.claims import Claim, Rows
 from attnc_checker.deep.channels import Channels
 from attnc_checker.expressions import Function, evaluate
-from attnc_checker.files import BadFile, Refused, field
-from attnc_checker.forms import ONE, Form, Terms, dense, span
+from attnc_checker.files import BadFile, Refused
+from attnc_checker.forms import ONE, Form, Key, Terms, dense, span
 from attnc_checker.jets import add, over
 from attnc_checker.leaves import Prover, affine_rounding, linear, selected
 from attnc_checker.network import Stage
-from attnc_checker.program import Program
-from attnc_checker.ranges import Ranges
+from attnc_checker.program import AffineLayer, Program
+from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
 CUTS = 4
-"""The box of a link is halved along at most so many inputs, once along each, """
+"""Most inputs along which the box of a link is halved, once along each: attnc halves along as many."""
 WIDE = 4.0
-"""if that is by how much scores change against each other over it, from its centre."""
+"""The box of a link is halved along an input if scores change by more than this against each other, from its centre."""
 LEAK = 2e-3
-"""What ℓ·sup |f − v_k| may be of the bound, about: that sets ℓ."""
+"""ℓ is chosen so that ℓ·sup |f − v_k| is about this part of the bound."""
 FLAT = arb(2) ** -20
-"""Of all that a link may write: what moves less is not looked at more closely."""
+"""A link that moves by less than this part of its reach over an interval is not looked at more closely there."""
 HUGE = arb(2) ** 1000
+"""A limit that no distance misses, where the largest distance itself is wanted."""
 
-Winners = tuple[dict[int, tuple[Any, Any]], Any]
-"""Of an interval: {row m: the ends of X_m}, and ℓ."""
+Winners = tuple[dict[int, Range], arb]
+"""For an interval: {row m: the ends of X_m}, and ℓ."""
 
 
 class Links(Channels):
-    """What attention reads of what attention wrote is an input, with a reach that its link has to prove."""
+    """An entry that attention wrote and later attention reads is an input, with a reach that its link has to prove."""
 
-    def __init__(self, program: Program, reach: list[Any]) -> None:
+    def __init__(self, program: Program, reach: list[arb]) -> None:
         super().__init__(program, reach)
-        self.links: list[tuple[Any, Stage]] = []
+        self.links: list[tuple[Key, Stage]] = []
 
-    def _read_later(self, place: Any, written: Form) -> Form:
-        if any(later["kind"] != "affine" for later in self.layers["layers"][place[0] :]):
+    def _read_later(self, place: tuple[int, int, int], written: Form) -> Form:
+        if not all(isinstance(later, AffineLayer) for later in self.main.layers[place[0] :]):
             stage = self._stage([written])
             self.links.append((place, stage))
             said = (most(span(head.values[0].sizes, self.reach)) for head in stage.heads)
@@ -78,17 +78,17 @@ class Chain(Prover):
     outputs: list[_Output]
 
     @classmethod
-    def of(cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim) -> Chain:
+    def of(cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim, cuts: Rows | None) -> Chain:
         stage, d = reduction.stage(), len(claim.ends)
-        stated = field(claim.data, "cuts", tuple[tuple[float, ...], ...] | None) or ((),) * d
+        stated = cuts or ((),) * d
         if len(stated) != d:
             raise BadFile(f"the certificate: cuts has {len(stated)} lists, not one for every variable")
         ways = [_Way(i, [*map(arb, sorted(cuts))], reduction.reach, arithmetic) for i, cuts in enumerate(stated)]
-        owners: dict[Any, int] = {i: i for i in range(len(ways))}
+        owners: dict[Key, int] = {i: i for i in range(len(ways))}
         for link in (_Enclosure(*link) for link in reduction.links):
             read = {owners[key] for key in link.reads}
             if len(read) > 1:
-                raise Refused("what links make of one variable and of another meets before the last head")
+                raise Refused("two variables meet in one link before the last head")
             owners[link.place] = min(read, default=0)
             ways[owners[link.place]].links.append(link)
         outputs = [_Output(stage, o, ways, owners, claim.bound) for o in range(len(stage.affine))]
@@ -97,12 +97,12 @@ class Chain(Prover):
     def within(self, region: Box) -> Chain:
         return self
 
-    def error(self, kind: str, order: int, box: Box, limit: Any) -> Any:
+    def error(self, kind: str, order: int, box: Box, limit: arb) -> arb:
         """Above sup |f − network| over all outputs."""
         sides = [(c - r, c + r) for c, r in zip(box.centre, box.half, strict=True)]
         return most(self._off(o, output, box, output.winners(sides), limit) for o, output in enumerate(self.outputs))
 
-    def _off(self, o: int, output: _Output, box: Box, winners: list[Winners], limit: Any) -> Any:
+    def _off(self, o: int, output: _Output, box: Box, winners: list[Winners], limit: arb) -> arb:
         farthest = most(self._distance_at_once(o, value, box, HUGE) for value in output.extremes)
         error = output.growth * total(leak for _, leak in winners) * farthest + output.rounding
         found = []
@@ -112,8 +112,8 @@ class Chain(Prover):
             found.append(self.distance(o, output.values[rows], part, limit - error))
         return most(found) + error
 
-    def _distance_at_once(self, o: int, row: Row, box: Box, limit: Any) -> Any:
-        """By the range of f first: of a constant it is often enough, and sharp at a corner."""
+    def _distance_at_once(self, o: int, row: Row, box: Box, limit: arb) -> arb:
+        """By the range of f first: against a constant it is often enough, and sharp at a corner."""
         ends = [((c - r).lower(), (c + r).upper()) for c, r in zip(box.centre, box.half, strict=True)]
         low, high = evaluate(self.function, Ranges(ends))[o]
         value = row[0] + dense(self.stage.affine[o].terms, ())[0]
@@ -123,34 +123,34 @@ class Chain(Prover):
 
 @dataclass(frozen=True, eq=False)
 class _Way:
-    """The variable i, and what links make of it alone."""
+    """The variable i, and the links that read it alone."""
 
     i: int
-    cuts: list[Any]
+    cuts: list[arb]
     reach: Terms
     arithmetic: Arithmetic
     links: list[_Enclosure] = dataclasses.field(default_factory=list)
 
     @property
-    def places(self) -> list[Any]:
+    def places(self) -> list[Key]:
         return [self.i, *(link.place for link in self.links)]
 
-    def _cast(self, ball: Any) -> Any:
+    def _cast(self, ball: arb) -> arb:
         return ball + self.arithmetic.cast_error(abs(ball)) * arb(0, 1)
 
-    def states(self, lo: Any, hi: Any) -> Iterator[tuple[Any, Any, list[Any]]]:
-        """Parts of an interval, and what is at all places there."""
+    def states(self, lo: arb, hi: arb) -> Iterator[tuple[arb, arb, list[arb]]]:
+        """Parts of an interval, and the balls at all places there."""
         for a, b in itertools.pairwise([lo, *(x for x in self.cuts if lo < x < hi), hi]):
-            state = {self.i: self._cast(a.union(b))}
+            state: dict[Key, arb] = {self.i: self._cast(a.union(b))}
             for link in self.links:
                 flat = self._flat(link, a, b) if link.reads == [self.i] else None
                 state[link.place] = flat or link([state[key] for key in link.reads], self.arithmetic)
                 if not abs(state[link.place]) <= self.reach[link.place]:
-                    raise Refused("what a stage writes is not known well enough to exclude an overflow")
+                    raise Refused("the output of a stage is not bounded well enough to exclude an overflow")
             yield a, b, list(state.values())
 
-    def _flat(self, link: _Enclosure, lo: Any, hi: Any) -> Any:
-        """What a link makes of more than these ends, where that hardly moves: found by halving all of the axis."""
+    def _flat(self, link: _Enclosure, lo: arb, hi: arb) -> arb | None:
+        """The output of a link on a dyadic interval around these ends on which it hardly moves, if there is one."""
         a, b = -self.reach[self.i], self.reach[self.i]
         while a <= lo and hi <= b:
             node = (a.man_exp(), b.man_exp())
@@ -166,16 +166,16 @@ class _Way:
 class _Output:
     """The head of an output, by rows: the scores of those of every way, and the values of their combinations."""
 
-    def __init__(self, stage: Stage, o: int, ways: list[_Way], owners: dict[Any, int], bound: float) -> None:
-        """`owners`: the way of each input of the stage."""
+    def __init__(self, stage: Stage, o: int, ways: list[_Way], owners: dict[Key, int], bound: float) -> None:
+        """`owners`: the number of the way that each input of the stage belongs to."""
         heads, affine = [head for head in stage.heads if o in head.values], stage.affine[o]
         said = [affine, *(head.values[o] for head in heads)]
         if len(heads) != 1 or any(form.terms.keys() - {ONE} for form in said):
             raise Refused("an output of the last stage is more than one head with constant values")
         (head,) = heads
         (values,), (constants, *slopes) = dense(head.values[o].terms, ()), dense(head.scores.terms, stage.inputs)
-        self.ways, self.values, c = ways, dict[tuple[int, ...], Row](), dict[tuple[int, ...], Any]()
-        rows: list[dict[frozenset[Any], int]] = [{} for _ in ways]
+        self.ways, self.values, c = ways, dict[tuple[int, ...], Row](), dict[tuple[int, ...], fmpq]()
+        rows: list[dict[frozenset[tuple[Key, fmpq]], int]] = [{} for _ in ways]
         for k, (x, value) in enumerate(zip(constants, values, strict=True)):
             read = [(key, column[k]) for key, column in zip(stage.inputs, slopes, strict=True) if column[k] != 0]
             parts = (frozenset((key, slope) for key, slope in read if owners[key] == way.i) for way in ways)
@@ -199,9 +199,9 @@ class _Output:
         self.rounding += arithmetic.gamma(affine.n) * span(affine.sizes, reach)
         self.extremes = (min(self.values.values()), max(self.values.values()))
         self.leak = arb(LEAK) * bound / (_spread([value for (value,) in self.extremes]) + bound)
-        self.known: dict[Any, Winners] = {}
+        self.known: dict[Hashable, Winners] = {}
 
-    def winners(self, sides: list[tuple[Any, Any]]) -> list[Winners]:
+    def winners(self, sides: list[Range]) -> list[Winners]:
         found = []
         for way, side in zip(self.ways, sides, strict=True):
             place = (way.i, *(x.man_exp() for end in side for x in (end.mid(), end.rad())))
@@ -210,8 +210,8 @@ class _Output:
             found.append(self.known[place])
         return found
 
-    def _winners(self, way: _Way, lo: Any, hi: Any) -> Winners:
-        wins: dict[int, tuple[Any, Any]] = {}
+    def _winners(self, way: _Way, lo: arb, hi: arb) -> Winners:
+        wins: dict[int, Range] = {}
         leaks, rows = [arb(0)], self.rows[way.i]
         for a, b, state in way.states(lo, hi):
             for box in _halves(state, _spreads([rows])):
@@ -220,8 +220,8 @@ class _Output:
                 wins |= {m: (wins.get(m, (a, b))[0], b) for m in needed}
         return wins, most(leaks)
 
-    def _needed(self, rows: Row, box: Box) -> tuple[list[int], Any]:
-        """The fewest rows but for which weights add up to at most `leak`, and what the others have.
+    def _needed(self, rows: Row, box: Box) -> tuple[list[int], arb]:
+        """The fewest rows without which the weights left add up to at most `leak`, and that sum.
 
         p_m ≤ e^{s_m − s_j}, j the row that leads at the centre.
         """
@@ -236,9 +236,9 @@ class _Output:
 
 
 class _Enclosure:
-    """A link, of those inputs alone that it reads."""
+    """A link, as a function of the inputs that it reads."""
 
-    def __init__(self, place: Any, stage: Stage) -> None:
+    def __init__(self, place: Key, stage: Stage) -> None:
         forms = [*stage.affine, *(form for head in stage.heads for form in (head.scores, *head.values.values()))]
         read = {key for form in forms for key in form.sizes}
         self.place, self.reads = place, [key for key in stage.inputs if key in read]
@@ -246,12 +246,12 @@ class _Enclosure:
             replace(stage, inputs=self.reads),
             [Average(head, self.reads) for head in stage.heads],
         )
-        self.spreads, self.known = _spreads([head.scores for head in self.heads]), dict[Any, Any]()
+        self.spreads, self.known = _spreads([head.scores for head in self.heads]), dict[Hashable, arb]()
 
-    def __call__(self, balls: list[Any], arithmetic: Arithmetic) -> Any:
+    def __call__(self, balls: list[arb], arithmetic: Arithmetic) -> arb:
         return reduce(arb.union, (self._at_once(box, arithmetic) for box in _halves(balls, self.spreads)))
 
-    def _at_once(self, box: Box, arithmetic: Arithmetic) -> Any:
+    def _at_once(self, box: Box, arithmetic: Arithmetic) -> arb:
         row = dense(self.stage.affine[0].terms, self.reads)
         said, error = linear(row, box), affine_rounding(self.stage, 0, box, arithmetic)
         for head in self.heads:
@@ -260,8 +260,8 @@ class _Enclosure:
         return over(said, len(self.reads)) + error * arb(0, 1)
 
 
-def _halves(balls: list[Any], spreads: list[Any], done: frozenset[int] = frozenset()) -> Iterator[Box]:
-    """The box, cut in halves along what changes scores most."""
+def _halves(balls: list[arb], spreads: list[arb], done: frozenset[int] = frozenset()) -> Iterator[Box]:
+    """The box, halved along the inputs that change scores most."""
     changes = {i: x * balls[i].rad() for i, x in enumerate(spreads) if i not in done}
     widest = max(changes, key=lambda i: changes[i].mid(), default=-1)
     if len(done) == CUTS or widest < 0 or not changes[widest] > WIDE:
@@ -272,11 +272,11 @@ def _halves(balls: list[Any], spreads: list[Any], done: frozenset[int] = frozens
         yield from _halves([*balls[:widest], half, *balls[widest + 1 :]], spreads, done | {widest})
 
 
-def _spreads(tables: list[Row]) -> list[Any]:
-    """By how much the slopes of scores differ, along every input."""
+def _spreads(tables: list[Row]) -> list[arb]:
+    """The largest difference of two slopes of scores, along every input."""
     columns = zip(*(rows[1:] for rows in tables), strict=True)
     return [most(map(_spread, same)) for same in columns]
 
 
-def _spread(numbers: Sequence[Any]) -> Any:
+def _spread(numbers: Sequence[arb | fmpq]) -> arb:
     return arb(max(numbers)) - arb(min(numbers))

@@ -1,26 +1,26 @@
-"""What a staged proof claims: of every channel that attention writes, and of how the outputs are made of these."""
+"""The claims of a staged proof: one for every channel that attention writes, and how the outputs are made of these."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
 
-from attnc_checker.cells import MAX_LEVEL, Leaf, read_leaves
-from attnc_checker.claims import Claim, Ends
+from attnc_checker.cells import MAX_LEVEL, Ends, Leaf, read_leaves
 from attnc_checker.files import BadFile, Refused, field, typed
 
 MAX_STAGES = 1000
+"""Most stages: a network of this many heads takes the check minutes."""
 ALIKE = ("function", "interval", "held", "bound")
-"""What a stage has of one that it is like."""
+"""The fields that a stage takes over from the one that it is like."""
 
 
 @dataclass(frozen=True)
 class StageClaim:
-    """What attention writes into the channel is carrier·function(t) at t = argument, in the names of earlier stages.
+    """Attention writes carrier·function(t) into the channel, at t = argument, in the names of earlier stages.
 
-    For t in `interval` its heads are within `bound` of the function, held at the ends of `held` if there are any. A
-    stage that is `like` an earlier one has its heads, as functions of t, and needs no leaves. Fields are those of the
-    certificate.
+    For t in `interval` its heads are within `bound` of the function, which is held constant beyond the ends `held`. A
+    stage that is `like` an earlier one has the same heads, as functions of t, and needs no leaves. The names of the
+    fields are those of the certificate.
     """
 
     stage: str  # the layer
@@ -30,14 +30,14 @@ class StageClaim:
     argument_as: str | None  # an expression in the variables that is known to be the same
     carrier: str | None
     carrier_as: str | None
-    carrier_size: float | None  # the unit of its bounds, if the carrier is not larger: any would do
+    carrier_size: float | None  # the unit of its bounds, if the carrier is not larger; the proof holds for any
     function: str
     interval: Ends
     held: Ends | None
     bound: float
     like: str | None
     leaves: tuple[Leaf, ...]
-    leaf_bounds: tuple[float, ...]  # on each leaf, `bound` if the certificate says no more
+    leaf_bounds: tuple[float, ...]  # one for each leaf; `bound` where the certificate has none
 
     variables, truncation = ("t",), 0.0
 
@@ -57,20 +57,19 @@ class StageClaim:
 class Stages(NamedTuple):
     stages: tuple[StageClaim, ...]
     outputs: tuple[str, ...]  # as combinations of stages
-    axes: tuple[int, ...]  # along which the box is halved, one after the other: any would do
+    axes: tuple[int, ...]  # the axes along which the box is halved in turn; the proof holds for any
 
 
-def read_stages(claim: Claim) -> Stages:
-    data = claim.data
+def read_stages(data: dict[str, Any], variables: tuple[str, ...]) -> Stages:
     entries, axes = field(data, "stages", list), field(data, "axes", tuple[int, ...] | None) or ()
     if len(entries) > MAX_STAGES:
         raise BadFile(f"the certificate has more than {MAX_STAGES} stages")
-    if len(axes) > MAX_LEVEL or not all(0 <= i < len(claim.ends) for i in axes):
+    if len(axes) > MAX_LEVEL or not all(0 <= i < len(variables) for i in axes):
         raise BadFile(f"the certificate: axes is {axes!r:.40}, not at most {MAX_LEVEL} numbers of variables")
     stages: dict[str, StageClaim] = {}
     for i, entry in enumerate(entries):
         stage = _stage(typed(entry, dict, f"stages[{i}]"), f"stages[{i}].", stages)
-        if stage.name in (*claim.variables, *stages):
+        if stage.name in (*variables, *stages):
             raise Refused(f"two stages or variables are called {stage.name!r:.40}")
         stages[stage.name] = stage
     return Stages(tuple(stages.values()), field(data, "outputs", tuple[str, ...]), axes)

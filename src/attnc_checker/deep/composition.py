@@ -1,7 +1,7 @@
-"""Deep programs, stage by stage: what a certificate says of its stages is put together, and is the expression.
+"""Deep programs, stage by stage: the claims of a certificate about its stages, put together, are the expression.
 
-A stage claims that what attention writes into one channel is carrier·g(t), t and the carrier being affine combinations
-of the variables and of the stages before it. In exact arithmetic its value is then a function of the variables: where
+A stage claims that attention writes carrier·g(t) into one channel, where t and the carrier are affine combinations of
+the variables and of the stages before it. In exact arithmetic its value is then a function of the variables: where
 it lies follows from interval arithmetic over parts of the box, and that outputs are the expression from normal forms.
 
 Theorem.  Let û be the state as computed, |û_i − u_i| ≤ e_i and |û_i| ≤ R_i. With w_i the floats nearest to the
@@ -15,7 +15,7 @@ Thus û_j − u_j = Σ_s σ_js d_s over the stages s, σ_jj = 1, and on a part o
 that reach an output along several ways cancel where they do, and it is off by at most Σ_s |σ_s| own_s on every part.
 Every σ is affine in each G, and the sum convex: it is largest at ends of their intervals, where those of max(u, v) =
 u + relu(v − u) leave the error of u or that of v, and not both.
-Errors ε_k of scores are counted like those of rounding. Where G may be infinite, as of √t at 0, what g changes by there
+Errors ε_k of scores are counted like those of rounding. Where G may be infinite, as for √t at 0, the change of g there
 counts to own.
 """
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flint import arb
 
@@ -37,7 +37,7 @@ from attnc_checker.deep.pieces import ZERO, Piece, Pieces
 from attnc_checker.expressions import Reader, Step, evaluate, parse
 from attnc_checker.files import BadFile, Refused
 from attnc_checker.forms import ONE as CONSTANT
-from attnc_checker.forms import Terms, span
+from attnc_checker.forms import Key, Terms, span
 from attnc_checker.program import exact
 from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import INFINITE, Arithmetic
@@ -46,11 +46,11 @@ from attnc_checker.vectors import most, total
 ONE = (arb(1), arb(1))
 ANYWHERE, NOWHERE = (-(arb(2) ** 1025), arb(2) ** 1025), (INFINITE, -INFINITE)
 HALVINGS, HALVINGS_OF_A_CLAIM = 12, 24
-"""At most so often the box is halved, along its variables in turn, to find a range, or that it is the claimed one."""
+"""Most halvings of the box, along its variables in turn, to find a range, or to show that a claimed range holds it."""
 KINKS = 3
-"""At most so many of the G are taken at both ends of their intervals."""
+"""Most slopes G that are taken at both ends of their intervals: attnc takes as many, and each doubles the work."""
 MOST_HALVINGS = 20_000
-"""At most so many parts of the box are halved in all."""
+"""Most parts of the box that are halved in all: minutes of work."""
 
 
 class Combination(NamedTuple):
@@ -58,14 +58,14 @@ class Combination(NamedTuple):
 
     terms: Terms
     stages: Terms
-    slack: Any  # what it is off by, but for the errors of stages
-    off: Any  # with these
+    slack: arb  # how far it may be off at exact values of the stages
+    off: arb  # how far it may be off with the errors of the stages
 
 
 class Link(NamedTuple):
-    """How a stage passes on errors: those of the argument by the slopes of g, those of the carrier by its values."""
+    """How a stage passes on errors: those of the argument by slopes of g, those of the carrier by values of g."""
 
-    place: Any
+    place: Key
     argument: Step
     t: Combination
     pieces: Pieces
@@ -74,8 +74,8 @@ class Link(NamedTuple):
     own: Deviations
 
 
-def lines(claim: Claim, stages: Stages, reduction: Channels, arithmetic: Arithmetic) -> tuple[list[Line], Any]:
-    """What is left to prove of every stage, and above sup |f − network| if all of it is true."""
+def lines(claim: Claim, stages: Stages, reduction: Channels, arithmetic: Arithmetic) -> tuple[list[Line], arb]:
+    """The line that remains to be proved for every stage, and a bound of sup |f − network| if all of them hold."""
     walk, found = _Walk(claim, stages, reduction, arithmetic), dict[str, Line]()
     for stage in stages.stages:
         line = walk.line(stage)
@@ -84,25 +84,26 @@ def lines(claim: Claim, stages: Stages, reduction: Channels, arithmetic: Arithme
 
 
 class _Walk:
-    """From stage to stage: `sizes` of the exact numbers that are known so far, and their `errors` as computed."""
+    """From stage to stage: `sizes` of the exact numbers so far, and the `errors` of the computed ones."""
 
     def __init__(self, claim: Claim, stages: Stages, reduction: Channels, arithmetic: Arithmetic) -> None:
         self.claim, self.reduction, self.arithmetic = claim, reduction, arithmetic
         self.stages, self.texts, self.axes = stages
         self._compose()
-        sizes = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}
+        sizes: Terms = {i: arb(max(abs(lo), abs(hi))) for i, (lo, hi) in enumerate(claim.ends)}
         errors = {i: arithmetic.cast_error(size) for i, size in sizes.items()}
         reduction.reach.update({i: size + errors[i] for i, size in sizes.items()})
-        self.sizes, self.errors = {CONSTANT: arb(1), **sizes}, {CONSTANT: arb(0), **errors}
+        self.sizes: Terms = {CONSTANT: arb(1), **sizes}
+        self.errors: Terms = {CONSTANT: arb(0), **errors}
         self.links: list[Link] = []
 
     def _compose(self) -> None:
-        """The claims as steps in the variables, and that their outputs are the expression."""
+        """The claims as steps in the variables; Refused unless their outputs are the expression."""
         self.reader = reader = Reader(self.claim.variables)
         self.halved = itertools.count()
         names, same = dict(reader.variables), list[tuple[Step, Step]]()
         wanted = reader.parse(self.claim.expression)
-        self.steps: list[tuple[Step, Step]] = []  # of every stage: argument, carrier
+        self.steps: list[tuple[Step, Step]] = []  # argument and carrier of every stage
 
         def part(owner: str, text: str, known: str | None = None) -> Step:
             try:
@@ -125,7 +126,7 @@ class _Walk:
             self.steps.append((argument, carrier))
         outputs = [part("an output", text) for text in self.texts]
         if not are_equal(reader, same):
-            raise Refused("what is claimed to be known of an input or a carrier does not follow from the stages before")
+            raise Refused("the stated form of an input or a carrier does not follow from the stages before it")
         if len(wanted) != len(outputs) or not are_equal(reader, zip(outputs, wanted, strict=True)):
             raise Refused(f"the stages put together are not known to be the expression {self.claim.expression:.60}")
         if not all(end.is_finite() for step in wanted for end in self._range(step, ANYWHERE)):
@@ -133,15 +134,15 @@ class _Walk:
         self.function = reader.function(sorted({*itertools.chain(*self.steps)}))
 
     def _range(self, step: Step, enough: Range) -> Range:
-        """Where a step lies on the box: each end as far as that is not `enough`."""
+        """A range of the step on the box; an end that lies within `enough` is not looked at more closely."""
         return self._end(step, -1, enough[0]), self._end(step, 1, enough[1])
 
-    def _end(self, step: Step, side: int, enough: Any) -> Any:
-        """What reaches farthest is halved, along variables that the step reads, until no part reaches beyond `enough`,
-        or the farthest is small."""
+    def _end(self, step: Step, side: int, enough: arb) -> arb:
+        """The part that reaches farthest is halved, along variables that the step reads, until no part reaches beyond
+        `enough`, or the farthest part is small."""
         function, numbers = self.reader.function([step]), itertools.count()
-        axes = [given[0] for rule, *given in function[0].values() if rule == "variable"]
-        pending: list[tuple[Any, int, int, list[Range]]] = []
+        axes = [x for rule, given in function.steps.values() if rule == "variable" for x in given if isinstance(x, int)]
+        pending: list[tuple[arb, int, int, list[Range]]] = []
 
         def add(part: list[Range], left: int) -> None:
             end = evaluate(function, Ranges(part))[0][side > 0]
@@ -157,7 +158,7 @@ class _Walk:
                 add(half, left - 1)
 
     def combination(self, text: str, terms: Terms | None = None) -> Combination:
-        """Of the variables and of the stages so far: with the terms of the network, or the nearest floats."""
+        """A combination of variables and earlier stages, with the terms of the network, or with the nearest floats."""
         names = [*self.claim.variables, *(stage.name for stage in self.stages[: len(self.links)])]
         forms = Forms(expands=True)
         (form,) = evaluate(parse(text, names), forms)
@@ -168,13 +169,13 @@ class _Walk:
         if terms is None:
             terms = {key: exact(float(x.mid())) for key, x in wanted.items()}
         apart = {key: wanted.get(key, 0) - arb(terms.get(key, 0)) for key in wanted.keys() | terms.keys()}
-        stages = {key: arb(w) for key, w in terms.items() if isinstance(key, tuple) and w != 0}
-        casts = {key: w for key, w in terms.items() if not isinstance(key, tuple)}
+        stages: Terms = {key: arb(w) for key, w in terms.items() if isinstance(key, tuple) and w != 0}
+        casts: Terms = {key: w for key, w in terms.items() if not isinstance(key, tuple)}
         slack = span(apart, self.sizes) + span(casts, self.errors)
         return Combination(terms, stages, slack, slack + span(stages, self.errors))
 
     def line(self, claim: StageClaim) -> Line:
-        """A stage as one of t; its own error becomes known to those after it."""
+        """The stage as one of t; its error is recorded for the stages after it."""
         argument, carrier = self.steps[len(self.links)]
         place, stage = self.reduction.stage_at(claim.stage, claim.channel)
         if place in self.errors:
@@ -200,8 +201,8 @@ class _Walk:
             raise Refused("the range of a stage is not known: a function may be undefined, or unbounded, on the box")
         return Line(claim, line, held(claim))
 
-    def outputs(self) -> Any:
-        """Above all errors. The box is halved along the claimed axes, one after the other, as far as it takes."""
+    def outputs(self) -> arb:
+        """A bound of the errors of all outputs. The box is halved along the claimed axes in turn where it must be."""
         stage, wanted = self.reduction.stage(), list[Combination]()
         if stage.heads:
             raise Refused("an output reads a softmax that no stage has proved")
@@ -210,7 +211,7 @@ class _Walk:
             rounding = self.arithmetic.gamma(form.n) * span(form.sizes, self.reduction.reach)
             wanted.append(found._replace(slack=found.slack + rounding))
 
-        def worst(part: list[Range], axes: tuple[int, ...]) -> Any:
+        def worst(part: list[Range], axes: tuple[int, ...]) -> arb:
             found = self._error(part, wanted, self.claim.bound - arb(self.claim.truncation)) + self.claim.truncation
             if found <= self.claim.bound:
                 return found
@@ -223,10 +224,10 @@ class _Walk:
 
         return worst(_box(self.claim), self.axes)
 
-    def _error(self, part: list[Range], outputs: list[Combination], limit: Any) -> Any:
-        """Above the errors of the outputs on a part of the box, or above the limit; nan if a range is not known."""
+    def _error(self, part: list[Range], outputs: list[Combination], limit: arb) -> arb:
+        """A bound of the errors on a part of the box, or a number above the limit; nan if a range is not known."""
         rules = Ranges(part)
-        values = dict(zip(self.function[1], evaluate(self.function, rules), strict=True))
+        values = dict(zip(self.function.outputs, evaluate(self.function, rules), strict=True))
         met = {link.place: link.pieces.around(values[link.argument]) for link in self.links}
 
         def felt(link: Link) -> float:
@@ -245,16 +246,16 @@ class _Walk:
             worst = worst.max(found)
         return worst
 
-    def _off(self, rules: Ranges, values: Any, met: dict[Any, Piece], outputs: list[Combination]) -> Any:
-        """The same, with these slopes."""
-        own: dict[Any, Any] = {}
-        forms: dict[Any, dict[Any, Range]] = {}  # of every stage the σ_s
+    def _off(self, rules: Ranges, values: dict[int, Range], met: dict[Key, Piece], outputs: list[Combination]) -> arb:
+        """The same for these slopes."""
+        own: dict[Key, arb] = {}
+        forms: dict[Key, dict[Key, Range]] = {}  # the σ_s of every stage
 
-        def combined(*parts: tuple[Range, Combination]) -> dict[Any, Range]:
+        def combined(*parts: tuple[Range, Combination]) -> dict[Key, Range]:
             """Σ factor·combination."""
-            whole: dict[Any, Range] = {}
+            whole: dict[Key, Range] = {}
             for factor, combination in parts:
-                found: dict[Any, Range] = {}
+                found: dict[Key, Range] = {}
                 for key, w in combination.stages.items():
                     for source, (low, high) in forms[key].items():
                         a, b = found.get(source, ZERO)
@@ -274,7 +275,7 @@ class _Walk:
         return most([slack + total(_size(x) * own[source] for source, x in form.items()) for form, slack in found])
 
 
-def _size(range_: Range) -> Any:
+def _size(range_: Range) -> arb:
     return most([-range_[0], range_[1]])
 
 

@@ -11,7 +11,6 @@ min(size·δ, growth·|carrier|·δ + fixed) + unsure, δ the largest of the lea
 from __future__ import annotations
 
 import bisect
-from typing import Any
 
 from flint import arb
 
@@ -21,7 +20,7 @@ from attnc_checker.ranges import Range
 
 
 class Deviations:
-    def __init__(self, claim: StageClaim, size: Any, growth: Any, fixed: Any, unsure: Any) -> None:
+    def __init__(self, claim: StageClaim, size: arb, growth: arb, fixed: arb, unsure: arb) -> None:
         self.size, self.growth, self.fixed, self.unsure = size, growth.max(arb(1)), fixed, unsure
         low, high = map(exact, claim.interval)
         leaves = [(*leaf.cell, bound) for leaf, bound in zip(claim.leaves, claim.leaf_bounds, strict=True) if leaf.cell]
@@ -30,7 +29,7 @@ class Deviations:
         self.highs = [arb(start + (high - low) / 2**level).upper() for start, level, _ in starts]
         self.bounds = [bound for _, _, bound in starts] or [claim.bound]
 
-    def over(self, t: Range, off: Any, carrier: Any) -> Any:
+    def over(self, t: Range, off: arb, carrier: arb) -> arb:
         """For all t of a range, and up to `off` beyond; of all leaves if that is nan."""
         first = bisect.bisect_left(self.highs, (t[0] - off).lower())
         last = bisect.bisect_right(self.lows, (t[1] + off).upper())

@@ -1,10 +1,9 @@
-"""A stage as a function of one variable t: scores κ_k·t + c_k, values ν_k times the carrier, up to what is
-left over; stages that are alike are proved as one."""
+"""A stage as a function of one variable t, with scores κ_k·t + c_k and values ν_k times the carrier, up to a remainder.
+Stages that are alike are proved as one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flint import arb
 
@@ -14,26 +13,26 @@ from attnc_checker.files import Refused
 from attnc_checker.forms import ONE, Form, Head, Terms, span
 from attnc_checker.network import Stage
 from attnc_checker.program import exact
-from attnc_checker.vectors import most
+from attnc_checker.vectors import Vector, most
 
 T = 0
 """The only input of a line."""
 MOST_SLACK = 0.25
-"""Scores that are off by more are not those of the claimed input."""
+"""Scores that are off by more than this are not those of the claimed input."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A stage as a function of one variable t, and what it has to be."""
+    """A stage as a function of one variable t, and the function that it is claimed to be."""
 
     claim: StageClaim
     stage: Stage
     function: Function
 
 
-def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, name: str) -> tuple[Stage, Any, Any]:
-    """A stage as one of t, in units of the carrier, |carrier| ≤ units; what its values may be off by; and what is fixed
-    of their sizes, whatever the carrier, if that is one input."""
+def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, name: str) -> tuple[Stage, arb, arb]:
+    """The stage as one of t, in units of the carrier, |carrier| ≤ units; how far its values may be off; and the part of
+    their sizes that does not depend on the carrier, if the carrier is one input."""
     t = {key: x for key, x in t.items() if x != 0}
     moving = {key: x for key, x in t.items() if key != ONE}
     if stage.affine[0].terms:
@@ -42,7 +41,7 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
     scales = carried if len(carried) == 1 and ONE not in carried else {}
     reach = reach | {key: reach[key].min(units / abs(arb(x))) for key, x in scales.items()}
 
-    def split(terms: Terms, by: Terms, among: Terms) -> tuple[Any, Terms]:
+    def split(terms: Terms, by: Terms, among: Terms) -> tuple[Vector, Terms]:
         """(ratio, rest): the terms are ratio·by + rest, which is nothing in the largest of `among`, if there is any."""
         if not among:
             return 0 * terms[ONE], dict(terms)
@@ -53,21 +52,21 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
         rest = {key: terms.get(key, 0) - ratio * by.get(key, 0) for key in terms.keys() | by.keys()}
         return ratio, rest
 
-    def line(form: Form, scale: Any = 1) -> tuple[Form, Any]:
-        """As a form of t, and what it is off by."""
+    def line(form: Form, scale: arb | int = 1) -> tuple[Form, Vector]:
+        """The form as one of t, and how far it may be off for each key."""
         ratio, rest = split(form.terms, t, moving)
         constant = rest[ONE]
         rest[ONE] = 0 * constant
         return Form({ONE: constant, T: ratio}, sizes(form.sizes, scale), form.n), span(rest, reach)
 
-    def sizes(of: Terms, scale: Any = 1) -> Terms:
+    def sizes(of: Terms, scale: arb | int = 1) -> Terms:
         """|u| ≤ (|t| + |w_0|)/|w| if t reads the input u alone; other inputs are as large as they get."""
         zero = 0 * of.get(ONE, arb(0))
         slope = sum((x / abs(arb(moving[key])) for key, x in of.items() if [*moving] == [key]), zero)
         constant = span({key: x for key, x in of.items() if [*moving] != [key]}, reach)
         return {ONE: (constant + slope * abs(arb(t.get(ONE, 0)))) / scale, T: slope / scale}
 
-    def value(form: Form) -> tuple[Form, Any]:
+    def value(form: Form) -> tuple[Form, Vector]:
         if unit is None:
             return line(form, units)
         ratio, rest = split(form.terms, unit, unit)
@@ -89,7 +88,7 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: Any, 
 
 
 def held(claim: StageClaim) -> Function:
-    """g as leaves have to prove it: held at the ends of the interval on which it is defined."""
+    """The function that the leaves prove: g, held constant beyond the ends `held` of the claim."""
     reader = Reader(["t"])
     t = reader.variables["t"]
     if claim.held is not None:
@@ -98,8 +97,9 @@ def held(claim: StageClaim) -> Function:
 
 
 def joined(one: Line, other: Line) -> Line:
-    """What holds of both: the heads of a stage, with room for those of one that is like it."""
-    reach, heads = {ONE: arb(1), T: most(map(arb, map(abs, one.claim.interval)))}, []
+    """The heads of a stage, widened so that they stand for those of a stage that is like it, too."""
+    reach: Terms = {ONE: arb(1), T: most(map(arb, map(abs, one.claim.interval)))}
+    heads = []
     unlike = f"stage {other.claim.name} is not like {one.claim.name}"
     if len(one.stage.heads) != len(other.stage.heads):
         raise Refused(f"{unlike}: it has other heads")

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from typing import Any
+from typing import TypeVar
 
 from flint import arb, fmpq
 
-from attnc_checker.expressions import NAMED, Reader, Rules, Step, evaluate
+from attnc_checker.expressions import NAMED, Reader, Rules, Smooth, Step, evaluate
 from attnc_checker.files import Refused
 from attnc_checker.ranges import coefficients
 
-Form = tuple[tuple[tuple[tuple[int, Any], ...], Any], ...]
-"""(monomial, coefficient), sorted, none zero; a monomial has (atom, exponent), sorted, none zero."""
+Monomial = tuple[tuple[int, fmpq], ...]
+"""(atom, exponent), sorted, no exponent 0."""
+Form = tuple[tuple[Monomial, fmpq], ...]
+"""(monomial, coefficient), sorted, no coefficient 0."""
 MOST, MAX_BITS = 4096, 2**16
-"""Longer products are not multiplied out, nor larger numbers raised to powers."""
+"""Products of more terms are not multiplied out, and numbers of more bits are refused: both cost seconds."""
+S = TypeVar("S", Monomial, int)
 NAN = arb("nan")
 IMAGINARY = 0
 """The number of the atom i."""
@@ -36,28 +39,31 @@ def are_equal(reader: Reader, pairs: Iterable[tuple[Step, Step]]) -> bool:
     return any(found[::2] == found[1::2] for found in tried)
 
 
-def _bits(q: Any) -> int:
+def _bits(q: fmpq) -> int:
     return max(int(q.p).bit_length(), int(q.q).bit_length())
 
 
-def _sorted(terms: dict[Any, Any]) -> Any:
+def _sorted(terms: dict[S, fmpq]) -> tuple[tuple[S, fmpq], ...]:
     return tuple(sorted((key, x) for key, x in terms.items() if x != 0))
 
 
-class Forms(Rules):
+class Forms(Rules[Form]):
+    """Rules for normal forms."""
+
     def __init__(self, expands: bool) -> None:
         self.expands = expands  # sums and waves are multiplied out
         self.atoms: dict[Hashable, int] = {"i": IMAGINARY}
-        self.values: dict[int, Any] = {}  # of constant atoms
+        self.values: dict[int, arb] = {}  # of constant atoms
 
-    def atom(self, key: Hashable, exponent: Any = 1, value: Any = NAN) -> Form:
+    def atom(self, key: Hashable, exponent: fmpq | int = 1, value: arb = NAN) -> Form:
         number = self.atoms.setdefault(key, len(self.atoms))
         if value.is_finite():
             self.values[number] = value
         return ((((number, fmpq(exponent)),), fmpq(1)),)
 
-    def constant(self, x: Any) -> Form:
-        return (((), fmpq(x)),) if x != 0 else ()
+    def constant(self, x: fmpq | arb) -> Form:
+        assert isinstance(x, fmpq)  # π and e are atoms (`named`)
+        return (((), x),) if x != 0 else ()
 
     def named(self, name: str) -> Form:
         return self.atom(name, value=NAMED[name]())
@@ -78,7 +84,7 @@ class Forms(Rules):
         scales = len(few) == 1 and all(atom in self.values for atom, _ in few[0][0])
         if not scales and (len(a) * len(b) > MOST or not (self.expands or len(many) == 1)):
             a, b = self.whole(a, 1), self.whole(b, 1)
-        terms: dict[Any, Any] = {}
+        terms: dict[Monomial, fmpq] = {}
         for left, x in a:
             for right, y in b:
                 exponents = dict(left)
@@ -90,7 +96,7 @@ class Forms(Rules):
                     raise Refused("the numbers of the expression grow too large")
         return _sorted(terms)
 
-    def _monomial(self, exponents: dict[int, Any]) -> tuple[Any, int]:
+    def _monomial(self, exponents: dict[int, fmpq]) -> tuple[Monomial, int]:
         """With its sign: i² = −1."""
         turns = int(exponents.pop(IMAGINARY, fmpq(0)).p) % 4
         return _sorted(exponents | {IMAGINARY: fmpq(turns % 2)}), 1 - 2 * (turns // 2)
@@ -100,17 +106,17 @@ class Forms(Rules):
         monomial, scale = a[0]
         scale = scale if abs(n) * _bits(scale) <= MAX_BITS else fmpq(1)
         sum_ = self.scaled(a, 1 / scale)
-        if sum_ == ((monomial, 1),):
+        if sum_ == ((monomial, fmpq(1)),):
             raised, sign = self._monomial({atom: exponent * n for atom, exponent in monomial})
             return ((raised, sign * scale**n),)
         return self.scaled(self.atom(("sum", sum_), n, self.value(sum_)), scale**n)
 
-    def scaled(self, a: Form, factor: Any) -> Form:
+    def scaled(self, a: Form, factor: fmpq) -> Form:
         return tuple((monomial, x * factor) for monomial, x in a)
 
     def power(self, a: Form, n: int) -> Form:
         if n < 2 or not a:
-            return a if n else self.constant(1)
+            return a if n else self.constant(fmpq(1))
         if len(a) == 1 or not self.expands or math.comb(len(a) + n - 1, n) > MOST:
             return self.whole(a, n)
         return super().power(a, n)
@@ -131,14 +137,14 @@ class Forms(Rules):
         above_low, above_high = (self.maximum(self.plus(a, end, -1), ()) for end in (low, high))
         return self.plus(self.plus(low, above_low), above_high, -1)
 
-    def value(self, a: Form) -> Any:
-        """Of a constant; else nan."""
+    def value(self, a: Form) -> arb:
+        """The value of a constant form; nan for others."""
         return sum((self._product(monomial, x) for monomial, x in a), arb(0))
 
-    def _product(self, monomial: Any, x: Any) -> Any:
+    def _product(self, monomial: Iterable[tuple[int, fmpq]], x: fmpq) -> arb:
         return math.prod((self.values.get(atom, NAN) ** arb(exponent) for atom, exponent in monomial), start=arb(x))
 
-    def linear(self, a: Form, d: int) -> list[Any] | None:
+    def linear(self, a: Form, d: int) -> list[arb] | None:
         """The constant and the coefficients of the d variables, if the form is affine in them."""
         numbers = {self.atoms[key]: i for i in range(d) if (key := ("variable", i)) in self.atoms}
         found = [arb(0)] * (d + 1)
@@ -150,7 +156,7 @@ class Forms(Rules):
             found[place] += self._product([pair for pair in monomial if pair not in moving], x)
         return found
 
-    def apply(self, name: Any, a: Form) -> Form:
+    def apply(self, name: Smooth, a: Form) -> Form:
         if isinstance(name, fmpq) and name.q != 1:
             return self.apply("exp", self.times(self.constant(name), self.apply("log", a)))
         if isinstance(name, fmpq) and (name >= 0 or a):

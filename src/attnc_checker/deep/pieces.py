@@ -6,20 +6,21 @@ import bisect
 import itertools
 from collections.abc import Iterable
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flint import arb
 
 from attnc_checker.deep.claims import StageClaim
-from attnc_checker.expressions import Function, evaluate, parse
+from attnc_checker.expressions import Function, Smooth, evaluate, parse
 from attnc_checker.jets import Model, Models, Poly, variable
 from attnc_checker.ranges import UNKNOWN, Range, Ranges, coefficients, hull
 from attnc_checker.vectors import most
 
 PIECES, NEAR_ENDS = 256, 48
-"""Of an interval, to find how much a function changes; the latter are shorter and shorter towards each end."""
+"""The equal pieces of an interval on which slopes are found, and the geometric ones towards each end. The prover uses
+half as many, so that its slopes are no narrower than those here."""
 FEW = 4
-"""A range that meets no more of them may be a piece of its own."""
+"""A range that meets at most this many pieces is looked at as a piece of its own."""
 ZERO, LINEAR = (arb(0), arb(0)), variable(0, 1)
 SLOPES = {
     "sin": "cos(t)",
@@ -37,25 +38,25 @@ SLOPES = {
     "sigmoid": "(1 - tanh(t/2)**2)/4",
     "softplus": "sigmoid(t)",
 }
-"""Derivatives, written so that interval arithmetic makes no range wider than it is. Others are taken from balls."""
+"""Derivatives, written so that interval arithmetic encloses them tightly. Other derivatives are taken from balls."""
 DERIVATIVES = {name: parse(text, ["t"]) for name, text in SLOPES.items()}
 
 
 class Piece(NamedTuple):
     """g(T) − g(t) = G·(T − t) up to jump, G one of slopes, for t in [low, high] and T within e of it, held as g is."""
 
-    low: Any
-    high: Any
+    low: arb
+    high: arb
     slopes: Range
-    jump: Any
+    jump: arb
     values: Range  # of g at t and T
-    change: Any  # |g(T) − g(t)|
+    change: arb  # |g(T) − g(t)|
 
 
 class Pieces:
-    """Of [low, high], which holds t, while |T − t| ≤ e; all of it is one if the box is not halved either."""
+    """The pieces of [low, high], which holds t, while |T − t| ≤ e; one piece if the box is not halved either."""
 
-    def __init__(self, claim: StageClaim, low: Any, high: Any, e: Any, are_many: bool) -> None:
+    def __init__(self, claim: StageClaim, low: arb, high: arb, e: arb, are_many: bool) -> None:
         self.claim, self.function, self.e = claim, parse(claim.function, ["t"]), e
         width, off, steps = (high - low).upper(), e + _beyond(claim, low, high), []
         if are_many:
@@ -72,7 +73,7 @@ class Pieces:
         ]
 
     def around(self, t: Range = UNKNOWN) -> Piece:
-        """For all t of a range; of all pieces if that is nan."""
+        """One piece for all t of a range; for all pieces if the range is nan."""
         first = bisect.bisect_left(self.pieces, t[0], key=lambda piece: piece.high)
         last = bisect.bisect_right(self.pieces, t[1], key=lambda piece: piece.low)
         met = self.pieces[first:last]
@@ -90,12 +91,12 @@ def _union(ranges: Iterable[Range]) -> Range:
     return reduce(arb.min, lows), reduce(arb.max, highs)
 
 
-def _beyond(claim: StageClaim, low: Any, high: Any) -> Any:
-    """How far [low, high] reaches beyond where g is held."""
+def _beyond(claim: StageClaim, low: arb, high: arb) -> arb:
+    """How far [low, high] reaches beyond the ends at which g is held."""
     return arb(0) if claim.held is None else most([arb(claim.held[0]) - low, high - arb(claim.held[1]), arb(0)])
 
 
-def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -> Piece:
+def _piece(claim: StageClaim, function: Function, low: arb, high: arb, e: arb) -> Piece:
     left, right, off = (low - e).lower(), (high + e).upper(), e + _beyond(claim, low, high)
     if claim.held is not None:  # clip(T) − t = σ·(T − t) + (clip(t) − t), σ ∈ [0, 1]
         first, last = (arb(end) for end in claim.held)
@@ -112,7 +113,7 @@ def _piece(claim: StageClaim, function: Function, low: Any, high: Any, e: Any) -
     return Piece(low, high, (slope.lower(), slope.upper()), jump, values, change.min(by_range))
 
 
-def slopes_of(function: Function, ends: Range) -> tuple[Any, Range]:
+def slopes_of(function: Function, ends: Range) -> tuple[arb, Range]:
     """A ball that holds all slopes, nan if they are not known, and the values."""
     (whole,) = evaluate(function, _Slopes(ends))
     return _slope(whole), whole.range
@@ -129,17 +130,17 @@ class _Slopes(Models):
         super().__init__([hull(ends)], [arb(1)], 1)
         self.ranges = Ranges([ends])
 
-    def model(self, poly: Poly, rest: Any, range_: Range) -> Model:
+    def model(self, poly: Poly, rest: arb, range_: Range) -> Model:
         return Model({**poly, 0: hull(range_)}, range_)
 
-    def apply(self, name: Any, a: Model) -> Model:
-        if name in DERIVATIVES:
+    def apply(self, name: Smooth, a: Model) -> Model:
+        if isinstance(name, str) and name in DERIVATIVES:
             slope = hull(evaluate(DERIVATIVES[name], Ranges([a.range]))[0])
         else:
             slope = coefficients(name, a.range, 2)[1]
         return self.model({LINEAR: slope * _slope(a)}, arb(0), self.ranges.apply(name, a.range))
 
-    def undecided(self, a: Model, b: Model, low: Any, high: Any) -> Model:
+    def undecided(self, a: Model, b: Model, low: arb, high: arb) -> Model:
         return self.model({LINEAR: _slope(a).union(_slope(b))}, arb(0), self.ranges.maximum(a.range, b.range))
 
     def step(self, name: str, a: Model) -> Model:
@@ -147,5 +148,5 @@ class _Slopes(Models):
         return self.model({} if low == high else {LINEAR: arb("nan")}, arb(0), (low, high))
 
 
-def _slope(a: Model) -> Any:
+def _slope(a: Model) -> arb:
     return a.poly.get(LINEAR, arb(0))

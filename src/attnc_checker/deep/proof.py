@@ -1,54 +1,52 @@
-"""Proofs of deep programs: with claims of their stages, each of which has leaves of its own, or by enclosure leaves."""
+"""Proofs of deep programs: with claims about their stages, each with leaves of its own, or by enclosure leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
+from attnc_checker.claims import ByLeaves, Claim
 from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.channels import Channels
-from attnc_checker.deep.claims import read_stages
+from attnc_checker.deep.claims import Stages
 from attnc_checker.deep.composition import lines
-from attnc_checker.expressions import Function
-from attnc_checker.files import Refused
-from attnc_checker.network import Reduction
-from attnc_checker.norms import NormProof
-from attnc_checker.program import Program
-from attnc_checker.proving import Proof, Subject
+from attnc_checker.expressions import parse
+from attnc_checker.files import Refused, Tensor
+from attnc_checker.overflow import require_finite
+from attnc_checker.proving import LeavesProof, Proof, Subject, prover_of, reach_of, stored_program
+from attnc_checker.rounding import Arithmetic
 
 
 class StagedProof(Proof):
-    """What follows from the leaves of all stages is known beforehand."""
+    """The leaves of every stage. The bound that follows from them is computed before they are proved."""
 
     at_once = 500  # each process goes through the stages for itself
 
-    def read_leaves(self) -> Sequence[Any]:
-        self.stages = read_stages(self.claim)
-        return ()
-
-    def reduction(self, program: Program, reach: list[Any]) -> Reduction:
-        return Channels(program, reach)
-
-    def divide(self, reduction: Any, function: Function) -> list[Subject]:
-        found, self.composed = lines(self.claim, self.stages, reduction, self.arithmetic)
-        claims = [(line.claim, self.prover(line.stage, line.function)) for line in found]
-        return [Subject(claim, claim.leaves, claim.leaf_bounds, prover) for claim, prover in claims]
+    def __init__(self, claim: Claim, evidence: Stages, structure: object, tensors: dict[str, Tensor]) -> None:
+        outputs = parse(claim.expression, claim.variables).outputs
+        program = stored_program(claim, structure, tensors, len(outputs))
+        reduction, arithmetic = Channels(program, reach_of(claim)), Arithmetic(claim.dtype)
+        found, self.composed = lines(claim, evidence, reduction, arithmetic)
+        self.subjects = [
+            Subject(
+                line.claim, line.claim.leaves, line.claim.leaf_bounds, prover_of(line.stage, line.function, arithmetic)
+            )
+            for line in found
+        ]
+        require_finite(program, reduction.reach)
 
     def conclude(self, found: Iterable[float]) -> float:
         return float(self.composed)
 
 
-class ChainProof(Proof):
-    def reduction(self, program: Program, reach: list[Any]) -> Reduction:
-        return Links(program, reach)
+class ChainProof(LeavesProof):
+    """Enclosure leaves, for programs that select."""
 
-    def divide(self, reduction: Any, function: Function) -> list[Subject]:
-        if not all(leaf.kind == "enclosure" for leaf in self.leaves):
+    def __init__(self, claim: Claim, evidence: ByLeaves, structure: object, tensors: dict[str, Tensor]) -> None:
+        if not all(leaf.kind == "enclosure" for leaf in evidence.leaves):
             raise Refused("enclosure leaves are for all of a box, or for none of it")
-        return [
-            Subject(self.claim, self.leaves, self.bounds(), Chain.of(reduction, function, self.arithmetic, self.claim))
-        ]
-
-
-class ChainNormProof(NormProof, ChainProof):
-    """Of an L_p norm."""
+        function = parse(claim.expression, claim.variables)
+        program = stored_program(claim, structure, tensors, len(function.outputs))
+        reduction, arithmetic = Links(program, reach_of(claim)), Arithmetic(claim.dtype)
+        chain = Chain.of(reduction, function, arithmetic, claim, evidence.cuts)
+        self.subjects = [Subject(claim, evidence.leaves, [claim.bound] * len(evidence.leaves), chain)]
+        require_finite(program, reduction.reach)
