@@ -63,6 +63,7 @@ class Record:
     complete: bool | None = None
     reproved: bool | None = None  # None: nothing to check
     reason: str | None = None  # why the checker did not re-prove it
+    found: float | None = None  # the bound that the checker found, over the claimed one
     compile_seconds: float = 0.0
     check_seconds: float = 0.0
 
@@ -78,6 +79,7 @@ def measure(case: Case) -> Record:
     compiled = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         net.save(f"{folder}/net")
+        stored = json.loads(Path(folder, "net", "certificate.json").read_text())
         saved, names = time.process_time(), attnc_checker.certificates(f"{folder}/net")
         verdicts = [attnc_checker.check(f"{folder}/net", processes=1, name=name) for name in names]
         checked = time.process_time()
@@ -92,14 +94,20 @@ def measure(case: Case) -> Record:
         also_bound=None if second is None else finite(second.bound),
         observed=finite(claim.observed),
         method=claim.method,
-        leaves=len(claim.leaves),
-        stages=len(claim.stages),
+        leaves=len(stored["leaves"]),
+        stages=len(stored["stages"]),
         complete=claim.complete,
         reproved=all(verdict.proved for verdict in verdicts),
         reason=next((verdict.reason for verdict in verdicts if not verdict.proved), None),
+        found=max(map(found_part, verdicts)) if all(verdict.proved for verdict in verdicts) else None,
         compile_seconds=compiled - start,
         check_seconds=checked - saved,
     )
+
+
+def found_part(verdict: attnc_checker.Verdict) -> float:
+    """The bound that the checker found, over the claimed one; 1 where both are 0."""
+    return verdict.reproved / verdict.bound if verdict.reproved and verdict.bound else float(verdict.bound == 0)
 
 
 def finite(x: float | None) -> float | None:
@@ -167,7 +175,7 @@ def received(answer: Connection) -> Any:
 def compared(new: Record | None, old: Record | None) -> tuple[str, str]:
     """One of better, equal, changed, worse, new, missing; and the differences in words.
 
-    `observed` is not compared: it follows from the weights.
+    `observed` is not compared: it follows from the weights. Nor is `found`, which only has to be at most 1.
     """
     if new is None or old is None:
         return ("missing", "in the baseline only") if new is None else ("new", "not in the baseline")
