@@ -26,7 +26,7 @@ Run = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")
 @lab.command("list")
 def list_command(json_output: Json = False) -> None:
     """List the experiments."""
-    from attnc.lab import EXPERIMENTS
+    from attnc_lab import EXPERIMENTS
 
     if json_output:
         fields = ("number", "name", "title", "question", "prediction", "source")
@@ -63,7 +63,7 @@ def run_command(
     json_output: Json = False,
 ) -> None:
     """Measure what is missing of these experiments, then write the report."""
-    from attnc.lab import report, run
+    from attnc_lab import report, run
 
     options = [*names, "--profile", profile, "--seed", str(seed), "--out", str(out)]
     command = shlex.join(["attnc", "lab", "run", *options, *([] if cluster is None else ["--cluster", cluster])])
@@ -80,7 +80,7 @@ def run_command(
 @lab.command("report")
 def report_command(folder: Run, json_output: Json = False) -> None:
     """Write DIR/report.html from the tables of a run."""
-    from attnc.lab import report
+    from attnc_lab import report
 
     _print_verdicts(folder, report(folder), json_output)
 
@@ -119,7 +119,7 @@ def _print_verdicts(folder: Path, page: Path, json_output: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from attnc.lab.report import findings
+    from attnc_lab.report import findings
 
     found = findings(folder)
     if json_output:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 import attnc
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.lab.experiments.rate_in_p import END, HARD, sampled_inputs, target_of
-from attnc.lab.laws import fit_power
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power
+from attnc_lab.experiments.rate_in_p import END, HARD, sampled_inputs, target_of, train_clip
 
 TOKENS = 10
 PER_HEAD = TOKENS - 2
-"""Of a head's keys two are sentinels."""
+"""Anchors per head: two of its keys are sentinels."""
 HEADS = (1, 2, 4, 8, 16, 32)
 LEVELS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 UNIT = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(-0.5, 1.5))
@@ -44,7 +38,8 @@ def measure(cell: Cell, seed: int) -> list[Row]:
         return [{**sizes, "observed": net.certificate.observed, "bound": net.certificate.bound}]
     target, H = target_of(seed, TOKENS), int(cell["H"])
     if cell["kind"] == "trained":
-        return [_trained(target, H, int(cell["steps"]), seed, int(cell["trial"]))]
+        _, errors, weights = train_clip(target, TOKENS, H, 60, cell, seed)
+        return [{"N": TOKENS * H, "max_error": float(np.abs(errors).max()), "parameters": weights}]
     built = attnc.constructions.truncated_linear_heads(
         target, num_heads=H, num_tokens=TOKENS, beta=HARD if cell["kind"] == "hard" else None
     )
@@ -61,54 +56,33 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     ]
 
 
-def _trained(target: attnc.TruncatedLinear, H: int, steps: int, seed: int, trial: int) -> Row:
-    import torch
-
-    from attnc.lab.training import ClippedTokens, train
-
-    torch.manual_seed(2**16 * seed % 2**32 + trial)
-    W, t = torch.tensor(target.W, dtype=torch.float32) / END, torch.tensor(target.t, dtype=torch.float32) / END
-
-    def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(60, *target.W.shape)
-        return x, (torch.einsum("bnd,nd->bn", x, W) + t).clamp(-1, 1)
-
-    model = ClippedTokens(TOKENS, target.W.shape[1], TOKENS, H)
-    train(model, batch, steps=steps, rate=2e-2)
-    inputs = sampled_inputs(target, 400, seed)
-    with torch.no_grad():
-        found = END * model(torch.tensor(inputs, dtype=torch.float32)).numpy().astype(float)
-    errors = np.abs(found - target(inputs.reshape(len(inputs), -1)))
-    return {"N": TOKENS * H, "max_error": float(errors.max()), "parameters": sum(w.numel() for w in model.parameters())}
-
-
 def judge(table: Table) -> list[Verdict]:
     hard = table.where(kind="hard")
-    law = fit_power(hard.column("N") - 1, hard.column("max_error"))
+    law = hard.power("N", "max_error", -1)
     ratio = float((hard.column("max_error") * hard.column("N") / (2 * END)).max())
     learned = table.where(kind="trained")
-    trained = fit_power(learned.column("H"), learned.column("max_error"))
+    trained = learned.power("H", "max_error")
     one, many = (table.where(kind=kind) for kind in ("one head", "heads"))
     growth = [fit_power(1 / rows.column("eps"), rows.column("parameters")) for rows in (one, many)]
     saved = float(one.column("parameters")[-1] / many.column("parameters")[-1])
     return [
         Verdict(
             "H heads over n tokens clip with error O(1/(nH)): constructed.",
-            Status.CONSTANT if abs(law.exponent + 1) < 0.03 and ratio <= 1 else Status.FAILS,
+            Status.CONSTANT.when(abs(law.exponent + 1) < 0.03 and ratio <= 1),
             f"the error is at most {ratio:.2f}·|b−a|/((n−2)H), two of the n keys being sentinels; exponent {law} in "
             f"the number of intervals, H = 1 … {HEADS[-1]}.",
             {"constant": ratio, "exponent": law.exponent},
         ),
         Verdict(
             "Trained heads have the same rate in H.",
-            Status.HOLDS if trained.low <= -1 <= trained.high and trained.high < 0 else Status.FAILS,
+            Status.HOLDS.when(trained.low <= -1 <= trained.high and trained.high < 0),
             f"the largest error of trained heads has the exponent {trained} in H. Gradient descent does not deal the "
             "range out among heads; a few heads already reach what training reaches.",
             {"exponent": trained.exponent},
         ),
         Verdict(
             "Heads instead of anchors save parameters at equal error.",
-            Status.HOLDS if growth[1].exponent < 0.75 * growth[0].exponent else Status.FAILS,
+            Status.HOLDS.when(growth[1].exponent < 0.75 * growth[0].exponent),
             f"parameters grow like ε^−{growth[0].exponent:.2f} with one head and ε^−{growth[1].exponent:.2f} with "
             f"about as many heads as tokens, since heads share the tokens: {saved:.0f} times fewer at ε = "
             f"{one.column('eps')[-1]:g}.",
@@ -117,7 +91,7 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (left, right) = drawing.panels(2, width=5.0, height=4.0)
     drawing.label(left, "error against heads, n = 10 tokens", "heads H", "largest error", log="xy")
     H = np.array(HEADS, float)
@@ -129,7 +103,7 @@ def draw(table: Table) -> Figure:
         ("trained", "trained (Adam)", drawing.ORANGE, "^"),
     ):
         rows = table.where(kind=kind)
-        drawing.measured(left, rows.column("H"), rows.column("max_error"), name, colour, marker)
+        drawing.points(left, rows, "H", "max_error", name, colour, marker)
     drawing.whole_ticks(left, HEADS)
     drawing.legend(left)
     drawing.label(right, "parameters at equal error, clip to [0, 1]", "error asked for, ε", "stored numbers", log="xy")
@@ -146,6 +120,10 @@ def draw(table: Table) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=2,
     name="rate_in_heads",
     title="Rate in the number of heads",
@@ -155,8 +133,4 @@ EXPERIMENT = Experiment(
     "leak less than rounding; heads share n tokens, so ε needs O(n + H) = O(ε^−½) numbers instead of O(ε⁻¹).",
     source="2504.15956: key results (O(1/(nH))), mechanism 2, first experiments 3 (ablate heads), trade-off heads "
     "against capacity",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

@@ -13,7 +13,6 @@ import pytest
 import attnc
 from attnc import constructions as build
 from attnc.cli import main
-from attnc.errors import InputError
 
 UNIT = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
 
@@ -172,19 +171,19 @@ def test_multihead_attention_without_a_target() -> None:
         (Selection(1.0), {}, "Give points"),
         (Selection(1.0), {"target": LINE, "points": [[math.nan]]}, "finite"),
         (Selection(1.0), {"target": LINE, "eps": 0.0}, "eps must be"),
-        (Selection(1.0), {"target": attnc.as_target("(sin(x), x)", [(-3, 3)])}, "2 numbers a point"),
+        (Selection(1.0), {"target": attnc.as_target("(sin(x), x)", [(-3, 3)])}, "2 numbers per point"),
     ],
 )
 def test_what_cannot_be_diagnosed(subject: Any, options: dict[str, Any], word: str) -> None:
-    with pytest.raises(InputError, match=word):
+    with pytest.raises(attnc.InputError, match=word):
         attnc.diagnose(subject, **options)
 
 
 def test_a_network_without_an_expression_needs_its_target() -> None:
     net = attnc.compile(lambda x: np.clip(x[:, 0], 0, 1), [(-0.5, 1.5)], eps=0.1, lipschitz=1.0)
-    with pytest.raises(InputError, match="give the target"):
+    with pytest.raises(attnc.InputError, match="give the target"):
         attnc.diagnose(net)
-    with pytest.raises(InputError, match="2 variables"):
+    with pytest.raises(attnc.InputError, match="2 variables"):
         attnc.diagnose(net, attnc.as_target("x+y", [(0, 1)] * 2))
     assert attnc.diagnose(net, lambda x: np.clip(x[:, 0], 0, 1)).is_healthy
 

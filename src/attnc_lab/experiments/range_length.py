@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 import attnc
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.lab.experiments.rate_in_p import HARD, SOFT, SOFT_ERROR
-from attnc.lab.laws import fit_power
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
+from attnc_lab.experiments.rate_in_p import HARD, SOFT, SOFT_ERROR
 
 P = 33
 FAR = 1000.0
@@ -54,9 +48,7 @@ def rounding_floor(length: np.ndarray) -> np.ndarray:
 def judge(table: Table) -> list[Verdict]:
     near = table.where(middle=0.0)
     laws = {
-        str(kind): fit_power(rows.column("length"), rows.column("max_error"))
-        for kind in ("hard", "soft")
-        if (rows := near.where(kind=kind))
+        str(kind): rows.power("length", "max_error") for kind in ("hard", "soft") if (rows := near.where(kind=kind))
     }
     worst = max(abs(law.exponent - 1) for law in laws.values())
     far = table.where(middle=FAR, dtype="float32")
@@ -65,7 +57,7 @@ def judge(table: Table) -> list[Verdict]:
     return [
         Verdict(
             "The error is proportional to the length |b−a| of the range.",
-            Status.CONSTANT if worst < 0.01 else Status.FAILS,
+            Status.CONSTANT.when(worst < 0.01),
             f"exponents in |b−a|: {laws['hard']} for hard selection, constant "
             f"{laws['hard'].factor * (P - 1):.3f}/(p−1), and {laws['soft']} at the best temperature, constant "
             f"{laws['soft'].factor * (P - 1):.3f}/(p−1), over six decades.",
@@ -78,7 +70,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "A range far from 0 costs nothing but the rounding of its inputs.",
-            Status.CONSTANT if float(ratio.max()) <= 1.5 else Status.FAILS,
+            Status.CONSTANT.when(float(ratio.max()) <= 1.5),
             f"around {FAR:g} in float32 the error is {float(ratio.min()):.2f} to {float(ratio.max()):.2f} times "
             "0.062·Δ + 2u·max|x|: the anchors are centred, so only w·x + t is rounded at the size of the range's "
             "middle.",
@@ -87,7 +79,7 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (axes,) = drawing.panels(1, width=7.2, height=4.3)
     drawing.label(axes, f"error against the range, p = {P}", "length of the range, |b−a|", "largest error", log="xy")
     length = np.array(LENGTHS)
@@ -102,12 +94,16 @@ def draw(table: Table) -> Figure:
         ("soft", FAR, "float32", f"soft, around {FAR:g}, float32", drawing.ORANGE, "^"),
     ):
         rows = table.where(kind=kind, middle=middle, dtype=dtype)
-        drawing.measured(axes, rows.column("length"), rows.column("max_error"), name, colour, marker)
+        drawing.points(axes, rows, "length", "max_error", name, colour, marker)
     drawing.legend(axes)
     return picture
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=3,
     name="range_length",
     title="The length of the range",
@@ -115,8 +111,4 @@ EXPERIMENT = Experiment(
     prediction="Δ = |b−a|/(p−1): proportional to |b−a| at fixed p; where the range lies costs rounding only, "
     "2u·max|x|.",
     source="2504.15956: mechanism 1 (p anchors in [a, b]); trade-off precision against sequence length",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import attnc
-from attnc.errors import BoundNotMet
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.lab.laws import fit_power
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
 
 TASKS: dict[str, tuple[str, list[tuple[float, float]]]] = {
     "sin": ("sin(x)", [(-3, 3)]),
@@ -54,7 +49,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     text, box = TASKS[str(cell["task"])]
     try:
         net = attnc.compile(text, box, float(cell["eps"]), construction=str(cell["construction"]))
-    except BoundNotMet as refusal:
+    except attnc.BoundNotMet as refusal:
         return [{"refused": 1, **({} if refusal.bound is None else {"best_bound": float(refusal.bound)})}]
     claim = net.certificate
     found: Row = {
@@ -71,7 +66,7 @@ def judge(table: Table) -> list[Verdict]:
     gains = {}
     for task, methods in METHODS.items():
         papers = done.where(task=task, construction="max_affine")
-        law = fit_power(papers.column("eps"), papers.column("anchors"))
+        law = papers.power("eps", "anchors")
         best = min(
             (row for method in methods[1:] for row in done.where(task=task, construction=method)),
             key=lambda row: (float(row["eps"]), float(row["anchors"])),
@@ -86,7 +81,7 @@ def judge(table: Table) -> list[Verdict]:
     return [
         Verdict(
             "Solved, graded, gated and composed constructions need far fewer anchors than the papers' selection.",
-            Status.HOLDS if all(gain > 1e3 for gain, _ in gains.values()) else Status.FAILS,
+            Status.HOLDS.when(all(gain > 1e3 for gain, _ in gains.values())),
             "; ".join(
                 f"{TASKS[task][0]} to {float(best['eps']):g}: {int(best['anchors'])} anchors "
                 f"({best['construction']}), {gain:.1e} times fewer than selection by its own law"
@@ -97,7 +92,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "The certified error is above the observed one, and close to it.",
-            Status.CONSTANT if sound and float(np.median(ratio)) < 3 else Status.FAILS,
+            Status.CONSTANT.when(sound and float(np.median(ratio)) < 3),
             f"in all {len(proven)} networks with a proof the bound is {ratio.min():.2f} to {ratio.max():.3g} times "
             f"the observed error, median {np.median(ratio):.2f}; {unproven} networks have no proof, {len(refused)} "
             "requests were refused.",
@@ -111,7 +106,7 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, axes = drawing.panels(6, width=4.4, height=4.0, rows=2)
     done = table.having("anchors")
     for panel, (task, methods) in zip(axes, METHODS.items(), strict=False):
@@ -125,29 +120,9 @@ def draw(table: Table) -> Figure:
         for method in methods:
             rows, colour = done.where(task=task, construction=method), COLOURS[method]
             seen, proven = rows.having("observed"), rows.having("bound")
-            drawing.measured(panel, seen.column("anchors"), seen.column("observed"), method, colour)
-            drawing.measured(
-                panel,
-                proven.column("anchors"),
-                proven.column("bound"),
-                "_proven",  # an underscore: not in the legend, where one open square stands for all
-                colour,
-                "s",
-                markersize=8,
-                markerfacecolor="none",
-                markeredgecolor=colour,
-            )
-        drawing.measured(
-            panel,
-            [],
-            [],
-            "open squares: proven",
-            drawing.INK,
-            "s",
-            markersize=8,
-            markerfacecolor="none",
-            markeredgecolor=drawing.INK,
-        )
+            drawing.points(panel, seen, "anchors", "observed", method, colour)
+            drawing.points(panel, proven, "anchors", "bound", "_proven", colour, "s", size=8, is_open=True)
+        drawing.measured(panel, [], [], "open squares: proven", drawing.INK, "s", size=8, is_open=True)
         panel.set_ylim(1e-12, 3)
         drawing.legend(panel)
     last = axes[-1]
@@ -157,12 +132,16 @@ def draw(table: Table) -> Figure:
     drawing.theory(last, line, line, "theory: the bound is above")
     for method, colour in COLOURS.items():
         rows = proven.where(construction=method)
-        drawing.measured(last, rows.column("observed"), rows.column("bound"), method, colour, "s", markersize=4)
+        drawing.points(last, rows, "observed", "bound", method, colour, "s", size=4)
     drawing.legend(last)
     return picture
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=15,
     name="beyond",
     title="Beyond the papers: solved, graded, gated, composed",
@@ -172,8 +151,4 @@ EXPERIMENT = Experiment(
     "analytic functions; gates: two keys for ReLU at any ε; composition: the sum over an expression's heads. A "
     "proven bound is at least the observed error.",
     source="beyond the papers; 2504.15956: limitation computational overhead, open question on parameter complexity",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

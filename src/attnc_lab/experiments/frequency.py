@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import attnc
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
 
 P = 32
 H = 2 / P
@@ -56,7 +52,7 @@ def judge(table: Table) -> list[Verdict]:
     return [
         Verdict(
             "Within a cell of width h, a value per cell is off by the oscillation of f over h/2.",
-            Status.CONSTANT if largest <= 1.02 and least > 0.5 else Status.FAILS,
+            Status.CONSTANT.when(largest <= 1.02 and least > 0.5),
             f"the error is {least:.2f} to {largest:.2f} times 2·sin(ωh/4) below ωh = 1.5, and never more than "
             f"{largest:.2f} times it: the oscillation bound is met with equality, but for the softness of the "
             "selection.",
@@ -64,23 +60,23 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "A target that varies fast within a cell cannot be approximated (the break condition).",
-            Status.HOLDS if 0.1 < breaks < 1 else Status.FAILS,
-            f"the error passes half the amplitude at ωh = {breaks:.2f}·π, about {2 / breaks:.0f} cells a period, and "
+            Status.HOLDS.when(0.1 < breaks < 1),
+            f"the error passes half the amplitude at ωh = {breaks:.2f}·π, about {2 / breaks:.0f} cells per period, and "
             "reaches twice the amplitude: the output then has nothing to do with the target.",
             {"breaks_at": breaks},
         ),
         Verdict(
             "Solved values (beyond the papers) break later, and are far more accurate before.",
-            Status.CONSTANT if later > breaks and gain > 100 else Status.FAILS,
+            Status.CONSTANT.when(later > breaks and gain > 100),
             f"with the same {P} anchors and solved values the error passes half the amplitude at ωh = {later:.2f}·π "
-            f"(two anchors a period are 1·π; some anchors lie beyond the ends), and below ωh = π/3 it is {gain:.1e} "
+            f"(two anchors per period are 1·π; some anchors lie beyond the ends), and below ωh = π/3 it is {gain:.1e} "
             "times smaller (median).",
             {"breaks_at": later, "gain": gain},
         ),
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (axes,) = drawing.panels(1, width=7.2, height=4.4)
     drawing.label(
         axes, f"sin(ωx + 1) on [−1, 1], {P} anchors", "ωh/π: phase per cell, in half turns", "largest error", log="xy"
@@ -95,13 +91,17 @@ def draw(table: Table) -> Figure:
     ):
         rows = table.where(kind=kind)
         drawing.measured(axes, rows.column("omega") * H / math.pi, rows.column("max_error"), name, colour, marker)
-    axes.axvline(1, color=drawing.FAINT, lw=2, zorder=0, label="two anchors a period")
+    axes.axvline(1, color=drawing.FAINT, lw=2, zorder=0, label="two anchors per period")
     axes.set_ylim(1e-14, 30)
     drawing.legend(axes)
     return picture
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=7,
     name="frequency",
     title="Frequency of the target at a fixed grid",
@@ -109,8 +109,4 @@ EXPERIMENT = Experiment(
     prediction="|out − f| ≤ ω_f(h/2) = 2·sin(ωh/4) for sin(ωx), at most 2; ωh/2 to first order.",
     source="2504.19901: mechanism 2, break condition (high frequency within a cell), mechanism 3, failure signature "
     "oscillations",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

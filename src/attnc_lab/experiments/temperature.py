@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import attnc
-from attnc.ir.reference import evaluate_recorded
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, unproved
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 LEAST = {"float64": 1075 * math.log(2), "float32": 150 * math.log(2), "bfloat16": 134 * math.log(2)}
@@ -38,14 +33,14 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     dtype, p, beta = str(cell["dtype"]), int(cell["p"]), float(cell["beta"])
     target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
     made = "float64" if dtype == "float64" else "float32"
-    with np.errstate(over="ignore"):  # the theorem's own bound, where it says nothing any more
+    with np.errstate(over="ignore"):  # the theorem's own bound, where it overflows
         built = attnc.constructions.truncated_linear(target, num_anchors=p, beta=beta, dtype=made)
-    x = _points(p)
+    x, network = _points(p), unproved(target, built)
     spacing = 1 / (p - 1)
     if dtype == "bfloat16":
-        found, pattern = _in_bfloat16(built.program, x)
+        found, pattern = _in_bfloat16(network, x)
     else:
-        found, cache = evaluate_recorded(built.program, (x[:, None],), 2**30)
+        found, cache = network.run(x[:, None], cache=True)
         pattern = cache["clip.head0.pattern"][:, 0]
     errors = np.abs(found.astype(np.float64) - np.clip(x, 0, 1)) / spacing
     zeros = float((pattern == 0).mean())
@@ -68,18 +63,16 @@ def _points(p: int) -> np.ndarray:
     return np.sort(np.concatenate([even, near]))
 
 
-def _in_bfloat16(program: attnc.Program, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The torch module with bfloat16 weights and sums, and the weights of its head."""
+def _in_bfloat16(network: attnc.Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Run the torch module with bfloat16 weights and sums; the attention weights are those of scores in bfloat16."""
     import torch
 
-    from attnc.engines.torch_engine import to_torch
-
-    module: Any = to_torch(program).to(torch.bfloat16)
+    module = network.to_torch().to(torch.bfloat16)
+    scores = network.run(x[:, None], cache=True).cache["clip.head0.scores"][:, 0]
     with torch.no_grad():
-        u = torch.tensor(x[:, None]).to(torch.bfloat16)
-        head = next(iter(module.stages.values())).heads[0]
-        pattern = torch.softmax(head.queries.batched(u)[:, 0] @ head.keys(u).mT, dim=-1)
-        return module(u).float().numpy(), pattern.float().numpy()
+        found = module(torch.tensor(x[:, None]).to(torch.bfloat16))
+        pattern = torch.softmax(torch.tensor(scores).to(torch.bfloat16), dim=-1)
+        return found.float().numpy(), pattern.float().numpy()
 
 
 def _zeros(x: np.ndarray, p: int, beta: float, dtype: str) -> float:
@@ -89,7 +82,7 @@ def _zeros(x: np.ndarray, p: int, beta: float, dtype: str) -> float:
 
 
 def farthest(p: np.ndarray | float, u: float) -> np.ndarray:
-    """√(¼ + 6ur²), r = (p−1)/2, in spacings: how far a selected anchor can be.
+    """√(¼ + 6ur²), r = (p−1)/2, in spacings: the largest distance of a selected anchor.
 
     Scores of size 3βr² are off by δ ≤ 3uβr² each; the nearest anchor is at ρ ≤ ½, and one at D may win if
     β(D² − ρ²) ≤ 2δ.
@@ -129,14 +122,14 @@ def judge(table: Table) -> list[Verdict]:
     return [
         Verdict(
             "A higher β improves selection, up to Δ/2; beyond that it changes nothing, and soft β is better.",
-            Status.HOLDS if off < 0.02 else Status.FAILS,
+            Status.HOLDS.when(off < 0.02),
             f"in float64 the error follows the formula in exact arithmetic within {off:.1e} spacings for β = 1 … 10⁸: "
             "0.06·Δ near βΔ² = 2.7, rising to Δ/2.",
             {"off": off},
         ),
         Verdict(
             "A higher β risks numerical underflow.",
-            Status.HOLDS if gap < 0.02 else Status.FAILS,
+            Status.HOLDS.when(gap < 0.02),
             f"the share of weights that are exactly 0 is the predicted one within {gap:.1e} in float64 and float32, "
             f"and up to {float(by_beta.column('zeros').max()):.3f}. But it does no harm: scores are shifted by their "
             f"maximum, so what underflows did not count; at β = 10⁸ float32 has an error of {single:.4f} spacings at "
@@ -145,9 +138,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Each arithmetic breaks where rounded scores let a wrong anchor win, at p ≈ 1 + √(1/2u), whatever β is.",
-            Status.CONSTANT
-            if broken["bfloat16"] and not broken["float64"] and float(ratio.max()) <= 1
-            else Status.FAILS,
+            Status.CONSTANT.when(bool(broken["bfloat16"]) and not broken["float64"] and float(ratio.max()) <= 1),
             f"predicted p = {limits['bfloat16']:.0f} in bfloat16, {limits['float32']:,.0f} in float32, "
             f"{limits['float64']:.1e} in float64. Measured: bfloat16 is off by more than a spacing from p = {first} "
             f"on, with {float(ratio.min()):.2f} to {float(ratio.max()):.2f} times the predicted error; float32 "
@@ -162,7 +153,7 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (left, middle, right) = drawing.panels(3, width=4.5, height=4.1)
     beta = np.logspace(0, 8, 120)
     drawing.label(left, f"error against β, p = {P}", "βΔ²", "largest error, in spacings", log="xy")
@@ -176,11 +167,11 @@ def draw(table: Table) -> Figure:
         if dtype != "float64":
             reach = np.full_like(beta, float(farthest(P, u)))
             drawing.theory(left, beta, reach, f"theory: at most √(¼+6ur²), {dtype}", colour, ":")
-        drawing.measured(left, rows.column("beta"), rows.column("max_error"), dtype, colour, marker)
-        drawing.measured(middle, rows.column("beta"), rows.column("zeros"), f"measured, {dtype}", colour, marker)
+        drawing.points(left, rows, "beta", "max_error", dtype, colour, marker)
+        drawing.points(middle, rows, "beta", "zeros", f"measured, {dtype}", colour, marker)
         drawing.theory(middle, rows.column("beta"), rows.column("zeros_predicted"), f"predicted, {dtype}", colour)
         sizes = table.where(sweep="p", dtype=dtype)
-        drawing.measured(right, sizes.column("p"), sizes.column("max_error"), dtype, colour, marker)
+        drawing.points(right, sizes, "p", "max_error", dtype, colour, marker)
         drawing.theory(right, p, farthest(p, u), f"at most √(¼+6ur²), {dtype}", colour)
     drawing.legend(left, 1)
     drawing.legend(middle)
@@ -189,6 +180,10 @@ def draw(table: Table) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=5,
     name="temperature",
     title="Temperature and numerical stability",
@@ -198,8 +193,4 @@ EXPERIMENT = Experiment(
     "0: β(d² − d_min²) > 745 in float64, 104 in float32, 93 in bfloat16.",
     source="2504.15956: next checks 1 (numerical stability), trade-off temperature, limitation infinite precision; "
     "2504.19901: mechanism 3, break condition (finite precision)",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

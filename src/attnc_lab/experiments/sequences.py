@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import attnc
-from attnc.engines.numpy_engine import NumpyEngine
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.lab.laws import fit_power
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power, unproved
 
 TOKENS, WIDTH = 20, 5
 """The papers' task: 20 tokens of width 5."""
@@ -66,7 +61,7 @@ def _constructed(model: str, n: int, P: int, seed: int) -> Row:
     build = getattr(attnc.constructions, NAMES[model])
     built = build(target, points_per_axis=P)
     points = np.random.default_rng([seed, 4]).uniform(-1, 1, (2000, n))
-    found = NumpyEngine(built.program)(points[..., None]).reshape(len(points), -1)
+    found = unproved(target, built)(points[..., None]).reshape(len(points), -1)
     errors = np.abs(found - target(points))
     return {
         "max_error": float(errors.max()),
@@ -83,7 +78,7 @@ def _relu_network(eps: float, seed: int) -> Row:
     target = attnc.ReLUNetwork([W, np.eye(D)], [b, np.zeros(D)], box=(-1, 1))
     built = attnc.constructions.relu_network(target, eps=eps)
     points = np.random.default_rng([seed, 5]).uniform(-1, 1, (200, D))
-    errors = np.abs(NumpyEngine(built.program)(points) - target(points))
+    errors = np.abs(unproved(target, built)(points) - target(points))
     assert built.bound is not None
     return {
         "max_error": float(errors.max()),
@@ -101,7 +96,7 @@ def _task(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _linear(seed: int) -> float:
-    """What the best affine map leaves of the variance."""
+    """The share of the variance that the best affine map leaves unexplained."""
     _, _, x, y = _task(seed)
     design = np.concatenate([x, np.ones((len(x), 1))], axis=1)
     fit = np.linalg.lstsq(design[:2000], y[:2000], rcond=None)[0]
@@ -111,7 +106,7 @@ def _linear(seed: int) -> float:
 def _trained(model: str, steps: int, seed: int, trial: int) -> Row:
     import torch
 
-    from attnc.lab.training import SequenceModel, train
+    from attnc_lab.training import SequenceModel, train
 
     torch.manual_seed(2**16 * seed % 2**32 + trial)
     W, b, x, y = (torch.tensor(array, dtype=torch.float32) for array in _task(seed))
@@ -137,11 +132,11 @@ def judge(table: Table) -> list[Verdict]:
     for model in NAMES:
         rows = table.where(kind="constructed", model=model)
         within = bool((rows.column("max_error") <= rows.column("bound")).all())
-        laws = {n: fit_power(rows.where(n=n).column("P"), rows.where(n=n).column("max_error")) for n in SMALL}
+        laws = {n: rows.where(n=n).power("P", "max_error") for n in SMALL}
         found.append(
             Verdict(
                 f"Constructed, {model}: a continuous sequence-to-sequence function is approximated, at any accuracy.",
-                Status.CONSTANT if within and all(law.exponent < -0.8 for law in laws.values()) else Status.FAILS,
+                Status.CONSTANT.when(within and all(law.exponent < -0.8 for law in laws.values())),
                 f"relu(W·vec X + b) of 2 and 3 tokens: every error is within its proven bound; exponents {laws[2]} "
                 f"and {laws[3]} in the cells per axis (theory −1), P^D cells: "
                 f"{rows.where(n=3).column('parameters').max():,.0f} numbers for 3 tokens already.",
@@ -153,7 +148,7 @@ def judge(table: Table) -> list[Verdict]:
     found.append(
         Verdict(
             "Attention subsumes ReLU networks: the whole 20×5 task by one attention layer.",
-            Status.HOLDS if bool((relu.column("max_error") <= relu.column("bound")).all()) else Status.FAILS,
+            Status.HOLDS.when(bool((relu.column("max_error") <= relu.column("bound")).all())),
             f"100 inputs, 100 hidden units, error {relu.column('max_error')[-1]:.2g} within a proven bound of "
             f"{relu.column('bound')[-1]:.2g} with {relu.column('anchors')[-1]:,.0f} anchors; these grow like "
             f"ε^−{growth.exponent:.2f}, not with a grid of 100 dimensions.",
@@ -167,7 +162,7 @@ def judge(table: Table) -> list[Verdict]:
     found.append(
         Verdict(
             "Trained, the two architectures solve the 20×5 task.",
-            Status.CONSTANT if len(better) == len(left) else Status.FAILS,
+            Status.CONSTANT.when(len(better) == len(left)),
             "share of the variance left unexplained: "
             + ", ".join(f"{model} {values.min():.3f} … {values.max():.3f}" for model, values in left.items())
             + f"; the best affine map leaves {linear:.3f}, the constructed layer "
@@ -179,16 +174,14 @@ def judge(table: Table) -> list[Verdict]:
     return found
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (left, middle, right) = drawing.panels(3, width=4.7, height=4.1)
     drawing.label(left, "constructed, 2 and 3 tokens of width 1", "cells per axis P", "largest error", log="xy")
     for model, colour in COLOURS.items():
         for n, marker in zip(SMALL, "o^", strict=True):
             rows = table.where(kind="constructed", model=model, n=n)
             size = 8 if model == "two layers" else 4
-            drawing.measured(
-                left, rows.column("P"), rows.column("max_error"), f"{model}, n = {n}", colour, marker, markersize=size
-            )
+            drawing.points(left, rows, "P", "max_error", f"{model}, n = {n}", colour, marker, size=size)
             if model == "two layers":
                 drawing.theory(
                     left,
@@ -203,17 +196,8 @@ def draw(table: Table) -> Figure:
     drawing.label(middle, "the 20×5 task by one layer (relu_network)", "ε asked for", "largest error", log="xy")
     rows = table.where(kind="relu network")
     drawing.theory(middle, rows.column("eps"), rows.column("eps"), "theory: ≤ ε")
-    drawing.measured(
-        middle,
-        rows.column("eps"),
-        rows.column("bound"),
-        "proven",
-        drawing.BLUE,
-        "s",
-        markerfacecolor="none",
-        markeredgecolor=drawing.BLUE,
-    )
-    drawing.measured(middle, rows.column("eps"), rows.column("max_error"), "observed", drawing.BLUE)
+    drawing.points(middle, rows, "eps", "bound", "proven", drawing.BLUE, "s", is_open=True)
+    drawing.points(middle, rows, "eps", "max_error", "observed", drawing.BLUE)
     drawing.legend(middle)
     drawing.label(right, "the 20×5 task, trained and constructed", "", "variance left unexplained", log="y")
     for i, (model, colour) in enumerate(COLOURS.items()):
@@ -232,6 +216,10 @@ def draw(table: Table) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=13,
     name="sequences",
     title="Sequence-to-sequence: two layers, and attention then softmax",
@@ -240,8 +228,4 @@ EXPERIMENT = Experiment(
     prediction="|out − f| ≤ ω_f(√D(h/2 + δ)) + osc·D(P−1)e^(−β/2): O(1/P) with P^D cells, D = nd. As ReLU networks: "
     "each hidden unit is one truncated linear function, O(1/p) whatever D is.",
     source="2504.15956: key results (two-layer universality), mechanism 3, the 20×5 sequence-to-sequence experiment",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

@@ -1,4 +1,4 @@
-"""The report of a run: one page that needs nothing else, verdicts first, every number computed from the CSV files."""
+"""The report of a run: one page that needs no other file, verdicts first, every number computed from the CSV files."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from attnc.errors import FileError, InputError
-from attnc.lab.catalogue import EXPERIMENTS
-from attnc.lab.drawing import to_svg
-from attnc.lab.experiment import Experiment, Status, Table, Verdict
-from attnc.lab.folder import Folder, write_whole
+import attnc
+from attnc_lab.catalogue import EXPERIMENTS
+from attnc_lab.drawing import to_svg
+from attnc_lab.experiment import Experiment, Status, Table, Verdict
+from attnc_lab.folder import Folder, write_whole
 
 NAME, TEMPLATE = "report.html", "report.html.jinja"
 
 
 class Finding(NamedTuple):
-    """A finished experiment."""
+    """A finished experiment with its table and verdicts."""
 
     experiment: Experiment
     table: Table
@@ -25,12 +25,12 @@ class Finding(NamedTuple):
 
     @property
     def figure(self) -> str:
-        """As SVG."""
+        """The figure as SVG."""
         return to_svg(self.experiment.draw(self.table), self.experiment.name)
 
 
 def report(path: str | Path) -> Path:
-    """Writes DIR/report.html for the experiments of a run that are finished."""
+    """Write report.html into the folder of a run, for its finished experiments, and return its path."""
     folder = Folder.read(Path(path))
     page = folder.path / NAME
     write_whole(page, _page(folder, findings(path)))
@@ -38,11 +38,11 @@ def report(path: str | Path) -> Path:
 
 
 def findings(path: str | Path) -> list[Finding]:
-    """What is finished of a run, judged anew from its tables."""
+    """Judge the finished experiments of a run anew from their tables."""
     folder = Folder.read(Path(path))
     found = [finding for experiment in EXPERIMENTS if (finding := _finding(folder, experiment)) is not None]
     if not found:
-        raise InputError(
+        raise attnc.InputError(
             f"no experiment of {folder.path} is finished: `attnc lab run all --out {folder.path}` goes on with it"
         )
     return found
@@ -55,7 +55,7 @@ def _finding(folder: Folder, experiment: Experiment) -> Finding | None:
     try:
         return Finding(experiment, table, experiment.judge(table))
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise FileError(
+        raise attnc.FileError(
             f"{folder.table_path(experiment)} is not what this version measures ({type(error).__name__}: {error}). "
             "Delete it and the folder cells beside it, and run the experiment again."
         ) from error
@@ -65,8 +65,10 @@ def _page(folder: Folder, found: list[Finding]) -> str:
     try:
         import jinja2
     except ImportError as error:
-        raise InputError(f"the report needs jinja2 ({error}): pip install -c constraints.txt 'attnc[lab]'") from None
-    text = resources.files("attnc.lab").joinpath(TEMPLATE).read_text(encoding="utf-8")
+        raise attnc.InputError(
+            f"the report needs jinja2 ({error}): pip install -c constraints.txt 'attnc[lab]'"
+        ) from None
+    text = resources.files("attnc_lab").joinpath(TEMPLATE).read_text(encoding="utf-8")
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text)
     done = {finding.experiment.name for finding in found}
     counts = Counter(verdict.status for finding in found for verdict in finding.verdicts)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 import attnc
-from attnc.engines.numpy_engine import NumpyEngine
-from attnc.errors import BoundNotMet
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.lab.experiments.rate_in_p import END, HARD, inputs_at, target_of
-from attnc.lab.laws import fit_power
-from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, unproved
+from attnc_lab.experiments.rate_in_p import END, HARD, inputs_at, target_of
 
 LENGTHS = (50, 200, 1000, 4000, 10_000)
 HEADS = (1, 4)
@@ -47,7 +38,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
         return [predicted]
     try:
         built = attnc.constructions.max_affine(target, eps=EPS, max_anchors=limit)
-    except BoundNotMet:
+    except attnc.BoundNotMet:
         return [predicted]
     return [predicted | _sizes(built, target, seed)]
 
@@ -57,10 +48,10 @@ def chain(D: int) -> str:
     return "(" + "+".join(f"sin(x{i})*cos(x{i + 1})" for i in range(D - 1)) + f")/{D - 1}"
 
 
-def _sizes(built: attnc.constructions.Built, target: Target, seed: int) -> Row:
+def _sizes(built: attnc.constructions.Built, target: attnc.Target, seed: int) -> Row:
     points = np.random.default_rng(seed).uniform(-SIDE, SIDE, (1000, target.box.d))
     program = built.program
-    errors = np.abs(NumpyEngine(program)(points).reshape(len(points), -1) - target(points))
+    errors = np.abs(unproved(target, built)(points).reshape(len(points), -1) - target(points))
     return {
         "anchors": program.num_anchors,
         "parameters": program.num_parameters,
@@ -69,8 +60,8 @@ def _sizes(built: attnc.constructions.Built, target: Target, seed: int) -> Row:
     }
 
 
-def _slopes(target: Target, seed: int) -> float:
-    """max Σ_i |∂f/∂x_i| over a sample: what a box of half-width h/2 moves f by, per h/2."""
+def _slopes(target: attnc.Target, seed: int) -> float:
+    """max Σ_i |∂f/∂x_i| over a sample: the change of f over a cube of half-width h/2, divided by h/2."""
     points = np.random.default_rng([seed, 2]).uniform(-SIDE, SIDE, (4000, target.box.d))
     step = 1e-6
     total = np.zeros(len(points))
@@ -82,7 +73,7 @@ def _slopes(target: Target, seed: int) -> float:
 
 
 def _length(n: int, H: int, seed: int) -> Row:
-    """n tokens of width 10, each clipped by its own w: n anchors a head."""
+    """n tokens of width 10, each clipped by its own w: n anchors per head."""
     target = target_of(seed, n)
     if H == 1:
         built, anchors = attnc.constructions.truncated_linear(target, num_anchors=n, beta=HARD), n
@@ -105,38 +96,36 @@ def _length(n: int, H: int, seed: int) -> Row:
 
 def judge(table: Table) -> list[Verdict]:
     lengths = table.where(kind="length")
-    laws = {H: fit_power(lengths.where(H=H).column("N"), lengths.where(H=H).column("max_error")) for H in HEADS}
+    laws = {H: lengths.where(H=H).power("N", "max_error") for H in HEADS}
     constant = float((lengths.column("max_error") * lengths.column("N") / (2 * END)).max())
     most = lengths.where(n=LENGTHS[-1], H=1)[0]
     grids, composed = table.where(kind="grid"), table.where(kind="compose")
     built = grids.having("anchors")
     ratio = built.column("anchors") / built.column("predicted")
     rate = np.polyfit(grids.column("D"), np.log10(grids.column("predicted")), 1)[0]
-    growth = fit_power(composed.column("D") - 1, composed.column("anchors"))
+    growth = composed.power("D", "anchors", -1)
     last = int(built.column("D").max())
     return [
         Verdict(
             "The rates O(1/p) and O(1/(nH)) hold for long sequences, n = 50 … 10,000.",
-            Status.CONSTANT if all(abs(law.exponent + 1) < 0.1 for law in laws.values()) else Status.FAILS,
+            Status.CONSTANT.when(all(abs(law.exponent + 1) < 0.1 for law in laws.values())),
             f"exponents {laws[1]} with one head and {laws[4]} with four, in the number of anchors; the error is at "
-            f"most {constant:.2f}·|b−a|/N. It costs n·N scores a point: {float(most['scores']):.1e} at n = 10,000 "
+            f"most {constant:.2f}·|b−a|/N. It costs n·N scores per point: {float(most['scores']):.1e} at n = 10,000 "
             "with one head.",
             {"one_head": laws[1].exponent, "four_heads": laws[4].exponent, "constant": constant},
         ),
         Verdict(
             "A grid needs a number of cells that is exponential in the dimension.",
-            Status.CONSTANT if len(built) >= 2 and ratio.min() > 0.1 and ratio.max() < 10 else Status.FAILS,
+            Status.CONSTANT.when(len(built) >= 2 and ratio.min() > 0.1 and ratio.max() < 10),
             f"(Λ₁·w/2ε)^D, Λ₁ = max Σ|∂f/∂x_i|, w = {2 * SIDE:g}, is the prediction; what is built up to D = {last} is "
-            f"{ratio.min():.2f} to {ratio.max():.2f} times that. It grows by a factor {10**rate:.0f} a dimension, to "
+            f"{ratio.min():.2f} to {ratio.max():.2f} times that. It grows by a factor {10**rate:.0f} per dimension, to "
             f"{grids.column('predicted')[-1]:.1e} at D = {DIMENSIONS[-1]}.",
             {"least_ratio": float(ratio.min()), "largest_ratio": float(ratio.max()), "factor": float(10**rate)},
         ),
         Verdict(
             "Polynomial size for structured functions (an open question of the paper): by composition it is linear "
             "in D.",
-            Status.CONSTANT
-            if growth.exponent < 1.3 and float(composed.column("max_error").max()) <= EPS
-            else Status.FAILS,
+            Status.CONSTANT.when(growth.exponent < 1.3 and float(composed.column("max_error").max()) <= EPS),
             f"the same functions to the same ε = {EPS:g} by a deep program: {composed.column('anchors')[0]:.0f} "
             f"anchors at D = 2, {composed.column('anchors')[-1]:.0f} at D = {DIMENSIONS[-1]}, exponent {growth} in "
             f"the number of terms; observed error {float(composed.column('max_error').max()):.2g} at most.",
@@ -145,21 +134,21 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (left, right) = drawing.panels(2, width=5.4, height=4.1)
     drawing.label(left, "error against sequence length, width 10", "tokens n", "largest error", log="xy")
     n = np.array(LENGTHS, float)
     for H, colour, marker in ((1, drawing.BLUE, "o"), (4, drawing.GREEN, "D")):
         rows = table.where(kind="length", H=H)
         drawing.theory(left, n, END / (n if H == 1 else (n - 2) * H), "theory: |b−a|/2N", colour)
-        drawing.measured(left, rows.column("n"), rows.column("max_error"), f"measured, H = {H}", colour, marker)
+        drawing.points(left, rows, "n", "max_error", f"measured, H = {H}", colour, marker)
     drawing.whole_ticks(left, LENGTHS)
     drawing.legend(left)
     drawing.label(right, f"anchors for ε = {EPS:g} on [−2, 2]^D", "dimension D", "anchors", log="y")
     grids, composed = table.where(kind="grid"), table.where(kind="compose")
     built = grids.having("anchors")
     drawing.theory(right, grids.column("D"), grids.column("predicted"), "theory: (Λ₁w/2ε)^D")
-    drawing.measured(right, built.column("D"), built.column("anchors"), "grid, built (max_affine)", drawing.ORANGE, "s")
+    drawing.points(right, built, "D", "anchors", "grid, built (max_affine)", drawing.ORANGE, "s")
     D, anchors = composed.column("D"), composed.column("anchors")
     drawing.theory(right, D, anchors[0] * (D - 1), "theory: linear in D", drawing.BLUE)
     drawing.measured(right, D, anchors, "composition, built (compose)", drawing.BLUE, "o")
@@ -168,6 +157,10 @@ def draw(table: Table) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=8,
     name="scaling",
     title="Sequence length and input dimension",
@@ -177,8 +170,4 @@ EXPERIMENT = Experiment(
     "of them; a composition of an expression needs a number of heads linear in its size, whatever D is.",
     source="2504.15956: next checks 3 (realistic sequence lengths), open question on polynomial size; 2504.19901: "
     "next checks 2 (dimensional scaling), trade-off minimalism against capacity",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

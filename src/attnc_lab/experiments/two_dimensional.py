@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 import attnc
-from attnc.engines.numpy_engine import NumpyEngine
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.lab.laws import fit_power
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power, unproved
 
 TEXT, STEP = "sin(x)+cos(y)", "sign(x+0.3*y)+sign(x**2+y**2-4)"
 EPSILONS = {
@@ -50,7 +43,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     built = attnc.constructions.max_affine(target, points_per_axis=P, norm=2.0)
     axis = -3 + 6 * (np.arange(5 * P) + 0.5) / (5 * P)
     points = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
-    errors = NumpyEngine(built.program)(points) - target(points)[:, 0]
+    errors = unproved(target, built)(points) - target(points)[:, 0]
     assert built.bound is not None
     return [
         {
@@ -97,10 +90,10 @@ def judge(table: Table) -> list[Verdict]:
         found.append(
             Verdict(
                 f"Single-head {name} after a linear map approximates sin(x) + cos(y) within ε.",
-                Status.HOLDS if proven and share.max() <= 1 else Status.FAILS,
+                Status.HOLDS.when(proven and share.max() <= 1),
                 f"proven and observed for ε = {rows.column('eps')[0]:g} … {rows.column('eps')[-1]:g}: the error seen "
                 f"is {share.min():.2f} to {share.max():.2f} of ε; {rows.column('anchors')[-1]:,.0f} cells for the "
-                f"last, growing like ε^−{sizes[kind].exponent:.2f} (theory: −2, one factor 1/ε an axis).",
+                f"last, growing like ε^−{sizes[kind].exponent:.2f} (theory: −2, one factor 1/ε per axis).",
                 {
                     "least_share": float(share.min()),
                     "largest_share": float(share.max()),
@@ -109,14 +102,14 @@ def judge(table: Table) -> list[Verdict]:
             )
         )
     jump = table.where(kind="jump")
-    law = fit_power(jump.column("P"), jump.column("l2"))
+    law = jump.power("P", "l2")
     sides = table.where(kind="side")
-    saving = fit_power(sides.column("side"), sides.column("anchors"))
+    saving = sides.power("side", "anchors")
     within = bool((jump.column("l2") <= jump.column("bound")).all())
     found += [
         Verdict(
             "The result extends to L_p norms, and there to discontinuous functions.",
-            Status.CONSTANT if within and abs(law.exponent + 0.5) < 0.12 else Status.FAILS,
+            Status.CONSTANT.when(within and abs(law.exponent + 0.5) < 0.12),
             f"two jumps, along a line and a circle: the L₂ error falls with exponent {law} in the cells per axis "
             "(theory −½: a jump spoils a strip of width h) and stays below its proven bound, while the largest error "
             f"stays at {jump.column('max_error').min():.2f}.",
@@ -124,7 +117,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "A Lipschitz function on a smaller domain needs fewer cells.",
-            Status.CONSTANT if saving.exponent > 1.5 else Status.FAILS,
+            Status.CONSTANT.when(saving.exponent > 1.5),
             f"{sides.column('anchors')[0]:,.0f} cells on [−3, 3]², {sides.column('anchors')[-1]:,.0f} on [−½, ½]² for "
             f"ε = {EPS_SIDE:g}: exponent {saving} in the side (theory 2, and more where the function is flatter).",
             {"exponent": saving.exponent},
@@ -133,7 +126,7 @@ def judge(table: Table) -> list[Verdict]:
     return found
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (first, second, third, fourth) = drawing.panels(4, width=5.2, height=4.1, rows=2)
     drawing.label(first, "error against ε", "ε asked for", "error", log="xy")
     eps = np.array([0.01, 0.5])
@@ -141,26 +134,8 @@ def draw(table: Table) -> Figure:
     for kind, colour, marker in (("self", drawing.BLUE, "o"), ("cross", drawing.GREEN, "D")):
         rows = table.where(kind=kind)
         size = 9 if kind == "self" else 4
-        drawing.measured(
-            first,
-            rows.column("eps"),
-            rows.column("bound"),
-            f"proven, {kind}-attention",
-            colour,
-            "s",
-            markersize=size,
-            markerfacecolor="none",
-            markeredgecolor=colour,
-        )
-        drawing.measured(
-            first,
-            rows.column("eps"),
-            rows.column("observed"),
-            f"observed, {kind}-attention",
-            colour,
-            marker,
-            markersize=size,
-        )
+        drawing.points(first, rows, "eps", "bound", f"proven, {kind}-attention", colour, "s", size=size, is_open=True)
+        drawing.points(first, rows, "eps", "observed", f"observed, {kind}-attention", colour, marker, size=size)
     drawing.legend(first)
     rows = table.where(kind="partition")
     side = round(len(rows) ** 0.5)
@@ -188,16 +163,7 @@ def draw(table: Table) -> Figure:
     P = jump.column("P")
     drawing.theory(third, P, jump.column("l2")[0] * np.sqrt(P[0] / P), "theory: P^−½")
     drawing.measured(third, P, jump.column("l2"), "L₂ error", drawing.BLUE)
-    drawing.measured(
-        third,
-        P,
-        jump.column("bound"),
-        "proven bound of it",
-        drawing.BLUE,
-        "s",
-        markerfacecolor="none",
-        markeredgecolor=drawing.BLUE,
-    )
+    drawing.measured(third, P, jump.column("bound"), "proven bound of it", drawing.BLUE, "s", is_open=True)
     drawing.measured(third, P, jump.column("max_error"), "largest error", drawing.ORANGE, "^")
     drawing.whole_ticks(third, FINENESS)
     drawing.legend(third)
@@ -212,17 +178,17 @@ def draw(table: Table) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=9,
     name="two_dimensional",
     title="Approximation in two dimensions by explicit weights",
     question="Do the explicit single-head weights approximate sin(x) + cos(y) within ε in L∞? In L_p? With fewer "
     "cells on less?",
-    prediction="|out − f| ≤ Λ₁h/2 (+ leak): P = Λ₁·w/2ε cells an axis, ε⁻² in two dimensions; (w/w')² fewer on a "
+    prediction="|out − f| ≤ Λ₁h/2 (+ leak): P = Λ₁·w/2ε cells per axis, ε⁻² in two dimensions; (w/w')² fewer on a "
     "smaller square; in L₂ a jump along a curve costs O(√h).",
     source="2504.19901: first experiments 1 (synthetic 2D approximation), key results (L∞, L_p, cross-attention, "
     "Lipschitz functions on smaller domains)",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import attnc
-from attnc.ir.layers import Affine, Attention, Layer
-from attnc.ir.program import Program
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.targets.target import Target
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+Layer = attnc.Affine | attnc.Attention | attnc.Softmax
 SIZES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 TRIALS = 8
+"""Random perturbations of each size, whose mean is shown."""
 STEP = 1e-6
-"""Of the central differences that give the first-order prediction."""
+"""The relative step of the central differences: near the cube root of the unit roundoff, where their error is least."""
 COLOURS = {"hard clip": drawing.INK, "soft clip": drawing.BLUE, "partition": drawing.ORANGE, "solved": drawing.GREEN}
 
 
-def subjects() -> dict[str, tuple[Target, Callable[[Target], attnc.constructions.Built]]]:
+def subjects() -> dict[str, tuple[attnc.Target, Callable[[attnc.Target], attnc.constructions.Built]]]:
     """Three constructions of the papers, and one with solved values."""
     clip = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
     wave = attnc.as_target("sin(x)+cos(y)", [(-3, 3)] * 2)
@@ -52,24 +47,14 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     slopes = np.array([_slope(program, numbers, j, points) for j in range(len(numbers))])  # (numbers, points)
     error = float(np.abs(exact - target(points)[:, 0]).max())
     worst = int(np.abs(slopes).sum(axis=0).argmax())
+
+    def moved_by(relative: np.ndarray) -> float:
+        return float(np.abs(with_weights(program, numbers * (1 + relative))(points) - exact).max())
+
     rows: list[Row] = []
     for size in SIZES:
-        changes = [
-            float(
-                np.abs(
-                    with_weights(program, numbers * (1 + size * rng.normal(size=len(numbers))))(points) - exact
-                ).max()
-            )
-            for _ in range(TRIALS)
-        ]
-        against = [
-            float(
-                np.abs(
-                    with_weights(program, numbers * (1 + sign * size * np.sign(slopes[:, worst])))(points) - exact
-                ).max()
-            )
-            for sign in (-1, 1)
-        ]
+        changes = [moved_by(size * rng.normal(size=len(numbers))) for _ in range(TRIALS)]
+        against = [moved_by(sign * size * np.sign(slopes[:, worst])) for sign in (-1, 1)]
         rows.append(
             {
                 "size": size,
@@ -85,7 +70,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     return rows
 
 
-def _slope(program: Program, numbers: np.ndarray, j: int, points: np.ndarray) -> np.ndarray:
+def _slope(program: attnc.Program, numbers: np.ndarray, j: int, points: np.ndarray) -> np.ndarray:
     """∂out/∂log|w_j| at the points."""
     found = []
     for sign in (1, -1):
@@ -95,12 +80,12 @@ def _slope(program: Program, numbers: np.ndarray, j: int, points: np.ndarray) ->
     return (found[0] - found[1]) / (2 * STEP)
 
 
-def weights_of(program: Program) -> np.ndarray:
+def weights_of(program: attnc.Program) -> np.ndarray:
     """Every stored number that is not 0."""
     return np.concatenate([array[array != 0] for layer in program.layers for array in _arrays(layer)])
 
 
-def with_weights(program: Program, numbers: np.ndarray) -> Program:
+def with_weights(program: attnc.Program, numbers: np.ndarray) -> attnc.Program:
     """The same program with these in place of its stored numbers."""
     rest = iter(
         np.split(numbers, np.cumsum([np.count_nonzero(a) for layer in program.layers for a in _arrays(layer)])[:-1])
@@ -113,12 +98,12 @@ def with_weights(program: Program, numbers: np.ndarray) -> Program:
 
     layers: list[Layer] = []
     for layer in program.layers:
-        if isinstance(layer, Affine):
+        if isinstance(layer, attnc.Affine):
             weight = replace(layer.weight, values=changed(layer.weight.values))
             layers.append(
                 replace(layer, weight=weight, constant=replace(layer.constant, values=changed(layer.constant.values)))
             )
-        elif isinstance(layer, Attention):
+        elif isinstance(layer, attnc.Attention):
             heads = tuple(
                 replace(
                     head, W_Q=changed(head.W_Q), W_K=changed(head.W_K), W_V=changed(head.W_V), W_O=changed(head.W_O)
@@ -132,9 +117,9 @@ def with_weights(program: Program, numbers: np.ndarray) -> Program:
 
 
 def _arrays(layer: Layer) -> list[np.ndarray]:
-    if isinstance(layer, Affine):
+    if isinstance(layer, attnc.Affine):
         return [layer.weight.values, layer.constant.values]
-    if isinstance(layer, Attention):
+    if isinstance(layer, attnc.Attention):
         return [W for head in layer.heads for W in (head.W_Q, head.W_K, head.W_V, head.W_O)]
     return []
 
@@ -148,7 +133,7 @@ def judge(table: Table) -> list[Verdict]:
     return [
         Verdict(
             "Small perturbations of the constructed weights change the output by the first-order prediction.",
-            Status.CONSTANT if ratio.min() > 0.8 and ratio.max() < 1.25 and chance.max() < 2 else Status.FAILS,
+            Status.CONSTANT.when(ratio.min() > 0.8 and ratio.max() < 1.25 and chance.max() < 2),
             f"relative changes of 10⁻⁸ … 10⁻⁶: adversarial ones give {ratio.min():.2f} to {ratio.max():.2f} times "
             f"Σ|∂out/∂log w|, random ones {chance.min():.2f} to {chance.max():.2f} times its root sum of squares.",
             {
@@ -159,7 +144,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Hard selection is sensitive: the harder, the more.",
-            Status.CONSTANT if slopes["hard clip"] > 3 * slopes["soft clip"] else Status.FAILS,
+            Status.CONSTANT.when(slopes["hard clip"] > 3 * slopes["soft clip"]),
             "amplification of an adversarial relative change: "
             + ", ".join(f"{name} {value:.3g}" for name, value in slopes.items())
             + ". It comes from the scores, whose size is β·r²: a hard head moves its boundaries, and between two "
@@ -168,9 +153,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Imperfect weights as training makes them (relative 10⁻² … 10⁻¹) destroy the construction.",
-            Status.HOLDS
-            if all(float(row["adversarial"]) > float(row["error"]) for row in table.where(size=1e-1))
-            else Status.FAILS,
+            Status.HOLDS.when(all(float(row["adversarial"]) > float(row["error"]) for row in table.where(size=1e-1))),
             "relative changes beyond "
             + ", ".join(f"{value:.1e} ({name})" for name, value in allowed.items())
             + " add more than the construction's own error if they are adversarial; solved values, whose error is "
@@ -180,7 +163,7 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (left, right) = drawing.panels(2, width=5.3, height=4.2)
     size = np.array(SIZES)
     for axes, column, name in ((left, "adversarial", "adversarial"), (right, "random", "random")):
@@ -200,13 +183,17 @@ def draw(table: Table) -> Figure:
                 "first order" if subject == "hard clip" else "",
                 colour,
             )
-            drawing.measured(axes, rows.column("size"), rows.column(column), f"measured, {subject}", colour, marker)
+            drawing.points(axes, rows, "size", column, f"measured, {subject}", colour, marker)
         axes.set_ylim(1e-9, 1e3)
         drawing.legend(axes)
     return picture
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=12,
     name="perturbation",
     title="Perturbation of the constructed weights",
@@ -215,8 +202,4 @@ EXPERIMENT = Experiment(
     "w_j| at worst, and by ε times the root of the sum of squares at random; ∂out/∂s_k = w_k(v_k − out), so it "
     "scales with the scores' size βr².",
     source="2504.19901: next checks 3 (robustness to approximation), critical path (W_K and W_Q must reflect the grid)",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
 
 SIDE = 3.0
 PER_AXIS = {2: 8, 3: 5}
@@ -40,7 +37,7 @@ def target(x: Any, lib: Any) -> Any:
 
 
 def centres(d: int) -> tuple[np.ndarray, float]:
-    """Those of a grid of cells, and the width h of a cell."""
+    """Return the centres of a grid of cells, and the width h of a cell."""
     h = 2 * SIDE / PER_AXIS[d]
     axis = -SIDE + h * (np.arange(PER_AXIS[d]) + 0.5)
     return np.stack(np.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d), h
@@ -49,7 +46,7 @@ def centres(d: int) -> tuple[np.ndarray, float]:
 def measure(cell: Cell, seed: int) -> list[Row]:
     import torch
 
-    from attnc.lab.training import Heads, train, with_one
+    from attnc_lab.training import Heads, train, with_one
 
     kind, d, steps = str(cell["kind"]), int(cell["d"]), int(cell["steps"])
     torch.manual_seed(2**16 * seed % 2**32 + 100 * d + int(cell["trial"]))
@@ -93,7 +90,7 @@ def _state(head: Any, test: np.ndarray, L: np.ndarray, h: float) -> Row:
     """Norms, effective temperature, how one-hot attention is, errors, and how far keys are from the centres."""
     import torch
 
-    from attnc.lab.training import with_one
+    from attnc_lab.training import with_one
 
     d = L.shape[1]
     with torch.no_grad():
@@ -154,7 +151,7 @@ def judge(table: Table) -> list[Verdict]:
     return [
         Verdict(
             "Gradient descent finds the partition of the construction (the paper does not claim it).",
-            Status.HOLDS if found_partition else Status.FAILS,
+            Status.HOLDS.when(found_partition),
             f"the largest weight is {sharp.mean():.2f} on average (one-hot: 1), a share "
             f"{free.column('used').mean():.2f} of the keys wins anywhere, and after optimal matching keys are "
             f"{distance.min():.2f} to {distance.max():.2f} times as far from the constructed centres as random points "
@@ -168,7 +165,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "A trained head increases the norms of W_Q and W_K to sharpen its partition.",
-            Status.HOLDS if bool((grown > 1.2).all()) else Status.FAILS,
+            Status.HOLDS.when(bool((grown > 1.2).all())),
             f"with Adam |W_Q|·|W_K| ends at {grown.min():.2f} to {grown.max():.2f} times its start (2-D), and βh² at "
             f"{adam.column('beta').min():.2f} to {adam.column('beta').max():.2f}: far below the {START_BETA:g} from "
             "which one would speak of selection.",
@@ -180,7 +177,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Other weights than the construction's approximate as well or better.",
-            Status.CONSTANT if gap["adam"] < 1 else Status.FAILS,
+            Status.CONSTANT.when(gap["adam"] < 1),
             f"rms errors relative to hard selection with as many cells, in 2-D: Adam {gap['adam']:.3f}, SGD "
             f"{gap['sgd']:.3f}, started from the construction {gap['from construction']:.3f}. A value per cell wastes "
             "what a soft head can do.",
@@ -188,7 +185,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Started from the construction, training stays there.",
-            Status.CONSTANT if drift < 0.5 else Status.FAILS,
+            Status.CONSTANT.when(drift < 0.5),
             f"keys stay within {drift:.2f} spacings of their centres on average (random points: "
             f"{kept.column('distance_random').mean():.2f}), while βh² goes from {START_BETA:g} to "
             f"{START_BETA * moved.min():.2f} … {START_BETA * moved.max():.2f}: the geometry is kept, the temperature "
@@ -202,7 +199,7 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, axes = drawing.panels(4, width=5.2, height=3.9, rows=2)
     drawing.label(axes[0], "rms error, sin x + cos y", "training step", "rms error", log="y")
     drawing.label(axes[1], "effective temperature", "training step", "βh²", log="y")
@@ -235,6 +232,10 @@ def draw(table: Table) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=10,
     name="learnability",
     title="Learnability of the partition",
@@ -244,8 +245,4 @@ EXPERIMENT = Experiment(
     "found; section 6 of the paper expects norms to grow as partitions sharpen.",
     source="2504.19901: first experiments 2 (temperature sweep), next checks 1 (learnability), confidence: "
     "learnability not established",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

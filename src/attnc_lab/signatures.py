@@ -1,12 +1,12 @@
-"""The failure signatures, each with the numbers that show it and the parameter that cures it.
+"""The failure signatures of attention, each with the numbers that show it and the parameter that cures it.
 
-A head is sharp if its keys win: the peak of a key is its largest weight at any point. Nothing is a failure that does no
-harm: a soft head whose error is within eps is healthy. What is wrong is looked for in this order, and later signatures
-only where earlier ones do not explain the error:
+The peak of a key is its largest weight at any point; a head is sharp if the peaks of its keys are near 1. A head that
+does no harm is not a failure: a soft head whose error is within eps is healthy. The signatures are tried in this order,
+and later ones only where earlier ones do not explain the error:
 
-underflow    weights that are not finite or do not sum to 1; or scores so large that their rounding selects
-boundary     the error within a cell of the box's ends exceeds eps and thrice the error inside
-seams        as much where one head hands over to the next
+underflow    weights are not finite or do not sum to 1, or scores are so large that their rounding selects
+boundary     the error within a cell of the box's ends exceeds eps and three times the error inside
+seams        the same at the places where one head hands over to the next
 diffuse      no key ever dominates (median peak below ½), and sharper scores would be better
 drift        keys dominate but do not win (below 0.95): the output passes between levels; sharper scores would be better
 oscillation  the selection is sharp, but the target varies by more than eps within the cell of one key
@@ -17,22 +17,129 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.diagnosing.evidence import Evidence
-from attnc.ir.reference import softmax
+import attnc
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 DOMINATES, WINS = 0.5, 0.95
+"""The median peak above which keys dominate, and above which they win: at 0.95 all other keys share 5 %."""
 EXCESS = 3.0
-"""How much larger an error must be in one place than elsewhere to be a matter of that place."""
+"""The error at a place must exceed the error elsewhere by this factor to be blamed on the place."""
 FACTORS = tuple(2.0**k for k in range(1, 13))
-"""By which scores are sharpened, on trial."""
+"""The factors by which scores are sharpened on trial, up to 4096."""
+SILENT = 1e-3
+"""A head whose weight is below this takes no part."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """At every point: flat outputs, each head's weights over its keys, and the largest |score| where it is known."""
+
+    outputs: Float[np.ndarray, "points outputs"]
+    heads: list[Float[np.ndarray, "points keys"]]
+    largest_score: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """Something with attention: how to observe it, and its flat outputs with all scores multiplied by a number."""
+
+    look: Callable[[np.ndarray], Observation]
+    sharpened: Callable[[float, np.ndarray], np.ndarray] | None
+    roundoff: float
+    num_layers: int
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The points, the observation there, the wanted outputs, and all that the signatures derive from them."""
+
+    points: np.ndarray
+    names: tuple[str, ...]
+    seen: Observation
+    wanted: np.ndarray | None
+    eps: float | None
+    box: attnc.Box | None
+    subject: Subject
+
+    @cached_property
+    def errors(self) -> np.ndarray:
+        assert self.wanted is not None
+        return np.nan_to_num(np.abs(self.seen.outputs - self.wanted).max(axis=1), nan=math.inf)
+
+    @cached_property
+    def is_wrong(self) -> bool:
+        """Whether any error is larger than tolerated; False without a target, since no error is known."""
+        return self.wanted is not None and self.eps is not None and bool(self.errors.max() > self.eps)
+
+    @cached_property
+    def peaks(self) -> np.ndarray:
+        """The largest weight of every key that is first at some point, over all heads."""
+        found = []
+        for weights in self.seen.heads:
+            clean = np.nan_to_num(weights, nan=0.0)
+            first = np.unique(clean.argmax(axis=1))
+            found.append(clean.max(axis=0)[first])
+        return np.concatenate(found)
+
+    @cached_property
+    def peak(self) -> float:
+        return float(np.median(self.peaks))
+
+    @cached_property
+    def softness(self) -> float:
+        """βh², from the peak of a key among equally spaced ones: peak = 1/(1 + 2e^{−βh²} + …)^d."""
+        share = max(self.peak, 1e-9) ** (1 / max(1, min(3, self.points.shape[1])))
+        return max(1e-3, -math.log(max(1e-12, (1 / min(share, 1 - 1e-12) - 1) / 2)))
+
+    @cached_property
+    def num_cells(self) -> int:
+        """The number of keys that are first at some point, in the head that has the most of them."""
+        return max(len(np.unique(np.nan_to_num(weights, nan=0.0).argmax(axis=1))) for weights in self.seen.heads)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        return {"peak": self.peak, "softness": self.softness, "cells": float(self.num_cells)}
+
+    def place(self, index: int) -> str:
+        return ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.names, self.points[index], strict=True))
+
+    @cached_property
+    def at_end(self) -> np.ndarray:
+        """Whether a point is within a cell of the box's ends; a cell is a side over the number of cells along it."""
+        if self.box is None or not self.box.is_bounded or self.box.d != self.points.shape[1]:
+            return np.zeros(len(self.points), bool)
+        per_axis = max(4.0, self.num_cells ** (1 / self.box.d))
+        distance = np.minimum(self.points - self.box.lo, self.box.hi - self.points) / self.box.widths
+        return distance.min(axis=1) < 1 / per_axis
+
+    @cached_property
+    def at_seam(self) -> np.ndarray:
+        """Whether two heads share a point: both have part of their weight on keys that they do not rest on."""
+        if len(self.seen.heads) < 2:
+            return np.zeros(len(self.points), bool)
+        activity = np.stack([_activity(weights) for weights in self.seen.heads], axis=1)
+        return ((activity > SILENT) & (activity < 1 - SILENT)).sum(axis=1) >= 2
+
+
+def _activity(weights: np.ndarray) -> np.ndarray:
+    """The weight of a head on keys other than those it rests on, which win at far more points than others do."""
+    wins = np.bincount(weights.argmax(axis=1), minlength=weights.shape[1])
+    winning = wins[wins > 0]
+    resting = wins > 2.5 * np.median(winning)
+    found: np.ndarray = weights[:, ~resting].sum(axis=1)
+    return found
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """One failure signature: what shows it, where, and the remedy."""
+    """One failure signature: its evidence, its place, and its remedy."""
 
     name: str
     evidence: str
@@ -45,6 +152,7 @@ class Symptom:
 
 
 def signatures(evidence: Evidence) -> list[Symptom]:
+    """Return the failure signatures that the evidence shows."""
     broken = _underflow(evidence)
     if broken is not None:
         return [broken]
@@ -94,7 +202,7 @@ def _underflow(evidence: Evidence) -> Symptom | None:
 
 
 def _uniform(evidence: Evidence) -> Symptom | None:
-    """Without a target: attention that is all but uniform."""
+    """Find attention that is all but uniform, without a target."""
     shares = []
     for weights in evidence.seen.heads:
         entropy = -(weights * np.log(np.maximum(weights, 1e-300))).sum(axis=1)
@@ -135,7 +243,7 @@ def _seams(evidence: Evidence) -> Symptom | None:
         lambda error, eps: (
             f"raise beta by ½·log(error/eps) = {0.5 * math.log(max(2.0, 2 * error / eps)):.2f} in units of the "
             f"spacing⁻², to {evidence.softness + 0.5 * math.log(max(2.0, 2 * error / eps)):.2f}, or use one more "
-            "sentinel a side"
+            "sentinel per side"
         ),
     )
 
@@ -161,7 +269,7 @@ def _local(
 
 
 def _soft(evidence: Evidence) -> Symptom | None:
-    """Diffuse attention, or drift: keys do not win, and the errors at their peaks fall when scores are sharpened."""
+    """Find diffuse attention or drift: keys do not win, and errors at their peaks fall when scores are sharpened."""
     if evidence.peak >= WINS:
         return None
     peaks = _peak_points(evidence.seen.heads)
@@ -206,7 +314,7 @@ def _error_sharpened(evidence: Evidence, factor: float, peaks: np.ndarray) -> fl
 
 
 def _oscillation(evidence: Evidence) -> Symptom | None:
-    """The target varies by more than eps among points that have the same key."""
+    """Find a target that varies by more than eps among points that have the same key."""
     assert evidence.wanted is not None
     assert evidence.eps is not None
     head = max(evidence.seen.heads, key=lambda weights: len(np.unique(weights.argmax(axis=1))))
@@ -232,11 +340,13 @@ def _oscillation(evidence: Evidence) -> Symptom | None:
 
 
 def _factor(heads: list[np.ndarray]) -> float:
-    """The least power of 2 by which scores must be multiplied for the median key to win: softmax(r·s) ∝ wʳ, exactly."""
+    """The least power of 2 by which scores must grow for the median key to win: softmax(r·s) ∝ wʳ, exactly."""
     for factor in FACTORS:
         found = []
         for weights in heads:
-            sharp = softmax(factor * np.log(np.maximum(np.nan_to_num(weights, nan=0.0), 1e-300)))
+            scores = factor * np.log(np.maximum(np.nan_to_num(weights, nan=0.0), 1e-300))
+            sharp = np.exp(scores - scores.max(axis=1, keepdims=True))
+            sharp /= sharp.sum(axis=1, keepdims=True)
             found.append(sharp.max(axis=0)[np.unique(sharp.argmax(axis=1))])
         if np.median(np.concatenate(found)) >= WINS:
             return factor
@@ -244,10 +354,10 @@ def _factor(heads: list[np.ndarray]) -> float:
 
 
 def _peak_points(heads: list[np.ndarray]) -> np.ndarray:
-    """For every key that is ever first: the point where its weight is largest."""
+    """For every key that is first at some point, the point where its weight is largest."""
     return np.unique(np.concatenate([weights.argmax(axis=0)[np.unique(weights.argmax(axis=1))] for weights in heads]))
 
 
 def _pad(softness: float, ratio: float) -> int:
-    """Anchors beyond an end weigh e^{−βh²k²}: k such that this is below eps/error."""
+    """The number k of anchors beyond an end whose weight e^{−βh²k²} is below eps/error."""
     return math.ceil(math.sqrt(math.log(max(2.0, 2 * ratio)) / softness))

@@ -1,4 +1,4 @@
-"""What the figures share: panels, colours of kinds, theory as a dashed line, and the SVG of a figure."""
+"""The parts of figures: panels, colours, measured points, theory as a dashed line, and the SVG of a figure."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.plots.style import BLUE, FAINT, GREY, INK, ORANGE, PALETTE, figure_class
+import attnc
+from attnc_lab.experiment import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
 
-GREEN, PURPLE, YELLOW, SKY = PALETTE[2], PALETTE[3], PALETTE[1], PALETTE[4]
+INK, GREY, FAINT = "#1b1f24", "#5b6470", "#d5dae0"
+BLUE, YELLOW, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
+"""The colours of Okabe and Ito, which every kind of colour vision tells apart."""
+PALETTE = (BLUE, YELLOW, GREEN, PURPLE, SKY, ORANGE)
 MARKERS = "os^Dv*PX<>"
-__all__ = [
-    "BLUE",
-    "FAINT",
-    "GREEN",
-    "GREY",
-    "INK",
-    "MARKERS",
-    "ORANGE",
-    "PALETTE",
-    "PURPLE",
-    "SKY",
-    "YELLOW",
-    "figure_class",
-]
+
+
+def figure_class() -> type[Figure]:
+    """Return matplotlib's Figure, which needs no display."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise attnc.InputError(f"figures need matplotlib ({error}): pip install 'attnc[lab]'") from None
+    return Figure
 
 
 def panels(count: int, *, width: float = 4.6, height: float = 3.7, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure of panels side by side, in reading order."""
+    """Return a figure of panels side by side, in reading order."""
     columns = -(-count // rows)
     picture = figure_class()(figsize=(width * columns, height * rows), layout="constrained")
     engine = picture.get_layout_engine()
@@ -43,7 +42,7 @@ def panels(count: int, *, width: float = 4.6, height: float = 3.7, rows: int = 1
 
 
 def label(axes: Axes, title: str, x: str, y: str, *, log: str = "") -> None:
-    """`log` names the logarithmic axes: "x", "y" or "xy"."""
+    """Set the texts and the look of a panel; `log` names the logarithmic axes: "x", "y" or "xy"."""
     axes.set_title(title, loc="left", fontsize=11, weight="bold", color=INK)
     axes.set_xlabel(x, color=INK, fontsize=10)
     axes.set_ylabel(y, color=INK, fontsize=10)
@@ -60,7 +59,7 @@ def label(axes: Axes, title: str, x: str, y: str, *, log: str = "") -> None:
 
 
 def whole_ticks(axes: Axes, places: Any) -> None:
-    """Numbers in full at these places of a logarithmic x axis, and none between."""
+    """Write numbers in full at these places of a logarithmic x axis, and none between."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
     axes.xaxis.set_minor_locator(NullLocator())
@@ -69,27 +68,43 @@ def whole_ticks(axes: Axes, places: Any) -> None:
 
 
 def theory(axes: Axes, x: Any, y: Any, name: str, colour: str = INK, style: str = "--") -> None:
+    """Draw a prediction as a line."""
     axes.plot(x, y, style, color=colour, linewidth=1.3, label=name, zorder=1.5)
 
 
-def measured(axes: Axes, x: Any, y: Any, name: str, colour: str, marker: str = "o", **more: Any) -> None:
-    style: dict[str, Any] = {
-        "linestyle": "none",
-        "markersize": 5,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.5,
-    } | more
+def measured(
+    axes: Axes, x: Any, y: Any, name: str, colour: str, marker: str = "o", size: float = 5, *, is_open: bool = False
+) -> None:
+    """Draw measured values as points; open ones are proven bounds."""
+    edge = {"markeredgecolor": colour, "markerfacecolor": "none"} if is_open else {"markeredgecolor": "white"}
+    style: dict[str, Any] = {"linestyle": "none", "markersize": size, "markeredgewidth": 0.5} | edge
     axes.plot(np.asarray(x, float), np.asarray(y, float), marker=marker, color=colour, label=name, zorder=2.5, **style)
 
 
+def points(
+    axes: Axes,
+    rows: Table,
+    x: str,
+    y: str,
+    name: str,
+    colour: str,
+    marker: str = "o",
+    size: float = 5,
+    *,
+    is_open: bool = False,
+) -> None:
+    """Draw one column of a table against another as points."""
+    measured(axes, rows.column(x), rows.column(y), name, colour, marker, size, is_open=is_open)
+
+
 def legend(axes: Axes, columns: int = 2) -> None:
-    """Below the panel, where it hides nothing."""
+    """Put the legend below the panel, where it hides nothing."""
     style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 1.8, "columnspacing": 1.2}
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, **style)
 
 
 def to_svg(picture: Figure, prefix: str) -> str:
-    """The figure as an element of a page: ids begin with the prefix, so that two figures never share one."""
+    """Return the figure as an element of a page; ids begin with the prefix, so that two figures never share one."""
     from matplotlib import rc_context
 
     made = io.StringIO()

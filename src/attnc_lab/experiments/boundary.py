@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import attnc
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.lab.laws import fit_power
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
 
 HEADS, PER_HEAD = 4, 8
 ANCHORS = HEADS * PER_HEAD
@@ -21,7 +16,7 @@ RADIUS = (ANCHORS - 1) / 2
 SEAMS = tuple((h * PER_HEAD - 0.5) / (ANCHORS - 1) for h in range(1, HEADS))
 BETAS = (0.5, 0.75, 1.0, 1.5, 2.0, 2.75, 4.0, 6.0, 8.0, 12.0)
 SHOWN = (1.0, 2.75, 8.0)
-"""Of the error profiles."""
+"""The β of the error profiles that are drawn."""
 CELLS = 32
 H = 2 / CELLS
 PLACES = {"inside": 0.5 * H, "near the end": 1 - 1.5 * H, "at the end": 1 - 0.5 * H}
@@ -107,7 +102,7 @@ def _jump(place: str, P: int) -> Row:
 
 
 def leak(beta: np.ndarray, s: int) -> np.ndarray:
-    """r·e^{−β⌊(s+1)²/2⌋} spacings, r = (N−1)/2: what two heads get wrong about a seam."""
+    """r·e^{−β⌊(s+1)²/2⌋} spacings, r = (N−1)/2: the error of two heads at a seam."""
     return RADIUS * np.exp(-beta * ((s + 1) ** 2 // 2))
 
 
@@ -128,25 +123,22 @@ def judge(table: Table) -> list[Verdict]:
     off = float((steep.column("near") / bound).max())
     by_place = {place: steep.where(place=place).column("near").max() for place in PLACES}
     jumps = table.where(kind="jump")
-    laws = {
-        place: fit_power(jumps.where(place=place).column("P"), jumps.where(place=place).column("l2"))
-        for place in PLACES
-    }
+    laws = {place: jumps.where(place=place).power("P", "l2") for place in PLACES}
     spread = max(abs(law.exponent + 0.5) for law in laws.values())
     sup, far = float(jumps.column("near").min()), float(jumps.column("elsewhere").max())
     return [
         Verdict(
             "Errors spike between head partitions (the failure signature), unless β is large enough or sentinels are "
             "many.",
-            Status.CONSTANT if max(ratios) < 4 and float(hard["seam"]) < 0.55 < float(soft["seam"]) else Status.FAILS,
-            f"with one sentinel a side the seam is off by {float(soft['seam']):.2f} spacings at βΔ² = 1 (inside "
-            f"{float(soft['inside']):.2f}), by {float(hard['seam']):.2f} at 8. What a seam adds is {min(ratios):.2f} "
+            Status.CONSTANT.when(max(ratios) < 4 and float(hard["seam"]) < 0.55 < float(soft["seam"])),
+            f"with one sentinel per side the seam is off by {float(soft['seam']):.2f} spacings at βΔ² = 1 (inside "
+            f"{float(soft['inside']):.2f}), by {float(hard['seam']):.2f} at 8. A seam adds {min(ratios):.2f} "
             f"to {max(ratios):.2f} times (N−1)/2·e^(−βΔ²·⌊(s+1)²/2⌋), s = 1, 2, 3.",
             {"seam_soft": float(soft["seam"]), "seam_hard": float(hard["seam"]), "largest_ratio": max(ratios)},
         ),
         Verdict(
             "The ends of [a, b] are no worse than the inside: truncation is free.",
-            Status.HOLDS if ends <= 1.01 else Status.FAILS,
+            Status.HOLDS.when(ends <= 1.01),
             f"within two spacings of a and b, and beyond them, the error is at most {ends:.2f} times that of one head "
             "inside, at βΔ² = 8: the outer sentinels carry the values a and b. Only where β is too low for selection "
             f"do the ends spike, {spike:.1f} times the inside at βΔ² = 1, since there is no anchor beyond them to "
@@ -155,7 +147,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Steep transitions cost their oscillation over half a cell, wherever they are.",
-            Status.CONSTANT if off <= 1.02 else Status.FAILS,
+            Status.CONSTANT.when(off <= 1.02),
             f"tanh(k(x−x₀)) is off by at most {off:.2f} times tanh(kh/2); the largest error is "
             + ", ".join(f"{value:.3f} {place}" for place, value in by_place.items())
             + ": the boundary is not special.",
@@ -163,7 +155,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "A jump cannot be approximated in L∞, but in L₂ the error falls like √h.",
-            Status.CONSTANT if spread < 0.06 and sup > 0.9 and far < 1e-3 else Status.FAILS,
+            Status.CONSTANT.when(spread < 0.06 and sup > 0.9 and far < 1e-3),
             f"a jump of 2 leaves a sup error of {sup:.2f} or more at every size (no continuous function has less than "
             f"1), {far:.1e} or less two cells away; the L₂ exponents in the number of cells are "
             + ", ".join(f"{law} {place}" for place, law in laws.items())
@@ -178,7 +170,7 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (first, second, third, fourth) = drawing.panels(4, width=5.3, height=4.0, rows=2)
     drawing.label(first, f"error along the range, {HEADS} heads", "w·x + t", "error, in spacings")
     for beta, colour in zip(SHOWN, (drawing.ORANGE, drawing.BLUE, drawing.INK), strict=True):
@@ -192,14 +184,7 @@ def draw(table: Table) -> Figure:
     fine = np.linspace(0.5, 12, 100)
     for s, colour, marker in ((1, drawing.ORANGE, "^"), (2, drawing.GREEN, "D"), (3, drawing.BLUE, "o")):
         rows = table.where(kind="seam", sentinels=s)
-        drawing.measured(
-            second,
-            rows.column("beta"),
-            rows.column("added"),
-            f"measured, {s} sentinel{'s' * (s > 1)} a side",
-            colour,
-            marker,
-        )
+        drawing.points(second, rows, "beta", "added", f"measured, {s} sentinel{'s' * (s > 1)} per side", colour, marker)
         drawing.theory(second, fine, leak(fine, s), f"theory: r·exp(−{(s + 1) ** 2 // 2}βΔ²)", colour)
     second.set_ylim(1e-13, 50)
     drawing.legend(second)
@@ -211,20 +196,10 @@ def draw(table: Table) -> Figure:
     drawing.theory(fourth, P, np.sqrt(2 / P), "theory: ½J·√h, L₂")
     for place, colour, size in zip(PLACES, (drawing.BLUE, drawing.GREEN, drawing.ORANGE), (10, 7, 4), strict=True):
         rows = table.where(kind="steep", place=place)
-        drawing.measured(third, rows.column("k"), rows.column("near"), f"measured, {place}", colour, markersize=size)
+        drawing.points(third, rows, "k", "near", f"measured, {place}", colour, size=size)
         rows = table.where(kind="jump", place=place)
-        drawing.measured(fourth, rows.column("P"), rows.column("l2"), f"L₂, {place}", colour, markersize=size)
-        drawing.measured(
-            fourth,
-            rows.column("P"),
-            rows.column("near"),
-            f"largest, {place}",
-            colour,
-            "s",
-            markersize=size,
-            markerfacecolor="none",
-            markeredgecolor=colour,
-        )
+        drawing.points(fourth, rows, "P", "l2", f"L₂, {place}", colour, size=size)
+        drawing.points(fourth, rows, "P", "near", f"largest, {place}", colour, "s", size=size, is_open=True)
     fourth.axhline(1, color=drawing.INK, lw=1.1, ls=":", label="theory: J/2, any continuous function")
     drawing.whole_ticks(fourth, FINENESS)
     drawing.legend(third)
@@ -233,18 +208,18 @@ def draw(table: Table) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=6,
     name="boundary",
     title="Boundaries, seams, steep places and jumps",
     question="Are errors larger at the ends of the range, at the seams between heads, or where the target is steep "
     "or jumps?",
-    prediction="A seam adds (N−1)/2·e^(−βΔ²⌊(s+1)²/2⌋) spacings with s sentinels a side; an end adds nothing. A "
+    prediction="A seam adds (N−1)/2·e^(−βΔ²⌊(s+1)²/2⌋) spacings with s sentinels per side; an end adds nothing. A "
     "steep place costs its oscillation over half a cell, tanh(kh/2); a jump J in the middle of a cell costs ½J·√h in "
     "L₂ and J/2 or more in L∞.",
     source="2504.15956: failure signature boundary artefacts, next checks 2 (stress test domain boundaries), "
     "limitation continuity",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

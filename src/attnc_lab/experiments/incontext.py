@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from attnc.incontext.descent import descent_program
-from attnc.incontext.errors import Norms, Plan, plan_least_squares
-from attnc.incontext.fitting import eigenvalue_bounds, run_recorded
-from attnc.incontext.prompt import Prompt
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.lab.laws import fit_power
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc.incontext import Norms, Plan, Prompt, descent_program, plan_least_squares, run_recorded
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
 
 ROWS, FEATURES, STEPS = 40, 5, 60
 HEADS = (1, 2, 3, 4)
 EPSILONS = tuple(2.0**-k for k in range(5, 11))
-"""Of the difference heads, whose scores are ε times residuals."""
+"""ε of the difference heads, whose scores are ε times residuals."""
 COLOURS = dict(zip(HEADS, (drawing.ORANGE, drawing.YELLOW, drawing.GREEN, drawing.BLUE), strict=True))
 
 
@@ -36,9 +27,15 @@ def regression(seed: int, which: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return X, X @ rng.normal(size=FEATURES) + 0.3 * rng.normal(size=ROWS)
 
 
+def curvatures(X: np.ndarray) -> tuple[float, float]:
+    """Return L and μ: the eigenvalues of XᵀX lie in [μ, L], with room for rounding."""
+    values = np.linalg.eigvalsh(X.T @ X)
+    return float(values[-1] * (1 + 1e-12)), float(values[0] * (1 - 1e-12))
+
+
 def plan_of(X: np.ndarray, y: np.ndarray, *, heads: int, steps: int, eps: float | None = None) -> Plan:
-    """Plain gradient steps of size 1/L on ½|Xw − y|²."""
-    L, mu = eigenvalue_bounds(X.T @ X)
+    """Plan plain gradient steps of size 1/L on ½|Xw − y|²."""
+    L, mu = curvatures(X)
     norms = Norms(float(np.sqrt((X**2).sum(axis=1).max())), float(np.linalg.norm(y)), L, mu)
     return plan_least_squares(
         Prompt(*X.shape), norms, (0.0,) * FEATURES, steps=steps, heads=heads, eps=eps, method="plain", eta=1 / L
@@ -46,7 +43,7 @@ def plan_of(X: np.ndarray, y: np.ndarray, *, heads: int, steps: int, eps: float 
 
 
 def exact_path(X: np.ndarray, y: np.ndarray, start: np.ndarray, steps: int) -> np.ndarray:
-    L, _ = eigenvalue_bounds(X.T @ X)
+    L, _ = curvatures(X)
     path = [start]
     for _ in range(steps):
         path.append(path[-1] - X.T @ (X @ path[-1] - y) / L)
@@ -55,7 +52,7 @@ def exact_path(X: np.ndarray, y: np.ndarray, start: np.ndarray, steps: int) -> n
 
 def measure(cell: Cell, seed: int) -> list[Row]:
     X, y = regression(seed)
-    L, mu = eigenvalue_bounds(X.T @ X)
+    L, mu = curvatures(X)
     start = np.zeros(FEATURES)
     if cell["kind"] == "sequence":
         return _sequence(seed)
@@ -111,10 +108,7 @@ def _sequence(seed: int) -> list[Row]:
 
 def judge(table: Table) -> list[Verdict]:
     single = table.where(kind="step")
-    laws = {
-        heads: fit_power(single.where(heads=heads).column("eps"), single.where(heads=heads).column("error"))
-        for heads in HEADS[:2]
-    }
+    laws = {heads: single.where(heads=heads).power("eps", "error") for heads in HEADS[:2]}
     within = bool((single.column("error") <= single.column("gradient_bound")).all())
     depth = table.where(kind="depth")
     worst = {heads: float(depth.where(heads=heads).column("difference").max()) for heads in HEADS}
@@ -126,7 +120,7 @@ def judge(table: Table) -> list[Verdict]:
     return [
         Verdict(
             "One attention layer makes one step of gradient descent.",
-            Status.CONSTANT if within and abs(laws[1].exponent - 2) < 0.3 else Status.FAILS,
+            Status.CONSTANT.when(within and abs(laws[1].exponent - 2) < 0.3),
             f"the gradient is off by less than its proven bound; by O(ε²) with one pair of heads (exponent {laws[1]}) "
             f"and O(ε⁴) with two ({laws[2]}), whose leading terms cancel.",
             {"one_head": laws[1].exponent, "two_heads": laws[2].exponent},
@@ -134,7 +128,7 @@ def judge(table: Table) -> list[Verdict]:
         Verdict(
             "Depth T: T layers make T steps, and errors do not pile up (an open question of the paper: stability of "
             "stacked steps).",
-            Status.HOLDS if ratio <= 1.0001 else Status.FAILS,
+            Status.HOLDS.when(ratio <= 1.0001),
             f"over {STEPS} steps the iterates stay within "
             + ", ".join(f"{value:.1e} ({heads})" for heads, value in worst.items())
             + f" of exact gradient descent with 1 … 4 pairs of heads: {ratio:.2f} of δ(1−ρ^T)/(1−ρ) at most, δ the "
@@ -143,7 +137,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Two tasks in sequence: one program descends on the first, then on the second.",
-            Status.HOLDS if drift < 1e-6 and float(end["to_second"]) < float(middle["to_second"]) else Status.FAILS,
+            Status.HOLDS.when(drift < 1e-6 and float(end["to_second"]) < float(middle["to_second"])),
             f"the whole path is within {drift:.1e} of exact gradient descent on both; the distance to the first "
             f"optimum is {float(middle['to_first']):.1e} after {STEPS} steps, to the second "
             f"{float(end['to_second']):.1e} after {2 * STEPS}.",
@@ -152,19 +146,14 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (left, middle, right) = drawing.panels(3, width=4.7, height=4.1)
     drawing.label(left, "error of one gradient", "ε, score per residual", "|gradient − exact|", log="xy")
     drawing.label(middle, "T steps against exact gradient descent", "step T", "|w_T − w_T exact|", log="y")
     for heads, marker in zip(HEADS, "os^D", strict=True):
         rows, colour = table.where(kind="step", heads=heads), COLOURS[heads]
-        drawing.measured(
-            left,
-            rows.column("eps"),
-            rows.column("error"),
-            f"measured, {heads} pair{'s' * (heads > 1)} of heads",
-            colour,
-            marker,
+        drawing.points(
+            left, rows, "eps", "error", f"measured, {heads} pair{'s' * (heads > 1)} of heads", colour, marker
         )
         drawing.theory(
             left,
@@ -181,7 +170,7 @@ def draw(table: Table) -> Figure:
             f"measured, {heads}",
             colour,
             marker,
-            markersize=4,
+            size=4,
         )
         drawing.theory(
             middle,
@@ -211,6 +200,10 @@ def draw(table: Table) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=14,
     name="incontext",
     title="Gradient descent in context",
@@ -219,8 +212,4 @@ EXPERIMENT = Experiment(
     prediction="Difference heads on scores εr_i give the gradient up to O(ε²), O(ε^2m) with m pairs; with "
     "contraction ρ the error over T steps is at most δ(1−ρ^T)/(1−ρ), bounded for every T.",
     source="2504.15956: key results (in-context gradient descent), open question on multi-step and task composition",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

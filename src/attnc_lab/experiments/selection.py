@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import attnc
-from attnc.ir.reference import evaluate_recorded
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, unproved
 
 SHOWN = (0.01, 0.1, 1.0, 10.0, 100.0)
 """β in units of Δ⁻², of the heat maps."""
@@ -33,8 +28,7 @@ def pattern(p: int, beta: float, x: np.ndarray) -> np.ndarray:
     """The weights (x, anchors) of the head that clips to [0, 1]."""
     target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
     built = attnc.constructions.truncated_linear(target, num_anchors=p, beta=beta)
-    _, cache = evaluate_recorded(built.program, (x[:, None],), 2**28)
-    return cache["clip.head0.pattern"][:, 0]
+    return unproved(target, built).run(x[:, None], cache=True).cache["clip.head0.pattern"][:, 0]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
@@ -81,7 +75,7 @@ def judge(table: Table) -> list[Verdict]:
     return [
         Verdict(
             "High β makes attention one-hot: it selects the nearest anchor.",
-            Status.HOLDS if least > 0.999 and off_hard < 0.1 else Status.FAILS,
+            Status.HOLDS.when(least > 0.999 and off_hard < 0.1),
             f"at βΔ² = {SHOWN[-1]:g} the weight of the nearest anchor is {least:.6g} to six digits wherever x is at an "
             f"anchor; the mean entropy is π²/(6βΔ²) within {100 * off_hard:.1f} % from βΔ² = 8 on: it falls like 1/β, "
             "since between two anchors a share of 1/β of all x stays undecided.",
@@ -89,7 +83,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Low β makes attention diffuse (the failure signature: uniform attention).",
-            Status.HOLDS if uniform > 0.95 and off_soft < 0.1 else Status.FAILS,
+            Status.HOLDS.when(uniform > 0.95 and off_soft < 0.1),
             f"between, the entropy is that of a Gaussian, ½·log(πe/βΔ²), within {100 * off_soft:.1f} % (p = {LARGE}); "
             f"at βΔ² = {beta[0]:g} it is {100 * uniform:.1f} % of log p, the uniform one.",
             {"uniform": uniform, "off": off_soft},
@@ -97,7 +91,7 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture = drawing.figure_class()(figsize=(11.5, 6.3), layout="constrained")
     grid = picture.add_gridspec(2, len(SHOWN), height_ratios=(1, 1.25))
     for column, beta in enumerate(SHOWN):
@@ -127,7 +121,7 @@ def draw(table: Table) -> Figure:
     )
     for p, colour, marker in ((SMALL, drawing.ORANGE, "^"), (LARGE, drawing.BLUE, "o")):
         rows = table.where(kind="entropy", p=p)
-        drawing.measured(axes, rows.column("beta"), rows.column("entropy"), f"measured, p = {p}", colour, marker)
+        drawing.points(axes, rows, "beta", "entropy", f"measured, p = {p}", colour, marker)
         drawing.theory(axes, fine[[0, -1]], [math.log(p)] * 2, f"uniform: log {p}", colour, "-.")
     axes.set_ylim(1e-3, 9)
     drawing.legend(axes, 3)
@@ -135,6 +129,10 @@ def draw(table: Table) -> Figure:
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=4,
     name="selection",
     title="Selection: from diffuse to one-hot",
@@ -143,8 +141,4 @@ EXPERIMENT = Experiment(
     "share, π²/(6βΔ²) once two do.",
     source="2504.15956: mechanism 1, first experiments 2 (heat maps), failure signature uniform attention; "
     "2504.19901: fuzzy partitioning, temperature scaling",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

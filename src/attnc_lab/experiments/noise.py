@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import attnc
-from attnc.engines.numpy_engine import NumpyEngine
-from attnc.lab import drawing
-from attnc.lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
-from attnc.lab.experiments.learnability import START_BETA, construct
-from attnc.lab.laws import fit_power
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power, unproved
+from attnc_lab.experiments.learnability import START_BETA, construct
 
 OMEGA = 1.5
 """f = sin(ωx), x uniform on [−π, π]: three half periods; anchors reach as far again beyond."""
@@ -53,7 +47,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     rows: list[Row] = []
     for beta in BETAS:
         built = attnc.constructions.max_affine(target, points_per_axis=P, beta=float(beta))
-        errors = NumpyEngine(built.program)(noisy[:, None]) - np.sin(OMEGA * x)
+        errors = unproved(target, built)(noisy[:, None]) - np.sin(OMEGA * x)
         rows.append(
             {"beta": float(beta), "mse": float((errors**2).mean()), "predicted": float(predicted_mse(beta, sigma))}
         )
@@ -73,7 +67,7 @@ def predicted_mse(beta: np.ndarray | float, sigma: float) -> np.ndarray:
 
 
 def bayes(sigma: float) -> float:
-    """½(1 − e^{−ω²σ²}): what no function of the noisy input can be better than."""
+    """½(1 − e^{−ω²σ²}): the least error of any function of the noisy input (Bayes)."""
     return -0.5 * math.expm1(-((OMEGA * sigma) ** 2))
 
 
@@ -81,7 +75,7 @@ def _trained(cell: Cell, sigma: float, seed: int) -> Row:
     """One head of 64 free keys; β is read off the spread of its keys' slopes."""
     import torch
 
-    from attnc.lab.training import Heads, train, with_one
+    from attnc_lab.training import Heads, train, with_one
 
     torch.manual_seed(2**16 * seed % 2**32 + int(cell["trial"]))
     head = Heads(2, P, 1, d_token=2)
@@ -127,7 +121,7 @@ def predicted_best(sigma: float) -> float:
 
 
 def _change(rows: Table) -> tuple[float, float]:
-    """By which factors the norms and β differ between strong noise and little."""
+    """The factors by which the norms and β change from little noise to strong noise."""
     sigma = rows.column("sigma")
     low, high = sigma <= LEARNED[1], sigma >= LEARNED[-2]
     norms, betas = (
@@ -154,9 +148,7 @@ def judge(table: Table) -> list[Verdict]:
         Verdict(
             "With noisy inputs of standard deviation σ the best inverse temperature of the construction is β = "
             "1/(2σ²).",
-            Status.CONSTANT
-            if abs(law.exponent + 2) < 0.3 and ratio.min() > 0.7 and ratio.max() < 1.4
-            else Status.FAILS,
+            Status.CONSTANT.when(abs(law.exponent + 2) < 0.3 and ratio.min() > 0.7 and ratio.max() < 1.4),
             f"for σ ≥ h, 2σ²β* = {closed.min():.2f} to {closed.max():.2f}, exponent {law} in σ, and the error is "
             f"{least.min():.3f} to {least.max():.3f} times the Bayes error; below h the ripple of the lattice limits "
             f"β. The closed form with both gives {ratio.min():.2f} to {ratio.max():.2f} times the measured β* at "
@@ -170,7 +162,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "A trained head lowers the norms of W_Q and W_K, and so its β, where inputs are noisy.",
-            Status.HOLDS if all(norms < 0.9 and beta < 0.9 for norms, beta in changes.values()) else Status.FAILS,
+            Status.HOLDS.when(all(norms < 0.9 and beta < 0.9 for norms, beta in changes.values())),
             f"from σ ≤ {LEARNED[1]:g} to σ ≥ {LEARNED[-2]:g} the product of the norms changes by a factor "
             f"{changes['random'][0]:.2f} and β by {changes['random'][1]:.2f} if training starts from random weights, "
             f"by {changes['construction'][0]:.2f} and {changes['construction'][1]:.2f} if from the construction at "
@@ -184,7 +176,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "With strong noise, training comes close to the best possible estimate.",
-            Status.CONSTANT if float(np.median(excess)) < 1.5 else Status.FAILS,
+            Status.CONSTANT.when(float(np.median(excess)) < 1.5),
             f"for σ ≥ {LEARNED[-2]:g} the MSE of trained heads is {excess.min():.2f} to {excess.max():.2f} times ½(1 "
             f"− e^(−ω²σ²)); with little noise what training leaves undone decides, an MSE of {unexplained:.2g}.",
             {"median": float(np.median(excess)), "largest": float(excess.max()), "without_noise": unexplained},
@@ -192,14 +184,14 @@ def judge(table: Table) -> list[Verdict]:
     ]
 
 
-def draw(table: Table) -> Figure:
+def draw(table: Table) -> drawing.Figure:
     picture, (left, middle, right) = drawing.panels(3, width=4.6, height=4.1)
     drawing.label(left, "error of the construction against β", "βh²", "MSE with noisy inputs", log="xy")
     fine = np.logspace(-1.6, 1.2, 200)
     colours = drawing.PALETTE
     for sigma, colour in zip(SIGMAS, colours, strict=False):
         rows = table.where(kind="constructed", sigma=sigma)
-        drawing.measured(left, rows.column("beta"), rows.column("mse"), f"σ = {sigma:g}", colour, markersize=3.5)
+        drawing.points(left, rows, "beta", "mse", f"σ = {sigma:g}", colour, size=3.5)
         drawing.theory(left, fine, predicted_mse(fine, sigma), "closed form" if sigma == SIGMAS[0] else "", colour)
     drawing.legend(left, 3)
     drawing.label(middle, "the best β against noise", "noise σ", "β*h²", log="xy")
@@ -213,7 +205,7 @@ def draw(table: Table) -> Figure:
     trained = table.where(kind="trained")
     for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
         noisy = Table([row for row in trained.where(start=start) if float(row["sigma"]) > 0])
-        drawing.measured(middle, noisy.column("sigma"), noisy.column("beta"), f"trained, from {start}", colour, marker)
+        drawing.points(middle, noisy, "sigma", "beta", f"trained, from {start}", colour, marker)
     middle.axvline(H, color=drawing.FAINT, lw=2, zorder=0, label="σ = h")
     drawing.legend(middle)
     drawing.label(right, "trained heads", "noise σ", "MSE; norms", log="y")
@@ -221,16 +213,17 @@ def draw(table: Table) -> Figure:
     drawing.theory(right, s, [bayes(float(x)) for x in s], "theory: Bayes, ½(1−e^(−ω²σ²))")
     for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
         rows = trained.where(start=start)
-        drawing.measured(right, rows.column("sigma"), rows.column("mse"), f"MSE, from {start}", colour, marker)
-        open_marker = {"markerfacecolor": "none", "markeredgecolor": colour}
-        drawing.measured(
-            right, rows.column("sigma"), rows.column("norm"), f"|W_Q|·|W_K|, from {start}", colour, "s", **open_marker
-        )
+        drawing.points(right, rows, "sigma", "mse", f"MSE, from {start}", colour, marker)
+        drawing.points(right, rows, "sigma", "norm", f"|W_Q|·|W_K|, from {start}", colour, "s", is_open=True)
     drawing.legend(right)
     return picture
 
 
 EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
     number=11,
     name="noise",
     title="Noise against partition precision",
@@ -239,8 +232,4 @@ EXPERIMENT = Experiment(
     "1/(2σ²) for σ ≥ h, MSE ½(1 + a² − 2a·e^(−ω²σ²/2)), a = e^(−ω²/4β), plus the lattice's ripple, for f = sin(ωx).",
     source="2504.19901: first experiments 3 (noise against partition precision), confidence: robustness to noise "
     "unclear",
-    cells=cells,
-    measure=measure,
-    judge=judge,
-    draw=draw,
 )

@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import attnc
-from attnc.errors import AttncError, InputError
-from attnc.lab.catalogue import EXPERIMENTS, named
-from attnc.lab.experiment import PROFILES, Cell, Experiment, Row
-from attnc.lab.folder import Folder
+from attnc_lab.catalogue import EXPERIMENTS, named
+from attnc_lab.experiment import PROFILES, Cell, Experiment, Row
+from attnc_lab.folder import Folder
 
 Progress = Callable[[str, float], None]
 PACKAGES = ("numpy", "scipy", "torch", "matplotlib", "jinja2")
+"""The packages whose versions numbers may depend on."""
 CONNECT_SECONDS = 10
+"""The time that a scheduler has to answer: far more than a network needs."""
 ONE_AT_A_TIME = threading.Lock()
 
 
-class RunFailed(AttncError):
+class RunFailed(attnc.AttncError):
     """Some cells could not be measured; all others are kept."""
 
 
@@ -42,19 +43,19 @@ def run(
     cluster: str | None = None,
     processes: int | None = None,
     progress: Progress | None = None,
-    command: str = "attnc.lab.run",
+    command: str = "attnc_lab.run",
 ) -> Folder:
-    """Measures what is missing of these experiments ("all": of every one) and writes a CSV for each into `out`.
+    """Measure the missing cells of these experiments, or of "all", and write a CSV for each into `out`.
 
     A run that was interrupted goes on where it stopped. `cluster` is the address of a dask.distributed scheduler.
     """
     experiments = list(EXPERIMENTS) if list(names) == ["all"] else [named(name) for name in names]
     if not experiments:
-        raise InputError("no experiment was named: give names, or all; `attnc lab list` shows them")
+        raise attnc.InputError("no experiment was named: give names, or all; `attnc lab list` shows them")
     if profile not in PROFILES:
-        raise InputError(f"profile must be one of {', '.join(PROFILES)}; found {profile!r}")
+        raise attnc.InputError(f"profile must be one of {', '.join(PROFILES)}; found {profile!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise InputError(f"seed must be a whole number from 0 to 2³²−1, found {seed!r}")
+        raise attnc.InputError(f"seed must be a whole number from 0 to 2³²−1, found {seed!r}")
     _require_packages()
     with _executor(cluster, processes) as submit:
         folder = Folder.open(Path(out), profile, seed, versions(), command)
@@ -63,6 +64,7 @@ def run(
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of Python, of attnc, and of the packages that its numbers depend on."""
     return {
         "attnc": attnc.__version__,
         "python": platform.python_version(),
@@ -75,7 +77,7 @@ def _require_packages() -> None:
         try:
             metadata.version(name)
         except metadata.PackageNotFoundError:
-            raise InputError(
+            raise attnc.InputError(
                 f"the lab needs {name}: pip install -c constraints.txt 'attnc[lab]' (from a checkout: -e '.[lab]')"
             ) from None
 
@@ -114,10 +116,10 @@ def _result(future: Any, folder: Folder) -> tuple[list[Row], str | None]:
         found: tuple[list[Row], str | None] = future.result()
     except BrokenProcessPool:
         raise RunFailed(
-            f"a worker process died (out of memory, or killed). What was finished is in {folder.path}: the same "
+            f"a worker process died (out of memory, or killed). The finished cells are in {folder.path}: the same "
             "command goes on from there."
         ) from None
-    except Exception as error:  # of a cluster: its worker was lost
+    except Exception as error:  # a worker of the cluster was lost
         return [], f"{type(error).__name__}: {error}"
     return found
 
@@ -131,10 +133,10 @@ def _completed(waiting: dict[Any, Any]) -> Iterator[Any]:
 
 
 def measure_cell(name: str, cell: Cell, seed: int) -> tuple[list[Row], str | None]:
-    """The rows of a cell, or why there are none.
+    """Return the rows of a cell, or why there are none.
 
-    One cell at a time in a process, whose random numbers are torch's, and one thread, so that sums are taken in the
-    same order everywhere: a cell's numbers do not depend on where and beside what it runs.
+    A process measures one cell at a time, since torch's random numbers belong to the process, and in one thread, since
+    sums must be taken in the same order everywhere. So a cell's numbers do not depend on the machine's other work.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -159,7 +161,7 @@ def _executor(cluster: str | None, processes: int | None) -> Iterator[Callable[[
 
 @contextmanager
 def _local(processes: int | None) -> Iterator[Executor]:
-    """Processes that end at once when they are interrupted, and when the one that started them is gone."""
+    """Start processes that end at once when they are interrupted, and when the process that started them ends."""
     pool = ProcessPoolExecutor(
         processes or os.cpu_count() or 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
     )
@@ -191,13 +193,15 @@ def _client(address: str) -> Iterator[Any]:
     try:
         client = _distributed().Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(
+        raise attnc.InputError(
             f"no dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Start one with `dask "
             "scheduler`, and workers with `dask worker ADDRESS`; nothing was run."
         ) from None
     try:
         if not client.scheduler_info()["workers"]:
-            raise InputError(f"the scheduler at {address!r} has no workers: start some with `dask worker {address}`")
+            raise attnc.InputError(
+                f"the scheduler at {address!r} has no workers: start some with `dask worker {address}`"
+            )
         with client.as_current():
             yield client
     finally:
@@ -208,6 +212,6 @@ def _distributed() -> Any:
     try:
         return importlib.import_module("distributed")
     except ImportError as error:
-        raise InputError(
+        raise attnc.InputError(
             f"a cluster needs distributed ({error}): pip install -c constraints.txt 'attnc[cluster]'"
         ) from None

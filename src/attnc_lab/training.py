@@ -1,6 +1,6 @@
 """Small attention models with free weights, trained on the tasks that the constructions solve.
 
-torch is imported by this module, and this module by measurements only, when they run.
+This module imports torch; measurements import this module when they run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from attnc.errors import InputError
+import attnc
 
 OPTIMISERS = ("adam", "sgd")
 
@@ -19,7 +19,7 @@ OPTIMISERS = ("adam", "sgd")
 class Heads(nn.Module):
     """Σ_h softmax(z W_Q^h (E W_K^h)ᵀ) E_v W_V^h for queries z: multi-head attention over p free tokens E.
 
-    It is the theorems' layer with every number free: of a construction, E holds the anchors, and W_K has β in it.
+    It is the layer of the theorems with every number free. In a construction E holds the anchors, and W_K contains β.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Heads(nn.Module):
         self.V = nn.Parameter(torch.randn(num_heads, num_keys, d_out) / math.sqrt(num_keys))
 
     def scores(self, z: Tensor) -> Tensor:
-        """(heads, …, keys) of queries (…, d_query)."""
+        """Return the scores (heads, …, keys) of queries (…, d_query)."""
         keys = self.E @ self.W_K
         return torch.einsum("...d,hdk,hpk->h...p", z, self.W_Q, keys)
 
@@ -44,7 +44,7 @@ class Heads(nn.Module):
 
 
 class ClippedTokens(nn.Module):
-    """The truncated-linear task: token i of n is mapped to (w_i·x_i + t_i, 1), a query of `Heads`."""
+    """The truncated-linear task: token i of n becomes the query (w_i·x_i + t_i, 1) of `Heads`."""
 
     def __init__(self, num_tokens: int, width: int, num_keys: int, num_heads: int = 1) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ClippedTokens(nn.Module):
 
 
 def with_one(x: Tensor) -> Tensor:
-    """(x, 1): what makes a score affine."""
+    """Return (x, 1), which makes scores affine in x."""
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
 
 
@@ -71,9 +71,9 @@ def train(
     watch: Callable[[int, float], None] | None = None,
     watch_every: int = 0,
 ) -> float:
-    """Least squares on fresh batches, the rate falling to 0 along a cosine; the mean loss of the last tenth."""
+    """Minimise squares on fresh batches, the rate falling to 0 along a cosine; return the last tenth's mean loss."""
     if optimiser not in OPTIMISERS:
-        raise InputError(f"optimiser must be one of {', '.join(OPTIMISERS)}; found {optimiser!r}")
+        raise attnc.InputError(f"optimiser must be one of {', '.join(OPTIMISERS)}; found {optimiser!r}")
     parameters = list(model.parameters())
     chosen: torch.optim.Optimizer
     if optimiser == "adam":
@@ -126,6 +126,6 @@ class SequenceModel(nn.Module):
             z = self.last(z, z, z, need_weights=False)[0].flatten(1)
         else:
             logits = self.last(z.flatten(1))
-            z = logits.shape[1] * torch.softmax(logits, dim=-1)  # 1 on average: a mere scale of what follows
+            z = logits.shape[1] * torch.softmax(logits, dim=-1)  # 1 on average; only a scale
         out: Tensor = self.mix_out(z)
         return out
