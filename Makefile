@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow test-models bench lint clean
+.PHONY: demo test test-slow test-models bench docs-figures lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,9 @@ test-models: $(VENV)/.models
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bench.py --out benchmarks/out
+
+docs-figures: $(VENV)/.dev
+	$(BIN)/python docs/builders/tables.py --figures
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

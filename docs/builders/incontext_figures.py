@@ -1,6 +1,6 @@
 """The in-context programs against scikit-learn on real data, one gradient against its bound, and a layer's time.
 
-python examples/incontext_figures.py
+python docs/builders/incontext_figures.py
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The figures of the docs: `docs_tables.py --figures` draws them."""
+"""The figures of the docs: `tables.py --figures` draws them."""
 
 from __future__ import annotations
 
 import os
+import runpy
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +13,12 @@ import numpy as np
 
 import attnc
 from attnc import constructions
-from docs_subjects import HAT, SPIKE, SPIKE_BOX, WAVE, WAVE_BOX, observe, small_mlp, sweeps
-from docs_transcripts import run
+from subjects import HAT, SPIKE, SPIKE_BOX, WAVE, WAVE_BOX, observe, small_mlp, sweeps
+from transcripts import run
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MAX_FIGURE_BYTES, MAX_DEMO_BYTES = 120_000, 150_000
+"""The size of a picture in the repository: pages load at once, and the pictures are still sharp."""
 
 
 def as_network(target: attnc.targets.target.Target, built: constructions.Built) -> attnc.Network:
@@ -63,9 +66,7 @@ def draw_spectral(path: Path) -> None:
 
 
 def draw_rates(path: Path) -> None:
-    import rates  # beside this script
-
-    rates.draw(path)
+    runpy.run_path(str(EXAMPLES / "rates.py"), run_name="rates")["draw"](path)
 
 
 class DrawnHead(NamedTuple):

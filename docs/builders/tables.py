@@ -1,4 +1,4 @@
-"""Measures every table and draws every figure of the docs: `python examples/docs_tables.py [--figures] [NAME ...]`.
+"""Measures every table and draws every figure of the docs: `python docs/builders/tables.py [--figures] [NAME ...]`.
 
 Tables are printed, and written into docs/*.md between `<!-- table: NAME -->` and `<!-- end -->`; those named `cli-…`
 are transcripts of commands. With --figures the pictures in docs/figures are drawn anew. Names choose some of the
@@ -24,11 +24,11 @@ from attnc import constructions, planning
 from attnc.constructions.estimate import Wanted
 from attnc.constructions.truncation.clip import ClipLayer
 from attnc.model_card import ceiling
-from docs_figures import figures, optimise
-from docs_subjects import HAT, PAIR, SEQUENCE, SPIKE, SPIKE_BOX, WAVE, WAVE_BOX, observe, small_mlp, sweeps
-from docs_transcripts import cli
+from figures import figures, optimise
+from subjects import HAT, PAIR, SEQUENCE, SPIKE, SPIKE_BOX, WAVE, WAVE_BOX, observe, small_mlp, sweeps
+from transcripts import cli
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parent.parent
 FIGURES = DOCS / "figures"
 
 Row = Sequence[object]
