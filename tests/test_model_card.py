@@ -14,20 +14,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import attnc
-from attnc.model_card import (
-    ceiling,
-    code,
-    escape,
-    fenced,
-    model_card,
-    one_line,
-    percent,
-    printable,
-    proved_how,
-    summary,
-)
+from attnc.model_card import code, escape, fenced, model_card, summary
 from attnc.network import Network
 from attnc.numerics.bound import Term
+from attnc.wording import ceiling, one_line, percent, printable, proved_how
 
 HOSTILE = "x` | y\n\n# heading\n\n```\n<script>&amp;[a](http://b) *b* \\ \x1b[31m"
 

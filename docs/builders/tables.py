@@ -23,7 +23,7 @@ import attnc
 from attnc import constructions, planning
 from attnc.constructions.estimate import Wanted
 from attnc.constructions.truncation.clip import ClipLayer
-from attnc.model_card import ceiling
+from attnc.wording import ceiling
 from figures import figures, optimise
 from subjects import HAT, PAIR, SEQUENCE, SPIKE, SPIKE_BOX, WAVE, WAVE_BOX, observe, small_mlp, sweeps
 from transcripts import cli

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnc.errors import FileError, InputError
-from attnc.model_card import ceiling, summary
+from attnc.model_card import summary
+from attnc.wording import ceiling
 
 if TYPE_CHECKING:
     from attnc.network import Network

@@ -1,4 +1,7 @@
-"""What people type, read: expressions that begin with a minus, boxes, points, numbers. Nothing is ever evaluated."""
+"""The options of the commands, and the texts that they take: expressions, boxes, points, numbers.
+
+Nothing is ever evaluated by Python.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,31 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from typer.core import TyperCommand
 
 from attnc.errors import ExpressionError, FileError, InputError
 
 if TYPE_CHECKING:
     from attnc.network import Network
+
+# Options that several commands share; those of one command stand where it is defined.
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Saved = Annotated[Path, typer.Argument(metavar="NET", help="The folder of a saved network.")]
+Ranges = Annotated[
+    list[str] | None,
+    typer.Option("--box", metavar="NAME=LO:HI", help="The range of a variable; once for each.", show_default=False),
+]
+Eps = Annotated[float, typer.Option(help="The largest error allowed on the box, or at a table's points.")]
+Arithmetic = Annotated[str, typer.Option(help="The arithmetic: float64 or float32.")]
+Norm = Annotated[str, typer.Option(help="The norm of the error: inf, or a number p ≥ 1 for L_p.")]
+
+
+def optional(description: str, *names: str, metavar: str | None = None) -> Any:
+    """Return an option whose default is None, which the help does not show."""
+    return typer.Option(*names, help=description, metavar=metavar, show_default=False)
 
 
 class ExpressionCommand(TyperCommand):
@@ -27,7 +47,7 @@ class ExpressionCommand(TyperCommand):
 
 
 def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
-    """Moves an expression such as -x**2 to the end, behind `--`; what looks like a mistyped option stays an option.
+    """Move an expression such as -x**2 to the end, behind `--`; a text like a mistyped option stays an option.
 
     `--word` is an option, and `-word` is one beside another argument, unless the box has a variable of that name.
     """
@@ -60,13 +80,13 @@ def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
         return list(args)
     at = expressions[0]
     others = [*args[:at], *args[at + 1 :]]
-    if takes_value.get(others[-1] if others else ""):  # it has no value, and must not take `--` for one
+    if takes_value.get(others[-1] if others else ""):  # its value is missing, and must not be `--`
         return others
     return [*others, "--", args[at]]
 
 
 def command_line(expression: str | None, options: Sequence[tuple[str, Any]]) -> str:
-    """What to type to make the same network again."""
+    """Return the command that makes the same network again."""
     words = [word for name, value in options for word in (f"--{name.replace('_', '-')}", str(value))]
     if expression is not None:  # a table has none
         words = [*words, "--", expression] if expression.startswith("-") else [expression, *words]
@@ -74,6 +94,7 @@ def command_line(expression: str | None, options: Sequence[tuple[str, Any]]) -> 
 
 
 def read_box(given: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Read the ranges NAME=LO:HI of all variables."""
     ranges: dict[str, tuple[float, float]] = {}
     if not given:
         raise InputError("--box: state the range of every variable, e.g. --box x=-3:3")
@@ -93,13 +114,13 @@ def read_box(given: Sequence[str]) -> dict[str, tuple[float, float]]:
 
 
 def _read_end(text: str, option: str) -> float:
-    """A number, or inf: an activation may be wanted on all of R."""
+    """Read a number, or inf: an activation may be wanted on all of R."""
     found = re.fullmatch(r"([+-]?)inf", text.strip())
     return float(text) if found else read_number(text, option)
 
 
 def read_number(text: str, where: str) -> float:
-    """A number, or a constant such as 2*pi, by the parser of expressions: nothing is ever evaluated by Python."""
+    """Read a number, or a constant such as 2*pi, by the parser of expressions."""
     import numpy as np
 
     from attnc.targets.expressions.expression import Expression
@@ -122,6 +143,7 @@ def read_number(text: str, where: str) -> float:
 
 
 def read_point(network: Network, assignments: Sequence[str]) -> dict[str, float]:
+    """Read NAME=VALUE for every variable of a network."""
     given: dict[str, float] = {}
     known = ", ".join(network.variables)
     for text in assignments:
@@ -140,7 +162,7 @@ def read_point(network: Network, assignments: Sequence[str]) -> dict[str, float]
 
 
 def check_writable(out: Path) -> None:
-    """What saving would refuse, found before the work and not after it."""
+    """Raise before the work what saving would raise after it."""
     from attnc.exports.directory import why_not_writable
 
     reason = why_not_writable(out)
@@ -149,5 +171,5 @@ def check_writable(out: Path) -> None:
 
 
 def read_norm(text: str) -> float | str:
-    """ "inf", or a number for an L_p norm."""
+    """Read "inf", or a number for an L_p norm."""
     return text if text == "inf" else read_number(text, f"--norm {text}")
