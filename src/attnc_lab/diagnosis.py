@@ -13,7 +13,7 @@ import attnc
 from attnc_lab.signatures import Evidence, Observation, Subject, Symptom, signatures
 
 NUM_POINTS = 4000
-"""Points of a sample: 60 per axis of a square, enough to see every cell of the networks in the docs."""
+"""Points of a sample: 63 per axis of a square, of which half are on a grid."""
 TOLERATED_SHARE = 0.02
 """The share of the target's range that is tolerated as an error where no eps is stated."""
 FAR_OUT = 16.0

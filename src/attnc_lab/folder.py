@@ -19,7 +19,7 @@ from attnc_lab.experiment import PROFILES, Cell, Experiment, Row, Table
 FORMAT = "attnc.lab/1"
 SETTINGS = "settings.json"
 MAX_FILE_BYTES = 2**26
-"""The longest file that is read, 64 MiB: a hundred times the longest table of the full profile."""
+"""The longest file that is read (64 MiB): a longer one is no table of the lab."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PLAN_FIELDS = ("name", "anchors", "heads", "layers", "parameters", "multiply_adds", "error", "why_not")
 MAX_TEXT_BYTES = 2**20
-"""The longest file of texts for `convert`: measuring on a MiB already takes minutes."""
+"""The longest file of texts for `convert`, which bounds the time of measuring."""
 
 app = typer.Typer(
     add_completion=False,

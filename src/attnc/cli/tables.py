@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MAX_CSV_BYTES = 2**26
 """The longest CSV file that is read: a million rows of 64 letters."""
 MAX_ROWS = 10**6
-"""The most rows that are read: larger tables do not fit an attention head in any reasonable memory."""
+"""The most rows that are read, which bounds the memory that a table takes."""
 DELIMITERS = (",", ";", "\t")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 
