@@ -98,7 +98,7 @@ def points(
 
 
 def legend(axes: Axes, columns: int = 2) -> None:
-    """Put the legend below the panel, where it hides nothing."""
+    """Put the legend below the panel, where it hides nothing; panels without one get it in `to_svg`."""
     style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 1.8, "columnspacing": 1.2}
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, **style)
 
@@ -107,6 +107,9 @@ def to_svg(picture: Figure, prefix: str) -> str:
     """Return the figure as an element of a page; ids begin with the prefix, so that two figures never share one."""
     from matplotlib import rc_context
 
+    for axes in picture.axes:
+        if axes.get_legend() is None and axes.get_legend_handles_labels()[0]:
+            legend(axes)
     made = io.StringIO()
     with rc_context({"svg.hashsalt": prefix, "svg.fonttype": "path"}):
         picture.savefig(made, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})

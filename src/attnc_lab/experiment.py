@@ -43,7 +43,10 @@ class Verdict:
     claim: str
     status: Status
     because: str
-    numbers: Mapping[str, float]
+    numbers: Mapping[str, float | np.floating]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numbers", {name: float(number) for name, number in self.numbers.items()})
 
 
 class Table(Sequence[Row]):

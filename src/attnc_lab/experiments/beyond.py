@@ -96,12 +96,7 @@ def judge(table: Table) -> list[Verdict]:
             f"in all {len(proven)} networks with a proof the bound is {ratio.min():.2f} to {ratio.max():.3g} times "
             f"the observed error, median {np.median(ratio):.2f}; {unproven} networks have no proof, {len(refused)} "
             "requests were refused.",
-            {
-                "median": float(np.median(ratio)),
-                "largest": float(ratio.max()),
-                "unproven": float(unproven),
-                "refused": float(len(refused)),
-            },
+            {"median": np.median(ratio), "largest": ratio.max(), "unproven": unproven, "refused": len(refused)},
         ),
     ]
 
@@ -124,7 +119,6 @@ def draw(table: Table) -> drawing.Figure:
             drawing.points(panel, proven, "anchors", "bound", "_proven", colour, "s", size=8, is_open=True)
         drawing.measured(panel, [], [], "open squares: proven", drawing.INK, "s", size=8, is_open=True)
         panel.set_ylim(1e-12, 3)
-        drawing.legend(panel)
     last = axes[-1]
     proven = done.having("bound")
     drawing.label(last, "certified against observed, all tasks", "observed error", "proven bound", log="xy")
@@ -133,7 +127,6 @@ def draw(table: Table) -> drawing.Figure:
     for method, colour in COLOURS.items():
         rows = proven.where(construction=method)
         drawing.points(last, rows, "observed", "bound", method, colour, "s", size=4)
-    drawing.legend(last)
     return picture
 
 

@@ -179,7 +179,6 @@ def draw(table: Table) -> drawing.Figure:
     for i, seam in enumerate(SEAMS):
         first.axvline(seam, color=drawing.GREY, lw=1, ls=":", label="seams" if i == 0 else None)
     first.axhline(0.5, color=drawing.INK, lw=1.2, ls="--", label="theory: ½, hard selection")
-    drawing.legend(first)
     drawing.label(second, "what a seam adds", "βΔ²", "difference from one head, in spacings", log="y")
     fine = np.linspace(0.5, 12, 100)
     for s, colour, marker in ((1, drawing.ORANGE, "^"), (2, drawing.GREEN, "D"), (3, drawing.BLUE, "o")):
@@ -187,7 +186,6 @@ def draw(table: Table) -> drawing.Figure:
         drawing.points(second, rows, "beta", "added", f"measured, {s} sentinel{'s' * (s > 1)} per side", colour, marker)
         drawing.theory(second, fine, leak(fine, s), f"theory: r·exp(−{(s + 1) ** 2 // 2}βΔ²)", colour)
     second.set_ylim(1e-13, 50)
-    drawing.legend(second)
     drawing.label(third, f"steep transitions tanh(k(x−x₀)), {CELLS} cells", "steepness k", "largest error", log="xy")
     k = np.logspace(math.log10(5), math.log10(320), 100)
     drawing.theory(third, k, np.tanh(k * H / 2), "theory: tanh(kh/2)")
@@ -202,8 +200,6 @@ def draw(table: Table) -> drawing.Figure:
         drawing.points(fourth, rows, "P", "near", f"largest, {place}", colour, "s", size=size, is_open=True)
     fourth.axhline(1, color=drawing.INK, lw=1.1, ls=":", label="theory: J/2, any continuous function")
     drawing.whole_ticks(fourth, FINENESS)
-    drawing.legend(third)
-    drawing.legend(fourth)
     return picture
 
 

@@ -93,7 +93,6 @@ def draw(table: Table) -> drawing.Figure:
         drawing.measured(axes, rows.column("omega") * H / math.pi, rows.column("max_error"), name, colour, marker)
     axes.axvline(1, color=drawing.FAINT, lw=2, zorder=0, label="two anchors per period")
     axes.set_ylim(1e-14, 30)
-    drawing.legend(axes)
     return picture
 
 

@@ -179,8 +179,6 @@ def draw(table: Table) -> drawing.Figure:
             "theory: δ(1−ρ^T)/(1−ρ)" if heads == 1 else "",
             colour,
         )
-    drawing.legend(left)
-    drawing.legend(middle)
     rows = table.where(kind="sequence")
     drawing.label(right, "two tasks in sequence, one program", "step", "distance", log="y")
     right.plot(rows.column("step"), rows.column("to_first"), color=drawing.BLUE, lw=1.5, label="to the first optimum")
@@ -195,7 +193,6 @@ def draw(table: Table) -> drawing.Figure:
         label="to exact gradient descent",
     )
     right.axvline(STEPS, color=drawing.GREY, ls=":", lw=1, label="second task begins")
-    drawing.legend(right)
     return picture
 
 

@@ -157,10 +157,10 @@ def judge(table: Table) -> list[Verdict]:
             f"{distance.min():.2f} to {distance.max():.2f} times as far from the constructed centres as random points "
             "are. Training finds a smooth mixture of few keys, not a partition of all.",
             {
-                "largest_weight": float(sharp.mean()),
-                "used": float(free.column("used").mean()),
-                "least_distance": float(distance.min()),
-                "largest_distance": float(distance.max()),
+                "largest_weight": sharp.mean(),
+                "used": free.column("used").mean(),
+                "least_distance": distance.min(),
+                "largest_distance": distance.max(),
             },
         ),
         Verdict(
@@ -169,11 +169,7 @@ def judge(table: Table) -> list[Verdict]:
             f"with Adam |W_Q|·|W_K| ends at {grown.min():.2f} to {grown.max():.2f} times its start (2-D), and βh² at "
             f"{adam.column('beta').min():.2f} to {adam.column('beta').max():.2f}: far below the {START_BETA:g} from "
             "which one would speak of selection.",
-            {
-                "least_growth": float(grown.min()),
-                "largest_growth": float(grown.max()),
-                "beta": float(adam.column("beta").mean()),
-            },
+            {"least_growth": grown.min(), "largest_growth": grown.max(), "beta": adam.column("beta").mean()},
         ),
         Verdict(
             "Other weights than the construction's approximate as well or better.",
@@ -190,11 +186,7 @@ def judge(table: Table) -> list[Verdict]:
             f"{kept.column('distance_random').mean():.2f}), while βh² goes from {START_BETA:g} to "
             f"{START_BETA * moved.min():.2f} … {START_BETA * moved.max():.2f}: the geometry is kept, the temperature "
             "is raised until values can be interpolated.",
-            {
-                "drift": drift,
-                "least_beta": float(START_BETA * moved.min()),
-                "largest_beta": float(START_BETA * moved.max()),
-            },
+            {"drift": drift, "least_beta": START_BETA * moved.min(), "largest_beta": START_BETA * moved.max()},
         ),
     ]
 
@@ -226,8 +218,6 @@ def draw(table: Table) -> drawing.Figure:
     drawing.theory(axes[2], reach, [1, 1], "constructed, hard: one-hot")
     drawing.theory(axes[3], reach, [float(any_row["distance_random"])] * 2, "random points", drawing.GREY, ":")
     drawing.theory(axes[3], reach, [0, 0], "constructed: 0")
-    for panel in axes:
-        drawing.legend(panel)
     return picture
 
 

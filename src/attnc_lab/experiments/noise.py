@@ -155,9 +155,9 @@ def judge(table: Table) -> list[Verdict]:
             "every σ.",
             {
                 "exponent": law.exponent,
-                "least_ratio": float(ratio.min()),
-                "largest_ratio": float(ratio.max()),
-                "bayes_ratio": float(least.max()),
+                "least_ratio": ratio.min(),
+                "largest_ratio": ratio.max(),
+                "bayes_ratio": least.max(),
             },
         ),
         Verdict(
@@ -179,7 +179,7 @@ def judge(table: Table) -> list[Verdict]:
             Status.CONSTANT.when(float(np.median(excess)) < 1.5),
             f"for σ ≥ {LEARNED[-2]:g} the MSE of trained heads is {excess.min():.2f} to {excess.max():.2f} times ½(1 "
             f"− e^(−ω²σ²)); with little noise what training leaves undone decides, an MSE of {unexplained:.2g}.",
-            {"median": float(np.median(excess)), "largest": float(excess.max()), "without_noise": unexplained},
+            {"median": np.median(excess), "largest": excess.max(), "without_noise": unexplained},
         ),
     ]
 
@@ -207,7 +207,6 @@ def draw(table: Table) -> drawing.Figure:
         noisy = Table([row for row in trained.where(start=start) if float(row["sigma"]) > 0])
         drawing.points(middle, noisy, "sigma", "beta", f"trained, from {start}", colour, marker)
     middle.axvline(H, color=drawing.FAINT, lw=2, zorder=0, label="σ = h")
-    drawing.legend(middle)
     drawing.label(right, "trained heads", "noise σ", "MSE; norms", log="y")
     s = np.linspace(0.02, 0.85, 100)
     drawing.theory(right, s, [bayes(float(x)) for x in s], "theory: Bayes, ½(1−e^(−ω²σ²))")
@@ -215,7 +214,6 @@ def draw(table: Table) -> drawing.Figure:
         rows = trained.where(start=start)
         drawing.points(right, rows, "sigma", "mse", f"MSE, from {start}", colour, marker)
         drawing.points(right, rows, "sigma", "norm", f"|W_Q|·|W_K|, from {start}", colour, "s", is_open=True)
-    drawing.legend(right)
     return picture
 
 

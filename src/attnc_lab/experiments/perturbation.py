@@ -136,11 +136,7 @@ def judge(table: Table) -> list[Verdict]:
             Status.CONSTANT.when(ratio.min() > 0.8 and ratio.max() < 1.25 and chance.max() < 2),
             f"relative changes of 10⁻⁸ … 10⁻⁶: adversarial ones give {ratio.min():.2f} to {ratio.max():.2f} times "
             f"Σ|∂out/∂log w|, random ones {chance.min():.2f} to {chance.max():.2f} times its root sum of squares.",
-            {
-                "least_ratio": float(ratio.min()),
-                "largest_ratio": float(ratio.max()),
-                "largest_random": float(chance.max()),
-            },
+            {"least_ratio": ratio.min(), "largest_ratio": ratio.max(), "largest_random": chance.max()},
         ),
         Verdict(
             "Hard selection is sensitive: the harder, the more.",
@@ -185,7 +181,6 @@ def draw(table: Table) -> drawing.Figure:
             )
             drawing.points(axes, rows, "size", column, f"measured, {subject}", colour, marker)
         axes.set_ylim(1e-9, 1e3)
-        drawing.legend(axes)
     return picture
 
 

@@ -74,7 +74,7 @@ def judge(table: Table) -> list[Verdict]:
             f"around {FAR:g} in float32 the error is {float(ratio.min()):.2f} to {float(ratio.max()):.2f} times "
             "0.062·Δ + 2u·max|x|: the anchors are centred, so only w·x + t is rounded at the size of the range's "
             "middle.",
-            {"least_ratio": float(ratio.min()), "largest_ratio": float(ratio.max())},
+            {"least_ratio": ratio.min(), "largest_ratio": ratio.max()},
         ),
     ]
 
@@ -95,7 +95,6 @@ def draw(table: Table) -> drawing.Figure:
     ):
         rows = table.where(kind=kind, middle=middle, dtype=dtype)
         drawing.points(axes, rows, "length", "max_error", name, colour, marker)
-    drawing.legend(axes)
     return picture
 
 

@@ -105,7 +105,6 @@ def draw(table: Table) -> drawing.Figure:
         rows = table.where(kind=kind)
         drawing.points(left, rows, "H", "max_error", name, colour, marker)
     drawing.whole_ticks(left, HEADS)
-    drawing.legend(left)
     drawing.label(right, "parameters at equal error, clip to [0, 1]", "error asked for, ε", "stored numbers", log="xy")
     for kind, colour, marker, power in (("one head", drawing.INK, "s", 1.0), ("heads", drawing.GREEN, "D", 0.5)):
         rows = table.where(kind=kind)
@@ -115,7 +114,6 @@ def draw(table: Table) -> drawing.Figure:
             right, eps, size, kind if kind == "one head" else "about as many heads as tokens", colour, marker
         )
     right.invert_xaxis()
-    drawing.legend(right)
     return picture
 
 

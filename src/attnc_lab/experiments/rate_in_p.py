@@ -176,7 +176,6 @@ def draw(table: Table) -> drawing.Figure:
             rows = table.where(kind=kind)
             drawing.points(axes, rows, "p", column, name_of, colour, marker)
         axes.axvspan(60, 120, color=drawing.FAINT, alpha=0.45, lw=0, label="the papers' range")
-        drawing.legend(axes)
         drawing.whole_ticks(axes, (10, 30, 100, 300, 1000))
     return picture
 

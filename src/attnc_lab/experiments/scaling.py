@@ -120,7 +120,7 @@ def judge(table: Table) -> list[Verdict]:
             f"(Λ₁·w/2ε)^D, Λ₁ = max Σ|∂f/∂x_i|, w = {2 * SIDE:g}, is the prediction; what is built up to D = {last} is "
             f"{ratio.min():.2f} to {ratio.max():.2f} times that. It grows by a factor {10**rate:.0f} per dimension, to "
             f"{grids.column('predicted')[-1]:.1e} at D = {DIMENSIONS[-1]}.",
-            {"least_ratio": float(ratio.min()), "largest_ratio": float(ratio.max()), "factor": float(10**rate)},
+            {"least_ratio": ratio.min(), "largest_ratio": ratio.max(), "factor": 10**rate},
         ),
         Verdict(
             "Polynomial size for structured functions (an open question of the paper): by composition it is linear "
@@ -143,7 +143,6 @@ def draw(table: Table) -> drawing.Figure:
         drawing.theory(left, n, END / (n if H == 1 else (n - 2) * H), "theory: |b−a|/2N", colour)
         drawing.points(left, rows, "n", "max_error", f"measured, H = {H}", colour, marker)
     drawing.whole_ticks(left, LENGTHS)
-    drawing.legend(left)
     drawing.label(right, f"anchors for ε = {EPS:g} on [−2, 2]^D", "dimension D", "anchors", log="y")
     grids, composed = table.where(kind="grid"), table.where(kind="compose")
     built = grids.having("anchors")
@@ -152,7 +151,6 @@ def draw(table: Table) -> drawing.Figure:
     D, anchors = composed.column("D"), composed.column("anchors")
     drawing.theory(right, D, anchors[0] * (D - 1), "theory: linear in D", drawing.BLUE)
     drawing.measured(right, D, anchors, "composition, built (compose)", drawing.BLUE, "o")
-    drawing.legend(right)
     return picture
 
 

@@ -192,13 +192,11 @@ def draw(table: Table) -> drawing.Figure:
                     "--" if n == 2 else ":",
                 )
     drawing.whole_ticks(left, (3, 4, 6, 8, 12, 16, 32))
-    drawing.legend(left)
     drawing.label(middle, "the 20×5 task by one layer (relu_network)", "ε asked for", "largest error", log="xy")
     rows = table.where(kind="relu network")
     drawing.theory(middle, rows.column("eps"), rows.column("eps"), "theory: ≤ ε")
     drawing.points(middle, rows, "eps", "bound", "proven", drawing.BLUE, "s", is_open=True)
     drawing.points(middle, rows, "eps", "max_error", "observed", drawing.BLUE)
-    drawing.legend(middle)
     drawing.label(right, "the 20×5 task, trained and constructed", "", "variance left unexplained", log="y")
     for i, (model, colour) in enumerate(COLOURS.items()):
         rows = table.where(kind="trained", model=model)

@@ -144,10 +144,10 @@ def judge(table: Table) -> list[Verdict]:
             f"on, with {float(ratio.min()):.2f} to {float(ratio.max()):.2f} times the predicted error; float32 "
             + (f"from p = {min(broken['float32']):,} on." if broken["float32"] else f"not up to p = {SIZES[-1]:,}."),
             {
-                "bfloat16_first": float(first),
+                "bfloat16_first": first,
                 "bfloat16_predicted": limits["bfloat16"],
                 "float32_predicted": limits["float32"],
-                "largest_ratio": float(ratio.max()),
+                "largest_ratio": ratio.max(),
             },
         ),
     ]
@@ -174,8 +174,6 @@ def draw(table: Table) -> drawing.Figure:
         drawing.points(right, sizes, "p", "max_error", dtype, colour, marker)
         drawing.theory(right, p, farthest(p, u), f"at most √(¼+6ur²), {dtype}", colour)
     drawing.legend(left, 1)
-    drawing.legend(middle)
-    drawing.legend(right)
     return picture
 
 

@@ -94,11 +94,7 @@ def judge(table: Table) -> list[Verdict]:
                 f"proven and observed for ε = {rows.column('eps')[0]:g} … {rows.column('eps')[-1]:g}: the error seen "
                 f"is {share.min():.2f} to {share.max():.2f} of ε; {rows.column('anchors')[-1]:,.0f} cells for the "
                 f"last, growing like ε^−{sizes[kind].exponent:.2f} (theory: −2, one factor 1/ε per axis).",
-                {
-                    "least_share": float(share.min()),
-                    "largest_share": float(share.max()),
-                    "exponent": sizes[kind].exponent,
-                },
+                {"least_share": share.min(), "largest_share": share.max(), "exponent": sizes[kind].exponent},
             )
         )
     jump = table.where(kind="jump")
@@ -113,7 +109,7 @@ def judge(table: Table) -> list[Verdict]:
             f"two jumps, along a line and a circle: the L₂ error falls with exponent {law} in the cells per axis "
             "(theory −½: a jump spoils a strip of width h) and stays below its proven bound, while the largest error "
             f"stays at {jump.column('max_error').min():.2f}.",
-            {"exponent": law.exponent, "max_error": float(jump.column("max_error").min())},
+            {"exponent": law.exponent, "max_error": jump.column("max_error").min()},
         ),
         Verdict(
             "A Lipschitz function on a smaller domain needs fewer cells.",
@@ -136,7 +132,6 @@ def draw(table: Table) -> drawing.Figure:
         size = 9 if kind == "self" else 4
         drawing.points(first, rows, "eps", "bound", f"proven, {kind}-attention", colour, "s", size=size, is_open=True)
         drawing.points(first, rows, "eps", "observed", f"observed, {kind}-attention", colour, marker, size=size)
-    drawing.legend(first)
     rows = table.where(kind="partition")
     side = round(len(rows) ** 0.5)
     drawing.label(second, f"output and partition at ε = {SHOWN:g}", "x", "y")
@@ -166,14 +161,12 @@ def draw(table: Table) -> drawing.Figure:
     drawing.measured(third, P, jump.column("bound"), "proven bound of it", drawing.BLUE, "s", is_open=True)
     drawing.measured(third, P, jump.column("max_error"), "largest error", drawing.ORANGE, "^")
     drawing.whole_ticks(third, FINENESS)
-    drawing.legend(third)
     drawing.label(fourth, f"a smaller domain, ε = {EPS_SIDE:g}", "half side of the square", "cells", log="xy")
     sides = table.where(kind="side")
     s = sides.column("side")
     drawing.theory(fourth, s, sides.column("anchors")[0] * (s / s[0]) ** 2, "theory: side²")
     drawing.measured(fourth, s, sides.column("anchors"), "measured", drawing.BLUE)
     drawing.whole_ticks(fourth, SIDES)
-    drawing.legend(fourth)
     return picture
 
 
