@@ -1,4 +1,4 @@
-"""What the docs measure and draw: functions on their boxes, and the error that is observed of a program."""
+"""The functions that the docs measure and draw, on their boxes, and the observed error of a program."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def box_name(box: attnc.targets.box.Box) -> str:
 
 
 def papers_anchors(target: attnc.targets.target.Target, eps: float, dtype: str) -> str:
-    """What `plan` expects of max_affine, whatever the limits."""
+    """The sizes that `plan` expects of max_affine, without its limits."""
     (row,) = planning.plan(target, Wanted(eps, dtype, max_anchors=10**40), ("max_affine",))
     return f"{row.anchors:.0e}".replace("e+", "e").replace("e0", "e")
 
@@ -335,7 +335,7 @@ def compose_dimension() -> str:
 
 
 def plan_refusal() -> str:
-    """What is said of Python code in eight variables, in lines that fit a page."""
+    """The refusal of Python code in eight variables, in lines that fit a page."""
 
     def g(X: np.ndarray) -> np.ndarray:
         return np.sin(X.sum(axis=1))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 def run(line: str) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     from attnc.cli import main
 
     if line.startswith("attnc verify"):  # a process of its own, which writes past this one's stdout
