@@ -18,7 +18,7 @@ from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
-    from attnc_lab import Diagnosis, diagnose
+    from attnc_lab import Diagnosis, Symptom, diagnose
 
 __version__ = "0.1.0"
 
@@ -40,6 +40,7 @@ __all__ = [
     "ReLUNetwork",
     "SequenceTarget",
     "Softmax",
+    "Symptom",
     "TableTarget",
     "Target",
     "TruncatedLinear",
@@ -58,7 +59,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load the lab's part of the API when it is first named."""
-    if name in ("Diagnosis", "diagnose"):
+    if name in ("Diagnosis", "Symptom", "diagnose"):
         import attnc_lab
 
         return getattr(attnc_lab, name)

@@ -43,7 +43,7 @@ class Claim(Protocol):
 NOT_CERTIFIED = "not certified"
 OUT_OF_TIME = "The proof ran out of time"
 Mark = Callable[[str], str]
-"""How a surface shows a text: in bold, or escaped."""
+"""The way in which a surface shows a text: in bold, or escaped."""
 
 
 def bound_sentence(claim: Claim, strong: Mark = str, plain: Mark = str) -> str:

@@ -25,7 +25,7 @@ CONFIDENCE = 0.95
 
 
 class Status(StrEnum):
-    """How a claim fared."""
+    """The outcome of a claim."""
 
     HOLDS = "holds"
     CONSTANT = "holds with a constant"

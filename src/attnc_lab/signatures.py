@@ -139,7 +139,23 @@ def _activity(weights: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Symptom:
-    """One failure signature: its evidence, its place, and its remedy."""
+    """One failure signature: its evidence, its place, and its remedy.
+
+    Attributes
+    ----------
+    name, evidence, remedy, where : str
+        The signature, the observation that shows it, the parameter to change, and the point.
+    numbers : mapping
+        The figures in the evidence and the remedy, by name.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=0.2, construction="max_affine")
+    >>> [symptom] = attnc.diagnose(net, eps=1e-3).symptoms
+    >>> symptom.name, sorted(symptom.numbers)
+    ('oscillation', ['error', 'points_per_axis', 'varies'])
+    """
 
     name: str
     evidence: str

@@ -31,11 +31,11 @@ MAX_HEADER_BYTES = 2**24
 """The longest header of a tensor file: more than 100,000 tensors."""
 MAX_TENSOR_BYTES = 2**32
 """The largest tensor file that is read unless more is allowed."""
-MAX_DEPTH = 64
+MAX_JSON_DEPTH = 64
 """The deepest nesting of a JSON file; ours have fewer than ten levels."""
 MAX_RANK = 32
 """The most axes of an array: numpy 1 had no more."""
-MAX_STORED = 2**48
+MAX_STORED_ENTRIES = 2**48
 """The most entries of a stored array: more than any disk holds, and well within what numpy can address."""
 CHUNK_BYTES = 2**20
 """Tensors are read, and hashed, in pieces that stay in the processor's cache."""
@@ -94,11 +94,11 @@ def parse_json(raw: bytes, origin: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise FileError(f"{origin!r} holds a JSON {type(value).__name__}, not an object")
     level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_JSON_DEPTH):
         members = (member for outer in level for member in (outer.values() if isinstance(outer, dict) else outer))
         level = [member for member in members if isinstance(member, dict | list)]
     if level:
-        raise FileError(f"{origin!r} is nested deeper than {MAX_DEPTH} levels")
+        raise FileError(f"{origin!r} is nested deeper than {MAX_JSON_DEPTH} levels")
     return value
 
 
@@ -213,7 +213,7 @@ def _check_header(header: dict[str, Any], size: int, origin: str) -> list[tuple[
         if dtype is None:
             raise FileError(f"{origin!r}: the tensor {name!r} has a dtype that is not among {', '.join(DTYPES)}")
         shape, offsets = entry["shape"], entry["data_offsets"]
-        if not _are_sizes(shape) or len(shape) > MAX_RANK or math.prod(max(1, n) for n in shape) > MAX_STORED:
+        if not _are_sizes(shape) or len(shape) > MAX_RANK or math.prod(max(1, n) for n in shape) > MAX_STORED_ENTRIES:
             raise FileError(f"{origin!r}: the tensor {name!r} has no proper shape")
         if not _are_sizes(offsets) or len(offsets) != 2:
             raise FileError(f"{origin!r}: the tensor {name!r} has no proper data_offsets")

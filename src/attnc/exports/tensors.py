@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnc.errors import FileError, ProgramError
-from attnc.exports.safe_files import MAX_RANK, MAX_STORED, DType
+from attnc.exports.safe_files import MAX_RANK, MAX_STORED_ENTRIES, DType
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
@@ -27,7 +27,7 @@ FLOATS: dict[str, DType] = {"float32": np.dtype(np.float32), "float64": np.dtype
 INTEGERS: dict[str, DType] = {"int32": np.dtype(np.int32), "int64": np.dtype(np.int64)}
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 SEGMENTS = ("query_segments", "key_segments")
-MAX_CELLS = 2**62
+MAX_SHAPE_CELLS = 2**62
 """The most cells of a shape: positions in it must fit an int64, as `ir.spec` computes them."""
 
 
@@ -186,13 +186,13 @@ def _decode_sparse(sparse: Any, prefix: str, where: str, dtype: DType, take: Tak
     if entries > math.prod(shape):
         raise FileError(f"{where}.num_entries is {entries}, but a tensor of shape {shape} has {math.prod(shape)}")
     index_dtype = a_dtype(fields["index_dtype"], f"{where}.index_dtype", INTEGERS)
-    index = take(f"{prefix}.index", index_dtype, a_shape([entries, len(shape)], where, MAX_STORED))
+    index = take(f"{prefix}.index", index_dtype, a_shape([entries, len(shape)], where, MAX_STORED_ENTRIES))
     return Sparse(shape, index, take(f"{prefix}.values", dtype, (entries,)))
 
 
 def _decode_head(head: Any, prefix: str, where: str, dtype: DType, take: Take) -> Head:
     fields = object_with(head, where, (*MATRICES, "mask"))
-    shapes = {name: a_shape(fields[name], f"{where}.{name}", MAX_STORED) for name in MATRICES}
+    shapes = {name: a_shape(fields[name], f"{where}.{name}", MAX_STORED_ENTRIES) for name in MATRICES}
     matrices = {name: take(f"{prefix}.{name}", dtype, shape) for name, shape in shapes.items()}
     mask = None if fields["mask"] is None else _decode_mask(fields["mask"], f"{prefix}.mask", f"{where}.mask", take)
     return Head(matrices["W_Q"], matrices["W_K"], matrices["W_V"], matrices["W_O"], mask)
@@ -205,7 +205,7 @@ def _decode_mask(mask: Any, prefix: str, where: str, take: Take) -> Mask:
         place = f"{where}.{name}"
         one = object_with(fields[name], place, ("dtype", "shape"))
         segments_dtype = a_dtype(one["dtype"], f"{place}.dtype", INTEGERS)
-        shape = a_shape(one["shape"], f"{place}.shape", MAX_STORED)
+        shape = a_shape(one["shape"], f"{place}.shape", MAX_STORED_ENTRIES)
         if len(shape) != 1:
             raise FileError(f"{place}.shape has one axis; found {shape}")
         segments.append(take(f"{prefix}.{name}", segments_dtype, shape))
@@ -244,12 +244,12 @@ def a_flag(value: Any, where: str) -> bool:
 
 
 def a_size(value: Any, where: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_CELLS:
-        raise FileError(f"{where} is a whole number from 0 to {MAX_CELLS}; found {shown(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SHAPE_CELLS:
+        raise FileError(f"{where} is a whole number from 0 to {MAX_SHAPE_CELLS}; found {shown(value)}")
     return value
 
 
-def a_shape(value: Any, where: str, max_cells: int = MAX_CELLS) -> tuple[int, ...]:
+def a_shape(value: Any, where: str, max_cells: int = MAX_SHAPE_CELLS) -> tuple[int, ...]:
     shape = tuple(a_size(size, f"{where}[{i}]") for i, size in enumerate(a_list(value, where)))
     if len(shape) > MAX_RANK or math.prod(max(1, size) for size in shape) > max_cells:
         raise FileError(f"{where} is too large: at most {MAX_RANK} axes and {max_cells} cells; found {shown(value)}")
