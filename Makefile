@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo test test-slow test-models bench corpus lint clean
+.PHONY: demo test test-slow test-models bench corpus docs-figures lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,9 @@ bench: $(VENV)/.dev
 
 corpus: $(VENV)/.dev
 	$(BIN)/python benchmarks/corpus.py
+
+docs-figures: $(VENV)/.dev
+	$(BIN)/python docs/builders/tables.py --figures
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

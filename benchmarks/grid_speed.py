@@ -1,4 +1,4 @@
-"""How fast a grid of anchors is evaluated, next to the dense softmax and to SciPy's cubic spline on as many nodes.
+"""The speed of a grid of anchors beside the dense softmax and SciPy's cubic spline with the same number of nodes.
 
     python benchmarks/grid_speed.py [--points 1000000] [--anchors 129]
 

@@ -1,4 +1,4 @@
-"""What attnc is measured against: interpolation of SciPy, and networks that are trained."""
+"""The peers that attnc is measured against: SciPy's interpolation, and trained networks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _samples(target: Target, axes: list[np.ndarray]) -> np.ndarray:
 
 
 def _smallest(target: Target, eps: float, fit: Callable[[int], Callable[[np.ndarray], np.ndarray]]) -> int | None:
-    """The fewest nodes an axis, by steps of a fifth, for which the error at a sample is ≤ eps."""
+    """The fewest nodes per axis, in steps of a fifth, for which the error at a sample is ≤ eps."""
     points = target.box.lo + np.random.default_rng(1).random((20_000, target.box.d)) * target.box.widths
     wanted = target(points)[:, 0]
     n = 6

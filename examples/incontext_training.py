@@ -1,4 +1,4 @@
-"""What training finds: a small softmax-attention model trained on in-context linear regression, against programs built.
+"""A small softmax-attention model trained on in-context linear regression, beside the constructed programs.
 
 Prompts: n examples (x_i, y_i) with y = w·x + noise, w ~ N(0, I), and a query x. Both are asked for w·x on the same
 fresh prompts. The trained model has `--layers` layers of softmax attention (residual, no feed-forward); a constructed
@@ -24,7 +24,7 @@ from attnc.ir.program import Program
 FEATURES, EXAMPLES, NOISE = 4, 16, 0.1
 WIDTH, HEADS, BATCH, ASKED = 32, 4, 128, 512
 LARGEST, SMALLEST = 60.0, 0.5
-"""Of XᵀX + noise², for nearly all prompts of 16 Gaussian examples in 4 dimensions."""
+"""Bounds on the eigenvalues of XᵀX + noise² for nearly all prompts of 16 Gaussian examples in 4 dimensions."""
 
 
 class Prompts(NamedTuple):

@@ -102,7 +102,7 @@ def best_law(sizes: Sequence[int], found: np.ndarray) -> tuple[str, Line]:
 
 
 def local_slopes(sizes: Sequence[int], found: np.ndarray) -> np.ndarray:
-    """Of the log-log plot, from one size to the next: k for an error that falls like p^−k."""
+    """The slopes of the log-log plot from one size to the next: k for an error that falls like p^−k."""
     return -np.diff(np.log(found)) / np.diff(np.log(sizes))
 
 

@@ -122,8 +122,8 @@ def test_figures_are_small_and_used() -> None:
 
 
 def test_every_table_is_filled_and_has_a_maker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    tables = runpy.run_path(str(ROOT / "examples/docs_tables.py"), run_name="docs_tables")["TABLES"]
+    monkeypatch.syspath_prepend(str(ROOT / "docs/builders"))
+    tables = runpy.run_path(str(ROOT / "docs/builders/tables.py"), run_name="tables")["TABLES"]
     placed = []
     for page in PAGES[1:]:
         for name, text in re.findall(r"<!-- table: (\S+) -->\n(.*?)<!-- end -->", page.read_text("utf-8"), re.DOTALL):

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+import attnc
+from attnc import constructions, incontext
+
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "attnc"
 
 LEVELS = (
-    {"errors"},
+    {"errors", "wording"},
     {"numerics"},
     {"ir"},
     {"targets"},
@@ -28,15 +31,15 @@ LEVELS = (
     {"network"},
     {"loading", "planning", "proving", "refusing"},
     {"certifying", "choosing"},
-    {"compiling", "diagnosing"},
+    {"compiling"},
     {"converting"},
-    {"demo", "cli", "lab", "__main__"},
+    {"demo", "cli", "__main__"},
 )
 """Lowest first. A part imports from the levels below its own and from itself, never from a neighbour on its level."""
 PROGRAMS = LEVELS[-1]
 """At the top, the parts that people run may use each other, and the public API."""
-ONLY_TYPES = {("model_card", "attnc.network"), ("plots", "attnc.network")}
-"""Upwards, for annotations alone: the card and the pictures show the Network that asks for them."""
+ONLY_TYPES = {(part, "attnc.network") for part in ("model_card", "plots", "wording")}
+"""Upwards, for annotations alone: words, cards and pictures are about the Network that asks for them."""
 CODE_RUNNERS = {"eval", "exec", "compile", "__import__"}
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
 HEAVY = ("torch", "transformers", "matplotlib", "sympy", "scipy", "onnx", "onnxruntime", "sklearn")
@@ -83,6 +86,8 @@ def lines_for_types(path: Path) -> set[int]:
 def forbidden(importer: str, name: str) -> str | None:
     """Why the part `importer` may not import this absolute name, or None."""
     package, _, rest = name.partition(".")
+    if package == "attnc_lab":
+        return "the lab is above attnc" if importer not in PROGRAMS else None
     if package == "attnc_checker":
         return "the checker is independent of attnc, and attnc of it" if importer not in PROGRAMS else None
     if package != "attnc":
@@ -139,6 +144,31 @@ def test_the_checker_imports_nothing_of_attnc():
             assert name.partition(".")[0] not in {"attnc", "numpy"}, f"{path.name}:{line} imports {name}"
 
 
+def test_the_lab_uses_the_public_api_alone():
+    """It imports attnc, its public submodules, and of these only what they export."""
+    public = {
+        "attnc": attnc.__all__,
+        "attnc.constructions": constructions.__all__,
+        "attnc.incontext": incontext.__all__,
+    }
+    for path in (SRC / "attnc_lab").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for line, name in names_of(path):
+            module, _, exported = name.rpartition(".")
+            is_public = name in public or (module in public and exported in public[module])
+            assert not name.startswith("attnc.") or is_public, f"{path.name}:{line} imports {name}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and (module := ast.unparse(node.value)) in public:
+                known = [*public[module], "__version__"]
+                assert node.attr in known, f"{path.name}:{node.lineno} uses {module}.{node.attr}"
+
+
+def test_importing_attnc_does_not_import_the_lab():
+    code = "import sys, attnc; assert 'attnc_lab' not in sys.modules; attnc.diagnose; assert 'attnc_lab' in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("importer", "name", "is_allowed"),
     [
@@ -162,6 +192,8 @@ def test_the_checker_imports_nothing_of_attnc():
         ("ir", "attnc", False),
         ("ir", "numpy", True),
         ("ir", "attnc_checker", False),
+        ("network", "attnc_lab", False),
+        ("cli", "attnc_lab.report", True),
     ],
 )
 def test_the_rule_itself(importer, name, is_allowed):

@@ -14,20 +14,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 import attnc
-from attnc.model_card import (
-    ceiling,
-    code,
-    escape,
-    fenced,
-    model_card,
-    one_line,
-    percent,
-    printable,
-    proved_how,
-    summary,
-)
+from attnc.model_card import code, escape, fenced, model_card, summary
 from attnc.network import Network
 from attnc.numerics.bound import Term
+from attnc.wording import ceiling, one_line, percent
 
 HOSTILE = "x` | y\n\n# heading\n\n```\n<script>&amp;[a](http://b) *b* \\ \x1b[31m"
 
@@ -183,24 +173,6 @@ def test_summary_is_json_and_complete(network: Network) -> None:
     assert [term["name"] for term in facts["terms"]] == [term.name for term in network.certificate.terms]
 
 
-@given(st.floats(min_value=1e-300, max_value=1e300))
-def test_a_printed_bound_is_still_a_bound(value: float) -> None:
-    shown = float(ceiling(value))
-    assert value <= shown <= value * 1.0101
-
-
-def test_special_bounds_print() -> None:
-    assert [ceiling(x) for x in (0.0, 0.05, 0.28919, 1.07e-13, 123456.7, math.inf)] == [
-        "0",
-        "0.05",
-        "0.290",
-        "1.07e-13",
-        "1.24e+05",
-        "inf",
-    ]
-    assert ceiling(float(np.nextafter(0.05, 1))) == "0.0501"
-
-
 @given(st.text())
 def test_escaped_text_reads_as_it_was(text: str) -> None:
     seen = plain_text("a " + escape(text) + " b")
@@ -217,13 +189,3 @@ def test_code_spans_hold_any_backticks(text: str) -> None:
         if child.type == "code_inline"
     ]
     assert found == [one_line(text) or " "]
-
-
-def test_what_cannot_be_printed_is_replaced() -> None:
-    assert printable("a\x1b[31m\nb\u202e") == "a�[31m\nb�"
-
-
-def test_tails_are_no_cells() -> None:
-    claim = attnc.compile("tanh(x)", [(-math.inf, math.inf)], eps=1e-3).certificate
-    cells = sum(leaf[0] != "tail" for leaf in claim.leaves)
-    assert proved_how(claim) == f"by leaves, {cells} cells and 2 tails that cover the box"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnc.errors import FileError, InputError
-from attnc.model_card import ceiling, summary
+from attnc.model_card import summary
+from attnc.wording import ceiling
 
 if TYPE_CHECKING:
     from attnc.network import Network
@@ -19,18 +20,18 @@ Progress = Callable[[str, float], None]
 EXPRESSION = "sin(x)+cos(y)"
 BOX = {"x": (-3.0, 3.0), "y": (-3.0, 3.0)}
 FIGURES = {0.1: "demo.png", 1e-6: "demo-fine.png"}
-"""The accuracies, and the name of the picture of each."""
+"""The accuracies, and the file name of the picture of each."""
 PAPERS = "max_affine"
-"""For comparison, at the first accuracy."""
+"""The papers' construction, built at the first accuracy for comparison."""
 
 
 def run_demo(
     out_dir: Path, *, json_output: bool = False, progress: AbstractContextManager[Progress | None] | None = None
 ) -> list[Path]:
-    """Compiles, writes the pictures into `out_dir`, which is created, prints a table; returns the pictures' paths.
+    """Compile, draw pictures into `out_dir`, which is created, and print a table; return the pictures' paths.
 
-    `progress` is a bar that is shown during the work. Without matplotlib there is the table and a word on how to get
-    the pictures.
+    `progress` is a bar that is shown during the work. Without matplotlib the table is printed, and how to get the
+    pictures.
     """
     from attnc import compile as compile_network
 
@@ -70,24 +71,16 @@ def _draw(networks: list[Network], out_dir: Path, progress: Progress | None) -> 
 
 
 def _print_table(networks: list[Network], figures: list[Path], missing: str | None) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    from attnc.cli.output import plain_table
+
     first = networks[0]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for header, justify in (
-        ("construction", "left"),
-        ("eps", "right"),
-        ("anchors", "right"),
-        ("heads", "right"),
-        ("layers", "right"),
-        ("parameters", "right"),
-        ("bound\n(proven)", "right"),
-        ("observed\n(sampled)", "right"),
-    ):
-        table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    sizes = ("eps", "anchors", "heads", "layers", "parameters")
+    table = plain_table("construction", *sizes, "bound\n(proven)", "observed\n(sampled)", padding=(0, 1, 0, 0))
+    for column in table.columns:
+        column.no_wrap = True
     for network in networks:
         certificate = network.certificate
         table.add_row(
@@ -105,7 +98,7 @@ def _print_table(networks: list[Network], figures: list[Path], missing: str | No
     console.print("as affine maps and softmax attention, constructed, not trained:")
     console.print(table)
     console.print(
-        f"{PAPERS} is the papers' partition, the others the cheapest construction that is found for each eps. The "
+        f"{PAPERS} is the papers' partition, the others are the cheapest construction found for each eps. The "
         f"bound holds on the whole box in {first.dtype}, rounding included; the observed error is the largest seen at "
         "samples.",
         style="dim",

@@ -1,4 +1,4 @@
-"""One family of errors. A message says what was asked, what was found, why it cannot be, and what to change."""
+"""One family of errors. A message states what was asked, what was found, why it cannot be, and what to change."""
 
 from __future__ import annotations
 
@@ -9,11 +9,38 @@ from typing import Any
 
 
 class AttncError(Exception):
-    """The base of everything attnc raises on purpose."""
+    """The base of all errors that attnc raises on purpose.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> try:
+    ...     attnc.compile("sin(x", {"x": (0, 1)}, eps=0.1)
+    ... except attnc.AttncError as error:
+    ...     print(type(error).__name__)
+    ExpressionError
+    """
 
 
 class ExpressionError(AttncError):
-    """The text of an expression cannot be read; `position` is the 0-based offset of the trouble in it."""
+    """The text of an expression cannot be read.
+
+    Attributes
+    ----------
+    text : str
+        The expression.
+    position : int or None
+        The offset of the trouble in it, from 0.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> try:
+    ...     attnc.as_target("2x", {"x": (0, 1)})
+    ... except attnc.ExpressionError as error:
+    ...     print(error.position)
+    1
+    """
 
     def __init__(self, message: str, text: str = "", position: int | None = None) -> None:
         self.text, self.position = text, position
@@ -23,34 +50,89 @@ class ExpressionError(AttncError):
 
 
 def _caret(text: str, position: int, width: int = 60) -> str:
-    """The piece of `text` around `position`, with a caret below it."""
+    """Return the part of `text` around `position`, with a caret below it."""
     start = max(0, position - width // 2)
     piece = text[start : start + width].replace("\n", " ").replace("\t", " ")
     return f"  {piece}\n  {' ' * (position - start)}^"
 
 
 class DomainError(AttncError):
-    """A function is not defined on all of the box: a pole, a logarithm or root of negatives, a jump."""
+    """A function is not defined on all of the box: a pole, a logarithm or root of negatives, a jump.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> try:
+    ...     attnc.compile("1/x", {"x": (-1, 1)}, eps=0.1)
+    ... except attnc.DomainError:
+    ...     print("refused")
+    refused
+    """
 
 
 class InputError(AttncError):
-    """An argument does not fit: a box, an accuracy, points of the wrong width, NaN among them."""
+    """An argument does not fit: a box, an accuracy, points of the wrong width, NaN among them.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> try:
+    ...     attnc.compile("x", {"x": (1, 0)}, eps=0.1)
+    ... except attnc.InputError as error:
+    ...     print(error)
+    box: x ∈ [1.0, 0.0] is reversed; the first number must be below the second
+    """
 
 
 class ProgramError(AttncError):
-    """A program breaks the rules of `attnc.ir.spec`."""
+    """A program breaks the rules of `attnc.ir.spec`, such as widths that do not fit.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> issubclass(attnc.ProgramError, attnc.AttncError)
+    True
+    """
 
 
 class FileError(AttncError):
-    """A saved network cannot be read, or cannot be written where it was asked to be."""
+    """A file cannot be read, or cannot be written where it was asked to be.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> try:
+    ...     attnc.load("no-such-folder")
+    ... except attnc.FileError:
+    ...     print("refused")
+    refused
+    """
 
 
 class BoundNotMet(AttncError):
     """The bound could not be brought to eps.
 
-    `bound` is the best bound reached, `worst_box` the sub-box on which it is largest (name → (lo, hi)), and
-    `network` the network that has that bound; it is built when first asked for, since it may be large. `reach` is an
-    eps that may be met, where one is known.
+    Attributes
+    ----------
+    eps : float
+        The accuracy that was asked for.
+    bound : float or None
+        The best bound reached.
+    worst_box : dict or None
+        The sub-box on which that bound is largest, name → (lo, hi).
+    network : Network or None
+        The network that has that bound. It is built when first asked for, since it may be large.
+    reach : float or None
+        An eps that may be met, where one is known.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> try:
+    ...     attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3, construction="max_affine", max_anchors=10)
+    ... except attnc.BoundNotMet as refusal:
+    ...     print(refusal.eps)
+    0.001
     """
 
     def __init__(
@@ -69,20 +151,21 @@ class BoundNotMet(AttncError):
         self._network: Any = None
 
     def with_network(self, finish: Callable[[Any], Any]) -> BoundNotMet:
-        """The same refusal, whose network is what `finish` makes of what was to be built."""
+        """Return the same refusal, with `finish` applied to its network when that is built."""
         build = self._build
         self._build = None if build is None else lambda: finish(build())
         return self
 
     @property
     def network(self) -> Any:
+        """The network that has `bound`, or None."""
         if self._network is None and self._build is not None:
             self._network = self._build()
         return self._network
 
 
 def real_number(name: str, given: Any) -> float:
-    """A finite real number of any kind (int, float, numpy), or InputError with the argument's name."""
+    """Return a finite real number of any kind (int, float, numpy) as a float, or raise InputError with its name."""
     is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
     try:
         value = float(given) if is_number else math.nan

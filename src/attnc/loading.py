@@ -1,4 +1,4 @@
-"""A saved network, read back: what does not fit is refused before anything is allocated."""
+"""Saved networks, read back: files that do not fit are refused before anything is allocated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,37 @@ from attnc.targets.box import Box
 
 
 def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
-    """Reads a saved network; refuses what does not fit, before allocating."""
+    """Read a saved network.
+
+    Parameters
+    ----------
+    path : str or path
+        The folder that `Network.save` wrote.
+    max_bytes : int
+        The most bytes of weights that are read.
+
+    Returns
+    -------
+    Network
+        The network with its certificates, as it was saved.
+
+    Raises
+    ------
+    FileError
+        If a file is missing, malformed or too large, or contradicts another; nothing of its size is allocated before.
+    InputError
+        If `path` is not a path.
+
+    Examples
+    --------
+    >>> import tempfile, attnc
+    >>> net = attnc.compile("sin(x)", {"x": (-1, 1)}, eps=1e-3)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     net.save(f"{folder}/net")
+    ...     again = attnc.load(f"{folder}/net")
+    >>> again.certificate == net.certificate
+    True
+    """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
     try:
@@ -28,7 +58,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     for layer in program.all_layers:
         if isinstance(layer, Affine):
             tokens, entries = layer.weight.shape[0], len(layer.weight.values) + len(layer.constant.values)
-            if tokens > 10**6 + 16 * entries:  # running it would allocate what no file paid for
+            if tokens > 10**6 + 16 * entries:  # or running a small file could allocate any amount of memory
                 raise FileError(f"{path}: layer {layer.name!r} claims {tokens:,} tokens with {entries:,} numbers")
     if "certificate.json" not in certificates:
         raise FileError(f"{path}: certificate.json is missing")
@@ -63,7 +93,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
 
 
 def _certificate(claim: Mapping[str, Any], dtype: str, box: Box, expression: Any) -> Certificate:
-    """A certificate that is of this dtype, box and expression."""
+    """Return the certificate, which must be of this dtype, box and expression."""
     certificate = Certificate.from_json(claim)
     _require_same("box", claim["box"], box.as_json())
     _require_same("expression", claim["expression"], expression)

@@ -1,24 +1,33 @@
-"""What a network computes, how far off it can be, how to run it: a README.md for people, a summary for programs."""
+"""A network's README.md for people, and its summary for programs."""
 
 from __future__ import annotations
 
 import math
 import re
-from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING, Any
 
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.error_tree import ErrorNode, error_tree
+from attnc.wording import (
+    bound_sentence,
+    ceiling,
+    observed_sentence,
+    one_line,
+    percent,
+    plural,
+    rounded_note,
+    shown,
+    without_expression,
+)
 
 if TYPE_CHECKING:
     from attnc.network import Network
-    from attnc.proofs.certificate import Certificate
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
+MARKDOWN_SIGNS = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
 
 
 def model_card(network: Network) -> str:
-    """Markdown. Text that came from a user is escaped or fenced: it cannot end a table, a list or a block of code."""
+    """Return the card as Markdown. Text of a user is escaped or fenced, and cannot end a table, a list or a block."""
     unnamed = without_expression(network)
     title = code(network.expression) if network.expression is not None else unnamed[0].upper() + unnamed[1:]
     blocks = [
@@ -39,7 +48,7 @@ def model_card(network: Network) -> str:
 
 
 def summary(network: Network) -> dict[str, Any]:
-    """The same as plain JSON values."""
+    """Return the same facts as plain JSON values."""
     program, certificate = network.program, network.certificate
     return {
         "name": network.expression or (without_expression(network) if certificate.is_of_table else "function"),
@@ -76,15 +85,6 @@ def _certified(network: Network, dtype: str) -> dict[str, Any]:
     return {"name": dtype, "certified": claim is not None, **facts}
 
 
-def without_expression(network: Network) -> str:
-    """What a network computes that has no expression."""
-    if network.definitions is not None:
-        return "a ReLU network" if "relu(" in network.definitions else "truncated linear functions"
-    if not network.certificate.is_of_table:
-        return "a Python function"
-    return f"table of {plural(network.certificate.points or 0, 'point')}"
-
-
 def _facts(network: Network) -> list[tuple[str, str]]:
     program = network.program
     what = without_expression(network) + (", not stored here" if network.definitions is None else "")
@@ -107,88 +107,30 @@ def _facts(network: Network) -> list[tuple[str, str]]:
 
 
 def _claims(network: Network) -> str:
-    certificate = network.certificate
-    arithmetic = f"{escape(proved_how(certificate))}; arithmetic: {escape(certificate.dtype)}"
-    if certificate.is_of_table:
-        return _claims_of_table(certificate)
-    if certificate.bound is None:
-        bound = f"none. Nothing was proved (arithmetic: {escape(certificate.dtype)})."
+    claim = network.certificate
+    bound, observed = bound_sentence(claim, _strong, escape), observed_sentence(claim, _strong, escape)
+    if claim.is_of_table:
+        lines = [] if claim.bound is None else [f"**Bound (proven):** {bound}"]
+        lines.append(f"**Observed error:** {observed}")
+        lines.append("**Between the points:** nothing is claimed; a table says nothing there.")
     else:
-        largest = f"**{ceiling(certificate.bound)}**"
-        norm = (
-            "sup |f − network|" if certificate.norm == "inf" else f"the L{escape(certificate.norm)} norm of f − network"
-        )
-        bound = f"{norm} ≤ {largest} over the whole box, {rounding_where(certificate)} (proven {arithmetic})."
-        if not certificate.complete:
-            bound += " The proof ran out of time: a smaller bound may be true."
-    if certificate.observed is None:
-        observed = "not measured."
-    else:
-        observed = (
-            f"**{certificate.observed:.3g}**, the largest difference at sampled points. It says nothing about the "
-            "points between them."
-            if certificate.norm == "inf"
-            else f"**{certificate.observed:.3g}**, the same norm by quadrature at sampled points. It proves nothing."
-        )
-    others = "".join(f"\n- **In {dtype}:** {escape(claim)}." for dtype, claim in elsewhere(network))
-    return f"- **Bound (proven):** {bound}\n- **Observed error (sampled):** {observed}{others}"
+        lines = [f"**Bound (proven):** {bound}", f"**Observed error (sampled):** {observed}"]
+        lines += [f"**In {dtype}:** {escape(claimed)}." for dtype, claimed in elsewhere(network)]
+    return "\n".join(f"- {line}" for line in lines)
 
 
-def _claims_of_table(certificate: Certificate) -> str:
-    where = f"at the table's {plural(certificate.points or 0, 'point')}"
-    arithmetic = f"arithmetic: {escape(certificate.dtype)}"
-    seen = "not measured" if certificate.observed is None else f"**{certificate.observed:.3g}**"
-    lines = [
-        f"- **Observed error:** {seen}, the largest {where}, each of which was checked ({arithmetic}).",
-        "- **Between the points:** nothing is claimed; a table says nothing there.",
-    ]
-    if certificate.bound is not None:
-        largest = f"**{ceiling(certificate.bound)}**"
-        lines.insert(0, f"- **Bound (proven):** |f − network| ≤ {largest} {where}, rounding included ({arithmetic}).")
-    return "\n".join(lines)
-
-
-def proved_how(certificate: Certificate) -> str:
-    """In words: by leaves that cover the box, head after head, or by the theorem of the construction."""
-    method, _, given = one_line(certificate.method).partition(" under the stated assumption: ")
-    given = f", under the stated assumption: {given}" if given else ""
-    if method == "proof":
-        tails = sum(leaf[0] == "tail" for leaf in certificate.leaves)
-        cells = plural(len(certificate.leaves) - tails, "cell") + (f" and {plural(tails, 'tail')}" if tails else "")
-        cells += " that covers" if len(certificate.leaves) == 1 else " that cover"
-        return f"by leaves, {cells} the box{given}"
-    if method == "staged proof":
-        return f"head by head, {plural(len(certificate.stages), 'head')}{given}"
-    return f"by {method}{given}"
-
-
-def rounding_where(certificate: Certificate) -> str:
-    """Of an infinite box the tails are about exact arithmetic: rounding grows with |x| there."""
-    if certificate.core is None:
-        return "rounding included"
-    lo, hi = certificate.core
-    return f"rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond"
+def _strong(text: str) -> str:
+    return f"**{text}**"
 
 
 def elsewhere(network: Network) -> list[tuple[str, str]]:
-    """For every dtype but the network's own, what is known of its weights rounded to it."""
-    found = []
-    for dtype in UNIT_ROUNDOFF:
-        claim = network.certified_in(dtype)
-        if dtype == network.dtype:
-            continue
-        if claim is None or claim.bound is None:
-            found.append((dtype, "not certified"))
-        else:
-            seen = "" if claim.observed is None else f"; observed {claim.observed:.3g} at samples"
-            how = f"weights rounded to it, proven {proved_how(claim)}"
-            beyond = "" if claim.core is None else f", {rounding_where(claim)}"
-            found.append((dtype, f"≤ {ceiling(claim.bound)}, {how}{beyond}{seen}"))
-    return found
+    """For every dtype but the network's own, return the claim about its weights rounded to it, in words."""
+    others = (dtype for dtype in UNIT_ROUNDOFF if dtype != network.dtype)
+    return [(dtype, rounded_note(network.certified_in(dtype))) for dtype in others]
 
 
 def _ledger(network: Network) -> list[str]:
-    """The terms with their shares; of a staged proof, by stages: whatever the heads, a card stays short."""
+    """List the terms with their shares. A staged proof is listed by stages, so that a card stays short."""
     tree = error_tree(network.certificate, network.box)
     if not tree.children:
         return []
@@ -202,7 +144,7 @@ def _ledger(network: Network) -> list[str]:
 
 
 def _what(node: ErrorNode) -> str:
-    """Of a stage: the head that adds most."""
+    """Describe a source of error; a stage is described with the head that adds most."""
     if not node.children:
         return node.what
     worst = max(node.children, key=lambda child: child.adds)
@@ -217,7 +159,7 @@ def _assumptions(network: Network) -> list[str]:
 
 
 def _snippet(network: Network) -> str:
-    """Four lines: the middle of the box, as the network takes it."""
+    """Return four lines that evaluate the network in the middle of its box."""
     shapes = network.program.input_shapes
     inside = network.box.core(1.0)
     middle = [float(x) for x in inside.lo / 2 + inside.hi / 2]
@@ -235,26 +177,13 @@ def _snippet(network: Network) -> str:
     )
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
-def printable(text: str) -> str:
-    """Line breaks stay; what cannot be printed, such as a terminal's escape codes, becomes �."""
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
-
-
-def one_line(text: str) -> str:
-    """Printable, with runs of blanks and line breaks made one blank."""
-    return printable(" ".join(text.split()))
-
-
 def escape(text: str) -> str:
-    """Plain text in Markdown, fit for a table's cell."""
-    return _SPECIAL.sub(r"\\\1", one_line(text))
+    """Return plain text for Markdown, fit for a table's cell."""
+    return MARKDOWN_SIGNS.sub(r"\\\1", one_line(text))
 
 
 def code(text: str) -> str:
-    """A span of code, whatever backticks the text holds."""
+    """Return a span of code, with a fence longer than any run of backticks in the text."""
     text = one_line(text) or " "
     fence = "`" * (_longest_run(text) + 1)
     blank = " " if text[0] == "`" or text[-1] == "`" else ""
@@ -262,34 +191,10 @@ def code(text: str) -> str:
 
 
 def fenced(text: str, language: str) -> str:
-    """A block of code, whatever backticks the text holds."""
+    """Return a block of code, with a fence longer than any run of backticks in the text."""
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _longest_run(text: str) -> int:
     return max((len(run) for run in re.findall("`+", text)), default=0)
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def percent(share: float) -> str:
-    return "< 0.1 %" if 0 < share < 1e-3 else f"{100 * share:.1f} %"
-
-
-def shown(value: float | int | str) -> str:
-    """A parameter of a construction, to six digits; files have all."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def ceiling(value: float, digits: int = 3) -> str:
-    """A bound to a few digits, rounded up: read back as a float, what is printed is still a bound."""
-    if not math.isfinite(value) or value == 0:
-        return f"{value:g}"
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).plus(Decimal(repr(value)))
-    exponent = rounded.adjusted()
-    if -5 < exponent < 4:
-        return f"{rounded:f}"
-    return f"{rounded.scaleb(-exponent):f}e{exponent:+03d}"

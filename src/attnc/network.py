@@ -73,7 +73,7 @@ class Network:
 
     def __repr__(self) -> str:
         """One line: weights and leaves may be millions of numbers."""
-        from attnc.model_card import ceiling, one_line, plural, without_expression
+        from attnc.wording import ceiling, one_line, plural, without_expression
 
         bound = self.certificate.bound
         facts = (

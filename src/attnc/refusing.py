@@ -10,12 +10,12 @@ import numpy as np
 
 from attnc.constructions.unary.request import round_above
 from attnc.errors import AttncError, BoundNotMet
-from attnc.model_card import plural
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.observed import sample_points
 from attnc.targets.function_target import FunctionTarget
 from attnc.targets.target import Target
+from attnc.wording import plural
 
 SECONDS = 6.0
 """Of this process: after them no closer eps is looked for."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import attnc
-from attnc.cli.reading import shield_expression
+from attnc.cli.options import shield_expression
 from cli.running import is_clean
 
 

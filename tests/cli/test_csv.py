@@ -191,7 +191,7 @@ def test_files_that_cannot_be_read(run, tmp_path: Path, monkeypatch):
     path.write_text("x,z\n" + "\n".join(f"{i},{i}" for i in range(50)))
     monkeypatch.setattr(tables, "MAX_ROWS", 40)
     assert "more than 40 rows" in run("compile", "--csv", path, *rest).err
-    monkeypatch.setattr(tables, "MAX_BYTES", 100)
+    monkeypatch.setattr(tables, "MAX_CSV_BYTES", 100)
     assert "more than the 100 that are read" in run("compile", "--csv", path, *rest).err
 
 

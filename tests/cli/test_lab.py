@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attnc.lab import EXPERIMENTS
+from attnc_lab import EXPERIMENTS
 
 
 def test_the_list_names_every_experiment(run) -> None:

@@ -25,7 +25,7 @@ from strategies.programs import programs
 EXTRA = "is not installed: pip install -c constraints.txt -e '.[onnx]'"
 onnx = pytest.importorskip("onnx", reason=f"onnx {EXTRA}")
 onnxruntime = pytest.importorskip("onnxruntime", reason=f"onnxruntime {EXTRA}")
-from attnc.exports import onnx_graph  # noqa: E402  (imports onnx)
+from attnc.exports import onnx_file  # noqa: E402  (imports onnx)
 from attnc.exports.onnx_file import ALLOWED, check_operators, export_onnx, run_onnx, to_model  # noqa: E402
 
 rng = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def run(session, inputs) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("dense_cells", [onnx_graph.DENSE_CELLS, 0])
+@pytest.mark.parametrize("dense_cells", [onnx_file.DENSE_CELLS, 0])
 @pytest.mark.parametrize("is_optimised", [True, False])
 def test_random_programs(dense_cells, is_optimised):
     @settings(max_examples=40, deadline=None)
@@ -76,7 +76,7 @@ def test_random_programs(dense_cells, is_optimised):
     def agree(case):
         program, inputs = case
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(onnx_graph, "DENSE_CELLS", dense_cells)
+            patch.setattr(onnx_file, "DENSE_CELLS", dense_cells)
             model = to_model(program, {})
         check_operators(model)
         onnx.checker.check_model(model, full_check=True)
@@ -216,7 +216,7 @@ def test_a_failure_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_a_model_above_two_gibibytes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_graph, "MAX_BYTES", 200)
+    monkeypatch.setattr(onnx_file, "MAX_ONNX_BYTES", 200)
     with pytest.raises(FileError, match="2 GiB"):
         export_onnx(small_program(), tmp_path / "f.onnx")
     assert not list(tmp_path.iterdir())

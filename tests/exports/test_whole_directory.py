@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attnc.errors import FileError
-from attnc.exports import whole_directory
+from attnc.exports import safe_files
 from attnc.exports.directory import FORMAT, is_saved_network, write_directory
 
 OLD = {"config.json": json.dumps({"format": FORMAT}).encode(), "model.safetensors": b"old", "README.md": b"old"}
@@ -202,7 +202,7 @@ class Calls:
 
 
 ERRORS = [OSError(28, "No space left on device"), PermissionError(13, "Permission denied"), KeyboardInterrupt()]
-STEPS = [(os, "mkdir", 1), (os, "rename", 2), (os, "fsync", 4), (whole_directory, "_write_file", 3)]
+STEPS = [(os, "mkdir", 1), (os, "rename", 2), (os, "fsync", 4), (safe_files, "_write_file", 3)]
 
 
 @pytest.mark.parametrize("error", ERRORS)

@@ -20,7 +20,7 @@ LONG = {
     "NadarayaWatson",
     "PoissonRegressor",
 }
-NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in sorted(attnc.incontext.__all__)]
+NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in sorted(attnc.incontext._ESTIMATORS)]
 
 
 @pytest.mark.parametrize("name", NAMES)

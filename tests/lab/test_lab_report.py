@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from attnc.errors import FileError, InputError
-from attnc.lab import EXPERIMENTS, report, run
-from attnc.lab.experiment import Status
-from attnc.lab.folder import Folder
-from attnc.lab.report import findings
-from attnc.lab.running import measure_cell
+from attnc_lab import EXPERIMENTS, report, run
+from attnc_lab.experiment import Status
+from attnc_lab.folder import Folder
+from attnc_lab.report import findings
+from attnc_lab.running import measure_cell
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")

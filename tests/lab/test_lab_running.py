@@ -19,10 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnc.errors import FileError, InputError
-from attnc.lab import running
-from attnc.lab.experiment import Experiment, Status, Table, Verdict
-from attnc.lab.folder import Folder, from_csv, to_csv
-from attnc.lab.laws import fit_power
+from attnc_lab import running
+from attnc_lab.experiment import Experiment, Status, Table, Verdict, fit_power
+from attnc_lab.folder import Folder, from_csv, to_csv
 
 VERSIONS = {"attnc": "0"}
 

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import attnc
-from attnc.cli.ledger import bar, ledger_table
+from attnc.cli.output import bar, ledger_table
 from attnc.errors import FileError
 from attnc.numerics.bound import Term
 from attnc.proofs.error_tree import error_tree

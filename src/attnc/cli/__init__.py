@@ -8,21 +8,22 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from attnc.cli import convert, icl, lab, plan, verify  # noqa: F401  # they register their commands
+from attnc.cli import icl, lab  # noqa: F401  # they register their commands
 from attnc.cli.commands import app
 from attnc.cli.output import print_json
 from attnc.errors import AttncError, BoundNotMet, ExpressionError, FileError, InputError
+from attnc.wording import printable
 
 DONE, NOT_MET, BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 0, 1, 2, 130, 141
-"""The last two are the shell's: 128 and the number of the signal."""
+"""The exit codes. The last two are the shell's: 128 and the number of the signal."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """The entry point. Errors of the user's making end in a message and an exit code, never in a traceback."""
+    """Run a command. A user's error ends in a message and an exit code, never in a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # no terminal's encoding can make a message fail
-    if sys.stdout is None:  # closed by the caller: there is nowhere to write
+            stream.reconfigure(errors="backslashreplace")  # a message must not fail in any encoding
+    if sys.stdout is None:  # closed by the caller
         sys.stdout = io.StringIO()
     code = _run(list(sys.argv[1:] if argv is None else argv))
     try:
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         code = BAD_INPUT
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if code == CLOSED_PIPE:  # what is left in the buffer goes nowhere, instead of failing once more at exit
+    if code == CLOSED_PIPE:  # or the rest of the buffer would fail once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 
@@ -53,10 +54,10 @@ def _run(arguments: list[str]) -> int:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             return CLOSED_PIPE
-        _report(FileError(f"{error.strerror or error}"), as_json=False)  # where output cannot go, JSON cannot either
+        _report(FileError(f"{error.strerror or error}"), as_json=False)  # output cannot be written
         return BAD_INPUT
     except SystemExit as ending:
-        # typer and rich end the program by themselves, and leave the exception that says why.
+        # typer and rich end the program themselves; the cause is the exception's context.
         if isinstance(ending.__context__, BrokenPipeError):
             return CLOSED_PIPE
         message = getattr(ending.__context__, "format_message", None)
@@ -67,8 +68,6 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(error: AttncError, as_json: bool) -> None:
-    from attnc.model_card import printable
-
     print(f"error: {printable(str(error))}", file=sys.stderr)
     if not as_json:
         return

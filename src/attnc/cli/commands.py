@@ -1,21 +1,42 @@
-"""The commands. What is slow to load is loaded inside the command."""
+"""The commands on functions, networks and models. Each loads its slow imports when it runs."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnc.cli.output import console, panel, print_json, print_parts, progress_bar
-from attnc.cli.reading import ExpressionCommand, check_writable, command_line, read_norm, read_point
-from attnc.cli.tables import read_source
-from attnc.errors import InputError
+from attnc.cli.options import (
+    Arithmetic,
+    Eps,
+    ExpressionCommand,
+    Json,
+    Norm,
+    Ranges,
+    Saved,
+    check_writable,
+    command_line,
+    optional,
+    read_box,
+    read_norm,
+    read_point,
+)
+from attnc.cli.output import console, ledger_table, panel, plain_table, print_json, print_parts, progress_bar
+from attnc.cli.tables import read_source, read_text
+from attnc.errors import FileError, InputError
+from attnc.wording import one_line, printable, value_note
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from attnc.converting.report import Report
+
+PLAN_FIELDS = ("name", "anchors", "heads", "layers", "parameters", "multiply_adds", "error", "why_not")
+MAX_TEXT_BYTES = 2**20
+"""The longest file of texts for `convert`, which bounds the time of measuring."""
 
 app = typer.Typer(
     add_completion=False,
@@ -26,9 +47,6 @@ app = typer.Typer(
     epilog="Example:\n\nattnc compile 'sin(x)+cos(y)' --box x=-3:3 --box y=-3:3 --eps 0.05 --out net\n\n"
     "Exit codes: 0 done, 1 the bound was not met or not re-proved, 2 bad input or usage.",
 )
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Saved = Annotated[Path, typer.Argument(metavar="NET", help="The folder of a saved network.")]
 
 
 @app.command(
@@ -43,36 +61,23 @@ def compile_command(
         str | None,
         typer.Argument(metavar="EXPR", help="The function, e.g. 'sin(x)*y' or '(x+y, x*y)'.", show_default=False),
     ] = None,
-    box: Annotated[
-        list[str] | None,
-        typer.Option("--box", metavar="NAME=LO:HI", help="The range of a variable; once for each.", show_default=False),
-    ] = None,
-    table: Annotated[
-        Path | None, typer.Option("--csv", help="A table instead of an expression: a CSV file.", show_default=False)
-    ] = None,
-    inputs: Annotated[
-        str | None, typer.Option(metavar="X,Y", help="The table's input columns.", show_default=False)
-    ] = None,
-    output: Annotated[
-        str | None, typer.Option(metavar="Z", help="The table's output column, or columns.", show_default=False)
-    ] = None,
-    eps: Annotated[float, typer.Option(help="The largest error allowed on the box, or at a table's points.")] = 1e-2,
-    dtype: Annotated[str, typer.Option(help="The arithmetic: float64 or float32.")] = "float64",
-    also: Annotated[
-        str | None, typer.Option(help="A second arithmetic to certify the same weights for.", show_default=False)
-    ] = None,
+    box: Ranges = None,
+    table: Annotated[Path | None, optional("A table instead of an expression: a CSV file.", "--csv")] = None,
+    inputs: Annotated[str | None, optional("The table's input columns.", metavar="X,Y")] = None,
+    output: Annotated[str | None, optional("The table's output column, or columns.", metavar="Z")] = None,
+    eps: Eps = 1e-2,
+    dtype: Arithmetic = "float64",
+    also: Annotated[str | None, optional("A second arithmetic to certify the same weights for.")] = None,
     construction: Annotated[str, typer.Option(help="The theorem to build by.")] = "auto",
     criterion: Annotated[
-        str, typer.Option(help="What auto makes least: multiply_adds, anchors, parameters or layers.")
+        str, typer.Option(help="The cost that auto minimises: multiply_adds, anchors, parameters or layers.")
     ] = "multiply_adds",
-    norm: Annotated[str, typer.Option(help="The norm of the error: inf, or a number p ≥ 1 for L_p.")] = "inf",
-    centres: Annotated[str | None, typer.Option(help="Where cells are: grid, or adaptive.", show_default=False)] = None,
-    heads: Annotated[
-        int | None, typer.Option(help="Heads of the first layer, for two layers.", show_default=False)
-    ] = None,
-    max_anchors: Annotated[int | None, typer.Option(help="Refuse to build more anchors.", show_default=False)] = None,
-    max_bytes: Annotated[int | None, typer.Option(help="Refuse to use more memory.", show_default=False)] = None,
-    out: Annotated[Path | None, typer.Option(help="Save the network as this folder.", show_default=False)] = None,
+    norm: Norm = "inf",
+    centres: Annotated[str | None, optional("The places of the cells: grid, or adaptive.")] = None,
+    heads: Annotated[int | None, optional("The heads of the first layer, for two layers.")] = None,
+    max_anchors: Annotated[int | None, optional("Refuse to build more anchors.")] = None,
+    max_bytes: Annotated[int | None, optional("Refuse to use more memory.")] = None,
+    out: Annotated[Path | None, optional("Save the network as this folder.")] = None,
     json_output: Json = False,
 ) -> None:
     """Build a network for an expression, with a proven bound on its error, or for a table."""
@@ -113,14 +118,55 @@ def compile_command(
         print_parts(panel(network, [] if out is None else [("saved", str(out))]))
 
 
+@app.command(
+    "plan",
+    cls=ExpressionCommand,
+    epilog='Example:\n\nattnc plan "exp(sin(x)*y)" --box x=-2:2 --box y=-2:2 --eps 1e-6',
+)
+def plan_command(
+    expression: Annotated[str, typer.Argument(metavar="EXPR", help="The function, e.g. 'sin(x)*y'.")],
+    box: Ranges = None,
+    eps: Eps = 1e-2,
+    dtype: Arithmetic = "float64",
+    norm: Norm = "inf",
+    json_output: Json = False,
+) -> None:
+    """Show what every construction would cost for an eps, the cheapest first. Nothing is built."""
+    from attnc import plan
+
+    with progress_bar():
+        rows = plan(expression, box=read_box(box or []), eps=eps, dtype=dtype, norm=read_norm(norm))
+    if json_output:
+        print_json([{name: getattr(row, name) for name in PLAN_FIELDS} for row in rows])
+        return
+    _print_plan(rows)
+
+
+def _print_plan(rows: list[Any]) -> None:
+    from rich.text import Text
+
+    table = plain_table(padding=(0, 1, 0, 0))
+    table.add_column("construction", no_wrap=True)
+    for header in ("anchors", "heads", "layers", "parameters", "multiply-\nadds", "expected\nerror"):
+        table.add_column(header, justify="right", no_wrap=True)
+    able = [row for row in rows if row.why_not is None]
+    for number, row in enumerate(able):
+        sizes = (row.anchors, row.heads, row.layers, row.parameters, row.multiply_adds)
+        error = "" if row.error is None else f"{row.error:.2g}"
+        table.add_row(row.name, *(f"{size:,}" for size in sizes), error, style="bold" if number == 0 else "")
+    if able:
+        print_parts(table)
+    for row in rows:
+        if row.why_not is not None:
+            print_parts(Text.assemble((f"{row.name}: ", "cyan"), (row.why_not, "dim")))
+
+
 @app.command("eval", epilog="Example:\n\nattnc eval net x=0.5 y=pi/4")
 def eval_command(
     net: Saved,
     assignments: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="A value for every variable.")],
     outside: Annotated[str, typer.Option(help="For a point outside the box: raise, clamp or allow.")] = "raise",
-    dtype: Annotated[
-        str | None, typer.Option(help="The arithmetic, if not that of the stored weights.", show_default=False)
-    ] = None,
+    dtype: Annotated[str | None, optional("The arithmetic, if not that of the stored weights.")] = None,
     json_output: Json = False,
 ) -> None:
     """Evaluate a saved network at a point: value ± bound."""
@@ -128,7 +174,6 @@ def eval_command(
 
     from attnc import load
     from attnc.ir.program import split_columns
-    from attnc.model_card import ceiling, plural
 
     network = load(net) if dtype is None else load(net).astype(dtype)
     given = read_point(network, assignments)
@@ -153,17 +198,8 @@ def eval_command(
         at = dict(zip(network.variables, met[0].tolist(), strict=True))
         print_json(scalars | {"point": at, "outputs": rows})
         return
-    unproved = f"(not certified in {network.dtype})" if network.certificate.bound is None else "(no bound)"
-    claim = unproved if bound is None else f"± {ceiling(bound)}"
-    certificate = network.certificate
-    if certificate.is_of_table and certificate.bound is not None and is_inside:
-        those = f"the table's {plural(certificate.points or 0, 'point')}"
-        claim = f"(± {ceiling(certificate.bound)} at {those}; nothing is claimed between them)"
-    if certificate.bound is not None and certificate.norm != "inf":
-        norm = f"the L{certificate.norm} norm of the error over the box is at most {ceiling(certificate.bound)}"
-        claim = f"(no bound at a single point: {norm})"
-    if bound is not None and core is not None and not is_rounding_counted:
-        claim = f"(± {ceiling(bound)} in exact arithmetic, rounding beyond [{core[0]:g}, {core[1]:g}] not counted)"
+    is_claimed = is_inside or (outside == "clamp" and not network.certificate.is_of_table)
+    claim = value_note(network.certificate, is_claimed=is_claimed, is_rounding_counted=is_rounding_counted)
     for name, i in _output_names(values):
         print(f"{name + ' = ' if values.ndim else ''}{values[i]!s} {claim}")
     if not is_inside and outside == "clamp":
@@ -185,10 +221,7 @@ def _output_names(values: np.ndarray) -> list[tuple[str, tuple[int, ...]]]:
 def info_command(
     net: Saved,
     figure: Annotated[
-        Path | None,
-        typer.Option(
-            help="Draw the ledger, and where on the domain the error sits: .svg, .pdf, .png.", show_default=False
-        ),
+        Path | None, optional("Draw the ledger, and where on the domain the error sits: .svg, .pdf, .png.")
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -196,9 +229,8 @@ def info_command(
     from rich.text import Text
 
     from attnc import load
-    from attnc.cli.ledger import ledger_table
     from attnc.ir.text import describe, layer_rows
-    from attnc.model_card import one_line, printable, summary
+    from attnc.model_card import summary
     from attnc.proofs.error_tree import error_tree
 
     network = load(net)
@@ -219,6 +251,16 @@ def info_command(
         print_parts(Text("Assumptions", "bold"))
         for sentence in network.certificate.assumptions:
             print_parts(Text(f"• {one_line(sentence)}"))
+
+
+@app.command("verify", epilog="Example:\n\nattnc verify net")
+def verify_command(net: Saved, json_output: Json = False) -> None:
+    """Re-prove a saved network's bound by a separate program that shares no code with this one.
+
+    Exit code 0 only if the bound is re-proved; 1 if it is not; 2 if the files cannot be read.
+    """
+    command = [sys.executable, "-m", "attnc_checker", str(net), *(["--json"] if json_output else [])]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 @app.command("export", epilog="Example:\n\nattnc export net --to onnx --out net.onnx")
@@ -242,6 +284,54 @@ def export_command(
             f"{parity.difference:.3g}; rounding allows {parity.allowed:.3g}"
             + ("" if parity.is_within else ", which is EXCEEDED: do not use this file")
         )
+
+
+@app.command("convert", epilog="Example:\n\nattnc convert all-MiniLM-L6-v2 --out converted --texts sentences.txt")
+def convert_command(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="A Hugging Face model folder, with safetensors.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    eps: Annotated[float, typer.Option(help="The largest error of each activation, proven.")] = 1e-6,
+    texts: Annotated[Path | None, optional("A file of texts, one per line, to measure on.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if anything cannot be converted.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Replace every activation of a pretrained model by attention, and measure what that changes."""
+    from attnc.converting import need_torch
+
+    need_torch()
+    from attnc.converting.huggingface import convert_directory, why_not_writable
+
+    reason = why_not_writable(out)
+    if reason is not None:
+        raise FileError(f"--out: {reason}")
+    lines = None if texts is None else _texts(texts)
+    with progress_bar():
+        report = convert_directory(source, out, eps, texts=lines, strict=strict)
+    if json_output:
+        print_json(report.as_json() | {"out": str(out)})
+    else:
+        _print_conversion(report, out)
+
+
+def _texts(path: Path) -> list[str]:
+    found = [line.strip() for line in read_text(path, MAX_TEXT_BYTES, "leave some texts out").splitlines()]
+    kept = [line for line in found if line]
+    if not kept:
+        raise FileError(f"{path}: there is no text in it; write one on each line")
+    return kept
+
+
+def _print_conversion(report: Report, out: Path) -> None:
+    from rich.text import Text
+
+    from attnc.converting.report import HEADERS
+
+    table = plain_table(*HEADERS, left=2)
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in report.rows():
+        table.add_row(*(Text(one_line(cell)) for cell in row))
+    print_parts(table, *(Text(one_line(line)) for line in report.remarks()), Text(f"saved {out}"))
 
 
 @app.command("demo")

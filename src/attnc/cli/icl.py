@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnc.cli.commands import Json, app
-from attnc.cli.output import print_json, print_parts
+from attnc.cli.commands import app
+from attnc.cli.options import Json, optional
+from attnc.cli.output import plain_table, print_json, print_parts
 from attnc.cli.tables import read_examples
 from attnc.errors import InputError
+from attnc.wording import one_line
 
 if TYPE_CHECKING:
     import numpy as np
 
-MODELS = {
+MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "linear": ("LinearRegression", ("method", "tol", "max_iter", "heads", "max_rows")),
     "ridge": ("Ridge", ("alpha", "method", "tol", "max_iter", "heads", "learning_rate", "max_rows")),
     "lasso": ("Lasso", ("alpha", "method", "tol", "max_iter", "heads", "max_rows")),
@@ -28,9 +30,9 @@ MODELS = {
 }
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKS = 60
+"""The most points of a curve in the terminal, one column each."""
 COEFFICIENTS_SHOWN = 40
-
-Number = Annotated[float | None, typer.Option(show_default=False)]
+"""The most coefficients in the table, about a screen."""
 
 
 @app.command(
@@ -42,48 +44,30 @@ def icl_command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"One of {', '.join(MODELS)}.")],
     csv: Annotated[Path, typer.Option("--csv", help="The table: a CSV file whose first line names the columns.")],
     target: Annotated[str, typer.Option(help="The column to predict.")],
-    features: Annotated[
-        str | None, typer.Option(metavar="A,B", help="The columns to predict from; all others.", show_default=False)
-    ] = None,
+    features: Annotated[str | None, optional("The columns to predict from; all others.", metavar="A,B")] = None,
     standardise: Annotated[
         bool, typer.Option("--standardise", help="Features to mean 0 and variance 1 first.")
     ] = False,
-    alpha: Annotated[float | None, typer.Option(help="The penalty.", show_default=False)] = None,
-    l1_ratio: Annotated[float | None, typer.Option(help="Of elastic-net.", show_default=False)] = None,
-    c: Annotated[
-        float | None, typer.Option("--c", help="Of logistic: one over the penalty.", show_default=False)
-    ] = None,
-    gamma: Annotated[float | None, typer.Option(help="Of kernels: e^(-gamma d²).", show_default=False)] = None,
-    neighbors: Annotated[int | None, typer.Option(help="How many.", show_default=False)] = None,
-    method: Annotated[
-        str | None, typer.Option(help="plain, heavy_ball, nesterov or chebyshev.", show_default=False)
-    ] = None,
-    learning_rate: Annotated[
-        float | None, typer.Option(help="The length of plain steps, for ridge.", show_default=False)
-    ] = None,
-    tol: Annotated[float | None, typer.Option(help="What the first error shrinks to.", show_default=False)] = None,
-    max_iter: Annotated[int | None, typer.Option(help="The most steps.", show_default=False)] = None,
-    heads: Annotated[int | None, typer.Option(help="Pairs of heads of a gradient layer.", show_default=False)] = None,
-    max_rows: Annotated[int | None, typer.Option(help="The prompt's room.", show_default=False)] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the loss as a picture.", show_default=False)] = None,
+    alpha: Annotated[float | None, optional("The penalty.")] = None,
+    l1_ratio: Annotated[float | None, optional("The share of the l1 penalty, for elastic-net.")] = None,
+    c: Annotated[float | None, optional("One over the penalty, for logistic.", "--c")] = None,
+    gamma: Annotated[float | None, optional("The kernel's width, e^(-gamma d²).")] = None,
+    neighbors: Annotated[int | None, optional("The number of neighbours.")] = None,
+    method: Annotated[str | None, optional("The steps: plain, heavy_ball, nesterov or chebyshev.")] = None,
+    learning_rate: Annotated[float | None, optional("The length of plain steps, for ridge.")] = None,
+    tol: Annotated[float | None, optional("The factor to which the first error shrinks.")] = None,
+    max_iter: Annotated[int | None, optional("The largest number of steps.")] = None,
+    heads: Annotated[int | None, optional("The pairs of heads of a gradient layer.")] = None,
+    max_rows: Annotated[int | None, optional("The largest number of rows in the prompt.")] = None,
+    plot: Annotated[Path | None, optional("Write the loss as a picture.")] = None,
     json_output: Json = False,
 ) -> None:
     """Fit a model on a table by attention layers: coefficients beside scikit-learn's, loss per layer, sizes, bounds."""
     if model not in MODELS:
         raise InputError(f"there is no model {model!r:.60}; there are {', '.join(MODELS)}")
-    options = {
-        "alpha": alpha,
-        "l1_ratio": l1_ratio,
-        "C": c,
-        "gamma": gamma,
-        "n_neighbors": neighbors,
-        "method": method,
-        "learning_rate": learning_rate,
-        "tol": tol,
-        "max_iter": max_iter,
-        "heads": heads,
-        "max_rows": max_rows,
-    }
+    options: dict[str, Any] = {"alpha": alpha, "l1_ratio": l1_ratio, "C": c, "gamma": gamma, "n_neighbors": neighbors}
+    options |= {"method": method, "learning_rate": learning_rate, "tol": tol, "max_iter": max_iter}
+    options |= {"heads": heads, "max_rows": max_rows}
     given = {name: value for name, value in options.items() if value is not None}
     name, known = MODELS[model]
     for option in given:
@@ -116,7 +100,7 @@ def _fit(name: str, given: dict[str, Any], X: np.ndarray, y: np.ndarray, columns
         warnings.simplefilter("always")
         try:
             fitted = getattr(incontext, name)(**given).fit(X, y)
-        except ValueError as error:  # scikit-learn's word for bad data
+        except ValueError as error:  # scikit-learn raises it for bad data
             raise InputError(str(error)) from None
     theirs = _theirs(name, fitted, X, y)
     report: dict[str, Any] = {"name": name, "model": fitted, "rows": len(X), "features": len(columns)}
@@ -146,7 +130,7 @@ def _fit(name: str, given: dict[str, Any], X: np.ndarray, y: np.ndarray, columns
 
 
 def _theirs(name: str, fitted: Any, X: np.ndarray, y: np.ndarray) -> Any:
-    """scikit-learn's model of the same kind, fitted as sharply as it goes; None where it has none."""
+    """Return scikit-learn's model of the same kind, fitted with the least tolerance; None where it has none."""
     import warnings
 
     from sklearn import kernel_ridge, linear_model, neighbors
@@ -200,12 +184,12 @@ def _sizes(fitted: Any) -> dict[str, Any]:
 
 
 def _stored(layer: Any) -> Any:
-    """What layers of a loop share."""
+    """Return the weights of a layer, which the layers of a loop share."""
     return layer.weight if hasattr(layer, "weight") else getattr(layer, "heads", layer)
 
 
 def sparkline(values: list[float]) -> str:
-    """The values above the least, on a logarithmic scale."""
+    """Return a curve of the values above the least, on a logarithmic scale."""
     import numpy as np
 
     least, finite = np.nanmin(values), np.array(values, float)
@@ -217,19 +201,13 @@ def sparkline(values: list[float]) -> str:
 
 
 def _print(report: dict[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
-
-    from attnc.model_card import one_line
 
     print_parts(
         Text.assemble((report["name"], "bold"), f" on {report['rows']:,} rows of {report['features']} features")
     )
     if "coefficients" in report:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for header in ("column", "by attention", "scikit-learn", "difference"):
-            table.add_column(header, justify="left" if header == "column" else "right")
+        table = plain_table("column", "by attention", "scikit-learn", "difference")
         rows = report["coefficients"]
         for row in rows if len(rows) <= COEFFICIENTS_SHOWN + 1 else [*rows[:COEFFICIENTS_SHOWN], rows[-1]]:
             ours, theirs = row["attention"], row["scikit_learn"]

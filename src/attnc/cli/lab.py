@@ -1,4 +1,4 @@
-"""`attnc lab`: experiments, and their report."""
+"""`attnc lab`: the experiments, their report, and the diagnosis of a saved network."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from attnc.cli.commands import Json, Saved, app
-from attnc.cli.output import print_json, print_parts, progress_bar
+from attnc.cli.commands import app
+from attnc.cli.options import Json, Saved, optional
+from attnc.cli.output import plain_table, print_json, print_parts, progress_bar
 
 lab = typer.Typer(
     no_args_is_help=True,
@@ -26,19 +27,16 @@ Run = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run.")
 @lab.command("list")
 def list_command(json_output: Json = False) -> None:
     """List the experiments."""
-    from attnc.lab import EXPERIMENTS
+    from attnc_lab import EXPERIMENTS
 
     if json_output:
         fields = ("number", "name", "title", "question", "prediction", "source")
         print_json([{field: getattr(experiment, field) for field in fields} for experiment in EXPERIMENTS])
         return
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("name", no_wrap=True, style="cyan")
-    table.add_column("question")
+    table = plain_table("name", "question", left=2)
+    table.columns[0].no_wrap, table.columns[0].style = True, "cyan"
     for experiment in EXPERIMENTS:
         table.add_row(experiment.name, Text(experiment.question))  # brackets are no markup
     print_parts(table)
@@ -51,19 +49,16 @@ def run_command(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Experiments, or all.")],
     profile: Annotated[str, typer.Option(help="quick (minutes) or full (hours).")] = "quick",
     seed: Annotated[int, typer.Option(help="The same seed gives the same numbers.")] = 0,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the run; one that is there goes on.")] = Path(
-        "lab"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder of the run; a run that is there is continued.")
+    ] = Path("lab"),
     cluster: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS", help="A dask scheduler instead of this machine's processes.", show_default=False
-        ),
+        str | None, optional("A dask scheduler instead of this machine's processes.", metavar="ADDRESS")
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Measure what is missing of these experiments, then write the report."""
-    from attnc.lab import report, run
+    """Measure the missing cells of these experiments, then write the report."""
+    from attnc_lab import report, run
 
     options = [*names, "--profile", profile, "--seed", str(seed), "--out", str(out)]
     command = shlex.join(["attnc", "lab", "run", *options, *([] if cluster is None else ["--cluster", cluster])])
@@ -72,7 +67,7 @@ def run_command(
             run(names, out, profile=profile, seed=seed, cluster=cluster, progress=progress, command=command)
             page = report(out)
     except KeyboardInterrupt:
-        print(f"interrupted: what was finished is in {out}; the same command goes on from there", file=sys.stderr)
+        print(f"interrupted: the finished cells are in {out}; the same command goes on from there", file=sys.stderr)
         raise
     _print_verdicts(out, page, json_output)
 
@@ -80,7 +75,7 @@ def run_command(
 @lab.command("report")
 def report_command(folder: Run, json_output: Json = False) -> None:
     """Write DIR/report.html from the tables of a run."""
-    from attnc.lab import report
+    from attnc_lab import report
 
     _print_verdicts(folder, report(folder), json_output)
 
@@ -88,9 +83,7 @@ def report_command(folder: Run, json_output: Json = False) -> None:
 @lab.command("diagnose", epilog="Example:\n\nattnc lab diagnose net")
 def diagnose_command(
     net: Saved,
-    eps: Annotated[
-        float | None, typer.Option(help="The error tolerated; the network's own unless given.", show_default=False)
-    ] = None,
+    eps: Annotated[float | None, optional("The tolerated error; by default the network's eps.")] = None,
     json_output: Json = False,
 ) -> None:
     """Name the failure signatures of a saved network, with evidence and remedy. Exit code 1 if there are any."""
@@ -102,24 +95,17 @@ def diagnose_command(
             {"name": s.name, "evidence": s.evidence, "where": s.where, "remedy": s.remedy, "numbers": dict(s.numbers)}
             for s in found.symptoms
         ]
-        facts = {
-            "healthy": found.is_healthy,
-            "max_error": found.max_error,
-            "eps": found.eps,
-            "points": found.num_points,
-        }
-        print_json(facts | {"symptoms": rows})
+        facts = {"healthy": found.is_healthy, "max_error": found.max_error, "eps": found.eps}
+        print_json(facts | {"points": found.num_points, "symptoms": rows})
     else:
         print(found)
     raise typer.Exit(0 if found.is_healthy else 1)
 
 
 def _print_verdicts(folder: Path, page: Path, json_output: bool) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    from attnc.lab.report import findings
+    from attnc_lab.report import findings
 
     found = findings(folder)
     if json_output:
@@ -136,9 +122,8 @@ def _print_verdicts(folder: Path, page: Path, json_output: bool) -> None:
         ]
         print_json({"report": str(page), "verdicts": rows})
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for header in ("experiment", "claim", "verdict"):
-        table.add_column(header, no_wrap=header == "verdict")
+    table = plain_table("experiment", "claim", "verdict", left=3)
+    table.columns[2].no_wrap = True
     for experiment, _, verdicts in found:
         for i, verdict in enumerate(verdicts):
             style = "yellow" if verdict.status.value == "fails" else "green"

@@ -1,4 +1,4 @@
-"""What people see: panels and tables on a terminal, JSON, and a bar while they wait."""
+"""The output of commands: panels, tables and ledgers on a terminal, JSON, and a bar during long work."""
 
 from __future__ import annotations
 
@@ -10,24 +10,41 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from attnc.wording import (
+    bound_note,
+    ceiling,
+    observed_note,
+    one_line,
+    percent,
+    plural,
+    shown,
+    without_expression,
+)
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
     from attnc.network import Network
+    from attnc.proofs.error_tree import ErrorNode
 
 SHOW_PROGRESS_AFTER = 0.5
-"""Seconds."""
+"""Seconds of work before the bar appears: shorter work needs none."""
 WIDEST = 200
-"""Columns of a line that is not folded."""
+"""The columns of the widest table that is printed without folding, which fits a large screen."""
+PIPE_COLUMNS = 100
+"""The width of tables in a pipe, which has none of its own."""
+BAR_COLUMNS, SOURCE_COLUMNS, BARS_FROM = 12, 20, 90
+"""The columns of a bar, the least columns of a source's description, and of a terminal that has room for bars."""
+EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def print_json(value: Any) -> None:
+    """Print a value as JSON, with null for infinity and NaN, which JSON does not have."""
     print(json.dumps(_plain(value), indent=2, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinity and no NaN: they become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(member) for key, member in value.items()}
     if isinstance(value, list | tuple):
@@ -36,16 +53,16 @@ def _plain(value: Any) -> Any:
 
 
 def console() -> Console:
-    """In a pipe there is no width to fit; a hundred columns keep tables in shape."""
+    """Return a console as wide as the terminal, or PIPE_COLUMNS in a pipe."""
     from rich.console import Console
 
     is_fitted = sys.stdout.isatty() or "COLUMNS" in os.environ
     found = Console(highlight=False)
-    return Console(highlight=False, width=max(40, found.width) if is_fitted else 100)
+    return Console(highlight=False, width=max(40, found.width) if is_fitted else PIPE_COLUMNS)
 
 
 def print_parts(*parts: RenderableType) -> None:
-    """Tables are wider than the terminal where they would lose digits: lines that are folded can still be read."""
+    """Print texts and tables; a table is wider than the terminal where it would otherwise lose digits."""
     from rich.table import Table
 
     for part in parts:
@@ -56,7 +73,7 @@ def print_parts(*parts: RenderableType) -> None:
 
 
 def _least_width(found: Console, table: Table) -> int:
-    """That at which no column is cut that is not to be wrapped."""
+    """Return the least width at which no unwrapped column is cut."""
     from rich.measure import Measurement
 
     room = found.options.update(max_width=WIDEST)
@@ -67,43 +84,33 @@ def _least_width(found: Console, table: Table) -> int:
     return Measurement.get(found, room, table).minimum
 
 
+def plain_table(*columns: str, left: int = 1, padding: tuple[int, int, int, int] = (0, 1, 0, 1)) -> Table:
+    """Return an empty table with these columns, the first `left` of them aligned to the left."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right")
+    return table
+
+
 def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
-    """The network in a few lines. The bound and the observed error are two figures, each with its kind."""
+    """Return the network in a few lines. The bound and the observed error are two figures, each with its kind."""
     from rich import box
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
 
-    from attnc.model_card import (
-        ceiling,
-        elsewhere,
-        one_line,
-        plural,
-        proved_how,
-        rounding_where,
-        shown,
-        without_expression,
-    )
+    from attnc.model_card import elsewhere
 
-    program, certificate = network.program, network.certificate
+    program, claim = network.program, network.certificate
     parameters = ", ".join(f"{name} {shown(value)}" for name, value in network.parameters.items())
-    at_points = f"at the table's {plural(certificate.points or 0, 'point')}"
-    if certificate.bound is None and certificate.is_of_table:
-        bound = Text(f"none proven {at_points}, and none between them", "yellow")
-    elif certificate.bound is None:
-        bound = Text(f"none: nothing was proved ({one_line(certificate.method)})", "yellow")
-    else:
-        asked = "" if network.eps is None else f"; eps {network.eps}"
-        where = "on the whole box" if certificate.norm == "inf" else f"of the L{certificate.norm} norm over the box"
-        how = f"{rounding_where(certificate)}, {proved_how(certificate)}"
-        if certificate.is_of_table:
-            where, how = at_points, "rounding included; none between them"
-        kind = one_line(f"proven {where} in {certificate.dtype}, {how}{asked}")
-        bound = Text.assemble((ceiling(certificate.bound), "bold green"), (f"  {kind}", "dim"))
-    observed = Text("not measured", "dim")
-    if certificate.observed is not None:
-        where = f"the largest {at_points}, all checked" if certificate.is_of_table else "at samples; no proof"
-        observed = Text.assemble((f"{certificate.observed:.3g}", "bold"), (f"  {where}", "dim"))
+    bound, observed = Text(bound_note(claim, network.eps), "yellow"), Text("not measured", "dim")
+    if claim.bound is not None:
+        bound = Text.assemble((ceiling(claim.bound), "bold green"), (f"  {bound_note(claim, network.eps)}", "dim"))
+    if claim.observed is not None:
+        observed = Text.assemble((f"{claim.observed:.3g}", "bold"), (f"  {observed_note(claim)}", "dim"))
     layers = f"{plural(len(program.all_layers), 'layer')} ({program.num_attention_layers} attention)"
     sizes = (plural(program.num_heads, "head"), plural(network.num_anchors, "anchor"))
     rows: list[tuple[str, Text]] = [
@@ -125,9 +132,62 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     return Panel(table, box=box.ROUNDED, border_style="dim", expand=False)
 
 
+def ledger_table(tree: ErrorNode, *, width: int = BARS_FROM) -> RenderableType:
+    """Return the ledger of a bound as a tree: what every source adds to the bound, and its share as a bar.
+
+    A staged proof has each head's own error and its growth up to the output; a narrow terminal has no bars.
+    """
+    from rich.text import Text
+
+    has_heads = any(node.children or node.own is not None for node in tree.children)
+    table = plain_table(padding=(0, 1, 0, 0))
+    table.add_column("source", no_wrap=True)
+    table.add_column("what", overflow="fold", min_width=SOURCE_COLUMNS)
+    headers = ("own error", "grows", "adds", "share") if has_heads else ("at most", "share")
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    has_bars = width >= BARS_FROM
+    if has_bars:
+        table.add_column("", no_wrap=True)
+    for stem, node in _lines(tree):
+        own = "" if node.own is None else ceiling(node.own)
+        grows = "" if node.grows is None else f"× {node.grows:.3g}"
+        cells = [ceiling(node.adds), percent(node.share)]
+        cells = [own, grows, *cells] if has_heads else cells
+        style = "bold" if node.children else ""
+        what = one_line(node.what)
+        where = "" if node.interval is None else f" on {_shown(*node.interval)}"
+        table.add_row(
+            Text.assemble((stem, "dim"), (one_line(node.name), style)),
+            Text.assemble(what, (where, "dim")),
+            *(Text(cell, style) for cell in cells),
+            *([Text("" if node is tree else bar(node.share), "green")] if has_bars else []),
+        )
+    return table
+
+
+def _shown(lo: float, hi: float) -> str:
+    """Return an interval with three digits; an end that rounding moved off 0 is 0."""
+    ends = (0.0 if abs(end) < 1e-9 * (hi - lo) else end for end in (lo, hi))
+    return f"[{', '.join(f'{end:.3g}' for end in ends)}]"
+
+
+def bar(share: float) -> str:
+    """Return a share of 1 as a bar of blocks, to an eighth of a column."""
+    full, part = divmod(round(8 * BAR_COLUMNS * min(1.0, max(0.0, share))), 8)
+    return ("█" * full + EIGHTHS[part]).strip()
+
+
+def _lines(node: ErrorNode, stem: str = "", under: str = "") -> Iterator[tuple[str, ErrorNode]]:
+    yield stem, node
+    for child in node.children:
+        is_last = child is node.children[-1]
+        yield from _lines(child, under + ("└─ " if is_last else "├─ "), under + ("   " if is_last else "│  "))
+
+
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float], None] | None]:
-    """A bar on the terminal for work that lasts; None in a pipe."""
+    """Show a bar on the terminal during long work; yield None in a pipe."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -10,16 +10,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnc.cli.reading import read_box
+from attnc.cli.options import read_box
 from attnc.errors import FileError, InputError
+from attnc.wording import plural
 
 if TYPE_CHECKING:
     import numpy as np
 
     from attnc.targets.table import TableTarget
 
-MAX_BYTES = 2**26
+MAX_CSV_BYTES = 2**26
+"""The longest CSV file that is read: a million rows of 64 letters."""
 MAX_ROWS = 10**6
+"""The most rows that are read, which bounds the memory that a table takes."""
 DELIMITERS = (",", ";", "\t")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 
@@ -27,7 +30,7 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.AS
 def read_source(
     expression: str | None, box: Sequence[str], table: Path | None, inputs: str | None, output: str | None
 ) -> tuple[str | TableTarget, dict[str, tuple[float, float]] | None]:
-    """What is to be compiled, an expression with its box or a table, which has its own."""
+    """Return the source to compile: an expression with its box, or a table, which has its own."""
     if table is None:
         for option, given in (("--inputs", inputs), ("--output", output)):
             if given is not None:
@@ -45,7 +48,7 @@ def read_source(
 
 
 def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
-    """The table of the columns named by --inputs and --output, each a list such as `x,y`.
+    """Read the table of the columns named by --inputs and --output, each a list such as `x,y`.
 
     The first line names the columns; cells are separated by commas, semicolons or tabs; the text is UTF-8, with or
     without a byte order mark. Blank lines are skipped, other columns ignored.
@@ -65,7 +68,7 @@ def read_csv(path: Path, inputs: str | None, output: str | None) -> TableTarget:
 def read_examples(
     path: Path, target: str, features: str | None, *, with_labels: bool = False
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """X, y and the names of X's columns: those named by --features, or all but the target, which may hold labels."""
+    """Read X, y and the names of X's columns: --features, or all but the target, which may hold labels."""
     import numpy as np
 
     chosen = () if features is None else _names("--features", features)
@@ -83,13 +86,13 @@ def read_examples(
 def _read(
     path: Path, wanted: Sequence[str], *, with_others: bool, labels: list[str] | None = None
 ) -> tuple[np.ndarray, list[int], tuple[str, ...]]:
-    """The wanted columns (and then all others, if asked for) as numbers; the rows' lines; the columns' names.
+    """Return the wanted columns (and all others, if asked for) as numbers, the rows' lines, and the columns' names.
 
-    If `labels` is given, the first column's texts are added to it; those that are no numbers are NaN.
+    If `labels` is given, the first column's texts are added to it, and are NaN where they are no numbers.
     """
     import numpy as np
 
-    text = _text(path)
+    text = read_text(path, MAX_CSV_BYTES, "thin the table first")
     delimiter = _delimiter(text, wanted)
     rows = _rows(path, text, delimiter)
     _, header = next(rows, (1, list[str]()))
@@ -103,7 +106,9 @@ def _read(
         if len(lines) == MAX_ROWS:
             raise FileError(f"{path}: more than {MAX_ROWS:,} rows; thin the table first")
         if len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
-            raise InputError(f"{path}, line {line}: {_cells(len(cells))}, but the header names {len(header)} columns")
+            raise InputError(
+                f"{path}, line {line}: {plural(len(cells), 'cell')}, but the header names {len(header)} columns"
+            )
         where = f"{path}, line {line}, column"
         if labels is None:
             numbers.append([_number(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns])
@@ -130,17 +135,18 @@ def _names(option: str, given: str | None) -> tuple[str, ...]:
     return names
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path, max_bytes: int, remedy: str) -> str:
+    """Read a UTF-8 file of at most `max_bytes` bytes; `remedy` says what to do about a longer one."""
     try:
         size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise FileError(f"{path}: {size:,} bytes, more than the {MAX_BYTES:,} that are read; thin the table first")
+        if size > max_bytes:
+            raise FileError(f"{path}: {size:,} bytes, more than the {max_bytes:,} that are read; {remedy}")
         with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+            raw = file.read(max_bytes + 1)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}") from None
-    if len(raw) > MAX_BYTES:  # a pipe has no size
-        raise FileError(f"{path}: more than the {MAX_BYTES:,} bytes that are read; thin the table first")
+    if len(raw) > max_bytes:  # a pipe has no size
+        raise FileError(f"{path}: more than the {max_bytes:,} bytes that are read; {remedy}")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -151,7 +157,7 @@ def _text(path: Path) -> str:
 
 
 def _delimiter(text: str, wanted: Sequence[str]) -> str:
-    """The one under which the header has most of the columns asked for; among equals, most columns."""
+    """Return the delimiter under which the header has most of the wanted columns; among equals, most columns."""
     first = next((line for line in io.StringIO(text, newline="") if line.strip()), "")
 
     def found(delimiter: str) -> tuple[int, int]:
@@ -165,7 +171,7 @@ def _delimiter(text: str, wanted: Sequence[str]) -> str:
 
 
 def _rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, cells) of every row that is not blank."""
+    """Yield (line, cells) of every row that is not blank."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         start = reader.line_num + 1  # a quoted cell may hold line breaks: the row begins here
@@ -210,7 +216,3 @@ def _label(cell: str, where: str) -> str:
     if not text or text.lower() in ("nan", "inf", "infinity"):
         raise InputError(f"{where}: {text!r} is no label; fill it in, or leave the row out")
     return text
-
-
-def _cells(count: int) -> str:
-    return f"{count} cell{'' if count == 1 else 's'}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from attnc.converting.report import Report
-from attnc.model_card import ceiling, code, escape, fenced
+from attnc.model_card import code, escape, fenced
+from attnc.wording import ceiling
 
 
 def model_card(report: Report, source: str, architecture: str) -> str:

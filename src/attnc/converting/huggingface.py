@@ -29,8 +29,7 @@ from attnc.converting.pretrained import (
 from attnc.converting.report import EndToEnd, Report
 from attnc.converting.walking import convert_module
 from attnc.errors import FileError
-from attnc.exports.safe_files import Path, open_regular, read_json
-from attnc.exports.whole_directory import write_whole
+from attnc.exports.safe_files import Path, open_regular, read_json, write_whole
 
 FAMILY = "attnc.converted/"
 FORMAT = f"{FAMILY}1"

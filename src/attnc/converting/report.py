@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnc.converting.activations import Solved
-from attnc.model_card import ceiling, code
+from attnc.model_card import code
+from attnc.wording import ceiling
 
 
 @dataclass

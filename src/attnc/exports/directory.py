@@ -17,25 +17,12 @@ from attnc.exports.safe_files import (
     pack_tensors,
     parse_json,
     read_json,
-    read_tensors,
     read_tensors_and_hash,
+    write_whole,
 )
 from attnc.exports.tensors import decode, encode, layout
-from attnc.exports.whole_directory import write_whole
 from attnc.ir.program import Program
 from attnc.ir.spec import check
-
-__all__ = [
-    "FORMAT",
-    "is_saved_network",
-    "load_network",
-    "pack_tensors",
-    "read_json",
-    "read_tensors",
-    "save_network",
-    "why_not_writable",
-    "write_directory",
-]
 
 FORMAT_FAMILY = "attnc.network/"
 FORMAT = f"{FORMAT_FAMILY}1"
@@ -48,7 +35,7 @@ RESERVED = ("format", "program", "certificates")
 def save_network(
     path: Path, program: Program, config: Mapping[str, Any], certificates: Mapping[str, Mapping[str, Any]], card: str
 ) -> str:
-    """Writes the directory, whole or not at all; returns the SHA-256 of the weights, which the certificates state."""
+    """Write the directory, whole or not at all; return the SHA-256 of the weights, which the certificates state."""
     check(program)
     if taken := [key for key in RESERVED if key in config]:
         raise FileError(f"the configuration may not use the key {taken[0]!r}: the saved network writes it itself")
@@ -70,7 +57,7 @@ def save_network(
 def load_network(
     path: Path, max_bytes: int = MAX_TENSOR_BYTES
 ) -> tuple[Program, dict[str, Any], dict[str, dict[str, Any]]]:
-    """The program, the configuration and the certificates as they were given to `save_network`.
+    """Return the program, the configuration and the certificates as they were given to `save_network`.
 
     Everything is checked before it is used, and sizes before they are allocated; `max_bytes` bounds the tensors.
     """
@@ -104,7 +91,7 @@ def load_network(
 
 
 def is_saved_network(path: Path) -> bool:
-    """Whether a directory has a config.json that says it is a network of attnc, of whatever version."""
+    """Whether a directory has the config.json of a network of attnc, of any version."""
     try:
         found = read_json(os.path.join(os.fspath(path), CONFIG)).get("format")
     except FileError:
@@ -113,7 +100,7 @@ def is_saved_network(path: Path) -> bool:
 
 
 def why_not_writable(path: Path) -> str | None:
-    """Why a network cannot be saved as `path`, in words; None if it can. To be asked before long work."""
+    """Return why a network cannot be saved as `path`, in words, or None if it can; ask before long work."""
     target = os.path.realpath(path) if os.path.isdir(path) else os.path.abspath(path)
     if os.path.lexists(target):
         if not os.path.isdir(target):
@@ -128,12 +115,12 @@ def why_not_writable(path: Path) -> str | None:
 
 
 def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
-    """Writes the files as the directory `path`, whole or not at all; only a saved network is ever replaced."""
+    """Write the files as the directory `path`, whole or not at all; only a saved network is ever replaced."""
     write_whole(path, files, _why_not_replace)
 
 
 def _why_not_replace(path: str) -> str | None:
-    """A saved network may go, but not with files in it that somebody else put there."""
+    """Return why a folder may not be replaced: only a saved network without files of others may."""
     try:
         with os.scandir(path) as entries:
             foreign = [entry.name for entry in entries if not _is_own(entry)]
@@ -167,7 +154,7 @@ def _check_format(config: Mapping[str, Any], folder: str) -> None:
 
 
 def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:
-    """Those that the configuration lists, which must be there, and any other that lies beside them."""
+    """Read the certificates that the configuration lists, which must be there, and any others beside them."""
     if not isinstance(listed, list) or not all(
         isinstance(name, str) and CERTIFICATE.fullmatch(name) for name in listed
     ):
@@ -180,7 +167,7 @@ def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:
 
 
 def _json_lines(value: Mapping[str, Any], name: str) -> bytes:
-    """One line for each key: certificates can be long, and json writes without indentation ten times faster."""
+    """Return one line per key: certificates can be long, and json writes without indentation ten times faster."""
     lines = [_json_text({key: member}, name)[1:-1] for key, member in value.items()]
     return _readable("{\n  " + ",\n  ".join(lines) + "\n}\n", name)
 
@@ -193,7 +180,7 @@ def _json_text(value: Any, name: str, indent: int | None = None) -> str:
 
 
 def _readable(text: str, name: str) -> bytes:
-    """The bytes of a JSON text that `read_json` will take back."""
+    """Return the bytes of a JSON text that `read_json` can read back."""
     raw = _utf8(text, name)
     if len(raw) > MAX_JSON_BYTES:
         raise FileError(f"cannot write {name}: it would have {len(raw):,} bytes; {MAX_JSON_BYTES:,} are read back")

@@ -1,49 +1,55 @@
-"""A program as an ONNX file: the normal form, written out as matrix products and softmaxes, in the program's dtype.
+"""A program as an ONNX file: the normal form as matrix products, sums and softmaxes, in the program's dtype.
 
-Nothing is fused: a fused attention operator may compute in float32 whatever it is given. The batch is symbolic; the
-runtime holds whole attention maps, batch × queries × keys, so a large batch is for the caller to cut.
+Nothing is fused: a fused attention operator may compute in float32 even on float64 inputs. The batch is symbolic; the
+runtime holds whole attention maps, batch × queries × keys, so the caller has to cut a large batch.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnc.errors import FileError, InputError
-from attnc.ir.normal_form import AttentionStage, normal_form
+from attnc.exports.safe_files import Path, write_file_whole
+from attnc.ir.layers import EVERY_QUERY
+from attnc.ir.normal_form import AttentionStage, FoldedHead, Form, SoftmaxStage, normal_form
 from attnc.ir.program import Program
+from attnc.ir.summing import BLOCK
 
 if TYPE_CHECKING:
-    pass
+    from scipy.sparse import csc_array, csr_array
 
 INSTALL = "Install it with: pip install -c constraints.txt 'attnc[onnx]'"
 try:
     import onnx
-    from onnx import checker, helper
-
-    from attnc.exports.onnx_graph import Graph, attention_stage, softmax_stage, variables
+    from onnx import checker, helper, numpy_helper
 except ImportError as error:
     raise InputError(f"ONNX files need onnx, which cannot be imported ({error}). {INSTALL}") from error
 
-Path = str | os.PathLike[str]
-
 IN_BLOCKS = frozenset({"Div", "Mul", "ReduceSum"})
 ALLOWED = IN_BLOCKS | {"Add", "Concat", "Equal", "Gather", "MatMul", "Or", "Reshape", "Softmax", "Transpose", "Where"}
-"""Every operator that a file may hold. Those IN_BLOCKS are in float32 alone: products of weights and values, their sums
-in blocks, and the sum of the weights, 1 but for rounding, by which these are divided. In float64 there is no Mul:
-onnxruntime fuses one by a number into the MatMul after it, as an attribute in float32, which moves results by 3e-8."""
+"""Every operator that a file may hold. Those IN_BLOCKS occur in float32 only: products of weights and values, their
+sums in blocks, and the division by the sum of the weights, which is 1 up to rounding. In float64 there is no Mul:
+onnxruntime fuses a product with a number into the next MatMul, as a float32 attribute, which moves results by 3e-8."""
 OPSET = 17
-OLDEST_OPSET = 13  # Softmax along one axis, as it is meant here
+"""The default, of 2022: onnxruntime has read it since version 1.12."""
+OLDEST_OPSET = 13
+"""The first in which Softmax works along one axis."""
+MAX_ONNX_BYTES = 2**31 - 2**20
+"""The most bytes of weights: protocol buffers end at 2 GiB, and a MiB is kept for the rest."""
+NOBODY = -2
+"""The segment of a key that no query sees."""
+DENSE_CELLS = 2**16
+"""A linear map of up to this many entries is one matrix product; a larger one with few in each row is gathered."""
 
 
 def export_onnx(program: Program, path: Path, *, metadata: Mapping[str, str] | None = None, opset: int = OPSET) -> None:
-    """Writes the file, whole or not at all, over whatever file was there; `metadata` goes into its metadata_props.
+    """Write the file, whole or not at all, over whatever file was there; `metadata` goes into its metadata_props.
 
     One input is called `input`, two are `input0` and `input1`; the result is `output`; shapes are the program's.
     """
@@ -54,11 +60,11 @@ def export_onnx(program: Program, path: Path, *, metadata: Mapping[str, str] | N
     model = to_model(program, metadata or {}, opset)
     check_operators(model)
     checker.check_model(model, full_check=True)
-    _write_whole(target, model.SerializeToString())
+    write_file_whole(target, model.SerializeToString())
 
 
 def check_operators(model: onnx.ModelProto) -> None:
-    """Raises FileError if the model holds an operator that is not in ALLOWED, or a function of its own."""
+    """Raise FileError if the model holds an operator that is not in ALLOWED, or a function of its own."""
     if len(model.functions):
         raise FileError(f"the model defines the function {model.functions[0].name!r}; only operators are allowed")
     for node in model.graph.node:
@@ -68,7 +74,7 @@ def check_operators(model: onnx.ModelProto) -> None:
 
 
 def run_onnx(path: Path, inputs: Sequence[np.ndarray]) -> np.ndarray:
-    """What the file returns, run by onnxruntime on the CPU with the optimisations that users get."""
+    """Run the file by onnxruntime on the CPU, with the optimisations that users get."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -82,7 +88,7 @@ def run_onnx(path: Path, inputs: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def to_model(program: Program, metadata: Mapping[str, str], opset: int = OPSET) -> onnx.ModelProto:
-    """The graph, with its weights as initializers."""
+    """Return the graph, with its weights as initializers."""
     form, graph = normal_form(program), Graph(program.dtype)
     element = helper.np_dtype_to_tensor_dtype(program.dtype)
     names = ["input"] if len(program.input_shapes) == 1 else ["input0", "input1"]
@@ -126,16 +132,196 @@ def _checked_target(path: Path) -> str:
     return target
 
 
-def _write_whole(target: str, content: bytes) -> None:
-    new = os.path.join(os.path.dirname(target), f".attnc-{secrets.token_hex(8)}.new")
-    try:
-        with open(new, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, target)
-    except OSError as error:
-        raise FileError(f"cannot write {target!r}: {error.strerror or error}. Nothing was changed.") from error
-    finally:
-        with suppress(OSError):  # it is still there only if something went wrong
-            os.unlink(new)
+class Graph:
+    """The nodes and initializers of a graph in the making; a node has the name of its output."""
+
+    def __init__(self, dtype: np.dtype[np.floating]) -> None:
+        self.dtype = dtype
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._num_bytes = 0
+
+    def node(self, operator: str, name: str, *inputs: str, **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def constant(self, name: str, array: np.ndarray | csr_array | csc_array) -> str:
+        self._num_bytes += math.prod(array.shape) * array.dtype.itemsize
+        if self._num_bytes > MAX_ONNX_BYTES:
+            raise FileError(
+                f"the weights up to {name!r} take {self._num_bytes / 2**30:.2f} GiB, more than the 2 GiB of an ONNX "
+                "file. Export a network with fewer anchors, or save it as a directory."
+            )
+        dense = array if isinstance(array, np.ndarray) else array.toarray()
+        self.initializers.append(numpy_helper.from_array(np.asarray(dense, order="C"), name))
+        return name
+
+    def affine(self, name: str, form: Form, u: str) -> str:
+        """Add (batch, rows, columns) of a form; if nothing depends on u, a product with zeros gives it the batch."""
+        linear, variables = form.linear, form.linear.shape[1]
+        longest = int(np.diff(linear.indptr).max(initial=0))
+        if linear.shape[0] * variables <= DENSE_CELLS or 4 * longest > variables:
+            weight = self.constant(f"{name}/weight", linear.T)
+            moved = self.node("MatMul", f"{name}/product", u, weight)
+        else:
+            columns, weights = _padded(linear.indptr, linear.indices, linear.data, longest)
+            of_rows = self.constant(f"{name}/variables", columns)
+            terms = self.node("Gather", f"{name}/terms", self.node("Transpose", f"{name}/u.T", u), of_rows, axis=0)
+            sums = self.node("MatMul", f"{name}/sums", self.constant(f"{name}/weights", weights[:, None]), terms)
+            moved = self.node("Transpose", f"{name}/sums.T", sums, perm=[2, 0, 1])  # (rows, 1, batch) before
+        moved = self.node("Reshape", f"{name}/array", moved, self.constant(f"{name}/shape", np.array([0, *form.shape])))
+        return self.node("Add", f"{name}/moved", moved, self.constant(f"{name}/constant", form.constant))
+
+
+def _padded(indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of a sparse matrix as (rows, longest) columns and values, filled up with zeros in column 0."""
+    counts = np.diff(indptr)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    places = np.arange(len(data)) - np.repeat(indptr[:-1], counts)
+    columns, values = np.zeros((len(counts), longest), np.int64), np.zeros((len(counts), longest), data.dtype)
+    columns[rows, places], values[rows, places] = indices, data
+    return columns, values
+
+
+def variables(graph: Graph, names: list[str], shapes: tuple[tuple[int, ...], ...]) -> str:
+    flat = [
+        graph.node("Reshape", f"{name}/flat", name, graph.constant(f"{name}/size", np.array([0, math.prod(shape)])))
+        for name, shape in zip(names, shapes, strict=True)
+    ]
+    return flat[0] if len(flat) == 1 else graph.node("Concat", "inputs", *flat, axis=1)
+
+
+def softmax_stage(graph: Graph, name: str, stage: SoftmaxStage, u: str) -> str:
+    weights = graph.node("Softmax", f"{name}/softmax", graph.affine(f"{name}/logits", stage.logits, u), axis=-1)
+    return _next(graph, name, weights, stage.logits.shape, np.arange(stage.logits.linear.shape[0]), u, stage.carried)
+
+
+def attention_stage(graph: Graph, name: str, stage: AttentionStage, u: str) -> str:
+    parts = [_head(graph, f"{name}/head{h}", head, u) for h, head in enumerate(stage.heads)]
+    if stage.residual is not None:
+        parts.append(graph.affine(f"{name}/residual", stage.residual, u))
+    total = parts[0]
+    for number, part in enumerate(parts[1:], 1):
+        total = graph.node("Add", f"{name}/sum{number}", total, part)
+    shape = (stage.heads[0].queries.shape[0], stage.heads[0].W_O.shape[1])
+    return _next(graph, name, total, shape, stage.written, u, stage.carried)
+
+
+def _head(graph: Graph, name: str, head: FoldedHead, u: str) -> str:
+    queries, num_queries = graph.affine(f"{name}/queries", _not_empty(head.queries), u), head.queries.shape[0]
+    keys, values = _not_empty(head.keys), _not_empty(head.values)
+    asks, shown = head.query_segments, head.key_segments
+    if asks is None or shown is None:
+        asks, shown = np.zeros(num_queries, np.int64), np.full(keys.shape[0], EVERY_QUERY)
+    seen_by_all = _seen_by_all(asks, shown)
+    is_masked = seen_by_all is None
+    if seen_by_all is not None and len(seen_by_all) < len(shown):
+        keys, values, shown = keys.rows(seen_by_all), values.rows(seen_by_all), shown[seen_by_all]
+    if _is_summed_in_blocks(graph, len(shown)) and len(shown) % BLOCK:
+        keys, values, shown = _filled(keys, values, shown)
+        is_masked = True
+    if keys.is_constant:
+        transposed = graph.constant(f"{name}/keys", keys.constant.T)
+    else:
+        transposed = graph.node("Transpose", f"{name}/keys.T", graph.affine(f"{name}/keys", keys, u), perm=[0, 2, 1])
+    scores = graph.node("MatMul", f"{name}/scores", queries, transposed)
+    if is_masked:
+        hidden = graph.constant(f"{name}/hidden", np.array(-np.inf, graph.dtype))
+        scores = graph.node("Where", f"{name}/masked", _visible(graph, name, asks, shown), scores, hidden)
+    pattern = graph.node("Softmax", f"{name}/pattern", scores, axis=-1)
+    mixed = _mix(graph, f"{name}/mixed", pattern, num_queries, values, u)
+    W_O = head.W_O if len(head.W_O) else np.zeros((1, head.W_O.shape[1]), graph.dtype)
+    return graph.node("MatMul", f"{name}/out", mixed, graph.constant(f"{name}/W_O", W_O))
+
+
+def _mix(graph: Graph, name: str, pattern: str, queries: int, values: Form, u: str) -> str:
+    """Add pattern @ values.
+
+    In float32 sums are made in blocks (`ir.summing`): the sums of products, column by column, and the sum of the
+    weights, by which they are divided, since Softmax adds weights up in any order. (onnxruntime crashes on products of
+    three axes with an empty batch.)
+    """
+    keys, columns = values.shape
+    if not _is_summed_in_blocks(graph, keys):
+        return graph.node("MatMul", name, pattern, _array(graph, f"{name}/values", values, u))
+    found = []
+    for column in range(columns):
+        row = _array(graph, f"{name}/values{column}", _row(values, column), u)
+        terms = graph.node("Mul", f"{name}/terms{column}", pattern, row)
+        found.append(_sum(graph, f"{name}/sum{column}", terms, queries, keys))
+    sums = found[0] if columns == 1 else graph.node("Concat", f"{name}/sums", *found, axis=-1)
+    return graph.node("Div", name, sums, _sum(graph, f"{name}/total", pattern, queries, keys))
+
+
+def _row(values: Form, column: int) -> Form:
+    """Return a column of a form as one row."""
+    keys, columns = values.shape
+    return Form(values.linear[np.arange(keys) * columns + column], values.constant[:, [column]].T.tocsr())
+
+
+def _array(graph: Graph, name: str, form: Form, u: str) -> str:
+    return graph.constant(name, form.constant) if form.is_constant else graph.affine(name, form, u)
+
+
+def _is_summed_in_blocks(graph: Graph, keys: int) -> bool:
+    return graph.dtype == np.float32 and keys > BLOCK
+
+
+def _sum(graph: Graph, name: str, terms: str, queries: int, keys: int) -> str:
+    """Add the sums (batch, queries, 1) of (batch, queries, keys), in blocks.
+
+    Blocks of blocks are products with a matrix of zeros and ones: adding zeros rounds nothing.
+    """
+    m = keys // BLOCK
+    shape = graph.constant(f"{name}/shape", np.array([0, queries, BLOCK, m]))
+    blocks = graph.node("Reshape", f"{name}/blocks", terms, shape)
+    sums = graph.node("ReduceSum", f"{name}/{m}", blocks, graph.constant(f"{name}/axis", np.array([2])), keepdims=0)
+    while m > 1:
+        fewer = -(-m // BLOCK)
+        members = (np.arange(m)[:, None] // BLOCK == np.arange(fewer)).astype(graph.dtype)
+        sums = graph.node("MatMul", f"{name}/{fewer}", sums, graph.constant(f"{name}/members{fewer}", members))
+        m = fewer
+    return sums
+
+
+def _filled(keys: Form, values: Form, segments: np.ndarray) -> tuple[Form, Form, np.ndarray]:
+    """Fill up the last block with copies of the first key, in a segment that no query sees."""
+    spare = -keys.shape[0] % BLOCK
+    rows = np.concatenate([np.arange(keys.shape[0]), np.zeros(spare, np.int64)])
+    return keys.rows(rows), values.rows(rows), np.concatenate([segments, np.full(spare, NOBODY)])
+
+
+def _not_empty(form: Form) -> Form:
+    """Return the form, or one column of zeros if it has none: Reshape cannot make an axis of length 0."""
+    return form if form.shape[1] else form.times(np.zeros((0, 1), form.constant.dtype))
+
+
+def _seen_by_all(query_segments: np.ndarray, key_segments: np.ndarray) -> np.ndarray | None:
+    """Return the keys that the queries see if they all see the same ones, otherwise None."""
+    segments = np.unique(np.where(np.isin(query_segments, key_segments), query_segments, EVERY_QUERY))
+    if len(segments) > 1:
+        return None
+    return np.flatnonzero(np.isin(key_segments, [*segments, EVERY_QUERY]))
+
+
+def _visible(graph: Graph, name: str, query_segments: np.ndarray, key_segments: np.ndarray) -> str:
+    """Add the mask (queries, keys), computed from the segments within the graph: the file never holds a mask."""
+    of_queries = graph.constant(f"{name}/query_segments", query_segments.astype(np.int64)[:, None])
+    of_keys = graph.constant(f"{name}/key_segments", key_segments.astype(np.int64))
+    is_own = graph.node("Equal", f"{name}/is_own", of_queries, of_keys)
+    every = graph.constant(f"{name}/every_query", np.array(EVERY_QUERY))
+    return graph.node("Or", f"{name}/visible", is_own, graph.node("Equal", f"{name}/is_shared", of_keys, every))
+
+
+def _next(
+    graph: Graph, name: str, array: str, shape: tuple[int, int], written: np.ndarray, u: str, carried: np.ndarray
+) -> str:
+    """Add the variables after a stage: the `written` entries of its flattened array, and those carried on."""
+    size = shape[0] * shape[1]
+    made = graph.node("Reshape", f"{name}/flat", array, graph.constant(f"{name}/size", np.array([0, size])))
+    if len(written) < size:
+        made = graph.node("Gather", f"{name}/written", made, graph.constant(f"{name}/writes", written), axis=1)
+    if not len(carried):
+        return made
+    kept = graph.node("Gather", f"{name}/carried", u, graph.constant(f"{name}/carries", carried), axis=1)
+    return graph.node("Concat", f"{name}/next", made, kept, axis=1)

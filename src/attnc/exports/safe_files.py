@@ -1,4 +1,8 @@
-"""Files from strangers: JSON and tensors, each measured and checked before anything of its size is allocated."""
+"""Files read with care and written whole.
+
+JSON and tensors of strangers are measured and checked before anything of their size is allocated. A file or a directory
+is written whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +11,32 @@ import json
 import math
 import os
 import re
+import secrets
+import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from attnc.errors import FileError
-from attnc.exports.fields import MAX_RANK, MAX_STORED, DType
 
 Path = str | os.PathLike[str]
+DType = np.dtype[Any]
 
 MAX_JSON_BYTES = 2**28
+"""The longest JSON file that is read or written (256 MiB): a longer one is refused before it is parsed."""
 MAX_HEADER_BYTES = 2**24
+"""The longest header of a tensor file: more than 100,000 tensors."""
 MAX_TENSOR_BYTES = 2**32
-MAX_DEPTH = 64
+"""The largest tensor file that is read unless more is allowed."""
+MAX_JSON_DEPTH = 64
+"""The deepest nesting of a JSON file; ours have fewer than ten levels."""
+MAX_RANK = 32
+"""The most axes of an array: numpy 1 had no more."""
+MAX_STORED_ENTRIES = 2**48
+"""The most entries of a stored array: more than any disk holds, and well within what numpy can address."""
 CHUNK_BYTES = 2**20
 """Tensors are read, and hashed, in pieces that stay in the processor's cache."""
 
@@ -36,7 +50,7 @@ DTYPES: dict[str, DType] = {
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """Opens a regular file, or a link to one: never a pipe, a device or a folder. OSErrors become FileErrors."""
+    """Open a regular file, or a link to one: never a pipe, a device or a folder. OSErrors become FileErrors."""
     try:
         try:
             number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: a pipe must not make us wait
@@ -56,7 +70,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """The object in a JSON file (RFC 8259 to the letter: UTF-8, no NaN or Infinity, no key twice)."""
+    """Read the object in a JSON file (strictly RFC 8259: UTF-8, no NaN or Infinity, no key twice)."""
     with open_regular(path) as file:
         size = _size(file)
         if size > max_bytes:
@@ -65,7 +79,7 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
 
 def parse_json(raw: bytes, origin: str) -> dict[str, Any]:
-    """The object in `raw`; `origin` names it in messages."""
+    """Return the object in `raw`; `origin` names it in messages."""
     try:
         text = raw.decode("utf-8")
         value = json.loads(
@@ -75,16 +89,16 @@ def parse_json(raw: bytes, origin: str) -> dict[str, Any]:
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails on half a surrogate pair
     except RecursionError as error:
         raise FileError(f"{origin!r} is nested too deep") from error
-    except ValueError as error:  # of which UnicodeError and JSONDecodeError are kinds
+    except ValueError as error:  # UnicodeError and JSONDecodeError are kinds of it
         raise FileError(f"{origin!r} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise FileError(f"{origin!r} holds a JSON {type(value).__name__}, not an object")
     level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_JSON_DEPTH):
         members = (member for outer in level for member in (outer.values() if isinstance(outer, dict) else outer))
         level = [member for member in members if isinstance(member, dict | list)]
     if level:
-        raise FileError(f"{origin!r} is nested deeper than {MAX_DEPTH} levels")
+        raise FileError(f"{origin!r} is nested deeper than {MAX_JSON_DEPTH} levels")
     return value
 
 
@@ -107,10 +121,10 @@ def _finite_float(text: str) -> float:
 
 
 def pack_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """The bytes of a safetensors file; the same tensors give the same bytes, whatever their order."""
+    """Return the bytes of a safetensors file; the same tensors give the same bytes, whatever their order."""
     from safetensors.numpy import save
 
-    # save() copies memory as it lies, so that a transposed array would be stored scrambled
+    # save() copies memory as it lies: a transposed array would be stored scrambled
     packed = save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)})
     header = int.from_bytes(packed[:8], "little")
     if header > MAX_HEADER_BYTES:
@@ -126,14 +140,14 @@ def read_tensors(
     expected: Mapping[str, tuple[DType, tuple[int, ...]]] | None = None,
     max_bytes: int = MAX_TENSOR_BYTES,
 ) -> dict[str, np.ndarray]:
-    """The tensors of a safetensors file, which must be exactly the expected ones (name → dtype, shape) if given."""
+    """Read the tensors of a safetensors file, exactly the `expected` ones (name → dtype, shape) if these are given."""
     return read_tensors_and_hash(path, expected, max_bytes)[0]
 
 
 def read_tensors_and_hash(
     path: Path, expected: Mapping[str, tuple[DType, tuple[int, ...]]] | None, max_bytes: int
 ) -> tuple[dict[str, np.ndarray], str]:
-    """Also the SHA-256 of the very bytes that were read, in the same pass over them."""
+    """Read the tensors, and the SHA-256 of the same bytes in the same pass."""
     origin = os.fspath(path)
     with open_regular(path) as file:
         prefix, header = _read_header(file, origin)
@@ -156,7 +170,7 @@ def _size(file: BinaryIO) -> int:
 
 
 def _read(file: BinaryIO, count: int) -> bytes:
-    """Up to `count` bytes: fewer only at the end of the file."""
+    """Read `count` bytes, or fewer at the end of the file."""
     pieces = []
     while count and (piece := file.read(count)):
         pieces.append(piece)
@@ -175,7 +189,7 @@ def _fill(file: BinaryIO, tensor: np.ndarray, digest: Any, origin: str) -> None:
 
 
 def _read_header(file: BinaryIO, origin: str) -> tuple[bytes, dict[str, Any]]:
-    """(the bytes before the tensors, the header in them)."""
+    """Return the bytes before the tensors, and the header in them."""
     start = _read(file, 8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(MAX_HEADER_BYTES, _size(file) - 8):
@@ -188,7 +202,7 @@ def _read_header(file: BinaryIO, origin: str) -> tuple[bytes, dict[str, Any]]:
 
 
 def _check_header(header: dict[str, Any], size: int, origin: str) -> list[tuple[str, DType, tuple[int, ...]]]:
-    """(name, dtype, shape) in the order of the file; the tensors must fill its `size` bytes without gap or overlap."""
+    """Return (name, dtype, shape) in the order of the file; tensors fill its `size` bytes without gap or overlap."""
     placed = []
     for name, entry in header.items():
         if name == "__metadata__":
@@ -199,7 +213,7 @@ def _check_header(header: dict[str, Any], size: int, origin: str) -> list[tuple[
         if dtype is None:
             raise FileError(f"{origin!r}: the tensor {name!r} has a dtype that is not among {', '.join(DTYPES)}")
         shape, offsets = entry["shape"], entry["data_offsets"]
-        if not _are_sizes(shape) or len(shape) > MAX_RANK or math.prod(max(1, n) for n in shape) > MAX_STORED:
+        if not _are_sizes(shape) or len(shape) > MAX_RANK or math.prod(max(1, n) for n in shape) > MAX_STORED_ENTRIES:
             raise FileError(f"{origin!r}: the tensor {name!r} has no proper shape")
         if not _are_sizes(offsets) or len(offsets) != 2:
             raise FileError(f"{origin!r}: the tensor {name!r} has no proper data_offsets")
@@ -234,3 +248,109 @@ def _check_expected(
             raise FileError(f"{origin!r}: the tensor {name!r} is {has}; expected {dtype} of shape {shape}")
     if extra := found.keys() - expected.keys():
         raise FileError(f"{origin!r}: the tensor {min(extra)!r} is not expected")
+
+
+def write_whole(path: Path, files: Mapping[str, bytes], why_not_replace: Callable[[str], str | None]) -> None:
+    """Make the directory `path` with these files in it, and leave no trace on failure.
+
+    A directory that is already there is replaced if `why_not_replace` returns None for it; anything else stays as it
+    was. Only the last component of the path is created.
+    """
+    for name in files:
+        if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
+            raise FileError(f"cannot save a file under the name {name!r}: it must be a plain name, without folders")
+    try:
+        target = _resolve(path, why_not_replace)
+        parent, token = os.path.dirname(target), secrets.token_hex(8)
+        new, old = os.path.join(parent, f".attnc-{token}.new"), os.path.join(parent, f".attnc-{token}.old")
+        os.mkdir(new)
+        try:
+            for name, content in files.items():
+                _write_file(os.path.join(new, name), content)
+            _sync_directory(new)
+            _put_in_place(new, target, old)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)  # it is still there only if something went wrong
+        _sync_directory(parent)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error  # without the name of a temporary file
+        raise FileError(f"cannot save to {os.fspath(path)!r}: {reason}. Nothing was changed.") from error
+    if os.path.lexists(old):
+        try:
+            shutil.rmtree(old)
+        except OSError as error:
+            raise FileError(
+                f"{os.fspath(path)!r} was saved, but the former content could not be deleted: {error}. What is left of "
+                f"it is in {old!r}; delete that by hand."
+            ) from error
+
+
+def write_file_whole(target: str, content: bytes) -> None:
+    """Write a file over whatever file was there, whole or not at all."""
+    new = os.path.join(os.path.dirname(target), f".attnc-{secrets.token_hex(8)}.new")
+    try:
+        _write_file(new, content)
+        os.replace(new, target)
+    except OSError as error:
+        raise FileError(f"cannot write {target!r}: {error.strerror or error}. Nothing was changed.") from error
+    finally:
+        with suppress(OSError):  # it is still there only if something went wrong
+            os.unlink(new)
+
+
+def _resolve(path: Path, why_not_replace: Callable[[str], str | None]) -> str:
+    """Return the real path to write to, or raise FileError if nothing can be written there."""
+    given = os.fspath(path)
+    stripped = given.rstrip(os.sep) or given
+    if not stripped:
+        raise FileError("cannot save to an empty path: give the name of a folder to create")
+    found = None
+    if os.path.isdir(stripped):
+        found = why_not_replace(stripped)
+    elif os.path.islink(stripped) and not os.path.exists(stripped):
+        found = "a symbolic link that leads nowhere"
+    elif os.path.lexists(stripped):
+        found = "a file, not a folder" if os.path.isfile(stripped) else "neither a file nor a folder"
+    if found:
+        raise FileError(
+            f"cannot save to {given!r}: what is there already is {found}. Choose another name, or remove it first."
+        )
+    parent = os.path.dirname(stripped) or os.curdir
+    if not os.path.isdir(parent):
+        problem = "is not a folder" if os.path.lexists(parent) else "does not exist"
+        raise FileError(f"cannot save to {given!r}: the folder {parent!r} {problem}. Create it first.")
+    return os.path.realpath(stripped)
+
+
+def _write_file(path: str, content: bytes) -> None:
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: str) -> None:
+    """Flush a directory. Some file systems do not offer this; the files themselves are on the disk already."""
+    with suppress(OSError):
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def _put_in_place(new: str, target: str, old: str) -> None:
+    """Rename `new` to `target`; if killed in between, the old one is at `old`: POSIX cannot exchange directories."""
+    if not os.path.lexists(target):
+        os.rename(new, target)
+        return
+    try:
+        os.rename(target, old)
+        os.rename(new, target)
+    except BaseException as error:
+        if os.path.lexists(old):
+            try:
+                os.replace(old, target)
+            except OSError:
+                raise FileError(f"cannot save to {target!r}: {error}. The former content is now in {old!r}.") from error
+        raise

@@ -1,19 +1,20 @@
 """A program as a JSON-able structure and named tensors, and back, bit for bit.
 
-One walk over the structure serves both readings of it: `layout` says which tensors it calls for, before any is
-loaded, and `decode` puts the loaded ones in their places. So the two cannot disagree.
+One walk over the structure is used twice: `layout` lists the tensors that it needs before any is loaded, and `decode`
+puts the loaded ones in their places. So the two cannot disagree.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from attnc.errors import FileError, ProgramError
-from attnc.exports.fields import MAX_STORED, DType, a_dtype, a_flag, a_list, a_shape, a_size, a_text, object_with, shown
+from attnc.exports.safe_files import MAX_RANK, MAX_STORED_ENTRIES, DType
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
@@ -26,10 +27,12 @@ FLOATS: dict[str, DType] = {"float32": np.dtype(np.float32), "float64": np.dtype
 INTEGERS: dict[str, DType] = {"int32": np.dtype(np.int32), "int64": np.dtype(np.int64)}
 MATRICES = ("W_Q", "W_K", "W_V", "W_O")
 SEGMENTS = ("query_segments", "key_segments")
+MAX_SHAPE_CELLS = 2**62
+"""The most cells of a shape: positions in it must fit an int64, as `ir.spec` computes them."""
 
 
 def encode(program: Program) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The structure and the tensors; the tensors are the program's own arrays wherever those are contiguous."""
+    """Return the structure and the tensors, which are the program's own arrays wherever those are contiguous."""
     tensors: dict[str, np.ndarray] = {}
     structure = {
         "dtype": program.dtype.name,
@@ -46,7 +49,7 @@ def encode(program: Program) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def layout(structure: Any) -> Layout:
-    """Name → (dtype, shape) of every tensor that the structure calls for; FileError if it is malformed."""
+    """Return name → (dtype, shape) of every tensor that the structure needs; raise FileError if it is malformed."""
     expected: Layout = {}
 
     def take(name: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
@@ -58,7 +61,7 @@ def layout(structure: Any) -> Layout:
 
 
 def decode(structure: Any, tensors: Mapping[str, np.ndarray]) -> Program:
-    """The program, checked by `ir.spec`; FileError says what is wrong otherwise."""
+    """Return the program, checked by `ir.spec`; raise FileError if it is not legal."""
     left = dict(tensors)
 
     def take(name: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
@@ -183,13 +186,13 @@ def _decode_sparse(sparse: Any, prefix: str, where: str, dtype: DType, take: Tak
     if entries > math.prod(shape):
         raise FileError(f"{where}.num_entries is {entries}, but a tensor of shape {shape} has {math.prod(shape)}")
     index_dtype = a_dtype(fields["index_dtype"], f"{where}.index_dtype", INTEGERS)
-    index = take(f"{prefix}.index", index_dtype, a_shape([entries, len(shape)], where, MAX_STORED))
+    index = take(f"{prefix}.index", index_dtype, a_shape([entries, len(shape)], where, MAX_STORED_ENTRIES))
     return Sparse(shape, index, take(f"{prefix}.values", dtype, (entries,)))
 
 
 def _decode_head(head: Any, prefix: str, where: str, dtype: DType, take: Take) -> Head:
     fields = object_with(head, where, (*MATRICES, "mask"))
-    shapes = {name: a_shape(fields[name], f"{where}.{name}", MAX_STORED) for name in MATRICES}
+    shapes = {name: a_shape(fields[name], f"{where}.{name}", MAX_STORED_ENTRIES) for name in MATRICES}
     matrices = {name: take(f"{prefix}.{name}", dtype, shape) for name, shape in shapes.items()}
     mask = None if fields["mask"] is None else _decode_mask(fields["mask"], f"{prefix}.mask", f"{where}.mask", take)
     return Head(matrices["W_Q"], matrices["W_K"], matrices["W_V"], matrices["W_O"], mask)
@@ -202,8 +205,66 @@ def _decode_mask(mask: Any, prefix: str, where: str, take: Take) -> Mask:
         place = f"{where}.{name}"
         one = object_with(fields[name], place, ("dtype", "shape"))
         segments_dtype = a_dtype(one["dtype"], f"{place}.dtype", INTEGERS)
-        shape = a_shape(one["shape"], f"{place}.shape", MAX_STORED)
+        shape = a_shape(one["shape"], f"{place}.shape", MAX_STORED_ENTRIES)
         if len(shape) != 1:
             raise FileError(f"{place}.shape has one axis; found {shape}")
         segments.append(take(f"{prefix}.{name}", segments_dtype, shape))
     return Mask(*segments)
+
+
+def object_with(value: Any, where: str, keys: Sequence[str]) -> dict[str, Any]:
+    """Return an object that has exactly these keys, or raise FileError."""
+    if not isinstance(value, dict):
+        raise FileError(f"{where} is an object; found {shown(value)}")
+    for key in keys:
+        if key not in value:
+            raise FileError(f"{where} lacks the key {key!r}")
+    for key in value:
+        if key not in keys:
+            raise FileError(f"{where} has the key {shown(key)}, which is not known here; it has {', '.join(keys)}")
+    return value
+
+
+def a_list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise FileError(f"{where} is a list; found {shown(value)}")
+    return value
+
+
+def a_text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise FileError(f"{where} is a text; found {shown(value)}")
+    return value
+
+
+def a_flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise FileError(f"{where} is true or false; found {shown(value)}")
+    return value
+
+
+def a_size(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_SHAPE_CELLS:
+        raise FileError(f"{where} is a whole number from 0 to {MAX_SHAPE_CELLS}; found {shown(value)}")
+    return value
+
+
+def a_shape(value: Any, where: str, max_cells: int = MAX_SHAPE_CELLS) -> tuple[int, ...]:
+    shape = tuple(a_size(size, f"{where}[{i}]") for i, size in enumerate(a_list(value, where)))
+    if len(shape) > MAX_RANK or math.prod(max(1, size) for size in shape) > max_cells:
+        raise FileError(f"{where} is too large: at most {MAX_RANK} axes and {max_cells} cells; found {shown(value)}")
+    return shape
+
+
+def a_dtype(value: Any, where: str, known: Mapping[str, DType]) -> DType:
+    if not isinstance(value, str) or value not in known:
+        raise FileError(f"{where} is one of {', '.join(known)}; found {shown(value)}")
+    return known[value]
+
+
+def shown(value: Any) -> str:
+    """Return a short text for any value, for a message."""
+    try:
+        return ascii(value) if isinstance(value, str) and len(value) <= 60 else reprlib.repr(value)
+    except ValueError:  # Python does not print whole numbers of more than 4,300 digits
+        return f"a {type(value).__name__} with a number of thousands of digits"

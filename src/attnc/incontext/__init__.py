@@ -7,6 +7,10 @@ from importlib import import_module
 from typing import Any
 
 from attnc.errors import InputError
+from attnc.incontext.descent import descent_program
+from attnc.incontext.errors import Norms, Plan, plan_least_squares
+from attnc.incontext.fitting import run_recorded
+from attnc.incontext.prompt import Prompt
 
 _ESTIMATORS = {
     "KNeighborsRegressor": "kernel_models",
@@ -20,7 +24,15 @@ _ESTIMATORS = {
     "Ridge": "linear_models",
 }
 
-__all__ = [*_ESTIMATORS]  # the names of _ESTIMATORS, which __getattr__ loads
+__all__ = [
+    "Norms",
+    "Plan",
+    "Prompt",
+    "descent_program",
+    "plan_least_squares",
+    "run_recorded",
+    *_ESTIMATORS,  # loaded by __getattr__
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.model_card import ceiling, one_line, percent, plural, proved_how, without_expression
 from attnc.plots.drawing import write_figure
 from attnc.plots.error_places import draw_cells, draw_line, draw_plane, draw_points, draw_profiles
 from attnc.plots.style import BLUE, INK, figure_class, new_figure, set_plain, set_title, shortened
 from attnc.plots.subject import Subject
 from attnc.proofs.error_tree import ErrorNode, error_tree
+from attnc.wording import ceiling, one_line, percent, plural, proved_how, without_expression
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

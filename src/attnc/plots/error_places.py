@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.model_card import one_line, plural
 from attnc.plots.style import BLUE, GREY, INK, ORANGE, SIZES, add_colorbar, set_plain, set_plane, set_title
 from attnc.plots.subject import SCORES, Subject
 from attnc.targets.box import Box
+from attnc.wording import one_line, plural
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.model_card import one_line
 from attnc.plots.clips import Clip
 from attnc.plots.style import number
+from attnc.wording import one_line
 
 if TYPE_CHECKING:
     from jaxtyping import Float

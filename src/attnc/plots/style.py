@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.model_card import one_line
+from attnc.wording import one_line
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -11,12 +11,12 @@ import numpy as np
 
 from attnc.errors import AttncError, InputError
 from attnc.ir.normal_form import AttentionStage, NormalForm
-from attnc.model_card import ceiling, one_line, plural, without_expression
 from attnc.plots.clips import Clip, read_clip
 from attnc.plots.style import shortened
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear
 from attnc.targets.target import Target
+from attnc.wording import ceiling, one_line, plural, without_expression
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.ir.normal_form import AttentionStage
-from attnc.model_card import one_line
 from attnc.plots.cells import Cells, count_along, pixels, side_for
 from attnc.plots.error_curves import error_reach
 from attnc.plots.flow import reads
@@ -19,6 +18,7 @@ from attnc.plots.reading import read_selectors
 from attnc.plots.selectors import Selector
 from attnc.plots.style import ERRORS, SIZES, VALUES, add_colorbar, limits, new_figure, set_plane, set_title
 from attnc.plots.subject import SCORES, Subject
+from attnc.wording import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

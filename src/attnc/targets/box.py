@@ -19,7 +19,22 @@ BoxLike = Mapping[str, tuple[float, float]] | Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """lo ≤ x ≤ hi, coordinate by coordinate, lo < hi. Of a single variable the ends may be infinite."""
+    """The domain: lo ≤ x ≤ hi for every variable, with lo < hi. The ends of a single variable may be infinite.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The names of the variables.
+    lo, hi : array (d,)
+        The ends; `Box.parse` checks them.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> box = attnc.Box.parse({"x": (-1, 1), "y": (0, 2)})
+    >>> print(box, box.d, box.is_bounded)
+    x ∈ [-1, 1], y ∈ [0, 2] 2 True
+    """
 
     names: tuple[str, ...]
     lo: Float[np.ndarray, " d"]
@@ -27,7 +42,7 @@ class Box:
 
     @classmethod
     def parse(cls, given: BoxLike, names: Sequence[str] | None = None) -> Box:
-        """From {name: (lo, hi)} or from pairs in the order of `names` (x0, x1, … by default)."""
+        """Make a box of {name: (lo, hi)}, or of pairs in the order of `names` (x0, x1, … by default)."""
         if isinstance(given, Mapping):
             order: Sequence[str] = tuple(given)
             pairs: list[Any] = list(given.values())
@@ -52,14 +67,16 @@ class Box:
 
     @property
     def d(self) -> int:
+        """The number of variables."""
         return len(self.names)
 
     @property
     def is_bounded(self) -> bool:
+        """Whether all ends are finite."""
         return bool(np.isfinite(self.lo).all() and np.isfinite(self.hi).all())
 
     def core(self, reach: float) -> Box:
-        """With ±reach, or the other end and as much beyond it, in place of infinite ends."""
+        """Replace infinite ends by ±reach, or by the other end ± reach if that is farther out."""
         lo = np.where(np.isinf(self.lo), np.minimum(-reach, np.where(np.isinf(self.hi), 0.0, self.hi) - reach), self.lo)
         hi = np.where(np.isinf(self.hi), np.maximum(reach, np.where(np.isinf(self.lo), 0.0, self.lo) + reach), self.hi)
         return Box(self.names, lo, hi)
@@ -74,13 +91,15 @@ class Box:
         return np.maximum(np.abs(self.lo), np.abs(self.hi))
 
     def contains(self, points: Float[np.ndarray, "batch d"]) -> np.ndarray:
+        """Whether each point is in the box."""
         return np.all((points >= self.lo) & (points <= self.hi), axis=1)
 
     def as_dict(self) -> dict[str, tuple[float, float]]:
+        """Return {name: (lo, hi)}."""
         return {name: (float(lo), float(hi)) for name, lo, hi in zip(self.names, self.lo, self.hi, strict=True)}
 
     def as_json(self) -> dict[str, list[float | str]]:
-        """JSON has no infinity: it is written as text, "-inf" or "inf", which `parse` reads."""
+        """Return {name: [lo, hi]}; infinite ends, which JSON does not have, are the texts "-inf" and "inf"."""
         return {name: [x if math.isfinite(x) else str(x) for x in ends] for name, ends in self.as_dict().items()}
 
     def __str__(self) -> str:
@@ -88,7 +107,7 @@ class Box:
 
 
 def show_intervals(intervals: Mapping[str, tuple[float, float]]) -> str:
-    """With so many digits that both ends can be told apart."""
+    """Return intervals in words, with enough digits to tell both ends apart."""
 
     def show(lo: float, hi: float) -> str:
         texts = ((f"{lo:.{digits}g}", f"{hi:.{digits}g}") for digits in (6, 9, 12, 17))

@@ -230,9 +230,34 @@ class CallableTarget(FunctionTarget):
 
 
 class SequenceTarget(FunctionTarget):
-    """fn: (batch, n, d) → (batch, n, k), or of two sequences fn(X, Y) → (batch, n, k) with n the tokens of X.
+    """A function of one sequence of tokens, or of two.
 
-    `tokens` and `width` are numbers, or pairs of them for two sequences; every entry lies in `box` = (lo, hi).
+    Parameters
+    ----------
+    fn : callable
+        Maps (batch, n, d) to (batch, n, k); or fn(X, Y) maps two sequences to (batch, n, k), with n the tokens of X.
+    tokens, width : int or pair of int
+        The number of tokens and their width; pairs for two sequences.
+    box : pair of float
+        The range (lo, hi) of every entry.
+    lipschitz : float, optional
+        A Lipschitz constant from the 2-norm of the input to the max-norm of the output, taken on trust. Without it
+        nothing is proved, and the certificate has no bound.
+    hessian_bound : float, optional
+        A bound on the 2-norm of the Hessian of every output, taken on trust.
+
+    Raises
+    ------
+    InputError
+        If the sizes are not whole numbers ≥ 1, or `fn` returns another shape than (batch, n, k).
+
+    Examples
+    --------
+    >>> import attnc
+    >>> target = attnc.SequenceTarget(lambda X: X / 2, tokens=2, width=1, box=(-1, 1), lipschitz=0.5)
+    >>> net = attnc.compile(target, eps=0.5)
+    >>> net([[[0.2], [-0.4]]]).shape
+    (1, 2, 1)
     """
 
     def __init__(

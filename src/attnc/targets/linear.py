@@ -30,8 +30,30 @@ MAX_STATED, MAX_DEFINITION = 2**14, 50_000
 class TruncatedLinear(Target):
     """clip(w_i·x_i + t_i, a, b) for tokens i < n: the papers' generalised ReLU, n of them at once.
 
-    W is (n, d) for n tokens of width d, or (d,) for one function of d variables. The box holds every token: one
-    interval per feature, or one for all of them.
+    Parameters
+    ----------
+    W : array (n, d) or (d,)
+        The weights for n tokens of width d, or for one function of d variables.
+    t : float or array (n,)
+        The offsets.
+    a, b : float
+        The ends of the range, a < b.
+    box : box, or pair of float
+        The box of every token: one interval per feature, or one for all features.
+
+    Raises
+    ------
+    InputError
+        If the shapes do not fit, or a < b does not hold.
+
+    Examples
+    --------
+    >>> import attnc, numpy as np
+    >>> clip = attnc.TruncatedLinear([2.0], t=-0.5, a=0.0, b=1.0, box=(-1, 1))
+    >>> clip(np.array([[0.5], [1.0]])).tolist()
+    [[0.5], [1.0]]
+    >>> attnc.compile(clip, eps=1e-3).certificate.bound <= 1e-3
+    True
     """
 
     def __init__(
@@ -104,7 +126,31 @@ class TruncatedLinear(Target):
 
 
 class ReLUNetwork(Target):
-    """x ↦ W_L·relu(… relu(W_1·x + b_1) …) + b_L; weights[l] is (out, in), as in torch.nn.Linear."""
+    """x ↦ W_L·relu(… relu(W_1·x + b_1) …) + b_L.
+
+    Parameters
+    ----------
+    weights : sequence of array
+        The matrices; weights[l] is (out, in), as in torch.nn.Linear.
+    biases : sequence of array
+        The biases, one vector per matrix.
+    box : box, or pair of float
+        The box of the input: one interval per feature, or one for all features.
+
+    Raises
+    ------
+    InputError
+        If the shapes do not fit each other.
+
+    Examples
+    --------
+    >>> import attnc, numpy as np
+    >>> relu = attnc.ReLUNetwork([[[1.0], [-1.0]], [[1.0, 1.0]]], [[0.0, 0.0], [0.0]], box=(-1, 1))
+    >>> relu(np.array([[-0.5]])).tolist()
+    [[0.5]]
+    >>> attnc.compile(relu, eps=0.01).certificate.bound <= 0.01
+    True
+    """
 
     def __init__(self, weights: Sequence[Any], biases: Sequence[Any], box: Box | BoxLike | tuple[float, float]) -> None:
         if not weights or len(weights) != len(biases):

@@ -1,4 +1,4 @@
-"""What may be compiled, as a Target: source → Target."""
+"""Sources of targets: text, callables and torch modules become a Target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,39 @@ def as_target(
     p: float = math.inf,
     hessian_bound: float | None = None,
 ) -> Target:
-    """Text becomes an expression, a torch.nn.Sequential a ReLU network, other code a callable; a Target has a box."""
+    """Return the target that `attnc.compile` makes of a source.
+
+    Parameters
+    ----------
+    source : str, callable, torch.nn.Sequential or Target
+        An expression; Python code that maps (batch, d) to (batch,) or (batch, k); or Linear and ReLU layers in turn.
+    box : mapping or sequence
+        The range of every variable, {name: (lo, hi)} or pairs in the order of the variables. A Target has its own.
+    lipschitz, hessian_bound : float, optional
+        Constants of a callable, taken on trust; for other sources they are derived.
+    p : float
+        The norm of the error: ∞, or a number ≥ 1, which allows jumps.
+
+    Returns
+    -------
+    Target
+        The function with its box.
+
+    Raises
+    ------
+    InputError
+        If the source, the box and the constants do not fit each other.
+    ExpressionError
+        If the text of an expression cannot be read.
+    DomainError
+        If the expression may jump and p is ∞.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> attnc.as_target("sin(x)", {"x": (-1, 1)}).describe()
+    'sin(x)'
+    """
     given = {"lipschitz": lipschitz, "hessian_bound": hessian_bound}
     stated = [name for name, value in given.items() if value is not None]
     if isinstance(source, Target):

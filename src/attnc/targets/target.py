@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
 
 class Target(abc.ABC):
-    """A function of a flat vector of d variables on a box, and where its inputs and outputs go."""
+    """A function of a flat vector of d variables on a box, and the shapes of its inputs and outputs.
+
+    `attnc.as_target` makes one from an expression, a callable or a torch.nn.Sequential.
+
+    Examples
+    --------
+    >>> import attnc, numpy as np
+    >>> target = attnc.as_target("x * y", {"x": (0, 1), "y": (0, 2)})
+    >>> isinstance(target, attnc.Target), target.box.names, target(np.array([[0.5, 2.0]])).tolist()
+    (True, ('x', 'y'), [[1.0]])
+    """
 
     box: Box
     text: str | None = None  # the expression, where there is one

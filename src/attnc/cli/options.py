@@ -1,0 +1,175 @@
+"""The options of the commands, and the texts that they take: expressions, boxes, points, numbers.
+
+Nothing is ever evaluated by Python.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from attnc.errors import ExpressionError, FileError, InputError
+
+if TYPE_CHECKING:
+    from attnc.network import Network
+
+# Options that several commands share; those of one command stand where it is defined.
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Saved = Annotated[Path, typer.Argument(metavar="NET", help="The folder of a saved network.")]
+Ranges = Annotated[
+    list[str] | None,
+    typer.Option("--box", metavar="NAME=LO:HI", help="The range of a variable; once for each.", show_default=False),
+]
+Eps = Annotated[float, typer.Option(help="The largest error allowed on the box, or at a table's points.")]
+Arithmetic = Annotated[str, typer.Option(help="The arithmetic: float64 or float32.")]
+Norm = Annotated[str, typer.Option(help="The norm of the error: inf, or a number p ≥ 1 for L_p.")]
+
+
+def optional(description: str, *names: str, metavar: str | None = None) -> Any:
+    """Return an option whose default is None, which the help does not show."""
+    return typer.Option(*names, help=description, metavar=metavar, show_default=False)
+
+
+class ExpressionCommand(TyperCommand):
+    """A command whose argument is an expression, which may begin with a minus."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        takes_value = {name: not getattr(param, "is_flag", False) for param in options for name in param.opts}
+        return super().parse_args(ctx, shield_expression(args, takes_value))
+
+
+def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> list[str]:
+    """Move an expression such as -x**2 to the end, behind `--`; a text like a mistyped option stays an option.
+
+    `--word` is an option, and `-word` is one beside another argument, unless the box has a variable of that name.
+    """
+    dashed, num_plain, variables = list[int](), 0, set[str]()
+    i = 0
+    while i < len(args):
+        name, has_value, value = args[i].partition("=")
+        if args[i] == "--":
+            return list(args)
+        if name in takes_value:
+            if takes_value[name] and not has_value:
+                i += 1
+                value = args[i] if i < len(args) else ""
+            if name == "--box":
+                variables.add(value.partition("=")[0].strip())
+        elif len(args[i]) > 1 and args[i].startswith("-"):
+            dashed.append(i)
+        else:
+            num_plain += 1
+        i += 1
+
+    def is_expression(text: str) -> bool:
+        option = re.fullmatch(r"(--?)[A-Za-z][\w-]*(=.*)?", text, re.DOTALL)
+        if option is None or text.lstrip("-") in variables:
+            return True
+        return option[1] == "-" and not num_plain
+
+    expressions = [i for i in dashed if is_expression(args[i])]
+    if len(expressions) != 1:
+        return list(args)
+    at = expressions[0]
+    others = [*args[:at], *args[at + 1 :]]
+    if takes_value.get(others[-1] if others else ""):  # its value is missing, and must not be `--`
+        return others
+    return [*others, "--", args[at]]
+
+
+def command_line(expression: str | None, options: Sequence[tuple[str, Any]]) -> str:
+    """Return the command that makes the same network again."""
+    words = [word for name, value in options for word in (f"--{name.replace('_', '-')}", str(value))]
+    if expression is not None:  # a table has none
+        words = [*words, "--", expression] if expression.startswith("-") else [expression, *words]
+    return shlex.join(["attnc", "compile", *words])
+
+
+def read_box(given: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Read the ranges NAME=LO:HI of all variables."""
+    ranges: dict[str, tuple[float, float]] = {}
+    if not given:
+        raise InputError("--box: state the range of every variable, e.g. --box x=-3:3")
+    for text in given:
+        option = f"--box {text}"
+        name, _, ends = (part.strip() for part in text.partition("="))
+        lo, colon, hi = ends.partition(":")
+        if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or not colon or ":" in hi:
+            raise InputError(f"{option}: expected NAME=LO:HI, e.g. --box x=-3:3")
+        if name in ranges:
+            raise InputError(f"{option}: {name} has a range already, {ranges[name][0]:g}:{ranges[name][1]:g}")
+        ranges[name] = start, stop = _read_end(lo, option), _read_end(hi, option)
+        if start >= stop:
+            kind = "reversed" if start > stop else "empty"
+            raise InputError(f"{option}: the range is {kind}; the first number must be below the second")
+    return ranges
+
+
+def _read_end(text: str, option: str) -> float:
+    """Read a number, or inf: an activation may be wanted on all of R."""
+    found = re.fullmatch(r"([+-]?)inf", text.strip())
+    return float(text) if found else read_number(text, option)
+
+
+def read_number(text: str, where: str) -> float:
+    """Read a number, or a constant such as 2*pi, by the parser of expressions."""
+    import numpy as np
+
+    from attnc.targets.expressions.expression import Expression
+
+    wanted = "a number such as 0.5, 1e-3 or 2*pi"
+    text = text.strip()
+    if re.fullmatch(r"[+-]?(inf|infinity|nan)", text, re.IGNORECASE):
+        raise InputError(f"{where}: {text} is not finite; expected {wanted}")
+    try:
+        expression = Expression.parse(text)
+    except ExpressionError:
+        raise InputError(f"{where}: {text!r} is not {wanted}") from None
+    if expression.variables or expression.is_tuple:
+        raise InputError(f"{where}: {text!r} is not {wanted}")
+    with np.errstate(all="ignore"):
+        value = float(expression(np.zeros((1, 0)))[0, 0])
+    if not math.isfinite(value):
+        raise InputError(f"{where}: {text} is not finite; expected {wanted}")
+    return value
+
+
+def read_point(network: Network, assignments: Sequence[str]) -> dict[str, float]:
+    """Read NAME=VALUE for every variable of a network."""
+    given: dict[str, float] = {}
+    known = ", ".join(network.variables)
+    for text in assignments:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            raise InputError(f"{text!r}: expected NAME=VALUE, e.g. {network.variables[0]}=0.5")
+        if name not in network.variables:
+            raise InputError(f"{text!r}: {name} is not a variable of this network (its variables: {known})")
+        if name in given:
+            raise InputError(f"{text!r}: {name} has a value already, {given[name]:g}")
+        given[name] = read_number(value, repr(text))
+    missing = [name for name in network.variables if name not in given]
+    if missing:
+        raise InputError(f"no value for {', '.join(missing)}: give {' '.join(f'{name}=…' for name in missing)}")
+    return given
+
+
+def check_writable(out: Path) -> None:
+    """Raise before the work what saving would raise after it."""
+    from attnc.exports.directory import why_not_writable
+
+    reason = why_not_writable(out)
+    if reason is not None:
+        raise FileError(f"--out: {reason}")
+
+
+def read_norm(text: str) -> float | str:
+    """Read "inf", or a number for an L_p norm."""
+    return text if text == "inf" else read_number(text, f"--norm {text}")

@@ -1,1 +1,0 @@
-"""One experiment a file; the list is `attnc.lab.catalogue`."""

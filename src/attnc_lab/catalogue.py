@@ -1,0 +1,34 @@
+"""All experiments, by name: every module of `attnc_lab.experiments` is one."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+
+import attnc
+from attnc_lab import experiments
+from attnc_lab.experiment import Experiment
+
+
+def _found() -> tuple[Experiment, ...]:
+    modules = [
+        importlib.import_module(f"{experiments.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(experiments.__path__)
+    ]
+    return tuple(sorted((module.EXPERIMENT for module in modules), key=lambda experiment: experiment.number))
+
+
+EXPERIMENTS: tuple[Experiment, ...] = _found()
+"""In the order of their numbers."""
+
+
+def named(name: str) -> Experiment:
+    """Return the experiment of this name, or raise InputError with the names that are close to it."""
+    for experiment in EXPERIMENTS:
+        if experiment.name == name:
+            return experiment
+    names = [experiment.name for experiment in EXPERIMENTS]
+    close = difflib.get_close_matches(name, names, 3, 0.5)
+    hint = f"Did you mean {' or '.join(close)}?" if close else f"They are: {', '.join(names)}."
+    raise attnc.InputError(f"there is no experiment {name!r:.80}. {hint}")

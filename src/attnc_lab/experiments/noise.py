@@ -1,0 +1,233 @@
+"""Experiment 11: noisy inputs: the best temperature of the construction, and what a trained head does."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+import attnc
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power, unproved
+from attnc_lab.experiments.learnability import START_BETA, construct
+
+OMEGA = 1.5
+"""f = sin(ωx), x uniform on [−π, π]: three half periods; anchors reach as far again beyond."""
+REACH, PADDED = math.pi, 2 * math.pi
+P = 64
+H = 2 * PADDED / P
+SIGMAS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+STARTS = ("random", "construction")
+"""Where training starts: from random weights, or from the construction at βh² = 3."""
+LEARNED = (0.0, 0.1, 0.2, 0.4, 0.8)
+BETAS = np.logspace(-1.6, 1.6, 33)
+"""βh² of the sweep."""
+
+
+def cells(profile: str) -> list[Cell]:
+    trials, steps = (2, 800) if profile == "quick" else (5, 10_000)
+    trained: list[Cell] = [
+        {"kind": "trained", "start": start, "sigma": sigma, "trial": trial, "steps": steps}
+        for start in STARTS
+        for sigma in LEARNED
+        for trial in range(trials)
+    ]
+    built: list[Cell] = [{"kind": "constructed", "sigma": sigma} for sigma in SIGMAS]
+    return [*trained, *built]
+
+
+def measure(cell: Cell, seed: int) -> list[Row]:
+    sigma = float(cell["sigma"])
+    if cell["kind"] == "trained":
+        return [_trained(cell, sigma, seed)]
+    rng = np.random.default_rng(seed)
+    target = attnc.as_target(f"sin({OMEGA}*x)", {"x": (-PADDED, PADDED)})
+    x = -REACH + 2 * REACH * (np.arange(8000) + 0.5) / 8000
+    noisy = np.clip(x + sigma * rng.normal(size=x.shape), -PADDED, PADDED)
+    rows: list[Row] = []
+    for beta in BETAS:
+        built = attnc.constructions.max_affine(target, points_per_axis=P, beta=float(beta))
+        errors = unproved(target, built)(noisy[:, None]) - np.sin(OMEGA * x)
+        rows.append(
+            {"beta": float(beta), "mse": float((errors**2).mean()), "predicted": float(predicted_mse(beta, sigma))}
+        )
+    return rows
+
+
+def predicted_mse(beta: np.ndarray | float, sigma: float) -> np.ndarray:
+    """½(1 + a² − 2a·e^{−ω²σ²/2}) + ripple: smoothing by β multiplies f by a = e^{−ω²/4β}, noise by e^{−ω²σ²/2}.
+
+    The ripple of a lattice is, with q = e^{−π²/βh²} and t = πω/βh, ½a²q²((1−e^{−t})² + (e^t−1)²).
+    """
+    beta = np.asarray(beta, float)
+    a = np.exp(-((OMEGA * H) ** 2) / (4 * beta))
+    q, t = np.exp(-(math.pi**2) / beta), math.pi * OMEGA * H / beta
+    ripple = 0.5 * a**2 * q**2 * ((1 - np.exp(-t)) ** 2 + np.expm1(t) ** 2)
+    return 0.5 * (1 + a**2 - 2 * a * math.exp(-((OMEGA * sigma) ** 2) / 2)) + ripple
+
+
+def bayes(sigma: float) -> float:
+    """½(1 − e^{−ω²σ²}): the least error of any function of the noisy input (Bayes)."""
+    return -0.5 * math.expm1(-((OMEGA * sigma) ** 2))
+
+
+def _trained(cell: Cell, sigma: float, seed: int) -> Row:
+    """One head of 64 free keys; β is read off the spread of its keys' slopes."""
+    import torch
+
+    from attnc_lab.training import Heads, train, with_one
+
+    torch.manual_seed(2**16 * seed % 2**32 + int(cell["trial"]))
+    head = Heads(2, P, 1, d_token=2)
+    if cell["start"] == "construction":
+        L = -PADDED + H * (np.arange(P)[:, None] + 0.5)
+        construct(head, L, np.sin(OMEGA * L[:, 0]), START_BETA / H**2)
+
+    def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = REACH * (2 * torch.rand(512, 1) - 1)
+        return with_one(x + sigma * torch.randn_like(x)), torch.sin(OMEGA * x)
+
+    train(head, batch, steps=int(cell["steps"]), rate=3e-2 if cell["start"] == "random" else 1e-2)
+    x = torch.linspace(-REACH, REACH, 8001)[:, None]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        noisy = x + sigma * torch.randn(x.shape, generator=generator)
+        mse = float(((head(with_one(noisy)) - torch.sin(OMEGA * x)) ** 2).mean())
+        slopes = (head.E @ head.W_K[0] @ head.W_Q[0].T).numpy().astype(float)[:, 0]
+        weights = torch.softmax(head.scores(with_one(x))[0], -1)
+        entropy = float(-(weights * (weights + 1e-30).log()).sum(-1).mean())
+        norm = float(head.W_Q.norm() * head.W_K.norm())
+    spread = PADDED / math.sqrt(3)  # of the constructed anchors
+    return {
+        "mse": mse,
+        "bayes": bayes(sigma),
+        "norm": norm,
+        "beta": float(slopes.std() / (2 * spread)) * H**2,
+        "entropy": entropy,
+    }
+
+
+def best_beta(rows: Table) -> float:
+    """Where the MSE of a sweep is least: a parabola through the lowest point and its neighbours, over log β."""
+    logs, mse = np.log(rows.column("beta")), rows.column("mse")
+    i = int(np.clip(mse.argmin(), 1, len(mse) - 2))
+    a, b, _ = np.polyfit(logs[i - 1 : i + 2] - logs[i], mse[i - 1 : i + 2], 2)
+    return float(np.exp(logs[i] + np.clip(-b / (2 * a) if a > 0 else 0.0, -0.2, 0.2)))
+
+
+def predicted_best(sigma: float) -> float:
+    fine = np.logspace(-2, 1.8, 4000)
+    return float(fine[predicted_mse(fine, sigma).argmin()])
+
+
+def _change(rows: Table) -> tuple[float, float]:
+    """The factors by which the norms and β change from little noise to strong noise."""
+    sigma = rows.column("sigma")
+    low, high = sigma <= LEARNED[1], sigma >= LEARNED[-2]
+    norms, betas = (
+        float(np.median(values[high]) / np.median(values[low])) for values in (rows.column("norm"), rows.column("beta"))
+    )
+    return norms, betas
+
+
+def judge(table: Table) -> list[Verdict]:
+    swept = table.where(kind="constructed")
+    best = {sigma: best_beta(swept.where(sigma=sigma)) for sigma in SIGMAS}
+    ratio = np.array([best[sigma] / predicted_best(sigma) for sigma in SIGMAS])
+    strong = [sigma for sigma in SIGMAS if sigma >= H]
+    law = fit_power(np.array(strong), np.array([best[sigma] / H**2 for sigma in strong]))
+    closed = np.array([2 * sigma**2 * best[sigma] / H**2 for sigma in strong])
+    least = np.array([swept.where(sigma=sigma).column("mse").min() / bayes(sigma) for sigma in strong])
+    trained = table.where(kind="trained")
+    changes = {start: _change(trained.where(start=start)) for start in STARTS}
+    free = trained.where(start="random")
+    strong_noise = free.column("sigma") >= LEARNED[-2]
+    excess = free.column("mse")[strong_noise] / free.column("bayes")[strong_noise]
+    unexplained = float(np.median(free.column("mse")[free.column("sigma") <= LEARNED[1]]))
+    return [
+        Verdict(
+            "With noisy inputs of standard deviation σ the best inverse temperature of the construction is β = "
+            "1/(2σ²).",
+            Status.CONSTANT.when(abs(law.exponent + 2) < 0.3 and ratio.min() > 0.7 and ratio.max() < 1.4),
+            f"for σ ≥ h, 2σ²β* = {closed.min():.2f} to {closed.max():.2f}, exponent {law} in σ, and the error is "
+            f"{least.min():.3f} to {least.max():.3f} times the Bayes error; below h the ripple of the lattice limits "
+            f"β. The closed form with both gives {ratio.min():.2f} to {ratio.max():.2f} times the measured β* at "
+            "every σ.",
+            {
+                "exponent": law.exponent,
+                "least_ratio": ratio.min(),
+                "largest_ratio": ratio.max(),
+                "bayes_ratio": least.max(),
+            },
+        ),
+        Verdict(
+            "A trained head lowers the norms of W_Q and W_K, and so its β, where inputs are noisy.",
+            Status.HOLDS.when(all(norms < 0.9 and beta < 0.9 for norms, beta in changes.values())),
+            f"from σ ≤ {LEARNED[1]:g} to σ ≥ {LEARNED[-2]:g} the product of the norms changes by a factor "
+            f"{changes['random'][0]:.2f} and β by {changes['random'][1]:.2f} if training starts from random weights, "
+            f"by {changes['construction'][0]:.2f} and {changes['construction'][1]:.2f} if from the construction at "
+            f"βh² = {START_BETA:g}; the best β changes by {(LEARNED[1] / LEARNED[-2]) ** 2:.2f} or less. Trained "
+            "heads blur by their values rather than by their temperature.",
+            {
+                f"{what}_{start}": value
+                for start, pair in changes.items()
+                for what, value in zip(("norms", "beta"), pair, strict=True)
+            },
+        ),
+        Verdict(
+            "With strong noise, training comes close to the best possible estimate.",
+            Status.CONSTANT.when(float(np.median(excess)) < 1.5),
+            f"for σ ≥ {LEARNED[-2]:g} the MSE of trained heads is {excess.min():.2f} to {excess.max():.2f} times ½(1 "
+            f"− e^(−ω²σ²)); with little noise what training leaves undone decides, an MSE of {unexplained:.2g}.",
+            {"median": np.median(excess), "largest": excess.max(), "without_noise": unexplained},
+        ),
+    ]
+
+
+def draw(table: Table) -> drawing.Figure:
+    picture, (left, middle, right) = drawing.panels(3, width=4.6, height=4.1)
+    drawing.label(left, "error of the construction against β", "βh²", "MSE with noisy inputs", log="xy")
+    fine = np.logspace(-1.6, 1.2, 200)
+    colours = drawing.PALETTE
+    for sigma, colour in zip(SIGMAS, colours, strict=False):
+        rows = table.where(kind="constructed", sigma=sigma)
+        drawing.points(left, rows, "beta", "mse", f"σ = {sigma:g}", colour, size=3.5)
+        drawing.theory(left, fine, predicted_mse(fine, sigma), "closed form" if sigma == SIGMAS[0] else "", colour)
+    drawing.legend(left, 3)
+    drawing.label(middle, "the best β against noise", "noise σ", "β*h²", log="xy")
+    sigmas = np.logspace(math.log10(0.04), 0, 60)
+    drawing.theory(middle, sigmas, H**2 / (2 * sigmas**2), "theory: β = 1/(2σ²)")
+    drawing.theory(
+        middle, sigmas, [predicted_best(float(s)) for s in sigmas], "closed form, with ripple", drawing.BLUE, "-."
+    )
+    found = [best_beta(table.where(kind="constructed", sigma=sigma)) for sigma in SIGMAS]
+    drawing.measured(middle, SIGMAS, found, "measured, constructed", drawing.BLUE)
+    trained = table.where(kind="trained")
+    for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
+        noisy = Table([row for row in trained.where(start=start) if float(row["sigma"]) > 0])
+        drawing.points(middle, noisy, "sigma", "beta", f"trained, from {start}", colour, marker)
+    middle.axvline(H, color=drawing.FAINT, lw=2, zorder=0, label="σ = h")
+    drawing.label(right, "trained heads", "noise σ", "MSE; norms", log="y")
+    s = np.linspace(0.02, 0.85, 100)
+    drawing.theory(right, s, [bayes(float(x)) for x in s], "theory: Bayes, ½(1−e^(−ω²σ²))")
+    for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
+        rows = trained.where(start=start)
+        drawing.points(right, rows, "sigma", "mse", f"MSE, from {start}", colour, marker)
+        drawing.points(right, rows, "sigma", "norm", f"|W_Q|·|W_K|, from {start}", colour, "s", is_open=True)
+    return picture
+
+
+EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
+    number=11,
+    name="noise",
+    title="Noise against partition precision",
+    question="Should, and does, attention lower its inverse temperature when inputs are noisy?",
+    prediction="Softmax over −β|x̃ − L|² with values f(L) is the posterior mean for noise of variance 1/2β: β* = "
+    "1/(2σ²) for σ ≥ h, MSE ½(1 + a² − 2a·e^(−ω²σ²/2)), a = e^(−ω²/4β), plus the lattice's ripple, for f = sin(ωx).",
+    source="2504.19901: first experiments 3 (noise against partition precision), confidence: robustness to noise "
+    "unclear",
+)

@@ -1,0 +1,229 @@
+"""Experiment 13: two layers, and attention then softmax, on a sequence-to-sequence ReLU target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import attnc
+from attnc_lab import drawing
+from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power, unproved
+
+TOKENS, WIDTH = 20, 5
+"""The papers' task: 20 tokens of width 5."""
+SMALL = (2, 3)
+"""Tokens of width 1 for which a grid of all inputs fits."""
+NAMES = {"two layers": "two_layer", "attention + softmax": "attention_softmax"}
+FINENESS = {2: (4, 8, 16, 32), 3: (3, 6, 12)}
+LEVELS = (1e-2, 3e-3, 1e-3, 3e-4)
+MODEL_KEYS = {"two layers": "two_layers", "attention + softmax": "attention_softmax"}
+COLOURS = {"two layers": drawing.BLUE, "attention + softmax": drawing.GREEN}
+
+
+def cells(profile: str) -> list[Cell]:
+    trials, steps = (2, 1000) if profile == "quick" else (4, 20_000)
+    trained: list[Cell] = [
+        {"kind": "trained", "model": name, "trial": t, "steps": steps} for name in NAMES for t in range(trials)
+    ]
+    built: list[Cell] = [
+        {"kind": "constructed", "model": name, "n": n, "P": P} for name in NAMES for n in SMALL for P in FINENESS[n]
+    ]
+    relu: list[Cell] = [{"kind": "relu network", "eps": eps} for eps in LEVELS]
+    return [*trained, {"kind": "linear"}, *relu, *built]
+
+
+def mixing(n: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """relu(W vec X + b): W mixes tokens and features, its rows have norm 1."""
+    rng = np.random.default_rng([seed, n, d])
+    W = rng.normal(size=(n * d, n * d))
+    return W / np.linalg.norm(W, axis=1, keepdims=True), 0.2 * rng.normal(size=n * d)
+
+
+def measure(cell: Cell, seed: int) -> list[Row]:
+    kind = cell["kind"]
+    if kind == "constructed":
+        return [_constructed(str(cell["model"]), int(cell["n"]), int(cell["P"]), seed)]
+    if kind == "relu network":
+        return [_relu_network(float(cell["eps"]), seed)]
+    if kind == "linear":
+        return [{"unexplained": _linear(seed)}]
+    return [_trained(str(cell["model"]), int(cell["steps"]), seed, int(cell["trial"]))]
+
+
+def _constructed(model: str, n: int, P: int, seed: int) -> Row:
+    W, b = mixing(n, 1, seed)
+
+    def relu_of_mixture(X: np.ndarray) -> np.ndarray:
+        return np.maximum(np.einsum("ij,bjd->bid", W, X) + b[:, None], 0)
+
+    target = attnc.SequenceTarget(relu_of_mixture, tokens=n, width=1, box=(-1, 1), lipschitz=1.0)
+    build = getattr(attnc.constructions, NAMES[model])
+    built = build(target, points_per_axis=P)
+    points = np.random.default_rng([seed, 4]).uniform(-1, 1, (2000, n))
+    found = unproved(target, built)(points[..., None]).reshape(len(points), -1)
+    errors = np.abs(found - target(points))
+    return {
+        "max_error": float(errors.max()),
+        "bound": built.bound.value,
+        "anchors": built.program.num_anchors,
+        "parameters": built.program.num_parameters,
+    }
+
+
+def _relu_network(eps: float, seed: int) -> Row:
+    """The whole 20×5 task: every hidden unit is a truncated linear function, so one attention layer does."""
+    D = TOKENS * WIDTH
+    W, b = mixing(TOKENS, WIDTH, seed)
+    target = attnc.ReLUNetwork([W, np.eye(D)], [b, np.zeros(D)], box=(-1, 1))
+    built = attnc.constructions.relu_network(target, eps=eps)
+    points = np.random.default_rng([seed, 5]).uniform(-1, 1, (200, D))
+    errors = np.abs(unproved(target, built)(points) - target(points))
+    assert built.bound is not None
+    return {
+        "max_error": float(errors.max()),
+        "bound": built.bound.value,
+        "anchors": built.program.num_anchors,
+        "parameters": built.program.num_parameters,
+        "unexplained": float((errors**2).mean() / target(points).var()),
+    }
+
+
+def _task(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    W, b = mixing(TOKENS, WIDTH, seed)
+    x = np.random.default_rng([seed, 6]).uniform(-1, 1, (4000, TOKENS * WIDTH))
+    return W, b, x, np.maximum(x @ W.T + b, 0)
+
+
+def _linear(seed: int) -> float:
+    """The share of the variance that the best affine map leaves unexplained."""
+    _, _, x, y = _task(seed)
+    design = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+    fit = np.linalg.lstsq(design[:2000], y[:2000], rcond=None)[0]
+    return float(((design[2000:] @ fit - y[2000:]) ** 2).mean() / y.var())
+
+
+def _trained(model: str, steps: int, seed: int, trial: int) -> Row:
+    import torch
+
+    from attnc_lab.training import SequenceModel, train
+
+    torch.manual_seed(2**16 * seed % 2**32 + trial)
+    W, b, x, y = (torch.tensor(array, dtype=torch.float32) for array in _task(seed))
+    network = SequenceModel(TOKENS, WIDTH, second="attention" if model == "two layers" else "softmax")
+
+    def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = 2 * torch.rand(64, TOKENS * WIDTH) - 1
+        return drawn, torch.relu(drawn @ W.T + b)
+
+    train(network, batch, steps=steps, rate=1e-2)
+    with torch.no_grad():
+        errors = network(x[2000:]) - y[2000:]
+    size: Any = sum(weight.numel() for weight in network.parameters())
+    return {
+        "max_error": float(errors.abs().max()),
+        "unexplained": float((errors**2).mean() / y.var()),
+        "parameters": int(size),
+    }
+
+
+def judge(table: Table) -> list[Verdict]:
+    found = []
+    for model in NAMES:
+        rows = table.where(kind="constructed", model=model)
+        within = bool((rows.column("max_error") <= rows.column("bound")).all())
+        laws = {n: rows.where(n=n).power("P", "max_error") for n in SMALL}
+        found.append(
+            Verdict(
+                f"Constructed, {model}: a continuous sequence-to-sequence function is approximated, at any accuracy.",
+                Status.CONSTANT.when(within and all(law.exponent < -0.8 for law in laws.values())),
+                f"relu(W·vec X + b) of 2 and 3 tokens: every error is within its proven bound; exponents {laws[2]} "
+                f"and {laws[3]} in the cells per axis (theory −1), P^D cells: "
+                f"{rows.where(n=3).column('parameters').max():,.0f} numbers for 3 tokens already.",
+                {"exponent_2": laws[2].exponent, "exponent_3": laws[3].exponent},
+            )
+        )
+    relu = table.where(kind="relu network")
+    growth = fit_power(1 / relu.column("eps"), relu.column("anchors"))
+    found.append(
+        Verdict(
+            "Attention subsumes ReLU networks: the whole 20×5 task by one attention layer.",
+            Status.HOLDS.when(bool((relu.column("max_error") <= relu.column("bound")).all())),
+            f"100 inputs, 100 hidden units, error {relu.column('max_error')[-1]:.2g} within a proven bound of "
+            f"{relu.column('bound')[-1]:.2g} with {relu.column('anchors')[-1]:,.0f} anchors; these grow like "
+            f"ε^−{growth.exponent:.2f}, not with a grid of 100 dimensions.",
+            {"max_error": float(relu.column("max_error")[-1]), "exponent": growth.exponent},
+        )
+    )
+    linear = float(table.where(kind="linear")[0]["unexplained"])
+    trained = table.where(kind="trained")
+    left = {model: trained.where(model=model).column("unexplained") for model in NAMES}
+    better = [model for model, values in left.items() if values.max() < linear]
+    found.append(
+        Verdict(
+            "Trained, the two architectures solve the 20×5 task.",
+            Status.CONSTANT.when(len(better) == len(left)),
+            "share of the variance left unexplained: "
+            + ", ".join(f"{model} {values.min():.3f} … {values.max():.3f}" for model, values in left.items())
+            + f"; the best affine map leaves {linear:.3f}, the constructed layer "
+            f"{relu.column('unexplained').min():.1e}. "
+            + f"Better than an affine map: {', '.join(better) or 'none'}. Training is far from the construction.",
+            {"linear": linear, **{MODEL_KEYS[model]: float(values.min()) for model, values in left.items()}},
+        )
+    )
+    return found
+
+
+def draw(table: Table) -> drawing.Figure:
+    picture, (left, middle, right) = drawing.panels(3, width=4.7, height=4.1)
+    drawing.label(left, "constructed, 2 and 3 tokens of width 1", "cells per axis P", "largest error", log="xy")
+    for model, colour in COLOURS.items():
+        for n, marker in zip(SMALL, "o^", strict=True):
+            rows = table.where(kind="constructed", model=model, n=n)
+            size = 8 if model == "two layers" else 4
+            drawing.points(left, rows, "P", "max_error", f"{model}, n = {n}", colour, marker, size=size)
+            if model == "two layers":
+                drawing.theory(
+                    left,
+                    rows.column("P"),
+                    rows.column("bound"),
+                    f"theory: its bound, n = {n}",
+                    drawing.GREY,
+                    "--" if n == 2 else ":",
+                )
+    drawing.whole_ticks(left, (3, 4, 6, 8, 12, 16, 32))
+    drawing.label(middle, "the 20×5 task by one layer (relu_network)", "ε asked for", "largest error", log="xy")
+    rows = table.where(kind="relu network")
+    drawing.theory(middle, rows.column("eps"), rows.column("eps"), "theory: ≤ ε")
+    drawing.points(middle, rows, "eps", "bound", "proven", drawing.BLUE, "s", is_open=True)
+    drawing.points(middle, rows, "eps", "max_error", "observed", drawing.BLUE)
+    drawing.label(right, "the 20×5 task, trained and constructed", "", "variance left unexplained", log="y")
+    for i, (model, colour) in enumerate(COLOURS.items()):
+        rows = table.where(kind="trained", model=model)
+        drawing.measured(right, np.full(len(rows), i), rows.column("unexplained"), f"trained, {model}", colour)
+    linear = float(table.where(kind="linear")[0]["unexplained"])
+    right.axhline(linear, color=drawing.GREY, ls=":", lw=1.3, label="best affine map")
+    built = table.where(kind="relu network")
+    drawing.measured(
+        right, [2] * len(built), built.column("unexplained"), "constructed, ε = 10⁻² … 3·10⁻⁴", drawing.INK, "s"
+    )
+    right.set_xlim(-0.6, 2.6)
+    right.set_xticks([0, 1, 2], labels=["two layers", "attention\n+ softmax", "relu_network"])
+    drawing.legend(right, 1)
+    return picture
+
+
+EXPERIMENT = Experiment(
+    cells,
+    measure,
+    judge,
+    draw,
+    number=13,
+    name="sequences",
+    title="Sequence-to-sequence: two layers, and attention then softmax",
+    question="Do two attention layers, and one followed by a softmax, approximate a ReLU target on sequences: "
+    "constructed, trained?",
+    prediction="|out − f| ≤ ω_f(√D(h/2 + δ)) + osc·D(P−1)e^(−β/2): O(1/P) with P^D cells, D = nd. As ReLU networks: "
+    "each hidden unit is one truncated linear function, O(1/p) whatever D is.",
+    source="2504.15956: key results (two-layer universality), mechanism 3, the 20×5 sequence-to-sequence experiment",
+)

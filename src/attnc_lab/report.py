@@ -1,0 +1,82 @@
+"""The report of a run: one page that needs no other file, verdicts first, every number computed from the CSV files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+import attnc
+from attnc_lab.catalogue import EXPERIMENTS
+from attnc_lab.drawing import to_svg
+from attnc_lab.experiment import Experiment, Status, Table, Verdict
+from attnc_lab.folder import Folder, write_whole
+
+NAME, TEMPLATE = "report.html", "report.html.jinja"
+
+
+class Finding(NamedTuple):
+    """A finished experiment with its table and verdicts."""
+
+    experiment: Experiment
+    table: Table
+    verdicts: list[Verdict]
+
+    @property
+    def figure(self) -> str:
+        """The figure as SVG."""
+        return to_svg(self.experiment.draw(self.table), self.experiment.name)
+
+
+def report(path: str | Path) -> Path:
+    """Write report.html into the folder of a run, for its finished experiments, and return its path."""
+    folder = Folder.read(Path(path))
+    page = folder.path / NAME
+    write_whole(page, _page(folder, findings(path)))
+    return page
+
+
+def findings(path: str | Path) -> list[Finding]:
+    """Judge the finished experiments of a run anew from their tables."""
+    folder = Folder.read(Path(path))
+    found = [finding for experiment in EXPERIMENTS if (finding := _finding(folder, experiment)) is not None]
+    if not found:
+        raise attnc.InputError(
+            f"no experiment of {folder.path} is finished: `attnc lab run all --out {folder.path}` goes on with it"
+        )
+    return found
+
+
+def _finding(folder: Folder, experiment: Experiment) -> Finding | None:
+    table = folder.table(experiment)
+    if table is None:
+        return None
+    try:
+        return Finding(experiment, table, experiment.judge(table))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise attnc.FileError(
+            f"{folder.table_path(experiment)} is not what this version measures ({type(error).__name__}: {error}). "
+            "Delete it and the folder cells beside it, and run the experiment again."
+        ) from error
+
+
+def _page(folder: Folder, found: list[Finding]) -> str:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise attnc.InputError(
+            f"the report needs jinja2 ({error}): pip install -c constraints.txt 'attnc[lab]'"
+        ) from None
+    text = resources.files("attnc_lab").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(text)
+    done = {finding.experiment.name for finding in found}
+    counts = Counter(verdict.status for finding in found for verdict in finding.verdicts)
+    facts = {"profile": folder.profile, "seed": folder.seed, **folder.versions, "command": " ; ".join(folder.commands)}
+    return template.render(
+        folder=folder,
+        findings=found,
+        counts={status: counts[status] for status in Status},
+        missing=[experiment.title for experiment in EXPERIMENTS if experiment.name not in done],
+        facts=facts,
+    )

@@ -1,0 +1,217 @@
+"""Runs the cells of experiments that are not finished: on local processes, or on a cluster of dask.distributed."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import platform
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import attnc
+from attnc_lab.catalogue import EXPERIMENTS, named
+from attnc_lab.experiment import PROFILES, Cell, Experiment, Row
+from attnc_lab.folder import Folder
+
+Progress = Callable[[str, float], None]
+PACKAGES = ("numpy", "scipy", "torch", "matplotlib", "jinja2")
+"""The packages whose versions numbers may depend on."""
+CONNECT_SECONDS = 10
+"""The time that a scheduler has to answer: far more than a network needs."""
+ONE_AT_A_TIME = threading.Lock()
+
+
+class RunFailed(attnc.AttncError):
+    """Some cells could not be measured; all others are kept."""
+
+
+def run(
+    names: Sequence[str],
+    out: str | Path,
+    *,
+    profile: str = "quick",
+    seed: int = 0,
+    cluster: str | None = None,
+    processes: int | None = None,
+    progress: Progress | None = None,
+    command: str = "attnc_lab.run",
+) -> Folder:
+    """Measure the missing cells of these experiments, or of "all", and write a CSV for each into `out`.
+
+    A run that was interrupted goes on where it stopped. `cluster` is the address of a dask.distributed scheduler.
+    """
+    experiments = list(EXPERIMENTS) if list(names) == ["all"] else [named(name) for name in names]
+    if not experiments:
+        raise attnc.InputError("no experiment was named: give names, or all; `attnc lab list` shows them")
+    if profile not in PROFILES:
+        raise attnc.InputError(f"profile must be one of {', '.join(PROFILES)}; found {profile!r}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise attnc.InputError(f"seed must be a whole number from 0 to 2³²−1, found {seed!r}")
+    _require_packages()
+    with _executor(cluster, processes) as submit:
+        folder = Folder.open(Path(out), profile, seed, versions(), command)
+        _measure(folder, experiments, submit, progress)
+    return folder
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of attnc, and of the packages that its numbers depend on."""
+    return {
+        "attnc": attnc.__version__,
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _require_packages() -> None:
+    for name in PACKAGES:
+        try:
+            metadata.version(name)
+        except metadata.PackageNotFoundError:
+            raise attnc.InputError(
+                f"the lab needs {name}: pip install -c constraints.txt 'attnc[lab]' (from a checkout: -e '.[lab]')"
+            ) from None
+
+
+def _measure(folder: Folder, experiments: Sequence[Experiment], submit: Any, progress: Progress | None) -> None:
+    missing = {experiment.name: folder.missing(experiment) for experiment in experiments}
+    total, failures = sum(map(len, missing.values())), []
+    waiting = {}
+    for experiment in experiments:
+        for cell in missing[experiment.name]:
+            waiting[submit(experiment.name, cell, folder.seed)] = experiment, cell
+        if not missing[experiment.name]:
+            folder.finish(experiment)
+    left = {name: len(cells) for name, cells in missing.items()}
+    for done, future in enumerate(_completed(waiting), 1):
+        experiment, cell = waiting[future]
+        rows, failure = _result(future, folder)
+        if failure is None:
+            folder.add(experiment, cell, rows)
+            left[experiment.name] -= 1
+            if not left[experiment.name]:
+                folder.finish(experiment)
+        else:
+            failures.append(f"{experiment.name} {dict(cell)}: {failure}")
+        if progress:
+            progress(experiment.name, done / total)
+    if failures:
+        raise RunFailed(
+            f"{len(failures)} of {total} cells could not be measured; the others are in {folder.path}, and the same "
+            f"command tries these again. The first:\n{failures[0]}"
+        )
+
+
+def _result(future: Any, folder: Folder) -> tuple[list[Row], str | None]:
+    try:
+        found: tuple[list[Row], str | None] = future.result()
+    except BrokenProcessPool:
+        raise RunFailed(
+            f"a worker process died (out of memory, or killed). The finished cells are in {folder.path}: the same "
+            "command goes on from there."
+        ) from None
+    except Exception as error:  # a worker of the cluster was lost
+        return [], f"{type(error).__name__}: {error}"
+    return found
+
+
+def _completed(waiting: dict[Any, Any]) -> Iterator[Any]:
+    if not waiting:
+        return iter(())
+    if isinstance(next(iter(waiting)), Future):
+        return as_completed(waiting)
+    return iter(_distributed().as_completed(list(waiting)))
+
+
+def measure_cell(name: str, cell: Cell, seed: int) -> tuple[list[Row], str | None]:
+    """Return the rows of a cell, or why there are none.
+
+    A process measures one cell at a time, since torch's random numbers belong to the process, and in one thread, since
+    sums must be taken in the same order everywhere. So a cell's numbers do not depend on the machine's other work.
+    """
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    try:
+        with ONE_AT_A_TIME, threadpool_limits(1):
+            torch.set_num_threads(1)
+            return named(name).measure(cell, seed), None
+    except Exception:
+        return [], traceback.format_exc(limit=-4)
+
+
+@contextmanager
+def _executor(cluster: str | None, processes: int | None) -> Iterator[Callable[[str, Cell, int], Any]]:
+    if cluster is None:
+        with _local(processes) as pool:
+            yield lambda name, cell, seed: pool.submit(measure_cell, name, cell, seed)
+        return
+    with _client(cluster) as client:
+        yield lambda name, cell, seed: client.submit(measure_cell, name, dict(cell), seed, pure=False)
+
+
+@contextmanager
+def _local(processes: int | None) -> Iterator[Executor]:
+    """Start processes that end at once when they are interrupted, and when the process that started them ends."""
+    pool = ProcessPoolExecutor(
+        processes or os.cpu_count() or 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
+    )
+    others = set(multiprocessing.active_children())
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()  # its cell is not finished, and nobody waits for it
+        raise
+    pool.shutdown()
+
+
+def _begin_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+@contextmanager
+def _client(address: str) -> Iterator[Any]:
+    try:
+        client = _distributed().Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError, TypeError) as error:
+        raise attnc.InputError(
+            f"no dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Start one with `dask "
+            "scheduler`, and workers with `dask worker ADDRESS`; nothing was run."
+        ) from None
+    try:
+        if not client.scheduler_info()["workers"]:
+            raise attnc.InputError(
+                f"the scheduler at {address!r} has no workers: start some with `dask worker {address}`"
+            )
+        with client.as_current():
+            yield client
+    finally:
+        client.close()
+
+
+def _distributed() -> Any:
+    try:
+        return importlib.import_module("distributed")
+    except ImportError as error:
+        raise attnc.InputError(
+            f"a cluster needs distributed ({error}): pip install -c constraints.txt 'attnc[cluster]'"
+        ) from None

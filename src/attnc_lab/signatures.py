@@ -1,0 +1,379 @@
+"""The failure signatures of attention, each with the numbers that show it and the parameter that cures it.
+
+The peak of a key is its largest weight at any point; a head is sharp if the peaks of its keys are near 1. A head that
+does no harm is not a failure: a soft head whose error is within eps is healthy. The signatures are tried in this order,
+and later ones only where earlier ones do not explain the error:
+
+underflow    weights are not finite or do not sum to 1, or scores are so large that their rounding selects
+boundary     the error within a cell of the box's ends exceeds eps and three times the error inside
+seams        the same at the places where one head hands over to the next
+diffuse      no key ever dominates (median peak below ½), and sharper scores would be better
+drift        keys dominate but do not win (below 0.95): the output passes between levels; sharper scores would be better
+oscillation  the selection is sharp, but the target varies by more than eps within the cell of one key
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import attnc
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+DOMINATES, WINS = 0.5, 0.95
+"""The median peak above which keys dominate, and above which they win: at 0.95 all other keys share 5 %."""
+EXCESS = 3.0
+"""The error at a place must exceed the error elsewhere by this factor to be blamed on the place."""
+FACTORS = tuple(2.0**k for k in range(1, 13))
+"""The factors by which scores are sharpened on trial, up to 4096."""
+SILENT = 1e-3
+"""A head whose weight is below this takes no part."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """At every point: flat outputs, each head's weights over its keys, and the largest |score| where it is known."""
+
+    outputs: Float[np.ndarray, "points outputs"]
+    heads: list[Float[np.ndarray, "points keys"]]
+    largest_score: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """Something with attention: how to observe it, and its flat outputs with all scores multiplied by a number."""
+
+    look: Callable[[np.ndarray], Observation]
+    sharpened: Callable[[float, np.ndarray], np.ndarray] | None
+    roundoff: float
+    num_layers: int
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The points, the observation there, the wanted outputs, and all that the signatures derive from them."""
+
+    points: np.ndarray
+    names: tuple[str, ...]
+    seen: Observation
+    wanted: np.ndarray | None
+    eps: float | None
+    box: attnc.Box | None
+    subject: Subject
+
+    @cached_property
+    def errors(self) -> np.ndarray:
+        assert self.wanted is not None
+        return np.nan_to_num(np.abs(self.seen.outputs - self.wanted).max(axis=1), nan=math.inf)
+
+    @cached_property
+    def is_wrong(self) -> bool:
+        """Whether any error is larger than tolerated; False without a target, since no error is known."""
+        return self.wanted is not None and self.eps is not None and bool(self.errors.max() > self.eps)
+
+    @cached_property
+    def peaks(self) -> np.ndarray:
+        """The largest weight of every key that is first at some point, over all heads."""
+        found = []
+        for weights in self.seen.heads:
+            clean = np.nan_to_num(weights, nan=0.0)
+            first = np.unique(clean.argmax(axis=1))
+            found.append(clean.max(axis=0)[first])
+        return np.concatenate(found)
+
+    @cached_property
+    def peak(self) -> float:
+        return float(np.median(self.peaks))
+
+    @cached_property
+    def softness(self) -> float:
+        """βh², from the peak of a key among equally spaced ones: peak = 1/(1 + 2e^{−βh²} + …)^d."""
+        share = max(self.peak, 1e-9) ** (1 / max(1, min(3, self.points.shape[1])))
+        return max(1e-3, -math.log(max(1e-12, (1 / min(share, 1 - 1e-12) - 1) / 2)))
+
+    @cached_property
+    def num_cells(self) -> int:
+        """The number of keys that are first at some point, in the head that has the most of them."""
+        return max(len(np.unique(np.nan_to_num(weights, nan=0.0).argmax(axis=1))) for weights in self.seen.heads)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        return {"peak": self.peak, "softness": self.softness, "cells": float(self.num_cells)}
+
+    def place(self, index: int) -> str:
+        return ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.names, self.points[index], strict=True))
+
+    @cached_property
+    def at_end(self) -> np.ndarray:
+        """Whether a point is within a cell of the box's ends; a cell is a side over the number of cells along it."""
+        if self.box is None or not self.box.is_bounded or self.box.d != self.points.shape[1]:
+            return np.zeros(len(self.points), bool)
+        per_axis = max(4.0, self.num_cells ** (1 / self.box.d))
+        distance = np.minimum(self.points - self.box.lo, self.box.hi - self.points) / self.box.widths
+        return distance.min(axis=1) < 1 / per_axis
+
+    @cached_property
+    def at_seam(self) -> np.ndarray:
+        """Whether two heads share a point: both have part of their weight on keys that they do not rest on."""
+        if len(self.seen.heads) < 2:
+            return np.zeros(len(self.points), bool)
+        activity = np.stack([_activity(weights) for weights in self.seen.heads], axis=1)
+        return ((activity > SILENT) & (activity < 1 - SILENT)).sum(axis=1) >= 2
+
+
+def _activity(weights: np.ndarray) -> np.ndarray:
+    """The weight of a head on keys other than those it rests on, which win at far more points than others do."""
+    wins = np.bincount(weights.argmax(axis=1), minlength=weights.shape[1])
+    winning = wins[wins > 0]
+    resting = wins > 2.5 * np.median(winning)
+    found: np.ndarray = weights[:, ~resting].sum(axis=1)
+    return found
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """One failure signature: its evidence, its place, and its remedy.
+
+    Attributes
+    ----------
+    name, evidence, remedy, where : str
+        The signature, the observation that shows it, the parameter to change, and the point.
+    numbers : mapping
+        The figures in the evidence and the remedy, by name.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=0.2, construction="max_affine")
+    >>> [symptom] = attnc.diagnose(net, eps=1e-3).symptoms
+    >>> symptom.name, sorted(symptom.numbers)
+    ('oscillation', ['error', 'points_per_axis', 'varies'])
+    """
+
+    name: str
+    evidence: str
+    remedy: str
+    where: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.evidence} (at {self.where}). Remedy: {self.remedy}"
+
+
+def signatures(evidence: Evidence) -> list[Symptom]:
+    """Return the failure signatures that the evidence shows."""
+    broken = _underflow(evidence)
+    if broken is not None:
+        return [broken]
+    if evidence.wanted is None:
+        diffuse = _uniform(evidence)
+        return [] if diffuse is None else [diffuse]
+    if not evidence.is_wrong:
+        return []
+    local = [symptom for symptom in (_boundary(evidence), _seams(evidence)) if symptom is not None]
+    assert evidence.eps is not None
+    elsewhere = ~(evidence.at_end | evidence.at_seam) if local else np.ones(len(evidence.points), bool)
+    if local and not (evidence.errors[elsewhere] > evidence.eps).any():
+        return local
+    for look in (_soft, _oscillation):
+        symptom = look(evidence)
+        if symptom is not None:
+            return [*local, symptom]
+    return local
+
+
+def _underflow(evidence: Evidence) -> Symptom | None:
+    heads = evidence.seen.heads
+    sums = np.stack([weights.sum(axis=1) for weights in heads], axis=1)
+    broken = ~(np.abs(sums - 1) < 1e-2).all(axis=1) | ~np.isfinite(evidence.seen.outputs).all(axis=1)
+    if broken.any():
+        share = float(broken.mean())
+        return Symptom(
+            "underflow",
+            f"at {100 * share:.1f} % of the points the weights do not sum to 1, or the output is not finite: every "
+            "exponential was 0, or one overflowed",
+            "subtract the largest score before the exponential (log-sum-exp, torch.softmax), or divide W_K by the "
+            "factor by which scores exceed 80",
+            evidence.place(int(broken.argmax())),
+            {"share": share},
+        )
+    score, u = evidence.seen.largest_score, evidence.subject.roundoff
+    if score is None or evidence.wanted is None or not evidence.is_wrong or u * score < 1:
+        return None
+    return Symptom(
+        "underflow",
+        f"scores reach {score:.3g} and are rounded by {u * score:.2g} or more: rounding, not distance, selects",
+        f"lower beta by a factor {4 * u * score:.2g} (scores below {0.25 / u:.1e}), use float64, or measure from the "
+        "middle of the box",
+        evidence.place(int(evidence.errors.argmax())),
+        {"largest_score": score, "rounded_by": u * score},
+    )
+
+
+def _uniform(evidence: Evidence) -> Symptom | None:
+    """Find attention that is all but uniform, without a target."""
+    shares = []
+    for weights in evidence.seen.heads:
+        entropy = -(weights * np.log(np.maximum(weights, 1e-300))).sum(axis=1)
+        shares.append(float(entropy.mean()) / math.log(max(2, weights.shape[1])))
+    share = float(np.mean(shares))
+    if share < 0.9 or evidence.peak > DOMINATES:
+        return None
+    return Symptom(
+        "diffuse attention",
+        f"the mean entropy is {100 * share:.1f} % of that of uniform weights, and no key has more than "
+        f"{evidence.peaks.max():.3g} anywhere",
+        f"multiply W_Q or W_K by {_factor(evidence.seen.heads):.3g}: then half of the keys win somewhere",
+        "all points",
+        {"entropy_share": share, "peak": evidence.peak, "factor": _factor(evidence.seen.heads)},
+    )
+
+
+def _boundary(evidence: Evidence) -> Symptom | None:
+    outer = evidence.at_end
+    return _local(
+        evidence,
+        outer,
+        "boundary artefacts",
+        "within a cell of the ends of the box",
+        lambda error, eps: (
+            f"let anchors reach {_pad(evidence.softness, error / eps)} spacings beyond the box (pad), or raise beta "
+            f"{max(2.0, 3 / evidence.softness):.2g}-fold"
+        ),
+    )
+
+
+def _seams(evidence: Evidence) -> Symptom | None:
+    return _local(
+        evidence,
+        evidence.at_seam & ~evidence.at_end,
+        "seams between heads",
+        "where one head hands over to the next",
+        lambda error, eps: (
+            f"raise beta by ½·log(error/eps) = {0.5 * math.log(max(2.0, 2 * error / eps)):.2f} in units of the "
+            f"spacing⁻², to {evidence.softness + 0.5 * math.log(max(2.0, 2 * error / eps)):.2f}, or use one more "
+            "sentinel per side"
+        ),
+    )
+
+
+def _local(
+    evidence: Evidence, inside: np.ndarray, name: str, place: str, remedy: Callable[[float, float], str]
+) -> Symptom | None:
+    assert evidence.eps is not None
+    rest = ~(evidence.at_end | evidence.at_seam)
+    if not inside.any() or not rest.any():
+        return None
+    here, there = float(evidence.errors[inside].max()), float(evidence.errors[rest].max())
+    if here <= evidence.eps or here < EXCESS * there:
+        return None
+    worst = int(np.where(inside, evidence.errors, -1).argmax())
+    return Symptom(
+        name,
+        f"the error is {here:.3g} {place} and {there:.3g} elsewhere",
+        remedy(here, evidence.eps),
+        evidence.place(worst),
+        {"error_there": here, "error_elsewhere": there},
+    )
+
+
+def _soft(evidence: Evidence) -> Symptom | None:
+    """Find diffuse attention or drift: keys do not win, and errors at their peaks fall when scores are sharpened."""
+    if evidence.peak >= WINS:
+        return None
+    peaks = _peak_points(evidence.seen.heads)
+    assert evidence.wanted is not None
+    assert evidence.eps is not None
+    before = float(np.quantile(evidence.errors[peaks], 0.9))
+    factor, after = _factor(evidence.seen.heads), math.nan
+    if evidence.subject.sharpened is not None:
+        after = _error_sharpened(evidence, factor, peaks)
+        if not after < 0.7 * before:
+            return None
+    if before <= 0.5 * evidence.eps:
+        return None
+    is_diffuse = evidence.peak < DOMINATES
+    shown = "" if math.isnan(after) else f": the error at the keys' own places falls from {before:.3g} to {after:.3g}"
+    seen = (
+        f"no key dominates: the median of their largest weights is {evidence.peak:.2f}"
+        if is_diffuse
+        else f"keys dominate but do not win: the median of their largest weights is {evidence.peak:.2f}, so the "
+        "output passes smoothly between the levels of its anchors"
+    )
+    worst = int(peaks[evidence.errors[peaks].argmax()])
+    return Symptom(
+        "diffuse attention" if is_diffuse else "drift between anchors",
+        f"{seen}; the error at their own places is {before:.3g}",
+        f"multiply beta (W_K) by {factor:.3g}{shown}",
+        evidence.place(worst),
+        {
+            "peak": evidence.peak,
+            "factor": factor,
+            "error_before": before,
+            **({} if math.isnan(after) else {"error_after": after}),
+        },
+    )
+
+
+def _error_sharpened(evidence: Evidence, factor: float, peaks: np.ndarray) -> float:
+    assert evidence.subject.sharpened is not None
+    assert evidence.wanted is not None
+    found = evidence.subject.sharpened(factor, evidence.points[peaks])
+    return float(np.quantile(np.abs(found - evidence.wanted[peaks]).max(axis=1), 0.9))
+
+
+def _oscillation(evidence: Evidence) -> Symptom | None:
+    """Find a target that varies by more than eps among points that have the same key."""
+    assert evidence.wanted is not None
+    assert evidence.eps is not None
+    head = max(evidence.seen.heads, key=lambda weights: len(np.unique(weights.argmax(axis=1))))
+    first = head.argmax(axis=1)
+    ranges = np.zeros(head.shape[1])
+    for key in np.unique(first):
+        ranges[key] = float(np.ptp(evidence.wanted[first == key], axis=0).max())
+    worst = int(evidence.errors.argmax())
+    varies, error = float(ranges[first[worst]]), float(evidence.errors.max())
+    if varies < evidence.eps or varies < 0.5 * error:
+        return None
+    d = evidence.points.shape[1]
+    per_axis = max(2, round(evidence.num_cells ** (1 / d)))
+    needed = math.ceil(per_axis * max(1.0, error / evidence.eps))
+    return Symptom(
+        "oscillation",
+        f"the grid is too coarse: within the cell of one key the target varies by {varies:.3g}, and the error is "
+        f"{error:.3g}",
+        f"raise points_per_axis from about {per_axis} to {needed}, or solve the values (spectral_grid)",
+        evidence.place(worst),
+        {"varies": varies, "error": error, "points_per_axis": float(needed)},
+    )
+
+
+def _factor(heads: list[np.ndarray]) -> float:
+    """The least power of 2 by which scores must grow for the median key to win: softmax(r·s) ∝ wʳ, exactly."""
+    for factor in FACTORS:
+        found = []
+        for weights in heads:
+            scores = factor * np.log(np.maximum(np.nan_to_num(weights, nan=0.0), 1e-300))
+            sharp = np.exp(scores - scores.max(axis=1, keepdims=True))
+            sharp /= sharp.sum(axis=1, keepdims=True)
+            found.append(sharp.max(axis=0)[np.unique(sharp.argmax(axis=1))])
+        if np.median(np.concatenate(found)) >= WINS:
+            return factor
+    return FACTORS[-1]
+
+
+def _peak_points(heads: list[np.ndarray]) -> np.ndarray:
+    """For every key that is first at some point, the point where its weight is largest."""
+    return np.unique(np.concatenate([weights.argmax(axis=0)[np.unique(weights.argmax(axis=1))] for weights in heads]))
+
+
+def _pad(softness: float, ratio: float) -> int:
+    """The number k of anchors beyond an end whose weight e^{−βh²k²} is below eps/error."""
+    return math.ceil(math.sqrt(math.log(max(2.0, 2 * ratio)) / softness))

@@ -1,0 +1,131 @@
+"""Small attention models with free weights, trained on the tasks that the constructions solve.
+
+This module imports torch; measurements import this module when they run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import attnc
+
+OPTIMISERS = ("adam", "sgd")
+
+
+class Heads(nn.Module):
+    """Σ_h softmax(z W_Q^h (E W_K^h)ᵀ) E_v W_V^h for queries z: multi-head attention over p free tokens E.
+
+    It is the layer of the theorems with every number free. In a construction E holds the anchors, and W_K contains β.
+    """
+
+    def __init__(
+        self, d_query: int, num_keys: int, d_out: int, *, num_heads: int = 1, d_token: int = 4, d_k: int | None = None
+    ) -> None:
+        super().__init__()
+        d_k = d_query if d_k is None else d_k
+        self.W_Q = _free(num_heads, d_query, d_k)
+        self.E = nn.Parameter(torch.randn(num_keys, d_token))
+        self.W_K = _free(num_heads, d_token, d_k)
+        self.W_V = _free(num_heads, d_token, d_out)
+        self.V = nn.Parameter(torch.randn(num_heads, num_keys, d_out) / math.sqrt(num_keys))
+
+    def scores(self, z: Tensor) -> Tensor:
+        """Return the scores (heads, …, keys) of queries (…, d_query)."""
+        keys = self.E @ self.W_K
+        return torch.einsum("...d,hdk,hpk->h...p", z, self.W_Q, keys)
+
+    def forward(self, z: Tensor) -> Tensor:
+        values = self.E @ self.W_V + self.V
+        return torch.einsum("h...p,hpo->...o", torch.softmax(self.scores(z), -1), values)
+
+
+class ClippedTokens(nn.Module):
+    """The truncated-linear task: token i of n becomes the query (w_i·x_i + t_i, 1) of `Heads`."""
+
+    def __init__(self, num_tokens: int, width: int, num_keys: int, num_heads: int = 1) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(num_tokens, width) / math.sqrt(width))
+        self.t = nn.Parameter(torch.zeros(num_tokens))
+        self.heads = Heads(2, num_keys, 1, num_heads=num_heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.heads(with_one((torch.einsum("bnd,nd->bn", x, self.w) + self.t)[..., None]))[..., 0]
+
+
+def with_one(x: Tensor) -> Tensor:
+    """Return (x, 1), which makes scores affine in x."""
+    return torch.cat([x, torch.ones_like(x[..., :1])], -1)
+
+
+def train(
+    model: nn.Module,
+    batch: Callable[[int], tuple[Tensor, Tensor]],
+    *,
+    steps: int,
+    rate: float,
+    optimiser: str = "adam",
+    watch: Callable[[int, float], None] | None = None,
+    watch_every: int = 0,
+) -> float:
+    """Minimise squares on fresh batches, the rate falling to 0 along a cosine; return the last tenth's mean loss."""
+    if optimiser not in OPTIMISERS:
+        raise attnc.InputError(f"optimiser must be one of {', '.join(OPTIMISERS)}; found {optimiser!r}")
+    parameters = list(model.parameters())
+    chosen: torch.optim.Optimizer
+    if optimiser == "adam":
+        chosen = torch.optim.Adam(parameters, lr=rate)
+    else:
+        chosen = torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(chosen, steps)
+    last: list[float] = []
+    for step in range(steps):
+        if watch is not None and step % max(1, watch_every) == 0:
+            watch(step, last[-1] if last else math.nan)
+        inputs, wanted = batch(step)
+        loss = ((model(inputs) - wanted) ** 2).mean()
+        chosen.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 10.0)
+        chosen.step()
+        schedule.step()
+        last.append(float(loss.detach()))
+    if watch is not None:
+        watch(steps, last[-1] if last else math.nan)
+    tail = last[-max(1, steps // 10) :]
+    return sum(tail) / len(tail) if tail else math.nan
+
+
+def _free(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape) / math.sqrt(shape[-2]))
+
+
+class SequenceModel(nn.Module):
+    """vec X → affine → multi-head attention among tokens → attention, or a softmax over features → affine → vec Y."""
+
+    def __init__(self, num_tokens: int, width: int, *, second: str, d_model: int = 32, num_heads: int = 4) -> None:
+        super().__init__()
+        self.num_tokens, self.width, self.second = num_tokens, width, second
+        size = num_tokens * width
+        self.mix_in = nn.Linear(size, num_tokens * d_model)
+        self.first = nn.MultiheadAttention(d_model, num_heads, batch_first=True)
+        self.last: nn.Module
+        if second == "attention":
+            self.last = nn.MultiheadAttention(d_model, 1, batch_first=True)
+        else:
+            self.last = nn.Linear(num_tokens * d_model, 4 * size)
+        self.mix_out = nn.Linear(num_tokens * d_model if second == "attention" else 4 * size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.mix_in(x).reshape(len(x), self.num_tokens, -1)
+        z = self.first(z, z, z, need_weights=False)[0]
+        if self.second == "attention":
+            z = self.last(z, z, z, need_weights=False)[0].flatten(1)
+        else:
+            logits = self.last(z.flatten(1))
+            z = logits.shape[1] * torch.softmax(logits, dim=-1)  # 1 on average; only a scale
+        out: Tensor = self.mix_out(z)
+        return out

@@ -1,0 +1,127 @@
+"""The words of claims: the same facts on cards, terminals and pictures, and bounds that stay bounds when printed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attnc
+from attnc.wording import (
+    bound_line,
+    bound_note,
+    bound_sentence,
+    ceiling,
+    headline,
+    observed_line,
+    observed_note,
+    observed_sentence,
+    printable,
+    proved_how,
+    rounded_note,
+    value_note,
+)
+
+PROVED = attnc.Certificate(
+    bound=0.01234, observed=0.01, terms=(), assumptions=(), dtype="float32", method="proof", leaves=(("taylor", 2, 0),)
+)
+CLAIMS = {
+    "proved": PROVED,
+    "of a norm": replace(PROVED, norm="2"),
+    "of a table": replace(PROVED, points=5, method="table"),
+    "of tails": replace(PROVED, core=(-4.0, 4.0)),
+    "cut short": replace(PROVED, complete=False),
+    "not proved": replace(PROVED, bound=None, method="estimate"),
+}
+SURFACES = {
+    "card": lambda claim: f"{bound_sentence(claim)} {observed_sentence(claim)}",
+    "terminal": lambda claim: (
+        f"{ceiling(claim.bound or 0)} {bound_note(claim)} {claim.observed} {observed_note(claim)}"
+    ),
+    "head of a picture": headline,
+    "picture": lambda claim: f"{bound_line(claim)}; {observed_line(claim)}",
+}
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_surface_states_the_same_facts(surface: str, name: str) -> None:
+    claim = CLAIMS[name]
+    if claim.bound is None and surface == "picture":
+        pytest.skip("a certificate without a bound has no picture")
+    words = SURFACES[surface](claim)
+    assert "0.01" in words
+    if claim.bound is None:
+        assert "0.0124" not in words
+        assert "none" in words or "no bound" in words
+        return
+    assert "0.0124" in words
+    if surface != "head of a picture":
+        assert "float32" in words
+    if claim.points is not None:
+        assert "at the table's 5 points" in words
+    if claim.norm != "inf":
+        assert "L2 norm" in words
+    if claim.core is not None and surface in ("card", "terminal"):
+        assert "rounding included on [-4, 4], in exact arithmetic beyond" in words
+    if surface == "card":
+        assert ("The proof ran out of time" in words) != claim.complete
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("proved", "± 0.0124"),
+        ("of a norm", "(no bound at a single point: the L2 norm of the error over the box is at most 0.0124)"),
+        ("of a table", "(± 0.0124 at the table's 5 points; nothing is claimed between them)"),
+        ("not proved", "(not certified in float32)"),
+    ],
+)
+def test_a_value_is_shown_with_its_bound(name: str, words: str) -> None:
+    assert value_note(CLAIMS[name], is_claimed=True, is_rounding_counted=True) == words
+
+
+def test_a_value_far_out_or_outside_the_box() -> None:
+    outside = value_note(PROVED, is_claimed=False, is_rounding_counted=True)
+    far_out = value_note(CLAIMS["of tails"], is_claimed=True, is_rounding_counted=False)
+    assert outside == "(no bound)"
+    assert far_out == "(± 0.0124 in exact arithmetic, rounding beyond [-4, 4] not counted)"
+
+
+def test_another_dtype() -> None:
+    assert rounded_note(None) == rounded_note(CLAIMS["not proved"]) == "not certified"
+    assert rounded_note(PROVED) == (
+        "≤ 0.0124, weights rounded to it, proven by leaves, 1 cell that covers the box; observed 0.01 at samples"
+    )
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_a_printed_bound_is_still_a_bound(value: float) -> None:
+    shown = float(ceiling(value))
+    assert value <= shown <= value * 1.0101
+
+
+def test_special_bounds_print() -> None:
+    assert [ceiling(x) for x in (0.0, 0.05, 0.28919, 1.07e-13, 123456.7, math.inf)] == [
+        "0",
+        "0.05",
+        "0.290",
+        "1.07e-13",
+        "1.24e+05",
+        "inf",
+    ]
+    assert ceiling(float(np.nextafter(0.05, 1))) == "0.0501"
+
+
+def test_what_cannot_be_printed_is_replaced() -> None:
+    assert printable("a\x1b[31m\nb\u202e") == "a�[31m\nb�"
+
+
+def test_tails_are_no_cells() -> None:
+    claim = attnc.compile("tanh(x)", [(-math.inf, math.inf)], eps=1e-3).certificate
+    cells = sum(leaf[0] != "tail" for leaf in claim.leaves)
+    assert proved_how(claim) == f"by leaves, {cells} cells and 2 tails that cover the box"
