@@ -26,7 +26,7 @@ LEVELS = (
     {"model_card"},
     {"plots"},
     {"network"},
-    {"loading", "planning", "proving", "refusing"},
+    {"loading", "planning", "refusing"},
     {"certifying", "choosing"},
     {"compiling", "diagnosing"},
     {"converting"},

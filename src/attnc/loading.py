@@ -1,4 +1,4 @@
-"""A saved network, read back: what does not fit is refused before anything is allocated."""
+"""A saved network, read back: files that do not fit are refused before anything is allocated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnc.targets.box import Box
 
 
 def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
-    """Reads a saved network; refuses what does not fit, before allocating."""
+    """Read a saved network; files that do not fit are refused before anything is allocated."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
     try:
@@ -28,7 +28,7 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     for layer in program.all_layers:
         if isinstance(layer, Affine):
             tokens, entries = layer.weight.shape[0], len(layer.weight.values) + len(layer.constant.values)
-            if tokens > 10**6 + 16 * entries:  # running it would allocate what no file paid for
+            if tokens > 10**6 + 16 * entries:  # running it would allocate far more than the file holds
                 raise FileError(f"{path}: layer {layer.name!r} claims {tokens:,} tokens with {entries:,} numbers")
     if "certificate.json" not in certificates:
         raise FileError(f"{path}: certificate.json is missing")
@@ -73,9 +73,9 @@ def _certificate(claim: Mapping[str, Any], dtype: str, box: Box, expression: Any
     return certificate
 
 
-def _require_same(what: str, found: Any, wanted: Any) -> None:
+def _require_same(name: str, found: Any, wanted: Any) -> None:
     if found != wanted:
-        raise ValueError(f"{what}: {found!r:.80} and {wanted!r:.80} do not agree")
+        raise ValueError(f"{name}: {found!r:.80} and {wanted!r:.80} do not agree")
 
 
 def _typed(config: Mapping[str, Any], key: str, kind: Any) -> Any:

@@ -59,9 +59,9 @@ def summary(network: Network) -> dict[str, Any]:
         "observed": certificate.observed,
         "method": certificate.method,
         "complete": certificate.complete,
-        "num_leaves": len(certificate.leaves),
-        "num_stages": len(certificate.stages),
-        "num_points": certificate.points,
+        "num_leaves": certificate.num_leaves,
+        "num_stages": certificate.num_heads,
+        "num_points": certificate.num_points if certificate.is_of_table else None,
         "norm": certificate.norm,
         "certificates": [_certified(network, dtype) for dtype in UNIT_ROUNDOFF],
         "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in certificate.terms],
@@ -82,7 +82,7 @@ def without_expression(network: Network) -> str:
         return "a ReLU network" if "relu(" in network.definitions else "truncated linear functions"
     if not network.certificate.is_of_table:
         return "a Python function"
-    return f"table of {plural(network.certificate.points or 0, 'point')}"
+    return f"table of {plural(network.certificate.num_points, 'point')}"
 
 
 def _facts(network: Network) -> list[tuple[str, str]]:
@@ -135,7 +135,7 @@ def _claims(network: Network) -> str:
 
 
 def _claims_of_table(certificate: Certificate) -> str:
-    where = f"at the table's {plural(certificate.points or 0, 'point')}"
+    where = f"at the table's {plural(certificate.num_points, 'point')}"
     arithmetic = f"arithmetic: {escape(certificate.dtype)}"
     seen = "not measured" if certificate.observed is None else f"**{certificate.observed:.3g}**"
     lines = [
@@ -153,12 +153,12 @@ def proved_how(certificate: Certificate) -> str:
     method, _, given = one_line(certificate.method).partition(" under the stated assumption: ")
     given = f", under the stated assumption: {given}" if given else ""
     if method == "proof":
-        tails = sum(leaf[0] == "tail" for leaf in certificate.leaves)
-        cells = plural(len(certificate.leaves) - tails, "cell") + (f" and {plural(tails, 'tail')}" if tails else "")
-        cells += " that covers" if len(certificate.leaves) == 1 else " that cover"
+        tails = 0 if certificate.by_leaves is None else len(certificate.by_leaves.tails)
+        cells = plural(certificate.num_leaves - tails, "cell") + (f" and {plural(tails, 'tail')}" if tails else "")
+        cells += " that covers" if certificate.num_leaves == 1 else " that cover"
         return f"by leaves, {cells} the box{given}"
     if method == "staged proof":
-        return f"head by head, {plural(len(certificate.stages), 'head')}{given}"
+        return f"head by head, {plural(certificate.num_heads, 'head')}{given}"
     return f"by {method}{given}"
 
 

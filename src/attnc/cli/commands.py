@@ -149,7 +149,7 @@ def eval_command(
         scalars = {"value": values.astype(float).tolist(), "bound": bound, "dtype": network.dtype, "inside": is_inside}
         scalars |= {"rounding_included": None if bound is None else is_rounding_counted}
         if network.certificate.is_of_table:
-            scalars |= {"points": network.certificate.points, "bound_at_points": network.certificate.bound}
+            scalars |= {"points": network.certificate.num_points, "bound_at_points": network.certificate.bound}
         at = dict(zip(network.variables, met[0].tolist(), strict=True))
         print_json(scalars | {"point": at, "outputs": rows})
         return
@@ -157,7 +157,7 @@ def eval_command(
     claim = unproved if bound is None else f"± {ceiling(bound)}"
     certificate = network.certificate
     if certificate.is_of_table and certificate.bound is not None and is_inside:
-        those = f"the table's {plural(certificate.points or 0, 'point')}"
+        those = f"the table's {plural(certificate.num_points, 'point')}"
         claim = f"(± {ceiling(certificate.bound)} at {those}; nothing is claimed between them)"
     if certificate.bound is not None and certificate.norm != "inf":
         norm = f"the L{certificate.norm} norm of the error over the box is at most {ceiling(certificate.bound)}"

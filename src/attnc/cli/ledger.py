@@ -1,4 +1,4 @@
-"""The ledger on a terminal: a tree with what every source adds to the bound, and its share as a bar."""
+"""The ledger on a terminal: a tree with the amount that every source adds to the bound, and its share as a bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from attnc.proofs.error_tree import ErrorNode
 
 BAR, WHAT, WITH_BARS = 12, 20, 90
-"""Columns: of a bar, of what a source is at least, and of a terminal that has room for bars."""
+"""Columns of a bar, the least columns of the description of a source, and those of a terminal with room for bars."""
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 

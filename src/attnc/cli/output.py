@@ -87,7 +87,7 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
 
     program, certificate = network.program, network.certificate
     parameters = ", ".join(f"{name} {shown(value)}" for name, value in network.parameters.items())
-    at_points = f"at the table's {plural(certificate.points or 0, 'point')}"
+    at_points = f"at the table's {plural(certificate.num_points, 'point')}"
     if certificate.bound is None and certificate.is_of_table:
         bound = Text(f"none proven {at_points}, and none between them", "yellow")
     elif certificate.bound is None:
