@@ -132,16 +132,18 @@ class Network:
         if self.expression is None:
             return self.certificate.bound
         target = ExpressionTarget(Expression.parse(self.expression), part)
-        with np.errstate(all="ignore"):
+        proof = None
+        with np.errstate(all="ignore"), suppress(ProgramError):  # the stated functions of heads may be unreadable
             proof = best_proof(self.program, target, self._request(target, seconds))
         return self.certificate.bound if proof is None else min(self.certificate.bound, proof.bound)
 
     def _request(self, target: ExpressionTarget, seconds: float) -> ProofRequest:
-        """A proof on the box of the target, with the functions of the heads that the certificate states."""
-        claim, derivation = self.certificate, None
-        if claim.by_heads is not None:
-            with suppress(ProgramError):  # it is not trusted, and may be unreadable
-                derivation = stated_derivation(claim.by_heads.heads, claim.by_heads.outputs, self.variables)
+        """A proof on the box of the target, with the functions of the heads that the certificate states.
+
+        They are not trusted. ProgramError where they cannot be read.
+        """
+        claim, heads = self.certificate, self.certificate.by_heads
+        derivation = None if heads is None else stated_derivation(heads.heads, heads.outputs, self.variables)
         p = float(claim.norm)
 
         def evaluate(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
