@@ -50,7 +50,7 @@ def blocks(page: Path, language: str) -> list[Block]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The observed error by fewer samples: it is no part of what is tested here."""
-    monkeypatch.setattr(observed, "MAX_POINTS", 500)
+    monkeypatch.setattr(observed, "MAX_SAMPLES", 500)
 
 
 def test_the_parser_finds_blocks() -> None:

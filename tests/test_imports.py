@@ -19,17 +19,17 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "attnc"
 
 LEVELS = (
-    {"errors", "wording"},
+    {"errors"},
     {"numerics"},
     {"ir"},
     {"targets"},
     {"proofs", "engines", "exports"},
-    {"constructions"},
+    {"constructions", "wording"},
     {"incontext"},
     {"model_card"},
     {"plots"},
     {"network"},
-    {"loading", "planning", "proving", "refusing"},
+    {"loading", "planning", "refusing"},
     {"certifying", "choosing"},
     {"compiling"},
     {"converting"},

@@ -70,7 +70,7 @@ def test_a_card_states_everything(network: Network) -> None:
 
 def test_a_card_says_how_the_bound_was_proved() -> None:
     by_leaves = attnc.compile("sin(x)+cos(y)", BOX, 1e-8)
-    count = len(by_leaves.certificate.leaves)
+    count = by_leaves.certificate.num_leaves
     assert f"(proven by leaves, {count} cells that cover the box; arithmetic: float64)." in model_card(by_leaves)
     by_heads = attnc.compile("exp(sin(x)*y)", BOX, 1e-3)
     count = by_heads.program.num_heads

@@ -125,7 +125,7 @@ def test_a_part_of_the_box_of_a_deep_network_has_a_bound_of_its_own(text, part, 
 def test_a_part_of_the_box_in_another_norm():
     """The norm over a part is at most that over the whole, and where f does not jump far less."""
     net = attnc.compile("sign(x - 0.3)", {"x": (-1, 1)}, 0.3, norm=4)
-    for claim in (net.certificate, dataclasses.replace(net.certificate, method="theorem", leaves=(), leaf_bounds=())):
+    for claim in (net.certificate, dataclasses.replace(net.certificate, method="theorem", evidence=None)):
         stated = dataclasses.replace(net, certificate=claim)
         assert stated.bound({"x": (0.25, 1.0)}, seconds=1) <= claim.bound
         assert stated.bound({"x": (0.5, 1.0)}, seconds=1) < claim.bound / 10
@@ -141,8 +141,9 @@ def test_seconds_for_a_proof_are_a_number(net, seconds):
 def test_stages_that_say_something_else_leave_the_bound_of_the_whole(change):
     """What a certificate says of its heads is not believed: nothing is proved from what does not fit."""
     net = attnc.compile("exp(sin(x)*y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-2)
-    first, *others = net.certificate.stages
-    claim = dataclasses.replace(net.certificate, stages=({**first, **change}, *others))
+    proved = net.certificate.by_heads
+    heads = (dataclasses.replace(proved.heads[0], **change), *proved.heads[1:])
+    claim = dataclasses.replace(net.certificate, evidence=dataclasses.replace(proved, heads=heads))
     assert dataclasses.replace(net, certificate=claim).bound({"x": (0, 0.1)}) == claim.bound
 
 

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnc
+from attnc.proofs.cells.branching import Leaf
+from attnc.proofs.proof import Leaves, Points
 from attnc.wording import (
     bound_line,
     bound_note,
@@ -26,14 +28,15 @@ from attnc.wording import (
     value_note,
 )
 
+LEAVES = Leaves((Leaf("taylor", 2, 0, (0,)),), np.array([0.01234]))
 PROVED = attnc.Certificate(
-    bound=0.01234, observed=0.01, terms=(), assumptions=(), dtype="float32", method="proof", leaves=(("taylor", 2, 0),)
+    bound=0.01234, observed=0.01, terms=(), assumptions=(), dtype="float32", method="proof", evidence=LEAVES
 )
 CLAIMS = {
     "proved": PROVED,
     "of a norm": replace(PROVED, norm="2"),
-    "of a table": replace(PROVED, points=5, method="table"),
-    "of tails": replace(PROVED, core=(-4.0, 4.0)),
+    "of a table": replace(PROVED, evidence=Points(5), method="table"),
+    "of tails": replace(PROVED, evidence=replace(LEAVES, core=(-4.0, 4.0))),
     "cut short": replace(PROVED, complete=False),
     "not proved": replace(PROVED, bound=None, method="estimate"),
 }
@@ -123,5 +126,5 @@ def test_what_cannot_be_printed_is_replaced() -> None:
 
 def test_tails_are_no_cells() -> None:
     claim = attnc.compile("tanh(x)", [(-math.inf, math.inf)], eps=1e-3).certificate
-    cells = sum(leaf[0] != "tail" for leaf in claim.leaves)
+    cells = 0 if claim.by_leaves is None else len(claim.by_leaves.leaves)
     assert proved_how(claim) == f"by leaves, {cells} cells and 2 tails that cover the box"

@@ -1,4 +1,4 @@
-"""From what was built to a network with its certificate: proved where the prover serves, observed always."""
+"""From a program to a network with its certificate: observed always, proved where a prover can prove it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,19 @@ from attnc.network import Network
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, engine_assumption, up
-from attnc.proofs.at_points import prove_at_points
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.observed import observed_error, sample_points
-from attnc.proving import TRUNCATION, can_be_enclosed, method_of, proved
-from attnc.targets.expression_target import ExpressionTarget
+from attnc.proofs.proof import Leaves, Points, Proof, Stages
+from attnc.proofs.prover import ProofRequest
+from attnc.proofs.provers import best_proof
+from attnc.proofs.staged_prover import TRUNCATION
 from attnc.targets.expressions.kinks import REACH
-from attnc.targets.function_target import FunctionTarget
-from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-PROOF_SECONDS = 30.0
-MAX_STORED = 2**20
-"""Numbers of a table that a certificate repeats, for a checker to read."""
+PROOF_SECONDS = 30.0  # for the proof of one network
 
 
 def certify(
@@ -42,10 +39,10 @@ def certify(
     progress: Progress | None,
     proof_seconds: float | None = None,
 ) -> Network:
-    """What was built, with the error that a dense sample shows (or all points of a table), and a bound where there is.
+    """The network that was built, with the error that a dense sample shows (or all points of a table), and a bound.
 
-    The bound is what the prover derives from the stored weights; else what the construction's theorem states; else
-    None, and the method is called an estimate.
+    The bound is the one that a prover derives from the stored weights, or else that of the construction's theorem;
+    where there is neither it is None, and the method is called an estimate.
     """
     network = _with_truncation(_network(built, target, p, eps, command))
 
@@ -54,25 +51,56 @@ def certify(
         return network(*target.split(points), progress=report).reshape(len(points), -1)
 
     observed = observed_error(evaluate, target, network.work_per_point, p)
-    unusual, reference = _reference_errors(target) if isinstance(target, ExpressionTarget) else (0.0, 0.0)
+    unusual, reference = _reference_errors(target)
     network = network.with_observed(max(0.0, observed - unusual))
-    bound = network.certificate.bound
-    if bound is not None:
+    claim = network.certificate
+    if claim.bound is not None:
         network = _checked(network, target, reference)
-    if isinstance(target, TableTarget):
-        return _at_points(network, target, eps, progress)
-    if not can_be_enclosed(target):
+    request = ProofRequest(
+        p=p,
+        eps=eps,
+        observed=network.certificate.observed or 0.0,
+        truncation=network.truncation,
+        seconds=PROOF_SECONDS if proof_seconds is None else proof_seconds,
+        progress=progress,
+        derivation=built.derivation,
+        has_theorem=claim.bound is not None,
+    )
+    proof = best_proof(built.program, target, request)
+    if proof is None or not _is_better(proof, claim.bound, request):
         return network
-    claim = proved(network, built, target, p, PROOF_SECONDS if proof_seconds is None else proof_seconds, progress)
-    if claim is None or claim.bound is None or (bound is not None and claim.bound > max(bound, eps)):
-        return network
-    return _checked(dataclasses.replace(network, certificate=claim), target, reference)
+    proved = network.certificate.proved(proof, _method(proof, target))
+    return _checked(dataclasses.replace(network, certificate=proved), target, reference)
+
+
+def _is_better(proof: Proof, bound: float | None, request: ProofRequest) -> bool:
+    """Whether a proof replaces the bound of a theorem, or the check of all points of a table in an engine.
+
+    That check stays where the error that it shows is within eps, and only the bound on rounding is not.
+    """
+    if isinstance(proof.evidence, Points):
+        return math.isfinite(proof.bound) and not request.observed <= request.eps < proof.bound
+    return bound is None or proof.bound <= max(bound, request.eps)
+
+
+def _method(proof: Proof, target: Target) -> str:
+    match proof.evidence:
+        case Stages():
+            return "staged proof"
+        case Points(count):
+            return f"proof at the table's {count:,} points"
+        case Leaves():
+            return _under_assumption("proof", target)
+
+
+def _under_assumption(how: str, target: Target) -> str:
+    return how if target.given is None else f"{how} under the stated assumption: {target.given} as given"
 
 
 def certify_also(network: Network, built: Built, target: Target, dtype: str, progress: Progress | None) -> Network:
-    """The network with a certificate of its weights rounded to another dtype, as far as the prover serves there.
+    """The network with a certificate of its weights rounded to another dtype, where they can be proved in it.
 
-    The theorem of a construction is about weights that were made for their dtype: for these it states nothing.
+    The theorem of a construction is about weights that were made for their dtype: it states nothing about these.
     """
     cast = dataclasses.replace(built, program=built.program.astype(dtype), bound=None)
     norm = float(network.certificate.norm)
@@ -83,41 +111,8 @@ def certify_also(network: Network, built: Built, target: Target, dtype: str, pro
     return network if claim.bound is None else dataclasses.replace(network, also={**network.also, dtype: claim})
 
 
-def _at_points(network: Network, target: TableTarget, eps: float, progress: Progress | None) -> Network:
-    """Of a table: a bound at its points, each of them proved; without one, what the numpy engine shows there.
-
-    That is the claim too where what is shown is within eps, and only the bound on rounding is not.
-    """
-    claim = network.certificate
-    try:
-        found = prove_at_points(
-            network.program,
-            target.points,
-            target.values,
-            truncation=network.truncation,
-            time_budget=PROOF_SECONDS,
-            progress=progress,
-        )
-    except ProgramError:
-        found = None
-    observed = claim.observed or 0.0
-    if found is None or not math.isfinite(found.bound) or observed <= eps < found.bound:
-        return network
-    if observed > found.bound:
-        raise InputError(_refuted(target, observed, found.bound))
-    method, rows = f"proof at the table's {target.num_points:,} points", np.hstack([target.points, target.values])
-    claim = dataclasses.replace(
-        claim,
-        bound=found.bound,
-        terms=found.terms,
-        method=method,
-        table=tuple(map(tuple, rows.tolist())) if rows.size <= MAX_STORED else (),
-    )
-    return dataclasses.replace(network, certificate=claim)
-
-
 def _with_truncation(network: Network) -> Network:
-    """A theorem is about the full softmax; what the engine leaves out of it is added."""
+    """A theorem is about the full softmax; the part that the engine leaves out of it is added."""
     claim, truncation = network.certificate, network.truncation
     if claim.bound is None or truncation == 0:
         return network
@@ -127,8 +122,11 @@ def _with_truncation(network: Network) -> Network:
 
 
 def _network(built: Built, target: Target, p: float, eps: float, command: str | None) -> Network:
-    """With what the construction itself states."""
-    bound, dtype = built.bound, str(built.program.dtype)
+    """The network with the bound of the construction's theorem, if there is one, and no observed error yet."""
+    bound, dtype, points = built.bound, str(built.program.dtype), target.check_points()
+    method = "estimate" if bound is None else _under_assumption("theorem", target)
+    if points is not None:
+        method = f"check at the table's {len(points):,} points"
     claim = Certificate(
         bound=None if bound is None else bound.value,
         observed=None,
@@ -136,9 +134,9 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
         assumptions=(*target.assumptions, engine_assumption(dtype)),
         dtype=dtype,
         norm=str(float(p)).removesuffix(".0"),
-        method=method_of("estimate" if bound is None else "theorem", target),
-        points=target.num_points if isinstance(target, TableTarget) else None,
+        method=method,
         truncation=NumpyEngine(built.program).truncation,
+        evidence=None if points is None else Points(len(points)),
     )
     return Network(
         built.program,
@@ -153,9 +151,11 @@ def _network(built: Built, target: Target, p: float, eps: float, command: str | 
     )
 
 
-def _reference_errors(target: ExpressionTarget) -> tuple[float, float]:
-    """How far float64 may be from the expression itself: where that is more than a few units, as of (x + 1e8) − 1e8;
-    and anywhere."""
+def _reference_errors(target: Target) -> tuple[float, float]:
+    """The largest error of the expression in float64: where it is more than a few units in the last place, as that of
+    (x + 1e8) − 1e8; and anywhere."""
+    if target.expression is None:
+        return 0.0, 0.0
     points = sample_points(target.box if target.box.is_bounded else target.box.core(REACH), 256)
     ranges = target.expression.ranges(Interval.point(points), violations="infinite")
     widths = np.where(np.isfinite(ranges.hi - ranges.lo), ranges.hi - ranges.lo, 0.0)
@@ -166,12 +166,12 @@ def _reference_errors(target: ExpressionTarget) -> tuple[float, float]:
 def _checked(network: Network, target: Target, reference: float) -> Network:
     """The network, whose claim no sample contradicts: InputError otherwise.
 
-    What may be the rounding of the expression at a sample is not held against the bound.
+    The rounding of the expression at a sample is not held against the bound.
     """
     claim = network.certificate
     assert claim.bound is not None
     assert claim.observed is not None
-    quadrature = 1 + 1e-3 * (claim.norm != "inf")  # what it may be off by
+    quadrature = 1 + 1e-3 * (claim.norm != "inf")  # an observed norm may be off by this factor
     if claim.observed <= claim.bound * quadrature:
         return network
     if not claim.observed - reference <= claim.bound * quadrature:
@@ -180,10 +180,10 @@ def _checked(network: Network, target: Target, reference: float) -> Network:
 
 
 def _refuted(target: Target, observed: float, bound: float) -> str:
-    """A sample that contradicts the bound: what was given cannot be true, or a proof is wrong. Either is an error."""
+    """The message for a sample that contradicts the bound: a given constant cannot be true, or a proof is wrong."""
     found = (
         f"the error at a sample is {observed:.6g}, above the bound {bound:.6g} of {target.describe()} on {target.box}"
     )
-    if isinstance(target, FunctionTarget):
+    if target.given is not None:
         return f"{found}: what was given cannot be right ({target.given}). State a larger number."
     return f"{found}: this is a defect of attnc. Please report it with this message."

@@ -229,10 +229,10 @@ class _Attempt:
     @property
     def again(self) -> Callable[[], Built] | None:
         """Built with the errors that its heads were proved to have."""
-        stages = self.network.certificate.stages
-        if self.built.again is None or not stages:
+        proved = self.network.certificate.by_heads
+        if self.built.again is None or proved is None:
             return None
-        return functools.partial(self.built.again, {head["channel"]: head["bound"] for head in stages})
+        return functools.partial(self.built.again, {head.channel: head.bound for head in proved.heads})
 
     @property
     def room(self) -> float:

@@ -103,9 +103,9 @@ def _certificate(claim: Mapping[str, Any], dtype: str, box: Box, expression: Any
     return certificate
 
 
-def _require_same(what: str, found: Any, wanted: Any) -> None:
+def _require_same(name: str, found: Any, wanted: Any) -> None:
     if found != wanted:
-        raise ValueError(f"{what}: {found!r:.80} and {wanted!r:.80} do not agree")
+        raise ValueError(f"{name}: {found!r:.80} and {wanted!r:.80} do not agree")
 
 
 def _typed(config: Mapping[str, Any], key: str, kind: Any) -> Any:

@@ -20,11 +20,11 @@ from attnc.ir.program import Program, split_columns
 from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
-from attnc.numerics.rounding import UNIT_ROUNDOFF, up
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate
-from attnc.proofs.observed import sample_points
-from attnc.proofs.prover import prove
-from attnc.proofs.staged import prove_staged
+from attnc.proofs.observed import observed_error, sample_points
+from attnc.proofs.prover import ProofRequest
+from attnc.proofs.provers import best_proof
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 NOT_CERTIFIED = "not certified"
 OUTSIDE = ("raise", "clamp", "allow")
+PART_TOLERANCE = 0.003  # the bound of a part of the box is sought to within this part of the error seen there
 
 
 class Run(NamedTuple):
@@ -55,7 +56,7 @@ class Parity(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Network:
-    """What `attnc.compile` returns."""
+    """A program with its certificate, as `attnc.compile` returns it."""
 
     program: Program
     certificate: Certificate
@@ -66,9 +67,9 @@ class Network:
     parameters: Mapping[str, float | int | str] = field(default_factory=dict)
     command: str | None = None
     also: Mapping[str, Certificate] = field(default_factory=dict)
-    """What was proved of the weights rounded to another dtype, and evaluated in it, by that dtype."""
+    """Certificates for the weights rounded to another dtype, and evaluated in it, by that dtype."""
     definitions: str | None = None
-    """Of a target that takes definitions to state: these, and its outputs in their names. Files have it in the place of
+    """The definitions of a target that takes some to state, and its outputs in their names. Files have them in place of
     the expression."""
 
     def __repr__(self) -> str:
@@ -114,8 +115,8 @@ class Network:
     def bound(self, box: BoxLike | None = None, *, seconds: float = 30.0) -> float | None:
         """The proven bound, or that of a part of the box, which may be smaller: proved anew, for the stored weights.
 
-        None where nothing was proved, and of a part of a table's box. A part needs the expression, and one attention
-        stage or a proof head by head: of other networks it has the bound of the whole.
+        It is None where nothing was proved, and for a part of a table's box. A part of a network that has no expression
+        has the bound of the whole, and so has one that cannot be proved in `seconds`.
         """
         if box is None or self.certificate.bound is None:
             return self.certificate.bound
@@ -131,22 +132,32 @@ class Network:
         if self.expression is None:
             return self.certificate.bound
         target = ExpressionTarget(Expression.parse(self.expression), part)
-        with np.errstate(all="ignore"):
-            return min([self.certificate.bound, *self._proved_on(target, seconds)])
+        proof = None
+        with np.errstate(all="ignore"), suppress(ProgramError):  # the stated functions of heads may be unreadable
+            proof = best_proof(self.program, target, self._request(target, seconds))
+        return self.certificate.bound if proof is None else min(self.certificate.bound, proof.bound)
 
-    def _proved_on(self, target: ExpressionTarget, seconds: float) -> list[float]:
-        """Bounds of the target's box: head by head, if the certificate says what each is for, or else by leaves."""
-        claim, found = self.certificate, list[float]()
-        if claim.stages:
-            with suppress(ProgramError):
-                derivation = stated_derivation(claim.stages, claim.outputs, self.variables)
-                staged = prove_staged(self.program, target, derivation, time_budget=seconds).bound
-                found.append(float(up(staged + self.truncation)) if self.truncation else staged)
-        if not found:
-            with suppress(ProgramError):  # several stages
-                p, truncation = float(claim.norm), self.truncation
-                found.append(prove(self.program, target, p=p, truncation=truncation, time_budget=seconds).bound)
-        return found
+    def _request(self, target: ExpressionTarget, seconds: float) -> ProofRequest:
+        """A proof on the box of the target, with the functions of the heads that the certificate states.
+
+        They are not trusted. ProgramError where they cannot be read.
+        """
+        claim, heads = self.certificate, self.certificate.by_heads
+        derivation = None if heads is None else stated_derivation(heads.heads, heads.outputs, self.variables)
+        p = float(claim.norm)
+
+        def evaluate(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
+            return self(*target.split(points)).reshape(len(points), -1)
+
+        return ProofRequest(
+            p=p,
+            observed=observed_error(evaluate, target, self.work_per_point, p),
+            tolerance=PART_TOLERANCE,
+            truncation=self.truncation,
+            seconds=seconds,
+            derivation=derivation,
+            has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
+        )
 
     def certified_in(self, dtype: str) -> Certificate | None:
         """The certificate for an arithmetic; None where the network is not certified in it."""
@@ -166,7 +177,7 @@ class Network:
 
     @cached_property
     def _engine(self) -> NumpyEngine:
-        """Without grids where the bound leaves no room for what these leave out, whoever wrote the certificate."""
+        """The engine, without grids where the bound has no room for the anchors that these leave out."""
         engine, claim = NumpyEngine(self.program), self.certificate
         is_covered = claim.bound is None or engine.truncation <= claim.truncation
         return engine if is_covered else NumpyEngine(self.program, with_grids=False)
@@ -197,7 +208,7 @@ class Network:
     def _evaluated(
         self, checked: tuple[np.ndarray, ...], outside: str, progress: Progress | None = None
     ) -> Float[np.ndarray, "batch ..."]:
-        """Far out on an infinite range, or outside the box, scores may overflow: what comes of that is no value."""
+        """The outputs; far out on an infinite range, or outside the box, scores may overflow, and there are none."""
         if self.box.is_bounded and outside != "allow":
             return self._engine(*checked, progress=progress)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -259,7 +270,7 @@ class Network:
         return dataclasses.replace(self, certificate=dataclasses.replace(self.certificate, observed=observed))
 
     def plot(self, path: str | Path, target: Any = None, *, output: int = 0) -> None:
-        """Draws the network as SVG, PDF or PNG, by the ending of `path`; `target` adds what it should compute."""
+        """Draws the network as SVG, PDF or PNG, by the ending of `path`; `target` adds the wanted function."""
         from attnc.plots import plot
 
         plot(self, path, target, output=output)

@@ -18,7 +18,7 @@ from attnc.constructions.partition.positions import num_positions
 from attnc.constructions.spectral_grid import estimate_spectral_grid
 from attnc.constructions.truncation.bumps import STEP_ANCHORS
 from attnc.errors import AttncError, BoundNotMet, InputError
-from attnc.proofs.prover import MAX_VARIABLES
+from attnc.proofs.leaves_prover import MAX_VARIABLES
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.tree import Call, walk
 from attnc.targets.function_target import FunctionTarget

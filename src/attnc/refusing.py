@@ -1,4 +1,4 @@
-"""What is said where eps cannot be met: the best bound that was found, where it is largest, and an eps that is met."""
+"""The message where eps cannot be met: the best bound found, the place where it is largest, and an eps that is met."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from attnc.errors import AttncError, BoundNotMet
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.observed import sample_points
-from attnc.targets.function_target import FunctionTarget
 from attnc.targets.target import Target
 from attnc.wording import plural
 
-SECONDS = 6.0
-"""Of this process: after them no closer eps is looked for."""
-CLOSE = 3.0
-"""An eps that is met is close enough if one that is smaller by this factor is not."""
-ROUNDINGS = 64
-"""Of max |f|: less is hardly ever proved, and is not tried."""
+SEARCH_SECONDS = 6.0  # of processor time, after which the search for an eps that is met ends
+CLOSE_EPS = 3.0  # an eps that is met is close enough if one that is smaller by this factor is not met
+LEAST_ROUNDINGS = 64  # roundings of max |f|: a smaller eps is hardly ever proved, and is not tried
 
 
 def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
-    """Of the best network that was built."""
+    """The refusal for the best network that was built."""
     claim = network.certificate
     if not target.box.is_bounded and not math.isfinite(math.inf if claim.bound is None else claim.bound):
         return BoundNotMet(
@@ -57,21 +53,20 @@ def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
 
 
 def rounding_of(network: Network) -> float:
-    """What the bound holds of rounding."""
+    """The part of the bound that is due to rounding."""
     return math.fsum(term.value for term in network.certificate.terms if term.name == "rounding")
 
 
 def with_reachable(
     refusal: BoundNotMet, target: Target, dtype: str, compiled: Callable[[float], Network]
 ) -> BoundNotMet:
-    """The refusal with an eps that is met, and the network that comes nearest to what was asked for; as it is, if it
-    says so by itself, or nothing can be proved at all.
+    """The refusal with an eps that is met, and the network that comes nearest to the eps that was asked for.
 
-    `compiled` makes a network for another eps, or raises: an eps that is said to be met was tried.
+    It is returned as it is where it names a bound already, or nothing can be proved at all. `compiled` makes a network
+    for another eps, or raises: the eps of the message was tried.
     """
     is_known = refusal.bound is not None and refusal.worst_box is not None
-    is_sampled = isinstance(target, FunctionTarget) and target.given is None
-    if is_known or is_sampled or target.check_points() is not None:
+    if is_known or not target.is_known_on_cells:
         return refusal
     if not target.box.is_bounded and refusal.network is not None and _bound(refusal.network) == math.inf:
         return refusal  # slopes differ far out, whatever eps
@@ -95,22 +90,21 @@ def with_reachable(
 def _search(
     refusal: BoundNotMet, largest: float, unit: float, compiled: Callable[[float], Network]
 ) -> tuple[float | None, Network | None]:
-    """The smallest eps that is met, within a factor CLOSE; and of all networks on the way to it that with the least
-    bound.
+    """The smallest eps that is met, within a factor CLOSE_EPS; and the network with the least bound on the way to it.
 
-    What is missed leaves the best bound that was found, and that is tried next. Where it leaves none, eps grows ever
-    faster until it is met, and is then bisected; but not below what rounding allows.
+    An eps that is missed leaves the best bound that was found, and that is tried next. Where it leaves none, eps grows
+    ever faster until it is met, and is then bisected; but not below the level of rounding.
     """
-    end, growth, met = time.process_time() + SECONDS, CLOSE, math.inf
+    end, growth, met = time.process_time() + SEARCH_SECONDS, CLOSE_EPS, math.inf
     nearest, reach = _reached(refusal)
-    missed = max(refusal.eps, reach or ROUNDINGS * unit * largest)
-    while met > CLOSE * missed and time.process_time() < end:
+    missed = max(refusal.eps, reach or LEAST_ROUNDINGS * unit * largest)
+    while met > CLOSE_EPS * missed and time.process_time() < end:
         if reach is not None:
             eps = round_above(reach)
         elif met < math.inf:
             eps = _one_digit(math.sqrt(met * missed))
         else:
-            eps, growth = _one_digit(min(growth * missed, max(largest, CLOSE * missed))), growth**2
+            eps, growth = _one_digit(min(growth * missed, max(largest, CLOSE_EPS * missed))), growth**2
         try:
             network: Network | None = compiled(eps)
             met, reach = eps, None
@@ -135,5 +129,5 @@ def _bound(network: Network | None) -> float:
 
 
 def _one_digit(eps: float) -> float:
-    """What is said is what was tried."""
+    """The number as the message shows it: the eps that is shown is the one that was tried."""
     return float(f"{eps:.0e}")

@@ -1,7 +1,7 @@
 """The words for a claim: one place for cards, the terminal, pictures and refusals.
 
-A claim is a certificate, or anything with its fields. The bound and the observed error are always two figures, each
-with its kind; a bound is printed rounded up, and the arithmetic in which it holds is named.
+The bound and the observed error of a certificate are always two figures, each with its kind. A bound is printed rounded
+up, and the arithmetic in which it holds is named.
 """
 
 from __future__ import annotations
@@ -9,35 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
+
+from attnc.proofs.certificate import Certificate
 
 if TYPE_CHECKING:
     from attnc.network import Network
-
-
-class Claim(Protocol):
-    """The fields of a certificate that words are made of."""
-
-    @property
-    def bound(self) -> float | None: ...
-    @property
-    def observed(self) -> float | None: ...
-    @property
-    def norm(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def complete(self) -> bool: ...
-    @property
-    def core(self) -> tuple[float, float] | None: ...
-    @property
-    def points(self) -> int | None: ...
-    @property
-    def leaves(self) -> tuple[Any, ...]: ...
-    @property
-    def stages(self) -> tuple[Any, ...]: ...
 
 
 NOT_CERTIFIED = "not certified"
@@ -46,12 +23,12 @@ Mark = Callable[[str], str]
 """The way in which a surface shows a text: in bold, or escaped."""
 
 
-def bound_sentence(claim: Claim, strong: Mark = str, plain: Mark = str) -> str:
+def bound_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
     """Return the bound as a sentence, for a card. `plain` is applied to texts that a stranger may have written."""
     if claim.bound is None:
         return f"none. Nothing was proved (arithmetic: {plain(claim.dtype)})."
     largest = strong(ceiling(claim.bound))
-    if claim.points is not None:
+    if claim.is_of_table:
         return f"|f − network| ≤ {largest} {at_points(claim)}, rounding included (arithmetic: {plain(claim.dtype)})."
     quantity = "sup |f − network|" if claim.norm == "inf" else f"the L{plain(claim.norm)} norm of f − network"
     how = f"proven {plain(proved_how(claim))}; arithmetic: {plain(claim.dtype)}"
@@ -59,10 +36,10 @@ def bound_sentence(claim: Claim, strong: Mark = str, plain: Mark = str) -> str:
     return f"{quantity} ≤ {largest} over the whole box, {rounding_where(claim)} ({how}).{late}"
 
 
-def observed_sentence(claim: Claim, strong: Mark = str, plain: Mark = str) -> str:
+def observed_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
     """Return the observed error as a sentence, for a card."""
     seen = "not measured" if claim.observed is None else strong(f"{claim.observed:.3g}")
-    if claim.points is not None:
+    if claim.is_of_table:
         checked = f"the largest {at_points(claim)}, each of which was checked"
         return f"{seen}, {checked} (arithmetic: {plain(claim.dtype)})."
     if claim.observed is None:
@@ -72,53 +49,53 @@ def observed_sentence(claim: Claim, strong: Mark = str, plain: Mark = str) -> st
     return f"{seen}, the same norm by quadrature at sampled points. It proves nothing."
 
 
-def bound_note(claim: Claim, eps: float | None = None) -> str:
+def bound_note(claim: Certificate, eps: float | None = None) -> str:
     """Return the words behind a bound on a terminal: where it holds, in which arithmetic, and how it was proved."""
     if claim.bound is None:
-        if claim.points is not None:
+        if claim.is_of_table:
             return f"none proven {at_points(claim)}, and none between them"
         return f"none: nothing was proved ({one_line(claim.method)})"
     where = "on the whole box" if claim.norm == "inf" else f"of the L{claim.norm} norm over the box"
     how = f"{rounding_where(claim)}, {proved_how(claim)}"
-    if claim.points is not None:
+    if claim.is_of_table:
         where, how = at_points(claim), "rounding included; none between them"
     return one_line(f"proven {where} in {claim.dtype}, {how}" + ("" if eps is None else f"; eps {eps}"))
 
 
-def observed_note(claim: Claim) -> str:
+def observed_note(claim: Certificate) -> str:
     """Return the words behind an observed error on a terminal."""
-    return "at samples; no proof" if claim.points is None else f"the largest {at_points(claim)}, all checked"
+    return "at samples; no proof" if not claim.is_of_table else f"the largest {at_points(claim)}, all checked"
 
 
-def headline(claim: Claim) -> str:
+def headline(claim: Certificate) -> str:
     """Return both figures in one line, for the head of a picture."""
     before = "" if claim.norm == "inf" else f"L{one_line(claim.norm)} norm: "
     how = "sampled"
-    if claim.points is not None:
+    if claim.is_of_table:
         before, how = f"{at_points(claim)}: ", "all checked"
     bound = "no bound" if claim.bound is None else f"bound {ceiling(claim.bound)} (proven)"
     return before + bound + ("" if claim.observed is None else f"   observed {claim.observed:.3g} ({how})")
 
 
-def bound_line(claim: Claim, place: str = "") -> str:
+def bound_line(claim: Certificate, place: str = "") -> str:
     """Return a proved bound as one line, with the place where it is largest, for the picture of a certificate."""
     norm = "" if claim.norm == "inf" else f" in the L{claim.norm} norm"
-    how = at_points(claim) if claim.points is not None else f"{proved_how(claim)}"
+    how = at_points(claim) if claim.is_of_table else f"{proved_how(claim)}"
     largest = f", largest on {place}" if place else ""
     return f"proven {how}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}{largest}"
 
 
-def observed_line(claim: Claim) -> str:
+def observed_line(claim: Certificate) -> str:
     """Return the observed error as one line beside `bound_line`; empty where nothing was measured."""
     if claim.observed is None:
         return ""
-    if claim.points is not None:
+    if claim.is_of_table:
         return f"{claim.observed:.3g} is the largest error seen at them"
     norm = "" if claim.norm == "inf" else f" in the L{claim.norm} norm"
     return f"seen at samples{norm}, no proof: {claim.observed:.3g}"
 
 
-def value_note(claim: Claim, *, is_claimed: bool, is_rounding_counted: bool) -> str:
+def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: bool) -> str:
     """Return the words behind a value at one point; `is_claimed` says whether the point is in the box, or moved there.
 
     `is_rounding_counted` is false far out on an infinite box, where the bound is about exact arithmetic.
@@ -130,7 +107,7 @@ def value_note(claim: Claim, *, is_claimed: bool, is_rounding_counted: bool) -> 
         return f"(no bound at a single point: the L{claim.norm} norm of the error over the box is at most {largest})"
     if not is_claimed:
         return "(no bound)"
-    if claim.points is not None:
+    if claim.is_of_table:
         return f"(± {largest} {at_points(claim)}; nothing is claimed between them)"
     if claim.core is not None and not is_rounding_counted:
         lo, hi = claim.core
@@ -138,7 +115,7 @@ def value_note(claim: Claim, *, is_claimed: bool, is_rounding_counted: bool) -> 
     return f"± {largest}"
 
 
-def rounded_note(claim: Claim | None) -> str:
+def rounded_note(claim: Certificate | None) -> str:
     """Return what is proved of the same weights rounded to another dtype."""
     if claim is None or claim.bound is None:
         return NOT_CERTIFIED
@@ -147,26 +124,26 @@ def rounded_note(claim: Claim | None) -> str:
     return f"≤ {ceiling(claim.bound)}, weights rounded to it, proven {proved_how(claim)}{beyond}{seen}"
 
 
-def at_points(claim: Claim) -> str:
+def at_points(claim: Certificate) -> str:
     """Return the extent of a claim about a table."""
-    return f"at the table's {plural(claim.points or 0, 'point')}"
+    return f"at the table's {plural(claim.num_points, 'point')}"
 
 
-def proved_how(claim: Claim) -> str:
+def proved_how(claim: Certificate) -> str:
     """Return the method in words: by leaves that cover the box, head by head, or by the theorem of the construction."""
     method, _, given = one_line(claim.method).partition(" under the stated assumption: ")
     given = f", under the stated assumption: {given}" if given else ""
     if method == "proof":
-        tails = sum(leaf[0] == "tail" for leaf in claim.leaves)
-        cells = plural(len(claim.leaves) - tails, "cell") + (f" and {plural(tails, 'tail')}" if tails else "")
-        cells += " that covers" if len(claim.leaves) == 1 else " that cover"
+        tails = 0 if claim.by_leaves is None else len(claim.by_leaves.tails)
+        cells = plural(claim.num_leaves - tails, "cell") + (f" and {plural(tails, 'tail')}" if tails else "")
+        cells += " that covers" if claim.num_leaves == 1 else " that cover"
         return f"by leaves, {cells} the box{given}"
     if method == "staged proof":
-        return f"head by head, {plural(len(claim.stages), 'head')}{given}"
+        return f"head by head, {plural(claim.num_heads, 'head')}{given}"
     return f"by {method}{given}"
 
 
-def rounding_where(claim: Claim) -> str:
+def rounding_where(claim: Certificate) -> str:
     """Return where rounding is counted: on an infinite box it grows with |x|, and the tails are about exact values."""
     if claim.core is None:
         return "rounding included"
@@ -178,8 +155,8 @@ def without_expression(network: Network) -> str:
     """Return what a network computes that has no expression."""
     if network.definitions is not None:
         return "a ReLU network" if "relu(" in network.definitions else "truncated linear functions"
-    points = network.certificate.points
-    return "a Python function" if points is None else f"table of {plural(points, 'point')}"
+    claim = network.certificate
+    return f"table of {plural(claim.num_points, 'point')}" if claim.is_of_table else "a Python function"
 
 
 def printable(text: str) -> str:

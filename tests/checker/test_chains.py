@@ -28,7 +28,7 @@ def saved(request, tmp_path_factory):
     net = attnc.compile(expression, box=box, eps=eps, construction=request.param, dtype=dtype)
     path = tmp_path_factory.mktemp("deep") / "net"
     net.save(path)
-    assert {leaf[0] for leaf in net.certificate.leaves} == {"enclosure"}
+    assert {leaf.kind for leaf in net.certificate.by_leaves.leaves} == {"enclosure"}
     return net, path
 
 
@@ -50,7 +50,7 @@ def test_one_stage_in_four_variables(tmp_path):
     box = {name: (-1, 1) for name in "xyzw"}
     net = attnc.compile("x*y + max(z, w)", box=box, eps=0.8, construction="max_affine")
     net.save(tmp_path / "net")
-    assert {leaf[0] for leaf in net.certificate.leaves} == {"enclosure"}
+    assert {leaf.kind for leaf in net.certificate.by_leaves.leaves} == {"enclosure"}
     verdict = check(tmp_path / "net", processes=1)
     assert verdict.proved, verdict.reason
     assert net.certificate.observed <= verdict.reproved * (1 + 1e-9)
@@ -142,7 +142,7 @@ def test_cuts_are_hints(tmp_path):
     """Without them, or with others, the leaves are not proved; with more they are, as any parts are the whole."""
     net = attnc.compile("sin(x)", box={"x": (0, 3)}, eps=0.1, construction="attention_softmax")
     net.save(tmp_path / "net")
-    ((*cuts,),) = net.certificate.cuts
+    ((*cuts,),) = net.certificate.by_leaves.cuts
     assert cuts
     for points, proved in (
         ([], False),
@@ -152,7 +152,7 @@ def test_cuts_are_hints(tmp_path):
         edit(tmp_path / "net", "certificate.json", lambda data, points=points: data.update(cuts=[points]))
         verdict = check(tmp_path / "net", processes=1)
         assert verdict.proved is proved, verdict.reason
-    assert attnc.load(tmp_path / "net").certificate.cuts == (tuple([*cuts, -7.0, 0.1, 0.1, 9.0][::-1]),)
+    assert attnc.load(tmp_path / "net").certificate.by_leaves.cuts == (tuple([*cuts, -7.0, 0.1, 0.1, 9.0][::-1]),)
 
 
 @pytest.mark.parametrize("construction", CASES)

@@ -168,7 +168,7 @@ def test_parts_of_the_box(tmp_path):
     """Any axes prove what is true, if they are enough; none prove what is not."""
     path = tmp_path / "net"
     net = saved_network(path, "exp(x*y)*exp(-x)", 1e-4)
-    axes = list(net.certificate.axes)
+    axes = list(net.certificate.by_heads.axes)
     for other, proves in ((axes, True), (axes[::-1], True), ([], False)):
         edit(path, "certificate.json", lambda data, other=other: data.update(axes=other))
         assert check(path, processes=1).proved is proves

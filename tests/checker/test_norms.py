@@ -41,7 +41,7 @@ def test_a_sum_of_many_leaves_is_not_looser_than_stated(tmp_path):
 
 def test_a_chain_is_proved_again(tmp_path):
     net = attnc.compile("sign(x) + x", [(-1, 1)], eps=0.5, norm=2, construction="two_layer")
-    assert {leaf[0] for leaf in net.certificate.leaves} == {"enclosure"}
+    assert {leaf.kind for leaf in net.certificate.by_leaves.leaves} == {"enclosure"}
     net.save(tmp_path / "net")
     assert check(tmp_path / "net", processes=1).proved
     edit(tmp_path / "net", "certificate.json", lambda data: data.update(bound=0.99 * data["bound"], observed=None))

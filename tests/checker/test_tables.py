@@ -121,6 +121,6 @@ def test_changed_weights(net, tensor):
 
 
 def test_a_table_that_is_too_large_is_not_stored(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnc.certifying.MAX_STORED", 100)
+    monkeypatch.setattr("attnc.proofs.kinds.point.MAX_STORED", 100)
     attnc.compile(table_of(0, 40, 2), eps=1e-3).save(tmp_path / "net")
     assert "the table is not stored" in refusal(tmp_path / "net")

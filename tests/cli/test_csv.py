@@ -40,7 +40,7 @@ def test_from_file_to_saved_network_and_back(run, surface: Path, tmp_path: Path)
     error = np.abs(loaded(table.points) - table.values[:, 0]).max()
     assert error == loaded.certificate.observed <= loaded.certificate.bound <= 1e-4
     assert loaded.certificate.method == "proof at the table's 108 points"
-    assert loaded.certificate.points == 108
+    assert loaded.certificate.num_points == 108
     assert loaded.certificate.pointwise_bound is None
     assert "the table's 108 points" in loaded.certificate.assumptions[0]
     assert loaded.expression is None

@@ -211,8 +211,8 @@ def test_a_grid_is_proved_axis_by_axis(text, box):
     net = attnc.compile(text, box, eps=0.25, construction="max_affine")
     claim = net.certificate
     assert claim.method == "proof"
-    assert {leaf[0] for leaf in claim.leaves} == {"enclosure"}
-    assert len(claim.leaves) < net.num_anchors
+    assert {leaf.kind for leaf in claim.by_leaves.leaves} == {"enclosure"}
+    assert claim.num_leaves < net.num_anchors
     assert claim.observed <= claim.bound <= 1.1 * claim.observed
     assert [term.name for term in claim.terms] == ["selection", "rounding"]
 

@@ -7,26 +7,34 @@ import numpy as np
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir.program import Program
 from attnc.proofs.cells.dyadic import cell_boxes
+from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.observed import observed_error
-from attnc.proofs.proven import Proven
-from attnc.proofs.prover import prove
+from attnc.proofs.proof import Proof
+from attnc.proofs.prover import ProofRequest
+from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 
 
-def proven(program: Program, target: ExpressionTarget, seconds: float = 1.0, tolerance: float = 0.03) -> Proven:
+def proven(program: Program, target: ExpressionTarget, seconds: float = 1.0, tolerance: float = 0.03) -> Proof:
     engine = NumpyEngine(program)
     observed = observed_error(lambda x: engine(x).reshape(len(x), -1), target, engine.work_per_point)
-    return prove(
-        program, target, observed=observed, truncation=engine.truncation, time_budget=seconds, tolerance=tolerance
-    )
+    request = ProofRequest(observed=observed, truncation=engine.truncation, seconds=seconds, tolerance=tolerance)
+    return LeavesProver().prove(program, target, request)
 
 
-def borders(found: Proven, most: int = 2000) -> np.ndarray:
+def core_of(found: Proof, target: ExpressionTarget) -> Box:
+    """The box that the leaves cover."""
+    core = found.evidence.core
+    return target.box if core is None else Box.parse([core], target.box.names)
+
+
+def borders(found: Proof, target: ExpressionTarget, most: int = 2000) -> np.ndarray:
     """Corners of the leaves with the largest bounds: they crowd at kinks."""
-    order = np.argsort(-found.leaf_bounds)[:most]
+    leaves = found.evidence.leaves
+    order = np.argsort(-found.evidence.bounds)[:most]
     points = []
-    for level in {found.leaves[i].level for i in order}:
-        index = np.array([found.leaves[i].index for i in order if found.leaves[i].level == level])
-        centres, radii = cell_boxes(found.core, level, index)
+    for level in {leaves[i].level for i in order}:
+        index = np.array([leaves[i].index for i in order if leaves[i].level == level])
+        centres, radii = cell_boxes(core_of(found, target), level, index)
         points += [centres - radii, centres + radii]
     return np.concatenate(points)

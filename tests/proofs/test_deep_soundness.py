@@ -14,13 +14,12 @@ from attnc.constructions import compose
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError, ProgramError
 from attnc.ir.program import Program
-from attnc.proofs.deep_prover import prove_deep
 from attnc.proofs.staged import prove_staged
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from proofs.comparisons import Comparisons, Engine, adversarial_points, engines_of
 from proofs.random_networks import MANY, OF_ONE, OF_TWO
-from proofs.test_deep_prover import random_deep
+from proofs.test_enclosure_prover import prove_deep, random_deep
 
 POINTS = 18_000
 SMOOTH = (*(text for text in OF_ONE if "40" not in text), "sqrt(1 + ({})**2)", "1/(1.5 + ({})**2)", "exp(-({})**2)")
@@ -122,11 +121,11 @@ def test_a_million_comparisons(tmp_path, capsys):
             target = attnc.as_target(text, {"x": (-1.0, 1.5), "y": (-2.0, 1.0)})
             for name in ("two_layer", "attention_softmax"):
                 built = getattr(constructions, name)(target, eps=eps, dtype=dtype)
-                bound = prove_deep(built.program, target, observed=eps / 1.5, eps=eps, time_budget=20).bound
+                bound = prove_deep(built.program, target, observed=eps / 1.5, eps=eps, seconds=20).bound
                 check_everywhere(made, built.program, target, bound, tmp_path, number)
     for seed in range(12):
         program, target = random_deep(np.random.default_rng(1000 + seed))
-        bound = prove_deep(program, target, time_budget=2).bound
+        bound = prove_deep(program, target, seconds=2).bound
         check_everywhere(made, program, target, bound, tmp_path, seed)
     with capsys.disabled():
         print(f"\n{made}")

@@ -33,8 +33,8 @@ def test_shares_add_up_and_heads_stand_under_their_stages(deep):
     assert math.isclose(sum(node.share for node in tree.children), 1.0, rel_tol=1e-9)
     stages = [node for node in tree.children if node.children]
     heads = [head for stage in stages for head in stage.children]
-    assert [node.name for node in stages] == list(dict.fromkeys(stage["stage"] for stage in claim.stages))
-    assert len(heads) == len(claim.stages)
+    assert [node.name for node in stages] == list(dict.fromkeys(head.stage for head in claim.by_heads.heads))
+    assert len(heads) == claim.num_heads
     for stage in stages:
         assert math.isclose(stage.adds, sum(head.adds for head in stage.children))
     for head in heads:
@@ -80,9 +80,11 @@ def test_it_is_printed_as_a_tree(deep):
 
 @pytest.mark.parametrize("stage", [None, 3, "s", {}, {"stage": "a", "bound": "x"}])
 def test_stages_that_do_not_fit_are_refused(deep, stage):
-    claim = dataclasses.replace(deep.certificate, stages=(stage,))
-    with pytest.raises(FileError, match="a stage does not fit"):
-        error_tree(claim)
+    stored = deep.certificate.to_json(deep.expression, deep.box)
+    assert attnc.Certificate.from_json(stored) == deep.certificate
+    for stages in ([stage], [*stored["stages"], stage], stored["stages"] * 2):
+        with pytest.raises(FileError, match="a stage does not fit"):
+            attnc.Certificate.from_json({**stored, "stages": stages})
 
 
 def test_the_root_says_where_the_bound_is_largest():

@@ -138,7 +138,7 @@ def test_hundreds_of_networks_in_float32(capsys):
             program = (partition, circuit)[seed % 2](rng, target)
         program = program.astype("float32")
         found = proven(program, target, 0.7)
-        points = adversarial_points(program, target, 500, seed, borders(found))
+        points = adversarial_points(program, target, 500, seed, borders(found, target))
         made.check(program, target, found.bound, points, engines(program))
     with capsys.disabled():
         print(f"\nfloat32: {made}")

@@ -140,6 +140,6 @@ def test_compile_brings_the_proof():
     claim = attnc.compile(target, eps=0.05).certificate
     assert claim.method == "staged proof"
     assert claim.bound <= 0.05
-    assert [entry["stage"] for entry in claim.stages] == ["relu0"] * 16 + ["relu1"] * 16
-    assert [entry["name"] for entry in claim.stages if "leaves" in entry] == ["s1_0", "s2_0"]
+    assert [head.stage for head in claim.by_heads.heads] == ["relu0"] * 16 + ["relu1"] * 16
+    assert [head.name for head in claim.by_heads.heads if head.leaves is not None] == ["s1_0", "s2_0"]
     assert claim.bound <= 20 * claim.observed

@@ -12,7 +12,7 @@ import attnc
 from attnc import constructions
 from attnc.proofs.cells.dyadic import cell_boxes
 from proofs.arb_networks import ArbNetwork, exact_values
-from proofs.proving import proven
+from proofs.proving import core_of, proven
 from proofs.second_method import bound_over, confirmed, gap_of
 
 pytestmark = pytest.mark.slow  # minutes of comparisons
@@ -39,10 +39,10 @@ def test_leaves_are_confirmed_by_mean_values_in_balls(name, text, box, options):
     program = getattr(constructions, name)(target, **options).program
     found = proven(program, target)
     gap, network, rng = gap_of(program, target), ArbNetwork(program), np.random.default_rng(3)
-    (large,) = np.nonzero(found.leaf_bounds >= LARGE * found.bound)
-    for number in {int(np.argmax(found.leaf_bounds)), *rng.choice(large, LEAVES[target.box.d]).tolist()}:
-        leaf, bound = found.leaves[number], float(found.leaf_bounds[number])
-        ((centre,), (radius,)) = cell_boxes(found.core, leaf.level, np.array([leaf.index]))
+    (large,) = np.nonzero(found.evidence.bounds >= LARGE * found.bound)
+    for number in {int(np.argmax(found.evidence.bounds)), *rng.choice(large, LEAVES[target.box.d]).tolist()}:
+        leaf, bound = found.evidence.leaves[number], float(found.evidence.bounds[number])
+        ((centre,), (radius,)) = cell_boxes(core_of(found, target), leaf.level, np.array([leaf.index]))
         second = confirmed(gap, centre - radius, centre + radius, bound * (1 + TOLERANCE))
         assert second is not None
         points = np.clip(centre + radius * rng.uniform(-1, 1, (8, target.box.d)), target.box.lo, target.box.hi)

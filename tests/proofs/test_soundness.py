@@ -45,7 +45,7 @@ def compare(
 ) -> tuple[float, float]:
     """The bound, and the largest error that was found; an error above the bound raises."""
     found = proven(program, target, seconds)
-    points = adversarial_points(program, target, count, seed, borders(found))
+    points = adversarial_points(program, target, count, seed, borders(found, target))
     return found.bound, made.check(program, target, found.bound, points, engines_of(program, torch=torch))
 
 
@@ -138,7 +138,7 @@ def test_files_for_onnxruntime(tmp_path):
             path = tmp_path / f"{number}{dtype}.onnx"
             export_onnx(program, path)
             found = proven(program, target)
-            points = adversarial_points(program, target, 400, 0, borders(found))
+            points = adversarial_points(program, target, 400, 0, borders(found, target))
             run = {"onnxruntime": lambda x, path=path, dtype=dtype: run_onnx(path, [x.astype(dtype)])}
             made.check(program, target, found.bound, points, run)
     assert made.seen["onnxruntime"] >= 5_000

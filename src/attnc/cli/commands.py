@@ -194,7 +194,7 @@ def eval_command(
         scalars = {"value": values.astype(float).tolist(), "bound": bound, "dtype": network.dtype, "inside": is_inside}
         scalars |= {"rounding_included": None if bound is None else is_rounding_counted}
         if network.certificate.is_of_table:
-            scalars |= {"points": network.certificate.points, "bound_at_points": network.certificate.bound}
+            scalars |= {"points": network.certificate.num_points, "bound_at_points": network.certificate.bound}
         at = dict(zip(network.variables, met[0].tolist(), strict=True))
         print_json(scalars | {"point": at, "outputs": rows})
         return

@@ -17,7 +17,8 @@ from attnc.constructions.gate.table import RECIPROCAL
 from attnc.constructions.gates import GATES
 from attnc.errors import InputError, real_number
 from attnc.numerics.rounding import up
-from attnc.proofs.prover import prove
+from attnc.proofs.leaves_prover import LeavesProver
+from attnc.proofs.prover import ProofRequest
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -177,7 +178,7 @@ def proved_error(keys: GateKeys, text: str, domain: tuple[float, float], seen: f
     program = circuit.build([keys.build(circuit, circuit.input(0), "gate")], (), "float64")
     target = ExpressionTarget(Expression.parse(text), Box.parse({"x": domain}))
     with np.errstate(all="ignore"):
-        found = prove(program, target, observed=seen, eps=eps, truncation=0.0, time_budget=PROOF_SECONDS)
+        found = LeavesProver().prove(program, target, ProofRequest(observed=seen, eps=eps, seconds=PROOF_SECONDS))
     return float(found.bound)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from attnc.converting.activations import Activation, Solved, exact_number
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
-from attnc.proofs.prover import MAX_VARIABLES
+from attnc.proofs.leaves_prover import MAX_VARIABLES
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

@@ -18,7 +18,8 @@ from attnc.constructions.unary.keys import Keys
 from attnc.errors import InputError
 from attnc.ir.normal_form import AttentionStage, normal_form
 from attnc.numerics.intervals import Interval
-from attnc.proofs.prover import prove
+from attnc.proofs.leaves_prover import LeavesProver
+from attnc.proofs.prover import ProofRequest
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -81,7 +82,7 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
         raise InputError(f"the loss {loss!r} is linear: its mean function {text} does not depend on z")
     target = ExpressionTarget(mean, Box.parse({"z": (-reach, reach)}))
     built = spectral_grid(target, eps=eps)
-    proven = prove(built.program, target, eps=eps)
+    proven = LeavesProver().prove(built.program, target, ProofRequest(eps=eps))
     (stage,) = normal_form(built.program).stages
     assert isinstance(stage, AttentionStage)
     (head,) = stage.heads

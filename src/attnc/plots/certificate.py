@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from attnc.network import Network
 
 MOST_TERMS, LONGEST = 12, 34
-"""Bars, and letters of a name beside one."""
+"""The most bars, and the most letters of the name beside a bar."""
 MOST_PROFILES, PROFILE = 6, 1.5
-"""Variables along which the error is drawn where there are more than two, and the height of each in inches."""
+"""The most variables along which the error is drawn where there are more than two, and the height of each in inches."""
 LETTERS, TITLE_LETTERS = 13.0, 7.0
-"""To an inch, of the lines of the header and of its title."""
+"""Letters per inch in the lines of the header, and in its title."""
 
 
 def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
@@ -41,10 +41,10 @@ def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
 def certificate_figure(network: Network) -> Figure:
     """The ledger on the left; on the right where on the domain the error sits: proved of each leaf, and seen."""
     claim, d = network.certificate, network.box.d
-    has_leaves, is_known = bool(claim.leaf_bounds), Subject.of(network, None, 0).function is not None
+    has_leaves, is_known = len(claim.leaf_bounds) > 0, Subject.of(network, None, 0).function is not None
     title = one_line(network.expression or without_expression(network))
-    if claim.is_of_table:
-        count, width = int(d <= 2 and bool(claim.table)), 11.5
+    if claim.at_points is not None:
+        count, width = int(d <= 2 and bool(claim.at_points.table)), 11.5
     elif d <= 2 or not network.box.is_bounded:
         count = (has_leaves and d == 2) + is_known if d == 2 else int(has_leaves or is_known)
         width = 16.0 if count == 2 else 11.5
@@ -77,23 +77,23 @@ def certificate_figure(network: Network) -> Figure:
 
 
 def _claims(network: Network) -> list[str]:
-    """What is proved, where that is largest, and what was seen."""
+    """The bound, the place where it is largest, and the error that was seen."""
     claim = network.certificate
     if claim.is_of_table:
-        where = f"at the table's {plural(claim.points or 0, 'point')}"
+        where = f"at the table's {plural(claim.num_points, 'point')}"
         seen = "" if claim.observed is None else f"; {claim.observed:.3g} is the largest error seen at them"
         return [f"proven {where}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{seen}"]
     norm = "" if claim.norm == "inf" else f" in the L{claim.norm} norm"
     place = claim.worst_place(network.box)
-    said = f"proven {proved_how(claim)}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}"
-    lines = [said + (f", largest on {place}" if place else "")]
+    proven = f"proven {proved_how(claim)}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}"
+    lines = [proven + (f", largest on {place}" if place else "")]
     if claim.observed is not None:
         lines.append(f"seen at samples{norm}, no proof: {claim.observed:.3g}")
     return lines
 
 
 def _draw_ledger(axes: Axes, network: Network) -> None:
-    """Bars in proportion to what is added: a source that does not show does not matter."""
+    """Bars in proportion to the amounts that sources add: one that does not show does not matter."""
     sources = sorted(_leaves_of(error_tree(network.certificate)), key=lambda node: -node.adds)
     shown, rest = sources[:MOST_TERMS], sources[MOST_TERMS:]
     rows = [(_label(node), node.adds, node.share) for node in shown]

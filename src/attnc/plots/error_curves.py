@@ -80,14 +80,14 @@ def draw_errors(axes: Axes, subject: Subject, curves: list[Curve], has_many_step
 def _draw_leaves(axes: Axes, subject: Subject, line: Line) -> None:
     """What was proved cell by cell: a band between the bounds of the leaves."""
     claim, box = subject.network.certificate, subject.network.box
-    if box.d > 1 or subject.bound is None or not claim.leaf_bounds:
+    if box.d > 1 or subject.bound is None or not len(claim.leaf_bounds):
         return
     lo, hi = (ends[:, 0] for ends in claim.cells(box))
     if len(claim.leaf_bounds) != len(lo):
         return
     order = np.argsort(lo)
     edges = np.column_stack([lo[order], hi[order]]).ravel()
-    bounds = np.repeat(np.asarray(claim.leaf_bounds)[order], 2)
+    bounds = np.repeat(claim.leaf_bounds[order], 2)
     is_shown = (edges >= line.lo) & (edges <= line.hi)
     axes.fill_between(
         edges[is_shown], -bounds[is_shown], bounds[is_shown], color=ORANGE, alpha=0.12, linewidth=0, zorder=0

@@ -54,11 +54,11 @@ def draw_line(axes: Axes, network: Network) -> None:
     """The bounds of the leaves as steps, the error that is seen as a line."""
     claim = network.certificate
     box, what, edges, bounds = network.box, [], np.zeros(0), np.zeros(0)
-    if claim.leaf_bounds:
+    if len(claim.leaf_bounds):
         lo, hi = claim.cells(network.box)
         order = np.argsort(lo[:, 0])
         edges = np.append(lo[order, 0], hi[order[-1], 0])
-        bounds = np.array(claim.leaf_bounds)[order]
+        bounds = claim.leaf_bounds[order]
         axes.stairs(bounds, edges, color=BLUE, fill=True, alpha=0.25, label="proven: bound of each leaf")
         axes.stairs(bounds, edges, color=BLUE, lw=0.8)  # leaves at a jump are thinner than a pixel
         what.append(_leaves(len(lo)))
@@ -109,7 +109,7 @@ def draw_cells(picture: Figure, axes: Axes, network: Network) -> None:
 
     claim = network.certificate
     lo, hi = claim.cells(network.box)
-    bounds = np.array(claim.leaf_bounds)
+    bounds = claim.leaf_bounds
     corners = np.stack([lo, np.stack([hi[:, 0], lo[:, 1]], 1), hi, np.stack([lo[:, 0], hi[:, 1]], 1)], axis=1)
     outline = GREY if len(lo) <= MOST_OUTLINED else "face"  # lines would hide cells that are thinner than they are
     drawn = PolyCollection(list(corners), array=bounds, cmap=SIZES, edgecolors=outline, linewidths=0.2)
@@ -164,11 +164,11 @@ def draw_profiles(panels: list[Axes], network: Network) -> None:
     errors = seen_errors(network, points)
     for i, axes in enumerate(panels):
         lo, hi = float(network.box.lo[i]), float(network.box.hi[i])
-        if claim.leaf_bounds:
+        if len(claim.leaf_bounds):
             starts, stops = (ends[:, i] for ends in claim.cells(network.box))
             edges = np.unique(np.concatenate([starts, stops]))
             bounds = np.zeros(len(edges) - 1)
-            for start, stop, bound in zip(starts, stops, claim.leaf_bounds, strict=True):
+            for start, stop, bound in zip(starts, stops, claim.leaf_bounds.tolist(), strict=True):
                 within = slice(*np.searchsorted(edges, (start, stop)))
                 bounds[within] = np.maximum(bounds[within], bound)
             axes.stairs(bounds, edges, color=BLUE, fill=True, alpha=0.25, label="leaf bounds")
@@ -206,7 +206,7 @@ def _spread(box: Box, count: int) -> Float[np.ndarray, "points d"]:
 
 def draw_points(picture: Figure, axes: Axes, network: Network) -> None:
     """Of a table of one or two variables: the error at every point."""
-    box, rows = network.box, np.array(network.certificate.table)
+    box, rows = network.box, np.array(network.certificate.at_points.table if network.certificate.at_points else ())
     points, wanted = rows[:, : box.d], rows[:, box.d :]
     errors = np.abs(np.asarray(network(points, outside="clamp")).reshape(len(rows), -1) - wanted).max(axis=1)
     note = f"at the table's {plural(len(rows), 'point')}; nothing is claimed between them"

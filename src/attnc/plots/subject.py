@@ -125,7 +125,7 @@ class Subject:
         bound = "no bound" if certificate.bound is None else f"bound {ceiling(certificate.bound)} (proven)"
         how = "sampled"
         if certificate.is_of_table:
-            norm, how = f"at the table's {plural(certificate.points or 0, 'point')}: ", "all checked"
+            norm, how = f"at the table's {plural(certificate.num_points, 'point')}: ", "all checked"
         observed = "" if certificate.observed is None else f"   observed {certificate.observed:.3g} ({how})"
         return norm + bound + observed
 

@@ -1,1 +1,1 @@
-"""What is claimed of a program, and what supports the claim: the proofs, and in folders what they are made of."""
+"""Proofs that a program is close to a target, and the certificates that state them."""

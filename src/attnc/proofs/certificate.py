@@ -1,29 +1,40 @@
-"""A certificate: the norm of f − network is ≤ bound, for these weights, on this box, in this arithmetic."""
+"""A certificate: the norm of f − network is ≤ bound, for these weights, on this box, in this arithmetic.
+
+This file alone reads and writes the JSON of certificates; everything else works on the typed evidence of `proof`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from attnc.errors import FileError
 from attnc.numerics.bound import Term
+from attnc.proofs.cells.branching import Leaf
+from attnc.proofs.proof import Evidence, HeadProof, Leaves, Points, Proof, Stages
 from attnc.targets.box import Box, show_intervals
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 FORMAT = "attnc.certificate/1"
+TAIL = "tail"  # the first entry of a leaf that is a half-line, before its side
+TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
+E = TypeVar("E", Leaves, Stages, Points)
 
 
 @dataclass(frozen=True, repr=False)
 class Certificate:
-    """`bound` is what was proved (None: nothing was); `observed` is the largest error seen at samples. Never mixed.
+    """`bound` was proved (None: no bound was); `observed` is the largest error seen at samples. They are never mixed.
 
-    Of a table with so many `points` both are about these points alone, every one of which was looked at.
+    The evidence shows how the bound was proved: by leaves, head by head, or at the points of a table, which bound and
+    observed error are about in that case. A theorem of a construction has no evidence.
     """
 
     bound: float | None
@@ -33,27 +44,60 @@ class Certificate:
     dtype: str
     method: str
     norm: str = "inf"
-    leaves: tuple[Any, ...] = ()
-    leaf_bounds: tuple[float, ...] = ()  # of every leaf, for pictures; the checker finds its own
     complete: bool = True  # False: time ran out before the bound was as small as it can be
-    core: tuple[float, float] | None = None  # of an infinite box: the part that the leaves cover, tails apart
-    cuts: tuple[tuple[float, ...], ...] = ()  # of enclosure leaves: where cells are cut further, axis by axis
-    truncation: float = 0.0  # what engines that leave out far anchors may be off by besides, counted in the bound
-    points: int | None = None  # of a table: what the claim is about; between them nothing is claimed
-    table: tuple[tuple[float, ...], ...] = ()  # where it is small enough: every point, and its values
-    stages: tuple[Any, ...] = ()  # of a deep program: every head's claim, with its own leaves
-    outputs: tuple[str, ...] = ()  # of a deep program: what its outputs are made of, in the names of the stages
-    axes: tuple[int, ...] = ()  # of a deep program: along which its box is halved, one after the other
+    truncation: float = 0.0  # the part of the bound for engines that leave out far anchors
+    evidence: Evidence | None = None
 
     def __repr__(self) -> str:
         claim = f"bound={self.bound!r}, observed={self.observed!r}, dtype={self.dtype!r}, method={self.method!r}"
-        return (
-            f"<Certificate: {claim}; {len(self.terms)} terms, {len(self.leaves):,} leaves, {len(self.stages)} stages>"
-        )
+        proof = f"{len(self.terms)} terms, {self.num_leaves:,} leaves, {self.num_heads} stages"
+        return f"<Certificate: {claim}; {proof}>"
+
+    @property
+    def by_leaves(self) -> Leaves | None:
+        """The leaves, where the proof is by leaves."""
+        return self._evidence(Leaves)
+
+    @property
+    def by_heads(self) -> Stages | None:
+        """The heads, where the proof is head by head."""
+        return self._evidence(Stages)
+
+    @property
+    def at_points(self) -> Points | None:
+        """The points, where the claim is about the finitely many points of a table, and about nothing between them."""
+        return self._evidence(Points)
+
+    @property
+    def is_of_table(self) -> bool:
+        return self.at_points is not None
+
+    @property
+    def num_points(self) -> int:
+        """The number of points that the claim of a table is about, 0 for other claims."""
+        return 0 if self.at_points is None else self.at_points.count
+
+    @property
+    def num_leaves(self) -> int:
+        """The number of leaves over the whole box, tails among them."""
+        return 0 if self.by_leaves is None else len(self.by_leaves.leaves) + len(self.by_leaves.tails)
+
+    @property
+    def num_heads(self) -> int:
+        """The number of heads that are proved one by one."""
+        return 0 if self.by_heads is None else len(self.by_heads.heads)
+
+    @property
+    def leaf_bounds(self) -> Float[np.ndarray, " leaves"]:
+        """The bound of every leaf, tails apart; there are none where the proof is not by leaves."""
+        return np.zeros(0) if self.by_leaves is None else self.by_leaves.bounds
+
+    def _evidence(self, kind: type[E]) -> E | None:
+        return self.evidence if isinstance(self.evidence, kind) else None
 
     @property
     def error(self) -> float | None:
-        """The bound, or what was observed where nothing was proved."""
+        """The bound, or the observed error where nothing was proved."""
         return self.observed if self.bound is None else self.bound
 
     @property
@@ -62,35 +106,50 @@ class Certificate:
         return self.bound if self.norm == "inf" and not self.is_of_table else None
 
     @property
-    def is_of_table(self) -> bool:
-        """Whether the claim is about finitely many points, all of them checked, and about nothing between them."""
-        return self.points is not None
+    def core(self) -> tuple[float, float] | None:
+        """The finite part of an infinite box, beyond which the bound is that of tails in exact arithmetic."""
+        return None if self.by_leaves is None else self.by_leaves.core
+
+    def proved(self, proof: Proof, method: str) -> Certificate:
+        """The certificate with the bound, the terms and the evidence of a proof."""
+        has_tails = isinstance(proof.evidence, Leaves) and proof.evidence.tails
+        return dataclasses.replace(
+            self,
+            bound=proof.bound,
+            terms=proof.terms,
+            method=method,
+            complete=proof.complete,
+            evidence=proof.evidence,
+            assumptions=(*self.assumptions, *([TAILS] if has_tails else [])),
+        )
 
     def cells(self, box: Box) -> tuple[Float[np.ndarray, "leaves d"], Float[np.ndarray, "leaves d"]]:
         """The lower and upper ends of the leaves, tails apart, in floating point: for pictures and messages."""
         if self.core is not None:
             box = Box.parse([self.core], box.names)
-        cells = [leaf[2:] if leaf[0] == "taylor" else leaf[1:] for leaf in self.leaves if leaf[0] != "tail"]
-        level = np.array([cell[0] for cell in cells])[:, None]
-        index = np.array([cell[1:] for cell in cells]).reshape(len(cells), -1)
+        leaves = () if self.by_leaves is None else self.by_leaves.leaves
+        level = np.array([leaf.level for leaf in leaves])[:, None]
+        index = np.array([leaf.index for leaf in leaves]).reshape(len(leaves), -1)
         lo = box.lo + box.widths * index / 2.0**level
         return lo, lo + box.widths / 2.0**level
 
     def worst_box(self, box: Box) -> dict[str, tuple[float, float]] | None:
         """The leaf with the largest bound."""
-        if not self.leaf_bounds or len(self.leaf_bounds) > len(self.leaves):
+        if not len(self.leaf_bounds):
             return None
         lo, hi = self.cells(box)
         worst = int(np.argmax(self.leaf_bounds))
         return {name: (float(a), float(b)) for name, a, b in zip(box.names, lo[worst], hi[worst], strict=True)}
 
     def worst_place(self, box: Box) -> str:
-        """The same in words, where the ledger is that of one leaf: not of a norm, of a tail, nor head by head."""
+        """The same in words, where the ledger is that of one leaf: not for a norm, a tail, or a proof head by head."""
         found = self.worst_box(box) if self.norm == "inf" and all(term.name != "tail" for term in self.terms) else None
         return show_intervals(found or {})
 
     def to_json(self, expression: str | None, box: Box) -> dict[str, Any]:
         """All but the hash of the weights, which the writer of the files adds."""
+        leaves, heads, points = self.by_leaves, self.by_heads, self.at_points
+        tails = [] if leaves is None else [[TAIL, side] for side in leaves.tails]
         return {
             "format": FORMAT,
             "expression": expression,
@@ -103,42 +162,25 @@ class Certificate:
             "assumptions": list(self.assumptions),
             "method": self.method,
             "complete": self.complete,
-            "leaves": list(self.leaves),
-            "leaf_bounds": list(self.leaf_bounds),
-            **({} if self.core is None else {"core": list(self.core)}),
-            **({"cuts": [list(points) for points in self.cuts]} if self.cuts else {}),
+            "leaves": [] if leaves is None else [*(leaf.as_json() for leaf in leaves.leaves), *tails],
+            "leaf_bounds": [] if leaves is None else leaves.bounds.tolist(),
+            **({} if leaves is None or leaves.core is None else {"core": list(leaves.core)}),
+            **({} if leaves is None or not leaves.cuts else {"cuts": [list(points) for points in leaves.cuts]}),
             "truncation": self.truncation,
-            **({} if self.points is None else {"points": self.points, "table": [list(row) for row in self.table]}),
-            "stages": list(self.stages),
-            "outputs": list(self.outputs),
-            **({"axes": list(self.axes)} if self.axes else {}),
+            **({} if points is None else {"points": points.count, "table": [list(row) for row in points.table]}),
+            "stages": [] if heads is None else [_head_json(head) for head in heads.heads],
+            "outputs": [] if heads is None else list(heads.outputs),
+            **({} if heads is None or not heads.axes else {"axes": list(heads.axes)}),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Certificate:
+        """FileError where a field is missing, is of another type, or contradicts another."""
         try:
             if data["format"] != FORMAT:
                 raise FileError(f"certificate: format {data['format']!r} is not the one read here, {FORMAT!r}")
-            claim = cls(
-                bound=_number(data["bound"]),
-                observed=_number(data["observed"]),
-                terms=tuple(_term(entry) for entry in _list(data["terms"])),
-                assumptions=tuple(_text(sentence) for sentence in _list(data["assumptions"])),
-                dtype=_text(data["dtype"]),
-                method=_text(data["method"]),
-                norm=_text(data["norm"]),
-                leaves=tuple(_list(data["leaves"])),
-                leaf_bounds=tuple(_positive(bound) for bound in _list(data["leaf_bounds"])),
-                complete=_flag(data["complete"]),
-                core=_core(data.get("core")),
-                cuts=tuple(tuple(map(float, _list(points))) for points in _list(data.get("cuts", []))),
-                truncation=_positive(data["truncation"]),
-                points=_count(data.get("points")),
-                table=tuple(tuple(map(float, _list(row))) for row in _list(data.get("table", []))),
-                stages=tuple(_list(data["stages"])),
-                outputs=tuple(_text(output) for output in _list(data["outputs"])),
-                axes=tuple(map(int, _list(data.get("axes", [])))),
-            )
+            stated = {name: data[name] for name in get_type_hints(cls) if name != "evidence"}
+            claim = dataclasses.replace(_typed(stated, cls), evidence=_read_evidence(data))
             claim._require_consistent()
         except KeyError as error:
             raise FileError(f"certificate: the field {error} is missing") from None
@@ -147,70 +189,140 @@ class Certificate:
         return claim
 
     def _require_consistent(self) -> None:
-        """ValueError where the claim contradicts what it consists of: the bound was changed, or something else was."""
-        if self.leaf_bounds and len(self.leaf_bounds) != sum(leaf[:1] != ["tail"] for leaf in self.leaves):
-            raise ValueError(f"{len(self.leaf_bounds):,} leaf_bounds for {len(self.leaves):,} leaves, tails among them")
+        """ValueError where a size is negative, or the bound is below one of its parts: something was changed."""
+        heads = () if self.by_heads is None else self.by_heads.heads
+        sizes = [self.bound, self.observed, self.truncation, *(term.value for term in self.terms), *self.leaf_bounds]
+        for size in (*sizes, *(size for head in heads for size in (head.bound, head.carrier_size))):
+            if size is not None and not size >= 0:
+                raise ValueError(f"expected a finite number ≥ 0, found {size!r:.80}")
         parts = {"the sum of its terms": math.fsum(term.value for term in self.terms)}
         if self.norm == "inf":
-            parts |= {"its largest leaf": max(self.leaf_bounds, default=0.0), "what was observed": self.observed or 0.0}
-        for what, least in parts.items():
+            largest = float(np.max(self.leaf_bounds, initial=0.0))
+            parts |= {"its largest leaf": largest, "what was observed": self.observed or 0.0}
+        for part, least in parts.items():
             if self.bound is not None and self.bound < least * (1 - 2.0**-40):
-                raise ValueError(f"the bound {self.bound:.6g} is below {what}, {least:.6g}: it is not what was proved")
+                raise ValueError(f"the bound {self.bound:.6g} is below {part}, {least:.6g}: it is not what was proved")
 
 
-def _number(value: Any) -> float | None:
-    if value is None:
+def _head_json(head: HeadProof) -> dict[str, Any]:
+    """The entry of a head; optional fields stand in it where they are stated."""
+    where = {"stage": head.stage, "channel": head.channel, "name": head.name}
+    also = {} if head.argument_as is None else {"argument_as": head.argument_as}
+    if head.like is not None or head.leaves is None:
+        return {**where, "term": head.term, "argument": head.argument, **also, "like": head.like}
+    bounds = head.leaves.bounds.tolist()
+    return {
+        **where,
+        "function": head.function,
+        "argument": head.argument,
+        **also,
+        "carrier": head.carrier,
+        **({} if head.carrier_as is None else {"carrier_as": head.carrier_as}),
+        **({"carrier_size": head.carrier_size} if bounds else {}),  # the unit of the bounds
+        "term": head.term,
+        "interval": list(head.interval),
+        "held": None if head.held is None else list(head.held),
+        "bound": head.bound,
+        "leaves": [leaf.as_json() for leaf in head.leaves.leaves],
+        **({"leaf_bounds": bounds} if bounds else {}),
+    }
+
+
+def _read_evidence(data: Mapping[str, Any]) -> Evidence | None:
+    """The evidence of the one kind that the data has; ValueError where it has several."""
+    leaves, bounds = (_typed(data[name], list) for name in ("leaves", "leaf_bounds"))
+    stages, points = _typed(data["stages"], list), data.get("points")
+    stated = {"leaves": bool(leaves or bounds), "stages": bool(stages), "points": points is not None}
+    if sum(stated.values()) > 1:
+        raise ValueError(f"a proof is by leaves, by stages or at points; found {stated}")
+    if stated["leaves"]:
+        return _read_leaves(data)
+    if stated["stages"]:
+        return Stages(_read_heads(stages), _typed(data["outputs"], Texts), _typed(data.get("axes", []), Whole))
+    if points is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"expected a number or null, found {value!r}")
-    number = float(value)
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"expected a finite number ≥ 0, found {value!r:.80}")
-    return number
+    found = Points(_typed(points, int), _typed(data.get("table", []), Rows))
+    if found.count < 1:
+        raise ValueError(f"expected a whole number ≥ 1, found {found.count}")
+    return found
 
 
-def _positive(value: Any) -> float:
-    number = _number(value)
-    if number is None:
-        raise TypeError("expected a number, found null")
-    return number
+def _read_leaves(data: Mapping[str, Any]) -> Leaves:
+    entries = [_typed(entry, list) for entry in data["leaves"]]
+    cells = [entry for entry in entries if entry[:1] != [TAIL]]
+    tails = [_typed(entry, tuple[str, int]) for entry in entries if entry[:1] == [TAIL]]
+    bounds = np.array(_typed(data["leaf_bounds"], Numbers))
+    if len(bounds) and len(bounds) != len(cells):
+        raise ValueError(f"{len(bounds):,} leaf_bounds for {len(data['leaves']):,} leaves, tails among them")
+    if not {side for _, side in tails} <= {-1, 1}:
+        raise ValueError(f"expected tails on the sides -1 and 1, found {tails!r:.80}")
+    return Leaves(
+        tuple(Leaf.from_json(entry, len(data["box"])) for entry in cells),
+        bounds,
+        _typed(data.get("core"), tuple[float, float] | None),
+        tuple(side for _, side in tails),
+        _typed(data.get("cuts", []), Rows),
+    )
 
 
-def _core(value: Any) -> tuple[float, float] | None:
-    if value is None:
-        return None
-    lo, hi = (float(end) for end in _list(value))
-    return lo, hi
+def _read_heads(entries: list[Any]) -> tuple[HeadProof, ...]:
+    """Heads; one that is like another has its function, interval and bound, and no leaves of its own."""
+    found: dict[str, HeadProof] = {}
+    before: dict[str, dict[str, Any]] = {}
+    try:
+        for entry in entries:
+            stated = _typed(entry, dict)
+            like, leaves = stated.get("like"), None
+            if like is None:
+                bounds = np.array(_typed(stated.get("leaf_bounds", []), Numbers))
+                leaves = Leaves(tuple(Leaf.from_json(leaf, 1) for leaf in _typed(stated["leaves"], list)), bounds)
+            elif like not in before or before[like].get("like") is not None:
+                raise ValueError(f"one is said to be like {like!r:.40}, which is no head with leaves before it")
+            else:
+                stated = {**before[like], "argument_as": None, **stated}
+            head = _typed({name: value for name, value in stated.items() if name != "leaves"}, HeadProof)
+            before[head.name], found[head.name] = stated, dataclasses.replace(head, leaves=leaves)
+    except KeyError as error:
+        raise ValueError(f"a stage does not fit: the field {error} is missing") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"a stage does not fit: {error}") from None
+    if len(found) < len(entries):
+        raise ValueError("a stage does not fit: two have the same name")
+    return tuple(found.values())
 
 
-def _count(value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"expected a whole number ≥ 1, found {value!r:.80}")
-    return value
+Texts, Whole, Numbers = tuple[str, ...], tuple[int, ...], tuple[float, ...]
+Rows = tuple[tuple[float, ...], ...]
+NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "fields"}
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"expected true or false, found {value!r:.80}")
-    return value
+def _typed(value: Any, kind: Any) -> Any:
+    """A JSON value as a type: text, a number, a tuple, a dataclass, or None where that is allowed.
 
-
-def _term(entry: Any) -> Term:
-    if not isinstance(entry, dict):
-        raise TypeError(f"expected a term with a name, a value and a reason, found {entry!r:.80}")
-    value = _number(entry["value"])
-    if value is None:
-        raise TypeError("a term has no value")
-    return Term(_text(entry["name"]), value, _text(entry["reason"]))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, found {value!r:.80}")
-    return value
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, found {value!r:.80}")
+    TypeError or ValueError where it is another one, KeyError where a field is missing.
+    """
+    if type(value) is kind and kind is not float:
+        return value
+    members = get_args(kind)
+    if NoneType in members:
+        return None if value is None else _typed(value, members[0])
+    if get_origin(kind) is tuple:
+        count = len(_typed(value, list)) if members[-1] is Ellipsis else len(members)
+        if len(_typed(value, list)) != count:
+            raise TypeError(f"expected {count} entries, found {value!r:.80}")
+        return tuple(map(_typed, value, members[:1] * count if members[-1] is Ellipsis else members))
+    if hasattr(kind, "__dataclass_fields__"):
+        fields, hints = dataclasses.fields(kind), get_type_hints(kind)
+        if not isinstance(value, dict):
+            *names, last = (f"a {field.name}" for field in fields)
+            raise TypeError(
+                f"expected a {kind.__name__.lower()} with {', '.join(names)} and {last}, found {value!r:.80}"
+            )
+        stated = [each.name for each in fields if each.name in value or each.default is dataclasses.MISSING]
+        return kind(**{name: _typed(value[name], hints[name]) for name in stated})
+    value = float(value) if kind is float and type(value) is int else value
+    if type(value) is not kind:
+        raise TypeError(f"expected {NAMES[kind]}, found {value!r:.80}")
+    if kind is float and not math.isfinite(value):
+        raise ValueError(f"expected a finite number, found {value!r:.80}")
     return value

@@ -1,4 +1,4 @@
-"""The ledger of a certificate as a tree: the bound, the stages of a deep program, and what each head or term adds."""
+"""The ledger of a certificate as a tree: the bound, the stages of a deep program, the share of each head or term."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnc.errors import FileError
 from attnc.numerics.bound import Term
 from attnc.proofs.certificate import Certificate
+from attnc.proofs.proof import HeadProof
 from attnc.targets.box import Box
 
 
 @dataclass(frozen=True)
 class ErrorNode:
-    """What one source adds to the bound: for a head its own error times how much of it reaches the output."""
+    """The part of the bound that one source adds: for a head its own error times its growth up to the output."""
 
     name: str
     what: str
     adds: float
     share: float  # of the whole ledger
-    own: float | None = None  # of a head: how far it is from what it computes, on `interval`
+    own: float | None = None  # for a head: its distance from the function that it computes, on `interval`
     grows: float | None = None  # adds / own
     interval: tuple[float, float] | None = None
     children: tuple[ErrorNode, ...] = ()
@@ -37,8 +37,8 @@ class ErrorNode:
 
 
 def error_tree(certificate: Certificate, box: Box | None = None) -> ErrorNode:
-    """The root is the bound, and says where in the box it is largest. Heads stand under their stage, in the order in
-    which the program runs them."""
+    """The root is the bound, with the place in the box where it is largest. Heads stand under their stage, in the order
+    in which the program runs them."""
     total = math.fsum(term.value for term in certificate.terms)
 
     def share(value: float) -> float:
@@ -47,11 +47,8 @@ def error_tree(certificate: Certificate, box: Box | None = None) -> ErrorNode:
     left = {term.name: term for term in certificate.terms}
     nodes: list[ErrorNode] = []
     by_stage: dict[str, list[ErrorNode]] = {}
-    try:
-        for same in _by_term(certificate.stages):
-            by_stage.setdefault(str(same[0]["stage"]), []).append(_head(same, left, share))
-    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise FileError(f"certificate: a stage does not fit: {type(error).__name__}: {error}") from None
+    for same in _by_term(() if certificate.by_heads is None else certificate.by_heads.heads):
+        by_stage.setdefault(same[0].stage, []).append(_head(same, left, share))
     for stage, heads in by_stage.items():
         adds = math.fsum(head.adds for head in heads)
         nodes.append(
@@ -63,28 +60,26 @@ def error_tree(certificate: Certificate, box: Box | None = None) -> ErrorNode:
     return ErrorNode("bound", where, total, 1.0, children=tuple(nodes))
 
 
-def _by_term(stages: Sequence[Any]) -> list[list[Any]]:
+def _by_term(heads: Sequence[HeadProof]) -> list[list[HeadProof]]:
     """Heads of one stage that bring one term of the ledger together, as the units of a layer of a ReLU network."""
-    groups: dict[tuple[str, str], list[Any]] = {}
-    terms = {str(head["name"]): str(head["term"]) for head in stages if "like" not in head}
-    for head in stages:
-        groups.setdefault((str(head["stage"]), terms[str(head.get("like", head["name"]))]), []).append(head)
+    groups: dict[tuple[str, str], list[HeadProof]] = {}
+    terms = {head.name: head.term for head in heads if head.like is None}
+    for head in heads:
+        groups.setdefault((head.stage, terms[head.like or head.name]), []).append(head)
     return list(groups.values())
 
 
-def _head(same: list[Any], left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
+def _head(same: list[HeadProof], left: dict[str, Term], share: Callable[[float], float]) -> ErrorNode:
     """The first of these heads, and the term of the ledger that they bring, which is then no longer left."""
     head, others = same[0], len(same) - 1
-    carrier, name = head["carrier"], str(head["name"])
-    argument = _readable(str(head.get("argument_as") or head["argument"]))
-    what = _applied(str(head["function"]), argument, None if carrier is None else _readable(str(carrier)))
+    argument = _readable(head.argument_as or head.argument)
+    what = _applied(head.function, argument, None if head.carrier is None else _readable(head.carrier))
     what += f", and {others} more of this kind" if others else ""
-    term = left.pop(str(head["term"]), None)
-    own, (lo, hi) = max(float(one["bound"]) for one in same if "bound" in one), (float(x) for x in head["interval"])
+    term, own = left.pop(head.term, None), max(one.bound for one in same)
     if term is None:  # a head of another stage, of the same function of the same argument, has it
-        return ErrorNode(name, what, 0.0, 0.0, own, 0.0, (lo, hi))
+        return ErrorNode(head.name, what, 0.0, 0.0, own, 0.0, head.interval)
     grows = term.value / own if own > 0 else None
-    return ErrorNode(name, what, term.value, share(term.value), own, grows, (lo, hi))
+    return ErrorNode(head.name, what, term.value, share(term.value), own, grows, head.interval)
 
 
 def _readable(text: str) -> str:

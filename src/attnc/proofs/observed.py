@@ -10,30 +10,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.proofs.leaves.expression_tails import expression_tails
+from attnc.proofs.kinds.tail import expression_tails
 from attnc.targets.box import Box
-from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MAX_POINTS = 20_000
-MAX_WORK = 4 * 10**8
-"""Scores that a sample may cost: about two seconds of exponentials."""
+MAX_SAMPLES = 20_000  # the most points of a sample
+MAX_WORK = 4 * 10**8  # the most scores that a sample may cost: about two seconds of exponentials
 OCTAVES, PER_OCTAVE = 44, 8
-"""Points ever closer to the ends of an interval: keys may be graded to an end, and errors are then waves in log x."""
-FLAT = 1e-3
-"""How far from its asymptotes an expression may be where samples of an infinite box end."""
-STARTS, ROUNDS = 32, 6
-"""From how many of the worst points the error is followed uphill, and how often the steps are halved."""
+"""Octaves towards each end of an interval, and points in each: keys may be graded to an end, and errors are then waves
+in log x."""
+NEAR_ASYMPTOTE = 1e-3  # the distance of an expression from its asymptotes at which samples of an infinite box end
+UPHILL_STARTS, UPHILL_ROUNDS = 32, 6
+"""The number of worst points from which the error is followed uphill, and of rounds, each with half the step."""
 
 
 def sample_points(box: Box, count: int, seed: int = 0) -> Float[np.ndarray, "points d"]:
-    """A grid over the box, its corners included, and as many points at random; sorted along the first axis.
+    """A grid over the box, its corners included, and as many random points; sorted along the first axis.
 
-    In so many dimensions that a grid of two points an axis is too large, corners at random instead.
+    Random corners take the place of the grid where two points per axis would already be too many.
     """
     rng = np.random.default_rng(seed)
     if box.d > math.log2(count / 2):
@@ -57,14 +55,14 @@ def observed_error(
     """The error seen at kinks and at a sample as dense as MAX_WORK allows; `evaluate` maps flat points to flat ones.
 
     For p = ∞ the largest, followed uphill from the worst points; otherwise the L_p norm over the box, by quadrature:
-    the mean over one random point in each cell of a regular grid, whose error is of higher order than that of as many
-    points at random.
-    Where the claim is about finitely many points, all of them are looked at, and none else.
+    the mean over one random point in each cell of a regular grid, whose error is of higher order than that of the same
+    number of independent points. Where the claim is about finitely many points, all of them are looked at, and no
+    others.
     """
     claimed = target.check_points()
     if claimed is not None:
         return float(np.abs(evaluate(claimed) - target(claimed)).max())
-    count = int(min(MAX_POINTS, max(200, MAX_WORK // max(1, work_per_point))))
+    count = int(min(MAX_SAMPLES, max(200, MAX_WORK // max(1, work_per_point))))
     box = target.box if target.box.is_bounded else target.box.core(_reach(target))
     points = sample_points(box, count, seed) if p == math.inf else _stratified(box, count, seed)
     if p == math.inf:
@@ -85,9 +83,9 @@ def observed_error(
 
 
 def _reach(target: Target) -> float:
-    """Of an infinite box: beyond it the target is nearly affine, if that can be known."""
+    """The distance from 0 beyond which a target on an infinite box is nearly affine, where that can be found."""
     box = target.box
-    if not isinstance(target, ExpressionTarget) or box.d > 1:
+    if target.expression is None or box.d > 1:
         return REACH
     sides = [side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end)]
     for reach in (REACH * 2.0**n for n in range(7)):
@@ -95,13 +93,13 @@ def _reach(target: Target) -> float:
         starts = {-1: -float(core.lo[0]), 1: float(core.hi[0])}
         with contextlib.suppress(InputError):
             tails = [tail for side in sides for tail in expression_tails(target.expression, side, starts[side])]
-            if all(tail.error <= FLAT for tail in tails):
+            if all(tail.error <= NEAR_ASYMPTOTE for tail in tails):
                 return reach
     return REACH
 
 
 def _at_ends(box: Box) -> Float[np.ndarray, "points d"]:
-    """Of an interval: PER_OCTAVE points in every octave towards each end."""
+    """PER_OCTAVE points in every octave towards each end of an interval; none for boxes of several variables."""
     if box.d > 1:
         return np.zeros((0, box.d))
     inward = box.widths * 2.0 ** -(1 + np.arange(OCTAVES * PER_OCTAVE)[:, None] / PER_OCTAVE)
@@ -109,11 +107,11 @@ def _at_ends(box: Box) -> Float[np.ndarray, "points d"]:
 
 
 def _uphill(errors_at: Callable[[np.ndarray], np.ndarray], box: Box, points: np.ndarray, errors: np.ndarray) -> float:
-    """The largest error found by steps at random from the worst points of a sample, ever shorter."""
+    """The largest error found by random steps from the worst points of a sample, each round with shorter steps."""
     rng = np.random.default_rng(1)
-    kept = max(1, min(STARTS, len(points) // 64))
+    kept = max(1, min(UPHILL_STARTS, len(points) // 64))
     best, found, step = np.clip(points[np.argsort(errors)[-kept:]], box.lo, box.hi), 0.0, len(points) ** (-1 / box.d)
-    for _ in range(ROUNDS):
+    for _ in range(UPHILL_ROUNDS):
         moved = best[:, None] + step * rng.normal(size=(len(best), 8, box.d)) * box.widths
         moved = np.clip(moved, box.lo, box.hi).reshape(-1, box.d)
         errors = errors_at(moved)

@@ -1,17 +1,29 @@
-"""What every prover returns: a bound, what it is made of, and the evidence from which it can be proved again."""
+"""A proof: a bound, its terms, and the evidence from which it can be proved again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.numerics.bound import Term
-from attnc.proofs.cells.branching import Leaf
+from attnc.proofs.cells.branching import Covering, Leaf
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+REASONS = {
+    "jump": "cells across which f jumps, or is infinitely steep: at most its whole height, on their small volume",
+    "tail": "beyond the core of an infinite box, by the limits of the weights",
+    "approximation": "the difference of the Taylor polynomials of f and of the network on the worst cell",
+    "remainder": "what these polynomials leave out, and the rounding of the proof itself",
+    "selection": "f against the values of the keys that can win on the worst cell, and the leak of the others",
+    "enclosure": "f against all that the stages can say on the worst cell, rounding included",
+    "rounding": "of the engine on the worst cell: scores, exponentials, sums",
+}
+"""The reasons of terms in the ledger; a kind that brings a term of its own is named as its reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +31,7 @@ class Leaves:
     """Cells that cover a box, each with a bound of its own.
 
     An infinite box of one variable has a finite `core`, which the leaves cover, and a tail on each side in `tails`.
-    Enclosure leaves are cut further at the points `cuts`, one list for each variable.
+    Enclosure leaves are cut further at the points `cuts`, one list for each variable. A file may state no bounds.
     """
 
     leaves: tuple[Leaf, ...]
@@ -28,8 +40,17 @@ class Leaves:
     tails: tuple[int, ...] = ()  # −1 for x → −∞, 1 for x → ∞
     cuts: tuple[tuple[float, ...], ...] = ()
 
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Leaves)
+            and (self.leaves, self.core, self.tails, self.cuts) == (other.leaves, other.core, other.tails, other.cuts)
+            and np.array_equal(self.bounds, other.bounds)
+        )
 
-@dataclass(frozen=True, eq=False)
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
 class HeadProof:
     """One channel that attention writes is within `bound` of carrier·function(t), in units of the largest carrier.
 
@@ -54,7 +75,7 @@ class HeadProof:
     leaves: Leaves | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Stages:
     """A proof head by head: `outputs` are combinations of the heads, in their names."""
 
@@ -63,7 +84,7 @@ class Stages:
     axes: tuple[int, ...] = ()  # the axes along which the box is halved in turn, to add up the errors of the heads
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Points:
     """A proof at the finitely many points of a table; `table` holds them with their values where they are few."""
 
@@ -85,3 +106,31 @@ class Proof:
     terms: tuple[Term, ...]
     evidence: Evidence
     complete: bool = True
+
+
+def proof_by_leaves(
+    covering: Covering,
+    *,
+    ledger: Mapping[str, float] | None = None,
+    tails: Mapping[int, float] | None = None,
+    cuts: Sequence[np.ndarray] = (),
+) -> Proof:
+    """The proof that a covering is, with bounds on the tails beyond its box, by side, and its own ledger by default."""
+    tails = tails or {}
+    where = "on the worst cell" if covering.norm is None else "on all cells, as the norm weighs them"
+    terms = tuple(
+        Term(name, value, REASONS.get(name, f"{name} leaves, on the worst cell").replace("on the worst cell", where))
+        for name, value in (covering.ledger if ledger is None else ledger).items()
+    )
+    bound, beyond = covering.bound, max(tails.values(), default=0.0)
+    if beyond > bound:
+        bound, terms = beyond, (Term("tail", beyond, REASONS["tail"]),)
+    box = covering.box
+    evidence = Leaves(
+        covering.leaves,
+        covering.leaf_bounds.max(axis=1),
+        (float(box.lo[0]), float(box.hi[0])) if tails else None,
+        tuple(tails),
+        tuple(tuple(points.tolist()) for points in cuts),
+    )
+    return Proof(bound, terms, evidence, covering.complete)

@@ -40,6 +40,14 @@ class FunctionTarget(Target, abc.ABC):
     lipschitz: float | None
     hessian_bound: float | None
 
+    @property
+    def is_known_on_cells(self) -> bool:
+        return self.given is not None
+
+    @property
+    def interpolated(self) -> FunctionTarget:
+        return self
+
     def _take(self, fn: Callable[..., Any], lipschitz: float | None, hessian_bound: float | None) -> None:
         if not callable(fn):
             raise InputError(f"expected a function, found a {type(fn).__name__}")

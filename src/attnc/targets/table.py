@@ -115,6 +115,10 @@ class TableTarget(Target):
         """Distinct ones."""
         return len(self.points)
 
+    @property
+    def is_known_on_cells(self) -> bool:
+        return False
+
     def check_points(self) -> Float[np.ndarray, "points d"]:
         return self.points
 

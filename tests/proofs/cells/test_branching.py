@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from flint import arb, arb_series
 
-from attnc.proofs.cells.branching import Bounds, Covering, Kind, branch_and_bound
-from attnc.proofs.cells.dyadic import cell_boxes, cell_ends
-from attnc.proofs.leaves.kinds import choose_order, mean_value_kind, mean_value_model, taylor_kind
-from attnc.proofs.leaves.selection import selection_bounds
+from attnc.proofs.cells.branching import Covering, Leaf, branch_and_bound
+from attnc.proofs.cells.dyadic import cell_boxes
+from attnc.proofs.cells.kind import Bounds, Fallback, Kind
+from attnc.proofs.kinds.selection import SelectionKind
+from attnc.proofs.kinds.taylor import MeanValueKind, TaylorKind, choose_order, mean_value_model
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
+from proofs.exact_cells import cell_ends
+from proofs.given_kinds import GivenKind
 from proofs.small_stages import VARIABLES, exact, head_of, seen_error, spectral_stage, stage_of
 from strategies.reference import precision
 
@@ -24,8 +27,8 @@ def prove(stage, f, pairs, **options) -> tuple[Covering, float]:
     """The proof as it is meant to be run, and the error at samples."""
     box = Box.parse(pairs, VARIABLES[: len(pairs)])
     observed = seen_error(stage, f, pairs)
-    order, level = choose_order(lambda order: taylor_kind(stage, f, order), box, 1.03 * observed)
-    kinds = [taylor_kind(stage, f, order), mean_value_kind(stage, f, box)]
+    order, level = choose_order(lambda order: TaylorKind(stage, f, order), box, 1.03 * observed)
+    kinds = [TaylorKind(stage, f, order), Fallback(MeanValueKind(stage, f, box))]
     return branch_and_bound(kinds, box, observed=observed, start_level=level, **options), observed
 
 
@@ -52,7 +55,7 @@ def linear_kind(slope: float, name: str = "linear") -> Kind:
     def bounds(centres, radii, goal):
         return Bounds((centres.sum(axis=1) + slope * radii.max(axis=1))[:, None], {"all": centres[:, :1]}, 0.0)
 
-    return Kind(name, 3, bounds)
+    return GivenKind(name, bounds, 3)
 
 
 def test_the_bound_is_that_of_the_worst_leaf_and_within_the_tolerance():
@@ -61,11 +64,23 @@ def test_the_bound_is_that_of_the_worst_leaf_and_within_the_tolerance():
     assert proof.complete
     assert 2.0 <= proof.bound <= 2.1
     assert proof.bound == proof.leaf_bounds.max()
-    assert proof.leaves[int(np.argmax(proof.leaf_bounds))] == proof.worst
-    (_, right), (_, top) = cell_ends(UNIT, proof.worst.level, np.array(proof.worst.index))
+    worst = proof.leaves[int(np.argmax(proof.leaf_bounds))]
+    (_, right), (_, top) = cell_ends(UNIT, worst.level, np.array(worst.index))
     assert right == top == 1
-    assert proof.worst_box["x1"][1] == 1.0
     assert {(leaf.kind, leaf.order) for leaf in proof.leaves} == {("linear", 3)}
+
+
+@pytest.mark.parametrize("leaf", [Leaf("taylor", 6, 3, (1, 7)), Leaf("selection", None, 0, (0,))])
+def test_leaves_are_stored_with_the_order_that_they_state(leaf):
+    entry = leaf.as_json()
+    assert len(entry) == 2 + (leaf.order is not None) + len(leaf.index)
+    assert Leaf.from_json(entry, len(leaf.index)) == leaf
+
+
+@pytest.mark.parametrize("entry", [None, [], "taylor", ["taylor", 6, 3], [3, 0, 0], ["x", 0.5, 0], ["x", True, 0]])
+def test_entries_that_are_no_leaves_are_refused(entry):
+    with pytest.raises(TypeError, match="leaf"):
+        Leaf.from_json(entry, 1 if entry != ["taylor", 6, 3] else 2)
 
 
 def test_a_goal_stops_the_search_early():
@@ -89,7 +104,7 @@ def test_the_best_method_of_each_cell_is_kept():
         upper = np.where(centres[:, 0] + radii[:, 0] <= 0.5, 0.5, np.inf)
         return Bounds(upper[:, None])
 
-    proof = branch_and_bound([Kind("left", 0, only_left), linear_kind(2.0)], UNIT, observed=2.0)
+    proof = branch_and_bound([GivenKind("left", only_left), linear_kind(2.0)], UNIT, observed=2.0)
     check_cover(proof, 2)
     used = {
         leaf.kind: [other.index[0] / 2**other.level for other in proof.leaves if other.kind == leaf.kind]
@@ -105,21 +120,23 @@ def test_a_fallback_is_used_only_where_nothing_else_is_finite():
         asked.append(len(centres))
         return Bounds(np.full((len(centres), 1), 1.0))
 
-    proof = branch_and_bound([linear_kind(2.0), Kind("fallback", 0, fallback, is_fallback=True)], UNIT, observed=2.0)
+    last = Fallback(GivenKind("fallback", fallback))
+    proof = branch_and_bound([linear_kind(2.0), last], UNIT, observed=2.0)
     assert not asked
-    nothing = Kind("nothing", 0, lambda centres, radii, goal: Bounds(np.full((len(centres), 1), np.inf)))
-    proof = branch_and_bound([nothing, Kind("fallback", 0, fallback, is_fallback=True)], UNIT, observed=2.0)
+    nothing = GivenKind("nothing", lambda centres, radii, goal: Bounds(np.full((len(centres), 1), np.inf)))
+    proof = branch_and_bound([nothing, last], UNIT, observed=2.0)
     assert proof.bound == 1.0
     assert {leaf.kind for leaf in proof.leaves} == {"fallback"}
 
 
 def test_halving_stops_at_the_floor_of_the_method():
     """An error of 0 can be proved to rounding, not to 0."""
-    kind = Kind("rounded", 0, lambda c, r, goal: Bounds(1e-15 + 1e-14 * r[:, :1], floor=np.full((len(c), 1), 1e-15)))
+    floor = 1e-15
+    kind = GivenKind("rounded", lambda c, r, _: Bounds(floor + 1e-14 * r[:, :1], floor=np.full((len(c), 1), floor)))
     proof = branch_and_bound([kind], UNIT)
     assert proof.complete
     assert proof.bound <= 2e-15
-    lost = Kind("lost", 0, lambda c, r, goal: Bounds(np.full((len(c), 1), np.inf), floor=np.inf))
+    lost = GivenKind("lost", lambda c, r, goal: Bounds(np.full((len(c), 1), np.inf), floor=np.inf))
     proof = branch_and_bound([lost], UNIT, box_budget=100)
     assert proof.bound == np.inf
     assert not proof.complete
@@ -148,7 +165,7 @@ def test_smooth_fits_are_proved_closely(text, pairs, n, fit, looseness):
     assert observed <= proof.bound
     assert proof.bound <= 1.04 * proof.seen
     assert proof.seen <= looseness / 1.04 * observed * 1.1
-    assert math.fsum(proof.worst_terms.values()) == pytest.approx(proof.bound, rel=1e-6)
+    assert math.fsum(proof.ledger.values()) == pytest.approx(proof.bound, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -195,9 +212,8 @@ def test_selection_and_taylor_leaves_together():
     stage = stage_of([head_of((2 * beta * anchors, -beta * anchors[:, 0] ** 2, np.sin(anchors), None))], 1)
     f, box = Expression.parse("sin(x)"), Box.parse([(-1.0, 1.0)], ["x"])
     target = ExpressionTarget(f, box)
-    select = Kind("selection", 0, lambda c, r, goal: Bounds(selection_bounds(stage, target, c, r)))
     observed = seen_error(stage, f, [(-1, 1)])
-    proof = branch_and_bound([select, taylor_kind(stage, f, 6)], box, observed=observed)
+    proof = branch_and_bound([SelectionKind(stage, target), TaylorKind(stage, f, 6)], box, observed=observed)
     check_cover(proof, 1)
     assert proof.complete
     assert observed <= proof.bound <= 1.06 * observed

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.proofs.cells.dyadic import cell_boxes, cell_ends, cells, children
+from attnc.proofs.cells.dyadic import cell_boxes, cells, children
 from attnc.targets.box import Box
+from proofs.exact_cells import cell_ends
 
 ends = st.floats(-1e6, 1e6, allow_subnormal=False)
 

@@ -11,10 +11,12 @@ import attnc
 from attnc.constructions import max_affine
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
-from attnc.proofs.cells.branching import Bounds, Kind
 from attnc.proofs.cells.integral import bound_integral
-from attnc.proofs.prover import prove
+from attnc.proofs.cells.kind import Bounds
+from attnc.proofs.leaves_prover import LeavesProver
+from attnc.proofs.prover import ProofRequest
 from attnc.targets.box import Box
+from proofs.given_kinds import GivenKind
 
 UNIT = Box.parse([(0, 1)])
 
@@ -25,7 +27,7 @@ def kind_of(error, slope):
     def bounds(centres, radii, goal):
         return Bounds((error(centres) + slope * radii.sum(axis=1))[:, None] * (1 + 1e-7))
 
-    return Kind("test", 0, bounds)
+    return GivenKind("test", bounds)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.5, 40.0])
@@ -59,7 +61,7 @@ def test_cells_gather_at_a_jump():
         hit = (centres + radii >= start) & (centres - radii <= start + width)
         return Bounds(hit.astype(float))
 
-    found = bound_integral([Kind("test", 0, bounds)], UNIT, 1.0, goal=1.1 * width)
+    found = bound_integral([GivenKind("test", bounds)], UNIT, 1.0, goal=1.1 * width)
     assert found.complete
     assert width <= found.bound <= 1.1 * width
     assert len(found.leaves) < 200
@@ -91,7 +93,7 @@ def test_the_bound_holds_and_is_close(text, box, cells, nodes, most, p):
     errors = np.abs(NumpyEngine(built.program)(points).reshape(len(points), -1) - target(points)).max(axis=1)
     volume = math.prod(hi - lo for lo, hi in box)
     error = (volume * np.mean(errors**p)) ** (1 / p)
-    found = prove(built.program, target, p=p, observed=error, box_budget=12_000)
+    found = LeavesProver().prove(built.program, target, ProofRequest(p=p, observed=error, cells=12_000))
     # The quadrature of a jump inside a cell is good to one part in nodes/cells.
     assert error * (1 - cells / nodes) <= found.bound
     assert found.bound <= most[[1.0, 2.0, 3.5].index(p)] * error
@@ -104,9 +106,9 @@ def test_compile_proves_norms_by_leaves():
     claim = net.certificate
     assert (claim.method, claim.norm) == ("proof", "2")
     assert claim.observed <= claim.bound <= 0.3
-    assert len(claim.leaves) == len(claim.leaf_bounds)
+    assert claim.num_leaves == len(claim.leaf_bounds)
     lo, hi = claim.cells(net.box)
-    assert claim.bound == pytest.approx(np.sqrt((hi - lo)[:, 0] @ np.array(claim.leaf_bounds) ** 2), rel=1e-8)
+    assert claim.bound == pytest.approx(np.sqrt((hi - lo)[:, 0] @ claim.leaf_bounds**2), rel=1e-8)
     assert claim.pointwise_bound is None
     assert net.bound({"x": (0.4, 0.6)}, seconds=1.0) < claim.bound
 
@@ -115,11 +117,12 @@ def test_a_wrong_value_is_seen():
     target = attnc.as_target("sign(x)", [(-1, 1)], p=2.0)
     other = attnc.as_target("sign(x) + 0.25", [(-1, 1)], p=2.0)
     program = max_affine(target, points_per_axis=16, norm=2.0).program
-    assert 0.25 * math.sqrt(2) * 0.99 <= prove(program, other, p=2.0).bound <= 0.45
+    bound = LeavesProver().prove(program, other, ProofRequest(p=2.0)).bound
+    assert 0.25 * math.sqrt(2) * 0.99 <= bound <= 0.45
 
 
 def test_deep_programs_are_refused():
     target = attnc.as_target("sin(sin(x*y))", [(-1, 1)] * 2)
     program = attnc.constructions.compose(target, eps=1e-2).program
     with pytest.raises(ProgramError):
-        prove(program, target, p=2.0)
+        LeavesProver().prove(program, target, ProofRequest(p=2.0))

@@ -42,4 +42,5 @@ def test_the_error_at_a_kink_is_observed(text):
     names = sorted(Expression.parse(text).variables)
     claim = attnc.compile(text, box=dict.fromkeys(names, (-0.6, 0.7)), eps=1e-6).certificate
     assert claim.observed <= claim.bound <= 3 * claim.observed
-    assert len(claim.leaves) + sum(len(stage["leaves"]) for stage in claim.stages) < 1000
+    heads = claim.by_heads.heads if claim.by_heads else ()
+    assert claim.num_leaves + sum(len(head.leaves.leaves) for head in heads) < 1000

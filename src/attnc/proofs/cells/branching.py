@@ -1,8 +1,8 @@
-"""Branch and bound over dyadic cells: a box is proved cell by cell, and what is not proved well is halved.
+"""Branch and bound over dyadic cells: a box is proved cell by cell, and cells with a large bound are halved.
 
-Every method (`Kind`) bounds |f − network| over many cells at once. A cell whose best bound is at most the goal becomes
-a leaf, the others are cut into 2^d. The goal is a little above the largest error that was seen, which no bound can
-beat. The bound that is proved is the largest of the leaves.
+Every `Kind` bounds |f − network| over many cells at once. A cell whose best bound is at most the goal becomes a leaf,
+the others are cut into 2^d. The goal is a little above the largest error that was seen, which no bound can beat. The
+bound that is proved is the largest of the leaves.
 """
 
 from __future__ import annotations
@@ -11,101 +11,80 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.numerics.jet_balls import TINY
-from attnc.proofs.cells.dyadic import cell_boxes, cell_ends, cells, children
+from attnc.numerics.rounding import TINIEST, up
+from attnc.proofs.cells.dyadic import cell_boxes, cells, children
+from attnc.proofs.cells.kind import Bounds, Kind, meets
 from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.box import Box
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
 
-MAX_LEVEL = 48  # beyond it a cell is some units in the last place of its ends
-_FIRST_CELLS = 8  # at most so many cells to begin with
-_CELLS = 4096  # examined at a time, unless they take long
-_HOPELESS = 2048  # cells without a finite bound, after which there will be none: numbers overflow, or underflow
-_PATIENCE = 1 / 30  # of the time budget, between two looks at the clock
-
-
-@dataclass(frozen=True, eq=False)
-class Bounds:
-    """What a method proved on cells.
-
-    `terms`, if given, add up to `upper`. `seen` is an error that is attained in one of the cells, up to rounding (0 if
-    none is known), `floor` the part of `upper` that no halving removes.
-    """
-
-    upper: Float[np.ndarray, "cells outputs"]
-    terms: Mapping[str, Float[np.ndarray, "cells outputs"]] = field(default_factory=dict)
-    seen: float = 0.0
-    floor: Float[np.ndarray, "cells outputs"] | float = 0.0
-
-    @property
-    def floors(self) -> Float[np.ndarray, " cells"]:
-        return np.asarray(np.broadcast_to(self.floor, self.upper.shape).max(axis=1))
-
-    def meet(self, goal: float) -> Bool[np.ndarray, " cells"]:
-        """Which cells need not be halved."""
-        return meets(self.upper, self.floors, goal)
-
-
-def meets(upper: np.ndarray, floors: np.ndarray, goal: float) -> Bool[np.ndarray, " cells"]:
-    """Whether a bound is finite and at most the goal, but for what no halving removes and a quarter of it."""
-    largest = upper.max(axis=1)
-    with np.errstate(over="ignore"):
-        return np.asarray((largest <= goal + 1.25 * np.nan_to_num(floors)) & np.isfinite(largest))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A method to bound the error on boxes {c + rτ}. A fallback is tried only where no other gives a finite bound."""
-
-    name: str
-    order: int
-    bounds: Callable[[Float[np.ndarray, "cells d"], Float[np.ndarray, "cells d"], Goal], Bounds]
-    is_fallback: bool = False
+MAX_LEVEL = 48  # beyond it a cell is a few units in the last place of its ends
+_FIRST_CELLS = 8  # the most cells to begin with
+_CELLS = 4096  # cells examined at a time; fewer if they take long
+_HOPELESS = 2048  # after this many cells without a finite bound the search ends: numbers overflow, or underflow
+_PATIENCE = 1 / 30  # the part of the time budget that may pass between two looks at the clock
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """The cell `index` of a level, and the method that proved it."""
+    """The cell `index` of a level, and the kind that proved it; the order, where the kind states one."""
 
     kind: str
-    order: int
+    order: int | None
     level: int
     index: tuple[int, ...]
 
     def as_json(self) -> list[Any]:
-        """[kind, order, level, i_1, …, i_d] for Taylor leaves, [kind, level, i_1, …, i_d] for others."""
-        return [self.kind, *([self.order] if self.kind == "taylor" else []), self.level, *self.index]
+        """[kind, level, i_1, …, i_d], with the order behind the kind where it is stated."""
+        return [self.kind, *([] if self.order is None else [self.order]), self.level, *self.index]
+
+    @classmethod
+    def from_json(cls, entry: Any, d: int) -> Leaf:
+        """A leaf over d variables; TypeError or ValueError where the entry is none."""
+        if not isinstance(entry, list) or len(entry) not in (d + 2, d + 3) or not isinstance(entry[0], str):
+            raise TypeError(f"expected a leaf over {d} variables, found {entry!r:.80}")
+        kind, *numbers = entry
+        if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+            raise TypeError(f"expected whole numbers in a leaf, found {entry!r:.80}")
+        *order, level = numbers[:-d]
+        return cls(kind, order[0] if order else None, level, tuple(numbers[-d:]))
 
 
 @dataclass(frozen=True, eq=False)
 class Covering:
-    """sup |f − network| ≤ bound over the box: the largest of the leaves, which cover it."""
+    """Leaves that cover a box, with bounds of |f − network| on each.
+
+    They bound the largest error by the worst leaf, or, where `norm` is given, the L_p norm of the error.
+    """
 
     box: Box
     leaves: tuple[Leaf, ...]
     leaf_bounds: Float[np.ndarray, "leaves outputs"]
-    terms: Mapping[str, Float[np.ndarray, "leaves outputs"]]  # what the bounds of the leaves are made of
+    terms: Mapping[str, Float[np.ndarray, "leaves outputs"]]  # the parts of the bounds of the leaves
     seen: float
     goal: float
     examined: int
-    complete: bool  # False: time or cells ran out before all leaves met the goal
+    complete: bool  # False: time or cells ran out before the goal was met
+    norm: float | None = None
+    shares: Float[np.ndarray, " leaves"] | None = None  # of the leaves in the integral of a norm
 
     @property
     def bounds(self) -> Float[np.ndarray, " outputs"]:
-        """For every output."""
+        """The largest bound of any leaf, for every output."""
         return np.asarray(self.leaf_bounds.max(axis=0))
 
     @property
     def bound(self) -> float:
-        return float(self.bounds.max())
+        return float(self.bounds.max()) if self.norm is None else self.norm
 
     @property
     def _worst(self) -> tuple[int, int]:
@@ -113,21 +92,21 @@ class Covering:
         return int(leaf), int(output)
 
     @property
-    def worst(self) -> Leaf:
-        """The leaf with the largest bound."""
-        return self.leaves[self._worst[0]]
+    def ledger(self) -> dict[str, float]:
+        """The parts of the bound: those of the worst leaf; for a norm those of all leaves, as it weighs them.
 
-    @property
-    def worst_terms(self) -> dict[str, float]:
-        """What the largest bound is made of."""
-        values = {name: float(term[self._worst]) for name, term in self.terms.items()}
-        return {name: value for name, value in values.items() if value > 0}
-
-    @property
-    def worst_box(self) -> dict[str, tuple[float, float]]:
-        """The cell with the largest bound, up to rounding."""
-        ends = cell_ends(self.box, self.worst.level, np.array(self.worst.index))
-        return {name: (float(lo), float(hi)) for name, (lo, hi) in zip(self.box.names, ends, strict=True)}
+        b^p = b^{p−1}·Σ terms on every cell, so each term has its share of the integral.
+        """
+        if self.norm is None or self.shares is None:
+            values = {name: float(term[self._worst]) for name, term in self.terms.items()}
+            return {name: value for name, value in values.items() if value > 0}
+        rows, worst = np.arange(len(self.leaf_bounds)), np.argmax(self.leaf_bounds, axis=1)
+        largest = np.maximum(self.leaf_bounds.max(axis=1), TINIEST)
+        with np.errstate(invalid="ignore", over="ignore"):
+            parts = {
+                name: (self.shares * term[rows, worst] / largest).sum() * self.norm for name, term in self.terms.items()
+            }
+        return {name: float(up(part, 16)) for name, part in parts.items() if part > 0}
 
 
 def branch_and_bound(
@@ -145,11 +124,11 @@ def branch_and_bound(
 ) -> Covering:
     """Prove a bound of |f − network| over the box, within the tolerance (and `floor`, absolute) of the least possible.
 
-    `observed` is an error that was seen; more are seen on the way. With a `goal` nothing below it is attempted. When
-    time or cells run out, what is proved so far is returned, not complete: a bound all the same.
+    `observed` is an error that was seen; larger ones may be seen on the way. Nothing below `goal` is attempted. When
+    time or cells run out, the covering found so far is returned with complete=False: its bound holds all the same.
     """
     began = time.monotonic()
-    search = _Search(kinds, box, observed, tolerance, floor, goal or 0.0)
+    search = _Branching(kinds, box, observed, tolerance, floor, goal or 0.0)
     level = int(math.log2(_FIRST_CELLS) / box.d) if start_level is None else start_level
     first = cells(box.d, level)
     pending = deque(search.examine(level, first[i : i + _CELLS]) for i in range(0, len(first), _CELLS))
@@ -157,7 +136,7 @@ def branch_and_bound(
     while pending:
         parents = pending.popleft()
         while pending and pending[0].level == parents.level and len(parents.index) << box.d < size:
-            parents = Cells.joined([parents, pending.popleft()])
+            parents = CellBounds.joined([parents, pending.popleft()])
         fit = max(1, size >> box.d)
         if len(parents.index) > fit:
             pending.appendleft(parents.where(slice(fit, None)))
@@ -177,8 +156,8 @@ def branch_and_bound(
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
-    """Cells of one level with the best that is known of each."""
+class CellBounds:
+    """Cells of one level with the best bound known for each."""
 
     level: int
     index: Int[np.ndarray, "cells d"]
@@ -188,12 +167,12 @@ class Cells:
     terms: dict[str, Float[np.ndarray, "cells outputs"]]
 
     @classmethod
-    def unknown(cls, level: int, index: Int[np.ndarray, "cells d"], outputs: int) -> Cells:
+    def unknown(cls, level: int, index: Int[np.ndarray, "cells d"], outputs: int) -> CellBounds:
         n = len(index)
         return cls(level, index, np.full((n, outputs), np.inf), np.zeros(n, dtype=np.int64), np.zeros(n), {})
 
     def improve(self, rows: Int[np.ndarray, " some"], number: int, kind: Kind, found: Bounds) -> None:
-        """Keep what was found on these rows where it is better."""
+        """Keep the bounds found on these rows where they are better."""
         better = found.upper.max(axis=1) < self.upper[rows].max(axis=1)
         rows = rows[better]
         self.upper[rows], self.kind[rows], self.floor[rows] = found.upper[better], number, found.floors[better]
@@ -202,12 +181,12 @@ class Cells:
         for name, term in (found.terms or {kind.name: found.upper}).items():
             self.terms.setdefault(name, np.zeros(self.upper.shape))[rows] = term[better]
 
-    def where(self, rows: np.ndarray | slice) -> Cells:
+    def where(self, rows: np.ndarray | slice) -> CellBounds:
         terms = {name: term[rows] for name, term in self.terms.items()}
-        return Cells(self.level, self.index[rows], self.upper[rows], self.kind[rows], self.floor[rows], terms)
+        return CellBounds(self.level, self.index[rows], self.upper[rows], self.kind[rows], self.floor[rows], terms)
 
     @classmethod
-    def joined(cls, parts: Sequence[Cells]) -> Cells:
+    def joined(cls, parts: Sequence[CellBounds]) -> CellBounds:
         names = dict.fromkeys(name for part in parts for name in part.terms)
         terms = {
             name: np.concatenate([part.terms.get(name, np.zeros(part.upper.shape)) for part in parts]) for name in names
@@ -220,10 +199,10 @@ class Cells:
 
 def best_of(
     kinds: Sequence[Kind], box: Box, level: int, index: Int[np.ndarray, "cells d"], goal: Goal, seen: float = 0.0
-) -> tuple[Cells, float]:
-    """The best bound of any method on every cell, and the largest error seen; methods are tried until one will do."""
+) -> tuple[CellBounds, float]:
+    """The best bound on every cell, and the largest error seen; kinds are tried until one meets the goal."""
     centres, radii = cell_boxes(box, level, index)
-    known: Cells | None = None
+    known: CellBounds | None = None
     for number, kind in enumerate(kinds):
         largest = np.full(len(index), np.inf) if known is None else known.upper.max(axis=1)
         rows = np.flatnonzero(np.isinf(largest) | (largest > goal.value) & (not kind.is_fallback))
@@ -231,17 +210,17 @@ def best_of(
             continue
         found = kind.bounds(centres[rows], radii[rows], goal)
         seen = max(seen, found.seen)
-        known = known or Cells.unknown(level, index, found.upper.shape[1])
+        known = known or CellBounds.unknown(level, index, found.upper.shape[1])
         known.improve(rows, number, kind, found)
     if known is None:
-        raise InputError("a proof by cells needs a method to bound the error on them; none was given.")
+        raise InputError("a proof by cells needs a kind of bound for them; none was given.")
     return known, seen
 
 
-def leaves_of(kinds: Sequence[Kind], parts: Sequence[Cells]) -> tuple[tuple[Leaf, ...], Cells]:
-    """All of these cells as leaves, and what is known of each in the same order."""
+def leaves_of(kinds: Sequence[Kind], parts: Sequence[CellBounds]) -> tuple[tuple[Leaf, ...], CellBounds]:
+    """All of these cells as leaves, and the bounds of each in the same order."""
     parts = [part for part in parts if len(part.index)]
-    whole = Cells.joined(parts)
+    whole = CellBounds.joined(parts)
     levels = np.repeat([part.level for part in parts], [len(part.index) for part in parts])
     leaves = tuple(
         Leaf(kinds[kind].name, kinds[kind].order, level, tuple(row))
@@ -250,7 +229,7 @@ def leaves_of(kinds: Sequence[Kind], parts: Sequence[Cells]) -> tuple[tuple[Leaf
     return leaves, whole
 
 
-class _Search:
+class _Branching:
     """The leaves so far, and the goal."""
 
     def __init__(
@@ -258,15 +237,15 @@ class _Search:
     ) -> None:
         self.kinds, self.box = kinds, box
         self.seen, self.growth, self.floor, self.wanted = seen, 1 + tolerance, floor, wanted
-        self.leaves: list[Cells] = []
+        self.leaves: list[CellBounds] = []
         self.examined, self.proved, self.bound, self.is_anything_bounded = 0, 0.0, 0.0, False
 
     @property
     def goal(self) -> float:
-        """A little above what was seen; and no less than the bound of a leaf, which nothing will lower again."""
+        """A little above the largest error seen, and no less than the bound of a leaf, which nothing lowers again."""
         return max(self.wanted, self.growth * self.seen + self.floor, self.bound, TINY)
 
-    def examine(self, level: int, index: Int[np.ndarray, "cells d"]) -> Cells:
+    def examine(self, level: int, index: Int[np.ndarray, "cells d"]) -> CellBounds:
         """Make leaves of the cells that meet the goal, and return the others."""
         self.examined += len(index)
         known, self.seen = best_of(self.kinds, self.box, level, index, Goal(self.goal, self.growth), self.seen)
@@ -278,6 +257,6 @@ class _Search:
         self.proved += float(done.sum()) * 0.5 ** (level * self.box.d)
         return known.where(~done)
 
-    def proof(self, unfinished: Sequence[Cells], *, complete: bool) -> Covering:
+    def proof(self, unfinished: Sequence[CellBounds], *, complete: bool) -> Covering:
         leaves, whole = leaves_of(self.kinds, [*self.leaves, *unfinished])
         return Covering(self.box, leaves, whole.upper, whole.terms, self.seen, self.goal, self.examined, complete)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,11 +29,6 @@ def children(index: Int[np.ndarray, "cells d"]) -> Int[np.ndarray, "children d"]
     return (2 * index[:, None] + corners).reshape(-1, d)
 
 
-def cell_ends(box: Box, level: int, index: Int[np.ndarray, " d"]) -> list[tuple[Fraction, Fraction]]:
-    """The cell exactly: lo + (hi − lo)·[i, i + 1]/2ⁿ on every axis."""
-    return [_ends(lo, hi, level, int(i)) for lo, hi, i in zip(box.lo.tolist(), box.hi.tolist(), index, strict=True)]
-
-
 def cell_boxes(
     box: Box, level: int, index: Int[np.ndarray, "cells d"]
 ) -> tuple[Float[np.ndarray, "cells d"], Float[np.ndarray, "cells d"]]:
@@ -44,11 +38,6 @@ def cell_boxes(
         distinct, where = np.unique(index[:, axis], return_inverse=True)
         centres[:, axis], radii[:, axis] = _covering(lo, hi, level, distinct)[:, where.ravel()]
     return centres, radii
-
-
-def _ends(lo: float, hi: float, level: int, i: int) -> tuple[Fraction, Fraction]:
-    start, width = Fraction(lo), Fraction(hi) - Fraction(lo)
-    return start + width * Fraction(i, 2**level), start + width * Fraction(i + 1, 2**level)
 
 
 def _covering(lo: float, hi: float, level: int, index: Int[np.ndarray, " cells"]) -> Float[np.ndarray, "2 cells"]:

@@ -11,12 +11,13 @@ import numpy as np
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
-from attnc.proofs.cells.branching import Bounds, Covering, Kind, Leaf, branch_and_bound
+from attnc.proofs.cells.branching import Covering, Leaf, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
-from attnc.proofs.leaves.kinds import mean_value_kind, taylor_kind
-from attnc.proofs.leaves.selection import selection_bounds
+from attnc.proofs.cells.kind import Kind
+from attnc.proofs.kinds.selection import SelectionKind
+from attnc.proofs.kinds.taylor import MeanValueKind, TaylorKind
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.ranges import SHARP, Goal
+from attnc.proofs.taylor.ranges import SHARP
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.substituting import substitute
@@ -63,8 +64,8 @@ def prove_line(
     expression = function_of_t(tree)
     target = _Line(expression, box)
     samples = np.linspace(lo, hi, 257)[:, None]
-    at_kinks = dataclasses.replace(mean_value_kind(stage, expression, box), is_fallback=False)
-    kinds = [taylor_kind(stage, expression, ORDER), _selection(stage, target), at_kinks]
+    at_kinks = MeanValueKind(stage, expression, box)
+    kinds: list[Kind] = [TaylorKind(stage, expression, ORDER), SelectionKind(stage, target), at_kinks]
     largest = (_largest_value(head, box) for head in heads)
     floor = FLOOR * max(float(np.abs(expression(samples)).max()), *largest)
     proof = branch_and_bound(kinds, box, tolerance=tolerance, floor=floor, start_level=START_LEVEL, time_budget=seconds)
@@ -104,13 +105,6 @@ class _Line(ExpressionTarget):
     def __init__(self, expression: object, box: Box) -> None:
         self.expression, self.box, self.text = expression, box, ""  # type: ignore[assignment]
         self.input_shapes, self.output_shape = ((1,),), ()
-
-
-def _selection(stage: OneStage, target: _Line) -> Kind:
-    def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        return Bounds(selection_bounds(stage, target, centres, radii))
-
-    return Kind("selection", 0, bounds)
 
 
 def _is_defined(tree: Node, lo: float, hi: float) -> bool:

@@ -31,7 +31,7 @@ from attnc.errors import InputError
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
-from attnc.proofs.leaves.near_values import NearValues, Pairs
+from attnc.proofs.cells.near_keys import NearPairs, NearValues
 from attnc.proofs.rounding.parts import in_parts, shared
 from attnc.proofs.rounding.program import HeadRoundings, Roundings
 from attnc.proofs.rounding.weight_errors import WeightErrors, deltas
@@ -150,7 +150,7 @@ class _HeadError:
         spent = up(self.rounds.underflow * (1 + self.reach.sum(axis=1))[:, None], 4)
         return up(found + up(unseen * self.largest, 2) + spent)
 
-    def _of_pairs(self, pairs: Pairs) -> Float[np.ndarray, "rows outputs"]:
+    def _of_pairs(self, pairs: NearPairs) -> Float[np.ndarray, "rows outputs"]:
         u = self.unit
         weights = WeightErrors(self.near, pairs, self.rounds, self.reach, u, for_any_weights=self.for_any_weights)
         num_keys = self.near.scores.num_keys
@@ -179,7 +179,7 @@ class _HeadError:
         nu = n * self.unit
         return np.where(nu < 1, nu / np.maximum(1 - nu, U), np.inf)
 
-    def _sizes(self, pairs: Pairs, output: int) -> Float[np.ndarray, " pairs"]:
+    def _sizes(self, pairs: NearPairs, output: int) -> Float[np.ndarray, " pairs"]:
         size = self.rounds.value_sizes[pairs.key, output]
         slopes = self.rounds.value_size_slopes
         if slopes is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, up
-from attnc.proofs.leaves.near_values import NearValues, Pairs
+from attnc.proofs.cells.near_keys import NearPairs, NearValues
 from attnc.proofs.rounding.program import HeadRoundings
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class WeightErrors:
     def __init__(
         self,
         near: NearValues,
-        pairs: Pairs,
+        pairs: NearPairs,
         rounds: HeadRoundings,
         reach: Float[np.ndarray, "boxes d"],
         u: float,

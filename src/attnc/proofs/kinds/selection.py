@@ -22,19 +22,42 @@ import numpy as np
 from attnc.errors import InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
-from attnc.proofs.leaves.deviations import affine_range, cells_within, deviation, distance, interval
-from attnc.proofs.leaves.near_values import NearValues, Pairs
+from attnc.proofs.cells.intervals import affine_range, cells_within, distance, interval
+from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.cells.near_keys import NearPairs, NearValues
+from attnc.proofs.rounding.program import Roundings
+from attnc.proofs.rounding.stage import score_errors as score_errors_of
 from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-LEAK_SHARE = 2e-3
-"""The leak may add this fraction to the bound. That sets g, and g how far beyond its cell a key still counts."""
-CROWD = 48
-"""Of a box with more near keys than this only the hull of their values is used: it is too large for more."""
-CUTS_PER_BLOCK = 2**18
+CELL_LEAK_SHARE = 2e-3
+"""The part of a bound that the leak may add. It sets g, and g sets the reach of a key beyond its own cell."""
+MOST_WINNERS = 48  # on a box with more near keys only the hull of their values is used
+CUTS_PER_BLOCK = 2**18  # pairs of keys whose half-spaces are cut at a time
+
+
+@dataclass(frozen=True, eq=False)
+class SelectionKind(Kind):
+    """The values of the keys that can win on the cell; with `roundings`, also for the weights that engines compute."""
+
+    stage: OneStage
+    target: Target
+    roundings: Roundings | None = None
+    outputs: Int[np.ndarray, " outputs"] | None = None  # those of the target that the stage makes: all, by default
+    name = "selection"
+
+    @property
+    def covers_computed_weights(self) -> bool:
+        return self.roundings is not None
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        errors = () if self.roundings is None else score_errors_of(self.roundings, centres, radii)
+        found = selection_bounds(self.stage, self.target, centres, radii, outputs=self.outputs, score_errors=errors)
+        return Bounds(found)
 
 
 def selection_bounds(
@@ -87,7 +110,7 @@ class _Winners:
         bounds = np.empty(values.shape)
         everything = selection.all_values
         for batch in selection.batches():
-            if not isinstance(batch, Pairs):
+            if not isinstance(batch, NearPairs):
                 boxes, keys = batch
                 hull = selection.with_rest(selection.crowd_hull(boxes, keys))
                 bounds[boxes] = distance(values[boxes], self.own[boxes] + hull)
@@ -105,22 +128,22 @@ class _Winners:
             bounds[batch.boxes] = up(best + up(up(leak)[:, None] * farthest))
         return bounds
 
-    def _gaps(self, batch: Pairs, whole: np.ndarray, farthest: np.ndarray) -> Float[np.ndarray, " boxes"]:
-        """g for each box: the leak is then about LEAK_SHARE of what the box is charged anyway."""
+    def _gaps(self, batch: NearPairs, whole: np.ndarray, farthest: np.ndarray) -> Float[np.ndarray, " boxes"]:
+        """g for each box: the leak is then about CELL_LEAK_SHARE of the rest of the bound."""
         counts = np.bincount(batch.row, minlength=len(batch.boxes))
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = LEAK_SHARE * whole.max(axis=1) / farthest.max(axis=1)
+            share = CELL_LEAK_SHARE * whole.max(axis=1) / farthest.max(axis=1)
             gaps = np.log(counts / share)
         return np.clip(np.nan_to_num(gaps, nan=self.selection.gap), 1.0, self.selection.gap)
 
     def _won(
-        self, batch: Pairs, is_near: Bool[np.ndarray, " pairs"], gaps: np.ndarray, whole: np.ndarray
+        self, batch: NearPairs, is_near: Bool[np.ndarray, " pairs"], gaps: np.ndarray, whole: np.ndarray
     ) -> Float[np.ndarray, "boxes outputs"]:
         """max_k sup_{X_k} |f − v_k|, or the bound by hulls where there are too many near keys."""
         row, key = batch.row[is_near], batch.key[is_near]
         counts = np.bincount(row, minlength=len(batch.boxes))
-        found = np.where((counts <= CROWD)[:, None], -np.inf, whole)
-        for size in (1, 2, 4, 8, 16, 32, CROWD):
+        found = np.where((counts <= MOST_WINNERS)[:, None], -np.inf, whole)
+        for size in (1, 2, 4, 8, 16, 32, MOST_WINNERS):
             rows = np.flatnonzero((counts <= size) & (counts > size // 2))
             step = max(1, CUTS_PER_BLOCK // (size * size))
             for start in range(0, len(rows), step):
@@ -129,7 +152,12 @@ class _Winners:
         return found
 
     def _hold_against_winners(
-        self, batch: Pairs, rows: np.ndarray, keys: Int[np.ndarray, "rows size"], gaps: np.ndarray, found: np.ndarray
+        self,
+        batch: NearPairs,
+        rows: np.ndarray,
+        keys: Int[np.ndarray, "rows size"],
+        gaps: np.ndarray,
+        found: np.ndarray,
     ) -> None:
         boxes = batch.boxes[rows]
         lo, hi = self._where_winning(boxes, keys, gaps)
@@ -141,7 +169,7 @@ class _Winners:
         if linear.mid.any() or linear.radius.any():
             own = Interval.point(np.zeros((len(key), 1, 1))) + interval(linear)[None]
             slopes = own if slopes is None else slopes + own
-        off = deviation(self.target, self.outputs, cells, values, slopes)
+        off = _deviation(self.target, self.outputs, cells, values, slopes)
         np.maximum.at(found, rows[np.nonzero(wins)[0]], off)
 
     def _where_winning(
@@ -161,7 +189,7 @@ class _Winners:
         hi = np.repeat(self.cells.hi[boxes][:, None], keys.shape[1], axis=1)
         for axis, step in enumerate(steps):
             with np.errstate(divide="ignore", invalid="ignore"):
-                reach = room / step  # less r: the room holds what this axis itself adds, |step|·r
+                reach = room / step  # less r: the room includes the part |step|·r of this axis itself
             below = np.min(reach, axis=2, where=step > 0, initial=np.inf)
             above = -np.max(reach, axis=2, where=step < 0, initial=-np.inf)
             centre, radius = centres[:, axis][:, None], radii[:, axis][:, None]
@@ -176,3 +204,31 @@ def _padded(row: np.ndarray, key: np.ndarray, rows: np.ndarray, size: int) -> In
     """The keys of each of these rows, the last one repeated to fill up."""
     first, last = np.searchsorted(row, rows), np.searchsorted(row, rows, "right")
     return key[np.minimum(first[:, None] + np.arange(size), last[:, None] - 1)]
+
+
+def _deviation(
+    target: Target, outputs: Int[np.ndarray, " outputs"], cells: Interval, values: Interval, slopes: Interval | None
+) -> Float[np.ndarray, "cells outputs"]:
+    """Upper bounds of |f(x) − values − slopes·x| over the cells, for these outputs of the target.
+
+    By the ranges of both; and, where gradients G of an expression are known, by the mean value form
+    |f(c) − values − slopes·c| + Σ_i |G_i − slopes_i|·reach_i, in which both move together.
+    """
+    by_range = target.enclosure(cells)[:, outputs]
+    if slopes is None:
+        return distance(by_range, values)
+    bounds = distance(by_range, affine_range(values, slopes, cells))
+    if target.expression is None:
+        return bounds
+    gradients = target.expression.ranges_and_gradients(cells, violations="infinite")[1][:, outputs]
+    middle = cells.mid
+    at_middle = Interval.point(middle)
+    there = target.expression.ranges(at_middle, violations="infinite")[:, outputs]
+    form = distance(there, affine_range(values, slopes, at_middle))
+    reach = up(np.maximum(cells.hi - middle, middle - cells.lo))
+    for axis in range(cells.shape[1]):
+        steepness = (gradients[..., axis] - slopes[..., axis]).mag
+        with np.errstate(invalid="ignore"):
+            change = np.where(reach[:, None, axis] > 0, up(steepness * reach[:, None, axis]), 0.0)
+        form = up(form + change)
+    return np.minimum(bounds, form)

@@ -10,8 +10,9 @@ from attnc import constructions
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_tables import monomials
-from attnc.proofs.leaves.interpolants import interpolant
-from attnc.proofs.prover import prove
+from attnc.proofs.kinds.taylor import interpolant
+from attnc.proofs.leaves_prover import LeavesProver
+from attnc.proofs.prover import ProofRequest
 from attnc.targets.box import Box
 from attnc.targets.function_target import CallableTarget
 
@@ -87,7 +88,7 @@ def test_smooth_constructions_are_proved_under_the_assumption(d, eps, names):
     assert claim.observed <= claim.bound <= eps
     points = np.random.default_rng(0).uniform(-1, 1, (20_000, d))
     assert np.abs(net(points) - wave(points)).max() <= claim.bound
-    assert {leaf[0] for leaf in claim.leaves} == {"interpolant"}
+    assert {leaf.kind for leaf in claim.by_leaves.leaves} == {"interpolant"}
     assert "given, not proved" in claim.assumptions[0]
     assert "its own rounding is not counted" in claim.assumptions[0]
 
@@ -99,7 +100,7 @@ def test_what_is_given_decides_the_bound():
     bounds = []
     for curvature in (1.0, 4.0, 16.0):
         weaker = CallableTarget(wave, Box.parse([(-1, 1)]), hessian_bound=curvature)
-        bounds.append(prove(program, weaker, eps=0.0, box_budget=600).bound)
+        bounds.append(LeavesProver().prove(program, weaker, ProofRequest(cells=600)).bound)
     assert bounds[0] < bounds[1] < bounds[2]
 
 
@@ -107,7 +108,7 @@ def test_a_weight_that_is_off_is_found():
     target = CallableTarget(wave, Box.parse([(-1, 1)]), hessian_bound=1.0)
     program = constructions.spectral_grid(target, num_anchors=9).program
     other = CallableTarget(lambda p: wave(p) + 0.3 * p[:, 0] ** 2, Box.parse([(-1, 1)]), hessian_bound=1.6)
-    assert prove(program, other, eps=1e-3).bound >= 0.29
+    assert LeavesProver().prove(program, other, ProofRequest(eps=1e-3)).bound >= 0.29
 
 
 def test_the_best_bound_so_far_when_time_runs_out(monkeypatch):

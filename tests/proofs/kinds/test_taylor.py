@@ -9,7 +9,7 @@ from flint import arb
 from attnc.errors import InputError
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.cells.dyadic import cell_boxes, cells
-from attnc.proofs.leaves.taylor import head_model, prepared, taylor_enclosures
+from attnc.proofs.kinds.taylor import head_model, prepared, taylor_bounds
 from attnc.proofs.stages.one_stage import OneStage
 from attnc.proofs.taylor.grid_moments import Grid
 from attnc.proofs.taylor.moments import Keys
@@ -35,8 +35,8 @@ from strategies.reference import precision, tree_value
 KINDS = ("wide", "cluster", "gauss", "grid", "gate")
 
 
-def taylor_bounds(*known) -> np.ndarray:
-    return taylor_enclosures(*known).upper
+def upper_bounds(*known) -> np.ndarray:
+    return taylor_bounds(*known).upper
 
 
 def taus(rng: np.random.Generator, d: int) -> list[np.ndarray]:
@@ -144,7 +144,7 @@ def test_bounds_hold_for_the_whole_stage(seed):
     constant, linear = rng.normal(size=2), rng.normal(size=(2, 2))
     stage = OneStage(tuple(heads), exact(constant), exact(linear))
     centres, radii = random_boxes(rng, np.concatenate([part[0] for part in arrays]))
-    bounds = taylor_bounds(stage, taylor(f, centres, radii, 4), centres, radii, 4)
+    bounds = upper_bounds(stage, taylor(f, centres, radii, 4), centres, radii, 4)
     with precision():
         for box in range(len(centres)):
             for tau in taus(rng, 2):
@@ -171,7 +171,7 @@ def test_bounds_are_tight_on_smooth_fits(text, box, n, order, level):
     stage, f = spectral_stage(text, box, n)
     index = cells(len(box), level)[::7][:60]
     centres, radii = cell_boxes(Box.parse(box), level, index)
-    bounds = taylor_bounds(stage, taylor(f, centres, radii, order), centres, radii, order).max(axis=1)
+    bounds = upper_bounds(stage, taylor(f, centres, radii, order), centres, radii, order).max(axis=1)
     rng = np.random.default_rng(0)
     corners = np.stack(np.meshgrid(*[np.linspace(-1, 1, 9)] * len(box)), axis=-1).reshape(-1, len(box))
     inside = np.concatenate([corners, rng.uniform(-1, 1, (100, len(box)))])
@@ -189,8 +189,8 @@ def test_the_proof_rounds_little_under_strong_cancellation(text, d, n):
     box = [(-3.0, 3.0)] * d
     stage, f = spectral_stage(text, box, n)
     centres, radii = cell_boxes(Box.parse(box), 5, cells(d, 5)[:64])
-    found = taylor_enclosures(stage, taylor(f, centres, radii, 12), centres, radii, 12)
-    assert found.remainder.max() <= 4e-14 * np.abs(stage.heads[0].values.mid).max()
+    found = taylor_bounds(stage, taylor(f, centres, radii, 12), centres, radii, 12)
+    assert found.terms["remainder"].max() <= 4e-14 * np.abs(stage.heads[0].values.mid).max()
 
 
 @pytest.mark.parametrize(("d", "n", "narrow"), [(2, 17, False), (2, 12, True), (3, 7, False), (3, 6, True)])
@@ -259,24 +259,24 @@ def test_hard_temperatures_within_a_cell():
     stage = stage_of([head_of((2 * beta * anchors, -beta * anchors[:, 0] ** 2, np.sin(anchors), None))], 1)
     f = Expression.parse("sin(x)")
     centres, radii = np.array([[0.25]]), np.array([[0.12]])
-    bound = taylor_bounds(stage, taylor(f, centres, radii, 8), centres, radii, 8)[0, 0]
+    bound = upper_bounds(stage, taylor(f, centres, radii, 8), centres, radii, 8)[0, 0]
     truth = max(abs(np.sin(x) - np.sin(0.25)) for x in (0.13, 0.37))
     assert truth <= bound <= 1.011 * truth
 
 
 def test_no_bound_is_infinite_not_nan():
     stage, f = spectral_stage("sin(x)", [(-3, 3)], 9)
-    wide = taylor_bounds(
+    wide = upper_bounds(
         stage, taylor(f, np.zeros((1, 1)), np.full((1, 1), 1e3), 4), np.zeros((1, 1)), np.full((1, 1), 1e3), 4
     )
     assert wide[0, 0] > 1
     kink = Expression.parse("abs(x)")
     centres, radii = np.array([[0.0], [1.0]]), np.full((2, 1), 0.1)
-    bounds = taylor_bounds(stage, taylor(kink, centres, radii, 4), centres, radii, 4)
+    bounds = upper_bounds(stage, taylor(kink, centres, radii, 4), centres, radii, 4)
     assert bounds[0, 0] == np.inf
     assert np.isfinite(bounds[1, 0])
     huge = stage_of([head_of((np.array([[1e308], [-1e308]]), np.array([1e308, 0.0]), np.ones((2, 1)), None))], 1)
-    assert taylor_bounds(huge, taylor(f, centres, radii, 4), centres, radii, 4).min() == np.inf
+    assert upper_bounds(huge, taylor(f, centres, radii, 4), centres, radii, 4).min() == np.inf
 
 
 def test_radii_of_the_read_out_are_in_the_bound():
@@ -285,7 +285,7 @@ def test_radii_of_the_read_out_are_in_the_bound():
     vague = OneStage(
         stage.heads, Enclosed(np.zeros(1), np.array([0.25])), Enclosed(np.zeros((1, 1)), np.array([[0.5]]))
     )
-    tight, loose = (taylor_bounds(s, taylor(f, centres, radii, 8), centres, radii, 8)[0, 0] for s in (stage, vague))
+    tight, loose = (upper_bounds(s, taylor(f, centres, radii, 8), centres, radii, 8)[0, 0] for s in (stage, vague))
     assert tight + 0.25 + 0.5 * 2.1 <= loose <= tight + 0.25 + 0.5 * 2.1 + 1e-9
 
 
@@ -293,7 +293,7 @@ def test_polynomials_of_another_order_are_refused():
     stage, f = spectral_stage("sin(x)", [(-3, 3)], 9)
     centres, radii = np.zeros((1, 1)), np.ones((1, 1))
     with pytest.raises(InputError, match="5 coefficients"):
-        taylor_bounds(stage, taylor(f, centres, radii, 4), centres, radii, 6)
+        upper_bounds(stage, taylor(f, centres, radii, 4), centres, radii, 6)
 
 
 def test_seen_errors_are_attained():
@@ -301,8 +301,8 @@ def test_seen_errors_are_attained():
     box = [(-3.0, 3.0)]
     stage, f = spectral_stage("sin(x)", box, 13)
     centres, radii = cell_boxes(Box.parse(box), 4, cells(1, 4))
-    found = taylor_enclosures(stage, taylor(f, centres, radii, 10), centres, radii, 10)
-    attained = float((found.seen - found.remainder).max())
+    found = taylor_bounds(stage, taylor(f, centres, radii, 10), centres, radii, 10)
+    attained = found.seen
     truth = seen_error(stage, f, box, 20_000)
     assert 0.98 * truth <= attained <= 1.0001 * truth
     assert attained <= found.upper.max()

@@ -26,26 +26,25 @@ from attnc.errors import ProgramError
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
-from attnc.proofs.deep.axis_breaks import cut_at
-from attnc.proofs.deep.enclosures import MOST_CUTS, Part, StageEnclosure, cut_wide, rounding_of_sums
-from attnc.proofs.leaves.deviations import distance, interval
-from attnc.proofs.leaves.near_keys import Scores, leads_over_many
+from attnc.proofs.cells.intervals import cells_within, distance, interval
+from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.cells.near_keys import Scores, leads_over_many
+from attnc.proofs.kinds.enclosure import MOST_CUTS, QueryEnclosure, StageEnclosure, cut_at, cut_wide
+from attnc.proofs.kinds.rounded import rounding_of_sums
+from attnc.proofs.margins import AXIS_DISTANCE, AXIS_LEAKS
 from attnc.proofs.rounding.stage import score_errors
+from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-PIECES = 256
-"""Looked at together."""
-SPARE, SPARE_DISTANCE = 1.5, 1 + 2.0**-12
-"""Rounding and leaks, and the rest of a bound, are stated so much larger than they are proved to be: a checker counts
-some roundings more, leaks over longer intervals, and the radii of its balls have 30 bits."""
+AXIS_PIECES = 256  # pieces of an axis that are looked at together
 
 
 @dataclass(frozen=True, eq=False)
-class Winners:
-    """Of an interval: the rows that can win somewhere in it, the X_m, and ℓ."""
+class RowWinners:
+    """The rows that can win somewhere in an interval, the X_m, and ℓ."""
 
     rows: Int[np.ndarray, " rows"]
     lo: Float[np.ndarray, " rows"]
@@ -55,18 +54,18 @@ class Winners:
 
 @dataclass(frozen=True, eq=False)
 class AxisRows:
-    """One variable: the parts of all stages that it goes through, and its rows of the last head."""
+    """One variable: the parts of all stages through which it goes, and its rows of the last head."""
 
     axis: int
-    parts: tuple[tuple[Part, ...], ...]
+    parts: tuple[tuple[QueryEnclosure, ...], ...]
     states: tuple[Interval, ...]  # before each stage and after the last of them, on the whole box
     inputs: Int[np.ndarray, " inputs"]
     rows: SoftHead[Enclosed]
     cuts: Float[np.ndarray, " cuts"]
-    leak: float  # what rows that are left out may weigh
-    known: dict[tuple[float, float], Winners] = field(default_factory=dict)
+    leak: float  # the most that the rows that are left out may weigh together
+    known: dict[tuple[float, float], RowWinners] = field(default_factory=dict)
 
-    def winners(self, lo: Float[np.ndarray, " cells"], hi: Float[np.ndarray, " cells"]) -> list[Winners]:
+    def winners(self, lo: Float[np.ndarray, " cells"], hi: Float[np.ndarray, " cells"]) -> list[RowWinners]:
         ends = list(zip(lo.tolist(), hi.tolist(), strict=True))
         new = [pair for pair in dict.fromkeys(ends) if pair not in self.known]
         if new:
@@ -83,17 +82,17 @@ class AxisRows:
             begin = first + wins[:, rows].argmax(axis=0)
             end = last - 1 - wins[::-1, rows].argmax(axis=0)
             lows, highs = pieces.lo[begin, 0], pieces.hi[end, 0]
-            self.known[lo, hi] = Winners(rows, lows, highs, float(leaks[first:last].max()))
+            self.known[lo, hi] = RowWinners(rows, lows, highs, float(leaks[first:last].max()))
 
     def _rows_and_leaks(self, pieces: Interval) -> tuple[np.ndarray, np.ndarray]:
-        """(pieces, rows): the fewest rows but for which the weight is at most `leak`; (pieces,): what the others have.
+        """(pieces, rows): the fewest rows without which the weight is ≤ `leak`; (pieces,): the weight of the rest.
 
         p_m ≤ e^{s_m − s_j} on a piece, j the row that leads at its centre.
         """
         can_win, leaks = np.zeros((len(pieces), len(self.rows.offsets.mid)), bool), np.zeros(len(pieces))
         boxes, parent = cut_wide(self._reached(pieces), np.ptp(self.rows.slopes.mid, axis=0), MOST_CUTS)
-        for start in range(0, len(boxes), PIECES):
-            some = boxes[start : start + PIECES]
+        for start in range(0, len(boxes), AXIS_PIECES):
+            some = boxes[start : start + AXIS_PIECES]
             centres = some.mid
             scores = Scores(self.rows, centres, up(np.maximum(some.hi - centres, centres - some.lo)))
             leads = leads_over_many(scores, np.arange(len(some)), np.arange(scores.num_keys)) + scores.slack
@@ -102,7 +101,7 @@ class AxisRows:
             order = np.argsort(weights, axis=1)
             sums = np.cumsum(np.take_along_axis(weights, order, 1), axis=1) * (1 + 2.0**-50 * scores.num_keys)
             left_out = sums <= self.leak
-            owners = parent[start : start + PIECES]
+            owners = parent[start : start + AXIS_PIECES]
             wins = np.empty_like(left_out)
             np.put_along_axis(wins, order, ~left_out, 1)
             np.logical_or.at(can_win, owners, wins)
@@ -125,7 +124,7 @@ class AxisRows:
 
 @dataclass(frozen=True, eq=False)
 class AxisKeys:
-    """Some outputs of the program by one head over such keys."""
+    """Outputs of the program that one head over such keys makes."""
 
     outputs: Int[np.ndarray, " outputs"]
     axes: tuple[AxisRows, ...]
@@ -136,7 +135,7 @@ class AxisKeys:
     rounding: Float[np.ndarray, " outputs"]
 
     def bounds(self, target: Target, cells: Interval) -> Float[np.ndarray, "cells outputs"]:
-        """Of |f − computed outputs| on cells of the box."""
+        """Upper bounds of |f − computed outputs| on cells of the box."""
         winners = [axis.winners(cells.lo[:, i], cells.hi[:, i]) for i, axis in enumerate(self.axes)]
         counts = np.array([[len(found.rows) for found in axis] for axis in winners])
         per_cell = counts.prod(axis=0)
@@ -155,17 +154,41 @@ class AxisKeys:
         leak = self.spare_leak + np.sum([[each.leak for each in found] for found in winners], axis=0)
         everything = Interval(self.values.lo.min(axis=0), self.values.hi.max(axis=0))
         farthest = distance(target.enclosure(cells)[:, self.outputs], everything)
-        leaking = up(up(SPARE * leak * self.growth, len(winners) + 2)[:, None] * farthest)
-        return up(up(SPARE_DISTANCE * np.maximum.reduceat(off, starts) + leaking) + self.rounding)
+        leaking = up(up(AXIS_LEAKS * leak * self.growth, len(winners) + 2)[:, None] * farthest)
+        return up(up(AXIS_DISTANCE * np.maximum.reduceat(off, starts) + leaking) + self.rounding)
+
+
+@dataclass(frozen=True, eq=False)
+class AxisKind(Kind):
+    """Enclosure leaves for heads that select a cell of a grid, all outputs together; `factor` is for the checker."""
+
+    heads: tuple[AxisKeys, ...]
+    target: Target
+    truncation: float = 0.0
+    factor: float = 1.0
+    is_single: bool = False  # one stage: its ledger tells selection from rounding
+    name = "enclosure"
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        cells = cells_within(self.target.box, centres, radii)
+        upper = np.zeros((len(centres), self.target.num_outputs))
+        rounding = np.full(self.target.num_outputs, self.truncation)  # that of scores only makes leaks larger
+        for head in self.heads:
+            upper[:, head.outputs] = up(head.bounds(self.target, cells) + self.truncation)
+            rounding[head.outputs] += head.rounding
+        upper = upper if self.factor == 1 else up(self.factor * upper)
+        if not self.is_single:
+            return Bounds(upper)
+        return Bounds(upper, {"selection": upper - rounding, "rounding": np.broadcast_to(rounding, upper.shape)})
 
 
 def axis_keys(
     stages: Sequence[StageEnclosure], box: Interval, cuts: Sequence[np.ndarray], leak: float
 ) -> tuple[AxisKeys, ...] | None:
-    """The last of the stages as heads over combinations of rows; None where it is not that."""
+    """The last of the stages as heads over combinations of rows; None where it has other keys."""
     *before, last = stages
     states, owners = [box], np.arange(box.shape[1])
-    ways: list[list[tuple[Part, ...]]] = [[] for _ in owners]
+    ways: list[list[tuple[QueryEnclosure, ...]]] = [[] for _ in owners]
     for stage in before:
         states.append(stage(states[-1]))
         after = np.zeros(stage.num_outputs, np.int64)
@@ -191,7 +214,7 @@ def axis_keys(
 
 
 def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndarray, " breaks"]]:
-    """Of a program of one stage: where, axis by axis, one row ceases to matter, and where the next begins to.
+    """The points, axis by axis, where one row of a program of one stage ceases to matter, or the next begins to.
 
     Scores of rows are affine in x_i, and of neighbours one is ahead by g from (a_m − a_n)x + c_m − c_n = ±g on.
     ProgramError where keys are not combinations of rows, or where so soft that these strips overlap.
@@ -220,7 +243,7 @@ class _Combinations:
     spare_leak: float
 
 
-def _combinations(part: Part, groups: Sequence[Bool[np.ndarray, " inputs"]]) -> _Combinations | None:
+def _combinations(part: QueryEnclosure, groups: Sequence[Bool[np.ndarray, " inputs"]]) -> _Combinations | None:
     stage = part.stage
     moves = stage.linear.mid.any() or stage.linear.radius.any()
     if len(stage.heads) != 1 or stage.heads[0].carried is not None or moves:
@@ -254,7 +277,7 @@ def _combinations(part: Part, groups: Sequence[Bool[np.ndarray, " inputs"]]) -> 
     return _Combinations(rows, keys.reshape(shape), inexact, spare)
 
 
-def _keys(part: Part, axes: tuple[AxisRows, ...], grid: _Combinations, state: Interval) -> AxisKeys:
+def _keys(part: QueryEnclosure, axes: tuple[AxisRows, ...], grid: _Combinations, state: Interval) -> AxisKeys:
     (head,) = part.stage.heads
     centre = state.mid
     radius = up(np.maximum(state.hi - centre, centre - state.lo))
@@ -265,5 +288,5 @@ def _keys(part: Part, axes: tuple[AxisRows, ...], grid: _Combinations, state: In
     off_by = float(error) + grid.inexact + 4 * part.roundings.unit * largest
     growth = float(up(math.exp(2 * off_by), LIBM_ULPS + 4)) if off_by < 1 else math.inf
     values = interval(head.values) + interval(part.stage.constant)
-    rounding = SPARE * rounding_of_sums(part.roundings, reach)[0]
+    rounding = AXIS_LEAKS * rounding_of_sums(part.roundings, reach)[0]
     return AxisKeys(part.outputs, axes, grid.keys, values, grid.spare_leak, growth, rounding)

@@ -8,7 +8,8 @@ import pytest
 import attnc
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program
-from attnc.proofs.affine_proof import prove_affine
+from attnc.proofs.kinds.affine import AffineProver
+from attnc.proofs.prover import ProofRequest
 from attnc_checker import check
 
 
@@ -23,10 +24,10 @@ def test_an_affine_map_that_overflows_is_not_proved(power, end):
         with np.errstate(all="ignore"):
             assert np.isfinite(program(np.array([[end]]))).all() == is_held
         if is_held:
-            assert prove_affine(program, target).bound <= 1e-14 * end * 2.0**power
+            assert AffineProver().prove(program, target, ProofRequest()).bound <= 1e-14 * end * 2.0**power
         else:
             with pytest.raises(attnc.ProgramError, match="may overflow in float32"):
-                prove_affine(program, target)
+                AffineProver().prove(program, target, ProofRequest())
 
 
 def test_products_that_underflow_are_proved_again(tmp_path):

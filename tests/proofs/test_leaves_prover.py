@@ -11,15 +11,26 @@ import attnc
 from attnc import constructions
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
-from attnc.proofs.cells.branching import Bounds, Kind
-from attnc.proofs.leaves.kinds import choose_order
-from attnc.proofs.prover import prove
+from attnc.ir.program import Program
+from attnc.proofs.cells.kind import Bounds
+from attnc.proofs.kinds.taylor import choose_order
+from attnc.proofs.leaves_prover import LeavesProver
+from attnc.proofs.proof import Proof
+from attnc.proofs.prover import ProofRequest
+from attnc.proofs.provers import CELLS_BEFORE_STAGES
 from attnc.proofs.taylor.ranges import Goal
-from attnc.proving import CELLS_BEFORE_STAGES
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
+from attnc.targets.target import Target
 from proofs.comparisons import Comparisons, adversarial_points
-from proofs.proving import borders, proven
+from proofs.given_kinds import GivenKind
+from proofs.mutations import change_a_constant, change_a_link, change_a_projection
+from proofs.proving import borders, core_of, proven
+
+
+def prove(program: Program, target: Target, **request: float) -> Proof:
+    return LeavesProver().prove(program, target, ProofRequest(**request))
+
 
 LOOSENESS = [
     ("spectral_grid", "exp(cos(3*x))/(2 + x)", {"x": (-1, 1.5)}, {"num_anchors": 21}, 1.05),
@@ -45,7 +56,7 @@ def test_bounds_are_close_to_the_largest_error(name, text, box, options, most):
     program = getattr(constructions, name)(target, **options).program
     found = proven(program, target, seconds=20.0)
     assert found.complete
-    points = adversarial_points(program, target, 4000, 0, borders(found))
+    points = adversarial_points(program, target, 4000, 0, borders(found, target))
     worst = Comparisons().check(program, target, found.bound, points, {"numpy": NumpyEngine(program)})
     assert found.bound <= most * worst
 
@@ -60,14 +71,14 @@ def test_soft_weights_are_not_taken_for_hard_ones(dtype, scale):
     program = constructions.spectral_grid(plain, num_anchors=21, dtype=dtype).program
     found = proven(program, target, seconds=10.0)
     assert found.complete
-    assert {leaf.kind for leaf in found.leaves} == {"taylor"}
+    assert {leaf.kind for leaf in found.evidence.leaves} == {"taylor"}
     assert found.bound <= 2.1 * scale + (1e-3 if dtype == "float32" else 1e-9)
 
 
 def test_a_proof_out_of_time_is_a_bound_all_the_same():
     target = attnc.as_target("sin(3*x)*cos(y)", {"x": (-1, 2), "y": (0, 1)})
     program = constructions.spectral_grid(target, num_anchors=15).program
-    for budget in ({"time_budget": 0.0}, {"box_budget": 64}, {"time_budget": 0.05}):
+    for budget in ({"seconds": 0.0}, {"cells": 64}, {"seconds": 0.05}):
         found = prove(program, target, observed=1e-12, **budget)
         made = Comparisons()
         made.check(program, target, found.bound, adversarial_points(program, target, 300))
@@ -104,15 +115,14 @@ def test_infinite_boxes_have_tails():
     target = attnc.as_target("relu(x) - silu(x)", {"x": (-np.inf, np.inf)})
     program = constructions.gates(target, eps=1e-3).program
     found = prove(program, target, eps=1e-3)
-    assert set(found.tails) == {-1, 1}
+    assert set(found.evidence.tails) == {-1, 1}
     assert found.bound <= 1e-3
-    core = ExpressionTarget(Expression.parse("relu(x) - silu(x)"), found.core)
+    box = core_of(found, target)
+    core = ExpressionTarget(Expression.parse("relu(x) - silu(x)"), box)
     made = Comparisons()
     made.check(program, core, found.bound, adversarial_points(program, core, 2000))
-    far = np.concatenate(
-        [np.geomspace(float(found.core.hi[0]), 1e3, 200), -np.geomspace(-float(found.core.lo[0]), 1e3, 200)]
-    )
-    wide = ExpressionTarget(core.expression, dataclasses.replace(found.core, lo=np.array([-1e3]), hi=np.array([1e3])))
+    far = np.concatenate([np.geomspace(float(box.hi[0]), 1e3, 200), -np.geomspace(-float(box.lo[0]), 1e3, 200)])
+    wide = ExpressionTarget(core.expression, dataclasses.replace(box, lo=np.array([-1e3]), hi=np.array([1e3])))
     made.check(program, wide, found.bound, far[:, None])
 
 
@@ -127,7 +137,8 @@ def test_a_kink_along_a_diagonal_is_proved_head_by_head():
     """Leaves could hold it, but there would be tens of thousands for a checker to go through."""
     claim = attnc.compile("abs(x - y)", {"x": (-1, 1), "y": (-1, 1)}, 1e-3).certificate
     assert claim.observed <= claim.bound <= min(1e-3, 1.1 * claim.observed)
-    assert len(claim.leaves) + sum(len(stage["leaves"]) for stage in claim.stages) <= CELLS_BEFORE_STAGES
+    heads = claim.by_heads.heads if claim.by_heads else ()
+    assert claim.num_leaves + sum(len(head.leaves.leaves) for head in heads) <= CELLS_BEFORE_STAGES
 
 
 def test_cells_of_three_variables_take_few_leaves():
@@ -135,7 +146,7 @@ def test_cells_of_three_variables_take_few_leaves():
     claim = attnc.compile("sin(x + y + z)", dict.fromkeys("xyz", (-1, 1)), 0.5, construction="max_affine").certificate
     assert claim.method == "proof"
     assert claim.observed <= claim.bound <= min(0.5, 1.2 * claim.observed)
-    assert len(claim.leaves) <= 2000
+    assert claim.num_leaves <= 2000
 
 
 @pytest.mark.parametrize("text", ["max(x, 1 - 2*x)", "min(x, 0) + tanh(x)"])
@@ -163,15 +174,110 @@ def test_an_order_is_chosen_by_few_calls():
     """In one variable a call costs more than the cells in it: bisection took more time than the proof."""
     calls = []
 
-    def kind_of(order: int) -> Kind:
+    def kind_of(order: int) -> GivenKind:
         def bounds(centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
             calls.append(order)
             return Bounds((3 * radii) ** (order + 1))
 
-        return Kind("taylor", order, bounds)
+        return GivenKind("taylor", bounds, order)
 
     box = attnc.as_target("x", {"x": (-1, 1)}).box
     order, level = choose_order(kind_of, box, 1e-10, orders=(6, 8, 12))
     assert calls == [6, 8, 12]
     assert (3 * 2.0 ** -(level + 1)) ** (order + 1) <= 1e-10 < (3 * 2.0**-level) ** (order + 1)
     assert choose_order(kind_of, box, 1e-100, orders=(2,)) == (2, 0)
+
+
+# Sequences, two inputs, code and four variables: by selection leaves
+
+
+def mixed(X):
+    return np.tanh(X.sum(axis=1, keepdims=True)) * X / 2
+
+
+def crossed(X, Y):
+    return np.sin(X[..., 0] + Y.mean(axis=(1, 2))[:, None])[..., None] / 2
+
+
+def one_sequence() -> Target:
+    return attnc.SequenceTarget(mixed, tokens=2, width=1, box=(-1, 1), lipschitz=1.1)
+
+
+def two_sequences() -> Target:
+    return attnc.SequenceTarget(crossed, tokens=(2, 1), width=(1, 1), box=(-1, 1), lipschitz=1.0)
+
+
+def code() -> Target:
+    return attnc.as_target(lambda x: np.stack([np.sin(x[:, 0]), x[:, 1] / 2], axis=1), [(-1, 1)] * 2, 1.0)
+
+
+def four_variables() -> Target:
+    return attnc.as_target("x*y + z*w", {name: (-1, 1) for name in "xyzw"})
+
+
+SELECTED = [
+    (one_sequence, constructions.max_affine, 0.2),
+    (one_sequence, constructions.max_affine_cross, 0.2),
+    (two_sequences, constructions.max_affine_cross, 0.4),
+    (code, constructions.max_affine, 0.1),
+    (four_variables, constructions.max_affine, 1.0),
+    (four_variables, constructions.max_affine_cross, 1.0),
+]
+
+
+def largest_error(program: Program, target: Target, seed: int = 0) -> float:
+    """At random, at corners, and beside the borders of the cells."""
+    rng = np.random.default_rng(seed)
+    points = rng.random((4000, target.box.d))
+    points[:500] = rng.integers(0, 2, (500, target.box.d))
+    points[500:1500] = rng.integers(0, 43, (1000, target.box.d)) / 42
+    points[1500:2000] = np.clip(points[500:1000] + rng.normal(size=(500, target.box.d)) * 1e-4, 0, 1)
+    points = target.box.lo + points * target.box.widths
+    engine = NumpyEngine(program)
+    return float(np.abs(engine(*target.split(points)).reshape(len(points), -1) - target(points)).max())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(("make", "construction", "eps"), SELECTED)
+def test_bounds_by_selection_hold(make, construction, eps, dtype):
+    target = make()
+    built = construction(target, eps=eps, dtype=dtype)
+    found = prove(built.program, target, eps=eps, seconds=20)
+    assert found.complete
+    assert largest_error(built.program, target) <= found.bound <= eps
+
+
+@pytest.mark.parametrize("mutate", [change_a_constant, change_a_link, change_a_projection])
+def test_weights_that_were_changed_are_paid_for(mutate):
+    target = one_sequence()
+    built = constructions.max_affine(target, eps=0.3)
+    for seed in range(6):
+        program = mutate(np.random.default_rng(seed), built.program)
+        try:
+            found = prove(program, target, eps=0.3, seconds=1)
+        except ProgramError:
+            continue
+        assert largest_error(program, target, seed) <= found.bound
+
+
+def test_another_function_is_not_proved():
+    target = one_sequence()
+    built = constructions.max_affine(target, eps=0.2)
+    other = attnc.SequenceTarget(lambda X: mixed(X)[:, ::-1], tokens=2, width=1, box=(-1, 1), lipschitz=1.1)
+    found = prove(built.program, other, eps=0.2, seconds=2)
+    assert largest_error(built.program, other) <= found.bound
+    assert found.bound > 0.4
+
+
+def test_another_shape_is_refused():
+    built = constructions.max_affine(one_sequence(), eps=0.3)
+    with pytest.raises(ProgramError, match="the target"):
+        prove(built.program, code())
+
+
+def test_compile_proves_and_names_the_assumption():
+    claim = attnc.compile(one_sequence(), eps=0.2).certificate
+    assert claim.method == "proof under the stated assumption: Lipschitz constant 1.1 as given"
+    assert claim.bound <= 0.2
+    assert any("given" in sentence for sentence in claim.assumptions)
+    assert {leaf.kind for leaf in claim.by_leaves.leaves} == {"selection"}

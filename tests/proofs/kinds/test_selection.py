@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from attnc.constructions import max_affine, max_affine_cross, truncated_linear
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError
-from attnc.proofs.leaves.selection import selection_bounds
+from attnc.proofs.kinds.selection import selection_bounds
 from attnc.proofs.observed import sample_points
 from attnc.proofs.rounding.program import roundings
 from attnc.proofs.rounding.stage import rounding_bounds, score_errors

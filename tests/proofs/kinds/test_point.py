@@ -10,9 +10,13 @@ import pytest
 
 import attnc
 from attnc.errors import ProgramError
-from attnc.proofs.at_points import prove_at_points
-from attnc.proofs.cells.dyadic import cell_boxes, cell_ends
+from attnc.proofs.cells.dyadic import cell_boxes
+from attnc.proofs.kinds.point import PointKind, PointProver
+from attnc.proofs.prover import ProofRequest
+from attnc.proofs.stages.extraction import stages
+from attnc.proofs.taylor.ranges import SHARP
 from attnc.targets.box import Box
+from proofs.exact_cells import cell_ends
 
 RNG = np.random.default_rng(3)
 X = np.linspace(-1, 1, 60)
@@ -29,7 +33,7 @@ def test_every_point_is_proved(table):
     net = attnc.compile(table, eps=1e-3)
     claim = net.certificate
     assert claim.method == f"proof at the table's {table.num_points:,} points"
-    assert claim.points == table.num_points
+    assert claim.num_points == table.num_points
     errors = np.abs(net.program(table.points).reshape(table.values.shape) - table.values)
     assert errors.max() <= claim.bound <= 1e-3
     assert claim.observed <= claim.bound <= 1.05 * claim.observed + 1e-9
@@ -41,16 +45,18 @@ def test_one_wrong_value_is_seen():
     program = attnc.compile(table, eps=1e-3).program
     values = table.values.copy()
     values[17] += 0.25
-    found = prove_at_points(program, table.points, values)
-    assert found.worst == 17
-    assert 0.249 <= found.bound <= 0.252
+    wrong = attnc.TableTarget(table.points, values)
+    assert 0.249 <= PointProver().prove(program, wrong, ProofRequest()).bound <= 0.252
+    kind = PointKind(stages(program)[0][0], values)
+    assert np.argmax(kind.bounds(table.points, np.zeros_like(table.points), SHARP).upper[:, 0]) == 17
 
 
 def test_a_part_of_a_table_proves_nothing():
     program = attnc.compile(TABLES[0], eps=1e-3).program
-    assert prove_at_points(program, TABLES[0].points, TABLES[0].values, time_budget=-1.0) is None
-    with pytest.raises(ProgramError):
-        prove_at_points(program, TABLES[1].points, TABLES[1].values)
+    with pytest.raises(ProgramError, match="not enough to prove all 60 points"):
+        PointProver().prove(program, TABLES[0], ProofRequest(seconds=-1.0))
+    with pytest.raises(ProgramError, match="one that makes them all"):
+        PointProver().prove(program, TABLES[1], ProofRequest())
 
 
 def test_cells_are_covered_by_the_least_floats_there_are():

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import attnc
 from attnc.errors import InputError
 from attnc.ir.soft_head import Enclosed, SoftHead
-from attnc.proofs.leaves.expression_tails import expression_tails
-from attnc.proofs.leaves.tails import tail_bound
+from attnc.proofs.kinds.tail import expression_tails, tail_bound
 from attnc.proofs.stages.one_stage import OneStage
 from attnc.targets.expressions.expression import Expression
 from proofs.one_stage_programs import enclosed, rational, stage_output

@@ -1,0 +1,110 @@
+"""A way to bound |f − network| on cells, and the bounds that it finds.
+
+A new way is a subclass of `Kind` with a name and `bounds`; the drivers (`branching`, `integral`) and the certificate
+take it as it is.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.proofs.taylor.ranges import Goal
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """Upper bounds of |f − network| on cells.
+
+    `terms`, if given, add up to `upper`. `seen` is an error that is attained in one of the cells, up to rounding (0 if
+    none is known), `floor` the part of `upper` that no halving removes.
+    """
+
+    upper: Float[np.ndarray, "cells outputs"]
+    terms: Mapping[str, Float[np.ndarray, "cells outputs"]] = field(default_factory=dict)
+    seen: float = 0.0
+    floor: Float[np.ndarray, "cells outputs"] | float = 0.0
+
+    @property
+    def floors(self) -> Float[np.ndarray, " cells"]:
+        return np.asarray(np.broadcast_to(self.floor, self.upper.shape).max(axis=1))
+
+    def meet(self, goal: float) -> Bool[np.ndarray, " cells"]:
+        """Which cells need not be halved."""
+        return meets(self.upper, self.floors, goal)
+
+
+def meets(upper: np.ndarray, floors: np.ndarray, goal: float) -> Bool[np.ndarray, " cells"]:
+    """Whether a bound is finite and at most the goal plus 1.25 times the part that no halving removes."""
+    largest = upper.max(axis=1)
+    with np.errstate(over="ignore"):
+        return np.asarray((largest <= goal + 1.25 * np.nan_to_num(floors)) & np.isfinite(largest))
+
+
+class Kind(abc.ABC):
+    """A way to bound |f − network| on cells {c + rτ : τ ∈ [−1, 1]^d}."""
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """The name by which leaves of this kind are stored, and their errors appear in the ledger."""
+
+    @property
+    def order(self) -> int | None:
+        """The order of the polynomials of a leaf, where a checker needs it to prove the leaf again."""
+        return None
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether this kind is tried only on cells for which no other kind gives a finite bound."""
+        return False
+
+    @property
+    def covers_computed_weights(self) -> bool:
+        """Whether the bounds hold for the softmax weights that engines compute, and not only for the exact ones."""
+        return False
+
+    @abc.abstractmethod
+    def bounds(self, centres: Float[np.ndarray, "cells d"], radii: Float[np.ndarray, "cells d"], goal: Goal) -> Bounds:
+        """Bounds for every cell; ∞ where there is none. They need not be sharper than the goal asks for."""
+
+
+@dataclass(frozen=True, eq=False)
+class WrappedKind(Kind):
+    """A kind that changes the bounds of another, and goes by its name."""
+
+    kind: Kind
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
+    def order(self) -> int | None:
+        return self.kind.order
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.kind.is_fallback
+
+    @property
+    def covers_computed_weights(self) -> bool:
+        return self.kind.covers_computed_weights
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        return self.kind.bounds(centres, radii, goal)
+
+
+class Fallback(WrappedKind):
+    """A kind for the cells on which all others fail."""
+
+    @property
+    def is_fallback(self) -> bool:
+        return True

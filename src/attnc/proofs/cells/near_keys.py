@@ -1,0 +1,308 @@
+"""Which keys can matter on which boxes, and their values there.
+
+For keys k and j, the largest s_k − s_j on a box is (s_k − s_j)(c) + |a_k − a_j|·r, c its centre and r its half-widths.
+With j the best key at c, a key whose difference is ≤ −gap has a weight of at most e^{−gap} on the whole box. Clusters
+of boxes are halved again and again, and each passes on only the keys that are near on the box around it: no array of
+size boxes × keys is made unless that number of keys is near.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
+from attnc.proofs.cells.intervals import affine_range, interval
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+PAIRS_PER_CLUSTER = 2**13  # a cluster with at most this many pairs of a box and a key is not halved further
+FEW_INPUTS = 8  # up to this number of inputs every one is looked at for every key
+MINOR_EFFECT = 1e-7
+"""With more inputs, one that changes no difference of scores by more than this is bounded for all keys at once."""
+FAR_BEHIND = 40.0  # keys behind by this plus log(number of keys) weigh together at most e^−40, below 10⁻¹⁷
+LEAK_GAPS = (1.0, 4.0, 10.0)  # gaps tried, beyond which a key counts by its leak and not as a value of the hull
+CROWDED_CLUSTER = 3072  # a cluster with more near keys is taken as a whole, if halving it sheds none
+PAIRS_PER_BATCH = 2**16  # pairs of a box and a near key that are held together
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The scores of a head over boxes, and how far computed differences of them may be off."""
+
+    head: SoftHead[Enclosed]
+    centres: Float[np.ndarray, "boxes d"]
+    radii: Float[np.ndarray, "boxes d"]
+
+    @property
+    def slopes(self) -> Float[np.ndarray, "keys d"]:
+        return self.head.slopes.mid
+
+    @property
+    def num_keys(self) -> int:
+        return len(self.head.offsets.mid)
+
+    @cached_property
+    def spreads(self) -> Float[np.ndarray, " d"]:
+        """The largest difference of any two slopes, for every input."""
+        return np.ptp(self.slopes, axis=0)
+
+    @cached_property
+    def slack(self) -> float:
+        """Bounds the error of every difference of two scores as computed here, on any of the boxes.
+
+        A score is off by its radii, and by γ of the roundings of a_k·c + c_k, of the difference, and of |a_k − a_j|·r,
+        relative to the sizes of all summands.
+        """
+        head, d = self.head, self.centres.shape[1]
+        reach = (np.abs(self.centres) + self.radii).max(axis=0)
+        radius = head.offsets.radius.max() + head.slopes.radius.max(axis=0) @ reach
+        size = np.abs(head.offsets.mid).max() + np.abs(head.slopes.mid).max(axis=0) @ reach
+        return float(4 * (radius + gamma(2 * d + 16, UNIT_ROUNDOFF["float64"]) * size) + 1e-300)
+
+    def at(self, boxes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Scores at the centres, for index arrays that broadcast."""
+        scores = self.head.offsets.mid[keys]
+        for axis in range(self.centres.shape[1]):
+            scores = scores + self.slopes[keys, axis] * self.centres[boxes, axis]
+        return np.asarray(scores)
+
+    def leads(self, boxes: np.ndarray, keys: np.ndarray, others: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """|a_k − a_j|·r added to `scores`, which are differences s_k − s_j at the centres: their largest values."""
+        for axis in range(self.centres.shape[1]):
+            scores = scores + np.abs(self.slopes[keys, axis] - self.slopes[others, axis]) * self.radii[boxes, axis]
+        return scores
+
+
+def clusters(
+    scores: Scores, gap: float, crowd: int | None = None
+) -> Iterator[tuple[Int[np.ndarray, " boxes"], Int[np.ndarray, " keys"]]]:
+    """(boxes, keys): on each of these boxes every other key is behind the best by more than `gap`.
+
+    Clusters are small, unless halving them no longer sheds keys and more than `crowd` are left.
+    """
+    d = scores.centres.shape[1]
+    pending = [(np.arange(len(scores.centres)), np.arange(scores.num_keys), 0)]
+    while pending:
+        boxes, keys, idle = pending.pop()
+        near = _near(scores, boxes, keys, gap)
+        idle = idle + 1 if len(near) > 0.9 * len(keys) else 0
+        is_small = len(boxes) == 1 or len(boxes) * len(near) <= PAIRS_PER_CLUSTER
+        is_crowded = crowd is not None and len(near) > crowd and idle > 2 * d + 2
+        if is_small or is_crowded:
+            yield boxes, near
+            continue
+        centres = scores.centres[boxes]
+        axis = int(np.argmax(np.ptp(centres, axis=0)))
+        order = np.argpartition(centres[:, axis], len(boxes) // 2)
+        pending.append((boxes[order[: len(boxes) // 2]], near, idle))
+        pending.append((boxes[order[len(boxes) // 2 :]], near, idle))
+
+
+def _near(scores: Scores, boxes: np.ndarray, keys: np.ndarray, gap: float) -> np.ndarray:
+    """The keys that are near on the box around all these boxes."""
+    lo = (scores.centres[boxes] - scores.radii[boxes]).min(axis=0)
+    hi = (scores.centres[boxes] + scores.radii[boxes]).max(axis=0)
+    middle = lo / 2 + hi / 2
+    reach = np.maximum(hi - middle, middle - lo)
+    at_middle = scores.head.offsets.mid[keys] + scores.slopes[keys] @ middle
+    best = int(np.argmax(at_middle))
+    effects = scores.spreads * reach
+    is_minor = effects <= MINOR_EFFECT if len(reach) > FEW_INPUTS else np.zeros(len(reach), bool)
+    slopes = scores.slopes[:, ~is_minor]
+    lead = at_middle - at_middle[best] + np.abs(slopes[keys] - slopes[keys[best]]) @ reach[~is_minor]
+    lead = lead + effects[is_minor].sum()
+    return keys[lead > -gap - scores.slack]
+
+
+def near_pairs(
+    scores: Scores, boxes: np.ndarray, keys: np.ndarray, gap: float
+) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]:
+    """(number among `boxes`, key, lead) for the keys of a cluster that are near on a box itself, box by box.
+
+    The lead is the largest value over the box of s_k − s_j, j the best key at its centre, to within the slack.
+    """
+    if scores.centres.shape[1] <= FEW_INPUTS:
+        at_centre = scores.at(boxes[:, None], keys[None])
+        best = np.argmax(at_centre, axis=1)
+        lead = at_centre - at_centre[np.arange(len(boxes)), best][:, None]
+        lead = scores.leads(boxes[:, None], keys[None], keys[best][:, None], lead)
+    else:
+        lead = leads_over_many(scores, boxes, keys)
+    row, column = np.nonzero(lead > -gap - scores.slack)
+    return row, keys[column], lead[row, column]
+
+
+def leads_over_many(scores: Scores, boxes: np.ndarray, keys: np.ndarray) -> Float[np.ndarray, "boxes keys"]:
+    """The leads of all keys on all boxes; inputs that hardly move count with the largest difference of any two keys."""
+    slopes, radii = scores.slopes[keys], scores.radii[boxes]
+    at_centre = scores.centres[boxes] @ slopes.T + scores.head.offsets.mid[keys]
+    best = np.argmax(at_centre, axis=1)
+    effects = scores.spreads * radii
+    is_minor = effects.max(axis=0) <= MINOR_EFFECT
+    lead = at_centre - at_centre[np.arange(len(boxes)), best][:, None] + effects[:, is_minor].sum(axis=1)[:, None]
+    for axis in np.flatnonzero(~is_minor):
+        lead += np.abs(slopes[:, axis] - slopes[best, axis][:, None]) * radii[:, axis][:, None]
+    return lead
+
+
+@dataclass(frozen=True, eq=False)
+class NearPairs:
+    """Near keys, box by box: `row` numbers the boxes of the batch, `lead` is max over the box of s_k − s_j.
+
+    j is the best key at the centre of the box.
+    """
+
+    boxes: Int[np.ndarray, " boxes"]
+    row: Int[np.ndarray, " pairs"]
+    key: Int[np.ndarray, " pairs"]
+    lead: Float[np.ndarray, " pairs"]
+
+    @property
+    def starts(self) -> Int[np.ndarray, " boxes"]:
+        return np.searchsorted(self.row, np.arange(len(self.boxes)))
+
+
+@dataclass(frozen=True, eq=False)
+class NearValues:
+    """A head over boxes, for weights of scores within `score_error` of the exact ones.
+
+    Keys that are behind by `far` + log(number of keys) are not looked at one by one.
+    """
+
+    head: SoftHead[Enclosed]
+    centres: Float[np.ndarray, "boxes d"]
+    radii: Float[np.ndarray, "boxes d"]
+    score_error: float
+    far: float = FAR_BEHIND
+
+    @cached_property
+    def scores(self) -> Scores:
+        return Scores(self.head, self.centres, self.radii)
+
+    @cached_property
+    def constants(self) -> Interval:
+        """(keys, outputs): the v_k."""
+        return interval(self.head.values)
+
+    @cached_property
+    def carried(self) -> Interval | None:
+        """(keys, outputs, d): the V_k."""
+        return None if self.head.carried is None else interval(self.head.carried)
+
+    @cached_property
+    def slack(self) -> float:
+        return self.scores.slack + 2 * self.score_error
+
+    @cached_property
+    def gap(self) -> float:
+        return self.far + math.log(self.scores.num_keys)
+
+    @property
+    def rest(self) -> float:
+        """The weight of all keys that are behind by `gap`."""
+        # num_keys·e^{−gap}; the logarithm and the exponential are good to far more than 0.1 %
+        return 1.001 * math.exp(-self.far)
+
+    @cached_property
+    def all_values(self) -> Interval:
+        """(1, outputs): every value, anywhere on the boxes."""
+        lo, hi = (self.centres - self.radii).min(axis=0), (self.centres + self.radii).max(axis=0)
+        everywhere = Interval(-up(-lo), up(hi))
+        every = self.values(np.arange(self.scores.num_keys), everywhere[None])
+        return Interval(every.lo.min(axis=0, keepdims=True), every.hi.max(axis=0, keepdims=True))
+
+    def values(self, keys: np.ndarray, cells: Interval) -> Interval:
+        """(keys, outputs) over cells (keys, d), or one cell for all."""
+        if self.carried is None:
+            return self.constants[keys]
+        return affine_range(self.constants[keys], self.carried[keys], cells)
+
+    def batches(self) -> Iterator[NearPairs | tuple[np.ndarray, np.ndarray]]:
+        """Pairs of boxes and near keys; or (boxes, keys) of a cluster with too many keys to look at each box."""
+        yield from self._batches(CROWDED_CLUSTER)
+
+    def pairs(self) -> Iterator[NearPairs]:
+        """Pairs of boxes and near keys, also where they are many."""
+        for found in self._batches(None):
+            assert isinstance(found, NearPairs)
+            yield found
+
+    def _batches(self, crowd: int | None) -> Iterator[NearPairs | tuple[np.ndarray, np.ndarray]]:
+        held: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        count = num_boxes = 0
+        for boxes, keys in clusters(self.scores, self.gap + 2 * self.score_error, crowd):
+            if crowd is not None and len(keys) > crowd:
+                yield boxes, keys
+                continue
+            row, key, lead = near_pairs(self.scores, boxes, keys, self.gap + 2 * self.score_error)
+            held.append((boxes, num_boxes + row, key, lead))
+            count, num_boxes = count + len(row), num_boxes + len(boxes)
+            if count >= PAIRS_PER_BATCH:
+                yield NearPairs(*(np.concatenate(part) for part in zip(*held, strict=True)))
+                held, count, num_boxes = [], 0, 0
+        if held:
+            yield NearPairs(*(np.concatenate(part) for part in zip(*held, strict=True)))
+
+    def hull(self, pairs: NearPairs) -> Interval:
+        """(boxes of the batch, outputs): the values of the near keys, on their boxes."""
+        values, starts = self._pair_values(pairs), pairs.starts
+        return Interval(np.minimum.reduceat(values.lo, starts), np.maximum.reduceat(values.hi, starts))
+
+    def _pair_values(self, pairs: NearPairs) -> Interval:
+        if self.carried is None:
+            return self.constants[pairs.key]
+        centres, radii = self.centres[pairs.boxes[pairs.row]], self.radii[pairs.boxes[pairs.row]]
+        return self.values(pairs.key, Interval(-up(radii - centres), up(centres + radii)))
+
+    def _hull_and_leaks(self, pairs: NearPairs) -> Interval:
+        """The hull of the keys that are behind by less than a gap, moved by the leaks of the others.
+
+        p_k ≤ e^{s_k − s_j} =: w_k, so A ≤ max of the near values + Σ w_k·(v_k − that maximum)⁺ over the others.
+        """
+        values, starts, row = self._pair_values(pairs), pairs.starts, pairs.row
+        lead = pairs.lead + self.slack
+        with np.errstate(under="ignore"):
+            weights = up(np.exp(np.minimum(lead, 0.0)), LIBM_ULPS)[:, None]
+        margin = 1 + 2.0**-50 * (len(row) + 8)
+        lo, hi = np.minimum.reduceat(values.lo, starts), np.maximum.reduceat(values.hi, starts)
+        for gap in LEAK_GAPS:
+            near = (lead > -gap)[:, None]
+            least = np.minimum.reduceat(np.where(near, values.lo, np.inf), starts)
+            most = np.maximum.reduceat(np.where(near, values.hi, -np.inf), starts)
+            below = np.add.reduceat(np.where(near, 0.0, weights * np.maximum(least[row] - values.lo, 0.0)), starts)
+            above = np.add.reduceat(np.where(near, 0.0, weights * np.maximum(values.hi - most[row], 0.0)), starts)
+            lo, hi = np.maximum(lo, -up(below * margin - least)), np.minimum(hi, up(most + above * margin))
+        return Interval(lo, hi)
+
+    def crowd_hull(self, boxes: np.ndarray, keys: np.ndarray) -> Interval:
+        lo = (self.centres[boxes] - self.radii[boxes]).min(axis=0)
+        hi = (self.centres[boxes] + self.radii[boxes]).max(axis=0)
+        values = self.values(keys, Interval(-up(-lo), up(hi))[None])
+        return Interval(values.lo.min(axis=0, keepdims=True), values.hi.max(axis=0, keepdims=True))
+
+    def with_rest(self, hull: Interval) -> Interval:
+        """A convex combination of the hull, and of all values with a weight of `rest`."""
+        everything = self.all_values
+        low, high = up(up(hull.lo - everything.lo) * self.rest), up(up(everything.hi - hull.hi) * self.rest)
+        return Interval(-up(low - hull.lo), up(hull.hi + high))
+
+    def hulls(self) -> Interval:
+        """(boxes, outputs): the values that the head can take on each box."""
+        lo, hi = np.empty((2, len(self.centres), self.head.values.mid.shape[1]))
+        for batch in self.batches():
+            if isinstance(batch, NearPairs):
+                boxes, hull = batch.boxes, self._hull_and_leaks(batch)
+            else:
+                boxes, hull = batch[0], self.crowd_hull(*batch)
+            hull = self.with_rest(hull)
+            lo[boxes], hi[boxes] = hull.lo, hull.hi
+        return Interval(lo, hi)

@@ -1,0 +1,1 @@
+"""The ways to bound |f − network| on cells, one file for each."""

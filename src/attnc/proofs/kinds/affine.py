@@ -1,0 +1,127 @@
+"""Programs without attention: an affine map against an expression that is one, on all of its box, infinite or not.
+
+With G the gradients of f over the box and x_0 a point of it,
+
+    |f − Wx − b| ≤ |f(x_0) − Wx_0 − b| + Σ_i |G_i − W_i|·|x_i − x_0i|.
+
+Where G is W itself, as it is for an affine expression, the second part is 0 however wide the box.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import ProgramError
+from attnc.ir.layers import Affine
+from attnc.ir.program import Program
+from attnc.numerics.bound import Term
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.proofs.cells.branching import Leaf
+from attnc.proofs.cells.intervals import affine_range, distance
+from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.proof import Leaves, Proof
+from attnc.proofs.prover import ProofRequest, Prover
+from attnc.proofs.taylor.ranges import SHARP, Goal
+from attnc.targets.box import Box
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+AFFINE_REACH = 16.0  # on an infinite range rounding is counted up to this |x|; beyond it, it grows with |x|
+
+
+@dataclass(frozen=True, eq=False)
+class AffineKind(Kind):
+    """An affine map against an expression, by its gradients over the cell; radii may be infinite.
+
+    The rounding of the map is included, for inputs up to `sizes`. A leaf is stored as a Taylor leaf of order 1: an
+    affine f is its own Taylor polynomial.
+    """
+
+    weight: Float[np.ndarray, "outputs d"]
+    constant: Float[np.ndarray, " outputs"]
+    dtype: str
+    expression: Expression
+    box: Box
+    sizes: Float[np.ndarray, " d"]
+    name = "taylor"
+    order = 1
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        lo, hi = np.maximum(-up(radii - centres), self.box.lo), np.minimum(up(centres + radii), self.box.hi)
+        slopes = self.expression.ranges_and_gradients(Interval(lo, hi), violations="infinite")[1]
+        steepness = (slopes - Interval.point(self.weight)[None]).mag
+        reach = up(np.maximum(hi - centres, centres - lo))[:, None]
+        with np.errstate(invalid="ignore"):
+            change = np.where(steepness > 0, up(steepness * reach), 0.0)
+        at_centre = Interval.point(centres)
+        found = affine_range(Interval.point(self.constant[None]), Interval.point(self.weight[None]), at_centre)
+        gap = _gap(self.expression.ranges(at_centre, violations="infinite"), found)
+        total = up(gap + up(change.sum(axis=2), self.box.d))
+        off = np.where((gap > 0) | change.any(axis=2), total, 0.0)
+        rounding = np.broadcast_to(self._rounding(), off.shape)
+        upper = np.where(off + rounding > 0, up(off + rounding), 0.0)
+        return Bounds(upper, {"approximation": off, "rounding": rounding})
+
+    def _rounding(self) -> Float[np.ndarray, " outputs"]:
+        """None where one variable is passed on, times a power of two from 1 on, in the dtype that it comes in.
+
+        Products with smaller ones may underflow.
+        """
+        size, roundings = np.abs(self.weight), self.weight.shape[1] + 2
+        is_passed_on = (np.count_nonzero(self.weight, axis=1) <= 1) & (self.constant == 0)
+        is_doubled = (self.weight == 0) | ((np.frexp(size)[0] == 0.5) & (size >= 1))
+        is_passed_on &= is_doubled.all(axis=1) & (self.dtype == "float64")
+        lost = roundings * float(np.finfo(self.dtype).smallest_normal)
+        whole = up((size + lost) @ self.sizes + np.abs(self.constant) + lost, roundings + 2)
+        return np.where(is_passed_on, 0.0, up(gamma(roundings, UNIT_ROUNDOFF[self.dtype]) * whole))
+
+
+class AffineProver(Prover):
+    """The whole box as one cell."""
+
+    name = "affine"
+
+    def accepts(self, program: Program, target: Target, request: ProofRequest) -> bool:
+        return target.expression is not None and not program.num_attention_layers and request.p == math.inf
+
+    def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
+        """ProgramError where there is more than one affine map, or where the expression is none."""
+        layer, box, dtype, expression = program.layers[0], target.box, str(program.dtype), target.expression
+        is_one = len(program.all_layers) == 1 and program.input_shapes == ((box.d,),)
+        if not is_one or not isinstance(layer, Affine) or expression is None:
+            raise ProgramError("the program is not one affine map of the variables of an expression")
+        core = box.core(AFFINE_REACH)
+        weight = layer.weight.matrix(2).toarray().astype(np.float64)
+        constant = layer.constant.matrix(1).toarray().astype(np.float64).ravel()
+        kind = AffineKind(weight, constant, dtype, expression, box, core.magnitude)
+        middle = np.clip(0.0, core.lo, core.hi)[None]
+        found = kind.bounds(middle, np.maximum(box.hi - middle, middle - box.lo), SHARP)
+        if not np.isfinite(found.upper).all():
+            raise ProgramError(f"{target.describe()} is not known to be the affine map of the program on all of {box}")
+        largest = max(float(core.magnitude.max()), *(np.abs(weight) @ core.magnitude + np.abs(constant)))
+        if not largest < float(np.finfo(dtype).max) / 8:
+            raise ProgramError(f"the affine map may overflow in {dtype} on {box}")
+        worst, bound = int(np.argmax(found.upper[0])), float(found.upper.max())
+        reasons = {
+            "approximation": "the affine map against the expression, on all of the box",
+            "rounding": "of the engine: products and their sum",
+        }
+        terms = tuple(Term(name, float(term[0, worst]), reasons[name]) for name, term in found.terms.items())
+        sides = tuple(side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end))
+        leaf = Leaf(kind.name, kind.order, 0, (0,) * box.d)
+        ends = (float(core.lo[0]), float(core.hi[0])) if sides else None
+        return Proof(bound, terms, Leaves((leaf,), np.array([bound]), ends, sides))
+
+
+def _gap(one: Interval, other: Interval) -> np.ndarray:
+    """The largest distance of members, 0 where both are one and the same number."""
+    is_same = (one.lo == one.hi) & (other.lo == other.hi) & (one.lo == other.lo)
+    return np.where(is_same, 0.0, distance(one, other))

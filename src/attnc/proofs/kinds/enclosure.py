@@ -1,0 +1,231 @@
+"""Enclosure leaves: f against all values that a chain of stages can take on a cell, as any engine computes them.
+
+The output of a head is a convex combination of its values. On a box every key that is behind another by a gap all over
+the box has a weight below e^{−gap}; so the head lies in the hull of the values of the others, up to that leak, however
+the others share the weight. Rounding of the sums is added. That is one stage; a deep program is a chain of them, the
+box of one being the enclosure of the one before it: no error has to be told from a value, and sup |f − network| on the
+cell is at most the distance of the two enclosures.
+
+Where a box is wide the keys that lead change inside it, and none is behind all over it. It is then cut in halves along
+the inputs that change the scores most, the stage enclosed on each half, and the hull taken.
+
+Cells are cut at points where the first stage turns. A head of hard temperature that reads one input is flat nearly
+everywhere, and steep in between. A cell that holds a steep part has all values on both sides of it in its enclosure,
+and f is compared with all of them on the whole cell. Cut at the ends of the steep part, each piece is compared with
+the values that are possible there. Cuts are free to choose, and need not be dyadic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.ir.program import Program
+from attnc.ir.soft_head import Enclosed
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import up
+from attnc.proofs.cells.intervals import affine_range, cells_within, distance, interval
+from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.cells.near_keys import NearValues
+from attnc.proofs.kinds.rounded import rounding_of_sums
+from attnc.proofs.rounding.program import Roundings, roundings
+from attnc.proofs.rounding.stage import score_errors
+from attnc.proofs.stages.extraction import stages
+from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.taylor.ranges import Goal
+from attnc.targets.box import Box
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+MOST_CUTS = 4  # a wide box is cut along at most this many inputs, into at most 2⁴ pieces
+CUT_ABOVE = 8.0  # a change of scores against each other, over a box; below it the keys keep their order, or nearly so
+LEAK = 1e-9  # the weight that keys far behind may have together, unless another one is asked for
+AXIS_PARTS = (64, 8, 8, 8)
+"""The numbers of parts into which the box is cut along an axis, and its outermost steep parts again: to 2⁻¹⁵ of it."""
+FLAT_PART = 0.01  # a part is flat if outputs change there by less than this part of their change over the box
+
+
+@dataclass(frozen=True, eq=False)
+class EnclosureKind(Kind):
+    """Chains of stages, enclosed one after the other on the pieces of a cell between the cuts."""
+
+    stages: tuple[StageEnclosure, ...]
+    target: Target
+    cuts: tuple[Float[np.ndarray, " cuts"], ...]
+    leak: float = LEAK  # for the last stage
+    truncation: float = 0.0
+    name = "enclosure"
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        upper = np.zeros((len(centres), self.target.num_outputs))
+        pieces, cell = cut_at(self.cuts, cells_within(self.target.box, centres, radii))
+        *before, last = self.stages
+        state = pieces
+        for stage in before:
+            state = stage(state)
+        off = up(distance(self.target.enclosure(pieces), last(state, self.leak)) + self.truncation)
+        np.maximum.at(upper, cell, off)
+        return Bounds(upper)
+
+
+@dataclass(frozen=True, eq=False)
+class StageEnclosure:
+    """The outputs of a program of one stage, over boxes; query token by query token."""
+
+    parts: tuple[QueryEnclosure, ...]
+    num_outputs: int
+
+    @property
+    def span(self) -> float:
+        """The most that a value of any output differs from another."""
+        heads = (head for part in self.parts for head in part.stage.heads)
+        return max((float(np.ptp(head.values.mid, axis=0).max()) for head in heads), default=0.0)
+
+    @classmethod
+    def of(cls, program: Program, *, is_first: bool) -> StageEnclosure:
+        """ProgramError where the scores are not affine. `is_first`: its input is cast to the dtype, and not cut."""
+        rounds = roundings(program, casts_input=None if is_first else False)
+        parts = tuple(
+            QueryEnclosure(stage, outputs, found, 0 if is_first else MOST_CUTS)
+            for (stage, outputs), found in zip(stages(program), rounds, strict=True)
+        )
+        return cls(parts, sum(len(part.outputs) for part in parts))
+
+    def __call__(self, boxes: Interval, leak: float = LEAK) -> Interval:
+        """(boxes, outputs) for boxes (boxes, inputs); keys that weigh together less than `leak` are not looked at."""
+        lo, hi = np.empty((2, len(boxes), self.num_outputs))
+        views: dict[bytes, tuple[Interval, np.ndarray]] = {}
+        for part in self.parts:
+            read = part.reads.tobytes()
+            if read not in views:
+                views[read] = _distinct(boxes, part.reads)
+            distinct, number = views[read]
+            found = part.enclosure(distinct, leak)
+            lo[:, part.outputs], hi[:, part.outputs] = found.lo[number], found.hi[number]
+        return Interval(lo, hi)
+
+
+@dataclass(frozen=True, eq=False)
+class QueryEnclosure:
+    """The outputs that are read from one set of query tokens."""
+
+    stage: OneStage
+    outputs: Int[np.ndarray, " outputs"]
+    roundings: Roundings
+    most_cuts: int
+
+    def enclosure(self, boxes: Interval, leak: float = LEAK) -> Interval:
+        """(boxes, outputs of this part)."""
+        spreads = np.max([np.ptp(head.slopes.mid, axis=0) for head in self.stage.heads], axis=0)
+        pieces, parent = cut_wide(boxes, spreads, self.most_cuts)
+        found = self._hulls(pieces, leak)
+        lo, hi = np.full((2, len(boxes), len(self.outputs)), np.inf)
+        np.minimum.at(lo, parent, found.lo)
+        np.minimum.at(hi, parent, -found.hi)
+        return Interval(lo, -hi)
+
+    @cached_property
+    def reads(self) -> Bool[np.ndarray, " inputs"]:
+        """The inputs on which the outputs depend; weights that are 0 up to their radius do not count."""
+        heads = self.stage.heads
+        arrays = (self.stage.linear, *(head.slopes for head in heads), *(head.carried for head in heads))
+        return np.any([_moves(array) for array in arrays if array is not None], axis=0)
+
+    def _hulls(self, boxes: Interval, leak: float) -> Interval:
+        centres = boxes.mid
+        radii = up(np.maximum(boxes.hi - centres, centres - boxes.lo))
+        total, linear = interval(self.stage.constant)[None], self.stage.linear
+        if linear.mid.any() or linear.radius.any():
+            total = affine_range(total[0], interval(linear)[None], boxes)
+        far = -math.log(leak)
+        errors = score_errors(self.roundings, centres, radii)
+        for head, error in zip(self.stage.heads, errors, strict=True):
+            total = total + NearValues(head, centres, radii, float(error), far).hulls()
+        rounding = rounding_of_sums(self.roundings, up(np.abs(centres) + radii))
+        return Interval(-up(rounding - total.lo), up(total.hi + rounding))
+
+
+def cut_wide(
+    boxes: Interval, spreads: Float[np.ndarray, " inputs"], most_cuts: int
+) -> tuple[Interval, Int[np.ndarray, " pieces"]]:
+    """Halves along the inputs that change the scores most, and the box that each is a piece of."""
+    parent, effects = np.arange(len(boxes)), spreads * (boxes.hi - boxes.lo)
+    for _ in range(most_cuts):
+        axis = np.argmax(effects, axis=1)
+        (wide,) = np.nonzero(effects[np.arange(len(boxes)), axis] > CUT_ABOVE)
+        if not len(wide):
+            break
+        effects[wide, axis[wide]] = 0.0  # once along each input
+        effects = np.concatenate([effects, effects[wide]])
+        middle = boxes.mid[wide, axis[wide]]
+        left, right = boxes.hi.copy(), boxes.lo[wide]
+        left[wide, axis[wide]] = middle
+        right[np.arange(len(wide)), axis[wide]] = middle
+        boxes = Interval(np.concatenate([boxes.lo, right]), np.concatenate([left, boxes.hi[wide]]))
+        parent = np.concatenate([parent, parent[wide]])
+    return boxes, parent
+
+
+def _moves(array: Enclosed) -> Bool[np.ndarray, " inputs"]:
+    return np.asarray((array.mid != 0).reshape(-1, array.mid.shape[-1]).any(axis=0))
+
+
+def _distinct(boxes: Interval, reads: Bool[np.ndarray, " inputs"]) -> tuple[Interval, Int[np.ndarray, " boxes"]]:
+    """The boxes that differ in the inputs that are read, as wide as any of them elsewhere; and the number of each."""
+    ends: Float[np.ndarray, "boxes ends"] = np.concatenate([boxes.lo[:, reads], boxes.hi[:, reads]], axis=1)
+    _, first, number = np.unique(ends, axis=0, return_index=True, return_inverse=True)
+    lo, hi = boxes.lo[first], boxes.hi[first]
+    lo[:, ~reads], hi[:, ~reads] = boxes.lo[:, ~reads].min(axis=0), boxes.hi[:, ~reads].max(axis=0)
+    return Interval(lo, hi), number.reshape(-1)
+
+
+def axis_breaks(stage: StageEnclosure, box: Box, axis: int) -> Float[np.ndarray, " breaks"]:
+    """Where outputs that read this input alone begin to turn, and cease to; in ascending order."""
+    parts = (part for part in stage.parts if np.flatnonzero(part.reads).tolist() == [axis])
+    return np.unique(np.concatenate([np.zeros(0), *(_steep_ends(part.enclosure, box, axis) for part in parts)]))
+
+
+def _steep_ends(enclosure: Callable[[Interval], Interval], box: Box, axis: int) -> Float[np.ndarray, " ends"]:
+    """The box is cut into parts along the axis, and the first and the last that are not flat again."""
+    edges = np.array([box.lo[axis], box.hi[axis]])[None]
+    whole = enclosure(Interval(box.lo[None], box.hi[None]))
+    flat = FLAT_PART * (whole.hi - whole.lo)
+    for num_parts in AXIS_PARTS:
+        steps = edges[:, :1] + (edges[:, 1:] - edges[:, :1]) * np.arange(num_parts + 1) / num_parts
+        steps[:, -1] = edges[:, 1]
+        edges = np.stack([steps[:, :-1].ravel(), steps[:, 1:].ravel()], axis=1)
+        lo, hi = np.repeat(box.lo[None], len(edges), axis=0), np.repeat(box.hi[None], len(edges), axis=0)
+        lo[:, axis], hi[:, axis] = edges.T
+        found = enclosure(Interval(lo, hi))
+        edges = edges[(found.hi - found.lo > flat).any(axis=1)]
+        if not len(edges):
+            return np.zeros(0)
+        edges = np.unique(edges[[0, -1]], axis=0)
+    ends = np.array([edges[0, 0], edges[-1, 1]])
+    return ends[(ends > box.lo[axis]) & (ends < box.hi[axis])]
+
+
+def cut_at(
+    breaks: Sequence[Float[np.ndarray, " breaks"]], cells: Interval
+) -> tuple[Interval, Int[np.ndarray, " pieces"]]:
+    """The pieces of cells, cut at the breaks of every axis that are inside; and the cell of each."""
+    lo, hi, cell = cells.lo, cells.hi, np.arange(len(cells))
+    for axis, points in enumerate(breaks):
+        first, last = np.searchsorted(points, lo[:, axis], "right"), np.searchsorted(points, hi[:, axis], "left")
+        counts = np.maximum(last - first, 0) + 1
+        row = np.repeat(np.arange(len(lo)), counts)
+        number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        padded = np.concatenate([points, [np.inf]])
+        place = first[row] + number
+        start = np.where(number > 0, padded[np.maximum(place - 1, 0)], lo[row, axis])
+        stop = np.where(number < counts[row] - 1, padded[place], hi[row, axis])
+        lo, hi, cell = lo[row], hi[row], cell[row]
+        lo[:, axis], hi[:, axis] = start, stop
+    return Interval(lo, hi), cell

@@ -1,0 +1,97 @@
+"""The error at finitely many points, each of them proved: the claim of a table.
+
+A point is a cell of width 0. The value of the network there is enclosed as on any cell (`kinds.taylor`), and the
+rounding of engines is added; no sample of the network is taken on trust.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import ProgramError
+from attnc.ir.program import Program
+from attnc.numerics.bound import Term
+from attnc.numerics.jet_tables import num_monomials
+from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.kinds.rounded import RoundedKind, StageRounding
+from attnc.proofs.kinds.taylor import taylor_bounds
+from attnc.proofs.margins import POINT_ROUNDING
+from attnc.proofs.proof import Points, Proof
+from attnc.proofs.prover import ProofRequest, Prover
+from attnc.proofs.rounding.program import roundings
+from attnc.proofs.stages.extraction import stages
+from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.taylor.ranges import Goal
+from attnc.targets.expressions.taylor import Taylor
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+POINTS_AT_ONCE = 1024  # points that are proved between two looks at the clock
+MAX_STORED = 2**20  # the most numbers of a table that a certificate repeats, for a checker to read
+
+
+@dataclass(frozen=True, eq=False)
+class PointKind(Kind):
+    """The values that a stage should have at the centres of cells of width 0, in their order."""
+
+    stage: OneStage
+    values: Float[np.ndarray, "points outputs"]
+    name = "point"
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        mid = np.zeros((*self.values.shape, num_monomials(centres.shape[1], 1)))
+        mid[:, :, 0] = self.values
+        wanted = Taylor(mid, np.zeros_like(mid), np.zeros(self.values.shape))
+        found = taylor_bounds(self.stage, wanted, centres, radii, 1, goal)
+        return Bounds(found.upper, {"approximation": found.upper}, found.seen, found.floor)
+
+
+class PointProver(Prover):
+    """All points of a table, one after the other."""
+
+    name = "points"
+
+    def accepts(self, program: Program, target: Target, request: ProofRequest) -> bool:
+        return target.check_points() is not None
+
+    def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
+        """ProgramError where it is not one stage, or time runs out: a part of a table proves nothing about the rest."""
+        points, found = target.check_points(), stages(program)
+        if points is None or len(found) != 1 or found[0][0].constant.mid.shape != (target.num_outputs,):
+            raise ProgramError(
+                f"the outputs are read from {len(found)} query tokens; a proof is for one that makes them all"
+            )
+        (stage, outputs), (rounds,) = found[0], roundings(program)
+        rounding = StageRounding(stage, rounds, request.truncation, spare=POINT_ROUNDING)
+        began, values = time.monotonic(), target(points)
+        parts: list[tuple[np.ndarray, ...]] = []
+        for start in range(0, len(points), POINTS_AT_ONCE):
+            if time.monotonic() - began > request.seconds:
+                raise ProgramError(f"{request.seconds:g} seconds are not enough to prove all {len(points):,} points")
+            rows = slice(start, start + POINTS_AT_ONCE)
+            kind = RoundedKind(PointKind(stage, values[rows][:, outputs]), rounding)
+            bounds = kind.bounds(points[rows], np.zeros_like(points[rows]), Goal(np.inf))
+            parts.append((bounds.upper, bounds.terms["approximation"], bounds.terms["rounding"]))
+            if request.progress is not None:
+                request.progress("proving", min(1.0, (start + POINTS_AT_ONCE) / len(points)))
+        upper, off, rounded = (np.concatenate(column) for column in zip(*parts, strict=True))
+        total = np.nan_to_num(upper, nan=math.inf, posinf=math.inf)
+        worst = np.unravel_index(int(np.argmax(total)), total.shape)
+        terms = (
+            Term("approximation", float(off[worst]), "the exact network against the table at the worst point"),
+            Term("rounding", float(rounded[worst]), "of the engine at that point: scores, exponentials, sums"),
+        )
+        return Proof(float(total.max()), terms, Points(len(points), _table(points, values)))
+
+
+def _table(points: np.ndarray, values: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """Every point with its values, unless they are too many to store."""
+    rows = np.hstack([points, values])
+    return tuple(map(tuple, rows.tolist())) if rows.size <= MAX_STORED else ()

@@ -1,0 +1,119 @@
+"""The rounding of engines, added to the bounds of any kind in one place."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.ir.rounding import NEGLIGIBLE
+from attnc.numerics.rounding import gamma, up
+from attnc.proofs.cells.kind import Bounds, WrappedKind
+from attnc.proofs.margins import STAGE_ROUNDING
+from attnc.proofs.rounding.program import Roundings
+from attnc.proofs.rounding.stage import rounding_bounds
+from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.taylor.ranges import Goal
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+SMALL_ROUNDING = 1e-3  # a rounding below this part of the goal is not made sharper
+
+
+@dataclass(frozen=True, eq=False)
+class StageRounding:
+    """Bounds of |computed − exact| for one attention stage; engines may be off by `truncation` besides, in any output.
+
+    The bound for any order of summation is taken as it is where it is at most `negligible`.
+    """
+
+    stage: OneStage
+    roundings: Roundings
+    truncation: float = 0.0
+    level: float = 0.0  # about the largest rounding at points: no smaller goal is set for a kind
+    spare: float = STAGE_ROUNDING  # the factor that leaves room for the checker
+    negligible: float = 0.0
+
+    def over(
+        self, centres: np.ndarray, radii: np.ndarray, enough: np.ndarray | float = np.inf, *, for_any_weights: bool
+    ) -> Float[np.ndarray, "cells outputs"]:
+        """Bounds over cells, with room for the checker, and made no sharper than `enough` asks for.
+
+        With `for_any_weights` the error of the weights is left out, because the kind covers it.
+        """
+        if for_any_weights and self.negligible > 0:
+            found = up(rounding_of_sums(self.roundings, up(np.abs(centres) + radii)) + self.truncation)
+            if found.max() <= self.negligible:
+                return np.asarray(found)
+        return self.spare * rounding_bounds(
+            self.stage,
+            self.roundings,
+            centres,
+            radii,
+            truncation=self.truncation,
+            for_any_weights=for_any_weights,
+            enough=enough,
+        )
+
+    def at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
+        """The rounding at points, without room for the checker."""
+        return rounding_bounds(self.stage, self.roundings, points, np.zeros_like(points), truncation=self.truncation)
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedKind(WrappedKind):
+    """The bounds of a kind, with the rounding of engines on the cell."""
+
+    rounding: StageRounding
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        if self.covers_computed_weights:
+            found = self.kind.bounds(centres, radii, goal)
+            rounding = self.rounding.over(centres, radii, for_any_weights=True)
+            return self._sum(found, rounding, rounding)
+        level = self.rounding.level
+        found = self.kind.bounds(centres, radii, Goal(goal.value - level, goal.growth))
+        # A cell without room for rounding must be halved: a sharp bound gains nothing there. Where there is much room,
+        # it is not used up: the ledger is to show the true cost of rounding.
+        used, enough = found.upper.max(axis=1), np.full(len(centres), np.inf)
+        is_open, least = used < goal.value, SMALL_ROUNDING * goal.value
+        enough[is_open] = np.clip(goal.value - used[is_open], least, max(least, level))
+        rounding = self.rounding.over(centres, radii, enough, for_any_weights=False)
+        return self._sum(found, rounding, found.floor + self._unexpected(centres, up(found.upper + rounding), goal))
+
+    def _sum(self, found: Bounds, rounding: np.ndarray, floor: np.ndarray) -> Bounds:
+        terms = {**(found.terms or {self.name: found.upper}), "rounding": rounding}
+        return Bounds(up(found.upper + rounding), terms, found.seen, floor)
+
+    def _unexpected(self, centres: np.ndarray, upper: np.ndarray, goal: Goal) -> Float[np.ndarray, "cells outputs"]:
+        """The rounding above the level at the centres of the cells that miss the goal: no halving removes it."""
+        found, misses = np.zeros(upper.shape), np.flatnonzero(upper.max(axis=1) > goal.value)
+        if len(misses):
+            found[misses] = np.maximum(0.0, self.rounding.at(centres[misses]) - self.rounding.level)
+        return found
+
+
+def rounding_of_sums(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]) -> Float[np.ndarray, "boxes outputs"]:
+    """The rounding of sums, for any weights and any number of keys that have them: γ_{2p+3+n} of the largest value.
+
+    Exponentials below e^NEGLIGIBLE may be taken for zero. Where numbers may overflow it is ∞.
+    """
+    unit = rounds.unit
+    reach = up(reach * (1 + 2 * unit), 2)
+    n = up(1 + reach.sum(axis=1), reach.shape[1])[:, None]
+    inputs = reach.shape[1] + 2
+    total = up(gamma(rounds.count, unit) * up(rounds.sizes + reach @ rounds.size_slopes.T, inputs))
+    total = up(total + 2 * rounds.underflow * n, 2)
+    for head in rounds.heads:
+        p = len(head.value_sizes)
+        largest = head.value_sizes.max(axis=0)[None]
+        if head.value_size_slopes is not None:
+            largest = up(largest + reach @ head.value_size_slopes.max(axis=0).T, inputs)
+        share = gamma(2 * p + 3 + head.count, unit) + 2 * p * math.exp(NEGLIGIBLE[rounds.dtype])
+        total = up(total + up(up(share) * largest) + up(head.underflow * n), 2)
+    with np.errstate(over="ignore"):
+        overflows = ~(up(rounds.peak * np.square(n), 2) < np.finfo(rounds.dtype).max / 4)
+    return np.where(overflows, np.inf, total)

@@ -1,0 +1,333 @@
+"""Taylor leaves: sup |f − stage| over small boxes, from the Taylor polynomials of both sides.
+
+Theorem.  On {c + rτ : τ ∈ [−1, 1]^d} let f = T_f ± R_f, and each head A = v0 + N/D with |N − ν| ≤ R_N, |D − δ| ≤ R_D,
+          D ≥ D_lo for polynomials ν, δ of degree m (`taylor.moments`). For every polynomial Q of degree m
+              |A − v0 − Q| ≤ (Σ_{|j|≤2m} |(ν − Q·δ)_j| + R_N + ‖Q‖₁ R_D)/D_lo,
+          and sup |f − stage| ≤ max |T_f − b − B·x − Σ_h (v0 + Q)| + R_f + the sum of these over the heads.
+Proof.    A − v0 − Q = (N − Q·D)/D, and N − Q·D = (ν − Q·δ) + (N − ν) − Q·(D − δ).
+Q is the series quotient ν/δ as it is stored, so that the first sum is of rounding and of terms of degree > m.
+
+At a kink f has no Taylor polynomial: there, on tiny cells, T_f is a mean value form, f by its gradients over the cell.
+If only values of f are known, and a bound of its slopes or curvature, T_f is the multilinear interpolant at the corners
+of the cell, up to an error that these constants bound (the theorem is that of `FunctionTarget`). Corners are floats of
+the box between which the cell lies.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from attnc.errors import InputError
+from attnc.numerics.intervals import Interval
+from attnc.numerics.jet_balls import TINY, U, above
+from attnc.numerics.jet_tables import embedding, monomials, num_monomials
+from attnc.numerics.rounding import up
+from attnc.proofs.cells.dyadic import cell_boxes
+from attnc.proofs.cells.intervals import cells_within
+from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.taylor.grid_moments import Grid
+from attnc.proofs.taylor.moments import Keys, Moments
+from attnc.proofs.taylor.polynomials import Layout, gamma, layout, quotient, residual
+from attnc.proofs.taylor.ranges import SHARP, Goal, largest
+from attnc.targets.box import Box
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.taylor import Taylor, taylor
+from attnc.targets.function_target import FunctionTarget
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
+_BATCH = 2**22  # coefficients that are held at a time: 32 MB
+_CHUNK = 2**19  # numbers in the sums over keys that are held at a time: 4 MB, which stay in the cache
+MEAN_VALUE_ORDER = 3  # the order for the network, on cells that are small because f is known to first order only
+_ORDERS = {1: (6, 8, 10, 12, 14, 16), 2: (6, 8, 10, 12, 14, 16), 3: (4, 6, 8, 10, 12), 4: (4, 6, 8)}
+"""Orders that are tried, by the number of variables."""
+DEGREES = (2, 3, 4, 6)
+"""Degrees of the network that are tried beside interpolants. The small cells that f needs make higher ones useless."""
+_PILOTS = 12  # cells that stand for all others in the choice of an order
+_MOST_PILOTS = 0.7  # the part of them that must meet the goal
+_OVERHEAD = 80  # the cost of a leaf apart from its monomials, counted in monomials
+_FINEST = 22  # log₂ of the largest number of cells for which an order is considered
+_MOST_AT_ONCE = 12  # log₂ of the largest number of cells to start from
+
+
+@dataclass(frozen=True, eq=False)
+class TaylorKind(Kind):
+    """Taylor polynomials of one order on both sides; no bound where the expression has a kink inside the cell."""
+
+    stage: OneStage
+    expression: Expression
+    degree: int
+    name = "taylor"
+
+    @property
+    def order(self) -> int:
+        return self.degree
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        f = taylor(self.expression, centres, radii, self.degree)
+        return taylor_bounds(self.stage, f, centres, radii, self.degree, goal)
+
+
+@dataclass(frozen=True, eq=False)
+class MeanValueKind(Kind):
+    """The expression by its gradients over the cell, at a kink by the hull of both sides.
+
+    It is stored as a Taylor leaf: a checker that finds a kink inside the cell does the same.
+    """
+
+    stage: OneStage
+    expression: Expression
+    box: Box
+    name = "taylor"
+    order = MEAN_VALUE_ORDER
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        f = mean_value_model(self.expression, self.box, centres, radii, MEAN_VALUE_ORDER)
+        return taylor_bounds(self.stage, f, centres, radii, MEAN_VALUE_ORDER, goal)
+
+
+@dataclass(frozen=True, eq=False)
+class InterpolantKind(Kind):
+    """Interpolants of f against Taylor polynomials of the network, of at least as high a degree as there are variables.
+
+    The degree is not stated with a leaf: nobody can prove it again without the code of f.
+    """
+
+    stage: OneStage
+    target: FunctionTarget
+    degree: int
+    name = "interpolant"
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        degree = max(self.degree, self.target.box.d)
+        f = interpolant(self.target, centres, radii, degree)
+        return taylor_bounds(self.stage, f, centres, radii, degree, goal)
+
+
+def taylor_bounds(
+    stage: OneStage, f: Taylor, centres: np.ndarray, radii: np.ndarray, order: int, goal: Goal = SHARP
+) -> Bounds:
+    """Upper bounds of |f − stage| over every box {c + rτ}, for every output; ∞ where there is none.
+
+    The term "approximation" bounds the difference of the Taylor polynomials, and "remainder" all else; the floor is the
+    part of it that smaller boxes would not remove. Bounds are made no sharper than the goal asks for. Boxes that are
+    neighbours should stand next to each other.
+    """
+    boxes, outputs, count = f.mid.shape
+    expected = (len(stage.constant.mid), num_monomials(centres.shape[1], order))
+    if (outputs, count) != expected or order < 1:
+        raise InputError(
+            f"the Taylor polynomials have {outputs} outputs and {count} coefficients; the stage, with order {order} in "
+            f"{centres.shape[1]} variables, needs {expected[0]} and {expected[1]}, and an order of 1 at least."
+        )
+    batch = max(64, _BATCH // (count * outputs))
+    polynomial, remainder = np.full((2, boxes, outputs), np.inf)
+    rounding, seen = np.zeros((2, boxes, outputs))
+    some = np.flatnonzero(np.isfinite(f.remainder).any(axis=1))
+    with np.errstate(all="ignore"):
+        for start in range(0, len(some), batch):
+            rows = some[start : start + batch]
+            part = Taylor(f.mid[rows], f.radius[rows], f.remainder[rows])
+            found = _differences(stage, part, centres[rows], radii[rows], order, goal)
+            polynomial[rows], remainder[rows], rounding[rows], seen[rows] = found
+        upper, attained = above(polynomial + remainder), seen - remainder
+    return Bounds(
+        np.where(np.isnan(upper), np.inf, upper),
+        {"approximation": polynomial, "remainder": remainder},
+        float(np.max(attained, initial=0.0, where=np.isfinite(attained))),
+        rounding,
+    )
+
+
+def _differences(
+    stage: OneStage, f: Taylor, centres: np.ndarray, radii: np.ndarray, order: int, goal: Goal
+) -> tuple[Float[np.ndarray, "boxes outputs"], ...]:
+    """Bounds of the polynomial and of the remainder, the part of that due to rounding, and the largest value seen."""
+    boxes, outputs, _ = f.mid.shape
+    d = centres.shape[1]
+    space = layout(d, order)
+    difference = np.ascontiguousarray(f.mid.transpose(2, 1, 0))
+    size = np.abs(difference).sum(axis=0)  # the sum of all sizes, for its rounding
+    b, slopes = stage.constant, stage.linear
+    reach = np.abs(centres) + radii
+    rounding = f.radius.sum(axis=2).T + b.radius[:, None] + slopes.radius @ reach.T
+    remainder = f.remainder.T
+    size += np.abs(b.mid)[:, None] + np.abs(slopes.mid) @ reach.T
+    difference[0] -= b.mid[:, None] + slopes.mid @ centres.T
+    if order and slopes.mid.any():
+        difference[space.degree(1)] -= slopes.mid.T[:, :, None] * radii.T[:, None]
+
+    for head in prepared(stage):
+        model = head_model(head, centres, radii, order)
+        difference[embedding(tuple(model.axes.tolist()), order, d)] -= model.quotient
+        difference[0] -= model.shift
+        size += model.size
+        remainder = remainder + (model.error - model.rounding)
+        rounding = rounding + model.rounding
+    # A coefficient is a sum of d products and of fewer than 2H + 3 terms.
+    rounding = rounding + gamma(d + 2 * len(stage.heads) + 4) * size
+    remainder = above(remainder + rounding)
+
+    flat = difference.reshape(space.count, outputs * boxes)
+    polynomial, seen = largest(space, flat, remainder.ravel(), goal)
+    return polynomial.reshape(outputs, boxes).T, remainder.T, rounding.T, seen.reshape(outputs, boxes).T
+
+
+@dataclass(frozen=True, eq=False)
+class HeadModel:
+    """|A − shift − Q| ≤ error on the cube; Q in the variables `axes`, size = |shift| + ‖Q‖₁; `rounding` ≤ error."""
+
+    axes: np.ndarray
+    shift: Float[np.ndarray, "outputs boxes"]
+    quotient: Float[np.ndarray, "count outputs boxes"]
+    error: Float[np.ndarray, "outputs boxes"]
+    rounding: Float[np.ndarray, "outputs boxes"]
+    size: Float[np.ndarray, "outputs boxes"]
+
+
+class SummedHead(Protocol):
+    """A head whose moments can be summed: all keys, or a tensor grid of them."""
+
+    @property
+    def axes(self) -> Int[np.ndarray, " active"]: ...
+
+    def numbers(self, space: Layout) -> int: ...
+
+    def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments: ...
+
+
+@functools.lru_cache(maxsize=4)
+def prepared(stage: OneStage) -> tuple[SummedHead, ...]:
+    """The keys of every head, as a tensor grid where they form one."""
+    return tuple(Grid.of(keys) or keys for keys in map(Keys.of, stage.heads))
+
+
+def head_model(head: SummedHead, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadModel:
+    """The Taylor model of one head on every box, in chunks of boxes that stay in the cache."""
+    space = layout(len(head.axes), order)
+    chunk = max(1, _CHUNK // head.numbers(space))
+    with np.errstate(all="ignore"):
+        starts = range(0, len(centres), chunk)
+        m = Moments.joined([head.moments(space, centres[i : i + chunk], radii[i : i + chunk]) for i in starts])
+        q = quotient(space, m.nu, m.delta)
+        norm = above(np.abs(q).sum(axis=0))
+        error = (residual(space, q, m.delta) + m.nu_error + norm * m.delta_error) / m.least
+        error = np.where((m.least > 0) & (error >= 0), above(error), np.inf)
+        rounding = np.where(error < np.inf, np.minimum(m.rounding / m.least, error), 0.0)
+    return HeadModel(head.axes, m.shift, np.where(np.isfinite(q), q, 0.0), error, rounding, np.abs(m.shift) + norm)
+
+
+def mean_value_model(
+    expression: Expression,
+    box: Box,
+    centres: Float[np.ndarray, "cells d"],
+    radii: Float[np.ndarray, "cells d"],
+    order: int,
+) -> Taylor:
+    """f(c + rτ) = f(c) + Σ_i g_i r_i τ_i with g in the gradients over the cell; or the middle of the range.
+
+    The second where it is the better of the two, as for √x at 0. Only that part of the cell counts which is in the box.
+    """
+    cells = cells_within(box, centres, radii)
+    ranges, gradients = expression.ranges_and_gradients(cells, violations="infinite")
+    at_centre = expression.ranges(Interval.point(centres), violations="infinite")
+    n, outputs, d = gradients.shape
+    mid, radius = np.zeros((2, n, outputs, num_monomials(d, order)))
+    with np.errstate(all="ignore"):
+        slope, value, middle = gradients.mid, at_centre.mid, ranges.mid
+        spread = up(np.maximum(gradients.hi - slope, slope - gradients.lo))
+        # g_i r_i is rounded once more, in the coefficient of τ_i.
+        first = above((spread * radii[:, None]).sum(axis=2) + U * (np.abs(slope) * radii[:, None]).sum(axis=2))
+        first = above(first + np.maximum(at_centre.hi - value, value - at_centre.lo))
+        zeroth = above(np.maximum(ranges.hi - middle, middle - ranges.lo))
+    first, zeroth = (np.where(np.isnan(part), np.inf, part) for part in (first, zeroth))
+    by_slope = first <= zeroth
+    mid[:, :, 0] = np.where(by_slope, value, middle)
+    mid[:, :, 1 : d + 1] = np.where(by_slope[:, :, None], slope * radii[:, None], 0.0)
+    remainder = np.minimum(first, zeroth)
+    mid[np.isinf(remainder)] = 0.0
+    return Taylor(mid, radius, remainder)
+
+
+def interpolant(
+    target: FunctionTarget, centres: Float[np.ndarray, "cells d"], radii: Float[np.ndarray, "cells d"], order: int
+) -> Taylor:
+    """f(c + rτ) = Σ_{j ∈ {0,1}^d} p_j τ^j ± the error of interpolation, with enclosed p_j."""
+    n, d = centres.shape
+    cells = cells_within(target.box, centres, radii)
+    lo, hi, c, r = (Interval.point(array) for array in (cells.lo, cells.hi, centres, radii))
+    start, slope = (c - lo) / (hi - lo), r / (hi - lo)  # (x − a)/(b − a) = start + slope·τ
+    coefficients: dict[tuple[int, ...], Interval] = {
+        (): Interval.point(target.corners(cells).reshape(n, *[2] * d, target.num_outputs))
+    }
+    for axis in range(d):
+        at = (slice(None), axis, *[None] * (d - axis))
+        split: dict[tuple[int, ...], Interval] = {}
+        for power, values in coefficients.items():
+            below, change = values[:, 0], values[:, 1] - values[:, 0]
+            split[*power, 0], split[*power, 1] = below + change * start[at], change * slope[at]
+        coefficients = split
+    rows = {tuple(power): row for row, power in enumerate(monomials(d, order).tolist())}
+    mid, radius = np.zeros((2, n, target.num_outputs, len(rows)))
+    for power, found in coefficients.items():
+        mid[..., rows[power]] = found.mid
+        radius[..., rows[power]] = up(np.maximum(found.hi - found.mid, found.mid - found.lo))
+    remainder = np.repeat(target.interpolation_error(cells)[:, None], target.num_outputs, axis=1)
+    return Taylor(mid, radius, remainder)
+
+
+def choose_order(
+    kind_of: Callable[[int], Kind],
+    box: Box,
+    goal: float,
+    *,
+    orders: Sequence[int] | None = None,
+) -> tuple[int, int]:
+    """The order whose leaves cost least, for bounds of at most `goal`, and a level from which to start.
+
+    For every order, the coarsest level is found at which most of a few random cells meet the goal; the cost of a leaf
+    is nearly linear in the number of monomials.
+    """
+    d = box.d
+    tried = tuple(orders) if orders is not None else _ORDERS.get(d, (3, 4))
+    places = np.random.default_rng(0).random((_PILOTS, d))
+    wanted = Goal(max(goal, TINY))
+    best, level = (math.inf, tried[len(tried) // 2], 1), _FINEST // d
+    for order in tried:
+        found = _coarsest(kind_of(order), box, places, wanted, level)
+        if found is not None:
+            level = found
+            best = min(best, (2.0 ** (d * level) * (_OVERHEAD + num_monomials(d, order)), order, level))
+    return best[1], max(0, min(best[2] - 1, _MOST_AT_ONCE // d))
+
+
+def _coarsest(kind: Kind, box: Box, places: np.ndarray, goal: Goal, finest: int) -> int | None:
+    """The coarsest level at which most cells meet the goal; None if that is beyond `finest`.
+
+    By bisection. In one variable a call costs more than its cells, and all levels are looked at in one call.
+    """
+
+    def are_met(levels: Sequence[int]) -> Bool[np.ndarray, " levels"]:
+        boxes = [cell_boxes(box, level, np.floor(places * 2.0**level).astype(np.int64)) for level in levels]
+        centres, radii = (np.concatenate(parts) for parts in zip(*boxes, strict=True))
+        met = kind.bounds(centres, radii, goal).meet(goal.value)
+        return np.asarray(met.reshape(len(levels), -1).mean(axis=1) >= _MOST_PILOTS)
+
+    if box.d == 1:
+        met = are_met(range(finest + 1))
+        return int(np.argmax(met)) if met[-1] else None
+    low, high = -1, finest  # not met at `low`, met at `high`
+    if not are_met([high])[0]:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if are_met([middle])[0] else (middle, high)
+    return high

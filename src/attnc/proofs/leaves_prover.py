@@ -1,0 +1,367 @@
+"""Programs of one attention stage, proved by leaves over dyadic cells: the largest error, or its L_p norm."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.errors import InputError, ProgramError
+from attnc.ir.program import Program
+from attnc.numerics.rounding import up
+from attnc.proofs.cells.branching import Covering, branch_and_bound
+from attnc.proofs.cells.dyadic import cell_boxes
+from attnc.proofs.cells.integral import bound_integral
+from attnc.proofs.cells.intervals import cells_within
+from attnc.proofs.cells.kind import Bounds, Fallback, Kind
+from attnc.proofs.kinds.rounded import RoundedKind, StageRounding
+from attnc.proofs.kinds.selection import SelectionKind
+from attnc.proofs.kinds.tail import TailKind
+from attnc.proofs.kinds.taylor import DEGREES, InterpolantKind, MeanValueKind, TaylorKind, choose_order
+from attnc.proofs.proof import Proof, proof_by_leaves
+from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes, require_same_shapes
+from attnc.proofs.rounding.program import Roundings, roundings
+from attnc.proofs.stages.extraction import stages
+from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.taylor.ranges import SHARP, Goal
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
+
+MAX_VARIABLES = 3  # leaves of more variables are too many; of those that select there may be one variable more
+MAX_SELECTING_VARIABLES = 4
+LEAST_TOLERANCE = 0.003  # the tolerance is lowered to this where eps is close to the error that was seen
+BESIDE_ROUNDING = 0.01  # the least tolerance where rounding takes up the rest of it
+SELECTED = (1.0, 1.1, 1.2)
+"""Multiples of an error that was seen, in one, two, three variables. Where keys are selected, and the multiple is below
+eps, no smaller bound is sought: it would take many times as many leaves."""
+FAR_BELOW = 1e-3  # the part of eps below which no bound is sought in several variables, where leaves are many
+MOST_NORM_CELLS = 100_000  # the most cells for an L_p norm, all of which become leaves
+NORM_TOLERANCE, PART_OF_EPS = (1.05, 1.5, 2.0), 0.25
+"""Multiples of the norm that was seen, in one, two, three variables, and a part of eps: no norm below both is sought.
+Leaves approach a norm slowly, and each has to be checked."""
+PEAK = 3.0  # a usual ratio of the largest error to the mean that an L_p norm is
+SELECTED_ROUNDING = 0.01  # a rounding of sums below this part of the goal is not made sharper beside selection leaves
+ROUNDING_POINTS = 256  # points at which rounding is sampled, beside the corners of the box
+ROUNDING_TOLERANCE = 1.2  # the bound of rounding over a cell, relative to the largest at points
+FEW_KEYS = 64
+"""Up to this number of keys both kinds of leaf are tried on every cell: a gate is hard in one place and soft in
+another."""
+PILOT_CELLS = 64  # cells on which Taylor and selection leaves are compared before the work begins
+REACHES = (4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, *(2.0**n for n in (7, 8, 9, 10, 12, 14, 17, 20)))
+"""The distances from 0 at which the tails of an infinite box may begin."""
+NORM_ORDER = 4  # the order of Taylor leaves for a norm where none can be chosen by a goal
+
+
+KindMaker = Callable[[OneStage, Target], Kind]
+"""Makes a kind for a stage in exact arithmetic against a target; the rounding of engines is added to its bounds."""
+
+
+class LeavesProver(Prover):
+    """Taylor, interpolant and selection leaves; the kinds of further makers are tried on every cell besides."""
+
+    name = "leaves"
+
+    def __init__(self, *makers: KindMaker) -> None:
+        self.makers = makers
+
+    def accepts(self, program: Program, target: Target, request: ProofRequest) -> bool:
+        if num_softmaxes(program) != 1:
+            return False
+        if _has_local_model(target) and target.box.d <= MAX_VARIABLES:
+            return True
+        return request.has_theorem and request.p == math.inf and target.box.d <= MAX_SELECTING_VARIABLES
+
+    def prove(self, program: Program, target: Target, request: ProofRequest) -> Proof:
+        """ProgramError where the program is not one attention stage over the inputs of the target.
+
+        No bound is sought that is much closer than the tolerance to the error that was seen, or below the rounding of
+        engines, or, in several variables, far below eps. Where only values of the target are known, and a bound of its
+        slopes, leaves are many, and no bound below eps is sought at all.
+        """
+        if not _has_local_model(target) or target.box.d > MAX_VARIABLES:
+            return self._by_selection(program, target, request)
+        num_inputs, num_outputs = sum(map(math.prod, program.input_shapes)), math.prod(program.output_shape)
+        if (num_inputs, num_outputs) != (target.box.d, target.num_outputs):
+            raise ProgramError(
+                f"the program has {num_inputs} inputs and {num_outputs} outputs, the target {target.box.d} and "
+                f"{target.num_outputs}"
+            )
+        found = stages(program)
+        if len(found) != 1:
+            raise ProgramError(f"the outputs are read from {len(found)} query tokens; a proof is for one")
+        (stage, outputs), (rounds,) = found[0], roundings(program)
+        task = _StageTask(stage, rounds, _with_outputs(target, outputs), request.truncation, self.makers)
+        return _by_local_models(task.with_sampled_rounding(), request)
+
+    def _by_selection(self, program: Program, target: Target, request: ProofRequest) -> Proof:
+        """Any target that is enclosed over cells: sequences, two inputs, code with a constant, four variables.
+
+        There may be any number of query tokens, cross-attention included: the outputs of each are proved by selection
+        leaves of their own, on the same cells. Only enclosures of the target over cells are used.
+        """
+        require_same_shapes(program, target)
+        goal = max(request.eps, (1 + request.tolerance) * request.observed)
+        parts = []
+        for (stage, outputs), rounds in zip(stages(program), roundings(program), strict=True):
+            rounding = StageRounding(stage, rounds, request.truncation, negligible=SELECTED_ROUNDING * goal)
+            parts.append((RoundedKind(SelectionKind(stage, target, rounds, outputs), rounding), outputs))
+        proof = branch_and_bound(
+            [parts[0][0] if len(parts) == 1 else _PerQuery(tuple(parts), target.num_outputs)],
+            target.box,
+            goal=goal,
+            time_budget=request.seconds,
+            box_budget=request.cells,
+            progress=request.progress,
+        )
+        return proof_by_leaves(proof)
+
+
+def _has_local_model(target: Target) -> bool:
+    """Whether there are polynomials of the target on cells, and its input is one vector."""
+    is_known = target.expression is not None or target.interpolated is not None
+    return is_known and target.input_shapes == ((target.box.d,),)
+
+
+def _by_local_models(task: _StageTask, request: ProofRequest) -> Proof:
+    p, eps, observed, d = request.p, request.eps, request.observed, task.target.box.d
+    floor, tolerance = max(FAR_BELOW * eps if d > 1 else 0.0, task.rounding.level), request.tolerance
+    if observed > 0:
+        tolerance = max(min(tolerance, BESIDE_ROUNDING), tolerance - task.rounding.level / observed)
+    if 0 < observed < eps:
+        tolerance = min(tolerance, max(LEAST_TOLERANCE, 0.9 * ((eps - floor) / observed - 1)))
+    least = 0.0 if task.target.interpolated is None else eps
+    goal = max(least, (1 + tolerance) * observed + floor)
+    if p < math.inf:
+        goal = max(goal, min(eps, max(PART_OF_EPS * eps, NORM_TOLERANCE[d - 1] * observed)))
+        return _norm(task, goal, request)
+    task, tails = task.without_tails(goal)
+    ways = task.ways(goal)
+    began, best = time.monotonic(), None
+    for number, way in enumerate(ways):
+        enough = min(eps, SELECTED[d - 1] * observed) if way.selects else 0.0
+        proof = branch_and_bound(
+            way.kinds,
+            task.target.box,
+            observed=observed,
+            tolerance=tolerance,
+            floor=floor,
+            goal=max(least, enough),
+            time_budget=(request.seconds - (time.monotonic() - began)) / (len(ways) - number),
+            box_budget=request.cells,
+            start_level=way.start_level,
+            progress=request.progress,
+        )
+        best = proof if best is None or proof.bound < best.bound else best
+        if best.complete:
+            break
+    assert best is not None
+    return proof_by_leaves(best, tails=tails)
+
+
+def _norm(task: _StageTask, goal: float, request: ProofRequest) -> Proof:
+    box, p = task.target.box, request.p
+    way = task.way_of_norm(PEAK * goal / math.prod(width ** (1 / p) for width in box.widths))
+    found = bound_integral(
+        way.kinds,
+        box,
+        p,
+        goal=goal,
+        time_budget=request.seconds,
+        box_budget=min(request.cells, MOST_NORM_CELLS),
+        start_level=way.start_level,
+        progress=request.progress,
+    )
+    return proof_by_leaves(found, ledger=_with_jumps(task.target, found))
+
+
+def _with_jumps(target: Target, found: Covering) -> dict[str, float]:
+    """The terms of an L_p norm; those of cells across which the target jumps are gathered in a term of their own."""
+    if target.expression is None or target.is_continuous or found.shares is None:
+        return found.ledger
+    is_jump = np.zeros(len(found.leaves), dtype=bool)
+    levels = np.array([leaf.level for leaf in found.leaves])
+    for level in np.unique(levels):
+        (rows,) = np.nonzero(levels == level)
+        index = np.array([found.leaves[i].index for i in rows])
+        cells = cells_within(target.box, *cell_boxes(target.box, int(level), index))
+        slopes = target.expression.ranges_and_gradients(cells, violations="infinite")[1]
+        is_jump[rows] = ~np.isfinite(slopes.mag).all(axis=(1, 2))
+    share = float(found.shares[is_jump].sum())
+    jump = float(up(share * found.bound, 16))
+    return {name: float(up((1 - share) * value, 16)) for name, value in found.ledger.items()} | {"jump": jump}
+
+
+def _with_outputs(target: Target, outputs: np.ndarray) -> Target:
+    """The target with its outputs in the order of the stage's."""
+    if np.array_equal(outputs, np.arange(target.num_outputs)):
+        return target
+    if target.expression is None:
+        raise ProgramError(f"the stage makes the outputs in the order {outputs.tolist()}, not in the target's")
+    chosen = copy.copy(target)
+    trees = tuple(target.expression.outputs[i] for i in outputs)
+    chosen.expression = dataclasses.replace(target.expression, outputs=trees)
+    return chosen
+
+
+@dataclass(frozen=True, eq=False)
+class _PerQuery(Kind):
+    """Kinds for the outputs of several query tokens, on the same cells."""
+
+    parts: tuple[tuple[Kind, Int[np.ndarray, " outputs"]], ...]
+    num_outputs: int
+
+    @property
+    def name(self) -> str:
+        return self.parts[0][0].name
+
+    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
+        upper, floor = np.zeros((2, len(centres), self.num_outputs))
+        terms: dict[str, np.ndarray] = {}
+        for kind, outputs in self.parts:
+            found = kind.bounds(centres, radii, goal)
+            upper[:, outputs], floor[:, outputs] = found.upper, found.floor
+            for name, term in found.terms.items():
+                terms.setdefault(name, np.zeros_like(upper))[:, outputs] = term
+        return Bounds(upper, terms, 0.0, floor)
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """Kinds of leaves to try, and the level of the first cells."""
+
+    kinds: tuple[Kind, ...]
+    start_level: int | None
+    selects: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _StageTask:
+    """A stage with the roundings of its program, against a target."""
+
+    stage: OneStage
+    roundings: Roundings
+    target: Target
+    truncation: float
+    makers: tuple[KindMaker, ...] = ()
+    rounding_level: float = 0.0
+
+    @property
+    def rounding(self) -> StageRounding:
+        return StageRounding(self.stage, self.roundings, self.truncation, self.rounding_level)
+
+    def with_sampled_rounding(self) -> _StageTask:
+        """The task with a rounding level a little above the largest rounding at sampled points and at the corners."""
+        box = self.target.box.core(REACHES[0])
+        places = np.random.default_rng(0).random((ROUNDING_POINTS, box.d))
+        corners = np.array(list(itertools.product((0.0, 1.0), repeat=box.d)))
+        points = box.lo + np.concatenate([places, corners]) * box.widths
+        return dataclasses.replace(self, rounding_level=ROUNDING_TOLERANCE * float(self.rounding.at(points).max()))
+
+    def without_tails(self, goal: float) -> tuple[_StageTask, dict[int, float]]:
+        """For an infinite box: the task on the finite core that leaves have to cover, and bounds beyond it, by side.
+
+        The smallest core is taken beyond which bounds meet the goal, or are below the rounding at its ends; if there is
+        none, the core with the smallest bounds. InputError if there are no bounds beyond any core: those of
+        gelu(x − 20), for example, begin beyond 16 only.
+        """
+        box, expression = self.target.box, self.target.expression
+        if box.is_bounded or expression is None:
+            return self, {}
+        sides = [side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end)]
+        refusal, found = None, None
+        cores = [box.core(reach) for reach in REACHES]
+        ends = np.array([[core.lo, core.hi] for core in cores]).reshape(-1, 1)
+        rounding = self.rounding.at(ends).max(axis=1).reshape(len(cores), 2).max(axis=1)
+        for core, at_ends in zip(cores, rounding, strict=True):
+            starts, beyond = {-1: core.lo[None], 1: core.hi[None]}, np.full((1, 1), np.inf)
+            try:
+                tails = {
+                    side: float(TailKind(self.stage, expression, side).bounds(starts[side], beyond, SHARP).upper.max())
+                    for side in sides
+                }
+            except InputError as error:
+                refusal = error
+                continue
+            if found is None or max(tails.values()) < max(found[0].values()):
+                found = tails, core
+            if max(tails.values()) <= max(goal, at_ends):
+                break
+        if found is None:
+            assert refusal is not None
+            raise refusal
+        target = copy.copy(self.target)
+        target.box = found[1]
+        return dataclasses.replace(self, target=target), found[0]
+
+    def ways(self, goal: float) -> list[_Way]:
+        """Taylor leaves with mean values at kinks, or selection leaves; the more promising way comes first."""
+        degrees = None if self.target.interpolated is None else DEGREES
+        order, level = choose_order(self._local, self.target.box, goal, orders=degrees)
+        taylor, selection = self._rounded(self._local(order)), self._selection()
+        few_keys = all(len(head.offsets.mid) <= FEW_KEYS for head in self.stage.heads)
+        selects = all(self._selects(taylor, selection, at) for at in (level, level + 1))
+        if few_keys:
+            kinds = (*((selection, taylor) if selects else (taylor, selection)), *self._at_kinks())
+            return [_Way((*kinds, *self._more()), None if selects else level)]
+        by_taylor = _Way((taylor, *map(Fallback, self._at_kinks()), *self._more()), level)
+        return [_Way((selection, *self._more()), None, selects=True), by_taylor] if selects else [by_taylor]
+
+    def way_of_norm(self, goal: float) -> _Way:
+        """The kinds for an L_p norm, to which all cells matter: chosen on cells of the size of a key's own.
+
+        `goal` is about the error that is wanted at points: cells across a jump never reach it.
+        """
+        d, num_keys = self.target.box.d, max((len(head.offsets.mid) for head in self.stage.heads), default=1)
+        taylor, selection = self._rounded(self._local(NORM_ORDER)), self._selection()
+        if num_keys > FEW_KEYS and self._selects(taylor, selection, math.ceil(math.log2(8 * num_keys) / d)):
+            return _Way((selection, *self._more()), None)
+        level = None
+        if self.target.expression is not None and self.target.is_continuous:
+            order, level = choose_order(self._local, self.target.box, goal)
+            taylor = self._rounded(self._local(order))
+        if num_keys <= FEW_KEYS:
+            return _Way((taylor, selection, *self._at_kinks(), *self._more()), level)
+        # Coarse cells have no Taylor bound at all: a finite bound is needed to choose the cells to halve.
+        return _Way((taylor, *map(Fallback, (*self._at_kinks(), selection)), *self._more()), level)
+
+    def _at_kinks(self) -> tuple[Kind, ...]:
+        """Mean values. Selection leaves are finite everywhere: beside them these are no fallback."""
+        if self.target.expression is None:
+            return ()
+        return (self._rounded(MeanValueKind(self.stage, self.target.expression, self.target.box)),)
+
+    def _more(self) -> Iterator[Kind]:
+        return (self._rounded(make(self.stage, self.target)) for make in self.makers)
+
+    def _local(self, order: int) -> Kind:
+        """Polynomials on both sides."""
+        if self.target.expression is not None:
+            return TaylorKind(self.stage, self.target.expression, order)
+        assert self.target.interpolated is not None
+        return InterpolantKind(self.stage, self.target.interpolated, order)
+
+    def _selects(self, taylor: Kind, selection: Kind, level: int) -> bool:
+        """Whether selection leaves do better on a few random cells of the level.
+
+        Cells may be too coarse for any Taylor leaf where those half as wide are easy for it.
+        """
+        index = np.random.default_rng(0).integers(0, 2**level, (PILOT_CELLS, self.target.box.d))
+        boxes = cell_boxes(self.target.box, level, index)
+        goal = Goal(np.inf, 1.0)
+        by_taylor, by_selection = (kind.bounds(*boxes, goal).upper.max(axis=1) for kind in (taylor, selection))
+        return bool(np.median(by_selection) < np.median(by_taylor))
+
+    def _rounded(self, kind: Kind) -> Kind:
+        return RoundedKind(kind, self.rounding)
+
+    def _selection(self) -> Kind:
+        return self._rounded(SelectionKind(self.stage, self.target, self.roundings))

@@ -1,0 +1,78 @@
+"""All provers, and which of them a network is given to: `compile` and `Network.bound` choose here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from attnc.errors import ProgramError
+from attnc.ir.program import Program
+from attnc.proofs.enclosure_prover import EnclosureProver
+from attnc.proofs.kinds.affine import AffineProver
+from attnc.proofs.kinds.point import PointProver
+from attnc.proofs.leaves_prover import LeavesProver
+from attnc.proofs.proof import Proof, Stages
+from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes
+from attnc.proofs.staged_prover import StagedProver
+from attnc.targets.target import Target
+
+HEAD_BY_HEAD, AT_POINTS = StagedProver(), PointProver()
+BY_LEAVES: tuple[Prover, ...] = (AffineProver(), EnclosureProver(), LeavesProver())
+"""The first that accepts a program, and whose form its weights have, proves it."""
+
+SECONDS_BEFORE_STAGES, CELLS_BEFORE_STAGES = 3.0, 8_000
+"""The budget for leaves where heads can be proved one by one. More cells would be proved in time, but not checked in
+time."""
+FEW_VARIABLES = 2  # up to this number of variables leaves are tried before heads
+TIGHT = 2.0
+"""A multiple of the error that was seen: where leaves come no closer, heads are tried, too. In several variables leaves
+stop far above an error that is next to none, as that of gates."""
+SECONDS_FOR_NORMS = 10.0  # for an L_p norm that a theorem bounds already: leaves lower it ever more slowly
+MAX_PROVED_ANCHORS = 20_000  # a larger network whose theorem brings a bound keeps it: leaves would take minutes
+
+
+def best_proof(program: Program, target: Target, request: ProofRequest) -> Proof | None:
+    """The proof by leaves, or head by head, that has the smaller bound; None where no prover can prove the program.
+
+    Leaves are tight, and are tried first where they are cheap: one stage of one or two variables. A kink along a line
+    of the box takes too many of them; where a derivation states a function for every head, a proof of one variable at a
+    time is enough.
+    """
+    if not target.is_known_on_cells:
+        return _first((AT_POINTS,), program, target, request)
+    softmaxes, has_heads = num_softmaxes(program), HEAD_BY_HEAD.accepts(program, target, request)
+    if has_heads and target.expression is None:
+        return _first((HEAD_BY_HEAD,), program, target, request)
+    if not has_heads:
+        if request.has_theorem and program.num_anchors > MAX_PROVED_ANCHORS:
+            return None
+        if request.has_theorem and request.p < math.inf:
+            request = dataclasses.replace(request, seconds=min(request.seconds, SECONDS_FOR_NORMS))
+        return _first(BY_LEAVES, program, target, request)
+    brief = dataclasses.replace(
+        request, seconds=min(request.seconds, SECONDS_BEFORE_STAGES), cells=min(request.cells, CELLS_BEFORE_STAGES)
+    )
+    ways: list[tuple[tuple[Prover, ...], ProofRequest]] = [((HEAD_BY_HEAD,), request)]
+    if softmaxes <= 1:
+        ways.insert(0 if target.box.d <= FEW_VARIABLES else 1, (BY_LEAVES, brief))
+    found = list[Proof]()
+    for provers, asked in ways:
+        proof = _first(provers, program, target, asked)
+        if proof is None:
+            continue
+        is_tight = softmaxes == 0 or proof.bound <= TIGHT * request.observed
+        if proof.complete and proof.bound <= request.eps and (isinstance(proof.evidence, Stages) or is_tight):
+            return proof
+        found.append(proof)
+    return min(found, key=lambda proof: proof.bound, default=None)
+
+
+def _first(provers: Iterable[Prover], program: Program, target: Target, request: ProofRequest) -> Proof | None:
+    """The proof of the first prover that accepts the program and finds that its weights have the right form."""
+    for prover in provers:
+        if prover.accepts(program, target, request):
+            with contextlib.suppress(ProgramError):
+                return prover.prove(program, target, request)
+    return None

@@ -1,0 +1,115 @@
+"""The choice of a prover; and a kind of leaf from the outside, in this file alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import attnc
+from attnc import constructions
+from attnc.engines.numpy_engine import NumpyEngine
+from attnc.proofs import provers
+from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.certificate import Certificate
+from attnc.proofs.kinds.taylor import TaylorKind
+from attnc.proofs.leaves_prover import LeavesProver
+from attnc.proofs.proof import Leaves, Points, Stages
+from attnc.proofs.prover import ProofRequest
+from attnc.proofs.provers import AT_POINTS, BY_LEAVES, HEAD_BY_HEAD, best_proof
+from proofs.comparisons import Comparisons, adversarial_points
+
+
+@dataclass(frozen=True, eq=False)
+class CutAtZeroKind(Kind):
+    """Cells that contain 0 are cut there, and Taylor polynomials taken on both sides: for |x| and the like."""
+
+    inner: Kind
+    name = "cut at zero"
+
+    def bounds(self, centres, radii, goal):
+        lo, hi = centres - radii, centres + radii
+        is_cut = ((lo < 0) & (hi > 0))[:, 0]
+        halves = [
+            self.inner.bounds(np.where(is_cut[:, None], end / 2, centres), np.where(is_cut[:, None], size, radii), goal)
+            for end, size in ((lo, -lo / 2), (hi, hi / 2))
+        ]
+        return Bounds(np.maximum(halves[0].upper, halves[1].upper), seen=max(half.seen for half in halves))
+
+
+def cut_at_zero(stage, target):
+    return CutAtZeroKind(TaylorKind(stage, target.expression, 8))
+
+
+def test_a_kind_from_the_outside_proves_a_network():
+    target = attnc.as_target("abs(x)", {"x": (-1, 1.1)})
+    program = constructions.spectral_grid(target, num_anchors=33).program
+    points = adversarial_points(program, target, 4000)
+    seen = float(np.abs(NumpyEngine(program)(points).ravel() - target(points).ravel()).max())
+    request = ProofRequest(observed=seen)
+    usual, found = (prover.prove(program, target, request) for prover in (LeavesProver(), LeavesProver(cut_at_zero)))
+    assert "cut at zero" in {leaf.kind for leaf in found.evidence.leaves}
+    assert len(found.evidence.leaves) < len(usual.evidence.leaves)
+    assert found.complete
+    assert found.bound <= 1.03 * usual.bound
+    worst = Comparisons().check(program, target, found.bound, points, {"numpy": NumpyEngine(program)})
+    assert found.bound <= 1.05 * worst
+    assert math.fsum(term.value for term in found.terms) == pytest.approx(found.bound, rel=1e-9)
+    claim = Certificate(None, seen, (), (), "float64", "none").proved(found, "proof")
+    assert Certificate.from_json(claim.to_json("abs(x)", target.box)) == claim
+
+
+def test_compile_uses_it_where_it_is_in_the_list_of_provers(monkeypatch):
+    monkeypatch.setattr(provers, "BY_LEAVES", (LeavesProver(cut_at_zero),))
+    net = attnc.compile("abs(x)", {"x": (-1, 1.1)}, eps=0.1, construction="spectral_grid")
+    assert "cut at zero" in {leaf.kind for leaf in net.certificate.by_leaves.leaves}
+    assert net.certificate.observed <= net.certificate.bound <= 0.1
+
+
+def mixed(X):
+    return np.tanh(X.sum(axis=1, keepdims=True)) * X / 2
+
+
+def accepted(built, target, **request):
+    asked = ProofRequest(derivation=built.derivation, **request)
+    found = best_proof(built.program, target, asked)
+    provers_of = (AT_POINTS, HEAD_BY_HEAD, *BY_LEAVES)
+    return [prover.name for prover in provers_of if prover.accepts(built.program, target, asked)], found
+
+
+@pytest.mark.parametrize(
+    ("text", "box", "construction", "options", "request_", "names", "evidence"),
+    [
+        ("sin(x)", {"x": (-1, 1)}, "spectral_grid", {"num_anchors": 9}, {}, ["leaves"], Leaves),
+        ("x + 1", {"x": (-1, 1)}, "compose", {"eps": 1e-3}, {}, ["head by head", "affine", "enclosure"], Leaves),
+        ("sin(x*y)", {"x": (-1, 1), "y": (-1, 1)}, "compose", {"eps": 1e-2}, {}, ["head by head", "enclosure"], Stages),
+        ("x*y", {"x": (-1, 1), "y": (-1, 1)}, "two_layer", {"eps": 0.5}, {"eps": 0.5}, ["enclosure"], Leaves),
+        (
+            "x*y",
+            {"x": (-1, 1), "y": (-1, 1)},
+            "max_affine",
+            {"eps": 0.5},
+            {"eps": 0.5, "has_theorem": True},
+            ["enclosure", "leaves"],
+            Leaves,
+        ),
+    ],
+)
+def test_provers_accept_what_they_can_prove(text, box, construction, options, request_, names, evidence):
+    target = attnc.as_target(text, box)
+    built = getattr(constructions, construction)(target, **options)
+    seen = float(np.abs(NumpyEngine(built.program)(target.box.lo[None]).ravel() - target(target.box.lo[None])).max())
+    found_names, found = accepted(built, target, observed=seen, seconds=5.0, **request_)
+    assert found_names == names
+    assert isinstance(found.evidence, evidence)
+
+
+def test_tables_are_proved_at_their_points_and_code_without_a_constant_not_at_all():
+    x = np.linspace(-1, 1, 30)
+    table = attnc.TableTarget(x, np.sin(x))
+    net = attnc.compile(table, eps=1e-3)
+    assert isinstance(best_proof(net.program, table, ProofRequest()).evidence, Points)
+    code = attnc.as_target(np.sin, {"x": (-1, 1)})
+    assert best_proof(net.program, code, ProofRequest()) is None
