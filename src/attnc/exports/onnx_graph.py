@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from attnc.errors import FileError
 from attnc.ir.layers import EVERY_QUERY
-from attnc.ir.normal_form import AttentionStage, FoldedHead, Form, SoftmaxStage
+from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage
 from attnc.ir.summing import BLOCK
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Graph:
         self.initializers.append(numpy_helper.from_array(np.asarray(dense, order="C"), name))
         return name
 
-    def affine(self, name: str, form: Form, u: str) -> str:
+    def affine(self, name: str, form: FloatForm, u: str) -> str:
         """(batch, rows, columns) of a form; if nothing depends on u, a product with zeros gives it the batch."""
         linear, variables = form.linear, form.linear.shape[1]
         longest = int(np.diff(linear.indptr).max(initial=0))
@@ -127,7 +127,7 @@ def _head(graph: Graph, name: str, head: FoldedHead, u: str) -> str:
     return graph.node("MatMul", f"{name}/out", mixed, graph.constant(f"{name}/W_O", W_O))
 
 
-def _mix(graph: Graph, name: str, pattern: str, queries: int, values: Form, u: str) -> str:
+def _mix(graph: Graph, name: str, pattern: str, queries: int, values: FloatForm, u: str) -> str:
     """pattern @ values. Of float32, sums are made in blocks (`ir.summing`): of products, column by column, and of the
     weights, by whose sum they are divided, as Softmax adds them up in any order. (Of products of three axes with an
     empty batch onnxruntime dies.)"""
@@ -143,13 +143,13 @@ def _mix(graph: Graph, name: str, pattern: str, queries: int, values: Form, u: s
     return graph.node("Div", name, sums, _sum(graph, f"{name}/total", pattern, queries, keys))
 
 
-def _row(values: Form, column: int) -> Form:
+def _row(values: FloatForm, column: int) -> FloatForm:
     """A column of a form, as one row."""
     keys, columns = values.shape
-    return Form(values.linear[np.arange(keys) * columns + column], values.constant[:, [column]].T.tocsr())
+    return FloatForm(values.linear[np.arange(keys) * columns + column], values.constant[:, [column]].T.tocsr())
 
 
-def _array(graph: Graph, name: str, form: Form, u: str) -> str:
+def _array(graph: Graph, name: str, form: FloatForm, u: str) -> str:
     return graph.constant(name, form.constant) if form.is_constant else graph.affine(name, form, u)
 
 
@@ -172,14 +172,14 @@ def _sum(graph: Graph, name: str, terms: str, queries: int, keys: int) -> str:
     return sums
 
 
-def _filled(keys: Form, values: Form, segments: np.ndarray) -> tuple[Form, Form, np.ndarray]:
+def _filled(keys: FloatForm, values: FloatForm, segments: np.ndarray) -> tuple[FloatForm, FloatForm, np.ndarray]:
     """Whole blocks: copies of the first key, of a segment that no query sees."""
     spare = -keys.shape[0] % BLOCK
     rows = np.concatenate([np.arange(keys.shape[0]), np.zeros(spare, np.int64)])
     return keys.rows(rows), values.rows(rows), np.concatenate([segments, np.full(spare, NOBODY)])
 
 
-def _not_empty(form: Form) -> Form:
+def _not_empty(form: FloatForm) -> FloatForm:
     """The form itself, or one column of zeros if it has none: Reshape cannot make an axis of length 0."""
     return form if form.shape[1] else form.times(np.zeros((0, 1), form.constant.dtype))
 

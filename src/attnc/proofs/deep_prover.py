@@ -25,9 +25,9 @@ from attnc.proofs.cells.integral import bound_integral
 from attnc.proofs.deep.axis_breaks import axis_breaks, cut_at
 from attnc.proofs.deep.axis_keys import axis_keys, row_breaks
 from attnc.proofs.deep.enclosures import LEAK, StageEnclosure
-from attnc.proofs.deep.slices import stage_programs
 from attnc.proofs.leaves.deviations import cells_within, distance
 from attnc.proofs.proven import Proven, proven, summed
+from attnc.proofs.stages.extraction import stage_chain
 from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.target import Target
 
@@ -68,7 +68,7 @@ def prove_deep(
             f"the program maps {program.input_shapes} to {program.output_shape}, the target {target.input_shapes} to "
             f"{target.output_shape}"
         )
-    stages = [StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_programs(program))]
+    stages = [StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_chain(program))]
     *before, last = stages
     goal = CLOSE * observed if eps <= observed else min(LOOSE * observed, eps)
     spare = min(LEAK_SHARE * goal, 0.1 * (goal - observed)) / float(target.box.widths.prod()) ** (1 / p)

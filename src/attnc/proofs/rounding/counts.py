@@ -1,93 +1,29 @@
-"""How often the entries of a state have been rounded, affine map after affine map.
+"""The number of times that the entries of a state are rounded, affine map after affine map.
 
 An evaluation of affine maps only multiplies and adds: every path from an input to a result is a product of weights,
-each multiplication and addition on it rounds once, and n roundings are a factor 1 + θ, |θ| ≤ γ_n. What is exact is
-not counted: products with ±2^k, sums of one term.
+each multiplication and addition on it rounds once, and n roundings are a factor 1 + θ, |θ| ≤ γ_n. Exact operations
+are not counted: products with ±2^k, sums of one term.
+
+`RoundingForm` is a type of numbers for `attnc.ir.normal_form`: the same folding that makes the numbers of a stage makes
+their roundings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.ir.layers import Affine, Layer
+from attnc.ir.layers import Affine
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 
-@dataclass(frozen=True, eq=False)
-class Counts:
-    """For every entry of a state, flat: is it there, how often is it rounded, by how many maps, is it ±2^k, k ≥ 0."""
-
-    is_there: Bool[np.ndarray, " entries"]
-    count: Int[np.ndarray, " entries"]
-    maps: Int[np.ndarray, " entries"]
-    is_power: Bool[np.ndarray, " entries"]
-
-    @classmethod
-    def inputs(cls, size: int) -> Counts:
-        zero = np.zeros(size, np.int64)
-        return cls(np.ones(size, bool), zero, zero, np.zeros(size, bool))
-
-    def at(self, places: np.ndarray) -> Counts:
-        return Counts(self.is_there[places], self.count[places], self.maps[places], self.is_power[places])
-
-    def through(
-        self, size: int, row: np.ndarray, column: np.ndarray, weights: np.ndarray, constants: np.ndarray
-    ) -> Counts:
-        """After an affine map to `size` entries with these weights at (row, column), and these constants."""
-        kept = (weights != 0) & self.is_there[column]
-        row, column, weights = row[kept], column[kept], weights[kept]
-        terms = np.bincount(row, minlength=size) + (constants != 0)
-        is_exact = _is_power(weights) | self.is_power[column]
-        inexact = np.bincount(row, ~is_exact, size) > 0
-        count, maps = np.zeros((2, size), np.int64)
-        np.maximum.at(count, row, self.count[column])
-        np.maximum.at(maps, row, self.maps[column])
-        single = np.bincount(row, _is_power(weights) & self.is_power[column], size) > 0
-        is_power = (terms == 1) & np.where(constants != 0, _is_power(constants), single)
-        rounds = np.maximum(terms - 1, 0) + inexact
-        return Counts(terms > 0, count + rounds, maps + (rounds > 0), is_power)
-
-    def through_columns(self, tokens: int, matrix: Float[np.ndarray, "width new_width"]) -> Counts:
-        """After a map of the features of every token."""
-        width, new_width = matrix.shape
-        j, m = np.nonzero(matrix)
-        token = np.arange(tokens)[:, None]
-        row, column = (token * new_width + m).ravel(), (token * width + j).ravel()
-        weights = np.broadcast_to(matrix[j, m], (tokens, len(j))).ravel()
-        return self.through(tokens * new_width, row, column, weights, np.zeros(tokens * new_width))
-
-
-def _is_power(x: np.ndarray) -> np.ndarray:
-    """±2^k, k ≥ 0: products with 2^−k may underflow."""
-    return (np.abs(np.frexp(x)[0]) == 0.5) & (np.abs(x) >= 1)
-
-
-def through_layers(layers: Sequence[Layer], counts: Counts) -> Counts:
-    for layer in layers:
-        assert isinstance(layer, Affine)
-        size = layer.constant.shape[0] * layer.constant.shape[1]
-        weight, constant = layer.weight, layer.constant
-        constants = np.zeros(size)
-        constants[constant.flat(slice(None))] = constant.values
-        row, column = weight.flat(slice(0, 2)), weight.flat(slice(2, None))
-        counts = counts.through(size, row, column, weight.values.astype(np.float64), constants)
-    return counts
-
-
-def folded(counts: Counts, num_terms: np.ndarray) -> np.ndarray:
-    """Roundings of an entry, evaluated map by map or folded: then its terms are summed besides."""
-    return counts.count + np.where(counts.maps > 1, num_terms, 0)
-
-
 @dataclass(frozen=True)
 class Gain:
-    """What underflow can do: `terms` products, each off by a subnormal number, multiplied by at most `factor` each.
+    """The effect of underflow: `terms` products, each off by a subnormal number, multiplied by at most `factor` each.
 
     A product that underflows is multiplied by weights of later maps or, if maps are folded first, by an input.
     """
@@ -101,31 +37,112 @@ class Gain:
         rows = np.bincount(row, np.abs(weights).astype(np.float64))
         return Gain(self.terms + int(np.bincount(row).max()), self.factor * max(1.0, float(rows.max()) * (1 + 1e-9)))
 
-    def through_matrix(self, matrix: Float[np.ndarray, "rows columns"]) -> Gain:
-        row, column = np.nonzero(matrix)
-        return self.through(matrix[row, column], column)
-
-    def through_layers(self, layers: Sequence[Layer]) -> Gain:
-        gain = self
-        for layer in layers:
-            assert isinstance(layer, Affine)
-            gain = gain.through(layer.weight.values, layer.weight.flat(slice(0, 2)))
-        return gain
-
     @property
     def size(self) -> float:
         return self.terms * self.factor
 
 
-def sizes_through(layers: Sequence[Layer], sizes: Float[np.ndarray, " entries"]) -> list[Float[np.ndarray, " entries"]]:
-    """The sizes of the entries before the first map and after each, from absolute values."""
-    found = [sizes]
-    for layer in layers:
-        assert isinstance(layer, Affine)
-        weight, constant = layer.weight, layer.constant
-        terms = np.abs(weight.values.astype(np.float64)) * found[-1][weight.flat(slice(2, None))]
-        size = constant.shape[0] * constant.shape[1]
-        after = np.bincount(weight.flat(slice(0, 2)), terms, size).astype(np.float64)  # of no terms it is of integers
-        after[constant.flat(slice(None))] += np.abs(constant.values)
-        found.append(after)
-    return found
+@dataclass(frozen=True, eq=False)
+class RoundingForm:
+    """For every entry of a (rows, columns) state, flat: whether it is there, and how it has been rounded.
+
+    `count` is the number of its roundings, `maps` the number of maps that round it, `is_power` whether it is the
+    constant ±2^k, k ≥ 0, and `size` the sum of the absolute values of all its paths where |u| ≤ 1. `peak` is the
+    largest size of this state and of those before it.
+    """
+
+    shape: tuple[int, int]
+    is_there: Bool[np.ndarray, " entries"]
+    count: Int[np.ndarray, " entries"]
+    maps: Int[np.ndarray, " entries"]
+    is_power: Bool[np.ndarray, " entries"]
+    size: Float[np.ndarray, " entries"]
+    gain: Gain
+    peak: float
+    num_variables: int
+
+    @classmethod
+    def identity(cls, shape: tuple[int, int], variables: np.ndarray, count: int, dtype: np.dtype[Any]) -> RoundingForm:
+        size = shape[0] * shape[1]
+        zero, no, yes = np.zeros(size, np.int64), np.zeros(size, bool), np.ones(size, bool)
+        return cls(shape, yes, zero, zero, no, np.ones(size), Gain(), 1.0, count)
+
+    @classmethod
+    def after_stage(
+        cls, writes: np.ndarray, residual: RoundingForm | None, num_carried: int, dtype: np.dtype[Any]
+    ) -> tuple[RoundingForm, np.ndarray]:
+        """Every entry is computed afresh."""
+        written = np.arange(writes.size)
+        return cls.identity((len(writes), writes.shape[1]), written, writes.size + num_carried, dtype), written
+
+    def rows(self, rows: Int[np.ndarray, " chosen"]) -> RoundingForm:
+        places = (np.asarray(rows)[:, None] * self.shape[1] + np.arange(self.shape[1])).ravel()
+        return replace(
+            self,
+            shape=(len(rows), self.shape[1]),
+            is_there=self.is_there[places],
+            count=self.count[places],
+            maps=self.maps[places],
+            is_power=self.is_power[places],
+            size=self.size[places],
+        )
+
+    def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> RoundingForm:
+        (tokens, width), new_width = self.shape, matrix.shape[1]
+        j, m = np.nonzero(matrix)
+        token = np.arange(tokens)[:, None]
+        row, column = (token * new_width + m).ravel(), (token * width + j).ravel()
+        weights = np.broadcast_to(matrix[j, m], (tokens, len(j))).ravel()
+        gain = self.gain.through(matrix[j, m], m)
+        return self._mapped((tokens, new_width), row, column, weights, np.zeros(tokens * new_width), gain)
+
+    def through(self, layer: Affine) -> RoundingForm:
+        weight, row = layer.weight, layer.weight.flat(slice(0, 2))
+        constants = layer.constant.dense().astype(np.float64).ravel()
+        shape, gain = (weight.shape[0], weight.shape[1]), self.gain.through(weight.values, row)
+        return self._mapped(shape, row, weight.flat(slice(2, None)), weight.values, constants, gain)
+
+    def _mapped(
+        self,
+        shape: tuple[int, int],
+        row: Int[np.ndarray, " entries"],
+        column: Int[np.ndarray, " entries"],
+        weights: Float[np.ndarray, " entries"],
+        constants: Float[np.ndarray, " rows"],
+        gain: Gain,
+    ) -> RoundingForm:
+        """After an affine map with these weights at (row, column), and these constants."""
+        total = shape[0] * shape[1]
+        kept = (weights != 0) & self.is_there[column]
+        row, column, weights = row[kept], column[kept], weights[kept].astype(np.float64)
+        terms = np.bincount(row, minlength=total) + (constants != 0)
+        is_exact = _is_power(weights) | self.is_power[column]
+        inexact = np.bincount(row, ~is_exact, total) > 0
+        count, maps = np.zeros((2, total), np.int64)
+        np.maximum.at(count, row, self.count[column])
+        np.maximum.at(maps, row, self.maps[column])
+        single = np.bincount(row, _is_power(weights) & self.is_power[column], total) > 0
+        is_power = (terms == 1) & np.where(constants != 0, _is_power(constants), single)
+        rounds = np.maximum(terms - 1, 0) + inexact
+        with np.errstate(over="ignore"):
+            size = np.bincount(row, np.abs(weights) * self.size[column], total) + np.abs(constants)
+        peak = max(self.peak, float(size.max(initial=0.0)))
+        return RoundingForm(
+            shape, terms > 0, count + rounds, maps + (rounds > 0), is_power, size, gain, peak, self.num_variables
+        )
+
+    def variables_used(self) -> Int[np.ndarray, " used"]:
+        """Counts name no variables."""
+        return np.zeros(0, np.int64)
+
+    def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> RoundingForm:
+        return replace(self, num_variables=count)
+
+    def folded(self, num_terms: Int[np.ndarray, " entries"]) -> Int[np.ndarray, " entries"]:
+        """Roundings of the entries, evaluated map by map or folded: then the terms of each are summed besides."""
+        return self.count + np.where(self.maps > 1, num_terms, 0)
+
+
+def _is_power(x: np.ndarray) -> np.ndarray:
+    """Whether x is ±2^k, k ≥ 0: products with 2^−k may underflow."""
+    return (np.abs(np.frexp(x)[0]) == 0.5) & (np.abs(x) >= 1)
