@@ -14,7 +14,7 @@ from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.normal_form import AttentionStage, FloatForm, NormalForm, normal_form
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
-from attnc.proofs.rounding.counts import RoundingForm
+from attnc.proofs.rounding.program import RoundingForm
 from attnc.proofs.stages.enclosed_sparse import EnclosedForm, SizeForm
 from ir.random_programs import Factory, channels, lookup_program, programs_and_inputs, random_inputs
 from ir.rounding import assert_agrees

@@ -257,7 +257,7 @@ def test_stages_one_after_the_other_are_the_program(seed):
         assert state.shape[1] == len(stage.inputs)
         state = computed(stage, state)
         assert state.shape[1] == len(stage.outputs) == len(stage.tokens)
-    assert (np.abs(state @ read.weights.T + read.constants - wanted) <= 4 * slack).all()
+    assert (np.abs(state @ read.rows.T + read.constants - wanted) <= 4 * slack).all()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,7 +7,7 @@ for the constructions these are all of the keys, which leaves scores s_k(u) = a_
 
 The folding is written once, for any type of numbers (`AffineForm`). Engines and exports fold floats (`FloatForm`).
 Proofs fold enclosures of the reals that the stored weights define, the sizes of all that is summed, and the number of
-roundings (`attnc.proofs.stages.enclosed_sparse`, `attnc.proofs.rounding.counts`).
+roundings (`attnc.proofs.stages.enclosed_sparse`, `attnc.proofs.rounding.program`).
 """
 
 from __future__ import annotations

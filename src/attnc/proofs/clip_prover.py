@@ -125,7 +125,7 @@ class _Clips:
     def _outputs(self, read: ReadOut) -> list[_Output]:
         n, d = self.target.W.shape
         writers, found = self._writers(), []
-        for i, (row, m) in enumerate(zip(read.weights, read.constants.tolist(), strict=True)):
+        for i, (row, m) in enumerate(zip(read.rows, read.constants.tolist(), strict=True)):
             (entries,) = np.nonzero(row)
             if len(entries) != 1:
                 raise ProgramError(f"output {i} is read from {len(entries)} entries, not from one")

@@ -228,7 +228,7 @@ class _Walk:
         sizes, unit, outputs = self._sizes(state), UNIT_ROUNDOFF[str(read.dtype)], []
         if not np.isfinite(sizes).all():
             return NOT_BOUNDED
-        for row, offset, part in zip(read.weights, read.constants, self.derivation.outputs, strict=True):
+        for row, offset, part in zip(read.rows, read.constants, self.derivation.outputs, strict=True):
             wanted, count = self._affine(part, state), int(np.count_nonzero(row))
             differs = np.abs(row - wanted.weights) @ sizes + abs(float(offset) - wanted.constant) + wanted.slack
             size = read_out_size(row, float(offset), sizes, read.dtype)

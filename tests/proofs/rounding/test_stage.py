@@ -23,8 +23,7 @@ from attnc.ir.layers import Affine, Attention, Head, Softmax
 from attnc.ir.program import split_columns
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
-from attnc.proofs.rounding.counts import RoundingForm
-from attnc.proofs.rounding.program import roundings
+from attnc.proofs.rounding.program import RoundingForm, roundings
 from attnc.proofs.rounding.stage import rounding_bounds, score_errors
 from attnc.proofs.stages.extraction import one_stage, stage_chain, stages
 from attnc.targets.box import Box

@@ -110,7 +110,7 @@ def error_terms(
 def read_out_error(read: ReadOut, known: Units, W: np.ndarray, b: np.ndarray) -> Float[np.ndarray, " outputs"]:
     """What the stored read-out differs by from W·h + b, and rounds."""
     found, sizes, unit = [], known.sizes, UNIT_ROUNDOFF[str(read.dtype)]
-    for row, offset, wanted, wanted_offset in zip(read.weights, read.constants, W, b, strict=True):
+    for row, offset, wanted, wanted_offset in zip(read.rows, read.constants, W, b, strict=True):
         form = known.form(wanted, float(wanted_offset))
         differs = np.abs(row - form.weights) @ sizes + abs(offset - form.constant) + form.slack
         size = read_out_size(row, float(offset), sizes, read.dtype)

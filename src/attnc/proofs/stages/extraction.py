@@ -113,7 +113,7 @@ class ProgramStage:
 class ReadOut:
     """The affine map from the entries that the last stage writes to the outputs of the program, as it is stored."""
 
-    weights: Float[np.ndarray, "outputs entries"]
+    rows: Float[np.ndarray, "outputs entries"]
     constants: Float[np.ndarray, " outputs"]
     dtype: np.dtype[np.floating]
 
@@ -140,7 +140,7 @@ def stage_chain(program: Program) -> tuple[ProgramStage, ...]:
 
 def _chain(program: Program) -> tuple[tuple[ProgramStage, ...], EnclosedForm]:
     """The stages, each with the entries that are read as outputs; and the outputs of the program over the last ones."""
-    _require_alternating(program)
+    require_alternating(program)
     foldings = _Foldings(program)
     sizes, exact = foldings(SizeForm), foldings(EnclosedForm)
     reads = np.arange(sizes.num_inputs)
@@ -158,7 +158,8 @@ def _chain(program: Program) -> tuple[tuple[ProgramStage, ...], EnclosedForm]:
     return tuple(found), exact.output.renumbered(positions, len(reads))
 
 
-def _require_alternating(program: Program) -> None:
+def require_alternating(program: Program) -> None:
+    """ProgramError unless affine maps and softmaxes alternate, as they must in a chain of stages."""
     kinds = [isinstance(layer, Affine) for layer in program.layers]
     wanted = [number % 2 == 0 for number in range(len(kinds))]
     if program.memory or len(program.input_shapes) > 1 or kinds != wanted or not kinds[-1]:
