@@ -30,12 +30,11 @@ DENSE_POINTS = 4000
 
 def plain_softmax(head: FoldedHead, points: np.ndarray) -> np.ndarray:
     """softmax(a·x + c) @ v, as one would write it."""
-    slopes, offsets = head.scores(0)
-    values, outs = head.values.constant.toarray(), []
+    soft, outs = head.soft_head(0), []
     for block in np.array_split(points, max(1, len(points) // 250)):
-        scores = block @ slopes.T + offsets
+        scores = block @ soft.slopes.T + soft.offsets
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        outs.append(weights @ values / weights.sum(axis=1, keepdims=True))
+        outs.append(weights @ soft.values / weights.sum(axis=1, keepdims=True))
     return np.concatenate(outs)
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from scipy.sparse import csr_array
 
 from attnc.ir import Affine, Attention, Head, Program, Softmax
 from attnc.ir.building import AffineBuilder, projection
-from attnc.ir.normal_form import AttentionStage, Form, NormalForm, normal_form
+from attnc.ir.normal_form import AttentionStage, FloatForm, NormalForm, normal_form
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
+from attnc.proofs.rounding.program import RoundingForm
+from attnc.proofs.stages.enclosed_sparse import EnclosedForm, SizeForm
 from ir.random_programs import Factory, channels, lookup_program, programs_and_inputs, random_inputs
 from ir.rounding import assert_agrees
 
@@ -31,7 +36,7 @@ def dumb(form: NormalForm, program: Program, inputs: tuple[np.ndarray, ...]) -> 
     return np.array(outputs, program.dtype).reshape(len(inputs[0]), *program.output_shape)
 
 
-def dense(form: Form, u: np.ndarray) -> np.ndarray:
+def dense(form: FloatForm, u: np.ndarray) -> np.ndarray:
     assert form.linear.shape == (form.shape[0] * form.shape[1], len(u))
     return (form.linear.toarray() @ u).reshape(form.shape) + form.constant.toarray()
 
@@ -60,6 +65,45 @@ def test_normal_form_equals_reference(case):
     assert_agrees(program, inputs, dumb(normal_form(program), program, inputs))
 
 
+def midpoints(form: EnclosedForm) -> FloatForm:
+    mid, _ = form.dense()
+    return FloatForm(csr_array(mid[:, :-1]), csr_array(mid[:, -1].reshape(form.shape)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs_and_inputs())
+def test_enclosures_are_folded_like_floats(case):
+    """Memories, masks, softmaxes and variables that are carried, any number of stages."""
+    program, inputs = case
+    folded, stages = normal_form(program, EnclosedForm), []
+    for stage in folded.stages:
+        if isinstance(stage, AttentionStage):
+            heads = tuple(
+                replace(head, queries=midpoints(head.queries), keys=midpoints(head.keys), values=midpoints(head.values))
+                for head in stage.heads
+            )
+            stages.append(replace(stage, heads=heads, queried=midpoints(stage.queried)))
+        else:
+            stages.append(replace(stage, logits=midpoints(stage.logits)))
+    form = NormalForm(tuple(stages), midpoints(folded.output), folded.num_inputs)
+    assert_agrees(program, inputs, dumb(form, program, inputs))
+
+
+@settings(max_examples=40, deadline=None)
+@given(programs_and_inputs())
+def test_sizes_are_sums_of_absolute_values(case):
+    """Sizes at ones are those that rounding is counted on, and no enclosure is larger."""
+    program, _ = case
+    exact, sizes, rounded = (normal_form(program, numbers) for numbers in (EnclosedForm, SizeForm, RoundingForm))
+    mid, size = exact.output.dense()[0], sizes.output.dense()[0]
+    assert mid.shape == size.shape
+    assert (np.abs(mid) <= size * (1 + 1e-12)).all()
+    if not sizes.stages:  # afterwards a state is made of new variables, some of which are only carried
+        np.testing.assert_allclose(size.sum(axis=1), rounded.output.size, rtol=1e-12)
+    assert rounded.output.peak >= rounded.output.size.max(initial=0.0)
+    assert (rounded.output.is_there == size.any(axis=1)).all()
+
+
 @settings(max_examples=40, deadline=None)
 @given(programs_and_inputs())
 def test_forms_evaluate_batches_and_choose_rows(case):
@@ -84,12 +128,13 @@ def test_constant_keys_fold_to_slopes_and_offsets():
     assert head.keys.is_constant
     assert head.values.is_constant
     assert head.queries.shape == (1, 2)  # the query that is read, of four tokens
-    a, c = head.scores(0)
-    assert a[1:, 0].tolist() == (2 * beta * anchors).tolist()
-    assert c[1:].tolist() == (-beta * anchors**2).tolist()
-    assert a[0, 0] == c[0] == 0  # the query token itself, which the mask hides
-    assert head.key_segments.tolist() == [1, 0, 0, 0]
-    assert head.values.constant.toarray()[1:, 0].tolist() == np.sin(anchors).tolist()
+    soft = head.soft_head(0)
+    assert soft.slopes[:, 0].tolist() == (2 * beta * anchors).tolist()
+    assert soft.offsets.tolist() == (-beta * anchors**2).tolist()
+    assert soft.values[:, 0].tolist() == np.sin(anchors).tolist()
+    assert soft.carried is None
+    assert head.key_segments.tolist() == [1, 0, 0, 0]  # the mask hides the query token itself
+    assert head.seen(0).tolist() == [1, 2, 3]
 
 
 def test_what_cancels_exactly_is_constant():

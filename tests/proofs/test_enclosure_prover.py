@@ -15,16 +15,17 @@ from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine, Attention, Head, Layer, Softmax
 from attnc.ir.program import Program
+from attnc.ir.reference import softmax
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
 from attnc.numerics.intervals import Interval
-from attnc.proofs.deep.slices import slices, stage_programs
 from attnc.proofs.enclosure_prover import EnclosureProver
 from attnc.proofs.kinds.axis_keys import AxisKeys, axis_keys
 from attnc.proofs.kinds.enclosure import StageEnclosure, axis_breaks, cut_at
 from attnc.proofs.proof import Proof
 from attnc.proofs.prover import ProofRequest
+from attnc.proofs.stages.extraction import ProgramStage, stage_chain, stages, stages_and_read_out
 from attnc.targets.expression_target import ExpressionTarget
 from proofs.comparisons import Comparisons, adversarial_points
 from proofs.mutations import PROGRAM_MUTATIONS
@@ -81,7 +82,7 @@ def test_norms_hold_and_are_tight(text, p):
 
 
 def keys_of(program: Program, target: ExpressionTarget) -> tuple[AxisKeys, ...] | None:
-    stages = [StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_programs(program))]
+    stages = [StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_chain(program))]
     cuts = [axis_breaks(stages[0], target.box, axis) for axis in range(target.box.d)]
     return axis_keys(stages, Interval(target.box.lo[None], target.box.hi[None]), cuts, 1e-4)
 
@@ -229,6 +230,20 @@ def test_stages_of_any_kind(seed):
     Comparisons().check(program, target, found.bound, points)
 
 
+def computed(stage: ProgramStage, u: np.ndarray) -> np.ndarray:
+    """The outputs of a stage from its slopes, offsets and values, in float64."""
+    parts = stages(stage)
+    out = np.empty((len(u), sum(len(outputs) for _, outputs in parts)))
+    for part, outputs in parts:
+        out[:, outputs] = part.constant.mid + u @ part.linear.mid.T
+        for head in part.heads:
+            weights = softmax(u @ head.slopes.mid.T + head.offsets.mid)
+            out[:, outputs] += weights @ head.values.mid
+            if head.carried is not None:
+                out[:, outputs] += np.einsum("bk,koi,bi->bo", weights, head.carried.mid, u)
+    return out
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_stages_one_after_the_other_are_the_program(seed):
     """Also where a softmax over features is written as attention."""
@@ -239,15 +254,16 @@ def test_stages_one_after_the_other_are_the_program(seed):
     wanted = program(points).reshape(50, -1)
     slack = evaluation_error(program, [points]).reshape(50, -1)
     state = points
-    for stage in stage_programs(program):
-        check(stage)
-        state = np.asarray(stage(state), np.float64).reshape(50, -1)
+    for stage in stage_chain(program):
+        state = computed(stage, state)
     assert (np.abs(state - wanted) <= 4 * slack).all()
-    found, read = slices(program)
+    found, read = stages_and_read_out(program)
     state = points
-    for part in (*(part.program for part in found), read):
-        state = np.asarray(part(state), np.float64).reshape(50, -1)
-    assert (np.abs(state - wanted) <= 4 * slack).all()
+    for stage in found:
+        assert state.shape[1] == len(stage.inputs)
+        state = computed(stage, state)
+        assert state.shape[1] == len(stage.outputs) == len(stage.tokens)
+    assert (np.abs(state @ read.rows.T + read.constants - wanted) <= 4 * slack).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -258,7 +274,7 @@ def test_an_enclosure_holds_what_is_computed(seed):
     radii = target.box.widths * 10.0 ** rng.uniform(-6, -1, (20, 1))
     boxes = Interval(np.maximum(centres - radii, target.box.lo), np.minimum(centres + radii, target.box.hi))
     state = boxes
-    for number, stage in enumerate(stage_programs(program)):
+    for number, stage in enumerate(stage_chain(program)):
         state = StageEnclosure.of(stage, is_first=number == 0)(state)
     for _ in range(50):
         points = boxes.lo + rng.random(boxes.lo.shape) * (boxes.hi - boxes.lo)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.ir.normal_form import Form
+from attnc.ir.normal_form import FloatForm
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -18,7 +18,7 @@ DENSE_BYTES = 2**27
 class Rows:
     """A form evaluated whole or in blocks of rows: constants are kept dense when small, and have no batch axis."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: FloatForm) -> None:
         self._form, self.shape = form, form.shape
         size = form.shape[0] * form.shape[1] * form.constant.dtype.itemsize
         self._dense = form.constant.toarray() if size <= DENSE_BYTES else None

@@ -17,7 +17,7 @@ import numpy as np
 
 from attnc.engines.gathering import Pieces
 from attnc.errors import InputError
-from attnc.ir.normal_form import AttentionStage, FoldedHead, Form, SoftmaxStage, normal_form
+from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
 from attnc.ir.program import Program
 from attnc.ir.summing import BLOCK
 
@@ -142,7 +142,7 @@ class _Form(nn.Module):
     index: Tensor
     entries: Tensor
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: FloatForm) -> None:
         super().__init__()
         self.shape, self.is_constant = form.shape, form.is_constant
         self.register_buffer("constant", torch.tensor(form.constant.toarray()))

@@ -17,7 +17,7 @@ import numpy as np
 from attnc.errors import FileError, InputError
 from attnc.exports.safe_files import Path, write_file_whole
 from attnc.ir.layers import EVERY_QUERY
-from attnc.ir.normal_form import AttentionStage, FoldedHead, Form, SoftmaxStage, normal_form
+from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
 from attnc.ir.program import Program
 from attnc.ir.summing import BLOCK
 
@@ -156,7 +156,7 @@ class Graph:
         self.initializers.append(numpy_helper.from_array(np.asarray(dense, order="C"), name))
         return name
 
-    def affine(self, name: str, form: Form, u: str) -> str:
+    def affine(self, name: str, form: FloatForm, u: str) -> str:
         """Add (batch, rows, columns) of a form; if nothing depends on u, a product with zeros gives it the batch."""
         linear, variables = form.linear, form.linear.shape[1]
         longest = int(np.diff(linear.indptr).max(initial=0))
@@ -234,7 +234,7 @@ def _head(graph: Graph, name: str, head: FoldedHead, u: str) -> str:
     return graph.node("MatMul", f"{name}/out", mixed, graph.constant(f"{name}/W_O", W_O))
 
 
-def _mix(graph: Graph, name: str, pattern: str, queries: int, values: Form, u: str) -> str:
+def _mix(graph: Graph, name: str, pattern: str, queries: int, values: FloatForm, u: str) -> str:
     """Add pattern @ values.
 
     In float32 sums are made in blocks (`ir.summing`): the sums of products, column by column, and the sum of the
@@ -253,13 +253,13 @@ def _mix(graph: Graph, name: str, pattern: str, queries: int, values: Form, u: s
     return graph.node("Div", name, sums, _sum(graph, f"{name}/total", pattern, queries, keys))
 
 
-def _row(values: Form, column: int) -> Form:
+def _row(values: FloatForm, column: int) -> FloatForm:
     """Return a column of a form as one row."""
     keys, columns = values.shape
-    return Form(values.linear[np.arange(keys) * columns + column], values.constant[:, [column]].T.tocsr())
+    return FloatForm(values.linear[np.arange(keys) * columns + column], values.constant[:, [column]].T.tocsr())
 
 
-def _array(graph: Graph, name: str, form: Form, u: str) -> str:
+def _array(graph: Graph, name: str, form: FloatForm, u: str) -> str:
     return graph.constant(name, form.constant) if form.is_constant else graph.affine(name, form, u)
 
 
@@ -284,14 +284,14 @@ def _sum(graph: Graph, name: str, terms: str, queries: int, keys: int) -> str:
     return sums
 
 
-def _filled(keys: Form, values: Form, segments: np.ndarray) -> tuple[Form, Form, np.ndarray]:
+def _filled(keys: FloatForm, values: FloatForm, segments: np.ndarray) -> tuple[FloatForm, FloatForm, np.ndarray]:
     """Fill up the last block with copies of the first key, in a segment that no query sees."""
     spare = -keys.shape[0] % BLOCK
     rows = np.concatenate([np.arange(keys.shape[0]), np.zeros(spare, np.int64)])
     return keys.rows(rows), values.rows(rows), np.concatenate([segments, np.full(spare, NOBODY)])
 
 
-def _not_empty(form: Form) -> Form:
+def _not_empty(form: FloatForm) -> FloatForm:
     """Return the form, or one column of zeros if it has none: Reshape cannot make an axis of length 0."""
     return form if form.shape[1] else form.times(np.zeros((0, 1), form.constant.dtype))
 

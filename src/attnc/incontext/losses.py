@@ -86,13 +86,12 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
     (stage,) = normal_form(built.program).stages
     assert isinstance(stage, AttentionStage)
     (head,) = stage.heads
-    slopes, offsets = head.scores(0)
-    values = (head.values.constant @ head.W_O)[:, 0]
+    soft = head.soft_head(0)
     edges = np.linspace(-reach, reach, CELLS + 1)
     cells = Interval(edges[:-1, None], edges[1:, None])
     _, gradients = mean.ranges_and_gradients(cells)
     curvature = float(np.maximum(np.abs(gradients.lo), np.abs(gradients.hi)).max())
-    keys = Keys(np.asarray(slopes, np.float64)[:, 0], np.asarray(offsets, np.float64), np.asarray(values, np.float64))
+    keys = Keys(*(part.astype(np.float64) for part in (soft.slopes[:, 0], soft.offsets, soft.values[:, 0])))
     return MeanFunction(text, reach, keys, proven.bound, curvature)
 
 

@@ -2,29 +2,82 @@
 
 Between stages everything is affine. So every state Z is an affine form of a vector u of variables (the inputs at
 first, then the entries that the last stage wrote), and an attention layer is, head by head, a softmax of
-queries(u)·keys(u)ᵀ applied to values(u). Whatever does not depend on the input is folded into constants here, once:
-for the constructions that is all of the keys, which leaves scores s_k(u) = a_k·u + c_k and values v_k.
+queries(u)·keys(u)ᵀ applied to values(u). All that does not depend on the input is folded into constants here, once:
+for the constructions these are all of the keys, which leaves scores s_k(u) = a_k·u + c_k and values v_k.
+
+The folding is written once, for any type of numbers (`AffineForm`). Engines and exports fold floats (`FloatForm`).
+Proofs fold enclosures of the reals that the stored weights define, the sizes of all that is summed, and the number of
+roundings (`attnc.proofs.stages.enclosed_sparse`, `attnc.proofs.rounding.program`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
 
-from attnc.ir.layers import Affine, Attention, Head, Layer
+from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer
 from attnc.ir.program import Program
-from attnc.ir.shapes import live_tokens, main_start, memory_start, stream_shapes
+from attnc.ir.shapes import live_layers, main_start, memory_start
+from attnc.ir.soft_head import SoftHead
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from typing import Self
+
+    from jaxtyping import Bool, Float, Int
     from scipy.sparse import csr_array
+    from typing_extensions import TypeVar
+else:
+    from typing import TypeVar
+
+
+class AffineForm(Protocol):
+    """A (rows, columns) array of affine functions of u, in some type of numbers. Entries are numbered row by row."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def num_variables(self) -> int: ...
+
+    @classmethod
+    def identity(
+        cls, shape: tuple[int, int], variables: Int[np.ndarray, " entries"], count: int, dtype: np.dtype[Any]
+    ) -> Self:
+        """Entry i is variable variables[i] of `count`."""
+        ...
+
+    @classmethod
+    def after_stage(
+        cls, writes: Bool[np.ndarray, "rows columns"], residual: Self | None, num_carried: int, dtype: np.dtype[Any]
+    ) -> tuple[Self, Int[np.ndarray, " written"]]:
+        """The state after an attention layer, and the entries of it that become the first variables.
+
+        `writes` are the entries that a head may write. Variables that are carried come after those that are written.
+        """
+        ...
+
+    def rows(self, rows: Int[np.ndarray, " chosen"]) -> Self: ...
+
+    def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> Self:
+        """form @ matrix."""
+        ...
+
+    def through(self, layer: Affine) -> Self:
+        """The affine map applied to the form."""
+        ...
+
+    def variables_used(self) -> Int[np.ndarray, " used"]: ...
+
+    def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> Self:
+        """The same form over a vector of `count` variables in which variable i stands at positions[i]."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
-class Form:
-    """An array of affine functions of u: entry (i, j) is linear[i·columns + j]·u + constant[i, j]."""
+class FloatForm:
+    """Affine functions of u in floats: entry (i, j) is linear[i·columns + j]·u + constant[i, j]."""
 
     linear: csr_array  # (rows·columns, variables)
     constant: csr_array  # (rows, columns)
@@ -34,36 +87,78 @@ class Form:
         return self.constant.shape
 
     @property
+    def num_variables(self) -> int:
+        return int(self.linear.shape[1])
+
+    @property
     def is_constant(self) -> bool:
         return self.linear.nnz == 0
+
+    @classmethod
+    def identity(cls, shape: tuple[int, int], variables: np.ndarray, count: int, dtype: np.dtype[Any]) -> FloatForm:
+        from scipy.sparse import coo_array, csr_array
+
+        size = shape[0] * shape[1]
+        linear = coo_array((np.ones(size, dtype), (np.arange(size), variables)), shape=(size, count)).tocsr()
+        return cls(linear, csr_array(shape, dtype=dtype))
+
+    @classmethod
+    def after_stage(
+        cls, writes: np.ndarray, residual: FloatForm | None, num_carried: int, dtype: np.dtype[Any]
+    ) -> tuple[FloatForm, np.ndarray]:
+        """An entry that no head writes and whose residual is constant stays the constant that it is."""
+        from scipy.sparse import coo_array, csr_array
+
+        is_written = writes
+        if residual is not None:
+            is_written = writes | (np.diff(residual.linear.indptr) > 0).reshape(writes.shape)
+        written = np.flatnonzero(is_written)
+        count = len(written)
+        linear = coo_array(
+            (np.ones(count, dtype), (written, np.arange(count))), shape=(is_written.size, count + num_carried)
+        ).tocsr()
+        constant = csr_array(writes.shape, dtype=dtype)
+        if residual is not None:
+            constant = csr_array(residual.constant.multiply(~is_written))
+            constant.eliminate_zeros()
+        return cls(linear, constant), written
 
     def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch rows columns"]:
         moved: np.ndarray = (self.linear @ u.T).T.reshape(len(u), *self.shape)
         moved += self.constant.toarray()
         return moved
 
-    def rows(self, rows: Int[np.ndarray, " chosen"]) -> Form:
+    def rows(self, rows: Int[np.ndarray, " chosen"]) -> FloatForm:
         entries = (np.asarray(rows)[:, None] * self.shape[1] + np.arange(self.shape[1])).ravel()
-        return Form(self.linear[entries], self.constant[rows])
+        return FloatForm(self.linear[entries], self.constant[rows])
 
-    def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> Form:
-        """Entry-wise affine still: form @ matrix."""
+    def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> FloatForm:
         from scipy.sparse import csr_array
 
         linear = _multiply_columns(self.linear, self.shape, matrix)
-        return Form(linear, csr_array(self.constant @ csr_array(matrix)))
+        return FloatForm(linear, csr_array(self.constant @ csr_array(matrix)))
+
+    def through(self, layer: Affine) -> FloatForm:
+        from scipy.sparse import csr_array
+
+        weight, constant = layer.weight.matrix(2), layer.constant.matrix(1)
+        if self.constant.nnz:
+            moved = weight @ self.constant.reshape((-1, 1)).tocsr()
+            constant = constant + csr_array(moved.reshape(layer.constant.shape))
+        linear = csr_array(weight @ self.linear)
+        linear.eliminate_zeros()
+        return FloatForm(linear, csr_array(constant))
 
     def variables_used(self) -> Int[np.ndarray, " used"]:
         return np.unique(self.linear.indices)
 
-    def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> Form:
-        """The same form over a vector of `count` variables in which variable i stands at positions[i]."""
+    def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> FloatForm:
         from scipy.sparse import csr_array
 
         linear = csr_array(
             (self.linear.data, positions[self.linear.indices], self.linear.indptr), (self.linear.shape[0], count)
         )
-        return Form(linear, self.constant)
+        return FloatForm(linear, self.constant)
 
 
 def _multiply_columns(linear: csr_array, shape: tuple[int, int], matrix: np.ndarray) -> csr_array:
@@ -78,169 +173,174 @@ def _multiply_columns(linear: csr_array, shape: tuple[int, int], matrix: np.ndar
     pair_row, variable = np.divmod(pairs, max(1, linear.shape[1]))
     where = (pair_row[product.coords[0]] * matrix.shape[1] + product.coords[1], variable[product.coords[0]])
     linear = coo_array((product.data, where), shape=(shape[0] * matrix.shape[1], linear.shape[1])).tocsr()
-    linear.eliminate_zeros()  # what cancels exactly does not depend on the input
+    linear.eliminate_zeros()  # an entry that cancels exactly does not depend on the input
     return linear
 
 
+if TYPE_CHECKING:
+    F = TypeVar("F", bound=AffineForm, default=FloatForm)
+else:
+    F = TypeVar("F")
+
+
 @dataclass(frozen=True, eq=False)
-class FoldedHead:
-    queries: Form  # (queries, d_k)
-    keys: Form  # (keys, d_k)
-    values: Form  # (keys, d_v)
+class FoldedHead(Generic[F]):
+    queries: F  # (queries, d_k)
+    keys: F  # (keys, d_k)
+    values: F  # (keys, d_v)
     W_O: Float[np.ndarray, "d_v width_out"]
     query_segments: Int[np.ndarray, " queries"] | None
     key_segments: Int[np.ndarray, " keys"] | None
 
-    def scores(self, query: int) -> tuple[Float[np.ndarray, "keys variables"], Float[np.ndarray, " keys"]]:
-        """(a, c) of the scores a_k·u + c_k that one query meets; the keys must be constant."""
+    def seen(self, query: int) -> Int[np.ndarray, " seen"]:
+        """The keys that one query sees."""
+        if self.query_segments is None or self.key_segments is None:
+            return np.arange(self.keys.shape[0])
+        return np.flatnonzero((self.key_segments == self.query_segments[query]) | (self.key_segments == EVERY_QUERY))
+
+    def soft_head(self: FoldedHead[FloatForm], query: int) -> SoftHead[np.ndarray]:
+        """The head as one query meets it, over the keys that it sees, which must be constant."""
         assert self.keys.is_constant
-        one = self.queries.rows(np.array([query]))
-        keys = self.keys.constant
-        return keys @ one.linear.toarray(), keys @ one.constant.toarray()[0]
+        seen, one = self.seen(query), self.queries.rows(np.array([query]))
+        keys, values = self.keys.constant[seen], self.values.rows(seen).times(self.W_O)
+        carried = None if values.is_constant else values.linear.toarray().reshape(*values.shape, -1)
+        return SoftHead(
+            keys @ one.linear.toarray(), keys @ one.constant.toarray()[0], values.constant.toarray(), carried
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionStage:
-    """The next u: [what `written` picks of residual(u) + Σ_h out_h, a (queries × width) array] ++ u[carried]."""
+class AttentionStage(Generic[F]):
+    """The next u: [the `written` entries of residual(u) + Σ_h out_h, a (queries × width) array] ++ u[carried]."""
 
     name: str
-    heads: tuple[FoldedHead, ...]
-    residual: Form | None
+    channels: tuple[str, ...]
+    tokens: Int[np.ndarray, " queries"]  # the tokens that the queries are, among all
+    heads: tuple[FoldedHead[F], ...]
+    queried: F  # (queries, width_in): the state that the queries are made of
+    is_residual: bool
     written: Int[np.ndarray, " entries"]  # flat (query, channel) entries that become variables
     carried: Int[np.ndarray, " kept"]
 
+    @property
+    def num_variables(self) -> int:
+        """The length of the u before the stage."""
+        return self.queried.num_variables
+
+    @property
+    def residual(self) -> F | None:
+        return self.queried if self.is_residual else None
+
+    def variables_used(self) -> Int[np.ndarray, " used"]:
+        forms = (self.queried, *(form for head in self.heads for form in (head.keys, head.values)))
+        return np.unique(np.concatenate([form.variables_used() for form in forms]))
+
+    def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> AttentionStage[F]:
+        def moved(form: F) -> F:
+            return form.renumbered(positions, count)
+
+        heads = (replace(h, queries=moved(h.queries), keys=moved(h.keys), values=moved(h.values)) for h in self.heads)
+        return replace(self, heads=tuple(heads), queried=moved(self.queried))
+
 
 @dataclass(frozen=True, eq=False)
-class SoftmaxStage:
-    """The next u: softmax over each row of logits(u), flattened, ++ u[carried]."""
+class SoftmaxStage(Generic[F]):
+    """The next u: softmax over each row of logits(u), flattened, ++ u[carried].
+
+    It is attention with constant keys: for the query of a row, the scores are the logits, and the values unit vectors.
+    """
 
     name: str
-    logits: Form
+    channels: tuple[str, ...]
+    tokens: Int[np.ndarray, " rows"]  # the tokens that the rows are, among all
+    logits: F
     carried: Int[np.ndarray, " kept"]
 
+    @property
+    def num_variables(self) -> int:
+        """The length of the u before the stage."""
+        return self.logits.num_variables
 
-Stage = AttentionStage | SoftmaxStage
+    def variables_used(self) -> Int[np.ndarray, " used"]:
+        return self.logits.variables_used()
+
+    def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> SoftmaxStage[F]:
+        return replace(self, logits=self.logits.renumbered(positions, count))
+
+
+Stage = AttentionStage[F] | SoftmaxStage[F]
+
+
+def entry_name(stage: Stage[F], entry: int) -> str:
+    """The name of a flat entry of the state after a stage: the channel; for tokens after the first, channel@token."""
+    row, column = divmod(entry, len(stage.channels))
+    token = stage.tokens[row]
+    return stage.channels[column] if token == 0 else f"{stage.channels[column]}@{token}"
 
 
 @dataclass(frozen=True, eq=False)
-class NormalForm:
+class NormalForm(Generic[F]):
     """u₀ = the inputs, flattened and concatenated; each stage makes the next u; the output is affine in the last."""
 
-    stages: tuple[Stage, ...]
-    output: Form
+    stages: tuple[Stage[F], ...]
+    output: F
     num_inputs: int
 
 
-def normal_form(program: Program) -> NormalForm:
-    """Folds the memory's layers first, then the main stream's."""
+def normal_form(program: Program, numbers: type[F] = FloatForm) -> NormalForm[F]:  # type: ignore[assignment]
+    """Fold the layers of the memory first, then those of the main stream, in one type of numbers."""
     starts = [main_start(program), memory_start(program)]
     sizes = [tokens * width for tokens, width in starts]
     num_inputs, dtype = sum(sizes), program.dtype
-    main = _identity_form(starts[0], np.arange(sizes[0]), num_inputs, dtype)
-    memory = _identity_form(starts[1], sizes[0] + np.arange(sizes[1]), num_inputs, dtype)
-    stages: list[Stage] = []
-    memory, main = _fold_stream(program.memory, memory, main, None, stages)
-    output, _ = _fold_stream(program.layers, main, memory, memory, stages)
+    main = numbers.identity(starts[0], np.arange(sizes[0]), num_inputs, dtype)
+    memory = numbers.identity(starts[1], sizes[0] + np.arange(sizes[1]), num_inputs, dtype)
+    stages: list[Stage[F]] = []
+    memory, main = _fold_stream(program.memory, memory, main, None, stages, dtype)
+    output, _ = _fold_stream(program.layers, main, memory, memory, stages, dtype)
     return NormalForm(tuple(stages), output, num_inputs)
 
 
-def _identity_form(shape: tuple[int, int], variables: np.ndarray, count: int, dtype: np.dtype[np.floating]) -> Form:
-    from scipy.sparse import coo_array, csr_array
-
-    size = shape[0] * shape[1]
-    linear = coo_array((np.ones(size, dtype), (np.arange(size), variables)), shape=(size, count)).tocsr()
-    return Form(linear, csr_array(shape, dtype=dtype))
-
-
 def _fold_stream(
-    layers: tuple[Layer, ...], state: Form, other: Form, memory: Form | None, stages: list[Stage]
-) -> tuple[Form, Form]:
-    """Folds one stream; `other` is the form that must survive its stages (for the main stream, the memory)."""
-    from scipy.sparse import csr_array
-
-    dtype = state.linear.dtype
-    shapes = stream_shapes(layers, state.shape)
-    live = live_tokens(layers, shapes[0][0], shapes[-1][0])
-    state = state.rows(live[0])
-    for i, layer in enumerate(layers):
+    layers: tuple[Layer, ...], state: F, other: F, memory: F | None, stages: list[Stage[F]], dtype: np.dtype[Any]
+) -> tuple[F, F]:
+    """Fold one stream; `other` is the form that must survive its stages (for the main stream, the memory)."""
+    first, live = live_layers(layers, state.shape)
+    state = state.rows(first)
+    for number, (layer, tokens, rows) in enumerate(live):
         if isinstance(layer, Affine):
-            state = _compose(layer, state, live[i], live[i + 1])
+            state = state.through(layer)
             continue
-        if not len(live[i + 1]):  # nothing later reads what this layer makes
-            state = Form(
-                csr_array((0, state.linear.shape[1]), dtype=dtype), csr_array((0, shapes[i + 1][1]), dtype=dtype)
-            )
+        if not len(tokens):  # nothing later reads the state after this layer
+            state = state.identity((0, len(layer.channels)), np.zeros(0, np.int64), state.num_variables, dtype)
             continue
-        needs_other = memory is None or any(isinstance(later, Attention) and later.cross for later in layers[i + 1 :])
+        needs_other = memory is None or any(
+            isinstance(later, Attention) and later.cross for later in layers[number + 1 :]
+        )
         carried = other.variables_used() if needs_other else np.zeros(0, np.int64)
         if isinstance(layer, Attention):
             keyed = memory if layer.cross and memory is not None else state
-            queried = state.rows(np.searchsorted(live[i], live[i + 1]))
-            stage: Stage
-            stage, state = _fold_attention(layer, queried, keyed, live[i + 1], carried)
+            queried = state.rows(rows)
+            heads = tuple(_fold_head(head, queried, keyed, tokens) for head in layer.heads)
+            writes = np.zeros((len(tokens), len(layer.channels)), bool)
+            for head in layer.heads:
+                writes |= (head.W_O != 0).any(axis=0)
+            state, written = state.after_stage(writes, queried if layer.residual else None, len(carried), dtype)
+            stages.append(
+                AttentionStage(layer.name, layer.channels, tokens, heads, queried, layer.residual, written, carried)
+            )
         else:
             size = state.shape[0] * state.shape[1]
-            stage = SoftmaxStage(layer.name, state, carried)
-            state = _identity_form(state.shape, np.arange(size), size + len(carried), state.linear.dtype)
-        stages.append(stage)
+            stages.append(SoftmaxStage(layer.name, layer.channels, tokens, state, carried))
+            state = state.identity(state.shape, np.arange(size), size + len(carried), dtype)
         if needs_other:
-            positions = np.zeros(other.linear.shape[1], np.int64)
-            count = state.linear.shape[1]
-            positions[carried] = count - len(carried) + np.arange(len(carried))
-            other = other.renumbered(positions, count)
+            positions = np.zeros(other.num_variables, np.int64)
+            positions[carried] = state.num_variables - len(carried) + np.arange(len(carried))
+            other = other.renumbered(positions, state.num_variables)
             memory = None if memory is None else other
     return state, other
 
 
-def _compose(layer: Affine, state: Form, live_in: np.ndarray, live_out: np.ndarray) -> Form:
-    """The affine map applied to the form, on the tokens that are read."""
-    from scipy.sparse import csr_array
-
-    _, width_out, tokens_in, width_in = layer.weight.shape
-    weight = layer.weight.matrix(2)
-    constant = layer.constant.matrix(1)
-    if len(live_out) < layer.weight.shape[0]:
-        weight = weight[(live_out[:, None] * width_out + np.arange(width_out)).ravel()]
-        constant = constant[live_out]
-    if len(live_in) < tokens_in:
-        weight = weight[:, (live_in[:, None] * width_in + np.arange(width_in)).ravel()]
-    shape = (len(live_out), width_out)
-    if state.constant.nnz:
-        moved = weight @ state.constant.reshape((-1, 1)).tocsr()
-        constant = constant + csr_array(moved.reshape(shape))
-    linear = csr_array(weight @ state.linear)
-    linear.eliminate_zeros()
-    return Form(linear, csr_array(constant))
-
-
-def _fold_attention(
-    layer: Attention, queried: Form, keyed: Form, tokens: np.ndarray, carried: np.ndarray
-) -> tuple[AttentionStage, Form]:
-    from scipy.sparse import coo_array, csr_array
-
-    heads = tuple(_fold_head(head, queried, keyed, tokens) for head in layer.heads)
-    shape = (len(tokens), len(layer.channels))
-    residual = queried if layer.residual else None
-    is_written = np.zeros(shape, bool)
-    for head in layer.heads:
-        is_written |= (head.W_O != 0).any(axis=0)
-    if residual is not None:
-        is_written |= (np.diff(residual.linear.indptr) > 0).reshape(shape)
-    written = np.flatnonzero(is_written)
-    count = len(written) + len(carried)
-    dtype = queried.linear.dtype
-    linear = coo_array(
-        (np.ones(len(written), dtype), (written, np.arange(len(written)))), shape=(is_written.size, count)
-    ).tocsr()
-    # An entry that no head writes and whose residual is constant stays the constant that it is.
-    constant = csr_array(shape, dtype=dtype)
-    if residual is not None:
-        constant = csr_array(residual.constant.multiply(~is_written))
-        constant.eliminate_zeros()
-    return AttentionStage(layer.name, heads, residual, written, carried), Form(linear, constant)
-
-
-def _fold_head(head: Head, queried: Form, keyed: Form, tokens: np.ndarray) -> FoldedHead:
+def _fold_head(head: Head, queried: F, keyed: F, tokens: np.ndarray) -> FoldedHead[F]:
     mask = head.mask
     return FoldedHead(
         queried.times(head.W_Q),

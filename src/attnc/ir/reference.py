@@ -15,15 +15,16 @@ import numpy as np
 from attnc.errors import InputError
 from attnc.ir.layers import Affine, Attention, Head, Layer
 from attnc.ir.program import Program
-from attnc.ir.shapes import live_tokens, main_start, memory_start, stream_shapes
+from attnc.ir.shapes import live_layers, live_tokens, main_start, memory_start, stream_shapes
 from attnc.ir.summing import key_mix, key_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 FEW_SEGMENTS = 4
+"""The largest number of segments of a mask that is evaluated segment by segment, with the keys that each sees."""
 WORKING_BYTES = 2**28
-"""Points are taken in chunks, and queries in blocks, so that no intermediate is much larger than this."""
+"""The size, in bytes, that no intermediate array much exceeds: points are taken in chunks, and queries in blocks."""
 
 Record = Callable[[str, np.ndarray], None]
 
@@ -79,16 +80,14 @@ def _run_stream(
     layers: Sequence[Layer], state: np.ndarray, memory: np.ndarray | None, record: Record | None, prefix: str
 ) -> np.ndarray:
     """`state` holds the rows of the live tokens only."""
-    shapes = stream_shapes(layers, state.shape[1:])
-    live = live_tokens(layers, shapes[0][0], shapes[-1][0])
-    state = state[:, live[0]]
-    for i, layer in enumerate(layers):
+    first, live = live_layers(layers, state.shape[1:])
+    state = state[:, first]
+    for layer, tokens, rows in live:
         name = prefix + layer.name
         if isinstance(layer, Affine):
-            state = _affine(layer, state, live[i], live[i + 1])
+            state = _affine(layer, state)
         elif isinstance(layer, Attention):
-            rows = np.searchsorted(live[i], live[i + 1])
-            state = _attention(layer, state, rows, live[i + 1], memory, record, name)
+            state = _attention(layer, state, rows, tokens, memory, record, name)
         else:
             state = softmax(state)
         if record:
@@ -97,19 +96,10 @@ def _run_stream(
     return state
 
 
-def _affine(
-    layer: Affine, state: Float[np.ndarray, "batch live_in width"], live_in: np.ndarray, live_out: np.ndarray
-) -> np.ndarray:
-    _, width_out, tokens_in, width_in = layer.weight.shape
-    rows = (live_out[:, None] * width_out + np.arange(width_out)).ravel()
-    columns = (live_in[:, None] * width_in + np.arange(width_in)).ravel()
-    is_whole_input = len(live_in) == tokens_in
-    weight = layer.weight.matrix(2)[rows]
-    weight = weight if is_whole_input else weight[:, columns]
-    constant = layer.constant.dense()[live_out]
+def _affine(layer: Affine, state: Float[np.ndarray, "batch tokens_in width_in"]) -> np.ndarray:
     batch = len(state)
-    moved: np.ndarray = (weight @ state.reshape(batch, -1).T).T.reshape(batch, len(live_out), width_out)
-    moved += constant
+    moved: np.ndarray = (layer.weight.matrix(2) @ state.reshape(batch, -1).T).T.reshape(batch, *layer.constant.shape)
+    moved += layer.constant.dense()
     return moved
 
 
@@ -144,7 +134,7 @@ def _attention(
 
 
 def _views(head: Head, tokens: np.ndarray, *, whole: bool) -> list[tuple[np.ndarray, np.ndarray | slice]]:
-    """Queries of one segment, with the keys that they see, where a mask has few segments; else all with all."""
+    """Pair the queries of each segment with the keys that they see, where a mask has few; otherwise all with all."""
     if head.mask is not None and not whole:
         segments = head.mask.query_segments[tokens]
         distinct = np.unique(segments)
@@ -161,7 +151,7 @@ def _masked(scores: np.ndarray, head: Head, tokens: np.ndarray, keys: np.ndarray
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Over the last axis, shifted by the maximum, so that no exponential overflows."""
+    """Softmax over the last axis, shifted by the maximum, so that no exponential overflows."""
     weights: np.ndarray = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= key_sum(weights)[..., None]
     return weights

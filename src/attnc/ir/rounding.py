@@ -1,7 +1,7 @@
-"""How far any evaluation of a program in its dtype may be from the exact one, at given points.
+"""The distance of any evaluation of a program in its dtype from the exact one, at given points.
 
-A running error analysis: every entry of a state is carried as (value, error, size): its value, a bound on what an
-evaluation may be off by, and the same sums taken of absolute values. u is the unit roundoff, γ_n = nu/(1−nu). It holds
+This is a running error analysis: every entry of a state is carried as (value, error, size): its value, a bound on the
+error of an evaluation, and the same sums taken of absolute values. u is the unit roundoff, γ_n = nu/(1−nu). It holds
 for any order of summation and for folding, as between two softmaxes folding only multiplies affine maps in another
 order: n counts the terms of all of them, and γ_n multiplies `size`, which no cancellation makes small.
 
@@ -11,7 +11,7 @@ order: n counts the terms of all of them, and γ_n multiplies `size`, which no c
     average   with τ_k = e^{δ_k} − 1, τ̄ = Σ p_k τ_k:
               Σ p_k τ_k |v_k − A|/(1−τ̄) + γ_{2p+3}·Σ p_k(1+τ_k) size_v/(1−τ̄) + Σ p_k(1+τ_k) error_v/(1−τ̄)
               + p·e^NEGLIGIBLE·2·max size_v, for exponentials that underflow or are taken for zero
-    stage     what a softmax wrote is computed afresh: size ← |value| + error
+    stage     the entries that a softmax writes are computed afresh: size ← |value| + error
 
 The analysis itself runs in float64: for a float64 program its own rounding is of second order in the figures here.
 """
@@ -26,7 +26,7 @@ import numpy as np
 
 from attnc.ir.layers import Affine, Attention, Head, Layer
 from attnc.ir.program import Program
-from attnc.ir.shapes import live_tokens, stream_shapes
+from attnc.ir.shapes import live_layers
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma
 
 if TYPE_CHECKING:
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 NEGLIGIBLE = {"float64": -700.0, "float32": -80.0}
-"""Engines may take exponentials below these for zero."""
+"""Exponents below which engines may take exponentials for zero."""
 FOLDED_LAYERS = 8
-"""More than the affine maps and projections that stand between two softmaxes."""
+"""A bound on the number of affine maps and projections between two softmaxes."""
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Analysed:
     value: Float[np.ndarray, "batch tokens width"]
     error: Float[np.ndarray, "batch tokens width"]
     size: Float[np.ndarray, "batch tokens width"]
 
-    def rows(self, rows: np.ndarray) -> _Known:
-        return _Known(self.value[:, rows], self.error[:, rows], self.size[:, rows])
+    def rows(self, rows: np.ndarray) -> _Analysed:
+        return _Analysed(self.value[:, rows], self.error[:, rows], self.size[:, rows])
 
-    def times(self, matrix: np.ndarray, u: float) -> _Known:
+    def times(self, matrix: np.ndarray, u: float) -> _Analysed:
         matrix = matrix.astype(np.float64)
         size = self.size @ np.abs(matrix)
-        return _Known(self.value @ matrix, self.error @ np.abs(matrix) + gamma(matrix.shape[0] + 1, u) * size, size)
+        return _Analysed(self.value @ matrix, self.error @ np.abs(matrix) + gamma(matrix.shape[0] + 1, u) * size, size)
 
 
 def evaluation_error(program: Program, inputs: Sequence[np.ndarray]) -> Float[np.ndarray, "batch ..."]:
@@ -69,55 +69,51 @@ def evaluation_error(program: Program, inputs: Sequence[np.ndarray]) -> Float[np
     return np.nan_to_num(np.concatenate(bounds), nan=np.inf).reshape(len(bounds), *program.output_shape)
 
 
-def _split_state(program: Program, inputs: list[np.ndarray]) -> tuple[_Known, _Known]:
+def _split_state(program: Program, inputs: list[np.ndarray]) -> tuple[_Analysed, _Analysed]:
     states = [np.asarray(state, np.float64) for state in program.as_tokens(tuple(inputs))]
     states += [np.zeros((1, 0, 0))] * (2 - len(states))
     # Casting the input to the program's dtype is part of the evaluation.
     errors = [np.abs(s - np.asarray(g, np.float64).reshape(s.shape)) for s, g in zip(states, inputs, strict=False)]
     errors += [np.zeros((1, 0, 0))] * (2 - len(errors))
-    main, memory = (_Known(s, e, np.abs(s)) for s, e in zip(states, errors, strict=True))
+    main, memory = (_Analysed(s, e, np.abs(s)) for s, e in zip(states, errors, strict=True))
     return main, memory
 
 
-def _run(layers: Sequence[Layer], state: _Known, memory: _Known, u: float, dtype: str) -> _Known:
-    shapes = stream_shapes(layers, state.value.shape[1:])
-    live = live_tokens(layers, shapes[0][0], shapes[-1][0])
-    state = state.rows(live[0])
-    for i, layer in enumerate(layers):
-        if not len(live[i + 1]):  # nothing later reads this
-            state = _Known(*[np.zeros((1, 0, len(layer.channels)))] * 3)
+def _run(layers: Sequence[Layer], state: _Analysed, memory: _Analysed, u: float, dtype: str) -> _Analysed:
+    first, live = live_layers(layers, state.value.shape[1:])
+    state = state.rows(first)
+    for layer, tokens, rows in live:
+        if not len(tokens):  # nothing later reads this
+            state = _Analysed(*[np.zeros((1, 0, len(layer.channels)))] * 3)
         elif isinstance(layer, Affine):
-            state = _affine(layer, state, live[i], live[i + 1], u)
+            state = _affine(layer, state, u)
         elif isinstance(layer, Attention):
-            queried = state.rows(np.searchsorted(live[i], live[i + 1]))
+            queried = state.rows(rows)
             keyed = memory if layer.cross else state
-            outs = [_head(head, queried, keyed, live[i + 1], u, dtype) for head in layer.heads]
+            outs = [_head(head, queried, keyed, tokens, u, dtype) for head in layer.heads]
             outs += [queried] if layer.residual else []
             value, size, error = (sum(getattr(out, part) for out in outs) for part in ("value", "size", "error"))
             error = error + gamma(len(outs) + 2, u) * size
-            state = _Known(np.asarray(value), np.asarray(error), np.abs(value) + error)
+            state = _Analysed(np.asarray(value), np.asarray(error), np.abs(value) + error)
         else:
             state = _softmax(state, u, dtype)
     return state
 
 
-def _affine(layer: Affine, state: _Known, live_in: np.ndarray, live_out: np.ndarray, u: float) -> _Known:
-    _, width_out, tokens_in, width_in = layer.weight.shape
-    weight = layer.weight.astype(np.float64).matrix(2)[(live_out[:, None] * width_out + np.arange(width_out)).ravel()]
-    if len(live_in) < tokens_in:
-        weight = weight[:, (live_in[:, None] * width_in + np.arange(width_in)).ravel()]
-    constant = layer.constant.dense().astype(np.float64)[live_out]
+def _affine(layer: Affine, state: _Analysed, u: float) -> _Analysed:
+    weight = layer.weight.astype(np.float64).matrix(2)
+    constant = layer.constant.dense().astype(np.float64)
     terms = FOLDED_LAYERS * (1 + int(np.diff(weight.indptr).max(initial=0)))
 
     def moved(array: np.ndarray, matrix: Any) -> np.ndarray:
-        return (matrix @ array.reshape(-1)).reshape(1, len(live_out), width_out)
+        return (matrix @ array.reshape(-1)).reshape(1, *constant.shape)
 
     size = moved(state.size, abs(weight)) + np.abs(constant)
     error = moved(state.error, abs(weight)) + gamma(terms, u) * size
-    return _Known(moved(state.value, weight) + constant, error, size)
+    return _Analysed(moved(state.value, weight) + constant, error, size)
 
 
-def _head(head: Head, queried: _Known, keyed: _Known, tokens: np.ndarray, u: float, dtype: str) -> _Known:
+def _head(head: Head, queried: _Analysed, keyed: _Analysed, tokens: np.ndarray, u: float, dtype: str) -> _Analysed:
     q, k, v = queried.times(head.W_Q, u), keyed.times(head.W_K, u), keyed.times(head.W_V, u)
     turned = [part.transpose(0, 2, 1) for part in (k.value, k.error, k.size)]
     scores = q.value @ turned[0]
@@ -136,15 +132,15 @@ def _head(head: Head, queried: _Known, keyed: _Known, tokens: np.ndarray, u: flo
     span = 2 * (v.size + v.error).max(axis=1, keepdims=True, initial=0.0)
     error = np.where(mean < 0.5, error / (1 - mean), span)  # an average never leaves the span of the values
     error += count * math.exp(NEGLIGIBLE[dtype]) * span
-    return _Known(A, error, np.abs(A) + error).times(head.W_O, u)
+    return _Analysed(A, error, np.abs(A) + error).times(head.W_O, u)
 
 
-def _softmax(state: _Known, u: float, dtype: str) -> _Known:
+def _softmax(state: _Analysed, u: float, dtype: str) -> _Analysed:
     p, tau = _weights(state.value, state.error + gamma(FOLDED_LAYERS, u) * state.size, u)
     mean = (p * tau).sum(axis=-1, keepdims=True)
     error = np.where(mean < 1, p * (tau + mean) / (1 - mean), 1.0) + gamma(2 * p.shape[-1] + 3, u) * 2 * p
     error = np.minimum(error, 2.0) + math.exp(NEGLIGIBLE[dtype])
-    return _Known(p, error, p + error)
+    return _Analysed(p, error, p + error)
 
 
 def _weights(scores: np.ndarray, error_s: np.ndarray, u: float) -> tuple[np.ndarray, np.ndarray]:

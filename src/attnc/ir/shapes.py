@@ -1,14 +1,16 @@
-"""What can be told from shapes and masks alone: states, live tokens, keys met."""
+"""Facts that follow from shapes and masks alone: the shapes of states, the tokens that are read, the keys met."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.layers import Affine, Attention, Layer
 from attnc.ir.program import Program, token_shape
+from attnc.ir.sparse import Sparse
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -35,7 +37,7 @@ def memory_start(program: Program) -> tuple[int, int]:
 
 
 def key_counts(program: Program) -> list[int]:
-    """For every head of every attention layer: the keys that a query meets (the most, where live queries differ)."""
+    """For every head of every attention layer: the largest number of keys that a query which is read meets."""
     memory = stream_shapes(program.memory, memory_start(program))
     counts = []
     streams = ((program.memory, memory, None), (program.layers, stream_shapes(program.layers, main_start(program)), 1))
@@ -70,3 +72,31 @@ def live_tokens(layers: Sequence[Layer], tokens_in: int, tokens_out: int) -> lis
             before = after
         live.insert(0, before)
     return live
+
+
+def live_layers(
+    layers: Sequence[Layer], start: tuple[int, int]
+) -> tuple[Int[np.ndarray, " live"], list[tuple[Layer, Int[np.ndarray, " live"], Int[np.ndarray, " live"]]]]:
+    """The tokens of the first state that something reads; and the layers, affine maps cut down to the tokens that are
+    read, each with these tokens after it, and their places among those before it if it keeps their numbers."""
+    live = live_tokens(layers, start[0], stream_shapes(layers, start)[-1][0])
+    found = []
+    for layer, before, after in zip(layers, live[:-1], live[1:], strict=True):
+        if isinstance(layer, Affine):
+            weight = _chosen(_chosen(layer.weight, 0, after), 2, before)
+            layer = replace(layer, weight=weight, constant=_chosen(layer.constant, 0, after))
+        found.append((layer, after, np.searchsorted(before, after)))
+    return live[0], found
+
+
+def _chosen(tensor: Sparse, axis: int, chosen: np.ndarray) -> Sparse:
+    """The tensor at the chosen places along one axis."""
+    if len(chosen) == tensor.shape[axis]:
+        return tensor
+    places = np.full(tensor.shape[axis], -1, tensor.index.dtype)
+    places[chosen] = np.arange(len(chosen))
+    moved = places[tensor.index[:, axis]]
+    kept = moved >= 0
+    index = tensor.index[kept]
+    index[:, axis] = moved[kept]
+    return Sparse((*tensor.shape[:axis], len(chosen), *tensor.shape[axis + 1 :]), index, tensor.values[kept])

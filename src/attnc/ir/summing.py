@@ -1,8 +1,9 @@
 """Sums over keys in float32: in blocks of 8, blocks of such blocks, and so on.
 
-Each addition that a term passes through may round it once. In a block of 8, summed in any order, these are 7, and then
-8 times fewer terms are left. So a bound on rounding counts `depth(n)` additions instead of n − 1, and what is computed
-is better by as much: of 289 keys 18. In float64, where sums cost nothing that matters, products are left to the BLAS.
+Each addition that a term passes through may round it once. In a block of 8, summed in any order, a term passes through
+at most 7, and then 8 times fewer terms are left. So a bound on rounding counts `depth(n)` additions instead of n − 1:
+18 for 289 keys. The computed sums are better by the same factor. In float64, where the rounding of sums does not
+matter, products are left to the BLAS.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 BLOCK = 8
+"""The number of terms that are added in any order."""
 MOST_KEYS = 4096
-"""Of more keys than this, engines may add up chunks in any order."""
+"""The largest number of keys that is summed in blocks; with more, engines may add up chunks in any order."""
 
 
 def depth(num_keys: int, dtype: str) -> int:
-    """The most additions that a term of a sum over so many keys passes through, in any engine."""
+    """The largest number of additions that a term of a sum over the keys passes through, in any engine."""
     if dtype != "float32" or num_keys > MOST_KEYS:
         return max(0, num_keys - 1)
     additions = 0
@@ -31,14 +33,14 @@ def depth(num_keys: int, dtype: str) -> int:
 
 
 def key_sum(terms: Float[np.ndarray, "... n"]) -> Float[np.ndarray, " ..."]:
-    """The sum over the last axis; of float32, in blocks."""
+    """The sum over the last axis, in blocks for float32."""
     return _sum(np.moveaxis(terms, -1, 0)) if terms.dtype == np.float32 else np.asarray(terms.sum(axis=-1))
 
 
 def key_mix(
     weights: Float[np.ndarray, "... q n"], values: Float[np.ndarray, "... n v"]
 ) -> Float[np.ndarray, "... q v"]:
-    """weights @ values; of float32, in blocks."""
+    """weights @ values, in blocks for float32."""
     n, v = values.shape[-2:]
     if weights.dtype != np.float32 or n <= BLOCK:
         return weights @ values
@@ -55,7 +57,7 @@ def key_mix(
 
 
 def _sum(terms: Float[np.ndarray, "n ..."]) -> Float[np.ndarray, " ..."]:
-    """Over the first axis. A block takes one term of each of 8 runs, so that what is added are long rows."""
+    """Sum over the first axis. A block takes one term from each of 8 runs, so that long rows are added."""
     while len(terms) > BLOCK:
         step = -(-len(terms) // BLOCK)
         blocks = terms[:step].copy(order="K")

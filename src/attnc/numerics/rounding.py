@@ -72,7 +72,7 @@ def gamma(n: int, u: float) -> float:
     return nearest if Fraction(nearest) >= exact else float(up(nearest))
 
 
-def _sum_and_error(a: Array, b: Array) -> tuple[Array, Array]:
+def sum_and_error(a: Array, b: Array) -> tuple[Array, Array]:
     """fl(a + b) and the error a + b − fl(a + b), exact if nothing overflows (Knuth's TwoSum)."""
     s = np.asarray(a + b)
     z = s - a
@@ -82,14 +82,14 @@ def _sum_and_error(a: Array, b: Array) -> tuple[Array, Array]:
 
 def add_down(a: Array, b: Array) -> Array:
     """The largest float ≤ a + b: no widening where the sum is exact."""
-    s, error = _sum_and_error(a, b)
+    s, error = sum_and_error(a, b)
     # |error| ≤ 2⁹⁷⁰ unless an intermediate result overflowed, and then nothing is known of it.
     return np.where((error >= 0) & (error < 1e300), s, np.nextafter(s, -np.inf))
 
 
 def add_up(a: Array, b: Array) -> Array:
     """The smallest float ≥ a + b: no widening where the sum is exact."""
-    s, error = _sum_and_error(a, b)
+    s, error = sum_and_error(a, b)
     return np.where((error <= 0) & (error > -1e300), s, np.nextafter(s, np.inf))
 
 

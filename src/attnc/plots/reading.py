@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.ir.layers import EVERY_QUERY
-from attnc.ir.normal_form import AttentionStage, FoldedHead, Form, NormalForm, SoftmaxStage
+from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, NormalForm, SoftmaxStage
 from attnc.plots.flow import reads
 from attnc.plots.selectors import Selector
 
@@ -36,7 +35,7 @@ def _of_head(
     stage: AttentionStage, position: int, h: int, query: int, gains: dict[int, np.ndarray], base: float
 ) -> Selector:
     head = stage.heads[h]
-    seen = _seen(head, query)
+    seen = head.seen(query)
     values = None
     if set(gains) == {query} and head.values.is_constant:  # otherwise other queries add to the same output
         values = np.asarray(head.values.constant @ (head.W_O @ gains[query]), np.float64)[seen]
@@ -54,12 +53,6 @@ def _of_softmax(stage: SoftmaxStage, position: int, token: int, gains: dict[int,
     )
 
 
-def _seen(head: FoldedHead, query: int) -> Int[np.ndarray, " keys"]:
-    if head.query_segments is None or head.key_segments is None:
-        return np.arange(head.keys.shape[0])
-    return np.flatnonzero((head.key_segments == head.query_segments[query]) | (head.key_segments == EVERY_QUERY))
-
-
 def _affine_scores(
     head: FoldedHead, query: int, seen: Int[np.ndarray, " keys"]
 ) -> tuple[csr_array, Float[np.ndarray, " keys"]] | None:
@@ -69,7 +62,7 @@ def _affine_scores(
     one, keys = head.queries.rows(np.array([query])), head.keys
     if len(seen) < keys.shape[0]:
         keys = keys.rows(seen)
-    keys = Form(keys.linear.astype(np.float64), keys.constant.astype(np.float64))
+    keys = FloatForm(keys.linear.astype(np.float64), keys.constant.astype(np.float64))
     moving = np.flatnonzero(np.diff(one.linear.indptr))
     moved = np.unique(np.flatnonzero(np.diff(keys.linear.indptr)) % keys.shape[1])
     if np.intersect1d(moving, moved).size:

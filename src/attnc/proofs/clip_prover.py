@@ -34,9 +34,8 @@ from attnc.proofs.deep.like_units import (
     value_bytes,
 )
 from attnc.proofs.deep.line_proof import prove_line
-from attnc.proofs.deep.slices import Slice, slices
 from attnc.proofs.rounding.program import roundings
-from attnc.proofs.stages.extraction import stages
+from attnc.proofs.stages.extraction import ProgramStage, ReadOut, stages, stages_and_read_out
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear, affine_range, affine_text, exact_text, free_letter
 
@@ -68,7 +67,7 @@ def prove_clips(
         raise ProgramError(f"leaves of {program.num_anchors:,} anchors would be too many")
     if program.num_anchors * target.box.d * len(target.W) > MAX_NUMBERS:
         raise ProgramError(f"the scores of {target.describe()} are too many to be looked at one by one")
-    found, read = slices(program)
+    found, read = stages_and_read_out(program)
     if len(found) != 1:
         raise ProgramError(f"the program has {len(found)} stages, not one")
     clips = _Clips(target, found[0], read)
@@ -110,7 +109,7 @@ class _Proved:
 
 
 class _Clips:
-    def __init__(self, target: TruncatedLinear, stage: Slice, read: Program) -> None:
+    def __init__(self, target: TruncatedLinear, stage: ProgramStage, read: ReadOut) -> None:
         self.target, self.stage = target, stage
         (n, d), box = target.W.shape, target.box
         self.unit = UNIT_ROUNDOFF[str(read.dtype)]
@@ -123,12 +122,10 @@ class _Clips:
         self.prefix = free_letter("s", box.names)
         self.outputs = self._outputs(read)
 
-    def _outputs(self, read: Program) -> list[_Output]:
-        layer, (n, d) = read.layers[0], self.target.W.shape
-        rows = layer.weight.matrix(2).toarray().astype(np.float64)  # type: ignore[union-attr]
-        constants = layer.constant.matrix(1).toarray().ravel().astype(np.float64)  # type: ignore[union-attr]
+    def _outputs(self, read: ReadOut) -> list[_Output]:
+        n, d = self.target.W.shape
         writers, found = self._writers(), []
-        for i, (row, m) in enumerate(zip(rows, constants.tolist(), strict=True)):
+        for i, (row, m) in enumerate(zip(read.rows, read.constants.tolist(), strict=True)):
             (entries,) = np.nonzero(row)
             if len(entries) != 1:
                 raise ProgramError(f"output {i} is read from {len(entries)} entries, not from one")
@@ -145,7 +142,7 @@ class _Clips:
 
     def _writers(self) -> list[tuple[Writer, ...]]:
         found: dict[int, tuple[Writer, ...]] = {}
-        program = self.stage.program
+        program = self.stage
         for (stage, entries), rounds in zip(stages(program), roundings(program, casts_input=False), strict=True):
             for column, entry in enumerate(entries.tolist()):
                 numbers = [number for number, head in enumerate(rounds.heads) if writes(head, column)]

@@ -16,12 +16,12 @@ from attnc.numerics.intervals import Interval
 from attnc.proofs.cells.branching import branch_and_bound
 from attnc.proofs.cells.integral import bound_integral
 from attnc.proofs.cells.kind import Kind
-from attnc.proofs.deep.slices import stage_programs
 from attnc.proofs.kinds.axis_keys import AxisKind, axis_keys, row_breaks
 from attnc.proofs.kinds.enclosure import LEAK, EnclosureKind, StageEnclosure, axis_breaks
 from attnc.proofs.margins import NORM_LEAVES
 from attnc.proofs.proof import Proof, proof_by_leaves
 from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes, require_same_shapes
+from attnc.proofs.stages.extraction import stage_chain
 from attnc.targets.target import Target
 
 MAX_DEEP_VARIABLES = 4  # cells of more variables are too many
@@ -52,7 +52,7 @@ class EnclosureProver(Prover):
         """
         require_same_shapes(program, target)
         p, eps, observed, box = request.p, request.eps, request.observed, target.box
-        stages = tuple(StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_programs(program)))
+        stages = tuple(StageEnclosure.of(stage, is_first=i == 0) for i, stage in enumerate(stage_chain(program)))
         *before, last = stages
         goal = (1 + request.tolerance) * observed if eps <= observed else min(LOOSE_ENCLOSURE * observed, eps)
         spare = min(GOAL_LEAK_SHARE * goal, 0.1 * (goal - observed)) / float(box.widths.prod()) ** (1 / p)

@@ -50,9 +50,8 @@ from attnc.proofs.deep.relu_errors import (
     sensitivities_of,
     unit_slopes,
 )
-from attnc.proofs.deep.slices import Slice, slices
 from attnc.proofs.rounding.program import HeadRoundings, roundings
-from attnc.proofs.stages.extraction import stages
+from attnc.proofs.stages.extraction import ProgramStage, stages, stages_and_read_out
 from attnc.targets.expressions.tree import Call, Node, Number, Sum, to_text
 from attnc.targets.linear import ReLUNetwork, exact_text
 from attnc.targets.parts.part import T
@@ -75,7 +74,7 @@ def prove_relu(
     check(program)
     if program.input_shapes != target.input_shapes or program.output_shape != target.output_shape:
         raise ProgramError(f"the program maps {program.input_shapes} to {program.output_shape}; {target.describe()}")
-    found, read = slices(program)
+    found, read = stages_and_read_out(program)
     hidden = len(target.weights) - 1
     if len(found) != hidden:
         raise ProgramError(f"the program has {len(found)} stages, the network {hidden} hidden layers")
@@ -125,7 +124,7 @@ class _Layer:
         self,
         target: ReLUNetwork,
         number: int,
-        stage: Slice,
+        stage: ProgramStage,
         before: Units,
         W: Float[np.ndarray, "units before"],
         live: Int[np.ndarray, " units"],
@@ -184,7 +183,7 @@ class _Layer:
 
     def _writers(self) -> list[Writer]:
         found: dict[int, Writer] = {}
-        program = self.stage.program
+        program = self.stage
         for (stage, outputs), rounds in zip(stages(program), roundings(program, casts_input=False), strict=True):
             for column, output in enumerate(outputs.tolist()):
                 numbers = [number for number, head in enumerate(rounds.heads) if writes(head, column)]

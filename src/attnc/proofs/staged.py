@@ -23,13 +23,12 @@ from attnc.ir.spec import check
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.deep.composed_bound import NOT_BOUNDED, Composed, Output, composed_bound
 from attnc.proofs.deep.derivation_check import check_derivation
-from attnc.proofs.deep.head_lines import StateForm, Writer, read_out_size, silent_writers, writes
+from attnc.proofs.deep.head_lines import StateForm, Writer, read_out_size, writes
 from attnc.proofs.deep.line_proof import prove_line
 from attnc.proofs.deep.rounded_leaves import leaf_intervals
-from attnc.proofs.deep.slices import Slice, slices
 from attnc.proofs.deep.staged_proof import HeadProof, StagedProof
 from attnc.proofs.rounding.program import roundings
-from attnc.proofs.stages.extraction import stages
+from attnc.proofs.stages.extraction import ProgramStage, ReadOut, stages, stages_and_read_out
 from attnc.proofs.stages.one_stage import OneStage
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.tree import Product, Sum, Variable, to_text
@@ -89,7 +88,7 @@ def prove_staged(
         _Known(sources.get(i, Source(i)), _input_error(program, target, i), float(size))
         for i, size in enumerate(target.box.magnitude)
     ]
-    found, read = slices(program)
+    found, read = stages_and_read_out(program)
     names = {id(known.part): name for known, name in zip(inputs, target.expression.variables, strict=True)}
     walk = _Walk(ranges, derivation, names, time_budget / max(1, len(derivation.heads)))
     state: list[_Known] = inputs
@@ -122,16 +121,16 @@ class _Walk:
         self.heads: list[HeadProof] = []
         self.links: list[Link] = []
 
-    def through(self, part: Slice, state: Sequence[_Known]) -> list[_Known]:
+    def through(self, part: ProgramStage, state: Sequence[_Known]) -> list[_Known]:
         """What the channels after a stage stand for."""
         after: dict[int, _Known] = {}
-        all_rounds = roundings(part.program, casts_input=False)
-        for (stage, outputs), rounds in zip(stages(part.program), all_rounds, strict=True):
+        all_rounds = roundings(part, casts_input=False)
+        for (stage, outputs), rounds in zip(stages(part), all_rounds, strict=True):
             for column, output in enumerate(outputs.tolist()):
                 name = part.outputs[output]
                 writers = [number for number, head in enumerate(rounds.heads) if writes(head, column)]
                 if not writers and name in self.derivation.heads:
-                    writers = silent_writers(part.program, name, len(stage.heads))
+                    writers = part.silent_writers(name, len(stage.heads))
                 if not writers:
                     after[output] = _carried(stage, column, state, name)
                 elif len(writers) == 1 and name in self.derivation.heads:
@@ -224,15 +223,12 @@ class _Walk:
         errors = [known.error for known in state]
         return float(up(np.abs(affine.weights) @ errors + affine.slack, len(state) + 2))
 
-    def composed(self, read: Program, state: Sequence[_Known]) -> Composed:
+    def composed(self, read: ReadOut, state: Sequence[_Known]) -> Composed:
         """The bound of the outputs: the errors of the state, what the read-out differs by, and rounding."""
-        layer = read.layers[0]
-        weight = layer.weight.matrix(2).toarray().astype(float)  # type: ignore[union-attr]
-        constant = layer.constant.matrix(1).toarray().ravel().astype(float)  # type: ignore[union-attr]
         sizes, unit, outputs = self._sizes(state), UNIT_ROUNDOFF[str(read.dtype)], []
         if not np.isfinite(sizes).all():
             return NOT_BOUNDED
-        for row, offset, part in zip(weight, constant, self.derivation.outputs, strict=True):
+        for row, offset, part in zip(read.rows, read.constants, self.derivation.outputs, strict=True):
             wanted, count = self._affine(part, state), int(np.count_nonzero(row))
             differs = np.abs(row - wanted.weights) @ sizes + abs(float(offset) - wanted.constant) + wanted.slack
             size = read_out_size(row, float(offset), sizes, read.dtype)

@@ -19,13 +19,13 @@ from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError, ProgramError
 from attnc.ir import Program
 from attnc.ir.building import AffineBuilder, projection
-from attnc.ir.layers import Attention, Head
+from attnc.ir.layers import Affine, Attention, Head, Softmax
 from attnc.ir.program import split_columns
+from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
-from attnc.proofs.rounding.counts import Counts
-from attnc.proofs.rounding.program import roundings
+from attnc.proofs.rounding.program import RoundingForm, roundings
 from attnc.proofs.rounding.stage import rounding_bounds, score_errors
-from attnc.proofs.stages.extraction import one_stage, stages
+from attnc.proofs.stages.extraction import one_stage, stage_chain, stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -265,16 +265,50 @@ def test_where_numbers_overflow_there_is_no_bound():
 
 
 def test_what_is_exact_is_not_counted():
-    counts = Counts.inputs(2)
-    row, column = np.array([0, 1, 1]), np.array([0, 0, 1])
-    after = counts.through(3, row, column, np.array([2.0, 3.0, 1.0]), np.array([0.0, 1.0, -4.0]))
+    def affine(weights: list[list[float]], constants: list[float]) -> Affine:
+        weight, constant = np.array(weights)[None, :, None], np.array([constants])
+        names = tuple(f"c{i}" for i in range(len(constants)))
+        return Affine("map", Sparse.from_dense(weight), Sparse.from_dense(constant), names)
+
+    inputs = RoundingForm.identity((1, 2), np.arange(2), 2, np.dtype(np.float64))
+    after = inputs.through(affine([[2.0, 0.0], [3.0, 1.0], [0.0, 0.0]], [0.0, 1.0, -4.0]))
     assert after.count.tolist() == [0, 3, 0]  # 2x; 3x + y + 1; −4
     assert after.maps.tolist() == [0, 1, 0]
     assert after.is_power.tolist() == [False, False, True]
-    folded = after.through_columns(1, np.array([[1.0], [0.0], [0.3]]))
+    assert after.size.tolist() == [2.0, 5.0, 4.0]
+    folded = after.times(np.array([[1.0], [0.0], [0.3]]))
     assert folded.count.tolist() == [1]  # a sum, and a product with a power of two
-    halved = counts.through(1, row[:1], column[:1], np.array([0.5]), np.zeros(1))
+    assert folded.folded(np.array([2])).tolist() == [1]  # only one map rounds: no terms are summed besides
+    assert after.times(np.array([[0.0], [0.3], [0.0]])).folded(np.array([3])).tolist() == [3 + 1 + 3]
+    halved = inputs.through(affine([[0.5, 0.0]], [0.0]))
     assert halved.count.tolist() == [1]  # it may underflow
+
+
+@pytest.mark.parametrize(("rows", "features"), [(1, 5), (4, 3), (10, 10)])
+def test_a_read_out_may_add_up_all_rows_of_a_softmax_in_any_order(rows, features):
+    """A term passes the sum of its exponentials, the sum over all rows, and the constant."""
+    rng, size = np.random.default_rng(0), rows * features
+    names = tuple(f"c{i}" for i in range(features))
+    scores = Affine(
+        "scores",
+        Sparse.from_dense(rng.normal(size=(rows, features, 1, 2)).astype(np.float32)),
+        Sparse.zeros((rows, features), np.float32),
+        names,
+    )
+    read = Affine(
+        "read",
+        Sparse.from_dense(rng.normal(size=(1, 1, rows, features)).astype(np.float32)),
+        Sparse.from_dense(np.ones((1, 1), np.float32)),
+        ("out",),
+    )
+    program = check(Program((scores, Softmax("softmax", names), read), ((2,),), ()))
+    (stage,) = stage_chain(program)
+    ((part, _),), (rounds,) = stages(stage), roundings(stage)
+    assert len(part.heads) == len(rounds.heads) == rows
+    for head in rounds.heads:
+        assert (features - 1) + head.depth + head.count >= (features - 1) + size
+        assert head.count <= size - features + 2
+    assert rounds.count >= size
 
 
 def test_programs_are_certified_in_their_own_dtype_or_a_wider_one():

@@ -14,10 +14,11 @@ import attnc
 from attnc.constructions import max_affine
 from attnc.errors import ProgramError
 from attnc.ir import Affine, Attention, Head, Program, Softmax
+from attnc.ir.shapes import main_start, stream_shapes
 from attnc.ir.soft_head import Enclosed
 from attnc.ir.sparse import Sparse
-from attnc.proofs.stages.extraction import one_stage, stages
-from attnc.proofs.stages.forms import absolute, program_attention
+from attnc.proofs.stages.enclosed_sparse import EnclosedForm, SizeForm
+from attnc.proofs.stages.extraction import one_stage, only_stage, stages
 from attnc.targets.function_target import SequenceTarget
 from ir.random_programs import lookup_program
 from proofs.one_stage_programs import (
@@ -52,8 +53,8 @@ def assert_encloses(enclosed: Enclosed, exact: np.ndarray, size: Enclosed) -> No
 
 def exact_values(program: Program, query: int, number: int):
     """The values of one query and head as they arrive in the outputs: (keys, outputs)."""
-    tokens = program_attention(program)[0][-1 - (len(program.layers) - 1 - program_attention(program)[1].number)][0]
-    width = program_attention(program)[1].width
+    place = next(i for i, layer in enumerate(program.layers) if isinstance(layer, Attention))
+    tokens, width = stream_shapes(program.layers, main_start(program))[place + 1]
     silent = read_out(program, [[fmpq(0)] * width for _ in range(tokens)])
 
     def at(point):
@@ -71,9 +72,10 @@ def exact_values(program: Program, query: int, number: int):
 @given(seed=st.integers(0, 10**6))
 def test_every_number_is_enclosed_tightly(seed):
     program = random_program(seed)
-    stage, size, d = one_stage(program), one_stage(absolute(program)), num_inputs(program)
-    place = program_attention(program)[1]
-    pairs = [(query, number) for query in place.queries.tolist() for number in range(len(place.layer.heads))]
+    stage, size, d = one_stage(program), one_stage(program, SizeForm), num_inputs(program)
+    softmax = only_stage(program).folded(EnclosedForm).softmax
+    tokens = [] if softmax is None else softmax.tokens.tolist()
+    pairs = [(query, number) for query in tokens for number in range(len(softmax.heads))]
     for head, of_size, (query, number) in zip(stage.heads, size.heads, pairs, strict=True):
         slopes, offsets = coefficients(lambda x, q=query, h=number: exact_head(program, x, q, h)[0], d)
         assert_encloses(head.slopes, slopes, of_size.slopes)
@@ -105,7 +107,7 @@ def test_the_stages_compute_the_program(seed):
 def test_what_is_exact_has_no_radius():
     """Anchors that are short floats, β a power of two: nothing rounds, in either dtype."""
     for dtype in (np.float64, np.float32):
-        program = lookup_program(np.arange(5.0), np.array([0.1, 0.2, -0.3, 1e10, 0]), 4.0, dtype)
+        program = lookup_program(np.arange(6.0), np.array([0.1, 0.2, -0.3, 1e10, 0, 1e-310]), 4.0, dtype)
         (head,) = one_stage(program).heads
         assert not any(part.radius.any() for part in (head.slopes, head.offsets, head.values))
         assert head.values.mid[0, 0] == dtype(0.1)

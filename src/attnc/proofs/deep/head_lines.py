@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import ProgramError
-from attnc.ir.layers import Attention
-from attnc.ir.program import Program
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.branching import Covering
@@ -37,16 +35,6 @@ def writes(head: HeadRoundings, column: int) -> bool:
     """By sizes: what cancels exactly still rounds. A size of 0 was rounded up to the least float."""
     parts = (head.value_sizes, *(() if head.value_size_slopes is None else (head.value_size_slopes,)))
     return any(bool((part[:, column] > TINIEST).any()) for part in parts)
-
-
-def silent_writers(program: Program, channel: str, num_heads: int) -> list[int]:
-    """Heads whose values in the channel are all 0, as those of relu(−x) where x ≥ 0: by the entries of their W_O."""
-    (layer,) = (layer for layer in program.layers if isinstance(layer, Attention))
-    name, *_ = channel.partition("@")
-    if name not in layer.channels or len(layer.heads) != num_heads:
-        return []
-    column = layer.channels.index(name)
-    return [number for number, head in enumerate(layer.heads) if head.W_O[:, column].any()]
 
 
 def read_out_size(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.ir.program import Program
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.deep.head_lines import StateForm, read_out_size
+from attnc.proofs.stages.extraction import ReadOut
 from attnc.targets.linear import affine_text, exact_text
 
 if TYPE_CHECKING:
@@ -107,13 +107,10 @@ def error_terms(
     return (*found, Term("rounding", float(up(rounding, 8)), "of the engine, in all layers"))
 
 
-def read_out_error(read: Program, known: Units, W: np.ndarray, b: np.ndarray) -> Float[np.ndarray, " outputs"]:
+def read_out_error(read: ReadOut, known: Units, W: np.ndarray, b: np.ndarray) -> Float[np.ndarray, " outputs"]:
     """What the stored read-out differs by from W·h + b, and rounds."""
-    layer = read.layers[0]
-    rows = layer.weight.matrix(2).toarray().astype(np.float64)  # type: ignore[union-attr]
-    offsets = layer.constant.matrix(1).toarray().ravel().astype(np.float64)  # type: ignore[union-attr]
     found, sizes, unit = [], known.sizes, UNIT_ROUNDOFF[str(read.dtype)]
-    for row, offset, wanted, wanted_offset in zip(rows, offsets, W, b, strict=True):
+    for row, offset, wanted, wanted_offset in zip(read.rows, read.constants, W, b, strict=True):
         form = known.form(wanted, float(wanted_offset))
         differs = np.abs(row - form.weights) @ sizes + abs(offset - form.constant) + form.slack
         size = read_out_size(row, float(offset), sizes, read.dtype)

@@ -35,7 +35,7 @@ from attnc.proofs.cells.near_keys import NearValues
 from attnc.proofs.kinds.rounded import rounding_of_sums
 from attnc.proofs.rounding.program import Roundings, roundings
 from attnc.proofs.rounding.stage import score_errors
-from attnc.proofs.stages.extraction import stages
+from attnc.proofs.stages.extraction import ProgramStage, stages
 from attnc.proofs.stages.one_stage import OneStage
 from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.box import Box
@@ -89,7 +89,7 @@ class StageEnclosure:
         return max((float(np.ptp(head.values.mid, axis=0).max()) for head in heads), default=0.0)
 
     @classmethod
-    def of(cls, program: Program, *, is_first: bool) -> StageEnclosure:
+    def of(cls, program: Program | ProgramStage, *, is_first: bool) -> StageEnclosure:
         """ProgramError where the scores are not affine. `is_first`: its input is cast to the dtype, and not cut."""
         rounds = roundings(program, casts_input=None if is_first else False)
         parts = tuple(

@@ -1,1 +1,1 @@
-"""How far what an engine computes may be from what is exact, read off the weights."""
+"""Bounds on the distance of a computed result from the exact one, read off the weights."""

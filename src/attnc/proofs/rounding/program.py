@@ -1,41 +1,182 @@
-"""How often a program of one stage rounds, on which sizes: read off its weights, for every engine at once.
+"""The number of roundings of a stage, and the sizes that they round: read off its weights, for every engine at once.
 
-A result of affine maps is off by at most γ_n times the sum of the absolute values of all its paths, which is the result
-of `forms.absolute`; n is counted in `counts`. Engines fold affine maps into one before they see an input. The
-products are the same in another order; the sum over the inputs then comes last, and where two maps or more round, its
-terms are counted besides. A sum of products counts as one of three at least, for engines that move an axis' origin.
+An evaluation of affine maps only multiplies and adds: every path from an input to a result is a product of weights,
+each multiplication and addition on it rounds once, and n roundings are a factor 1 + θ, |θ| ≤ γ_n. So a result is off by
+at most γ_n times the sum of the absolute values of all its paths, which is a `SizeForm`. `RoundingForm` counts n. Both
+are types of numbers for `attnc.ir.normal_form`, whose one folding makes the numbers of a stage and their roundings.
+Exact operations are not counted: products with ±2^k, sums of one term.
+
+Engines fold affine maps into one before they see an input. The products are the same in another order; the sum over the
+inputs then comes last, and where two maps or more round, its terms are counted besides. A sum of products counts as one
+of three at least, for engines that move an axis' origin.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnc.errors import ProgramError
-from attnc.ir.layers import Attention, Head
+from attnc.ir.layers import Affine
+from attnc.ir.normal_form import AttentionStage
 from attnc.ir.program import Program
-from attnc.ir.shapes import main_start, memory_start
 from attnc.ir.summing import depth
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
-from attnc.proofs.rounding.counts import Counts, Gain, folded, sizes_through, through_layers
-from attnc.proofs.stages.enclosed_sparse import EnclosedSparse
-from attnc.proofs.stages.extraction import output_groups
-from attnc.proofs.stages.forms import Anatomy, Group, HeadForms, absolute
+from attnc.proofs.stages.enclosed_sparse import EnclosedForm, SizeForm
+from attnc.proofs.stages.extraction import (
+    FoldedStage,
+    OutputGroup,
+    ProgramStage,
+    QueryHead,
+    SoftmaxRow,
+    affine_part,
+    only_stage,
+    output_groups,
+    query_heads,
+    value_parts,
+)
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The effect of underflow: `terms` products, each off by a subnormal number, multiplied by at most `factor` each.
+
+    A product that underflows is multiplied by weights of later maps or, if maps are folded first, by an input.
+    """
+
+    terms: int = 0
+    factor: float = 1.0
+
+    def through(self, weights: Float[np.ndarray, " entries"], row: Int[np.ndarray, " entries"]) -> Gain:
+        if not len(row):
+            return self
+        rows = np.bincount(row, np.abs(weights).astype(np.float64))
+        return Gain(self.terms + int(np.bincount(row).max()), self.factor * max(1.0, float(rows.max()) * (1 + 1e-9)))
+
+    @property
+    def size(self) -> float:
+        return self.terms * self.factor
+
+
+@dataclass(frozen=True, eq=False)
+class RoundingForm:
+    """For every entry of a (rows, columns) state, flat: whether it is there, and how it has been rounded.
+
+    `count` is the number of its roundings, `maps` the number of maps that round it, `is_power` whether it is the
+    constant ±2^k, k ≥ 0, and `size` the sum of the absolute values of all its paths where |u| ≤ 1. `peak` is the
+    largest size of this state and of those before it.
+    """
+
+    shape: tuple[int, int]
+    is_there: Bool[np.ndarray, " entries"]
+    count: Int[np.ndarray, " entries"]
+    maps: Int[np.ndarray, " entries"]
+    is_power: Bool[np.ndarray, " entries"]
+    size: Float[np.ndarray, " entries"]
+    gain: Gain
+    peak: float
+    num_variables: int
+
+    @classmethod
+    def identity(cls, shape: tuple[int, int], variables: np.ndarray, count: int, dtype: np.dtype[Any]) -> RoundingForm:
+        size = shape[0] * shape[1]
+        zero, no, yes = np.zeros(size, np.int64), np.zeros(size, bool), np.ones(size, bool)
+        return cls(shape, yes, zero, zero, no, np.ones(size), Gain(), 1.0, count)
+
+    @classmethod
+    def after_stage(
+        cls, writes: np.ndarray, residual: RoundingForm | None, num_carried: int, dtype: np.dtype[Any]
+    ) -> tuple[RoundingForm, np.ndarray]:
+        """Every entry is computed afresh."""
+        written = np.arange(writes.size)
+        return cls.identity((len(writes), writes.shape[1]), written, writes.size + num_carried, dtype), written
+
+    def rows(self, rows: Int[np.ndarray, " chosen"]) -> RoundingForm:
+        places = (np.asarray(rows)[:, None] * self.shape[1] + np.arange(self.shape[1])).ravel()
+        return replace(
+            self,
+            shape=(len(rows), self.shape[1]),
+            is_there=self.is_there[places],
+            count=self.count[places],
+            maps=self.maps[places],
+            is_power=self.is_power[places],
+            size=self.size[places],
+        )
+
+    def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> RoundingForm:
+        (tokens, width), new_width = self.shape, matrix.shape[1]
+        j, m = np.nonzero(matrix)
+        token = np.arange(tokens)[:, None]
+        row, column = (token * new_width + m).ravel(), (token * width + j).ravel()
+        weights = np.broadcast_to(matrix[j, m], (tokens, len(j))).ravel()
+        gain = self.gain.through(matrix[j, m], m)
+        return self._mapped((tokens, new_width), row, column, weights, np.zeros(tokens * new_width), gain)
+
+    def through(self, layer: Affine) -> RoundingForm:
+        weight, row = layer.weight, layer.weight.flat(slice(0, 2))
+        constants = layer.constant.dense().astype(np.float64).ravel()
+        shape, gain = (weight.shape[0], weight.shape[1]), self.gain.through(weight.values, row)
+        return self._mapped(shape, row, weight.flat(slice(2, None)), weight.values, constants, gain)
+
+    def _mapped(
+        self,
+        shape: tuple[int, int],
+        row: Int[np.ndarray, " entries"],
+        column: Int[np.ndarray, " entries"],
+        weights: Float[np.ndarray, " entries"],
+        constants: Float[np.ndarray, " rows"],
+        gain: Gain,
+    ) -> RoundingForm:
+        """After an affine map with these weights at (row, column), and these constants."""
+        total = shape[0] * shape[1]
+        kept = (weights != 0) & self.is_there[column]
+        row, column, weights = row[kept], column[kept], weights[kept].astype(np.float64)
+        terms = np.bincount(row, minlength=total) + (constants != 0)
+        is_exact = _is_power(weights) | self.is_power[column]
+        inexact = np.bincount(row, ~is_exact, total) > 0
+        count, maps = np.zeros((2, total), np.int64)
+        np.maximum.at(count, row, self.count[column])
+        np.maximum.at(maps, row, self.maps[column])
+        single = np.bincount(row, _is_power(weights) & self.is_power[column], total) > 0
+        is_power = (terms == 1) & np.where(constants != 0, _is_power(constants), single)
+        rounds = np.maximum(terms - 1, 0) + inexact
+        with np.errstate(over="ignore"):
+            size = np.bincount(row, np.abs(weights) * self.size[column], total) + np.abs(constants)
+        peak = max(self.peak, float(size.max(initial=0.0)))
+        return RoundingForm(
+            shape, terms > 0, count + rounds, maps + (rounds > 0), is_power, size, gain, peak, self.num_variables
+        )
+
+    def variables_used(self) -> Int[np.ndarray, " used"]:
+        """Counts name no variables."""
+        return np.zeros(0, np.int64)
+
+    def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> RoundingForm:
+        return replace(self, num_variables=count)
+
+    def folded(self, num_terms: Int[np.ndarray, " entries"]) -> Int[np.ndarray, " entries"]:
+        """Roundings of the entries, evaluated map by map or folded: then the terms of each are summed besides."""
+        return self.count + np.where(self.maps > 1, num_terms, 0)
+
+
+def _is_power(x: np.ndarray) -> np.ndarray:
+    """Whether x is ±2^k, k ≥ 0: products with 2^−k may underflow."""
+    return (np.abs(np.frexp(x)[0]) == 0.5) & (np.abs(x) >= 1)
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreRoundings:
-    """The roundings of scores, apart by where they arise; rows are forms of (|x|, 1).
+    """The roundings of scores, told apart by the place where they arise; rows are forms of (|x|, 1).
 
-    An error e_j of the query, |e_j| ≤ query_j, adds e_j·keys_kj to the score of every key k: only what keys differ by
-    matters. Products, and keys, are off by own_k. The n terms of the sum have absolute values that add up to sizes_k;
-    no partial sum of theirs is above (sizes_k + |s_k|)/2, and the last one is s_k. So sums add, in any order,
+    An error e_j of the query, |e_j| ≤ query_j, adds e_j·keys_kj to the score of every key k: only the differences of
+    keys matter. Products, and keys, are off by own_k. The n terms of the sum have absolute values that add up to
+    sizes_k; no partial sum of theirs is above (sizes_k + |s_k|)/2, and the last one is s_k. So sums add, in any order,
     u((n − 2)(sizes_k + |s_k|)/2 + |s_k|), up to second order.
     """
 
@@ -48,7 +189,7 @@ class ScoreRoundings:
 
 @dataclass(frozen=True, eq=False)
 class HeadRoundings:
-    """What rounding does to one head, at x, with n(x) = 1 + Σ|x_i|.
+    """The effect of rounding on one head, at x, with n(x) = 1 + Σ|x_i|.
 
     A computed score is within score_slopes·|x| + score_offsets + score_underflow·n(x)² of the exact one. The values
     have sizes value_sizes + value_size_slopes·|x| in the outputs and round `count` times, the sum over the keys apart,
@@ -87,7 +228,9 @@ class Roundings:
         return UNIT_ROUNDOFF[self.dtype]
 
 
-def roundings(program: Program, dtype: str | None = None, *, casts_input: bool | None = None) -> tuple[Roundings, ...]:
+def roundings(
+    program: Program | ProgramStage, dtype: str | None = None, *, casts_input: bool | None = None
+) -> tuple[Roundings, ...]:
     """For every stage of `extraction.stages`, in its order, for evaluation in `dtype` (the program's own by default).
 
     `casts_input`: the input is rounded to the dtype first (by default in float32, where inputs are any numbers).
@@ -96,27 +239,20 @@ def roundings(program: Program, dtype: str | None = None, *, casts_input: bool |
     dtype = own if dtype is None else dtype
     if dtype not in UNIT_ROUNDOFF or (own, dtype) == ("float64", "float32"):
         raise ProgramError(f"a program in {own} cannot be certified for {dtype!r}: cast its weights first")
-    counted = _Counted(program, dtype, dtype == "float32" if casts_input is None else casts_input)
-    return tuple(counted.stage(group) for group in output_groups(program))
+    stage = only_stage(program) if isinstance(program, Program) else program
+    casts_input = dtype == "float32" if casts_input is None else casts_input
+    forms = stage.folded(EnclosedForm), stage.folded(SizeForm), stage.folded(RoundingForm)
+    counted = _Counted(*forms, dtype, casts_input)
+    return tuple(counted.part(group) for group in output_groups(stage))
 
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
-    program: Program
+    signed: FoldedStage[EnclosedForm]
+    sizes: FoldedStage[SizeForm]
+    counts: FoldedStage[RoundingForm]
     dtype: str
     casts_input: bool
-
-    @cached_property
-    def sizes(self) -> Anatomy:
-        return Anatomy.of(absolute(self.program))
-
-    @cached_property
-    def signed(self) -> Anatomy:
-        return Anatomy.of(self.program)
-
-    @property
-    def layer(self) -> Attention:
-        return self.signed.place.layer
 
     @property
     def unit(self) -> float:
@@ -128,176 +264,162 @@ class _Counted:
         return float(np.finfo(self.dtype).smallest_normal)
 
     @cached_property
-    def queried(self) -> tuple[Counts, Gain]:
-        """(tokens·width) entries of the state before the attention layer."""
-        before = self.program.layers[: self.signed.place.number]
-        tokens, width = main_start(self.program)
-        return through_layers(before, Counts.inputs(tokens * width)), Gain().through_layers(before)
+    def read_counts(self) -> Int[np.ndarray, " outputs"]:
+        """Roundings of each output in the read-out."""
+        return self.counts.read.folded(_num_terms(self.sizes.read))
 
-    @cached_property
-    def keyed(self) -> tuple[Counts, Gain]:
-        if not self.layer.cross:
-            return self.queried
-        tokens, width = memory_start(self.program)
-        memory = self.program.memory
-        return through_layers(memory, Counts.inputs(tokens * width)), Gain().through_layers(memory)
-
-    def _read(self, group: Group) -> tuple[int, Gain]:
-        """Roundings after the attention layer: the sum over heads, and the read-out."""
-        place, layers = self.signed.place, self.program.layers
-        written = Counts.inputs(place.width * self.signed.num_tokens)
-        counts = through_layers(layers[place.number + 1 :], written)
-        terms = _num_terms(self.sizes.read, len(counts.count))
-        count = int(folded(counts, terms)[group.outputs].max(initial=0))
-        adds = len(self.layer.heads) - 1 + self.layer.residual
-        return count + adds, Gain().through_layers(layers[place.number + 1 :])
-
-    def stage(self, group: Group) -> Roundings:
-        place, num_outputs = self.signed.place, len(group.outputs)
-        after, gain = self._read(group)
-        state, before = self.queried
-        forms = zip(self.sizes.heads(group), self.signed.heads(group), strict=True)
+    def part(self, group: OutputGroup) -> Roundings:
+        """Roundings after the attention layer are those of the sum over heads, and of the read-out."""
+        softmax, gain = self.counts.softmax, self.counts.read.gain
+        after = int(self.read_counts[group.outputs].max(initial=0))
+        before, residual_count = Gain(), 0
+        if isinstance(softmax, AttentionStage):
+            after += len(softmax.heads) - 1 + softmax.is_residual
+            before = softmax.queried.gain
+            if softmax.is_residual:
+                num_terms = np.full(len(softmax.queried.count), softmax.queried.num_variables + 1)
+                residual_count = int(softmax.queried.folded(num_terms).max(initial=0))
+        pairs = zip(query_heads(self.sizes, group), query_heads(self.signed, group), strict=True)
         heads = []
-        for query in group.queries.tolist():
-            width = self.layer.heads[0].W_Q.shape[0]
-            own = state.at(place.queries[query] * width + np.arange(width))
-            for head in self.layer.heads:
-                size, signed = next(forms)
-                heads.append(self._head(head, int(place.queries[query]), own, size, signed, after, num_outputs, gain))
-        mid, radius = self.sizes.affine_part(group.outputs).dense(num_outputs)
-        sizes = up(mid + radius)
-        d = sizes.shape[1] - 1
-        count = after + self.casts_input
-        if self.layer.residual:
-            count += int(folded(state, np.full(len(state.count), d + 1)).max(initial=0))
+        for size, signed in pairs:
+            if isinstance(size, QueryHead) and isinstance(signed, QueryHead):
+                heads.append(self._head(size, signed, after, group))
+            elif isinstance(size, SoftmaxRow):
+                heads.append(self._row(size, signed, group))
+        sizes = up(np.add(*affine_part(self.sizes, group)))
         tiny = self.least_normal * (before.terms + gain.terms + 1) * before.factor * gain.factor
-        return Roundings(self.dtype, tuple(heads), sizes[:, d], sizes[:, :d], count, tiny, self.peak)
+        count = after + self.casts_input + residual_count
+        return Roundings(self.dtype, tuple(heads), sizes[:, -1], sizes[:, :-1], count, tiny, self.peak)
 
     @cached_property
     def peak(self) -> float:
-        """The largest size of anything that is made, for |x| ≤ 1, whether maps are folded or not."""
-        place, program = self.signed.place, self.program
-        tokens, width = main_start(program)
-        states = sizes_through(program.layers[: place.number], np.ones(tokens * width))
-        memory_tokens, memory_width = memory_start(program)
-        memory = sizes_through(program.memory, np.ones(memory_tokens * memory_width))
-        state = states[-1].reshape(self.signed.num_tokens, -1)
-        keyed = memory[-1].reshape(self.signed.num_keys, -1) if self.layer.cross else state
-        written = state if self.layer.residual else np.zeros((len(state), place.width))
-        found = [*states, *memory]
-        for head in self.layer.heads:
-            W_Q, W_K, W_V, W_O = (np.abs(W.astype(np.float64)) for W in (head.W_Q, head.W_K, head.W_V, head.W_O))
-            queries, keys, values = state @ W_Q, keyed @ W_K, keyed @ W_V
-            largest = queries.max(axis=0, initial=0.0) @ keys.max(axis=0, initial=0.0)
-            sums = len(keyed) * values.max(axis=0, initial=0.0)  # before it is divided, an average is a sum
-            found += [queries, keys, values, np.array([largest]), sums]
-            written = written + sums @ W_O
-        found += sizes_through(program.layers[place.number + 1 :], written.ravel())
-        return 2 * max(float(part.max(initial=0.0)) for part in found)
+        """The largest size of any number that is made, for |x| ≤ 1, whether maps are folded or not."""
+        softmax, read = self.counts.softmax, self.counts.read
+        if not isinstance(softmax, AttentionStage):
+            found = [read.peak] if softmax is None else [read.peak, softmax.logits.peak, float(softmax.logits.shape[1])]
+            return 2 * max(found)
+        written = softmax.queried.size.reshape(softmax.queried.shape) if softmax.is_residual else np.zeros((1, 1))
+        found = [softmax.queried.peak]
+        for head in softmax.heads:
+            forms = (head.queries, head.keys, head.values)
+            queries, keys, values = (form.size.reshape(form.shape).max(axis=0, initial=0.0) for form in forms)
+            sums = head.values.shape[0] * values  # before it is divided, an average is a sum
+            found += [float(queries @ keys), *sums.tolist(), *(form.peak for form in forms)]
+            written = written + sums @ np.abs(head.W_O.astype(np.float64))
+        largest = float(written.max(initial=0.0))
+        return 2 * max(*found, largest, max(1.0, largest) * read.peak)
 
-    def _head(
-        self,
-        head: Head,
-        token: int,
-        own: Counts,
-        size: HeadForms,
-        signed: HeadForms,
-        after: int,
-        num_outputs: int,
-        gain: Gain,
-    ) -> HeadRoundings:
-        p, d_k = size.num_keys, size.d_k
-        d = size.query.num_columns - 1
-        keys, of_keys = self.keyed
-        width = head.W_K.shape[0]
-        seen = (
-            np.arange(p) if head.mask is None else np.flatnonzero(head.mask.visible(np.array([token]), slice(None))[0])
-        )
-        keys = keys.at((seen[:, None] * width + np.arange(width)).ravel())
-
-        of_query, of_products, num_active = self._score_counts(head, own, keys, size)
-        counts = of_query + of_products + max(2, num_active - 1)
-        factors = np.array([gamma(int(n), self.unit) for n in counts])
-        mid, radius = size.with_query_scaled(factors).scores().dense(p)
-        error = up(mid + radius)
+    def _head(self, size: QueryHead, signed: QueryHead, after: int, group: OutputGroup) -> HeadRoundings:
+        p, d, num_outputs = size.num_keys, size.query.num_variables, len(group.outputs)
+        assert isinstance(self.counts.softmax, AttentionStage)
+        counted = self.counts.softmax.heads[size.head_number]
+        queries, keys = counted.queries.rows(np.array([size.query_number])), counted.keys.rows(size.seen)
+        of_query, of_products, num_active = _score_counts(size, queries, keys)
+        factors = self._gammas(of_query + of_products + max(2, num_active - 1))
+        error = up(np.add(*size.scores(factors).dense(p)))
         if self.casts_input:
             mid, radius = signed.scores().dense(p)
             error[:, :d] = up(error[:, :d] + up(self.unit * up(np.abs(mid) + radius))[:, :d])
 
-        q_gain, k_gain = self.queried[1].through_matrix(head.W_Q), of_keys.through_matrix(head.W_K)
-        key_sizes = np.bincount(size.keys.row // d_k, size.keys.mid, p)
-        query_size = float(size.query.mid.sum())
-        tiny = q_gain.size * key_sizes + k_gain.size * query_size + num_active + 1
+        key_sizes = np.bincount(size.keys.entries.row // max(1, size.keys.shape[1]), size.keys.entries.mid, p)
+        query_size = float(size.query.entries.mid.sum())
+        tiny = queries.gain.size * key_sizes + keys.gain.size * query_size + num_active + 1
 
-        value_counts = keys.through_columns(p, head.W_V)
-        terms = _num_terms(size.values, len(value_counts.count))
-        written = Counts.inputs(head.W_O.shape[0]).through_columns(1, head.W_O)
-        count = int(folded(value_counts, terms).max(initial=0)) + int(written.count.max(initial=0)) + after
-        values = size.outputs().dense(p * num_outputs)
-        sizes = up(values[0] + values[1]).reshape(p, num_outputs, d + 1)
-        moves = bool((size.values.column < d).any())
-        v_gain = of_keys.through_matrix(head.W_V)
+        W_O, values = counted.W_O, counted.values.rows(size.seen)
+        written = RoundingForm.identity((1, len(W_O)), np.arange(len(W_O)), len(W_O), W_O.dtype).times(W_O)
+        count = int(values.folded(_num_terms(size.values)).max(initial=0)) + int(written.count.max(initial=0)) + after
+        constants, moving = value_parts(size.outputs(), p, num_outputs)
+        moves = bool((size.values.entries.column < d).any())
+        slopes = np.zeros((p, num_outputs, d)) if moving is None else np.add(*moving)
         writes = np.bincount(size.writes.column, size.writes.mid, num_outputs)
-        spent = (v_gain.size + 2 * p + 4) * (1 + writes) + (gain.terms + head.W_O.shape[0]) * gain.factor
+        gain = self.counts.read.gain
+        spent = (values.gain.size + 2 * p + 4) * (1 + writes) + (gain.terms + len(W_O)) * gain.factor
         return HeadRoundings(
             error[:, :d],
             error[:, d],
             2 * self.least_normal * tiny,
-            sizes[..., d],
-            sizes[..., :d] if moves else None,
+            up(np.add(*constants)),
+            up(slopes) if moves else None,
             count + (moves and self.casts_input),
-            depth(p if head.mask is None else len(head.mask.key_segments), self.dtype),
+            depth(p if counted.key_segments is None else len(counted.key_segments), self.dtype),
             2 * self.least_normal * spent,
             self._scores(size, signed, of_query, of_products, num_active),
         )
 
-    def _scores(
-        self, size: HeadForms, signed: HeadForms, of_query: np.ndarray, of_products: np.ndarray, num_active: int
-    ) -> ScoreRoundings | None:
-        """In float32, for keys that do not move. Engines for grids compute in float64: γ_8 of that covers what they do.
+    def _gammas(self, counts: Int[np.ndarray, " any"]) -> Float[np.ndarray, " any"]:
+        return np.array([gamma(int(n), self.unit) for n in counts])
 
-        In float64 these move origins, and round in other places than the others.
+    def _scores(
+        self, size: QueryHead, signed: QueryHead, of_query: np.ndarray, of_products: np.ndarray, num_active: int
+    ) -> ScoreRoundings | None:
+        """In float32, for keys that do not move. Engines for grids compute in float64: γ_8 of that covers their steps.
+
+        In float64 these engines move origins, and round in other places than the others.
         """
-        d, p, d_k = size.query.num_columns - 1, size.num_keys, size.d_k
-        if self.dtype != "float32" or (size.keys.column < d).any() or signed.keys.radius.any():
+        d, p, d_k = size.query.num_variables, size.num_keys, max(1, size.query.shape[1])
+        keys = signed.keys.entries
+        if self.dtype != "float32" or (size.keys.entries.column < d).any() or keys.radius.any():
             return None
         inner = gamma(8, UNIT_ROUNDOFF["float64"])
-        mid, radius = size.query.dense(d_k)
-        of_size = np.array([gamma(int(n), self.unit) for n in of_query]) + inner
-        query = up(up(mid + radius) * of_size[:, None], 2)
+        query = up(up(np.add(*size.query.entries.dense(d_k))) * (self._gammas(of_query) + inner)[:, None], 2)
         if self.casts_input:
-            mid, radius = signed.query.dense(d_k)
+            mid, radius = signed.query.entries.dense(d_k)
             query[:, :d] = up(query[:, :d] + up(self.unit * up(np.abs(mid) + radius))[:, :d])
-        keys = np.zeros((p, d_k))
-        keys.ravel()[signed.keys.row] = signed.keys.mid
-        factors = np.array([gamma(int(n), self.unit) for n in of_products]) + inner
-        mid, radius = size.with_query_scaled(factors).scores().dense(p)
-        sizes, slack = size.scores().dense(p)
-        # What |q̂| may be above |q|, in sizes and products alike.
+        key_table = np.zeros(p * d_k)
+        key_table[keys.row] = keys.mid
+        own = up(np.add(*size.scores(self._gammas(of_products) + inner).dense(p)))
+        sizes = up(np.add(*size.scores().dense(p)))
+        # How far |q̂| may be above |q|, in sizes and products alike.
         grown = 1 + gamma(int((of_query + of_products).max(initial=0)) + 2, self.unit)
-        return ScoreRoundings(
-            query, keys, up(up(mid + radius) * grown, 2), up(up(sizes + slack) * grown, 2), num_active
+        return ScoreRoundings(query, key_table.reshape(p, d_k), up(own * grown, 2), up(sizes * grown, 2), num_active)
+
+    def _row(self, size: SoftmaxRow, signed: QueryHead | SoftmaxRow, group: OutputGroup) -> HeadRoundings:
+        """A softmax over features: engines compute its logits by an affine map, and the outputs by another one.
+
+        The read-out adds up the products of all rows, in any order. For the m products of this row, m − 1 of the
+        additions are those of the sum over the keys; the others count as roundings of the read-out.
+        """
+        p, d = size.num_keys, size.logits.num_variables
+        assert not isinstance(self.counts.softmax, AttentionStage | None)
+        logits = self.counts.softmax.logits.rows(np.array([size.query_number]))
+        num_active = len(np.unique(size.logits.entries.column))
+        count = max(3, num_active, int(logits.folded(_num_terms(size.logits)).max(initial=0)))
+        error = up(up(np.add(*size.scores().dense(p))) * gamma(count, self.unit))
+        if self.casts_input:
+            mid, radius = signed.scores().dense(p)
+            error[:, :d] = up(error[:, :d] + up(self.unit * up(np.abs(mid) + radius))[:, :d])
+        own = np.bincount(size.writes.column, minlength=len(group.outputs))
+        others = self.read_counts[group.outputs] - np.maximum(own - 1, 0)
+        writes, gain = np.bincount(size.writes.column, size.writes.mid, len(group.outputs)), self.counts.read.gain
+        spent = (2 * p + 4) * (1 + writes) + (gain.terms + p) * gain.factor
+        constants, _ = value_parts(size.outputs(), p, len(group.outputs))
+        return HeadRoundings(
+            error[:, :d],
+            error[:, d],
+            np.full(p, 2 * self.least_normal * (logits.gain.size + num_active + 1)),
+            up(np.add(*constants)),
+            None,
+            int(others.max(initial=0)),
+            max(0, p - 1),
+            2 * self.least_normal * spent,
         )
 
-    def _score_counts(
-        self, head: Head, own: Counts, keys: Counts, size: HeadForms
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Roundings of each component of the query, and of its products with keys; and the number of components."""
-        p, d_k = size.num_keys, size.d_k
-        query, key = own.through_columns(1, head.W_Q), keys.through_columns(p, head.W_K)
-        if not head.W_Q.shape[1]:
-            return np.zeros(d_k, np.int64), np.zeros(d_k, np.int64), 0
-        of_query = folded(query, _num_terms(size.query, d_k))
-        of_key = folded(key, _num_terms(size.keys, p * d_k)).reshape(p, d_k)
-        there = key.is_there.reshape(p, d_k)
-        active = query.is_there & there.any(axis=0)
-        is_exact = query.is_power | (key.is_power.reshape(p, d_k) | ~there).all(axis=0)
-        num_active = int(active.sum())
-        most = np.where(there, of_key, 0).max(axis=0, initial=0)
-        return of_query, most + ~is_exact, num_active
+
+def _score_counts(size: QueryHead, query: RoundingForm, keys: RoundingForm) -> tuple[np.ndarray, np.ndarray, int]:
+    """Roundings of each component of the query, and of its products with keys; and the number of components."""
+    p, d_k = keys.shape
+    if not d_k:
+        return np.zeros(1, np.int64), np.zeros(1, np.int64), 0
+    of_query = query.folded(_num_terms(size.query))
+    of_key = keys.folded(_num_terms(size.keys)).reshape(p, d_k)
+    there = keys.is_there.reshape(p, d_k)
+    active = query.is_there & there.any(axis=0)
+    is_exact = query.is_power | (keys.is_power.reshape(p, d_k) | ~there).all(axis=0)
+    most = np.where(there, of_key, 0).max(axis=0, initial=0)
+    return of_query, most + ~is_exact, int(active.sum())
 
 
-def _num_terms(form: EnclosedSparse, num_rows: int) -> Int[np.ndarray, " rows"]:
-    """Of every row as a sum over x, with a constant even where there is none: what underflows is counted as one."""
-    moving = form.row[form.column < form.num_columns - 1]
-    return 1 + np.bincount(moving, minlength=num_rows)
+def _num_terms(form: EnclosedForm) -> Int[np.ndarray, " entries"]:
+    """The terms of every entry as a sum over x, with a constant even where there is none: underflow counts as one."""
+    moving = form.entries.row[form.entries.column < form.num_variables]
+    return 1 + np.bincount(moving, minlength=form.shape[0] * form.shape[1])

@@ -1,1 +1,1 @@
-"""From stored weights to what the prover works on: a stage of attention heads, enclosed."""
+"""From stored weights to the stages that provers work on, their numbers enclosed."""

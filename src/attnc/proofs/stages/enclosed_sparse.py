@@ -1,26 +1,31 @@
-"""Sparse matrices of reals known to within a radius, and their products: what folding stored weights needs.
+"""Folding stored weights rigorously: sparse matrices of reals known to within a radius, and affine forms of these.
 
 A product is summed with the errors of its products and sums (Dekker, Knuth) collected beside it, so that the radius
 of an entry is about one unit in its own last place, whatever cancelled in it, and zero where all was exact.
+
+`EnclosedForm` and `SizeForm` are types of numbers for `attnc.ir.normal_form`: the first contains the real numbers which
+the stored weights define, the second the sums of the absolute values of all paths, on which rounding is measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from attnc.errors import ProgramError
-from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF
+from attnc.ir.layers import Affine
+from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, sum_and_error
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 U = UNIT_ROUNDOFF["float64"]
 TERMS_PER_BLOCK = 2**20
-_SPLITTER = 2.0**27 + 1
+"""The number of products that are made before they are summed: 2**20 of them take about 100 MB."""
+_SPLITTER = 2.0**27 + 1  # Dekker's constant: it cuts a float64 number into two halves of 26 bits
 _LEAST_EXPONENT = -900  # below it the error of a product may be no float, and is bounded instead
 
 
@@ -39,7 +44,7 @@ class EnclosedSparse:
 
     @classmethod
     def exact(cls, row: np.ndarray, column: np.ndarray, values: np.ndarray, num_columns: int) -> EnclosedSparse:
-        """Stored numbers, in any order; zeros among them are dropped."""
+        """Take stored numbers, in any order; zeros among them are dropped."""
         keep = np.flatnonzero(values)
         row, column = row[keep].astype(np.int64), column[keep].astype(np.int64)
         order = np.lexsort((column, row))
@@ -63,7 +68,7 @@ class EnclosedSparse:
         return self.relabelled(self.column, self.row, num_rows)
 
     def rows(self, chosen: Int[np.ndarray, " chosen"]) -> EnclosedSparse:
-        """Row chosen[i] as row i; `chosen` may name a row that has no entries, or one row twice."""
+        """Make row chosen[i] row i; `chosen` may name a row that has no entries, or one row twice."""
         first, last = np.searchsorted(self.row, chosen), np.searchsorted(self.row, chosen, "right")
         which, place = _ranges(first, last)
         taken = self.where(place)
@@ -113,7 +118,7 @@ def _row_blocks(row: np.ndarray, counts: np.ndarray) -> list[slice]:
 
 
 def stacked(parts: list[EnclosedSparse], num_columns: int) -> EnclosedSparse:
-    """The entries of all parts; the rows of a part come after those of the parts before it."""
+    """Join the entries of all parts; the rows of a part come after those of the parts before it."""
     if not parts:
         return EnclosedSparse.exact(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), num_columns)
     row, column, mid, radius = (
@@ -132,7 +137,7 @@ def _product_block(a: EnclosedSparse, b: EnclosedSparse) -> EnclosedSparse:
 
 
 def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(p, e, ζ) with |ab − p − e| ≤ ζ; ζ = 0 unless the product is tiny (Dekker's product, on the mantissas)."""
+    """(p, e, ζ) with |ab − p − e| ≤ ζ; ζ = 0 unless ab is tiny and not exact (Dekker's product, on the mantissas)."""
     (m, i), (n, j) = np.frexp(a), np.frexp(b)
     p = m * n
     m_high, n_high = _high_half(m), _high_half(n)
@@ -141,7 +146,8 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
     exponent = i + j
     with np.errstate(over="ignore", under="ignore"):
         value, error = np.ldexp(p, exponent), np.ldexp(e, exponent)
-    is_tiny = (exponent < _LEAST_EXPONENT) & (p != 0)
+        is_exact = (e == 0) & (np.ldexp(value, -exponent) == p)
+    is_tiny = (exponent < _LEAST_EXPONENT) & ~is_exact
     if not np.isfinite(value).all():
         raise ProgramError("folding the stored weights overflows float64: scale them down")
     unknown = np.where(is_tiny, 2.0 ** (_LEAST_EXPONENT - 52), 0.0)
@@ -163,8 +169,8 @@ def _summed(
     is_first[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
     group = np.cumsum(is_first) - 1
     count = int(group[-1]) + 1 if len(group) else 0
-    longest = int(np.bincount(group).max(initial=1)) if count else 1
-    low, size = np.bincount(group, error, count), np.bincount(group, np.abs(error), count)
+    num_terms = np.bincount(group, minlength=count)
+    low, size = (np.bincount(group, part, count).astype(np.float64) for part in (error, np.abs(error)))
     radius = np.bincount(group, spread, count)
     member = group
     while len(value) > count:  # halve every group: pairs of neighbours become their sum
@@ -174,23 +180,96 @@ def _summed(
         has_right = np.zeros(len(left), bool)
         has_right[left < len(member) - 1] = ~is_left[left[left < len(member) - 1] + 1]
         right = np.where(has_right, value[np.minimum(left + 1, len(value) - 1)], 0.0)
-        total, lost = _two_sum(value[left], right)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total, lost = sum_and_error(value[left], right)
         low += np.bincount(member[left], lost, count)
         size += np.bincount(member[left], np.abs(lost), count)
         value, member = total, member[left]
-    mid, lost = _two_sum(value, low)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mid, lost = sum_and_error(value, low)
     if not np.isfinite(mid).all():
         raise ProgramError("folding the stored weights overflows float64: scale them down")
-    # `low` sums at most 3·longest errors, whose absolute values are `size`; the same number of terms made `radius`.
-    slack = (4 * longest + 8) * U
+    # `low` sums at most 3·num_terms errors, whose absolute values are `size`; as many terms made `radius`.
+    slack = (4 * num_terms + 8) * U
     radius = np.where((radius > 0) | (size > 0), radius * (1 + slack) + size * slack + np.abs(lost) * (1 + slack), 0.0)
     radius = np.where(radius > 0, np.nextafter(radius, np.inf), 0.0)
     kept = (mid != 0) | (radius > 0)
     return EnclosedSparse(row[is_first][kept], column[is_first][kept], mid[kept], radius[kept], num_columns)
 
 
-def _two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    with np.errstate(over="ignore", invalid="ignore"):
-        s = a + b
-        z = s - a
-        return s, (a - (s - z)) + (b - z)
+@dataclass(frozen=True, eq=False)
+class EnclosedForm:
+    """A (rows, columns) array of affine functions of u, each coefficient known to within a radius."""
+
+    shape: tuple[int, int]
+    entries: EnclosedSparse  # (rows·columns, variables + 1): the last column holds the constants
+
+    @property
+    def num_variables(self) -> int:
+        return self.entries.num_columns - 1
+
+    @staticmethod
+    def stored(weights: np.ndarray) -> np.ndarray:
+        """The numbers that a form is made of, from stored weights."""
+        return weights
+
+    @classmethod
+    def identity(cls, shape: tuple[int, int], variables: np.ndarray, count: int, dtype: np.dtype[Any]) -> Self:
+        size = shape[0] * shape[1]
+        return cls(shape, EnclosedSparse.exact(np.arange(size), variables, np.ones(size), count + 1))
+
+    @classmethod
+    def after_stage(
+        cls, writes: np.ndarray, residual: Self | None, num_carried: int, dtype: np.dtype[Any]
+    ) -> tuple[Self, np.ndarray]:
+        """Every entry becomes a variable, constants too: a proof tells for each entry how it was made."""
+        written = np.arange(writes.size)
+        return cls.identity((len(writes), writes.shape[1]), written, writes.size + num_carried, dtype), written
+
+    def rows(self, rows: Int[np.ndarray, " chosen"]) -> Self:
+        width = self.shape[1]
+        places = (np.asarray(rows)[:, None] * width + np.arange(width)).ravel()
+        return replace(self, shape=(len(rows), width), entries=self.entries.rows(places))
+
+    def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> Self:
+        return self.times_enclosed(EnclosedSparse.of_matrix(self.stored(matrix)))
+
+    def times_enclosed(self, matrix: EnclosedSparse) -> Self:
+        """form @ matrix, for a matrix with a row for each column of the form."""
+        width, new_width = max(1, self.shape[1]), matrix.num_columns
+        row, j = np.divmod(self.entries.row, width)
+        num_columns = self.entries.num_columns
+        product = self.entries.relabelled(row * num_columns + self.entries.column, j, width).times(matrix)
+        row, variable = np.divmod(product.row, num_columns)
+        entries = product.relabelled(row * new_width + product.column, variable, num_columns)
+        return replace(self, shape=(self.shape[0], new_width), entries=entries)
+
+    def through(self, layer: Affine) -> Self:
+        weight, constant = layer.weight, layer.constant
+        size, num_columns = self.shape[0] * self.shape[1], self.entries.num_columns
+        # One more row holds the constant 1, and the constants of the layer are one more column.
+        one = EnclosedSparse.exact(np.array([size]), np.array([num_columns - 1]), np.ones(1), num_columns)
+        row = np.concatenate([weight.flat(slice(0, 2)), constant.flat(slice(None))])
+        column = np.concatenate([weight.flat(slice(2, None)), np.full(len(constant.values), size, np.int64)])
+        values = self.stored(np.concatenate([weight.values, constant.values]))
+        entries = EnclosedSparse.exact(row, column, values, size + 1).times(stacked([self.entries, one], num_columns))
+        return replace(self, shape=(weight.shape[0], weight.shape[1]), entries=entries)
+
+    def variables_used(self) -> Int[np.ndarray, " used"]:
+        return np.unique(self.entries.column[self.entries.column < self.num_variables])
+
+    def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> Self:
+        column = np.append(positions, count)[self.entries.column]
+        return replace(self, entries=self.entries.relabelled(self.entries.row, column, count + 1))
+
+    def dense(self) -> tuple[Float[np.ndarray, "entries coefficients"], Float[np.ndarray, "entries coefficients"]]:
+        """(mid, radius) of every entry, the constants last."""
+        return self.entries.dense(self.shape[0] * self.shape[1])
+
+
+class SizeForm(EnclosedForm):
+    """The same of the absolute value of every stored weight: nothing cancels, and all paths count."""
+
+    @staticmethod
+    def stored(weights: np.ndarray) -> np.ndarray:
+        return np.abs(weights)

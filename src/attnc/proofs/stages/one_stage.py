@@ -1,4 +1,4 @@
-"""A program of one attention stage as the prover sees it: out(x) = b + B·x + Σ_h A_h(x), from the stored weights."""
+"""A stage as provers take it: out(x) = b + B·x + Σ_h A_h(x), from the stored weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnc.ir.soft_head import Enclosed, SoftHead
 
 @dataclass(frozen=True, eq=False)
 class OneStage:
-    """What the stored weights compute in exact arithmetic, for every output."""
+    """The function that the stored weights define in exact arithmetic, for every output."""
 
     heads: tuple[SoftHead[Enclosed], ...]
     constant: Enclosed  # (outputs,)
