@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 
 import attnc
-from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.partition.positions import Positions
-from attnc.constructions.partition.weights import Cells, self_attention
+from attnc.constructions.fitting.cell_head import CellHead, self_attention
+from attnc.constructions.fitting.circuit import Circuit, Wire
+from attnc.constructions.fitting.positions import Positions
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
@@ -115,7 +115,7 @@ def partition(rng: np.random.Generator, target: ExpressionTarget) -> Program:
     if rng.random() < 0.5:  # those of f, so that the error is small where the weights are hard
         inside = np.clip((anchors - offset) / scale, target.box.lo, target.box.hi)
         values = target.expression(inside)
-    cells = Cells(target, dtype_of(rng), scale, offset, anchors, bias, beta, Positions(1, 0.0), values)
+    cells = CellHead(target, dtype_of(rng), scale, offset, anchors, bias, beta, Positions(1, 0.0), values)
     return self_attention(cells)
 
 

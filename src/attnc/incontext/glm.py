@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.unary.keys import Keys
+from attnc.constructions.fitting.keys import Keys
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.differences import SLACK, Differences, Sizes

@@ -13,8 +13,8 @@ from functools import cache
 
 import numpy as np
 
-from attnc.constructions.spectral_grid import spectral_grid
-from attnc.constructions.unary.keys import Keys
+from attnc.constructions.beyond.spectral_grid import spectral_grid
+from attnc.constructions.fitting.keys import Keys
 from attnc.errors import InputError
 from attnc.ir.normal_form import AttentionStage, normal_form
 from attnc.numerics.intervals import Interval

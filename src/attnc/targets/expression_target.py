@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class ExpressionTarget(Target):
     """An expression; everything about it is proved with intervals, nothing is sampled."""
 
+    expression: Expression
     assumptions = (LIBM_ASSUMPTION,)
 
     def __init__(self, expression: Expression, box: Box) -> None:

@@ -44,6 +44,7 @@ class FunctionTarget(Target, abc.ABC):
         if not callable(fn):
             raise InputError(f"expected a function, found a {type(fn).__name__}")
         self.fn = fn
+        self.can_be_enclosed = lipschitz is not None or hessian_bound is not None
         self.lipschitz, self.hessian_bound = _size("lipschitz", lipschitz), _size("hessian_bound", hessian_bound)
         short, long = [], []
         if self.lipschitz is not None:

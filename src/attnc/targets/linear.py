@@ -34,6 +34,8 @@ class TruncatedLinear(Target):
     interval per feature, or one for all of them.
     """
 
+    kind = "TruncatedLinear"
+
     def __init__(
         self, W: Any, t: Any = 0.0, a: float = 0.0, b: float = 1.0, box: BoxLike | tuple[float, float] = (-1.0, 1.0)
     ) -> None:
@@ -105,6 +107,8 @@ class TruncatedLinear(Target):
 
 class ReLUNetwork(Target):
     """x ↦ W_L·relu(… relu(W_1·x + b_1) …) + b_L; weights[l] is (out, in), as in torch.nn.Linear."""
+
+    kind = "ReLUNetwork"
 
     def __init__(self, weights: Sequence[Any], biases: Sequence[Any], box: Box | BoxLike | tuple[float, float]) -> None:
         if not weights or len(weights) != len(biases):

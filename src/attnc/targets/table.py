@@ -31,6 +31,8 @@ class TableTarget(Target):
     points: Float[np.ndarray, "points d"]
     values: Float[np.ndarray, "points outputs"]
     grid: tuple[Float[np.ndarray, " nodes"], ...] | None
+    kind = "TableTarget"
+    can_be_enclosed = False
 
     def __init__(
         self,

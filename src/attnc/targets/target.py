@@ -16,6 +16,8 @@ from attnc.targets.box import Box
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+    from attnc.targets.expressions.expression import Expression
+
 
 class Target(abc.ABC):
     """A function of a flat vector of d variables on a box, and where its inputs and outputs go."""
@@ -23,6 +25,9 @@ class Target(abc.ABC):
     box: Box
     text: str | None = None  # the expression, where there is one
     definitions: str | None = None  # in its place, where it takes definitions to state
+    expression: Expression | None = None  # the same, parsed
+    kind: str = "function"  # or the name of the class that some constructions are made for
+    can_be_enclosed: bool = True  # whether `variation` and `enclosure` have bounds to derive from
     is_continuous: bool = True
     assumptions: tuple[str, ...] = ()
     given: str | None = None  # what a proof about it has to believe, in a few words

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import max_affine
-from attnc.constructions.unary.keys import Keys
-from attnc.constructions.unary.program import store
+from attnc.constructions.fitting.keys import Keys
+from attnc.constructions.fitting.stored_head import store
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError, ProgramError
 from attnc.ir import Program
