@@ -102,7 +102,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     BoundNotMet
         If the bound cannot be brought to eps within max_anchors and max_bytes.
     InputError
-        If an argument is not what it should be.
+        If an argument is not valid.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Which constructions take a target, what they would cost, and which one builds: the named one, or the cheapest."""
+"""Which constructions take a target, at which cost, and which one builds: the named one, or the cheapest."""
 
 from __future__ import annotations
 

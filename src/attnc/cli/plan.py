@@ -1,4 +1,4 @@
-"""`attnc plan`: what every construction would cost, before anything is built."""
+"""`attnc plan`: the cost of every construction for a function and an eps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan_command(
     norm: Annotated[str, typer.Option(help="The norm of the error: inf, or a number p ≥ 1 for L_p.")] = "inf",
     json_output: Json = False,
 ) -> None:
-    """Show what every construction would cost for an eps, the cheapest first. Nothing is built."""
+    """Show the cost of every construction for an eps, the cheapest first. Nothing is certified or written."""
     from attnc import plan
 
     with progress_bar():

@@ -1,4 +1,4 @@
-"""What a construction returns, and its refusals."""
+"""The result of a construction, and the refusals that constructions share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def require(built: Built, eps: float | None, target: Target) -> Built:
     dtype = str(built.program.dtype)
     raise BoundNotMet(
         f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with {built.construction}: "
-        f"it is {bound.value:.3g} = {bound}. Rounding in {dtype} limits what can be proved here; choose a larger "
+        f"it is {bound.value:.3g} = {bound}. Rounding in {dtype} limits the bound here; choose a larger "
         f"eps{', float64' if dtype == 'float32' else ''}, or a box closer to 0.",
         eps=eps,
         bound=bound.value,

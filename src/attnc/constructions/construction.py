@@ -1,4 +1,4 @@
-"""What a construction is: one object with a name, the targets it accepts, its cost, and its build.
+"""A construction: one object with a name, the targets that it accepts, its cost, and its build.
 
 Every file of `papers/` and `beyond/` defines one `Construction` beside the public function of its theorem, and
 `catalogue.py` lists them. CONTRIBUTING.md shows how to add one.
@@ -32,7 +32,7 @@ OPTIONS = ("centres", "heads", "norm")
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a construction; a construction ignores nothing of it that is not None.
+    """A request to a construction.
 
     Without eps the size is given, by parameters of the theorem's own function. `p` is the exponent of the norm in which
     the error is measured. `centres` and `heads` are options that some constructions take.
@@ -220,7 +220,7 @@ def finite_box(target: Target, request: Request) -> str | None:
 
 
 def function(target: Target, request: Request) -> str | None:
-    return None if target.kind != "TableTarget" else "takes functions; a table says nothing between its points"
+    return None if target.kind != "TableTarget" else "takes functions; a table has no values between its points"
 
 
 def made_for(kind: str) -> Requirement:

@@ -14,9 +14,9 @@ from functools import cache
 import numpy as np
 
 from attnc.constructions.beyond.spectral_grid import spectral_grid
-from attnc.constructions.fitting.keys import Keys
 from attnc.errors import InputError
 from attnc.ir.normal_form import AttentionStage, normal_form
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.intervals import Interval
 from attnc.proofs.prover import prove
 from attnc.targets.box import Box
@@ -60,7 +60,7 @@ class MeanFunction:
 
     text: str
     reach: float
-    keys: Keys
+    keys: SoftHead[np.ndarray]
     error: float
     curvature: float
 
@@ -91,7 +91,8 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
     cells = Interval(edges[:-1, None], edges[1:, None])
     _, gradients = mean.ranges_and_gradients(cells)
     curvature = float(np.maximum(np.abs(gradients.lo), np.abs(gradients.hi)).max())
-    keys = Keys(np.asarray(slopes, np.float64)[:, 0], np.asarray(offsets, np.float64), np.asarray(values, np.float64))
+    numbers = (np.asarray(part, np.float64) for part in (np.asarray(slopes)[:, 0], offsets, values))
+    keys = SoftHead.of_one_variable(*numbers)
     return MeanFunction(text, reach, keys, proven.bound, curvature)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.constructions.beyond.binomial import binomial, binomial_keys, binomial_scores
-from attnc.constructions.fitting.keys import Keys
 from attnc.errors import BoundNotMet, InputError
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
@@ -21,7 +21,7 @@ HALF_LINE = np.unique(np.concatenate([np.linspace(0, 60, 6001), np.geomspace(1e-
 
 
 def error_on(x, keys, f) -> float:
-    return largest_error(lambda at: np.abs(keys(at) - f(at)), x)
+    return largest_error(lambda at: np.abs(keys(at[:, None])[:, 0] - f(at)), x)
 
 
 @settings(max_examples=30, deadline=None)
@@ -32,14 +32,12 @@ def error_on(x, keys, f) -> float:
 )
 def test_a_head_is_the_polynomial_with_these_bernstein_coefficients(values, delta, centre):
     n = len(values) - 1
-    keys = Keys(
-        *(getattr(binomial_scores(n + 1, delta, centre), part) for part in ("slopes", "offsets")), np.array(values)
-    )
+    keys = replace(binomial_scores(n + 1, delta, centre), values=np.array(values)[:, None])
     x = np.linspace(-6, 6, 101)
     t = 1 / (1 + np.exp(-delta * (x - centre)))
     bernstein = sum(v * math.comb(n, k) * t**k * (1 - t) ** (n - k) for k, v in enumerate(values))
-    assert keys(x) == pytest.approx(bernstein, abs=1e-11)
-    ends = keys(np.array([-1e4, 1e4]))
+    assert keys(x[:, None])[:, 0] == pytest.approx(bernstein, abs=1e-11)
+    ends = keys(np.array([[-1e4], [1e4]]))[:, 0]
     assert ends == pytest.approx([values[0], values[-1]], abs=1e-12)
 
 
@@ -55,7 +53,7 @@ def test_figures_on_the_half_line(f, count, max_value, error):
     keys = binomial_keys(f, 0.0, np.inf, count, 1.0, centre=0.0, max_value=max_value)
     assert error_on(HALF_LINE, keys, f) <= error
     assert np.abs(keys.values).max() <= max_value * f(0.0)
-    assert np.array_equal(keys.slopes, np.arange(count))
+    assert np.array_equal(keys.slopes[:, 0], np.arange(count))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_prescribed_limits_hold_on_the_whole_line():
     both = binomial_keys(
         lambda y: np.stack([np.exp(-y), np.exp(-2 * y)], axis=1), 0.0, np.inf, 12, 1.0, max_value=100.0
     )
-    assert np.abs(both(HALF_LINE) - np.exp(-np.outer(HALF_LINE, [1, 2]))).max() < 1e-5
+    assert np.abs(both(HALF_LINE[:, None]) - np.exp(-np.outer(HALF_LINE, [1, 2]))).max() < 1e-5
     assert both.values.shape == (12, 2)
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from attnc.constructions.beyond.graded import graded, graded_keys
 from attnc.constructions.fitting.groups import Grading, SmoothPiece, search_group
-from attnc.constructions.fitting.keys import Keys
 from attnc.constructions.fitting.kinks import Kink, find_kinks
 from attnc.constructions.fitting.minimax import fit_values
 from attnc.constructions.fitting.stored_head import store
 from attnc.errors import BoundNotMet, DomainError, InputError
+from attnc.ir.soft_head import SoftHead
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -53,10 +53,10 @@ def test_relu_with_so_many_anchors(count, error):
     assert program_error(built, target, [0]) <= error
 
 
-def sup_error(keys: Keys, f, lo: float, hi: float, places) -> float:
+def sup_error(keys: SoftHead, f, lo: float, hi: float, places) -> float:
     from constructions.kinked import hard_points
 
-    return largest_error(lambda x: np.abs(keys(x).reshape(len(x)) - f(x)), hard_points(lo, hi, places))
+    return largest_error(lambda x: np.abs(keys(x[:, None])[:, 0] - f(x)), hard_points(lo, hi, places))
 
 
 @pytest.mark.parametrize(("count", "error"), [(8, 1.3e-3), (16, 8.1e-5), (24, 1.5e-5)])
@@ -193,7 +193,8 @@ def test_the_values_are_near_the_best_possible():
     from scipy.optimize import linprog
 
     x = np.cos(np.linspace(0, np.pi, 60))
-    weights = Keys(np.linspace(-3, 3, 6), -(np.linspace(-1, 1, 6) ** 2), np.zeros(6)).weights(x)
+    head = SoftHead.of_one_variable(np.linspace(-3, 3, 6), -(np.linspace(-1, 1, 6) ** 2), np.zeros(6))
+    weights = head.weights(x[:, None])
     f = np.exp(x)
     found = fit_values(weights, f[:, None], np.array([1e9]), 40)
     ones = np.ones((len(x), 1))
@@ -214,7 +215,7 @@ def test_a_program_is_what_its_keys_say():
     x = np.linspace(-1, 1, 501)
     for dtype, close in (("float64", 1e-9), ("float32", 3e-2)):
         program = store(keys, target.box, dtype).program(target)
-        assert program(x[:, None]) == pytest.approx(keys(x), abs=close)
+        assert program(x[:, None]) == pytest.approx(keys(x[:, None]), abs=close)
 
 
 def test_refusals():
@@ -265,5 +266,5 @@ def test_what_is_hard_next_to_an_end_is_graded_to_that_end(monkeypatch):
     monkeypatch.setattr(group_search, "make_group", recorded)
     keys = graded_keys(lambda t: 1 / t, 1.0, 26.0, eps=4e-10)
     t = np.linspace(1, 26, 20_001)
-    assert np.abs(keys(t) - 1 / t).max() <= 4e-10
-    assert keys.p <= max(tried) <= 64
+    assert np.abs(keys(t[:, None])[:, 0] - 1 / t).max() <= 4e-10
+    assert keys.num_keys <= max(tried) <= 64

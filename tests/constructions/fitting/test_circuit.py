@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.keys import Keys
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
+from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
 
-SIGMOID = Keys(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, 1.0]))
+SIGMOID = SoftHead.of_one_variable(np.array([0.0, 1.0]), np.zeros(2), np.array([0.0, 1.0]))
 POINTS = np.random.default_rng(0).normal(size=(200, 2))
 
 
@@ -23,7 +23,7 @@ def deep() -> tuple[Circuit, list[Wire], np.ndarray]:
     """Three levels, a gate, wires that skip levels, heads of different sizes, a head that nothing reads."""
     circuit = Circuit(["x", "y"])
     x, y = circuit.input(0), circuit.input(1)
-    wide = Keys(np.linspace(-3, 3, 7), np.log(np.arange(1.0, 8.0)), np.arange(7.0) - 3)
+    wide = SoftHead.of_one_variable(np.linspace(-3, 3, 7), np.log(np.arange(1.0, 8.0)), np.arange(7.0) - 3)
     circuit.apply(wide, x, name="unread")
     silu = circuit.gate(SIGMOID, x, x)
     bumpy = circuit.apply(wide, 2 * x - y + 0.5)
@@ -31,7 +31,7 @@ def deep() -> tuple[Circuit, list[Wire], np.ndarray]:
     last = circuit.gate(SIGMOID, inner * -1.0, x + 1)
     X, Y = POINTS.T
     s = X * sigmoid(X)
-    b = wide(2 * X - Y + 0.5)
+    b = wide((2 * X - Y + 0.5)[:, None])[:, 0]
     i = sigmoid(s - 3 * b + Y)
     return circuit, [last + y - 1, silu * 2 - inner], np.stack([sigmoid(-i) * (X + 1) + Y - 1, 2 * s - i], axis=1)
 

@@ -66,14 +66,14 @@ if TYPE_CHECKING:
 
 NAME = "compose"
 MOST_FUSED = 72
-"""Anchors up to which a longer function of one part is one head; beyond, it is taken apart."""
+"""Largest number of anchors of one head for a function of several operations; with more it is taken apart."""
 MAX_SHARINGS = 8
 ROUNDINGS_OF_HEADS = 4
-"""An eps below this many roundings of max |f| is out of reach of any head."""
+"""Least eps, in roundings of max |f|, that a head can reach."""
 COMPOSED_SHARE = 0.95
-"""What the errors may add up to, as a part of eps: the rest is for rounding."""
+"""The share of eps that the errors of the heads may add up to: the rest is for rounding."""
 MOST_EXCESS = 2.0
-"""A proof that finds more than that of an error found rounding, which no fit makes smaller."""
+"""Largest ratio of a proved to an observed error that a finer fit can correct; a larger one is rounding."""
 
 
 def compose(
@@ -109,7 +109,9 @@ def _estimate(target: Target, request: Request) -> Estimate:
 
 def _composition(target: Target, request: Request) -> Composition:
     if target.expression is None:
-        raise InputError(f"compose takes an expression, not {target.describe()}: its structure is what is composed")
+        raise InputError(
+            f"compose takes an expression, not {target.describe()}: it composes the structure of an expression"
+        )
     if not target.is_continuous:
         raise InputError(f"compose takes a continuous function, {target.describe()} may jump; use max_affine, norm=2")
     found = _plan(target, target.expression, request)
@@ -198,8 +200,8 @@ def _plan(target: Target, expression: Expression, request: Request) -> Compositi
     floor = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(ranges.size(part) for part in outputs)
     if ledger.heads and eps < floor:
         raise BoundNotMet(
-            f"eps={eps:g} is below what {dtype} holds for {target.describe()} on {target.box}: the rounding level is "
-            f"{floor:.2g}. Choose a larger eps" + (", or float64." if dtype == "float32" else "."),
+            f"eps={eps:g} is below the resolution of {dtype} for {target.describe()} on {target.box}: the rounding "
+            f"level is {floor:.2g}. Choose a larger eps" + (", or float64." if dtype == "float32" else "."),
             eps=eps,
             bound=None,
         )
@@ -241,12 +243,12 @@ def _fitted(target: Target, ledger: Ledger, eps: float, progress: Progress | Non
 
 SHARING_PASSES = 6
 GATE_SHARE = 0.02
-"""Of a gate, whose two keys do not grow with 1/δ, against 1 of a head whose keys do."""
+"""The share of eps of a gate, whose two keys do not grow with 1/δ; a head whose keys do has the share 1."""
 MODULUS_PIECES = 512
 
 
 class FittedPart(NamedTuple):
-    """A fit, and what it is for: tree(t) on [lo, hi]."""
+    """A fit, and the function that it approximates: tree(t) on [lo, hi]."""
 
     fit: PartFit
     tree: Node
@@ -255,7 +257,11 @@ class FittedPart(NamedTuple):
 
 
 class Ledger:
-    """Shares eps over the heads, and adds up what they cost."""
+    """Shares eps over the heads, and adds up their errors.
+
+    err_out ≤ ω_g(err_in) + δ_g for a function g of one part, with ω_g its modulus of continuity on the range of the
+    argument enlarged by err_in; (|u| + e_u)(|v| + e_v) − |u||v| for a product; Σ |c| err for an affine combination.
+    """
 
     def __init__(self, order: Sequence[Part], outputs: Sequence[Part], ranges: PartRanges, dtype: str) -> None:
         self.order, self.outputs, self.ranges, self.dtype = order, outputs, ranges, dtype
@@ -280,7 +286,7 @@ class Ledger:
         return part if factor is None else factor[0]
 
     def claim(self, part: Unary | Multiply) -> HeadClaim:
-        """What the head of this part is for."""
+        """The function that the head of this part approximates."""
         if isinstance(part, Unary):
             return HeadClaim(part, part.base, part.tree)
         factor = self.absorbed_factor(part)
@@ -299,7 +305,7 @@ class Ledger:
             for part in self.heads:
                 key = id(part)
                 size = self.ranges.size(part.left if isinstance(part, Multiply) else part)
-                most = size or eps  # what is 0 all over, as relu of what is negative, need not be 0 to the last digit
+                most = size or eps  # a part that is 0 everywhere need not be 0 to the last digit
                 deltas[key] = min(most, eps * weights[key] / total / max(costs[key], 1e-300))
         return deltas
 
@@ -309,7 +315,7 @@ class Ledger:
         return GATE_SHARE if isinstance(part, Unary) and has_two_keys(part.tree) else 1.0
 
     def fit(self, eps: float, target: Target, before: Mapping[int, FittedPart], asked: float) -> dict[int, FittedPart]:
-        """A fit for every head. `before`: those for another eps; `asked`: what is not met if there is none."""
+        """A fit for every head. `before`: those for another eps; `asked`: the eps that a refusal names."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
         fits: dict[int, FittedPart] = {}
@@ -335,7 +341,7 @@ class Ledger:
         return self._worst({key: each.fit.error * self.excess.get(key, 1.0) for key, each in fits.items()})
 
     def proved_total(self, fits: Mapping[int, FittedPart]) -> float:
-        """The same, with the errors that the fits are proved to have. In float32 these are what weights are rounded by,
+        """The same, with the errors that the fits are proved to have. In float32 these hold the rounding of weights,
         which no fit makes smaller: they are left to the certificate."""
         if self.dtype != "float64":
             return self.total(fits)

@@ -14,10 +14,11 @@ from attnc.constructions.beyond.graded import graded_keys
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.gate.keys import Gate, GateKeys
 from attnc.constructions.fitting.gate.product import product_gate, square_gate
-from attnc.constructions.fitting.keys import Function, Keys
 from attnc.constructions.fitting.kinks import find_kinks
+from attnc.constructions.fitting.minimax import Function
 from attnc.constructions.fitting.spectral_axis import MAX_P, AxisSections, SpectralAxis, value_limit
 from attnc.errors import AttncError
+from attnc.ir.soft_head import SoftHead
 from attnc.proofs.deep.line_proof import prove_line
 from attnc.proofs.stages.extraction import stages
 from attnc.targets.box import Box
@@ -31,27 +32,27 @@ if TYPE_CHECKING:
 
 
 EDGE = 1e-7
-"""Samples crowd towards the ends of the interval down to this part of it."""
+"""The least distance of a sample point from an end, as a share of the interval."""
 
 BETWEEN = 1.01
-"""Between the points of a sample an error is a little larger."""
+"""The factor by which an error between the points of a sample may be larger than at them."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnaryFit:
     """A(y) at y = scale·t + shift is within `error` of the function, as far as a dense sample shows."""
 
-    keys: Keys
+    keys: SoftHead[np.ndarray]
     scale: float
     shift: float
     error: float
 
     @property
     def num_anchors(self) -> int:
-        return self.keys.p
+        return self.keys.num_keys
 
     def __call__(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
-        return self.keys(self.scale * t + self.shift)
+        return self.keys((self.scale * t + self.shift)[:, None])[:, 0]
 
     def apply(self, circuit: Circuit, argument: Wire, name: str) -> Wire:
         return circuit.apply(self.keys, argument * self.scale + self.shift, name=name)
@@ -77,7 +78,7 @@ def fit_unary(
     if not math.isfinite(size):
         return None
     if hi - lo <= 1e-9 * max(abs(lo), abs(hi)) or size == 0:
-        constant = Keys(np.zeros(1), np.zeros(1), np.array([float(wanted[0])]))
+        constant = SoftHead.of_one_variable(np.zeros(1), np.zeros(1), np.array([float(wanted[0])]))
         return UnaryFit(constant, 0.0, 0.0, float(np.abs(wanted - wanted[0]).max()))
 
     def sections(x: np.ndarray) -> np.ndarray:
@@ -99,23 +100,23 @@ def fit_unary(
 
 def from_axis(axis: SpectralAxis, f: Function) -> UnaryFit:
     """In y = c(t − middle)/h a key is (2L, −cL²), L whole halves: exact."""
-    values = axis.solve(f(axis.nodes())[:, None])[:, 0]
-    keys = Keys(2 * axis.lattice, -axis.c * axis.lattice**2, values)
+    values = axis.solve(f(axis.nodes())[:, None])
+    keys = SoftHead(2 * axis.lattice[:, None], -axis.c * axis.lattice**2, values)
     scale = axis.c / axis.h
     return UnaryFit(keys, scale, -(axis.lo / 2 + axis.hi / 2) * scale, math.nan)
 
 
 TWO_KEYS = ("relu", "abs", "silu", "sigmoid", "tanh")
-"""Gates of two keys, exact or as steep as it takes."""
+"""Gates of two keys: exact, or with a slope that depends on δ."""
 GLOBAL = ("gelu", "softplus", "erf")
-"""Gates on all of R, which an interval may do better than. So may it than those of exp and of squares."""
+"""Gates on all of R. A fit on the interval may have fewer keys, also than the gates of exp and of squares."""
 MANY_ANCHORS = 48
-"""With more keys than that on an even grid, it is worth looking where the function is hard: at kinks, and like √t at 0.
-There even grids have hundreds of keys, and to find out how many takes long."""
+"""Largest number of evenly spaced keys before graded keys are tried: at kinks, and for √t at 0, even grids have
+hundreds of keys, and counting them takes long."""
 CLOSE_SHARE = 0.05
-"""A head with an error of this part of δ has hardly more keys than one for δ."""
+"""Least share of δ at which a head for another δ is used again: it has hardly more keys than a head for δ."""
 HEAD_PROOF_SECONDS = 1.0
-"""For the proof of a head."""
+"""Time limit of the proof of one head, in seconds."""
 
 
 class PartFit(Protocol):
@@ -216,11 +217,11 @@ def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
     """t on [lo, hi]: a product's head, about the middle of the interval."""
     middle, size = lo / 2 + hi / 2, max(hi / 2 - lo / 2, 1e-300)
     gate = product_gate(delta, 1.0, size)
-    return UnaryFit(Keys(gate.keys.slopes, gate.keys.offsets, gate.keys.values + middle), 1.0, -middle, gate.error)
+    return UnaryFit(gate.keys.combined(1.0, constant=middle), 1.0, -middle, gate.error)
 
 
 def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterator[PartFit]:
-    # A gate need not be finer than the function is large: where relu and abs are at most so much, 0 would do.
+    # A gate need not be finer than the function is large: where relu and abs are below δ, 0 would do.
     delta, name = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _called(tree)
     try:
         if name in (*TWO_KEYS, *GLOBAL):
@@ -239,7 +240,7 @@ def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterat
     if keys.carried.any():
         yield SelfGate(keys, gate.error)
     else:
-        yield UnaryFit(Keys(keys.slopes, keys.offsets, keys.values), 1.0, 0.0, gate.error)
+        yield UnaryFit(SoftHead.of_one_variable(keys.slopes, keys.offsets, keys.values), 1.0, 0.0, gate.error)
 
 
 def _square(lo: float, hi: float, delta: float) -> Gate:
@@ -257,8 +258,9 @@ def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> list
         keys = graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta)
     except AttncError:
         return []
-    error = _error(keys, f, lo, hi)
-    return [UnaryFit(keys, 1.0, 0.0, error)] if error <= delta else []
+    fit = UnaryFit(keys, 1.0, 0.0, math.nan)
+    error = _error(fit, f, lo, hi)
+    return [replace(fit, error=error)] if error <= delta else []
 
 
 def _again(before: PartFit | None, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:

@@ -25,9 +25,9 @@ from attnc.constructions.fitting.gate.keys import Gate, GateKeys, OutOfReach, po
 from attnc.constructions.fitting.gate.kinks import ChoiceGate, max_gate, min_gate
 from attnc.constructions.fitting.gate.product import ProductGate, product_gate, square_gate
 from attnc.constructions.fitting.gate.terms import Affine, Atom, Form, affine_range, read_forms
-from attnc.constructions.fitting.keys import Keys
 from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.errors import BoundNotMet, InputError
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.parts.part import Derivation
@@ -178,7 +178,9 @@ class _Plan:
             keys = GATES[atom.inner](eps).keys
             assert keys is not None
             self._record(atom, 0.0, keys.p)
-            return self.circuit.gate(Keys(keys.slopes, keys.offsets, keys.values), argument, carrier, name="gate")
+            return self.circuit.gate(
+                SoftHead.of_one_variable(keys.slopes, keys.offsets, keys.values), argument, carrier, name="gate"
+            )
         gate = self._unary(atom, eps)
         self._record(atom, gate.error, gate.num_anchors)
         return gate.build(self.circuit, wires[0])

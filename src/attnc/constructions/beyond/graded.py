@@ -34,12 +34,13 @@ from attnc.constructions.fitting.groups import (
     search_group,
     smallest_group,
 )
-from attnc.constructions.fitting.keys import Function, Keys
 from attnc.constructions.fitting.kinks import Kink, find_kinks
-from attnc.constructions.fitting.minimax import chebyshev, fit_values
+from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
 from attnc.constructions.fitting.positions import bytes_per_anchor
+from attnc.constructions.fitting.search import least
 from attnc.constructions.fitting.stored_head import StoredHead, check_fit, check_unary, store, worst_error
 from attnc.errors import BoundNotMet, DomainError, InputError, real_number
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.box import Box
 from attnc.targets.target import Target
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 MAX_GRADED_KEYS = 4096
-"""Fitting more keys than that takes minutes."""
+"""Default limit of keys: fitting more takes minutes."""
 
 
 def graded(
@@ -66,9 +67,9 @@ def graded(
 ) -> Built:
     """A group of keys for every smooth piece of f; at a kink the weight passes from one group to the next.
 
-    Theorem.  Let A_i be what group i of keys gives by itself, W_i(x) the weight of all its keys, and let x lie in piece
-              j. Then |out − f| ≤ |A_j − f| + Σ_{i≠j} W_i·|A_i − A_j| at x. Between two groups whose log-sum-exps differ
-              by B(x − κ), and pieces whose slopes differ by J at κ, the sum is 0.2785·J/B at most, to first order.
+    Theorem.  Let A_i be the output of group i of keys by itself, W_i(x) the weight of all its keys, and let x lie in
+              piece j. Then |out − f| ≤ |A_j − f| + Σ_{i≠j} W_i·|A_i − A_j| at x. Between two groups whose log-sum-exps
+              differ by B(x − κ), and pieces whose slopes differ by J at κ, the sum is to first order ≤ 0.2785·J/B.
     Weights.  Inside a group scores are the tangents of a convex φ at its anchors, φ″ = c/h² with h the local spacing,
               constant on a smooth piece, and ∝ t0 + |x − κ| towards a singular point κ (√x at 0), so that anchors
               are at κ ± t0(e^{|s|} − 1), s uniform. Values solve f on a sample by reweighted least squares, with
@@ -115,14 +116,13 @@ def graded_keys(
     num_keys: int | None = None,
     max_value: float = 10.0,
     dtype: str = "float64",
-) -> Keys:
+) -> SoftHead[np.ndarray]:
     """The head alone, for f of points (m,) to (m,) or (m, outputs): the best with num_keys keys, or the fewest for eps.
 
-    Values are rows only if f gives rows. Where eps is not reached: BoundNotMet, whose `network` is the best keys.
+    Where eps is not reached: BoundNotMet, whose `network` is the best head.
     """
     check_fit(Request(eps, dtype), num_keys, max_value)
     inside = _inside(kinks, lo, hi)
-    is_flat = np.ndim(f(np.array([lo, hi]))) == 1
     line = PiecewiseFunction(
         lambda x: np.asarray(f(x)).reshape(len(x), -1), Box.parse([(lo, hi)]), inside, max_value, dtype
     )
@@ -132,7 +132,6 @@ def graded_keys(
         assert eps is not None
         fitted = fit_within(line, eps, MAX_GRADED_KEYS)
     keys = fitted.head.keys_of_x()
-    keys = Keys(keys.slopes, keys.offsets, keys.values[:, 0] if is_flat else keys.values)
     if eps is not None and fitted.error > eps:
         raise BoundNotMet(
             f"graded keys on [{lo:g}, {hi:g}] have an error of {fitted.error:.3g} with {fitted.p} keys in {dtype}, not "
@@ -202,15 +201,15 @@ def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None,
 
 
 EVERYWHERE = {"float64": 4001, "float32": 40_001}
-"""Points all over the box beside those at kinks and anchors; more where the error is the noise of rounding."""
+"""Evenly spaced sample points, beside those at kinks and anchors; more in float32, where the error is noise."""
 SAMPLED_SHARE = 0.97
-"""Of eps, what a sample may show: its points are not everywhere."""
+"""The share of eps that a sample may show: its points are not everywhere."""
 EFFORTS = ((0.95, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2))
-"""What the fits may take of eps, and how much of the largest value allowed. The rest of eps is for the switches."""
+"""(share of eps for the fits, share of the largest value allowed). The rest of eps is for the switches."""
 AFFORDABLE = 160
-"""Up to so many keys the values of all of them are solved for together."""
+"""Largest number of keys whose values are solved for together: a fit then takes about 10 ms."""
 MANY_PIECES = 12
-"""With more pieces than that, a piece of the size of its neighbour is taken without looking for a smaller one."""
+"""With more pieces, a piece gets as many keys as its neighbour if that is enough, without a search for fewer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +262,7 @@ class JoinedHead:
 
     @property
     def p(self) -> int:
-        return self.head.keys.p
+        return self.head.keys.num_keys
 
 
 def fit_within(line: PiecewiseFunction, eps: float, most: int) -> JoinedHead:
@@ -275,14 +274,14 @@ def fit_within(line: PiecewiseFunction, eps: float, most: int) -> JoinedHead:
     is_met = True
     for share, smaller in EFFORTS:
         if not is_met and smaller == 1.0:
-            continue  # what rounding forbids, a smaller share does not bring
+            continue  # if rounding is the limit, a smaller share does not help
         careful = replace(line, max_value=max(1.0, smaller * line.max_value))
         groups = _groups_within(careful, share * eps, most)
         is_met = max(group.error for group in groups) <= share * eps
         for allowed in (
             SAMPLED_SHARE * eps,
             1.8 * eps,
-        ):  # what is solved again after joining halves the error at a kink
+        ):  # values are solved again after joining, which halves the error at a kink
             tried.append(_joined(careful, groups, allowed))
             if tried[-1].error <= SAMPLED_SHARE * eps:
                 return tried[-1]
@@ -306,7 +305,7 @@ def fit_size(line: PiecewiseFunction, num_keys: int) -> JoinedHead:
         candidates += [[search_group(replace(whole, points=points), num_keys)] for points in ((), kinks)]
     best = min((_best_joined(line, groups) for groups in candidates), key=lambda one: one.error)
     if len(best.groups) > 1 and best.error > 10 * max(group.error for group in best.groups) and line.max_value > 2:
-        # The switches, not the fits, are what is left: rounding is felt less where values are smaller.
+        # The switches, not the fits, cause the rest of the error: smaller values reduce their rounding.
         careful = replace(line, max_value=2.0)
         best = min(best, _best_joined(careful, _groups_of_size(careful, num_keys)), key=lambda one: one.error)
     if line.report is not None:
@@ -359,12 +358,12 @@ def _groups_of_size(line: PiecewiseFunction, num_keys: int) -> list[KeyGroup]:
 
 def _best_joined(line: PiecewiseFunction, groups: list[KeyGroup]) -> JoinedHead:
     """Switches as steep as rounding allows: the steeper, the larger the scores."""
-    least = max(max(group.error for group in groups), UNIT_ROUNDOFF[line.dtype] * float(line.limits.max()))
+    floor = max(max(group.error for group in groups), UNIT_ROUNDOFF[line.dtype] * float(line.limits.max()))
     if len(groups) == 1:
-        return _joined(line, groups, least)
-    best = _joined(line, groups, 1.01 * least)
+        return _joined(line, groups, floor)
+    best = _joined(line, groups, 1.01 * floor)
     for factor in (1.1, 1.4, 2.0, 4.0, 10.0, 40.0, 200.0, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8):
-        fitted = _joined(line, groups, factor * least)
+        fitted = _joined(line, groups, factor * floor)
         if fitted.error > 4 * best.error:
             break
         best = min(best, fitted, key=lambda one: one.error)
@@ -376,7 +375,7 @@ def _joined(line: PiecewiseFunction, groups: Sequence[KeyGroup], allowed: float)
     steep = [steepness(left, right, allowed) for left, right in itertools.pairwise(groups)]
     head = store(join(groups, steep), line.box, line.dtype, line.centre)
     heads = [head]
-    if head.keys.p <= AFFORDABLE:
+    if head.keys.num_keys <= AFFORDABLE:
         x = _sample(line, groups, steep, 5)
         refit = fit_values(head.weights(x), line.f(x), line.limits, 12, 0.5 * allowed)
         heads.append(head.with_values(refit.values))
@@ -404,7 +403,7 @@ def _sample(
 
 
 STEEPEST = 1e15
-"""In units of 1/width: a switch narrower than that is narrower than the spacing of floats."""
+"""The steepest switch, in units of 1/width: a steeper one is narrower than the spacing of floats."""
 _APART = np.concatenate([-np.geomspace(1.0, 1e-16, 129), np.geomspace(1e-16, 1.0, 129)])
 
 
@@ -415,9 +414,14 @@ def steepness(left: KeyGroup, right: KeyGroup, allowed: float) -> float:
     z = width * _APART
     x = np.clip(kappa + z, left.piece.lo, right.piece.hi)
     z = x - kappa
-    a, b = left.keys(x), right.keys(x)
+    a, b = left.keys(x[:, None]), right.keys(x[:, None])
     f = np.where(z[:, None] <= 0, left.piece.f(np.minimum(x, kappa)), right.piece.f(np.maximum(x, kappa)))
-    bend = _log_sum(right, x) - _log_sum(left, x) - _tangent(right, kappa, z) + _tangent(left, kappa, z)
+    bend = (
+        right.keys.log_sum(x[:, None])
+        - left.keys.log_sum(x[:, None])
+        - _tangent(right, kappa, z)
+        + _tangent(left, kappa, z)
+    )
 
     def error(B: float) -> float:
         with np.errstate(over="ignore"):
@@ -427,13 +431,10 @@ def steepness(left: KeyGroup, right: KeyGroup, allowed: float) -> float:
     low, high = math.log(1 / width), math.log(STEEPEST / width)
     if error(math.exp(high)) > allowed:
         return math.exp(high)
-    while high - low > 0.05:
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if error(math.exp(middle)) <= allowed else (middle, high)
-    return math.exp(high)
+    return math.exp(least(low, high, lambda log_B: error(math.exp(log_B)) <= allowed, 0.05))
 
 
-def join(groups: Sequence[KeyGroup], steep: Sequence[float]) -> Keys:
+def join(groups: Sequence[KeyGroup], steep: Sequence[float]) -> SoftHead[np.ndarray]:
     """All keys of all groups; between groups i and i+1 the difference of log-sum-exps is 0 at κ_i, with slope steep[i].
 
     The group with the most keys keeps its scores as they are: there rounding is felt most.
@@ -441,30 +442,24 @@ def join(groups: Sequence[KeyGroup], steep: Sequence[float]) -> Keys:
     tilts, lifts = [0.0], [0.0]
     for left, right, B in zip(groups, groups[1:], steep, strict=False):
         kappa = left.piece.hi
-        jump = _log_sum(right, np.array([kappa])) - _log_sum(left, np.array([kappa]))
+        at = np.array([[kappa]])
+        jump = right.keys.log_sum(at) - left.keys.log_sum(at)
         rise = B - _mean_slope(right, kappa) + _mean_slope(left, kappa)
         tilts.append(tilts[-1] + rise)
         lifts.append(lifts[-1] - rise * kappa - float(jump[0]))
     chosen = max(range(len(groups)), key=lambda i: groups[i].p)
     slopes = [g.keys.slopes + (tilt - tilts[chosen]) for g, tilt in zip(groups, tilts, strict=True)]
     offsets = [g.keys.offsets + (lift - lifts[chosen]) for g, lift in zip(groups, lifts, strict=True)]
-    return Keys(np.concatenate(slopes), np.concatenate(offsets), np.concatenate([g.keys.values for g in groups]))
-
-
-def _log_sum(group: KeyGroup, x: np.ndarray) -> Float[np.ndarray, " points"]:
-    """log Σ_k e^{score}."""
-    scores = x[:, None] * group.keys.slopes + group.keys.offsets
-    top = scores.max(axis=1)
-    return np.asarray(top + np.log(np.exp(scores - top[:, None]).sum(axis=1)))
+    return SoftHead(np.concatenate(slopes), np.concatenate(offsets), np.concatenate([g.keys.values for g in groups]))
 
 
 def _mean_slope(group: KeyGroup, x: float) -> float:
     """The derivative of the log-sum-exp: the average slope."""
-    return float((group.keys.weights(np.array([x])) @ group.keys.slopes)[0])
+    return float((group.keys.weights(np.array([[x]])) @ group.keys.slopes[:, 0])[0])
 
 
 def _tangent(group: KeyGroup, x: float, off: np.ndarray) -> Float[np.ndarray, " points"]:
-    return np.asarray(_log_sum(group, np.array([x])) + _mean_slope(group, x) * off)
+    return np.asarray(group.keys.log_sum(np.array([[x]])) + _mean_slope(group, x) * off)
 
 
 def _suits(target: Target, request: Request) -> bool:

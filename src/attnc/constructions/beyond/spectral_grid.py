@@ -27,8 +27,10 @@ from attnc.constructions.construction import (
 )
 from attnc.constructions.fitting.cell_head import CellHead, self_attention
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
+from attnc.constructions.fitting.search import thinned
 from attnc.constructions.fitting.spectral_axis import MAX_P, MAX_VALUE, AxisSections, SpectralAxis, value_limit
 from attnc.errors import BoundNotMet, InputError
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.prover import MAX_VARIABLES
 from attnc.targets.expressions.tree import Call, walk
@@ -99,7 +101,7 @@ def _check(target: Target, eps: float | None, num_anchors: int | tuple[int, ...]
         raise InputError(f"{NAME} takes one input; for f(X, Y) use construction='max_affine_cross'")
     if d > MAX_GRID_DIMENSIONS:
         raise InputError(
-            f"{NAME} serves 1 to {MAX_GRID_DIMENSIONS} variables, {target.describe()} has {d}: a grid of 5 anchors "
+            f"{NAME} takes 1 to {MAX_GRID_DIMENSIONS} variables, {target.describe()} has {d}: a grid of 5 anchors "
             f"per axis would have {5.0**d:.1e}. An expression can be composed instead (construction='compose')."
         )
     if not target.is_continuous:
@@ -122,7 +124,8 @@ def _build(target: Target, found: Spectrum, dtype: str) -> Built:
     values = found.values.reshape(len(anchors), positions.n, -1)
     stored = positions.undo_leak(values).reshape(len(anchors) * positions.n, -1)
     bias = -(c * anchors**2).sum(axis=1)
-    cells = CellHead(target, dtype, c / h, -middle * c / h, anchors, bias, 1.0, positions, stored)
+    keys = SoftHead(2 * anchors, bias, stored)
+    cells = CellHead(target, dtype, c / h, -middle * c / h, keys, 1.0, positions)
     counts = tuple((f"anchors_{name}", axis.p) for name, axis in zip(target.box.names, axes, strict=True))
     softness = tuple((f"c_{name}", axis.c) for name, axis in zip(target.box.names, axes, strict=True))
     largest = ("largest value", float(np.abs(stored).max()))
@@ -135,12 +138,12 @@ MAX_TESTS = 3 * 10**5
 MAX_SOLVED = 10**5
 MAX_THINNED = 10**4
 HASTE = (1.0, 0.6, 0.3)
-"""How much of what the values may grow by the first axes take; the best of these is kept."""
+"""The exponents by which the first axes may use up the growth of the values; the best of the three is kept."""
 FIT_SHARE = 0.9
-"""What is asked of the fit, as a part of eps: between the points looked at the error is a little larger."""
+"""The share of eps for the error at test points: between them the error is a little larger."""
 MAX_ROUNDS = 16
 LEAST_ROUNDINGS = 24
-"""An eps below this many roundings of max |f| is out of reach: each weight and each sum is off by a few."""
+"""Least eps in roundings of max |f|: each weight and each sum is off by a few."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +193,9 @@ class SpectralSearch:
         floor = LEAST_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
         if eps < floor:
             raise BoundNotMet(
-                f"eps={eps:g} is below what {self.dtype} holds for {self.target.describe()} on {self.target.box}: with "
-                f"|f| up to {self.size:.3g} the rounding level is {floor:.2g}. Choose a larger eps"
-                + (", or float64." if self.dtype == "float32" else "."),
+                f"eps={eps:g} is below the resolution of {self.dtype} for {self.target.describe()} on "
+                f"{self.target.box}: with |f| up to {self.size:.3g} the rounding level is {floor:.2g}. Choose a "
+                "larger eps" + (", or float64." if self.dtype == "float32" else "."),
                 eps=eps,
                 bound=None,
             )
@@ -235,16 +238,16 @@ class SpectralSearch:
             found = self._lines(axes).best(p, self._limit(i, haste))
             if found is None:
                 return None
-            axes.append(found[0])
+            axes.append(found.axis)
         return self.fitted(tuple(axes))
 
     def _limit(self, i: int, haste: float = 1.0) -> float:
-        """On the values once axis i is solved: what is solved along one axis is what the next one meets."""
+        """The limit of the values once axis i is solved: the next axis is fitted to these values."""
         d = self.target.box.d
         return float(self.size * self.max_value ** (haste * (i + 1) / d if i + 1 < d else 1.0))
 
     def choose(self, eps: float) -> tuple[tuple[SpectralAxis, ...], list[float]]:
-        """The fewest anchors an axis for which its sections are within eps/√d."""
+        """The fewest anchors per axis for which its sections are within eps/√d."""
         most = min(MAX_P**self.target.box.d, self.limit)
         share, best, fewest = eps / math.sqrt(self.target.box.d), None, most
         for haste in HASTE[: self.target.box.d]:  # which may leave too little to the first axes
@@ -269,8 +272,8 @@ class SpectralSearch:
             found = self._lines(axes).smallest(share, self._limit(i, haste), start, most)
             if found is None:
                 return name
-            axes.append(found[0])
-            errors.append(found[1])
+            axes.append(found.axis)
+            errors.append(found.error)
         return tuple(axes), errors
 
     def _lines(self, before: Sequence[SpectralAxis]) -> AxisSections:
@@ -330,16 +333,17 @@ class SpectralSearch:
         """Fewer anchors on single axes, while the error stays within the goal: sections ask for a little too much."""
         if self.target.box.d == 1 or math.prod(axis.p for axis in found.axes) > MAX_THINNED:
             return found
-        for i in range(len(found.axes)):
-            while found.axes[i].p > 1:
-                less = self._lines(found.axes[:i]).best(found.axes[i].p - 1 - found.axes[i].p // 64, self._limit(i))
-                if less is None:
-                    break
-                thinner = self.fitted((*found.axes[:i], less[0], *found.axes[i + 1 :]))
-                if thinner.error > goal or thinner.largest > max(found.largest, self.max_value * self.size):
-                    break
-                found = thinner
-        return found
+
+        def shorter(grid: Spectrum, i: int) -> Spectrum | None:
+            p, before = grid.axes[i].p, grid.axes[:i]
+            less = self._lines(before).best(p - 1 - p // 64, self._limit(i)) if p > 1 else None
+            if less is None:
+                return None
+            thinner = self.fitted((*before, less.axis, *grid.axes[i + 1 :]))
+            is_small = thinner.largest <= max(grid.largest, self.max_value * self.size)
+            return thinner if thinner.error <= goal and is_small else None
+
+        return thinned(found, len(found.axes), shorter)
 
     def _report(self, fraction: float) -> None:
         if self.progress is not None:

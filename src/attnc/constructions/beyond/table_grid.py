@@ -18,6 +18,7 @@ from attnc.constructions.construction import (
     made_for,
 )
 from attnc.constructions.fitting.positions import bytes_per_anchor
+from attnc.constructions.fitting.search import thinned
 from attnc.constructions.fitting.table_axis import NodeAxis, NodeKeys, Sections
 from attnc.constructions.fitting.table_head import (
     MAX_TABLE_VALUE,
@@ -30,6 +31,7 @@ from attnc.constructions.fitting.table_head import (
     too_many,
 )
 from attnc.errors import InputError
+from attnc.ir.soft_head import SoftHead
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
@@ -38,11 +40,11 @@ NUM_SECTIONS = 40
 MAX_REFITS = 8
 SOFT_LEADS = (1.0, 1.5, 2.0, 3.0, 5.0)
 HARD_LEADS = (3.0, 8.0, 16.0, 32.0, 64.0)
-"""By how much a key leads at its own node, where there is one for each: soft, values vary smoothly between the nodes;
-hard, rounding of scores does no harm."""
+"""Leads of the score of a key at its own node, with a key for each node. With soft leads the output varies smoothly
+between the nodes; with hard ones the rounding of scores does no harm."""
 GROWTH_AT_NODES = 1.5
 SMALL_VALUE = 2.5
-"""Where rounding is the limit, values this many times the table's at most."""
+"""Largest ratio of the values of keys to those of the table where rounding is the limit."""
 
 
 def table_grid(
@@ -62,8 +64,8 @@ def table_grid(
                for that, a key for every node that leads there by c (`NodeAxis.at_nodes`). The softmax factorises over
                the axes: values = (S_1 ⊗ … ⊗ S_d) f, S_i the pseudo-inverse or the inverse of the weights of axis i.
     Chosen.    The fewest anchors on every axis from sections of the table; then the whole table is fitted, and sections
-               through the worst points are added until the error is ≤ eps at all of them. Of as many anchors those
-               with the smallest values, all ≤ max_value times the table's.
+               through the worst points are added until the error is ≤ eps at all of them. Among
+               equal numbers of anchors those with the smallest values, all ≤ max_value times the table's, are taken.
     Always.    With a key for every node W_i is invertible, and a large c makes it the identity: any eps above
                rounding is reached.
     """
@@ -137,7 +139,7 @@ class _GridTableSearch:
         return None
 
     def _choose(self, eps: float, max_value: float, leads: Sequence[float]) -> list[NodeKeys]:
-        """The fewest anchors an axis for which its sections are within eps/√d; where none are, a key for every node."""
+        """The fewest anchors per axis with sections within eps/√d; a key for every node if fewer do not reach it."""
         lines: list[NodeKeys] = []
         solved = self.f
         for i, axis in enumerate(self.axes):
@@ -158,7 +160,7 @@ class _GridTableSearch:
         return line
 
     def _sections(self, i: int, solved: np.ndarray, max_value: float) -> Sections:
-        """Lines along axis i: of f those chosen, of what the axes before made of it the largest."""
+        """Lines along axis i: the chosen ones of f, and the largest ones of the values after the axes before."""
         lines = np.moveaxis(self.f, i, 0)
         where = tuple(np.delete(self.through, i, axis=1).T)
         f = lines[(slice(None), *where)] if where else lines
@@ -186,9 +188,7 @@ class _GridTableSearch:
             self.dtype,
             np.array([line.scale for line in lines]),
             np.array([line.offset for line in lines]),
-            anchors,
-            bias,
-            values.reshape(-1, outputs) + self.middle,
+            SoftHead(2 * anchors, bias, values.reshape(-1, outputs) + self.middle),
             exact.reshape(-1, outputs) + self.middle,
             (*parameters, *softness, *kinds),
         )
@@ -197,22 +197,25 @@ class _GridTableSearch:
         """Fewer anchors on single axes, while the error stays small enough: sections ask for a little too much."""
         if len(lines) == 1:
             return found
-        for i, axis in enumerate(self.axes):
-            while lines[i].is_smooth and lines[i].p > 1:
-                solved = self.f
-                for j in range(i):
-                    solved = _along(j, solved, lines[j].solve)
-                fewer = axis.best(lines[i].p - 1, self._sections(i, solved, max_value), TABLE_SHARE * self.eps)
-                if fewer is None:
-                    break
-                thinner = [*lines[:i], axis.smooth(fewer), *lines[i + 1 :]]
-                head = self.head(thinner)
-                limit = max_value * self.sizes
-                is_small = bool((np.abs(head.values - self.middle).max(axis=0) <= limit).all())
-                if not is_small or np.abs(head.exact - self.table.values).max() > TABLE_SHARE * self.eps:
-                    break
-                found, lines = head, thinner
-        return found
+
+        def shorter(fitted: tuple[TableHead, list[NodeKeys]], i: int) -> tuple[TableHead, list[NodeKeys]] | None:
+            _, keys = fitted
+            if not keys[i].is_smooth or keys[i].p == 1:
+                return None
+            solved = self.f
+            for j in range(i):
+                solved = _along(j, solved, keys[j].solve)
+            axis = self.axes[i]
+            fewer = axis.best(keys[i].p - 1, self._sections(i, solved, max_value), TABLE_SHARE * self.eps)
+            if fewer is None:
+                return None
+            thinner = [*keys[:i], axis.smooth(fewer), *keys[i + 1 :]]
+            head = self.head(thinner)
+            is_small = bool((np.abs(head.values - self.middle).max(axis=0) <= max_value * self.sizes).all())
+            is_close = np.abs(head.exact - self.table.values).max() <= TABLE_SHARE * self.eps
+            return (head, thinner) if is_small and is_close else None
+
+        return thinned((found, lines), len(lines), shorter)[0]
 
     def _report(self, fraction: float) -> None:
         if self.progress is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from attnc.constructions.construction import (
     made_for,
 )
 from attnc.constructions.fitting.positions import bytes_per_anchor
+from attnc.constructions.fitting.search import fewest, thinned
 from attnc.constructions.fitting.table_axis import AxisAnchors
 from attnc.constructions.fitting.table_head import (
     MAX_TABLE_VALUE,
@@ -35,6 +37,7 @@ from attnc.constructions.fitting.table_head import (
 )
 from attnc.errors import InputError
 from attnc.ir.reference import softmax
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 
 NAME = "table_scattered"
 ROUGH_GROWTH = 3.0
-"""How much larger than a table of noise the values of keys at its points may be."""
+"""Largest ratio of the values of keys at the points to those of a table that is noise."""
 SHAPES = ((0.0, 0.5), (0.0, 0.296875), (0.125, 0.6875), (0.25, 0.5), (0.25, 0.296875))
 """(padding as a part of p, c): little of both for steep functions, more for those that go on smoothly."""
 CUTS = (1e-11, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
@@ -53,9 +56,9 @@ RIDGES = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
 FINE_SHARE = 1e-6
 """An eps below this part of max |f| needs singular values; otherwise normal equations do, ten times as fast."""
 MAX_SMOOTH_ANCHORS, MAX_FINE_ANCHORS = 2000, 600
-"""Anchors of a smooth fit by either, which take about a second."""
+"""Largest numbers of anchors of a smooth fit by normal equations and by singular values: each takes about a second."""
 MAX_POINT_WEIGHTS = 4 * 10**7
-"""points × anchors of a smooth fit."""
+"""Largest number of weights (points × anchors) of a smooth fit: 320 MB in float64."""
 STEEPEST_COUNTS = (*range(1, 11), 12, 14, 16, 19, 22, 26, 30, 36, 43, 51, 61, 73, 88, 105, 126, 151, 181, 217, 260)
 
 
@@ -138,20 +141,22 @@ class _ScatteredSearch:
 
     def reach(self) -> TableHead | None:
         """Find the smallest grid whose error before rounding is within TABLE_SHARE·eps; None if none fits the limit."""
-        goal, shapes = TABLE_SHARE * self.eps, list(range(len(SHAPES)))
-        for p in STEEPEST_COUNTS:
+        goal = TABLE_SHARE * self.eps
+        shapes = list(range(len(SHAPES)))
+
+        def attempt(p: int, before: Sequence[_GridFit]) -> _GridFit:
+            nonlocal shapes
             counts = self._counts(p)
-            num_anchors = math.prod(counts)
-            if num_anchors > self.limit:
-                return None
             if self.progress is not None:
-                self.progress("fitting", num_anchors / self.limit)
+                self.progress("fitting", math.prod(counts) / self.limit)
             fits = sorted((self._fit(counts, shape) for shape in shapes), key=lambda fit: fit.error)
-            if fits[0].error <= goal:
-                return self._head(self._thinned(fits[0], goal))
-            if num_anchors > 600:  # from here on fits cost, and what suits them changes little
+            if math.prod(counts) > 600:  # from here on fits take long, and the best shapes change little
                 shapes = [fit.shape for fit in fits[:2]]
-        return None
+            return fits[0]
+
+        sizes = itertools.takewhile(lambda p: math.prod(self._counts(p)) <= self.limit, STEEPEST_COUNTS)
+        found = fewest(sizes, attempt, goal, resolution=1).met
+        return None if found is None else self._head(self._thinned(found, goal))
 
     def _counts(self, p: int) -> tuple[int, ...]:
         """p anchors on the steepest axis, on others as many fewer as they are less steep; a few are needed anyway."""
@@ -161,14 +166,15 @@ class _ScatteredSearch:
 
     def _thinned(self, fit: _GridFit, goal: float) -> _GridFit:
         """Fewer anchors on single axes, while the error stays small enough."""
-        for i in range(len(fit.counts)):
-            while fit.counts[i] > 1:
-                counts = tuple(p - (1 + p // 12) * (i == j) for j, p in enumerate(fit.counts))
-                thinner = self._fit(counts, fit.shape)
-                if thinner.error > goal:
-                    break
-                fit = thinner
-        return fit
+
+        def shorter(grid: _GridFit, i: int) -> _GridFit | None:
+            if grid.counts[i] == 1:
+                return None
+            counts = tuple(p - (1 + p // 12) * (i == j) for j, p in enumerate(grid.counts))
+            less = self._fit(counts, grid.shape)
+            return less if less.error <= goal else None
+
+        return thinned(fit, len(fit.counts), shorter)
 
     def _fit(self, counts: tuple[int, ...], shape: int) -> _GridFit:
         """Least squares at several points for each anchor; the error at all points."""
@@ -220,9 +226,11 @@ class _ScatteredSearch:
             self.dtype,
             coordinates[:, 0],
             coordinates[:, 1],
-            np.stack([L.ravel() for L in mesh], axis=1),
-            np.sum([b.ravel() for b in biases], axis=0),
-            fit.values + self.middle,
+            SoftHead(
+                2 * np.stack([L.ravel() for L in mesh], axis=1),
+                np.sum([b.ravel() for b in biases], axis=0),
+                fit.values + self.middle,
+            ),
             self._outputs(lattices, fit.values) + self.middle,
             (*counts, ("c", SHAPES[fit.shape][1])),
         )
@@ -244,7 +252,7 @@ def _by_singular_values(W: np.ndarray, f: np.ndarray, largest: np.ndarray) -> np
 def _by_normal_equations(
     W: np.ndarray, f: np.ndarray, largest: np.ndarray, start: int
 ) -> tuple[np.ndarray | None, int]:
-    """The same with a ridge, from the one before RIDGES[start] on; what it holds back in one pass, the next adds."""
+    """The same with a ridge, from the one before RIDGES[start] on; each pass adds the part that the ridge held back."""
     from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
     gram, right = W.T @ W, W.T @ f
@@ -269,7 +277,7 @@ def _lattices(counts: Sequence[int], shape: int) -> list[AxisAnchors]:
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """What neighbours tell: whether the table is noise to every smooth fit, and how steep it is along each axis."""
+    """Whether the table is noise to every smooth fit, and how steep it is along each axis, as neighbours show."""
 
     is_rough: bool
     steepness: Float[np.ndarray, " d"]  # in widths of the box, as a part of the steepest
@@ -337,7 +345,7 @@ def keys_at_points(table: TableTarget, dtype: str, eps: float, growth: float) ->
 
 
 class _Points:
-    """The distinct points in units of their mean spacing, and what shall be their values."""
+    """The distinct points in units of their mean spacing, and their values in the table."""
 
     def __init__(self, table: TableTarget, dtype: str) -> None:
         self.table, self.dtype = table, dtype
@@ -388,9 +396,7 @@ class _Points:
             self.dtype,
             self.scale,
             self.offset,
-            beta * self.y + anchors,
-            bias - beta * (self.y**2).sum(axis=1),
-            self.f + self.middle,
+            SoftHead(2 * (beta * self.y + anchors), bias - beta * (self.y**2).sum(axis=1), self.f + self.middle),
             self.f[self.which] + self.middle,
             (("beta", beta), ("kinks", len(kinks.at))),
         )
@@ -413,9 +419,8 @@ class _Points:
             self.dtype,
             self.scale,
             self.offset,
-            beta * self.y,  # β is a power of two: as exact as y
-            -beta * (self.y**2).sum(axis=1),
-            values + self.middle,
+            # β is a power of two: β·y is as exact as y
+            SoftHead(2 * beta * self.y, -beta * (self.y**2).sum(axis=1), values + self.middle),
             exact[self.which] + self.middle,
             (("beta", beta),),
         )
@@ -472,7 +477,7 @@ def _conjugate_gradients(
 
 
 SELECTING = 80.0
-"""A lead of so much leaves nothing to others."""
+"""The lead of a score that leaves no weight to others: e^−80 is below float64 rounding by far."""
 MAX_KINKS = 2000
 
 

@@ -16,9 +16,11 @@ from attnc.constructions.fitting.cell_head import CellHead, build_on_grid
 from attnc.constructions.fitting.grid_partition import check_cells
 from attnc.constructions.fitting.leaves import GradedLattice, LatticeLeaves, Profile, profile, winning_pieces
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
+from attnc.constructions.fitting.search import Bracket
 from attnc.constructions.fitting.selection import average_error, round_up, score_error, underflow
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Regions:
-    """What f is on R_k, the places where the score of leaf k is near the best, for some k."""
+    """The ranges of f on R_k, the places where the score of leaf k is near the best, for some k."""
 
     keys: Int[np.ndarray, " keys"]
     cells: Interval  # in x, (keys, d): boxes around the R_k
@@ -48,7 +50,7 @@ class Regions:
 def regions(
     target: Target, leaves: LatticeLeaves, gap: float, enough: float, keys: Int[np.ndarray, " keys"]
 ) -> Regions:
-    """Of f on the hull of leaf k and its pieces; where that is wider than 2·enough, on each of them by itself."""
+    """Enclose f on the hull of leaf k and its pieces; if that is wider than 2·enough, on each of them by itself."""
     lattice, low, high = leaves.lattice, leaves.bottom.copy(), leaves.top.copy()
     met, size = np.ones(leaves.count, np.int64), float(leaves.size(keys, leaves.reach[keys]).max())
     j_larger, k_larger = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -144,17 +146,8 @@ class AdaptivePartition:
     @property
     def cells(self) -> CellHead:
         lattice, leaves = self.leaves.lattice, self.leaves
-        return CellHead(
-            self.target,
-            lattice.dtype,
-            lattice.scale,
-            lattice.offset,
-            leaves.anchors,
-            leaves.bias,
-            self.beta,
-            self.positions,
-            self.stored_values,
-        )
+        cells = SoftHead(2 * leaves.anchors, leaves.bias, self.stored_values)
+        return CellHead(self.target, lattice.dtype, lattice.scale, lattice.offset, cells, self.beta, self.positions)
 
     @property
     def parameters(self) -> tuple[tuple[str, float | int | str], ...]:
@@ -163,9 +156,9 @@ class AdaptivePartition:
 
 
 NOMINAL = 4
-"""The lattice cells on a side of the smallest leaf that is planned; repairs may go down to one."""
+"""Lattice cells per side of the smallest planned leaf; repairs may go down to one."""
 ETA = 1 / 128
-"""How far beyond the smallest leaf its score may still be near the best, in widths of it."""
+"""The distance beyond the smallest leaf, in its widths, at which its score may still be near the best."""
 
 
 def build_cells(target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> Built:
@@ -200,7 +193,7 @@ def build_adaptive(target: Target, request: Request, name: str, program: Callabl
 
 
 class _TooMany(Exception):
-    """More cells than allowed are needed: about how many, and what accuracy is within reach."""
+    """More cells than allowed are needed: about how many, and the accuracy within reach."""
 
     def __init__(self, needed: float, eps: float) -> None:
         self.needed, self.eps = needed, eps
@@ -229,12 +222,12 @@ class LeafSearch:
         places = np.random.default_rng(0).random((1000, d))
         largest = float(np.abs(target(target.box.lo + places * target.box.widths)).max())
         rounding = gamma(6 * n * 3**d + 16, UNIT_ROUNDOFF[request.dtype]) * largest
-        self.share = 0.99 - min(0.2, rounding / request.eps)  # what the variation may use of eps
+        self.share = 0.99 - min(0.2, rounding / request.eps)  # of eps, for the variation
         self.profiles: list[Profile] = [profile(target, axis, request.eps / d / 2) for axis in range(d)]
         self.num_query_axes = math.prod(target.input_shapes[0])
 
     def partition(self, eps: float) -> AdaptivePartition:
-        """From coarse to fine: each halving of eps starts from the density that served the one before."""
+        """From coarse to fine: each halving of eps starts from the density that was enough for the one before."""
         d, factor, counts = self.target.box.d, 1.0, []
         halvings = max(0, math.ceil(math.log2(max(1.0, math.prod(self._needed(eps)))) / d) - 12 // d)
         for halving in reversed(range(halvings + 1)):
@@ -251,30 +244,24 @@ class LeafSearch:
         return self._repair(min((grown, *sparser), key=lambda each: each.planned).leaves, eps)
 
     def _needed(self, eps: float) -> list[float]:
-        """Cells an axis, if each axis gets an equal share of eps."""
+        """Cells per axis, if each axis gets an equal share of eps."""
         return [max(1.0, min(1e12, each.total * self.target.box.d / (2 * eps))) for each in self.profiles]
 
     def _fit(self, eps: float, factor: float, is_coarse: bool) -> tuple[_Grown, float]:
         """The sparsest lattice found whose smallest planned leaves do, and its factor over `_needed`."""
-        misses, meets = 0.0, math.inf
+        bracket = Bracket()
         best: tuple[_Grown, float] | None = None
         for _ in range(12):
             grown = self._grow(eps, factor)
             if grown.worst <= self.share * eps:
-                meets = factor
                 if best is None or grown.leaves.count <= best[0].leaves.count:
                     best = grown, factor
                 if grown.worst >= 0.97 * self.share * eps or (is_coarse and grown.leaves.count < 64):
                     break
-            else:
-                misses = factor
-            if misses > 0 and meets / misses < 1.02:
+            ratio = grown.worst / (0.99 * self.share * eps) if math.isfinite(grown.worst) else 2.0
+            factor = bracket.next(factor, grown.worst <= self.share * eps, min(2.0, max(ratio, 0.5)))
+            if bracket.is_within(1.02):
                 break
-            if misses > 0 and meets < math.inf:
-                factor = math.sqrt(misses * meets)
-            else:
-                ratio = grown.worst / (0.99 * self.share * eps) if math.isfinite(grown.worst) else 2.0
-                factor *= min(2.0, max(ratio, 0.5))
         return best if best is not None else (grown, factor)
 
     def _grow(self, eps: float, factor: float) -> _Grown:
@@ -311,7 +298,7 @@ class LeafSearch:
     def _repair(self, leaves: LatticeLeaves, eps: float) -> AdaptivePartition:
         """Splits leaves until all regions do: a leaf that wins too much of a larger one has that one split.
 
-        After a split only what is new and what won some of the old is looked at; at the end everything is.
+        After a split only the new leaves and those that won some of the old ones are checked; at the end all are.
         """
         keys = np.arange(leaves.count)
         while True:
@@ -349,13 +336,13 @@ class LeafSearch:
         g = math.log(max(2.0, leaves.count * harm / (0.002 * eps)))
         beta = 2.0 ** math.ceil(math.log2(g / (ETA * float(leaves.m.min()) ** 2)))
         most = beta * leaves.largest_size + self.positions.margin
-        score_error(leaves.d, most, UNIT_ROUNDOFF[self.request.dtype])  # refuses what the arithmetic cannot hold
+        score_error(leaves.d, most, UNIT_ROUNDOFF[self.request.dtype])  # refuses scores that overflow
         gap = (g + 2 * leaves.relative_error * self.positions.margin) / beta
         found = regions(self.target, leaves, gap, self.share * eps, keys)
         return AdaptivePartition(self.target, leaves, found, beta, g, self.positions)
 
     def refusal(self, eps: float, reached: _TooMany, build: Callable[[AdaptivePartition], Built]) -> BoundNotMet:
-        """What eps needs, and what can be reached; the network for that is searched for when it is asked for."""
+        """The refusal with the anchors that eps needs and the bound within reach; its network is built on demand."""
         target, request = self.target, self.request
         bound = max(reached.eps, 1.01 * eps)
 

@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 STEP_ANCHORS = (33, 17, 9)
-"""33 anchors make a step to 0.062/32 = 0.002. Where heads disagree by rounding, fewer anchors do so less."""
+"""Anchors of a step, tried in order: 33 make its error 0.062/32 = 0.002; fewer reduce the rounding between heads."""
 LEAST_LOG_WIDTH, LEAST_LOG_WIDTH_LP = -6, -13
 """2δ = 2⁻⁶ costs 2δ = 1.6 % of the bound. In L_p it is a layer on which a whole jump can be lost: the thinner."""
 GOOD_STEP_ERROR = 1 / 16
-"""A step error for which β need only be 1/(1 − 6η) = 1.6 times what exact steps need."""
+"""A step error for which β need only be 1/(1 − 6η) = 1.6 times the β of exact steps."""
 
 
 @lru_cache(maxsize=64)
@@ -63,7 +63,7 @@ class Steps:
               token: equal repetition changes no softmax. So q, and with it the rounding of scores, does not grow with
               the grid.
     Proof.    An error of Y moves the edge, by 1/K of it: `shift`, in units of a cell, whatever δ. The rest is an error
-              of T: that of the layer, what its heads say when they disagree about Y, and sums over keys, all of them
+              of T: that of the layer, the disagreement of its heads about Y, and sums over keys, all of them
               in spacings, of which there are q−1.
     """
 
@@ -113,7 +113,7 @@ class Steps:
         clip, u = self.clip, UNIT_ROUNDOFF[self.grid.dtype]
         num_terms = 2 * self.num_tokens + clip.num_heads + 16
         if num_terms * u > 0.5:
-            return math.inf  # nothing is known of sums so long
+            return math.inf  # no bound holds for sums of this length
         sums = gamma(num_terms, u) * 2 * clip.radius
         return round_up(self.gain * (clip.error + clip.leak(self.shift / self.width / self.gain) + sums) + gamma(4, u))
 
@@ -192,7 +192,7 @@ def select(steps: Steps, beta: float, positions: Positions) -> CellSelection:
               In that of edge m: T_{m−1} = 1 and T_{m+1} = 0, so b̃_{m−1} + b̃_m = T̃_{m−1} − T̃_{m+1} ≥ 1 − 2η.
               By convexity these two weigh at least 2e^{β(½−η)}; the other P−2 at most e^{2ηβ} each.
               A cell m with b_m > 0 has E_m − δ − e < y < E_{m+1} + δ + e: it holds x when widened to ½ + δ + e.
-              Those are at most two an axis. T̃_0 = 1 and T̃_P = 0 are exact, and outside the grid the end cell has b = 1.
+              Those are at most two per axis. T̃_0 = 1 and T̃_P = 0 are exact; outside the grid the end cell has b = 1.
     """
     grid, eta = steps.grid, steps.eta
     delta = grid_score_error(steps, beta, positions.margin)
@@ -208,7 +208,7 @@ def select(steps: Steps, beta: float, positions: Positions) -> CellSelection:
 def grid_score_error(steps: Steps, beta: float, margin: float) -> float:
     """δ_s. A score sums, times β, two steps or a step and ½ for every axis, |gain·out| ≤ ½ + η, and M.
 
-    Three terms an axis and M; 8 roundings more than usual cover gain and β made and cast, and the bumps' own sums.
+    Three terms per axis and M; 8 roundings more than usual cover gain and β made and cast, and the bumps' own sums.
     """
     d, u = steps.grid.box.d, UNIT_ROUNDOFF[steps.grid.dtype]
     return score_error(3 * d + 9, (1 + 2 * steps.eta) * d * beta + margin, u)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.constructions.fitting.search import Bracket
 from attnc.errors import InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 GRID_CELLS_PER_BLOCK = 2**15
 FEW_CELLS = 64
-"""Of an axis: as many are tried where f jumps, in case they put all jumps on borders."""
+"""Largest number of cells per axis that is tried where f jumps, in case it puts all jumps on borders."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +100,11 @@ class CellGrid:
     def values(
         self, target: Target, block: slice, centres: Float[np.ndarray, "cells d"], p: float
     ) -> Float[np.ndarray, "cells outputs"] | None:
-        """What a cell is given: the value at its centre (None: the target knows it), or its average for p < ∞."""
+        """The values of cells: averages for p < ∞, and None for the values at the centres."""
         return None if p == math.inf else self.averages(target, block)
 
     def averages(self, target: Target, block: slice) -> Float[np.ndarray, "cells outputs"]:
-        """The target's mean over each cell of a block, by Gauss–Legendre quadrature: up to 4 nodes an axis, 256 in all.
+        """The target's mean over each cell of a block, by Gauss–Legendre quadrature: ≤ 4 nodes per axis, 256 in all.
 
         A poor mean costs accuracy, never soundness: the bound is about the values as they are.
         """
@@ -189,7 +190,7 @@ def _scaled_grid(
     needed = tuple(min(need, 1e15) for need in needed)
     multiple = 1 if target.is_continuous else 2  # jumps are often in the middle: better at a border than in a cell
     rate, factor = min(rates), 1.0
-    misses, meets = 0.0, math.inf  # the largest factor known to be too coarse, the smallest known to do
+    bracket = Bracket()
     best: tuple[int, ...] | None = None
     tried: set[tuple[int, ...]] = set()
     for _ in range(24):
@@ -202,16 +203,11 @@ def _scaled_grid(
         grid = CellGrid(target.box, counts, dtype)
         found = variation_norm(target, grid, rho(grid), p).value
         if found <= eps:
-            meets, best = factor, counts
+            best = counts
             if found >= 0.985 * eps:
                 break
-        else:
-            misses = factor
-        if misses > 0 and meets < math.inf:
-            factor = math.sqrt(misses * meets)
-        else:
-            ratio = found / (0.995 * eps) if math.isfinite(found) else 4.0
-            factor *= min(16.0, max(ratio, 1e-3) ** (1 / rate))
+        ratio = found / (0.995 * eps) if math.isfinite(found) else 4.0
+        factor = bracket.next(factor, found <= eps, min(16.0, max(ratio, 1e-3) ** (1 / rate)))
     return (_scaled(needed, factor * 1.05, multiple), False) if best is None else (best, True)
 
 
@@ -220,8 +216,8 @@ def _on_borders(
 ) -> tuple[int, ...] | None:
     """Few cells whose borders are where f jumps, if there are such and they meet eps; then finer is not better.
 
-    Of every axis the count is taken whose variation is least, on lines along it, and then lowered as far as eps allows,
-    the layer at the borders included (see Partition).
+    On every axis the count with the least variation on lines along it is taken, and then lowered as far as eps allows,
+    the layer at the borders included (see `GridPartition`).
     """
     few = range(2, FEW_CELLS + 1, 2)
 
@@ -261,7 +257,7 @@ def _axis_need(
         rate = min(1.0, max(0.2, math.log(coarse / fine) / math.log(16)))
         if rate > 0.45 or fine <= share:
             break
-        coarse = fine  # cells may hold whole periods of f yet, and say nothing about its rate
+        coarse = fine  # cells may hold whole periods of f, and do not show its rate
     return max(1.0, count * min(1e15, fine / max(share, 1e-300)) ** (1 / rate)), rate
 
 

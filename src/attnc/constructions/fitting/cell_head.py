@@ -16,6 +16,7 @@ from attnc.constructions.fitting.positions import Positions, num_positions
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program, token_shape
+from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
 from attnc.targets.target import Target
 
@@ -25,35 +26,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class CellHead:
-    """Cell j has score β(2L_j·y + bias_j), y = scale·x + offset, and a value for each position."""
+    """A soft head in the coordinates y = scale·x + offset, whose scores are multiplied by β.
+
+    Cell j has the score β(2L_j·y + bias_j), and a value for each position: key (j, i) is the one for position i.
+    """
 
     target: Target
     dtype: str
     scale: Float[np.ndarray, " d"]
     offset: Float[np.ndarray, " d"]
-    anchors: Float[np.ndarray, "cells d"]  # the L_j
-    bias: Float[np.ndarray, " cells"]
+    cells: SoftHead[np.ndarray]  # slopes 2L_j and offsets bias_j; values of all positions, cells first
     beta: float
     positions: Positions
-    stored_values: Float[np.ndarray, "keys outputs_per_position"]  # key (j, i): cells first, positions within them
 
     @classmethod
     def of_grid(cls, partition: GridPartition) -> CellHead:
-        """bias = −|L|²: the nearest centre of the grid wins."""
+        """The head in which the nearest centre of the grid wins: bias = −|L|²."""
         grid = partition.grid
         index = np.unravel_index(np.arange(grid.num_cells), grid.counts)
         anchors = np.stack([grid.lattice(axis)[i] for axis, i in enumerate(index)], axis=1)
-        return cls(
-            partition.target,
-            grid.dtype,
-            grid.scale,
-            grid.offset,
-            anchors,
-            -(anchors**2).sum(axis=1),
-            partition.beta,
-            partition.positions,
-            partition.stored_values,
-        )
+        cells = SoftHead(2 * anchors, -(anchors**2).sum(axis=1), partition.stored_values)
+        return cls(partition.target, grid.dtype, grid.scale, grid.offset, cells, partition.beta, partition.positions)
+
+    @property
+    def anchors(self) -> Float[np.ndarray, "cells d"]:
+        """The L_j: half the slopes, which is exact."""
+        return self.cells.slopes / 2
 
 
 def build_on_grid(target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> Built:
@@ -87,7 +85,7 @@ class CellWeights:
         self.cells, self.positions, self.dtype = cells, cells.positions, cells.dtype
         target, names = cells.target, cells.target.box.names
         self.n = self.positions.n
-        self.num_keys = self.n * len(cells.anchors)
+        self.num_keys = self.n * len(cells.cells.offsets)
         self.k = target.num_outputs // self.n
         self.tokens_in, self.width_in = token_shape(target.input_shapes[0])
         self.inputs = tuple(f"in.{c}" for c in range(self.width_in))
@@ -116,7 +114,7 @@ class CellWeights:
     def place_keys(self, builder: AffineBuilder) -> None:
         """Into all tokens; axes beyond those of the query are taken from the builder's input."""
         keys, n, cells = np.arange(self.num_keys), self.n, self.cells
-        bias = cells.bias.copy()
+        bias = cells.cells.offsets.copy()
         width = len(builder.channels_in)
         for axis, L in enumerate(cells.anchors.T):
             if axis < len(self.query_axes):
@@ -130,7 +128,7 @@ class CellWeights:
         for i, place in enumerate(self.places):
             builder.set(np.arange(i, self.num_keys, n), f"key.{place}", 1.0)
         for j in range(self.k):
-            builder.set(keys, f"value.{j}", cells.stored_values[:, j])
+            builder.set(keys, f"value.{j}", cells.cells.values[:, j])
 
     def attention(
         self, query_channels: tuple[str, ...], key_channels: tuple[str, ...], cross: bool = False

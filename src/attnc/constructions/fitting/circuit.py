@@ -1,4 +1,4 @@
-"""Deep programs on one token: wires are affine in signals, signals are inputs or what heads have made.
+"""Deep programs on one token: wires are affine in signals, signals are inputs or outputs of heads.
 
 The state token carries the signals that are still needed. For every level of heads an affine map places the keys, an
 attention layer with a residual writes the new signals into channels of their own, and the next level reads both.
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.fitting.keys import Keys
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
+from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ ONE = "one"
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """An input (level 0), or what a head makes at its level."""
+    """An input (level 0), or an output of a head at its level."""
 
     name: str
     level: int
@@ -70,13 +70,11 @@ class Wire:
 
 @dataclass(frozen=True, eq=False)
 class CircuitHead:
-    """Signal m is Σ_k softmax_k(slopes_k·queries + offsets_k)·(values_km + Σ_i carried_ikm·carriers_i)."""
+    """Signal m is Σ_k softmax_k(a_k·queries + c_k)·(v_km + Σ_i carried_ikm·carriers_i)."""
 
     signals: tuple[Signal, ...]
     queries: tuple[Wire, ...]
-    slopes: Float[np.ndarray, "p queries"]
-    offsets: Float[np.ndarray, " p"]
-    values: Float[np.ndarray, "p signals"]
+    keys: SoftHead[np.ndarray]  # of the queries, with constant values
     carriers: tuple[Wire, ...]
     carried: Float[np.ndarray, "carriers p signals"]
 
@@ -90,7 +88,7 @@ class CircuitHead:
 
     @property
     def p(self) -> int:
-        return len(self.offsets)
+        return self.keys.num_keys
 
     @cached_property
     def reads(self) -> set[Signal]:
@@ -144,19 +142,19 @@ class Circuit:
         columns = values.shape[1]
         names = [f"{name}#{len(self.heads)}" + (f".{m}" if columns > 1 else "") for m in range(columns)]
         signals = tuple(Signal(label, level) for label in names)
-        self.heads.append(CircuitHead(signals, tuple(queries), slopes, offsets, values, carriers, carried))
+        self.heads.append(CircuitHead(signals, tuple(queries), SoftHead(slopes, offsets, values), carriers, carried))
         return tuple(Wire({signal: 1.0}) for signal in signals)
 
-    def apply(self, keys: Keys, query: Wire, *, name: str = "head") -> Wire:
-        """A(query), by constant values."""
-        (wire,) = self.head([query], keys.slopes[:, None], keys.offsets, keys.values[:, None], name=name)
+    def apply(self, keys: SoftHead[np.ndarray], query: Wire, *, name: str = "head") -> Wire:
+        """A(query), for a head A of one input with constant values."""
+        (wire,) = self.head([query], keys.slopes, keys.offsets, keys.values, name=name)
         return wire
 
-    def gate(self, keys: Keys, query: Wire, carrier: Wire, *, name: str = "gate") -> Wire:
+    def gate(self, keys: SoftHead[np.ndarray], query: Wire, carrier: Wire, *, name: str = "gate") -> Wire:
         """carrier·A(query): the key tokens carry the carrier."""
-        slopes, carried = keys.slopes[:, None], keys.values[:, None]
+        constant = np.zeros_like(keys.values)
         (wire,) = self.head(
-            [query], slopes, keys.offsets, np.zeros_like(carried), carrier=carrier, carried=carried, name=name
+            [query], keys.slopes, keys.offsets, constant, carrier=carrier, carried=keys.values, name=name
         )
         return wire
 
@@ -228,11 +226,11 @@ def _level(
     built = []
     for head in heads:
         keys = np.arange(head.p)
-        for i, slopes in enumerate(head.slopes.T):
+        for i, slopes in enumerate(head.keys.slopes.T):
             place.set(keys, f"key{i}.{head.name}", slopes)
-        place.set(keys, f"bias.{head.name}", head.offsets)
+        place.set(keys, f"bias.{head.name}", head.keys.offsets)
         for m in range(len(head.signals)):
-            value, constant = f"value{m}.{head.name}", head.values[:, m]
+            value, constant = f"value{m}.{head.name}", head.keys.values[:, m]
             linked: dict[Signal, np.ndarray] = {}
             for carrier, carried in zip(head.carriers, head.carried[:, :, m], strict=True):
                 constant = constant + carrier.constant * carried

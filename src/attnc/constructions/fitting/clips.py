@@ -20,7 +20,7 @@ from attnc.ir.layers import Attention, Head
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
 
 BEST_BETA = 2.72
-"""The β (in units of the spacing) with the smallest error: 0.062 of a spacing, where hard selection has 0.5."""
+"""The β, in units of the spacing, with the smallest error: 0.062 of a spacing, where hard selection has 0.5."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def require_fine(radius: float, u: float) -> None:
 
 @dataclass(frozen=True)
 class HeadedClipLayer:
-    """clip(y, −radius, radius), radius = (N−1)/2, by H heads of n keys with s sentinels a side."""
+    """clip(y, −radius, radius), radius = (N−1)/2, by H heads of n keys with s sentinels per side."""
 
     num_tokens: int
     num_heads: int
@@ -115,7 +115,7 @@ class HeadedClipLayer:
                 raise InputError(f"{name} must be a whole number ≥ {least}, found {value!r}")
         if not isinstance(self.num_tokens, int) or self.num_tokens < 2 * self.sentinels + 1:
             raise InputError(
-                f"num_tokens must be at least {2 * self.sentinels + 1}: {self.sentinels} sentinel(s) a side and one "
+                f"num_tokens must be at least {2 * self.sentinels + 1}: {self.sentinels} sentinel(s) per side and one "
                 f"anchor; found {self.num_tokens}"
             )
         if self.num_anchors < 2:
@@ -201,12 +201,12 @@ class HeadedClipLayer:
 
     @cached_property
     def _ends(self) -> float:
-        """What replacing the outer sentinels' places by the ends can change: Σ of their weights × their distance."""
+        """The change from placing the outer sentinels at the ends: Σ of their weights × their distance."""
         n = np.arange(1, min(self.num_anchors, 2 + int(math.sqrt(750 / self.beta))) + 1, dtype=np.float64)
         return round_up(float((n * np.exp(2 * self._delta - self.beta * n * n)).sum()))
 
     def leak(self, query_error: float) -> float:
-        """What heads that should be silent say, and what two heads say that disagree about a seam.
+        """Residual output of inactive heads, and of two heads that disagree about a seam.
 
         S (see `silence`) and 2(e^{2δ} − 1) of the largest value. And each head rounds y − its centre by itself: its
         output has slope 2β·Cov(l, value) ≤ 2β·κ·radius. No more than 2s + 3 heads have y in or beside their window; of
@@ -239,7 +239,7 @@ def silence(beta: float, s: int, delta: float, num_heads: int) -> float:
 
     |w^h_g − w_g| = w^h_g·(weight outside the window) so the sum over g is (own_h/W_h)·(outside_h/W). Let t be the
     distance of y beyond the last own anchor of h, k the nearest whole number to it.
-      t < ½:        own ≤ W_h, and the nearest key outside is s+1 steps on: e^{−βs(s+1)} a side.
+      t < ½:        own ≤ W_h, and the nearest key outside is s+1 steps on: e^{−βs(s+1)} per side.
       k = 1 … s:    own/W_h ≤ e^{−β(k² + 2kσ)}, outside/W ≤ e^{−β((s+1−k)² − 2(s+1−k)σ)} with |σ| ≤ ½: the exponents
                     add up to at least ⌊(s+1)²/2⌋; at most one head for each k and side.
       t > s + ½:    the last sentinel is nearer than any own anchor by t² − (t−s)² = s(2t − s) ≥ s(s+1), and by 2s

@@ -14,6 +14,7 @@ from attnc.constructions.built import Built
 from attnc.constructions.construction import Request, round_above
 from attnc.constructions.fitting.cell_grid import CellGrid, Variation, choose_counts, constant_norm, variation_norm
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
+from attnc.constructions.fitting.search import least
 from attnc.constructions.fitting.selection import average_error, far_weight, round_up, score_error, underflow
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.bound import Bound, Term
@@ -71,7 +72,7 @@ class GridPartition:
 
     @cached_property
     def _variation_terms(self) -> list[Term]:
-        """In L_∞ the variation over widened cells. In L_p that, or what holds for jumps at the cells' borders:
+        """In L_∞ the variation over widened cells. In L_p that, or a bound that suits jumps at the cells' borders:
 
         farther than η from every border x has one near cell, so the variation over cells narrowed by η counts there;
         the rest, a fraction 1 − ((1−2η)/(1+2η))^d of the widened cells, is the boundary layer.
@@ -83,7 +84,7 @@ class GridPartition:
         if self.eta >= 0.25:
             return [widened]
         inner = variation_norm(self.target, self.grid, 0.5 - self.eta, self.p).value
-        wide = self.eta + float(self.grid.query_error.max())  # which border y is near is known to this
+        wide = self.eta + float(self.grid.query_error.max())  # the error of the distance of y from a border
         fraction = 1 - ((1 - 2 * wide) / (1 + 2 * wide)) ** self.grid.box.d
         layer = round_up(self.variation.value * fraction ** (1 / self.p))
         if inner + layer >= widened.value:
@@ -165,15 +166,15 @@ MAX_CELLS_TRIED = 20_000
 MAX_GRID_VARIABLES = 10
 """Largest number of variables of a grid: two cells per axis are 1024 cells."""
 Cost = Callable[[tuple[int, ...]], tuple[int, int]]
-"""Anchors and bytes of a program for a grid with this many cells an axis."""
+"""Anchors and bytes of a program for a grid with these cells per axis."""
 CELL_OVERHANG = 1 / 128
 """η, in cells: how far beyond its cell a centre may still win. It costs 2η ≈ 1.6 % of the bound, and sets β."""
 CELL_OVERHANG_LP = 2.0**-14
-"""The same for L_p norms, where what is lost is the whole jump on a layer of this width about the cells' borders."""
+"""The same for L_p norms, where the whole jump is lost on a layer of this width about the cells' borders."""
 
 
 def make_partition(target: Target, request: Request, rebuild: Callable[[tuple[int, ...]], Built]) -> GridPartition:
-    """Chooses grid, β, η and values. `rebuild` builds with given points per axis, for what a refusal carries."""
+    """Choose grid, β, η and values. `rebuild` builds with given points per axis: a refusal carries that network."""
     check_cells(request)
     positions = Positions(num_positions(target), request.margin)
     n, per_anchor = positions.n, bytes_per_anchor(target)
@@ -239,7 +240,7 @@ def choose_grid(
 ) -> CellGrid:
     """The grid asked for, or one whose variation over cells widened by eta leaves room for leak and rounding.
 
-    More than `max_cells` cells are sure to cost too much; whether fewer do, `cost` says.
+    More than `max_cells` cells cost too much for sure; `cost` counts the cost of fewer.
     """
     given = request.points_per_axis
     if given is not None:
@@ -259,7 +260,7 @@ def choose_grid(
     )
     if _fits(request, cost, counts):
         return CellGrid(target.box, counts, request.dtype)
-    # What is needed may have been estimated only, and generously: the largest grid that is allowed may do.
+    # The need may be a generous estimate: the largest grid that is allowed may be enough.
     smaller = _largest_allowed(target, request, counts, cost)
     reachable = variation_norm(target, smaller, _search_rho(target, eta)(smaller), request.p)
     if reachable.value <= _share(target, request) and _fits(request, cost, smaller.counts):
@@ -269,15 +270,12 @@ def choose_grid(
 
 def _largest_allowed(target: Target, request: Request, needed: tuple[int, ...], cost: Cost) -> CellGrid:
     """The largest multiple of `needed` within the limits, by bisection: 50 halvings tell 1e15 cells apart."""
-    fitting, too_large, counts = 0.0, 1.0, (1,) * target.box.d
-    for _ in range(50):
-        shrink = (fitting + too_large) / 2
-        smaller = tuple(max(1, math.floor(count * shrink)) for count in needed)
-        if _fits(request, cost, smaller):
-            fitting, counts = shrink, smaller
-        else:
-            too_large = shrink
-    return CellGrid(target.box, counts, request.dtype)
+
+    def shrunk(factor: float) -> tuple[int, ...]:
+        return tuple(max(1, math.floor(count * factor)) for count in needed)
+
+    too_large = least(0.0, 1.0, lambda factor: not _fits(request, cost, shrunk(factor)), 2.0**-50)
+    return CellGrid(target.box, shrunk(too_large - 2.0**-50), request.dtype)
 
 
 def _fits(request: Request, cost: Cost, counts: tuple[int, ...]) -> bool:
@@ -286,7 +284,7 @@ def _fits(request: Request, cost: Cost, counts: tuple[int, ...]) -> bool:
 
 
 def _share(target: Target, request: Request) -> float:
-    """What the grid may use of eps: 1 % is kept for leak and rounding, and more for a boundary layer where f jumps."""
+    """The part of eps for the grid: 1 % is kept for leak and rounding, and more for a boundary layer where f jumps."""
     assert request.eps is not None
     if target.is_continuous:
         return 0.99 * request.eps
@@ -301,8 +299,8 @@ def _search_rho(target: Target, eta: Callable[[CellGrid], float]) -> Callable[[C
 
 def _sufficient_eta(target: Target, grid: CellGrid, p: float) -> float:
     """At least twice the error of a score per unit of β, so that a large β always separates."""
-    least = CELL_OVERHANG if p == math.inf else CELL_OVERHANG_LP
-    return max(least, 2 * grid_score_error(target, grid, 1.0, 0.0), 2 * float(grid.query_error.max()))
+    overhang = CELL_OVERHANG if p == math.inf else CELL_OVERHANG_LP
+    return max(overhang, 2 * grid_score_error(target, grid, 1.0, 0.0), 2 * float(grid.query_error.max()))
 
 
 def _sufficient_beta(values: np.ndarray, grid: CellGrid, eta: float, eps: float | None) -> float:
@@ -342,7 +340,7 @@ def _refusal(
     cost: Cost,
     rebuild: Callable[[tuple[int, ...]], Built],
 ) -> BoundNotMet:
-    """eps needs more anchors than allowed: says how many, and what can be reached, before anything large is made."""
+    """The refusal where eps needs more anchors than allowed, with their number and the bound within reach."""
     assert request.eps is not None
     anchors, size = cost(needed)
     counts = grid.counts

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.fitting.keys import Function, Keys
-from attnc.constructions.fitting.minimax import SolvedValues, chebyshev, fit_values
-from attnc.constructions.fitting.search import Shape, descend
+from attnc.constructions.fitting.minimax import Function, SolvedValues, chebyshev, fit_values
+from attnc.constructions.fitting.search import Shape, descend, fewest, ladder
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class Grading:
     def tangents(
         self, num_anchors: int, c: float, steps: float, shift: float = 0.0
     ) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
-        """(slopes, offsets, anchors). `steps` spacings, a real number, fill [lo, hi]; what anchors there are beyond
-        that lie outside, as many on either side, or 2·shift more on the right."""
+        """(slopes, offsets, anchors). `steps` spacings, a real number, fill [lo, hi]; the other anchors
+        lie outside, as many on either side, or 2·shift more on the right."""
         number = np.arange(num_anchors) - (num_anchors - 1) / 2 + shift
         if not self.points:
             h = (self.hi - self.lo) / steps
@@ -148,14 +148,14 @@ class SmoothPiece:
 @dataclass(frozen=True, eq=False)
 class KeyGroup:
     piece: SmoothPiece
-    keys: Keys
+    keys: SoftHead[np.ndarray]
     anchors: Float[np.ndarray, " p"]
     error: float  # the largest on the sample of the piece
     shape: Shape  # (log c, log steps, shift), for a graded group (…, log t0, u), and () for a constant
 
     @property
     def p(self) -> int:
-        return self.keys.p
+        return self.keys.num_keys
 
 
 def graded_points(
@@ -180,9 +180,9 @@ def make_group(
     t0, u = (math.exp(shape[3]), shape[4]) if piece.points else (1.0, 0.0)
     slopes, offsets, anchors = Grading(piece.lo, piece.hi, piece.points, t0, u).tangents(num_keys, c, steps, shift)
     x, f = piece.sample(anchors, t0)
-    weights = Keys(slopes, offsets, np.zeros(num_keys)).weights(x)
-    fit = fit_values(weights, f, piece.limits, passes, goal)
-    return KeyGroup(piece, Keys(slopes, offsets, fit.values), anchors, fit.error, shape)
+    head = SoftHead.of_one_variable(slopes, offsets, np.zeros(num_keys))
+    fit = fit_values(head.weights(x[:, None]), f, piece.limits, passes, goal)
+    return KeyGroup(piece, replace(head, values=fit.values), anchors, fit.error, shape)
 
 
 def constant_group(piece: SmoothPiece) -> KeyGroup:
@@ -194,7 +194,7 @@ def constant_group(piece: SmoothPiece) -> KeyGroup:
         np.clip(0.5 * least + 0.5 * most, -piece.limits, piece.limits)[None], float((most - least).max() / 2)
     )
     zero, middle = np.zeros(1), np.array([0.5 * piece.lo + 0.5 * piece.hi])
-    return KeyGroup(piece, Keys(zero, zero, fit.values), middle, fit.error, ())
+    return KeyGroup(piece, SoftHead(zero[:, None], zero, fit.values), middle, fit.error, ())
 
 
 LARGEST_GROUP = 512
@@ -202,14 +202,14 @@ GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384,
 FIRST_STEP, LAST_STEP = 0.17, 0.012
 """The first and the last step of the way downhill."""
 DOWNHILL_FACTOR = 300.0
-"""So many times above the goal, the way downhill is still tried."""
+"""Errors up to this multiple of the goal are still lowered by steps downhill; larger ones never reached a goal."""
 FEW_KEYS, MANY_KEYS = 16, 64
-"""Up to so many keys the search is thorough; beyond so many it takes the first shapes that come to mind."""
+"""Up to 16 keys the search is thorough. Beyond 64 it tries few shapes: a fit then takes milliseconds."""
 AT_END = 1 / 16
-"""Of the width of a piece: what is hard so close to an end is so for what lies beyond it."""
+"""Share of the width of a piece: an error this close to an end comes from a singular point beyond the end."""
 CURVATURES, LEAST_STEPS = (0.02, 6.0), 0.1
 GRADED_ROUNDING = 0.0007
-"""Of the largest score times u, relative to the limit of the values, what is felt in the output of a graded group."""
+"""The rounding of a graded group's output, in units of u × largest score × limit of the values (measured)."""
 
 
 def search_group(
@@ -253,27 +253,32 @@ def smallest_group(piece: SmoothPiece, goal: float, most: int) -> KeyGroup:
     singular point nearby, off the real line or beyond an end.
     """
     goal = max(goal, _reachable(piece, goal))
-    failed, best = 0, None
-    for size in GROUP_SIZES:
-        if size > most and failed >= most:
-            break
-        group = search_group(piece, min(size, most), goal, best)
-        if group.error > goal and FEW_KEYS < group.p <= MANY_KEYS and not piece.points:
-            graded = search_group(replace(piece, points=(_worst_place(group),)), group.p, goal)
-            if graded.error < 0.5 * group.error:
-                group, piece = graded, graded.piece
-        if group.error <= goal:
-            return _fewer(group, failed, goal)
-        if best is not None and (_is_floor(group, best) or _is_slow(group, best, goal)):
-            break
-        best = group if best is None or group.error < best.error else best
-        failed = min(size, most)
-    assert best is not None
-    return best
+
+    def attempt(size: int, before: Sequence[KeyGroup]) -> KeyGroup:
+        near = min(before, key=lambda group: group.error, default=None)
+        same = before[-1].piece if before else piece  # graded already, if that helped before
+        group = search_group(same, size, goal, near)
+        is_growing = near is None or near.error > goal
+        if is_growing and group.error > goal and FEW_KEYS < size <= MANY_KEYS and not same.points:
+            graded = search_group(replace(same, points=(_worst_place(group),)), size, goal)
+            return graded if graded.error < 0.5 * group.error else group
+        return group
+
+    def gives_up(failed: Sequence[KeyGroup]) -> bool:
+        if len(failed) < 2:
+            return False
+        best = min(failed[:-1], key=lambda group: group.error)
+        return _is_floor(failed[-1], best) or _is_slow(failed[-1], best, goal)
+
+    sizes = ladder(GROUP_SIZES, min(most, LARGEST_GROUP))
+    found = fewest(sizes, attempt, goal, resolution=20, gives_up=gives_up)
+    if found.met is not None:
+        return found.met
+    return min(found.failed[: -1 if found.gave_up else None], key=lambda group: group.error)
 
 
 def _reachable(piece: SmoothPiece, goal: float) -> float:
-    """What rounding leaves to a graded group: scores grow like width/t0, and with them their errors.
+    """The least error that rounding allows a graded group: scores grow like width/t0, and with them their errors.
 
     t0 is as small as the goal makes it, so this asks for the least goal with width/t0(goal)·u below it.
     """
@@ -289,32 +294,20 @@ def _worst_place(group: KeyGroup) -> float:
     """Where the error is largest; next to an end, that end."""
     piece = group.piece
     x, f = piece.sample(group.anchors, 1.0)
-    worst = float(x[np.argmax(np.abs(group.keys(x) - f).max(axis=1))])
+    worst = float(x[np.argmax(np.abs(group.keys(x[:, None]) - f).max(axis=1))])
     end = piece.lo if worst < piece.lo / 2 + piece.hi / 2 else piece.hi
     return end if abs(worst - end) <= AT_END * piece.width else worst
 
 
-def _fewer(group: KeyGroup, failed: int, goal: float) -> KeyGroup:
-    """Bisection between a size that failed and the size of the group, to 5 % of many."""
-    while group.p - failed > 1 + group.p // 20:
-        size = (group.p + failed) // 2
-        smaller = search_group(group.piece, size, goal, group)
-        if smaller.error <= goal:
-            group = smaller
-        else:
-            failed = size
-    return group
-
-
 def _is_floor(group: KeyGroup, before: KeyGroup) -> bool:
-    """Whether what is left is rounding: more keys do not help any more."""
+    """Whether the rest of the error is rounding: more keys do not help any more."""
     return group.error > 0.5 * before.error and before.error < 2.0**-36 * float(group.piece.limits.max())
 
 
 def _is_slow(group: KeyGroup, before: KeyGroup, goal: float) -> bool:
     """Whether the error of many keys falls like a power, and would be far from the goal even for the largest group.
 
-    An error that does not fall at all says nothing: there are too few keys yet for the waves of f.
+    An error that does not fall at all proves nothing: there may be too few keys for the waves of f.
     """
     if group.p <= MANY_KEYS or not 0.05 < group.error / before.error < 0.95:
         return False

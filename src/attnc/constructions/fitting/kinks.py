@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from attnc.constructions.fitting.keys import Function
+from attnc.constructions.fitting.minimax import Function
 from attnc.numerics.intervals import Interval
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points
@@ -17,14 +17,14 @@ from attnc.targets.expressions.tree import Call, Negate, Node, Number, Power, St
 from attnc.targets.target import Target
 
 SMALLEST_CELL = 2.0**-26
-"""Of the width of the box: cells in doubt are halved down to this. No finer, as rounding hides what only touches."""
+"""Least width of a cell in doubt, as a share of the box: in smaller cells rounding hides zeros that only touch."""
 MAX_CELLS_EVALUATED = 20_000
 
 
 def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool]]:
     """All zeros of a continuous expression on [lo, hi], and whether it crosses 0 there or may only touch.
 
-    Where it vanishes on a whole interval there is none inside it: what bends at its ends has a zero of its own there.
+    Where it vanishes on a whole interval, none is listed inside it: the parts that bend at its ends have zeros there.
     """
     steps, _ = schedule((node,))
     cells = Interval(np.array([[lo]]), np.array([[hi]]))
@@ -177,7 +177,7 @@ class Kink:
 
     x: float
     is_singular: bool = False
-    is_sharp: bool = True  # known to the last digits
+    is_sharp: bool = True  # found to the last digits
 
 
 def find_kinks(target: Target) -> tuple[Kink, ...]:
@@ -207,7 +207,7 @@ def _distinct(found: list[Kink], lo: float, hi: float) -> list[Kink]:
 
 def _that_bend(f: Function, kinks: list[Kink], lo: float, hi: float) -> tuple[Kink, ...]:
     """Without those across which f is smooth (zeros that touch, a branch that another covers); where f is smooth up to
-    the point on either side the kink is not singular, whatever the tree says (√x²)."""
+    the point on either side the kink is not singular, whatever the tree suggests (√x²)."""
     edges = [lo, *(kink.x for kink in kinks), hi]
     scale = float(np.abs(f(np.linspace(lo, hi, 257))).max())
     bending: list[Kink] = []
@@ -249,7 +249,7 @@ def _of_samples(f: Function, lo: float, hi: float) -> Iterator[Kink]:
 
 
 def _differences(node: Node) -> Iterator[tuple[Node, bool]]:
-    """What vanishes where the node bends, and whether it is singular there."""
+    """The differences that vanish where the node bends, and whether it is singular there."""
     match node:
         case Call("abs" | "relu", (argument,)):
             yield argument, False

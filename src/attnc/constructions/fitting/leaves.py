@@ -114,7 +114,7 @@ class GradedAxis:
 
     @cached_property
     def slopes(self) -> Float[np.ndarray, " count"]:
-        """Of φ on each cell; 0 at y = 0, as any affine function may be taken off all scores."""
+        """The slope of φ on each cell; it is 0 at y = 0, as any affine function may be subtracted from all scores."""
         widths = np.diff(self.edges)
         bends = 1 / np.minimum(widths[:-1], widths[1:])
         slopes = np.concatenate([[0.0], np.cumsum(bends)])
@@ -174,7 +174,7 @@ class GradedLattice:
 
     @classmethod
     def make(cls, box: Box, profiles: list[Profile], counts: list[int], dtype: str) -> GradedLattice:
-        """About so many cells an axis. In two dimensions and more 5 % are evenly spread, so that none is very long."""
+        """About `counts` cells per axis. From two dimensions on 5 % are evenly spread: no cell is then very long."""
         uniform = 1e-3 if box.d == 1 else 0.05
         axes = (GradedAxis.make(p.edges(count, uniform), dtype) for p, count in zip(profiles, counts, strict=True))
         return cls(box, tuple(axes), dtype)
@@ -266,7 +266,7 @@ class LatticeLeaves:
         return self._scores[1]
 
     def lift(self, m: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """(d−1)m²/12: half of what would keep a leaf of size m, beside leaves of size m/2, from passing its own face.
+        """(d−1)m²/12: half of the lift that keeps a leaf of size m, beside ones of size m/2, from passing its face.
 
         In units of a cell φ is t²/2. Let the large leaf be centred at 0 and the small ones at (¾, ±¼, …)·m. At the
         middle of the face, t = (½, 0, …)·m, the scores are d·m²/8 − lift(m) and m²/8 − lift(m/2), equal for
@@ -288,18 +288,18 @@ class LatticeLeaves:
 
     @cached_property
     def largest_size(self) -> float:
-        """Of any score anywhere."""
+        """The largest size of any score anywhere."""
         return float(self.size(np.arange(self.count), self.reach.max(axis=0)[None]).max())
 
     @cached_property
     def relative_error(self) -> float:
-        """Of a score, per unit of size: the program's (casts, products, a sum in any order), and that of sums here."""
+        """The error of a score per unit of size: casts, products and sums of the program, and the sums made here."""
         u = UNIT_ROUNDOFF[self.lattice.dtype]
         return gamma(self.d + 12, u) + gamma(4 * self.d + 24, UNIT_ROUNDOFF["float64"])
 
     @cached_property
     def errors(self) -> Float[np.ndarray, " leaves"]:
-        """Of the difference of the scores of a leaf and of a neighbour like it, on the leaf."""
+        """The error of the difference of the scores of a leaf and of a neighbour like it, on the leaf."""
         return 2 * self.relative_error * self.size(np.arange(self.count), self.reach)
 
     def widened(self, gap: float) -> tuple[np.ndarray, np.ndarray]:
@@ -333,7 +333,7 @@ class WinningPieces:
 def winning_pieces(leaves: LatticeLeaves, gap: float, keys: Int[np.ndarray, " keys"]) -> Iterator[WinningPieces]:
     """For these keys k, in blocks, every place outside leaf k where the computed s_k is above the computed max s − gap.
 
-    Proof.  Let y be in leaf j. Where s_k < s_j − gap − errors, k is not near. The difference is affine, so what is left
+    Proof.  Let y be in leaf j. Where s_k < s_j − gap − errors, k is not near. The difference is affine, so the rest
             of leaf j shrinks to a box.
             Which j there are: Φ is convex, so s_j ≥ Φ − lift_j on leaf j, and where k is near Φ − (sum of its chords)
             ≤ gap + lift_j − lift_k + errors. On each axis φ_i − chord ≥ −sag. So along one axis it is at most that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,14 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+Function = Callable[[np.ndarray], np.ndarray]
+"""A function of one variable, on arrays of points."""
 RIDGE_LADDER = np.concatenate([[0.0], 10.0 ** np.arange(-15.0, 0.01, 0.25)])
-"""λ over the largest singular value. The least that keeps the values within their limit is taken."""
+"""Ridges λ in units of the largest singular value. The least that keeps the values within their limit is taken."""
 LEAST_POINT_WEIGHT = 1e-6
-"""Of the mean weight: no point of the sample is forgotten."""
+"""Least weight of a point, as a share of the mean weight: no point of the sample is forgotten."""
 LARGEST_FIRST_PASS = 6.0
-"""The first pass is seldom this many times above the last."""
+"""Largest ratio of the first error to the goal at which more passes are tried: passes seldom gain more."""
 
 
 @dataclass(frozen=True, eq=False)

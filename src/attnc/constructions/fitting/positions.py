@@ -1,4 +1,4 @@
-"""Output positions: one head tells them apart by a score bonus, and its values undo what leaks between them."""
+"""Output positions: one head tells them apart by a score bonus, and its values undo the leak between them."""
 
 from __future__ import annotations
 

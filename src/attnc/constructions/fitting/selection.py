@@ -49,13 +49,13 @@ def average_error(num_keys: int, num_near: int, far: float, u: float) -> float:
     merges of near terms count, and the far ones add twice their weight above and twice below the fraction bar.
     """
     plain = gamma(2 * num_keys + 16, u)
-    if far > 0.01:  # the 5 below is 4 and what is of second order in far
+    if far > 0.01:  # the 5 below is 4 and the terms of second order in far
         return plain
     return min(plain, gamma(2 * num_near + 16, u) + 5 * far)
 
 
 def underflow(num_keys: int, dtype: str) -> float:
-    """What γ leaves out: products and sums below the least normal number are off by half a subnormal each, at most."""
+    """The part that γ leaves out: a product or sum below the least normal number is off by half a subnormal."""
     return (4 * num_keys + 16) * float(np.finfo(dtype).smallest_subnormal)
 
 

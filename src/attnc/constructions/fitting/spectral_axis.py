@@ -1,18 +1,19 @@
 """One axis of a spectral grid: normalised Gaussians on equally spaced anchors, with the values that fit f best.
 
-On t ∈ [−1, 1] everything depends on (p, pad, c) alone, so one singular value decomposition serves every function."""
+On t ∈ [−1, 1] everything depends on (p, pad, c) alone, so all functions share one singular value decomposition."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from attnc.constructions.fitting.search import doubling, fewest
 from attnc.errors import InputError
 from attnc.ir.reference import softmax
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 
 MAX_P = 1025
-"""Anchors on an axis: beyond, the decomposition takes minutes and other constructions are cheaper."""
+"""Largest number of anchors per axis: with more the decomposition takes minutes, and others are cheaper."""
 MAX_VALUE = 10.0
 LEAST_VALUE = 1.5
-"""|values|/max|f|: what is allowed, and what a fit can hardly do without."""
+"""|values|/max|f|: the default limit, and the least limit with which fits succeed."""
 VALUE_ROUNDINGS = 40
-"""Of the largest value, what one head rounds by: proved, not observed."""
+"""The proved rounding error of one head, in roundings of its largest value."""
 CUTS = (1e-13, 1e-10, 1e-8, 1e-6)
 """Singular values below this fraction of the largest are cut: trades error against the size of the values."""
 
@@ -104,8 +105,8 @@ class UnitFit:
     predicted: Float[np.ndarray, "tests rank"]
 
     def values(self, moved: Float[np.ndarray, "rank lines"], rank: int) -> Float[np.ndarray, "p lines"]:
-        """From leftᵀ·samples. (The product of the three factors, formed first, would lose what they cancel.)"""
-        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is not finite, and not used
+        """From leftᵀ·samples. (The product of the three factors, formed first, would lose digits that cancel.)"""
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers that overflow are not finite, and not used
             return self.right[:rank].T @ (moved[:rank] / self.singular[:rank, None])
 
     def rank(self, cut: float) -> int:
@@ -136,11 +137,18 @@ COARSE_PLACES_FOR_MANY = ((2, 9), (5, 9), (5, 6), (8, 6), (8, 0), (13, 0))
 """With many anchors the decomposition is slow, and the best parameters vary little."""
 
 
+class FittedAxis(NamedTuple):
+    """An axis, and the error that it leaves on the sections that it was fitted to."""
+
+    axis: SpectralAxis
+    error: float
+
+
 @dataclass(frozen=True, eq=False)
 class AxisSections:
     """Sections of f along one axis: samples(x) is (points, lines), for x on [lo, hi].
 
-    `solved(x)` are sections that the values of other axes already stand in for: their errors say nothing, but the
+    `solved(x)` are sections that the values of other axes already stand in for: their errors do not matter, but the
     values that they lead to are those of the whole grid.
     """
 
@@ -150,14 +158,14 @@ class AxisSections:
     solved: Callable[[np.ndarray], np.ndarray]
     spare: int = 4
 
-    def best(self, p: int, max_value: float, enough: float = 0.0) -> tuple[SpectralAxis, float] | None:
+    def best(self, p: int, max_value: float, enough: float = 0.0) -> FittedAxis | None:
         """The axis of p anchors with the least error on these lines, |values| ≤ max_value; and that error.
 
         A coarse search over (c, pad), then its neighbours; the first with an error ≤ `enough` will do.
         """
         if p == 1:
             return self._fitted(SpectralAxis(self.lo, self.hi, 1, spare=self.spare), max_value, _Samples(self))
-        samples, found = _Samples(self), dict[tuple[int, int], tuple[SpectralAxis, float] | None]()
+        samples, found = _Samples(self), dict[tuple[int, int], FittedAxis | None]()
 
         def error(place: tuple[int, int]) -> float:
             c, pad = place
@@ -166,7 +174,7 @@ class AxisSections:
             if place not in found:
                 found[place] = self._fitted(self._axis(p, c, pad), max_value, samples)
             fitted = found[place]
-            return math.inf if fitted is None else fitted[1]
+            return math.inf if fitted is None else fitted.error
 
         place, least = (0, 0), math.inf
         for candidate in COARSE_PLACES if p <= 80 else COARSE_PLACES_FOR_MANY:
@@ -186,7 +194,7 @@ class AxisSections:
     def _axis(self, p: int, c: int, pad: int) -> SpectralAxis:
         return SpectralAxis(self.lo, self.hi, p, PADS[pad], SOFTNESS[c], spare=self.spare)
 
-    def _fitted(self, axis: SpectralAxis, max_value: float, samples: _Samples) -> tuple[SpectralAxis, float] | None:
+    def _fitted(self, axis: SpectralAxis, max_value: float, samples: _Samples) -> FittedAxis | None:
         """The axis with the first cut that keeps the values small, and its error; None if none does."""
         fit = axis.fit
         at_nodes, at_tests, solved = samples(axis)
@@ -195,38 +203,28 @@ class AxisSections:
             rank = fit.rank(cut)
             if np.abs(fit.values(grown, rank)).max() <= max_value:
                 error = float(np.abs(fit.predicted[:, :rank] @ moved[:rank] - at_tests).max())
-                return replace(axis, cut=cut), error
+                return FittedAxis(replace(axis, cut=cut), error)
         return None
 
-    def smallest(
-        self, eps: float, max_value: float, start: int = 9, most: int = MAX_P
-    ) -> tuple[SpectralAxis, float] | None:
+    def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> FittedAxis | None:
         """The fewest anchors with an error ≤ eps on these lines; None if `most` of them do not suffice."""
-        tried: dict[int, tuple[SpectralAxis, float] | None] = {}
+        found = fewest(
+            doubling(start, most),
+            lambda p, before: self.best(p, max_value, eps),
+            eps,
+            resolution=64,
+            gives_up=lambda failed: len(failed) > 1 and _is_hopeless(failed[-2], failed[-1], eps, most),
+        ).met
+        return found and (self.best(found.axis.p, max_value) or found)
 
-        def suffices(p: int) -> bool:
-            found = tried[p] = self.best(p, max_value, eps)
-            return found is not None and found[1] <= eps
 
-        low, high = 0, min(most, max(1, start))
-        while not suffices(high):
-            if high == most or self._is_hopeless(tried, low, high, eps, most):
-                return None
-            low, high = high, min(most, 2 * high)
-        while high - low > 1 + high // 64:
-            middle = (low + high) // 2
-            low, high = (low, middle) if suffices(middle) else (middle, high)
-        return self.best(high, max_value) or tried[high]
-
-    def _is_hopeless(
-        self, tried: Mapping[int, tuple[SpectralAxis, float] | None], low: int, high: int, eps: float, most: int
-    ) -> bool:
-        """Whether the error falls like a power of p, as at a kink, and too slowly for `most` anchors to be enough."""
-        before, after = tried.get(low), tried[high]
-        if before is None or after is None or high < 48:
-            return False
-        rate = math.log(before[1] / after[1]) / math.log(high / low)
-        return rate < 3 and after[1] * (most / high) ** -max(rate, 0.0) > 2 * eps
+def _is_hopeless(before: FittedAxis, after: FittedAxis, eps: float, most: int) -> bool:
+    """Whether the error falls like a power of p, as at a kink, and too slowly for `most` anchors to be enough."""
+    low, high = before.axis.p, after.axis.p
+    if high < 48 or high > 2 * low:  # too few to tell, or not tried one after the other
+        return False
+    rate = math.log(before.error / after.error) / math.log(high / low)
+    return rate < 3 and after.error * (most / high) ** -max(rate, 0.0) > 2 * eps
 
 
 class _Samples:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.constructions.construction import Request
-from attnc.constructions.fitting.keys import Keys
 from attnc.constructions.fitting.minimax import chebyshev, fit_values
 from attnc.errors import InputError, real_number
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Attention, Head
 from attnc.ir.program import Program
+from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
 from attnc.targets.box import Box
 from attnc.targets.target import Target
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 WIDTHS = (1e-100, 1e100)
-"""Of a box: slopes are up to 10¹⁵ divided by it."""
+"""Least and largest width of a box: slopes are up to 10¹⁵ divided by it."""
 QUIET = 1e-12
-"""Points at which rounding of the scores does no harm still count this much when scores are centred."""
+"""Least weight of a point when scores are centred: for points at which rounding of the scores does no harm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class StoredHead:
 
     scale: float  # a power of two: exact
     shift: float
-    keys: Keys  # of y
+    keys: SoftHead[np.ndarray]  # of y
     dtype: str
 
     def y(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
@@ -44,42 +44,35 @@ class StoredHead:
         return np.asarray(x.astype(kind) * kind(self.scale) + kind(self.shift), np.float64)
 
     def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
-        """Of the stored keys, without the rounding of an evaluation."""
-        return self.keys.weights(self.y(x))
+        """The weights of the stored keys, without the rounding of an evaluation."""
+        return self.keys.weights(self.y(x)[:, None])
 
     def __call__(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points outputs"]:
         """In the arithmetic of the dtype, by log-sum-exp."""
         a, c, v, y = (
-            part.astype(self.dtype) for part in (self.keys.slopes, self.keys.offsets, self._values, self.y(x))
+            part.astype(self.dtype) for part in (self.keys.slopes[:, 0], self.keys.offsets, self.keys.values, self.y(x))
         )
         scores = y[:, None] * a + c
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         return np.asarray((weights @ v) / weights.sum(axis=1, keepdims=True), np.float64)
 
-    def keys_of_x(self) -> Keys:
+    def keys_of_x(self) -> SoftHead[np.ndarray]:
         """The same head over x itself."""
-        a, c = self.keys.slopes, self.keys.offsets
-        return Keys(a * self.scale, c + a * self.shift, self.keys.values)
-
-    @property
-    def _values(self) -> Float[np.ndarray, "p outputs"]:
-        return self.keys.values.reshape(self.keys.p, -1)
+        return self.keys.shifted(self.shift).scaled(self.scale)
 
     def with_values(self, values: Float[np.ndarray, "p outputs"]) -> StoredHead:
-        return StoredHead(
-            self.scale, self.shift, Keys(self.keys.slopes, self.keys.offsets, stored(values, self.dtype)), self.dtype
-        )
+        return replace(self, keys=replace(self.keys, values=stored(values, self.dtype)))
 
     def program(self, target: Target) -> Program:
         """Channels query.x, one; slope.x, bias, value.j: score = slope·y + bias."""
-        name, p, values = target.box.names[0], self.keys.p, self._values
+        name, p, values = target.box.names[0], self.keys.num_keys, self.keys.values
         query, slope, outputs = f"query.{name}", f"slope.{name}", tuple(f"out.{j}" for j in range(values.shape[1]))
         named = tuple(f"value.{j}" for j in range(values.shape[1]))
         embed = AffineBuilder(1, ("in.0",), p, (query, "one", slope, "bias", *named))
         embed.link(0, query, 0, "in.0", self.scale)
         embed.set(0, query, self.shift)
         embed.set(0, "one", 1.0)
-        embed.set(np.arange(p), slope, self.keys.slopes)
+        embed.set(np.arange(p), slope, self.keys.slopes[:, 0])
         embed.set(np.arange(p), "bias", self.keys.offsets)
         for j, channel in enumerate(named):
             embed.set(np.arange(p), channel, values[:, j])
@@ -102,11 +95,11 @@ class StoredHead:
 
 
 def stored(array: np.ndarray, dtype: str) -> np.ndarray:
-    """What is left of float64 numbers when they are stored in the dtype."""
+    """float64 numbers rounded to the dtype."""
     return array.astype(dtype).astype(np.float64)
 
 
-def store(keys: Keys, box: Box, dtype: str, centre: float | None = None) -> StoredHead:
+def store(keys: SoftHead[np.ndarray], box: Box, dtype: str, centre: float | None = None) -> StoredHead:
     """The head in a coordinate y, |y| ≤ 2 on the box, with the scores made small where it matters.
 
     To all scores of a query the same may be added: here an affine function of y, which leaves the scores of the keys
@@ -117,11 +110,11 @@ def store(keys: Keys, box: Box, dtype: str, centre: float | None = None) -> Stor
     centre = 0.5 * lo + 0.5 * hi if centre is None else centre
     width = 2.0 ** math.ceil(math.log2(max(hi - centre, centre - lo)))
     shift = float(stored(np.array(-centre / width), dtype))
-    slopes, offsets = keys.slopes * width, keys.offsets - keys.slopes * width * shift
+    slopes = keys.slopes * width
+    offsets = keys.offsets - slopes[:, 0] * shift
     y = _probes(keys, lo, hi) / width + shift
-    scores = y[:, None] * slopes + offsets
-    weights = Keys(slopes, offsets, keys.values).weights(y)
-    values = keys.values.reshape(keys.p, -1)
+    placed, values = SoftHead(slopes, offsets, keys.values), keys.values
+    scores, weights = placed.scores(y[:, None]), placed.weights(y[:, None])
     felt = np.zeros(len(y))
     for v in (values / (np.abs(values).max(axis=0) + 1e-300)).T:
         felt = np.maximum(felt, (weights * np.abs(v - (weights @ v)[:, None])).sum(axis=1))
@@ -130,8 +123,9 @@ def store(keys: Keys, box: Box, dtype: str, centre: float | None = None) -> Stor
     tilt = fit_values(
         np.stack([y, np.ones_like(y)], axis=1) * felt[:, None], (top * felt)[:, None], np.array([np.inf]), 25
     )
-    _check_range(np.concatenate([slopes, offsets, values.ravel(), box.magnitude]), dtype)
-    kept = Keys(stored(slopes - tilt.values[0, 0], dtype), stored(offsets - tilt.values[1, 0], dtype), keys.values)
+    _check_range(np.concatenate([slopes[:, 0], offsets, values.ravel(), box.magnitude]), dtype)
+    slope, offset = tilt.values[:, 0]
+    kept = SoftHead(stored(slopes - slope, dtype), stored(offsets - offset, dtype), values)
     return StoredHead(1 / width, shift, kept, dtype).with_values(values)
 
 
@@ -195,10 +189,11 @@ def check_unary(target: Target, name: str) -> None:
         )
 
 
-def _probes(keys: Keys, lo: float, hi: float) -> Float[np.ndarray, " points"]:
+def _probes(keys: SoftHead[np.ndarray], lo: float, hi: float) -> Float[np.ndarray, " points"]:
     """Chebyshev points, and where neighbouring keys in order of slope have equal scores."""
-    order = np.argsort(keys.slopes, kind="stable")
-    rise = np.diff(keys.slopes[order])
+    slopes = keys.slopes[:, 0]
+    order = np.argsort(slopes, kind="stable")
+    rise = np.diff(slopes[order])
     with np.errstate(all="ignore"):
         crossings = -np.diff(keys.offsets[order]) / rise
     crossings = crossings[np.isfinite(crossings) & (crossings > lo) & (crossings < hi)]

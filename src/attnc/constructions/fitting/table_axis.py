@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnc.constructions.fitting.search import fewest, ladder
 from attnc.constructions.fitting.spectral_axis import CUTS, PADS, SOFTNESS
 from attnc.constructions.fitting.table_head import middle_of_groups
 from attnc.ir.reference import softmax
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 FEW_ANCHORS = 64
-"""Up to so many anchors are fitted by singular values, more by bands: quicker, and good to about 1e-9."""
+"""Up to this number anchors are fitted by singular values; more are fitted by bands, faster, and good to 1e-9."""
 ANCHOR_COUNTS = (
     1,
     2,
@@ -43,7 +44,7 @@ ANCHOR_COUNTS = (
 
 @dataclass(frozen=True)
 class AxisAnchors:
-    """p anchors one spacing apart, `pad` of them beyond either end of an axis, at temperature c; of any length."""
+    """p anchors one spacing apart, `pad` of them beyond either end of an axis of any length, at temperature c."""
 
     p: int
     pad: float = 0.0
@@ -96,7 +97,7 @@ def menu(p: int, is_uneven: bool) -> list[AxisAnchors]:
 
 
 NEGLIGIBLE_EXPONENT = 40.0
-"""Weights below e^−40 are left out of a fit, and change nothing in float64."""
+"""Weights below e^−40 are left out of a fit: they change nothing in float64."""
 
 
 class Band:
@@ -150,7 +151,7 @@ class Band:
         except LinAlgError:
             return None
         v = np.zeros((gram.shape[0], f.shape[1]))
-        for _ in range(3):  # what the ridge holds back in one pass, the next adds
+        for _ in range(3):  # each pass adds the part that the ridge held back before
             v += cho_solve_banded((factor, True), transposed @ (f - self.matrix @ v))
         return v
 
@@ -199,11 +200,11 @@ def reach_at_nodes(
 
 BAND_RIDGES = (1e-14, 1e-12, 1e-10)
 UNEVEN = 3.0
-"""Nodes whose gaps differ by more than this factor are fitted with graded anchors too."""
+"""Ratio of gaps between nodes above which graded anchors are tried, too."""
 NODES_LOOKED_AT = 1000
-"""Nodes of a long axis that are looked at to see whether it is noise."""
+"""Nodes of a long axis that are tested for noise."""
 HOPELESS_ACCURACY = 1e-2
-"""The accuracy, as a part of max |f|, that many anchors have at least where fewer have a much better one."""
+"""The error, as a share of max |f|, that three anchors for four nodes stay below if any smooth fit is close."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +233,7 @@ class NodeKeys:
 class Sections:
     """Lines through the table along one axis: `f` is to be fitted, and values are made of `solved`.
 
-    These are lines of what the axes before have made of f; the values may grow up to `sizes`.
+    `solved` are lines of the values after the axes before; the values may grow up to `sizes`.
     """
 
     f: Float[np.ndarray, "nodes lines"]
@@ -272,28 +273,14 @@ class NodeAxis:
     def smallest(self, sections: Sections, eps: float) -> Candidate | None:
         """The fewest anchors, fewer than the nodes, with an error ≤ eps on these sections; None if there are none."""
 
-        def near(p: int) -> Candidate | None:
-            found = self.best(p, sections, eps)
-            return found if found is not None and found.error <= eps else None
-
         if self._is_hopeless(sections, eps):
             return None
-        most = len(self) - 1
-        low, high, found = 0, 0, None
-        for high in (*(p for p in ANCHOR_COUNTS if p < most), most):
-            found = near(high)
-            if found is not None:
-                break
-            low = high
-        while found is not None and high - low > 1 + high // 32:
-            middle = (low + high) // 2
-            fewer = near(middle)
-            low, high, found = (middle, high, found) if fewer is None else (low, middle, fewer)
-        return found
+        sizes = ladder(ANCHOR_COUNTS, len(self) - 1)
+        return fewest(sizes, lambda p, before: self.best(p, sections, eps), eps, resolution=32).met
 
     def _is_hopeless(self, sections: Sections, eps: float) -> bool:
         """Whether not even three anchors for four nodes come near: then the table is noise to every smooth fit."""
-        start = max(0, (len(self) - NODES_LOOKED_AT) // 2)  # of a long axis a piece will do
+        start = max(0, (len(self) - NODES_LOOKED_AT) // 2)  # on a long axis a piece is enough
         piece = slice(start, start + NODES_LOOKED_AT)
         some = NodeAxis(self.x[piece], self.dtype)
         if some.lo == some.hi:
@@ -304,7 +291,7 @@ class NodeAxis:
         return found is not None and found.error > max(10 * eps, HOPELESS_ACCURACY * float(np.abs(sections.f).max()))
 
     def best(self, p: int, sections: Sections, eps: float) -> Candidate | None:
-        """Of p anchors those with an error ≤ eps and the smallest values, or else with the least error."""
+        """The fit of p anchors with an error ≤ eps and the smallest values, or else with the least error."""
         rows = self._rows(3 * p + 32)
         cut = Sections(sections.f[rows], sections.solved[rows], sections.sizes)
         fit = self._by_singular_values if p <= FEW_ANCHORS else self._by_band
@@ -415,7 +402,7 @@ class NodeAxis:
 
 
 def _solved(band: Band, f: np.ndarray, ridge: float) -> np.ndarray:
-    """With this ridge, or with one so large that rounding cannot make the equations indefinite."""
+    """The values with this ridge, or with a larger one if rounding makes the equations indefinite."""
     found = band.least_squares(f, ridge)
     found = band.least_squares(f, BAND_RIDGES[-1]) if found is None else found
     assert found is not None

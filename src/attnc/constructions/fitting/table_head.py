@@ -1,4 +1,4 @@
-"""One head for a table, with its values known: how far off it is in its own arithmetic, and the program it becomes."""
+"""One head for a table: its error in its own arithmetic, and its program."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from attnc.constructions.fitting.cell_head import CellHead, self_attention
 from attnc.constructions.fitting.positions import Positions
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.reference import softmax
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
@@ -21,33 +22,34 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 MAX_TABLE_VALUE = 10.0
-"""Values of keys may be this many times as large as those of the table: the more, the more rounding costs."""
+"""Largest ratio of the values of keys to those of the table: rounding grows with it."""
 TABLE_SHARE = 0.95
-"""What is asked of a fit, as a part of eps: the rest is for rounding."""
+"""The share of eps for a fit: the rest is for rounding."""
 MAX_SCORES_CHECKED = 2 * 10**7
-"""Scores made to see how far off a head is in its own arithmetic: all of them, or those of a sample of points."""
+"""Largest number of scores computed for the error of a head; with more points a sample is taken."""
 TABLE_SCORES_PER_BLOCK = 2**21
 
 
 @dataclass(frozen=True, eq=False)
 class TableHead:
-    """Keys with scores 2L·y + bias, y = scale·x + offset, and values; `exact` is its output at the table's points
-    without rounding, made by whatever way is cheapest."""
+    """A soft head in y = scale·x + offset for a table; `exact` is its output at the table's points without rounding."""
 
     target: TableTarget
     dtype: str
     scale: Float[np.ndarray, " d"]
     offset: Float[np.ndarray, " d"]
-    anchors: Float[np.ndarray, "keys d"]  # the L
-    bias: Float[np.ndarray, " keys"]
-    values: Float[np.ndarray, "keys outputs"]
+    keys: SoftHead[np.ndarray]  # of y
     exact: Float[np.ndarray, "points outputs"]
     parameters: tuple[tuple[str, float | int | str], ...]
 
+    @property
+    def values(self) -> Float[np.ndarray, "keys outputs"]:
+        return self.keys.values
+
     def __call__(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
-        """In the head's own arithmetic, as the program computes it."""
+        """The output in the head's own arithmetic, as the program computes it."""
         scale, offset, values = (part.astype(self.dtype) for part in (self.scale, self.offset, self.values))
-        keys = np.column_stack([2 * self.anchors, self.bias]).astype(self.dtype).T
+        keys = np.column_stack([self.keys.slopes, self.keys.offsets]).astype(self.dtype).T
         found = np.empty((len(points), values.shape[1]))
         step = max(1, TABLE_SCORES_PER_BLOCK // len(values))
         for start in range(0, len(points), step):
@@ -61,8 +63,8 @@ class TableHead:
     def error(self) -> float:
         """The largest error at the table's points, rounding included.
 
-        Of a large table rounding is looked at in a sample, and counted twice; what the network then shows at every
-        point is measured by whoever certifies it.
+        For a large table rounding is measured on a sample, and counted twice. The certificate measures the error of the
+        network at every point.
         """
         points, values = self.target.points, self.target.values
         count = max(64, MAX_SCORES_CHECKED // len(self.values))
@@ -73,18 +75,8 @@ class TableHead:
         return float(np.abs(self.exact - values).max() + 2 * rounding)
 
     def build(self, name: str) -> Built:
-        order = _neighbours_together(self.anchors)
-        cells = CellHead(
-            self.target,
-            self.dtype,
-            self.scale,
-            self.offset,
-            self.anchors[order],
-            self.bias[order],
-            1.0,
-            Positions(1, 0.0),
-            self.values[order],
-        )
+        keys = self.keys.chosen(_neighbours_together(self.keys.slopes))
+        cells = CellHead(self.target, self.dtype, self.scale, self.offset, keys, 1.0, Positions(1, 0.0))
         largest = ("largest_value", float(np.abs(self.values).max()))
         parameters = (("points", self.target.num_points), *self.parameters, largest)
         return Built(self_attention(cells), name, None, parameters=parameters)
@@ -137,7 +129,7 @@ def require_room(target: TableTarget, dtype: str) -> None:
 def middle_of_groups(
     f: Float[np.ndarray, "points outputs"], which: Int[np.ndarray, " points"], count: int
 ) -> Float[np.ndarray, "groups outputs"]:
-    """Of points that are one in the program's dtype, the value farthest from none of theirs."""
+    """The middle of the values of points that are equal in the program's dtype."""
     low, high = np.full((count, f.shape[1]), np.inf), np.full((count, f.shape[1]), -np.inf)
     np.minimum.at(low, which, f)
     np.maximum.at(high, which, f)

@@ -30,8 +30,8 @@ from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target
 
 LEAST, TINY = 2.0**-6, 2.0**-100
-"""Of the width of a unit's range: the scores of a unit that is hardly ever positive, in units of the largest that it
-gets, would be huge, and round by much."""
+"""Least scale of a unit, as a share of the width of its range, and in absolute terms: with a smaller scale the scores
+of a unit that is hardly ever positive would be huge, and their rounding large."""
 
 
 def relu_network(
@@ -48,9 +48,9 @@ def relu_network(
     """Every hidden layer becomes one attention head over its units as tokens.
 
     Theorem.  Let B_j ≥ 0 bound unit j of a hidden layer from above on the box. Then relu(z) = clip(z, 0, B_j) there,
-              and with p anchors on [0, B_j] a unit is off by ε(β)·B_j/(p−1) plus what its input is off by. So
+              and with p anchors on [0, B_j] a unit is off by ε(β)·B_j/(p−1) plus the error of its input. So
               |program − network| ≤ Σ_l |W_L|⋯|W_{l+1}|·(ε·B^l/(p_l−1)) in the max-norm, plus rounding alike.
-    Weights.  Token j carries y_j = (z_j/B_j − ½)(p−1); one `ClipLayer` serves all units, each in units of its own B_j;
+    Weights.  Token j carries y_j = (z_j/B_j − ½)(p−1); one `ClipLayer` clips all units, each in units of its own B_j;
               the next affine map undoes the scaling: its rows are W·B/(p−1), its constants b + W·B/2.
     Proof.    clip is 1-Lipschitz and holds on all of R, so an input that is off may leave [0, B_j] without harm.
     """
@@ -107,7 +107,7 @@ def _sensitivities(target: ReLUNetwork, scales: list[np.ndarray]) -> list[float]
 def _counts_for(target: ReLUNetwork, scales: list[np.ndarray], eps: float, beta: float, dtype: str) -> tuple[int, ...]:
     """Minimise Σ p_l with Σ sensitivity_l·ε/(p_l − 1) = 0.98·eps: p_l − 1 ∝ √sensitivity_l.
 
-    ε is that of few keys first; of many it is a little larger, as their scores are rounded.
+    ε is that of few keys first; for many it is a little larger, as their scores are rounded.
     """
     roots = [math.sqrt(s) for s in _sensitivities(target, scales)]
 

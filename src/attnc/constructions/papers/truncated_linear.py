@@ -85,7 +85,7 @@ def truncated_linear_heads(
 ) -> Built:
     """H heads over n tokens clip n linear functions to [a, b]: O(1/(nH)).
 
-    Theorem.  With N = (n−2s)H anchors Δ = (b−a)/(N−1) apart, s ≥ 1 sentinels a side, β in units of Δ⁻²:
+    Theorem.  With N = (n−2s)H anchors Δ = (b−a)/(N−1) apart, s ≥ 1 sentinels per side, β in units of Δ⁻²:
               |program(x)_i − clip(w_i·x_i + t_i, a, b)| ≤ ε(β)·Δ + (b−a)/2·S, S ≈ (2s+4)·e^{−β⌊(s+1)²/2⌋}.
     Weights.  See `clip_heads`: head h sees the same n keys, shifted by its own centre through W_Q; sentinels have value
               0 (after centring [a, b] at 0), so that a head is silent where another one holds the input, and the
@@ -132,7 +132,7 @@ def _sizes_for(
             break
         layer = HeadedClipLayer(tokens, heads, sentinels, beta, dtype)
         spacing = (target.b - target.a) / (layer.num_anchors - 1)
-        # Where rounding, not spacing, decides, more anchors do not help: the bound will say so.
+        # Where rounding, not spacing, decides, more anchors do not help: the bound will show it.
         unit = min(0.6, layer.error + layer.leak(_query_error(target, dtype) / spacing))
     return tokens, heads
 

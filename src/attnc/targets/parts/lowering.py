@@ -1,8 +1,8 @@
 """The outputs of an expression as parts, each within reach of one head.
 
 Whatever depends on one part only is one function of it, however long: sin(x)² + exp(x) is a single head. Where such a
-function is too hard for one head it is taken apart again, operation by operation. What costs next to nothing by itself
-is not made part of a longer function: affine arguments, affine terms of a sum, and gates.
+function is too hard for one head it is taken apart again, operation by operation. Parts that cost next to nothing by
+themselves are not made part of a longer function: affine arguments, affine terms of a sum, and gates.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Lowering:
     """Turns the outputs of an expression into parts, equal sub-expressions once."""
 
     def __init__(self, variables: Sequence[str], can_fit: CanFit, gates: Sequence[str] = ()) -> None:
-        """`gates`: the functions of which a head has few keys, whatever the range."""
+        """`gates`: the functions whose heads have few keys, whatever the range."""
         self._gates = gates
         self._sources = {name: Source(i) for i, name in enumerate(variables)}
         self._can_fit = can_fit
@@ -213,7 +213,7 @@ class Lowering:
             return self._several(tree, [_Pending(None if is_constant(c) else base, c) for c in children(tree)])
         arguments = [child for child in children(tree) if not is_constant(child)]
         if all(argument is T for argument in arguments):
-            return Unary(base, tree)  # an operation of its own: whoever fits it finds a way or says why not
+            return Unary(base, tree)  # an operation of its own: its fit succeeds or refuses
         if len(arguments) == 1:
             inner = self._unary(base, arguments[0])
             return self._unary(inner, with_children(tree, [T if c is arguments[0] else c for c in children(tree)]))

@@ -14,8 +14,7 @@ from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.gate.error import half_line, observed, reach_of, tail
 from attnc.constructions.fitting.gate.keys import Gate, GateKeys, OutOfReach, positive
 from attnc.constructions.fitting.gate.table import ATAN, ERF, GELU, GELU_TANH, SOFTPLUS, Row
-from attnc.constructions.fitting.keys import Function
-from attnc.constructions.fitting.minimax import fit_values
+from attnc.constructions.fitting.minimax import Function, fit_values
 from attnc.numerics.elementary import logistic
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.gate.error import observed
 from attnc.constructions.fitting.gate.fitted import min_keys
 from attnc.constructions.fitting.gate.keys import Gate, GateKeys, OutOfReach, positive
-from attnc.constructions.fitting.keys import Keys
 from attnc.constructions.fitting.minimax import chebyshev, fit_values
+from attnc.ir.soft_head import SoftHead
 
 LARGEST_VALUE = 10.0
 HINTS = {2: 8.5e-4, 3: 1.5e-5, 4: 9.8e-8, 5: 3.1e-9, 6: 3.2e-11, 7: 1.3e-12, 8: 3.6e-14}
@@ -22,7 +22,7 @@ PASSES = 24
 
 
 @functools.lru_cache(maxsize=16)
-def identity(p: int) -> tuple[Keys, float]:
+def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
     """Keys of A(y) ≈ y on [−1, 1], odd, with |v| ≤ about 10, and the largest error found.
 
     With n = p − 1, slopes (k − n/2)δ, offsets 2 log C(n, k), A is a quotient of polynomials of degree n in z = e^{δy},
@@ -37,11 +37,11 @@ def identity(p: int) -> tuple[Keys, float]:
     offsets = np.array([2 * math.log(math.comb(n, k)) for k in range(p)])
     y = chebyshev(0.0, 1.0, 160)[1:]
     m = p // 2
-    weights = Keys(slopes, offsets, np.zeros(p)).weights(y)
+    weights = SoftHead.of_one_variable(slopes, offsets, np.zeros(p)).weights(y[:, None])
     odd = weights[:, p - m :] - weights[:, :m][:, ::-1]
     half = fit_values(odd, y[:, None], np.array([1.2 * LARGEST_VALUE]), PASSES).values[:, 0]
-    keys = Keys(slopes, offsets, np.concatenate([-half[::-1], [0.0] * (p % 2), half]))
-    return keys, observed(lambda t: keys(t) - t, chebyshev(0.0, 1.0, 600), float(np.abs(half).max()))
+    keys = SoftHead.of_one_variable(slopes, offsets, np.concatenate([-half[::-1], [0.0] * (p % 2), half]))
+    return keys, observed(lambda t: keys(t[:, None])[:, 0] - t, chebyshev(0.0, 1.0, 600), float(np.abs(half).max()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,14 +51,14 @@ class ProductGate:
     error: float
     size_x: float
     size_y: float
-    keys: Keys  # A(y) ≈ y
+    keys: SoftHead[np.ndarray]  # A(y) ≈ y
     name: str = "product"
     num_layers: int = 1
     is_proved: bool = False
 
     @property
     def num_anchors(self) -> int:
-        return self.keys.p
+        return self.keys.num_keys
 
     @property
     def domain(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -85,7 +85,7 @@ def product_gate(eps: float, size_x: float = 1.0, size_y: float = 1.0) -> Produc
     else:
         raise OutOfReach("product", eps, error * scale, p)
     # size_y·A(y/size_y)
-    scaled = Keys(keys.slopes / size_y, keys.offsets, keys.values * size_y)
+    scaled = SoftHead(keys.slopes / size_y, keys.offsets, keys.values * size_y)
     return ProductGate(error * scale * (1 + 1e-14), size_x, size_y, scaled)
 
 
@@ -98,5 +98,5 @@ def square_gate(eps: float, size: float = 1.0) -> Gate:
 
 def _square(p: int, size: float) -> Gate:
     keys, error = identity(p)
-    squared = GateKeys(keys.slopes / size, keys.offsets, np.zeros(p), keys.values * size)
+    squared = GateKeys(keys.slopes[:, 0] / size, keys.offsets, np.zeros(p), keys.values[:, 0] * size)
     return Gate.one_head("square", squared, error * size**2 * (1 + 1e-14), 2 * size, domain=(-size, size))
