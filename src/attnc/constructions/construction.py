@@ -251,6 +251,10 @@ def summable(target: Target, request: Request) -> str | None:
     return f"L_p norms of it are proved of expressions in up to {MAX_VARIABLES} variables"
 
 
+CONTINUOUS_FUNCTION = (finite_box, function, one_input, continuous)
+"""The conditions of fits: a continuous function of one input on a finite box."""
+
+
 def is_plain(target: Target, request: Request) -> bool:
     """Whether the target is a continuous function of one finite input whose largest error matters."""
     conditions = (finite_box, made_for("function"), one_input, continuous, largest_error)

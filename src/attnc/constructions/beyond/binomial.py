@@ -12,14 +12,11 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import (
+    CONTINUOUS_FUNCTION,
     MAX_BYTES,
     Construction,
     Request,
-    continuous,
-    finite_box,
     for_eps,
-    function,
-    one_input,
     one_variable,
     round_above,
     summable,
@@ -365,6 +362,6 @@ def binomial_keys(
 BINOMIAL = Construction(
     "binomial",
     for_eps(binomial),
-    (finite_box, function, one_variable, one_input, continuous, summable),
+    (*CONTINUOUS_FUNCTION, one_variable, summable),
     options=frozenset({"norm"}),
 )

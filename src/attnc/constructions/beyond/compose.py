@@ -13,7 +13,7 @@ import numpy as np
 from attnc.constructions.beyond.compose_heads import (
     GLOBAL,
     TWO_KEYS,
-    PartFit,
+    UnaryFit,
     fit_part,
     fit_unary,
     function_of_one,
@@ -24,18 +24,15 @@ from attnc.constructions.beyond.compose_heads import (
 )
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import (
+    CONTINUOUS_FUNCTION,
     MAX_ANCHORS,
     MAX_BYTES,
     Construction,
     Estimate,
     Request,
-    continuous,
-    finite_box,
     for_eps,
-    function,
     is_plain,
     largest_error,
-    one_input,
 )
 from attnc.constructions.fitting.circuit import Circuit, Wire, channel_of
 from attnc.errors import BoundNotMet, InputError
@@ -250,7 +247,7 @@ MODULUS_PIECES = 512
 class FittedPart(NamedTuple):
     """A fit, and the function that it approximates: tree(t) on [lo, hi]."""
 
-    fit: PartFit
+    fit: UnaryFit
     tree: Node
     lo: float
     hi: float
@@ -456,6 +453,4 @@ def _suits(target: Target, request: Request) -> bool:
     return is_plain(target, request) and target.given is None
 
 
-COMPOSE = Construction(
-    NAME, for_eps(compose), (finite_box, function, one_input, continuous, largest_error), _suits, _estimate
-)
+COMPOSE = Construction(NAME, for_eps(compose), (*CONTINUOUS_FUNCTION, largest_error), _suits, _estimate)

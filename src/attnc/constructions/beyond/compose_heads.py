@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.constructions.beyond.gates import GATES, MAX_EXPONENT
 from attnc.constructions.beyond.graded import graded_keys
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.keys import Gate, GateKeys
+from attnc.constructions.fitting.gate.keys import Gate
 from attnc.constructions.fitting.gate.product import product_gate, square_gate
 from attnc.constructions.fitting.kinks import find_kinks
 from attnc.constructions.fitting.minimax import Function
@@ -40,7 +40,7 @@ BETWEEN = 1.01
 
 @dataclass(frozen=True, eq=False)
 class UnaryFit:
-    """A(y) at y = scale·t + shift is within `error` of the function, as far as a dense sample shows."""
+    """A(y) at y = scale·t + shift is within `error` of the function on a dense sample; its keys may carry y."""
 
     keys: SoftHead[np.ndarray]
     scale: float
@@ -59,6 +59,7 @@ class UnaryFit:
 
     def gate(self, circuit: Circuit, argument: Wire, carrier: Wire, name: str) -> Wire:
         """carrier·A(argument)."""
+        assert self.keys.carried is None, "a gate carries its own argument: it is never absorbed"
         return circuit.gate(self.keys, argument * self.scale + self.shift, carrier, name=name)
 
 
@@ -119,47 +120,6 @@ HEAD_PROOF_SECONDS = 1.0
 """Time limit of the proof of one head, in seconds."""
 
 
-class PartFit(Protocol):
-    """Heads that compute g(argument) within `error`, as far as samples show."""
-
-    @property
-    def error(self) -> float: ...
-    @property
-    def num_anchors(self) -> int: ...
-    def apply(self, circuit: Circuit, argument: Wire, name: str) -> Wire: ...
-    def gate(self, circuit: Circuit, argument: Wire, carrier: Wire, name: str) -> Wire:
-        """carrier·g(argument)."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class SelfGate:
-    """Σ_k w_k(t)(v_k + u_k·t): the values carry the argument itself."""
-
-    keys: GateKeys
-    error: float
-
-    @property
-    def num_anchors(self) -> int:
-        return self.keys.p
-
-    def apply(self, circuit: Circuit, argument: Wire, name: str) -> Wire:
-        keys = self.keys
-        (wire,) = circuit.head(
-            [argument],
-            keys.slopes[:, None],
-            keys.offsets,
-            keys.values[:, None],
-            carrier=argument,
-            carried=keys.carried[:, None],
-            name=name,
-        )
-        return wire
-
-    def gate(self, circuit: Circuit, argument: Wire, carrier: Wire, name: str) -> Wire:
-        raise AssertionError("a gate carries its own argument: it is never absorbed")
-
-
 def is_self_gate(tree: Node) -> bool:
     """Whether the head may carry its own argument, and so cannot be a factor of a product as well."""
     return _called(tree) in ("relu", "abs", "silu", *GLOBAL)
@@ -179,8 +139,8 @@ def _called(tree: Node) -> str | None:
 
 
 def fit_part(
-    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: PartFit | None = None, may_carry: bool = True
-) -> PartFit | None:
+    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: UnaryFit | None = None, may_carry: bool = True
+) -> UnaryFit | None:
     """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none.
 
     `before`: a head for nearly the same interval and another δ. Taken again, if it does, where a search is long.
@@ -192,8 +152,8 @@ def fit_part(
         return _identity(lo, hi, delta)
     f = function_of_one(tree)
     few = fit_unary(f, lo, hi, delta, MANY_ANCHORS, dtype)
-    gates = [gate for gate in _gates(tree, lo, hi, delta, dtype) if may_carry or isinstance(gate, UnaryFit)]
-    found: list[PartFit] = [*([] if few is None else [few]), *gates]
+    gates = [gate for gate in _gates(tree, lo, hi, delta, dtype) if may_carry or gate.keys.carried is None]
+    found = [*([] if few is None else [few]), *gates]
     if not found:
         found += _again(before, f, lo, hi, delta) or _graded(tree, f, lo, hi, delta)
     if not found or min(fit.num_anchors for fit in found) > 2 * MANY_ANCHORS:
@@ -202,7 +162,7 @@ def fit_part(
     return min(found, key=lambda fit: fit.num_anchors, default=None)
 
 
-def proved_error(fit: PartFit, tree: Node, lo: float, hi: float) -> float:
+def proved_error(fit: UnaryFit, tree: Node, lo: float, hi: float) -> float:
     """How far the head, in float64, is from tree(t) for t ∈ [lo, hi] in exact arithmetic; as far as samples show if a
     proof takes long."""
     circuit = Circuit(("t",))
@@ -220,7 +180,7 @@ def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
     return UnaryFit(gate.keys.combined(1.0, constant=middle), 1.0, -middle, gate.error)
 
 
-def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterator[PartFit]:
+def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterator[UnaryFit]:
     # A gate need not be finer than the function is large: where relu and abs are below δ, 0 would do.
     delta, name = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _called(tree)
     try:
@@ -237,10 +197,9 @@ def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterat
     keys = gate.keys
     if keys is None:
         return
-    if keys.carried.any():
-        yield SelfGate(keys, gate.error)
-    else:
-        yield UnaryFit(SoftHead.of_one_variable(keys.slopes, keys.offsets, keys.values), 1.0, 0.0, gate.error)
+    carried = keys.carried if keys.carried.any() else None
+    head = SoftHead.of_one_variable(keys.slopes, keys.offsets, keys.values, carried)
+    yield UnaryFit(head, 1.0, 0.0, gate.error)
 
 
 def _square(lo: float, hi: float, delta: float) -> Gate:
@@ -263,9 +222,9 @@ def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> list
     return [replace(fit, error=error)] if error <= delta else []
 
 
-def _again(before: PartFit | None, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:
+def _again(before: UnaryFit | None, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:
     """The same anchors, if they are within δ and not far below it."""
-    if not isinstance(before, UnaryFit):
+    if before is None or before.keys.carried is not None:
         return []
     error = _error(before, f, lo, hi)
     return [replace(before, error=error)] if CLOSE_SHARE * delta <= error <= delta else []

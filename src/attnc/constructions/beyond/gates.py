@@ -7,16 +7,14 @@ from collections.abc import Callable
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import (
+    CONTINUOUS_FUNCTION,
     MAX_ANCHORS,
     MAX_BYTES,
     Construction,
     Request,
-    continuous,
     for_eps,
-    function,
     is_plain,
     largest_error,
-    one_input,
 )
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.gate import exact, fitted, kinks, pieces
@@ -242,4 +240,4 @@ def _suits(target: Target, request: Request) -> bool:
     return not target.box.is_bounded or (is_plain(target, request) and target.expression is not None)
 
 
-GATES_CONSTRUCTION = Construction("gates", _build, (function, one_input, continuous, largest_error), _suits)
+GATES_CONSTRUCTION = Construction("gates", _build, (*CONTINUOUS_FUNCTION[1:], largest_error), _suits)

@@ -12,17 +12,14 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import (
+    CONTINUOUS_FUNCTION,
     MAX_ANCHORS,
     MAX_BYTES,
     Construction,
     Estimate,
     Request,
-    continuous,
-    finite_box,
     for_eps,
-    function,
     is_plain,
-    one_input,
     summable,
 )
 from attnc.constructions.fitting.cell_head import CellHead, self_attention
@@ -121,8 +118,7 @@ def _build(target: Target, found: Spectrum, dtype: str) -> Built:
     middle = target.box.lo / 2 + target.box.hi / 2
     mesh = np.meshgrid(*[axis.lattice for axis in axes], indexing="ij")
     anchors = np.stack([L.ravel() for L in mesh], axis=1)
-    values = found.values.reshape(len(anchors), positions.n, -1)
-    stored = positions.undo_leak(values).reshape(len(anchors) * positions.n, -1)
+    stored = positions.stored(found.values.reshape(len(anchors), -1))
     bias = -(c * anchors**2).sum(axis=1)
     keys = SoftHead(2 * anchors, bias, stored)
     cells = CellHead(target, dtype, c / h, -middle * c / h, keys, 1.0, positions)
@@ -417,7 +413,7 @@ def _cells_to_prove(target: Target, eps: float) -> float:
 SPECTRAL_GRID = Construction(
     NAME,
     for_eps(spectral_grid),
-    (finite_box, function, one_input, continuous, summable),
+    (*CONTINUOUS_FUNCTION, summable),
     _suits,
     _estimate,
     frozenset({"norm"}),

@@ -17,7 +17,7 @@ from attnc.constructions.fitting.grid_partition import check_cells
 from attnc.constructions.fitting.leaves import GradedLattice, LatticeLeaves, Profile, profile, winning_pieces
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
 from attnc.constructions.fitting.search import Bracket
-from attnc.constructions.fitting.selection import average_error, round_up, score_error, underflow
+from attnc.constructions.fitting.selection import CellSelection, round_up, score_error
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
@@ -109,34 +109,24 @@ class AdaptivePartition:
 
     @cached_property
     def stored_values(self) -> Float[np.ndarray, "keys outputs_per_position"]:
-        by_position = self.values.reshape(self.leaves.count, self.positions.n, -1)
-        return self.positions.undo_leak(by_position).reshape(self.leaves.count * self.positions.n, -1)
+        return self.positions.stored(self.values)
 
     @cached_property
     def bound(self) -> Bound:
-        leaves, n, dtype = self.leaves, self.positions.n, self.leaves.lattice.dtype
+        leaves, positions = self.leaves, self.positions
         leak = min(1.0, 1.01 * (leaves.count - 1) * math.exp(-self.g))  # 1 %: exponentials are good to a few ulp
-        stored, num_keys = self.stored_values, leaves.count * n
-        variation = float(self.radii.max())
-        all_values = np.concatenate([stored, self.values.reshape(num_keys, -1)])
+        delta = leaves.relative_error * (self.beta * self.regions.size + positions.margin)
+        selection = CellSelection(delta, leak, self.regions.near * positions.n)
+        variation, stored = float(self.radii.max()), self.stored_values
+        all_values = np.concatenate([stored, self.values.reshape(len(stored), -1)])
         spread = float(np.ptp(all_values, axis=0).max()) + variation
-        cast = float(np.abs(stored - stored.astype(dtype)).max())
-        near = self.regions.near * n
-        rounding = average_error(num_keys, near, leak, UNIT_ROUNDOFF[dtype]) * float(np.abs(stored).max())
-        rounding += cast + underflow(num_keys, dtype)
-        terms = [
-            Term("variation", variation, f"half the range of f where a cell can win, the largest of {leaves.count:,}"),
-            Term("leak", round_up(leak * spread), f"weight of all cells behind by g = {self.g:.3g} or more"),
-        ]
-        if n > 1:
-            by_position = self.values.reshape(leaves.count, n, -1)
-            off, undone = self.positions.residue(by_position, stored.reshape(by_position.shape))
-            rounding += undone
-            delta = leaves.relative_error * (self.beta * self.regions.size + self.positions.margin)
-            wrong = math.expm1(2 * delta) if delta < 300 else math.inf
-            terms.append(Term("position", round_up(wrong * off), "weights of other positions, not undone"))
-        reason = f"{dtype} sums over {num_keys:,} keys in any order, {near} of them near"
-        return Bound((*terms, Term("rounding", round_up(rounding), reason)))
+        terms = (
+            Term("leak", leak * spread, f"weight of all cells behind by g = {self.g:.3g} or more"),
+            *positions.value_terms(self.values, selection, leaves.lattice.dtype),
+        )
+        reason = f"half the range of f where a cell can win, the largest of {leaves.count:,}"
+        rounded = (Term(t.name, round_up(t.value), t.reason) for t in terms)
+        return Bound((Term("variation", variation, reason), *rounded))
 
     @property
     def worst_box(self) -> dict[str, tuple[float, float]]:

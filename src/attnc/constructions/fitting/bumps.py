@@ -20,7 +20,6 @@ from attnc.constructions.construction import Estimate, Request
 from attnc.constructions.fitting.cell_grid import CellGrid
 from attnc.constructions.fitting.clips import ClipLayer, HeadedClipLayer
 from attnc.constructions.fitting.grid_partition import (
-    CellSelection,
     GridPartition,
     check_cells,
     choose_grid,
@@ -28,7 +27,7 @@ from attnc.constructions.fitting.grid_partition import (
     sample,
 )
 from attnc.constructions.fitting.positions import Positions, num_positions
-from attnc.constructions.fitting.selection import round_up, score_error
+from attnc.constructions.fitting.selection import CellSelection, round_up, score_error
 from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Affine, Attention

@@ -146,8 +146,12 @@ class Circuit:
         return tuple(Wire({signal: 1.0}) for signal in signals)
 
     def apply(self, keys: SoftHead[np.ndarray], query: Wire, *, name: str = "head") -> Wire:
-        """A(query), for a head A of one input with constant values."""
-        (wire,) = self.head([query], keys.slopes, keys.offsets, keys.values, name=name)
+        """A(query), for a head A of one input and one output, whose keys may carry the query."""
+        carried = None if keys.carried is None else keys.carried[:, :, 0]
+        carrier = None if carried is None else query
+        (wire,) = self.head(
+            [query], keys.slopes, keys.offsets, keys.values, carrier=carrier, carried=carried, name=name
+        )
         return wire
 
     def gate(self, keys: SoftHead[np.ndarray], query: Wire, carrier: Wire, *, name: str = "gate") -> Wire:

@@ -96,7 +96,14 @@ def require_fine(radius: float, u: float) -> None:
 
 @dataclass(frozen=True)
 class HeadedClipLayer:
-    """clip(y, −radius, radius), radius = (N−1)/2, by H heads of n keys with s sentinels per side."""
+    """clip(y, −radius, radius), radius = (N−1)/2, by H heads of n keys with s sentinels per side (arXiv 2504.15956).
+
+    The anchors 0 … N−1, N = (n−2s)·H, are dealt out in blocks of q = n−2s. Head h sees its block and s sentinels per
+    side, which stand where the neighbours' anchors do. In coordinates centred on its block every head has the same keys
+    l = −(n−1)/2 … (n−1)/2, so tokens carry l and l² once, and W_Q shifts y to the head. Sentinels have value 0: a head
+    is silent where another one holds y, and at a seam two heads share the value as one softmax would. The outer
+    sentinels of the first and last head carry the ends of the range.
+    """
 
     num_tokens: int
     num_heads: int

@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built
-from attnc.constructions.construction import Request, round_above
+from attnc.constructions.construction import Request, finite_box, function, round_above
 from attnc.constructions.fitting.cell_grid import CellGrid, Variation, choose_counts, constant_norm, variation_norm
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
 from attnc.constructions.fitting.search import least
-from attnc.constructions.fitting.selection import average_error, far_weight, round_up, score_error, underflow
+from attnc.constructions.fitting.selection import (
+    CellSelection,
+    far_weight,
+    round_up,
+    score_error,
+)
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -24,15 +29,6 @@ from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-
-@dataclass(frozen=True)
-class CellSelection:
-    """How well a softmax over cells selects those that hold x when widened."""
-
-    delta: float  # the error of a score
-    leak: float  # the weight of all other cells, score errors included
-    near: int  # how many keys can belong to the widened cells that hold x
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +92,7 @@ class GridPartition:
 
     @cached_property
     def stored_values(self) -> Float[np.ndarray, "keys outputs_per_position"]:
-        """The value of key (j, i), in the order of keys: cells first, positions within them."""
-        by_position = self.values.reshape(len(self.values), self.positions.n, -1)
-        return self.positions.undo_leak(by_position).reshape(len(self.values) * self.positions.n, -1)
+        return self.positions.stored(self.values)
 
     @property
     def parameters(self) -> tuple[tuple[str, float | int | str], ...]:
@@ -106,25 +100,13 @@ class GridPartition:
 
     @cached_property
     def bound(self) -> Bound:
-        grid, positions, u = self.grid, self.positions, UNIT_ROUNDOFF[self.grid.dtype]
-        num_keys = grid.num_cells * positions.n
-        delta, leak, near = self.selection.delta, self.selection.leak, self.selection.near
-        largest = float(np.abs(self.stored_values).max(initial=0.0))
-        cast = float(np.abs(self.stored_values - self.stored_values.astype(grid.dtype)).max(initial=0.0))
-        rounding = average_error(num_keys, near, leak, u) * largest + cast + underflow(num_keys, grid.dtype)
+        leak = self.selection.leak * self._spread
         terms = [
-            Term("leak", leak * self._spread, f"weight of all farther cells at β = {self.beta:.6g} in units of a cell"),
+            Term("leak", leak, f"weight of all farther cells at β = {self.beta:.6g} in units of a cell"),
+            *self.positions.value_terms(self.values, self.selection, self.grid.dtype),
         ]
-        if positions.n > 1:
-            by_position = self.values.reshape(len(self.values), positions.n, -1)
-            off, undone = positions.residue(by_position, self.stored_values.reshape(by_position.shape))
-            rounding += undone
-            wrong = math.expm1(2 * delta) if delta < 300 else math.inf
-            terms.append(Term("position", wrong * off, "weights of other positions, not undone"))
-        reason = f"{grid.dtype} sums over {num_keys:,} keys in any order, {near} of them near"
-        terms.append(Term("rounding", rounding, reason))
         # ‖constant‖_p over the box is the constant times vol^{1/p}.
-        volume = constant_norm(grid.box, self.p)
+        volume = constant_norm(self.grid.box, self.p)
         constants = (Term(t.name, round_up(t.value * volume), t.reason) for t in terms)
         return Bound((*self._variation_terms, *constants))
 
@@ -215,6 +197,10 @@ def known_variation(target: Target, request: Request) -> str | None:
     if target.can_be_enclosed:
         return None
     return "needs a Lipschitz constant (lipschitz=…) or hessian_bound=… of Python code"
+
+
+CELLS = (finite_box, function, few_variables, known_variation)
+"""The conditions of a partition into cells."""
 
 
 def sample(target: Target, grid: CellGrid, request: Request) -> Float[np.ndarray, "cells outputs"]:

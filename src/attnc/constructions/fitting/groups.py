@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grading:
-    """ρ(t) ∝ 1/(t0 + |t − κ|) + u/(hi − lo), κ the nearest of `points`; without points ρ is constant.
+    """Anchors that crowd at given points, and the scores that select among them.
+
+    A density ρ is the number of anchors per unit of length. Equidistribute them, and let the scores be the tangents at
+    the anchors of a convex φ with φ″ = cρ²: then a step from one anchor to the next looks the same everywhere, and the
+    weights about an anchor are those of a Gaussian softmax whose spacing is the local h = 1/ρ. Here
+
+    ρ(t) ∝ 1/(t0 + |t − κ|) + u/(hi − lo), κ the nearest of `points`; without points ρ is constant.
 
     Near κ the spacing is that of t = κ ± t0(e^{|s|} − 1), s uniform; u > 0 keeps it from growing too much far away.
     Everything has a closed form between the middles of neighbouring points: with r = |t − κ|, l = log(1 + r/t0) and
@@ -215,7 +221,12 @@ GRADED_ROUNDING = 0.0007
 def search_group(
     piece: SmoothPiece, num_keys: int, goal: float | None = None, near: KeyGroup | None = None
 ) -> KeyGroup:
-    """The first group of this size with an error of at most `goal` that is found, or the best."""
+    """The first group of this size with an error of at most `goal` that is found, or the best.
+
+    The search is over the curvature c, the number of spacings that fill the piece, the shift of the anchors, and for a
+    graded group t0 and u. The error as a function of these has narrow valleys, so the search is coarse at first and
+    then goes downhill from the best places.
+    """
     if num_keys == 1:
         return constant_group(piece)
     enough = 2.0**-50 * float(piece.limits.max()) if goal is None else goal

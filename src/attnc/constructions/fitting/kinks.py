@@ -11,8 +11,8 @@ import numpy as np
 
 from attnc.constructions.fitting.minimax import Function
 from attnc.numerics.intervals import Interval
-from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Negate, Node, Number, Power, Step, Sum, schedule, walk
 from attnc.targets.target import Target
 
@@ -23,6 +23,9 @@ MAX_CELLS_EVALUATED = 20_000
 
 def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool]]:
     """All zeros of a continuous expression on [lo, hi], and whether it crosses 0 there or may only touch.
+
+    Cells whose range excludes 0 are dropped, a cell on which the slope excludes 0 has at most one zero, found by
+    bisection, and the rest is halved. Zeros that only touch remain as small clusters of cells.
 
     Where it vanishes on a whole interval, none is listed inside it: the parts that bend at its ends have zeros there.
     """
@@ -181,13 +184,17 @@ class Kink:
 
 
 def find_kinks(target: Target) -> tuple[Kink, ...]:
-    """Those that a tree shows, which are all, or those that samples show, which may not be."""
+    """All kinks that the tree of an expression shows, or those that samples of a callable show, which may not be all.
+
+    abs, relu, clip, min and max bend where an argument passes 0 or another one. Roots, powers that are not integers,
+    asin and acos are singular where their argument reaches the edge of their domain.
+    """
     lo, hi = float(target.box.lo[0]), float(target.box.hi[0])
 
     def f(x: np.ndarray) -> np.ndarray:
         return target(x[:, None])
 
-    found = _of_tree(target, lo, hi) if isinstance(target, ExpressionTarget) else _of_samples(f, lo, hi)
+    found = _of_samples(f, lo, hi) if target.expression is None else _of_tree(target.expression, lo, hi)
     return _that_bend(f, _distinct(list(found), lo, hi), lo, hi)
 
 
@@ -232,10 +239,10 @@ def _is_smooth(f: Function, lo: float, hi: float, scale: float) -> bool:
     return bool(np.abs(left).max() <= 2.0**-44 * scale)
 
 
-def _of_tree(target: ExpressionTarget, lo: float, hi: float) -> Iterator[Kink]:
-    name = target.box.names[0]
+def _of_tree(expression: Expression, lo: float, hi: float) -> Iterator[Kink]:
+    (name,) = expression.variables
     seen: set[Node] = set()
-    for node in walk(target.expression.outputs):
+    for node in walk(expression.outputs):
         for difference, is_singular in _differences(node):
             if difference not in seen:
                 seen.add(difference)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.constructions.fitting.selection import CellSelection, average_error, underflow
+from attnc.numerics.bound import Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.target import Target
 
@@ -34,11 +37,32 @@ class Positions:
     def margin(self) -> float:
         return self.M if self.n > 1 else 0.0
 
-    def undo_leak(self, f: Float[np.ndarray, "cells n k"]) -> Float[np.ndarray, "cells n k"]:
-        """C⁻¹f = ((a+n) f_i − Σ f)/a."""
-        return f if self.n == 1 else f + (self.n * f - f.sum(axis=1, keepdims=True)) / self.a
+    def stored(self, values: Float[np.ndarray, "cells outputs"]) -> Float[np.ndarray, "keys outputs_per_position"]:
+        """The value of key (j, i), cells first: C⁻¹f = ((a+n) f_i − Σ f)/a, which undoes the leak between positions."""
+        f = values.reshape(len(values), self.n, -1)
+        if self.n > 1:
+            f = f + (self.n * f - f.sum(axis=1, keepdims=True)) / self.a
+        return f.reshape(len(values) * self.n, -1)
 
-    def residue(self, f: np.ndarray, stored: np.ndarray) -> tuple[float, float]:
+    def value_terms(
+        self, values: Float[np.ndarray, "cells outputs"], selection: CellSelection, dtype: str
+    ) -> Iterator[Term]:
+        """The errors of the stored values: the leak between positions that is not undone, and rounding."""
+        stored, delta, near = self.stored(values), selection.delta, selection.near
+        largest = float(np.abs(stored).max(initial=0.0))
+        cast = float(np.abs(stored - stored.astype(dtype)).max(initial=0.0))
+        average = average_error(len(stored), near, selection.leak, UNIT_ROUNDOFF[dtype])
+        rounding = average * largest + cast + underflow(len(stored), dtype)
+        if self.n > 1:
+            by_position = values.reshape(len(values), self.n, -1)
+            off, undone = self._residue(by_position, stored.reshape(by_position.shape))
+            rounding += undone
+            wrong = math.expm1(2 * delta) if delta < 300 else math.inf
+            yield Term("position", wrong * off, "weights of other positions, not undone")
+        reason = f"{dtype} sums over {len(stored):,} keys in any order, {near} of them near"
+        yield Term("rounding", rounding, reason)
+
+    def _residue(self, f: np.ndarray, stored: np.ndarray) -> tuple[float, float]:
         """(max Σ_i' C_ii'|stored_i' − f_i|, rounding of `stored`).
 
         The sum without absolute values is 0; weights off by factors e^{±2δ} leave e^{2δ} − 1 of the first figure.

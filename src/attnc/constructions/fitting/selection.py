@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
+
+
+@dataclass(frozen=True)
+class CellSelection:
+    """How well a softmax over cells selects those that hold x when widened."""
+
+    delta: float  # the error of a score
+    leak: float  # the weight of all other cells, score errors included
+    near: int  # how many keys can belong to the widened cells that hold x
 
 
 def far_weight(beta: float, rho: float, count: int, delta: float = 0.0, overhang: float = 0.0) -> float:

@@ -6,18 +6,10 @@ import functools
 import math
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import (
-    MAX_ANCHORS,
-    MAX_BYTES,
-    Construction,
-    Request,
-    finite_box,
-    function,
-    one_input,
-)
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
 from attnc.constructions.fitting.adaptive_partition import build_cells
 from attnc.constructions.fitting.cell_head import estimate_on_grid, self_attention
-from attnc.constructions.fitting.grid_partition import few_variables, known_variation
+from attnc.constructions.fitting.grid_partition import CELLS
 from attnc.errors import InputError
 from attnc.targets.target import Target
 
@@ -65,7 +57,7 @@ def _suits(target: Target, request: Request) -> bool:
 MAX_AFFINE = Construction(
     "max_affine",
     _build,
-    (finite_box, function, one_input, few_variables, known_variation),
+    (one_input, *CELLS),
     _suits,
     functools.partial(estimate_on_grid, "max_affine"),
     frozenset({"centres", "norm"}),

@@ -6,10 +6,10 @@ import functools
 import math
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, finite_box, function
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request
 from attnc.constructions.fitting.adaptive_partition import build_cells
 from attnc.constructions.fitting.cell_head import CellHead, CellWeights, estimate_on_grid
-from attnc.constructions.fitting.grid_partition import few_variables, known_variation
+from attnc.constructions.fitting.grid_partition import CELLS
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program, token_shape
 from attnc.ir.spec import check
@@ -67,7 +67,7 @@ def _suits(target: Target, request: Request) -> bool:
 MAX_AFFINE_CROSS = Construction(
     "max_affine_cross",
     _build,
-    (finite_box, function, few_variables, known_variation),
+    CELLS,
     _suits,
     functools.partial(estimate_on_grid, "max_affine_cross"),
     frozenset({"centres", "norm"}),
