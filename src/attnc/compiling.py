@@ -34,7 +34,7 @@ from attnc.targets.target import Target
 SMALL = 2.0**-100
 """Least magnitude of a variable in float32: smaller numbers lose digits there, and below 2^−149 there are none."""
 MAX_RETRIES = 6
-"""Maximum number of retries of a construction with a smaller eps; the corpus needs at most 3."""
+"""Maximum number of retries of a construction with a smaller eps."""
 WORTHWHILE = 0.97
 """A retry is worth another one if it lowers the error to this share of the best error before it."""
 

@@ -14,6 +14,7 @@ from attnc.errors import AttncError, BoundNotMet, InputError
 from attnc.targets.target import Target
 
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
+"""The fields of an Estimate by which `auto` may compare constructions."""
 
 
 def construction_named(name: str) -> Construction:

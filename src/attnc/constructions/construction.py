@@ -21,9 +21,9 @@ from attnc.targets.box import Box
 from attnc.targets.target import Target
 
 MAX_ANCHORS = 2_000_000
-"""Default limit of (head, key) pairs: a program of this size still compiles within minutes."""
+"""Default limit of (head, key) pairs: at eight numbers per anchor they need about MAX_BYTES bytes."""
 MAX_BYTES = 2**30
-"""Default limit of bytes for a program and for the arrays that it is made from: one GiB fits every laptop."""
+"""Default limit of bytes for a program and for the arrays that it is made from: one GiB."""
 MAX_STEP_ANCHORS = 1024
 """Limit of heads and anchors of a step: its error is then 6e-5, and rounding grows with the square of the number."""
 OPTIONS = ("centres", "heads", "norm")

@@ -65,6 +65,7 @@ NAME = "compose"
 MOST_FUSED = 72
 """Largest number of anchors of one head for a function of several operations; with more it is taken apart."""
 MAX_SHARINGS = 8
+"""Largest number of times that eps is shared anew after the errors of the fits are seen."""
 ROUNDINGS_OF_HEADS = 4
 """Least eps, in roundings of max |f|, that a head can reach."""
 COMPOSED_SHARE = 0.95
@@ -239,9 +240,11 @@ def _fitted(target: Target, ledger: Ledger, eps: float, progress: Progress | Non
 
 
 SHARING_PASSES = 6
+"""Passes in which shares and enlarged ranges are brought into agreement."""
 GATE_SHARE = 0.02
 """The share of eps of a gate, whose two keys do not grow with 1/δ; a head whose keys do has the share 1."""
 MODULUS_PIECES = 512
+"""Pieces of a range on each of which the slope of a function is enclosed."""
 
 
 class FittedPart(NamedTuple):

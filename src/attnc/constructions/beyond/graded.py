@@ -204,7 +204,7 @@ SAMPLED_SHARE = 0.97
 EFFORTS = ((0.95, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2))
 """(share of eps for the fits, share of the largest value allowed). The rest of eps is for the switches."""
 AFFORDABLE = 160
-"""Largest number of keys whose values are solved for together: a fit then takes about 10 ms."""
+"""Largest number of keys whose values are solved for together: the cost of a fit grows with its cube."""
 MANY_PIECES = 12
 """With more pieces, a piece gets as many keys as its neighbour if that is enough, without a search for fewer."""
 
@@ -402,6 +402,7 @@ def _sample(
 STEEPEST = 1e15
 """The steepest switch, in units of 1/width: a steeper one is narrower than the spacing of floats."""
 _APART = np.concatenate([-np.geomspace(1.0, 1e-16, 129), np.geomspace(1e-16, 1.0, 129)])
+"""Distances from a kink, in units of the narrower piece, at which the error of a switch is sampled."""
 
 
 def steepness(left: KeyGroup, right: KeyGroup, allowed: float) -> float:

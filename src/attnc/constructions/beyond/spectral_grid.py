@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 NAME = "spectral_grid"
 MAX_GRID_DIMENSIONS = 6
+"""Largest number of variables: five anchors per axis are 15,625 in six variables."""
 MARGIN_OF_POSITIONS = 40.0
+"""M, the score bonus of the own position: other positions keep e^−40 of its weight."""
 
 
 def spectral_grid(
@@ -129,15 +131,21 @@ def _build(target: Target, found: Spectrum, dtype: str) -> Built:
 
 
 NUM_SECTIONS_AT_FIRST = 20
+"""Number of sections of f along each axis that the first choice of axes is made from."""
 MAX_SAMPLES = 10**7
+"""Largest number of samples of f on the nodes of the grid: 80 MB per output."""
 MAX_TESTS = 3 * 10**5
+"""Largest number of test points between the nodes."""
 MAX_SOLVED = 10**5
+"""Largest number of samples of f from which the growth of the values along one axis is foreseen."""
 MAX_THINNED = 10**4
+"""Largest grid, in anchors, whose axes are shortened one by one: each attempt fits the whole grid."""
 HASTE = (1.0, 0.6, 0.3)
 """The exponents by which the first axes may use up the growth of the values; the best of the three is kept."""
 FIT_SHARE = 0.9
 """The share of eps for the error at test points: between them the error is a little larger."""
 MAX_ROUNDS = 16
+"""Largest number of fits of the whole grid; each adds sections through the worst points."""
 LEAST_ROUNDINGS = 24
 """Least eps in roundings of max |f|: each weight and each sum is off by a few."""
 

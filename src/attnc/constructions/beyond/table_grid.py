@@ -37,12 +37,15 @@ from attnc.targets.target import Target
 
 NAME = "table_grid"
 NUM_SECTIONS = 40
+"""Number of random sections of the table along each axis; twice as many of the solved values are kept."""
 MAX_REFITS = 8
+"""Largest number of fits of the whole table; each adds sections through the worst points."""
 SOFT_LEADS = (1.0, 1.5, 2.0, 3.0, 5.0)
 HARD_LEADS = (3.0, 8.0, 16.0, 32.0, 64.0)
 """Leads of the score of a key at its own node, with a key for each node. With soft leads the output varies smoothly
 between the nodes; with hard ones the rounding of scores does no harm."""
 GROWTH_AT_NODES = 1.5
+"""Largest growth of the values, with a key for every node, at which the softer lead is kept."""
 SMALL_VALUE = 2.5
 """Largest ratio of the values of keys to those of the table where rounding is the limit."""
 

@@ -52,7 +52,9 @@ ROUGH_GROWTH = 3.0
 SHAPES = ((0.0, 0.5), (0.0, 0.296875), (0.125, 0.6875), (0.25, 0.5), (0.25, 0.296875))
 """(padding as a part of p, c): little of both for steep functions, more for those that go on smoothly."""
 CUTS = (1e-11, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+"""Singular values below this share of the largest are cut: the first cut that keeps the values small is taken."""
 RIDGES = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
+"""Ridges in units of the largest diagonal entry: the first that keeps the values small is taken."""
 FINE_SHARE = 1e-6
 """An eps below this part of max |f| needs singular values; otherwise normal equations do, ten times as fast."""
 MAX_SMOOTH_ANCHORS, MAX_FINE_ANCHORS = 2000, 600
@@ -60,6 +62,7 @@ MAX_SMOOTH_ANCHORS, MAX_FINE_ANCHORS = 2000, 600
 MAX_POINT_WEIGHTS = 4 * 10**7
 """Largest number of weights (points × anchors) of a smooth fit: 320 MB in float64."""
 STEEPEST_COUNTS = (*range(1, 11), 12, 14, 16, 19, 22, 26, 30, 36, 43, 51, 61, 73, 88, 105, 126, 151, 181, 217, 260)
+"""Numbers of anchors on the steepest axis that are tried in turn: from ten on, each is 1.2 times the one before."""
 
 
 def table_scattered(
@@ -314,10 +317,12 @@ def _quadratic(x: Float[np.ndarray, "batch points d"]) -> Float[np.ndarray, "bat
 NEGLIGIBLE_EXPONENT = 40.0
 """Weights below e^−40 are left out of a fit, and change nothing in float64."""
 MAX_PAIRS = 10**7
+"""Largest number of pairs of points whose kernel is stored: 240 MB."""
 MAX_GRADIENT_STEPS = 1000
 MAX_GRADIENT_WORK = 2 * 10**8
 """Steps, and steps × pairs, of the conjugate gradients: a kernel that needs more is too soft for its closest points."""
 SOFTEST = 1.0
+"""The first β, in units of the mean spacing of the points: weights then reach over about six spacings."""
 HARDER = 2.0
 """A power of two, so that multiples of anchors are exact."""
 
@@ -479,6 +484,7 @@ def _conjugate_gradients(
 SELECTING = 80.0
 """The lead of a score that leaves no weight to others: e^−80 is below float64 rounding by far."""
 MAX_KINKS = 2000
+"""Largest number of kinks between close points: every key adds a term for each."""
 
 
 @dataclass(frozen=True, eq=False)

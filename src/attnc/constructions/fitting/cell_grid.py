@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 GRID_CELLS_PER_BLOCK = 2**15
+"""Cells whose variation is computed at once: arrays then fit the cache."""
 FEW_CELLS = 64
 """Largest number of cells per axis that is tried where f jumps, in case it puts all jumps on borders."""
 

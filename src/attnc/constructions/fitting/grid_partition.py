@@ -144,7 +144,7 @@ def grid_leak(grid: CellGrid, beta: float, eta: float, delta: float) -> float:
 
 
 MAX_CELLS_TRIED = 20_000
-"""Largest grid, in cells, whose variation an estimate computes: it takes about a second."""
+"""Largest grid, in cells, whose variation an estimate computes; larger grids are extrapolated."""
 MAX_GRID_VARIABLES = 10
 """Largest number of variables of a grid: two cells per axis are 1024 cells."""
 Cost = Callable[[tuple[int, ...]], tuple[int, int]]

@@ -122,6 +122,7 @@ class Grading:
 
 
 GROUP_PASSES = 8
+"""Passes of the reweighted least squares of a thorough fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,16 +205,19 @@ def constant_group(piece: SmoothPiece) -> KeyGroup:
 
 
 LARGEST_GROUP = 512
+"""Largest number of keys of one group: the cost of a fit grows with its cube."""
 GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, LARGEST_GROUP)
+"""Numbers of keys that are tried in turn: each is about 1.4 times the one before."""
 FIRST_STEP, LAST_STEP = 0.17, 0.012
 """The first and the last step of the way downhill."""
 DOWNHILL_FACTOR = 300.0
-"""Errors up to this multiple of the goal are still lowered by steps downhill; larger ones never reached a goal."""
+"""Errors up to this multiple of the goal are still lowered by steps downhill; larger ones seldom come down to it."""
 FEW_KEYS, MANY_KEYS = 16, 64
-"""Up to 16 keys the search is thorough. Beyond 64 it tries few shapes: a fit then takes milliseconds."""
+"""Up to 16 keys the search is thorough, as fits are quick; beyond 64 it tries few shapes."""
 AT_END = 1 / 16
 """Share of the width of a piece: an error this close to an end comes from a singular point beyond the end."""
 CURVATURES, LEAST_STEPS = (0.02, 6.0), 0.1
+"""The range of c, and the least number of spacings that fill a piece, within which the search stays."""
 GRADED_ROUNDING = 0.0007
 """The rounding of a graded group's output, in units of u × largest score × limit of the values (measured)."""
 

@@ -19,6 +19,7 @@ from attnc.targets.target import Target
 SMALLEST_CELL = 2.0**-26
 """Least width of a cell in doubt, as a share of the box: in smaller cells rounding hides zeros that only touch."""
 MAX_CELLS_EVALUATED = 20_000
+"""Largest number of cells on which an expression is enclosed: cells in doubt then remain undecided."""
 
 
 def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool]]:
@@ -122,6 +123,7 @@ def _touching(doubtful: list[Interval], steps: Sequence[Step], name: str, width:
 
 
 BEND_CELLS = 2048
+"""Number of cells whose second differences are compared with those of their neighbours."""
 SMOOTH_ORDER = 1.7
 """Second differences of a smooth function fall like t²."""
 

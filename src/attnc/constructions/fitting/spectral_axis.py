@@ -131,6 +131,7 @@ SOFTNESS = tuple(k / 64 for k in (6, 8, 10, 12, 14, 16, 19, 22, 26, 32, 38, 44, 
 """c = βh², in whole 64ths so that −c·L² is exact. The ripple is (2π/c)e^{−π²/c} per unit slope and spacing; the smaller
 c, the smaller the ripple, and the larger the values."""
 PADS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+"""Spacings by which anchors reach beyond either end of the axis."""
 COARSE_PLACES = tuple(product(range(1, 15, 3), range(0, 12, 2)))
 """Places in SOFTNESS and PADS that a search begins with."""
 COARSE_PLACES_FOR_MANY = ((2, 9), (5, 9), (5, 6), (8, 6), (8, 0), (13, 0))

@@ -199,6 +199,7 @@ def reach_at_nodes(
 
 
 BAND_RIDGES = (1e-14, 1e-12, 1e-10)
+"""Ridges in units of the largest diagonal entry: the first that keeps the values small is taken."""
 UNEVEN = 3.0
 """Ratio of gaps between nodes above which graded anchors are tried, too."""
 NODES_LOOKED_AT = 1000

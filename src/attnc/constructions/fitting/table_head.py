@@ -28,6 +28,7 @@ TABLE_SHARE = 0.95
 MAX_SCORES_CHECKED = 2 * 10**7
 """Largest number of scores computed for the error of a head; with more points a sample is taken."""
 TABLE_SCORES_PER_BLOCK = 2**21
+"""Scores computed at once: 16 MB in float64."""
 
 
 @dataclass(frozen=True, eq=False)

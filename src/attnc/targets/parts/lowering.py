@@ -33,6 +33,7 @@ CHOICES = ("max", "min", "clip")
 RELU = Call("relu", (T,))
 SQUARE = Power(T, Number(Fraction(2)))
 MAX_HALVINGS = 24
+"""Largest number of halvings of an angle: a range of 2²⁴ turns loses as many bits of float64."""
 
 CanFit = Callable[[Part, Node], bool]
 """Whether tree(t), at t = this part, is within reach of one head."""
