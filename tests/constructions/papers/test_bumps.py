@@ -1,4 +1,4 @@
-"""Both constructions on bumps: sound where steps are in transition, tight on the worst target, at any temperature."""
+"""two_layer and attention_softmax: sound where steps are in transition, tight on the worst target, for any β."""
 
 from __future__ import annotations
 
@@ -15,19 +15,43 @@ from attnc.constructions.papers.attention_softmax import attention_softmax
 from attnc.constructions.papers.two_layer import two_layer
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError, InputError
-from attnc.ir import Softmax
+from attnc.ir import Affine, Attention, Softmax
 from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.function_target import CallableTarget, SequenceTarget
+from attnc.targets.target import Target
 from constructions.errors import error_at, target_of
-from constructions.transitions import hard_points, midpoints
+from ir.rounding import assert_agrees
 from strategies.expressions import expressions
 
 DTYPES = st.sampled_from(["float64", "float32"])
 HEADS = st.sampled_from([None, 1, 2, 5])
 BOTH = pytest.mark.parametrize("build", [two_layer, attention_softmax])
+
+
+def counts_of(built: Built) -> tuple[int, ...]:
+    return tuple(int(c) for c in str(dict(built.parameters)["points_per_axis"]).split(" × "))
+
+
+def hard_points(target: Target, built: Built, count: int = 400, seed: int = 1) -> np.ndarray:
+    """Half at random and on a grid; half at edges of cells, beside them, and at every stage of a transition."""
+    box, counts = target.box, np.array(counts_of(built))
+    delta = float(dict(built.parameters)["step_width"]) / 2
+    rng = np.random.default_rng(seed)
+    edges = rng.integers(0, counts + 1, (count, box.d)).astype(float)
+    stages = [0.0, 1e-15, -1e-15, 1e-9, -1e-9, delta / 3, -delta / 3, delta, -delta, 1.01 * delta, -1.01 * delta, 0.5]
+    places = (edges + rng.choice(stages, (count, box.d))) / counts
+    points = np.clip(box.lo + places * box.widths, box.lo, box.hi)
+    return np.concatenate([sample_points(box, count), points])
+
+
+def midpoints(target: Target, per_axis: int) -> np.ndarray:
+    """The midpoints of a regular grid, for quadrature."""
+    middles = (np.arange(per_axis) + 0.5) / per_axis
+    axes = target.box.lo + middles[:, None] * target.box.widths
+    return np.stack([axis.ravel() for axis in np.meshgrid(*axes.T, indexing="ij")], axis=1)
 
 
 def size_of(built: Built) -> int:
@@ -201,3 +225,86 @@ def test_a_box_far_from_zero_is_refused_or_right(build, heads):
     built = build(narrow, points_per_axis=20, heads=heads)
     points = np.linspace(1e16, 1e16 + 16, 50)[:, None]
     assert error_at(built.program, narrow, points) <= built.bound.value
+
+
+@BOTH
+@settings(max_examples=15, deadline=None)
+@given(
+    n=st.integers(1, 3),
+    d=st.integers(1, 2),
+    k=st.integers(1, 2),
+    margin=st.floats(0.05, 60),
+    exponent=st.floats(0, 6),
+    heads=HEADS,
+    seed=st.integers(0, 99),
+)
+def test_sequences_are_position_exact_for_every_margin(build, n, d, k, margin, exponent, heads, seed):
+    """attention_softmax has no margin: its last map writes every position by itself."""
+    assume(n * d <= 4)
+    rng = np.random.default_rng(seed)
+    mix, out = rng.normal(size=(n, n)), rng.normal(size=(d, k))
+    lipschitz = np.linalg.norm(mix, 2) * np.linalg.norm(out, 2)
+    target = SequenceTarget(lambda X: np.tanh(mix @ X @ out), n, d, (-1, 1), lipschitz)
+    own = {"margin": margin} if build is two_layer else {}
+    built = build(target, points_per_axis=4 if n * d == 4 else 5, beta=64 * 10.0**exponent, heads=heads, **own)
+    assert error_at(built.program, target, hard_points(target, built, 200)) <= built.bound.value
+    variation = built.bound.terms[0].value
+    assert built.bound.value <= variation * (1 + (1e-3 if build is two_layer else 1e-6))
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("heads", [None, 2])
+def test_the_layers_and_their_sizes(build, dtype, heads):
+    target = SequenceTarget(lambda X: np.cumsum(np.sin(X), axis=1), 2, 1, (-1, 1), 2.0)
+    built = build(target, points_per_axis=(5, 4), dtype=dtype, heads=heads, num_step_anchors=6, beta=16.0)
+    program = built.program
+    selecting = Attention if build is two_layer else Softmax
+    assert [type(layer) for layer in program.layers] == [Affine, Attention, Affine, selecting, Affine]
+    _, steps, _, select, _ = program.layers
+    attention = [layer for layer in (steps, select) if isinstance(layer, Attention)]
+    assert [len(layer.heads) for layer in attention] == [heads or 1, 1][: len(attention)]
+    assert not any(layer.residual or layer.cross or layer.heads[0].mask for layer in attention)
+    keys = 2 * 20 if build is two_layer else 0  # a token for every cell and position
+    assert build is two_layer or len(select.channels) == 20  # a feature for every cell
+    tokens = 12 if heads is None else 10  # 7 steps: 6 keys twice, or (6/2 + 2 sentinels) keys twice
+    assert program.num_anchors == tokens * (heads or 1) + keys
+    inputs = target.split(hard_points(target, built, 15))
+    for found in (program(*inputs), NumpyEngine(program)(*inputs)):
+        assert_agrees(program, tuple(inputs), found)
+
+
+@pytest.mark.parametrize(("build", "per_cell"), [(two_layer, 4), (attention_softmax, 6)])
+def test_weights_are_sparse(build, per_cell):
+    """A few entries for each cell, whatever the number of features; and a large grid is evaluated within seconds."""
+    target = target_of("sin(x)+cos(y)", (-3, 3), (-3, 3))
+    built = build(target, points_per_axis=100)
+    assert counts_of(built) == (100, 100)
+    assert built.program.num_parameters < per_cell * 100 * 100
+    assert error_at(built.program, target, hard_points(target, built, 100)) <= built.bound.value
+
+
+def test_wide_projections_count_as_bytes():
+    """Σ P_i features make dense W_Q and W_K: two_layer refuses a fine grid on one axis for them."""
+    target = CallableTarget(lambda p: p[:, 0], Box.parse([(0, 1)]), 1.0)
+    with pytest.raises(BoundNotMet, match="max_bytes"):
+        two_layer(target, eps=1e-6)
+
+
+def test_a_fine_grid_on_one_axis_needs_no_wide_projections():
+    """Where two_layer's W_Q and W_K would have (Σ P_i)² entries, everything in attention_softmax is sparse."""
+    target = CallableTarget(lambda p: p[:, 0], Box.parse([(0, 1)]), 1.0)
+    built = attention_softmax(target, eps=1e-4)
+    (count,) = counts_of(built)
+    assert 5_000 < count < 5_200
+    assert built.program.num_parameters < 12 * count
+    edges = np.array([1, 777, 4_000])[:, None] / count
+    points = np.concatenate([edges, edges + 1e-6, edges - 1e-6])  # a transition is 3e-6 wide
+    error = error_at(built.program, target, points)
+    assert error <= built.bound.value <= 1.1 * error
+
+
+def test_a_margin_of_nothing_is_refused():
+    target = CallableTarget(lambda p: p[:, 0], Box.parse([(0, 1)]), 1.0)
+    with pytest.raises(InputError, match="margin"):
+        two_layer(target, points_per_axis=3, margin=0.0)
