@@ -253,7 +253,7 @@ class _Attempt:
 
     @property
     def again(self) -> Callable[[], Built] | None:
-        """The build that shares eps by the errors that the heads were proved to have."""
+        """Built with the errors that its heads were proved to have."""
         stages = self.network.certificate.stages
         if self.built.again is None or not stages:
             return None

@@ -40,11 +40,18 @@ class FunctionTarget(Target, abc.ABC):
     lipschitz: float | None
     hessian_bound: float | None
 
+    @property
+    def is_known_on_cells(self) -> bool:
+        return self.given is not None
+
+    @property
+    def interpolated(self) -> FunctionTarget:
+        return self
+
     def _take(self, fn: Callable[..., Any], lipschitz: float | None, hessian_bound: float | None) -> None:
         if not callable(fn):
             raise InputError(f"expected a function, found a {type(fn).__name__}")
         self.fn = fn
-        self.can_be_enclosed = lipschitz is not None or hessian_bound is not None
         self.lipschitz, self.hessian_bound = _size("lipschitz", lipschitz), _size("hessian_bound", hessian_bound)
         short, long = [], []
         if self.lipschitz is not None:

@@ -32,7 +32,6 @@ class TableTarget(Target):
     values: Float[np.ndarray, "points outputs"]
     grid: tuple[Float[np.ndarray, " nodes"], ...] | None
     kind = "TableTarget"
-    can_be_enclosed = False
 
     def __init__(
         self,
@@ -88,6 +87,10 @@ class TableTarget(Target):
     def num_points(self) -> int:
         """Distinct ones."""
         return len(self.points)
+
+    @property
+    def is_known_on_cells(self) -> bool:
+        return False
 
     def check_points(self) -> Float[np.ndarray, "points d"]:
         return self.points

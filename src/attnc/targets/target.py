@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from attnc.targets.expressions.expression import Expression
+    from attnc.targets.function_target import FunctionTarget
 
 
 class Target(abc.ABC):
     """A function of a flat vector of d variables on a box, and where its inputs and outputs go."""
 
     box: Box
-    text: str | None = None  # the expression, where there is one
+    expression: Expression | None = None
+    text: str | None = None  # that of the expression, where there is one
     definitions: str | None = None  # in its place, where it takes definitions to state
-    expression: Expression | None = None  # the same, parsed
     kind: str = "function"  # or the name of the class that some constructions are made for
-    can_be_enclosed: bool = True  # whether `variation` and `enclosure` have bounds to derive from
     is_continuous: bool = True
     assumptions: tuple[str, ...] = ()
     given: str | None = None  # what a proof about it has to believe, in a few words
@@ -37,6 +37,16 @@ class Target(abc.ABC):
     @property
     def num_outputs(self) -> int:
         return math.prod(self.output_shape)
+
+    @property
+    def is_known_on_cells(self) -> bool:
+        """Whether the target can be enclosed over cells: by its own form, or by a constant that was given."""
+        return True
+
+    @property
+    def interpolated(self) -> FunctionTarget | None:
+        """The target itself if only its values are known, and constants that were given; None otherwise."""
+        return None
 
     def split(self, points: Float[np.ndarray, "batch d"]) -> list[np.ndarray]:
         """Flat points as the inputs that a network for this target takes."""

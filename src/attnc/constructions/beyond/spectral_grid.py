@@ -31,7 +31,6 @@ from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.prover import MAX_VARIABLES
 from attnc.targets.expressions.tree import Call, walk
-from attnc.targets.function_target import FunctionTarget
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -408,13 +407,13 @@ def _suits(target: Target, request: Request) -> bool:
 
 def _cells_to_prove(target: Target, eps: float) -> float:
     """The number of cells on each of which a function with given constants is within eps/2 of its interpolant."""
-    d, r = target.box.d, 0.0
-    if len(target.output_shape) > 1 or d > MAX_VARIABLES or not isinstance(target, FunctionTarget):
+    d, r, given = target.box.d, 0.0, target.interpolated
+    if len(target.output_shape) > 1 or d > MAX_VARIABLES or given is None:
         return math.inf
-    if target.lipschitz is not None:
-        r = eps / (2 * max(target.lipschitz, 1e-300) * math.sqrt(d))
-    if target.hessian_bound is not None:
-        r = max(r, math.sqrt(eps / (max(target.hessian_bound, 1e-300) * d)))
+    if given.lipschitz is not None:
+        r = eps / (2 * max(given.lipschitz, 1e-300) * math.sqrt(d))
+    if given.hessian_bound is not None:
+        r = max(r, math.sqrt(eps / (max(given.hessian_bound, 1e-300) * d)))
     return math.prod(math.ceil(width / (2 * r)) if width / (2 * r) < 1e9 else math.inf for width in target.box.widths)
 
 

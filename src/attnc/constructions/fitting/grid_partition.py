@@ -194,7 +194,7 @@ def few_variables(target: Target, request: Request) -> str | None:
 
 
 def known_variation(target: Target, request: Request) -> str | None:
-    if target.can_be_enclosed:
+    if target.is_known_on_cells:
         return None
     return "needs a Lipschitz constant (lipschitz=…) or hessian_bound=… of Python code"
 
