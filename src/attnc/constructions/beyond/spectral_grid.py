@@ -25,7 +25,14 @@ from attnc.constructions.construction import (
 from attnc.constructions.fitting.cell_head import CellHead, self_attention
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
 from attnc.constructions.fitting.search import thinned
-from attnc.constructions.fitting.spectral_axis import MAX_P, MAX_VALUE, AxisSections, SpectralAxis, value_limit
+from attnc.constructions.fitting.spectral_axis import (
+    MAX_P,
+    MAX_VALUE,
+    AxisSections,
+    SpectralAxis,
+    along_axes,
+    value_limit,
+)
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -300,7 +307,7 @@ class SpectralSearch:
             points = np.broadcast_to(free, (*grid.shape[:-1], *free.shape)).copy()
             points[..., first : i + 1] = grid[..., None, :]
             values = target(points.reshape(-1, box.d)).reshape(*grid.shape[:-1], -1)
-            values = _along(values, [axis.solve for axis in before[first:]])
+            values = along_axes(values, [axis.solve for axis in before[first:]])
             return np.moveaxis(values, -2, 0).reshape(len(x), -1)
 
         return AxisSections(float(box.lo[i]), float(box.hi[i]), samples, solved, 4 if box.d < 4 else 2)
@@ -309,9 +316,9 @@ class SpectralSearch:
         """Values by one small product per axis, tested on a grid between the nodes."""
         self._check_limits(axes)
         nodes = [axis.nodes() for axis in axes]
-        values = _along(self._on_grid(nodes), [axis.solve for axis in axes])
+        values = along_axes(self._on_grid(nodes), [axis.solve for axis in axes])
         tests = [axis.at(t) for axis, t in zip(axes, _test_points(axes), strict=True)]
-        made = _along(values, [axis.weights(x).__matmul__ for axis, x in zip(axes, tests, strict=True)])
+        made = along_axes(values, [axis.weights(x).__matmul__ for axis, x in zip(axes, tests, strict=True)])
         errors = np.abs(made - self._on_grid(tests)).max(axis=-1)
         worst = np.argsort(errors, axis=None)[::-1][: max(1, errors.size // 100)][:: max(1, errors.size // 400)]
         index = np.unravel_index(worst, errors.shape)
@@ -365,15 +372,6 @@ class SpectralSearch:
 
 def _show_counts(axes: Sequence[SpectralAxis]) -> str:
     return " × ".join(str(axis.p) for axis in axes)
-
-
-def _along(tensor: np.ndarray, maps: Sequence[Callable[[np.ndarray], np.ndarray]]) -> np.ndarray:
-    """Axis i goes through maps[i], a linear map of columns; axes beyond stay."""
-    for i, linear in enumerate(maps):
-        moved = np.moveaxis(tensor, i, 0)
-        columns = linear(moved.reshape(len(moved), -1))
-        tensor = np.moveaxis(columns.reshape(len(columns), *moved.shape[1:]), 0, i)
-    return tensor
 
 
 def _test_points(axes: Sequence[SpectralAxis]) -> list[np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from attnc.constructions.construction import (
 )
 from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.constructions.fitting.search import thinned
+from attnc.constructions.fitting.spectral_axis import along_axes
 from attnc.constructions.fitting.table_axis import NodeAxis, NodeKeys, Sections
 from attnc.constructions.fitting.table_head import (
     MAX_TABLE_VALUE,
@@ -150,7 +151,7 @@ class _GridTableSearch:
             sections = self._sections(i, solved, max_value ** ((i + 1) / len(self.axes)))
             found = axis.smallest(sections, eps / math.sqrt(len(self.axes)))
             lines.append(self._softest(axis, sections, leads) if found is None else axis.smooth(found))
-            solved = _along(i, solved, lines[-1].solve)
+            solved = along_axes(solved, [lines[-1].solve], i)
         return lines
 
     def _softest(self, axis: NodeAxis, sections: Sections, leads: Sequence[float]) -> NodeKeys:
@@ -173,12 +174,8 @@ class _GridTableSearch:
         return Sections(f.reshape(len(lines), -1), made[:, largest], sizes[largest])
 
     def head(self, lines: Sequence[NodeKeys]) -> TableHead:
-        values = self.f
-        for i, line in enumerate(lines):
-            values = _along(i, values, line.solve)
-        exact = values
-        for i, line in enumerate(lines):
-            exact = _along(i, exact, line.apply)
+        values = along_axes(self.f, [line.solve for line in lines])
+        exact = along_axes(values, [line.apply for line in lines])
         anchors = np.stack([L.ravel() for L in np.meshgrid(*(line.anchors for line in lines), indexing="ij")], axis=1)
         bias = np.sum([b.ravel() for b in np.meshgrid(*(line.bias for line in lines), indexing="ij")], axis=0)
         outputs = len(self.middle)
@@ -205,9 +202,7 @@ class _GridTableSearch:
             _, keys = fitted
             if not keys[i].is_smooth or keys[i].p == 1:
                 return None
-            solved = self.f
-            for j in range(i):
-                solved = _along(j, solved, keys[j].solve)
+            solved = along_axes(self.f, [before.solve for before in keys[:i]])
             axis = self.axes[i]
             fewer = axis.best(keys[i].p - 1, self._sections(i, solved, max_value), TABLE_SHARE * self.eps)
             if fewer is None:
@@ -223,13 +218,6 @@ class _GridTableSearch:
     def _report(self, fraction: float) -> None:
         if self.progress is not None:
             self.progress("fitting", fraction)
-
-
-def _along(axis: int, tensor: np.ndarray, operator: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The operator on every line along this axis."""
-    moved = np.moveaxis(tensor, axis, 0)
-    made = operator(np.ascontiguousarray(moved.reshape(len(moved), -1)))
-    return np.moveaxis(made.reshape(len(made), *moved.shape[1:]), 0, axis)
 
 
 def _suits(target: Target, request: Request) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
@@ -240,3 +240,14 @@ class _Samples:
             nodes, lines = axis.nodes(), self._lines
             self._found = lines.samples(nodes), lines.samples(axis.at(axis.fit.tests)), lines.solved(nodes)
         return self._found
+
+
+def along_axes(
+    tensor: Float[np.ndarray, "*grid outputs"], maps: Sequence[Callable[[np.ndarray], np.ndarray]], first: int = 0
+) -> Float[np.ndarray, "*grid outputs"]:
+    """Axis first + i goes through maps[i], a linear map of columns; the other axes stay."""
+    for axis, linear in enumerate(maps, first):
+        moved = np.moveaxis(tensor, axis, 0)
+        columns = linear(np.ascontiguousarray(moved.reshape(len(moved), -1)))
+        tensor = np.moveaxis(columns.reshape(len(columns), *moved.shape[1:]), 0, axis)
+    return tensor
