@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import attnc
@@ -19,7 +20,7 @@ def test_the_example_of_contributing_compiles_and_is_certified(tmp_path: Path, m
     spec = importlib.util.spec_from_file_location("equal_steps", path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(__import__("sys").modules, "equal_steps", module)
+    monkeypatch.setitem(sys.modules, "equal_steps", module)
     spec.loader.exec_module(module)
     names = {"CATALOGUE": CATALOGUE, "EQUAL_STEPS": module.EQUAL_STEPS, "attnc": attnc}
     before = list(CATALOGUE)
