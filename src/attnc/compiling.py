@@ -31,7 +31,7 @@ from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
 
-SMALL = 2.0**-100
+LEAST_IN_FLOAT32 = 2.0**-100
 """Least magnitude of a variable in float32: smaller numbers lose digits there, and below 2^−149 there are none."""
 MAX_RETRIES = 6
 """Maximum number of retries of a construction with a smaller eps."""
@@ -124,7 +124,7 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     if not target.box.is_bounded and construction not in ("auto", "gates"):
         raise InputError(f"{construction} takes a finite box, found {target.box}; gates serve all of R")
     _check_sizes(target, "float32" if "float32" in (dtype, also) else dtype)
-    if "float32" in (dtype, also) and target.box.is_bounded and target.box.magnitude.min() < SMALL:
+    if "float32" in (dtype, also) and target.box.is_bounded and target.box.magnitude.min() < LEAST_IN_FLOAT32:
         name = target.box.names[int(target.box.magnitude.argmin())]
         raise InputError(f"|{name}| ≤ {target.box.magnitude.min():.3g} is too small for float32: scale the variable")
     # The decompositions are small: the threads of a BLAS would cost more than they gain. A number that overflows on the

@@ -194,7 +194,7 @@ FIRST_STEP, LAST_STEP = 0.17, 0.01
 """The first and the last step downhill, in log δ and in (x₀ − base)·δ/2."""
 DOWNHILL_FACTOR = 300.0
 """Errors up to this multiple of the goal are still lowered by steps downhill; larger ones seldom come down to it."""
-FEW_KEYS = 16
+THOROUGH_KEYS = 16
 """Up to this number of keys the search is thorough, as fits are quick."""
 
 
@@ -297,7 +297,7 @@ def _search_shape(
     found.sort(key=lambda one: one.error)
     best = found[0]
     axes = np.array([axis for axis, fixed in (((1, 0), delta), ((0, 2), centre)) if fixed is None])
-    few = num_keys <= FEW_KEYS
+    few = num_keys <= THOROUGH_KEYS
     if (
         len(axes)
         and num_keys > 1

@@ -21,6 +21,7 @@ from attnc.constructions.construction import (
     for_eps,
     made_for,
 )
+from attnc.constructions.fitting.minimax import truncated
 from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.constructions.fitting.search import fewest, thinned
 from attnc.constructions.fitting.table_axis import AxisAnchors
@@ -244,12 +245,8 @@ def _by_singular_values(W: np.ndarray, f: np.ndarray, largest: np.ndarray) -> np
     left, triangle = np.linalg.qr(W)
     inner, singular, right = np.linalg.svd(triangle)
     modes = inner.T @ (left.T @ f)
-    for cut in CUTS:
-        rank = int(np.count_nonzero(singular > cut * singular[0]))
-        values = right[:rank].T @ (modes[:rank] / singular[:rank, None])
-        if (np.abs(values).max(axis=0) <= largest).all():
-            return np.asarray(values)
-    return None
+    found = truncated(singular, right, modes, CUTS, lambda v: bool((np.abs(v).max(axis=0) <= largest).all()))
+    return None if found is None else found[0]
 
 
 def _by_normal_equations(

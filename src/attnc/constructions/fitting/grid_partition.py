@@ -199,7 +199,7 @@ def known_variation(target: Target, request: Request) -> str | None:
     return "needs a Lipschitz constant (lipschitz=…) or hessian_bound=… of Python code"
 
 
-CELLS = (finite_box, function, few_variables, known_variation)
+CELL_CONDITIONS = (finite_box, function, few_variables, known_variation)
 """The conditions of a partition into cells."""
 
 

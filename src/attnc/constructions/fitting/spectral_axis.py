@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from attnc.constructions.fitting.minimax import truncated
 from attnc.constructions.fitting.search import doubling, fewest
 from attnc.errors import InputError
 from attnc.ir.reference import softmax
@@ -81,7 +82,9 @@ class SpectralAxis:
     def solve(self, samples: Float[np.ndarray, "nodes lines"]) -> Float[np.ndarray, "p lines"]:
         """Samples of f at the nodes → values of the anchors."""
         fit = self.fit
-        return fit.values(fit.left.T @ samples, fit.rank(self.cut))
+        found = truncated(fit.singular, fit.right, fit.left.T @ samples, (self.cut,), lambda values: True)
+        assert found is not None
+        return found[0]
 
     def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
         """The softmax over the anchors of this axis."""
@@ -103,14 +106,6 @@ class UnitFit:
     singular: Float[np.ndarray, " rank"]
     right: Float[np.ndarray, "rank p"]
     predicted: Float[np.ndarray, "tests rank"]
-
-    def values(self, moved: Float[np.ndarray, "rank lines"], rank: int) -> Float[np.ndarray, "p lines"]:
-        """From leftᵀ·samples. (The product of the three factors, formed first, would lose digits that cancel.)"""
-        with np.errstate(over="ignore", invalid="ignore"):  # numbers that overflow are not finite, and not used
-            return self.right[:rank].T @ (moved[:rank] / self.singular[:rank, None])
-
-    def rank(self, cut: float) -> int:
-        return int(np.count_nonzero(self.singular > cut * self.singular[0]))
 
 
 @functools.lru_cache(maxsize=2048)
@@ -199,13 +194,13 @@ class AxisSections:
         """The axis with the first cut that keeps the values small, and its error; None if none does."""
         fit = axis.fit
         at_nodes, at_tests, solved = samples(axis)
-        moved, grown = fit.left.T @ at_nodes, fit.left.T @ solved
-        for cut in CUTS:
-            rank = fit.rank(cut)
-            if np.abs(fit.values(grown, rank)).max() <= max_value:
-                error = float(np.abs(fit.predicted[:, :rank] @ moved[:rank] - at_tests).max())
-                return FittedAxis(replace(axis, cut=cut), error)
-        return None
+        modes = fit.left.T @ solved
+        found = truncated(fit.singular, fit.right, modes, CUTS, lambda v: bool(np.abs(v).max() <= max_value))
+        if found is None:
+            return None
+        _, rank, cut = found
+        error = float(np.abs(fit.predicted[:, :rank] @ (fit.left.T @ at_nodes)[:rank] - at_tests).max())
+        return FittedAxis(replace(axis, cut=cut), error)
 
     def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> FittedAxis | None:
         """The fewest anchors with an error ≤ eps on these lines; None if `most` of them do not suffice."""

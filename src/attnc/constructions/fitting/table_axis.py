@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnc.constructions.fitting.minimax import truncated
 from attnc.constructions.fitting.search import fewest, ladder
 from attnc.constructions.fitting.spectral_axis import CUTS, PADS, SOFTNESS
 from attnc.constructions.fitting.table_head import middle_of_groups
@@ -241,6 +242,10 @@ class Sections:
     solved: Float[np.ndarray, "nodes others"]
     sizes: Float[np.ndarray, " others"]
 
+    def growth(self, values: Float[np.ndarray, "p others"]) -> float:
+        """The largest value in units of its limit."""
+        return float((np.abs(values).max(axis=0) / self.sizes).max())
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -312,15 +317,12 @@ class NodeAxis:
     def _by_singular_values(self, lattice: AxisAnchors, rows: np.ndarray, sections: Sections) -> Candidate | None:
         """With the first cut that keeps the values small; None if none does."""
         left, singular, right = np.linalg.svd(self._weights(lattice, rows), full_matrices=False)
-        moved, of_values = left.T @ sections.f, left.T @ sections.solved
-        for cut in CUTS:
-            rank = int(np.count_nonzero(singular > cut * singular[0]))
-            values = right[:rank].T @ (of_values[:rank] / singular[:rank, None])
-            growth = float((np.abs(values).max(axis=0) / sections.sizes).max())
-            if growth <= 1:
-                error = float(np.abs(sections.f - left[:, :rank] @ moved[:rank]).max())
-                return Candidate(replace(lattice, cut=cut), error, growth)
-        return None
+        found = truncated(singular, right, left.T @ sections.solved, CUTS, lambda values: sections.growth(values) <= 1)
+        if found is None:
+            return None
+        values, rank, cut = found
+        error = float(np.abs(sections.f - left[:, :rank] @ (left.T @ sections.f)[:rank]).max())
+        return Candidate(replace(lattice, cut=cut), error, sections.growth(values))
 
     def _by_band(self, lattice: AxisAnchors, rows: np.ndarray, sections: Sections) -> Candidate | None:
         """The same by banded least squares, with the first ridge that keeps the values small."""
@@ -330,7 +332,7 @@ class NodeAxis:
             if both is None:
                 continue
             values = both[:, sections.f.shape[1] :]
-            growth = float((np.abs(values).max(axis=0) / sections.sizes).max())
+            growth = sections.growth(values)
             if growth <= 1:
                 error = float(np.abs(sections.f - band.apply(both[:, : sections.f.shape[1]])).max())
                 return Candidate(replace(lattice, cut=ridge), error, growth)

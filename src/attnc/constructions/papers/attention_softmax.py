@@ -10,7 +10,7 @@ import numpy as np
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
 from attnc.constructions.fitting.bumps import Bumps, Steps, build_on_bumps, estimate_on_bumps
-from attnc.constructions.fitting.grid_partition import CELLS
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
 from attnc.constructions.fitting.positions import Positions, num_positions
 from attnc.ir.layers import Affine, Softmax
 from attnc.ir.program import Program
@@ -112,7 +112,7 @@ def _scores(bumps: Bumps, names: tuple[str, ...]) -> Affine:
 ATTENTION_SOFTMAX = Construction(
     "attention_softmax",
     _build,
-    (one_input, *CELLS),
+    (one_input, *CELL_CONDITIONS),
     estimated=functools.partial(estimate_on_bumps, "attention_softmax", 1),
     options=frozenset({"heads", "norm"}),
 )

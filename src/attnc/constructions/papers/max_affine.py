@@ -9,7 +9,7 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
 from attnc.constructions.fitting.adaptive_partition import build_cells
 from attnc.constructions.fitting.cell_head import estimate_on_grid, self_attention
-from attnc.constructions.fitting.grid_partition import CELLS
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
 from attnc.errors import InputError
 from attnc.targets.target import Target
 
@@ -57,7 +57,7 @@ def _suits(target: Target, request: Request) -> bool:
 MAX_AFFINE = Construction(
     "max_affine",
     _build,
-    (one_input, *CELLS),
+    (one_input, *CELL_CONDITIONS),
     _suits,
     functools.partial(estimate_on_grid, "max_affine"),
     frozenset({"centres", "norm"}),

@@ -9,7 +9,7 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request
 from attnc.constructions.fitting.adaptive_partition import build_cells
 from attnc.constructions.fitting.cell_head import CellHead, CellWeights, estimate_on_grid
-from attnc.constructions.fitting.grid_partition import CELLS
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program, token_shape
 from attnc.ir.spec import check
@@ -67,7 +67,7 @@ def _suits(target: Target, request: Request) -> bool:
 MAX_AFFINE_CROSS = Construction(
     "max_affine_cross",
     _build,
-    CELLS,
+    CELL_CONDITIONS,
     _suits,
     functools.partial(estimate_on_grid, "max_affine_cross"),
     frozenset({"centres", "norm"}),

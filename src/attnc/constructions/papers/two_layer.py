@@ -10,7 +10,7 @@ import numpy as np
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
 from attnc.constructions.fitting.bumps import Bumps, Steps, build_on_bumps, estimate_on_bumps
-from attnc.constructions.fitting.grid_partition import CELLS
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head
@@ -129,7 +129,7 @@ def _tokens(bumps: Bumps, channels: list[str], places: list[str]) -> Affine:
 TWO_LAYER = Construction(
     "two_layer",
     _build,
-    (one_input, *CELLS),
+    (one_input, *CELL_CONDITIONS),
     estimated=functools.partial(estimate_on_bumps, "two_layer", 2),
     options=frozenset({"heads", "norm"}),
 )

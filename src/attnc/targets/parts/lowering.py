@@ -32,7 +32,7 @@ ONE = Number(Fraction(1))
 CHOICES = ("max", "min", "clip")
 RELU = Call("relu", (T,))
 SQUARE = Power(T, Number(Fraction(2)))
-MAX_HALVINGS = 24
+MAX_ANGLE_HALVINGS = 24
 """Largest number of halvings of an angle: a range of 2²⁴ turns loses as many bits of float64."""
 
 CanFit = Callable[[Part, Node], bool]
@@ -246,7 +246,7 @@ class Lowering:
         """sin and cos of wide ranges by doubling the angle, powers by squaring: layers instead of anchors."""
         match tree:
             case Call("sin" | "cos", (Variable(_),)):
-                for halvings in range(1, MAX_HALVINGS):
+                for halvings in range(1, MAX_ANGLE_HALVINGS):
                     angle = Quotient(T, Number(Fraction(2**halvings)))
                     if all(self._can_fit(base, Call(name, (angle,))) for name in ("sin", "cos")):
                         sine, cosine = (self._unary(base, Call(name, (angle,))) for name in ("sin", "cos"))
