@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
-from attnc.constructions.spectral_grid import spectral_grid
+from attnc.constructions.beyond.spectral_grid import spectral_grid
 from attnc.engines.grid_head import COMPILING, WORK_WORTH, GridHead
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.engines.streaming import streamed

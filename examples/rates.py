@@ -19,7 +19,7 @@ import numpy as np
 
 import attnc
 from attnc.constructions import Built, max_affine, spectral_grid
-from attnc.constructions.graded import graded
+from attnc.constructions.beyond.graded import graded
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.proofs.observed import observed_error
 from attnc.targets.target import Target

@@ -8,16 +8,19 @@ import pytest
 import attnc
 from attnc import planning
 from attnc.cli import main
-from attnc.constructions.estimate import Wanted
+from attnc.constructions.beyond.graded import GRADED
+from attnc.constructions.beyond.spectral_grid import SPECTRAL_GRID
+from attnc.constructions.catalogue import CATALOGUE
+from attnc.constructions.construction import Request
 from attnc.errors import BoundNotMet, InputError
-from attnc.planning import CONSTRUCTIONS, CRITERIA, ESTIMATES
+from attnc.planning import CRITERIA
 
 WAVE = ("exp(sin(x)*y)", {"x": (-2, 2), "y": (-2, 2)}, 1e-5)
 
 
 def test_every_construction_has_a_row_and_a_reason_or_a_size() -> None:
     rows = attnc.plan(*WAVE)
-    assert {row.name for row in rows} == set(CONSTRUCTIONS) == set(ESTIMATES)
+    assert {row.name for row in rows} == {construction.name for construction in CATALOGUE}
     for row in rows:
         if row.why_not is None:
             assert row.layers >= 1
@@ -82,7 +85,7 @@ def test_the_command_lists_every_construction(capsys: pytest.CaptureFixture[str]
         main(["plan", "x*y", "--box", "x=-1:1", "--box", "y=-1:1", "--eps", "1e-4", "--json"])
     assert ending.value.code == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {row["name"] for row in rows} == set(CONSTRUCTIONS)
+    assert {row["name"] for row in rows} == {construction.name for construction in CATALOGUE}
     assert rows[0]["name"] in ("compose", "gates")
 
 
@@ -102,17 +105,17 @@ def test_other_constructions_need_a_finite_box(construction: str) -> None:
 
 def test_a_grid_is_not_looked_for_beyond_what_is_found_already(monkeypatch):
     """At a kink an even grid has hundreds of anchors, and graded ones are eight."""
-    from attnc.constructions.spectral import axis
+    from attnc.constructions.fitting import spectral_axis as axis
 
     tried: list[int] = []
     fit = axis.unit_fit
 
-    def recorded(p: int, *rest: object) -> axis.Fit:
+    def recorded(p: int, *rest: object) -> axis.UnitFit:
         tried.append(p)
         return fit(p, *rest)
 
     monkeypatch.setattr(axis, "unit_fit", recorded)
-    target, names = attnc.as_target("abs(x-0.3)+x**3", {"x": (-1, 1)}), ("graded", "spectral_grid")
-    best = next(planning.cheapest_first(target, Wanted(1e-3), names, "multiply_adds"))
+    target = attnc.as_target("abs(x-0.3)+x**3", {"x": (-1, 1)})
+    best = next(planning.cheapest_first(target, Request(1e-3), [GRADED, SPECTRAL_GRID], "multiply_adds"))
     assert best.name == "graded"
     assert max(tried) <= best.multiply_adds < 50

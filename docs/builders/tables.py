@@ -21,8 +21,8 @@ import numpy as np
 
 import attnc
 from attnc import constructions, planning
-from attnc.constructions.estimate import Wanted
-from attnc.constructions.truncation.clip import ClipLayer
+from attnc.constructions.construction import Request
+from attnc.constructions.fitting.clips import ClipLayer
 from attnc.wording import ceiling
 from figures import figures, optimise
 from subjects import HAT, PAIR, SEQUENCE, SPIKE, SPIKE_BOX, WAVE, WAVE_BOX, observe, small_mlp, sweeps
@@ -241,7 +241,7 @@ def box_name(box: attnc.targets.box.Box) -> str:
 
 def papers_anchors(target: attnc.targets.target.Target, eps: float, dtype: str) -> str:
     """The sizes that `plan` expects of max_affine, without its limits."""
-    (row,) = planning.plan(target, Wanted(eps, dtype, max_anchors=10**40), ("max_affine",))
+    (row,) = planning.plan(target, Request(eps, dtype, max_anchors=10**40), [planning.construction_named("max_affine")])
     return f"{row.anchors:.0e}".replace("e+", "e").replace("e0", "e")
 
 

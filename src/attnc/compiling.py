@@ -1,6 +1,6 @@
 """The path from a function to a network, from top to bottom:
 
-source  →  target  →  construction (program and bound)  →  certificate  →  network
+source  →  target  →  candidates  →  build  →  observe and prove  →  refine  →  network
 """
 
 from __future__ import annotations
@@ -17,28 +17,26 @@ import numpy as np
 
 from attnc import planning
 from attnc.certifying import certify, certify_also
-from attnc.choosing import builders, named_builder
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.estimate import Estimate, Wanted
-from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Estimate, Request
 from attnc.errors import BoundNotMet, InputError, real_number
 from attnc.exports.tensors import encode
 from attnc.ir.program import Program
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.planning import CONSTRUCTIONS
+from attnc.planning import builders, construction_named, named_builder
 from attnc.proofs.observed import sample_points
 from attnc.refusing import not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
 
-SMALL = 2.0**-100
-"""A variable that is smaller everywhere would lose digits when it is cast to float32, which has none below 2^−149."""
-ATTEMPTS = 6
-"""So often a construction is asked for less than eps."""
+LEAST_IN_FLOAT32 = 2.0**-100
+"""Least magnitude of a variable in float32: smaller numbers lose digits there, and below 2^−149 there are none."""
+MAX_RETRIES = 6
+"""Maximum number of retries of a construction with a smaller eps."""
 WORTHWHILE = 0.97
-"""It is asked for less again if its error fell to this part of what it was."""
+"""A retry is worth another one if it lowers the error to this share of the best error before it."""
 
 
 def compile(  # the contract's name; inside this module nothing needs the builtin
@@ -60,81 +58,110 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     progress: Progress | None = None,
     command: str | None = None,
 ) -> Network:
-    """A network of affine maps and softmax attention that is within eps of `source` everywhere on the box.
+    """Compile a function to a network of affine maps and softmax attention that is within eps of it on the box.
 
-    `source` is an expression, a Target, a torch.nn.Sequential of Linear and ReLU in turn, or a callable (batch, d) →
-    (batch,) or (batch, k); of a callable `lipschitz`, its Lipschitz constant, or `hessian_bound`, the largest
-    |∂²f/∂x_i²|, is believed, and without one nothing is proved.
-    The construction "auto" is the cheapest that `plan` finds, by multiply-adds, or by anchors, parameters or layers
-    (`criterion`). With norm = p ≥ 1 the error is measured in L_p over the box, and the function may jump. `centres`
-    ("grid", "adaptive") and `heads` go to the constructions that know them. `also` is a second dtype in which the
-    network will run, with its weights rounded to it: what is proved for that is in `certified_in(also)`, and is as
-    large as it is, whatever eps.
-    Raises BoundNotMet when the bound cannot be brought to eps within max_anchors and max_bytes.
+    Parameters
+    ----------
+    source
+        An expression, a Target, a torch.nn.Sequential of Linear and ReLU in turn, or a callable (batch, d) → (batch,)
+        or (batch, k).
+    box
+        The range of every variable; a Target has its own.
+    eps
+        The largest error allowed anywhere on the box.
+    dtype
+        The arithmetic of the network, "float64" or "float32".
+    also
+        A second dtype in which the network will run, with its weights rounded to it. The bound that is proved for it is
+        in `certified_in(also)`; it may be larger than eps.
+    construction
+        A name from `attnc plan`, or "auto": the cheapest of those that suit the target, by `criterion`.
+    criterion
+        "multiply_adds", "anchors", "parameters" or "layers".
+    lipschitz, hessian_bound
+        For a callable: its Lipschitz constant, and the largest |∂²f/∂x_i²|. They are taken on trust; without either
+        nothing is proved.
+    norm
+        "inf", or p ≥ 1 to measure the error in L_p over the box. Then the function may jump.
+    centres, heads
+        Options of some constructions: "grid" or "adaptive" cells, and the number of heads of a first layer.
+    max_anchors, max_bytes
+        Limits of the size of the network.
+    progress
+        Called with the current step and the fraction of it that is done.
+    command
+        The command line that is noted on the model card.
+
+    Returns
+    -------
+    Network
+        With a certificate of its error.
+
+    Raises
+    ------
+    BoundNotMet
+        If the bound cannot be brought to eps within max_anchors and max_bytes.
+    InputError
+        If an argument is not valid.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+    >>> net.certificate.bound <= 1e-3
+    True
     """
     from threadpoolctl import threadpool_limits
 
-    _check_request(eps, dtype, construction, max_anchors, max_bytes)
+    p = _exponent(norm)
+    request = Request(real_number("eps", eps), dtype, p, max_anchors, max_bytes, centres, heads, progress)
+    if construction != "auto":
+        construction_named(construction)
     if also is not None and (also not in UNIT_ROUNDOFF or also == dtype):
         others = " or ".join(name for name in UNIT_ROUNDOFF if name != dtype)
         raise InputError(f"also is a second dtype beside {dtype}: {others}; found {also!r}")
-    eps = float(eps)
-    p = _exponent(norm)
     target = as_target(source, box, lipschitz, p, hessian_bound)
     if not target.box.is_bounded and construction not in ("auto", "gates"):
         raise InputError(f"{construction} takes a finite box, found {target.box}; gates serve all of R")
     _check_sizes(target, "float32" if "float32" in (dtype, also) else dtype)
-    if "float32" in (dtype, also) and target.box.is_bounded and target.box.magnitude.min() < SMALL:
+    if "float32" in (dtype, also) and target.box.is_bounded and target.box.magnitude.min() < LEAST_IN_FLOAT32:
         name = target.box.names[int(target.box.magnitude.argmin())]
         raise InputError(f"|{name}| ≤ {target.box.magnitude.min():.3g} is too small for float32: scale the variable")
-    options = {"centres": centres, "heads": heads}
-    given = {key: value for key, value in options.items() if value is not None}
-    request = _Request(
-        target, eps, dtype, also, p, construction, criterion, given, max_anchors, max_bytes, command, progress
-    )
-    # Many small decompositions: the threads of a BLAS would cost more than they gain. What overflows on the way is not
-    # finite, and neither used by a construction nor taken for a bound.
+    # The decompositions are small: the threads of a BLAS would cost more than they gain. A number that overflows on the
+    # way is not finite, and neither used by a construction nor taken for a bound.
     with threadpool_limits(1), np.errstate(all="ignore"):
-        return request.network()
+        return _Compilation(target, request, construction, criterion, also, command).network()
 
 
 @dataclass(frozen=True, eq=False)
-class _Request:
-    """What was asked for, checked."""
+class _Compilation:
+    """One call of `compile`, with checked arguments: candidates → build → observe and prove → refine."""
 
     target: Target
-    eps: float
-    dtype: str
-    also: str | None
-    p: float
+    request: Request
     construction: str
     criterion: str
-    options: dict[str, Any]
-    max_anchors: int
-    max_bytes: int
+    also: str | None
     command: str | None
-    progress: Progress | None
 
     def network(self) -> Network:
-        """Within eps; or BoundNotMet, with an eps that is met instead."""
+        """The network within eps; or BoundNotMet, with an eps that is met instead."""
         try:
             found = self._within_eps()
         except BoundNotMet as refusal:
-            raise with_reachable(refusal, self.target, self.dtype, self._for_eps) from None
+            raise with_reachable(refusal, self.target, self.request.dtype, self._for_eps) from None
         if self.also is None:
             return found.network
-        return certify_also(found.network, found.built, self.target, self.also, self.progress)
+        return certify_also(found.network, found.built, self.target, self.also, self.request.progress)
 
     def _for_eps(self, eps: float) -> Network:
-        return dataclasses.replace(self, eps=eps)._within_eps().network
+        return dataclasses.replace(self, request=dataclasses.replace(self.request, eps=eps))._within_eps().network
 
     def _within_eps(self) -> _Attempt:
-        """By the cheapest construction that is proved to be: where rounding is in the way of one, another may serve."""
+        """Try the candidates, cheapest first, until one is proved to be within eps."""
         best: _Attempt | None = None
         unbuilt: BoundNotMet | None = None
-        for build in builders(
-            self.target, self._wanted(self.eps), self.construction, self.options, self.criterion, self.progress
-        ):
+        for build in builders(self.target, self.request, self.construction, self.criterion):
             try:
                 found = self._refined(self._attempt(build))
             except BoundNotMet as refusal:
@@ -144,7 +171,7 @@ class _Request:
                 return found
             best = found if best is None or found.error < best.error else best
         if best is not None:
-            raise not_met(self.target, best.network, self.eps)
+            raise not_met(self.target, best.network, self.request.goal)
         assert unbuilt is not None
         raise unbuilt.with_network(self._certified)
 
@@ -152,7 +179,7 @@ class _Request:
         return self._proved(self._built(build))
 
     def _proved(self, built: Built) -> _Attempt:
-        return _Attempt(built, self._certified(built), self.eps)
+        return _Attempt(built, self._certified(built), self.request.goal)
 
     def _built(self, build: Callable[[], Built]) -> Built:
         try:
@@ -164,10 +191,10 @@ class _Request:
             ) from None
 
     def _refined(self, best: _Attempt) -> _Attempt:
-        """Built for less as long as the proof finds more than the construction saw, and that helps."""
-        last, asked = best, self.eps
+        """Build again for a smaller eps while the proved error is above eps, and as long as that helps."""
+        last, asked = best, self.request.goal
         again: Callable[[], Built] | None = None
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_RETRIES):
             if last.is_met or not last.can_be_finer:
                 break
             again = last.again if again is None else None
@@ -177,7 +204,7 @@ class _Request:
                 built = self._built(again or self._named(last.built.construction, asked))
             except BoundNotMet:
                 break
-            if _are_same(built.program, last.built.program):  # it saw less than it was asked for
+            if _are_same(built.program, last.built.program):  # its samples show less than it was asked for
                 continue
             last = self._proved(built)
             helped = last.error < WORTHWHILE * best.error
@@ -187,18 +214,16 @@ class _Request:
         return best
 
     def _named(self, name: str, eps: float) -> Callable[[], Built]:
-        return named_builder(name, self.target, self._wanted(eps), self.options, self.progress)
-
-    def _wanted(self, eps: float) -> Wanted:
-        return Wanted(eps, self.dtype, self.p, self.max_anchors, self.max_bytes)
+        return named_builder(construction_named(name), self.target, dataclasses.replace(self.request, eps=eps))
 
     def _certified(self, built: Built) -> Network:
-        return certify(built, self.target, self.p, self.eps, self.command, self.progress)
+        request = self.request
+        return certify(built, self.target, request.p, request.goal, self.command, request.progress)
 
 
 @dataclass(frozen=True, eq=False)
 class _Attempt:
-    """What was built for eps, and what was proved of it."""
+    """A network that was built for eps, and its certificate."""
 
     built: Built
     network: Network
@@ -206,7 +231,7 @@ class _Attempt:
 
     @property
     def error(self) -> float:
-        """On an infinite box samples say nothing: far out any error can be found where slopes differ."""
+        """The certified error. On an infinite box samples prove nothing: errors grow where slopes differ."""
         claim = self.network.certificate
         drifts = claim.bound is None and not self.network.box.is_bounded
         return math.inf if drifts or claim.error is None else claim.error
@@ -221,7 +246,7 @@ class _Attempt:
 
     @property
     def can_be_finer(self) -> bool:
-        """Not where rounding is in the way, nor where only the proof is: it ran out of time."""
+        """Whether a smaller eps may help: not if rounding is the limit, nor if only the proof ran out of time."""
         claim = self.network.certificate
         is_proof_too_long = not claim.complete and (claim.observed or 0.0) <= self.eps / 2
         return self.rounding < self.eps and not is_proof_too_long
@@ -236,7 +261,7 @@ class _Attempt:
 
     @property
     def room(self) -> float:
-        """What is to be asked for, as a part of what was, for the error to be within eps."""
+        """The factor by which the next eps is smaller, so that the error is expected to be within eps."""
         return max(0.1, min(0.8, 0.9 * (self.eps - self.rounding) / (self.error - self.rounding)))
 
 
@@ -257,14 +282,19 @@ def plan(
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,
 ) -> list[Estimate]:
-    """What every construction would cost for this eps, the cheapest by multiply-adds first; nothing is built."""
+    """List the cost of every construction for this eps, the cheapest by multiply-adds first.
+
+    Costs are found by the work that they depend on. Compositions, gates, clips, ReLU networks, tables and heads of one
+    variable are fitted, and the fit is kept: building it later is free. A spectral grid is sized from sections of the
+    function, and the papers' grids from its variation. Nothing is certified.
+    """
     from threadpoolctl import threadpool_limits
 
-    _check_request(eps, dtype, "auto", max_anchors, max_bytes)
     p = _exponent(norm)
+    request = Request(real_number("eps", eps), dtype, p, max_anchors, max_bytes)
     target = as_target(source, box, lipschitz, p, hessian_bound)
     with threadpool_limits(1):
-        rows = planning.plan(target, Wanted(float(eps), dtype, p, max_anchors, max_bytes))
+        rows = planning.plan(target, request)
     able = planning.cheapest(rows, "multiply_adds")
     return [*able, *(row for row in rows if row.why_not is not None)]
 
@@ -280,7 +310,7 @@ def _exponent(norm: Any) -> float:
 
 
 def _check_sizes(target: Target, dtype: str) -> None:
-    """Arithmetic that overflows would make the network NaN under a finite bound."""
+    """Refuse values that overflow in the dtype: the network would be NaN under a finite bound."""
     most = float(np.finfo(dtype).max) / 8
     box = target.box.core(1.0)
     if not float(box.magnitude.max()) < math.sqrt(most):  # scores are of the size of its square
@@ -290,15 +320,3 @@ def _check_sizes(target: Target, dtype: str) -> None:
     largest = float(np.abs(target(points)).max(initial=0.0))
     if not largest < most:
         raise InputError(f"{target.describe()} reaches {largest:.3g}, more than {dtype} holds: scale the function")
-
-
-def _check_request(eps: float, dtype: str, construction: str, max_anchors: int, max_bytes: int) -> None:
-    if not real_number("eps", eps) > 0:
-        raise InputError(f"eps must be a finite number > 0, found {eps!r}")
-    if not isinstance(dtype, str) or dtype not in UNIT_ROUNDOFF:
-        raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {dtype!r}")
-    if not isinstance(construction, str) or construction not in ("auto", *CONSTRUCTIONS):
-        raise InputError(f"construction must be auto or one of {', '.join(CONSTRUCTIONS)}; found {construction!r}")
-    for name, limit in (("max_anchors", max_anchors), ("max_bytes", max_bytes)):
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise InputError(f"{name} must be a whole number ≥ 1, found {limit!r}")

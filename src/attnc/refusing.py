@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnc.constructions.unary.request import round_above
+from attnc.constructions.construction import round_above
 from attnc.errors import AttncError, BoundNotMet
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF

@@ -9,11 +9,12 @@ from fractions import Fraction
 import numpy as np
 
 import attnc
-from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.partition.positions import Positions
-from attnc.constructions.partition.weights import Cells, self_attention
+from attnc.constructions.fitting.cell_head import CellHead, self_attention
+from attnc.constructions.fitting.circuit import Circuit, Wire
+from attnc.constructions.fitting.positions import Positions
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program
+from attnc.ir.soft_head import SoftHead
 from attnc.ir.sparse import Sparse
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -115,7 +116,8 @@ def partition(rng: np.random.Generator, target: ExpressionTarget) -> Program:
     if rng.random() < 0.5:  # those of f, so that the error is small where the weights are hard
         inside = np.clip((anchors - offset) / scale, target.box.lo, target.box.hi)
         values = target.expression(inside)
-    cells = Cells(target, dtype_of(rng), scale, offset, anchors, bias, beta, Positions(1, 0.0), values)
+    keys = SoftHead(2 * anchors, bias, values)
+    cells = CellHead(target, dtype_of(rng), scale, offset, keys, beta, Positions(1, 0.0))
     return self_attention(cells)
 
 

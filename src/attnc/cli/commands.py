@@ -131,7 +131,7 @@ def plan_command(
     norm: Norm = "inf",
     json_output: Json = False,
 ) -> None:
-    """Show what every construction would cost for an eps, the cheapest first. Nothing is built."""
+    """Show the cost of every construction for an eps, the cheapest first. Nothing is certified or written."""
     from attnc import plan
 
     with progress_bar():

@@ -1,4 +1,4 @@
-"""What a construction returns."""
+"""The result of a construction, and the refusals that constructions share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the fraction done."""
+"""A callback that is told the current step and the fraction of it that is done."""
 
 
 @dataclass(frozen=True)
@@ -24,23 +24,40 @@ class Built:
     bound: Bound | None
     worst_box: dict[str, tuple[float, float]] | None = None
     parameters: tuple[tuple[str, float | int | str], ...] = ()
-    derivation: Derivation | None = None  # of a deep program: what every head is for
+    derivation: Derivation | None = None  # for a deep program: the function that every head computes
     again: Callable[[Mapping[str, float]], Built] | None = None
-    """Built again, with the errors of heads as they were proved, by the channels that these write."""
+    """Builds again with the proved errors of the heads, given by the channels that the heads write."""
 
 
 def require(built: Built, eps: float | None, target: Target) -> Built:
-    """What was built, or BoundNotMet where its bound is above eps: rounding is the limit, more anchors do not help."""
+    """The network, or BoundNotMet if its bound is above eps: then rounding is the limit, and anchors do not help."""
     bound = built.bound
     if eps is None or bound is None or bound.value <= eps:
         return built
     dtype = str(built.program.dtype)
     raise BoundNotMet(
         f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with {built.construction}: "
-        f"it is {bound.value:.3g} = {bound}. Rounding in {dtype} limits what can be proved here; choose a larger "
+        f"it is {bound.value:.3g} = {bound}. Rounding in {dtype} limits the bound here; choose a larger "
         f"eps{', float64' if dtype == 'float32' else ''}, or a box closer to 0.",
         eps=eps,
         bound=bound.value,
         worst_box=built.worst_box,
         build=lambda: built,
+    )
+
+
+def beyond_limits(target: Target, eps: float, needed: int, limit: int, best: Built, change: str) -> BoundNotMet:
+    """The refusal where eps needs more anchors than allowed.
+
+    `best` is the largest network within the limit, and `change` is a change of the request that needs fewer anchors.
+    """
+    assert best.bound is not None
+    return BoundNotMet(
+        f"cannot bring the bound to eps={eps:g} for {target.describe()} with {best.construction}: it needs {needed:,} "
+        f"anchors, more than max_anchors or max_bytes allow ({limit:,}); these have a bound of {best.bound.value:.3g}. "
+        f"Choose {change}, or raise max_anchors and max_bytes.",
+        eps=eps,
+        bound=best.bound.value,
+        worst_box=target.box.as_dict(),
+        build=lambda: best,
     )

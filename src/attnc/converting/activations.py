@@ -10,11 +10,11 @@ from decimal import Decimal
 
 import numpy as np
 
-from attnc.constructions.circuit import Circuit
-from attnc.constructions.gate.keys import ALL_REALS, Gate, GateKeys
-from attnc.constructions.gate.pieces import SELU_ALPHA, SELU_SCALE, reciprocal
-from attnc.constructions.gate.table import RECIPROCAL
-from attnc.constructions.gates import GATES
+from attnc.constructions.beyond.gates import GATES
+from attnc.constructions.fitting.circuit import Circuit
+from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate, GateKeys
+from attnc.constructions.fitting.gate.pieces import SELU_ALPHA, SELU_SCALE, reciprocal
+from attnc.constructions.fitting.gate.table import RECIPROCAL
 from attnc.errors import InputError, real_number
 from attnc.numerics.rounding import up
 from attnc.proofs.leaves_prover import LeavesProver

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.unary.keys import Keys
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.differences import SLACK, Differences, Sizes
@@ -29,6 +28,7 @@ from attnc.incontext.prompt import ONE, SINK, TARGET, Prompt
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
+from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 MU, BIAS, VALUE = "mu", "bias", "value"
 
-LOGISTIC = Keys(np.array([1.0, 0.0]), np.array([0.0, 0.0]), np.array([1.0, 0.0]))
+LOGISTIC = SoftHead.of_one_variable(np.array([1.0, 0.0]), np.array([0.0, 0.0]), np.array([1.0, 0.0]))
 """σ: two keys, exact."""
 
 
@@ -49,7 +49,7 @@ class Model:
     prompt: Prompt
     schedule: Schedule
     differences: Differences
-    mean_keys: Keys
+    mean_keys: SoftHead[np.ndarray]
     reach: float
     penalty: tuple[float, ...]
     mean: bool = False
@@ -73,11 +73,11 @@ class Model:
         the values, and by the rounding of their average.
         """
         u, keys, d = UNIT_ROUNDOFF[dtype], self.mean_keys, self.prompt.num_weights
-        scores = gamma(d + 4, u) * float((np.abs(keys.slopes) * x * weights + np.abs(keys.offsets)).max())
+        scores = gamma(d + 4, u) * float((np.abs(keys.slopes[:, 0]) * x * weights + np.abs(keys.offsets)).max())
         reached = float(np.abs(keys.slopes).max()) * x * weights + float(np.abs(keys.offsets).max())
         off = 2 * scores + u * reached + 2 * LIBM_ULPS * u
         values = float(np.abs(keys.values).max())
-        read = math.expm1(2 * off) * float(np.ptp(keys.values)) / 2 + gamma(2 * keys.p + 3, u) * values
+        read = math.expm1(2 * off) * float(np.ptp(keys.values)) / 2 + gamma(2 * keys.num_keys + 3, u) * values
         total = x if self.mean else self.prompt.rows * x
         sizes = Sizes(self.prompt.rows, 2, x, self.reach, self.reach + 2 * values, self.mean)
         terms = (
@@ -116,7 +116,7 @@ class _Builder:
     def places(self) -> dict[str, Int[np.ndarray, " tokens"]]:
         """The tokens of each kind, in their order."""
         sizes = {"example": self.model.prompt.rows, "sink": self.model.sinks, "null": 1, "V": 1, "P": 1, "G": 1}
-        sizes["key"] = self.model.mean_keys.p
+        sizes["key"] = self.model.mean_keys.num_keys
         ends = np.cumsum(list(sizes.values()))
         return {name: np.arange(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
@@ -140,7 +140,7 @@ class _Builder:
         rows = np.arange(1, prompt.rows + 1)
         for regressor, channel in zip(prompt.regressors, self.vector, strict=True):
             place.link(places["example"], channel, rows, regressor)
-            for name, factor in (("V", 1.0), ("P", 1.0), ("key", self.model.mean_keys.slopes)):
+            for name, factor in (("V", 1.0), ("P", 1.0), ("key", self.model.mean_keys.slopes[:, 0])):
                 place.link(places[name], channel, 0, regressor, factor)
         place.link(places["example"], TARGET, rows, TARGET)
         place.set(places["example"], ONE, 1.0)
@@ -154,7 +154,7 @@ class _Builder:
     def _set_constants(self, layer: AffineBuilder) -> None:
         layer.set(self.places["G"], ONE, 1.0)
         layer.set(self.places["key"], BIAS, self.model.mean_keys.offsets)
-        layer.set(self.places["key"], VALUE, self.model.mean_keys.values)
+        layer.set(self.places["key"], VALUE, self.model.mean_keys.values[:, 0])
 
     def _update(self, eta: float, beta: float) -> Affine:
         """As in `descent`: with step = v − η(g + λv), Nesterov has p' = step, v' = p' + β(p' − p), the others
@@ -176,7 +176,7 @@ class _Builder:
                 new_v = {V: damped + beta, G: -eta, P: -beta}
             self._link_all(update, P, channel, new_p, 1.0)
             self._link_all(update, V, channel, new_v, 1.0)
-            self._link_all(update, places["key"], channel, new_v, model.mean_keys.slopes)
+            self._link_all(update, places["key"], channel, new_v, model.mean_keys.slopes[:, 0])
         self._set_constants(update)
         return update.build("update", self.dtype)
 

@@ -56,6 +56,8 @@ class TruncatedLinear(Target):
     True
     """
 
+    kind = "TruncatedLinear"
+
     def __init__(
         self, W: Any, t: Any = 0.0, a: float = 0.0, b: float = 1.0, box: BoxLike | tuple[float, float] = (-1.0, 1.0)
     ) -> None:
@@ -151,6 +153,8 @@ class ReLUNetwork(Target):
     >>> attnc.compile(relu, eps=0.01).certificate.bound <= 0.01
     True
     """
+
+    kind = "ReLUNetwork"
 
     def __init__(self, weights: Sequence[Any], biases: Sequence[Any], box: Box | BoxLike | tuple[float, float]) -> None:
         if not weights or len(weights) != len(biases):

@@ -60,6 +60,7 @@ class TableTarget(Target):
     points: Float[np.ndarray, "points d"]
     values: Float[np.ndarray, "points outputs"]
     grid: tuple[Float[np.ndarray, " nodes"], ...] | None
+    kind = "TableTarget"
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ class Target(abc.ABC):
     expression: Expression | None = None
     text: str | None = None  # that of the expression, where there is one
     definitions: str | None = None  # in its place, where it takes definitions to state
+    kind: str = "function"  # or the name of the class that some constructions are made for
     is_continuous: bool = True
     assumptions: tuple[str, ...] = ()
     given: str | None = None  # what a proof about it has to believe, in a few words

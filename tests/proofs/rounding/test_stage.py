@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import max_affine
-from attnc.constructions.unary.keys import Keys
-from attnc.constructions.unary.program import store
+from attnc.constructions.fitting.stored_head import store
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError, ProgramError
 from attnc.ir import Program
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head, Softmax
 from attnc.ir.program import split_columns
+from attnc.ir.soft_head import SoftHead
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
 from attnc.proofs.rounding.program import RoundingForm, roundings
@@ -172,7 +172,8 @@ def test_small_terms_are_not_lost_beside_a_large_one(place):
     values = np.full(4096, 2.0**-25)
     values[place] = 1.0
     target = ExpressionTarget(Expression.parse("x"), Box.parse({"x": (-1, 1)}, ("x",)))
-    program = store(Keys(np.zeros(4096), np.zeros(4096), values), target.box, "float32").program(target)
+    head = SoftHead.of_one_variable(np.zeros(4096), np.zeros(4096), values)
+    program = store(head, target.box, "float32").program(target)
     exact, points = values.sum() / 4096, np.linspace(-1, 1, 5)[:, None]
     lost = 4095 * 2.0**-25 / 4096
     bound = bounds_of(program, points, np.zeros_like(points)).max()

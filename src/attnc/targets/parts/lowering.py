@@ -1,8 +1,8 @@
 """The outputs of an expression as parts, each within reach of one head.
 
 Whatever depends on one part only is one function of it, however long: sin(x)² + exp(x) is a single head. Where such a
-function is too hard for one head it is taken apart again, operation by operation. What costs next to nothing by itself
-is not made part of a longer function: affine arguments, affine terms of a sum, and gates.
+function is too hard for one head it is taken apart again, operation by operation. Parts that cost next to nothing by
+themselves are not made part of a longer function: affine arguments, affine terms of a sum, and gates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ONE = Number(Fraction(1))
 CHOICES = ("max", "min", "clip")
 RELU = Call("relu", (T,))
 SQUARE = Power(T, Number(Fraction(2)))
-MAX_HALVINGS = 24
+MAX_ANGLE_HALVINGS = 24
+"""Largest number of halvings of an angle: a range of 2²⁴ turns loses as many bits of float64."""
 
 CanFit = Callable[[Part, Node], bool]
 """Whether tree(t), at t = this part, is within reach of one head."""
@@ -87,7 +88,7 @@ class Lowering:
     """Turns the outputs of an expression into parts, equal sub-expressions once."""
 
     def __init__(self, variables: Sequence[str], can_fit: CanFit, gates: Sequence[str] = ()) -> None:
-        """`gates`: the functions of which a head has few keys, whatever the range."""
+        """`gates`: the functions whose heads have few keys, whatever the range."""
         self._gates = gates
         self._sources = {name: Source(i) for i, name in enumerate(variables)}
         self._can_fit = can_fit
@@ -213,7 +214,7 @@ class Lowering:
             return self._several(tree, [_Pending(None if is_constant(c) else base, c) for c in children(tree)])
         arguments = [child for child in children(tree) if not is_constant(child)]
         if all(argument is T for argument in arguments):
-            return Unary(base, tree)  # an operation of its own: whoever fits it finds a way or says why not
+            return Unary(base, tree)  # an operation of its own: its fit succeeds or refuses
         if len(arguments) == 1:
             inner = self._unary(base, arguments[0])
             return self._unary(inner, with_children(tree, [T if c is arguments[0] else c for c in children(tree)]))
@@ -245,7 +246,7 @@ class Lowering:
         """sin and cos of wide ranges by doubling the angle, powers by squaring: layers instead of anchors."""
         match tree:
             case Call("sin" | "cos", (Variable(_),)):
-                for halvings in range(1, MAX_HALVINGS):
+                for halvings in range(1, MAX_ANGLE_HALVINGS):
                     angle = Quotient(T, Number(Fraction(2**halvings)))
                     if all(self._can_fit(base, Call(name, (angle,))) for name in ("sin", "cos")):
                         sine, cosine = (self._unary(base, Call(name, (angle,))) for name in ("sin", "cos"))

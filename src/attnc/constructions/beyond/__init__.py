@@ -1,0 +1,1 @@
+"""Constructions of our own, one file each."""

@@ -1,0 +1,245 @@
+"""Heads that compute a function of one number: a gate where there is one, else soft anchors with solved values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.constructions.beyond.gates import GATES, MAX_EXPONENT
+from attnc.constructions.beyond.graded import graded_keys
+from attnc.constructions.fitting.circuit import Circuit, Wire
+from attnc.constructions.fitting.gate.keys import Gate
+from attnc.constructions.fitting.gate.product import product_gate, square_gate
+from attnc.constructions.fitting.kinks import find_kinks
+from attnc.constructions.fitting.minimax import Function
+from attnc.constructions.fitting.spectral_axis import MAX_P, AxisSections, SpectralAxis, value_limit
+from attnc.errors import AttncError
+from attnc.ir.soft_head import SoftHead
+from attnc.proofs.deep.line_proof import prove_line
+from attnc.proofs.stages.extraction import stages
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.tree import Call, Node, Product
+from attnc.targets.parts.lowering import SQUARE
+from attnc.targets.parts.part import T, function_of_t
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+EDGE = 1e-7
+"""The least distance of a sample point from an end, as a share of the interval."""
+
+BETWEEN = 1.01
+"""The factor by which an error between the points of a sample may be larger than at them."""
+
+
+@dataclass(frozen=True, eq=False)
+class UnaryFit:
+    """A(y) at y = scale·t + shift is within `error` of the function on a dense sample; its keys may carry y."""
+
+    keys: SoftHead[np.ndarray]
+    scale: float
+    shift: float
+    error: float
+
+    @property
+    def num_anchors(self) -> int:
+        return self.keys.num_keys
+
+    def __call__(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+        return self.keys((self.scale * t + self.shift)[:, None])[:, 0]
+
+    def apply(self, circuit: Circuit, argument: Wire, name: str) -> Wire:
+        return circuit.apply(self.keys, argument * self.scale + self.shift, name=name)
+
+    def gate(self, circuit: Circuit, argument: Wire, carrier: Wire, name: str) -> Wire:
+        """carrier·A(argument)."""
+        assert self.keys.carried is None, "a gate carries its own argument: it is never absorbed"
+        return circuit.gate(self.keys, argument * self.scale + self.shift, carrier, name=name)
+
+
+def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray, " points"]:
+    """Equally spaced, and crowding towards both ends."""
+    edge = (hi - lo) * np.geomspace(EDGE, 0.1, count // 8)
+    return np.clip(np.concatenate([np.linspace(lo, hi, count), lo + edge, hi - edge]), lo, hi)
+
+
+def fit_unary(
+    f: Function, lo: float, hi: float, delta: float, most: int = MAX_P, dtype: str = "float64"
+) -> UnaryFit | None:
+    """The fewest equally spaced anchors; None where `most` of them do not suffice."""
+    t = sample_interval(lo, hi)
+    wanted = f(t)
+    size = float(np.abs(wanted).max())
+    if not math.isfinite(size):
+        return None
+    if hi - lo <= 1e-9 * max(abs(lo), abs(hi)) or size == 0:
+        constant = SoftHead.of_one_variable(np.zeros(1), np.zeros(1), np.array([float(wanted[0])]))
+        return UnaryFit(constant, 0.0, 0.0, float(np.abs(wanted - wanted[0]).max()))
+
+    def sections(x: np.ndarray) -> np.ndarray:
+        return f(x)[:, None]
+
+    lines = AxisSections(lo, hi, sections, sections)
+    goal = delta
+    for _ in range(4):
+        found = lines.smallest(goal, value_limit(delta, size, dtype) * size, most=most)
+        if found is None:
+            return None
+        fitted = from_axis(found[0], f)
+        error = BETWEEN * float(np.abs(fitted(t) - wanted).max())
+        if error <= delta:
+            return UnaryFit(fitted.keys, fitted.scale, fitted.shift, error)
+        goal *= 0.5 * delta / error
+    return None
+
+
+def from_axis(axis: SpectralAxis, f: Function) -> UnaryFit:
+    """In y = c(t − middle)/h a key is (2L, −cL²), L whole halves: exact."""
+    values = axis.solve(f(axis.nodes())[:, None])
+    keys = SoftHead(2 * axis.lattice[:, None], -axis.c * axis.lattice**2, values)
+    scale = axis.c / axis.h
+    return UnaryFit(keys, scale, -(axis.lo / 2 + axis.hi / 2) * scale, math.nan)
+
+
+TWO_KEYS = ("relu", "abs", "silu", "sigmoid", "tanh")
+"""Gates of two keys: exact, or with a slope that depends on δ."""
+GLOBAL = ("gelu", "softplus", "erf")
+"""Gates on all of R. A fit on the interval may have fewer keys, also than the gates of exp and of squares."""
+MANY_ANCHORS = 48
+"""Largest number of evenly spaced keys before graded keys are tried: at kinks, and for √t at 0, even grids have
+hundreds of keys, and counting them takes long."""
+CLOSE_SHARE = 0.05
+"""Least share of δ at which a head for another δ is used again: it has hardly more keys than a head for δ."""
+HEAD_PROOF_SECONDS = 1.0
+"""Time limit of the proof of one head, in seconds."""
+
+
+def is_self_gate(tree: Node) -> bool:
+    """Whether the head may carry its own argument, and so cannot be a factor of a product as well."""
+    return _called(tree) in ("relu", "abs", "silu", *GLOBAL)
+
+
+def is_exact(tree: Node) -> bool:
+    """sigmoid(t), tanh(t), silu(t): two keys, no error."""
+    return _called(tree) in ("sigmoid", "tanh", "silu")
+
+
+def has_two_keys(tree: Node) -> bool:
+    return _called(tree) in TWO_KEYS
+
+
+def _called(tree: Node) -> str | None:
+    return tree.name if isinstance(tree, Call) and tree.arguments == (T,) else None
+
+
+def fit_part(
+    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: UnaryFit | None = None, may_carry: bool = True
+) -> UnaryFit | None:
+    """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none.
+
+    `before`: a head for nearly the same interval and another δ. Taken again, if it does, where a search is long.
+    `may_carry`: whether its keys are free to carry t.
+    """
+    if has_two_keys(tree):
+        return next(_gates(tree, lo, hi, delta, dtype), None)
+    if tree is T:
+        return _identity(lo, hi, delta)
+    f = function_of_one(tree)
+    few = fit_unary(f, lo, hi, delta, MANY_ANCHORS, dtype)
+    gates = [gate for gate in _gates(tree, lo, hi, delta, dtype) if may_carry or gate.keys.carried is None]
+    found = [*([] if few is None else [few]), *gates]
+    if not found:
+        found += _again(before, f, lo, hi, delta) or _graded(tree, f, lo, hi, delta)
+    if not found or min(fit.num_anchors for fit in found) > 2 * MANY_ANCHORS:
+        many = fit_unary(f, lo, hi, delta, dtype=dtype)
+        found += [] if many is None else [many]
+    return min(found, key=lambda fit: fit.num_anchors, default=None)
+
+
+def proved_error(fit: UnaryFit, tree: Node, lo: float, hi: float) -> float:
+    """How far the head, in float64, is from tree(t) for t ∈ [lo, hi] in exact arithmetic; as far as samples show if a
+    proof takes long."""
+    circuit = Circuit(("t",))
+    program = circuit.build([fit.apply(circuit, circuit.input(0), "head")], (), "float64")
+    ((stage, _),) = stages(program)
+    (head,) = stage.heads
+    proof, _, _ = prove_line((head,), tree, lo, hi, 0.0, HEAD_PROOF_SECONDS)
+    return proof.bound if proof.complete else fit.error
+
+
+def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
+    """t on [lo, hi]: a product's head, about the middle of the interval."""
+    middle, size = lo / 2 + hi / 2, max(hi / 2 - lo / 2, 1e-300)
+    gate = product_gate(delta, 1.0, size)
+    return UnaryFit(gate.keys.combined(1.0, constant=middle), 1.0, -middle, gate.error)
+
+
+def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterator[UnaryFit]:
+    # A gate need not be finer than the function is large: where relu and abs are below δ, 0 would do.
+    delta, name = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _called(tree)
+    try:
+        if name in (*TWO_KEYS, *GLOBAL):
+            gate = GATES[name](delta)
+        elif name == "exp" and hi < MAX_EXPONENT:
+            gate = GATES[name](delta, hi)
+        elif tree in (SQUARE, Product((T, T))) and dtype == "float64":  # its values are ten times as large
+            gate = _square(lo, hi, delta)
+        else:
+            return
+    except AttncError:
+        return
+    keys = gate.keys
+    if keys is None:
+        return
+    carried = keys.carried if keys.carried.any() else None
+    head = SoftHead.of_one_variable(keys.slopes, keys.offsets, keys.values, carried)
+    yield UnaryFit(head, 1.0, 0.0, gate.error)
+
+
+def _square(lo: float, hi: float, delta: float) -> Gate:
+    """t² = (t − m)² + 2mt − m² about the middle of the interval: keys that carry t, and an affine function for free."""
+    middle = lo / 2 + hi / 2
+    gate = square_gate(delta, max(hi - middle, middle - lo, 1e-300))
+    assert gate.keys is not None
+    return replace(gate, keys=gate.keys.at(1.0, -middle).combined(1.0, 2 * middle, -(middle**2)))
+
+
+def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:
+    """Anchors that crowd where the function is singular, as √t at 0."""
+    try:
+        target = ExpressionTarget(function_of_t(tree), Box(("t",), np.array([lo]), np.array([hi])))
+        keys = graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta)
+    except AttncError:
+        return []
+    fit = UnaryFit(keys, 1.0, 0.0, math.nan)
+    error = _error(fit, f, lo, hi)
+    return [replace(fit, error=error)] if error <= delta else []
+
+
+def _again(before: UnaryFit | None, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:
+    """The same anchors, if they are within δ and not far below it."""
+    if before is None or before.keys.carried is not None:
+        return []
+    error = _error(before, f, lo, hi)
+    return [replace(before, error=error)] if CLOSE_SHARE * delta <= error <= delta else []
+
+
+def _error(fit: Callable[[np.ndarray], np.ndarray], f: Function, lo: float, hi: float) -> float:
+    t = sample_interval(lo, hi, 8001)
+    return BETWEEN * float(np.abs(fit(t) - f(t)).max())
+
+
+def function_of_one(tree: Node) -> Function:
+    """tree(t) on arrays; NaN and inf where it is not defined."""
+    expression = function_of_t(tree)
+
+    def value(t: np.ndarray) -> np.ndarray:
+        return expression(t[:, None])[:, 0]
+
+    return value

@@ -1,0 +1,482 @@
+"""One head, one variable, constant values: functions with kinks and singular points."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.constructions.built import Built, Progress
+from attnc.constructions.construction import (
+    CONTINUOUS_FUNCTION,
+    MAX_BYTES,
+    Construction,
+    Request,
+    for_eps,
+    one_variable,
+    round_above,
+    summable,
+)
+from attnc.constructions.fitting.groups import (
+    LARGEST_GROUP,
+    KeyGroup,
+    SmoothPiece,
+    constant_group,
+    graded_points,
+    search_group,
+    smallest_group,
+)
+from attnc.constructions.fitting.kinks import Kink, find_kinks
+from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
+from attnc.constructions.fitting.positions import bytes_per_anchor
+from attnc.constructions.fitting.search import least
+from attnc.constructions.fitting.stored_head import StoredHead, check_fit, check_unary, store, worst_error
+from attnc.errors import BoundNotMet, DomainError, InputError, real_number
+from attnc.ir.soft_head import SoftHead
+from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.targets.box import Box
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+MAX_GRADED_KEYS = 4096
+"""Default limit of keys: fitting more takes minutes."""
+
+
+def graded(
+    target: Target,
+    *,
+    eps: float | None = None,
+    num_anchors: int | None = None,
+    kinks: Sequence[float | Kink] | None = None,
+    max_value: float = 10.0,
+    dtype: str = "float64",
+    max_anchors: int = MAX_GRADED_KEYS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """A group of keys for every smooth piece of f; at a kink the weight passes from one group to the next.
+
+    Theorem.  Let A_i be the output of group i of keys by itself, W_i(x) the weight of all its keys, and let x lie in
+              piece j. Then |out − f| ≤ |A_j − f| + Σ_{i≠j} W_i·|A_i − A_j| at x. Between two groups whose log-sum-exps
+              differ by B(x − κ), and pieces whose slopes differ by J at κ, the sum is to first order ≤ 0.2785·J/B.
+    Weights.  Inside a group scores are the tangents of a convex φ at its anchors, φ″ = c/h² with h the local spacing,
+              constant on a smooth piece, and ∝ t0 + |x − κ| towards a singular point κ (√x at 0), so that anchors
+              are at κ ± t0(e^{|s|} − 1), s uniform. Values solve f on a sample by reweighted least squares, with
+              |v| ≤ max_value·max|f|. All keys of group i share an affine ψ_i, ψ_{i+1} − ψ_i rising with slope B at κ_i.
+    Rate.     The error falls like e^{−Cp} in the keys p of a smooth piece, however it ends, and like e^{−C√p} where
+              f is singular: observed, not proved. A kink itself costs no keys, but scores of size B ~ 1/ε.
+
+    Which kinks there are the expression shows; for Python code they are looked for on samples, or given as `kinks`. The
+    number of keys, the spacings, c, t0 and B are searched for a given eps, or for the best error with num_anchors keys.
+    The error is the largest seen on a sample that is densest at the kinks and refined where it is largest: an
+    observation, hence no bound.
+    """
+    check_unary(target, "graded")
+    check_fit(Request(eps, dtype), num_anchors, max_value)
+    if not target.is_continuous:
+        raise DomainError(
+            f"{target.describe()} may jump, and no average of finitely many values does. Use construction='max_affine' "
+            "with an L_p norm (norm=2), or a box on which it does not jump."
+        )
+    most = min(max_anchors, max_bytes // bytes_per_anchor(target))
+    found = find_kinks(target) if kinks is None else _inside(kinks, float(target.box.lo[0]), float(target.box.hi[0]))
+    report = None if progress is None else lambda fraction: progress("fitting", fraction)
+    line = PiecewiseFunction(lambda x: target(x[:, None]), target.box, found, max_value, dtype, report)
+    if num_anchors is not None:
+        if num_anchors > most:
+            raise InputError(f"num_anchors={num_anchors:,} is more than max_anchors or max_bytes allow ({most:,})")
+        return _built(target, line, fit_size(line, num_anchors))
+    assert eps is not None
+    if len(line.pieces) > most:
+        raise _refusal(target, line, None, eps, most)
+    fitted = fit_within(line, eps, most)
+    if fitted.error > eps or fitted.p > most:
+        raise _refusal(target, line, fitted, eps, most)
+    return _built(target, line, fitted)
+
+
+def graded_keys(
+    f: Callable[[np.ndarray], np.ndarray],
+    lo: float,
+    hi: float,
+    kinks: Sequence[float | Kink] = (),
+    *,
+    eps: float | None = None,
+    num_keys: int | None = None,
+    max_value: float = 10.0,
+    dtype: str = "float64",
+) -> SoftHead[np.ndarray]:
+    """The head alone, for f of points (m,) to (m,) or (m, outputs): the best with num_keys keys, or the fewest for eps.
+
+    Where eps is not reached: BoundNotMet, whose `network` is the best head.
+    """
+    check_fit(Request(eps, dtype), num_keys, max_value)
+    inside = _inside(kinks, lo, hi)
+    line = PiecewiseFunction(
+        lambda x: np.asarray(f(x)).reshape(len(x), -1), Box.parse([(lo, hi)]), inside, max_value, dtype
+    )
+    if num_keys is not None:
+        fitted = fit_size(line, num_keys)
+    else:
+        assert eps is not None
+        fitted = fit_within(line, eps, MAX_GRADED_KEYS)
+    keys = fitted.head.keys_of_x()
+    if eps is not None and fitted.error > eps:
+        raise BoundNotMet(
+            f"graded keys on [{lo:g}, {hi:g}] have an error of {fitted.error:.3g} with {fitted.p} keys in {dtype}, not "
+            f"eps={eps:g}. Choose a larger eps, or a smaller interval.",
+            eps=eps,
+            bound=None,
+            build=lambda: keys,
+        )
+    return keys
+
+
+def _inside(kinks: Sequence[float | Kink], lo: float, hi: float) -> tuple[Kink, ...]:
+    """Those in the box, sorted; at an end only singular ones count."""
+    found = {k if isinstance(k, Kink) else Kink(real_number("kinks", k)) for k in kinks}
+    places = sorted(found, key=lambda kink: kink.x)
+    return tuple(k for k in places if lo < k.x < hi or (k.is_singular and lo <= k.x <= hi))
+
+
+def _built(target: Target, line: PiecewiseFunction, fitted: JoinedHead) -> Built:
+    kinks = ", ".join(f"{kink.x:.6g}" for kink in line.kinks[:8]) + (", …" if len(line.kinks) > 8 else "")
+    parameters: tuple[tuple[str, float | int | str], ...] = (
+        (
+            "keys_per_piece",
+            " + ".join(str(group.p) for group in fitted.groups[:12]) + (" + …" if len(fitted.groups) > 12 else ""),
+        ),
+        ("kinks", kinks or "none"),
+        ("largest_slope", float(np.abs(fitted.head.keys.slopes).max())),
+        ("largest_value", float(np.abs(fitted.head.keys.values).max())),
+        ("worst_error", fitted.error),
+        ("worst_at", fitted.at),
+    )
+    return Built(fitted.head.program(target), "graded", None, None, parameters)
+
+
+def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None, eps: float, most: int) -> BoundNotMet:
+    asked = f"cannot bring the error to eps={eps:g} for {target.describe()} on {target.box} with graded anchors"
+    if fitted is None:
+        return BoundNotMet(
+            f"{asked}: it has {len(line.kinks):,} kinks, so {len(line.pieces):,} pieces that need a key each, and "
+            f"max_anchors and max_bytes allow {most:,}. Choose a smaller box, or raise both.",
+            eps=eps,
+            bound=None,
+        )
+    worst = next(group.piece for group in fitted.groups if fitted.at <= group.piece.hi)
+    where = {target.box.names[0]: (worst.lo, worst.hi)}
+    place = f"{target.box.names[0]} = {fitted.at:.6g}"
+    seen = f"the largest error seen is {fitted.error:.3g} with {fitted.p:,} anchors, at {place}"
+    change = f"Choose eps ≥ {round_above(fitted.error):.2g}"
+    largest = float(np.abs(fitted.head.keys.slopes).max())
+    felt = UNIT_ROUNDOFF[line.dtype] * largest * float(np.abs(fitted.head.keys.values).max())
+    if fitted.p >= most or max(group.p for group in fitted.groups) >= LARGEST_GROUP:
+        reason = f"more anchors than {min(most, LARGEST_GROUP * len(fitted.groups)):,} are needed"
+        change += ", a smaller box, or raise max_anchors and max_bytes"
+    elif felt > 0.01 * fitted.error:
+        reason = f"rounding in {line.dtype} is in the way: scores of size {largest:.2g} are not computed any better"
+        change += ", or float64" if line.dtype == "float32" else ""
+    else:
+        reason = f"more anchors are of little use as long as values are limited to {line.max_value:g} times max|f|"
+        change += ", or a larger max_value"
+    return BoundNotMet(
+        f"{asked}: {seen}. {reason[0].upper()}{reason[1:]}. {change}.",
+        eps=eps,
+        bound=None,
+        worst_box=where,
+        build=(lambda: _built(target, line, fitted)) if fitted.p <= most else None,
+    )
+
+
+EVERYWHERE = {"float64": 4001, "float32": 40_001}
+"""Evenly spaced sample points, beside those at kinks and anchors; more in float32, where the error is noise."""
+SAMPLED_SHARE = 0.97
+"""The share of eps that a sample may show: its points are not everywhere."""
+EFFORTS = ((0.95, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2))
+"""(share of eps for the fits, share of the largest value allowed). The rest of eps is for the switches."""
+AFFORDABLE = 160
+"""Largest number of keys whose values are solved for together: the cost of a fit grows with its cube."""
+MANY_PIECES = 12
+"""With more pieces, a piece gets as many keys as its neighbour if that is enough, without a search for fewer."""
+
+
+@dataclass(frozen=True, eq=False)
+class PiecewiseFunction:
+    """f on the box, where it bends, and how large the values of keys may be."""
+
+    f: Function
+    box: Box
+    kinks: tuple[Kink, ...]
+    max_value: float
+    dtype: str
+    report: Callable[[float], None] | None = None
+
+    @property
+    def lo(self) -> float:
+        return float(self.box.lo[0])
+
+    @property
+    def hi(self) -> float:
+        return float(self.box.hi[0])
+
+    @cached_property
+    def limits(self) -> Float[np.ndarray, " outputs"]:
+        inside = [kink.x for kink in self.kinks]
+        return self.max_value * np.abs(self.f(np.concatenate([chebyshev(self.lo, self.hi, 2049), inside]))).max(axis=0)
+
+    @cached_property
+    def pieces(self) -> list[SmoothPiece]:
+        edges = [self.lo, *(kink.x for kink in self.kinks if self.lo < kink.x < self.hi), self.hi]
+        return [self.piece(lo, hi) for lo, hi in itertools.pairwise(edges)]
+
+    def piece(self, lo: float, hi: float) -> SmoothPiece:
+        """Graded to the singular points in it."""
+        points = tuple(kink.x for kink in self.kinks if kink.is_singular and lo <= kink.x <= hi)
+        return SmoothPiece(self.f, lo, hi, self.limits, points, UNIT_ROUNDOFF[self.dtype])
+
+    @property
+    def centre(self) -> float | None:
+        """The origin of y: the only kink, or the singular one. There x − κ is exact."""
+        singular = [kink.x for kink in self.kinks if kink.is_singular] or [kink.x for kink in self.kinks]
+        return singular[0] if len(singular) == 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedHead:
+    head: StoredHead
+    groups: tuple[KeyGroup, ...]
+    error: float  # the largest that the search for one found
+    at: float
+
+    @property
+    def p(self) -> int:
+        return self.head.keys.num_keys
+
+
+def fit_within(line: PiecewiseFunction, eps: float, most: int) -> JoinedHead:
+    """The fewest keys with an error of at most eps, or the best that was found.
+
+    Where rounding is in the way: more of eps for the switches, whose scores are then smaller, and smaller values.
+    """
+    tried: list[JoinedHead] = []
+    is_met = True
+    for share, smaller in EFFORTS:
+        if not is_met and smaller == 1.0:
+            continue  # if rounding is the limit, a smaller share does not help
+        careful = replace(line, max_value=max(1.0, smaller * line.max_value))
+        groups = _groups_within(careful, share * eps, most)
+        is_met = max(group.error for group in groups) <= share * eps
+        for allowed in (
+            SAMPLED_SHARE * eps,
+            1.8 * eps,
+        ):  # values are solved again after joining, which halves the error at a kink
+            tried.append(_joined(careful, groups, allowed))
+            if tried[-1].error <= SAMPLED_SHARE * eps:
+                return tried[-1]
+            if not is_met or len(groups) == 1:
+                break
+        if sum(group.p for group in groups) >= most:
+            tried += [fit_size(line, most)] if len(line.pieces) <= most <= AFFORDABLE else []
+            break
+        if len(groups) > 1:
+            tried.append(_best_joined(careful, groups))
+        elif not is_met:
+            break
+    return min(tried, key=lambda one: one.error)
+
+
+def fit_size(line: PiecewiseFunction, num_keys: int) -> JoinedHead:
+    """The smallest error that is found with this many keys."""
+    candidates = [_groups_of_size(line, num_keys)] if num_keys >= len(line.pieces) else []
+    if num_keys <= 2 * len(line.pieces) and len(line.pieces) > 1:
+        whole, kinks = line.piece(line.lo, line.hi), tuple(kink.x for kink in line.kinks)
+        candidates += [[search_group(replace(whole, points=points), num_keys)] for points in ((), kinks)]
+    best = min((_best_joined(line, groups) for groups in candidates), key=lambda one: one.error)
+    if len(best.groups) > 1 and best.error > 10 * max(group.error for group in best.groups) and line.max_value > 2:
+        # The switches, not the fits, cause the rest of the error: smaller values reduce their rounding.
+        careful = replace(line, max_value=2.0)
+        best = min(best, _best_joined(careful, _groups_of_size(careful, num_keys)), key=lambda one: one.error)
+    if line.report is not None:
+        line.report(1.0)
+    return best
+
+
+def _groups_within(line: PiecewiseFunction, goal: float, most: int) -> list[KeyGroup]:
+    groups: list[KeyGroup] = []
+    for i, piece in enumerate(line.pieces):
+        room = max(1, most - sum(group.p for group in groups) - (len(line.pieces) - i - 1))
+        group = None
+        if groups and len(line.pieces) > MANY_PIECES and 1 < groups[-1].p <= room:
+            group = search_group(piece, groups[-1].p, goal, groups[-1])
+        groups.append(group if group is not None and group.error <= goal else smallest_group(piece, goal, room))
+        if line.report is not None:
+            line.report((i + 1) / len(line.pieces))
+    return _merged(line, groups, goal)
+
+
+def _merged(line: PiecewiseFunction, groups: list[KeyGroup], goal: float) -> list[KeyGroup]:
+    """Neighbours as one group where that takes fewer keys: at kinks too weak to matter, and at singular ones."""
+    i = 0
+    while i + 1 < len(groups) and len(groups) <= MANY_PIECES:
+        left, right = groups[i], groups[i + 1]
+        piece = line.piece(left.piece.lo, right.piece.hi)
+        size = left.p + right.p - 1
+        together = constant_group(piece) if size == 1 else search_group(piece, size, goal, left)
+        if together.error <= goal:
+            groups[i : i + 2] = [smallest_group(piece, goal, size)]
+        else:
+            i += 1
+    return groups
+
+
+def _groups_of_size(line: PiecewiseFunction, num_keys: int) -> list[KeyGroup]:
+    """More keys for the worst piece, again and again, in ever smaller portions."""
+    groups = [constant_group(piece) for piece in line.pieces]
+    left = num_keys - len(groups)
+    while left > 0:
+        worst = max(range(len(groups)), key=lambda i: groups[i].error)
+        group = groups[worst]
+        portion = left if len(groups) == 1 else max(1, left // (3 * len(groups)))
+        larger = search_group(group.piece, group.p + portion, near=group)
+        if larger.error > 0.9 * group.error and portion == 1 < left:  # one more may be of no use where two are
+            portion, larger = 2, search_group(group.piece, group.p + 2, near=group)
+        groups[worst], left = larger, left - portion
+    return groups
+
+
+def _best_joined(line: PiecewiseFunction, groups: list[KeyGroup]) -> JoinedHead:
+    """Switches as steep as rounding allows: the steeper, the larger the scores."""
+    floor = max(max(group.error for group in groups), UNIT_ROUNDOFF[line.dtype] * float(line.limits.max()))
+    if len(groups) == 1:
+        return _joined(line, groups, floor)
+    best = _joined(line, groups, 1.01 * floor)
+    for factor in (1.1, 1.4, 2.0, 4.0, 10.0, 40.0, 200.0, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8):
+        fitted = _joined(line, groups, factor * floor)
+        if fitted.error > 4 * best.error:
+            break
+        best = min(best, fitted, key=lambda one: one.error)
+    return best
+
+
+def _joined(line: PiecewiseFunction, groups: Sequence[KeyGroup], allowed: float) -> JoinedHead:
+    """One head: joined, stored, its values solved again for the keys as they are stored, and its error looked for."""
+    steep = [steepness(left, right, allowed) for left, right in itertools.pairwise(groups)]
+    head = store(join(groups, steep), line.box, line.dtype, line.centre)
+    heads = [head]
+    if head.keys.num_keys <= AFFORDABLE:
+        x = _sample(line, groups, steep, 5)
+        refit = fit_values(head.weights(x), line.f(x), line.limits, 12, 0.5 * allowed)
+        heads.append(head.with_values(refit.values))
+    dense = np.linspace(line.lo, line.hi, EVERYWHERE[line.dtype])
+    fine = np.union1d(_sample(line, groups, steep, 14), dense)
+    errors = [worst_error(candidate, line.f, fine) for candidate in heads]
+    (error, at), head = min(zip(errors, heads, strict=True), key=lambda pair: pair[0][0])
+    return JoinedHead(head, tuple(groups), error, at)
+
+
+def _sample(
+    line: PiecewiseFunction, groups: Sequence[KeyGroup], steep: Sequence[float], per_gap: int
+) -> Float[np.ndarray, " points"]:
+    """Dense between anchors, ever denser towards kinks and singular points."""
+    parts = [chebyshev(line.lo, line.hi, 16 * per_gap)]
+    for i, group in enumerate(groups):
+        piece = group.piece
+        t0 = [math.exp(group.shape[3])] if len(group.shape) > 3 else []
+        t0 += [16 / B for B in (*steep[max(0, i - 1) : i], *steep[i : i + 1])]
+        ends = {end for end in (piece.lo, piece.hi) if line.lo < end < line.hi}
+        points = tuple(sorted({*piece.points, *ends}))
+        parts.append(graded_points(piece.lo, piece.hi, points, group.anchors, max(t0, default=piece.width), per_gap))
+        parts.append(chebyshev(piece.lo, piece.hi, per_gap * (group.p + 4)))
+    return np.unique(np.concatenate(parts))
+
+
+STEEPEST = 1e15
+"""The steepest switch, in units of 1/width: a steeper one is narrower than the spacing of floats."""
+_APART = np.concatenate([-np.geomspace(1.0, 1e-16, 129), np.geomspace(1e-16, 1.0, 129)])
+"""Distances from a kink, in units of the narrower piece, at which the error of a switch is sampled."""
+
+
+def steepness(left: KeyGroup, right: KeyGroup, allowed: float) -> float:
+    """The least B (to 5 %) with which two neighbours alone have an error of at most `allowed` near their kink."""
+    kappa = left.piece.hi
+    width = min(left.piece.width, right.piece.width)
+    z = width * _APART
+    x = np.clip(kappa + z, left.piece.lo, right.piece.hi)
+    z = x - kappa
+    a, b = left.keys(x[:, None]), right.keys(x[:, None])
+    f = np.where(z[:, None] <= 0, left.piece.f(np.minimum(x, kappa)), right.piece.f(np.maximum(x, kappa)))
+    bend = (
+        right.keys.log_sum(x[:, None])
+        - left.keys.log_sum(x[:, None])
+        - _tangent(right, kappa, z)
+        + _tangent(left, kappa, z)
+    )
+
+    def error(B: float) -> float:
+        with np.errstate(over="ignore"):
+            weight = 1 / (1 + np.exp(-(B * z + bend)))[:, None]
+        return float(np.abs((1 - weight) * a + weight * b - f).max())
+
+    low, high = math.log(1 / width), math.log(STEEPEST / width)
+    if error(math.exp(high)) > allowed:
+        return math.exp(high)
+    return math.exp(least(low, high, lambda log_B: error(math.exp(log_B)) <= allowed, 0.05))
+
+
+def join(groups: Sequence[KeyGroup], steep: Sequence[float]) -> SoftHead[np.ndarray]:
+    """All keys of all groups; between groups i and i+1 the difference of log-sum-exps is 0 at κ_i, with slope steep[i].
+
+    Add to the scores of group i an affine function ψ_i, the same for all its keys, with ψ_{i+1} − ψ_i rising at the
+    kink κ_i: weights inside a group stay as they were, and the weights of the groups are a softmax of their own. With
+    D = B(x − κ) the difference of the log-sum-exps of two neighbours, the head is σ(−D)·A_i + σ(D)·A_{i+1}, so that
+
+        |out − f| ≤ max(error of A_i, of A_{i+1}) + |A_i − A_{i+1}|·σ(−|D|),
+
+    and where the slopes of two pieces differ by J the last term is at most J·max_z zσ(−Bz) = 0.2785·J/B.
+
+    The group with the most keys keeps its scores as they are: there rounding has the largest effect.
+    """
+    tilts, lifts = [0.0], [0.0]
+    for left, right, B in zip(groups, groups[1:], steep, strict=False):
+        kappa = left.piece.hi
+        at = np.array([[kappa]])
+        jump = right.keys.log_sum(at) - left.keys.log_sum(at)
+        rise = B - _mean_slope(right, kappa) + _mean_slope(left, kappa)
+        tilts.append(tilts[-1] + rise)
+        lifts.append(lifts[-1] - rise * kappa - float(jump[0]))
+    chosen = max(range(len(groups)), key=lambda i: groups[i].p)
+    slopes = [g.keys.slopes + (tilt - tilts[chosen]) for g, tilt in zip(groups, tilts, strict=True)]
+    offsets = [g.keys.offsets + (lift - lifts[chosen]) for g, lift in zip(groups, lifts, strict=True)]
+    return SoftHead(np.concatenate(slopes), np.concatenate(offsets), np.concatenate([g.keys.values for g in groups]))
+
+
+def _mean_slope(group: KeyGroup, x: float) -> float:
+    """The derivative of the log-sum-exp: the average slope."""
+    return float((group.keys.weights(np.array([[x]])) @ group.keys.slopes[:, 0])[0])
+
+
+def _tangent(group: KeyGroup, x: float, off: np.ndarray) -> Float[np.ndarray, " points"]:
+    return np.asarray(group.keys.log_sum(np.array([[x]])) + _mean_slope(group, x) * off)
+
+
+def _suits(target: Target, request: Request) -> bool:
+    """For expressions in one variable, also for their L_p norms."""
+    return target.kind == "function" and target.expression is not None and GRADED.why_not(target, request) is None
+
+
+GRADED = Construction(
+    "graded",
+    for_eps(graded),
+    (*CONTINUOUS_FUNCTION, one_variable, summable),
+    _suits,
+    options=frozenset({"norm"}),
+)

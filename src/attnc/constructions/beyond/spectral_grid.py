@@ -1,0 +1,425 @@
+"""One head over a tensor grid of anchors at a moderate temperature, with solved instead of sampled values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.constructions.built import Built, Progress
+from attnc.constructions.construction import (
+    CONTINUOUS_FUNCTION,
+    MAX_ANCHORS,
+    MAX_BYTES,
+    Construction,
+    Estimate,
+    Request,
+    for_eps,
+    is_plain,
+    summable,
+)
+from attnc.constructions.fitting.cell_head import CellHead, self_attention
+from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
+from attnc.constructions.fitting.search import thinned
+from attnc.constructions.fitting.spectral_axis import (
+    MAX_P,
+    MAX_VALUE,
+    AxisSections,
+    SpectralAxis,
+    along_axes,
+    value_limit,
+)
+from attnc.errors import BoundNotMet, InputError
+from attnc.ir.soft_head import SoftHead
+from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.proofs.leaves_prover import MAX_VARIABLES
+from attnc.targets.expressions.tree import Call, walk
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+NAME = "spectral_grid"
+MAX_GRID_DIMENSIONS = 6
+"""Largest number of variables: five anchors per axis are 15,625 in six variables."""
+MARGIN_OF_POSITIONS = 40.0
+"""M, the score bonus of the own position: other positions keep e^−40 of its weight."""
+
+
+def spectral_grid(
+    target: Target,
+    *,
+    eps: float | None = None,
+    num_anchors: int | tuple[int, ...] | None = None,
+    max_value: float = MAX_VALUE,
+    dtype: str = "float64",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """One self-attention head over a tensor grid of anchors, soft, with values solved by least squares.
+
+    Weights.  Those of `max_affine`, with β = c/h² moderate, c ∈ [0.1, 1.25], and anchors that reach `pad` spacings
+              beyond the box: weights are normalised Gaussians. The softmax factorises over the axes, so the values
+              that fit f best at Chebyshev points come from one small pseudo-inverse per axis.
+    Rate.     Faster than any power of the number of anchors for analytic f, down to rounding. Nothing is proved here:
+              `bound` is None.
+    Chosen.   The fewest anchors on every axis, its c and its pad, from sections of f along that axis; then the whole
+              grid is fitted and tested, and sections through the worst points are added until the error is ≤ eps.
+              |values| stay ≤ max_value·max|f|, which keeps float32 accurate.
+    """
+    _check(target, eps, num_anchors, max_value)
+    limit = min(max_anchors, max_bytes // bytes_per_anchor(target)) // num_positions(target)
+    search = SpectralSearch(target, max_value, limit, dtype, progress, partial(_build, target, dtype=dtype))
+    if eps is not None:
+        found = search.reach(eps)
+    else:
+        counts = (num_anchors,) * target.box.d if isinstance(num_anchors, int) else num_anchors
+        assert counts is not None
+        found = search.of_size(tuple(counts))
+    return _build(target, found, dtype)
+
+
+def _estimate(target: Target, request: Request) -> Estimate:
+    """The size from sections alone, before the grid is fitted."""
+    asked, n = request.for_largest_error(target.box), num_positions(target)
+    _check(target, asked.eps, None, MAX_VALUE)
+    limit = min(asked.max_anchors, asked.max_bytes // bytes_per_anchor(target)) // n
+    search = SpectralSearch(target, MAX_VALUE, limit, asked.dtype, None, partial(_build, target, dtype=asked.dtype))
+    axes, errors = search.begin(asked.goal)
+    anchors = n * math.prod(axis.p for axis in axes)
+
+    def build() -> Built:
+        return _build(target, search.reach(asked.goal), asked.dtype)
+
+    return Estimate.one_layer(NAME, anchors, target.box.d, target.num_outputs // n, sum(errors), build)
+
+
+def _check(target: Target, eps: float | None, num_anchors: int | tuple[int, ...] | None, max_value: float) -> None:
+    d = target.box.d
+    if len(target.input_shapes) > 1:
+        raise InputError(f"{NAME} takes one input; for f(X, Y) use construction='max_affine_cross'")
+    if d > MAX_GRID_DIMENSIONS:
+        raise InputError(
+            f"{NAME} takes 1 to {MAX_GRID_DIMENSIONS} variables, {target.describe()} has {d}: a grid of 5 anchors "
+            f"per axis would have {5.0**d:.1e}. An expression can be composed instead (construction='compose')."
+        )
+    if not target.is_continuous:
+        raise InputError(f"{NAME} needs a continuous function, {target.describe()} may jump; use max_affine, norm=2")
+    if (eps is None) == (num_anchors is None):
+        raise InputError("give either eps or num_anchors")
+    if isinstance(num_anchors, tuple) and len(num_anchors) != d:
+        raise InputError(f"num_anchors={num_anchors} for {d} variables")
+    if not max_value >= 1:
+        raise InputError(f"max_value must be a number ≥ 1, found {max_value}")
+
+
+def _build(target: Target, found: Spectrum, dtype: str) -> Built:
+    """In y = c(x − middle)/h a key is (2L, −cL²) with L the lattice: whole halves, so that both are exact."""
+    axes, positions = found.axes, Positions(num_positions(target), MARGIN_OF_POSITIONS)
+    c, h = np.array([axis.c for axis in axes]), np.array([axis.h for axis in axes])
+    middle = target.box.lo / 2 + target.box.hi / 2
+    mesh = np.meshgrid(*[axis.lattice for axis in axes], indexing="ij")
+    anchors = np.stack([L.ravel() for L in mesh], axis=1)
+    stored = positions.stored(found.values.reshape(len(anchors), -1))
+    bias = -(c * anchors**2).sum(axis=1)
+    keys = SoftHead(2 * anchors, bias, stored)
+    cells = CellHead(target, dtype, c / h, -middle * c / h, keys, 1.0, positions)
+    counts = tuple((f"anchors_{name}", axis.p) for name, axis in zip(target.box.names, axes, strict=True))
+    softness = tuple((f"c_{name}", axis.c) for name, axis in zip(target.box.names, axes, strict=True))
+    largest = ("largest value", float(np.abs(stored).max()))
+    return Built(self_attention(cells), NAME, None, parameters=(*counts, *softness, largest))
+
+
+NUM_SECTIONS_AT_FIRST = 20
+"""Number of sections of f along each axis that the first choice of axes is made from."""
+MAX_SAMPLES = 10**7
+"""Largest number of samples of f on the nodes of the grid: 80 MB per output."""
+MAX_TESTS = 3 * 10**5
+"""Largest number of test points between the nodes."""
+MAX_SOLVED = 10**5
+"""Largest number of samples of f from which the growth of the values along one axis is foreseen."""
+MAX_THINNED = 10**4
+"""Largest grid, in anchors, whose axes are shortened one by one: each attempt fits the whole grid."""
+HASTE = (1.0, 0.6, 0.3)
+"""The exponents by which the first axes may use up the growth of the values; the best of the three is kept."""
+FIT_SHARE = 0.9
+"""The share of eps for the error at test points: between them the error is a little larger."""
+MAX_ROUNDS = 16
+"""Largest number of fits of the whole grid; each adds sections through the worst points."""
+LEAST_ROUNDINGS = 24
+"""Least eps in roundings of max |f|: each weight and each sum is off by a few."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """A fit: out(x) = Σ_k Π_i w_i(x_i)_{k_i} v_k, with the error that its tests showed, and where."""
+
+    axes: tuple[SpectralAxis, ...]
+    values: Float[np.ndarray, "*grid outputs"]
+    error: float
+    worst: Float[np.ndarray, "few d"]
+
+    @property
+    def largest(self) -> float:
+        return float(np.abs(self.values).max())
+
+
+class SpectralSearch:
+    """Chooses the axes from sections of f, fits the grid, and adds sections where the fit is worst."""
+
+    def __init__(
+        self,
+        target: Target,
+        max_value: float,
+        limit: int,
+        dtype: str,
+        progress: Progress | None,
+        finish: Callable[[Spectrum], Built],
+    ) -> None:
+        self.target, self.max_value, self.limit, self.progress = target, max_value, limit, progress
+        self.finish, self.eps = finish, math.nan
+        box = target.box
+        rng = np.random.default_rng(0)
+        scattered = box.lo + rng.random((256, box.d)) * box.widths
+        values = np.abs(target(scattered)).max(axis=1)
+        corners = np.where(rng.random((8, box.d)) < 0.5, box.lo, box.hi)
+        middle = (box.lo / 2 + box.hi / 2)[None]
+        self.through = np.concatenate(
+            [middle, corners, scattered[: NUM_SECTIONS_AT_FIRST - 9], scattered[[values.argmax()]]]
+        )
+        if box.d == 1:
+            self.through = middle
+        self.size = max(float(values.max()), float(np.abs(target(self.through)).max()))
+        self.dtype = dtype
+
+    def begin(self, eps: float) -> tuple[tuple[SpectralAxis, ...], list[float]]:
+        """The axes by the first sections, and the errors there."""
+        floor = LEAST_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
+        if eps < floor:
+            raise BoundNotMet(
+                f"eps={eps:g} is below the resolution of {self.dtype} for {self.target.describe()} on "
+                f"{self.target.box}: with |f| up to {self.size:.3g} the rounding level is {floor:.2g}. Choose a "
+                "larger eps" + (", or float64." if self.dtype == "float32" else "."),
+                eps=eps,
+                bound=None,
+            )
+        self.eps = eps
+        self.max_value = min(self.max_value, value_limit(eps, self.size, self.dtype))
+        axes, errors = self.choose(FIT_SHARE * eps)
+        self._check_limits(axes)
+        return axes, errors
+
+    def reach(self, eps: float) -> Spectrum:
+        """The smallest grid whose error is ≤ eps."""
+        axes, goal = self.begin(eps)[0], FIT_SHARE * eps
+        best: Spectrum | None = None
+        for round_ in range(MAX_ROUNDS):
+            self._report(round_ / MAX_ROUNDS)
+            found = self.fitted(axes)
+            if found.error <= FIT_SHARE * eps:
+                return self._thinned(found, FIT_SHARE * eps)
+            best = found if best is None or found.error < best.error else best
+            goal = max(goal * 0.2, min(goal * 0.7, goal * eps / found.error))
+            self.through = np.concatenate([self.through, found.worst])
+            axes = self.choose(goal)[0]
+        assert best is not None
+        tried = f"with {_show_counts(best.axes)} anchors the error is {best.error:.3g}"
+        raise self._refusal(f"to eps={eps:g}: {tried}", eps, best)
+
+    def of_size(self, counts: tuple[int, ...]) -> Spectrum:
+        """The best grid with these counts."""
+        if math.prod(counts) > self.limit:
+            raise InputError(f"{math.prod(counts):,} anchors are more than the limit of {self.limit:,}")
+        found = [spectrum for haste in HASTE[: len(counts)] if (spectrum := self._of_size(counts, haste)) is not None]
+        if not found:
+            size = " × ".join(map(str, counts))
+            raise InputError(f"no fit of {size} anchors keeps |values| ≤ {self.max_value:g}·max|f|; raise max_value")
+        return min(found, key=lambda spectrum: spectrum.error)
+
+    def _of_size(self, counts: tuple[int, ...], haste: float) -> Spectrum | None:
+        axes: list[SpectralAxis] = []
+        for i, p in enumerate(counts):
+            found = self._lines(axes).best(p, self._limit(i, haste))
+            if found is None:
+                return None
+            axes.append(found.axis)
+        return self.fitted(tuple(axes))
+
+    def _limit(self, i: int, haste: float = 1.0) -> float:
+        """The limit of the values once axis i is solved: the next axis is fitted to these values."""
+        d = self.target.box.d
+        return float(self.size * self.max_value ** (haste * (i + 1) / d if i + 1 < d else 1.0))
+
+    def choose(self, eps: float) -> tuple[tuple[SpectralAxis, ...], list[float]]:
+        """The fewest anchors per axis for which its sections are within eps/√d."""
+        most = min(MAX_P**self.target.box.d, self.limit)
+        share, best, fewest = eps / math.sqrt(self.target.box.d), None, most
+        for haste in HASTE[: self.target.box.d]:  # which may leave too little to the first axes
+            found = self._chosen(share, haste, fewest)
+            if isinstance(found, str):
+                lacking = found
+            else:
+                best, fewest = found, math.prod(axis.p for axis in found[0])
+        if best is None:
+            raise self._refusal(
+                f"to eps={self.eps:g}: {lacking} needs more than {min(MAX_P, most):,} anchors", self.eps
+            )
+        return best
+
+    def _chosen(self, share: float, haste: float, fewest: int) -> tuple[tuple[SpectralAxis, ...], list[float]] | str:
+        """Axes of at most `fewest` anchors together, and their errors; or the name of one that needs more."""
+        axes: list[SpectralAxis] = []
+        errors: list[float] = []
+        for i, name in enumerate(self.target.box.names):
+            most = max(1, min(MAX_P, fewest // math.prod(axis.p for axis in axes)))
+            start = axes[-1].p if axes else 9
+            found = self._lines(axes).smallest(share, self._limit(i, haste), start, most)
+            if found is None:
+                return name
+            axes.append(found.axis)
+            errors.append(found.error)
+        return tuple(axes), errors
+
+    def _lines(self, before: Sequence[SpectralAxis]) -> AxisSections:
+        """Sections along the axis after those that have been chosen."""
+        box, target, through = self.target.box, self.target, self.through
+        i = len(before)
+
+        def samples(x: np.ndarray) -> np.ndarray:
+            points = np.repeat(through[None], len(x), axis=0)
+            points[:, :, i] = x[:, None]
+            return target(points.reshape(-1, box.d)).reshape(len(x), -1)
+
+        def solved(x: np.ndarray) -> np.ndarray:
+            """The axes before are solved, as many of the last of them as MAX_SOLVED allows."""
+            nodes = [axis.nodes() for axis in before]
+            first = 0
+            while first < i and math.prod(map(len, nodes[first:])) * len(x) > MAX_SOLVED:
+                first += 1
+            free = through[: max(1, MAX_SOLVED // (math.prod(map(len, nodes[first:])) * len(x)))]
+            grid = np.stack(np.meshgrid(*nodes[first:], x, indexing="ij"), axis=-1)
+            points = np.broadcast_to(free, (*grid.shape[:-1], *free.shape)).copy()
+            points[..., first : i + 1] = grid[..., None, :]
+            values = target(points.reshape(-1, box.d)).reshape(*grid.shape[:-1], -1)
+            values = along_axes(values, [axis.solve for axis in before[first:]])
+            return np.moveaxis(values, -2, 0).reshape(len(x), -1)
+
+        return AxisSections(float(box.lo[i]), float(box.hi[i]), samples, solved, 4 if box.d < 4 else 2)
+
+    def fitted(self, axes: tuple[SpectralAxis, ...]) -> Spectrum:
+        """Values by one small product per axis, tested on a grid between the nodes."""
+        self._check_limits(axes)
+        nodes = [axis.nodes() for axis in axes]
+        values = along_axes(self._on_grid(nodes), [axis.solve for axis in axes])
+        tests = [axis.at(t) for axis, t in zip(axes, _test_points(axes), strict=True)]
+        made = along_axes(values, [axis.weights(x).__matmul__ for axis, x in zip(axes, tests, strict=True)])
+        errors = np.abs(made - self._on_grid(tests)).max(axis=-1)
+        worst = np.argsort(errors, axis=None)[::-1][: max(1, errors.size // 100)][:: max(1, errors.size // 400)]
+        index = np.unravel_index(worst, errors.shape)
+        points = np.stack([x[i] for x, i in zip(tests, index, strict=True)], axis=1)
+        return Spectrum(axes, values, float(errors.max()), points)
+
+    def _check_limits(self, axes: Sequence[SpectralAxis]) -> None:
+        anchors, samples = (math.prod(counts) for counts in ([a.p for a in axes], [len(a.nodes()) for a in axes]))
+        if anchors > self.limit or samples > MAX_SAMPLES:
+            raise self._refusal(
+                f"within the limits: it needs {_show_counts(axes)} = {anchors:,} anchors and {samples:,} samples, the "
+                f"limits are {self.limit:,} and {MAX_SAMPLES:,}",
+                self.eps,
+            )
+
+    def _on_grid(self, axes: Sequence[np.ndarray]) -> np.ndarray:
+        mesh = np.meshgrid(*axes, indexing="ij")
+        points = np.stack([x.ravel() for x in mesh], axis=1)
+        return self.target(points).reshape(*mesh[0].shape, -1)
+
+    def _thinned(self, found: Spectrum, goal: float) -> Spectrum:
+        """Fewer anchors on single axes, while the error stays within the goal: sections ask for a little too much."""
+        if self.target.box.d == 1 or math.prod(axis.p for axis in found.axes) > MAX_THINNED:
+            return found
+
+        def shorter(grid: Spectrum, i: int) -> Spectrum | None:
+            p, before = grid.axes[i].p, grid.axes[:i]
+            less = self._lines(before).best(p - 1 - p // 64, self._limit(i)) if p > 1 else None
+            if less is None:
+                return None
+            thinner = self.fitted((*before, less.axis, *grid.axes[i + 1 :]))
+            is_small = thinner.largest <= max(grid.largest, self.max_value * self.size)
+            return thinner if thinner.error <= goal and is_small else None
+
+        return thinned(found, len(found.axes), shorter)
+
+    def _report(self, fraction: float) -> None:
+        if self.progress is not None:
+            self.progress("fitting", fraction)
+
+    def _refusal(self, found: str, eps: float, best: Spectrum | None = None) -> BoundNotMet:
+        return BoundNotMet(
+            f"cannot bring a spectral grid for {self.target.describe()} on {self.target.box} {found}. Is there a kink, "
+            f"a narrow feature, or is eps close to the rounding of {self.dtype}? Try construction='compose' (or "
+            "'graded' for one variable), a larger eps, or a smaller box.",
+            eps=eps,
+            bound=None,
+            build=None if best is None else lambda: self.finish(best),
+        )
+
+
+def _show_counts(axes: Sequence[SpectralAxis]) -> str:
+    return " × ".join(str(axis.p) for axis in axes)
+
+
+def _test_points(axes: Sequence[SpectralAxis]) -> list[np.ndarray]:
+    """For each axis points of [−1, 1] between the nodes, several a spacing where MAX_TESTS allows it, ends included."""
+    most = max(3, int(MAX_TESTS ** (1 / len(axes))))
+    rng = np.random.default_rng(1)
+    found = []
+    for axis in axes:
+        tests = axis.fit.tests
+        if len(tests) > most:
+            tests = np.concatenate([[-1.0, 1.0], rng.choice(tests, most - 2, replace=False)])
+        found.append(np.sort(tests))
+    return found
+
+
+MAX_LEAVES = 100_000
+"""Largest number of cells, by the constants that were given, whose proof is expected within half a minute."""
+KINKS = ("abs", "relu", "min", "max", "clip")
+"""Functions with kinks: a grid would have to be fine everywhere to be fine enough there."""
+
+
+def _suits(target: Target, request: Request) -> bool:
+    """For continuous functions, if the prover is expected to reach eps; for L_p norms, if there are no kinks."""
+    if is_plain(target, request):
+        return target.given is None or _cells_to_prove(target, request.goal) <= MAX_LEAVES
+    if request.p == math.inf or SPECTRAL_GRID.why_not(target, request) or target.expression is None:
+        return False
+    calls = (node for node in walk(target.expression.outputs) if isinstance(node, Call))
+    return target.box.d == 1 or not any(call.name in KINKS for call in calls)
+
+
+def _cells_to_prove(target: Target, eps: float) -> float:
+    """The number of cells on each of which a function with given constants is within eps/2 of its interpolant."""
+    d, r, given = target.box.d, 0.0, target.interpolated
+    if len(target.output_shape) > 1 or d > MAX_VARIABLES or given is None:
+        return math.inf
+    if given.lipschitz is not None:
+        r = eps / (2 * max(given.lipschitz, 1e-300) * math.sqrt(d))
+    if given.hessian_bound is not None:
+        r = max(r, math.sqrt(eps / (max(given.hessian_bound, 1e-300) * d)))
+    return math.prod(math.ceil(width / (2 * r)) if width / (2 * r) < 1e9 else math.inf for width in target.box.widths)
+
+
+SPECTRAL_GRID = Construction(
+    NAME,
+    for_eps(spectral_grid),
+    (*CONTINUOUS_FUNCTION, summable),
+    _suits,
+    _estimate,
+    frozenset({"norm"}),
+)

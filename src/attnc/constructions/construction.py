@@ -1,0 +1,273 @@
+"""A construction: one object with a name, the targets that it accepts, its cost, and its build.
+
+Every file of `papers/` and `beyond/` defines one `Construction` beside the public function of its theorem, and
+`catalogue.py` lists them. CONTRIBUTING.md shows how to add one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from attnc.constructions.built import Built, Progress
+from attnc.errors import InputError, real_number
+from attnc.ir.layers import Attention
+from attnc.ir.program import Program
+from attnc.ir.shapes import key_counts
+from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.proofs.leaves_prover import MAX_VARIABLES
+from attnc.targets.box import Box
+from attnc.targets.target import Target
+
+MAX_ANCHORS = 2_000_000
+"""Default limit of (head, key) pairs: at eight numbers per anchor they need about MAX_BYTES bytes."""
+MAX_BYTES = 2**30
+"""Default limit of bytes for a program and for the arrays that it is made from: one GiB."""
+MAX_STEP_ANCHORS = 1024
+"""Limit of heads and anchors of a step: its error is then 6e-5, and rounding grows with the square of the number."""
+OPTIONS = ("centres", "heads", "norm")
+"""The arguments of `attnc.compile` that only some constructions take."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to a construction.
+
+    Without eps the size is given, by parameters of the theorem's own function. `p` is the exponent of the norm in which
+    the error is measured. `centres` and `heads` are options that some constructions take.
+    """
+
+    eps: float | None = None
+    dtype: str = "float64"
+    p: float = math.inf
+    max_anchors: int = MAX_ANCHORS
+    max_bytes: int = MAX_BYTES
+    centres: str | None = None
+    heads: int | None = None
+    progress: Progress | None = field(default=None, compare=False, repr=False)
+    # parameters of the theorems that select cells; those that are None are chosen for eps
+    points_per_axis: int | tuple[int, ...] | None = None
+    beta: float | None = None
+    margin: float = 40.0
+    num_step_anchors: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.eps is not None and not real_number("eps", self.eps) > 0:
+            raise InputError(f"eps must be a finite number > 0, found {self.eps!r}")
+        if not isinstance(self.dtype, str) or self.dtype not in UNIT_ROUNDOFF:
+            raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {self.dtype!r}")
+        if not self.p >= 1:
+            raise InputError(f"norm must be 'inf' or a number ≥ 1, found {self.p}")
+        if self.beta is not None and not (math.isfinite(self.beta) and self.beta > 0):
+            raise InputError(f"beta must be a finite number > 0, found {self.beta}")
+        if not 0 < self.margin <= 700:
+            raise InputError(f"margin must be in (0, 700], found {self.margin}")
+        for name, value, least in (("heads", self.heads, 1), ("num_step_anchors", self.num_step_anchors, 2)):
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (is_whole and least <= value <= MAX_STEP_ANCHORS):
+                raise InputError(
+                    f"{name} must be None or a whole number from {least} to {MAX_STEP_ANCHORS}, found {value!r}"
+                )
+        for name, limit in (("max_anchors", self.max_anchors), ("max_bytes", self.max_bytes)):
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+                raise InputError(f"{name} must be a whole number ≥ 1, found {limit!r}")
+
+    @property
+    def goal(self) -> float:
+        """The eps that was asked for."""
+        assert self.eps is not None
+        return self.eps
+
+    @property
+    def options(self) -> dict[str, object]:
+        """The options that were given, by name."""
+        given = {"centres": self.centres, "heads": self.heads, "norm": None if self.p == math.inf else self.p}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def report(self, doing: str, fraction: float) -> None:
+        """Tell the caller how far the work is, if the caller asked to be told."""
+        if self.progress is not None:
+            self.progress(doing, fraction)
+
+    def for_largest_error(self, box: Box) -> Request:
+        """The request for the largest error that is enough for the L_p norm: ‖g‖_p ≤ vol^{1/p}·sup |g|."""
+        if self.p == math.inf:
+            return self
+        return replace(self, eps=self.goal / math.prod(width ** (1 / self.p) for width in box.widths), p=math.inf)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A row of `attnc plan`.
+
+    `error` is the expected error, not a bound. `multiply_adds` counts those of the heads for one query: a key costs as
+    many as it has numbers. `why_not` is the reason why a construction cannot be used; `build` goes on from the work
+    that the estimate has done already.
+    """
+
+    name: str
+    anchors: int = 0
+    heads: int = 0
+    layers: int = 0
+    parameters: int = 0
+    multiply_adds: int = 0
+    error: float | None = None
+    why_not: str | None = None
+    build: Callable[[], Built] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def one_layer(
+        cls,
+        name: str,
+        anchors: int,
+        d: int,
+        outputs: int,
+        error: float,
+        build: Callable[[], Built] | None = None,
+    ) -> Estimate:
+        """Estimate one head over constant keys: d slopes, an offset and the values each."""
+        each = d + 1 + outputs
+        embedding = 3 * d + 1 + 3 * outputs  # scale and offset of the query, the projections, the read-out
+        return cls(name, anchors, 1, 1, anchors * each + embedding, anchors * each, error, build=build)
+
+    @classmethod
+    def of_built(cls, built: Built, error: float | None) -> Estimate:
+        """Count the sizes of a program that exists already."""
+        program = built.program
+        return cls(
+            built.construction,
+            program.num_anchors,
+            program.num_heads,
+            program.num_attention_layers,
+            program.num_parameters,
+            multiply_adds(program),
+            error,
+            build=lambda: built,
+        )
+
+    def within(self, request: Request) -> Estimate:
+        """The same row, or a refusal if it needs more anchors than the request allows."""
+        if self.anchors <= request.max_anchors:
+            return self
+        needed = f"needs about {self.anchors:.2g} anchors, the limit is {request.max_anchors:,}"
+        return Estimate(self.name, why_not=needed)
+
+
+def multiply_adds(program: Program) -> int:
+    """The multiply-adds of all heads for one query: (d_k + d_v) for each key that it meets."""
+    heads = [head for layer in program.all_layers if isinstance(layer, Attention) for head in layer.heads]
+    widths = [head.W_Q.shape[1] + head.W_V.shape[1] for head in heads]
+    return sum(width * count for width, count in zip(widths, key_counts(program), strict=True))
+
+
+Requirement = Callable[[Target, Request], str | None]
+"""A condition of a construction: None where it holds, otherwise the reason why it does not, in a few words."""
+
+
+@dataclass(frozen=True)
+class Construction:
+    """A way from a target to a program.
+
+    `requires` are its conditions, asked in order. `suits` tells whether "auto" considers it for a target;
+    by default `auto` never does. `estimated` finds its cost without building; by default it is built and counted.
+    `options` names those of OPTIONS that it takes.
+    """
+
+    name: str
+    build: Callable[[Target, Request], Built]
+    requires: tuple[Requirement, ...] = ()
+    suits: Callable[[Target, Request], bool] = lambda target, request: False
+    estimated: Callable[[Target, Request], Estimate] | None = None
+    options: frozenset[str] = frozenset()
+
+    def why_not(self, target: Target, request: Request) -> str | None:
+        """The reason why this construction does not take the target, None if it does."""
+        reasons = (required(target, request) for required in self.requires)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def estimate(self, target: Target, request: Request) -> Estimate:
+        """The cost for this request; AttncError where the construction turns out not to reach it."""
+        if self.estimated is not None:
+            return self.estimated(target, request)
+        built = self.build(target, request)
+        seen = dict(built.parameters).get("worst_error")
+        return Estimate.of_built(built, seen if built.bound is None else built.bound.value)  # type: ignore[arg-type]
+
+
+def for_eps(theorem: Callable[..., Built]) -> Callable[[Target, Request], Built]:
+    """The build of a theorem whose function takes eps, dtype, max_anchors, max_bytes and progress.
+
+    The theorem bounds or shows the largest error. For an L_p norm it is asked for a largest error that is enough.
+    """
+
+    def build(target: Target, request: Request) -> Built:
+        asked = request.for_largest_error(target.box)
+        return theorem(
+            target,
+            eps=asked.eps,
+            dtype=asked.dtype,
+            max_anchors=asked.max_anchors,
+            max_bytes=asked.max_bytes,
+            progress=asked.progress,
+        )
+
+    return build
+
+
+def finite_box(target: Target, request: Request) -> str | None:
+    return None if target.box.is_bounded else "takes a finite box"
+
+
+def function(target: Target, request: Request) -> str | None:
+    return None if target.kind != "TableTarget" else "takes functions; a table has no values between its points"
+
+
+def made_for(kind: str) -> Requirement:
+    """The condition that the target is of one class, whose weights or points the construction reads."""
+    return lambda target, request: None if target.kind == kind else f"takes a {kind}"
+
+
+def one_input(target: Target, request: Request) -> str | None:
+    return None if len(target.input_shapes) == 1 else "takes one input; the target has two"
+
+
+def one_variable(target: Target, request: Request) -> str | None:
+    return None if target.box.d == 1 else f"takes a function of one variable; the target has {target.box.d}"
+
+
+def continuous(target: Target, request: Request) -> str | None:
+    return None if target.is_continuous else "approximates continuous functions"
+
+
+def largest_error(target: Target, request: Request) -> str | None:
+    return None if request.p == math.inf else "measures the largest error"
+
+
+def summable(target: Target, request: Request) -> str | None:
+    """The condition that the prover finds an L_p norm without a theorem of the construction."""
+    if request.p == math.inf or (target.expression is not None and target.box.d <= MAX_VARIABLES):
+        return None
+    return f"L_p norms of it are proved of expressions in up to {MAX_VARIABLES} variables"
+
+
+CONTINUOUS_FUNCTION = (finite_box, function, one_input, continuous)
+"""The conditions of fits: a continuous function of one input on a finite box."""
+
+
+def is_plain(target: Target, request: Request) -> bool:
+    """Whether the target is a continuous function of one finite input whose largest error matters."""
+    conditions = (finite_box, made_for("function"), one_input, continuous, largest_error)
+    return all(condition(target, request) is None for condition in conditions)
+
+
+LEAST_ADVISED = 1e-300
+"""The smallest eps that messages advise: float64 holds no two digits of much smaller numbers."""
+
+
+def round_above(error: float) -> float:
+    """Two digits that are safely above an error that was seen, and above the bound that a proof finds for it."""
+    if error < LEAST_ADVISED:
+        return LEAST_ADVISED
+    digit = 10.0 ** (math.floor(math.log10(error)) - 1)
+    return math.ceil(1.04 * error / digit) * digit

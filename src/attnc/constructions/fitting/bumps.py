@@ -1,0 +1,291 @@
+"""Bumps: a first attention layer that tells, coordinate by coordinate, in which cell of a grid the input lies.
+
+In coordinates y in which cells have width 1, axis i has inner edges E_1 … E_{P−1}. Token (i, m) makes the step
+T_m = clip((y_i − E_m)/2δ + ½, 0, 1); with T_0 = 1 and T_P = 0 the bumps b_m = T_m − T_{m+1}, m < P, sum to 1.
+A softmax over cells v of β·Σ_i b_{v_i} then selects the cell that holds x; `select` is the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.constructions.built import Built, require
+from attnc.constructions.construction import Estimate, Request
+from attnc.constructions.fitting.cell_grid import CellGrid
+from attnc.constructions.fitting.clips import ClipLayer, HeadedClipLayer
+from attnc.constructions.fitting.grid_partition import (
+    GridPartition,
+    check_cells,
+    choose_grid,
+    estimated_counts,
+    sample,
+)
+from attnc.constructions.fitting.positions import Positions, num_positions
+from attnc.constructions.fitting.selection import CellSelection, round_up, score_error
+from attnc.errors import InputError
+from attnc.ir.building import AffineBuilder
+from attnc.ir.layers import Affine, Attention
+from attnc.ir.program import Program, token_shape
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+STEP_ANCHORS = (33, 17, 9)
+"""Anchors of a step, tried in order: 33 make its error 0.062/32 = 0.002; fewer reduce the rounding between heads."""
+LEAST_LOG_WIDTH, LEAST_LOG_WIDTH_LP = -6, -13
+"""2δ = 2⁻⁶ costs 2δ = 1.6 % of the bound. In L_p it is a layer on which a whole jump can be lost: the thinner."""
+GOOD_STEP_ERROR = 1 / 16
+"""A step error for which β need only be 1/(1 − 6η) = 1.6 times the β of exact steps."""
+
+
+@lru_cache(maxsize=64)
+def _clip_layer(heads: int | None, num_anchors: int, dtype: str) -> ClipLayer | HeadedClipLayer:
+    if heads is None:
+        return ClipLayer(num_anchors, dtype=dtype)
+    return HeadedClipLayer(2 + max(1 + (heads == 1), math.ceil(num_anchors / heads)), heads, dtype=dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """All steps of a grid by one attention layer, each exact to `eta` for edges moved by at most `shift`.
+
+    Weights.  Token (i, m) carries Y = K(y_i − E_m), K = (q−1)/2δ, which a `ClipLayer` or `HeadedClipLayer` of q anchors
+              clips to ±(q−1)/2, so T = out/(q−1) + ½. The layer's keys are repeated until there is one for every
+              token: equal repetition changes no softmax. So q, and with it the rounding of scores, does not grow with
+              the grid.
+    Proof.    An error of Y moves the edge, by 1/K of it: `shift`, in units of a cell, whatever δ. The rest is an error
+              of T: that of the layer, the disagreement of its heads about Y, and sums over keys, all of them
+              in spacings, of which there are q−1.
+    """
+
+    grid: CellGrid
+    clip: ClipLayer | HeadedClipLayer
+    width: float  # 2δ in units of a cell: a power of two, so that K is exact
+
+    @property
+    def delta(self) -> float:
+        return self.width / 2
+
+    @property
+    def num_steps(self) -> int:
+        return sum(self.grid.counts) - self.grid.box.d
+
+    @property
+    def repeats(self) -> int:
+        return max(1, math.ceil(self.num_steps / self.clip.num_keys))
+
+    @property
+    def num_tokens(self) -> int:
+        return self.repeats * self.clip.num_keys
+
+    @property
+    def num_anchors(self) -> int:
+        return self.num_tokens * self.clip.num_heads
+
+    @property
+    def gain(self) -> float:
+        """T = gain·out + ½."""
+        return 1 / (self.clip.num_anchors - 1)
+
+    @cached_property
+    def shift(self) -> float:
+        """|computed Y − K(y − E)|/K.
+
+        x is cast, K·scale made and cast, one product, one sum; K(offset − E), |E| ≤ P/2, and a head's centre, at most
+        K·δ ≤ K, are two sums, a product and casts: fewer than 8 roundings each.
+        """
+        grid, u = self.grid, UNIT_ROUNDOFF[self.grid.dtype]
+        size = grid.scale * grid.box.magnitude + np.abs(grid.offset) + np.array(grid.counts) / 2 + 1
+        return round_up(gamma(8, u) * float(size.max()))
+
+    @cached_property
+    def eta(self) -> float:
+        """|T computed − T| for the moved edge: the layer's error, and 4 roundings of the map that makes T."""
+        clip, u = self.clip, UNIT_ROUNDOFF[self.grid.dtype]
+        num_terms = 2 * self.num_tokens + clip.num_heads + 16
+        if num_terms * u > 0.5:
+            return math.inf  # no bound holds for sums of this length
+        sums = gamma(num_terms, u) * 2 * clip.radius
+        return round_up(self.gain * (clip.error + clip.leak(self.shift / self.width / self.gain) + sums) + gamma(4, u))
+
+    def tokens(self, axis: int) -> Int[np.ndarray, " inner_edges"]:
+        """Where the steps of an axis are: edge m at position m − 1."""
+        start = sum(self.grid.counts[:axis]) - axis
+        return start + np.arange(self.grid.counts[axis] - 1)
+
+    def bump_parts(self, axis: int) -> tuple[Int[np.ndarray, "bumps two"], Float[np.ndarray, " bumps"]]:
+        """b_m = gain·(out[t_m0] − out[t_m1]) + constant_m; a token of −1 stands for no step, at an end of the grid."""
+        tokens = np.concatenate([[-1], self.tokens(axis), [-1]])
+        parts = np.stack([tokens[:-1], tokens[1:]], axis=1)
+        # T_0 = 1 less the ½ of T_1; T_{P−1} has its ½. With one cell both: b = 1.
+        return parts, 0.5 * (parts < 0).sum(axis=1)
+
+    def layers(self, target: Target) -> tuple[Affine, Attention]:
+        """From the input to `clip.output` at every token."""
+        grid, clip, dtype = self.grid, self.clip, self.grid.dtype
+        tokens_in, width_in = token_shape(target.input_shapes[0])
+        inputs = [f"in.{c}" for c in range(width_in)]
+        embed = AffineBuilder(tokens_in, inputs, self.num_tokens, clip.channels)
+        K = (clip.num_anchors - 1) / self.width
+        for axis, count in enumerate(grid.counts):
+            token, column = divmod(axis, width_in)
+            edges = np.arange(1, count) - count / 2
+            embed.link(self.tokens(axis), "y", token, inputs[column], K * grid.scale[axis])
+            embed.set(self.tokens(axis), "y", K * (grid.offset[axis] - edges))
+        keys = AffineBuilder(0, (), clip.num_keys, clip.channels)
+        clip.place(keys, np.arange(0))
+        for column, once in enumerate(keys.build("keys").constant.dense().T):
+            embed.set(np.arange(self.num_tokens), clip.channels[column], np.tile(once, self.repeats))
+        embed.set(np.arange(self.num_steps), "one", 1.0)
+        return embed.build("embed", dtype), clip.attention("steps", clip.num_keys)
+
+
+def choose_steps(grid: CellGrid, request: Request) -> Steps:
+    """The thinnest transition, and the most anchors, for which the step error is small enough; else the smallest."""
+    least = LEAST_LOG_WIDTH if request.p == math.inf else LEAST_LOG_WIDTH_LP
+    tried = []
+    for log_width in range(least, 0):
+        for q in STEP_ANCHORS if request.num_step_anchors is None else (request.num_step_anchors,):
+            steps = Steps(grid, _clip_layer(request.heads, q, grid.dtype), 2.0**log_width)
+            if steps.eta <= GOOD_STEP_ERROR:
+                return steps
+            tried.append(steps)
+            if request.heads is None:
+                return steps  # one head does not depend on the width
+    return min(tried, key=lambda steps: steps.eta)
+
+
+@dataclass(frozen=True, eq=False)
+class Bumps:
+    """A partition whose cells are selected by bumps, and the steps that make them."""
+
+    partition: GridPartition
+    steps: Steps
+
+    @property
+    def parameters(self) -> tuple[tuple[str, float | int | str], ...]:
+        clip = self.steps.clip
+        more = (("step_anchors", clip.num_anchors), ("step_width", self.steps.width), ("step_heads", clip.num_heads))
+        return (*self.partition.parameters, *more)
+
+
+def select(steps: Steps, beta: float, positions: Positions) -> CellSelection:
+    """How well a softmax over cells v of β·Σ_i b_{v_i} (+ M at the same position) selects.
+
+    Theorem.  Let steps be exact to η for edges moved by at most e, and 2δ ≤ 1 − 2e. Then all cells that do not hold x
+              when widened to ½ + δ + e have together weight at most
+              Σ_i max((P_i−1)·e^{−β(1−4η)}, ½(P_i−2)·e^{−β(½−3η)}), times e^{2δ_s} if scores are off by δ_s.
+    Proof.    The weights factorise over the axes: on one axis they are ∝ e^{β·b̃_m}, where b̃ are the bumps made of steps
+              T̃ that are off by η, b those of exact steps for the moved edges. Moved edges are ≥ 1 − 2e ≥ 2δ apart, so y
+              is in the transition of at most one of them.
+              In none: T_j = 1 up to the cell m of y and 0 beyond, so b_m = 1, b̃_m ≥ 1 − 2η, and the other P−1 bumps
+              are 0, b̃_j ≤ 2η: together at most (P−1)e^{−β(1−4η)} of the weight of m.
+              In that of edge m: T_{m−1} = 1 and T_{m+1} = 0, so b̃_{m−1} + b̃_m = T̃_{m−1} − T̃_{m+1} ≥ 1 − 2η.
+              By convexity these two weigh at least 2e^{β(½−η)}; the other P−2 at most e^{2ηβ} each.
+              A cell m with b_m > 0 has E_m − δ − e < y < E_{m+1} + δ + e: it holds x when widened to ½ + δ + e.
+              Those are at most two per axis. T̃_0 = 1 and T̃_P = 0 are exact; outside the grid the end cell has b = 1.
+    """
+    grid, eta = steps.grid, steps.eta
+    delta = grid_score_error(steps, beta, positions.margin)
+    near = positions.n * math.prod(min(count, 2) for count in grid.counts)
+    if steps.width + 2 * steps.shift > 1 or 2 * delta >= beta * (0.5 - 3 * eta):
+        return CellSelection(delta, 1.0, near)
+    sure = [(count - 1) * math.exp(2 * delta - beta * (1 - 4 * eta)) for count in grid.counts]
+    torn = [(count - 2) / 2 * math.exp(2 * delta - beta * (0.5 - 3 * eta)) for count in grid.counts]
+    leak = sum(max(pair) for pair in zip(sure, torn, strict=True))
+    return CellSelection(delta, min(1.0, round_up(leak)), near)
+
+
+def grid_score_error(steps: Steps, beta: float, margin: float) -> float:
+    """δ_s. A score sums, times β, two steps or a step and ½ for every axis, |gain·out| ≤ ½ + η, and M.
+
+    Three terms per axis and M; 8 roundings more than usual cover gain and β made and cast, and the bumps' own sums.
+    """
+    d, u = steps.grid.box.d, UNIT_ROUNDOFF[steps.grid.dtype]
+    return score_error(3 * d + 9, (1 + 2 * steps.eta) * d * beta + margin, u)
+
+
+def build_on_bumps(
+    target: Target,
+    request: Request,
+    name: str,
+    program: Callable[[Bumps], Program],
+    cost: Callable[[Steps], tuple[int, int]],
+    max_cells: int,
+    positions: Positions,
+) -> Built:
+    """Choose grid, steps, β and values, and build `program` on them.
+
+    `cost` counts the anchors and bytes of the program for given steps; more than `max_cells` cells cost too much.
+    """
+    check_cells(request)
+    if len(target.input_shapes) > 1:
+        raise InputError(
+            f"this construction is self-attention over one input, but {target.describe()} takes two sequences: use "
+            "construction='max_affine_cross'"
+        )
+
+    def rebuild(counts: tuple[int, ...]) -> Built:
+        again = replace(request, eps=None, points_per_axis=counts, progress=None)
+        return build_on_bumps(target, again, name, program, cost, max_cells, positions)
+
+    def steps_on(grid: CellGrid) -> Steps:
+        return choose_steps(grid, request)
+
+    def widened(grid: CellGrid) -> float:
+        steps = steps_on(grid)
+        return steps.delta + steps.shift
+
+    def cost_of(counts: tuple[int, ...]) -> tuple[int, int]:
+        return cost(steps_on(CellGrid(target.box, counts, request.dtype)))
+
+    grid = choose_grid(target, request, widened, cost_of, max_cells, rebuild)
+    steps = steps_on(grid)
+    values = sample(target, grid, request)
+    beta = request.beta if request.beta is not None else _beta_for_bumps(values, steps, request)
+    selection = select(steps, beta, positions)
+    partition = GridPartition(target, grid, values, beta, widened(grid), positions, request.p, selection)
+    bumps = Bumps(partition, steps)
+    built = Built(program(bumps), name, partition.bound, partition.variation.cell, bumps.parameters)
+    return require(built, request.eps, target)
+
+
+def estimate_on_bumps(name: str, layers: int, target: Target, request: Request) -> Estimate:
+    """The cost of a grid of cells that is selected by bumps in one or two attention layers."""
+    counts, d, n = estimated_counts(target, request), target.box.d, num_positions(target)
+    keys, outputs = n * math.prod(counts), target.num_outputs // n
+    steps = sum(counts) - d
+    step_keys = max(STEP_ANCHORS[0], steps)
+    return Estimate(
+        name,
+        anchors=keys + step_keys,
+        heads=layers,
+        layers=layers,
+        parameters=keys * (d + outputs) + 6 * step_keys,
+        multiply_adds=keys * (d + outputs) + 3 * steps * step_keys,
+        error=request.eps,
+    ).within(request)
+
+
+def _beta_for_bumps(values: np.ndarray, steps: Steps, request: Request) -> float:
+    """A β for which the leak costs less than 0.2 % of eps, or else of osc/P.
+
+    The leak costs leak·(at most 4 osc + 5 max|v|): `GridPartition._spread`, and the 5 of `average_error`. In L_p it
+    costs vol^{1/p} times that.
+    """
+    grid, spread = steps.grid, float(np.ptp(values, axis=0).max())
+    size = 4 * spread + 5 * float(np.abs(values).max()) or 1.0
+    eps = request.eps if request.eps is not None else (spread or size) / max(grid.counts)
+    if request.eps is not None and request.p < math.inf:
+        eps /= float(grid.box.widths.prod()) ** (1 / request.p)
+    gap = max(1 / 64, 0.5 - 3 * steps.eta - 2 * grid_score_error(steps, 1.0, 0.0))
+    beta = max(4.0, math.log(max(2.0, grid.box.d * max(grid.counts) * size / (0.002 * eps))) / gap)
+    return 2.0 ** math.ceil(math.log2(beta))  # a power of two: β·½ and β times an incidence are exact

@@ -1,0 +1,146 @@
+"""Heads whose keys carry their own query, and what is known of one: a gate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.constructions.construction import round_above
+from attnc.constructions.fitting.circuit import Circuit, Wire
+from attnc.errors import InputError, real_number
+from attnc.ir.reference import softmax
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+ALL_REALS = (-math.inf, math.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class GateKeys:
+    """G(x) = Σ_k w_k(x)(v_k + u_k·x), w = softmax(a_k·x + c_k). Weights sum to 1: adding an affine function is free."""
+
+    slopes: Float[np.ndarray, " p"]  # the a_k
+    offsets: Float[np.ndarray, " p"]  # the c_k
+    values: Float[np.ndarray, " p"]  # the v_k
+    carried: Float[np.ndarray, " p"]  # the u_k
+
+    @property
+    def p(self) -> int:
+        return len(self.slopes)
+
+    def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
+        return softmax(x[:, None] * self.slopes + self.offsets)
+
+    def __call__(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+        return np.asarray((self.weights(x) * (self.values + x[:, None] * self.carried)).sum(axis=1))
+
+    def log_sum(self, x: float) -> tuple[float, float]:
+        """log Σ_k e^{a_k·x + c_k}, and its slope there."""
+        scores = self.slopes * x + self.offsets
+        top = float(scores.max())
+        weights = np.exp(scores - top)
+        total = float(weights.sum())
+        return top + math.log(total), float(weights @ self.slopes) / total
+
+    def at(self, scale: float, shift: float = 0.0) -> GateKeys:
+        """The keys of x ↦ G(scale·x + shift)."""
+        return GateKeys(
+            self.slopes * scale,
+            self.offsets + self.slopes * shift,
+            self.values + self.carried * shift,
+            self.carried * scale,
+        )
+
+    def combined(self, factor: float, slope: float = 0.0, constant: float = 0.0) -> GateKeys:
+        """The keys of factor·G(x) + slope·x + constant."""
+        return GateKeys(self.slopes, self.offsets, factor * self.values + constant, factor * self.carried + slope)
+
+    def with_key(self, slope: float, offset: float, value: float, carried: float) -> GateKeys:
+        """One more key."""
+        added = (slope, offset, value, carried)
+        return GateKeys(
+            *(
+                np.append(a, b)
+                for a, b in zip((self.slopes, self.offsets, self.values, self.carried), added, strict=True)
+            )
+        )
+
+    def build(self, circuit: Circuit, x: Wire, name: str) -> Wire:
+        is_carrying = bool(self.carried.any())
+        (wire,) = circuit.head(
+            [x],
+            self.slopes[:, None],
+            self.offsets,
+            self.values[:, None],
+            carrier=x if is_carrying else None,
+            carried=self.carried[:, None] if is_carrying else None,
+            name=name,
+        )
+        return wire
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """One activation f as attention: `build(circuit, wire)` adds its heads.
+
+    |gate(x) − f(x)| ≤ error for every x of the domain, in exact arithmetic; `is_proved` where that is a closed form,
+    and not the largest error found by a search. `lipschitz` is that of f on the domain. `keys` are those of the only
+    head, if there is one head.
+    """
+
+    name: str
+    error: float
+    num_anchors: int
+    num_layers: int
+    domain: tuple[float, float]
+    build: Callable[[Circuit, Wire], Wire]
+    lipschitz: float
+    is_proved: bool = False
+    keys: GateKeys | None = None
+
+    @classmethod
+    def one_head(
+        cls,
+        name: str,
+        keys: GateKeys,
+        error: float,
+        lipschitz: float,
+        *,
+        domain: tuple[float, float] = ALL_REALS,
+        is_proved: bool = False,
+    ) -> Gate:
+        def build(circuit: Circuit, x: Wire) -> Wire:
+            return keys.build(circuit, x, name)
+
+        return cls(name, error, keys.p, 1, domain, build, lipschitz, is_proved, keys)
+
+
+def positive(name: str, given: float) -> float:
+    value = real_number(name, given)
+    if not value > 0:
+        raise InputError(f"{name} must be a finite number > 0, found {given!r}")
+    return value
+
+
+def power_of_two(at_least: float) -> float:
+    """Scores β·x are exact then. The least power of two that is not below."""
+    if not at_least < 2.0**1000:
+        raise InputError(f"the error asked for needs an inverse temperature of {at_least:.3g}; choose a larger eps")
+    mantissa, exponent = math.frexp(max(at_least, 2.0**-1000))
+    return math.ldexp(1.0, exponent - 1 if mantissa == 0.5 else exponent)
+
+
+class OutOfReach(InputError):
+    """No gate is as accurate as `eps`; the most accurate one has the error `error`."""
+
+    def __init__(self, name: str, eps: float, error: float, keys: int) -> None:
+        self.eps, self.error = eps, error
+        super().__init__(
+            f"no {name} gate has an error ≤ eps={eps:g}: the most accurate one has {keys} keys and an error of "
+            f"{error:.2g}. Choose eps ≥ {round_above(error):.2g}."
+        )

@@ -1,0 +1,275 @@
+"""Where a function of one variable is not smooth: from the tree of an expression, or from differences of samples."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from attnc.constructions.fitting.minimax import Function
+from attnc.numerics.intervals import Interval
+from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.tree import Call, Negate, Node, Number, Power, Step, Sum, schedule, walk
+from attnc.targets.target import Target
+
+SMALLEST_CELL = 2.0**-26
+"""Least width of a cell in doubt, as a share of the box: in smaller cells rounding hides zeros that only touch."""
+MAX_CELLS_EVALUATED = 20_000
+"""Largest number of cells on which an expression is enclosed: cells in doubt then remain undecided."""
+
+
+def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool]]:
+    """All zeros of a continuous expression on [lo, hi], and whether it crosses 0 there or may only touch.
+
+    Cells whose range excludes 0 are dropped, a cell on which the slope excludes 0 has at most one zero, found by
+    bisection, and the rest is halved. Zeros that only touch remain as small clusters of cells.
+
+    Where it vanishes on a whole interval, none is listed inside it: the parts that bend at its ends have zeros there.
+    """
+    steps, _ = schedule((node,))
+    cells = Interval(np.array([[lo]]), np.array([[hi]]))
+    found: list[float] = []
+    doubtful: list[Interval] = []
+    spent = 0
+    while len(cells):
+        evaluated = evaluate_boxes(steps, (name,), cells, gradients=True, centred=True)
+        y = _spread(evaluated.ranges[-1], len(cells))
+        slope = evaluated.gradients[-1].get(0)
+        spent += len(cells)
+        alive = (y.lo <= 0) & (y.hi >= 0) & ((y.lo < 0) | (y.hi > 0))
+        if slope is None:
+            break  # a constant
+        slope = _spread(slope, len(cells))
+        is_monotone = alive & ((slope.lo > 0) | (slope.hi < 0))
+        value = _value_of(steps, name)
+        for row in np.flatnonzero(is_monotone):
+            found += _bisect(value, float(cells.lo[row, 0]), float(cells.hi[row, 0]))
+        cells = cells[alive & ~is_monotone]
+        is_small = cells.width[:, 0] <= SMALLEST_CELL * (hi - lo)
+        if spent > MAX_CELLS_EVALUATED:
+            is_small[:] = True
+        doubtful.append(cells[is_small])
+        cells = _halved(cells[~is_small])
+    touching = _touching(doubtful, steps, name, SMALLEST_CELL * (hi - lo))
+    return [(x, True) for x in found] + [(x, False) for x in touching]
+
+
+def _spread(y: Interval, count: int) -> Interval:
+    """A range of a constant is one number for all cells."""
+    return Interval(np.broadcast_to(y.lo, count), np.broadcast_to(y.hi, count))
+
+
+def _halved(cells: Interval) -> Interval:
+    middle = cells.mid
+    return Interval(np.concatenate([cells.lo, middle]), np.concatenate([middle, cells.hi]))
+
+
+def _value_of(steps: Sequence[Step], name: str) -> Callable[[float], float]:
+    return lambda x: float(evaluate_points(steps, {name: np.array([x])})[-1].reshape(-1)[0])
+
+
+def _bisect(value: Callable[[float], float], lo: float, hi: float) -> list[float]:
+    """The zero of a monotone function between lo and hi, if there is one."""
+    at_lo, at_hi = value(lo), value(hi)
+    for end, at_end in ((lo, at_lo), (hi, at_hi)):
+        if at_end == 0:
+            return [end]
+    if not at_lo * at_hi < 0:
+        return []
+    while True:
+        middle = 0.5 * (lo + hi)
+        if not lo < middle < hi:
+            return [lo if abs(at_lo) < abs(at_hi) else hi]
+        at_middle = value(middle)
+        if at_middle == 0:
+            return [middle]
+        if at_lo * at_middle < 0:
+            hi, at_hi = middle, at_middle
+        else:
+            lo, at_lo = middle, at_middle
+
+
+def _touching(doubtful: list[Interval], steps: Sequence[Step], name: str, width: float) -> list[float]:
+    """The clusters of cells in doubt: where the slope changes sign, or else where the value is least."""
+    cells = sorted(
+        (float(lo), float(hi)) for part in doubtful for lo, hi in zip(part.lo[:, 0], part.hi[:, 0], strict=True)
+    )
+    clusters: list[tuple[float, float]] = []
+    for lo, hi in cells:
+        if clusters and lo <= clusters[-1][1] + 0.5 * width:
+            clusters[-1] = clusters[-1][0], max(hi, clusters[-1][1])
+        else:
+            clusters.append((lo, hi))
+
+    def slope(x: float) -> float:
+        point = evaluate_boxes(steps, (name,), Interval.point(np.array([[x]])), gradients=True)
+        found = point.gradients[-1][0]
+        return float(found.mid.reshape(-1)[0])
+
+    places: list[float] = []
+    for lo, hi in clusters:
+        at = _bisect(slope, lo, hi)
+        if not at:
+            x = np.linspace(lo, hi, 65)
+            values = np.abs(np.broadcast_to(evaluate_points(steps, {name: x})[-1], x.shape))
+            at = [float(x[np.argmin(values)])]
+        # A long cluster is where the budget was spent: both its ends are as likely.
+        places += at if hi - lo < 64 * width else [lo, *at, hi]
+    return places
+
+
+BEND_CELLS = 2048
+"""Number of cells whose second differences are compared with those of their neighbours."""
+SMOOTH_ORDER = 1.7
+"""Second differences of a smooth function fall like t²."""
+
+
+def bends(f: Function, lo: float, hi: float) -> Iterator[tuple[float, float]]:
+    """(x, α) where second differences stand out among their neighbours and fall with the step t like t^α, α < 1.7."""
+    x = np.linspace(lo, hi, BEND_CELLS + 1)
+    values = f(x)
+    scale = float(np.abs(values).max()) or 1.0
+    bend = np.abs(values[2:] - 2 * values[1:-1] + values[:-2]).max(axis=1)
+    noise = 2.0**-46 * scale
+    h = (hi - lo) / BEND_CELLS
+    for i in range(len(bend)):
+        around = bend[max(0, i - 12) : i + 13]
+        if bend[i] > noise and bend[i] == around.max() and bend[i] > 6 * np.median(around):
+            place = _zoom(f, float(x[i]), float(x[i + 2]), noise)
+            if not lo + h / 4 <= place <= hi - h / 4:
+                continue  # the ends are asked about below
+            order = _order(f, (place, -1.0, 1.0), h, noise)
+            if order < SMOOTH_ORDER:
+                yield place, order
+    for place, first, last in ((lo, 0.0, 2.0), (hi, -2.0, 0.0)):
+        order = _order(f, (place, first, last), h, noise)
+        if order < SMOOTH_ORDER:
+            yield place, order
+
+
+def _zoom(f: Function, lo: float, hi: float, noise: float) -> float:
+    """The middle of the smallest interval that still bends more than rounding does."""
+    for _ in range(40):
+        x = np.linspace(lo, hi, 17)
+        values = f(x)
+        bend = np.abs(values[2:] - 2 * values[1:-1] + values[:-2]).max(axis=1)
+        i = int(np.argmax(bend))
+        if bend[i] <= 4 * noise or not x[i] < x[i + 1] < x[i + 2]:
+            break
+        lo, hi = float(x[i]), float(x[i + 2])
+    return 0.5 * (lo + hi)
+
+
+def _order(f: Function, where: tuple[float, float, float], h: float, noise: float) -> float:
+    """α of |second difference| ~ t^α as t → 0, between x + first·t and x + last·t; 2 where it is lost in rounding."""
+    x, first, last = where
+    t = h * 4.0 ** -np.arange(1.0, 8.0)
+    size = np.abs(f(x + first * t) - 2 * f(x + 0.5 * (first + last) * t) + f(x + last * t)).max(axis=1)
+    count = int(np.argmin(np.append(size > 64 * noise, False)))
+    return float(np.polyfit(np.log(t[:count]), np.log(size[:count]), 1)[0]) if count >= 3 else 2.0
+
+
+ONE = Number(Fraction(1))
+
+
+@dataclass(frozen=True)
+class Kink:
+    """A point at which the function bends; `is_singular` where it is not smooth up to the point, as √x at 0."""
+
+    x: float
+    is_singular: bool = False
+    is_sharp: bool = True  # found to the last digits
+
+
+def find_kinks(target: Target) -> tuple[Kink, ...]:
+    """All kinks that the tree of an expression shows, or those that samples of a callable show, which may not be all.
+
+    abs, relu, clip, min and max bend where an argument passes 0 or another one. Roots, powers that are not integers,
+    asin and acos are singular where their argument reaches the edge of their domain.
+    """
+    lo, hi = float(target.box.lo[0]), float(target.box.hi[0])
+
+    def f(x: np.ndarray) -> np.ndarray:
+        return target(x[:, None])
+
+    found = _of_samples(f, lo, hi) if target.expression is None else _of_tree(target.expression, lo, hi)
+    return _that_bend(f, _distinct(list(found), lo, hi), lo, hi)
+
+
+def _distinct(found: list[Kink], lo: float, hi: float) -> list[Kink]:
+    """One of each cluster, a sharp one if there is any, sorted."""
+    near = 4 * SMALLEST_CELL * (hi - lo)
+    kinks: list[Kink] = []
+    for kink in sorted(found, key=lambda kink: kink.x):
+        if kinks and kink.x - kinks[-1].x <= near:
+            sharper = kink if kink.is_sharp and not kinks[-1].is_sharp else kinks[-1]
+            kinks[-1] = replace(sharper, is_singular=kinks[-1].is_singular or kink.is_singular)
+        else:
+            kinks.append(kink)
+    ends = [replace(k, x=lo if k.x - lo <= near else hi if hi - k.x <= near else k.x) for k in kinks]
+    return [kink for kink in ends if kink.is_singular or lo < kink.x < hi]
+
+
+def _that_bend(f: Function, kinks: list[Kink], lo: float, hi: float) -> tuple[Kink, ...]:
+    """Without those across which f is smooth (zeros that touch, a branch that another covers); where f is smooth up to
+    the point on either side the kink is not singular, whatever the tree suggests (√x²)."""
+    edges = [lo, *(kink.x for kink in kinks), hi]
+    scale = float(np.abs(f(np.linspace(lo, hi, 257))).max())
+    bending: list[Kink] = []
+    for before, kink, after in zip(edges, kinks, edges[2:], strict=False):
+        reach = [min(0.01 * (hi - lo), 0.25 * gap) for gap in (kink.x - before, after - kink.x)]
+        inside = min(reach) > 0
+        if inside and _is_smooth(f, kink.x - min(reach), kink.x + min(reach), scale):
+            continue
+        sides = [(kink.x - reach[0], kink.x), (kink.x, kink.x + reach[1])]
+        is_regular = all(_is_smooth(f, a, b, scale) for a, b in sides if a < b)
+        if inside or not is_regular:
+            bending.append(replace(kink, is_singular=kink.is_singular and not is_regular))
+    return tuple(bending)
+
+
+def _is_smooth(f: Function, lo: float, hi: float, scale: float) -> bool:
+    """Whether f, whose size is `scale`, is a polynomial there to rounding."""
+    t = np.cos(np.pi * np.arange(41) / 40)
+    values = f(np.clip(0.5 * (lo + hi) + 0.5 * (hi - lo) * t, lo, hi))
+    basis = np.polynomial.chebyshev.chebvander(t, 12)
+    left = values - basis @ np.linalg.lstsq(basis, values, rcond=None)[0]
+    return bool(np.abs(left).max() <= 2.0**-44 * scale)
+
+
+def _of_tree(expression: Expression, lo: float, hi: float) -> Iterator[Kink]:
+    (name,) = expression.variables
+    seen: set[Node] = set()
+    for node in walk(expression.outputs):
+        for difference, is_singular in _differences(node):
+            if difference not in seen:
+                seen.add(difference)
+                yield from (Kink(x, is_singular, is_sharp) for x, is_sharp in zeros(difference, name, lo, hi))
+
+
+def _of_samples(f: Function, lo: float, hi: float) -> Iterator[Kink]:
+    """A second difference that falls like the step shows a kink; like another power below its square, a singularity."""
+    for x, order in bends(f, lo, hi):
+        yield Kink(x, x in (lo, hi) or abs(order - 1) > 0.15)
+
+
+def _differences(node: Node) -> Iterator[tuple[Node, bool]]:
+    """The differences that vanish where the node bends, and whether it is singular there."""
+    match node:
+        case Call("abs" | "relu", (argument,)):
+            yield argument, False
+        case Call("min" | "max" | "clip", arguments):
+            for u, v in itertools.combinations(arguments, 2):
+                yield Sum((u, Negate(v))), False
+        case Call("sqrt", (argument,)):
+            yield argument, True
+        case Call("asin" | "acos", (argument,)):
+            yield Sum((argument, ONE)), True
+            yield Sum((argument, Negate(ONE))), True
+        case Power(base, exponent):
+            if not (isinstance(exponent, Number) and exponent.value.denominator == 1):
+                yield base, True

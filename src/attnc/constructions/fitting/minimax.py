@@ -1,0 +1,108 @@
+"""Values of a head by reweighted least squares: near the smallest largest error, with the values kept small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+Function = Callable[[np.ndarray], np.ndarray]
+"""A function of one variable, on arrays of points."""
+RIDGE_LADDER = np.concatenate([[0.0], 10.0 ** np.arange(-15.0, 0.01, 0.25)])
+"""Ridges λ in units of the largest singular value. The least that keeps the values within their limit is taken."""
+LEAST_POINT_WEIGHT = 1e-6
+"""Least weight of a point, as a share of the mean weight: no point of the sample is forgotten."""
+LARGEST_FIRST_PASS = 6.0
+"""Largest ratio of the first error to the goal at which more passes are tried: passes seldom gain more."""
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedValues:
+    values: Float[np.ndarray, "p outputs"]
+    error: float  # the largest on the sample
+
+
+def fit_values(
+    weights: Float[np.ndarray, "points p"],
+    f: Float[np.ndarray, "points outputs"],
+    limits: Float[np.ndarray, " outputs"],
+    passes: int = 8,
+    goal: float = 0.0,
+) -> SolvedValues:
+    """Values v, |v| ≤ limits, with max |weights·v − f| small: Lawson's passes, output by output.
+
+    A pass is least squares with a weight for every point of the sample, which it then multiplies by the error there:
+    the weights gather where the error is largest until it is level. It stops when the error is at most `goal`, and
+    after one pass where the goal is out of sight.
+    """
+    fits = [_lawson(weights, f[:, j], float(limits[j]), passes, goal) for j in range(f.shape[1])]
+    return SolvedValues(np.stack([values for values, _ in fits], axis=1), max(error for _, error in fits))
+
+
+def _lawson(W: np.ndarray, f: np.ndarray, limit: float, passes: int, goal: float) -> tuple[np.ndarray, float]:
+    at = np.full(len(f), 1 / len(f))
+    best, least = np.zeros(W.shape[1]), float(np.abs(f).max(initial=0.0))
+    for _ in range(passes):
+        root = np.sqrt(at)
+        values = _ridge(W * root[:, None], f * root, limit)
+        errors = np.abs(W @ values - f)
+        worst = float(errors.max())
+        if worst < least:
+            best, least = values, worst
+        if least <= goal or least > LARGEST_FIRST_PASS * goal > 0 or worst == 0:
+            break
+        at = at * errors / worst + LEAST_POINT_WEIGHT / len(f)
+        at /= at.sum()
+    return best, least
+
+
+def _ridge(W: np.ndarray, f: np.ndarray, limit: float) -> np.ndarray:
+    """min |Wv − f|² + λ²|v|² with the least λ of a ladder for which max |v| ≤ limit."""
+    # The last column of R is Qᵀf: no Q is formed.
+    R = np.asarray(np.linalg.qr(np.concatenate([W, f[:, None]], axis=1), mode="r"))
+    p = W.shape[1]
+    U, S, Vt = np.linalg.svd(R[:p, :p])
+    ridges = RIDGE_LADDER * S[0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gains = S[:, None] / (S[:, None] ** 2 + ridges**2)
+    gains[~np.isfinite(gains)] = 0.0
+    candidates = Vt.T @ (gains * (U.T @ R[:p, p])[:, None])
+    sizes = np.abs(candidates).max(axis=0)
+    within = np.flatnonzero(sizes <= limit)
+    if len(within):
+        return candidates[:, within[0]]
+    return candidates[:, -1] * (limit / sizes[-1])
+
+
+def truncated(
+    singular: Float[np.ndarray, " rank"],
+    right: Float[np.ndarray, "rank p"],
+    modes: Float[np.ndarray, "rank lines"],
+    cuts: Sequence[float],
+    is_small: Callable[[Float[np.ndarray, "p lines"]], bool],
+) -> tuple[Float[np.ndarray, "p lines"], int, float] | None:
+    """Least-squares values from a singular value decomposition, with the first cut that keeps them small.
+
+    `modes` are leftᵀ·samples. Singular values below a cut, as a share of the largest, are left out. Returns the values,
+    the rank and the cut; None if no cut keeps the values small. (The product of the three factors, formed first, would
+    lose digits that cancel.)
+    """
+    for cut in cuts:
+        rank = int(np.count_nonzero(singular > cut * singular[0]))
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers that overflow are not finite, and not small
+            values = right[:rank].T @ (modes[:rank] / singular[:rank, None])
+        if is_small(values):
+            return values, rank, cut
+    return None
+
+
+def chebyshev(lo: float, hi: float, count: int) -> Float[np.ndarray, " count"]:
+    """Chebyshev points with both ends."""
+    turn = np.linspace(0.0, math.pi, count)
+    return np.clip(0.5 * (lo + hi) - 0.5 * (hi - lo) * np.cos(turn), lo, hi)

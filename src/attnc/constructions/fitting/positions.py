@@ -1,0 +1,84 @@
+"""Output positions: one head tells them apart by a score bonus, and its values undo the leak between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.constructions.fitting.selection import CellSelection, average_error, underflow
+from attnc.numerics.bound import Term
+from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+@dataclass(frozen=True)
+class Positions:
+    """n output positions, told apart by a score bonus of M; a = e^M − 1.
+
+    A query at position i gives its keys weights in proportion to C = (aI + 11ᵀ)/(a + n) over positions, so values
+    C⁻¹f return f exactly, for every M > 0.
+    """
+
+    n: int
+    M: float
+
+    @property
+    def a(self) -> float:
+        return math.expm1(self.M)
+
+    @property
+    def margin(self) -> float:
+        return self.M if self.n > 1 else 0.0
+
+    def stored(self, values: Float[np.ndarray, "cells outputs"]) -> Float[np.ndarray, "keys outputs_per_position"]:
+        """The value of key (j, i), cells first: C⁻¹f = ((a+n) f_i − Σ f)/a, which undoes the leak between positions."""
+        f = values.reshape(len(values), self.n, -1)
+        if self.n > 1:
+            f = f + (self.n * f - f.sum(axis=1, keepdims=True)) / self.a
+        return f.reshape(len(values) * self.n, -1)
+
+    def value_terms(
+        self, values: Float[np.ndarray, "cells outputs"], selection: CellSelection, dtype: str
+    ) -> Iterator[Term]:
+        """The errors of the stored values: the leak between positions that is not undone, and rounding."""
+        stored, delta, near = self.stored(values), selection.delta, selection.near
+        largest = float(np.abs(stored).max(initial=0.0))
+        cast = float(np.abs(stored - stored.astype(dtype)).max(initial=0.0))
+        average = average_error(len(stored), near, selection.leak, UNIT_ROUNDOFF[dtype])
+        rounding = average * largest + cast + underflow(len(stored), dtype)
+        if self.n > 1:
+            by_position = values.reshape(len(values), self.n, -1)
+            off, undone = self._residue(by_position, stored.reshape(by_position.shape))
+            rounding += undone
+            wrong = math.expm1(2 * delta) if delta < 300 else math.inf
+            yield Term("position", wrong * off, "weights of other positions, not undone")
+        reason = f"{dtype} sums over {len(stored):,} keys in any order, {near} of them near"
+        yield Term("rounding", rounding, reason)
+
+    def _residue(self, f: np.ndarray, stored: np.ndarray) -> tuple[float, float]:
+        """(max Σ_i' C_ii'|stored_i' − f_i|, rounding of `stored`).
+
+        The sum without absolute values is 0; weights off by factors e^{±2δ} leave e^{2δ} − 1 of the first figure.
+        """
+        own = float(np.abs(stored - f).max())
+        elsewhere = float(max(stored.max() - f.min(), f.max() - stored.min()))
+        off = (self.a + 1) / (self.a + self.n) * own + (self.n - 1) / (self.a + self.n) * elsewhere
+        return off, 4 * UNIT_ROUNDOFF["float64"] * self.n * float(np.abs(f).max()) * (1 + 1 / self.a)
+
+
+def num_positions(target: Target) -> int:
+    """The tokens of the output: n for (n, k), one for (k,) and ()."""
+    return target.output_shape[0] if len(target.output_shape) == 2 else 1
+
+
+def bytes_per_anchor(target: Target) -> int:
+    """Bytes of one anchor: 16 stored per non-zero (index and value), the folded copy, and the copies on the way."""
+    numbers = target.box.d + 1 + target.num_outputs // num_positions(target) + (num_positions(target) > 1)
+    return 64 * numbers

@@ -1,0 +1,190 @@
+"""Searches that constructions share: the fewest keys for an error, the least factor, and steps downhill.
+
+Everything that is tried is a *trial*: an object with an `error`. A search is given a way to make trials, and stops at a
+trial whose error is at most a goal.
+
+`fewest` grows, then bisects: sizes come from a ladder until one meets the goal, and bisection between that size and the
+largest one that failed finds the fewest keys. `thinned` then shortens the axes of a grid one by one. `Bracket` does the
+same as `fewest` for a positive factor, such as the density of a grid, where the error itself tells how far to go.
+`least` bisects a real number between two ends. `descend` lowers the error over several real numbers.
+
+Examples
+--------
+The fewest keys k with an error 1/k² of at most 0.01, from a coarse ladder:
+
+>>> from collections import namedtuple
+>>> Trial = namedtuple("Trial", "size error")
+>>> found = fewest((1, 4, 16, 64), lambda size, before: Trial(size, size**-2), 0.01)
+>>> found.met.size, [trial.size for trial in found.failed]
+(10, [1, 4])
+
+The least number whose square is at least 2, to 1e-6:
+
+>>> round(least(0.0, 2.0, lambda x: x * x >= 2, 1e-6), 5)
+1.41421
+
+The minimum of (x − 1)² + (y + 2)², by steps along the axes:
+
+>>> Place = namedtuple("Place", "shape error")
+>>> at = lambda shape: Place(shape, (shape[0] - 1) ** 2 + (shape[1] + 2) ** 2)
+>>> descend(at((0.0, 0.0)), at, np.eye(2), 1.0, 0.1).shape
+(1.0, -2.0)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+Shape = tuple[float, ...]
+
+
+class Tried(Protocol):
+    """Anything whose error a search compares."""
+
+    @property
+    def error(self) -> float: ...
+
+
+class TriedShape(Tried, Protocol):
+    """A trial that was made from several real numbers."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+
+T = TypeVar("T", bound=Tried)
+S = TypeVar("S", bound=TriedShape)
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, eq=False)
+class Grown(Generic[T]):
+    """The result of `fewest`: the smallest trial that meets the goal, if any, and those that failed on the way up."""
+
+    met: T | None
+    failed: tuple[T, ...]
+    gave_up: bool = False
+
+    @property
+    def best(self) -> T:
+        """The trial with the least error of those that failed."""
+        return min(self.failed, key=lambda trial: trial.error)
+
+
+def ladder(sizes: Iterable[int], most: int) -> tuple[int, ...]:
+    """The sizes below `most`, and `most` itself."""
+    return (*(size for size in sizes if size < most), most)
+
+
+def doubling(start: int, most: int) -> Iterable[int]:
+    """start, 2·start, … up to `most`, which is the last one."""
+    size = min(most, max(1, start))
+    yield size
+    while size < most:
+        size = min(most, 2 * size)
+        yield size
+
+
+def fewest(
+    sizes: Iterable[int],
+    attempt: Callable[[int, Sequence[T]], T | None],
+    goal: float,
+    *,
+    resolution: float = math.inf,
+    gives_up: Callable[[Sequence[T]], bool] = lambda failed: False,
+) -> Grown[T]:
+    """Grow along `sizes` until a trial has an error of at most `goal`, then bisect towards the last size that failed.
+
+    `attempt(size, before)` makes a trial, or None where there is none of this size. `before` are the trials to start
+    from: on the way up those that failed, in order, and while bisecting the best one that meets the goal. Bisection
+    ends when sizes differ by at most 1 + size/resolution: among many keys a few do not matter. `gives_up`, told the
+    trials that failed, ends the way up early.
+    """
+    low, failed = 0, list[T]()
+    for size in sizes:
+        met = attempt(size, failed)
+        if met is not None and met.error <= goal:
+            break
+        low = size
+        if met is not None:
+            failed.append(met)
+            if gives_up(failed):
+                return Grown(None, tuple(failed), gave_up=True)
+    else:
+        return Grown(None, tuple(failed))
+    while size - low > 1 + size // resolution:
+        middle = (low + size) // 2
+        fewer = attempt(middle, [met])
+        if fewer is not None and fewer.error <= goal:
+            size, met = middle, fewer
+        else:
+            low = middle
+    return Grown(met, tuple(failed))
+
+
+def thinned(found: A, num_axes: int, shorter: Callable[[A, int], A | None]) -> A:
+    """Shorten axis after axis of a grid, each as long as `shorter(found, axis)` gives a grid that is good enough."""
+    for axis in range(num_axes):
+        while (less := shorter(found, axis)) is not None:
+            found = less
+    return found
+
+
+@dataclass
+class Bracket:
+    """The factors between which the least one that meets a goal lies."""
+
+    misses: float = field(default=0.0, init=False)  # the largest factor that is too small
+    meets: float = field(default=math.inf, init=False)  # the smallest factor that is large enough
+
+    def next(self, factor: float, is_met: bool, ratio: float) -> float:
+        """Note whether `factor` meets the goal; the next one is ratio·factor until both sides are known."""
+        if is_met:
+            self.meets = factor
+        else:
+            self.misses = factor
+        if self.misses > 0 and self.meets < math.inf:
+            return math.sqrt(self.misses * self.meets)
+        return factor * ratio
+
+    def is_within(self, ratio: float) -> bool:
+        """Whether both sides are known, and less than this ratio apart."""
+        return self.misses > 0 and self.meets / self.misses < ratio
+
+
+def least(low: float, high: float, is_met: Callable[[float], bool], precision: float) -> float:
+    """The least number that meets a condition, which `high` meets and `low` does not, to a precision."""
+    while high - low > precision:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if is_met(middle) else (middle, high)
+    return high
+
+
+def descend(
+    start: S, attempt: Callable[[Shape], S | None], axes: np.ndarray, first: float, last: float, goal: float = 0.0
+) -> S:
+    """Step along ±axes to lower errors, with steps halved from `first` to `last` whenever none helps.
+
+    Returns the best trial, or the first with an error of at most `goal`. `attempt` gives None for an illegal shape.
+    """
+    best, step = start, first
+    while step > last:
+        moved = best
+        for axis in axes:
+            for sign in (1.0, -1.0):
+                tried = attempt(tuple(float(v) for v in np.array(best.shape) + sign * step * axis))
+                if tried is None:
+                    continue
+                if tried.error <= goal:
+                    return tried
+                if tried.error < moved.error:
+                    moved = tried
+        if moved is best:
+            step /= 2
+        best = moved
+    return best

@@ -1,0 +1,118 @@
+"""One attention layer and a softmax: bumps, then softmax(βR)·F (arXiv 2504.15956)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from attnc.constructions.built import Built, Progress
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
+from attnc.constructions.fitting.bumps import Bumps, Steps, build_on_bumps, estimate_on_bumps
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
+from attnc.constructions.fitting.positions import Positions, num_positions
+from attnc.ir.layers import Affine, Softmax
+from attnc.ir.program import Program
+from attnc.ir.sparse import Sparse
+from attnc.ir.spec import check
+from attnc.targets.target import Target
+
+
+def attention_softmax(
+    target: Target,
+    *,
+    eps: float | None = None,
+    points_per_axis: int | tuple[int, ...] | None = None,
+    beta: float | None = None,
+    norm: float = math.inf,
+    dtype: str = "float64",
+    heads: int | None = None,
+    num_step_anchors: int | None = None,
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """One attention layer makes bumps, a softmax over the features of one token selects a cell of a grid by them.
+
+    Theorem.  On a grid of P_1 × … × P_D cells of width 1 in coordinates y = scale·x + offset, with steps of width 2δ
+              that are exact to η for edges moved by at most e (rounding), 2δ ≤ 1 − 2e, and ρ = ½ + δ + e:
+              |out − f| ≤ max_v sup{|f(x) − f(v)| : |y − L_v|_∞ ≤ ρ} + leak·osc + rounding,
+              leak ≤ Σ_i max((P_i−1)e^{−β(1−4η)}, ½(P_i−2)e^{−β(½−3η)}).
+              For norm = p the first term is an L_p norm, the values are averages over cells, and f may jump.
+    Weights.  Layer 1 (`bumps.Steps`): token (i, m) clips (y_i − E_m)/2δ + ½ to [0, 1], one head or `heads` of them. An
+              affine map makes the G features R_v = β·Σ_i b_{v_i}, b_m = T_m − T_{m+1}, of one token; then comes a
+              softmax; then an affine map, Σ_v w_v·f(v) with row i of f(v) at output token i.
+    Proof.    As for `two_layer`: the weights are those of `bumps.select`. The softmax is over G features, its sums and
+              the sums of the last map are counted by `selection.average_error`.
+
+    The features of the softmax count as anchors for max_anchors, although no query meets them as keys.
+    """
+    request = Request(
+        eps,
+        dtype,
+        norm,
+        max_anchors,
+        max_bytes,
+        None,
+        heads,
+        progress,
+        points_per_axis,
+        beta,
+        num_step_anchors=num_step_anchors,
+    )
+    return _build(target, request)
+
+
+def _build(target: Target, request: Request) -> Built:
+    # A number is stored with an index of 16 bytes, folded and copied on the way; a feature has a name.
+    per_cell = 64 * (2 * target.box.d + target.num_outputs + 2)
+
+    def cost(steps: Steps) -> tuple[int, int]:
+        G = steps.grid.num_cells
+        return steps.num_anchors + G, G * per_cell + 8 * 64 * steps.num_tokens
+
+    max_cells = min(request.max_anchors, request.max_bytes // per_cell)
+    return build_on_bumps(target, request, "attention_softmax", _program, cost, max_cells, Positions(1, request.margin))
+
+
+def _program(bumps: Bumps) -> Program:
+    target, G, dtype = bumps.partition.target, bumps.partition.grid.num_cells, bumps.partition.grid.dtype
+    names, n = tuple(f"cell.{v}" for v in range(G)), num_positions(target)
+    k = target.num_outputs // n
+    F = Sparse.from_dense(bumps.partition.values.T.reshape(n, k, 1, G).astype(dtype))
+    read = Affine("read", F, Sparse.zeros((n, k), dtype), tuple(f"out.{j}" for j in range(k)))
+    layers = (*bumps.steps.layers(target), _scores(bumps, names), Softmax("select", names), read)
+    return check(Program(layers, target.input_shapes, target.output_shape))
+
+
+def _scores(bumps: Bumps, names: tuple[str, ...]) -> Affine:
+    """R_v = β·Σ_i b_{v_i} = Σ_i β(gain·out[left] − gain·out[right] + constant), for all cells at once."""
+    grid, steps, beta = bumps.partition.grid, bumps.steps, bumps.partition.beta
+    cells = np.arange(grid.num_cells)
+    constant, found, coefficients = np.zeros(grid.num_cells), [], []
+    for axis, where in enumerate(np.unravel_index(cells, grid.counts)):
+        parts, constants = steps.bump_parts(axis)
+        constant += beta * constants[where]
+        for side, sign in enumerate((1, -1)):
+            tokens = parts[where, side]
+            inner = tokens >= 0
+            index = np.zeros((np.count_nonzero(inner), 4), np.int32)
+            index[:, 1], index[:, 2] = cells[inner], tokens[inner]
+            found.append(index)
+            coefficients.append(np.full(len(index), sign * beta * steps.gain))
+    weight = Sparse(
+        (1, grid.num_cells, steps.num_tokens, 1),
+        np.concatenate(found),
+        np.concatenate(coefficients).astype(grid.dtype),
+    )
+    return Affine("cells", weight, Sparse.from_dense(constant[None].astype(grid.dtype)), names)
+
+
+ATTENTION_SOFTMAX = Construction(
+    "attention_softmax",
+    _build,
+    (one_input, *CELL_CONDITIONS),
+    estimated=functools.partial(estimate_on_bumps, "attention_softmax", 1),
+    options=frozenset({"heads", "norm"}),
+)

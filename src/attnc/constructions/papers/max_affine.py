@@ -1,0 +1,64 @@
+"""One head, one layer: a max-affine partition of the box, with a value per cell (arXiv 2504.19901, Theorem 4.1)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from attnc.constructions.built import Built, Progress
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
+from attnc.constructions.fitting.adaptive_partition import build_cells
+from attnc.constructions.fitting.cell_head import estimate_on_grid, self_attention
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
+from attnc.errors import InputError
+from attnc.targets.target import Target
+
+
+def max_affine(
+    target: Target,
+    *,
+    eps: float | None = None,
+    centres: str = "grid",
+    points_per_axis: int | tuple[int, ...] | None = None,
+    beta: float | None = None,
+    margin: float = 40.0,
+    norm: float = math.inf,
+    dtype: str = "float64",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """One self-attention head selects the nearest of G centres and returns the target's value there.
+
+    Theorem.  In coordinates y = scale·x + offset in which cells have width 1, with centres L_j and ρ = ½ + η:
+              |out − f| ≤ max_j sup{|f(x) − f(v_j)| : |y − L_j|_∞ ≤ ρ} + leak(β, η)·osc + rounding, for every η > 0.
+              For norm = p the first term is an L_p norm, the values are averages over cells, and f may jump.
+              With centres="adaptive" cells are small where f varies most: see `AdaptivePartition`.
+    Weights.  Token (j, i) of n·G carries L_j, −|L_j|², the position e_i and the value; the first n also carry y, 1 and
+              their own position: score = β(2L_j·y − |L_j|²) + M·[same position], so weights ∝ exp(−β|y − L_j|²).
+              `Positions` undoes the leak between positions exactly, for every M > 0 (M is `margin`).
+    Proof.    See `GridPartition`.
+    """
+    request = Request(eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin)
+    return _build(target, request)
+
+
+def _build(target: Target, request: Request) -> Built:
+    if len(target.input_shapes) > 1:
+        raise InputError("max_affine takes one input; for f(X, Y) use construction='max_affine_cross'")
+    return build_cells(target, request, "max_affine", self_attention)
+
+
+def _suits(target: Target, request: Request) -> bool:
+    """For every function: it alone takes jumps, and at a coarse eps its few cells may be the cheapest."""
+    return target.kind == "function" and target.box.is_bounded and len(target.input_shapes) == 1
+
+
+MAX_AFFINE = Construction(
+    "max_affine",
+    _build,
+    (one_input, *CELL_CONDITIONS),
+    _suits,
+    functools.partial(estimate_on_grid, "max_affine"),
+    frozenset({"centres", "norm"}),
+)

@@ -1,0 +1,74 @@
+"""Cross-attention to a max-affine partition: for f(X) in a constant memory, or for f(X, Y) (arXiv 2504.19901)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from attnc.constructions.built import Built, Progress
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request
+from attnc.constructions.fitting.adaptive_partition import build_cells
+from attnc.constructions.fitting.cell_head import CellHead, CellWeights, estimate_on_grid
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
+from attnc.ir.building import AffineBuilder
+from attnc.ir.program import Program, token_shape
+from attnc.ir.spec import check
+from attnc.targets.target import Target
+
+
+def max_affine_cross(
+    target: Target,
+    *,
+    eps: float | None = None,
+    centres: str = "grid",
+    points_per_axis: int | tuple[int, ...] | None = None,
+    beta: float | None = None,
+    margin: float = 40.0,
+    norm: float = math.inf,
+    dtype: str = "float64",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """One cross-attention head selects a cell: queries from X, keys and values from a memory.
+
+    Theorem.  The bound of `max_affine`, for f(X) with a constant memory and for f(X, Y) with one made from Y.
+    Weights.  Query i of X carries y, 1 and its position. Key (j, i) of the memory carries L_j on the axes of X, and as
+              bias −|L_j|² + 2L_j·y over the axes of Y, which is affine in Y. So the score is β(2L_j·y − |L_j|²) over
+              all axes, plus M at the same position.
+    Proof.    The scores are those of `max_affine`, and so is the rest.
+    """
+    request = Request(eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin)
+    return _build(target, request)
+
+
+def _build(target: Target, request: Request) -> Built:
+    return build_cells(target, request, "max_affine_cross", _program)
+
+
+def _program(cells: CellHead) -> Program:
+    target, weights = cells.target, CellWeights(cells)
+    ask = AffineBuilder(weights.tokens_in, weights.inputs, weights.n, weights.query_channels)
+    weights.place_queries(ask)
+    tokens, width = token_shape(target.input_shapes[1]) if len(target.input_shapes) > 1 else (0, 0)
+    remember = AffineBuilder(tokens, [f"in.{c}" for c in range(width)], weights.num_keys, weights.key_channels)
+    weights.place_keys(remember)
+    select = weights.attention(ask.channels_out, remember.channels_out, cross=True)
+    layers = (ask.build("ask", weights.dtype), select, weights.read(weights.n))
+    memory = (remember.build("remember", weights.dtype),)
+    return check(Program(layers, target.input_shapes, target.output_shape, memory))
+
+
+def _suits(target: Target, request: Request) -> bool:
+    """For functions of two sequences, which no other construction takes."""
+    return target.kind == "function" and target.box.is_bounded and len(target.input_shapes) > 1
+
+
+MAX_AFFINE_CROSS = Construction(
+    "max_affine_cross",
+    _build,
+    CELL_CONDITIONS,
+    _suits,
+    functools.partial(estimate_on_grid, "max_affine_cross"),
+    frozenset({"centres", "norm"}),
+)

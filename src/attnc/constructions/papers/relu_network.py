@@ -1,0 +1,188 @@
+"""A whole ReLU network as attention, layer by layer: hidden units are tokens (arXiv 2504.15956, section on ReLU)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from attnc.constructions.built import Built, Progress, beyond_limits, require
+from attnc.constructions.construction import (
+    MAX_ANCHORS,
+    MAX_BYTES,
+    Construction,
+    Request,
+    finite_box,
+    for_eps,
+    function,
+    made_for,
+)
+from attnc.constructions.fitting.clips import BEST_BETA, ClipLayer
+from attnc.constructions.fitting.selection import round_up
+from attnc.errors import InputError
+from attnc.ir.building import AffineBuilder
+from attnc.ir.layers import Layer
+from attnc.ir.program import Program
+from attnc.ir.spec import check
+from attnc.numerics.bound import Bound, Term
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.targets.linear import ReLUNetwork
+from attnc.targets.target import Target
+
+LEAST, TINY = 2.0**-6, 2.0**-100
+"""Least scale of a unit, as a share of the width of its range, and in absolute terms: with a smaller scale the scores
+of a unit that is hardly ever positive would be huge, and their rounding large."""
+
+
+def relu_network(
+    target: Target,
+    *,
+    eps: float | None = None,
+    num_anchors: int | tuple[int, ...] | None = None,
+    beta: float = BEST_BETA,
+    dtype: str = "float64",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """Every hidden layer becomes one attention head over its units as tokens.
+
+    Theorem.  Let B_j ≥ 0 bound unit j of a hidden layer from above on the box. Then relu(z) = clip(z, 0, B_j) there,
+              and with p anchors on [0, B_j] a unit is off by ε(β)·B_j/(p−1) plus the error of its input. So
+              |program − network| ≤ Σ_l |W_L|⋯|W_{l+1}|·(ε·B^l/(p_l−1)) in the max-norm, plus rounding alike.
+    Weights.  Token j carries y_j = (z_j/B_j − ½)(p−1); one `ClipLayer` clips all units, each in units of its own B_j;
+              the next affine map undoes the scaling: its rows are W·B/(p−1), its constants b + W·B/2.
+    Proof.    clip is 1-Lipschitz and holds on all of R, so an input that is off may leave [0, B_j] without harm.
+    """
+    if not isinstance(target, ReLUNetwork):
+        raise InputError("relu_network: give attnc.ReLUNetwork(weights, biases, box)")
+    hidden = len(target.weights) - 1
+    scales = [
+        # A unit that is constant is best in the middle of the anchors, or, if it is negative, far from them.
+        np.where(W.any(axis=1), np.maximum(pre.hi, LEAST * (pre.hi - pre.lo)), 2 * np.abs(b))
+        for W, b, pre in zip(target.weights[:-1], target.biases[:-1], target.ranges()[:-1], strict=True)
+    ]
+    scales = [np.where(B > TINY, B, 1.0) for B in scales]  # a unit that is always 0: any range holds it
+    widths = [len(W) for W in target.weights[:-1]]
+    if num_anchors is None:
+        if eps is None:
+            raise InputError("relu_network: give eps or num_anchors")
+        counts = _counts_for(target, scales, eps, beta, dtype)
+    else:
+        counts = (num_anchors,) * hidden if isinstance(num_anchors, int) else tuple(num_anchors)
+        if len(counts) != hidden or not all(isinstance(p, int) and p >= 2 for p in counts):
+            raise InputError(f"num_anchors: expected {hidden} whole number(s) ≥ 2, found {num_anchors!r}")
+    counts = tuple(max(p, width) for p, width in zip(counts, widths, strict=True))
+    limit = min(max_anchors, max_bytes // 200)
+    if sum(counts) > limit:
+        if eps is None:
+            raise InputError(
+                f"relu_network: {sum(counts):,} anchors are more than max_anchors or max_bytes allow ({limit:,})"
+            )
+        shrunk = tuple(max(width, 2, int(p * limit / sum(counts))) for p, width in zip(counts, widths, strict=True))
+        best = _build(target, scales, shrunk, beta, dtype)
+        raise beyond_limits(target, eps, sum(counts), limit, best, "a larger eps or a smaller box")
+    return require(_build(target, scales, counts, beta, dtype), eps, target)
+
+
+def _build(target: ReLUNetwork, scales: list[np.ndarray], counts: tuple[int, ...], beta: float, dtype: str) -> Built:
+    clips = [ClipLayer(p, beta, dtype) for p in counts]
+    bound = _bound(target, scales, clips, dtype)
+    parameters = (("num_anchors", " + ".join(map(str, counts))), ("beta", beta))
+    program = _program(target, scales, clips, dtype)
+    return Built(program, "relu_network", bound, target.box.as_dict(), parameters)
+
+
+def _sensitivities(target: ReLUNetwork, scales: list[np.ndarray]) -> list[float]:
+    """‖|W_L|⋯|W_{l+1}|·B^l‖_∞ for every hidden layer l."""
+    found = []
+    for l in range(len(scales)):  # noqa: E741  (the theorem's letter)
+        moved = scales[l]
+        for W in target.weights[l + 1 :]:
+            moved = up(np.abs(W) @ moved, len(moved) + 1)
+        found.append(float(np.max(moved)))
+    return found
+
+
+def _counts_for(target: ReLUNetwork, scales: list[np.ndarray], eps: float, beta: float, dtype: str) -> tuple[int, ...]:
+    """Minimise Σ p_l with Σ sensitivity_l·ε/(p_l − 1) = 0.98·eps: p_l − 1 ∝ √sensitivity_l.
+
+    ε is that of few keys first; for many it is a little larger, as their scores are rounded.
+    """
+    roots = [math.sqrt(s) for s in _sensitivities(target, scales)]
+
+    def counts(few: tuple[int, ...]) -> tuple[int, ...]:
+        unit = max((ClipLayer(p, beta, dtype).error for p in few), default=0.0)
+        return tuple(2 + math.ceil(min(1e12, unit * root * sum(roots) / (0.98 * eps))) for root in roots)
+
+    found = counts((64,))
+    return counts(found) if sum(found) <= MAX_ANCHORS else found
+
+
+def _bound(target: ReLUNetwork, scales: list[np.ndarray], clips: list[ClipLayer], dtype: str) -> Bound:
+    u = UNIT_ROUNDOFF[dtype]
+    off = np.zeros(target.box.d)  # how far each input of the layer can be off, in all
+    rounded = np.zeros(target.box.d)  # the part of it that is rounding
+    size = target.box.magnitude
+    for l, (W, b) in enumerate(zip(target.weights, target.biases, strict=True)):  # noqa: E741
+        # Coefficients W·B/(p−1) made and cast, the constant b + W·B/2, the sum: fewer than fan-in + 16 roundings each.
+        slack = gamma(W.shape[1] + 16, u) * (np.abs(W) @ size * 2 + np.abs(b))
+        rounded = up(np.abs(W) @ rounded + slack, W.shape[1] + 2)
+        off = up(np.abs(W) @ off + slack, W.shape[1] + 2)
+        if l < len(clips):
+            B, clip = scales[l], clips[l]
+            spacing = B / (clip.num_anchors - 1)
+            # y = (z/B − ½)(p−1) is made by the same sum as z; adding the constant (p−1)/2 costs a rounding of it.
+            slack = spacing * clip.rounding + gamma(8, u) * B
+            rounded, off = up(rounded + slack, 2), up(off + slack + spacing * clip.error, 3)
+            size = B
+    rounding = float(rounded.max())
+    approximation = float(off.max()) - rounding
+    return Bound(
+        (
+            Term("approximation", round_up(approximation), "the clips of every layer, through |W| of the layers above"),
+            Term("rounding", round_up(rounding), f"{dtype} sums over units and over keys, through |W| alike"),
+        )
+    )
+
+
+def _program(target: ReLUNetwork, scales: list[np.ndarray], clips: list[ClipLayer], dtype: str) -> Program:
+    layers: list[Layer] = []
+    tokens_in, channels_in = 1, [f"in.{c}" for c in range(target.box.d)]
+    gain, shift = np.ones(target.box.d), np.zeros(target.box.d)  # input unit i = gain·channel + shift
+    for l, (W, b) in enumerate(zip(target.weights, target.biases, strict=True)):  # noqa: E741
+        is_hidden = l < len(clips)
+        clip = clips[l] if is_hidden else None
+        if clip is not None:
+            to_y, offset = (clip.num_anchors - 1) / scales[l], -clip.radius
+            builder = AffineBuilder(tokens_in, channels_in, clip.num_keys, clip.channels)
+            out = "y"
+        else:
+            to_y, offset = np.ones(len(W)), 0.0
+            builder = AffineBuilder(tokens_in, channels_in, len(W), ("out",))
+            out = "out"
+        rows, columns = (axis.ravel() for axis in np.indices(W.shape))
+        weight = (to_y[:, None] * W * gain).ravel()
+        if l == 0:
+            for c, name in enumerate(channels_in):
+                builder.link(rows[columns == c], out, 0, name, weight[columns == c])
+        else:
+            builder.link(rows, out, columns, channels_in[0], weight)
+        builder.set(np.arange(len(W)), out, to_y * (b + W @ shift) + offset)
+        if clip is not None:
+            clip.place(builder, np.arange(len(W)))
+            layers += [builder.build(f"affine{l}", dtype), clip.attention(f"relu{l}", clip.num_keys)]
+            tokens_in, channels_in = clip.num_keys, [clip.output]
+            gain, shift = scales[l] / (clip.num_anchors - 1), scales[l] / 2
+        else:
+            layers.append(builder.build("read", dtype))
+    return check(Program(tuple(layers), target.input_shapes, target.output_shape))
+
+
+def _suits(target: Target, request: Request) -> bool:
+    return RELU_NETWORK.why_not(target, request) is None
+
+
+RELU_NETWORK = Construction(
+    "relu_network", for_eps(relu_network), (finite_box, function, made_for("ReLUNetwork")), _suits
+)

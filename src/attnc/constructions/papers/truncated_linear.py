@@ -1,0 +1,212 @@
+"""One head clips a linear function to [a, b] (arXiv 2504.15956, Theorem 3.1)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from attnc.constructions.built import Built, Progress, beyond_limits, require
+from attnc.constructions.construction import (
+    MAX_ANCHORS,
+    MAX_BYTES,
+    Construction,
+    Request,
+    finite_box,
+    for_eps,
+    function,
+    made_for,
+)
+from attnc.constructions.fitting.clips import BEST_BETA, ClipLayer, HeadedClipLayer
+from attnc.constructions.fitting.selection import round_up
+from attnc.errors import InputError
+from attnc.ir.building import AffineBuilder
+from attnc.ir.program import Program
+from attnc.ir.spec import check
+from attnc.numerics.bound import Bound, Term
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
+from attnc.targets.linear import TruncatedLinear
+from attnc.targets.target import Target
+
+
+def truncated_linear(
+    target: Target,
+    *,
+    eps: float | None = None,
+    num_anchors: int | None = None,
+    beta: float = BEST_BETA,
+    dtype: str = "float64",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """One head clips n linear functions to [a, b] at once.
+
+    Theorem.  With p anchors Δ = (b−a)/(p−1) apart and β in units of Δ⁻², for every x (in the box or not)
+              |program(x)_i − clip(w_i·x_i + t_i, a, b)| ≤ ε(β)·Δ, where ε ≤ ½ + O(e^{−β}) for hard β, and
+              ε = 0.062 at β = 2.72; plus the rounding of the scores, the sums and w·x + t on the box.
+    Weights.  y_i = (w_i·x_i + t_i − m)/Δ with m = (a+b)/2; anchors L_k = k − (p−1)/2; query (y, 1), key β(2L, −L²),
+              value L; the last affine map returns m + Δ·out.
+    Proof.    Weights ∝ exp(−β(y − L_k)²); `selection.mean_error` bounds |Σ w_k L_k − clip(y)| on all of R. An error
+              in y passes through clip at most once.
+    """
+    target = _as_truncated(target)
+    limit = _anchor_limit(target, max_anchors, max_bytes)
+    if num_anchors is None:
+        if eps is None:
+            raise InputError("truncated_linear: give eps or num_anchors")
+        num_anchors = 2
+        for _ in range(6):  # the error of a spacing grows slowly with their number, by rounding
+            unit = min(0.6, ClipLayer(min(num_anchors, limit), beta, dtype).error)
+            num_anchors = max(len(target.W), _count_for(target, eps, unit))
+        if num_anchors > limit:
+            best = _build(target, ClipLayer(limit, beta, dtype), "truncated_linear")
+            raise beyond_limits(target, eps, num_anchors, limit, best, "a larger eps")
+    if isinstance(num_anchors, bool) or not isinstance(num_anchors, int) or num_anchors < 2:
+        raise InputError(f"num_anchors must be a whole number ≥ 2, found {num_anchors!r}")
+    num_anchors = max(num_anchors, len(target.W))
+    if num_anchors > limit:
+        raise InputError(f"{num_anchors:,} anchors are more than max_anchors or max_bytes allow ({limit:,})")
+    return require(_build(target, ClipLayer(num_anchors, beta, dtype), "truncated_linear"), eps, target)
+
+
+def truncated_linear_heads(
+    target: Target,
+    *,
+    eps: float | None = None,
+    num_heads: int | None = None,
+    num_tokens: int | None = None,
+    sentinels: int = 1,
+    beta: float | None = None,
+    dtype: str = "float64",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """H heads over n tokens clip n linear functions to [a, b]: O(1/(nH)).
+
+    Theorem.  With N = (n−2s)H anchors Δ = (b−a)/(N−1) apart, s ≥ 1 sentinels per side, β in units of Δ⁻²:
+              |program(x)_i − clip(w_i·x_i + t_i, a, b)| ≤ ε(β)·Δ + (b−a)/2·S, S ≈ (2s+4)·e^{−β⌊(s+1)²/2⌋}.
+    Weights.  See `clip_heads`: head h sees the same n keys, shifted by its own centre through W_Q; sentinels have value
+              0 (after centring [a, b] at 0), so that a head is silent where another one holds the input, and the
+              outer sentinels of the first and last head carry the ends: truncation on all of R.
+    Proof.    Against one softmax over all anchors, each weight of head h is off by the weight outside its window,
+              divided by that inside; summed over heads this is S. Then as for one head.
+    """
+    target = _as_truncated(target)
+    n, limit = len(target.W), _anchor_limit(target, max_anchors, max_bytes)
+    if num_heads is None and eps is not None:
+        num_tokens, num_heads = _sizes_for(target, eps, num_tokens, sentinels, beta, dtype, limit)
+    elif num_heads is None or num_tokens is None:
+        raise InputError("truncated_linear_heads: give eps, or num_heads and num_tokens")
+    layer = HeadedClipLayer(num_tokens, num_heads, sentinels, beta, dtype)
+    if num_tokens < n:
+        raise InputError(f"num_tokens={num_tokens} is less than the {n} tokens of the target")
+    if num_tokens * num_heads > limit:
+        message = f"{num_heads} heads of {num_tokens} keys are more than max_anchors or max_bytes allow ({limit:,})"
+        if eps is None:
+            raise InputError(message)
+        tokens = max(n, 2 * sentinels + 1, math.isqrt(limit))
+        fewer = HeadedClipLayer(tokens, max(2, limit // tokens), sentinels, beta, dtype)
+        best = _build(target, fewer, "truncated_linear_heads")
+        raise beyond_limits(target, eps, num_tokens * num_heads, limit, best, "a larger eps")
+    return require(_build(target, layer, "truncated_linear_heads"), eps, target)
+
+
+def _sizes_for(
+    target: TruncatedLinear,
+    eps: float,
+    num_tokens: int | None,
+    sentinels: int,
+    beta: float | None,
+    dtype: str,
+    limit: int,
+) -> tuple[int, int]:
+    """Tokens and heads for eps: about as many of each, unless the tokens are given."""
+    unit, least = 0.5, max(len(target.W), 2 * sentinels + 1)
+    for _ in range(6):
+        anchors = _count_for(target, eps, unit)
+        tokens = num_tokens or max(least, math.isqrt(anchors) + 2 * sentinels)
+        heads = max(2, math.ceil(anchors / max(1, tokens - 2 * sentinels)))
+        if tokens * heads > limit:
+            break
+        layer = HeadedClipLayer(tokens, heads, sentinels, beta, dtype)
+        spacing = (target.b - target.a) / (layer.num_anchors - 1)
+        # Where rounding, not spacing, decides, more anchors do not help: the bound will show it.
+        unit = min(0.6, layer.error + layer.leak(_query_error(target, dtype) / spacing))
+    return tokens, heads
+
+
+def _as_truncated(target: Target) -> TruncatedLinear:
+    if not isinstance(target, TruncatedLinear):
+        raise InputError(
+            "this construction clips linear functions that are given by their weights, in Python: "
+            f"attnc.TruncatedLinear(W, t, a, b, box), not {type(target).__name__}. For clip(…) in an expression use "
+            "construction='compose' or 'gates', for other functions 'max_affine'."
+        )
+    return target
+
+
+def _anchor_limit(target: TruncatedLinear, max_anchors: int, max_bytes: int) -> int:
+    """A token takes some five stored numbers, an index of 8 bytes and a value of 8 each, and as much again folded."""
+    return max(2, min(max_anchors, max_bytes // 200))
+
+
+def _count_for(target: TruncatedLinear, eps: float, unit: float) -> int:
+    """Anchors for an error of `unit` spacings to be eps, 1 % kept for rounding."""
+    return max(3, math.ceil(min(1e15, (target.b - target.a) * unit / (0.99 * eps))) + 1)
+
+
+def _build(target: TruncatedLinear, layer: ClipLayer | HeadedClipLayer, name: str) -> Built:
+    n, d = target.W.shape
+    m, spacing = (target.a + target.b) / 2, (target.b - target.a) / (layer.num_anchors - 1)
+    T = max(n, layer.num_keys)
+    bound = _bound(target, layer, spacing, m)
+    inputs = [f"in.{c}" for c in range(d)]
+    embed = AffineBuilder(n, inputs, T, layer.channels)
+    for i in range(n):
+        for c in range(d):
+            embed.link(i, "y", i, inputs[c], target.W[i, c] / spacing)
+    embed.set(np.arange(n), "y", (target.t - m) / spacing)
+    layer.place(embed, np.arange(n))
+    read = AffineBuilder(T, (layer.output,), n, ("out",))
+    read.link(np.arange(n), "out", np.arange(n), layer.output, spacing)
+    read.set(np.arange(n), "out", m)
+    layers = (embed.build("embed", layer.dtype), layer.attention("clip", T), read.build("read", layer.dtype))
+    program = check(Program(layers, target.input_shapes, target.output_shape))
+    parameters = (("num_anchors", layer.num_anchors), ("num_heads", layer.num_heads), ("beta", layer.beta))
+    return Built(program, name, bound, target.box.as_dict(), parameters)
+
+
+def _bound(target: TruncatedLinear, layer: ClipLayer | HeadedClipLayer, spacing: float, m: float) -> Bound:
+    u, linear = UNIT_ROUNDOFF[layer.dtype], _query_error(target, layer.dtype)
+    reach = linear / gamma(target.W.shape[1] + 8, u) / spacing  # the largest |y| on the box
+    if not 4 * layer.beta * (reach + layer.radius) * layer.radius < float(np.finfo(layer.dtype).max) / 8:
+        raise InputError(
+            f"scores overflow in {layer.dtype}: w·x + t reaches {reach:.3g} spacings. Use a smaller box or W."
+        )
+    # Values are in units of the spacing; the last map multiplies, adds m and casts its constants.
+    sums = layer.rounding * spacing + gamma(8, u) * max(abs(target.a), abs(target.b), abs(m))
+    terms = [Term("approximation", round_up(layer.error * spacing), f"{layer.error:.3g} of a spacing of {spacing:.3g}")]
+    if layer.num_heads > 1:
+        leak = round_up(layer.leak(linear / spacing) * spacing)
+        terms.append(Term("heads", leak, "values of heads that should be silent"))
+    terms.append(Term("rounding", round_up(linear + sums), f"{layer.dtype} sums of w·x + t and over keys"))
+    return Bound(tuple(terms))
+
+
+def _query_error(target: TruncatedLinear, dtype: str) -> float:
+    """|computed w·x + t − m| off on the box: coefficients divided by Δ and cast, x cast, d + 2 terms, in any order."""
+    n, d = target.W.shape
+    m = abs(target.a + target.b) / 2
+    magnitude = (np.abs(target.W) * target.box.magnitude.reshape(n, d)).sum(axis=1) + np.abs(target.t) + m
+    return round_up(gamma(d + 8, UNIT_ROUNDOFF[dtype]) * float(magnitude.max()))
+
+
+def _suits(target: Target, request: Request) -> bool:
+    return TRUNCATED_LINEAR.why_not(target, request) is None
+
+
+_REQUIRES = (finite_box, function, made_for("TruncatedLinear"))
+TRUNCATED_LINEAR = Construction("truncated_linear", for_eps(truncated_linear), _REQUIRES, _suits)
+TRUNCATED_LINEAR_HEADS = Construction("truncated_linear_heads", for_eps(truncated_linear_heads), _REQUIRES)

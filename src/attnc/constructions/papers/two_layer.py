@@ -1,0 +1,135 @@
+"""Two attention layers: bumps, then a single head that looks up the value of the cell (arXiv 2504.15956)."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+
+from attnc.constructions.built import Built, Progress
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
+from attnc.constructions.fitting.bumps import Bumps, Steps, build_on_bumps, estimate_on_bumps
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
+from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
+from attnc.ir.building import AffineBuilder, projection
+from attnc.ir.layers import Affine, Attention, Head
+from attnc.ir.program import Program
+from attnc.ir.spec import check
+from attnc.targets.target import Target
+
+
+def two_layer(
+    target: Target,
+    *,
+    eps: float | None = None,
+    points_per_axis: int | tuple[int, ...] | None = None,
+    beta: float | None = None,
+    margin: float = 40.0,
+    norm: float = math.inf,
+    dtype: str = "float64",
+    heads: int | None = None,
+    num_step_anchors: int | None = None,
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+    progress: Progress | None = None,
+) -> Built:
+    """Layer 1 makes bumps, layer 2, with a single head, selects a cell of a grid by them and returns its value.
+
+    Theorem.  On a grid of P_1 × … × P_D cells of width 1 in coordinates y = scale·x + offset, with steps of width 2δ
+              that are exact to η for edges moved by at most e (rounding), 2δ ≤ 1 − 2e, and ρ = ½ + δ + e:
+              |out − f| ≤ max_v sup{|f(x) − f(v)| : |y − L_v|_∞ ≤ ρ} + leak·osc + rounding,
+              leak ≤ Σ_i max((P_i−1)e^{−β(1−4η)}, ½(P_i−2)e^{−β(½−3η)}).
+              For norm = p the first term is an L_p norm, the values are averages over cells, and f may jump.
+    Weights.  Layer 1 (`bumps.Steps`): token (i, m) clips (y_i − E_m)/2δ + ½ to [0, 1], one head or `heads` of them.
+              Then token (v, j) of G·n carries the incidence vector of cell v (D ones among Σ P_i), position e_j and
+              value; the first n also carry all bumps of the point and their own position. Query: bumps and position;
+              key: β·incidence and M·position. `Positions` undoes the leak between positions.
+    Proof.    The score of (v, j) is β·Σ_i b_{v_i}: `bumps.select` bounds the weight of all cells but those that hold x
+              when widened to ρ. An average of the values of those is off by at most the largest of |f(x) − f(v)|,
+              whatever their weights; so an error δ_s of the scores only multiplies the leak, by e^{2δ_s}.
+    """
+    request = Request(
+        eps, dtype, norm, max_anchors, max_bytes, None, heads, progress, points_per_axis, beta, margin, num_step_anchors
+    )
+    return _build(target, request)
+
+
+def _build(target: Target, request: Request) -> Built:
+    n, per_anchor = num_positions(target), bytes_per_anchor(target)
+
+    def cost(steps: Steps) -> tuple[int, int]:
+        num_keys, d_k = n * steps.grid.num_cells, sum(steps.grid.counts) + n
+        width = 2 * d_k + target.num_outputs // n
+        # W_Q and W_K are dense, 8 bytes per entry, and folded once; tokens of layer 1 have 8 channels at most. Folding
+        # the second layer counts the rows of a matrix with one row for every channel of every token.
+        dense = 2 * 2 * 8 * width * d_k + 8 * num_keys * width
+        return steps.num_anchors + num_keys, num_keys * per_anchor + dense + 8 * 64 * steps.num_tokens
+
+    max_cells = min(request.max_anchors, request.max_bytes // per_anchor) // n
+    return build_on_bumps(target, request, "two_layer", _program, cost, max_cells, Positions(n, request.margin))
+
+
+def _program(bumps: Bumps) -> Program:
+    target, grid, n = bumps.partition.target, bumps.partition.grid, bumps.partition.positions.n
+    k = target.num_outputs // n
+    features = [f"{name}.{m}" for name, count in zip(grid.box.names, grid.counts, strict=True) for m in range(count)]
+    places = [f"position.{i}" for i in range(n)] if n > 1 else []
+    outputs = [f"out.{j}" for j in range(k)]
+    channels = [
+        *(f"bump.{feature}" for feature in (*features, *places)),
+        *(f"cell.{feature}" for feature in (*features, *places)),
+        *(f"value.{j}" for j in range(k)),
+    ]
+    scores = [*features, *places]
+    keys = {(f"cell.{feature}", feature): bumps.partition.beta for feature in features}
+    keys |= {(f"cell.{place}", place): bumps.partition.positions.M for place in places}
+    head = Head(
+        projection(channels, scores, {(f"bump.{name}", name): 1.0 for name in scores}, grid.dtype),
+        projection(channels, scores, keys, grid.dtype),
+        projection(channels, outputs, {(f"value.{j}", f"out.{j}"): 1.0 for j in range(k)}, grid.dtype),
+        np.eye(k, dtype=grid.dtype),
+    )
+    read = AffineBuilder(n * grid.num_cells, outputs, n, outputs)
+    for name in outputs:
+        read.link(np.arange(n), name, np.arange(n), name)
+    layers = (
+        *bumps.steps.layers(target),
+        _tokens(bumps, channels, places),
+        Attention("select", (head,), tuple(outputs)),
+        read.build("read", grid.dtype),
+    )
+    return check(Program(layers, target.input_shapes, target.output_shape))
+
+
+def _tokens(bumps: Bumps, channels: list[str], places: list[str]) -> Affine:
+    """From steps to the tokens of layer 2."""
+    partition, grid, steps = bumps.partition, bumps.partition.grid, bumps.steps
+    n, G, step = partition.positions.n, grid.num_cells, steps.clip.output
+    builder = AffineBuilder(steps.num_tokens, (step,), n * G, channels)
+    read, cells = np.arange(n), np.arange(G).reshape(grid.counts)
+    for axis, name in enumerate(grid.box.names):
+        for m, ((left, right), constant) in enumerate(zip(*steps.bump_parts(axis), strict=True)):
+            bump = f"bump.{name}.{m}"
+            if left >= 0:
+                builder.link(read, bump, left, step, steps.gain)
+            if right >= 0:
+                builder.link(read, bump, right, step, -steps.gain)
+            builder.set(read, bump, constant)
+            inside = cells.take(m, axis).ravel()
+            builder.set((inside[:, None] * n + read).ravel(), f"cell.{name}.{m}", 1.0)
+    for i, place in enumerate(places):
+        builder.set(i, f"bump.{place}", 1.0)
+        builder.set(np.arange(i, n * G, n), f"cell.{place}", 1.0)
+    for j in range(partition.stored_values.shape[1]):
+        builder.set(np.arange(n * G), f"value.{j}", partition.stored_values[:, j])
+    return builder.build("bumps", grid.dtype)
+
+
+TWO_LAYER = Construction(
+    "two_layer",
+    _build,
+    (one_input, *CELL_CONDITIONS),
+    estimated=functools.partial(estimate_on_bumps, "two_layer", 2),
+    options=frozenset({"heads", "norm"}),
+)

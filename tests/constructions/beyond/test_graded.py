@@ -1,0 +1,270 @@
+"""Kinks and singular points: figures, the error where it is hardest, the limit of the values, rates, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.constructions.beyond.graded import graded, graded_keys
+from attnc.constructions.fitting.groups import Grading, SmoothPiece, search_group
+from attnc.constructions.fitting.kinks import Kink, find_kinks
+from attnc.constructions.fitting.minimax import fit_values
+from attnc.constructions.fitting.stored_head import store
+from attnc.errors import BoundNotMet, DomainError, InputError
+from attnc.ir.soft_head import SoftHead
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.function_target import CallableTarget, SequenceTarget
+from constructions.kinked import largest_error, program_error, unary, values_of
+
+THIRD = np.pi / 3
+KINKED = [  # text, box, kinks, anchors that are enough for 1e-4
+    ("relu(x)", (-1, 1), [0], 5),
+    ("abs(x-0.3)", (-1, 1), [0.3], 8),
+    ("max(x, x**2)", (-2, 2), [0, 1], 13),
+    ("clip(x, -0.5, 0.7)", (-1, 1), [-0.5, 0.7], 6),
+    ("abs(sin(3*x))", (-2, 2), [-THIRD, 0, THIRD], 20),
+    ("min(x, 1-x, 0.2)", (-1, 2), [0.2, 0.8], 9),
+    ("relu(x)*exp(x)", (-1, 1), [0], 6),
+    ("abs(x)+abs(x-0.5)", (-1, 1), [0, 0.5], 9),
+    ("abs(x)**1.5", (-1, 1), [0], 16),
+]
+
+
+@pytest.mark.parametrize(("text", "ends", "places", "enough"), KINKED, ids=[row[0] for row in KINKED])
+def test_an_error_is_reached_with_few_anchors(text, ends, places, enough):
+    target = unary(text, *ends)
+    built = graded(target, eps=1e-4)
+    assert built.bound is None
+    assert program_error(built, target, places) <= 1e-4
+    assert built.program.num_anchors <= enough
+    scale = np.abs(target(np.linspace(*ends, 2001)[:, None])).max()
+    assert np.abs(values_of(built)).max() <= 10 * scale * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("count", "error"), [(3, 2e-4), (5, 1e-8), (8, 1e-10)])
+def test_relu_with_so_many_anchors(count, error):
+    target = unary("relu(x)")
+    built = graded(target, num_anchors=count)
+    assert built.program.num_anchors == count
+    assert program_error(built, target, [0]) <= error
+
+
+def sup_error(keys: SoftHead, f, lo: float, hi: float, places) -> float:
+    from constructions.kinked import hard_points
+
+    return largest_error(lambda x: np.abs(keys(x[:, None])[:, 0] - f(x)), hard_points(lo, hi, places))
+
+
+@pytest.mark.parametrize(("count", "error"), [(8, 1.3e-3), (16, 8.1e-5), (24, 1.5e-5)])
+def test_anchors_of_one_group_graded_to_a_kink_inside(count, error):
+    """No switch: one convex φ for both sides."""
+    piece = SmoothPiece(lambda x: np.maximum(x, 0.0)[:, None], -1.0, 1.0, np.array([10.0]), (0.0,))
+    group = search_group(piece, count)
+    assert sup_error(group.keys, lambda x: np.maximum(x, 0.0), -1.0, 1.0, [0.0]) <= error
+
+
+def fitted_slope(steps, errors) -> tuple[float, float]:
+    """(slope, the largest deviation from the line) of log error over the steps."""
+    logs = np.log(errors)
+    line = np.polyfit(steps, logs, 1)
+    return float(line[0]), float(np.abs(np.polyval(line, steps) - logs).max())
+
+
+@pytest.mark.parametrize(("text", "digits"), [("relu(x)*exp(x)", (2, 4, 6, 8)), ("abs(x)", (2, 4, 6))])
+def test_the_anchors_at_a_kink_grow_like_the_digits(text, digits):
+    """A geometric rate: no more than two keys a digit, however many digits there are already."""
+    counts = [graded(unary(text), eps=10.0**-d).program.num_anchors for d in digits]
+    slope, start = np.polyfit(digits, counts, 1)
+    assert 0 < slope < 2
+    assert np.abs(slope * np.array(digits) + start - counts).max() < 2
+
+
+def test_the_rate_at_a_singular_point_is_root_exponential():
+    counts = np.array([4, 9, 16, 25])
+    errors = [
+        sup_error(graded_keys(np.sqrt, 0, 1, [Kink(0.0, True)], num_keys=int(n)), np.sqrt, 0, 1, [0]) for n in counts
+    ]
+    slope, off = fitted_slope(np.sqrt(counts), errors)
+    assert slope < -2
+    assert off < 0.7
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "eps", "places"),
+    [
+        ("abs(x)", (0, 1), 1e-6, []),  # the kink is an end
+        ("abs(x-0.9999)", (0, 1), 1e-5, [0.9999]),
+        ("sin(x)", (-3, 3), 1e-6, []),  # no kink
+        ("0*x+2", (0, 1), 1e-9, []),
+        ("sqrt(x)", (0, 1), 1e-3, [0]),
+        ("asin(x)", (-1, 1), 1e-2, [-1, 1]),
+        ("abs(x-1000.5)", (1000, 1001), 1e-6, [1000.5]),
+        ("log(x+1e-6)", (0, 1), 1e-3, [0]),  # singular just outside
+        ("(abs(x), relu(x-0.5), 1e-3*sin(x))", (-1, 1), 1e-4, [0, 0.5]),
+    ],
+)
+def test_other_places_and_several_outputs(text, ends, eps, places):
+    target = unary(text, *ends)
+    built = graded(target, eps=eps)
+    assert program_error(built, target, places) <= eps
+    scale = np.abs(target(np.linspace(*ends, 2001)[:, None])).max(axis=0)
+    assert (np.abs(values_of(built)).max(axis=0) <= 10 * scale * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize(("text", "eps"), [("relu(x)", 1e-6), ("clip(x, -0.5, 0.7)", 2e-6), ("abs(x-0.3)", 1e-3)])
+def test_float32(text, eps):
+    target = unary(text)
+    built = graded(target, eps=eps, dtype="float32")
+    assert built.program.dtype == np.float32
+    assert program_error(built, target, [0, 0.3, -0.5, 0.7]) <= eps
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    knots=st.lists(st.floats(-0.9, 0.9), min_size=1, max_size=3, unique_by=lambda v: round(v, 1)),
+    slopes=st.lists(st.floats(-3, 3), min_size=3, max_size=3),
+    dtype=st.sampled_from(["float64", "float32"]),
+)
+def test_random_piecewise_linear_functions(knots, slopes, dtype):
+    terms = [f"{slope:.3f}*abs(x-({knot:.3f}))" for slope, knot in zip(slopes, knots, strict=False)]
+    target = unary(" + ".join(["x", *terms]))
+    built = graded(target, eps=1e-2, dtype=dtype)
+    assert program_error(built, target, [round(knot, 3) for knot in knots]) <= 1e-2
+
+
+def test_python_code_and_given_kinks():
+    target = CallableTarget(lambda p: np.abs(p[:, 0] - 0.3) + np.maximum(p[:, 0], -0.4), Box.parse([(-1, 1)]))
+    assert [round(kink.x, 9) for kink in find_kinks(target)] == [-0.4, 0.3]
+    for kinks in (None, [0.3, -0.4, 5.0]):
+        built = graded(target, eps=1e-3, kinks=kinks)
+        assert program_error(built, target, [-0.4, 0.3]) <= 1e-3
+    one = SequenceTarget(lambda X: np.abs(X), tokens=1, width=1)
+    assert graded(one, eps=1e-2).program(np.full((3, 1, 1), -0.5)).shape == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "found"),
+    [
+        ("abs(sin(3*x))", (-2, 2), [-THIRD, 0, THIRD]),
+        ("abs(sin(20*x))", (-3, 3), [np.pi * k / 20 for k in range(-19, 20)]),
+        ("max(sin(x), cos(x), 0.3)", (-3, 3), [-np.arccos(0.3), np.pi / 4, np.pi - np.arcsin(0.3)]),
+        ("sqrt((x-0.3)**2)", (-1, 1), [0.3]),  # touches 0
+        ("abs(cos(x)-1)", (-1, 1), []),  # touches 0, and does not bend
+        ("relu(relu(x-0.3))", (-1, 1), [0.3]),  # 0 on a whole interval
+        ("min(x, 1-x, 0.2)", (-1, 2), [0.2, 0.8]),  # x = 1 − x is hidden
+        ("sin(x)**2", (-1, 1), []),
+        ("abs(x)", (0, 1), []),
+        ("sqrt(x)", (0, 1), [0]),
+    ],
+)
+def test_all_kinks_are_found(text, ends, found):
+    kinks = find_kinks(unary(text, *ends))
+    assert [kink.x for kink in kinks] == pytest.approx(found, abs=1e-12)
+    assert [kink.is_singular for kink in kinks] == [text == "sqrt(x)"] * len(found)
+
+
+def test_the_closed_forms_of_a_grading():
+    """Anchors are one apart in ∫ρ, and scores are tangents of ∫∫cρ²: against sums over a fine mesh."""
+    grading = Grading(-1.0, 2.0, (-0.3, 0.5, 1.1), 1e-2, 3.0)
+    slopes, offsets, anchors = grading.tangents(40, 0.7, 36.0, 0.25)
+    mesh = np.unique(np.concatenate([anchors, np.linspace(anchors[0], anchors[-1], 400_001)]))
+    density = 1 / (1e-2 + np.abs(mesh[:, None] - np.array(grading.points)).min(axis=1)) + 1.0
+
+    def integral(y):
+        return np.concatenate([[0.0], np.cumsum((y[1:] + y[:-1]) / 2 * np.diff(mesh))])
+
+    apart = np.diff(np.interp(anchors, mesh, integral(density)))
+    assert np.ptp(apart) < 1e-6
+    slope = integral(0.7 * (density / apart[0]) ** 2)
+    height = integral(slope)
+    assert slopes - slopes[0] == pytest.approx(np.interp(anchors, mesh, slope), rel=1e-5, abs=1e-5)
+    x = np.linspace(-1, 2, 9)[:, None]
+    tangents = np.interp(anchors, mesh, height) + np.interp(anchors, mesh, slope) * (x - anchors)
+    scores = slopes * x + offsets
+    assert (scores - scores[:, :1]) - (tangents - tangents[:, :1]) == pytest.approx(0, abs=1e-2)
+
+
+def test_the_values_are_near_the_best_possible():
+    """Against the linear programme that they approximate."""
+    from scipy.optimize import linprog
+
+    x = np.cos(np.linspace(0, np.pi, 60))
+    head = SoftHead.of_one_variable(np.linspace(-3, 3, 6), -(np.linspace(-1, 1, 6) ** 2), np.zeros(6))
+    weights = head.weights(x[:, None])
+    f = np.exp(x)
+    found = fit_values(weights, f[:, None], np.array([1e9]), 40)
+    ones = np.ones((len(x), 1))
+    best = linprog(
+        np.append(np.zeros(6), 1),
+        A_ub=np.block([[weights, -ones], [-weights, -ones]]),
+        b_ub=np.concatenate([f, -f]),
+        bounds=[(None, None)] * 6 + [(0, None)],
+    )
+    assert best.fun <= found.error * (1 + 1e-9) <= 1.03 * best.fun * (1 + 1e-9)
+    small = fit_values(weights, f[:, None], np.array([0.8 * np.abs(found.values).max()]), 40)
+    assert np.abs(small.values).max() <= 0.8 * np.abs(found.values).max()
+
+
+def test_a_program_is_what_its_keys_say():
+    keys = graded_keys(lambda x: np.stack([np.abs(x), np.exp(x)], axis=1), -1, 1, [0], eps=1e-2)
+    target = unary("(abs(x), exp(x))")
+    x = np.linspace(-1, 1, 501)
+    for dtype, close in (("float64", 1e-9), ("float32", 3e-2)):
+        program = store(keys, target.box, dtype).program(target)
+        assert program(x[:, None]) == pytest.approx(keys(x[:, None]), abs=close)
+
+
+def test_refusals():
+    with pytest.raises(BoundNotMet, match=r"rounding in float64|Rounding in float64") as refusal:
+        graded(unary("abs(x)"), eps=1e-13)
+    assert refusal.value.eps == 1e-13
+    assert program_error(refusal.value.network, unary("abs(x)"), [0]) < 1e-7
+    with pytest.raises(BoundNotMet, match="anchors") as refusal:
+        graded(unary("abs(sin(3*x))", -2, 2), eps=1e-6, max_anchors=10)
+    assert refusal.value.network.program.num_anchors <= 10
+    with pytest.raises(BoundNotMet, match="3 kinks"):
+        graded(unary("abs(sin(3*x))", -2, 2), eps=1e-6, max_anchors=3)
+
+
+def test_wrong_input():
+    two = ExpressionTarget(Expression.parse("abs(x)+y"), Box.parse({"x": (0, 1), "y": (0, 1)}))
+    with pytest.raises(InputError, match=r"one variable.*has 2.*max_affine"):
+        graded(two, eps=0.1)
+    with pytest.raises(DomainError, match="jump"):
+        graded(unary("sign(x)"), eps=0.1)
+    target = unary("abs(x)")
+    for wrong in (
+        {},
+        {"eps": 0.1, "num_anchors": 3},
+        {"eps": -1.0},
+        {"num_anchors": 0},
+        {"eps": 0.1, "max_value": 0.5},
+    ):
+        with pytest.raises(InputError):
+            graded(target, **wrong)
+    with pytest.raises(InputError, match="max_anchors"):
+        graded(target, num_anchors=20, max_anchors=10)
+    with pytest.raises(InputError, match="float32"):
+        graded(unary("1e39*abs(x)"), eps=1e37, dtype="float32")
+
+
+def test_what_is_hard_next_to_an_end_is_graded_to_that_end(monkeypatch):
+    """1/t is hard at t = 1 for its pole at 0; graded to a place beside 1, hundreds of keys would be tried."""
+    from attnc.constructions.fitting import groups as group_search
+
+    tried: list[int] = []
+    make_group = group_search.make_group
+
+    def recorded(piece, num_keys, *rest):
+        tried.append(num_keys)
+        return make_group(piece, num_keys, *rest)
+
+    monkeypatch.setattr(group_search, "make_group", recorded)
+    keys = graded_keys(lambda t: 1 / t, 1.0, 26.0, eps=4e-10)
+    t = np.linspace(1, 26, 20_001)
+    assert np.abs(keys(t[:, None])[:, 0] - 1 / t).max() <= 4e-10
+    assert keys.num_keys <= max(tried) <= 64

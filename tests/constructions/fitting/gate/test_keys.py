@@ -1,0 +1,101 @@
+"""How many keys a gate takes for an error, and what its tables say of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnc.constructions.beyond.gates import GATES
+from attnc.constructions.fitting.circuit import Circuit
+from attnc.constructions.fitting.gate import fitted, pieces, product
+from attnc.constructions.fitting.gate.table import RECIPROCAL
+from attnc.errors import InputError
+from constructions.fitting.gate.references import BY_NAME, usual
+
+
+@pytest.mark.parametrize(
+    ("name", "eps", "keys"),
+    [
+        ("sigmoid", 1e-9, 2),
+        ("silu", 1e-9, 2),
+        ("mish", 1e-9, 3),
+        ("relu", 1e-9, 2),
+        ("clip", 1e-9, 3),
+        ("gelu", 5.6e-5, 5),
+        ("gelu", 2.6e-6, 6),
+        ("gelu", 1e-7, 8),
+        ("gelu", 2.3e-10, 10),
+        ("gelu", 1e-12, 14),
+        ("gelu_tanh", 2.7e-6, 6),
+        ("gelu_tanh", 1e-7, 8),
+        ("gelu_tanh", 5.7e-9, 10),
+        ("erf", 1e-7, 8),
+        ("softplus", 1e-7, 5),
+        ("softplus", 1e-11, 8),
+        ("exp", 6.7e-8, 6),
+        ("exp", 2e-9, 7),
+        ("elu", 1e-7, 7),
+        ("hardswish", 1e-8, 7),
+        ("softsign", 1e-4, 18),
+        ("atan", 1e-3, 16),
+    ],
+)
+def test_numbers_of_keys(name, eps, keys):
+    gate = GATES[name](eps)
+    assert gate.error <= eps
+    assert gate.num_anchors == keys
+
+
+LEAST = {"gelu_tanh": 1.8e-10, "atan": 3.9e-5, "softsign": 4.1e-7}
+"""What refusals say is possible; the others reach 1e-12."""
+
+
+@BY_NAME
+@settings(max_examples=30)
+@given(exponent=st.floats(-12, 0))
+def test_the_error_is_at_most_eps_or_the_refusal_says_what_is_possible(name, exponent):
+    eps = 10.0**exponent
+    least = LEAST.get(name, 0.0)
+    if eps >= least:
+        assert 0 <= GATES[name](eps).error <= eps
+    elif eps <= 0.9 * least:  # `least` is rounded up: just below it there may be a gate
+        with pytest.raises(InputError, match=rf"Choose eps ≥ {least:g}\."):
+            GATES[name](eps)
+
+
+@pytest.mark.parametrize("family", ["_GELU", "_GELU_TANH", "_SOFTPLUS", "_ERF", "_ATAN"])
+def test_the_table_says_what_its_rows_give(family):
+    table = getattr(fitted, family)
+    for p, row in table.rows.items():
+        error = fitted._solved(table, p).error
+        assert 0.92 * row[-1] <= error <= 1.03 * row[-1]
+    errors = [row[-1] for row in table.rows.values()]
+    assert errors == sorted(errors, reverse=True)
+
+
+def test_hints_say_what_fits_give():
+    for p, hint in product.HINTS.items():
+        assert 0.92 * hint <= product.identity(p)[1] <= hint
+    for p, hint in pieces.EXP_HINTS.items():
+        assert 0.92 * hint <= pieces.decay(p)[1] <= hint
+    for p, row in RECIPROCAL.items():
+        assert 0.92 * row[-1] <= pieces.reciprocal(p)[1] <= row[-1]
+
+
+@BY_NAME
+def test_values_are_small(name):
+    gate = usual(name)
+    circuit = Circuit(["x"])
+    gate.build(circuit, circuit.input(0))
+    for head in circuit.heads:
+        assert np.abs(head.values).max(initial=0) <= 12 * gate.lipschitz
+        assert np.abs(head.carried).max(initial=0) <= 12 * gate.lipschitz
+
+
+def test_gelu_weighs_x_by_numbers_close_to_0_and_1():
+    carried = GATES["gelu"](1e-12).keys.carried
+    assert carried[0] == 0
+    assert carried[-1] == 1
+    assert np.abs(carried - np.round(carried)).max() < 0.006

@@ -1,0 +1,12 @@
+"""The partition that the constructions build from."""
+
+from __future__ import annotations
+
+from attnc.constructions.construction import Request
+from attnc.constructions.fitting.adaptive_partition import AdaptivePartition, LeafSearch
+from attnc.targets.target import Target
+
+
+def partition_of(target: Target, eps: float, **options) -> AdaptivePartition:
+    """What the constructions build from: the search is deterministic."""
+    return LeafSearch(target, Request(eps, **options)).partition(eps)
