@@ -24,7 +24,7 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, up
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.observed import sample_points
 from attnc.proofs.prover import prove
-from attnc.proofs.staged import prove_staged
+from attnc.proofs.staged.prover import StagedProver
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -140,7 +140,7 @@ class Network:
         if claim.stages:
             with suppress(ProgramError):
                 derivation = stated_derivation(claim.stages, claim.outputs, self.variables)
-                staged = prove_staged(self.program, target, derivation, time_budget=seconds).bound
+                staged = StagedProver().prove(self.program, target, derivation, seconds=seconds).bound
                 found.append(float(up(staged + self.truncation)) if self.truncation else staged)
         if not found:
             with suppress(ProgramError):  # several stages

@@ -15,15 +15,12 @@ from attnc.numerics.bound import Term
 from attnc.numerics.rounding import up
 from attnc.proofs.affine_proof import prove_affine
 from attnc.proofs.certificate import Certificate
-from attnc.proofs.clip_prover import prove_clips
-from attnc.proofs.deep.like_units import NetworkProof
-from attnc.proofs.deep.staged_proof import StagedProof
 from attnc.proofs.deep_prover import MAX_DEEP_VARIABLES, prove_deep
+from attnc.proofs.proof import Proof, Stages
 from attnc.proofs.proven import Proven
 from attnc.proofs.prover import MAX_VARIABLES, prove
-from attnc.proofs.relu_prover import prove_relu
 from attnc.proofs.selection_prover import MAX_SELECTING_VARIABLES, prove_selection
-from attnc.proofs.staged import prove_staged
+from attnc.proofs.staged.prover import StagedProver, stages_as_json
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.function_target import CallableTarget, FunctionTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
@@ -61,7 +58,7 @@ def proved(
     """
     derivation, eps = built.derivation, network.eps or 0.0
     if isinstance(target, ReLUNetwork | TruncatedLinear) and p == math.inf:
-        return _by_units(network, target, seconds, progress)
+        return _by_heads(network, target, None, seconds, progress)
     softmaxes = sum(not isinstance(layer, Affine) for layer in built.program.all_layers)
     is_one_stage = softmaxes == 1
     if derivation is None or p < math.inf or not isinstance(target, ExpressionTarget):
@@ -87,17 +84,18 @@ def proved(
 
 
 def _by_heads(
-    network: Network, target: ExpressionTarget, derivation: Derivation, seconds: float, progress: Progress | None
+    network: Network, target: Target, derivation: Derivation | None, seconds: float, progress: Progress | None
 ) -> Certificate | None:
     try:
-        found = prove_staged(network.program, target, derivation, time_budget=seconds, progress=progress)
+        found = StagedProver().prove(network.program, target, derivation, seconds=seconds, progress=progress)
     except ProgramError:
         return None
-    return dataclasses.replace(_staged(network, found), axes=found.axes)
+    return _staged(network, found)
 
 
-def _staged(network: Network, found: StagedProof | NetworkProof) -> Certificate:
-    bound, terms = found.bound, found.terms
+def _staged(network: Network, found: Proof) -> Certificate:
+    bound, terms, evidence = found.bound, found.terms, found.evidence
+    assert isinstance(evidence, Stages)
     if network.truncation:
         bound = float(up(bound + network.truncation))
         terms = (*terms, Term("truncation", network.truncation, TRUNCATION))
@@ -106,8 +104,9 @@ def _staged(network: Network, found: StagedProof | NetworkProof) -> Certificate:
         bound=bound,
         terms=terms,
         method="staged proof",
-        stages=found.as_json(),
-        outputs=found.outputs,
+        stages=stages_as_json(evidence),
+        outputs=evidence.outputs,
+        axes=evidence.axes,
         complete=found.complete,
     )
 
@@ -115,19 +114,6 @@ def _staged(network: Network, found: StagedProof | NetworkProof) -> Certificate:
 def _selects(target: Target) -> bool:
     """Whether a network of one stage with a theorem selects cells, of few enough variables: all but clips do."""
     return isinstance(target, ExpressionTarget | FunctionTarget) and target.box.d <= MAX_SELECTING_VARIABLES
-
-
-def _by_units(
-    network: Network, target: ReLUNetwork | TruncatedLinear, seconds: float, progress: Progress | None
-) -> Certificate | None:
-    try:
-        if isinstance(target, ReLUNetwork):
-            found = prove_relu(network.program, target, time_budget=seconds, progress=progress)
-        else:
-            found = prove_clips(network.program, target, time_budget=seconds, progress=progress)
-    except ProgramError:
-        return None
-    return _staged(network, found)
 
 
 def _by_leaves(

@@ -17,7 +17,7 @@ from attnc.constructions.graded import graded_keys
 from attnc.constructions.pieces.kinks import find_kinks
 from attnc.constructions.unary.keys import Function, Keys
 from attnc.errors import AttncError
-from attnc.proofs.deep.line_proof import prove_line
+from attnc.proofs.staged.line_leaves import prove_line
 from attnc.proofs.stages.extraction import stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget

@@ -1,0 +1,38 @@
+"""The room that provers leave for the checker: every number by which a claim is larger than the prover found it.
+
+The checker proves the same theorems in another arithmetic and divides cells and ranges in another way. A claim that is
+exactly what the prover found would be refused half of the time, so each claim is stated with a little room.
+"""
+
+from __future__ import annotations
+
+# Staged proofs
+
+LEAF_ROOM = 2.0**-13
+"""A leaf's bound is stated larger by this share. The prover finds the largest |p| of a polynomial exactly where it is
+at an end of a cell. The checker halves cells up to ten times and each time leaves a dozen coefficients below 2^−20 of
+the bound aside, 120·2^−20 < 2^−13 in all."""
+RANGE_ROOM = 2.0**-44
+"""The interval of an argument is stated wider by this share of its larger end. Both sides enclose the range of the same
+expression; the prover's outward rounding costs some 2^−52 per operation, and so does the conversion of the checker's
+ends to floats. 2^−44 covers 256 such roundings."""
+ARGUMENT_ROOM = 1.125
+"""The error of an argument, as far as it widens the interval of t, is taken larger by this factor. The checker finds
+the errors of earlier heads with slopes on other pieces of t: on 256 where the prover has 128, and from balls. This room
+widens intervals only and is not counted as an error."""
+ROUNDING_ROOM = 1.25
+"""Rounding is claimed larger by this factor where the box is taken as a whole. The checker counts roundings of sums on
+sizes that it encloses by itself, and heads that are alike share the largest of these counts; on whole boxes there is no
+other room that could absorb the difference."""
+JUMP_ROOM = 1.25
+"""The change of a function near a singularity is taken larger by this factor: the checker bounds it by the range on
+pieces that are cut elsewhere, and √t changes by up to 1 + 1/8 times as much on a piece that begins a quarter later."""
+DIVIDED_ROOM = 2.0**-6
+"""The sum of errors over parts of a box is stated larger by this share. The checker makes the same parts along the same
+axes, with slopes and ranges of its own on each; the share is what these differ by on parts that are a 32nd of the box
+wide or less. Where it does not suffice the checker halves farther, along MORE_AXES."""
+WHOLE_ROOM = 2.0**-22
+"""The sum of errors over a whole box is stated larger by this share. There both sides have the same slopes, those of
+relu and clip, and differ by the rounding of sums over up to 1,000 heads: 1000·2^−52 per stage."""
+MORE_AXES = 20
+"""Axes that are stated beyond those that the prover halved along: the checker may need smaller parts."""
