@@ -24,11 +24,11 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, up
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.observed import sample_points
 from attnc.proofs.prover import prove
+from attnc.proofs.staged.claims import stated_derivation
 from attnc.proofs.staged.prover import StagedProver
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.parts.stated import stated_derivation
 
 if TYPE_CHECKING:
     from jaxtyping import Float

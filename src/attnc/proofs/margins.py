@@ -1,7 +1,7 @@
 """The room that provers leave for the checker: every number by which a claim is larger than the prover found it.
 
-The checker proves the same theorems in another arithmetic and divides cells and ranges in another way. A claim that is
-exactly what the prover found would be refused half of the time, so each claim is stated with a little room.
+The checker proves the same theorems in another arithmetic and divides cells and ranges in another way. A claim
+without room would be refused whenever the checker's last digits are larger, so each claim is stated a little larger.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ RANGE_ROOM = 2.0**-44
 expression; the prover's outward rounding costs some 2^−52 per operation, and so does the conversion of the checker's
 ends to floats. 2^−44 covers 256 such roundings."""
 ARGUMENT_ROOM = 1.125
-"""The error of an argument, as far as it widens the interval of t, is taken larger by this factor. The checker finds
-the errors of earlier heads with slopes on other pieces of t: on 256 where the prover has 128, and from balls. This room
-widens intervals only and is not counted as an error."""
+"""The error of an argument is taken larger by this factor where it widens the interval of t. The checker finds this
+error from the slopes of earlier functions on 256 pieces of their arguments, with balls, where the prover has 128 pieces
+and intervals; a slope that is linear on a piece differs by less than a 64th of its change, and up to eight stages add
+such differences. At the outputs the error itself counts, without this room."""
 ROUNDING_ROOM = 1.25
 """Rounding is claimed larger by this factor where the box is taken as a whole. The checker counts roundings of sums on
 sizes that it encloses by itself, and heads that are alike share the largest of these counts; on whole boxes there is no
 other room that could absorb the difference."""
 JUMP_ROOM = 1.25
-"""The change of a function near a singularity is taken larger by this factor: the checker bounds it by the range on
-pieces that are cut elsewhere, and √t changes by up to 1 + 1/8 times as much on a piece that begins a quarter later."""
+"""The change of a function where its slope is infinite is taken larger by this factor. There both sides bound it by the
+range of the function over the pieces that touch the singularity. With an argument that is off by e, √t changes by up to
+√(2e), and e itself is known to within ARGUMENT_ROOM, a factor of 1.06 under the root; the rest is for pieces that end
+elsewhere."""
 DIVIDED_ROOM = 2.0**-6
 """The sum of errors over parts of a box is stated larger by this share. The checker makes the same parts along the same
-axes, with slopes and ranges of its own on each; the share is what these differ by on parts that are a 32nd of the box
-wide or less. Where it does not suffice the checker halves farther, along MORE_AXES."""
+axes, with slopes and ranges of its own on each; they differ by less than this share on parts that are a 32nd of
+the box wide. Where it does not suffice the checker halves farther, along MORE_AXES."""
 WHOLE_ROOM = 2.0**-22
 """The sum of errors over a whole box is stated larger by this share. There both sides have the same slopes, those of
 relu and clip, and differ by the rounding of sums over up to 1,000 heads: 1000·2^−52 per stage."""

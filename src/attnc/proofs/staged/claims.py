@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from attnc.errors import ProgramError
+from attnc.errors import ExpressionError, ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
@@ -28,8 +28,10 @@ from attnc.proofs.margins import RANGE_ROOM
 from attnc.proofs.staged.lines import Channel, StateForm, ratios
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.canonical import equivalent
+from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.tree import Call, Node, Number, Product, Sum, Variable, to_text
+from attnc.targets.expressions.substituting import is_constant
+from attnc.targets.expressions.tree import Call, Negate, Node, Number, Product, Sum, Variable, to_text
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear, affine_range, affine_text, exact_text, free_letter
 from attnc.targets.parts.part import (
     Combination,
@@ -40,6 +42,7 @@ from attnc.targets.parts.part import (
     Source,
     T,
     Unary,
+    combination,
     in_order,
     operands_of,
 )
@@ -56,7 +59,7 @@ as many if several heads write it, and to prove the leaves of more anchors again
 MAX_SLOPES = 2**26
 """The largest number of slopes of the scores of all clips, 512 MB of them: no more are looked at one by one."""
 FEWEST_ANCHORS = 3
-"""Of fewer anchors the spacing of a clip cannot be read off."""
+"""The spacing of a clip cannot be read off fewer anchors."""
 APPROXIMATION = "approximation"
 
 
@@ -65,7 +68,7 @@ class State:
     """The channels between two stages: the name of the input or head that each holds, its size and its error."""
 
     names: tuple[str, ...]
-    sizes: Float[np.ndarray, " channels"]  # of the exact number: |carrier|·|g|, which is what the checker bounds
+    sizes: Float[np.ndarray, " channels"]  # of the exact number: |carrier|·|g|, as the checker bounds it
     errors: Float[np.ndarray, " channels"]  # whatever the signs of errors
 
     @property
@@ -91,32 +94,44 @@ class ReadOut:
 
 
 @dataclass(frozen=True, eq=False)
-class ChannelClaim:
-    """The heads of channel `output` of a stage compute carrier·function(t), t = argument ∈ [lo, hi] if it is exact.
+class Stated:
+    """A combination of the state that lies in [lo, hi] if it is exact, and its text in the names of the state."""
 
-    The texts are in the names of the inputs and of earlier heads. Beyond `limit`, which no exact t exceeds, the
-    function is held constant.
+    form: StateForm
+    lo: float
+    hi: float
+    text: str
+    known_as: str | None = None  # an expression of the variables that is the same, where that tells the range better
+    is_input: bool = False  # it is an input itself, whose range is known exactly
+
+    @property
+    def size(self) -> float:
+        return max(abs(self.lo), abs(self.hi))
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelClaim:
+    """The heads of channel `output` of a stage compute carrier·function(t) at t = argument.
+
+    Beyond `limit`, which no exact t exceeds, the function is held constant.
     """
 
     output: int
     name: str
     term: str  # of the ledger
     function: Node
-    argument: StateForm
-    lo: float
-    hi: float
-    text: str  # of the argument
-    known_as: str | None = None  # the argument as an expression of the variables, where that tells its range better
-    is_input: bool = False  # the argument is an input itself, whose range is known exactly
+    argument: Stated
+    carrier: Stated | None = None
     limit: float = math.inf
-    carrier: StateForm | None = None
-    carrier_size: float = 1.0  # of the exact carrier
-    carrier_text: str | None = None
-    carrier_known_as: str | None = None
+    wording: str | None = None  # of the function, where it is not that of the tree
+
+    @property
+    def function_text(self) -> str:
+        return to_text(self.function) if self.wording is None else self.wording
 
 
 class Claims(abc.ABC):
-    """The claims of a derivation, stage by stage."""
+    """The claims of a derivation, stage by stage. One object is used for one walk through a program."""
 
     divides: ClassVar[bool]
     """Whether errors are added up over parts of the box. Then each head has leaves of its own, with local bounds;
@@ -129,7 +144,7 @@ class Claims(abc.ABC):
 
     @abc.abstractmethod
     def of_stage(self, part: Slice, channels: Mapping[int, Channel], state: State) -> Sequence[ChannelClaim]:
-        """The claims of a stage that reads this state. ProgramError where its weights cannot be what is claimed."""
+        """The claims of a stage that reads this state. ProgramError where its weights cannot be as claimed."""
 
     @abc.abstractmethod
     def outputs(self, state: State) -> Sequence[tuple[StateForm, str]]:
@@ -164,37 +179,18 @@ class ExpressionClaims(Claims):
         found = []
         for output, channel in channels.items():
             if channel.numbers and channel.name in self.claimed:
-                found.append(self._claim(output, self._derivation.heads[channel.name], state))
-        for each, claim in zip(found, self._heads[-len(found) :] if found else [], strict=True):
-            self._names[id(claim.part)] = each.name
+                claim = self._derivation.heads[channel.name]
+                argument, term = self._stated(claim.argument, state), to_text(claim.tree)
+                term, carrier = f"{term} of {self._ranges.describe(claim.argument)}", None
+                if claim.carrier is not None:
+                    carrier = self._stated(claim.carrier, state)
+                    term = f"{term}, times {self._ranges.describe(claim.carrier)}"
+                name = f"{self._prefix}{len(self._heads)}"
+                found.append(ChannelClaim(output, name, term, claim.tree, argument, carrier))
+                self._heads.append(claim)
+        for number in range(len(self._heads) - len(found), len(self._heads)):
+            self._names[id(self._heads[number].part)] = f"{self._prefix}{number}"
         return found
-
-    def _claim(self, output: int, claim: HeadClaim, state: State) -> ChannelClaim:
-        ranges, (lo, hi) = self._ranges, self._ranges(claim.argument)
-        name = f"{self._prefix}{len(self._heads)}"
-        self._heads.append(claim)
-        found = ChannelClaim(
-            output,
-            name,
-            f"{to_text(claim.tree)} of {ranges.describe(claim.argument)}",
-            claim.tree,
-            self._form(claim.argument, state),
-            lo,
-            hi,
-            self._text(claim.argument),
-            self._known_as(claim.argument),
-            isinstance(claim.argument, Source),
-        )
-        if claim.carrier is None:
-            return found
-        return dataclasses.replace(
-            found,
-            term=f"{found.term}, times {ranges.describe(claim.carrier)}",
-            carrier=self._form(claim.carrier, state),
-            carrier_size=ranges.size(claim.carrier),
-            carrier_text=self._text(claim.carrier),
-            carrier_known_as=self._known_as(claim.carrier),
-        )
 
     def outputs(self, state: State) -> list[tuple[StateForm, str]]:
         return [(self._form(part, state), self._text(part)) for part in self._derivation.outputs]
@@ -211,8 +207,11 @@ class ExpressionClaims(Claims):
         )
         return t, C
 
-    def _known_as(self, part: Part) -> str | None:
-        return self._ranges.describe(part) if isinstance(part, Combination) and part.known is not None else None
+    def _stated(self, part: Part, state: State) -> Stated:
+        is_known = isinstance(part, Combination) and part.known is not None
+        known_as = self._ranges.describe(part) if is_known else None
+        form = self._form(part, state)
+        return Stated(form, *self._ranges(part), self._text(part), known_as, isinstance(part, Source))
 
     def _text(self, part: Part) -> str:
         """A part of the state by its name, or as a combination of these."""
@@ -308,6 +307,56 @@ def _is_of_its_part(claim: HeadClaim) -> bool:
     return False
 
 
+def stated_derivation(
+    stages: Sequence[Mapping[str, Any]], outputs: Sequence[str], variables: Sequence[str]
+) -> Derivation:
+    """The derivation of an expression that a certificate states, read back; ProgramError where it cannot be read.
+
+    It is proved like any other one, so nothing else has to be checked here.
+    """
+    parts: dict[str, Part] = {name: Source(i) for i, name in enumerate(variables)}
+    heads: dict[str, HeadClaim] = {}
+    try:
+        for stage in stages:
+            (tree,) = Expression.parse(stage["function"]).outputs
+            argument = _combination_of(stage["argument"], parts)
+            carrier = None if stage["carrier"] is None else _combination_of(stage["carrier"], parts)
+            part: Part = argument if carrier is not None and tree == T else Unary(argument, tree)
+            part = part if carrier is None else Multiply(part, carrier)
+            heads[stage["channel"]] = HeadClaim(part, argument, tree, carrier)
+            parts[stage["name"]] = part
+        return Derivation(tuple(_combination_of(output, parts) for output in outputs), heads)
+    except (ExpressionError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProgramError(f"the stages of the certificate cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _combination_of(text: str, parts: Mapping[str, Part]) -> Part:
+    """A combination of parts, as 2*x + -1*s_0 + 0.5."""
+    (tree,) = Expression.parse(text).outputs
+    terms, constant = list[tuple[Part, Coefficient]](), ZERO
+
+    def add(node: Node, scale: Coefficient) -> None:
+        nonlocal constant
+        if is_constant(node):
+            constant = constant + scale * Coefficient(node)
+            return
+        match node:
+            case Variable(name):
+                terms.append((parts[name], scale))
+            case Negate(operand):
+                add(operand, -scale)
+            case Sum(summands):
+                for summand in summands:
+                    add(summand, scale)
+            case Product((factor, operand)) if is_constant(factor):
+                add(operand, scale * Coefficient(factor))
+            case _:
+                raise ValueError(f"{text!r} is not a combination of parts")
+
+    add(tree, UNIT)
+    return combination(terms, constant)
+
+
 @dataclass(frozen=True, eq=False)
 class _Scaled:
     """Units h of a layer as the state holds them: v = gain·h + shift, under these names."""
@@ -378,23 +427,14 @@ class NetworkClaims(Claims):
         limit = np.maximum(limit, up(np.maximum(hi, 0.0) * (1 + RANGE_ROOM), 2))
         z, _, s = self._target.letters
         names = [f"{s}{layer + 1}_{j}" for j in live]
-        found = []
+        relu, term, found = Call("relu", (T,)), f"hidden layer {layer + 1}", []
         for j, name in enumerate(names):
             scale = "" if gain[j] == 1 else f"{exact_text(gain[j])}*"
-            relu: Node = Call("relu", (T,))
-            claim = ChannelClaim(
-                j,
-                name,
-                f"hidden layer {layer + 1}",
-                Sum((relu, Number(Fraction(shift[j])))) if shift[j] else relu,
-                self._before.form(W[j], float(b[j]), float(gain[j]), state),
-                float(lo[j]),
-                float(hi[j]),
-                f"{scale}({self._before.text(W[j], b[j])})",
-                f"{scale}{z}{layer + 1}_{live[j]}",
-                limit=float(limit[j]),
-            )
-            found.append(claim)
+            form = self._before.form(W[j], float(b[j]), float(gain[j]), state)
+            text, known_as = f"{scale}({self._before.text(W[j], b[j])})", f"{scale}{z}{layer + 1}_{live[j]}"
+            function = Sum((relu, Number(Fraction(shift[j])))) if shift[j] else relu
+            argument = Stated(form, float(lo[j]), float(hi[j]), text, known_as)
+            found.append(ChannelClaim(j, name, term, function, argument, limit=float(limit[j])))
         self._before, self._layer = _Scaled(names, gain, shift), layer + 1
         return found
 
@@ -404,7 +444,7 @@ class NetworkClaims(Claims):
 
 
 def _require_moving(weights: Sequence[Float[np.ndarray, "out in"]]) -> None:
-    """ProgramError where a unit reads units, and none that moves: from its scores it cannot be told what it reads."""
+    """ProgramError where a unit reads constant units only: its scores do not show which ones."""
     moves: np.ndarray = np.ones(weights[0].shape[1], dtype=bool)
     for W in weights[:-1]:
         moves, reads = np.any(W[:, moves], axis=1), np.any(W, axis=1)
@@ -506,17 +546,12 @@ class ClipClaims(Claims):
                 raise ProgramError(f"{channels[entry].name} is written by no head")
             weights = np.zeros((n, d))
             weights[i] = target.W[i]
-            claim = ChannelClaim(
-                entry,
-                f"{self._prefix}{i}",
-                APPROXIMATION,
-                self._function(i),
-                StateForm(weights.ravel(), float(target.t[i]), 0.0),
-                float(ranges.lo[i]),
-                float(ranges.hi[i]),
-                affine_text(target.W[i], box.names[i * d : (i + 1) * d], float(target.t[i])),
-            )
-            found.append(claim)
+            text = affine_text(target.W[i], box.names[i * d : (i + 1) * d], float(target.t[i]))
+            form = StateForm(weights.ravel(), float(target.t[i]), 0.0)
+            argument = Stated(form, float(ranges.lo[i]), float(ranges.hi[i]), text)
+            name, function = f"{self._prefix}{i}", self._function(i)
+            tree = Expression.parse(function).outputs[0]
+            found.append(ChannelClaim(entry, name, APPROXIMATION, tree, argument, wording=function))
         return found
 
     def outputs(self, state: State) -> list[tuple[StateForm, str]]:
@@ -527,10 +562,10 @@ class ClipClaims(Claims):
             found.append((StateForm(weights, m, 0.0), text))
         return found
 
-    def _function(self, i: int) -> Node:
+    def _function(self, i: int) -> str:
         a, b, m, delta = map(exact_text, (self._target.a, self._target.b, self._m[i], self._delta[i]))
         centred = f"(clip(t, {a}, {b}) - ({m}))" if self._m[i] else f"clip(t, {a}, {b})"
-        return Expression.parse(f"{centred}*(1/({delta}))").outputs[0]
+        return f"{centred}*(1/({delta}))"
 
 
 def has_derivation(target: Target, derivation: Derivation | None) -> bool:

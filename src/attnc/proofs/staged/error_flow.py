@@ -22,7 +22,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -284,9 +283,10 @@ class ErrorFlow:
         costs, (G, C, _) = np.zeros(sizes.shape), self._factors
         least = LEAST_COST * products(sizes, self.own).sum(axis=1)
         is_wide = G.is_bounded & (G.width > WIDE_SLOPES * G.mag)
+        read = [row for stage in self._stages for row in stage.arguments.weights]
         for number in bent:
             if is_wide[:, number].any():
-                arrives = products(self.combined(self._arguments[[number]]).mag[:, 0], self.own).sum(axis=1)
+                arrives = products(self.combined(read[number][None]).mag[:, 0], self.own).sum(axis=1)
                 cost = products(sizes[:, number], products(G.width[:, number], arrives))
                 cost = cost if C is None else products(cost, C.mag[:, number])
                 costs[:, number] = np.where(is_wide[:, number] & (cost > least), cost, 0.0)
@@ -294,35 +294,18 @@ class ErrorFlow:
         first = np.argsort(-costs, axis=1, kind="stable")[:, :most].T
         return (np.arange(sizes.shape[1]) == first[..., None]) & (costs > 0)
 
-    @cached_property
-    def _arguments(self) -> Float[np.ndarray, "heads heads"]:
-        return _stacked([stage.arguments for stage in self._stages])
-
     def _forms_of(self, G: Interval, C: Interval | None, g: Interval) -> Interval:
         """(boxes, heads, heads): the σ_js of every head j."""
         lo, hi = np.zeros((2, *G.shape, G.shape[1]))
         for stage, rows in zip(self._stages, self._rows, strict=True):
-            known = slice(0, rows.start)
-            before = Interval(lo[:, known, known], hi[:, known, known])
+            before = Interval(lo[:, :, : rows.start], hi[:, :, : rows.start])
             form = _combined(stage.arguments.weights, before) * G[:, rows, None]
             if stage.carriers is not None and C is not None:
                 form = form * C[:, rows, None] + _combined(stage.carriers.weights, before) * g[:, rows, None]
-            lo[:, rows, known], hi[:, rows, known] = form.lo, form.hi
+            lo[:, rows, : rows.start], hi[:, rows, : rows.start] = form.lo, form.hi
             own = np.arange(rows.start, rows.stop)
             lo[:, own, own] = hi[:, own, own] = 1.0
         return Interval(lo, hi)
-
-
-def _stacked(readings: Sequence[Readings | None]) -> Float[np.ndarray, "heads heads"]:
-    """The weights of all stages as one square matrix; None has none."""
-    count = sum(len(reads.weights) for reads in readings if reads is not None)
-    found, row = np.zeros((count, count)), 0
-    for reads in readings:
-        if reads is not None:
-            rows, columns = reads.weights.shape
-            found[row : row + rows, :columns] = reads.weights
-            row += rows
-    return found
 
 
 def bypassed(stages: Sequence[FlowStage], outputs: Float[np.ndarray, "outputs heads"]) -> list[int]:
@@ -349,8 +332,13 @@ def bypassed(stages: Sequence[FlowStage], outputs: Float[np.ndarray, "outputs he
 
 
 def _combined(weights: Float[np.ndarray, "rows heads"], forms: Interval) -> Interval:
-    """Σ weight·form for each row of weights, the forms being (boxes, heads, sources)."""
-    lo, hi, count = forms.lo, forms.hi, weights.shape[1]
+    """Σ weight·form for each row of weights, the forms being (boxes, heads, sources).
+
+    Rows may leave out the last heads.
+    """
+    count = weights.shape[1]
+    forms = forms[:, :count]
+    lo, hi = forms.lo, forms.hi
     if not count:
         return Interval.point(np.zeros((len(lo), len(weights), lo.shape[2])))
     if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
@@ -439,19 +427,20 @@ def composed_bound(
     if not np.isfinite(worst).all():
         return NOT_BOUNDED
     terms = _ledger(worst, names, DIVIDED_ROOM if divides else WHOLE_ROOM)
+    if divides:
+        terms = tuple(sorted(terms, key=lambda term: -term.value))
     return Composed(float(up(math.fsum(term.value for term in terms), 2)), terms, axes)
 
 
 def _ledger(errors: Float[np.ndarray, "outputs terms"], names: Sequence[str], room: float) -> tuple[Term, ...]:
-    """The terms of the worst output, the largest first."""
+    """The terms of the worst output, in the order of the heads."""
     adds: dict[str, float] = {}
     worst = errors[int(np.argmax(errors.sum(axis=1)))].tolist()
     for name, value in zip((*names, COEFFICIENTS, ROUNDING), worst, strict=True):
         if value > 0:
             adds[name] = float(up(adds.get(name, 0.0) + up(value * (1 + room), 2)))
-    found = sorted(adds.items(), key=lambda item: -item[1])
     reason = "of these heads, as far as they move the output"
-    return tuple(Term(name, value, REASONS.get(name, reason)) for name, value in found or [(ROUNDING, 0.0)])
+    return tuple(Term(name, value, REASONS.get(name, reason)) for name, value in (adds or {ROUNDING: 0.0}).items())
 
 
 def divided(

@@ -40,7 +40,7 @@ class StateForm:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """The heads of a channel as functions of t, in units of the carrier, and what is needed to bound their rounding."""
+    """The heads of a channel as functions of t, in units of the carrier, and their roundings."""
 
     heads: tuple[SoftHead[Enclosed], ...]
     unsure: float  # the distance between the values and those that the claim states, over all states

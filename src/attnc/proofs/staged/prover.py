@@ -1,9 +1,9 @@
 """Deep programs, proved stage by stage.
 
-A derivation states what every head computes: carrier·g(t), with t an affine combination of the state so far. From the
-weights of a stage it is found how its scores and values depend on the state; where that differs from the combination
-that was claimed, the difference counts as an error. Then the heads of a channel are a function of t alone, and are
-proved against g on the range of t, enlarged by the error that t already has:
+A derivation claims of every head that it computes carrier·g(t), with t an affine combination of the state so far. The
+weights of a stage show how its scores and values depend on the state; where that differs from the combination that was
+claimed, the difference counts as an error. Then the heads of a channel are a function of t alone, and are proved
+against g on the range of t, enlarged by the error that t already has:
     |heads − carrier·g(t̂)| ≤ |carrier|·δ + the difference of the weights + rounding.
 Channels whose heads are the same function of t share their leaves. How such errors travel to the outputs, and where
 they cancel, is found by `error_flow`.
@@ -25,7 +25,7 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.deep.slices import Slice, slices
 from attnc.proofs.margins import ARGUMENT_ROOM, RANGE_ROOM, ROUNDING_ROOM
 from attnc.proofs.proof import HeadProof, Leaves, Proof, Stages
-from attnc.proofs.staged.claims import ChannelClaim, Claims, ReadOut, State, claims_of, has_derivation
+from attnc.proofs.staged.claims import ChannelClaim, Claims, ReadOut, State, Stated, claims_of, has_derivation
 from attnc.proofs.staged.error_flow import (
     NOT_BOUNDED,
     SLOPE_PIECES,
@@ -38,8 +38,7 @@ from attnc.proofs.staged.error_flow import (
     composed_bound,
 )
 from attnc.proofs.staged.line_leaves import CLOSE_TO_LEAST, LOOSE, leaf_intervals, prove_line
-from attnc.proofs.staged.lines import Channel, StateForm, channels_of, joined, read_out_size
-from attnc.targets.expressions.tree import to_text
+from attnc.proofs.staged.lines import Channel, Line, StateForm, channels_of, joined, read_out_size
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
@@ -104,7 +103,7 @@ class StagedProver:
     ) -> Proof:
         """Prove that the program is within a bound of the target.
 
-        ProgramError where the weights are not what the derivation states, or where it is one of another target. The
+        ProgramError where the weights are not those of the derivation, or where it is one of another target. The
         bound is ∞ where the box is too wide for the range of a part to be known.
         """
         check(program)
@@ -144,7 +143,7 @@ class _Walk:
         self._numbers: dict[str, int] = {}  # of the heads, by name
 
     def through(self, part: Slice, seconds: float) -> None:
-        """Prove the heads of a stage, and find what the channels after it hold."""
+        """Prove the heads of a stage, and find the state after it."""
         channels = channels_of(part, self.claims.claimed)
         claims = self.claims.of_stage(part, channels, self.state)
         claimed = {claim.output for claim in claims}
@@ -153,15 +152,16 @@ class _Walk:
         stage.prove(seconds)
         self.heads += stage.heads
         self.is_complete &= stage.is_complete
-        self.flow.append(self._flow(stage))
-        self._ranges += [(claim.lo, claim.hi) for claim in stage.order]
+        self.flow += [self._flow(stage)] if stage.order else []
+        self._ranges += [(claim.argument.lo, claim.argument.hi) for claim in stage.order]
         self._numbers |= {claim.name: len(self._numbers) + i for i, claim in enumerate(stage.order)}
         known = list(zip(self.state.names, self.state.sizes, self.state.errors, strict=True))
         after = {i: known[source] for i, source in passed}
         for claim, size, error in zip(stage.order, stage.sizes, stage.errors, strict=True):
             after[claim.output] = (claim.name, size, error)
-        names, sizes, errors = zip(*(after[i] for i in range(len(channels))), strict=True)
-        self.state = State(names, np.array(sizes, np.float64), np.array(errors, np.float64))
+        rows = [after[i] for i in range(len(channels))]
+        sizes, errors = (np.array([row[i] for row in rows], np.float64) for i in (1, 2))
+        self.state = State(tuple(row[0] for row in rows), sizes, errors)
 
     def _passed(self, channel: Channel, output: int) -> tuple[int, int]:
         """A channel that is passed on as it is, and the one that it comes from."""
@@ -174,16 +174,17 @@ class _Walk:
         return output, channel.source
 
     def _flow(self, stage: _StageProof) -> FlowStage:
-        arguments = self._readings([claim.argument for claim in stage.order], stage.argument_errors)
+        arguments = self._readings([claim.argument.form for claim in stage.order], stage.argument_errors)
         carriers = None
         if any(claim.carrier is not None for claim in stage.order):
             nothing = StateForm(np.zeros(len(self.state.names)), 0.0, 0.0)
-            carriers = self._readings([claim.carrier or nothing for claim in stage.order], stage.carrier_errors)
+            forms = [nothing if claim.carrier is None else claim.carrier.form for claim in stage.order]
+            carriers = self._readings(forms, stage.carrier_errors)
         slopes = Slopes.stacked(stage.slopes)
         return FlowStage(arguments, slopes, stage.own, stage.rounding, carriers, tuple(stage.deviations))
 
     def _readings(self, forms: Sequence[StateForm], errors: Float[np.ndarray, " rows"]) -> Readings:
-        """Combinations of channels as ones of the heads that they hold; of the inputs, only the rounding counts."""
+        """Combinations of channels as ones of the heads that they hold. An input adds no error but its rounding."""
         state, rows = self.state, np.array([form.weights for form in forms]).reshape(len(forms), -1)
         weights, casts = np.zeros((len(forms), len(self._numbers))), np.zeros(len(forms))
         for i, name in enumerate(state.names):
@@ -241,15 +242,15 @@ class _StageProof:
         self.reach = state.reach
         if not np.isfinite(self.reach).all():
             raise _NotBoundedError
-        self._lines = [channels[claim.output].line(claim.argument, claim.carrier, self.reach) for claim in claims]
+        self._lines = [self._line(claim) for claim in claims]
         self.groups = self._grouped(claims)
         places = [place for group in self.groups for place in group]
         self.order, self._lines = [claims[place] for place in places], [self._lines[place] for place in places]
-        self.argument_errors = np.array([self._argument_error(claim) for claim in self.order])
-        self.carrier_errors = np.array([0.0 if c.carrier is None else self._error(c.carrier) for c in self.order])
-        sizes = np.array([claim.carrier_size for claim in self.order])
+        self.argument_errors = np.array([self._argument_error(claim.argument) for claim in self.order])
+        self.carrier_errors = np.array([0.0 if c.carrier is None else self._error(c.carrier.form) for c in self.order])
+        sizes = np.array([1.0 if claim.carrier is None else claim.carrier.size for claim in self.order])
         self.carrier_sizes = np.where(self.carrier_errors > 0, up(sizes + self.carrier_errors), sizes)
-        ends = np.array([(claim.lo, claim.hi) for claim in self.order])
+        ends = np.array([(claim.argument.lo, claim.argument.hi) for claim in self.order])
         if not np.isfinite([*self.argument_errors, *self.carrier_sizes, *ends.ravel()]).all():
             raise _NotBoundedError
         self.own, self.rounding, self.sizes, self.errors = np.zeros((4, len(self.order)))
@@ -257,6 +258,10 @@ class _StageProof:
         self.slopes: list[Slopes] = []
         self.deviations: list[Deviations] = []
         self.is_complete = True
+
+    def _line(self, claim: ChannelClaim) -> Line:
+        carrier = None if claim.carrier is None else claim.carrier.form
+        return self.channels[claim.output].line(claim.argument.form, carrier, self.reach)
 
     def _grouped(self, claims: Sequence[ChannelClaim]) -> list[list[int]]:
         """Claims that are the same function of t; those at a constant t, and all if the box is divided, are alone."""
@@ -266,20 +271,18 @@ class _StageProof:
         for place, (claim, line) in enumerate(zip(claims, self._lines, strict=True)):
             rounds = line.score_rounding
             roughness = round(math.log2(max(ROUGH_SCORES, rounds)) / 2) if math.isfinite(rounds) else 0
-            alone = None if claim.argument.weights.any() else place
-            found.setdefault((to_text(claim.function), line.value_bytes, roughness, alone), []).append(place)
+            alone = None if claim.argument.form.weights.any() else place
+            found.setdefault((claim.function_text, line.value_bytes, roughness, alone), []).append(place)
         return list(found.values())
 
     def _error(self, form: StateForm) -> float:
         """The error of a combination, whatever the signs of the errors of the state."""
         return float(up(np.abs(form.weights) @ self.state.errors + form.slack, len(form.weights) + 2))
 
-    def _argument_error(self, claim: ChannelClaim) -> float:
+    def _argument_error(self, argument: Stated) -> float:
         """By how much t may leave its exact range, with room for the checker unless it is an input."""
-        error = self._error(claim.argument)
-        if claim.is_input:
-            return error
-        return float(up(error * ARGUMENT_ROOM + RANGE_ROOM * max(abs(claim.lo), abs(claim.hi)), 4))
+        error = self._error(argument.form)
+        return error if argument.is_input else float(up(error * ARGUMENT_ROOM + RANGE_ROOM * argument.size, 4))
 
     def prove(self, seconds: float) -> None:
         first = 0
@@ -291,7 +294,7 @@ class _StageProof:
         """Prove a group of claims by the leaves of the first one."""
         members, line = self.order[rows], joined(self._lines[rows])
         claim, size = members[0], float(self.carrier_sizes[rows].max())
-        lo, hi = (np.array([getattr(member, end) for member in members]) for end in ("lo", "hi"))
+        lo, hi = np.array([(member.argument.lo, member.argument.hi) for member in members]).T
         errors, limit = self.argument_errors[rows], max(member.limit for member in members)
         proof, box, held = prove_line(
             line.heads,
@@ -311,46 +314,45 @@ class _StageProof:
         deltas = np.maximum(deltas, LEAST_SHARE * delta) if self.divides else np.full(len(deltas), delta)
         slopes = Slopes.of(claim.function, lo, hi, errors, held, SLOPE_PIECES if self.divides else 1)
         self.slopes.append(slopes)
-        self.own[rows], self.rounding[rows] = own, _ = float(up(size * delta + line.unsure, 2)), rounding
+        own = float(up(size * delta + line.unsure, 2))
+        self.own[rows], self.rounding[rows] = own, rounding
         if self.divides:
             fixed = 0.0
             if claim.carrier is not None:
-                fixed = self.channels[claim.output].fixed_size(claim.carrier, self.reach)
+                fixed = self.channels[claim.output].fixed_size(claim.carrier.form, self.reach)
             self.deviations.append(Deviations(leaf_intervals(proof), deltas, size, fixed, line.unsure))
         largest = slopes.values.mag.max(axis=1)
         self.errors[rows] = up(own + size * slopes.change + largest * self.carrier_errors[rows], 4)
         self.sizes[rows] = up(largest * size, 2) if claim.carrier is not None else up(largest, 2)
         self.is_complete &= proof.complete
-        leaves = Leaves(proof.leaves, deltas)
-        interval = float(box.lo[0]), float(box.hi[0])
-        for number, member in enumerate(members):
-            like, own_leaves = (None, leaves) if number == 0 else (claim.name, None)
-            self.heads.append(self._head_proof(member, interval, delta, held, like, own_leaves))
+        interval, leaves = (float(box.lo[0]), float(box.hi[0])), Leaves(proof.leaves, deltas)
+        self.heads += [self._stated(member, interval, delta, held, claim.name, leaves) for member in members]
 
-    def _head_proof(
+    def _stated(
         self,
         claim: ChannelClaim,
         interval: tuple[float, float],
         delta: float,
         held: tuple[float, float] | None,
-        like: str | None,
-        leaves: Leaves | None,
+        like: str,
+        leaves: Leaves,
     ) -> HeadProof:
-        carrier_size = None if claim.carrier is None else float(self.carrier_sizes[self.order.index(claim)])
+        """A claim with the leaves that prove it, or with the name of the head whose leaves do."""
+        argument, carrier, is_first = claim.argument, claim.carrier, claim.name == like
         return HeadProof(
-            self.part.name,
-            self.part.outputs[claim.output],
-            claim.name,
-            claim.term,
-            to_text(claim.function),
-            claim.text,
-            interval,
-            delta,
-            claim.known_as,
-            claim.carrier_text,
-            claim.carrier_known_as,
-            carrier_size,
-            held,
-            like,
-            leaves,
+            stage=self.part.name,
+            channel=self.part.outputs[claim.output],
+            name=claim.name,
+            term=claim.term,
+            function=claim.function_text,
+            argument=argument.text,
+            interval=interval,
+            bound=delta,
+            argument_as=argument.known_as,
+            carrier=None if carrier is None else carrier.text,
+            carrier_as=None if carrier is None else carrier.known_as,
+            carrier_size=None if carrier is None else float(self.carrier_sizes[self.order.index(claim)]),
+            held=held,
+            like=None if is_first else like,
+            leaves=leaves if is_first else None,
         )
