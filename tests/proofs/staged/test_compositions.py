@@ -221,7 +221,7 @@ def test_an_enclosure_that_is_too_wide_gives_no_bound(monkeypatch):
     target = attnc.as_target("b/(a*a - a*b + 0.3) + sin(a*b)", {"a": (0.0, 1.0), "b": (0.0, 1.0)})
     built = compose(target, eps=1e-2)
     assert StagedProver().prove(built.program, target, built.derivation).bound <= 1e-2
-    monkeypatch.setattr("attnc.targets.parts.part_ranges.MAX_HALVINGS", 0)
+    monkeypatch.setattr("attnc.targets.parts.part_ranges.RANGE_HALVINGS", 0)
     assert StagedProver().prove(built.program, target, built.derivation).bound == math.inf
 
 

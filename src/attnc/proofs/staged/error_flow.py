@@ -384,7 +384,7 @@ class Composed:
 
 NOT_BOUNDED = Composed(math.inf, (Term("not bounded", math.inf, "the range of a part of the expression"),), ())
 COEFFICIENTS, ROUNDING = "coefficients", "rounding"
-REASONS = {
+TERM_REASONS = {
     COEFFICIENTS: "affine coefficients of the target, as they are stored",
     ROUNDING: "of the engine, in all stages",
 }
@@ -440,7 +440,7 @@ def _ledger(errors: Float[np.ndarray, "outputs terms"], names: Sequence[str], ro
         if value > 0:
             adds[name] = float(up(adds.get(name, 0.0) + up(value * (1 + room), 2)))
     reason = "of these heads, as far as they move the output"
-    return tuple(Term(name, value, REASONS.get(name, reason)) for name, value in (adds or {ROUNDING: 0.0}).items())
+    return tuple(Term(name, value, TERM_REASONS.get(name, reason)) for name, value in (adds or {ROUNDING: 0.0}).items())
 
 
 def divided(

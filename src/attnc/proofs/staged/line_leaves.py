@@ -39,7 +39,7 @@ LINE_ORDER = 10
 """The order of Taylor leaves of one variable: a higher one makes fewer leaves, each of which takes longer."""
 FIRST_LEVEL = 3
 """Branch and bound begins with 2^3 cells: fewer would be halved in any case."""
-LOOSE, CLOSE_TO_LEAST = 0.05, 2e-3
+LOOSE_LEAVES, CLOSE_LEAVES = 0.05, 2e-3
 """How far above the largest error that was seen a bound may be, relatively. 5 % is cheap. Theorems that count their
 anchors are 0.2 % sharp, and a proof of such a network must not miss the eps that they met."""
 LEAST_GOAL = 1e-14
@@ -68,7 +68,7 @@ def prove_line(
     seconds: float,
     *,
     least_level: int = 0,
-    tolerance: float = LOOSE,
+    tolerance: float = LOOSE_LEAVES,
     limit: float = math.inf,
 ) -> tuple[Covering, Box, tuple[float, float] | None]:
     """Prove |A(t) − g(t)| over [lo − margin, hi + margin], A being the sum of the heads.

@@ -39,7 +39,7 @@ class StateForm:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class HeadLine:
     """The heads of a channel as functions of t, in units of the carrier, and their roundings."""
 
     heads: tuple[SoftHead[Enclosed], ...]
@@ -110,7 +110,7 @@ class Channel:
         moves = head.carried is not None and bool(head.carried.mid[:, self.column].any())
         return head.values.mid[:, self.column], moves
 
-    def line(self, argument: StateForm, carrier: StateForm | None, sizes: Float[np.ndarray, " channels"]) -> Line:
+    def line(self, argument: StateForm, carrier: StateForm | None, sizes: Float[np.ndarray, " channels"]) -> HeadLine:
         """The heads as functions of t = argument, for states with |u| ≤ sizes."""
         if not self.is_alone:
             raise ProgramError(f"{self.name} is not made by its heads alone")
@@ -126,7 +126,7 @@ class Channel:
         whole = self.roundings.sizes[self.column] + self.roundings.size_slopes[self.column] @ reach
         beside = float(up(gamma(self.roundings.count, self.roundings.unit) * whole, len(reach) + 4))
         peak = float(up(self.roundings.peak * (1 + reach.sum()) ** 2, 8))
-        return Line(heads, float(up(sum(offs), len(offs))), rounds, beside, peak, self.roundings.dtype)
+        return HeadLine(heads, float(up(sum(offs), len(offs))), rounds, beside, peak, self.roundings.dtype)
 
     def fixed_size(self, carrier: StateForm, sizes: Float[np.ndarray, " channels"]) -> float:
         """The part of the sizes of values that does not scale with the carrier, if the carrier is one channel.
@@ -225,14 +225,14 @@ def channels_of(part: Slice, claimed: Mapping[str, object] | None = None) -> dic
     return found
 
 
-def joined(lines: Sequence[Line]) -> Line:
+def joined(lines: Sequence[HeadLine]) -> HeadLine:
     """Lines with equal values as one: its scores and its roundings have room for all of them."""
     if len(lines) == 1:
         return lines[0]
     heads = tuple(map(_joined_head, zip(*(line.heads for line in lines), strict=True)))
     rounds = tuple(map(_joined_roundings, zip(*(line.roundings for line in lines), strict=True)))
     unsure, beside, peak = (max(sizes) for sizes in zip(*((x.unsure, x.beside, x.peak) for x in lines), strict=True))
-    return Line(heads, unsure, rounds, beside, peak, lines[0].dtype)
+    return HeadLine(heads, unsure, rounds, beside, peak, lines[0].dtype)
 
 
 def _joined_head(lines: Sequence[SoftHead[Enclosed]]) -> SoftHead[Enclosed]:

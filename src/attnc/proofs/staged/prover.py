@@ -37,8 +37,8 @@ from attnc.proofs.staged.error_flow import (
     Slopes,
     composed_bound,
 )
-from attnc.proofs.staged.line_leaves import CLOSE_TO_LEAST, LOOSE, leaf_intervals, prove_line
-from attnc.proofs.staged.lines import Channel, Line, StateForm, channels_of, joined, read_out_size
+from attnc.proofs.staged.line_leaves import CLOSE_LEAVES, LOOSE_LEAVES, leaf_intervals, prove_line
+from attnc.proofs.staged.lines import Channel, HeadLine, StateForm, channels_of, joined, read_out_size
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
@@ -115,7 +115,7 @@ class StagedProver:
         found, last = slices(program)
         read = ReadOut.of(last)
         claims = claims_of(target, derivation, program, len(found), read)
-        walk = _Walk(claims, target, str(program.dtype))
+        walk = _StageWalk(claims, target, str(program.dtype))
         try:
             for number, stage in enumerate(found):
                 if progress is not None:
@@ -128,7 +128,7 @@ class StagedProver:
         return Proof(composed.bound, composed.terms, evidence, walk.is_complete)
 
 
-class _Walk:
+class _StageWalk:
     """From stage to stage: `state` is the state after the last one."""
 
     def __init__(self, claims: Claims, target: Target, dtype: str) -> None:
@@ -259,7 +259,7 @@ class _StageProof:
         self.deviations: list[Deviations] = []
         self.is_complete = True
 
-    def _line(self, claim: ChannelClaim) -> Line:
+    def _line(self, claim: ChannelClaim) -> HeadLine:
         carrier = None if claim.carrier is None else claim.carrier.form
         return self.channels[claim.output].line(claim.argument.form, carrier, self.reach)
 
@@ -304,7 +304,7 @@ class _StageProof:
             float(errors.max()),
             seconds,
             least_level=LEAST_LEVEL if self.divides else 0,
-            tolerance=LOOSE if self.divides else CLOSE_TO_LEAST,
+            tolerance=LOOSE_LEAVES if self.divides else CLOSE_LEAVES,
             limit=limit,
         )
         rounding, proof = line.rounding(size, proof)

@@ -19,7 +19,7 @@ from attnc.targets.parts.part import Combination, Multiply, Part, Source, Unary
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-MAX_HALVINGS = 12
+RANGE_HALVINGS = 12
 """The box is halved 12 times, into 4,096 parts: one evaluation on all of them takes some milliseconds."""
 
 
@@ -108,8 +108,8 @@ class PartRanges:
 def sub_boxes(box: Box) -> Interval:
     """Equal parts of the box, which is halved along its variables in turn."""
     boxes = Interval(box.lo[None], box.hi[None])
-    is_small = box.d <= MAX_HALVINGS and math.isfinite(float(box.widths.max()))
-    for number in range(MAX_HALVINGS * is_small):
+    is_small = box.d <= RANGE_HALVINGS and math.isfinite(float(box.widths.max()))
+    for number in range(RANGE_HALVINGS * is_small):
         boxes = halved(boxes, number % box.d)
     return boxes
 
