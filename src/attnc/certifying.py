@@ -20,7 +20,7 @@ from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.proof import Leaves, Points, Proof, Stages
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.provers import best_proof
-from attnc.proofs.staged_prover import TRUNCATION
+from attnc.proofs.staged.prover import TRUNCATION
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
 

@@ -25,10 +25,10 @@ from attnc.proofs.certificate import Certificate
 from attnc.proofs.observed import observed_error, sample_points
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.provers import best_proof
+from attnc.proofs.staged.claims import stated_derivation
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.parts.stated import stated_derivation
 
 if TYPE_CHECKING:
     from jaxtyping import Float

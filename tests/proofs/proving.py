@@ -1,4 +1,4 @@
-"""A proof by leaves as `compile` runs it, and the borders of its cells as places to look for trouble."""
+"""Proofs by leaves as `compile` runs them and head by head, and the borders of cells as places to look for trouble."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.observed import observed_error
 from attnc.proofs.proof import Proof
 from attnc.proofs.prover import ProofRequest
+from attnc.proofs.staged.prover import StagedProver
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.parts.part import Derivation
+from attnc.targets.target import Target
 
 
 def proven(program: Program, target: ExpressionTarget, seconds: float = 1.0, tolerance: float = 0.03) -> Proof:
@@ -20,6 +23,12 @@ def proven(program: Program, target: ExpressionTarget, seconds: float = 1.0, tol
     observed = observed_error(lambda x: engine(x).reshape(len(x), -1), target, engine.work_per_point)
     request = ProofRequest(observed=observed, truncation=engine.truncation, seconds=seconds, tolerance=tolerance)
     return LeavesProver().prove(program, target, request)
+
+
+def prove_heads(
+    program: Program, target: Target, derivation: Derivation | None = None, *, seconds: float = 60.0
+) -> Proof:
+    return StagedProver().prove(program, target, ProofRequest(derivation=derivation, seconds=seconds))
 
 
 def core_of(found: Proof, target: ExpressionTarget) -> Box:

@@ -14,10 +14,10 @@ from attnc.constructions import compose
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError, ProgramError
 from attnc.ir.program import Program
-from attnc.proofs.staged import prove_staged
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from proofs.comparisons import Comparisons, Engine, adversarial_points, engines_of
+from proofs.proving import prove_heads
 from proofs.random_networks import MANY, OF_ONE, OF_TWO
 from proofs.test_enclosure_prover import prove_deep, random_deep
 
@@ -63,7 +63,7 @@ def test_composed_bounds_are_close(capsys):
             continue
         began = time.monotonic()
         try:
-            found = prove_staged(built.program, target, built.derivation, time_budget=60)  # enough on a busy machine
+            found = prove_heads(built.program, target, built.derivation, seconds=60)  # enough on a busy machine
         except ProgramError:  # (1 + x)**(c − c) is not known to be 1
             refused += 1
             continue
@@ -115,7 +115,7 @@ def test_a_million_comparisons(tmp_path, capsys):
             box = {name: (-0.9, 1.0) for name in sorted(Expression.parse(text).variables)}
             target = attnc.as_target(text, box)
             built = compose(target, eps=1e-3, dtype=dtype)
-            bound = prove_staged(built.program, target, built.derivation, time_budget=10).bound
+            bound = prove_heads(built.program, target, built.derivation, seconds=10).bound
             check_everywhere(made, built.program, target, bound, tmp_path, number)
         for number, (text, eps) in enumerate(SELECTED):
             target = attnc.as_target(text, {"x": (-1.0, 1.5), "y": (-2.0, 1.0)})

@@ -210,7 +210,7 @@ def _head_json(head: HeadProof) -> dict[str, Any]:
     also = {} if head.argument_as is None else {"argument_as": head.argument_as}
     if head.like is not None or head.leaves is None:
         return {**where, "term": head.term, "argument": head.argument, **also, "like": head.like}
-    bounds = head.leaves.bounds.tolist()
+    bounds = head.leaves.bounds.tolist() if (head.leaves.bounds < head.bound).any() else []
     return {
         **where,
         "function": head.function,
@@ -218,7 +218,7 @@ def _head_json(head: HeadProof) -> dict[str, Any]:
         **also,
         "carrier": head.carrier,
         **({} if head.carrier_as is None else {"carrier_as": head.carrier_as}),
-        **({"carrier_size": head.carrier_size} if bounds else {}),  # the unit of the bounds
+        **({"carrier_size": head.carrier_size} if bounds or head.carrier_size else {}),  # the unit of the bounds
         "term": head.term,
         "interval": list(head.interval),
         "held": None if head.held is None else list(head.held),

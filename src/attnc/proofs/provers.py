@@ -15,7 +15,7 @@ from attnc.proofs.kinds.point import PointProver
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.proof import Proof, Stages
 from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes
-from attnc.proofs.staged_prover import StagedProver
+from attnc.proofs.staged.prover import StagedProver
 from attnc.targets.target import Target
 
 HEAD_BY_HEAD, AT_POINTS = StagedProver(), PointProver()

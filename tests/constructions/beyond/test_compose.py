@@ -11,9 +11,9 @@ import attnc
 from attnc.constructions import compose
 from attnc.errors import AttncError, InputError
 from attnc.ir.layers import Affine
-from attnc.proofs.staged import prove_staged
 from attnc.targets.expressions.expression import Expression
 from constructions.adversary import worst_error
+from proofs.proving import prove_heads
 from strategies.expressions import expressions
 
 CASES = [
@@ -76,7 +76,7 @@ def test_eps_is_shared_over_proven_errors(text: str) -> None:
     target = attnc.as_target(text, {name: (-1.0, 1.5) for name in Expression.parse(text).variables})
     built = compose(target, eps=1e-5)
     assert built.derivation is not None
-    stated = [stage["bound"] for stage in prove_staged(built.program, target, built.derivation).as_json()]
+    stated = [head.bound for head in prove_heads(built.program, target, built.derivation).evidence.heads]
     assert worst_error(built.program, target) <= ledger_of(built) <= 1e-5
     assert ledger_of(built) == pytest.approx(sum(stated), rel=0.06)  # both within the tolerance of a line's proof
 

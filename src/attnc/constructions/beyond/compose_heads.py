@@ -19,7 +19,7 @@ from attnc.constructions.fitting.minimax import Function
 from attnc.constructions.fitting.spectral_axis import MAX_P, AxisSections, SpectralAxis, value_limit
 from attnc.errors import AttncError
 from attnc.ir.soft_head import SoftHead
-from attnc.proofs.deep.line_proof import prove_line
+from attnc.proofs.staged.line_leaves import prove_line
 from attnc.proofs.stages.extraction import stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget

@@ -1,1 +1,1 @@
-"""The parts of an expression that heads compute, where their values lie, and how errors travel through them."""
+"""The parts of an expression that heads compute: their ranges, and how an expression is lowered to them."""

@@ -26,11 +26,11 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """constant + Σ coefficient·part: costs nothing, an affine map does it."""
+    """constant + Σ coefficient·part: an affine map computes it, at no cost."""
 
     terms: tuple[tuple[Part, Coefficient], ...]
     constant: Coefficient
-    known: Unary | None = None  # the same function, where that tells its range better
+    known: Unary | None = None  # the same function in another form, from which its range is read
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ Part = Source | Combination | Unary | Multiply
 
 @dataclass(frozen=True, eq=False)
 class HeadClaim:
-    """What a head is meant to compute: carrier·tree(t) at t = argument, which is `part`; without a carrier, tree(t)."""
+    """A head is meant to compute carrier·tree(t) at t = argument, which is `part`; without a carrier, tree(t)."""
 
     part: Part
     argument: Part
@@ -62,9 +62,9 @@ class HeadClaim:
 
 @dataclass(frozen=True, eq=False)
 class Derivation:
-    """How a deep program is meant to compute an expression: the parts of its outputs, and what every head is for.
+    """How a deep program is meant to compute an expression: the parts of its outputs, and a claim for every head.
 
-    Whoever proves the program proves each claim from the weights; this only says what to prove.
+    The prover proves each claim from the weights, and that the parts of the outputs are the expression.
     """
 
     outputs: tuple[Part, ...]
@@ -76,7 +76,7 @@ def function_of_t(tree: Node) -> Expression:
 
 
 def in_order(outputs: Sequence[Part]) -> tuple[Part, ...]:
-    """Every part that the outputs need, operands first."""
+    """List every part that the outputs need, operands first."""
     found: dict[int, Part] = {}
     pending: list[tuple[Part, bool]] = [(part, False) for part in reversed(outputs)]
     while pending:
@@ -102,7 +102,7 @@ def operands_of(part: Part) -> tuple[Part, ...]:
 
 
 def combination(terms: Sequence[tuple[Part, Coefficient]], constant: Coefficient = ZERO) -> Part:
-    """Combinations within are taken in."""
+    """Combine parts; combinations among them are expanded."""
     found: dict[int, tuple[Part, Coefficient]] = {}
 
     def add(part: Part, coefficient: Coefficient) -> None:

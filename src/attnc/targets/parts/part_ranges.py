@@ -19,12 +19,12 @@ from attnc.targets.parts.part import Combination, Multiply, Part, Source, Unary
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-MAX_HALVINGS = 12
-"""The box is taken in at most 2^12 parts."""
+RANGE_HALVINGS = 12
+"""The box is halved 12 times, into 4,096 parts: one evaluation on all of them takes some milliseconds."""
 
 
 class PartRanges:
-    """[lo, hi] of every part over each of these boxes, enclosed by interval arithmetic."""
+    """Enclosures [lo, hi] of parts over each of these boxes, by interval arithmetic."""
 
     def __init__(self, boxes: Interval, variables: Sequence[str]) -> None:
         self.boxes = boxes
@@ -43,7 +43,7 @@ class PartRanges:
         return other
 
     def __call__(self, part: Part) -> tuple[float, float]:
-        """Over all of the boxes."""
+        """The range over all of the boxes together."""
         found = self.over(part)
         return float(found.lo.min()), float(found.hi.max())
 
@@ -51,13 +51,13 @@ class PartRanges:
         return max(map(abs, self(part)))
 
     def over(self, part: Part) -> Interval:
-        """On every box."""
+        """The range on every box."""
         if id(part) not in self._found:
             self.find([part])
         return self._found[id(part)]
 
     def find(self, parts: Sequence[Part]) -> None:
-        """All of these at once, equal sub-expressions once."""
+        """Enclose all of these parts at once, equal sub-expressions once."""
         wanted = [part for part in parts if id(part) not in self._found]
         key = tuple(map(id, wanted))
         if key not in self._expressions:  # the text is for messages only, and may be long
@@ -68,7 +68,10 @@ class PartRanges:
             self._found[id(part)] = self._centred(part, found) if self._is_centred else found
 
     def require_bounded(self, parts: Sequence[Part]) -> None:
-        """By mean value forms from now on, if one of these seems to leave a domain: max(u, v) = u + relu(v − u) may."""
+        """Use mean value forms from now on if one of these parts seems to leave a domain.
+
+        max(u, v) = u + relu(v − u) may seem to: its terms are not known to depend on each other.
+        """
         self.find(parts)
         if not all(math.isfinite(self.size(part)) for part in parts):
             self._is_centred = True
@@ -103,16 +106,16 @@ class PartRanges:
 
 
 def sub_boxes(box: Box) -> Interval:
-    """Equal parts of the box: it is halved along one variable after the other, in turn."""
+    """Equal parts of the box, which is halved along its variables in turn."""
     boxes = Interval(box.lo[None], box.hi[None])
-    is_small = box.d <= MAX_HALVINGS and math.isfinite(float(box.widths.max()))
-    for number in range(MAX_HALVINGS * is_small):
+    is_small = box.d <= RANGE_HALVINGS and math.isfinite(float(box.widths.max()))
+    for number in range(RANGE_HALVINGS * is_small):
         boxes = halved(boxes, number % box.d)
     return boxes
 
 
 def halved(boxes: Interval, axis: int | Int[np.ndarray, " boxes"]) -> Interval:
-    """Both halves of every box, along this axis, or each along its own: first all lower ones."""
+    """Both halves of every box, along one axis or each along its own; all lower halves come first."""
     rows = np.arange(len(boxes))
     below, above = boxes.hi.copy(), boxes.lo.copy()
     below[rows, axis] = above[rows, axis] = boxes.mid[rows, axis]

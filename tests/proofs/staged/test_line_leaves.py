@@ -10,7 +10,7 @@ import pytest
 
 from attnc.proofs.cells.branching import Covering, Leaf
 from attnc.proofs.cells.dyadic import cell_boxes, children
-from attnc.proofs.deep.rounded_leaves import PARTS, rounded_leaves
+from attnc.proofs.staged.line_leaves import CHECKED_HALVINGS, rounded_leaves
 from attnc.targets.box import Box
 
 
@@ -37,9 +37,9 @@ def test_a_checker_that_cuts_every_leaf_finds_what_was_found(bend):
     assert all(a + size == b for (a, size), (b, _) in itertools.pairwise(starts))
     for leaf, upper in zip(finer.leaves, finer.leaf_bounds, strict=True):
         parts = np.array([leaf.index])
-        for _ in range(PARTS):
+        for _ in range(CHECKED_HALVINGS):
             parts = children(parts)
-        assert bounds(*cell_boxes(proof.box, leaf.level + PARTS, parts)).max() <= largest * (1 + 1e-12)
+        assert bounds(*cell_boxes(proof.box, leaf.level + CHECKED_HALVINGS, parts)).max() <= largest * (1 + 1e-12)
         above = [(whole.level, leaf.index[0] >> max(0, leaf.level - whole.level)) for whole in proof.leaves]
         owner = next(n for n, whole in enumerate(proof.leaves) if above[n] == (whole.level, whole.index[0]))
         assert upper == proof.leaf_bounds[owner]

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from attnc.numerics.intervals import Interval
+from attnc.proofs.staged.error_flow import (
+    CLOSE_TO_POINTS,
+    FAR_FROM_POINTS,
+    MANY_PARTS,
+    MOST_PARTS,
+    Deviations,
+    ErrorFlow,
+    FlowStage,
+    Readings,
+    Slopes,
+    bypassed,
+    divided,
+)
 from attnc.targets.box import Box
 from attnc.targets.expressions.coefficient import MINUS, UNIT, ZERO
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Node
-from attnc.targets.parts.error_flow import Affine, Deviations, ErrorFlow, Link, Slopes
 from attnc.targets.parts.part import Combination, Multiply, Part, Source, T, Unary, function_of_t, in_order
 from attnc.targets.parts.part_ranges import PartRanges, halved, sub_boxes
 
@@ -26,14 +40,14 @@ def test_slopes_hold_and_are_close(text, error):
     found, g = Slopes.of(tree, -1.5, 2.0, error), function_of_t(tree)
     t = np.concatenate([rng.uniform(-1.5, 2.0, 4000), np.linspace(-1.5, 2.0, 129)])
     moved = t + rng.choice([-1.0, 1.0, 0.5], len(t)) * error
-    G, jump, values = found.over(Interval.point(t))
+    G, jump, values = (x[:, 0] for x in found.over(Interval.point(t[:, None])))
     change = (g(moved[:, None]) - g(t[:, None]))[:, 0]
     reach = G * Interval.point(moved - t) + Interval(-jump - 1e-15, jump + 1e-15)
     assert reach.contains(change).all()
     assert values.contains(g(moved[:, None])[:, 0]).all()
-    assert np.abs(change).max() <= found.change + 1e-15
+    assert np.abs(change).max() <= found.change[0] + 1e-15
     if 0 < error < 0.1:
-        assert found.change <= 1.1 * np.abs(change).max()
+        assert found.change[0] <= 1.1 * np.abs(change).max()
 
 
 def test_roots_are_held_where_they_begin():
@@ -44,10 +58,10 @@ def test_roots_are_held_where_they_begin():
     rng = np.random.default_rng(1)
     t = np.concatenate([np.geomspace(1e-12, 2.0, 3000), [0.0]])
     moved = np.clip(t + rng.uniform(-error, error, len(t)), *held)
-    G, jump, _ = found.over(Interval.point(t))
+    G, jump, _ = (x[:, 0] for x in found.over(Interval.point(t[:, None])))
     change = np.sqrt(moved) - np.sqrt(t)
     assert (np.abs(change) <= G.mag * error + jump + 1e-15).all()
-    assert np.sqrt(error) <= found.change <= 3 * np.sqrt(error)
+    assert np.sqrt(error) <= found.change[0] <= 3 * np.sqrt(error)
 
 
 def parts() -> tuple[Part, ...]:
@@ -59,20 +73,36 @@ def parts() -> tuple[Part, ...]:
     return product, sine, difference, Multiply(difference, product)
 
 
+def reads(weights: list[float], error: float = 0.0) -> Readings:
+    """One combination of earlier heads."""
+    return Readings(np.array([weights]), np.zeros(1), np.zeros(1), np.array([error]))
+
+
+def head(
+    argument: Readings, slopes: Slopes, own: float, carrier: Readings | None = None, *deviations: Deviations
+) -> FlowStage:
+    return FlowStage(argument, slopes, np.array([own]), np.zeros(1), carrier, deviations)
+
+
+def over(ranges: PartRanges, parts: list[Part | None]) -> Interval:
+    """(boxes, parts); None stands for 1."""
+    found = [Interval.point(np.ones(len(ranges.boxes))) if part is None else ranges.over(part) for part in parts]
+    return Interval(np.array([x.lo for x in found]).T, np.array([x.hi for x in found]).T)
+
+
 def flow_of(ranges: PartRanges, own: tuple[float, float, float], widest: float) -> ErrorFlow:
-    product, sine, difference, last = PARTS
+    product, _, difference, last = PARTS
     x, y = (part for part in in_order([last]) if isinstance(part, Source))
-    direct = Affine(product, [(product, 1.0)], error=widest)
-    split = Affine(difference, [(product, 1.0), (sine, -1.0)], error=widest)
-    links = []
-    for part, argument, tree, carrier, adds in (
-        (product, Affine(x, []), T, Affine(y, []), own[0]),
-        (sine, direct, tree_of("sin(t)"), None, own[1]),
-        (last, split, T, direct, own[2]),
+    stages = []
+    for argument, weights, tree, carried, adds in (
+        (x, [], T, [], own[0]),
+        (product, [1.0], tree_of("sin(t)"), None, own[1]),
+        (difference, [1.0, -1.0], T, [1.0, 0.0], own[2]),
     ):
-        lo, hi = ranges(argument.part)
-        links.append(Link(part, argument, Slopes.of(tree, lo, hi, widest), carrier, adds))
-    return ErrorFlow(ranges, links)
+        slopes = Slopes.of(tree, *ranges(argument), widest)
+        carrier = None if carried is None else reads(carried, widest if carried else 0.0)
+        stages.append(head(reads(weights, widest if weights else 0.0), slopes, adds, carrier))
+    return ErrorFlow(stages, over(ranges, [x, product, difference]), over(ranges, [y, None, product]))
 
 
 PARTS = parts()
@@ -84,7 +114,7 @@ def test_errors_arrive_no_larger_than_their_forms(size):
     box = Box.parse({"x": (-1.0, 2.0), "y": (0.5, 1.5)})
     ranges, own = PartRanges(sub_boxes(box), box.names), (size, 0.7 * size, 2 * size)
     flow = flow_of(ranges, own, 4 * size)
-    bound = float((flow.combined([(PARTS[-1], 1.0)]).mag * flow.own).sum(axis=1).max())
+    bound = float((flow.combined(np.array([[0.0, 0.0, 1.0]])).mag[:, 0] * flow.own).sum(axis=1).max())
     x, y = rng.uniform(box.lo, box.hi, (20_000, 2)).T
     x[:2000], y[:2000] = 2.0, 1.5
     d = rng.choice([-1.0, 1.0], (3, len(x))) * np.array(own)[:, None]
@@ -120,25 +150,23 @@ def test_of_a_maximum_one_error_counts(own):
     outer_apart, outer_gate, _ = larger(inner, third)
     box = Box.parse({"x": (-2.0, 2.0), "y": (-1.0, 3.0)})
     ranges = PartRanges(Interval(box.lo[None], box.hi[None]), box.names)
-    between, below = [(second, 1.0), (first, -1.0)], [(first, 1.0), (gate, 1.0)]
-    links = []
-    for part, argument, heads, adds in (
+    stages = []
+    for part, argument, weights, adds in (
         (first, x, [], own[0]),
-        (second, y, [], own[1]),
-        (third, x, [], own[2]),
-        (gate, apart, between, own[3]),
-        (outer_gate, outer_apart, [(third, 1.0), *((head, -weight) for head, weight in below)], own[3]),
+        (second, y, [0.0], own[1]),
+        (third, x, [0.0, 0.0], own[2]),
+        (gate, apart, [-1.0, 1.0, 0.0], own[3]),
+        (outer_gate, outer_apart, [-1.0, 0.0, 1.0, -1.0], own[3]),
     ):
         assert isinstance(part, Unary)
-        error = 6e-3 * bool(heads)
-        slopes = Slopes.of(part.tree, *ranges(argument), error)
-        links.append(Link(part, Affine(argument, heads, error=error), slopes, None, adds))
-    flow = ErrorFlow(ranges, links)
-    heads = [*below, (outer_gate, 1.0)]
-    sizes = flow.sizes([heads])
-    bound = float((sizes * flow.own).sum(axis=3).max())
+        error = 6e-3 * any(weights)
+        stages.append(head(reads(weights, error), Slopes.of(part.tree, *ranges(argument), error), adds))
+    flow, output = ErrorFlow(stages, over(ranges, [x, y, x, apart, outer_apart])), np.array([[1.0, 0.0, 0.0, 1.0, 1.0]])
+    bent = bypassed(stages, output)
+    assert bent == [3, 4]
+    bound = float((flow.sizes(output, bent) * flow.own).sum(axis=3).max())
     assert bound == pytest.approx(max(own[:3]) + 2 * own[3], rel=1e-6)
-    assert bound < 0.7 * float((flow.combined(heads).mag * flow.own).sum(axis=1).max())
+    assert bound < 0.7 * float((flow.combined(output).mag[:, 0] * flow.own).sum(axis=1).max())
 
     rng = np.random.default_rng(3)
     at = rng.uniform(box.lo, box.hi, (20_000, 2)).T
@@ -157,29 +185,31 @@ def test_slopes_at_their_ends_dominate_all_between(seed):
     functions = ("relu(t)", "abs(t)", "sin(3*t)", "t**2", "relu(t)")
     box = Box.parse({"x": (-1.0, 2.0), "y": (0.5, 1.5)})
     ranges = PartRanges(halved(Interval(box.lo[None], box.hi[None]), 0), box.names)
-    parts, links, known = [Source(0), Source(1)], list[Link](), list[tuple[Part, float]]()
+    sources, stages, known, arguments = [Source(0), Source(1)], list[FlowStage](), list[Part](), list[Part]()
     for text in functions:
         weights = rng.choice([-1.0, 1.0], len(known)).tolist()
-        heads = [(part, weight) for (part, _), weight in zip(known, weights, strict=True)]
         signs = [UNIT if weight > 0 else MINUS for weight in weights]
-        terms = [(parts[0], UNIT), (parts[1], MINUS), *zip((part for part, _ in heads), signs, strict=True)]
+        terms = [(sources[0], UNIT), (sources[1], MINUS), *zip(known, signs, strict=True)]
         argument = Combination(tuple(terms), ZERO)
         part = Unary(argument, tree_of(text))
         slopes = Slopes.of(part.tree, *ranges(argument), 1e-3)
-        links.append(Link(part, Affine(argument, heads, error=1e-3), slopes, None, float(rng.uniform(0.5, 1.0))))
-        known.append((part, 1.0))
-    flow = ErrorFlow(ranges, links)
-    bounds = (flow.sizes([known])[:, 0] * flow.own).sum(axis=2).max(axis=0)
-    whole = (flow.combined(known).mag * flow.own).sum(axis=1)
-    G = [link.slopes.over(ranges.over(link.argument.part))[0] for link in links]
+        stages.append(head(reads(weights, 1e-3), slopes, float(rng.uniform(0.5, 1.0))))
+        known.append(part)
+        arguments.append(argument)
+    t, output = over(ranges, arguments), np.ones((1, 5))
+    flow = ErrorFlow(stages, t)
+    bounds = (flow.sizes(output, bypassed(stages, output))[:, 0] * flow.own).sum(axis=2).max(axis=0)
+    whole = (flow.combined(output).mag[:, 0] * flow.own).sum(axis=1)
+    G = [stage.slopes.over(t[:, [number]])[0][:, 0] for number, stage in enumerate(stages)]
     worst = np.zeros(len(bounds))
     for _ in range(3000):
         sigma: list[np.ndarray] = []
-        for number, link in enumerate(links):
+        for number, stage in enumerate(stages):
             slope = np.where(
                 rng.random(2) < 0.5, rng.choice([G[number].lo, G[number].hi]), rng.uniform(G[number].lo, G[number].hi)
             )
-            form = sum((weight * sigma[i] for i, (_, weight) in enumerate(link.argument.heads)), np.zeros((2, 5)))
+            weights = stage.arguments.weights[0]
+            form = sum((weight * sigma[i] for i, weight in enumerate(weights)), np.zeros((2, 5)))
             sigma.append(form * slope[:, None] + np.eye(5)[number])
         worst = np.maximum(worst, (np.abs(sum(sigma)) * flow.own).sum(axis=1))
     assert (worst <= bounds).all()
@@ -201,11 +231,85 @@ def test_a_head_is_off_by_what_its_cells_and_its_carrier_say(fixed):
     deltas = np.abs(np.sin(7 * at)).max(axis=0) + 1e-3
     deviations = Deviations(Interval(edges[:-1], edges[1:]), deltas, 2.0, fixed, 1e-4)
     own = 2.0 * float(deltas.max()) + 1e-4
-    link = Link(Multiply(x, y), Affine(x, []), Slopes.of(T, -1.0, 1.0, 0.0), Affine(y, []), own, 0.0, deviations)
-    (found,) = ErrorFlow(ranges, [link]).own.T
+    stage = head(reads([]), Slopes.of(T, -1.0, 1.0, 0.0), own, reads([]), deviations)
+    (found,) = ErrorFlow([stage], over(ranges, [x]), over(ranges, [y])).own.T
     assert found.max() <= own * (1 + 1e-12)
     points = np.random.default_rng(0).uniform(boxes.lo, boxes.hi, (64, *boxes.shape))
     true = np.abs(points[..., 1] * np.sin(7 * points[..., 0])).max(axis=0)
     assert (true <= found).all()
     assert np.median(found / np.maximum(true, 1e-3)) < (2.0 if fixed == 0 else 4.0)
     assert found.min() < 0.1 * own + fixed
+
+
+# The box in parts: they cover it, and are as many as the distance to single points asks for
+
+BOX = Interval(np.full((1, 10), -1.0), np.full((1, 10), 1.0))
+
+
+def volume(parts: Interval) -> float:
+    return float(np.prod(parts.hi - parts.lo, axis=1).sum())
+
+
+def test_a_bound_that_stays_far_takes_many_parts():
+    parts, found, axes = divided(BOX, lambda boxes: 1.0 + boxes.width.sum(axis=1))
+    assert MANY_PARTS <= len(parts) <= 2 * MANY_PARTS
+    assert volume(parts) == volume(BOX)
+    assert found.max() > FAR_FROM_POINTS
+    assert set(axes) <= set(range(10))
+
+
+def test_a_bound_that_is_near_takes_few():
+    """What is left above 1.1 is not worth more parts, as it is below 1.5."""
+    parts, found, _ = divided(BOX, lambda boxes: 1.0 + boxes.width.sum(axis=1) / 50)
+    assert len(parts) <= 2 * MOST_PARTS
+    assert CLOSE_TO_POINTS < found.max() <= FAR_FROM_POINTS
+    assert volume(parts) == volume(BOX)
+    assert len(divided(BOX, lambda boxes: np.ones(len(boxes)))[0]) == 1
+
+
+def test_what_is_infinite_everywhere_is_given_up_early():
+    parts, found, _ = divided(BOX, lambda boxes: np.where(boxes.width.max(axis=1) > 0, math.inf, 1.0))
+    assert len(parts) <= MOST_PARTS
+    assert np.isinf(found).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_at_once_are_as_heads_one_by_one(seed):
+    """Interval matrix products against the same sums term by term, and against slopes chosen at random."""
+    rng = np.random.default_rng(seed)
+    sizes, relu = (5, 7, 4), tree_of("relu(t)")
+    layers, t = list[FlowStage](), list[np.ndarray]()
+    before = 0
+    for count in sizes:
+        weights = rng.normal(size=(count, before)) * (np.arange(before) >= before - ((layers and len(layers[-1])) or 0))
+        ends = np.sort(rng.normal(size=(count, 2)) + 0.5, axis=1)
+        readings = Readings(weights, np.zeros(count), np.zeros(count), np.full(count, 1e-3))
+        slopes = Slopes.of(relu, ends[:, 0], ends[:, 1], 1e-3, None, 1)
+        layers.append(FlowStage(readings, slopes, rng.uniform(0.5, 1.0, count), np.zeros(count)))
+        t.append(ends)
+        before += count
+    ends = np.concatenate(t)
+    flow = ErrorFlow(layers, Interval(ends[None, :, 0], ends[None, :, 1]))
+    G = np.concatenate([np.stack([layer.slopes.G.lo[:, 0], layer.slopes.G.hi[:, 0]], axis=1) for layer in layers])
+    outputs = np.zeros((2, before))
+    outputs[:, -sizes[-1] :] = rng.normal(size=(2, sizes[-1]))
+    found = flow.combined(outputs)
+    single, row = list[FlowStage](), 0
+    for layer in layers:
+        for j in range(len(layer)):
+            weights = np.zeros((1, row))
+            weights[0, : layer.arguments.weights.shape[1]] = layer.arguments.weights[j]
+            slopes = Slopes.of(relu, *ends[row], 1e-3, None, 1)
+            single.append(FlowStage(reads(weights[0].tolist(), 1e-3), slopes, layer.own[[j]], np.zeros(1)))
+            row += 1
+    apart = ErrorFlow(single, Interval(ends[None, :, 0], ends[None, :, 1])).combined(outputs)
+    np.testing.assert_allclose(found.lo, apart.lo, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found.hi, apart.hi, rtol=1e-12, atol=1e-12)
+    for _ in range(300):
+        slope = rng.uniform(G[:, 0], G[:, 1])
+        sigma = np.eye(before)
+        for number, stage in enumerate(single):
+            sigma[number] += slope[number] * (stage.arguments.weights[0] @ sigma[:number])
+        exact = outputs @ sigma
+        assert (found.lo[0] <= exact + 1e-12).all()
+        assert (exact <= found.hi[0] + 1e-12).all()

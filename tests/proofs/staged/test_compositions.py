@@ -14,14 +14,14 @@ import attnc
 from attnc.constructions import Built, compose
 from attnc.errors import BoundNotMet, DomainError, ProgramError
 from attnc.ir.program import Program
-from attnc.proofs.deep.staged_proof import StagedProof
-from attnc.proofs.staged import prove_staged
+from attnc.proofs.proof import Proof
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.coefficient import Coefficient
 from attnc.targets.expressions.tree import Call
 from attnc.targets.parts.part import Combination, Derivation, HeadClaim, Multiply, Source, T, Unary
 from proofs.comparisons import Comparisons, adversarial_points
 from proofs.mutations import PROGRAM_MUTATIONS, Liar
+from proofs.proving import prove_heads
 from proofs.random_networks import MANY, random_composition
 
 COMPOSED = [
@@ -37,12 +37,12 @@ COMPOSED = [
 
 
 @functools.cache
-def composed(text: str, eps: float, dtype: str) -> tuple[ExpressionTarget, Built, StagedProof]:
+def composed(text: str, eps: float, dtype: str) -> tuple[ExpressionTarget, Built, Proof]:
     names = sorted(attnc.targets.expressions.expression.Expression.parse(text).variables)
     target = attnc.as_target(text, {name: (-1.0, 1.5) for name in names})
     built = compose(target, eps=eps, dtype=dtype)
     assert built.derivation is not None
-    return target, built, prove_staged(built.program, target, built.derivation)
+    return target, built, prove_heads(built.program, target, built.derivation)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -89,7 +89,7 @@ def refused_or_true(
 ) -> bool:
     """Whether it was refused; if it was not, its bound holds."""
     try:
-        found = prove_staged(program, target, derivation, time_budget=3.0)
+        found = prove_heads(program, target, derivation, seconds=3.0)
     except ProgramError:
         return True
     made.check(program, target, found.bound, adversarial_points(program, target, 150, seed))
@@ -128,7 +128,7 @@ def honest() -> tuple[ExpressionTarget, Built, Derivation]:
 def refuse(derivation: Derivation, match: str, target: ExpressionTarget | None = None) -> None:
     own, built, _ = honest()
     with pytest.raises(ProgramError, match=match):
-        prove_staged(built.program, own if target is None else target, derivation)
+        prove_heads(built.program, own if target is None else target, derivation)
 
 
 def test_the_derivation_of_another_function():
@@ -182,14 +182,14 @@ def test_a_range_that_is_made_up():
     part = Unary(argument, claim.tree)
     lie = Derivation((part,), {channel: HeadClaim(part, argument, claim.tree)})
     with pytest.raises(ProgramError, match="is not known to be the combination"):
-        prove_staged(built.program, target, lie)
+        prove_heads(built.program, target, lie)
 
 
 def test_a_source_that_is_not_there():
     target = attnc.as_target("sin(a + b)", {"a": (-1.0, 1.0), "b": (-1.0, 1.0)})
     built = compose(target, eps=1e-3)
     with pytest.raises(ProgramError, match="reads input 7"):
-        prove_staged(built.program, target, Derivation((Source(7),), built.derivation.heads))
+        prove_heads(built.program, target, Derivation((Source(7),), built.derivation.heads))
 
 
 def test_coefficients_that_differ_are_an_error_not_a_refusal():
@@ -200,7 +200,7 @@ def test_coefficients_that_differ_are_an_error_not_a_refusal():
     values[0] += 1e-3
     changed = dataclasses.replace(read, weight=dataclasses.replace(read.weight, values=values))
     program = dataclasses.replace(built.program, layers=(*built.program.layers[:-1], changed))
-    paid = prove_staged(program, target, built.derivation)
+    paid = prove_heads(program, target, built.derivation)
     made = Comparisons()
     worst = made.check(program, target, paid.bound, adversarial_points(program, target, 500))
     assert paid.bound > found.bound
@@ -211,25 +211,25 @@ def test_programs_of_another_shape():
     target, built, _ = composed("sin(a*b) + c*exp(a)", 1e-4, "float64")
     other = attnc.as_target("sin(a*b)", {"a": (-1.0, 1.5), "b": (-1.0, 1.5)})
     with pytest.raises(ProgramError, match="2 variables"):
-        prove_staged(built.program, other, built.derivation)
+        prove_heads(built.program, other, built.derivation)
     with pytest.raises(ProgramError):
-        prove_staged(dataclasses.replace(built.program, output_shape=(2,)), target, built.derivation)
+        prove_heads(dataclasses.replace(built.program, output_shape=(2,)), target, built.derivation)
 
 
 def test_an_enclosure_that_is_too_wide_gives_no_bound(monkeypatch):
     """That a² − ab + 0.3 > 0 on [0, 1]² takes small boxes to be seen: from one box its inverse has no range."""
     target = attnc.as_target("b/(a*a - a*b + 0.3) + sin(a*b)", {"a": (0.0, 1.0), "b": (0.0, 1.0)})
     built = compose(target, eps=1e-2)
-    assert prove_staged(built.program, target, built.derivation).bound <= 1e-2
-    monkeypatch.setattr("attnc.targets.parts.part_ranges.MAX_HALVINGS", 0)
-    assert prove_staged(built.program, target, built.derivation).bound == math.inf
+    assert prove_heads(built.program, target, built.derivation).bound <= 1e-2
+    monkeypatch.setattr("attnc.targets.parts.part_ranges.RANGE_HALVINGS", 0)
+    assert prove_heads(built.program, target, built.derivation).bound == math.inf
 
 
 def test_wider_boxes_cost_more():
     """The same program and derivation where the heads were not made for it."""
     target, built, found = composed("sin(a*b) + c*exp(a)", 1e-4, "float64")
     wide = attnc.as_target(target.text, {name: (-1.2, 1.6) for name in target.box.names})
-    wider = prove_staged(built.program, wide, built.derivation)
+    wider = prove_heads(built.program, wide, built.derivation)
     assert wider.bound > found.bound
     Comparisons().check(built.program, wide, wider.bound, adversarial_points(built.program, wide, 800))
 
@@ -241,7 +241,7 @@ def test_slopes_that_are_nearly_powers_of_two():
         text = f"sin({exact.numerator}/{exact.denominator}*a + b)*b"
         target = attnc.as_target(text, {"a": (-1e-3, 1e-3), "b": (-1.0, 1.0)})
         built = compose(target, eps=1e-9)
-        found = prove_staged(built.program, target, built.derivation)
+        found = prove_heads(built.program, target, built.derivation)
         Comparisons().check(built.program, target, found.bound, adversarial_points(built.program, target, 300))
 
 
@@ -263,7 +263,7 @@ def test_random_compositions(seed):
     case = random_case(seed)
     assert case is not None
     target, built = case
-    found = prove_staged(built.program, target, built.derivation, time_budget=10.0)
+    found = prove_heads(built.program, target, built.derivation, seconds=10.0)
     Comparisons().check(built.program, target, found.bound, adversarial_points(built.program, target, 500, seed))
 
 
@@ -276,7 +276,7 @@ def test_many_random_compositions(capsys):
         if case is None:
             continue
         target, built = case
-        found = prove_staged(built.program, target, built.derivation, time_budget=10.0)
+        found = prove_heads(built.program, target, built.derivation, seconds=10.0)
         worst = made.check(built.program, target, found.bound, adversarial_points(built.program, target, 2500, seed))
         ratios += [found.bound / worst] if built.program.dtype == np.float64 else []
         rng = np.random.default_rng(seed)
@@ -320,6 +320,6 @@ def test_a_head_that_says_nothing_but_0(text):
     target = attnc.as_target(text, {"a": (0.01, 2), "b": (0.5, 1.5)})
     built = compose(target, eps=1e-3)
     assert built.derivation is not None
-    found = prove_staged(built.program, target, built.derivation)
+    found = prove_heads(built.program, target, built.derivation)
     worst = Comparisons().check(built.program, target, found.bound, adversarial_points(built.program, target, 1500))
     assert found.bound <= min(1e-3, 1.5 * worst)

@@ -1,0 +1,1 @@
+"""Proofs head by head: one theorem for compositions, ReLU networks and truncated linear functions."""

@@ -1,0 +1,573 @@
+"""The claims that a staged proof proves: for every channel that attention writes, carrier·g(t), t affine in the state.
+
+A composition brings its derivation from the construction. The derivations of a ReLU network and of truncated linear
+functions follow from the target; the numbers in which heads express their units are read off the weights. Nothing is
+taken on trust: each claim is proved from the weights, and the claims put together are the target, either because that
+is checked (`check_derivation`) or because they are built from it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from attnc.errors import ExpressionError, ProgramError
+from attnc.ir.program import Program
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
+from attnc.proofs.margins import RANGE_ROOM
+from attnc.proofs.proof import HeadProof
+from attnc.proofs.staged.lines import Channel, StateForm, ratios
+from attnc.proofs.stages.extraction import ProgramStage, ReadOut
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.canonical import equivalent
+from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.substituting import is_constant
+from attnc.targets.expressions.tree import Call, Negate, Node, Number, Product, Sum, Variable, to_text
+from attnc.targets.linear import ReLUNetwork, TruncatedLinear, affine_range, affine_text, exact_text, free_letter
+from attnc.targets.parts.part import (
+    Combination,
+    Derivation,
+    HeadClaim,
+    Multiply,
+    Part,
+    Source,
+    T,
+    Unary,
+    combination,
+    in_order,
+    operands_of,
+)
+from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+U = UNIT_ROUNDOFF["float64"]
+MAX_CLIP_ANCHORS, CLIP_LEAVES = 4000, 4
+"""Truncated linear functions of more anchors are not proved: a clip takes some two leaves per anchor, CLIP_LEAVES times
+as many if several heads write it, and to prove the leaves of more anchors again takes minutes."""
+MAX_SLOPES = 2**26
+"""The largest number of slopes of the scores of all clips, 512 MB of them: no more are looked at one by one."""
+FEWEST_ANCHORS = 3
+"""The spacing of a clip cannot be read off fewer anchors."""
+APPROXIMATION = "approximation"
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The channels between two stages: the name of the input or head that each holds, its size and its error."""
+
+    names: tuple[str, ...]
+    sizes: Float[np.ndarray, " channels"]  # of the exact number: |carrier|·|g|, as the checker bounds it
+    errors: Float[np.ndarray, " channels"]  # whatever the signs of errors
+
+    @property
+    def reach(self) -> Float[np.ndarray, " channels"]:
+        """The largest absolute value of every channel, as computed."""
+        return up(self.sizes + self.errors)
+
+
+@dataclass(frozen=True, eq=False)
+class Stated:
+    """A combination of the state that lies in [lo, hi] if it is exact, and its text in the names of the state."""
+
+    form: StateForm
+    lo: float
+    hi: float
+    text: str
+    known_as: str | None = None  # an expression of the variables that is the same, where that tells the range better
+    is_input: bool = False  # it is an input itself, whose range is known exactly
+
+    @property
+    def size(self) -> float:
+        return max(abs(self.lo), abs(self.hi))
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelClaim:
+    """The heads of channel `output` of a stage compute carrier·function(t) at t = argument.
+
+    Beyond `limit`, which no exact t exceeds, the function is held constant.
+    """
+
+    output: int
+    name: str
+    term: str  # of the ledger
+    function: Node
+    argument: Stated
+    carrier: Stated | None = None
+    limit: float = math.inf
+    wording: str | None = None  # of the function, where it is not that of the tree
+
+    @property
+    def function_text(self) -> str:
+        return to_text(self.function) if self.wording is None else self.wording
+
+
+class Claims(abc.ABC):
+    """The claims of a derivation, stage by stage. One object is used for one walk through a program."""
+
+    divides: ClassVar[bool]
+    """Whether errors are added up over parts of the box. Then each head has leaves of its own, with local bounds;
+    otherwise heads that are the same function of t share their leaves."""
+
+    @property
+    def claimed(self) -> Mapping[str, object] | None:
+        """The channels that are known to be claimed before the stages are read, if any."""
+        return None
+
+    @abc.abstractmethod
+    def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> Sequence[ChannelClaim]:
+        """The claims of a stage that reads this state. ProgramError where its weights cannot be as claimed."""
+
+    @abc.abstractmethod
+    def outputs(self, state: State) -> Sequence[tuple[StateForm, str]]:
+        """Every output of the target as a combination of the last state, and as a text in the names of heads."""
+
+    def ranges(self, boxes: Interval) -> tuple[Interval, Interval]:
+        """The arguments and carriers of all heads over boxes, (boxes, heads), if the box is divided."""
+        raise NotImplementedError
+
+
+class ExpressionClaims(Claims):
+    """A composition: its derivation states the part of the expression that every head computes."""
+
+    divides = True
+
+    def __init__(self, target: ExpressionTarget, derivation: Derivation) -> None:
+        self._derivation = derivation
+        self._ranges = PartRanges(sub_boxes(target.box), target.expression.variables)
+        check_derivation(derivation, target, self._ranges)
+        parts = in_order(derivation.outputs)
+        self._ranges.require_bounded(parts)
+        variables = target.expression.variables
+        self._names = {id(part): variables[part.index] for part in parts if isinstance(part, Source)}
+        self._prefix = "s" + "_" * max(map(len, variables))  # no variable is called so
+        self._heads: list[HeadClaim] = []
+
+    @property
+    def claimed(self) -> Mapping[str, object]:
+        return self._derivation.heads
+
+    def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> list[ChannelClaim]:
+        found = []
+        for output, channel in channels.items():
+            if channel.numbers and channel.name in self.claimed:
+                claim = self._derivation.heads[channel.name]
+                argument, term = self._stated(claim.argument, state), to_text(claim.tree)
+                term, carrier = f"{term} of {self._ranges.describe(claim.argument)}", None
+                if claim.carrier is not None:
+                    carrier = self._stated(claim.carrier, state)
+                    term = f"{term}, times {self._ranges.describe(claim.carrier)}"
+                name = f"{self._prefix}{len(self._heads)}"
+                found.append(ChannelClaim(output, name, term, claim.tree, argument, carrier))
+                self._heads.append(claim)
+        for number in range(len(self._heads) - len(found), len(self._heads)):
+            self._names[id(self._heads[number].part)] = f"{self._prefix}{number}"
+        return found
+
+    def outputs(self, state: State) -> list[tuple[StateForm, str]]:
+        return [(self._form(part, state), self._text(part)) for part in self._derivation.outputs]
+
+    def ranges(self, boxes: Interval) -> tuple[Interval, Interval]:
+        found = self._ranges.on(boxes)
+        found.find([part for claim in self._heads for part in (claim.argument, claim.carrier) if part is not None])
+        arguments = [found.over(claim.argument) for claim in self._heads]
+        ones = Interval.point(np.ones(len(boxes)))
+        carriers = [ones if claim.carrier is None else found.over(claim.carrier) for claim in self._heads]
+        t, C = (
+            Interval(*(np.array([getattr(x, end) for x in each]).reshape(-1, len(boxes)).T for end in ("lo", "hi")))
+            for each in (arguments, carriers)
+        )
+        return t, C
+
+    def _stated(self, part: Part, state: State) -> Stated:
+        is_known = isinstance(part, Combination) and part.known is not None
+        known_as = self._ranges.describe(part) if is_known else None
+        form = self._form(part, state)
+        return Stated(form, *self._ranges(part), self._text(part), known_as, isinstance(part, Source))
+
+    def _text(self, part: Part) -> str:
+        """A part of the state by its name, or as a combination of these."""
+        if id(part) in self._names or not isinstance(part, Combination):
+            return self._names[id(part)]
+        terms = [Product((c.tree, Variable(self._names[id(inner)]))) for inner, c in part.terms if c.value != 0]
+        return to_text(Sum((*terms, part.constant.tree)))
+
+    def _form(self, part: Part, state: State) -> StateForm:
+        """A part as a combination of the state."""
+        places = {name: i for i, name in enumerate(state.names)}
+        weights = np.zeros(len(state.names))
+        if self._names.get(id(part)) in places:
+            weights[places[self._names[id(part)]]] = 1.0
+            return StateForm(weights, 0.0, 0.0)
+        if not isinstance(part, Combination):
+            raise ProgramError(f"{self._ranges.describe(part)} is not in the state, nor a combination of it")
+        slack = part.constant.slack
+        for inner, coefficient in part.terms:
+            name = self._names.get(id(inner))
+            if coefficient.value != 0:
+                if name not in places:
+                    raise ProgramError(f"{self._ranges.describe(inner)} is not in the state")
+                weights[places[name]] += coefficient.value
+            if coefficient.slack > 0:
+                slack = float(up(slack + coefficient.slack * self._ranges.size(inner), 2))
+        return StateForm(weights, part.constant.value, slack)
+
+
+def check_derivation(derivation: Derivation, target: ExpressionTarget, ranges: PartRanges) -> None:
+    """ProgramError unless the outputs are the target's, and every claim about a head is the part it stands for.
+
+    A proof of the heads shows that the program computes the derivation. This is the other half, that the derivation is
+    one of the target; without it the proof would be of another function.
+    """
+    wanted = target.expression.outputs
+    if len(derivation.outputs) != len(wanted):
+        raise ProgramError(f"the derivation has {len(derivation.outputs)} outputs, the target {len(wanted)}")
+    claims = derivation.heads.values()
+    parts = [part for claim in claims for part in (claim.part, claim.argument, claim.carrier) if part is not None]
+    for part in _reachable([*derivation.outputs, *parts]):
+        if isinstance(part, Source) and not 0 <= part.index < target.box.d:
+            raise ProgramError(f"the derivation reads input {part.index}, the target has {target.box.d}")
+        if isinstance(part, Combination) and part.known is not None:
+            _check_known(part, part.known, ranges)
+    for channel, claim in derivation.heads.items():
+        if not _is_of_its_part(claim):
+            raise ProgramError(
+                f"the derivation says that {channel} stands for {ranges.describe(claim.part)}, but claims another "
+                f"function of its head, of {ranges.describe(claim.argument)}"
+            )
+    if not equivalent([ranges.tree(part) for part in derivation.outputs], wanted):
+        raise ProgramError(
+            f"the derivation is not known to be one of {target.describe()}: its outputs are "
+            f"{', '.join(map(ranges.describe, derivation.outputs))}"
+        )
+
+
+def _reachable(parts: list[Part]) -> list[Part]:
+    """All parts that these are made of, and those that their ranges are read from."""
+    found: dict[int, Part] = {}
+    pending = list(parts)
+    while pending:
+        part = pending.pop()
+        if id(part) not in found:
+            found[id(part)] = part
+            pending.extend(operands_of(part))
+            if isinstance(part, Combination) and part.known is not None:
+                pending.append(part.known)
+    return list(found.values())
+
+
+def _check_known(part: Combination, known: Unary, ranges: PartRanges) -> None:
+    """The function that a combination is known as must follow from its terms."""
+    terms, stated = ranges.tree(dataclasses.replace(part, known=None)), ranges.tree(known)
+    if not equivalent([terms], [stated]):
+        raise ProgramError(f"{ranges.describe(part)} is not known to be the combination that the derivation says it is")
+
+
+def _is_of_its_part(claim: HeadClaim) -> bool:
+    """Whether carrier·tree(argument) is the part, by the way it is written."""
+    part = claim.part
+    if isinstance(part, Unary):
+        return claim.carrier is None and claim.argument is part.base and claim.tree == part.tree
+    if not isinstance(part, Multiply):
+        return False
+    for factor, carrier in ((part.left, part.right), (part.right, part.left)):
+        if claim.carrier is carrier:
+            if claim.argument is factor and claim.tree == T:
+                return True
+            if isinstance(factor, Unary) and claim.argument is factor.base and claim.tree == factor.tree:
+                return True
+    return False
+
+
+def stated_derivation(stages: Sequence[HeadProof], outputs: Sequence[str], variables: Sequence[str]) -> Derivation:
+    """The derivation of an expression that a certificate states, read back; ProgramError where it cannot be read.
+
+    It is proved like any other one, so nothing else has to be checked here.
+    """
+    parts: dict[str, Part] = {name: Source(i) for i, name in enumerate(variables)}
+    heads: dict[str, HeadClaim] = {}
+    try:
+        for stage in stages:
+            (tree,) = Expression.parse(stage.function).outputs
+            argument = _combination_of(stage.argument, parts)
+            carrier = None if stage.carrier is None else _combination_of(stage.carrier, parts)
+            part: Part = argument if carrier is not None and tree == T else Unary(argument, tree)
+            part = part if carrier is None else Multiply(part, carrier)
+            heads[stage.channel] = HeadClaim(part, argument, tree, carrier)
+            parts[stage.name] = part
+        return Derivation(tuple(_combination_of(output, parts) for output in outputs), heads)
+    except (ExpressionError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProgramError(f"the stages of the certificate cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _combination_of(text: str, parts: Mapping[str, Part]) -> Part:
+    """A combination of parts, as 2*x + -1*s_0 + 0.5."""
+    (tree,) = Expression.parse(text).outputs
+    terms, constant = list[tuple[Part, Coefficient]](), ZERO
+
+    def add(node: Node, scale: Coefficient) -> None:
+        nonlocal constant
+        if is_constant(node):
+            constant = constant + scale * Coefficient(node)
+            return
+        match node:
+            case Variable(name):
+                terms.append((parts[name], scale))
+            case Negate(operand):
+                add(operand, -scale)
+            case Sum(summands):
+                for summand in summands:
+                    add(summand, scale)
+            case Product((factor, operand)) if is_constant(factor):
+                add(operand, scale * Coefficient(factor))
+            case _:
+                raise ValueError(f"{text!r} is not a combination of parts")
+
+    add(tree, UNIT)
+    return combination(terms, constant)
+
+
+@dataclass(frozen=True, eq=False)
+class _Scaled:
+    """Units h of a layer as the state holds them: v = gain·h + shift, under these names."""
+
+    names: Sequence[str]
+    gain: Float[np.ndarray, " units"]
+    shift: Float[np.ndarray, " units"]
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        """Every h in the name of its v, exactly."""
+        units = [
+            name if gain == 1 and shift == 0 else f"({name} - {exact_text(shift)})/({exact_text(gain)})"
+            for name, gain, shift in zip(self.names, self.gain.tolist(), self.shift.tolist(), strict=True)
+        ]
+        return [unit.replace("- -", "+ ") for unit in units]
+
+    def text(self, W: Float[np.ndarray, " units"], b: float) -> str:
+        """W·h + b in the names of v, exactly."""
+        return affine_text(W, self._texts, b)
+
+    def form(self, W: Float[np.ndarray, " units"], b: float, scale: float, state: State) -> StateForm:
+        """scale·(W·h + b) as a combination of v."""
+        weights = scale * (W / self.gain)
+        moved = weights * self.shift
+        constant = float(scale * b - moved.sum())
+        n = len(W) + 8
+        slack = 8 * U * (np.abs(weights) @ state.sizes) + gamma(n, U) * (np.abs(moved).sum() + abs(scale * b))
+        is_exact = scale == 1 and not self.shift.any() and (self.gain == 1).all()
+        return StateForm(weights, constant, 0.0 if is_exact else float(up(slack * (1 + n * U), 4)))
+
+
+class NetworkClaims(Claims):
+    """A ReLU network: the program holds v = gain·relu(z) + shift for every unit, z = W·h + b.
+
+    Unit j of a layer is relu(t) + shift at t = gain·z_j, held at a limit that no exact t exceeds. Gains and shifts are
+    read off the heads; whatever they are, the claim is proved. Units that nothing reads are left out.
+    """
+
+    divides = False
+
+    def __init__(self, target: ReLUNetwork, num_stages: int) -> None:
+        hidden = len(target.weights) - 1
+        if num_stages != hidden:
+            raise ProgramError(f"the program has {num_stages} stages, the network {hidden} hidden layers")
+        self._target = target
+        self._live = [
+            np.flatnonzero(W.any(axis=0)) for W in target.weights[1:]
+        ]  # of every layer, the units that are read
+        rows, columns = [*self._live, np.arange(len(target.weights[-1]))], [np.arange(target.box.d), *self._live]
+        self._weights = [W[np.ix_(*kept)] for W, *kept in zip(target.weights, rows, columns, strict=True)]
+        _require_moving(self._weights)
+        ones = np.ones(target.box.d)
+        self._ranges, self._before, self._layer = target.ranges(), _Scaled(target.box.names, ones, 0 * ones), 0
+
+    def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> list[ChannelClaim]:
+        layer, live = self._layer, self._live[self._layer]
+        W, b, count = self._weights[layer], self._target.biases[layer][live], len(live)
+        if not count or len(part.tokens) != count or len(set(part.tokens.tolist())) != count:
+            raise ProgramError(
+                f"stage {part.name!r} makes {len(part.outputs)} numbers, not one token for each of {count} units that "
+                "are read"
+            )
+        units = [channels[output] for output in range(count)]
+        gain, shift, limit = _read_units(part.name, units, W, b, self._before, state)
+        pre = self._ranges[layer][live]
+        lo, hi = down(gain * pre.lo), up(gain * pre.hi)
+        limit = np.maximum(limit, up(np.maximum(hi, 0.0) * (1 + RANGE_ROOM), 2))
+        z, _, s = self._target.letters
+        names = [f"{s}{layer + 1}_{j}" for j in live]
+        relu, term, found = Call("relu", (T,)), f"hidden layer {layer + 1}", []
+        for j, name in enumerate(names):
+            scale = "" if gain[j] == 1 else f"{exact_text(gain[j])}*"
+            form = self._before.form(W[j], float(b[j]), float(gain[j]), state)
+            text, known_as = f"{scale}({self._before.text(W[j], b[j])})", f"{scale}{z}{layer + 1}_{live[j]}"
+            function = Sum((relu, Number(Fraction(shift[j])))) if shift[j] else relu
+            argument = Stated(form, float(lo[j]), float(hi[j]), text, known_as)
+            found.append(ChannelClaim(j, name, term, function, argument, limit=float(limit[j])))
+        self._before, self._layer = _Scaled(names, gain, shift), layer + 1
+        return found
+
+    def outputs(self, state: State) -> list[tuple[StateForm, str]]:
+        rows = zip(self._weights[-1], self._target.biases[-1].tolist(), strict=True)
+        return [(self._before.form(W, b, 1.0, state), self._before.text(W, b)) for W, b in rows]
+
+
+def _require_moving(weights: Sequence[Float[np.ndarray, "out in"]]) -> None:
+    """ProgramError where a unit reads constant units only: its scores do not show which ones."""
+    moves: np.ndarray = np.ones(weights[0].shape[1], dtype=bool)
+    for W in weights[:-1]:
+        moves, reads = np.any(W[:, moves], axis=1), np.any(W, axis=1)
+        if (reads & ~moves).any():
+            raise ProgramError("a unit of the network reads constant units alone")
+
+
+def _read_units(
+    stage: str, units: Sequence[Channel], W: np.ndarray, b: np.ndarray, before: _Scaled, state: State
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """gain, shift and limit of every unit: v = relu(t) + shift at t = gain·z, v no larger than limit + shift.
+
+    Units with equal values get the shift and the limit of the first one.
+    """
+    gain, shift, limit = np.ones(len(units)), np.zeros(len(units)), np.full(len(units), math.inf)
+    known: dict[bytes, tuple[float, float, float]] = {}
+    for j, unit in enumerate(units):
+        if len(unit.numbers) != 1:
+            raise ProgramError(f"{unit.name} is written by {len(unit.numbers)} heads, not by one")
+        (head,), form = unit.heads, before.form(W[j], float(b[j]), 1.0, state)
+        values, moves = unit.values(head)
+        if not form.weights.any():
+            # The gain of a constant unit cannot be seen: take one for which its values reach twice as far as it does.
+            limit[j], shift[j], z = float(np.ptp(values)), float(values.min()), abs(float(b[j]))
+            gain[j] = limit[j] / (2 * z) if z > 0 else limit[j]
+            gain[j] = gain[j] if gain[j] > 0 else 1.0
+            continue
+        kappa = ratios(head.slopes.mid, head.offsets.mid, form, state.reach)
+        steepest = float(np.abs(kappa).max())
+        if not steepest > 0:
+            raise ProgramError(f"a unit of stage {stage!r} does not depend on its input")
+        if moves:
+            continue  # a gate, whose values are those of z
+        key = (values + 0.0).tobytes()
+        if key not in known:
+            known[key] = _read_clip(stage, kappa / steepest, head.offsets.mid - kappa * form.constant, values)
+        slope, limit[j], shift[j] = known[key]
+        gain[j] = slope * steepest
+    return gain, shift, limit
+
+
+def _read_clip(
+    stage: str,
+    kappa: Float[np.ndarray, " keys"],
+    offsets: Float[np.ndarray, " keys"],
+    values: Float[np.ndarray, " keys"],
+) -> tuple[float, float, float]:
+    """slope, limit and shift of a head that computes slope·clip(y, 0, limit) + shift: any numbers would do for a proof.
+
+    Neighbours in the order of their slopes have equal scores at y_1 < y_2 < …, midway between two anchors; so the
+    anchors reach over (y_last − y_1)·(p − 1)/(p − 2) if they are equally spaced. The first is at the kink.
+    """
+    kappa, first = np.unique(kappa, return_index=True)
+    offsets, values = offsets[first], values[first]
+    p = len(kappa)
+    if p < FEWEST_ANCHORS:
+        raise ProgramError(f"the units of stage {stage!r} have {p} anchors, too few for a clip")
+    crossings = -np.diff(offsets) / np.diff(kappa)
+    reach = (crossings[-1] - crossings[0]) * (p - 1) / (p - 2)
+    slope = (values[-1] - values[0]) / reach if reach else math.inf
+    if not (slope > 0 and np.isfinite(slope)):
+        raise ProgramError(f"the units of stage {stage!r} do not grow with their inputs")
+    return float(slope), float(values[-1] - values[0]), float(values[0])
+
+
+class ClipClaims(Claims):
+    """Truncated linear functions: output i is m + Δ·v, and v is (clip(t, a, b) − m)/Δ at t = w_i·x_i + t_i.
+
+    m and Δ are read off the last affine map. However many variables there are, t is one number.
+    """
+
+    divides = False
+
+    def __init__(self, target: TruncatedLinear, program: Program, read: ReadOut, num_stages: int) -> None:
+        if target.text is None and target.definitions is None:
+            raise ProgramError(f"{target.describe()}: they are too many to be stated")
+        if program.num_anchors * (CLIP_LEAVES if program.num_heads > 1 else 1) > MAX_CLIP_ANCHORS:
+            raise ProgramError(f"leaves of {program.num_anchors:,} anchors would be too many")
+        if program.num_anchors * target.box.d * len(target.W) > MAX_SLOPES:
+            raise ProgramError(f"the scores of {target.describe()} are too many to be looked at one by one")
+        if num_stages != 1:
+            raise ProgramError(f"the program has {num_stages} stages, not one")
+        rows, counts = read.rows, np.count_nonzero(read.rows, axis=1)
+        if (counts != 1).any():
+            i = int(np.argmax(counts != 1))
+            raise ProgramError(f"output {i} is read from {counts[i]} entries, not from one")
+        self._target, self._entries = target, np.argmax(rows != 0, axis=1)
+        if len(set(self._entries.tolist())) != len(rows):
+            raise ProgramError("two outputs are read from one entry")
+        self._m, self._delta = read.constants, rows[np.arange(len(rows)), self._entries]
+        self._prefix = free_letter("s", target.box.names)
+
+    def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> list[ChannelClaim]:
+        target, found = self._target, []
+        (n, d), box = target.W.shape, target.box
+        ranges = affine_range(target.W, target.t, Interval(box.lo[:d], box.hi[:d]))  # tokens have one box
+        for i, entry in enumerate(self._entries.tolist()):
+            if not channels[entry].numbers:
+                raise ProgramError(f"{channels[entry].name} is written by no head")
+            weights = np.zeros((n, d))
+            weights[i] = target.W[i]
+            text = affine_text(target.W[i], box.names[i * d : (i + 1) * d], float(target.t[i]))
+            form = StateForm(weights.ravel(), float(target.t[i]), 0.0)
+            argument = Stated(form, float(ranges.lo[i]), float(ranges.hi[i]), text)
+            name, function = f"{self._prefix}{i}", self._function(i)
+            tree = Expression.parse(function).outputs[0]
+            found.append(ChannelClaim(entry, name, APPROXIMATION, tree, argument, wording=function))
+        return found
+
+    def outputs(self, state: State) -> list[tuple[StateForm, str]]:
+        found = []
+        for i, (m, delta) in enumerate(zip(self._m.tolist(), self._delta.tolist(), strict=True)):
+            weights = np.where([name == f"{self._prefix}{i}" for name in state.names], delta, 0.0)
+            text = f"{exact_text(delta)}*{self._prefix}{i} + {exact_text(m)}".replace("+ -", "- ")
+            found.append((StateForm(weights, m, 0.0), text))
+        return found
+
+    def _function(self, i: int) -> str:
+        a, b, m, delta = map(exact_text, (self._target.a, self._target.b, self._m[i], self._delta[i]))
+        centred = f"(clip(t, {a}, {b}) - ({m}))" if self._m[i] else f"clip(t, {a}, {b})"
+        return f"{centred}*(1/({delta}))"
+
+
+def has_derivation(target: Target, derivation: Derivation | None) -> bool:
+    """Whether a derivation is given that the target needs, or none is and it has its own."""
+    match target, derivation:
+        case (ExpressionTarget(), Derivation()) | (ReLUNetwork() | TruncatedLinear(), None):
+            return True
+    return False
+
+
+def claims_of(
+    target: Target, derivation: Derivation | None, program: Program, num_stages: int, read: ReadOut
+) -> Claims:
+    """The claims to be proved. ProgramError where the target has no derivation, or one that is not its own."""
+    match target, derivation:
+        case ExpressionTarget(), Derivation():
+            return ExpressionClaims(target, derivation)
+        case ReLUNetwork(), None:
+            return NetworkClaims(target, num_stages)
+        case TruncatedLinear(), None:
+            return ClipClaims(target, program, read, num_stages)
+    raise ProgramError(f"there is no derivation by which {target.describe()} could be proved head by head")

@@ -1,0 +1,490 @@
+"""How errors travel from the heads to the outputs: with their signs, over many boxes at once, a stage at a time.
+
+Theorem.  Let a head compute û_j = F_j(û) + d_j where u_j = F_j(u) is exact, F_j = carrier·g(t), and |d_j| ≤ own_j. With
+          t̂, Ĉ the argument and the carrier as computed, and g(t̂) − g(t) = G·(t̂ − t) for a slope G of g between them,
+              û_j − u_j = d_j + Ĉ·G·(t̂ − t) + g(t)·(Ĉ − C),
+          and t, C are affine in u: so û_j − u_j = Σ_s σ_js d_s, the sum over all heads s, with σ_jj = 1 and σ_js
+          from those of earlier heads. Over a box each σ is in an interval, and |û_j − u_j| ≤ Σ_s |σ_js| own_s.
+          Every σ_js is affine in each single G, so that the sum is convex in it, and largest at an end of its interval.
+
+A head as a function of t, in units of the carrier, is within δ of g on cells of t: so |d_j| ≤ |Ĉ|·δ + the part that
+does not scale with the carrier, δ the largest of those cells that t̂ can be in.
+
+So max(u, v) = u + relu(v − u) has the error (1 − G)·d_u + G·d_v: the larger one counts, not both, as they would with
+1 − G and G in [0, 1] each for itself. Therefore the few slopes that cost most are taken at both ends. And errors that
+reach an output along several ways cancel where they do. Where G may be infinite (√t at 0), |g(t̂) − g(t)| is at most the
+width of the range of g there, and is counted to own_j instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.numerics.bound import Term
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
+from attnc.proofs.margins import DIVIDED_ROOM, JUMP_ROOM, MORE_AXES, WHOLE_ROOM
+from attnc.targets.expressions.tree import Node
+from attnc.targets.parts.part import function_of_t
+from attnc.targets.parts.part_ranges import halved
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
+U = UNIT_ROUNDOFF["float64"]
+SLOPE_PIECES, PIECES_AT_ENDS = 128, 24
+"""Pieces of the range of t on which slopes are enclosed if the box is divided: of equal widths, and besides at each end
+of widths that shrink to the error of t, as √t is steep there. Twice as many lower no bound of the corpus by 1 %."""
+BENT_HEADS = 3
+"""Heads per box whose slopes are taken at both ends: each doubles the work, and the checker takes 3."""
+WIDE_SLOPES = 0.25
+"""Slopes are taken at both ends if their interval is as wide as this share of its larger end."""
+LEAST_COST = 0.01
+"""Slopes are taken at both ends if their width may cost this share of the error."""
+CLOSE_TO_POINTS = 1.1
+"""Parts of the box are halved until the bound is within this factor of the bound at single points."""
+FAR_FROM_POINTS = 1.5
+"""A bound above this multiple of the bound at single points may take MANY_PARTS, however slowly it shrinks."""
+FIRST_PARTS, MOST_PARTS, MANY_PARTS = 32, 256, 1024
+"""Numbers of parts of the box: the least before progress is judged, the usual limit, and the limit of a bound that is
+still far from single points. The time of the checker grows with them, to some seconds at 1,024."""
+MOST_AXES = 40
+"""The largest depth of a part: with MORE_AXES, the checker reads no more than 64 axes."""
+WORTH_DOUBLING = 0.97
+"""Stop unless doubling the parts lowers the bound by 3 %."""
+WORST_PARTS = 0.8
+"""Parts whose error is at least this share of the largest are halved together."""
+POLLED = 16
+"""The number of worst parts polled for the split axis."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """g(t̂) − g(t) ∈ G·(t̂ − t) ± jump for t in a piece of an interval and |t̂ − t| ≤ error, t̂ held where g is.
+
+    One row for each head.
+    """
+
+    edges: Float[np.ndarray, "heads edges"]
+    G: Interval
+    jumps: Float[np.ndarray, "heads pieces"]
+    values: Interval  # of g at t and t̂
+    change: Float[np.ndarray, " heads"]  # the largest |g(t̂) − g(t)|
+
+    @classmethod
+    def of(
+        cls,
+        tree: Node,
+        lo: Float[np.ndarray, " heads"] | float,
+        hi: Float[np.ndarray, " heads"] | float,
+        error: Float[np.ndarray, " heads"] | float,
+        held: tuple[float, float] | None = None,
+        num_pieces: int = SLOPE_PIECES,
+    ) -> Slopes:
+        """By slopes, or by ranges where these are steep; a single piece for each head if `num_pieces` is 1."""
+        lo, hi, error = (np.atleast_1d(np.asarray(x, np.float64))[:, None] for x in (lo, hi, error))
+        edges = _edges(lo, hi, error, num_pieces)
+        t = Interval(edges[:, :-1], edges[:, 1:])
+        near, off = Interval(down(t.lo - error), up(t.hi + error)), np.broadcast_to(error, t.shape)
+        if held is not None:
+            # clip(t̂) − t = σ(t̂ − t) + (clip(t) − t), σ ∈ [0, 1].
+            first, last = held
+            at_lo, at_hi = (np.minimum(np.maximum(end, first), last) for end in (near.lo, near.hi))
+            near = Interval(np.minimum(t.lo, at_lo), np.maximum(t.hi, at_hi))
+            off = up(error + np.maximum(np.maximum(up(first - t.lo), up(t.hi - last)), 0.0))
+            off = np.where((t.lo >= first) & (t.hi <= last), error, off)
+        function = function_of_t(tree)
+        cells = Interval(near.lo.reshape(-1, 1), near.hi.reshape(-1, 1))
+        ranges, gradients = function.ranges_and_gradients(cells, violations="infinite")
+        G, values = (Interval(x.lo.reshape(t.shape), x.hi.reshape(t.shape)) for x in (gradients, ranges))
+        by_range = values.width
+        with np.errstate(invalid="ignore", over="ignore"):
+            by_slope = np.where(off == 0, 0.0, up(G.mag * off))
+            is_steep = ~np.isfinite(by_slope)
+            is_steep |= by_range <= np.where(is_steep, by_range, 0.0).max(axis=1)[:, None]  # which costs nothing more
+            change = np.where(is_steep, JUMP_ROOM * by_range, np.minimum(by_slope, by_range))
+            jumps = np.where(is_steep, change, products(G.mag, np.maximum(up(off - error), 0.0) * (off > error)))
+        if held is not None:
+            is_cut = (held[0] > lo - error) | (held[1] < hi + error)
+            G = Interval(np.where(is_cut, np.minimum(G.lo, 0.0), G.lo), np.where(is_cut, np.maximum(G.hi, 0.0), G.hi))
+        G = Interval(*(np.where(is_steep | (off == 0), 0.0, ends) for ends in (G.lo, G.hi)))  # exact: t̂ = t
+        return cls(edges, G, jumps, values, change.max(axis=1))
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Slopes]) -> Slopes:
+        """The heads of all parts, which have equally many pieces."""
+        G, values = (
+            Interval(np.concatenate([x.lo for x in found]), np.concatenate([x.hi for x in found]))
+            for found in ([part.G for part in parts], [part.values for part in parts])
+        )
+        edges, jumps, change = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("edges", "jumps", "change")
+        )
+        return cls(edges, G, jumps, values, change)
+
+    def over(self, t: Interval) -> tuple[Interval, Float[np.ndarray, "boxes heads"], Interval]:
+        """G, jump and the values of g for t in each of these intervals, (boxes, heads)."""
+        met = (self.edges[:, :-1] <= t.hi[..., None]) & (self.edges[:, 1:] >= t.lo[..., None])
+        G, values = (
+            Interval(
+                np.where(met, of.lo, math.inf).min(axis=2, initial=math.inf),
+                np.where(met, of.hi, -math.inf).max(axis=2, initial=-math.inf),
+            )
+            for of in (self.G, self.values)
+        )
+        return G, np.where(met, self.jumps, 0.0).max(axis=2), values
+
+
+def _edges(lo: np.ndarray, hi: np.ndarray, error: np.ndarray, num_pieces: int) -> Float[np.ndarray, "heads edges"]:
+    """Equally spaced, and besides geometric towards both ends; some pieces may have no width."""
+    if num_pieces == 1:
+        return np.concatenate([lo, hi], axis=1)
+    width = hi - lo
+    steps = width * np.arange(num_pieces + 1) / num_pieces
+    shares = np.where((error > 0) & (error < width), error / np.where(width > 0, width, 1.0), 1.0)
+    near = width * shares ** (np.arange(1, PIECES_AT_ENDS + 1) / PIECES_AT_ENDS)
+    edges = np.concatenate([lo, lo + steps, lo + near, hi - near, hi], axis=1)
+    return np.sort(np.clip(edges, lo, hi), axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Deviations:
+    """A head is within |carrier|·δ + fixed of carrier·g(t) for t in a cell, where |carrier| ≤ size; and within size·δ.
+
+    `unsure` is added in any case.
+    """
+
+    edges: Interval  # of the cells
+    deltas: Float[np.ndarray, " cells"]
+    size: float
+    fixed: float
+    unsure: float
+
+    def over(self, t: Interval, error: float, carrier: Float[np.ndarray, " boxes"] | float) -> np.ndarray:
+        """For t̂ within an error of each of these intervals, and carriers that are as large."""
+        met = (self.edges.lo <= up(t.hi + error)[:, None]) & (self.edges.hi >= down(t.lo - error)[:, None])
+        delta = np.where(met, self.deltas, 0.0).max(axis=1)
+        scaled = up(products(delta, np.minimum(carrier, self.size)) + self.fixed)
+        return np.asarray(up(np.minimum(scaled, products(delta, self.size)) + self.unsure))
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """Affine combinations of earlier heads, one in each row, as errors see them.
+
+    At exact values of the heads a row is off by `slack`, of which `casts` is the rounding of inputs; as computed it is
+    off by `error`, whatever the signs of errors.
+    """
+
+    weights: Float[np.ndarray, "rows heads"]
+    slack: Float[np.ndarray, " rows"]
+    casts: Float[np.ndarray, " rows"]
+    error: Float[np.ndarray, " rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class FlowStage:
+    """Heads of one stage: carrier·g(argument), computed to within `own`, or to `deviations` by where t is.
+
+    A head without a carrier has a row of zeros in `carriers`, which is None if no head has one.
+    """
+
+    arguments: Readings
+    slopes: Slopes  # of the g
+    own: Float[np.ndarray, " heads"]
+    rounding: Float[np.ndarray, " heads"]  # the part of `own` that is
+    carriers: Readings | None = None
+    deviations: tuple[Deviations, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+
+class ErrorFlow:
+    """The error that every head adds on every box, and the share of it that arrives in later ones.
+
+    t and C are the ranges of arguments and carriers, (boxes, heads): a head without a carrier has C = 1, and C is None
+    if no head has one.
+    """
+
+    def __init__(self, stages: Sequence[FlowStage], t: Interval, C: Interval | None = None) -> None:
+        self._stages, count = stages, sum(map(len, stages))
+        ends = np.cumsum([0, *map(len, stages)]).tolist()
+        self._rows = [slice(*pair) for pair in itertools.pairwise(ends)]
+        self.own, self.rounding, *numbers = np.zeros((6, len(t), count))
+        sizes = None if C is None else self._computed(C)
+        for stage, rows in zip(stages, self._rows, strict=True):
+            reads, carried = stage.arguments, stage.carriers
+            G, jump, g = stage.slopes.over(t[:, rows])
+            own, rounding = up(products(G.mag, reads.slack) + jump), products(G.mag, reads.casts)
+            if carried is not None and sizes is not None:
+                size = sizes[:, rows].mag
+                own = up(products(size, own) + products(g.mag, carried.slack))
+                rounding = products(size, rounding) + products(g.mag, carried.casts)
+            added = np.tile(stage.own, (len(t), 1))
+            for number, found in enumerate(stage.deviations):
+                column = rows.start + number
+                carrier = 1.0 if sizes is None else sizes[:, column].mag
+                local = found.over(t[:, column], float(reads.error[number]), carrier)
+                added[:, number] = np.minimum(added[:, number], local)
+            self.own[:, rows], self.rounding[:, rows] = up(own + added), rounding + np.minimum(stage.rounding, added)
+            for array, ends in zip(numbers, (G.lo, G.hi, g.lo, g.hi), strict=True):
+                array[:, rows] = ends
+        self._factors = Interval(*numbers[:2]), sizes, Interval(*numbers[2:])
+        self._forms = self._forms_of(*self._factors)
+
+    def _computed(self, C: Interval) -> Interval:
+        """The carriers as computed: enlarged by their errors."""
+        off = [np.zeros(len(stage)) if stage.carriers is None else stage.carriers.error for stage in self._stages]
+        error = np.concatenate([np.zeros(0), *off])
+        return Interval(np.where(error, down(C.lo - error), C.lo), np.where(error, up(C.hi + error), C.hi))
+
+    def combined(self, weights: Float[np.ndarray, "rows heads"]) -> Interval:
+        """(boxes, rows, heads): the σ of combinations of heads."""
+        return _combined(weights, self._forms)
+
+    def sizes(
+        self, outputs: Float[np.ndarray, "outputs heads"], bent: Sequence[int] = ()
+    ) -> Float[np.ndarray, "ends outputs boxes heads"]:
+        """|σ| of these combinations with the slopes of some of the heads `bent` at their ends.
+
+        |error| ≤ Σ_s |σ_s| own_s for one choice of the ends.
+        """
+        whole = np.moveaxis(self.combined(outputs).mag, 1, 0)
+        kinks = self._kinks(whole.max(axis=0), bent)
+        boxes = np.flatnonzero(kinks.any(axis=(0, 2)))
+        if not len(boxes):
+            return whole[None]
+        ends = list(itertools.product((False, True), repeat=len(kinks)))
+        at, (G, C, g) = np.tile(boxes, len(ends)), self._factors
+        lo, hi = (np.tile(x[boxes], (len(ends), 1, 1)) for x in (G.lo, G.hi))
+        for is_kink, at_high in zip(kinks[:, boxes], np.array(ends).T, strict=True):
+            lo = np.where(is_kink & at_high[:, None, None], G.hi[boxes], lo)
+            hi = np.where(is_kink & ~at_high[:, None, None], G.lo[boxes], hi)
+        slopes = Interval(lo.reshape(len(at), -1), hi.reshape(len(at), -1))
+        forms, found = self._forms_of(slopes, None if C is None else C[at], g[at]), np.tile(whole, (len(ends), 1, 1, 1))
+        sizes = _combined(outputs, forms).mag.reshape(len(ends), len(boxes), len(outputs), -1)
+        found[:, :, boxes] = np.moveaxis(sizes, 2, 1)
+        return found
+
+    def _kinks(
+        self, sizes: Float[np.ndarray, "boxes heads"], bent: Sequence[int]
+    ) -> Bool[np.ndarray, "kinks boxes heads"]:
+        """For each box the few of these heads whose slopes are to be at an end, because their widths cost most.
+
+        `sizes` are how far their errors move the worst output.
+        """
+        costs, (G, C, _) = np.zeros(sizes.shape), self._factors
+        least = LEAST_COST * products(sizes, self.own).sum(axis=1)
+        is_wide = G.is_bounded & (G.width > WIDE_SLOPES * G.mag)
+        read = [row for stage in self._stages for row in stage.arguments.weights]
+        for number in bent:
+            if is_wide[:, number].any():
+                arrives = products(self.combined(read[number][None]).mag[:, 0], self.own).sum(axis=1)
+                cost = products(sizes[:, number], products(G.width[:, number], arrives))
+                cost = cost if C is None else products(cost, C.mag[:, number])
+                costs[:, number] = np.where(is_wide[:, number] & (cost > least), cost, 0.0)
+        most = min(BENT_HEADS, int((costs > 0).sum(axis=1).max(initial=0)))
+        first = np.argsort(-costs, axis=1, kind="stable")[:, :most].T
+        return (np.arange(sizes.shape[1]) == first[..., None]) & (costs > 0)
+
+    def _forms_of(self, G: Interval, C: Interval | None, g: Interval) -> Interval:
+        """(boxes, heads, heads): the σ_js of every head j."""
+        lo, hi = np.zeros((2, *G.shape, G.shape[1]))
+        for stage, rows in zip(self._stages, self._rows, strict=True):
+            before = Interval(lo[:, :, : rows.start], hi[:, :, : rows.start])
+            form = _combined(stage.arguments.weights, before) * G[:, rows, None]
+            if stage.carriers is not None and C is not None:
+                form = form * C[:, rows, None] + _combined(stage.carriers.weights, before) * g[:, rows, None]
+            lo[:, rows, : rows.start], hi[:, rows, : rows.start] = form.lo, form.hi
+            own = np.arange(rows.start, rows.stop)
+            lo[:, own, own] = hi[:, own, own] = 1.0
+        return Interval(lo, hi)
+
+
+def bypassed(stages: Sequence[FlowStage], outputs: Float[np.ndarray, "outputs heads"]) -> list[int]:
+    """The heads whose arguments have an error that reaches an output along another way as well.
+
+    The slopes of other heads gain nothing from being taken at their ends.
+    """
+    by_argument, by_carrier = list[set[int]](), list[set[int]]()
+    for stage in stages:
+        by_argument += [set(np.flatnonzero(row).tolist()) for row in stage.arguments.weights]
+        carried = np.zeros((len(stage), 0)) if stage.carriers is None else stage.carriers.weights
+        by_carrier += [set(np.flatnonzero(row).tolist()) for row in carried]
+    ends = set(np.flatnonzero(outputs.any(axis=0)).tolist())
+
+    def reached(found: set[int], without: int | None = None) -> set[int]:
+        """All heads whose errors reach these, but for the argument of one."""
+        found = set(found)
+        for number in reversed(range(len(by_argument))):
+            if number in found:
+                found |= by_carrier[number] | (by_argument[number] if number != without else set())
+        return found
+
+    return [number for number, heads in enumerate(by_argument) if reached(heads) & reached(ends, number)]
+
+
+def _combined(weights: Float[np.ndarray, "rows heads"], forms: Interval) -> Interval:
+    """Σ weight·form for each row of weights, the forms being (boxes, heads, sources).
+
+    Rows may leave out the last heads.
+    """
+    count = weights.shape[1]
+    forms = forms[:, :count]
+    lo, hi = forms.lo, forms.hi
+    if not count:
+        return Interval.point(np.zeros((len(lo), len(weights), lo.shape[2])))
+    if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
+        rows = []
+        for row in weights:
+            total = Interval.point(np.zeros((len(lo), lo.shape[2])))
+            for number in np.flatnonzero(row).tolist():
+                total = total + forms[:, number] * float(row[number])
+            rows.append(total)
+        return Interval(np.stack([row.lo for row in rows], axis=1), np.stack([row.hi for row in rows], axis=1))
+    positive, negative = np.maximum(weights, 0.0), np.minimum(weights, 0.0)
+    size = np.abs(weights) @ forms.mag
+    slack = np.where(size == 0, 0.0, up(gamma(2 * count + 6, U) * size, 2 * count + 4))
+    return Interval(
+        np.where(size == 0, 0.0, down(positive @ lo + negative @ hi - slack)),
+        np.where(size == 0, 0.0, up(positive @ hi + negative @ lo + slack)),
+    )
+
+
+def products(sizes: np.ndarray, errors: np.ndarray | float) -> np.ndarray:
+    """sizes·errors rounded up, with 0·∞ = 0: an error that moves nothing costs nothing."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where((sizes == 0) | (np.asarray(errors) == 0), 0.0, up(sizes * errors))
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Rows Σ weight·head and inputs, whose stored coefficients are off by `differs`; and their rounding."""
+
+    weights: Float[np.ndarray, "outputs heads"]
+    differs: Float[np.ndarray, " outputs"]
+    rounding: Float[np.ndarray, " outputs"]
+
+
+@dataclass(frozen=True, eq=False)
+class Composed:
+    """sup |f − program| ≤ bound, the sum of the terms; the box was halved along the axes in turn."""
+
+    bound: float
+    terms: tuple[Term, ...]
+    axes: tuple[int, ...]
+
+
+NOT_BOUNDED = Composed(math.inf, (Term("not bounded", math.inf, "the range of a part of the expression"),), ())
+COEFFICIENTS, ROUNDING = "coefficients", "rounding"
+TERM_REASONS = {
+    COEFFICIENTS: "affine coefficients of the target, as they are stored",
+    ROUNDING: "of the engine, in all stages",
+}
+"""What a term of the ledger is about; every other one is the error of heads."""
+
+Ranges = Callable[[Interval], tuple[Interval, Interval | None]]
+"""(boxes, d) → the ranges of arguments and of carriers, (boxes, heads)."""
+
+
+def composed_bound(
+    stages: Sequence[FlowStage], names: Sequence[str], outputs: Outputs, ranges: Ranges, box: Interval, divides: bool
+) -> Composed:
+    """The errors of all heads at the outputs, over parts of the box if `divides`, or over the box as a whole.
+
+    `names` are the terms of the ledger to which the errors of the heads belong.
+    """
+    bent = bypassed(stages, outputs.weights) if divides else []
+
+    def errors(boxes: Interval) -> Float[np.ndarray, "boxes outputs terms"]:
+        """The error that every head adds, then coefficients and rounding."""
+        flow = ErrorFlow(stages, *ranges(boxes))
+        sizes = flow.sizes(outputs.weights, bent)
+        found = np.zeros((*sizes.shape[:3], len(names) + 2))
+        found[..., :-2] = products(sizes, np.maximum(up(flow.own - flow.rounding), 0.0))
+        found[..., -2] = outputs.differs[:, None]
+        found[..., -1] = up(products(sizes, flow.rounding).sum(axis=3) + outputs.rounding[:, None], len(names) + 2)
+        largest = np.argmax(found.sum(axis=3), axis=0)
+        return np.moveaxis(np.take_along_axis(found, largest[None, :, :, None], axis=0)[0], 0, 1)
+
+    def largest(boxes: Interval) -> Float[np.ndarray, " boxes"]:
+        found = errors(boxes)
+        return up(found.sum(axis=2), found.shape[2]).max(axis=1)
+
+    parts, axes = box, tuple[int, ...]()
+    if divides:
+        parts, found, axes = divided(box, largest)
+        axes += tuple(number % box.shape[1] for number in range(MORE_AXES))
+        parts = parts[[int(np.argmax(found))]]
+    worst = errors(parts)[0]
+    if not np.isfinite(worst).all():
+        return NOT_BOUNDED
+    terms = _ledger(worst, names, DIVIDED_ROOM if divides else WHOLE_ROOM)
+    if divides:
+        terms = tuple(sorted(terms, key=lambda term: -term.value))
+    return Composed(float(up(math.fsum(term.value for term in terms), 2)), terms, axes)
+
+
+def _ledger(errors: Float[np.ndarray, "outputs terms"], names: Sequence[str], room: float) -> tuple[Term, ...]:
+    """The terms of the worst output, in the order of the heads."""
+    adds: dict[str, float] = {}
+    worst = errors[int(np.argmax(errors.sum(axis=1)))].tolist()
+    for name, value in zip((*names, COEFFICIENTS, ROUNDING), worst, strict=True):
+        if value > 0:
+            adds[name] = float(up(adds.get(name, 0.0) + up(value * (1 + room), 2)))
+    reason = "of these heads, as far as they move the output"
+    return tuple(Term(name, value, TERM_REASONS.get(name, reason)) for name, value in (adds or {ROUNDING: 0.0}).items())
+
+
+def divided(
+    box: Interval, largest: Callable[[Interval], Float[np.ndarray, " boxes"]]
+) -> tuple[Interval, Float[np.ndarray, " parts"], tuple[int, ...]]:
+    """Halve parts of the box where `largest` is largest, as long as that makes it smaller.
+
+    Returns the parts, `largest` on each of them, and the axes: a part at depth k is halved along axes[k], so that the
+    axes are enough to make the same parts again.
+    """
+    parts, found, depth = box, largest(box), np.zeros(1, dtype=int)
+    axes: list[int] = []
+    seen, before = 0.0, (1, math.inf)
+    while len(parts) < MANY_PARTS:
+        is_far = FAR_FROM_POINTS * seen < found.max() < math.inf
+        if len(parts) >= MOST_PARTS and not is_far:
+            break
+        if len(parts) >= 2 * before[0] and len(parts) > FIRST_PARTS:
+            if found.max() > WORTH_DOUBLING * before[1] and not is_far:
+                break
+            before = len(parts), float(found.max())
+        seen = max(seen, float(largest(Interval.point(parts[np.argsort(-found)[:POLLED]].mid)).max()))
+        wide = (found > CLOSE_TO_POINTS * seen) & ((found >= WORST_PARTS * found.max()) | ~np.isfinite(found))
+        if wide.any() and int(depth[wide].max()) == len(axes):
+            if len(axes) == MOST_AXES:
+                break
+            deep = np.flatnonzero(wide & (depth == len(axes)))
+            axes.append(_axis(parts[deep[np.argsort(-found[deep])[:POLLED]]], len(axes), largest))
+        if not wide.any():
+            break
+        halves = halved(parts[wide], np.array(axes)[depth[wide]])
+        below = np.tile(depth[wide] + 1, 2)
+        lo, hi = (np.concatenate(ends) for ends in ((parts.lo[~wide], halves.lo), (parts.hi[~wide], halves.hi)))
+        parts, depth = Interval(lo, hi), np.concatenate([depth[~wide], below])
+        found = np.concatenate([found[~wide], largest(halves)])
+    return parts, found, tuple(axes)
+
+
+def _axis(parts: Interval, depth: int, largest: Callable[[Interval], Float[np.ndarray, " boxes"]]) -> int:
+    """The axis without whose width the errors would be smallest; one after the other where none would be finite."""
+    d = parts.shape[1]
+    lo, hi = np.tile(parts.lo, (d, 1, 1)), np.tile(parts.hi, (d, 1, 1))
+    for axis in range(d):
+        lo[axis, :, axis] = hi[axis, :, axis] = parts.mid[:, axis]
+    found = largest(Interval(lo.reshape(-1, d), hi.reshape(-1, d))).reshape(d, -1)
+    score = np.log(np.clip(found, 1e-300, 1e300)).sum(axis=1)
+    return int(np.argmin(score)) if np.ptp(score) > 0 else depth % d
