@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 U = UNIT_ROUNDOFF["float64"]
 SLOPE_PIECES, PIECES_AT_ENDS = 128, 24
 """Pieces of the range of t on which slopes are enclosed if the box is divided: of equal widths, and besides at each end
-of widths that shrink to the error of t, as √t is steep there. Twice as many lower no bound of the corpus by 1 %."""
+of widths that shrink to the error of t, as √t is steep there. The values are not tuned."""
 BENT_HEADS = 3
 """Heads per box whose slopes are taken at both ends: each doubles the work, and the checker takes 3."""
 WIDE_SLOPES = 0.25
@@ -53,9 +53,9 @@ FAR_FROM_POINTS = 1.5
 """A bound above this multiple of the bound at single points may take MANY_PARTS, however slowly it shrinks."""
 FIRST_PARTS, MOST_PARTS, MANY_PARTS = 32, 256, 1024
 """Numbers of parts of the box: the least before progress is judged, the usual limit, and the limit of a bound that is
-still far from single points. The time of the checker grows with them, to some seconds at 1,024."""
+still far from single points. The time of the checker grows with them."""
 MOST_AXES = 40
-"""The largest depth of a part: with MORE_AXES, the checker reads no more than 64 axes."""
+"""The largest depth of a part; the checker limits the number of axes, MORE_AXES included."""
 WORTH_DOUBLING = 0.97
 """Stop unless doubling the parts lowers the bound by 3 %."""
 WORST_PARTS = 0.8

@@ -50,7 +50,7 @@ SAMPLES = 257
 MOST_IDLE = 3
 """Halvings in a row that may fail to lower the rounding before cells are halved no more."""
 MOST_ROUNDING_CELLS = 4096
-"""Cells on which rounding is bounded at most: one pass over them takes some 10 ms."""
+"""The largest number of cells on which rounding is bounded; the value is not tuned."""
 WORTH_HALVING = 0.8
 """A halving that leaves more than this share of the rounding counts as idle."""
 CHECKED_HALVINGS = 4

@@ -188,6 +188,8 @@ class _StageWalk:
                 rounded = unit * size
             total = rounded * (1.0 if self.claims.divides else ROUNDING_ROOM) + readings.casts[i]
             rounding[i] = up(total, 8) if total else 0.0
+        if not self.claims.divides:  # coefficients are those of the target, up to the rounding of gains
+            differs, rounding = np.zeros(len(stored)), up(differs + rounding)
         box = Interval(self.box.lo[None], self.box.hi[None])
         outputs = Outputs(readings.weights, differs, rounding)
         names = [head.term for head in self.heads]

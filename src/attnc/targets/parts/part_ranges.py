@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
 
 RANGE_HALVINGS = 12
-"""The box is halved 12 times, into 4,096 parts: one evaluation on all of them takes some milliseconds."""
+"""The box is halved 12 times, into 4,096 parts; the value is not tuned."""
 
 
 class PartRanges:
