@@ -47,10 +47,11 @@ def as_target(given: str | Target) -> Target:
 def ratios(path: Path) -> tuple[np.ndarray, float]:
     """Found over claimed, for every leaf of every stage, and for the whole network."""
     with precision():
-        proof = proof_of(*read(path, "certificate.json"))
+        claim, *stored = read(path, "certificate.json")
+        proof = proof_of(claim, *stored)
         claimed = [proof.subjects[s].bounds[n] for s, n in proof.jobs]
         found = [proof.prove(job) for job in proof.jobs]
-        return np.array(found) / np.array(claimed), proof.conclude(found) / proof.claim.bound
+        return np.array(found) / np.array(claimed), proof.conclude(found) / claim.bound
 
 
 @pytest.mark.parametrize("name", CASES)
