@@ -272,6 +272,8 @@ def test_another_function_is_not_proved():
 def test_another_shape_is_refused():
     built = constructions.max_affine(one_sequence(), eps=0.3)
     with pytest.raises(ProgramError, match="the target"):
+        prove(built.program, two_sequences())
+    with pytest.raises(ProgramError, match="2 query tokens"):
         prove(built.program, code())
 
 
