@@ -1,7 +1,7 @@
 """The words for a claim: one place for cards, the terminal, pictures and refusals.
 
-A claim is a certificate, or anything with its fields. The bound and the observed error are always two figures, each
-with its kind; a bound is printed rounded up, and the arithmetic in which it holds is named.
+A claim is a certificate. The bound and the observed error are always two figures, each with its kind; a bound is printed
+rounded up, and the arithmetic in which it holds is named.
 """
 
 from __future__ import annotations
@@ -9,35 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from decimal import ROUND_CEILING, Context, Decimal
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from attnc.network import Network
-
-
-class Claim(Protocol):
-    """The fields of a certificate that words are made of."""
-
-    @property
-    def bound(self) -> float | None: ...
-    @property
-    def observed(self) -> float | None: ...
-    @property
-    def norm(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def complete(self) -> bool: ...
-    @property
-    def core(self) -> tuple[float, float] | None: ...
-    @property
-    def points(self) -> int | None: ...
-    @property
-    def leaves(self) -> tuple[Any, ...]: ...
-    @property
-    def stages(self) -> tuple[Any, ...]: ...
+    from attnc.proofs.certificate import Certificate
 
 
 NOT_CERTIFIED = "not certified"
@@ -46,7 +22,7 @@ Mark = Callable[[str], str]
 """The way in which a surface shows a text: in bold, or escaped."""
 
 
-def bound_sentence(claim: Claim, strong: Mark = str, plain: Mark = str) -> str:
+def bound_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
     """Return the bound as a sentence, for a card. `plain` is applied to texts that a stranger may have written."""
     if claim.bound is None:
         return f"none. Nothing was proved (arithmetic: {plain(claim.dtype)})."
@@ -59,7 +35,7 @@ def bound_sentence(claim: Claim, strong: Mark = str, plain: Mark = str) -> str:
     return f"{quantity} ≤ {largest} over the whole box, {rounding_where(claim)} ({how}).{late}"
 
 
-def observed_sentence(claim: Claim, strong: Mark = str, plain: Mark = str) -> str:
+def observed_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
     """Return the observed error as a sentence, for a card."""
     seen = "not measured" if claim.observed is None else strong(f"{claim.observed:.3g}")
     if claim.points is not None:
@@ -72,7 +48,7 @@ def observed_sentence(claim: Claim, strong: Mark = str, plain: Mark = str) -> st
     return f"{seen}, the same norm by quadrature at sampled points. It proves nothing."
 
 
-def bound_note(claim: Claim, eps: float | None = None) -> str:
+def bound_note(claim: Certificate, eps: float | None = None) -> str:
     """Return the words behind a bound on a terminal: where it holds, in which arithmetic, and how it was proved."""
     if claim.bound is None:
         if claim.points is not None:
@@ -85,12 +61,12 @@ def bound_note(claim: Claim, eps: float | None = None) -> str:
     return one_line(f"proven {where} in {claim.dtype}, {how}" + ("" if eps is None else f"; eps {eps}"))
 
 
-def observed_note(claim: Claim) -> str:
+def observed_note(claim: Certificate) -> str:
     """Return the words behind an observed error on a terminal."""
     return "at samples; no proof" if claim.points is None else f"the largest {at_points(claim)}, all checked"
 
 
-def headline(claim: Claim) -> str:
+def headline(claim: Certificate) -> str:
     """Return both figures in one line, for the head of a picture."""
     before = "" if claim.norm == "inf" else f"L{one_line(claim.norm)} norm: "
     how = "sampled"
@@ -100,7 +76,7 @@ def headline(claim: Claim) -> str:
     return before + bound + ("" if claim.observed is None else f"   observed {claim.observed:.3g} ({how})")
 
 
-def bound_line(claim: Claim, place: str = "") -> str:
+def bound_line(claim: Certificate, place: str = "") -> str:
     """Return a proved bound as one line, with the place where it is largest, for the picture of a certificate."""
     norm = "" if claim.norm == "inf" else f" in the L{claim.norm} norm"
     how = at_points(claim) if claim.points is not None else f"{proved_how(claim)}"
@@ -108,7 +84,7 @@ def bound_line(claim: Claim, place: str = "") -> str:
     return f"proven {how}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}{largest}"
 
 
-def observed_line(claim: Claim) -> str:
+def observed_line(claim: Certificate) -> str:
     """Return the observed error as one line beside `bound_line`; empty where nothing was measured."""
     if claim.observed is None:
         return ""
@@ -118,7 +94,7 @@ def observed_line(claim: Claim) -> str:
     return f"seen at samples{norm}, no proof: {claim.observed:.3g}"
 
 
-def value_note(claim: Claim, *, is_claimed: bool, is_rounding_counted: bool) -> str:
+def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: bool) -> str:
     """Return the words behind a value at one point; `is_claimed` says whether the point is in the box, or moved there.
 
     `is_rounding_counted` is false far out on an infinite box, where the bound is about exact arithmetic.
@@ -138,7 +114,7 @@ def value_note(claim: Claim, *, is_claimed: bool, is_rounding_counted: bool) -> 
     return f"± {largest}"
 
 
-def rounded_note(claim: Claim | None) -> str:
+def rounded_note(claim: Certificate | None) -> str:
     """Return what is proved of the same weights rounded to another dtype."""
     if claim is None or claim.bound is None:
         return NOT_CERTIFIED
@@ -147,12 +123,12 @@ def rounded_note(claim: Claim | None) -> str:
     return f"≤ {ceiling(claim.bound)}, weights rounded to it, proven {proved_how(claim)}{beyond}{seen}"
 
 
-def at_points(claim: Claim) -> str:
+def at_points(claim: Certificate) -> str:
     """Return the extent of a claim about a table."""
     return f"at the table's {plural(claim.points or 0, 'point')}"
 
 
-def proved_how(claim: Claim) -> str:
+def proved_how(claim: Certificate) -> str:
     """Return the method in words: by leaves that cover the box, head by head, or by the theorem of the construction."""
     method, _, given = one_line(claim.method).partition(" under the stated assumption: ")
     given = f", under the stated assumption: {given}" if given else ""
@@ -166,7 +142,7 @@ def proved_how(claim: Claim) -> str:
     return f"by {method}{given}"
 
 
-def rounding_where(claim: Claim) -> str:
+def rounding_where(claim: Certificate) -> str:
     """Return where rounding is counted: on an infinite box it grows with |x|, and the tails are about exact values."""
     if claim.core is None:
         return "rounding included"
