@@ -1,7 +1,7 @@
 """The words for a claim: one place for cards, the terminal, pictures and refusals.
 
-A claim is a certificate. The bound and the observed error are always two figures, each with its kind; a bound is printed
-rounded up, and the arithmetic in which it holds is named.
+A claim is a certificate. The bound and the observed error are always two figures, each with its kind; a bound is
+printed rounded up, and the arithmetic in which it holds is named.
 """
 
 from __future__ import annotations
