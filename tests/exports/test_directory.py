@@ -35,7 +35,7 @@ def line(slope: float) -> Program:
     return Program((Affine("line", weight, Sparse.zeros((1, 1), np.float64), ("y",)),), ((1,),), (1,))
 
 
-def refused(path: Path, complaint: str = "") -> None:
+def refused(path: Path, complaint: str | None = None) -> None:
     """The folder is not loaded, and the message says why."""
     with pytest.raises(FileError, match=complaint):
         load_network(path)
