@@ -18,8 +18,8 @@ from attnc.incontext.descent import descent_program
 from attnc.incontext.differences import Differences, Sizes, choose
 from attnc.incontext.errors import gradient_bound
 from attnc.incontext.glm import LOGISTIC, Model, glm_program
+from attnc.incontext.linear_models import PoissonRegressor
 from attnc.incontext.losses import mean_function
-from attnc.incontext.poisson import PoissonRegressor
 from attnc.incontext.prompt import Prompt
 from attnc.incontext.task import Task
 from incontext.exact_descent import exact_path
