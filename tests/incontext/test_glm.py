@@ -14,14 +14,13 @@ from attnc.engines.prompt import run
 from attnc.errors import ExpressionError, InputError
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.classifiers import LogisticRegression
-from attnc.incontext.descent import descent_program
+from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import Differences, Sizes, choose
 from attnc.incontext.errors import gradient_bound
-from attnc.incontext.glm import LOGISTIC, Model, glm_program
+from attnc.incontext.glm import LOGISTIC, GLMTask, glm_program
 from attnc.incontext.linear_models import PoissonRegressor
 from attnc.incontext.losses import mean_function
 from attnc.incontext.prompt import Prompt
-from attnc.incontext.task import Task
 from incontext.exact_descent import exact_path
 
 SHARP = {"tol": 1e-12, "max_iter": 10**5, "solver": "newton-cholesky"}
@@ -31,7 +30,7 @@ def sigmoid(z):
     return 1 / (1 + np.exp(-z.astype(np.longdouble)))
 
 
-def one_step(model: Model, X, y, start) -> np.ndarray:
+def one_step(model: GLMTask, X, y, start) -> np.ndarray:
     """The gradient at `start`: a plain step of length 1 without penalty leaves start − g."""
     tokens = model.prompt.tokens(X, y)
     first = np.zeros((1, tokens.shape[1]))
@@ -43,7 +42,7 @@ def one_step(model: Model, X, y, start) -> np.ndarray:
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_one_logistic_gradient_is_within_delta_and_delta_is_not_vacuous(heads, mean):
     rows, x, weights = 24, 1.5, 60.0
-    model = Model(
+    model = GLMTask(
         Prompt(rows, 2, intercept=True),
         Schedule("plain", 1, 1.0, 1.0),
         Differences(heads, 0.5),
@@ -79,7 +78,7 @@ def test_a_loss_given_as_an_expression(loss, reach):
     rng = np.random.default_rng(1)
     X, y, start = rng.uniform(-1, 1, (20, 2)), rng.normal(size=20), np.array([0.6, -0.5]) * reach
     size = float(np.abs(found.keys.values).max()) + np.abs(y).max()
-    model = Model(
+    model = GLMTask(
         Prompt(25, 2),
         Schedule("plain", 1, 1.0, 1.0),
         choose(Sizes(25, 2, 1.5, size, size), 4, "float64"),
@@ -106,7 +105,7 @@ def test_logistic_paths_follow_exact_descent(method):
     prompt = Prompt(50, 4, intercept=True)
     sizes = Sizes(50, 2, np.linalg.norm(columns, axis=1).max(), 1.0, 2.0)
     schedule = Schedule(method, 40, L, 0.2)
-    model = Model(prompt, schedule, choose(sizes, 4, "float64"), LOGISTIC, 1.0, tuple(penalty))
+    model = GLMTask(prompt, schedule, choose(sizes, 4, "float64"), LOGISTIC, 1.0, tuple(penalty))
     tokens = np.vstack([np.zeros(6), prompt.tokens(X, y)])
     found = run(glm_program(model), [tokens])
     wide = columns.astype(np.longdouble)

@@ -11,12 +11,11 @@ from sklearn.exceptions import ConvergenceWarning
 from attnc.engines.prompt import run
 from attnc.errors import BoundNotMet, InputError
 from attnc.incontext.acceleration import METHODS, Schedule
-from attnc.incontext.descent import descent_program
+from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import Differences, Sizes
 from attnc.incontext.errors import Norms, plan_least_squares
 from attnc.incontext.linear_models import LinearRegression, Ridge
 from attnc.incontext.prompt import Prompt
-from attnc.incontext.task import Task
 from incontext.exact_descent import exact_path, squared
 
 

@@ -11,11 +11,10 @@ from sklearn.exceptions import ConvergenceWarning
 from attnc.engines.prompt import run
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import GATE_ERROR, descent_program, gate_slope
+from attnc.incontext.descent import GATE_ERROR, Task, descent_program, gate_slope
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.linear_models import ElasticNet, Lasso
 from attnc.incontext.prompt import Prompt
-from attnc.incontext.task import Task
 from incontext.exact_descent import exact_path
 
 SHARP = {"tol": 1e-14, "max_iter": 10**6}

@@ -14,8 +14,8 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.estimators import LinearEstimator, with_ones
-from attnc.incontext.fitting import FitError, Units, eigenvalue_bounds
-from attnc.incontext.glm import LOGISTIC, Model, glm_program
+from attnc.incontext.fitting import ColumnUnits, FitError, eigenvalue_bounds
+from attnc.incontext.glm import LOGISTIC, GLMTask, glm_program
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -31,8 +31,9 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
 
     The columns are centred (fit_intercept) and divided by √(mean square + 4/(C·n)) before they enter the prompt.
     `coef_` and `intercept_` are in the user's units. T is the number of steps that shrink the error of a quadratic with
-    this penalty and this largest eigenvalue to `tol`, at most max_iter; momentum is then fitted to T. For classes that a
-    plane separates the penalty alone decides: if it is weak, a ConvergenceWarning gives the gradient that is left.
+    this penalty and this largest eigenvalue to `tol`, at most max_iter; momentum is then fitted to T. For classes
+    that a plane separates the penalty alone decides: if it is weak, a ConvergenceWarning gives the gradient
+    that is left.
 
     Parameters
     ----------
@@ -95,7 +96,7 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
 
     def _fit_labels(self, X: np.ndarray, targets: np.ndarray) -> None:
         damping = 4 / (self.C * len(X))
-        units = Units.of(X, targets, centred=self.fit_intercept, centred_y=False, damping=damping)
+        units = ColumnUnits.of(X, targets, centred=self.fit_intercept, centred_y=False, damping=damping)
         columns = units.prompt(X)
         prompt = self._room(X, intercept=self.fit_intercept)
         extended = with_ones(columns, self.fit_intercept)
@@ -106,9 +107,9 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
         x = float(np.sqrt((extended**2).sum(axis=1).max()))
         sizes = Sizes(prompt.rows, 2, x * (1 + 1e-12), 1.0, 2.0)
         schedule = Schedule(self.method, self.n_iter_, L, mu)
-        model = Model(prompt, schedule, choose(sizes, self.heads, "float64"), LOGISTIC, 1.0, tuple(penalty))
+        model = GLMTask(prompt, schedule, choose(sizes, self.heads, "float64"), LOGISTIC, 1.0, tuple(penalty))
         tokens = np.vstack([np.zeros(prompt.features + 2), prompt.tokens(columns, targets)])
-        token = prompt.rows + model.sinks + (2 if model.iterate == "P" else 1)
+        token = prompt.rows + model.sinks + (2 if model.schedule.iterate == "p" else 1)
         weights = self._run(glm_program(model), [tokens], np.zeros(prompt.num_weights), "vector", token)
         coefficients, intercept = self._in_units(units, weights)
         self.coef_, self.intercept_ = coefficients[None], np.array([intercept])

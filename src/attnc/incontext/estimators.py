@@ -1,7 +1,7 @@
 """The base of all estimators, in the manner of scikit-learn: parameters, checked data, a program, a run on the prompt.
 
 An estimator states its parameters as dataclass fields, from which `__init__`, `get_params` and `clone` follow, and
-implements `_fit`. Linear models share the columns made ready (`Units`), the recorded run, and `predict`.
+implements `_fit`. Linear models share the columns made ready (`ColumnUnits`), the recorded run, and `predict`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from attnc.errors import InputError
 from attnc.incontext.acceleration import METHODS, steps_for
-from attnc.incontext.fitting import FitError, Units, run_recorded
+from attnc.incontext.fitting import ColumnUnits, FitError, run_recorded
 from attnc.incontext.prompt import Prompt
 from attnc.ir.program import Program
 
@@ -148,7 +148,7 @@ class LinearEstimator(SteppingEstimator):
         weights, self.trajectory_ = run_recorded(program, inputs, start, iterate, token)
         return weights
 
-    def _in_units(self, units: Units, weights: np.ndarray) -> tuple[Float[np.ndarray, " features"], float]:
+    def _in_units(self, units: ColumnUnits, weights: np.ndarray) -> tuple[Float[np.ndarray, " features"], float]:
         """(coefficients, intercept) in the user's units; the weight of the intercept, if there is one, comes last."""
         features = len(units.scale)
         self.units_ = units

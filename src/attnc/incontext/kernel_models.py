@@ -160,11 +160,10 @@ class KernelRidge(QueriedRegressor, SteppingEstimator):
         self._schedule = Schedule(self.method, self.n_iter_, L, float(self.alpha))
         self.program_ = self._program(self.size_)
         path = [np.zeros(len(centred))]
-        iterate = "p" if self.method == "nesterov" else "v"
 
         def watch(layer: Any, state: np.ndarray) -> None:
             if layer.name.startswith("update"):
-                path.append(state[: len(centred), layer.channels.index(iterate)].copy())
+                path.append(state[: len(centred), layer.channels.index(self._schedule.iterate)].copy())
 
         self._memory = self._remembered(self.program_, watch)
         self.trajectory_ = np.stack(path)

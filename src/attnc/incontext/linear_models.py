@@ -12,12 +12,11 @@ from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import descent_program
+from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.errors import Norms, gradient_bound, plan_least_squares, proximal_bound, proximal_step
 from attnc.incontext.estimators import LEFT_OVER, LinearEstimator, check_penalty, with_ones
-from attnc.incontext.fitting import FitError, Units, eigenvalue_bounds
-from attnc.incontext.task import Task
+from attnc.incontext.fitting import ColumnUnits, FitError, eigenvalue_bounds
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -59,7 +58,7 @@ class LeastSquares(LinearRegressor):
     def _fit_quadratic(self, X: np.ndarray, y: np.ndarray, alpha: float) -> None:
         self._check_method()
         centred, damping = self.fit_intercept, alpha / len(X)
-        units = Units.of(X, y, centred=centred, centred_y=centred, damping=damping)
+        units = ColumnUnits.of(X, y, centred=centred, centred_y=centred, damping=damping)
         if not alpha and np.linalg.matrix_rank(units.prompt(X)) < X.shape[1]:
             units = units.uniform()
         columns, targets = units.prompt(X), y - units.centre
@@ -172,7 +171,7 @@ class ProximalRegressor(LinearRegressor):
         check_penalty(alpha)
         self._check_method()
         centred, damping = self.fit_intercept, alpha * (1 - l1_ratio)
-        units = Units.of(X, y, centred=centred, centred_y=centred, damping=damping)
+        units = ColumnUnits.of(X, y, centred=centred, centred_y=centred, damping=damping)
         columns, targets = units.prompt(X), y - units.centre
         l1, penalty = alpha * l1_ratio / units.scale, alpha * (1 - l1_ratio) / units.scale**2
         gram = columns.T @ columns / len(X) + np.diag(penalty)
@@ -313,7 +312,9 @@ class PoissonRegressor(LinearRegressor):
         self._check_method()
         if (y < 0).any() or not y.any():
             raise FitError(f"counts are ≥ 0 and not all zero, found values from {y.min():g} to {y.max():g}")
-        units = Units.of(X, y, centred=self.fit_intercept, centred_y=False, damping=float(self.alpha) / float(y.mean()))
+        units = ColumnUnits.of(
+            X, y, centred=self.fit_intercept, centred_y=False, damping=float(self.alpha) / float(y.mean())
+        )
         most = 2 * float(y.max())
         for _ in range(RAISES):
             found = self._fit_up_to(most, units, X, y)
@@ -322,7 +323,7 @@ class PoissonRegressor(LinearRegressor):
             most = 2 * min(max(most, found), 1e3 * most)
         raise FitError(f"the steps went to means of {found:.3g}; scale the columns, or raise alpha")
 
-    def _fit_up_to(self, most: float, units: Units, X: np.ndarray, y: np.ndarray) -> float:
+    def _fit_up_to(self, most: float, units: ColumnUnits, X: np.ndarray, y: np.ndarray) -> float:
         """Fits with steps for means up to `most`; returns the largest mean on the way."""
         columns, prompt = units.prompt(X), self._room(X, intercept=self.fit_intercept)
         extended = with_ones(columns, self.fit_intercept)
