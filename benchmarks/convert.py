@@ -101,7 +101,7 @@ def folder() -> Path:
 
 
 def models() -> tuple[nn.Module, nn.Module, attnc.converting.report.Report, dict[str, torch.Tensor]]:
-    from attnc.converting.pretrained import load_model
+    from attnc.converting.huggingface import load_model
 
     model = load_model(str(folder()))
     converted, report = attnc.convert(model, eps=1e-6)

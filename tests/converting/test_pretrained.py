@@ -109,7 +109,7 @@ def reactions(albert) -> dict:
 def test_minilm_reaches_the_figures(minilm):
     import torch
 
-    from attnc.converting.pretrained import example_inputs, load_model
+    from attnc.converting.huggingface import example_inputs, load_model
 
     model = load_model(str(minilm))
     inputs, _ = example_inputs(model, str(minilm), None)
@@ -132,7 +132,7 @@ def test_minilm_takes_at_most_three_times_the_processor_time(minilm):
     """One thread, processor time: what other programs do does not count."""
     import torch
 
-    from attnc.converting.pretrained import load_model
+    from attnc.converting.huggingface import load_model
 
     model = load_model(str(minilm))
     converted, _ = attnc.convert(model, eps=1e-6)
@@ -152,7 +152,7 @@ def test_minilm_takes_at_most_three_times_the_processor_time(minilm):
 
 
 def test_albert_uses_one_block_twelve_times(albert, reactions):
-    from attnc.converting.pretrained import load_model
+    from attnc.converting.huggingface import load_model
 
     model = load_model(str(albert))
     assert type(model).__name__ == "AlbertForMaskedLM"
@@ -171,7 +171,7 @@ def test_albert_uses_one_block_twelve_times(albert, reactions):
 def test_command_line_and_one_call_to_load(minilm, tmp_path):
     import torch
 
-    from attnc.converting.pretrained import example_inputs, load_model
+    from attnc.converting.huggingface import example_inputs, load_model
 
     out = tmp_path / "converted"
     command = [sys.executable, "-m", "attnc.cli", "convert", str(minilm), "--out", str(out), "--json"]
@@ -214,8 +214,7 @@ def test_architectures(name, tmp_path):
     import torch
     import transformers
 
-    from attnc.converting.huggingface import convert_directory
-    from attnc.converting.pretrained import example_inputs, load_model
+    from attnc.converting.huggingface import convert_directory, example_inputs, load_model
 
     torch.manual_seed(0)
     kind = getattr(transformers, name)

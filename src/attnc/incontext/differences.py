@@ -35,13 +35,13 @@ SINK_MARGIN = 4.0
 """How far, in the exponent, the examples' share of a denominator lies below one rounding of the sink's: e^−4 < 2 %."""
 MAX_HEADS = 12
 """Maximum number of pairs of heads: with 12 the truncation is below float64 rounding at every useful spacing."""
-SLACK = 64
+CLOSED_FORM_SLACK = 64
 """Units in the last place by which closed forms are rounded up: each has a few dozen roundings."""
 
 
 def rounded_up(*terms: tuple[str, float, str]) -> Bound:
     """A bound of terms (name, value, reason), whose values are rounded up."""
-    return Bound(tuple(Term(name, float(up(value, SLACK)), reason) for name, value, reason in terms))
+    return Bound(tuple(Term(name, float(up(value, CLOSED_FORM_SLACK)), reason) for name, value, reason in terms))
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Differences:
         leading = math.factorial(m) ** 2 / math.factorial(2 * m + 1)
         with np.errstate(all="ignore"):
             value = r * leading * np.float64(x) ** (2 * m) * np.exp((m * np.float64(x)) ** 2 / (4 * m + 6))
-        return float(up(value, SLACK)) if r else 0.0
+        return float(up(value, CLOSED_FORM_SLACK)) if r else 0.0
 
     def sink(self, keys: int, r: float, dtype: str) -> float:
         """The score C of the sink: with it, denominators are off by less than rounding."""

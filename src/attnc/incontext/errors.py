@@ -29,7 +29,7 @@ import numpy as np
 from attnc.errors import BoundNotMet, InputError
 from attnc.incontext.acceleration import Schedule, steps_for
 from attnc.incontext.descent import Task, descent_program
-from attnc.incontext.differences import MAX_HEADS, SLACK, Differences, Sizes, choose, rounded_up
+from attnc.incontext.differences import CLOSED_FORM_SLACK, MAX_HEADS, Differences, Sizes, choose, rounded_up
 from attnc.incontext.prompt import Prompt
 from attnc.ir.program import Program
 from attnc.numerics.bound import Bound, Term
@@ -71,7 +71,7 @@ class Plan:
     @property
     def reached(self) -> float:
         """A bound of the norm of the weights that the steps return, at which a second task starts."""
-        return float(up(self.weights + self.bound.value, SLACK))
+        return float(up(self.weights + self.bound.value, CLOSED_FORM_SLACK))
 
 
 def plan_least_squares(
@@ -156,7 +156,10 @@ def _with_heads(
         *((t.name, amplification * t.value, f"{t.reason}, over all steps") for t in gradient.terms),
         ("updates", amplification * per_step, f"the affine maps in {dtype}, over all steps"),
     ]
-    if not float(up(math.sqrt(norms.L) * schedule.swing * (gradient.value + per_step), SLACK)) <= HEADROOM * exact:
+    if (
+        not float(up(math.sqrt(norms.L) * schedule.swing * (gradient.value + per_step), CLOSED_FORM_SLACK))
+        <= HEADROOM * exact
+    ):
         terms += [("residuals", math.inf, f"errors of this size may drive them beyond the {reach:.3g} provided for")]
     return Plan(task, gradient, rounded_up(*terms), norms.weights, start)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 QUERIES = 64
 """The number of queries of one program: predictions are made in blocks of it, the last padded with zeros."""
-BEYOND = 2.0
+QUERY_REACH = 2.0
 """Programs are built for points this many times as far out as the examples; queries beyond get their own program."""
 
 
@@ -42,7 +42,7 @@ class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc
         centred = X - self.mean_
         self._prompt = self._room(X)
         self.prompt_ = self._prompt.tokens(centred, y)
-        self.size_ = BEYOND * max(float(np.sqrt((centred**2).sum(axis=1).max())), 1e-100) * (1 + 1e-12)
+        self.size_ = QUERY_REACH * max(float(np.sqrt((centred**2).sum(axis=1).max())), 1e-100) * (1 + 1e-12)
         return centred
 
     def _build(self) -> None:

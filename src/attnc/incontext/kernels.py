@@ -31,7 +31,7 @@ import numpy as np
 
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.differences import SINK_MARGIN, SLACK, Differences, Sizes, choose, rounded_up
+from attnc.incontext.differences import CLOSED_FORM_SLACK, SINK_MARGIN, Differences, Sizes, choose, rounded_up
 from attnc.incontext.prompt import ONE, PRESENT, SINK, TARGET, Prompt, named_head
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
@@ -111,7 +111,7 @@ def average_error(kernel: Kernel, spread: float) -> float:
     keys together weigh less than one rounding.
     """
     e = kernel.beta * kernel.square_error
-    return float(up(spread * (e + UNIT_ROUNDOFF[kernel.dtype]), SLACK))
+    return float(up(spread * (e + UNIT_ROUNDOFF[kernel.dtype]), CLOSED_FORM_SLACK))
 
 
 def universal_bound(kernel: Kernel, modulus: Callable[[float], float], fill: float, oscillation: float) -> Bound:
@@ -122,7 +122,7 @@ def universal_bound(kernel: Kernel, modulus: Callable[[float], float], fill: flo
     scores = gamma(kernel.prompt.features + 8, u) * 4 * kernel.beta * kernel.size**2
     rounding = oscillation * math.expm1(min(4 * scores, 700.0)) + gamma(2 * rows + 8, u) * oscillation
     return rounded_up(
-        ("approximation", modulus(float(up(distance, SLACK))), f"fill {fill:.3g}"),
+        ("approximation", modulus(float(up(distance, CLOSED_FORM_SLACK))), f"fill {fill:.3g}"),
         ("padding", oscillation * u, "rows that are absent, and the sink"),
         ("rounding", rounding, f"the average in {kernel.dtype}, targets centred"),
     )
