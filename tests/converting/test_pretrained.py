@@ -59,14 +59,9 @@ ARCHITECTURES = {
 
 
 def traced(model, inputs):
-    import torch
+    from converting.trace import traced
 
-    from converting.trace import Trace
-
-    trace = Trace()
-    with torch.no_grad(), trace:
-        out = model(**inputs)
-    return out, trace
+    return traced(model, **inputs)
 
 
 def folder_of(package: str) -> Path:

@@ -25,7 +25,7 @@ from attnc.incontext.kernels import (
 )
 from attnc.incontext.prompt import Prompt
 from attnc.targets.box import Box
-from incontext.exact_descent import exact_path, squared
+from incontext.exact_descent import exact_path, squared, standardised
 
 
 def points(rows=40, features=3, queries=12, seed=0):
@@ -111,8 +111,7 @@ def test_refusals():
 
 
 def test_estimators_on_diabetes():
-    X, y = load_diabetes(return_X_y=True)
-    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    X, y = standardised(load_diabetes)
     ours, theirs = KernelRidge().fit(X[:300], y[:300]), TheirKernelRidge(kernel="rbf").fit(X[:300], y[:300])
     assert np.abs(ours.dual_coef_ - theirs.dual_coef_).max() <= 1e-8
     assert np.abs(ours.predict(X) - theirs.predict(X)).max() <= 1e-8
