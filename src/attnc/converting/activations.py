@@ -23,7 +23,7 @@ from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 
 GATE_PROOF_SECONDS = 20.0
-"""Seconds for the proof of one gate; the gates of the tests take at most a few."""
+"""Seconds after which the proof of one gate stops, with the bound that it has by then."""
 GATE_ATTEMPTS = 4
 """Maximum number of gates that are tried, each made for a quarter of the eps before."""
 SOFTSIGN_RANGE = 10_000.0

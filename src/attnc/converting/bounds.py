@@ -1,4 +1,4 @@
-"""How errors of activations pass through the linear maps that follow: proven in exact arithmetic, rounded outward."""
+"""Errors of activations behind the linear maps that follow: proven in exact arithmetic, rounded outward."""
 
 from __future__ import annotations
 

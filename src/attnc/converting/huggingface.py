@@ -39,7 +39,7 @@ VOCABULARIES = (
 )
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_WEIGHT_BYTES = 2**33
-"""Maximum number of bytes of weights that are read, 8 GiB: the model is in memory three times while it is written."""
+"""Maximum number of bytes of weights that are read, 8 GiB: the model is in memory several times while it is written."""
 SENTENCES = (
     "The committee approved the budget after a long discussion.",
     "A cat sleeps on the warm stones beside the river.",
@@ -58,7 +58,7 @@ SENTENCES = (
 FAMILY = "attnc.converted/"
 FORMAT = f"{FAMILY}1"
 KEYS, REPORT, CARD = "attention_keys.safetensors", "report.json", "README.md"
-"""The keys have a file of their own: the file of the model's weights stays as it was."""
+"""The keys have a file of their own: the file of the model's weights does not change."""
 COPIED = (
     *VOCABULARIES,
     *("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -75,12 +75,12 @@ def convert_directory(
     """Read the model in `source`, convert it, measure it on the texts, and write all of `out`, or nothing."""
     folder = os.fspath(source)
     model = load_model(folder)
-    inputs, told = example_inputs(model, folder, texts)
+    inputs, described = example_inputs(model, folder, texts)
     converted, report = convert_module(model, eps, strict, inputs)
     if inputs is not None:
-        report.end_to_end = _end_to_end(model, converted, inputs, told)
+        report.end_to_end = _end_to_end(model, converted, inputs, described)
     else:
-        report.notes.append(f"nothing was measured: {told}")
+        report.notes.append(f"nothing was measured: {described}")
     keys = {
         f"{path}.{name}": getattr(gate, name).detach().clone()
         for path, gate in converted.named_modules()
@@ -145,20 +145,20 @@ def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
             getattr(owner, HOLDER).gate(activation, (str(entry["dtype"]),))
 
 
-def _end_to_end(model: nn.Module, converted: nn.Module, inputs: dict[str, Tensor], told: str) -> EndToEnd:
+def _end_to_end(model: nn.Module, converted: nn.Module, inputs: dict[str, Tensor], described: str) -> EndToEnd:
     """Measure the drift of the last hidden states, and of their means over the tokens, the embeddings of sentences."""
     mask = inputs.get("attention_mask")
     with measuring.in_evaluation(model), measuring.in_evaluation(converted), torch.no_grad():
         before, after = (_last_hidden(each(**inputs, output_hidden_states=True)) for each in (model, converted))
     if before is None or after is None or before.ndim != 3:
-        return EndToEnd(told)
+        return EndToEnd(described)
     if mask is None or mask.shape != before.shape[:2]:
         mask = torch.ones(before.shape[:2], dtype=torch.int64)
     seen = mask.bool()[..., None]
     a, b = (torch.where(seen, hidden.double(), 0.0) for hidden in (before, after))
     means = [hidden.sum(1) / seen.sum(1) for hidden in (a, b)]
     cosine = (means[0] * means[1]).sum(-1) / (means[0].norm(dim=-1) * means[1].norm(dim=-1))
-    return EndToEnd(told, float((a - b).abs().max()), max(0.0, float((1 - cosine).max())), float(a.abs().max()))
+    return EndToEnd(described, float((a - b).abs().max()), max(0.0, float((1 - cosine).max())), float(a.abs().max()))
 
 
 def _last_hidden(output: Any) -> Tensor | None:
@@ -297,14 +297,14 @@ def example_inputs(model: Any, folder: str, texts: Sequence[str] | None) -> tupl
             raise FileError(f"{folder!r} has no tokenizer that can be loaded, and texts were given")
         noise = torch.Generator().manual_seed(0)
         ids = torch.randint(0, config.vocab_size, (8, 16), generator=noise)
-        inputs, told = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "8 sequences of random tokens"
+        inputs, described = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "8 sequences of random tokens"
     else:
         longest = min(256, getattr(config, "max_position_embeddings", None) or 256)
         inputs = dict(tokenizer(list(given), padding=True, truncation=True, max_length=longest, return_tensors="pt"))
-        told = f"{len(given)} {'built-in' if texts is None else 'given'} texts"
+        described = f"{len(given)} {'built-in' if texts is None else 'given'} texts"
     if getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = inputs["input_ids"]
-    return inputs, told
+    return inputs, described
 
 
 def _tokenizer(folder: str) -> Any:

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 Entries = Mapping[tuple[str, str], float]
 """A matrix by the names of its rows and columns: (row, column) → entry."""
 SINK_MARGIN = 4.0
-"""How far, in the exponent, the examples' share of a denominator lies below one rounding of the sink's: e^−4 < 2 %."""
+"""Natural logarithm of the ratio of one rounding of a denominator to the examples' share in it: the share is below 2 %
+of a rounding."""
 MAX_HEADS = 12
-"""Maximum number of pairs of heads: with 12 the truncation is below float64 rounding at every useful spacing."""
+"""Maximum number of pairs of heads: in float64 the bound is least with about 8, and grows with rounding beyond 12."""
 CLOSED_FORM_SLACK = 64
 """Units in the last place by which closed forms are rounded up: each has a few dozen roundings."""
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 HEADROOM = 0.25
-"""The part h of the exact residuals by which errors of the gradients may raise them: a quarter costs the heads little
-accuracy, and every plan of the tests stays within it unless its spacing is too coarse."""
+"""The part h of the exact residuals by which errors of the gradients may raise them: a quarter costs the heads
+little accuracy, and errors stay far below it unless the spacing is too coarse."""
 
 
 @dataclass(frozen=True)
