@@ -108,33 +108,25 @@ def _prelu(input: Any = None, weight: Any = None) -> ActivationCall:
     return ActivationCall(input, Activation("prelu"))
 
 
+WITHOUT_PARAMETERS = (
+    *("relu", "relu6", "hardswish", "hardsigmoid", "silu", "mish", "sigmoid", "logsigmoid", "tanh", "tanhshrink"),
+    *("softsign", "selu", "erf"),
+)
+"""The activations without parameters, whose names are those of the gates."""
 READERS: dict[str, Callable[..., ActivationCall]] = {
-    "relu": _plain("relu"),
-    "relu6": _plain("relu6"),
+    **{name: _plain(name) for name in WITHOUT_PARAMETERS},
+    **{name: _with_alpha(name) for name in ("elu", "celu")},
+    "expit": _plain("sigmoid"),
     "hardtanh": _hardtanh,
-    "hardswish": _plain("hardswish"),
-    "hardsigmoid": _plain("hardsigmoid"),
     "leaky_relu": _leaky_relu,
     "rrelu": _rrelu,
     "prelu": _prelu,
     "gelu": _gelu,
-    "silu": _plain("silu"),
-    "mish": _plain("mish"),
-    "sigmoid": _plain("sigmoid"),
-    "expit": _plain("sigmoid"),
-    "logsigmoid": _plain("logsigmoid"),
-    "tanh": _plain("tanh"),
-    "tanhshrink": _plain("tanhshrink"),
     "softplus": _softplus,
-    "softsign": _plain("softsign"),
     "softshrink": _softshrink,
     "hardshrink": _jumps("hardshrink"),
     "threshold": _threshold,
-    "elu": _with_alpha("elu"),
-    "celu": _with_alpha("celu"),
-    "selu": _plain("selu"),
     "glu": _glu,
-    "erf": _plain("erf"),
 }
 """torch's name of a function → the reader of its calls, which has the signature of that function."""
 
