@@ -1,8 +1,8 @@
 """The figures of converting: original and converted side by side, in one run.
 
 Run `make test-models` once, then `python benchmarks/convert.py [--rounds N]`. Errors of activations are measured
-against 60-digit arithmetic; "proven" is what attnc proves, everything else is measured. Times are of this machine at
-this moment: compare those of one line with one another.
+against 60-digit arithmetic; "proven" figures are proved by attnc, all others are measured. Times depend on the machine
+and its load: compare only times of one line.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def relu_mlp() -> None:
         error = float((converted(x) - model(x)).abs().max())
     keys = report.replaced[0].anchors
     print(
-        f"\nReLU MLP 64→256→64, float64: {keys} keys a unit, proven {composed_error(converted):.2e}, seen {error:.2e}"
+        f"\nReLU MLP 64→256→64, float64: {keys} keys per unit, proven {composed_error(converted):.2e}, seen {error:.2e}"
     )
 
 
@@ -101,7 +101,7 @@ def folder() -> Path:
 
 
 def models() -> tuple[nn.Module, nn.Module, attnc.converting.report.Report, dict[str, torch.Tensor]]:
-    from attnc.converting.pretrained import load_model
+    from attnc.converting.huggingface import load_model
 
     model = load_model(str(folder()))
     converted, report = attnc.convert(model, eps=1e-6)
@@ -114,7 +114,7 @@ def minilm(rounds: int) -> None:
     with torch.no_grad():
         a, b = (each(**inputs).last_hidden_state.double() for each in (model, converted))
     cosine = torch.nn.functional.cosine_similarity(a.mean(1), b.mean(1))
-    print(f"\nMiniLM, float32, {BATCH} × {TOKENS} tokens: {report.replaced[0].anchors} keys a unit")
+    print(f"\nMiniLM, float32, {BATCH} × {TOKENS} tokens: {report.replaced[0].anchors} keys per unit")
     print(f"hidden states move {(a - b).abs().max():.2e} (of {a.abs().max():.2g}); 1 − cosine {(1 - cosine).max():.2e}")
     for threads in (2, 1):
         torch.set_num_threads(threads)
@@ -135,8 +135,8 @@ def minilm(rounds: int) -> None:
         int(subprocess.run([sys.executable, __file__, "--peak", which], capture_output=True, check=True).stdout)
         for which in ("original", "both")
     ]
-    told = " → ".join(f"{peak / 2**20:.0f} MiB" for peak in peaks)
-    print(f"peak memory, both models loaded: {told}, {peaks[1] / peaks[0]:.2f} ×")
+    peak_text = " → ".join(f"{peak / 2**20:.0f} MiB" for peak in peaks)
+    print(f"peak memory, both models loaded: {peak_text}, {peaks[1] / peaks[0]:.2f} ×")
 
 
 def peak_memory(which: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 
 import pytest
 
@@ -16,25 +15,9 @@ from torch.nn import functional as F  # noqa: E402
 
 import attnc  # noqa: E402
 from attnc.converting.bounds import composed_error, gain  # noqa: E402
-from converting.trace import Trace  # noqa: E402
-
-
-def mlp(activation: nn.Module, *widths: int) -> nn.Sequential:
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for a, b in itertools.pairwise(widths):
-        layers += [nn.Linear(a, b), copy.deepcopy(activation)]
-    return nn.Sequential(*layers[:-1])
-
+from converting.trace import Trace, assert_same_by_attention, mlp, traced  # noqa: E402
 
 renamed = F.relu
-
-
-def traced(model, *args, **options):
-    trace = Trace()
-    with torch.no_grad(), trace:
-        out = model(*args, **options)
-    return out, trace
 
 
 class Functional(nn.Module):
@@ -75,7 +58,7 @@ class Traceable(nn.Module):
 
 
 def test_relu_mlp_reaches_the_figure():
-    model = mlp(nn.ReLU(), 64, 256, 64).double()
+    model = mlp(nn.ReLU, 64, 256, 64, dtype=torch.float64)
     converted, report = attnc.convert(model, eps=1e-12)
     x = torch.randn(2000, 64, dtype=torch.float64) * 10
     assert (converted(x) - model(x)).abs().max() <= 1e-9
@@ -83,9 +66,9 @@ def test_relu_mlp_reaches_the_figure():
     assert report.replaced[0].anchors == 2
 
 
-@pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU(), nn.ELU(0.5)], ids=str)
+@pytest.mark.parametrize("activation", [nn.GELU, nn.ReLU, functools.partial(nn.ELU, 0.5)], ids=str)
 def test_the_composed_error_is_a_bound_and_not_a_vacuous_one(activation):
-    model = mlp(activation, 3, 8, 8, 2).double()
+    model = mlp(activation, 3, 8, 8, 2, dtype=torch.float64)
     converted, report = attnc.convert(model, eps=1e-3)
     x = torch.randn(20_000, 3, dtype=torch.float64) * 3
     error = (converted(x) - model(x)).abs().max().item()
@@ -112,10 +95,7 @@ def test_functions_in_code_are_answered_and_reported():
     torch.manual_seed(1)
     model, x = Functional().eval(), torch.randn(5, 16)
     converted, report = attnc.convert(model, eps=1e-6, example=x)
-    y, trace = traced(converted, x)
-    assert not trace.activations
-    assert trace.counts["_softmax"] >= 8
-    assert (y - model(x)).abs().max() <= 1e-5
+    assert assert_same_by_attention(model, converted, x).counts["_softmax"] >= 8
     found = {entry.activation.partition("(")[0] for entry in report.replaced}
     assert found == {"leaky_relu", "sigmoid", "relu", "erf", "elu", "gelu_tanh", "tanh", "silu"}
     assert "leaky_relu(slope=0.2)" in {entry.activation for entry in report.replaced}
@@ -139,11 +119,7 @@ def test_traceable_code_is_known_before_it_runs():
         ("softplus()", "softplus(beta=2)"),
     ]
     for run in ("forward", "features"):
-        trace = Trace()
-        with torch.no_grad(), trace:
-            y = getattr(converted, run)(x)
-        assert not trace.activations
-        assert (y - getattr(model, run)(x)).abs().max() <= 1e-5
+        assert_same_by_attention(getattr(model, run), getattr(converted, run), x)
 
 
 def test_other_modules_of_the_class_are_untouched():
@@ -169,9 +145,7 @@ def test_transformer_layers_do_not_take_the_fused_path(activation):
     _, before = traced(model, x)
     assert "_transformer_encoder_layer_fwd" in before.counts or activation is F.silu
     converted, report = attnc.convert(model, eps=1e-6, example=x)
-    y, after = traced(converted, x)
-    assert not after.activations
-    assert (y - model(x)).abs().max() <= 1e-5
+    assert_same_by_attention(model, converted, x)
     assert [entry.path for entry in report.replaced] == ["layers.0.activation", "layers.1.activation"]
     assert [entry.consumers for entry in report.replaced] == [("layers.0.linear2",), ("layers.1.linear2",)]
     assert all(entry.block_error > 0 or activation is F.silu for entry in report.replaced)
@@ -186,9 +160,7 @@ def test_decoder_and_whole_transformer():
     torch.manual_seed(0)
     model, x = nn.Transformer(16, 4, 1, 1, 32, batch_first=True).eval(), torch.randn(2, 5, 16)
     converted, report = attnc.convert(model, eps=1e-6)
-    y, trace = traced(converted, x, x)
-    assert not trace.activations
-    assert (y - model(x, x)).abs().max() <= 1e-5
+    assert_same_by_attention(model, converted, x, x)
     assert len(report.replaced) == 2
 
 
@@ -206,9 +178,7 @@ def test_gated_blocks():
     for act in (nn.SiLU(), nn.GELU(), F.silu):
         model = SwiGLU(act)
         converted, report = attnc.convert(model, eps=1e-6, example=x)
-        y, trace = traced(converted, x)
-        assert not trace.activations
-        assert (y - model(x)).abs().max() <= 1e-5
+        assert_same_by_attention(model, converted, x)
         assert report.replaced[0].path == "act"
 
 
@@ -237,6 +207,7 @@ def test_bad_input():
         (nn.Linear(2, 2), "no activation"),
         (nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64), nn.ReLU()), "complex"),
         (torch.jit.ScriptModule(), "TorchScript"),
+        (nn.Sequential(nn.Linear(2, 2, device="meta"), nn.ReLU()), "meta"),
     ):
         with pytest.raises(attnc.InputError, match=message):
             attnc.convert(given)
@@ -282,9 +253,7 @@ def test_what_no_reading_shows_is_found_by_a_run():
     x = torch.randn(5)
     model = Hidden()
     converted, report = attnc.convert(model, example=x)
-    y, trace = traced(converted, x)
-    assert not trace.activations
-    assert (y - model(x)).abs().max() <= 1e-5
+    assert_same_by_attention(model, converted, x)
     assert {entry.activation for entry in report.replaced} == {"silu", "sigmoid", "relu"}
 
 
@@ -297,11 +266,6 @@ def test_kernels_called_by_their_operator_are_named():
     assert [entry.what for entry in report.left] == ["kernel gelu"]
     with pytest.raises(attnc.InputError, match="kernel gelu"):
         attnc.convert(Direct(), example=torch.randn(5), strict=True)
-
-
-def test_devices_without_numbers_are_refused():
-    with pytest.raises(attnc.InputError, match="meta"):
-        attnc.convert(nn.Sequential(nn.Linear(2, 2, device="meta"), nn.ReLU()))
 
 
 def test_training_mode_and_randomness_survive_an_example():
@@ -318,7 +282,7 @@ def test_a_converted_mlp_fine_tunes_like_the_original():
     x = torch.rand(256, 2, dtype=torch.float64) * 2 - 1
     target = torch.sin(3 * x[:, :1]) * x[:, 1:]
     losses = []
-    original = mlp(nn.GELU(), 2, 16, 1).double()
+    original = mlp(nn.GELU, 2, 16, 1, dtype=torch.float64)
     for model in (original, attnc.convert(original, eps=1e-7)[0]):
         model = copy.deepcopy(model)
         optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -335,7 +299,7 @@ def test_a_converted_mlp_fine_tunes_like_the_original():
 def test_report_is_a_table_and_json():
     import json
 
-    _, report = attnc.convert(mlp(nn.GELU(), 4, 8, 2), eps=1e-5, example=torch.randn(9, 4))
+    _, report = attnc.convert(mlp(nn.GELU, 4, 8, 2), eps=1e-5, example=torch.randn(9, 4))
     assert json.loads(json.dumps(report.as_json()))["replaced"][0]["name"] == "1"
     text = str(report)
     assert "proven block error" in text

@@ -59,14 +59,9 @@ ARCHITECTURES = {
 
 
 def traced(model, inputs):
-    import torch
+    from converting.trace import traced
 
-    from converting.trace import Trace
-
-    trace = Trace()
-    with torch.no_grad(), trace:
-        out = model(**inputs)
-    return out, trace
+    return traced(model, **inputs)
 
 
 def folder_of(package: str) -> Path:
@@ -109,7 +104,7 @@ def reactions(albert) -> dict:
 def test_minilm_reaches_the_figures(minilm):
     import torch
 
-    from attnc.converting.pretrained import example_inputs, load_model
+    from attnc.converting.huggingface import example_inputs, load_model
 
     model = load_model(str(minilm))
     inputs, _ = example_inputs(model, str(minilm), None)
@@ -132,7 +127,7 @@ def test_minilm_takes_at_most_three_times_the_processor_time(minilm):
     """One thread, processor time: what other programs do does not count."""
     import torch
 
-    from attnc.converting.pretrained import load_model
+    from attnc.converting.huggingface import load_model
 
     model = load_model(str(minilm))
     converted, _ = attnc.convert(model, eps=1e-6)
@@ -152,7 +147,7 @@ def test_minilm_takes_at_most_three_times_the_processor_time(minilm):
 
 
 def test_albert_uses_one_block_twelve_times(albert, reactions):
-    from attnc.converting.pretrained import load_model
+    from attnc.converting.huggingface import load_model
 
     model = load_model(str(albert))
     assert type(model).__name__ == "AlbertForMaskedLM"
@@ -171,7 +166,7 @@ def test_albert_uses_one_block_twelve_times(albert, reactions):
 def test_command_line_and_one_call_to_load(minilm, tmp_path):
     import torch
 
-    from attnc.converting.pretrained import example_inputs, load_model
+    from attnc.converting.huggingface import example_inputs, load_model
 
     out = tmp_path / "converted"
     command = [sys.executable, "-m", "attnc.cli", "convert", str(minilm), "--out", str(out), "--json"]
@@ -214,8 +209,7 @@ def test_architectures(name, tmp_path):
     import torch
     import transformers
 
-    from attnc.converting.huggingface import convert_directory
-    from attnc.converting.pretrained import example_inputs, load_model
+    from attnc.converting.huggingface import convert_directory, example_inputs, load_model
 
     torch.manual_seed(0)
     kind = getattr(transformers, name)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import doctest
+import functools
 
 import pytest
 
@@ -14,12 +15,9 @@ from torch import nn  # noqa: E402
 import attnc  # noqa: E402
 from attnc.ir.rounding import evaluation_error  # noqa: E402
 from attnc_checker import check  # noqa: E402
+from converting import trace  # noqa: E402
 
-
-def mlp(activation, *widths: int, dtype=torch.float64) -> nn.Sequential:
-    torch.manual_seed(0)
-    parts = [(nn.Linear(a, b), activation()) for a, b in itertools.pairwise(widths)]
-    return nn.Sequential(*[part for pair in parts for part in pair][:-1]).to(dtype)
+mlp = functools.partial(trace.mlp, dtype=torch.float64)
 
 
 def both_forms(module: nn.Sequential, network: attnc.Network, eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -107,3 +105,10 @@ def test_the_block_of_a_transformer_layer():
         x = torch.tensor(points)
         reference = layer.linear2(torch.nn.functional.gelu(layer.linear1(x))).numpy()
     assert np.abs(network(points) - reference).max() <= network.parameters["error"] + 1e-12
+
+
+@pytest.mark.parametrize("function", [attnc.convert, attnc.mlp_network], ids=lambda function: function.__name__)
+def test_the_example_of_its_docstring_runs(function):
+    (example,) = doctest.DocTestFinder().find(function, function.__name__, globs={})
+    assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
+    assert example.examples

@@ -1,10 +1,14 @@
-"""Which kernels run: the operators that torch dispatches."""
+"""The kernels that run, by the operators that torch dispatches; and models to convert."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 ACTIVATION_KERNELS = {
@@ -31,3 +35,24 @@ class Trace(TorchDispatchMode):
     @property
     def activations(self) -> set[str]:
         return set(self.counts) & ACTIVATION_KERNELS
+
+
+def traced(model: nn.Module, *args: Any, **options: Any) -> tuple[Any, Trace]:
+    trace = Trace()
+    with torch.no_grad(), trace:
+        out = model(*args, **options)
+    return out, trace
+
+
+def assert_same_by_attention(model: Callable[..., Any], converted: Callable[..., Any], *args: Any) -> Trace:
+    """The outputs agree, and no kernel of an activation runs in the converted model."""
+    y, trace = traced(converted, *args)
+    assert not trace.activations
+    assert (y - model(*args)).abs().max() <= 1e-5
+    return trace
+
+
+def mlp(activation: Callable[[], nn.Module], *widths: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    parts = [(nn.Linear(a, b), activation()) for a, b in itertools.pairwise(widths)]
+    return nn.Sequential(*[part for pair in parts for part in pair][:-1]).to(dtype)

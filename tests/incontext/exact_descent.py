@@ -1,10 +1,12 @@
-"""Exact gradient steps in long double, to compare programs with, layer by layer."""
+"""References for programs: exact gradient steps in long double, the gradient of one step, scikit-learn's models."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from attnc.engines.prompt import run
 from attnc.incontext.acceleration import Schedule
+from attnc.incontext.descent import Task, descent_program
 
 
 def exact_path(schedule: Schedule, gradient, start: np.ndarray, proximal=lambda x, eta: x) -> np.ndarray:
@@ -26,3 +28,22 @@ def exact_path(schedule: Schedule, gradient, start: np.ndarray, proximal=lambda 
 def squared(X: np.ndarray, y: np.ndarray, penalty: np.ndarray):
     X, y = X.astype(np.longdouble), y.astype(np.longdouble)
     return lambda v: X.T @ (X @ v - y) + penalty * v
+
+
+def one_gradient(task: Task, X: np.ndarray, y: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """The gradient at `start`: a plain step of length 1 without penalty leaves start − g."""
+    return start - run(descent_program([task]), [start, task.prompt.tokens(X, y)])
+
+
+def standardised(load) -> tuple[np.ndarray, np.ndarray]:
+    """A data set of scikit-learn with columns of mean 0 and variance 1."""
+    X, y = load(return_X_y=True)
+    return (X - X.mean(axis=0)) / X.std(axis=0), y
+
+
+def assert_same_weights(ours, theirs, tolerance: float, *, support: bool = False) -> None:
+    """Coefficients and intercepts agree; with `support`, the same coefficients are zero."""
+    assert np.abs(ours.coef_ - theirs.coef_).max() <= tolerance
+    assert np.abs(ours.intercept_ - theirs.intercept_).max() <= tolerance
+    if support:
+        assert ((ours.coef_ != 0) == (theirs.coef_ != 0)).all()

@@ -7,21 +7,13 @@ import pytest
 
 from attnc.errors import InputError
 from attnc.incontext.acceleration import METHODS, Schedule, steps_for
+from incontext.exact_descent import exact_path
 
 
 def iterate(schedule: Schedule, eigenvalues: np.ndarray, start: np.ndarray, errors: np.ndarray) -> np.ndarray:
     """The errors x_t − x* of every eigenvector, in long double, with `errors` added to the gradients."""
-    v = p = start.astype(np.longdouble)
-    path = [v]
-    for eta, beta, error in zip(schedule.etas, schedule.betas, errors, strict=True):
-        step = v - np.longdouble(eta) * (eigenvalues * v + error)
-        if schedule.method == "nesterov":
-            v, p = step + np.longdouble(beta) * (step - p), step
-            path.append(p)
-        else:
-            v, p = step + np.longdouble(beta) * (v - p), v
-            path.append(v)
-    return np.stack(path)
+    each = iter(errors)
+    return exact_path(schedule, lambda v: eigenvalues * v + next(each), start)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import warnings
 
 import pytest
@@ -10,17 +11,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import attnc
 
-LONG = {
-    "KernelRidge",
-    "KNeighborsRegressor",
-    "ElasticNet",
-    "Lasso",
-    "LinearRegression",
-    "LogisticRegression",
-    "NadarayaWatson",
-    "PoissonRegressor",
-}
-NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in sorted(attnc.incontext._ESTIMATORS)]
+ESTIMATORS = sorted(attnc.incontext._ESTIMATORS)
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name != "Ridge")) for name in ESTIMATORS]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -28,6 +20,14 @@ def test_check_estimator(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkipTestWarning)
         check_estimator(getattr(attnc.incontext, name)())
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_example_of_its_docstring_runs(name):
+    estimator = getattr(attnc.incontext, name)
+    (example,) = doctest.DocTestFinder(recurse=False).find(estimator, name)
+    assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
+    assert example.examples
 
 
 def test_unknown_names():

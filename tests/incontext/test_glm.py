@@ -14,16 +14,16 @@ from attnc.engines.prompt import run
 from attnc.errors import ExpressionError, InputError
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.classifiers import LogisticRegression
-from attnc.incontext.descent import descent_program
+from attnc.incontext.descent import Task
 from attnc.incontext.differences import Differences, Sizes, choose
 from attnc.incontext.errors import gradient_bound
-from attnc.incontext.glm import LOGISTIC, Model, glm_program
+from attnc.incontext.glm import LOGISTIC, GLMTask, glm_program
+from attnc.incontext.linear_models import PoissonRegressor
 from attnc.incontext.losses import mean_function
-from attnc.incontext.poisson import PoissonRegressor
 from attnc.incontext.prompt import Prompt
-from attnc.incontext.task import Task
-from incontext.exact_descent import exact_path
+from incontext.exact_descent import assert_same_weights, exact_path, one_gradient, standardised
 
+ONE_STEP = Schedule("plain", 1, 1.0, 1.0)
 SHARP = {"tol": 1e-12, "max_iter": 10**5, "solver": "newton-cholesky"}
 
 
@@ -31,7 +31,7 @@ def sigmoid(z):
     return 1 / (1 + np.exp(-z.astype(np.longdouble)))
 
 
-def one_step(model: Model, X, y, start) -> np.ndarray:
+def one_step(model: GLMTask, X, y, start) -> np.ndarray:
     """The gradient at `start`: a plain step of length 1 without penalty leaves start − g."""
     tokens = model.prompt.tokens(X, y)
     first = np.zeros((1, tokens.shape[1]))
@@ -43,15 +43,8 @@ def one_step(model: Model, X, y, start) -> np.ndarray:
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_one_logistic_gradient_is_within_delta_and_delta_is_not_vacuous(heads, mean):
     rows, x, weights = 24, 1.5, 60.0
-    model = Model(
-        Prompt(rows, 2, intercept=True),
-        Schedule("plain", 1, 1.0, 1.0),
-        Differences(heads, 0.5),
-        LOGISTIC,
-        1.0,
-        (0.0,) * 3,
-        mean,
-    )
+    prompt = Prompt(rows, 2, intercept=True)
+    model = GLMTask(prompt, ONE_STEP, Differences(heads, 0.5), LOGISTIC, 1.0, (0.0,) * 3, mean)
     delta, worst = model.gradient_bound(x, weights, 0.0, "float64").value, 0.0
     rng = np.random.default_rng(0)
     for trial in range(4):
@@ -79,14 +72,8 @@ def test_a_loss_given_as_an_expression(loss, reach):
     rng = np.random.default_rng(1)
     X, y, start = rng.uniform(-1, 1, (20, 2)), rng.normal(size=20), np.array([0.6, -0.5]) * reach
     size = float(np.abs(found.keys.values).max()) + np.abs(y).max()
-    model = Model(
-        Prompt(25, 2),
-        Schedule("plain", 1, 1.0, 1.0),
-        choose(Sizes(25, 2, 1.5, size, size), 4, "float64"),
-        found.keys,
-        size,
-        (0.0, 0.0),
-    )
+    differences = choose(Sizes(25, 2, 1.5, size, size), 4, "float64")
+    model = GLMTask(Prompt(25, 2), ONE_STEP, differences, found.keys, size, (0.0, 0.0))
     error = np.linalg.norm(one_step(model, X, y, start) - X.T @ (found(X @ start) - y))
     assert error <= model.gradient_bound(np.sqrt(2), reach, found.error, "float64").value
 
@@ -106,7 +93,7 @@ def test_logistic_paths_follow_exact_descent(method):
     prompt = Prompt(50, 4, intercept=True)
     sizes = Sizes(50, 2, np.linalg.norm(columns, axis=1).max(), 1.0, 2.0)
     schedule = Schedule(method, 40, L, 0.2)
-    model = Model(prompt, schedule, choose(sizes, 4, "float64"), LOGISTIC, 1.0, tuple(penalty))
+    model = GLMTask(prompt, schedule, choose(sizes, 4, "float64"), LOGISTIC, 1.0, tuple(penalty))
     tokens = np.vstack([np.zeros(6), prompt.tokens(X, y)])
     found = run(glm_program(model), [tokens])
     wide = columns.astype(np.longdouble)
@@ -116,16 +103,10 @@ def test_logistic_paths_follow_exact_descent(method):
     assert np.linalg.norm(found - glm_program(model)(tokens[None])[0]) <= 10 * schedule.amplification * delta
 
 
-def standardised_cancer():
-    X, y = load_breast_cancer(return_X_y=True)
-    return (X - X.mean(axis=0)) / X.std(axis=0), y
-
-
 def test_logistic_regression_on_breast_cancer():
-    X, y = standardised_cancer()
+    X, y = standardised(load_breast_cancer)
     ours, theirs = LogisticRegression().fit(X, y), linear_model.LogisticRegression(**SHARP).fit(X, y)
-    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-5
-    assert np.abs(ours.intercept_ - theirs.intercept_).max() <= 1e-5
+    assert_same_weights(ours, theirs, 1e-5)
     assert (ours.predict(X) == theirs.predict(X)).all()
     assert np.abs(ours.predict_proba(X) - theirs.predict_proba(X)).max() <= 1e-6
 
@@ -135,7 +116,7 @@ def test_string_labels_padding_and_no_intercept():
     names = np.array(["no", "yes"])[y]
     ours = LogisticRegression(fit_intercept=False, max_rows=100).fit(X, names)
     theirs = linear_model.LogisticRegression(fit_intercept=False, **SHARP).fit(X, names)
-    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-6
+    assert_same_weights(ours, theirs, 1e-6)
     assert (ours.predict(X) == theirs.predict(X)).all()
     assert np.abs(ours.program_(ours.prompt_[None])[0] - ours.trajectory_[-1]).max() <= 1e-9
 
@@ -170,12 +151,15 @@ def test_targets_that_do_not_serve():
 
 @pytest.mark.parametrize("alpha", [1.0, 0.0])
 def test_poisson_regression(alpha):
-    X, y = load_diabetes(return_X_y=True)
-    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    X, y = standardised(load_diabetes)
     ours, theirs = PoissonRegressor(alpha).fit(X, y), linear_model.PoissonRegressor(alpha=alpha, **SHARP).fit(X, y)
-    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-9
-    assert abs(ours.intercept_ - theirs.intercept_) <= 1e-9
+    assert_same_weights(ours, theirs, 1e-9)
     assert np.abs(ours.predict(X) / theirs.predict(X) - 1).max() <= 1e-9
+
+
+def poisson_task(prompt: Prompt, differences: Differences, reach: float, targets: float, mean: bool = False) -> Task:
+    penalty = (0.0,) * prompt.num_weights
+    return Task(prompt, ONE_STEP, differences, reach, penalty, mean=mean, loss="poisson", targets=targets)
 
 
 @pytest.mark.parametrize("mean", [False, True])
@@ -183,35 +167,16 @@ def test_one_poisson_gradient(mean):
     rng = np.random.default_rng(4)
     X, y, start = rng.uniform(-1, 1, (15, 3)), rng.poisson(2.0, 15), np.array([0.5, -1.0, 0.7])
     sizes = Sizes(20, 2, 2.0, float(y.max()), float(y.max()), mean)
-    task = Task(
-        Prompt(20, 3),
-        Schedule("plain", 1, 1.0, 1.0),
-        choose(sizes, 4, "float64"),
-        2.2,
-        (0.0,) * 3,
-        mean=mean,
-        loss="poisson",
-        targets=float(y.max()),
-    )
-    found = start - run(descent_program([task]), [start, task.prompt.tokens(X, y)])
+    task = poisson_task(Prompt(20, 3), choose(sizes, 4, "float64"), 2.2, float(y.max()), mean)
     exact = X.T @ (np.exp(X @ start) - y) / (15 if mean else 1)
-    assert np.linalg.norm(found - exact) <= gradient_bound(task, 2.0, 2.0).value
+    assert np.linalg.norm(one_gradient(task, X, y, start) - exact) <= gradient_bound(task, 2.0, 2.0).value
 
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_the_bound_of_a_poisson_gradient_is_not_vacuous(heads):
     """Where all counts are at their limit, what the moment is off by is the bound."""
     X, y = np.tile([1.2, 0.9], (12, 1)), np.full(12, 6.0)
-    task = Task(
-        Prompt(12, 2),
-        Schedule("plain", 1, 1.0, 1.0),
-        Differences(heads, 0.125),
-        1.0,
-        (0.0, 0.0),
-        loss="poisson",
-        targets=6.0,
-    )
+    task = poisson_task(Prompt(12, 2), Differences(heads, 0.125), 1.0, 6.0)
     start = np.array([-1.0, 0.3])
-    found = start - run(descent_program([task]), [start, task.prompt.tokens(X, y)])
-    error = np.linalg.norm(found - X.T @ (np.exp(X @ start) - y))
+    error = np.linalg.norm(one_gradient(task, X, y, start) - X.T @ (np.exp(X @ start) - y))
     assert error <= gradient_bound(task, 1.5, 1.05).value <= 10 * error

@@ -12,13 +12,20 @@ from attnc.engines.prompt import run
 from attnc.errors import InputError
 from attnc.incontext import KernelRidge, KNeighborsRegressor, NadarayaWatson
 from attnc.incontext.acceleration import METHODS, Schedule
-from attnc.incontext.composition import compose, reached
-from attnc.incontext.errors import Norms, plan_least_squares
-from attnc.incontext.kernels import Kernel, average_error, kernel_ridge, nadaraya_watson, nearest
+from attnc.incontext.errors import Norms, compose, plan_least_squares
+from attnc.incontext.kernels import (
+    Kernel,
+    average_error,
+    beta_for,
+    fill_distance,
+    kernel_ridge,
+    nadaraya_watson,
+    nearest,
+    universal_bound,
+)
 from attnc.incontext.prompt import Prompt
-from attnc.incontext.universal import beta_for, fill_distance, universal_bound
 from attnc.targets.box import Box
-from incontext.exact_descent import exact_path, squared
+from incontext.exact_descent import exact_path, squared, standardised
 
 
 def points(rows=40, features=3, queries=12, seed=0):
@@ -104,8 +111,7 @@ def test_refusals():
 
 
 def test_estimators_on_diabetes():
-    X, y = load_diabetes(return_X_y=True)
-    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    X, y = standardised(load_diabetes)
     ours, theirs = KernelRidge().fit(X[:300], y[:300]), TheirKernelRidge(kernel="rbf").fit(X[:300], y[:300])
     assert np.abs(ours.dual_coef_ - theirs.dual_coef_).max() <= 1e-8
     assert np.abs(ours.predict(X) - theirs.predict(X)).max() <= 1e-8
@@ -153,7 +159,7 @@ def test_two_tasks_in_one_program(methods):
         plan = plan_least_squares(
             Prompt(rows + 3, 3), norms, tuple(penalty), steps=steps, heads=3, method=method, start=start
         )
-        start = reached(plan)
+        start = plan.reached
         tasks.append((X, y, penalty))
         plans.append(plan)
     program, bound = compose(*plans)

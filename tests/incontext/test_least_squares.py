@@ -11,13 +11,13 @@ from sklearn.exceptions import ConvergenceWarning
 from attnc.engines.prompt import run
 from attnc.errors import BoundNotMet, InputError
 from attnc.incontext.acceleration import METHODS, Schedule
-from attnc.incontext.descent import descent_program
+from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import Differences, Sizes
 from attnc.incontext.errors import Norms, plan_least_squares
+from attnc.incontext.fitting import run_recorded
 from attnc.incontext.linear_models import LinearRegression, Ridge
 from attnc.incontext.prompt import Prompt
-from attnc.incontext.task import Task
-from incontext.exact_descent import exact_path, squared
+from incontext.exact_descent import assert_same_weights, exact_path, one_gradient, squared, standardised
 
 
 def problem(rows: int, features: int, seed: int = 0, penalty: float = 0.3):
@@ -53,21 +53,14 @@ def test_a_coarse_spacing_that_lets_the_steps_run_away_has_no_bound(method, eps)
 def test_every_layer_is_within_the_bound_of_exact_descent(method):
     X, y, penalty, norms = problem(40, 4)
     plan = plan_least_squares(Prompt(50, 4), norms, tuple(penalty), steps=25, heads=2, method=method)
-    program, path = descent_program([plan.task]), []
-    tokens = plan.task.prompt.tokens(X, y)
-
-    def watch(layer, state):
-        if layer.name.startswith("update"):
-            columns = [i for i, name in enumerate(layer.channels) if name.startswith(plan.task.iterate)]
-            path.append(state[0, columns].copy())
-
-    run(program, [np.zeros(4), tokens], watch)
-    exact = exact_path(plan.task.schedule, squared(X, y, penalty), np.zeros(4))[1:]
+    inputs = [np.zeros(4), plan.task.prompt.tokens(X, y)]
+    path = run_recorded(descent_program([plan.task]), inputs, np.zeros(4), plan.task.iterate)[1]
+    exact = exact_path(plan.task.schedule, squared(X, y, penalty), np.zeros(4))
     per_step = plan.gradient.value + plan.bound.terms[-1].value / plan.task.schedule.amplification
-    for t, (found, wanted) in enumerate(zip(path, exact, strict=True), start=1):
+    for t, (found, wanted) in enumerate(zip(path[1:], exact[1:], strict=True), start=1):
         allowed = Schedule(method, t, norms.L, norms.mu).amplification  # fewer steps are the beginning of more
         assert np.linalg.norm(found - wanted) <= allowed * per_step
-    assert len(path) == 25
+    assert len(path) == 26
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
@@ -81,10 +74,9 @@ def test_one_gradient_is_within_delta_and_delta_is_not_vacuous(heads):
     worst = 0.0
     for y in (np.full(rows, -r), np.full(rows, r), np.random.default_rng(1).uniform(-r, r, rows)):
         task = Task(Prompt(rows, features), Schedule("plain", 1, 1.0, 1.0), differences, r, (0.0,) * features)
-        w = run(descent_program([task]), [np.zeros(features), task.prompt.tokens(X, y)])
-        exact = -(X.astype(np.longdouble).T @ -y)
-        worst = max(worst, float(np.linalg.norm(w - exact)))
-        assert np.linalg.norm(w - exact) <= delta
+        error = np.linalg.norm(one_gradient(task, X, y, np.zeros(features)) + X.astype(np.longdouble).T @ y)
+        worst = max(worst, float(error))
+        assert error <= delta
     assert delta <= 10 * worst
 
 
@@ -150,17 +142,11 @@ def test_prompts_that_do_not_fit(X, y, complaint):
         Prompt(5, 4).tokens(X, y)
 
 
-def standardised_diabetes():
-    X, y = load_diabetes(return_X_y=True)
-    return (X - X.mean(axis=0)) / X.std(axis=0), y
-
-
 @pytest.mark.parametrize("max_rows", [None, 600])
 def test_ridge_on_diabetes(max_rows):
-    X, y = standardised_diabetes()
+    X, y = standardised(load_diabetes)
     ours, theirs = Ridge(max_rows=max_rows).fit(X, y), linear_model.Ridge().fit(X, y)
-    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-9
-    assert abs(ours.intercept_ - theirs.intercept_) <= 1e-9
+    assert_same_weights(ours, theirs, 1e-9)
     assert np.linalg.norm((ours.coef_ - theirs.coef_) * ours.units_.scale) <= ours.bound_.value
     in_numpy = ours.program_(ours.start_[None], ours.prompt_[None])[0]
     assert np.linalg.norm(in_numpy - ours.trajectory_[-1]) <= ours.bound_.value
@@ -172,21 +158,19 @@ def test_linear_regression_well_conditioned():
     X = rng.normal(size=(64, 8))
     y = X @ rng.normal(size=8) + rng.normal(size=64)
     ours, theirs = LinearRegression().fit(X, y), linear_model.LinearRegression().fit(X, y)
-    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-10
+    assert_same_weights(ours, theirs, 1e-10)
     assert np.abs(ours.predict(X) - theirs.predict(X)).max() <= 1e-9
 
 
 def test_other_data():
     X, y = load_wine(return_X_y=True)
-    assert np.abs(Ridge().fit(X, y).coef_ - linear_model.Ridge().fit(X, y).coef_).max() <= 1e-9
+    assert_same_weights(Ridge().fit(X, y), linear_model.Ridge().fit(X, y), 1e-9)
     X, y = make_regression(30, 50, noise=3.0, random_state=0)
-    wide = LinearRegression().fit(X, y)
-    assert np.abs(wide.coef_ - linear_model.LinearRegression().fit(X, y).coef_).max() <= 1e-8
+    assert_same_weights(LinearRegression().fit(X, y), linear_model.LinearRegression().fit(X, y), 1e-8)
 
 
 def test_constant_columns_warn_and_get_zero():
-    X, y = standardised_diabetes()
-    X = X.copy()
+    X, y = standardised(load_diabetes)
     X[:, 3] = 0.1
     with pytest.warns(UserWarning, match="column 3 of X is constant"):
         ours = Ridge().fit(X, y)
@@ -194,7 +178,7 @@ def test_constant_columns_warn_and_get_zero():
 
 
 def test_steps_cut_short_warn():
-    X, y = standardised_diabetes()
+    X, y = standardised(load_diabetes)
     with pytest.warns(ConvergenceWarning, match="7 steps of chebyshev"):
         assert Ridge(max_iter=7).fit(X, y).n_iter_ == 7
 
@@ -211,6 +195,6 @@ def test_steps_cut_short_warn():
     ],
 )
 def test_parameters_that_do_not_fit(parameters, complaint):
-    X, y = standardised_diabetes()
+    X, y = standardised(load_diabetes)
     with pytest.raises(ValueError, match=complaint):
         Ridge(**parameters).fit(X, y)

@@ -8,15 +8,14 @@ from sklearn import linear_model
 from sklearn.datasets import load_diabetes, load_wine, make_regression
 from sklearn.exceptions import ConvergenceWarning
 
-from attnc.engines.prompt import run
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import GATE_ERROR, descent_program, gate_slope
+from attnc.incontext.descent import GATE_ERROR, Task, descent_program, gate_slope
 from attnc.incontext.differences import Sizes, choose
+from attnc.incontext.fitting import run_recorded
 from attnc.incontext.linear_models import ElasticNet, Lasso
 from attnc.incontext.prompt import Prompt
-from attnc.incontext.task import Task
-from incontext.exact_descent import exact_path
+from incontext.exact_descent import assert_same_weights, exact_path
 
 SHARP = {"tol": 1e-14, "max_iter": 10**6}
 
@@ -38,13 +37,8 @@ def test_plain_steps_stay_within_the_bound_of_exact_ones(rows):
     task = Task(
         Prompt(rows, 4), schedule, choose(sizes, 3, "float64"), reach, tuple(penalty), tuple(l1), 4.0, mean=True
     )
-    path = []
-
-    def watch(layer, state):
-        if layer.name.startswith("update"):
-            path.append(state[0, [layer.channels.index(f"v.{c}") for c in range(4)]].copy())
-
-    run(descent_program([task]), [np.zeros(4), task.prompt.tokens(X, y)], watch)
+    inputs = [np.zeros(4), task.prompt.tokens(X, y)]
+    path = run_recorded(descent_program([task]), inputs, np.zeros(4), task.iterate)[1]
     wide, targets = X.astype(np.longdouble), y.astype(np.longdouble)
     exact = exact_path(
         schedule,
@@ -55,7 +49,7 @@ def test_plain_steps_stay_within_the_bound_of_exact_ones(rows):
     eta = schedule.etas[0]
     gate = 2 * np.sqrt(4) * GATE_ERROR / gate_slope(task, eta, "float64") + 1e-15
     a_step = task.differences.bound(sizes, "float64").value + gate / eta
-    for t, (found, wanted) in enumerate(zip(path, exact[1:], strict=True), start=1):
+    for t, (found, wanted) in enumerate(zip(path[1:], exact[1:], strict=True), start=1):
         allowed = Schedule("plain", t, schedule.L, schedule.mu).amplification * a_step
         assert np.linalg.norm(found - wanted) <= allowed
 
@@ -64,8 +58,7 @@ def test_plain_steps_stay_within_the_bound_of_exact_ones(rows):
 def test_lasso_on_diabetes(alpha, max_rows):
     X, y = load_diabetes(return_X_y=True)
     ours, theirs = Lasso(alpha, max_rows=max_rows).fit(X, y), linear_model.Lasso(alpha, **SHARP).fit(X, y)
-    assert ((ours.coef_ != 0) == (theirs.coef_ != 0)).all()
-    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-6
+    assert_same_weights(ours, theirs, 1e-6, support=True)
     assert ours.bound_.value < 1e-6
 
 
@@ -73,8 +66,7 @@ def test_elastic_net_and_the_program_in_plain_numpy():
     X, y = load_wine(return_X_y=True)
     ours = ElasticNet(0.05).fit(X, y)
     theirs = linear_model.ElasticNet(0.05, **SHARP).fit(X, y)
-    assert ((ours.coef_ != 0) == (theirs.coef_ != 0)).all()
-    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-9
+    assert_same_weights(ours, theirs, 1e-9, support=True)
     in_numpy = ours.program_(ours.start_[None], ours.prompt_[None])[0]
     assert np.linalg.norm(in_numpy - ours.trajectory_[-1]) <= ours.bound_.value + 1e-10
     assert np.linalg.norm((ours.coef_ - theirs.coef_) * ours.units_.scale) <= ours.bound_.value + 1e-10
@@ -84,23 +76,21 @@ def test_elastic_net_and_the_program_in_plain_numpy():
 def test_more_columns_than_rows():
     X, y = make_regression(20, 30, n_informative=4, noise=1.0, random_state=0)
     ours, theirs = Lasso(2.0).fit(X, y), linear_model.Lasso(2.0, **SHARP).fit(X, y)
-    assert ((ours.coef_ != 0) == (theirs.coef_ != 0)).all()
-    assert np.abs(ours.coef_ - theirs.coef_).max() <= 1e-6
+    assert_same_weights(ours, theirs, 1e-6, support=True)
 
 
 def test_refusals():
     X, y = load_diabetes(return_X_y=True)
     for model, complaint in (
         (Lasso(-1.0), "alpha"),
-        (Lasso(method="chebyshev"), "proximal"),
+        (Lasso(method="chebyshev"), "plain or nesterov"),
         (ElasticNet(l1_ratio=2.0), "l1_ratio"),
     ):
         with pytest.raises(ValueError, match=complaint):
             model.fit(X, y)
     with pytest.warns(ConvergenceWarning, match="proximal gradient|steps of nesterov"):
         Lasso(0.01, max_iter=3).fit(X, y)
-    task = {"prompt": Prompt(3, 2), "schedule": Schedule("heavy_ball", 3, 1.0, 0.5), "reach": 1.0}
-    with pytest.raises(InputError, match="plain or nesterov"):
-        Task(**task, differences=choose(Sizes(3, 3, 1, 1, 1), 2, "float64"), penalty=(0, 0), l1=(1, 1))
-    with pytest.raises(InputError, match="penalties"):
-        Task(**task, differences=choose(Sizes(3, 3, 1, 1, 1), 2, "float64"), penalty=(0, -1))
+    differences = choose(Sizes(3, 3, 1, 1, 1), 2, "float64")
+    for penalty, l1, complaint in (((0, 0), (1, 1), "plain or nesterov"), ((0, -1), (), "penalties")):
+        with pytest.raises(InputError, match=complaint):
+            Task(Prompt(3, 2), Schedule("heavy_ball", 3, 1.0, 0.5), differences, 1.0, penalty, l1)

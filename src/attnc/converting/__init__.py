@@ -1,4 +1,4 @@
-"""Networks into attention: torch models whose activations become softmax attention, with proven errors."""
+"""Torch models whose activations become softmax attention, with proven errors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,44 @@ __all__ = ["convert", "load_converted", "mlp_network"]
 def convert(
     module: nn.Module, eps: float = 1e-6, *, strict: bool = False, example: Any = None
 ) -> tuple[nn.Module, Report]:
-    """A copy of the model in which every elementwise activation is attention over a few constant keys, and a report.
+    """Copy a torch model with every elementwise activation replaced by attention over a few constant keys.
 
-    `eps` bounds the error of each activation, proven in exact arithmetic on all of R. Linear maps, attention and
-    normalisation stay. What cannot be converted is in `report.left` with its path; `strict` raises instead. With an
-    `example` (the arguments of one call: a tensor, a tuple or a dictionary) both models run on it: the report then has
-    the ranges of pre-activations, the drift, and the calls of functions that no reading of the code could show.
+    Linear maps, attention, normalisation and all weights stay. The original is not changed.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        The model.
+    eps : float
+        The error allowed per activation. It is proven in exact arithmetic, on all of R (softsign: for |x| ≤ 10⁴).
+    strict : bool
+        Whether to raise if a part of the model cannot be converted. Otherwise `report.left` lists it.
+    example : tensor, tuple or dict, optional
+        The arguments of one call. Both models run on it; the report then has ranges of pre-activations, the drift, and
+        the calls of activations that the code does not show.
+
+    Returns
+    -------
+    converted : torch.nn.Module
+        The copy.
+    report : Report
+        Every activation with its path, keys, proven error and measured figures; `str(report)` is a table.
+
+    Raises
+    ------
+    InputError
+        If torch is missing, there is nothing to convert, eps cannot be proved, or (strict) a part cannot be converted.
+
+    Examples
+    --------
+    >>> import attnc, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+    >>> x = torch.linspace(-1, 1, 8).reshape(4, 2)
+    >>> converted, report = attnc.convert(model, eps=1e-6, example=x)
+    >>> [(entry.path, entry.activation, entry.error <= 1e-6) for entry in report.replaced]
+    [('1', 'relu', True)]
+    >>> bool((converted(x) - model(x)).abs().max() < 1e-5)
+    True
     """
     need_torch()
     from attnc.converting.walking import convert_module
@@ -35,7 +67,30 @@ def convert(
 
 
 def load_converted(path: str | os.PathLike[str]) -> nn.Module:
-    """The model that `attnc convert` wrote as a directory, in evaluation mode."""
+    """Load the model that `attnc convert` wrote as a directory, in evaluation mode.
+
+    Parameters
+    ----------
+    path : str or path
+        The directory.
+
+    Returns
+    -------
+    torch.nn.Module
+        The converted model. Its keys were proved again and compared with those in the directory.
+
+    Raises
+    ------
+    FileError
+        If the directory is not a converted model, or its files do not belong together.
+    InputError
+        If torch or transformers is missing.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> model = attnc.load_converted("converted/")  # doctest: +SKIP
+    """
     need_torch()
     from attnc.converting import huggingface
 
@@ -45,23 +100,51 @@ def load_converted(path: str | os.PathLike[str]) -> nn.Module:
 def mlp_network(
     module: nn.Module, box: BoxLike | tuple[float, float], eps: float = 1e-6, *, progress: Progress | None = None
 ) -> Network:
-    """An MLP or a feed-forward block as a network of attnc on a box: Affine → Attention → Affine, units as tokens.
+    """Compile an MLP or a feed-forward block into a network on a box: Affine → Attention → Affine, units as tokens.
 
-    It takes linear maps and activations in a row: an nn.Sequential, or the block of one of torch's transformer layers.
-    The keys are those that `convert` chooses for this eps. The prover serves one hidden layer of up to 16 units and 3
-    inputs; elsewhere the certificate has no bound, and `parameters["error"]` is the error in exact arithmetic, proven.
+    Parameters
+    ----------
+    module : torch.nn.Module
+        An nn.Sequential of linear maps, each followed by an activation, or one of torch's transformer layers, whose
+        feed-forward block is taken. A last linear map needs no activation.
+    box : box or (lo, hi)
+        The domain of the inputs; one pair holds for all of them.
+    eps : float
+        The error allowed per activation. The keys are those that `convert` chooses for it.
+    progress : callable, optional
+        Called while the proof runs.
+
+    Returns
+    -------
+    Network
+        Its certificate has a bound for ReLUs in any number, and for one hidden layer of at most 16 units and 3 inputs.
+        Otherwise it has none, and `parameters["error"]` is the proven error in exact arithmetic.
+
+    Raises
+    ------
+    InputError
+        If torch is missing, the module is of another kind, or eps cannot be proved.
+
+    Examples
+    --------
+    >>> import attnc, torch
+    >>> block = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.SiLU(), torch.nn.Linear(2, 1)).double()
+    >>> network = attnc.mlp_network(block, box=(-1, 1), eps=1e-6)
+    >>> network.certificate.bound <= 1e-6
+    True
     """
     need_torch()
-    from attnc.converting import program_form
+    from attnc.converting import mlp
 
-    return program_form.mlp_network(module, box, eps, progress)
+    return mlp.mlp_network(module, box, eps, progress)
 
 
 def need_torch() -> None:
+    """Raise InputError, with the command to install it, if torch cannot be imported."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"converting needs torch, which cannot be imported ({error}). "
-            "Install it with: pip install -c constraints.txt 'attnc[torch]'"
+            "install torch with: pip install -c constraints.txt 'attnc[torch]'. Converting needs it, and it cannot be "
+            f"imported ({error})"
         ) from error

@@ -1,4 +1,4 @@
-"""Activations by name, the keys that compute them, and what is proven of those keys as they are stored."""
+"""Activations by name, the keys that compute them, and the proven error of those keys as they are stored."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 
-PROOF_SECONDS = 20.0
-ATTEMPTS = 4
+GATE_PROOF_SECONDS = 20.0
+"""Seconds after which the proof of one gate stops, with the bound that it has by then."""
+GATE_ATTEMPTS = 4
+"""Maximum number of gates that are tried, each made for a quarter of the eps before."""
 SOFTSIGN_RANGE = 10_000.0
-"""Softsign is proved for |x| up to here: its tails fall like 1/x, which no finite number of keys follows."""
+"""The largest |x| for which softsign is proved: its tails fall like 1/x, and no finite number of keys follows them."""
 SELU = (("scale", SELU_SCALE), ("alpha", SELU_ALPHA))
-STEP = 0.4478
-"""sup x/cosh²(x), rounded up: what a steep sign leaves of softsign."""
+SIGN_ERROR = 0.4478
+"""β times the error of softsign by the steep sign tanh(βx): sup x/cosh²(x), rounded up."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise function: a gate's name, and its parameters in a fixed order, e.g. ("elu", (("alpha", 1.0),))."""
+    """An elementwise function: the name of a gate and its parameters in a fixed order, ("elu", (("alpha", 1.0),))."""
 
     name: str
     parameters: tuple[tuple[str, float], ...] = ()
@@ -47,7 +49,7 @@ class Activation:
         return dict(self.parameters)[name]
 
     def expression(self, dtype: str) -> str:
-        """The function, with its parameters rounded as the framework rounds them when it computes in that dtype."""
+        """The function as text, with its parameters rounded as the framework rounds them in that dtype."""
         given = TEXTS[self.name]
         constants = SELU if self.name == "selu" else self.parameters
         return given(**{name: float(np.dtype(dtype).type(value)) for name, value in constants})
@@ -57,7 +59,7 @@ class Activation:
 class Solved:
     """Keys with |G(x) − f(x)| ≤ error for all x of `domain`, in exact arithmetic, with keys rounded to any of `dtypes`.
 
-    `sign` is the inverse temperature of the first of two layers, which only softsign has.
+    `sign` is the inverse temperature of the first of two layers; only softsign has two.
     """
 
     activation: Activation
@@ -75,7 +77,7 @@ class Solved:
 
 
 def exact_number(value: float) -> str:
-    """A float as a decimal that stands for exactly that number."""
+    """A float as the decimal that is exactly that number."""
     return f"({format(Decimal(value), 'f')})"
 
 
@@ -85,7 +87,7 @@ def _elu_text(scale: float, alpha: float, width: float) -> str:
 
 
 def _softplus_text(beta: float) -> str:
-    """For a β whose reciprocal is rounded, β·x/β would not be known to be x: then the line is written by itself."""
+    """If 1/β is rounded, the prover cannot reduce β·x/β to x, so that the text has the line max(x, 0) by itself."""
     if math.frexp(beta)[0] == 0.5:
         return f"softplus({exact_number(beta)}*x)/{exact_number(beta)}"
     return f"max(x, 0) + softplus(-{exact_number(beta)}*abs(x))/{exact_number(beta)}"
@@ -120,18 +122,18 @@ TEXTS: dict[str, Callable[..., str]] = {
     "selu": lambda scale, alpha: _elu_text(scale, alpha, 1.0),
     "softsign": lambda: "x/(1 + abs(x))",
 }
-"""What a gate is proved against: the activation as an expression, by the names of the gate's parameters."""
+"""Name of a gate → the activation as an expression, against which the gate is proved, from the gate's parameters."""
 
 
 @functools.lru_cache(maxsize=512)
 def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
-    """The fewest keys whose error, in exact arithmetic and as each of the dtypes stores them, is proved to be ≤ eps."""
+    """The fewest keys with a proved error ≤ eps in exact arithmetic, as each of the dtypes stores them."""
     if not real_number("eps", eps) > 0:
         raise InputError(f"eps must be a finite number > 0, found {eps!r}")
     if activation.name == "softsign":
         return _softsign(activation, eps, dtypes)
     best, asked = math.inf, eps
-    for _ in range(ATTEMPTS):
+    for _ in range(GATE_ATTEMPTS):
         try:
             gate = GATES[activation.name](asked, **dict(activation.parameters))
         except InputError:
@@ -173,17 +175,17 @@ def _arrays(keys: GateKeys) -> tuple[np.ndarray, ...]:
 
 
 def proved_error(keys: GateKeys, text: str, domain: tuple[float, float], seen: float, eps: float) -> float:
-    """sup |G − f| over the domain, by the prover, for these very keys; float64 rounding on its core is included."""
+    """A proved bound of |G − f| over the domain, for the keys as given; it includes float64 rounding."""
     circuit = Circuit(["x"])
     program = circuit.build([keys.build(circuit, circuit.input(0), "gate")], (), "float64")
     target = ExpressionTarget(Expression.parse(text), Box.parse({"x": domain}))
     with np.errstate(all="ignore"):
-        found = LeavesProver().prove(program, target, ProofRequest(observed=seen, eps=eps, seconds=PROOF_SECONDS))
+        found = LeavesProver().prove(program, target, ProofRequest(observed=seen, eps=eps, seconds=GATE_PROOF_SECONDS))
     return float(found.bound)
 
 
 def _softsign(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved:
-    """s·(1 − A(y)), s = tanh(βx), y = x·s; A is proved on [0, R], and the step costs STEP/β: see `gate.pieces`."""
+    """s·(1 − A(y)) with s = tanh(βx) and y = x·s. A is proved on [0, R], and the sign adds SIGN_ERROR/β."""
     least = math.inf
     for p, row in sorted(RECIPROCAL.items()):
         if row[-1] > eps:
@@ -191,8 +193,8 @@ def _softsign(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> So
         keys, seen = reciprocal(p)
         stored = [stored_keys(keys, dtype) for dtype in dtypes]
         error = max(proved_error(each, "1/(1 + x)", (0.0, SOFTSIGN_RANGE), seen, eps) for each in stored)
-        beta = 2.0 ** math.ceil(math.log2(STEP / (0.02 * eps)))
-        total = float(up(error + STEP / beta))
+        beta = 2.0 ** math.ceil(math.log2(SIGN_ERROR / (0.02 * eps)))
+        total = float(up(error + SIGN_ERROR / beta))
         least = min(least, total)
         if total <= eps:
             reach = (-SOFTSIGN_RANGE, SOFTSIGN_RANGE)

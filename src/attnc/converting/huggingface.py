@@ -1,65 +1,90 @@
-"""A Hugging Face model directory, converted into another one; weights come from safetensors files and nowhere else."""
+"""A Hugging Face model directory, converted into another one. Weights are read from safetensors files only."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from safetensors.torch import save as pack
 from torch import Tensor, nn
 
 from attnc.converting import measuring
 from attnc.converting.activations import Activation
-from attnc.converting.card import model_card
 from attnc.converting.intercepting import HOLDER
-from attnc.converting.modules import NAMES, AttentionActivation
-from attnc.converting.pretrained import (
-    CONFIG,
-    VOCABULARIES,
-    WEIGHTS,
-    example_inputs,
-    load_model,
-    stored_tensors,
-    unpacked,
-)
-from attnc.converting.report import EndToEnd, Report
+from attnc.converting.modules import KEY_TENSORS, AttentionActivation
+from attnc.converting.report import EndToEnd, Report, model_card
 from attnc.converting.walking import convert_module
-from attnc.errors import FileError
+from attnc.errors import FileError, InputError
 from attnc.exports.safe_files import Path, open_regular, read_json, write_whole
 
+try:
+    import transformers
+    from safetensors import SafetensorError
+    from safetensors.torch import load as unpack
+    from safetensors.torch import save as pack
+except ImportError as error:
+    raise InputError(
+        f"Hugging Face models need transformers, which cannot be imported ({error}). "
+        "Install it with: pip install -c constraints.txt 'attnc[models]'"
+    ) from error
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+VOCABULARIES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+MAX_WEIGHT_BYTES = 2**33
+"""Maximum number of bytes of weights that are read, 8 GiB: the model is in memory several times while it is written."""
+SENTENCES = (
+    "The committee approved the budget after a long discussion.",
+    "A cat sleeps on the warm stones beside the river.",
+    "Water boils at a lower temperature on a high mountain.",
+    "She plays the violin in the city orchestra every Friday.",
+    "The train to the coast was delayed by heavy snow.",
+    "Prime numbers are infinite in number, as Euclid proved.",
+    "Would you like your coffee with or without milk?",
+    "Interest rates fell sharply in the second quarter of the year.",
+    "def add(a, b): return a + b",
+    "1234567890 !? — ( ) [ ] { }",
+    "Les enfants jouent dans le jardin derrière la maison.",
+    "In 1969 two people walked on the surface of the Moon for the first time.",
+)
+"""The texts on which a model is measured if none are given: prose, code, signs, and another language."""
 FAMILY = "attnc.converted/"
 FORMAT = f"{FAMILY}1"
 KEYS, REPORT, CARD = "attention_keys.safetensors", "report.json", "README.md"
-"""The model's own weights stay in a file of their own, as they were."""
+"""The keys have a file of their own: the file of the model's weights does not change."""
 COPIED = (
     *VOCABULARIES,
     *("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("generation_config.json", "preprocessor_config.json", "LICENSE"),
 )
-"""What goes along with the weights, if it is there: no code, and nothing that runs."""
+"""The files that are copied if they exist: none of them is code."""
+MAX_COPIED_BYTES = 2**28
+"""Maximum number of bytes of a copied file, 256 MiB: the largest vocabularies have some 30 MiB."""
 
 
 def convert_directory(
     source: Path, out: Path, eps: float = 1e-6, *, texts: Sequence[str] | None = None, strict: bool = False
 ) -> Report:
-    """Reads the model in `source`, converts it, measures it on the texts, and writes the whole of `out`, or nothing."""
+    """Read the model in `source`, convert it, measure it on the texts, and write all of `out`, or nothing."""
     folder = os.fspath(source)
     model = load_model(folder)
-    inputs, told = example_inputs(model, folder, texts)
+    inputs, described = example_inputs(model, folder, texts)
     converted, report = convert_module(model, eps, strict, inputs)
     if inputs is not None:
-        report.end_to_end = _end_to_end(model, converted, inputs, told)
+        report.end_to_end = _end_to_end(model, converted, inputs, described)
     else:
-        report.notes.append(f"nothing was measured: {told}")
+        report.notes.append(f"nothing was measured: {described}")
     keys = {
         f"{path}.{name}": getattr(gate, name).detach().clone()
         for path, gate in converted.named_modules()
         if isinstance(gate, AttentionActivation)
-        for name in NAMES
+        for name in KEY_TENSORS
     }
     weights, key_bytes = pack(stored_tensors(folder), metadata={"format": "pt"}), pack(keys)
     hashes = {WEIGHTS: hashlib.sha256(weights).hexdigest(), KEYS: hashlib.sha256(key_bytes).hexdigest()}
@@ -78,7 +103,7 @@ def convert_directory(
 
 
 def load_converted(path: Path) -> nn.Module:
-    """The model that `attnc convert` wrote, ready to run. Its keys are proved again, and must be those in the file."""
+    """Load the model that `attnc convert` wrote. Its keys are proved again, and must equal those in the file."""
     folder = os.fspath(path)
     config = read_json(os.path.join(folder, CONFIG))
     found = config.get("attnc")
@@ -98,17 +123,19 @@ def load_converted(path: Path) -> nn.Module:
         raise FileError(f"{folder!r}: {REPORT} does not describe this model: {error!r}") from error
     stored = unpacked(folder, KEYS)
     for path_of, gate in converted.named_modules():
-        for name in NAMES if isinstance(gate, AttentionActivation) else ():
+        for name in KEY_TENSORS if isinstance(gate, AttentionActivation) else ():
             tensor = stored.pop(f"{path_of}.{name}", None)
             if tensor is None or not torch.equal(tensor, getattr(gate, name)):
-                raise FileError(f"{folder!r}: {KEYS} does not hold the proven keys of {path_of}; convert it again")
+                raise FileError(
+                    f"{folder!r}: {KEYS} does not hold the proven keys of {path_of}; convert the model again"
+                )
     if stored:
-        raise FileError(f"{folder!r}: the keys {min(stored)!r} belong to no activation of the model; convert it again")
+        raise FileError(f"{folder!r}: no activation has the keys {min(stored)!r}; convert the model again")
     return converted.eval()
 
 
 def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
-    """Functions that only a run had shown, made again."""
+    """Make the activations again that only a run had shown."""
     for entry in facts.get("replaced", ()):
         if entry["found"] == "function":
             owner = converted.get_submodule(str(entry["name"]).rpartition(".")[0])
@@ -117,20 +144,20 @@ def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
             getattr(owner, HOLDER).gate(activation, (str(entry["dtype"]),))
 
 
-def _end_to_end(model: nn.Module, converted: nn.Module, inputs: dict[str, Tensor], told: str) -> EndToEnd:
-    """The drift of the last hidden states, and of their means over the tokens, which is how sentences are embedded."""
+def _end_to_end(model: nn.Module, converted: nn.Module, inputs: dict[str, Tensor], described: str) -> EndToEnd:
+    """Measure the drift of the last hidden states, and of their means over the tokens, the embeddings of sentences."""
     mask = inputs.get("attention_mask")
     with measuring.in_evaluation(model), measuring.in_evaluation(converted), torch.no_grad():
         before, after = (_last_hidden(each(**inputs, output_hidden_states=True)) for each in (model, converted))
     if before is None or after is None or before.ndim != 3:
-        return EndToEnd(told)
+        return EndToEnd(described)
     if mask is None or mask.shape != before.shape[:2]:
         mask = torch.ones(before.shape[:2], dtype=torch.int64)
     seen = mask.bool()[..., None]
     a, b = (torch.where(seen, hidden.double(), 0.0) for hidden in (before, after))
     means = [hidden.sum(1) / seen.sum(1) for hidden in (a, b)]
     cosine = (means[0] * means[1]).sum(-1) / (means[0].norm(dim=-1) * means[1].norm(dim=-1))
-    return EndToEnd(told, float((a - b).abs().max()), max(0.0, float((1 - cosine).max())), float(a.abs().max()))
+    return EndToEnd(described, float((a - b).abs().max()), max(0.0, float((1 - cosine).max())), float(a.abs().max()))
 
 
 def _last_hidden(output: Any) -> Tensor | None:
@@ -145,7 +172,7 @@ def _copied(folder: str) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name in COPIED:
         path = os.path.join(folder, name)
-        if os.path.isfile(path) and os.path.getsize(path) <= 2**28:
+        if os.path.isfile(path) and os.path.getsize(path) <= MAX_COPIED_BYTES:
             with open_regular(path) as file:
                 found[name] = file.read()
     return found
@@ -156,12 +183,12 @@ def _json(value: Any) -> bytes:
 
 
 def _why_not_replace(path: str) -> str | None:
-    """Only a converted model may go, and only if nothing else is with it."""
+    """The reason not to overwrite a folder; None for a converted model without other files."""
     try:
         names = os.listdir(path)
         marks = read_json(os.path.join(path, CONFIG)).get("attnc") if CONFIG in names else None
     except (OSError, FileError) as error:
-        return f"a folder that cannot be looked into ({error})"
+        return f"a folder that cannot be read ({error})"
     if not names:
         return "an empty folder"
     if not isinstance(marks, dict) or not str(marks.get("format", "")).startswith(FAMILY):
@@ -171,10 +198,140 @@ def _why_not_replace(path: str) -> str | None:
 
 
 def why_not_writable(path: Path) -> str | None:
-    """Why a converted model cannot be written there, to be asked before the work; None if it can."""
+    """The reason why a converted model cannot be written there, before the work starts; None if it can."""
     target = os.path.abspath(os.fspath(path))
     if os.path.lexists(target):
         found = _why_not_replace(target) if os.path.isdir(target) else "a file"
         return None if found is None else f"{os.fspath(path)!r} is {found}. Choose another name, or remove it first."
     parent = os.path.dirname(target)
     return None if os.path.isdir(parent) else f"the folder {parent!r} does not exist. Create it first."
+
+
+def load_model(folder: str) -> Any:
+    """Load the model of a directory with the class that its configuration names, in its stored dtype."""
+    if not os.path.isdir(folder):
+        raise FileError(f"{folder!r} is not a folder. A Hugging Face model is a folder with a {CONFIG} in it.")
+    config = read_json(os.path.join(folder, CONFIG))
+    if "auto_map" in config:
+        raise FileError(f"{folder!r}: the model needs code of its own (auto_map), and attnc runs none")
+    _check_files(folder)
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
+        kind = transformers.AutoModel
+    try:
+        with quiet():
+            model = kind.from_pretrained(
+                folder, dtype="auto", use_safetensors=True, local_files_only=True, trust_remote_code=False
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
+        first = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        raise FileError(f"transformers cannot load {folder!r}: {first[0][:300]}") from error
+    return model.eval()
+
+
+def _check_files(folder: str) -> None:
+    names = _weight_files(folder)
+    if not names:
+        pickles = sorted(name for name in os.listdir(folder) if name.endswith(PICKLES))
+        also = f"; {pickles[0]!r} is a pickle, which can run code, and is not read" if pickles else ""
+        raise FileError(
+            f"{folder!r} has no {WEIGHTS}{also}. Save the model as safetensors first: model.save_pretrained(folder)."
+        )
+    total = sum(os.path.getsize(os.path.join(folder, name)) for name in names)
+    if total > MAX_WEIGHT_BYTES:
+        raise FileError(f"{folder!r} holds {total:,} bytes of weights; attnc reads at most {MAX_WEIGHT_BYTES:,}")
+
+
+def _weight_files(folder: str) -> list[str]:
+    if os.path.isfile(os.path.join(folder, WEIGHTS)):
+        return [WEIGHTS]
+    if not os.path.isfile(os.path.join(folder, INDEX)):
+        return []
+    listed = read_json(os.path.join(folder, INDEX)).get("weight_map")
+    names = sorted(set(listed.values())) if isinstance(listed, dict) else []
+    for name in names:
+        if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(".safetensors"):
+            raise FileError(f"{folder!r}: {INDEX} names {name!r}, which is no safetensors file beside it")
+        if not os.path.isfile(os.path.join(folder, name)):
+            raise FileError(f"{folder!r}: {name!r}, which {INDEX} names, is missing")
+    return names
+
+
+def stored_tensors(folder: str) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name in _weight_files(folder):
+        found |= unpacked(folder, name)
+    return found
+
+
+def unpacked(folder: str, name: str) -> dict[str, Tensor]:
+    with open_regular(os.path.join(folder, name)) as file:
+        raw = file.read()
+    try:
+        return unpack(raw)
+    except SafetensorError as error:
+        raise FileError(f"{os.path.join(folder, name)!r} is not a safetensors file: {error}") from error
+
+
+def example_inputs(model: Any, folder: str, texts: Sequence[str] | None) -> tuple[dict[str, Tensor] | None, str]:
+    """The arguments of one call and their description; no arguments for models with other inputs."""
+    main = getattr(model, "main_input_name", "input_ids")
+    config = model.config
+    if main == "pixel_values":
+        size = getattr(config, "image_size", None) or 224
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        noise = torch.Generator().manual_seed(0)
+        pixels = torch.randn(2, getattr(config, "num_channels", 3), height, width, generator=noise)
+        return {"pixel_values": pixels.to(model.dtype)}, "two images of noise"
+    if main != "input_ids":
+        return None, f"the model takes {main}, and none were given"
+    given = SENTENCES if texts is None else tuple(texts)
+    if not given:
+        raise InputError("give at least one text, found none")
+    tokenizer = _tokenizer(folder)
+    if tokenizer is None:
+        if texts is not None:
+            raise FileError(f"{folder!r} has no tokenizer that can be loaded, and texts were given")
+        noise = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, config.vocab_size, (8, 16), generator=noise)
+        inputs, described = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, "8 sequences of random tokens"
+    else:
+        longest = min(256, getattr(config, "max_position_embeddings", None) or 256)
+        inputs = dict(tokenizer(list(given), padding=True, truncation=True, max_length=longest, return_tensors="pt"))
+        described = f"{len(given)} {'built-in' if texts is None else 'given'} texts"
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = inputs["input_ids"]
+    return inputs, described
+
+
+def _tokenizer(folder: str) -> Any:
+    if not any(os.path.isfile(os.path.join(folder, name)) for name in VOCABULARIES):
+        return None  # transformers would make a tokenizer with an empty vocabulary
+    try:
+        with quiet():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    except Exception:  # there are dozens of tokenizers, and a model can be measured without one
+        return None
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer if tokenizer.pad_token is not None and len(tokenizer) > 1 else None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars, and its warnings about weights of another class."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,9 +1,9 @@
 """Activations that are function calls in a module's code: found in the code, and replaced while it runs.
 
-Three views of one thing. The code (names that functions and methods use, followed through the package that defines the
-module) says which modules call activations at all: it needs no inputs, and control flow cannot hide a call from it.
-torch.fx says with which arguments, where it can trace the module. And while a module runs, a mode of torch hands every
-call of a torch function to `_Mode`, which answers activations by attention.
+There are three views. The names in the code of functions and methods, followed through the package that defines the
+module, show which modules call activations: this needs no inputs, and control flow cannot hide a call. torch.fx shows
+the arguments, for modules that it can trace. While a module runs, a mode of torch hands every call of a torch function
+to `_Mode`, which computes activations by attention.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from attnc.converting.recognising import FUNCTIONS, READERS, Call, read_call
+from attnc.converting.recognising import FUNCTIONS, READERS, ActivationCall, read_call
 
 HOLDER = "attention_functions"
-"""The submodule that holds what answers the calls."""
+"""The name of the submodule that answers the calls."""
 MAX_FUNCTIONS = 400
-"""Followed from one module; code that calls more than that is not read to the end."""
-NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
-Answer = Callable[[Call, Tensor], Tensor | None]
-"""(what is asked, its input) → the result, or None to let the framework's own function run."""
+"""Maximum number of functions that are read for one module, against endless code; the rest is found when it runs."""
+CALLED_NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
+"""The names in code that may be activations."""
+Answer = Callable[[ActivationCall, Tensor], Tensor | None]
+"""A call and its input → the result, or None to let the framework's own function run."""
 
 
 class _Mode(TorchFunctionMode):
-    """While active, activations are answered by whoever stands innermost on `running`."""
+    """While active, calls of activations are answered by the innermost module of `RUNNING`."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ def _may_be(function: Any) -> bool:
 
 
 class Running(threading.local):
-    """The answers of the modules that run now, outermost first, and the mode that asks the last of them."""
+    """The answers of the modules that run now in this thread, outermost first."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -64,12 +65,12 @@ class Running(threading.local):
 RUNNING = Running()
 
 
-def _ask(call: Call, x: Tensor) -> Tensor | None:
+def _ask(call: ActivationCall, x: Tensor) -> Tensor | None:
     return RUNNING.answers[-1](call, x)
 
 
 def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, with its activations answered by the module's own `HOLDER`; the signature stays."""
+    """The method, with its activations answered by the module's own `HOLDER`. Its signature stays."""
 
     @functools.wraps(method)
     def run(self: nn.Module, *args: Any, **options: Any) -> Any:
@@ -87,7 +88,7 @@ def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def intercept(module: nn.Module, holder: nn.Module, methods: Iterable[str]) -> None:
-    """From now on these methods of this module ask `holder.answer`; other modules of its class do not."""
+    """Let `holder.answer` compute the activations in these methods of this module, and of no other of its class."""
     kind = type(module)
     own = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     replaced = {name: _answered(getattr(kind, name)) for name in methods}
@@ -96,7 +97,7 @@ def intercept(module: nn.Module, holder: nn.Module, methods: Iterable[str]) -> N
 
 
 def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
-    """Method → the activations that its code may call, for the methods that the class adds to nn.Module."""
+    """Method → the activations that its code may call, for methods that nn.Module does not have."""
     found: dict[str, set[str]] = {}
     for name, method in inspect.getmembers(type(module), inspect.isfunction):
         if getattr(nn.Module, name, None) is method or (name.startswith("__") and name != "__call__"):
@@ -107,7 +108,7 @@ def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
                 value = function.__globals__.get(used)
                 if _may_be(value):
                     names.add(FUNCTIONS[value][0])
-                elif used in NAMES and not isinstance(getattr(module, used, None), nn.Module):
+                elif used in CALLED_NAMES and not isinstance(getattr(module, used, None), nn.Module):
                     names.add(used.removesuffix("_").replace("log_sigmoid", "logsigmoid"))
         if names:
             found[name] = names
@@ -115,7 +116,7 @@ def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
 
 
 def compiled_functions(module: nn.Module) -> set[str]:
-    """Functions of TorchScript that the code of the module names: what they compute cannot be seen."""
+    """The functions of TorchScript that the module's code names; their activations cannot be seen."""
     methods = [method for name, method in inspect.getmembers(type(module), inspect.isfunction) if name == "forward"]
     return {
         name
@@ -127,7 +128,7 @@ def compiled_functions(module: nn.Module) -> set[str]:
 
 
 def _followed(function: Any, module: nn.Module) -> Iterator[types.FunctionType]:
-    """A function, what it wraps and closes over, and the functions that it names, of its package or of the module."""
+    """A function, the functions that it wraps or closes over, and those of its package or module that it names."""
     kind = type(module)
     package = kind.__module__.partition(".")[0]
     waiting, seen = [function], set[Any]()
@@ -166,19 +167,19 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 class _Shallow(fx.Tracer):
-    """Every submodule is a leaf: only the calls in the module's own code are seen."""
+    """A tracer for which every submodule is a leaf, so that it sees the calls in the module's own code alone."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
 
-def traced_calls(module: nn.Module) -> list[Call] | None:
-    """The activations in the module's own forward, with their arguments; None where torch.fx cannot trace it."""
+def traced_calls(module: nn.Module) -> list[ActivationCall] | None:
+    """The activations in the module's own forward, with their arguments; None if torch.fx cannot trace it."""
     try:
         graph = _Shallow().trace(module)
-    except Exception:  # whatever its code does with a value that is not there
+    except Exception:  # code may do anything with a value that is not there
         return None
-    calls: list[Call] = []
+    calls: list[ActivationCall] = []
     for node in graph.nodes:
         function = getattr(Tensor, node.target, None) if node.op == "call_method" else node.target
         if node.op in ("call_function", "call_method") and _may_be(function):

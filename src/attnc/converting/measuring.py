@@ -1,48 +1,60 @@
-"""Both models on the same inputs: ranges of pre-activations, the linear map behind each activation, and the drift."""
+"""Run both models on the same inputs: ranges of pre-activations, linear maps behind activations, and the drift."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnc.converting.bounds import summed_axes
 from attnc.converting.modules import AttentionActivation
 from attnc.converting.recognising import READERS
 from attnc.converting.report import EndToEnd, Left, Report
 from attnc.errors import InputError
 
 KERNELS = {*READERS, "log_sigmoid_forward", "_prelu_kernel", "rrelu_with_noise", "special_erf"}
+"""The names of torch's kernels that compute activations."""
 
 
 def compare(original: nn.Module, converted: nn.Module, example: Any, report: Report) -> tuple[Any, Any]:
-    """Fills in what a run shows; both outputs. Dropout is off for the run, and on again afterwards if it was on."""
+    """Add the measurements of a run to the report, and return both outputs. Dropout is off during the run."""
     with in_evaluation(original), in_evaluation(converted), torch.no_grad():
-        _run(converted, example, "the converted model")  # activations that only a run shows are made now
-        watch, kernels = _Watch(converted), _Kernels()
-        with watch.activations(), kernels:
+        _run(converted, example, "the converted model")  # makes the activations that only a run shows
+        kernels = _Kernels()
+        with _watched(converted), kernels:
             ours = _run(converted, example, "the converted model")
         for name in sorted(kernels.seen):
-            report.left.append(Left("", f"kernel {name}", "it ran in the converted model, called in a way nobody saw"))
-        watch.note()
+            report.left.append(Left("", f"kernel {name}", "it ran in the converted model, and its call was not seen"))
         consumers = {path for entry in report.replaced for path in entry.consumers}
-        with watch.outputs(original, consumers, {}) as before:
+        before: dict[str, list[Tensor]] = defaultdict(list)
+        moved: dict[str, float] = {}
+
+        def keep(path: str, output: Tensor) -> None:
+            before[path].append(output.detach().clone())
+
+        def differ(path: str, output: Tensor) -> None:
+            if before[path]:
+                difference = float((before[path].pop(0) - output).abs().max()) if output.numel() else 0.0
+                moved[path] = max(moved.get(path, 0.0), difference)
+
+        with _outputs(original, consumers, keep):
             theirs = _run(original, example, "the model")
-        with watch.outputs(converted, consumers, before) as moved:
+        with _outputs(converted, consumers, differ):
             _run(converted, example, "the converted model")
     for entry in report.replaced:
-        drifts = [moved[path] for path in entry.consumers if isinstance(moved.get(path), float)]
-        entry.drift = max(drifts, default=None)
+        entry.drift = max((moved[path] for path in entry.consumers if path in moved), default=None)
     report.end_to_end = EndToEnd("the example", hidden=largest_difference(theirs, ours))
     return theirs, ours
 
 
 class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The kernels of activations that run, however they were called."""
+    """The kernels of activations that run, by whatever call."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -55,17 +67,18 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(options or {}))
 
 
-def _run(model: nn.Module, example: Any, what: str) -> Any:
+def _run(model: nn.Module, example: Any, which: str) -> Any:
     try:
         if isinstance(example, Mapping):
             return model(**example)
         return model(*example) if isinstance(example, tuple) else model(example)
     except (TypeError, RuntimeError, ValueError, IndexError) as error:
-        raise InputError(f"{what} does not run on the example: {error}") from error
+        raise InputError(f"{which} does not run on the example: {error}") from error
 
 
 @contextlib.contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards each module is in its mode of before."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -75,95 +88,53 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-class _Watch:
-    """Hooks of one run."""
+@contextlib.contextmanager
+def _watched(converted: nn.Module) -> Iterator[None]:
+    """Record the range of inputs of every activation, and the linear maps that take its output."""
+    paths = {module: path for path, module in converted.named_modules()}
+    last: list[tuple[AttentionActivation, Tensor]] = []  # the activation that ran last: its consumer runs next
 
-    def __init__(self, converted: nn.Module) -> None:
-        self.converted = converted
-        self.gates = [module for module in converted.modules() if isinstance(module, AttentionActivation)]
-        self.made: list[tuple[AttentionActivation, Tensor]] = []
-        self.ranges: dict[AttentionActivation, tuple[float, float]] = {}
-        self.consumers: dict[AttentionActivation, set[str]] = {}
+    def entered(gate: nn.Module, inputs: Any, output: Any) -> None:
+        assert isinstance(gate, AttentionActivation)
+        x, entry = inputs[0], gate.entry
+        if x.numel() and entry is not None:
+            lo, hi = entry.seen or (float("inf"), float("-inf"))
+            entry.seen = min(float(x.min()), lo), max(float(x.max()), hi)
+        last[:] = [(gate, output)]
 
-    @contextlib.contextmanager
-    def activations(self) -> Iterator[None]:
-        hooks = []
+    def consumed(linear: nn.Module, inputs: Any) -> None:
+        if not inputs or not isinstance(inputs[0], Tensor):
+            return
+        x = inputs[0]
+        for gate, output in last:
+            is_same = x is output or (x.data_ptr() == output.data_ptr() and x.numel() == output.numel())
+            if is_same and gate.entry is not None:
+                gate.entry.add_consumers([paths[linear]])
 
-        def entered(gate: nn.Module, inputs: Any, output: Any) -> None:
-            assert isinstance(gate, AttentionActivation)
-            x = inputs[0]
-            if x.numel():
-                lo, hi = float(x.min()), float(x.max())
-                before = self.ranges.get(gate, (lo, hi))
-                self.ranges[gate] = min(lo, before[0]), max(hi, before[1])
-            self.made = [(gate, output)]  # the last one: what follows it follows at once
-
-        def consumed(linear: nn.Module, inputs: Any) -> None:
-            x = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
-            for gate, output in self.made:
-                if x is not None and (
-                    x is output or (x.data_ptr() == output.data_ptr() and x.numel() == output.numel())
-                ):
-                    self.consumers.setdefault(gate, set()).add(paths[linear])
-
-        paths = {module: path for path, module in self.converted.named_modules()}
-        for gate in self.gates:
-            hooks.append(gate.register_forward_hook(entered))
+    with contextlib.ExitStack() as hooks:
         for module in paths:
-            if row_sums_axis(module) is not None:
-                hooks.append(module.register_forward_pre_hook(consumed))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self.made = []
+            if isinstance(module, AttentionActivation):
+                hooks.callback(module.register_forward_hook(entered).remove)
+            elif summed_axes(module) is not None:
+                hooks.callback(module.register_forward_pre_hook(consumed).remove)
+        yield
 
-    def note(self) -> None:
-        for gate, seen in self.ranges.items():
-            if gate.entry is not None:
-                gate.entry.seen = seen
-        for gate, paths in self.consumers.items():
-            if gate.entry is not None:
-                gate.entry.consumers = tuple(sorted({*gate.entry.consumers, *paths}))
 
-    @contextlib.contextmanager
-    def outputs(self, model: nn.Module, paths: set[str], before: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Without `before`: path → the outputs, call by call. With it: path → the largest difference from them."""
-        found: dict[str, Any] = {}
-        hooks = []
-
-        def watch(path: str) -> None:
-            def left(module: nn.Module, inputs: Any, output: Tensor) -> None:
-                if not before:
-                    found.setdefault(path, []).append(output.detach().clone())
-                elif before.get(path):
-                    difference = float((before[path].pop(0) - output).abs().max()) if output.numel() else 0.0
-                    found[path] = max(found.get(path, 0.0), difference)
-
-            hooks.append(model.get_submodule(path).register_forward_hook(left))
-
+@contextlib.contextmanager
+def _outputs(model: nn.Module, paths: set[str], seen: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Call seen(path, output) after every call of the modules at these paths."""
+    with contextlib.ExitStack() as hooks:
         for path in paths:
-            watch(path)
-        try:
-            yield found
-        finally:
-            for hook in hooks:
-                hook.remove()
 
+            def after(module: nn.Module, inputs: Any, output: Tensor, path: str = path) -> None:
+                seen(path, output)
 
-def row_sums_axis(module: nn.Module) -> tuple[int, ...] | None:
-    """The axes of `weight` over which a linear module sums; None for other modules."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim < 2:
-        return None
-    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        return tuple(range(1, weight.ndim))
-    return (0,) if type(module).__name__ == "Conv1D" and weight.ndim == 2 else None
+            hooks.callback(model.get_submodule(path).register_forward_hook(after).remove)
+        yield
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The floating-point tensors of a model's output, whatever holds them."""
+    """The floating-point tensors in the output of a model, in whatever containers."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
     if dataclasses.is_dataclass(value) and not isinstance(value, Mapping):

@@ -20,32 +20,35 @@ from attnc.converting.report import Replaced
 from attnc.errors import InputError
 
 BLOCK_BYTES = 2**22
-"""Of the scores of a block. Larger ones leave the processor's last cache; smaller ones start threads too often."""
+"""Bytes of the scores of one block, 4 MiB: larger blocks leave the processor's last cache, smaller ones lose time to
+the start of threads."""
 BLOCK_BYTES_ELSEWHERE = 2**26
-"""On other devices the launch of a kernel costs more than the memory."""
+"""Bytes of the scores of one block on other devices, 64 MiB: launching a kernel there costs more than memory."""
 HALVES = (torch.float16, torch.bfloat16)
+"""The dtypes of half precision."""
 DTYPES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float32", torch.bfloat16: "float32"}
-"""dtype of a tensor → that of the keys that serve it: half precision is computed in float32 and rounded once."""
-NAMES = ("slopes", "offsets", "values", "carried")
+"""dtype of a tensor → dtype of its keys. Half precision is computed in float32 and rounded once."""
+KEY_TENSORS = ("slopes", "offsets", "values", "carried")
+"""The names of the tensors that hold the keys."""
 
 
 def scores(x: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
-    """(p, n) of n queries and p keys."""
+    """The scores, of shape (p, n), of n queries and p keys."""
     return torch.addcmul(offsets[:, None], slopes[:, None], x)
 
 
 def mean(weights: Tensor, values: Tensor) -> Tensor:
-    """Σ_k w_k·v_k. Not a matrix product: those may be done in TF32, or in bfloat16 under autocast."""
+    """The mean Σ_k w_k·v_k. A matrix product might run in TF32, or in bfloat16 under autocast."""
     return (weights * values[:, None]).sum(0)
 
 
 def mean_(weights: Tensor, values: Tensor) -> Tensor:
-    """The same, where nobody needs the weights any more."""
+    """The same mean; it overwrites the weights."""
     return weights.mul_(values[:, None]).sum(0)
 
 
 class Attend(torch.autograd.Function):
-    """Attention of the queries x over constant keys, block by block; backward makes the weights again."""
+    """Attention of the queries x over constant keys, block by block. Backward computes the weights again."""
 
     generate_vmap_rule = True
 
@@ -62,7 +65,7 @@ class Attend(torch.autograd.Function):
             return y if constant is None else y.add_(constant)
 
         def limit(x: Tensor) -> Tensor:
-            """0·∞ is no slope at all: where nothing is carried, the constant is the limit."""
+            """The limit for large x: where nothing is carried it is the constant, and not 0·∞."""
             weights = torch.softmax(scores(within_reach(x), slopes, offsets), 0)
             constant = torch.zeros_like(x) if values is None else mean(weights, values)
             slope = torch.zeros_like(x) if carried is None else mean(weights, carried)
@@ -76,7 +79,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
-        """y′ = Σ w_k·u_k + Σ w_k·a_k·y_k − (Σ w_k·a_k)·y, with y_k = v_k + u_k·x."""
+        """Multiply by y′ = Σ w_k·u_k + Σ w_k·a_k·y_k − (Σ w_k·a_k)·y, with y_k = v_k + u_k·x."""
         x, slopes, offsets, values, carried = ctx.saved_tensors
         (grad,) = grads
         values = torch.zeros_like(slopes) if values is None else values
@@ -94,13 +97,13 @@ class Attend(torch.autograd.Function):
 
 
 def within_reach(x: Tensor) -> Tensor:
-    """x, or ±√max of its dtype where it is larger: one key has all the weight by then, and no score overflows."""
+    """x clipped to ±√max of its dtype: one key has all the weight there, and no score overflows."""
     reach = torch.full_like(x, math.sqrt(torch.finfo(x.dtype).max))
     return torch.where(x.abs() > reach, torch.copysign(reach, x), x)
 
 
 def or_limit(block: Callable[[Tensor], Tensor], limit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`block`, and `limit` for the blocks where scores overflow; where looking at numbers is dear, `limit` for all."""
+    """`block`, or `limit` for blocks whose scores overflow. On other devices and in traces `limit` computes all."""
 
     def run(x: Tensor) -> Tensor:
         traced = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
@@ -113,7 +116,7 @@ def or_limit(block: Callable[[Tensor], Tensor], limit: Callable[[Tensor], Tensor
 
 
 def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tensor:
-    """run(x) of a flat x, in pieces of about BLOCK_BYTES of scores."""
+    """run(x) of a flat x, in blocks of about BLOCK_BYTES of scores."""
     size = BLOCK_BYTES if x.device.type == "cpu" else BLOCK_BYTES_ELSEWHERE
     step = max(1, size // (num_keys * x.element_size()))
     if len(x) <= step:
@@ -125,12 +128,12 @@ def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tens
 
 
 def into(x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """run(x), written into x. Backward needs x as it was."""
+    """Write run(x) into x. Backward needs the old x, so it is copied if gradients are on."""
     return x.copy_(run(x.clone() if x.requires_grad and torch.is_grad_enabled() else x))
 
 
 class AttentionActivation(nn.Module):
-    """An activation of any shape of tensor. Its keys are buffers; `train_keys` makes them parameters."""
+    """An activation of tensors of any shape. Its keys are buffers; `train_keys` makes them parameters."""
 
     slopes: Tensor
     offsets: Tensor
@@ -140,13 +143,13 @@ class AttentionActivation(nn.Module):
     def __init__(self, solved: Solved, *, inplace: bool = False, device: torch.device | None = None) -> None:
         super().__init__()
         self.solved, self.inplace = solved, inplace
-        self.entry: Replaced | None = None  # of the report
-        for name in NAMES:
+        self.entry: Replaced | None = None  # its line in the report
+        for name in KEY_TENSORS:
             self.register_buffer(name, torch.tensor(getattr(solved.keys, name), device=device))
 
     def train_keys(self) -> AttentionActivation:
-        """Slopes, offsets and values become parameters; what is proven of the keys holds until they move."""
-        for name in NAMES:
+        """Turn the keys into parameters; their proven error holds until they change."""
+        for name in KEY_TENSORS:
             tensor = self._buffers.pop(name, None)
             if tensor is not None:
                 self.register_parameter(name, nn.Parameter(tensor))
@@ -159,8 +162,8 @@ class AttentionActivation(nn.Module):
         return self.compute(x.to(compute_dtype(x)).reshape(-1)).reshape(x.shape).to(x.dtype)
 
     def compute(self, x: Tensor) -> Tensor:
-        """Of a flat x, in the dtype of the result."""
-        slopes, offsets, values, carried = (getattr(self, name).to(x.device, x.dtype) for name in NAMES)
+        """The activation of a flat x, in the dtype of the result."""
+        slopes, offsets, values, carried = (getattr(self, name).to(x.device, x.dtype) for name in KEY_TENSORS)
         if any(key.requires_grad for key in (slopes, offsets, values, carried)):
             weights = torch.softmax(scores(x, slopes, offsets), 0)
             return mean(weights, values) + mean(weights, carried) * x
@@ -169,10 +172,10 @@ class AttentionActivation(nn.Module):
         return Attend.apply(x, slopes, offsets, *given)  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AttentionActivation:
-        """Keys follow the model to its device, but stay float64: they are rounded to the dtype of x when used."""
-        before = {name: getattr(self, name).detach() for name in NAMES}
+        """Move the keys to the model's device. They stay float64, and are rounded to the dtype of x when used."""
+        before = {name: getattr(self, name).detach() for name in KEY_TENSORS}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name in NAMES:
+        for name in KEY_TENSORS:
             after = getattr(self, name)
             if after.dtype != before[name].dtype:
                 after.data = before[name].to(after.device)
@@ -183,7 +186,7 @@ class AttentionActivation(nn.Module):
 
 
 class AttentionPReLU(AttentionActivation):
-    """Two keys that carry weight·x and x; the weight is the learnt one, of every channel (axis 1) or of all."""
+    """Two keys that carry weight·x and x, with the learnt weight of each channel (axis 1), or one for all."""
 
     def __init__(self, solved: Solved, weight: nn.Parameter) -> None:
         super().__init__(solved, device=weight.device)
@@ -194,12 +197,12 @@ class AttentionPReLU(AttentionActivation):
         if weight.numel() > 1:
             weight = weight.reshape(-1, *[1] * (x.ndim - 2))
         given = x.to(weight.dtype)
-        right = super().compute(given.reshape(-1)).reshape(x.shape)  # of x to the right of 0, and 0 to the left
+        right = super().compute(given.reshape(-1)).reshape(x.shape)  # x to the right of 0, and 0 to the left
         return (right + weight * (given - right)).to(x.dtype)
 
 
 class AttentionSoftsign(AttentionActivation):
-    """Two layers: s = tanh(βx) and y = x·s by two keys, then s(1 − A(y)), A(y) ≈ 1/(1 + y)."""
+    """Softsign in two layers: s = tanh(βx) by two keys and y = x·s, then s(1 − A(y)) with A(y) ≈ 1/(1 + y)."""
 
     def compute(self, x: Tensor) -> Tensor:
         beta = self.solved.sign
@@ -211,7 +214,7 @@ class AttentionSoftsign(AttentionActivation):
 
 
 class AttentionGLU(nn.Module):
-    """a·f(b) of the two halves of an axis: the keys carry a, the query is b; f is a sigmoid unless told."""
+    """a·f(b) of the two halves of an axis: the keys carry a, and the query is b."""
 
     def __init__(self, gate: AttentionActivation, dim: int = -1) -> None:
         super().__init__()

@@ -1,11 +1,12 @@
-"""Which activation a torch module or function is, with its parameters; or why it cannot be attention."""
+"""Read torch modules and calls: the activation with its parameters, or the reason why it cannot be attention."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,12 +16,16 @@ from torch.nn import functional as F
 from attnc.converting.activations import Activation
 
 SOFTPLUS_JUMP = 1e-8
-"""Beyond its threshold (20 unless told) torch's softplus is βx: it jumps by 2.1e-9, and ours does not."""
+"""The largest jump of a softplus that is converted. torch's softplus is x beyond a threshold, where it jumps; with the
+default threshold 20 the jump is 2.1e-9."""
 
 
 @dataclass(frozen=True)
-class Call:
-    """An activation of one tensor; a·f(b) of the halves of an axis if it has a `gate_dim`. `reason`: why it is none."""
+class ActivationCall:
+    """An activation of one tensor, or a·f(b) of the halves of the axis `gate_dim`.
+
+    `activation` is None if it cannot be converted; `reason` says why.
+    """
 
     input: Any
     activation: Activation | None
@@ -29,118 +34,105 @@ class Call:
     reason: str = ""
 
 
-def _plain(name: str) -> Callable[..., Call]:
-    def read(input: Any = None, inplace: bool = False) -> Call:
-        return Call(input, Activation(name), inplace)
+def _plain(name: str) -> Callable[..., ActivationCall]:
+    def read(input: Any = None, inplace: bool = False) -> ActivationCall:
+        return ActivationCall(input, Activation(name), inplace)
 
     return read
 
 
-def _gelu(input: Any = None, *, approximate: str = "none") -> Call:
-    return Call(input, Activation("gelu_tanh" if approximate == "tanh" else "gelu"))
+def _gelu(input: Any = None, *, approximate: str = "none") -> ActivationCall:
+    return ActivationCall(input, Activation("gelu_tanh" if approximate == "tanh" else "gelu"))
 
 
-def _leaky_relu(input: Any = None, negative_slope: float = 0.01, inplace: bool = False) -> Call:
+def _leaky_relu(input: Any = None, negative_slope: float = 0.01, inplace: bool = False) -> ActivationCall:
     if negative_slope == 1:
-        return Call(input, None, reason="a leaky ReLU of slope 1 is the identity")
-    return Call(input, Activation("leaky_relu", (("slope", float(negative_slope)),)), inplace)
+        return ActivationCall(input, None, reason="a leaky ReLU of slope 1 is the identity")
+    return ActivationCall(input, Activation("leaky_relu", (("slope", float(negative_slope)),)), inplace)
 
 
-def _hardtanh(input: Any = None, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Call:
-    return Call(input, Activation("hardtanh", (("lo", float(min_val)), ("hi", float(max_val)))), inplace)
+def _hardtanh(input: Any = None, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> ActivationCall:
+    return ActivationCall(input, Activation("hardtanh", (("lo", float(min_val)), ("hi", float(max_val)))), inplace)
 
 
-def _softplus(input: Any = None, beta: float = 1.0, threshold: float = 20.0) -> Call:
+def _softplus(input: Any = None, beta: float = 1.0, threshold: float = 20.0) -> ActivationCall:
     if not beta > 0:
-        return Call(input, None, reason=f"softplus with beta={beta:g}")
+        return ActivationCall(input, None, reason=f"softplus with beta={beta:g}")
     jump = math.log1p(math.exp(-threshold)) / beta
     if jump > SOFTPLUS_JUMP:
-        return Call(input, None, reason=f"softplus with threshold={threshold:g} jumps by {jump:.2g} there")
-    return Call(input, Activation("softplus", (("beta", float(beta)),)))
+        return ActivationCall(input, None, reason=f"softplus with threshold={threshold:g} jumps by {jump:.2g} there")
+    return ActivationCall(input, Activation("softplus", (("beta", float(beta)),)))
 
 
-def _elu(input: Any = None, alpha: float = 1.0, inplace: bool = False) -> Call:
-    return _with_alpha("elu", input, alpha, inplace)
+def _with_alpha(name: str) -> Callable[..., ActivationCall]:
+    def read(input: Any = None, alpha: float = 1.0, inplace: bool = False) -> ActivationCall:
+        if not alpha > 0:
+            return ActivationCall(input, None, reason=f"{name} with alpha={alpha:g}")
+        return ActivationCall(input, Activation(name, (("alpha", float(alpha)),)), inplace)
+
+    return read
 
 
-def _celu(input: Any = None, alpha: float = 1.0, inplace: bool = False) -> Call:
-    return _with_alpha("celu", input, alpha, inplace)
-
-
-def _with_alpha(name: str, input: Any, alpha: float, inplace: bool) -> Call:
-    if not alpha > 0:
-        return Call(input, None, reason=f"{name} with alpha={alpha:g}")
-    return Call(input, Activation(name, (("alpha", float(alpha)),)), inplace)
-
-
-def _softshrink(input: Any = None, lambd: float = 0.5) -> Call:
+def _softshrink(input: Any = None, lambd: float = 0.5) -> ActivationCall:
     if lambd == 0:
-        return Call(input, None, reason="a soft threshold of 0 is the identity")
-    return Call(input, Activation("soft_threshold", (("threshold", float(lambd)),)))
+        return ActivationCall(input, None, reason="a soft threshold of 0 is the identity")
+    return ActivationCall(input, Activation("soft_threshold", (("threshold", float(lambd)),)))
 
 
-def _threshold(input: Any = None, threshold: float = 0.0, value: float = 0.0, inplace: bool = False) -> Call:
+def _threshold(input: Any = None, threshold: float = 0.0, value: float = 0.0, inplace: bool = False) -> ActivationCall:
     if threshold == 0 == value:
-        return Call(input, Activation("relu"), inplace)
-    return Call(input, None, reason=f"threshold({threshold:g}, {value:g}) jumps; attention is continuous")
+        return ActivationCall(input, Activation("relu"), inplace)
+    return ActivationCall(input, None, reason=f"threshold({threshold:g}, {value:g}) jumps; attention is continuous")
 
 
 def _rrelu(
     input: Any = None, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
-) -> Call:
+) -> ActivationCall:
     if training:
-        return Call(input, None, reason="a randomised ReLU in training: call eval() first")
+        return ActivationCall(input, None, reason="a randomised ReLU in training: call eval() first")
     return _leaky_relu(input, (lower + upper) / 2, inplace)
 
 
-def _glu(input: Any = None, dim: int = -1) -> Call:
-    return Call(input, Activation("sigmoid"), gate_dim=dim)
+def _glu(input: Any = None, dim: int = -1) -> ActivationCall:
+    return ActivationCall(input, Activation("sigmoid"), gate_dim=dim)
 
 
-def _jumps(name: str) -> Callable[..., Call]:
-    def read(input: Any = None, *args: Any, **options: Any) -> Call:
-        return Call(input, None, reason=f"{name} jumps; attention is continuous")
+def _jumps(name: str) -> Callable[..., ActivationCall]:
+    def read(input: Any = None, *args: Any, **options: Any) -> ActivationCall:
+        return ActivationCall(input, None, reason=f"{name} jumps; attention is continuous")
 
     return read
 
 
-def _prelu(input: Any = None, weight: Any = None) -> Call:
-    return Call(input, Activation("prelu"))
+def _prelu(input: Any = None, weight: Any = None) -> ActivationCall:
+    return ActivationCall(input, Activation("prelu"))
 
 
-READERS: dict[str, Callable[..., Call]] = {
-    "relu": _plain("relu"),
-    "relu6": _plain("relu6"),
+WITHOUT_PARAMETERS = (
+    *("relu", "relu6", "hardswish", "hardsigmoid", "silu", "mish", "sigmoid", "logsigmoid", "tanh", "tanhshrink"),
+    *("softsign", "selu", "erf"),
+)
+"""The activations without parameters, whose names are those of the gates."""
+READERS: dict[str, Callable[..., ActivationCall]] = {
+    **{name: _plain(name) for name in WITHOUT_PARAMETERS},
+    **{name: _with_alpha(name) for name in ("elu", "celu")},
+    "expit": _plain("sigmoid"),
     "hardtanh": _hardtanh,
-    "hardswish": _plain("hardswish"),
-    "hardsigmoid": _plain("hardsigmoid"),
     "leaky_relu": _leaky_relu,
     "rrelu": _rrelu,
     "prelu": _prelu,
     "gelu": _gelu,
-    "silu": _plain("silu"),
-    "mish": _plain("mish"),
-    "sigmoid": _plain("sigmoid"),
-    "expit": _plain("sigmoid"),
-    "logsigmoid": _plain("logsigmoid"),
-    "tanh": _plain("tanh"),
-    "tanhshrink": _plain("tanhshrink"),
     "softplus": _softplus,
-    "softsign": _plain("softsign"),
     "softshrink": _softshrink,
     "hardshrink": _jumps("hardshrink"),
     "threshold": _threshold,
-    "elu": _elu,
-    "celu": _celu,
-    "selu": _plain("selu"),
     "glu": _glu,
-    "erf": _plain("erf"),
 }
-"""The framework's name of a function → what a call of it asks for. Each reader has the signature of that function."""
+"""torch's name of a function → the reader of its calls, which has the signature of that function."""
 
 
 def _functions() -> dict[Any, tuple[str, bool]]:
-    """function → (name in READERS, whether it writes into its input)."""
+    """torch's functions of these names → (name in READERS, whether it writes into its input)."""
     found: dict[Any, tuple[str, bool]] = {}
     for name in READERS:
         for place in (F, torch, torch.special, Tensor, torch._C._nn):
@@ -151,37 +143,17 @@ def _functions() -> dict[Any, tuple[str, bool]]:
     return found
 
 
-MODULES: dict[type[nn.Module], Callable[[Any], Call]] = {
-    nn.ReLU: lambda m: Call(None, Activation("relu"), m.inplace),
-    nn.ReLU6: lambda m: Call(None, Activation("relu6"), m.inplace),
-    nn.Hardtanh: lambda m: _hardtanh(None, m.min_val, m.max_val, m.inplace),
-    nn.Hardswish: lambda m: Call(None, Activation("hardswish"), m.inplace),
-    nn.Hardsigmoid: lambda m: Call(None, Activation("hardsigmoid"), m.inplace),
-    nn.LeakyReLU: lambda m: _leaky_relu(None, m.negative_slope, m.inplace),
-    nn.RReLU: lambda m: _rrelu(None, m.lower, m.upper, m.training, m.inplace),
-    nn.PReLU: lambda m: Call(None, Activation("prelu")),
-    nn.GELU: lambda m: _gelu(approximate=m.approximate),
-    nn.SiLU: lambda m: Call(None, Activation("silu"), m.inplace),
-    nn.Mish: lambda m: Call(None, Activation("mish"), m.inplace),
-    nn.Sigmoid: lambda m: Call(None, Activation("sigmoid")),
-    nn.LogSigmoid: lambda m: Call(None, Activation("logsigmoid")),
-    nn.Tanh: lambda m: Call(None, Activation("tanh")),
-    nn.Tanhshrink: lambda m: Call(None, Activation("tanhshrink")),
-    nn.Softplus: lambda m: _softplus(None, m.beta, m.threshold),
-    nn.Softsign: lambda m: Call(None, Activation("softsign")),
-    nn.Softshrink: lambda m: _softshrink(None, m.lambd),
-    nn.Hardshrink: lambda m: _jumps("hardshrink")(None),
-    nn.Threshold: lambda m: _threshold(None, m.threshold, m.value, m.inplace),
-    nn.ELU: lambda m: _elu(None, m.alpha, m.inplace),
-    nn.CELU: lambda m: _celu(None, m.alpha, m.inplace),
-    nn.SELU: lambda m: Call(None, Activation("selu"), m.inplace),
-    nn.GLU: lambda m: _glu(None, m.dim),
-}
+def _modules() -> dict[type[nn.Module], str]:
+    """torch's module of an activation → its name in READERS; the names differ in capitals and underscores alone."""
+    kinds = {name.lower(): kind for name, kind in vars(nn).items() if isinstance(kind, type)}
+    return {kinds[key]: name for name in READERS if (key := name.replace("_", "")) in kinds}
+
+
 FUSED: dict[type[nn.Module], str] = {
     nn.RNNBase: "its activations run inside one fused kernel",
     nn.RNNCellBase: "its activations run inside one fused kernel",
 }
-"""Modules whose nonlinearities cannot be reached."""
+"""Modules whose activations cannot be replaced, and the reason."""
 LIBRARY: dict[str, str] = {
     "GELUActivation": "gelu",
     "NewGELUActivation": "gelu_tanh",
@@ -195,18 +167,23 @@ LIBRARY: dict[str, str] = {
     "BloomGelu": "gelu_tanh",
 }
 LIBRARIES = ("transformers.activations", "transformers.models.bloom.modeling_bloom")
-"""Whose classes of these names are one of ours; others there are read like any code."""
-FUNCTIONS = _functions()
+"""The modules whose classes in LIBRARY are known activations; their other classes are read like any code."""
+FUNCTIONS, MODULES = _functions(), _modules()
 
 
-def read_module(module: nn.Module) -> Call | None:
-    """What activation the module is; None if it is none."""
+def read_module(module: nn.Module) -> ActivationCall | None:
+    """The activation that a module is; None if it is none."""
     kind = type(module)
     if kind.__module__ in LIBRARIES and kind.__name__ in LIBRARY:
-        return Call(None, Activation(LIBRARY[kind.__name__]))
+        return ActivationCall(None, Activation(LIBRARY[kind.__name__]))
     for base in kind.__mro__:
         if base in MODULES:
-            return MODULES[base](module) if kind.forward is base.forward else None
+            if kind.forward is not base.forward:
+                return None
+            reader = READERS[MODULES[base]]  # a module's attributes have the names of the function's parameters
+            names = [*signature(reader).parameters][1:]  # without `input`
+            given = {name: getattr(module, name) for name in names if hasattr(module, name)}
+            return reader(**given)
     return None
 
 
@@ -214,8 +191,8 @@ def why_fused(module: nn.Module) -> str | None:
     return next((reason for kind, reason in FUSED.items() if isinstance(module, kind)), None)
 
 
-def read_function(function: Any) -> Call | None:
-    """What activation a function kept as an attribute is, with the arguments that were bound to it."""
+def read_function(function: Any) -> ActivationCall | None:
+    """The activation that a function kept as an attribute is, with its bound arguments; None if it is none."""
     if isinstance(function, functools.partial):
         inner = read_call(function.func, (None, *function.args), function.keywords)
         return inner if not function.args else None
@@ -225,13 +202,13 @@ def read_function(function: Any) -> Call | None:
         return None
 
 
-def read_call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Call | None:
-    """What a call of the function computes; None if it is no activation."""
+def read_call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> ActivationCall | None:
+    """The activation that a call of the function computes; None if it is none."""
     if function not in FUNCTIONS:
         return None
     name, writes = FUNCTIONS[function]
     try:
         call = READERS[name](*args, **options)
-    except TypeError:  # out=…, and whatever else the reader does not know
-        return Call(None, None, reason=f"{name} was called with arguments that are not known: {sorted(options)}")
-    return Call(call.input, call.activation, True, call.gate_dim, call.reason) if writes else call
+    except TypeError:  # out=… and other arguments that the reader does not take
+        return ActivationCall(None, None, reason=f"{name} was called with unknown arguments: {sorted(options)}")
+    return replace(call, inplace=True) if writes else call

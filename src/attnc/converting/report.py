@@ -1,23 +1,24 @@
-"""What a conversion did: every activation with its path, keys and errors; and whatever was left, with the reason."""
+"""The report of a conversion: activations with keys and errors, parts left with reasons; and the model card."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from attnc.converting.activations import Solved
-from attnc.model_card import code
+from attnc.model_card import code, escape, fenced
 from attnc.wording import ceiling
 
 
 @dataclass
 class Replaced:
-    """One activation of the model.
+    """One activation of the model that is now attention.
 
     `error` is proven, in exact arithmetic, for every x of `domain`, with the keys as the dtype stores them.
-    `block_error` is ‖|W₂|‖_∞·error, where the linear map that follows is known. `seen` is the range of the
-    pre-activations and `drift` the largest change of the block's output, on the given inputs; both are measured.
+    `block_error` is ‖|W₂|‖_∞·error, proven, if the linear map that follows is known. `seen` is the range of the
+    pre-activations and `drift` the largest change of the block's output; both are measured on the example.
     """
 
     path: str
@@ -28,7 +29,7 @@ class Replaced:
     dtype: str
     domain: tuple[float, float]
     lipschitz: float
-    found: str = "module"  # or "function", of which the code or a run told
+    found: str = "module"  # or "function", if it is a call in the code
     block_error: float | None = None
     seen: tuple[float, float] | None = None
     drift: float | None = None
@@ -43,6 +44,9 @@ class Replaced:
         entry = cls(path, name, keys, solved.error, solved.method, dtype, solved.domain, solved.lipschitz, found)
         entry.parameters = solved.activation.parameters
         return entry
+
+    def add_consumers(self, paths: Iterable[str]) -> None:
+        self.consumers = tuple(sorted({*self.consumers, *paths}))
 
     def as_json(self) -> dict[str, Any]:
         lo, hi = self.domain
@@ -65,7 +69,7 @@ class Replaced:
 
 @dataclass
 class Left:
-    """Something that is as it was, and why."""
+    """A part of the model that was not converted, and the reason."""
 
     path: str
     what: str
@@ -74,17 +78,33 @@ class Left:
 
 @dataclass
 class EndToEnd:
-    """Measured on given inputs, between the original and the converted model."""
+    """Differences of the original and the converted model, measured on given inputs."""
 
     inputs: str
     hidden: float | None = None
     cosine: float | None = None  # 1 − the least cosine of pooled outputs
-    size: float | None = None  # of the original's hidden states
+    size: float | None = None  # the largest number in the hidden states of the original
 
 
 @dataclass
 class Report:
-    """`replaced`, `left`, `notes`, and `end_to_end` once it was measured. str(report) is a table."""
+    """The report of `attnc.convert`; `str(report)` is a table.
+
+    Attributes
+    ----------
+    eps : float
+        The error asked for, per activation.
+    dtype : str
+        The dtype in which the keys are proved.
+    replaced : list of Replaced
+        The activations that are attention now, with proven and measured figures.
+    left : list of Left
+        The parts that could not be converted, with reasons.
+    notes : list of str
+        Remarks about the conversion.
+    end_to_end : EndToEnd or None
+        The measured drift, if an example was given.
+    """
 
     eps: float
     dtype: str
@@ -95,12 +115,12 @@ class Report:
 
     @property
     def num_anchors(self) -> int:
-        """Keys that a query of every activation meets, summed over activations."""
+        """The number of keys that a query meets, summed over activations."""
         return sum(entry.anchors for entry in self.replaced)
 
     @property
     def error(self) -> float:
-        """The largest proven error of an activation."""
+        """The largest proven error of the activations."""
         return max((entry.error for entry in self.replaced), default=0.0)
 
     def as_json(self) -> dict[str, Any]:
@@ -115,7 +135,7 @@ class Report:
         }
 
     def rows(self) -> list[list[str]]:
-        """Cells of the table; proven and measured figures in separate columns."""
+        """The cells of the table, with proven and measured figures in separate columns."""
         return [
             [
                 entry.path or "(the model)",
@@ -143,7 +163,7 @@ class Report:
         return "\n".join([*("  ".join(map(str.ljust, row, widths)).rstrip() for row in table), *self.remarks()])
 
     def remarks(self) -> list[str]:
-        """What is not in the table: what was left, notes, and the drift from end to end."""
+        """The lines below the table: parts left, notes, and the drift from end to end."""
         lines = [f"left as it was: {entry.path or 'the model'} ({entry.what}): {entry.reason}" for entry in self.left]
         lines += [f"note: {note}" for note in self.notes]
         drift = self.end_to_end
@@ -162,3 +182,35 @@ def _bound(value: float | None) -> str:
 
 def _seen(value: float | None) -> str:
     return "" if value is None else f"{value:.2e}"
+
+
+def model_card(report: Report, source: str, architecture: str) -> str:
+    """The README.md of a converted model, in Markdown. All text from the source is escaped."""
+    kinds = sorted({entry.activation for entry in report.replaced})
+    drift = report.end_to_end
+    blocks = [
+        f"# {code(source)} with attention for activations",
+        f"{code(architecture)}, converted by attnc: {len(report.replaced)} activation(s) ({escape(', '.join(kinds))}) "
+        "are now softmax attention over a few constant keys. Linear maps, attention, normalisation and all weights are "
+        "those of the source, and so is its licence.",
+        "## How far off it can be",
+        f"Every activation is within **{ceiling(report.error)}** of the original everywhere: proven, in exact "
+        f"arithmetic, with the keys as {escape(report.dtype)} stores them. A block error is that times the largest row "
+        "sum of |W₂|, proven too. Ranges and drift are measured, on the inputs named below.",
+        report.markdown(),
+    ]
+    if drift is not None and drift.hidden is not None:
+        lines = [
+            f"- **largest drift of the last hidden states:** {drift.hidden:.2e} (their size: {drift.size or 0:.3g})"
+        ]
+        if drift.cosine is not None:
+            lines.append(f"- **1 − cosine of mean-pooled embeddings, at most:** {drift.cosine:.2e}")
+        blocks += ["## End to end, measured", f"On {escape(drift.inputs)}:", "\n".join(lines)]
+    if report.left:
+        rows = [f"- {code(entry.path)} ({escape(entry.what)}): {escape(entry.reason)}" for entry in report.left]
+        blocks += ["## Left as it was", "\n".join(rows)]
+    if report.notes:
+        blocks += ["## Notes", "\n".join(f"- {escape(note)}" for note in report.notes)]
+    snippet = 'import attnc\n\nmodel = attnc.load_converted(".")   # a torch module, in evaluation mode'
+    blocks += ["## Run it", "In this folder, with attnc and its extras torch and models:", fenced(snippet, "python")]
+    return "\n\n".join(blocks) + "\n"

@@ -1,4 +1,4 @@
-"""A torch model with every activation replaced by attention; everything else stays."""
+"""Convert a torch model: replace every activation by attention, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from attnc.converting.modules import (
     AttentionSoftsign,
     into,
 )
-from attnc.converting.recognising import Call, read_function, read_module, why_fused
+from attnc.converting.recognising import ActivationCall, read_function, read_module, why_fused
 from attnc.converting.report import Left, Replaced, Report
 from attnc.errors import InputError, real_number
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""The devices on which tensors have values; a model on the meta device has none."""
 
 
 def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) -> tuple[nn.Module, Report]:
-    """`attnc.convert`."""
+    """Do the work of `attnc.convert`."""
     eps = _check(module, eps)
     dtype = _dtype_of(module)
     dtypes = ("float64", "float32") if dtype is None else (DTYPES[dtype],)
@@ -42,15 +43,15 @@ def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) ->
     try:
         copied = copy.deepcopy(module)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"the model cannot be copied, and the original is never changed: {error}") from error
-    walk = _Walk(report, dtypes, next((tensor.device for tensor in module.parameters()), None))
+        raise InputError(f"the model cannot be copied, and attnc never changes the original: {error}") from error
+    walk = _Conversion(report, dtypes, next((tensor.device for tensor in module.parameters()), None))
     converted = walk.convert(copied)
     if example is not None:
         measuring.compare(module, converted, example, report)
     if not report.replaced and not report.left and not walk.num_intercepted:
         raise InputError(
-            f"there is no activation in this {type(module).__name__}: nothing to convert. Functions that are called "
-            "in a way that its code does not show are found by running it: give example="
+            f"there is no activation in this {type(module).__name__}: nothing to convert. Give example= to find the "
+            "calls that its code does not show, by a run."
         )
     add_block_errors(converted, report)
     if strict and report.left:
@@ -66,7 +67,7 @@ def _check(module: Any, eps: Any) -> float:
     if not isinstance(module, nn.Module):
         raise InputError(f"convert takes a torch.nn.Module, found {type(module).__name__}")
     if isinstance(module, torch.jit.ScriptModule):
-        raise InputError("a compiled TorchScript module cannot be taken apart: give the module it was made from")
+        raise InputError("give the module from which this TorchScript module was compiled: it cannot be taken apart")
     for name, part in module.named_modules():
         if type(part).__name__ == "OptimizedModule":  # torch._dynamo takes seconds to import
             raise InputError(
@@ -90,7 +91,7 @@ def _check(module: Any, eps: Any) -> float:
 
 
 def _dtype_of(module: nn.Module) -> torch.dtype | None:
-    """Of the parameters, the one that most have; None where there are none: then the input will tell."""
+    """The dtype of most parameters; None for a model without parameters, whose dtype is that of the input."""
     counts: dict[torch.dtype, int] = {}
     for tensor in module.parameters():
         if tensor.is_floating_point():
@@ -99,14 +100,14 @@ def _dtype_of(module: nn.Module) -> torch.dtype | None:
 
 
 class FunctionGates(nn.Module):
-    """The attention that answers the activations that are function calls in a module's code, made when first called."""
+    """The attention for the calls of activations in a module's code; each gate is made at its first call."""
 
-    def __init__(self, path: str, walk: _Walk) -> None:
+    def __init__(self, path: str, walk: _Conversion) -> None:
         super().__init__()
         self.path, self.walk = path, walk
         self.gates = nn.ModuleDict()
 
-    def answer(self, call: Call, x: Tensor) -> Tensor | None:
+    def answer(self, call: ActivationCall, x: Tensor) -> Tensor | None:
         if call.activation is None or x.dtype not in DTYPES:
             self.walk.leave(self.path, "function", call.reason or f"a tensor of {x.dtype}")
             return None
@@ -128,7 +129,7 @@ class FunctionGates(nn.Module):
 
 
 @dataclasses.dataclass(eq=False)
-class _Walk:
+class _Conversion:
     report: Report
     dtypes: tuple[str, ...]
     device: torch.device | None = None
@@ -194,13 +195,15 @@ class _Walk:
         try:
             return solve(activation, eps, dtypes)
         except InputError as error:
-            if len(dtypes) > 1:  # no parameter says which dtype will come
-                self.report.notes.append(f"{path or 'the model'}: what is proven holds in float64 only, not in float32")
+            if len(dtypes) > 1:  # a model without parameters
+                self.report.notes.append(
+                    f"{path or 'the model'}: the proven error holds in float64 only, not in float32"
+                )
                 return self._solved(activation, dtypes[:1], path, eps)
             raise InputError(f"{path or 'the model'}: {error}") from None
 
     def _prelu(self, module: nn.Module, path: str) -> nn.Module:
-        """A ReLU, and the weight times the rest of x: an error of the ReLU counts |1 − weight| times."""
+        """A ReLU plus the weight times the rest of x: an error of the ReLU counts |1 − weight| times."""
         weight = module.weight
         assert isinstance(weight, nn.Parameter)
         jump = float((1 - weight.detach().double()).abs().max()) * ROUNDED_UP
@@ -222,7 +225,7 @@ class _Walk:
             self.report.left.append(entry)
 
     def _code(self, module: nn.Module, path: str) -> None:
-        """Functions that are attributes become modules; calls in the code are answered while it runs."""
+        """Turn functions that are attributes into modules, and answer calls in the code while it runs."""
         for name, value in list(vars(module).items()):
             call = read_function(value) if callable(value) and not isinstance(value, nn.Module) else None
             if call is not None and call.activation is not None and call.gate_dim is None:
@@ -235,11 +238,11 @@ class _Walk:
         if type(module).__module__.startswith(("torch.nn.", "torch.ao.")):
             return
         for name in sorted(compiled_functions(module)):
-            self.leave(path, name, "a function compiled by TorchScript, into which nobody can look")
+            self.leave(path, name, "a function compiled by TorchScript, whose code cannot be read")
         methods = methods_with_activations(module)
         hidden = list(_hidden_activations(module))
         if not methods and not hidden and path:
-            return  # the model itself is watched in any case: what its code does not show, a run does
+            return  # the model itself is always watched: a run shows the calls that its code does not
         self.num_intercepted += bool(methods or hidden)
         holder = FunctionGates(path, self)
         calls = traced_calls(module) if "forward" in methods else []
@@ -256,14 +259,14 @@ class _Walk:
         intercept(module, holder, {"forward", *methods})
 
     def _close_fast_path(self, module: nn.Module, path: str) -> None:
-        """torch's fused kernels for encoder layers compute ReLU or GELU themselves, whatever `activation` is."""
+        """Keep torch from its fused kernels for encoder layers, which compute ReLU or GELU themselves."""
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0
         if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor:
             module.use_nested_tensor = module.enable_nested_tensor = False
             self.report.notes.append(
-                f"{path or 'the model'}: torch's fused path, which is closed here, returns 0 at padded positions; they "
-                "are now computed, as torch does it in training"
+                f"{path or 'the model'}: padded positions are now computed, as torch does it in training; torch's "
+                "fused path, which is closed here, returns 0 for them"
             )
 
 
@@ -276,7 +279,7 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def _hidden_activations(module: nn.Module) -> Iterator[str]:
-    """Activations within lists and dictionaries that torch does not look into."""
+    """The activations in lists and dictionaries, which torch does not search."""
     for value in vars(module).values():
         inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         for item in inside:

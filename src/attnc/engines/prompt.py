@@ -1,12 +1,12 @@
-"""A deep program over one long prompt: time and memory of a layer are linear in the keys that its queries see.
+"""Run a deep program over one long prompt: time and memory of a layer are linear in the keys that its queries see.
 
-The figures are those of the reference, in another order of summation. What is shared is computed once:
+The results are those of the reference, in another order of summation. Shared parts are computed once:
 - layers that share their weights (T equal steps) are prepared once;
 - a mask's segments split queries into groups, and a group meets only the keys that it sees;
 - scores of the heads are combinations Σ_f α_hf·S_f of few forms S_f, each one product over the keys;
 - heads with the same values add up their attention before it meets the values;
 - keys of a memory whose values and own scores are zero (padding, sinks) only add to the denominators.
-States are kept in place: a layer with a residual touches what it writes, an affine map what it does not copy.
+States are kept in place: a layer with a residual touches the channels that it writes, an affine map those that change.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 SMALL_MATRIX = 2**16
-"""Affine maps with no more entries than this are kept dense."""
+"""Maximum number of entries of an affine map that is kept dense, 512 KiB in float64: it fits into the cache."""
 
 Watch = Callable[[Layer, np.ndarray], None]
-"""Called with each layer and the state after it, which is only lent."""
+"""Called with each layer and the state after it; the engine overwrites this state later."""
 
 
 def run(
@@ -41,7 +41,7 @@ def run(
     watch: Watch | None = None,
     memory: Float[np.ndarray, "tokens width"] | None = None,
 ) -> np.ndarray:
-    """The output of one prompt (no batch axis). A memory that was made before (`remember`) is not made again."""
+    """Run the program on one prompt, without batch axis. A memory made before by `remember` is not made again."""
     states = _states(program, inputs)
     prepared: dict[tuple[int, int], _Plan] = {}
     with threadpool_limits(1):  # thousands of small products: waking threads costs more than they save
@@ -58,7 +58,7 @@ def run(
 def remember(
     program: Program, inputs: Sequence[Float[np.ndarray, "tokens width"]], watch: Watch | None = None
 ) -> Float[np.ndarray, "tokens width"]:
-    """What the layers of the memory make of the second input; `watch` is called after each of them."""
+    """Run the layers of the memory on the second input; `watch` is called after each of them."""
     with threadpool_limits(1):
         return _remember(program, _states(program, inputs), {}, watch)
 

@@ -16,7 +16,7 @@ _ESTIMATORS = {
     "KNeighborsRegressor": "kernel_models",
     "KernelRidge": "kernel_models",
     "NadarayaWatson": "kernel_models",
-    "PoissonRegressor": "poisson",
+    "PoissonRegressor": "linear_models",
     "ElasticNet": "linear_models",
     "Lasso": "linear_models",
     "LogisticRegression": "classifiers",

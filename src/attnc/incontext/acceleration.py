@@ -1,12 +1,12 @@
-"""Gradient steps with memory: affine maps on two states, and what they make of errors.
+"""Gradient steps with momentum: affine maps of two states, and how they shrink and amplify errors.
 
-State (v, p): v is where the gradient is taken. With ∇ the gradient at v,
+State (v, p): the gradient ∇ is taken at v.
 
     plain, heavy ball, Chebyshev    v' = v − η_t ∇ + β_t (v − p),  p' = v;            the iterate x is v
     Nesterov                        p' = v − η ∇,                  v' = p' + β_t (p' − p);  the iterate x is p
 
-For F quadratic with eigenvalues in [μ, L], started at x₀ (all bounds in the 2-norm, per eigenvector):
-    |x_T − x*| ≤ contraction·|x₀ − x*|, and with gradients off by ≤ δ: |x_T − exact x_T| ≤ amplification·δ.
+For a quadratic F with eigenvalues in [μ, L], started at x₀, in the 2-norm and per eigenvector:
+    |x_T − x*| ≤ contraction·|x₀ − x*|, and if gradients are off by ≤ δ: |x_T − exact x_T| ≤ amplification·δ.
 Plain: ρ = max |1 − ηλ|, errors add up to ηδ(1−ρ^T)/(1−ρ). Heavy ball and Nesterov: the response to an impulse is
 ρ^t·U_t(cos θ), |U_t| ≤ t+1. Chebyshev: T_t(ξ₀)·e_t obeys the Chebyshev recurrence in ξ ∈ [−1, 1], so an impulse at
 step t grows to at most (T−t)·T_{t+1}(ξ₀)/T_T(ξ₀), ξ₀ = (L+μ)/(L−μ).
@@ -18,12 +18,17 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from attnc.errors import InputError
 from attnc.numerics.rounding import up
 
+Penalty = float | np.ndarray
+"""One number for all weights, or one for each."""
 METHODS = ("plain", "heavy_ball", "nesterov", "chebyshev")
-SUMS = 2**14
-"""Units in the last place by which powers and sums of positive terms are rounded up."""
+SUM_SLACK = 2**14
+"""Units in the last place by which powers and sums of positive terms are rounded up: more than their roundings, for up
+to 10⁴ steps."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,11 @@ class Schedule:
     steps: int
     L: float
     mu: float
-    eta: float | None = None  # of plain steps; 2/(L+μ) unless given
+    eta: float | None = None  # the length of plain steps; None takes 2/(L + μ)
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
-            raise InputError(f"method {self.method!r} is none of {', '.join(METHODS)}")
+            raise InputError(f"the method is one of {', '.join(METHODS)}, found {self.method!r}")
         if self.steps < 1:
             raise InputError(f"a program needs at least one step, found {self.steps}")
         if not (math.isfinite(self.L) and 0 <= self.mu <= self.L and self.L > 0):
@@ -50,6 +55,26 @@ class Schedule:
             )
         if self.mu == 0 and self.method in ("heavy_ball", "chebyshev"):
             raise InputError(f"{self.method} needs mu > 0, the smallest eigenvalue; use nesterov or plain")
+
+    @property
+    def iterate(self) -> str:
+        """The state that holds the iterate: Nesterov's v is extrapolated from it, otherwise it is v itself."""
+        return "p" if self.method == "nesterov" else "v"
+
+    def check_steady(self) -> None:
+        """Refuse steps whose lengths vary, for programs whose step moves every token of the prompt."""
+        if len(set(zip(self.etas, self.betas, strict=True))) > 1:
+            raise InputError(
+                "a step moves every token, and is stored once: choose plain, heavy_ball, or nesterov with mu > 0"
+            )
+
+    def step(self, eta: float, beta: float, penalty: Penalty) -> dict[tuple[str, str], Penalty]:
+        """The coefficients [new, old] of one step: (v, p) from v, p and g, where ∇ = g + penalty·v."""
+        damped = 1 - eta * penalty
+        if self.method == "nesterov":
+            made = {("p", "v"): damped, ("p", "g"): -eta, ("v", "v"): (1 + beta) * damped}
+            return made | {("v", "g"): -(1 + beta) * eta, ("v", "p"): -beta}
+        return {("p", "v"): 1.0, ("v", "v"): damped + beta, ("v", "g"): -eta, ("v", "p"): -beta}
 
     @cached_property
     def rho(self) -> float:
@@ -63,7 +88,7 @@ class Schedule:
 
     @cached_property
     def etas(self) -> tuple[float, ...]:
-        """η_t."""
+        """The lengths η_t of the steps."""
         L, mu = self.L, self.mu
         if self.method == "plain":
             return (self.eta or (2 / (L + mu) if mu else 1 / L),) * self.steps
@@ -75,7 +100,7 @@ class Schedule:
 
     @cached_property
     def betas(self) -> tuple[float, ...]:
-        """β_t; Nesterov's without strong convexity are t/(t+3)."""
+        """The momenta β_t; Nesterov's are t/(t + 3) if μ = 0."""
         if self.method == "plain":
             return (0.0,) * self.steps
         if self.method == "nesterov":
@@ -93,21 +118,21 @@ class Schedule:
 
     @cached_property
     def contraction(self) -> float:
-        """For the quadratic: |x_T − x*| ≤ contraction·|x₀ − x*|; 1 where nothing is known (μ = 0)."""
+        """For a quadratic: |x_T − x*| ≤ contraction·|x₀ − x*|; it is 1 for μ = 0, where nothing is proved."""
         rho, T = self.rho, self.steps
         if not self.mu:
             return 1.0
         if self.method == "plain":
-            return float(up(rho**T, SUMS))
+            return float(up(rho**T, SUM_SLACK))
         if self.method == "chebyshev":
-            return float(up(2 * rho**T / (1 + rho ** (2 * T)), SUMS))
-        return float(up(rho**T * (1 + T * (1 + rho)), SUMS))
+            return float(up(2 * rho**T / (1 + rho ** (2 * T)), SUM_SLACK))
+        return float(up(rho**T * (1 + T * (1 + rho)), SUM_SLACK))
 
     @cached_property
     def amplification(self) -> float:
-        """For the quadratic, or any plain steps that contract by ρ: |x_T − exact x_T| ≤ amplification·δ.
+        """For a quadratic, or plain steps that contract by ρ: |x_T − exact x_T| ≤ amplification·δ.
 
-        Infinite where nothing is proved: momentum that varies (Nesterov with μ = 0).
+        It is infinite where nothing is proved: for momentum that varies (Nesterov with μ = 0).
         """
         rho, T = self.rho, self.steps
         if self.method == "plain":
@@ -117,11 +142,11 @@ class Schedule:
             total = math.fsum((T - t) * ratio * self.etas[t] for t, ratio in enumerate(ratios))
         else:
             total = self.etas[0] * math.fsum((t + 1) * rho**t for t in range(T)) if self.mu else math.inf
-        return float(up(total, SUMS))
+        return float(up(total, SUM_SLACK))
 
     @cached_property
     def swing(self) -> float:
-        """As amplification, for every v on the way: |v_t − exact v_t| ≤ swing·δ.
+        """The amplification for every v on the way: |v_t − exact v_t| ≤ swing·δ.
 
         Plain and heavy ball: x_t is v_t, and the sums grow with t. Nesterov: v = x + β(x − x₋), β ≤ 1. Chebyshev: the
         terms of the sum for t are at most 2·max η/min η ≤ 4 times those for T.
@@ -130,10 +155,10 @@ class Schedule:
 
     @cached_property
     def overshoot(self) -> float:
-        """The residuals on the way are at most this times those at the start (in the 2-norm over the examples).
+        """A bound of the residuals on the way over those at the start, in the 2-norm over the examples.
 
-        Chebyshev and plain polynomials stay below 1; heavy ball swings as its impulse response. Nesterov, on any
-        convex F and with any proximal map: F(x') + L/2·|x'−x|² ≤ F(x) + L/2·|v−x|² and β ≤ 1 give F(x_t) ≤ F(x₀),
+        Chebyshev and plain polynomials stay below 1. Heavy ball swings like its impulse response. For Nesterov, on
+        any convex F and with any proximal map, F(x') + L/2·|x'−x|² ≤ F(x) + L/2·|v−x|² and β ≤ 1 give F(x_t) ≤ F(x₀),
         so that residuals at v = x + β(x − x₋) are at most 3 times the first.
         """
         if self.method == "nesterov":
@@ -144,7 +169,7 @@ class Schedule:
 
 
 def steps_for(method: str, L: float, mu: float, tol: float, max_steps: int, eta: float | None = None) -> int:
-    """The fewest steps with contraction ≤ tol, or max_steps (+1 says that these do not suffice)."""
+    """The fewest steps with contraction ≤ tol, or max_steps + 1 if max_steps do not suffice."""
     low, high = 1, max_steps + 1
     while low < high:
         middle = (low + high) // 2

@@ -1,15 +1,15 @@
-"""Gradient descent on the prompt, for losses whose gradient is one layer: squared, and Poisson.
+"""Gradient descent on the prompt, for the losses whose gradient is one layer: squared and Poisson.
 
 The memory holds the prompt, the main stream one state token (v, p, g). A step is
 
     gradient   cross-attention, g ← Σ_i ∂loss_i: for the squared loss the difference heads (`differences`) on the scores
-               r_i = v·x̃_i − y_i; for Poisson one head of score v·x̃_i, since e^{v·x̃_i} is what a softmax sums
-    threshold  lasso and elastic net: soft(u) = relu(u−t) − relu(−u−t), two gates of two keys for each weight
+               r_i = v·x̃_i − y_i; for Poisson one head of score v·x̃_i, since a softmax sums e^{v·x̃_i}
+    threshold  for lasso and elastic net: soft(u) = relu(u−t) − relu(−u−t), two gates of two keys for each weight
     update     affine: (v, p) ← the method's combination of v, p and ∇ = g + λ·v (`acceleration`)
 
-The weights know the prompt's sizes and norm bounds, the penalties, step sizes and T; of the examples they know nothing.
-Steps with equal numbers share their arrays: T steps are stored once. Several tasks run one after another, each on
-its own rows of the memory, from where the one before ended.
+The weights depend on the prompt's sizes and norm bounds, the penalties, the step sizes and T, and not on the examples.
+Steps with equal numbers share their arrays: T equal steps are stored once. Several tasks run one after another, each
+on its own rows of the memory. Each starts where the one before ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from functools import cached_property
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.incontext.prompt import ONE, SINK, TARGET
-from attnc.incontext.task import Task
-from attnc.ir.building import AffineBuilder, projection
+from attnc.incontext.acceleration import Penalty, Schedule
+from attnc.incontext.differences import SINK_MARGIN, Differences
+from attnc.incontext.prompt import ONE, SINK, TARGET, Prompt, named_head
+from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
@@ -32,27 +33,80 @@ from attnc.ir.spec import check
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 GATE_ERROR = 0.2785
-"""sup |x·σ(βx) − relu(x)| = W(1/e)/β < 0.2785/β (two gates make a soft threshold)."""
+"""β times the error of one gate: sup |x·σ(βx) − relu(x)| = W(1/e)/β < 0.2785/β. A soft threshold has two gates."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One fit: the prompt's sizes, the objective and the steps.
+
+    The objective is Σ_i loss_i (their mean if `mean`) + Σ_c (½ penalty_c w_c² + l1_c |w_c|). On the way, `reach` bounds
+    |r_i| for the squared loss, and v·x̃_i for Poisson, whose |y_i| are at most `targets`. `size` bounds the weights that
+    enter the gates.
+    """
+
+    prompt: Prompt
+    schedule: Schedule
+    differences: Differences
+    reach: float
+    penalty: tuple[float, ...]
+    l1: tuple[float, ...] = ()
+    size: float = 1.0
+    mean: bool = False
+    loss: str = "squared"
+    targets: float = 0.0
+
+    def __post_init__(self) -> None:
+        for given in (self.penalty, self.l1 or self.penalty):
+            if len(given) != self.prompt.num_weights or not all(number >= 0 for number in given):
+                raise InputError(
+                    f"{self.prompt.num_weights} weights need {self.prompt.num_weights} penalties ≥ 0, found {given}"
+                )
+        if self.loss not in ("squared", "poisson"):
+            raise InputError(f"one-layer losses are squared and poisson, found {self.loss!r}; see glm for others")
+        if self.l1 and self.schedule.method not in ("plain", "nesterov"):
+            raise InputError(f"l1 takes plain or nesterov steps, found {self.schedule.method}")
+
+    @property
+    def keys(self) -> int:
+        """The number of tokens of this task in the memory."""
+        return self.prompt.rows + (self.prompt.rows if self.mean else 1)
+
+    @property
+    def iterate(self) -> str:
+        """The prefix of the channels that hold the iterate."""
+        return self.schedule.iterate
+
+    @property
+    def has_offset(self) -> bool:
+        """Whether Σ_i y_i x̃_i is kept in the state."""
+        return self.loss == "poisson"
+
+    def sink(self, dtype: str) -> float:
+        """The score C of the sink, for the heads that make the gradient."""
+        if self.loss == "squared":
+            return self.differences.sink(self.keys, self.reach, dtype)
+        return math.ceil(math.log(self.keys) + self.reach - math.log(UNIT_ROUNDOFF[dtype]) + SINK_MARGIN)
 
 
 def gate_slope(task: Task, eta: float, dtype: str) -> float:
-    """β of the gates: as steep as scores still resolve, so that the gate error is of the size of rounding."""
+    """The slope β of the gates: the steepest that scores resolve, so that the gate error is of the size of rounding."""
     return math.ldexp(1.0, math.floor(-math.log2(UNIT_ROUNDOFF[dtype] * 8 * (task.size + eta * max(task.l1)))))
 
 
 def descent_program(tasks: Sequence[Task], dtype: str = "float64") -> Program:
-    """Inputs: the first weights (num_weights,), and the prompts one below the other. Output: the last weights."""
+    """The program of all tasks: from the first weights and the prompts, one below the other, to the last weights."""
     first = tasks[0].prompt
     for task in tasks:
         if (task.prompt.features, task.prompt.intercept) != (first.features, first.intercept):
             raise InputError("tasks of one program share their features and intercept")
-    builder = _Builder(tuple(tasks), dtype)
+    builder = _DescentBuilder(tuple(tasks), dtype)
     shapes = ((first.num_weights,), (sum(t.prompt.rows for t in tasks), first.features + 2))
     return check(Program(builder.main(), shapes, shapes[0], builder.memory()))
 
 
 @dataclass(frozen=True, eq=False)
-class _Builder:
+class _DescentBuilder:
     tasks: tuple[Task, ...]
     dtype: str
 
@@ -67,34 +121,26 @@ class _Builder:
         return (*(f"{part}.{c}" for part in parts for c in self.weights), ONE)
 
     def memory(self) -> tuple[Layer, ...]:
-        """The places of all tasks side by side; a mask tells whose they are."""
-        if len(self.tasks) == 1:
-            return (self.tasks[0].prompt.place(self.tasks[0].mean, self.dtype),)
-        inputs = self.tasks[0].prompt.inputs
-        rows, tokens = sum(t.prompt.rows for t in self.tasks), sum(t.keys for t in self.tasks)
-        index, values = [], []
-        constant_index, constant_values = [], []
-        row = token = 0
-        for task in self.tasks:
-            place = task.prompt.place(task.mean, self.dtype)
-            index.append(place.weight.index + np.array([token, 0, row, 0], np.int32))
-            constant_index.append(place.constant.index + np.array([token, 0], np.int32))
-            values.append(place.weight.values)
-            constant_values.append(place.constant.values)
-            row, token = row + task.prompt.rows, token + task.keys
-        weight = replace(
-            place.weight,
-            shape=(tokens, len(inputs) + 1, rows, len(inputs)),
-            index=np.concatenate(index),
-            values=np.concatenate(values),
+        """The tokens of all tasks; masks keep those of other tasks out."""
+        places = [task.prompt.place(task.mean, self.dtype) for task in self.tasks]
+        if len(places) == 1:
+            return (places[0],)
+        rows, tokens = (
+            np.cumsum([0, *sizes]) for sizes in ([t.prompt.rows for t in self.tasks], [t.keys for t in self.tasks])
         )
-        constant = replace(
-            place.constant,
-            shape=(tokens, len(inputs) + 1),
-            index=np.concatenate(constant_index),
-            values=np.concatenate(constant_values),
+        width, shifts = len(self.tasks[0].prompt.inputs), zip(tokens, rows, strict=True)
+        moved = [(p, np.array([token, 0, row, 0], np.int32)) for p, (token, row) in zip(places, shifts, strict=False)]
+        weight = Sparse(
+            (int(tokens[-1]), width + 1, int(rows[-1]), width),
+            np.concatenate([place.weight.index + shift for place, shift in moved]),
+            np.concatenate([place.weight.values for place in places]),
         )
-        return (replace(place, weight=weight, constant=constant),)
+        constant = Sparse(
+            (int(tokens[-1]), width + 1),
+            np.concatenate([place.constant.index + shift[:2] for place, shift in moved]),
+            np.concatenate([place.constant.values for place in places]),
+        )
+        return (replace(places[0], weight=weight, constant=constant),)
 
     def mask(self, number: int) -> Mask | None:
         if len(self.tasks) == 1:
@@ -121,20 +167,16 @@ class _Builder:
         return (*layers, read.build("read", self.dtype))
 
     def _restart(self, name: str, iterate: str) -> Affine:
-        """From where the task before ended, at rest."""
+        """Both states become the last iterate."""
         return self._on_state({("v", iterate): 1.0, ("p", iterate): 1.0}, name)
 
     def _steps(self, number: int, task: Task, prefix: str) -> list[Layer]:
         mask, schedule = self.mask(number), task.schedule
         layers: list[Layer] = []
         if task.has_offset:
-            moment = tuple(self._difference_heads(task, mask, "s", with_state=False))
+            moment = self._difference_heads(task, mask, "s", with_state=False)
             layers.append(Attention(f"{prefix}moment", moment, self.channels, residual=True, cross=True))
-        if task.loss == "squared":
-            heads = tuple(self._difference_heads(task, mask, "g", with_state=True))
-        else:
-            heads = (self._exponential_head(task, mask),)
-        gradient = Attention("gradient", heads, self.channels, residual=True, cross=True)
+        gradient = Attention("gradient", self._gradient_heads(task, mask), self.channels, residual=True, cross=True)
         made: dict[tuple[float, float], list[Layer]] = {}
         for t, numbers in enumerate(zip(schedule.etas, schedule.betas, strict=True)):
             if numbers not in made:
@@ -143,60 +185,54 @@ class _Builder:
             layers += [replace(layer, name=f"{prefix}{layer.name}{t + 1}") for layer in (gradient, *made[numbers])]
         return layers
 
-    def _difference_heads(self, task: Task, mask: Mask | None, into: str, *, with_state: bool) -> list[Head]:
-        """Σ r_i x̃_i with r_i = v·x̃_i − y_i, or with r_i = y_i, into the channels `into`."""
-        regressors, memory = task.prompt.regressors, (*task.prompt.inputs, SINK)
-        differences = task.differences
-        C = task.sink(self.dtype) if with_state else differences.sink(task.keys, task.targets, self.dtype)
-        by = (*regressors, TARGET, SINK)
-        W_K = projection(memory, by, {(c, c): 1.0 for c in by[:-1]} | {(SINK, SINK): C}, self.dtype)
-        W_V = projection(memory, regressors, {(c, c): 1.0 for c in regressors}, self.dtype)
-        heads = []
-        for j in differences.nodes:
-            scale = j * differences.eps
-            queries = {(ONE, TARGET): -scale if with_state else scale, (ONE, SINK): 1.0}
-            if with_state:
-                queries |= {(f"v.{w}", c): scale for w, c in zip(self.weights, regressors, strict=True)}
-            weight = differences.weight(j) * math.exp(C)
-            outputs = {(c, f"{into}.{w}"): weight for w, c in zip(self.weights, regressors, strict=True)}
-            W_Q = projection(self.channels, by, queries, self.dtype)
-            heads.append(Head(W_Q, W_K, W_V, projection(regressors, self.channels, outputs, self.dtype), mask))
-        return heads
-
-    def _exponential_head(self, task: Task, mask: Mask | None) -> Head:
-        """Σ e^{v·x̃_i} x̃_i."""
-        regressors, memory = task.prompt.regressors, (*task.prompt.inputs, SINK)
-        C = task.sink(self.dtype)
-        by = (*regressors, SINK)
-        queries = {(f"v.{w}", c): 1.0 for w, c in zip(self.weights, regressors, strict=True)} | {(ONE, SINK): 1.0}
-        outputs = {(c, f"g.{w}"): math.exp(C) for w, c in zip(self.weights, regressors, strict=True)}
-        return Head(
-            projection(self.channels, by, queries, self.dtype),
-            projection(memory, by, {(c, c): 1.0 for c in regressors} | {(SINK, SINK): C}, self.dtype),
-            projection(memory, regressors, {(c, c): 1.0 for c in regressors}, self.dtype),
-            projection(regressors, self.channels, outputs, self.dtype),
+    def _gradient_heads(self, task: Task, mask: Mask | None) -> tuple[Head, ...]:
+        if task.loss == "squared":
+            return self._difference_heads(task, mask, "g", with_state=True)
+        weights, regressors, C = self.weights, task.prompt.regressors, task.sink(self.dtype)
+        same = {(c, c): 1.0 for c in regressors}
+        exponentials = named_head(
+            self.channels,
+            (*task.prompt.inputs, SINK),
+            {(f"v.{w}", c): 1.0 for w, c in zip(weights, regressors, strict=True)} | {(ONE, SINK): 1.0},
+            same | {(SINK, SINK): C},
+            same,
+            {(c, f"g.{w}"): math.exp(C) for w, c in zip(weights, regressors, strict=True)},
+            self.dtype,
             mask,
+        )
+        return (exponentials,)
+
+    def _difference_heads(self, task: Task, mask: Mask | None, into: str, *, with_state: bool) -> tuple[Head, ...]:
+        """Heads that add Σ r_i x̃_i to the channels `into`: r_i = v·x̃_i − y_i with the state, and y_i without it."""
+        regressors, differences = task.prompt.regressors, task.differences
+        C = task.sink(self.dtype) if with_state else differences.sink(task.keys, task.targets, self.dtype)
+        residual = {(ONE, TARGET): -1.0 if with_state else 1.0}
+        if with_state:
+            residual |= {(f"v.{w}", c): 1.0 for w, c in zip(self.weights, regressors, strict=True)}
+        return differences.sum_heads(
+            C,
+            self.channels,
+            (*task.prompt.inputs, SINK),
+            residual=residual,
+            sinks={(ONE, SINK): 1.0},
+            keys={(c, c): 1.0 for c in (*regressors, TARGET)} | {(SINK, SINK): C},
+            values={(c, c): 1.0 for c in regressors},
+            outputs=[(c, f"{into}.{w}") for w, c in zip(self.weights, regressors, strict=True)],
+            dtype=self.dtype,
+            mask=mask,
         )
 
     def _update(self, task: Task, eta: float, beta: float) -> Affine:
-        """With the step v − η∇, ∇ = g − s + λv: Nesterov has p' = step, v' = p' + β(p' − p), the others
-        v' = step + β(v − p), p' = v."""
-        damped = 1 - eta * np.array(task.penalty)
-        entries: dict[tuple[str, str], float | np.ndarray] = {("v", "p"): -beta}
-        if task.schedule.method == "nesterov":
-            for out, factor in (("p", 1.0), ("v", 1 + beta)):
-                entries |= {(out, "v"): factor * damped, (out, "g"): -factor * eta}
-                entries |= {(out, "s"): factor * eta} if task.has_offset else {}
-        else:
-            entries |= {("p", "v"): 1.0, ("v", "v"): damped + beta, ("v", "g"): -eta}
-            entries |= {("v", "s"): eta} if task.has_offset else {}
-        entries |= {("s", "s"): 1.0} if task.has_offset else {}
+        """One step with ∇ = g − s + λv."""
+        entries = task.schedule.step(eta, beta, np.array(task.penalty))
+        if task.has_offset:
+            entries |= {(new, "s"): -entries[new, "g"] for new in "vp" if (new, "g") in entries} | {("s", "s"): 1.0}
         return self._on_state(entries, "update")
 
-    def _on_state(self, entries: dict[tuple[str, str], float | np.ndarray], name: str) -> Affine:
-        """The map of the state token with `entries[to, from]` for all weights; the constant 1 stays.
+    def _on_state(self, entries: dict[tuple[str, str], Penalty], name: str) -> Affine:
+        """The map of the state token with `entries[new, old]` for all weights; the constant 1 stays.
 
-        Written out as arrays: a program has thousands of these.
+        Its arrays are built directly, since a program may have thousands of these maps.
         """
         num, parts = len(self.weights), [channel.partition(".")[0] for channel in self.channels]
         start = {part: parts.index(part) for part in dict.fromkeys(parts)}
@@ -209,7 +245,7 @@ class _Builder:
         return Affine(name, weight, one, self.channels)
 
     def _threshold(self, task: Task, eta: float, beta: float) -> list[Layer]:
-        """Token 1 + c holds u = (v − η∇)_c and t = η·l1_c, and gets soft(u); the last key has score and value 0."""
+        """Token 1 + c holds u = (v − η∇)_c and t = η·l1_c, and gets soft(u). The last key has score and value 0."""
         num, channels = len(self.weights), (*self.channels, "u", "t", "soft")
         spread = AffineBuilder(1, self.channels, num + 2, channels)
         spread.set(0, ONE, 1.0)
@@ -230,17 +266,9 @@ class _Builder:
         mask = Mask(sees, own)
         gates = []
         for sign in (1.0, -1.0):
-            queries = {("u", "on"): sign, ("t", "on"): -1.0}
-            values = {("u", "soft"): sign, ("t", "soft"): -1.0}
-            gates.append(
-                Head(
-                    projection(channels, ("on",), queries, self.dtype),
-                    projection(channels, ("on",), {(ONE, "on"): slope}, self.dtype),
-                    projection(channels, ("soft",), values, self.dtype),
-                    projection(("soft",), channels, {("soft", "soft"): sign}, self.dtype),
-                    mask,
-                )
-            )
+            queries, keys = {("u", "on"): sign, ("t", "on"): -1.0}, {(ONE, "on"): slope}
+            values, outputs = {("u", "soft"): sign, ("t", "soft"): -1.0}, {("soft", "soft"): sign}
+            gates.append(named_head(channels, channels, queries, keys, values, outputs, self.dtype, mask))
         update = AffineBuilder(num + 2, channels, 1, self.channels)
         update.set(0, ONE, 1.0)
         for k, c in enumerate(self.weights):

@@ -1,11 +1,11 @@
-"""Sums Σ r_i x_i from exponentials: heads that are central differences of s ↦ Σ x_i e^{s r_i} at s = 0.
+"""Sums Σ r_i x_i by attention: heads that take central differences of s ↦ Σ x_i e^{s r_i} at s = 0.
 
 Theorem.  With c_j = 2(−1)^{j+1} (m!)²/((m−j)!(m+j)!) the sum  D(r) = Σ_{j=1..m} c_j sinh(jεr)/(jε)  is r + e(r),
           |e(r)| ≤ E(r̄) = r̄·(m!)²/(2m+1)!·(εr̄)^{2m}·exp((mεr̄)²/(4m+6))  for |r| ≤ r̄.
 Heads.    j = ±1 … ±m: score jεr_i, value x_i, output weight c_|j|/(2jε), beside a sink of score C and value 0.
           The sink makes every denominator e^C(1+θ), 0 ≤ θ ≤ K·e^{mεr̄−C} over K keys: a sum, not an average.
-Proof.    Σ_j c_j = 1 and Σ_j c_j j^{2k} = 0 for 0 < k < m; beyond, it is (−1)^{m+1}(m!)²·h_{k−m}(1², …, m²), h the
-          complete homogeneous polynomial. So the series of e has terms of one sign, |e| grows with |r|, and
+Proof.    Σ_j c_j = 1 and Σ_j c_j j^{2k} = 0 for 0 < k < m. For k ≥ m the sum is (−1)^{m+1}(m!)²·h_{k−m}(1², …, m²),
+          with h the complete homogeneous polynomial. So the series of e has terms of one sign, |e| grows with |r|, and
           h_n ≤ C(n+m−1, n)·m^{2n} with (m)_n/(2m+2)_{2n} ≤ (4m+6)^{−n} sums it.
 """
 
@@ -13,31 +13,44 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.incontext.prompt import named_head
+from attnc.ir.layers import Head, Mask
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MARGIN = 4.0
-"""The denominator is the sink's up to e^{−MARGIN} units of rounding."""
+Entries = Mapping[tuple[str, str], float]
+"""A matrix by the names of its rows and columns: (row, column) → entry."""
+SINK_MARGIN = 4.0
+"""Natural logarithm of the ratio of one rounding of a denominator to the examples' share in it: the share is below 2 %
+of a rounding."""
 MAX_HEADS = 12
-SLACK = 64
-"""Units in the last place by which the closed forms here, a few dozen roundings each, are rounded up."""
+"""Maximum number of pairs of heads: in float64 the bound is least with about 8, and grows with rounding beyond 12."""
+CLOSED_FORM_SLACK = 64
+"""Units in the last place by which closed forms are rounded up: each has a few dozen roundings."""
+
+
+def rounded_up(*terms: tuple[str, float, str]) -> Bound:
+    """A bound of terms (name, value, reason), whose values are rounded up."""
+    return Bound(tuple(Term(name, float(up(value, CLOSED_FORM_SLACK)), reason) for name, value, reason in terms))
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is known of a sum Σ r_i x_i (over the number of rows, for a mean) before it is computed.
+    """Bounds of the sizes in a sum Σ r_i x_i, or in a mean, before it is computed.
 
-    `terms` rows, |x_i| ≤ x, |r_i| ≤ r; r_i is an inner product of `width` terms with Σ|terms| ≤ parts.
+    There are `terms` rows with |x_i| ≤ x and |r_i| ≤ r. Each r_i is an inner product of `width` terms with
+    Σ|terms| ≤ parts.
     """
 
     terms: int
@@ -50,7 +63,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Differences:
-    """m pairs of heads at spacing ε, a power of two, so that scaling scores by jε is exact."""
+    """m pairs of heads at spacing ε, which is a power of two, so that jε is exact."""
 
     heads: int
     eps: float
@@ -72,23 +85,25 @@ class Differences:
         return c / (2 * j * self.eps)
 
     def __call__(self, r: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-        """D(r)."""
+        """The differences D(r)."""
         return np.asarray(sum(self.weight(j) * np.exp(j * self.eps * r) for j in self.nodes))
 
     def truncation(self, r: float) -> float:
-        """E(r̄), rounded up."""
+        """The bound E(r̄), rounded up."""
         m, x = self.heads, self.eps * r
         leading = math.factorial(m) ** 2 / math.factorial(2 * m + 1)
         with np.errstate(all="ignore"):
             value = r * leading * np.float64(x) ** (2 * m) * np.exp((m * np.float64(x)) ** 2 / (4 * m + 6))
-        return float(up(value, SLACK)) if r else 0.0
+        return float(up(value, CLOSED_FORM_SLACK)) if r else 0.0
 
     def sink(self, keys: int, r: float, dtype: str) -> float:
-        """C: with it the denominators are off by less than rounding."""
-        return float(math.ceil(math.log(keys) + self.heads * self.eps * r - math.log(UNIT_ROUNDOFF[dtype]) + MARGIN))
+        """The score C of the sink: with it, denominators are off by less than rounding."""
+        return float(
+            math.ceil(math.log(keys) + self.heads * self.eps * r - math.log(UNIT_ROUNDOFF[dtype]) + SINK_MARGIN)
+        )
 
     def bound(self, sizes: Sizes, dtype: str) -> Bound:
-        """|what the heads return − Σ r_i x_i|₂, for every prompt within the sizes."""
+        """A bound of |output of the heads − Σ r_i x_i|₂, for every prompt within the sizes."""
         u, m = UNIT_ROUNDOFF[dtype], self.heads
         n, X, r = sizes.terms, sizes.x, sizes.r
         keys = 2 * n if sizes.mean else n + 1
@@ -102,16 +117,41 @@ class Differences:
         # A weight is off by its score's error, the shift by the largest score, and the exponential; then sums follow.
         of_scores = sum(map(operator.mul, scales, weights)) * gamma(sizes.width + 3, u) * sizes.parts
         of_weights = mass * (2 * u * (C + reach) + 2 * LIBM_ULPS * u + gamma(keys + 2 * m + 8, u))
-        terms = {
-            "truncation": (self.truncation(r), f"{m} pairs of heads, eps {self.eps:g}"),
-            "sink": (mass * leak, "the examples' share of the denominators"),
-            "rounding": (of_scores + of_weights, f"the gradient layer in {dtype}"),
-        }
-        return Bound(tuple(Term(name, float(up(total * value, SLACK)), why) for name, (value, why) in terms.items()))
+        return rounded_up(
+            ("truncation", total * self.truncation(r), f"{m} pairs of heads, eps {self.eps:g}"),
+            ("sink", total * (mass * leak), "the examples' share of the denominators"),
+            ("rounding", total * (of_scores + of_weights), f"the gradient layer in {dtype}"),
+        )
+
+    def sum_heads(
+        self,
+        C: float,
+        asking: Sequence[str],
+        keyed: Sequence[str],
+        *,
+        residual: Entries,
+        sinks: Entries,
+        keys: Entries,
+        values: Entries,
+        outputs: Sequence[tuple[str, str]],
+        dtype: str,
+        mask: Mask | None = None,
+    ) -> tuple[Head, ...]:
+        """The heads of D: `residual` are the entries of W_Q that make r_i, `sinks` those that make the sink's score C.
+
+        All heads share W_K and W_V. They add their sums into the channels of `outputs`, pairs (value, channel).
+        """
+        heads: list[Head] = []
+        for j in self.nodes:
+            queries = {pair: j * self.eps * entry for pair, entry in residual.items()} | dict(sinks)
+            written = dict.fromkeys(outputs, self.weight(j) * math.exp(C))
+            made = named_head(asking, keyed, queries, keys, values, written, dtype, mask)
+            heads.append(replace(made, W_K=heads[0].W_K, W_V=heads[0].W_V) if heads else made)
+        return tuple(heads)
 
 
 def choose(sizes: Sizes, heads: int, dtype: str) -> Differences:
-    """The spacing that balances truncation, which falls with ε, against rounding, which grows as 1/ε."""
+    """The spacing with the least bound: truncation falls with ε, and rounding grows like 1/ε."""
     scale = max(sizes.r, 2.0**-900)
     centre = math.frexp(1 / scale)[1]
     candidates = [Differences(heads, math.ldexp(1.0, centre - k)) for k in range(-2, 40)]

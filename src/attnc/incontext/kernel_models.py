@@ -1,17 +1,19 @@
-"""Kernel regression and nearest neighbours in the manner of scikit-learn: `predict` runs the program on its queries."""
+"""Kernel regression and nearest neighbours: `predict` runs the program on its queries."""
 
 from __future__ import annotations
 
+import abc
 import math
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from sklearn.base import BaseEstimator, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
 from attnc.engines.prompt import remember, run
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.checking import checked_steps, room
+from attnc.incontext.estimators import InContextEstimator, SteppingEstimator
 from attnc.incontext.fitting import FitError
 from attnc.incontext.kernels import MAX_NAMED, Kernel, kernel_ridge, nadaraya_watson, nearest
 from attnc.ir.program import Program
@@ -21,150 +23,199 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 QUERIES = 64
-"""Of a program: they are asked in blocks of so many, the last padded with zeros."""
-ROOM = 2.0
-"""Programs are built for points this many times as far out as the examples; queries beyond get their own."""
+"""The number of queries of one program: predictions are made in blocks of it, the last padded with zeros."""
+QUERY_REACH = 2.0
+"""Programs are built for points this many times as far out as the examples; queries beyond get their own program."""
 
 
-class _Queried(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """The columns are centred, and that is all: distances do not change. `program_` takes (queries, prompt_)."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class QueriedRegressor(RegressorMixin, InContextEstimator):  # type: ignore[misc]
+    """The columns are centred and not scaled, so that distances do not change. `program_` takes (queries, prompt_)."""
 
-    program_: Program
-    mean_: Float[np.ndarray, " features"]
-    prompt_: Float[np.ndarray, "rows width"]
-    size_: float
-
+    @abc.abstractmethod
     def _program(self, size: float) -> Program:
-        raise NotImplementedError
+        """The program for queries of at most this norm."""
 
-    def _prepare(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, multi_output=False)
-        y = np.asarray(y, np.float64)
+    def _prepare(self, X: np.ndarray, y: np.ndarray) -> Float[np.ndarray, "rows features"]:
+        """The centred columns; sets the prompt, and the norm up to which the program is built."""
         self.mean_ = X.mean(axis=0)
         centred = X - self.mean_
-        self._room = room(X, self.max_rows)
-        self.prompt_ = self._room.tokens(centred, y)
-        self.size_ = ROOM * max(float(np.sqrt((centred**2).sum(axis=1).max())), 1e-100) * (1 + 1e-12)
-        return centred, y
+        self._prompt = self._room(X)
+        self.prompt_ = self._prompt.tokens(centred, y)
+        self.size_ = QUERY_REACH * max(float(np.sqrt((centred**2).sum(axis=1).max())), 1e-100) * (1 + 1e-12)
+        return centred
 
     def _build(self) -> None:
         self.program_ = self._program(self.size_)
-        self._memory = remember(self.program_, [np.zeros(self.program_.input_shapes[0]), self.prompt_])
+        self._memory = self._remembered(self.program_)
+
+    def _remembered(self, program: Program, watch: Any = None) -> np.ndarray:
+        """The memory that the program makes of the prompt, the same for all queries."""
+        return remember(program, [np.zeros(program.input_shapes[0]), self.prompt_], watch)
 
     def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
-        check_is_fitted(self)
-        X = validate_data(self, X, reset=False, dtype=np.float64) - self.mean_
+        """Predict a number for every row of X, by a run of the program.
+
+        Parameters
+        ----------
+        X : array-like of shape (rows, features)
+
+        Returns
+        -------
+        Array of shape (rows,).
+        """
+        X = self._queries(X) - self.mean_
         size = float(np.sqrt((X**2).sum(axis=1).max(initial=0)))
         program, memory = self.program_, self._memory
         if size > self.size_:
             program = self._program(size * (1 + 1e-12))
-            memory = remember(program, [np.zeros(program.input_shapes[0]), self.prompt_])
-        blocks = [X[i : i + QUERIES] for i in range(0, len(X), QUERIES)]
+            memory = self._remembered(program)
         answers = []
-        for block in blocks:
+        for block in (X[i : i + QUERIES] for i in range(0, len(X), QUERIES)):
             padded = np.zeros((QUERIES, X.shape[1]))
             padded[: len(block)] = block
             answers.append(run(program, [padded, self.prompt_], memory=memory)[: len(block)])
         return np.concatenate(answers)
 
 
-class NadarayaWatson(_Queried):
-    """Σ_i e^{−gamma|x−x_i|²} y_i / Σ_i e^{−gamma|x−x_i|²}: one head. gamma=None is Scott's bandwidth."""
+@dataclass(eq=False, repr=False)
+class NadarayaWatson(QueriedRegressor):
+    """Σ_i e^{−gamma|x−x_i|²} y_i / Σ_i e^{−gamma|x−x_i|²}: one head.
 
-    def __init__(self, gamma: float | None = None, *, max_rows: int | None = None) -> None:
-        self.gamma = gamma
-        self.max_rows = max_rows
+    Parameters
+    ----------
+    gamma : float or None
+        The inverse width of the kernel, above 0; None takes Scott's bandwidth.
+    max_rows : int or None
+        Maximum number of rows in the prompt; None takes the rows of X.
 
-    def fit(self, X: Any, y: Any) -> Self:
-        centred, _ = self._prepare(X, y)
-        self.gamma_ = _gamma(self.gamma, _scott(centred))
-        self._build()
-        return self
-
-    def _program(self, size: float) -> Program:
-        return nadaraya_watson(Kernel(self._room, self.gamma_, size, QUERIES))
-
-
-class KernelRidge(_Queried):
-    """argmin over the span of e^{−gamma|x−x_i|²} of Σ (f(x_i) − y_i)² + alpha·|f|²; gamma=None is 1/features.
-
-    The dual weights are found by T steps in the memory, heavy-ball unless told otherwise; the kernel's largest
-    eigenvalue is bounded by its largest row sum, its smallest by 0. trajectory_: the dual weights after every step.
+    Examples
+    --------
+    >>> import attnc
+    >>> model = attnc.incontext.NadarayaWatson(gamma=100.0).fit([[0.0], [1.0]], [2.0, 4.0])
+    >>> [round(float(value), 6) for value in model.predict([[0.0], [1.0]])]
+    [2.0, 4.0]
     """
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        *,
-        gamma: float | None = None,
-        method: str = "heavy_ball",
-        tol: float = 1e-11,
-        max_iter: int = 5_000,
-        max_rows: int | None = None,
-    ) -> None:
-        self.alpha = alpha
-        self.gamma = gamma
-        self.method = method
-        self.tol = tol
-        self.max_iter = max_iter
-        self.max_rows = max_rows
+    gamma: float | None = None
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        self.gamma_ = _gamma(self.gamma, _scott(self._prepare(X, y)))
+        self._build()
+
+    def _program(self, size: float) -> Program:
+        return nadaraya_watson(Kernel(self._prompt, self.gamma_, size, QUERIES))
+
+
+@dataclass(eq=False, repr=False)
+class KernelRidge(QueriedRegressor, SteppingEstimator):
+    """argmin over the span of e^{−gamma|x−x_i|²} of Σ (f(x_i) − y_i)² + alpha·|f|².
+
+    The dual weights are found by T steps in the memory. The kernel's largest eigenvalue is bounded by its largest row
+    sum, its smallest by 0.
+
+    Parameters
+    ----------
+    alpha : float
+        The penalty, above 0.
+    gamma : float or None
+        The inverse width of the kernel, above 0; None takes 1/features.
+    method : {"heavy_ball", "nesterov", "plain"}
+        The kind of steps.
+    tol, max_iter, max_rows
+        As for `Ridge`.
+
+    Attributes
+    ----------
+    dual_coef_ : array of shape (rows,)
+    trajectory_ : array of shape (steps + 1, rows)
+        The dual weights at the start and after every step.
+    program_, prompt_, n_iter_, gamma_
+
+    Examples
+    --------
+    >>> import attnc
+    >>> model = attnc.incontext.KernelRidge(alpha=1e-3, gamma=1.0).fit([[0.0], [1.0]], [2.0, 4.0])
+    >>> bool(abs(model.predict([[1.0]])[0] - 4.0) < 0.02)
+    True
+    """
+
+    alpha: float = 1.0
+    _: KW_ONLY
+    gamma: float | None = None
+    method: str = "heavy_ball"
+    tol: float = 1e-11
+    max_iter: int = 5_000
+
+    methods: ClassVar[tuple[str, ...]] = ("plain", "heavy_ball", "nesterov")
+
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         if not 0 < self.alpha < math.inf:
             raise FitError(f"alpha is a positive penalty, found {self.alpha!r}")
-        if self.method not in ("plain", "heavy_ball", "nesterov"):
-            raise FitError(f"the method is plain, heavy_ball or nesterov, found {self.method!r}")
-        centred, _ = self._prepare(X, y)
+        self._check_method()
+        centred = self._prepare(X, y)
         self.gamma_ = _gamma(self.gamma, 1 / centred.shape[1])
         L = _row_sums(centred, self.gamma_) + float(self.alpha)
-        steps = checked_steps(self.method, L, float(self.alpha), self.tol, self.max_iter)
-        self._schedule, self.n_iter_ = Schedule(self.method, steps, L, float(self.alpha)), steps
+        self.n_iter_ = self._steps(L, float(self.alpha))
+        self._schedule = Schedule(self.method, self.n_iter_, L, float(self.alpha))
         self.program_ = self._program(self.size_)
         path = [np.zeros(len(centred))]
-        iterate = "p" if self.method == "nesterov" else "v"
 
         def watch(layer: Any, state: np.ndarray) -> None:
             if layer.name.startswith("update"):
-                path.append(state[: len(centred), layer.channels.index(iterate)].copy())
+                path.append(state[: len(centred), layer.channels.index(self._schedule.iterate)].copy())
 
-        self._memory = remember(self.program_, [np.zeros(self.program_.input_shapes[0]), self.prompt_], watch)
+        self._memory = self._remembered(self.program_, watch)
         self.trajectory_ = np.stack(path)
         self.dual_coef_ = self.trajectory_[-1]
-        return self
 
     def _program(self, size: float) -> Program:
-        return kernel_ridge(Kernel(self._room, self.gamma_, size, QUERIES), float(self.alpha), self._schedule)
+        return kernel_ridge(Kernel(self._prompt, self.gamma_, size, QUERIES), float(self.alpha), self._schedule)
 
 
-class KNeighborsRegressor(_Queried):
-    """The mean of y over the n_neighbors nearest examples, one round of hard attention each.
+@dataclass(eq=False, repr=False)
+class KNeighborsRegressor(QueriedRegressor):
+    """The mean of y over the n_neighbors nearest examples, one round of hard attention for each.
 
-    Squared distances that differ by less than `resolution` times the square of the data's extent count as equal; among
-    equals the first wins. None is the finest that scores in float64 tell apart.
+    Parameters
+    ----------
+    n_neighbors : int
+        Number of neighbours.
+    resolution : float or None
+        Squared distances that differ by less than this times the square of the data's extent count as equal, and the
+        first example wins. None is the finest difference that scores in float64 tell apart.
+    max_rows : int or None
+        Maximum number of rows in the prompt; None takes the rows of X.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> model = attnc.incontext.KNeighborsRegressor(n_neighbors=1).fit([[0.0], [1.0]], [2.0, 4.0])
+    >>> [round(float(value), 6) for value in model.predict([[0.2], [0.9]])]
+    [2.0, 4.0]
     """
 
-    def __init__(self, n_neighbors: int = 5, *, resolution: float | None = None, max_rows: int | None = None) -> None:
-        self.n_neighbors = n_neighbors
-        self.resolution = resolution
-        self.max_rows = max_rows
+    n_neighbors: int = 5
+    _: KW_ONLY
+    resolution: float | None = None
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
         if not (isinstance(self.n_neighbors, int | np.integer) and self.n_neighbors >= 1):
             raise FitError(f"n_neighbors is a whole number ≥ 1, found {self.n_neighbors!r}")
         self._prepare(X, y)
-        if self._room.rows > MAX_NAMED:
-            raise FitError(f"neighbours are named one-hot: at most {MAX_NAMED} rows, found {self._room.rows}")
+        if self._prompt.rows > MAX_NAMED:
+            raise FitError(f"neighbours are named one-hot: at most {MAX_NAMED} rows, found {self._prompt.rows}")
         self._build()
-        return self
 
     def _program(self, size: float) -> Program:
         extent = 4 * size**2
-        count = min(int(self.n_neighbors), self._room.rows)
-        finest = 64 * UNIT_ROUNDOFF["float64"] * (self._room.features + 8) * (self._room.rows + 1)
+        count = min(int(self.n_neighbors), self._prompt.rows)
+        finest = 64 * UNIT_ROUNDOFF["float64"] * (self._prompt.features + 8) * (self._prompt.rows + 1)
         resolution = finest if self.resolution is None else float(self.resolution)
-        return nearest(Kernel(self._room, 1.0, size, QUERIES, heads=6), count, resolution * extent)
+        return nearest(Kernel(self._prompt, 1.0, size, QUERIES, heads=6), count, resolution * extent)
 
     def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
+        """Predict the mean of the nearest targets for every row of X; FitError if there are too few examples."""
         check_is_fitted(self)
         present = int(self.prompt_[:, -2].sum())
         if self.n_neighbors > present:

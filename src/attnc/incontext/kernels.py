@@ -1,4 +1,4 @@
-"""Kernels on the prompt: Nadaraya–Watson, kernel ridge, and nearest neighbours, for a block of queries at a time.
+"""Kernels on the prompt: Nadaraya–Watson, kernel ridge and nearest neighbours, for a block of queries at a time.
 
 The memory holds the examples, the main stream the queries. Keys need |x_i|², which is not affine in the prompt: a
 squares layer makes it, each token looking at itself and a sink, by difference heads (`differences`) on r = x_i·x_i.
@@ -6,39 +6,55 @@ squares layer makes it, each token looking at itself and a sink, by difference h
     nadaraya_watson    softmax over −β|x − x_i|², values y_i: one head; |x|² is the same for all keys and drops out
     kernel_ridge       a ← a − η(Ka + λa − y), K_ij = e^{−β|x_i−x_j|²}: a head beside a sink sums K_ij·a_j, where
                        without one it would average; T steps in the memory, then one head for the queries
-    nearest            hard attention, in rounds: a query keeps the names (one-hot) of what it has found, and keys of
-                       those names lose. Squared distances that differ by less than `resolution` count as equal, and
-                       the earlier example wins
+    nearest            hard attention, in rounds: a query keeps the one-hot names of the examples that it has found,
+                       and keys of those names lose. Squared distances that differ by less than `resolution` count as
+                       equal, and the earlier example wins
+
+Nadaraya–Watson is universal: from examples (x_i, f(x_i)) in the prompt it predicts f(x), with a bound.
+Theorem.  With inverse temperature β over N examples it is within
+              ω̂(√(fill² + (log N)/β + 2e)) + osc·(padding)     of f everywhere on the domain,
+          where ω̂ is a concave modulus of continuity of f (Λt if f is Λ-Lipschitz), fill the largest distance from a
+          point of the domain to the nearest example, and e the error of the squares layer.
+Proof.    With energies E_i = |x − x_i|² ± e the softmax is the Gibbs measure p of βE: Σ p_i E_i − H(p)/β ≤ min E. So
+          Σ p_i |x − x_i|² ≤ fill² + (log N)/β + 2e, as H ≤ log N. Then |Σ p_i f(x_i) − f(x)| ≤ Σ p_i ω̂(|x − x_i|) ≤
+          ω̂(√(Σ p_i |x − x_i|²)), twice by Jensen.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.differences import MARGIN, SLACK, Differences, Sizes, choose
-from attnc.incontext.prompt import ONE, PRESENT, SINK, TARGET, Prompt
-from attnc.ir.building import AffineBuilder, projection
+from attnc.incontext.differences import CLOSED_FORM_SLACK, SINK_MARGIN, Differences, Sizes, choose, rounded_up
+from attnc.incontext.prompt import ONE, PRESENT, SINK, TARGET, Prompt, named_head
+from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.spec import check
-from attnc.numerics.rounding import UNIT_ROUNDOFF, up
+from attnc.numerics.bound import Bound
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.targets.box import Box
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 SQUARE, ABSENT = "square", "absent"
-CLEAR = 40.0
-"""Scores this far apart leave a loser e^{−40} < 5e-18 of the weight."""
+CLEAR_SCORE = 40.0
+"""The difference of scores between two neighbours: the further one keeps e^−40 < 5e-18 of the weight, less than
+float64 rounding."""
 MAX_NAMED = 4096
-"""One-hot names make the memory as wide as it is long."""
+"""Maximum number of rows that get one-hot names: the memory is then as wide as it is long, 128 MiB in float64."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """e^{−β|x−x'|²} on points |x| ≤ size, for up to `queries` of them at a time."""
+    """The kernel e^{−β|x−x'|²} on points |x| ≤ size, for blocks of `queries` points."""
 
     prompt: Prompt
     beta: float
@@ -61,7 +77,7 @@ class Kernel:
 
     @property
     def square_error(self) -> float:
-        """|the |x|² of the squares layer − the exact one|, everything included."""
+        """A bound of the error of |x|² from the squares layer, with rounding."""
         return self.differences.bound(self.sizes, self.dtype).value
 
     @property
@@ -70,53 +86,90 @@ class Kernel:
 
     @property
     def outside(self) -> float:
-        """M: a key so marked loses against every example by more than rounding."""
+        """The score M that an absent key loses, so that all of them weigh less than rounding."""
         log_keys = math.log(self.prompt.rows + 1)
-        return math.ceil(self.beta * 4 * self.size**2 + log_keys - math.log(UNIT_ROUNDOFF[self.dtype]) + MARGIN)
+        return math.ceil(self.beta * 4 * self.size**2 + log_keys - math.log(UNIT_ROUNDOFF[self.dtype]) + SINK_MARGIN)
 
 
 def nadaraya_watson(kernel: Kernel) -> Program:
-    """Inputs (queries, features) and the prompt (rows, features + 2); output (queries,)."""
+    """The program with inputs (queries, features) and (rows, features + 2), the prompt; its output is (queries,)."""
     channels = _memory_channels(kernel)
     main = (*kernel.points, ONE, "out")
-    by = (*kernel.points, SQUARE, ABSENT)
-    same = {(c, c): 1.0 for c in kernel.points}
+    queries = {(c, c): 1.0 for c in kernel.points} | {(ONE, SQUARE): 1.0, (ONE, ABSENT): 1.0}
     keys = {(c, c): 2 * kernel.beta for c in kernel.points}
     keys |= {(SQUARE, SQUARE): -kernel.beta, (ABSENT, ABSENT): -kernel.outside}
-    head = Head(
-        projection(main, by, same | {(ONE, SQUARE): 1.0, (ONE, ABSENT): 1.0}, kernel.dtype),
-        projection(channels, by, keys, kernel.dtype),
-        projection(channels, (TARGET,), {(TARGET, TARGET): 1.0}, kernel.dtype),
-        projection((TARGET,), main, {(TARGET, "out"): 1.0}, kernel.dtype),
-    )
+    values, outputs = {(TARGET, TARGET): 1.0}, {(TARGET, "out"): 1.0}
+    head = named_head(main, channels, queries, keys, values, outputs, kernel.dtype)
     layers = (_place_queries(kernel, main), Attention("average", (head,), main, residual=True, cross=True))
     return _program(kernel, (*layers, _answer(kernel, main)), _memory(kernel, channels))
 
 
 def average_error(kernel: Kernel, spread: float) -> float:
-    """Of Nadaraya–Watson with targets in an interval of length `spread`: what the squares layer and padding do.
+    """A bound of the error of Nadaraya–Watson by the squares layer and padding, for targets that span `spread`.
 
-    Scores off by ≤ βe change weights by factors in e^{±2βe}, an average by ≤ spread·tanh(βe) ≤ spread·βe; the keys that
-    are marked have less than a unit of rounding together.
+    Scores off by ≤ βe change weights by factors in e^{±2βe}, and an average by ≤ spread·tanh(βe) ≤ spread·βe. Absent
+    keys together weigh less than one rounding.
     """
     e = kernel.beta * kernel.square_error
-    return float(up(spread * (e + UNIT_ROUNDOFF[kernel.dtype]), SLACK))
+    return float(up(spread * (e + UNIT_ROUNDOFF[kernel.dtype]), CLOSED_FORM_SLACK))
+
+
+def universal_bound(kernel: Kernel, modulus: Callable[[float], float], fill: float, oscillation: float) -> Bound:
+    """A bound of sup |program − f| for prompts of fill distance ≤ `fill`; `modulus` is concave and not decreasing."""
+    rows, u = kernel.prompt.rows, UNIT_ROUNDOFF[kernel.dtype]
+    distance = math.sqrt(fill**2 + math.log(rows) / kernel.beta + 2 * kernel.square_error)
+    # Scores of size ≤ 4β·size² are off by γ of that, weights by twice as much, and averages round once more.
+    scores = gamma(kernel.prompt.features + 8, u) * 4 * kernel.beta * kernel.size**2
+    rounding = oscillation * math.expm1(min(4 * scores, 700.0)) + gamma(2 * rows + 8, u) * oscillation
+    return rounded_up(
+        ("approximation", modulus(float(up(distance, CLOSED_FORM_SLACK))), f"fill {fill:.3g}"),
+        ("padding", oscillation * u, "rows that are absent, and the sink"),
+        ("rounding", rounding, f"the average in {kernel.dtype}, targets centred"),
+    )
+
+
+def beta_for(eps: float, lipschitz: float, fill: float, rows: int) -> float:
+    """The least β (softest kernel) with Λ·√(fill² + (log N)/β) ≤ eps, apart from the squares layer's error."""
+    room = (eps / lipschitz) ** 2 - fill**2
+    if not room > 0:
+        raise InputError(
+            f"eps={eps:g} with Lipschitz constant {lipschitz:g} needs a fill distance below {eps / lipschitz:.3g}, "
+            f"found {fill:.3g}: give more examples, or a larger eps"
+        )
+    return max(1.0, math.log(rows)) / (0.99 * room)
+
+
+def fill_distance(points: Float[np.ndarray, "n d"], box: Box, cells: int = 2**14) -> float:
+    """An upper bound of max over the box of the distance to the nearest point.
+
+    It is the largest distance from the centres of a grid of cells, plus half a diagonal, since the distance is
+    1-Lipschitz.
+    """
+    from scipy.spatial import cKDTree
+
+    each = max(1, round(cells ** (1 / box.d)))
+    steps = (box.hi - box.lo) / each
+    axes = [lo + step * (np.arange(each) + 0.5) for lo, step in zip(box.lo, steps, strict=True)]
+    centres = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, box.d)
+    distances = np.asarray(cKDTree(points).query(centres)[0])
+    return float(up(float(distances.max()) + float(np.linalg.norm(steps)) / 2, 2**20))
 
 
 def kernel_ridge(kernel: Kernel, penalty: float, schedule: Schedule) -> Program:
-    """Inputs and output as `nadaraya_watson`: Σ_i a_i e^{−β|x−x_i|²}, a after the schedule's steps from 0."""
-    if len(set(zip(schedule.etas, schedule.betas, strict=True))) > 1:
-        raise InputError("a step moves every token, and is stored once: choose plain, heavy_ball, or nesterov, mu > 0")
+    """The program for Σ_i a_i e^{−β|x−x_i|²}, with a after the schedule's steps from 0.
+
+    Its inputs and its output are those of `nadaraya_watson`.
+    """
+    schedule.check_steady()
     channels = (*_memory_channels(kernel), "v", "p", "product")
-    C = math.ceil(math.log(kernel.prompt.rows + 1) - math.log(UNIT_ROUNDOFF[kernel.dtype]) + MARGIN)
+    C = math.ceil(math.log(kernel.prompt.rows + 1) - math.log(UNIT_ROUNDOFF[kernel.dtype]) + SINK_MARGIN)
     multiply = Attention("product", (_kernel_head(kernel, channels, channels, C, "v", "product"),), channels, True)
     update = _dual_update(kernel, channels, penalty, schedule)
     memory = list(_memory(kernel, channels))
     for t in range(1, schedule.steps + 1):
         memory += [replace(multiply, name=f"product{t}"), replace(update, name=f"update{t}")]
     main = (*kernel.points, ONE, SINK, SQUARE, ABSENT, "out")
-    iterate = "p" if schedule.method == "nesterov" else "v"
-    head = _kernel_head(kernel, main, channels, C, iterate, "out")
+    head = _kernel_head(kernel, main, channels, C, schedule.iterate, "out")
     place = _place_queries(kernel, main, sink=True)
     squares = _squares(kernel, main, kernel.queries)
     read = Attention("sum", (head,), main, residual=True, cross=True)
@@ -126,66 +179,54 @@ def kernel_ridge(kernel: Kernel, penalty: float, schedule: Schedule) -> Program:
 def _kernel_head(
     kernel: Kernel, queries: tuple[str, ...], keys: tuple[str, ...], C: float, value: str, out: str
 ) -> Head:
-    """Score −β|x − x_j|² on the examples, less M where the query is padding; C on the sink, whose value is 0."""
-    by = (*kernel.points, SQUARE, ONE, SINK)
+    """A head with score −β|x − x_j|² on the examples, less M if the query is absent, and C on the sink of value 0."""
     beta = kernel.beta
     W_Q = {(c, c): 2 * beta for c in kernel.points} | {(ONE, SQUARE): -beta, (SQUARE, ONE): -beta, (ONE, SINK): 1.0}
     W_Q |= {(ABSENT, ONE): -kernel.outside}
     W_K = {(c, c): 1.0 for c in (*kernel.points, SQUARE, ONE)} | {(SINK, SINK): C}
-    return Head(
-        projection(queries, by, W_Q, kernel.dtype),
-        projection(keys, by, W_K, kernel.dtype),
-        projection(keys, (value,), {(value, value): 1.0}, kernel.dtype),
-        projection((value,), queries, {(value, out): math.exp(C)}, kernel.dtype),
-    )
+    W_V, W_O = {(value, value): 1.0}, {(value, out): math.exp(C)}
+    return named_head(queries, keys, W_Q, W_K, W_V, W_O, kernel.dtype)
 
 
 def _dual_update(kernel: Kernel, channels: tuple[str, ...], penalty: float, schedule: Schedule) -> Affine:
-    """The step of `acceleration` for every example's own a_i; its gradient is product + λa − y."""
-    eta, beta = schedule.etas[0], schedule.betas[0]
+    """One step for the dual weight a_i of every example, whose gradient is product + λa − y."""
     tokens = kernel.prompt.rows + 1
     rows = np.arange(kernel.prompt.rows)
     update = AffineBuilder(tokens, channels, tokens, channels)
     for channel in channels[:-3]:
         update.link(np.arange(tokens), channel, np.arange(tokens), channel)
-    step = {"v": 1 - eta * penalty, "product": -eta, TARGET: eta}
-    if schedule.method == "nesterov":
-        made = {"p": step, "v": {name: (1 + beta) * c for name, c in step.items()} | {"p": -beta}}
-    else:
-        made = {"p": {"v": 1.0}, "v": step | {"v": step["v"] + beta, "p": -beta}}
-    for out, terms in made.items():
-        for source, coefficient in terms.items():
-            update.link(rows, out, rows, source, coefficient)
+    for (new, old), coefficient in schedule.step(schedule.etas[0], schedule.betas[0], penalty).items():
+        update.link(rows, new, rows, "product" if old == "g" else old, coefficient)
+        if old == "g":
+            update.link(rows, new, rows, TARGET, -coefficient)
     return update.build("update", kernel.dtype)
 
 
 def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
-    """Inputs and output as `nadaraya_watson`: the mean of y over the nearest examples. `kernel.beta` is not used."""
+    """The program for the mean of y over the nearest examples, with the inputs and the output of `nadaraya_watson`.
+
+    It does not use `kernel.beta`.
+    """
     rows = kernel.prompt.rows
     if rows > MAX_NAMED:
-        raise InputError(f"neighbours are named one-hot: at most {MAX_NAMED} examples, asked for {rows}")
+        raise InputError(f"neighbours have one-hot names: at most {MAX_NAMED} examples, asked for {rows}")
     if not 1 <= neighbours <= rows:
-        raise InputError(f"neighbours are 1 to {rows}, the prompt's room; asked for {neighbours}")
+        raise InputError(f"the prompt has room for 1 to {rows} neighbours, asked for {neighbours}")
     if not resolution > 0:
         raise InputError(f"the resolution of squared distances is positive, found {resolution!r}")
-    beta = CLEAR * (rows + 1) / resolution
-    # No two scores differ by more: a found key loses by as much again, padding by twice that.
-    widest = beta * 4 * kernel.size**2 + CLEAR * (rows + 2)
+    beta = CLEAR_SCORE * (rows + 1) / resolution
+    # No two scores differ by more than this. A found key loses twice as much, and an absent one four times.
+    widest = beta * 4 * kernel.size**2 + CLEAR_SCORE * (rows + 2)
     names = tuple(f"name.{i}" for i in range(rows))
     channels = (*_memory_channels(kernel), "rank", *names)
     main = (*kernel.points, ONE, "out", *names)
-    by = (*kernel.points, SQUARE, ABSENT, "rank", *names)
-    same = {(c, c): 1.0 for c in (*kernel.points, *names)}
-    keys = {(c, c): 2 * beta for c in kernel.points} | {(c, c): -2 * widest for c in names}
-    keys |= {(SQUARE, SQUARE): -beta, (ABSENT, ABSENT): -4 * widest, ("rank", "rank"): -CLEAR}
+    queries = {(c, c): 1.0 for c in (*kernel.points, *names)} | {(ONE, c): 1.0 for c in (SQUARE, ABSENT, "rank")}
+    keys = {(c, c): 2 * beta for c in kernel.points}
+    keys |= {(SQUARE, SQUARE): -beta, (ABSENT, ABSENT): -4 * widest, ("rank", "rank"): -CLEAR_SCORE}
+    keys |= {(c, c): -2 * widest for c in names}
     values = {(c, c): 1.0 for c in (TARGET, *names)}
     outputs = {(c, c): 1.0 for c in names} | {(TARGET, "out"): 1 / neighbours}
-    head = Head(
-        projection(main, by, same | {(ONE, c): 1.0 for c in (SQUARE, ABSENT, "rank")}, kernel.dtype),
-        projection(channels, by, keys, kernel.dtype),
-        projection(channels, (TARGET, *names), values, kernel.dtype),
-        projection((TARGET, *names), main, outputs, kernel.dtype),
-    )
+    head = named_head(main, channels, queries, keys, values, outputs, kernel.dtype)
     find = Attention("find", (head,), main, residual=True, cross=True)
     rounds = [replace(find, name=f"find{k + 1}") for k in range(neighbours)]
     layers: tuple[Layer, ...] = (_place_queries(kernel, main), *rounds, _answer(kernel, main))
@@ -215,24 +256,27 @@ def _memory(kernel: Kernel, channels: tuple[str, ...]) -> tuple[Layer, ...]:
 
 
 def _squares(kernel: Kernel, channels: tuple[str, ...], count: int) -> Attention:
-    """|x|² of the first `count` tokens; the token after them is the sink, which all see, itself too."""
+    """The layer that makes |x|² of the first `count` tokens. The token after them is the sink, which all tokens see."""
     differences = kernel.differences
     C = differences.sink(2, kernel.size**2, kernel.dtype)
     own = np.arange(count + 1, dtype=np.int32)
     seen = own.copy()
     seen[-1] = EVERY_QUERY
     mask = Mask(own, seen)
-    by = (*kernel.points, SINK)
-    keys = {(c, c): 1.0 for c in kernel.points} | {(SINK, SINK): C}
-    W_K = projection(channels, by, keys, kernel.dtype)
-    W_V = projection(channels, (ONE,), {(ONE, ONE): 1.0}, kernel.dtype)
-    heads = []
-    for j in differences.nodes:
-        queries = {(c, c): j * differences.eps for c in kernel.points} | {(ONE, SINK): 1.0, (SINK, SINK): 1.0}
-        W_O = {(ONE, SQUARE): differences.weight(j) * math.exp(C)}
-        W_Q = projection(channels, by, queries, kernel.dtype)
-        heads.append(Head(W_Q, W_K, W_V, projection((ONE,), channels, W_O, kernel.dtype), mask))
-    return Attention("squares", tuple(heads), channels, residual=True)
+    same = {(c, c): 1.0 for c in kernel.points}
+    heads = differences.sum_heads(
+        C,
+        channels,
+        channels,
+        residual=same,
+        sinks={(ONE, SINK): 1.0, (SINK, SINK): 1.0},
+        keys=same | {(SINK, SINK): C},
+        values={(ONE, ONE): 1.0},
+        outputs=[(ONE, SQUARE)],
+        dtype=kernel.dtype,
+        mask=mask,
+    )
+    return Attention("squares", heads, channels, residual=True)
 
 
 def _place_queries(kernel: Kernel, channels: tuple[str, ...], sink: bool = False) -> Affine:

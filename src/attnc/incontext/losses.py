@@ -1,12 +1,11 @@
-"""Any smooth generalised linear loss A(z) − y·z, given as an expression A in z: its mean function A′ as keys of a head.
+"""Smooth generalised linear losses A(z) − y·z, given as an expression A in z: the mean function A′ as keys of a head.
 
-The derivative is taken by the rules, the head is fitted (`constructions.spectral_grid`) and proved (`certificates`), so
-that |Σ_k weight_k(z)·v_k − A′(z)| ≤ error for all |z| ≤ reach.
+The derivative is symbolic. The head is fitted by `constructions.spectral_grid` and proved by `proofs.prover`:
+|Σ_k weight_k(z)·v_k − A′(z)| ≤ error for all |z| ≤ reach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -23,6 +22,7 @@ from attnc.proofs.prover import ProofRequest
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
+from attnc.targets.expressions.substituting import substitute
 from attnc.targets.expressions.tree import (
     Call,
     Constant,
@@ -52,12 +52,14 @@ SLOPES = {
     "sigmoid": "sigmoid(u)*sigmoid(-u)",
     "silu": "sigmoid(u)*(1 + u*sigmoid(-u))",
 }
-CELLS = 4096
+"""Function of u → its derivative."""
+CURVATURE_CELLS = 4096
+"""Number of cells on [−reach, reach] on which |A″| is enclosed: the bound is within 10 % on the losses of the tests."""
 
 
 @dataclass(frozen=True, eq=False)
 class MeanFunction:
-    """A′ on [−reach, reach]: as text, as keys that are within `error` of it, and the largest |A″| ≤ curvature."""
+    """A′ on [−reach, reach]: its text, keys that are within `error` of it, and a bound `curvature` of |A″|."""
 
     text: str
     reach: float
@@ -70,7 +72,26 @@ class MeanFunction:
 
 
 def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
-    """Of the loss A(z) − y·z, for |z| ≤ reach, proved to within about eps."""
+    """The mean function of the loss A(z) − y·z, for |z| ≤ reach, with a proved error of about eps.
+
+    Parameters
+    ----------
+    loss : str
+        The expression A in the variable z.
+    reach : float
+        The largest |z|.
+    eps : float
+        The error to aim at; `error` of the result is the proved one.
+
+    Returns
+    -------
+    MeanFunction
+
+    Raises
+    ------
+    InputError
+        If A is not an expression in z alone, is linear, or is not smooth.
+    """
     parsed = Expression.parse(loss)
     if parsed.variables != ("z",) or parsed.is_tuple:
         raise InputError(f"a loss is one expression A(z) in the variable z, for A(z) − y·z; found {loss!r:.80}")
@@ -87,7 +108,7 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
     assert isinstance(stage, AttentionStage)
     (head,) = stage.heads
     soft = head.soft_head(0)
-    edges = np.linspace(-reach, reach, CELLS + 1)
+    edges = np.linspace(-reach, reach, CURVATURE_CELLS + 1)
     cells = Interval(edges[:-1, None], edges[1:, None])
     _, gradients = mean.ranges_and_gradients(cells)
     curvature = float(np.maximum(np.abs(gradients.lo), np.abs(gradients.hi)).max())
@@ -98,7 +119,7 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
 
 
 def derivative(node: Node) -> Node:
-    """d/dz, with zeros and ones left out."""
+    """The derivative d/dz, without terms that are zero and factors that are one."""
     match node:
         case Number() | Constant():
             return _number(0)
@@ -122,34 +143,14 @@ def derivative(node: Node) -> Node:
         case Power(base, exponent):
             return derivative(Call("exp", (Product((exponent, Call("log", (base,)))),)))
         case Call(name, (argument,)) if name in SLOPES:
-            return _product(_substituted(_slope(name), {"u": argument}), derivative(argument))
+            return _product(substitute(_slope(name), argument), derivative(argument))
         case Call(name, _):
-            raise InputError(f"{name} is not smooth, or its derivative is not known: use one of {', '.join(SLOPES)}")
+            raise InputError(f"use one of {', '.join(SLOPES)}: {name} is not smooth, or has no derivative here")
 
 
 @cache
 def _slope(name: str) -> Node:
     return Expression.parse(SLOPES[name]).outputs[0]
-
-
-def _substituted(node: Node, by: Mapping[str, Node]) -> Node:
-    match node:
-        case Variable(name):
-            return by[name]
-        case Sum(terms):
-            return Sum(tuple(_substituted(term, by) for term in terms))
-        case Product(factors):
-            return Product(tuple(_substituted(factor, by) for factor in factors))
-        case Quotient(dividend, divisor):
-            return Quotient(_substituted(dividend, by), _substituted(divisor, by))
-        case Power(base, exponent):
-            return Power(_substituted(base, by), _substituted(exponent, by))
-        case Negate(operand):
-            return Negate(_substituted(operand, by))
-        case Call(name, arguments):
-            return Call(name, tuple(_substituted(argument, by) for argument in arguments))
-        case _:
-            return node
 
 
 def _number(value: int | Fraction) -> Number:

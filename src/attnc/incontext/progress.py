@@ -1,8 +1,8 @@
-"""What a fit did, layer by layer: its objective, exact steps to compare with, the attention of chosen heads."""
+"""A fit, layer by layer: its objective, exact steps to compare with, and the attention of chosen heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from attnc.engines.prompt import remember, run
 from attnc.errors import InputError
-from attnc.incontext.glm import Model
-from attnc.incontext.task import Task
+from attnc.incontext.descent import Task
+from attnc.incontext.glm import GLMTask
 from attnc.ir.layers import Attention, Layer
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """What the steps of a task make small, on its prompt, in plain numpy."""
+    """The objective of a task on its prompt, in plain numpy."""
 
-    task: Task | Model
+    task: Task | GLMTask
     X: Float[np.ndarray, "rows weights"]
     y: Float[np.ndarray, " rows"]
 
     @classmethod
-    def of(cls, task: Task | Model, tokens: Float[np.ndarray, "rows width"]) -> Objective:
+    def of(cls, task: Task | GLMTask, tokens: Float[np.ndarray, "rows width"]) -> Objective:
         is_present = tokens[:, -2] != 0
         return cls(task, tokens[is_present, : task.prompt.num_weights], tokens[is_present, -1])
 
@@ -59,20 +59,17 @@ class Objective:
             )
 
     def gradient(self, w: Float[np.ndarray, " weights"]) -> Float[np.ndarray, " weights"]:
-        """Of the smooth part."""
+        """The gradient of the smooth part."""
         from scipy.special import expit
 
-        means: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-            "squared": lambda z: z,
-            "poisson": np.exp,
-            "logistic": expit,
-        }
+        z = self.X @ w
         with np.errstate(over="ignore"):
-            residuals = means[self.loss](self.X @ w) - self.y
+            means = {"squared": lambda: z, "poisson": lambda: np.exp(z), "logistic": lambda: expit(z)}[self.loss]()
+        residuals = means - self.y
         return self._weight * (self.X.T @ residuals) + np.array(self.task.penalty) * w
 
     def exact_trajectory(self, start: Float[np.ndarray, " weights"]) -> Float[np.ndarray, "steps weights"]:
-        """The same steps with exact gradients (in float64): what the program's layers approximate."""
+        """The iterates of the same steps with exact gradients, in float64; the program approximates them."""
         schedule, l1 = self.task.schedule, self._l1
         v = p = np.array(start, np.float64)
         path = [v]
@@ -91,7 +88,7 @@ class Objective:
 def loss_path(
     objective: Objective, trajectory: Float[np.ndarray, "steps weights"], most: int = 400
 ) -> tuple[Int[np.ndarray, " shown"], Float[np.ndarray, " shown"]]:
-    """The objective after at most so many of the steps, the first and the last among them."""
+    """The objective after at most `most` of the steps, the first and the last among them."""
     steps = np.unique(np.linspace(0, len(trajectory) - 1, min(most, len(trajectory))).round().astype(int))
     return steps, np.array([objective(trajectory[t]) for t in steps])
 
@@ -99,11 +96,11 @@ def loss_path(
 def attention_map(
     program: Program, inputs: Sequence[np.ndarray], layer_name: str, heads: Sequence[int] | None = None
 ) -> Float[np.ndarray, "heads queries keys"]:
-    """The attention of one layer of the main stream on one prompt, of all its heads or of those chosen."""
+    """The attention of chosen heads, or of all, of one layer of the main stream on one prompt."""
     at = next((i for i, layer in enumerate(program.layers) if layer.name == layer_name), None)
     if at is None or not isinstance(program.layers[at], Attention):
         names = [layer.name for layer in program.layers if isinstance(layer, Attention)]
-        raise InputError(f"there is no attention layer {layer_name!r}; there are {', '.join(names[:6])} … {names[-1]}")
+        raise InputError(f"the attention layers are {', '.join(names[:6])} … {names[-1]}, found {layer_name!r}")
     layer: Any = program.layers[at]
     memory = remember(program, inputs) if len(program.input_shapes) > 1 else None
     found: list[np.ndarray] = [np.asarray(inputs[0], np.float64).reshape(-1, np.shape(inputs[0])[-1])]

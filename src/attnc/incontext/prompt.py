@@ -1,15 +1,16 @@
-"""The prompt: tokens (x_i, m_i, y_i), m_i = 1 for an example and 0 for padding, and what the layers make of it."""
+"""The prompt, tokens (x_i, m_i, y_i) with m_i = 1 for an example and 0 for padding; and heads that read it by name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.ir.building import AffineBuilder
-from attnc.ir.layers import Affine
+from attnc.ir.building import AffineBuilder, projection
+from attnc.ir.layers import Affine, Head, Mask
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -19,7 +20,7 @@ ONE, PRESENT, TARGET, SINK = "one", "m", "y", "sink"
 
 @dataclass(frozen=True)
 class Prompt:
-    """Room for up to `rows` examples of `features` numbers. With an intercept the last weight multiplies m_i."""
+    """A prompt of at most `rows` examples of `features` numbers. With an intercept, its weight multiplies m_i."""
 
     rows: int
     features: int
@@ -39,7 +40,7 @@ class Prompt:
 
     @property
     def regressors(self) -> tuple[str, ...]:
-        """The channels that a weight multiplies: x̃ = (x, m), or x alone."""
+        """The channels that the weights multiply: x̃ = (x, m) with an intercept, else x."""
         return self.inputs[: self.features + self.intercept]
 
     @property
@@ -62,10 +63,10 @@ class Prompt:
         return tokens
 
     def place(self, mean: bool, dtype: Any) -> Affine:
-        """The memory: the examples, then the sinks, a single one, or for a mean one for each example that is present.
+        """The memory: the examples, then one sink, or for a mean one sink for each example that is present.
 
-        A sink's value is zero and its score so high that it is the denominator: what a head returns is e^{-C} times
-        a sum over the examples (over their number, for a mean), not an average with weights of its own.
+        A sink has the value zero and a score that makes it the denominator. A head then returns e^{-C} times a sum over
+        the examples (a mean, with a sink for each) and not an average whose weights depend on the data.
         """
         rows, sinks = np.arange(self.rows), self.rows if mean else 1
         channels = (*self.inputs, SINK)
@@ -77,3 +78,27 @@ class Prompt:
         else:
             place.set(self.rows, SINK, 1.0)
         return place.build("place", dtype)
+
+
+def named_head(
+    asking: Sequence[str],
+    keyed: Sequence[str],
+    queries: Mapping[tuple[str, str], float],
+    keys: Mapping[tuple[str, str], float],
+    values: Mapping[tuple[str, str], float],
+    outputs: Mapping[tuple[str, str], float],
+    dtype: str,
+    mask: Mask | None = None,
+) -> Head:
+    """A head whose matrices are given by names: tokens with the channels `asking` attend to tokens with `keyed`.
+
+    The terms of a score are named by the columns of `keys`, in this order, and the values by those of `values`.
+    """
+    terms, carried = (tuple(dict.fromkeys(column for _, column in entries)) for entries in (keys, values))
+    return Head(
+        projection(asking, terms, queries, dtype),
+        projection(keyed, terms, keys, dtype),
+        projection(keyed, carried, values, dtype),
+        projection(carried, asking, outputs, dtype),
+        mask,
+    )

@@ -1,0 +1,295 @@
+"""An MLP, or one feed-forward block, as a Program: Affine → Attention → Affine, with hidden units as tokens.
+
+Unit j with p keys is p tokens. Token (j, k) carries key (a_k, c_k) and value v_k + u_k·z_j. Token (j, 0) also carries
+the query (z_j, 1), and the result is read there. By a mask, unit j sees its own keys and no others.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from attnc.certifying import certify
+from attnc.constructions.built import Built, Progress
+from attnc.converting.activations import Activation, Solved, exact_number
+from attnc.converting.bounds import composed_error
+from attnc.converting.modules import DTYPES, HALVES, AttentionActivation, AttentionPReLU, AttentionSoftsign
+from attnc.converting.walking import convert_module
+from attnc.errors import InputError
+from attnc.ir.building import AffineBuilder, projection
+from attnc.ir.layers import Attention, Head, Layer, Mask
+from attnc.ir.program import Program
+from attnc.ir.spec import check
+from attnc.network import Network
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import up
+from attnc.proofs.certificate import Certificate
+from attnc.proofs.leaves_prover import MAX_VARIABLES
+from attnc.targets.box import Box, BoxLike
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.expression import Expression
+from attnc.targets.linear import ReLUNetwork, feature_box
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+MAX_LINKS = 2**24
+"""Maximum number of entries of all affine maps together: each is stored with its index, 24 bytes, so 400 MB in all."""
+FINEST_PROOF = 1e-9
+"""The eps for the proof of a network with exact gates, whose error is the remainder of the proof alone."""
+LAYERED_PROOF_SECONDS = 1.0
+"""Seconds for a proof through several layers that are not ReLUs: its enclosures are wide, and time helps little."""
+LOOSE_BOUND = 10.0
+"""A bound of a deep network is dropped if it is larger than this many times its proven error in exact arithmetic."""
+MAX_PROVED_UNITS = 16
+"""Maximum number of hidden units of a network that is proved as one expression: the proof's time grows with them."""
+CHANNELS = ("z", "one", "slope", "offset", "value")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stage:
+    """f(W·y + b) of the outputs y of the stage before, or of the input. The last stage may be without activation f.
+
+    One gate, `solved`, computes f for all units. Its carried parts may differ from unit to unit.
+    """
+
+    W: Float[np.ndarray, "units inputs"]
+    b: Float[np.ndarray, " units"]
+    solved: Solved | None = None
+    carried: Float[np.ndarray, "units p"] | None = None
+
+
+def mlp_network(
+    module: nn.Module, box: BoxLike | tuple[float, float], eps: float, progress: Progress | None
+) -> Network:
+    """Do the work of `attnc.mlp_network`."""
+    chain = in_a_row(module)
+    converted, _ = convert_module(nn.Sequential(*chain), eps, True, None)
+    assert isinstance(converted, nn.Sequential)
+    parts = [part.function if isinstance(part, _Called) else part for part in converted]  # with shared ones repeated
+    stages, dtype = _stages(parts), _dtype(chain)
+    domain = feature_box(box, stages[0].W.shape[1])
+    error = composed_error(nn.Sequential(*parts))
+    gates = [stage.solved for stage in stages if stage.solved is not None]
+    described = ", ".join(f"{solved.activation} ({solved.num_anchors})" for solved in gates)
+    built = Built(_program(stages, dtype), "feed_forward", None, parameters=(("gates", described), ("error", error)))
+    known = expression_target(stages, domain)
+    if known is not None:
+        return certify(built, known, math.inf, max(4 * error, FINEST_PROOF), None, progress)
+    relus = relu_target(stages, domain)
+    if relus is not None:
+        network = certify(built, relus, math.inf, max(4 * error, FINEST_PROOF), None, progress)
+    else:
+        original = nn.Sequential(*(copy.deepcopy(part) for part in chain)).double().eval()
+        target = ModuleTarget(original, stages, domain)
+        network = certify(built, target, math.inf, error, None, progress, LAYERED_PROOF_SECONDS)
+    claim = network.certificate
+    if claim.bound is None or claim.bound <= LOOSE_BOUND * max(error, claim.observed or 0.0):
+        return network
+    bare = Certificate(None, claim.observed, (), claim.assumptions, claim.dtype, "estimate")
+    return dataclasses.replace(network, certificate=bare)
+
+
+def in_a_row(module: nn.Module) -> list[nn.Module]:
+    """The linear maps and activations of a module, in the order in which they run."""
+    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        activation = module.activation
+        kept = activation if isinstance(activation, nn.Module) else _Called(activation)
+        return [module.linear1, kept, module.linear2]
+    if isinstance(module, nn.Sequential):
+        parts = [
+            part for child in module for part in (in_a_row(child) if isinstance(child, nn.Sequential) else [child])
+        ]
+        return [part for part in parts if not isinstance(part, nn.Dropout | nn.Identity)]
+    raise InputError(
+        f"give nn.Sequential(first_linear, activation, second_linear): a program is made of an nn.Sequential, or of "
+        f"the block of a transformer layer; found {type(module).__name__}"
+    )
+
+
+class _Called(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def _dtype(chain: Sequence[nn.Module]) -> str:
+    found = {part.weight.dtype for part in chain if isinstance(part, nn.Linear)}
+    if len(found) != 1 or found & set(HALVES):
+        raise InputError("a program computes in float64 or float32: give linear maps of one of these dtypes")
+    return DTYPES[found.pop()]
+
+
+def _stages(parts: Sequence[nn.Module]) -> list[Stage]:
+    found: list[Stage] = []
+    for part in parts:
+        if isinstance(part, AttentionSoftsign):
+            raise InputError(
+                "softsign takes two layers of attention, and a program of this kind has one per activation"
+            )
+        if isinstance(part, nn.Linear):
+            if found and found[-1].solved is None:
+                raise InputError("two linear maps follow one another: multiply them first")
+            bias = np.zeros(part.out_features) if part.bias is None else part.bias.detach().double().cpu().numpy()
+            found.append(Stage(part.weight.detach().double().cpu().numpy(), bias))
+        elif isinstance(part, AttentionActivation) and found and found[-1].solved is None:
+            carried = np.tile(part.solved.keys.carried, (len(found[-1].b), 1))
+            if isinstance(part, AttentionPReLU):  # keys 0 and 1 carry weight·z and z
+                carried[:, 0] = part.weight.detach().double().cpu().numpy()
+            found[-1] = dataclasses.replace(found[-1], solved=part.solved, carried=carried)
+        else:
+            raise InputError(
+                f"{type(part).__name__}: a program of this kind has linear maps, and an activation behind each"
+            )
+    return found
+
+
+def expression_target(stages: Sequence[Stage], box: Box) -> ExpressionTarget | None:
+    """The module as an expression, if it is small enough to be proved: one hidden layer, few units and inputs."""
+    first, *rest = stages
+    if len(rest) > 1 or any(stage.solved is not None for stage in rest):
+        return None
+    if first.solved is None or len(first.b) > MAX_PROVED_UNITS or box.d > MAX_VARIABLES:
+        return None
+    assert first.carried is not None
+    outputs = []
+    for row, constant, carried in zip(first.W, first.b, first.carried, strict=True):
+        given = first.solved.activation
+        if given.name == "prelu":
+            given = Activation("leaky_relu", (("slope", float(carried[0])),))
+        affine = " + ".join(f"{exact_number(w)}*{name}" for w, name in zip(row, box.names, strict=True))
+        argument = f"({affine} + {exact_number(constant)})"
+        outputs.append("(" + re.sub(r"\bx\b", argument, given.expression(first.solved.dtypes[0])) + ")")
+    for last in rest:
+        outputs = [
+            " + ".join([*(f"{exact_number(w)}*{unit}" for w, unit in zip(row, outputs, strict=True)), exact_number(b)])
+            for row, b in zip(last.W, last.b, strict=True)
+        ]
+    return ExpressionTarget(Expression.parse(outputs[0] if len(outputs) == 1 else f"({', '.join(outputs)})"), box)
+
+
+def relu_target(stages: Sequence[Stage], box: Box) -> ReLUNetwork | None:
+    """The module as a network of ReLUs, if all its activations are: of any size, proved unit by unit."""
+    if any(stage.solved is not None and stage.solved.activation.name != "relu" for stage in stages):
+        return None
+    linear = [*stages, *_last_affine(stages)]
+    return ReLUNetwork([stage.W for stage in linear], [stage.b for stage in linear], box)
+
+
+def _last_affine(stages: Sequence[Stage]) -> list[Stage]:
+    """The identity, if the last stage has an activation: programs and ReLU networks end with an affine map."""
+    units = len(stages[-1].b)
+    return [] if stages[-1].solved is None else [Stage(np.eye(units), np.zeros(units))]
+
+
+class ModuleTarget(Target):
+    """The function that the torch module computes in float64."""
+
+    def __init__(self, module: nn.Module, stages: Sequence[Stage], box: Box) -> None:
+        self.module, self.stages, self.box = module, stages, box
+        self.input_shapes = ((box.d,),)
+        self.output_shape = (len(stages[-1].b),)
+
+    def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
+        with torch.no_grad():
+            return np.asarray(self.module(torch.tensor(np.asarray(points, np.float64))).numpy())
+
+    def variation(
+        self,
+        cells: Interval,
+        centres: Float[np.ndarray, "cells d"],
+        values: Float[np.ndarray, "cells outputs"] | None = None,
+    ) -> Float[np.ndarray, " cells"]:
+        """Bound the variation by the Lipschitz constants of linear maps and activations."""
+        moved = up(np.maximum(cells.hi - centres, centres - cells.lo))
+        for stage in self.stages:
+            moved = up(moved @ np.abs(stage.W).T, stage.W.shape[1] + 1)
+            if stage.solved is not None:
+                moved = up(moved * stage.solved.lipschitz)
+        found = np.asarray(moved.max(axis=1))
+        return found if values is None else up(found + self.distance(centres, values))
+
+    def describe(self) -> str:
+        return "a torch module of " + " → ".join(str(len(stage.b)) for stage in self.stages)
+
+
+def _program(stages: Sequence[Stage], dtype: str) -> Program:
+    width = stages[0].W.shape[1]
+    most = max((stage.solved.keys.p for stage in stages if stage.solved is not None), default=0)
+    links = sum(stage.W.size * (1 + most) for stage in stages)
+    if links > MAX_LINKS:
+        raise InputError(f"take a smaller block: the program would have {links:,} links, more than {MAX_LINKS:,}")
+    channels: Sequence[str] = [f"in.{i}" for i in range(width)]
+    made: list[Layer] = []
+    sources = [(0, name) for name in channels]  # the tokens and channels of the inputs of the next stage
+    tokens = 1
+    for number, stage in enumerate([*stages, *_last_affine(stages)], start=1):
+        m = len(stage.b)
+        if stage.solved is None:
+            builder = AffineBuilder(tokens, channels, 1, [f"out.{i}" for i in range(m)])
+            for i, name in enumerate(builder.channels_out):
+                _link(builder, 0, name, sources, stage.W[i], stage.b[i])
+            made.append(builder.build("read", dtype))
+            break
+        assert stage.carried is not None
+        keys, p = stage.solved.keys, stage.solved.keys.p
+        builder = AffineBuilder(tokens, channels, m * p, CHANNELS)
+        for j, (row, constant) in enumerate(zip(stage.W, stage.b, strict=True)):
+            _link(builder, j * p, "z", sources, row, constant)
+            for k, (carried, value) in enumerate(zip(stage.carried[j], keys.values, strict=True)):
+                _link(builder, j * p + k, "value", sources, row, constant, carried, value)
+        builder.set(np.arange(m) * p, "one", 1.0)
+        builder.set(np.arange(m * p), "slope", np.tile(keys.slopes, m))
+        builder.set(np.arange(m * p), "offset", np.tile(keys.offsets, m))
+        made += [builder.build(f"units{number}", dtype), _attention(f"gate{number}", m, p, dtype)]
+        tokens, channels = m * p, ["out"]
+        sources = [(j * p, "out") for j in range(m)]
+    return check(Program(tuple(made), ((width,),), (m,)))
+
+
+def _link(
+    builder: AffineBuilder,
+    token: int,
+    channel: str,
+    sources: Sequence[tuple[int, str]],
+    row: np.ndarray,
+    constant: float,
+    factor: float = 1.0,
+    added: float = 0.0,
+) -> None:
+    """Write factor·(row·sources + constant) + added into a channel of a token."""
+    by_name: dict[str, tuple[list[int], list[float]]] = {}
+    for (source, name), weight in zip(sources, row, strict=True):
+        tokens, weights = by_name.setdefault(name, ([], []))
+        tokens.append(source)
+        weights.append(factor * weight)
+    for name, (tokens, weights) in by_name.items():
+        builder.link(token, channel, np.array(tokens), name, np.array(weights))
+    builder.set(token, channel, factor * constant + added)
+
+
+def _attention(name: str, units: int, p: int, dtype: str) -> Attention:
+    scores = ("by_z", "constant")
+    segments = np.repeat(np.arange(units), p).astype(np.int32)
+    head = Head(
+        projection(CHANNELS, scores, {("z", "by_z"): 1.0, ("one", "constant"): 1.0}, dtype),
+        projection(CHANNELS, scores, {("slope", "by_z"): 1.0, ("offset", "constant"): 1.0}, dtype),
+        projection(CHANNELS, ("mean",), {("value", "mean"): 1.0}, dtype),
+        projection(("mean",), ("out",), {("mean", "out"): 1.0}, dtype),
+        Mask(segments, segments),
+    )
+    return Attention(name, (head,), ("out",))
