@@ -115,14 +115,14 @@ def exactly(circuit: Circuit, wire: Wire, inputs: dict[str, float]) -> arb:
         queries, carriers = [value(q) for q in head.queries], [value(c) for c in head.carriers]
         scores = [
             sum((arb(float(a)) * q for a, q in zip(row, queries, strict=True)), arb(float(c)))
-            for row, c in zip(head.slopes, head.offsets, strict=True)
+            for row, c in zip(head.keys.slopes, head.keys.offsets, strict=True)
         ]
         top = max(float(score.mid()) for score in scores)
         weights = [(score - top).exp() for score in scores]
         for m, signal in enumerate(head.signals):
             values = [
                 sum((arb(float(head.carried[i, k, m])) * c for i, c in enumerate(carriers)), arb(float(v)))
-                for k, v in enumerate(head.values[:, m])
+                for k, v in enumerate(head.keys.values[:, m])
             ]
             known[signal] = sum((w * v for w, v in zip(weights, values, strict=True)), arb(0)) / sum(weights, arb(0))
     return value(wire)

@@ -90,7 +90,7 @@ def test_values_are_small(name):
     circuit = Circuit(["x"])
     gate.build(circuit, circuit.input(0))
     for head in circuit.heads:
-        assert np.abs(head.values).max(initial=0) <= 12 * gate.lipschitz
+        assert np.abs(head.keys.values).max(initial=0) <= 12 * gate.lipschitz
         assert np.abs(head.carried).max(initial=0) <= 12 * gate.lipschitz
 
 

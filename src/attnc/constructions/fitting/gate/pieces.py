@@ -127,7 +127,8 @@ def hardswish(eps: float) -> Gate:
 
     def make(p: int) -> Gate:
         keys, _ = identity(p)
-        middle = GateKeys(keys.slopes / 3, keys.offsets, np.zeros(p), keys.values / 2 + 0.5)
+        slopes, values = keys.slopes[:, 0], keys.values[:, 0]
+        middle = GateKeys(slopes / 3, keys.offsets, np.zeros(p), values / 2 + 0.5)
         joined = _with_line(_with_line(middle, -3.0, -beta, 0.0, 0.0), 3.0, beta, 0.0, 1.0)
 
         def error_at(x: np.ndarray) -> np.ndarray:
