@@ -2,17 +2,25 @@
 
 Every attention head with constant keys is one of these once the affine maps around it are folded. Constructions choose
 its numbers, provers enclose them, engines evaluate them and plots draw them.
+
+Keys that form a tensor grid are recognised here and nowhere else (`SoftHead.as_grid`): their softmax is a product of
+one softmax per axis, up to the part of the offsets that is not a sum over axes (`AdditiveOffsets`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from attnc.ir.reference import softmax
+from attnc.numerics.rounding import UNIT_ROUNDOFF, compensated_sum, gamma, up
+
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +34,12 @@ class Enclosed:
     def exact(cls, mid: Float[np.ndarray, "any ..."]) -> Enclosed:
         return cls(mid, np.zeros(mid.shape))
 
+    def __getitem__(self, index: Any) -> Enclosed:
+        return Enclosed(self.mid[index], self.radius[index])
+
 
 N = TypeVar("N", np.ndarray, Enclosed)
-"""The numbers of a head: floats as they are, or enclosures of what the stored weights define."""
+"""The numbers of a head: floats as they are, or enclosures of the numbers that the stored weights define."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,3 +50,198 @@ class SoftHead(Generic[N]):
     offsets: N  # (keys,): the c_k
     values: N  # (keys, outputs): the v_k
     carried: N | None = None  # (keys, outputs, d): the V_k of a gate, whose values move with the input
+
+    # --- shapes and parts ---------------------------------------------------------------------------------------------
+
+    @property
+    def mid(self) -> SoftHead[np.ndarray]:
+        """The head of the float64 numbers, without the radii of an enclosure."""
+        carried = None if self.carried is None else _mid(self.carried)
+        return SoftHead(_mid(self.slopes), _mid(self.offsets), _mid(self.values), carried)
+
+    @property
+    def num_keys(self) -> int:
+        return len(_mid(self.offsets))
+
+    @property
+    def num_inputs(self) -> int:
+        return _mid(self.slopes).shape[1]
+
+    @property
+    def num_outputs(self) -> int:
+        return _mid(self.values).shape[1]
+
+    @property
+    def active(self) -> Int[np.ndarray, " active"]:
+        """The inputs along which keys differ or are carried; on all others the scores are equal and cancel."""
+        differ = np.ptp(_mid(self.slopes), axis=0) > 0
+        if self.carried is not None:
+            differ |= (_mid(self.carried) != 0).any(axis=(0, 1))
+        return np.flatnonzero(differ)
+
+    def restricted(self, inputs: Int[np.ndarray, " chosen"]) -> SoftHead[N]:
+        """The head as a function of some of the inputs; the others are 0."""
+        carried = None if self.carried is None else self.carried[:, :, inputs]
+        return SoftHead(self.slopes[:, inputs], self.offsets, self.values, carried)
+
+    def chosen(self, keys: Any) -> SoftHead[N]:
+        """The head that has some of the keys alone: an index array, a slice or a mask."""
+        carried = None if self.carried is None else self.carried[keys]
+        return SoftHead(self.slopes[keys], self.offsets[keys], self.values[keys], carried)
+
+    # --- floats -------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def of_one_variable(
+        slopes: Float[np.ndarray, " keys"],
+        offsets: Float[np.ndarray, " keys"],
+        values: Float[np.ndarray, " keys"],
+        carried: Float[np.ndarray, " keys"] | None = None,
+    ) -> SoftHead[np.ndarray]:
+        """A head with one input and one output."""
+        moving = None if carried is None else carried[:, None, None]
+        return SoftHead(slopes[:, None], offsets, values[:, None], moving)
+
+    def enclosed(self: SoftHead[np.ndarray]) -> SoftHead[Enclosed]:
+        """The same numbers as enclosures of radius 0."""
+        carried = None if self.carried is None else Enclosed.exact(self.carried)
+        slopes, offsets, values = (Enclosed.exact(part) for part in (self.slopes, self.offsets, self.values))
+        return SoftHead(slopes, offsets, values, carried)
+
+    def scores(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points keys"]:
+        return x @ self.slopes.T + self.offsets
+
+    def weights(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points keys"]:
+        """The softmax of the scores; the largest score is subtracted first, so that no exponential overflows."""
+        return softmax(self.scores(x))
+
+    def __call__(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
+        weights = self.weights(x)
+        if self.carried is None:
+            return weights @ self.values
+        moved = self.values + np.einsum("koi,ni->nko", self.carried, x)
+        return np.asarray((weights[:, :, None] * moved).sum(axis=1))
+
+    def log_sum(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"]:
+        """log Σ_k e^{s_k(x)}."""
+        scores = self.scores(x)
+        top = scores.max(axis=1)
+        return top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
+
+    def shifted(self: SoftHead[np.ndarray], shift: Float[np.ndarray, " d"] | float) -> SoftHead[np.ndarray]:
+        """The head of x ↦ A(x + shift)."""
+        offsets = self.offsets + (self.slopes * shift).sum(axis=1)
+        if self.carried is None:
+            return SoftHead(self.slopes, offsets, self.values)
+        return SoftHead(self.slopes, offsets, self.values + (self.carried * shift).sum(axis=2), self.carried)
+
+    def scaled(self: SoftHead[np.ndarray], scale: Float[np.ndarray, " d"] | float) -> SoftHead[np.ndarray]:
+        """The head of x ↦ A(scale·x), with one scale for each input or one for all."""
+        carried = None if self.carried is None else self.carried * scale
+        return SoftHead(self.slopes * scale, self.offsets, self.values, carried)
+
+    def combined(
+        self: SoftHead[np.ndarray],
+        factor: float,
+        slope: Float[np.ndarray, "outputs d"] | float = 0.0,
+        constant: Float[np.ndarray, " outputs"] | float = 0.0,
+    ) -> SoftHead[np.ndarray]:
+        """The head of x ↦ factor·A(x) + slope·x + constant: weights sum to 1, so the affine part is free."""
+        values, carried = factor * self.values + constant, self.carried
+        if carried is None and not np.any(slope):
+            return SoftHead(self.slopes, self.offsets, values)
+        if carried is None:
+            carried = np.zeros((*self.values.shape, self.slopes.shape[1]))
+        return SoftHead(self.slopes, self.offsets, values, factor * carried + slope)
+
+    # --- grids --------------------------------------------------------------------------------------------------------
+
+    def as_grid(self, groups: Sequence[Int[np.ndarray, " inputs"]] | None = None) -> KeyGrid | None:
+        """The tensor grid that the keys form, with one axis for each group of inputs; None where they form none.
+
+        Without `groups` every input is an axis of its own. Slopes must be those of a grid to the last bit: an error
+        in a slope grows with the input, and no bound would hold it. Radii of an enclosure play no part.
+        """
+        slopes, offsets = _mid(self.slopes), _mid(self.offsets)
+        groups = [np.array([i]) for i in range(slopes.shape[1])] if groups is None else groups
+        rows: list[np.ndarray] = []
+        places = np.zeros(len(offsets), np.int64)
+        for group in groups:
+            own = slopes[:, group]
+            if own.shape[1] == 1:
+                distinct, row = np.unique(own[:, 0], return_inverse=True)
+                distinct = distinct[:, None]
+            else:
+                distinct, row = np.unique(own, axis=0, return_inverse=True)
+            rows.append(distinct)
+            if math.prod(map(len, rows)) > len(offsets):
+                return None
+            places = places * len(distinct) + row.reshape(-1)
+        if not (np.isfinite(offsets).all() and all(np.isfinite(each).all() for each in rows)):
+            return None
+        shape = tuple(map(len, rows))
+        keys, order = np.full(math.prod(shape), -1), np.argsort(offsets, kind="stable")
+        keys[places[order]] = order  # the last one is the one with the largest offset
+        if (keys < 0).any():
+            return None
+        return KeyGrid(tuple(groups), tuple(rows), keys.reshape(shape), places, offsets[keys].reshape(shape))
+
+
+def _mid(numbers: np.ndarray | Enclosed) -> np.ndarray:
+    return numbers.mid if isinstance(numbers, Enclosed) else numbers
+
+
+@dataclass(frozen=True, eq=False)
+class KeyGrid:
+    """Keys on a tensor grid: the key at place (m_1, …, m_n) has the slopes rows[i][m_i] on the inputs groups[i].
+
+    Several keys may have the same slopes. The one with the largest offset then stands in the grid.
+    """
+
+    groups: tuple[Int[np.ndarray, " inputs"], ...]
+    rows: tuple[Float[np.ndarray, "rows inputs"], ...]  # in lexicographic order: ascending where a group has one input
+    keys: Int[np.ndarray, "*rows"]
+    places: Int[np.ndarray, " keys"]  # of every key, counted in the order of the flat grid
+    offsets: Float[np.ndarray, "*rows"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.keys.shape
+
+    @property
+    def has_duplicates(self) -> bool:
+        """Whether some keys share their slopes, so that there are more keys than places."""
+        return len(self.places) > self.keys.size
+
+    def offsets_through(self, place: tuple[int, ...]) -> AdditiveOffsets:
+        """Offsets as sums of the lines through one place, whose own offset is the constant."""
+        constant = float(self.offsets[place])
+        through: list[Any] = [(*place[:i], slice(None), *place[i + 1 :]) for i in range(len(place))]
+        lines = [self.offsets[line] - constant for line in through]
+        return AdditiveOffsets.of(self.offsets, lines, constant)
+
+    def offsets_by_means(self) -> AdditiveOffsets:
+        """Offsets as sums of their means over the other axes: the misfit with the least sum of squares."""
+        table, d = self.offsets, self.offsets.ndim
+        mean = table.mean() * (d - 1) / d
+        lines = [table.mean(axis=tuple(other for other in range(d) if other != i)) - mean for i in range(d)]
+        return AdditiveOffsets.of(table, lines, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class AdditiveOffsets:
+    """c_k = constant + Σ_i lines[i][m_i] + misfit_k; a computed misfit is within `misfit_error` of the exact one."""
+
+    constant: float
+    lines: tuple[Float[np.ndarray, " rows"], ...]
+    misfit: Float[np.ndarray, "*rows"]
+    misfit_error: float
+
+    @classmethod
+    def of(cls, table: Float[np.ndarray, "*rows"], lines: Sequence[np.ndarray], constant: float) -> AdditiveOffsets:
+        d = table.ndim
+        along = [-line.reshape([-1 if i == axis else 1 for i in range(d)]) for axis, line in enumerate(lines)]
+        misfit, lost = compensated_sum(table, np.full(table.shape, -constant), *along)
+        # The misfit is a sum of d + 2 terms and of the errors of its d + 1 additions, which is rounded as often.
+        slack = gamma(d + 4, UNIT_ROUNDOFF["float64"]) * (lost + np.abs(misfit))
+        return cls(constant, tuple(lines), misfit, float(up(slack.max(), 4)))

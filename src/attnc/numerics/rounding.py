@@ -80,6 +80,18 @@ def _sum_and_error(a: Array, b: Array) -> tuple[Array, Array]:
     return s, error
 
 
+def compensated_sum(*terms: Array) -> tuple[Array, Array]:
+    """The sum as if made in twice the precision, and Σ|e| over the errors e of its additions, up to rounding.
+
+    The error of every addition is kept, and all of them are added at the end.
+    """
+    total, rest, size = np.asarray(terms[0]), np.zeros(()), np.zeros(())
+    for term in terms[1:]:
+        total, error = _sum_and_error(total, term)
+        rest, size = rest + error, size + np.abs(error)
+    return np.asarray(total + rest), size
+
+
 def add_down(a: Array, b: Array) -> Array:
     """The largest float ≤ a + b: no widening where the sum is exact."""
     s, error = _sum_and_error(a, b)
