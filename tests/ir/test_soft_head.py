@@ -24,7 +24,7 @@ def in_balls(head: SoftHead[np.ndarray], x: np.ndarray) -> list[float]:
     """The outputs at one point, in Arb."""
     scores = [
         sum((arb(a) * arb(t) for a, t in zip(row, x, strict=True)), arb(c))
-        for row, c in zip(head.slopes, head.offsets, strict=False)
+        for row, c in zip(head.slopes, head.offsets, strict=True)
     ]
     weights = [score.exp() for score in scores]
     total = sum(weights, arb(0))
