@@ -20,8 +20,8 @@ from attnc.errors import InputError
 from attnc.numerics.jet_balls import above
 from attnc.numerics.jet_tables import embedding, num_monomials
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.grid_moments import Grid
-from attnc.proofs.taylor.moments import Keys, Moments
+from attnc.proofs.taylor.grid_moments import GridMoments
+from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout, quotient, residual
 from attnc.proofs.taylor.ranges import SHARP, Goal, largest
 from attnc.targets.expressions.taylor import Taylor
@@ -140,7 +140,7 @@ class Sums(Protocol):
 @functools.lru_cache(maxsize=4)
 def prepared(stage: OneStage) -> tuple[Sums, ...]:
     """The keys of every head, as a tensor grid where they form one."""
-    return tuple(Grid.of(keys) or keys for keys in map(Keys.of, stage.heads))
+    return tuple(GridMoments.of(keys) or keys for keys in map(KeyMoments.of, stage.heads))
 
 
 def head_model(head: Sums, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadModel:
