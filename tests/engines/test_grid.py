@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.engines import grid_tiles
-from attnc.engines.grid_head import GridHead
+from attnc.engines import grid
+from attnc.engines.grid import GridHead
 from attnc.engines.numpy_engine import NumpyEngine
 from engines.anchors import Anchors, assert_agrees, head_of
 
@@ -63,9 +63,9 @@ def test_a_grid_is_the_softmax(case):
 def test_small_tiles(case, tile, cells):
     made, points = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grid_tiles, "LARGEST_TILE", tile)
-        patch.setattr(grid_tiles, "CELLS_PER_BATCH", cells)
-        patch.setattr(grid_tiles, "PRODUCT_SIZE", cells)
+        patch.setattr(grid, "LARGEST_TILE", tile)
+        patch.setattr(grid, "CELLS_PER_BATCH", cells)
+        patch.setattr(grid, "PRODUCT_SIZE", cells)
         engine = NumpyEngine(made.program())
         assert_agrees(made.program(), points, engine(points), engine.truncation)
 

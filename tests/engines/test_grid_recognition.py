@@ -11,7 +11,7 @@ from attnc.constructions.attention_softmax import attention_softmax
 from attnc.constructions.max_affine import max_affine
 from attnc.constructions.two_layer import two_layer
 from attnc.engines import grid
-from attnc.engines.grid_head import GridHead
+from attnc.engines.grid import GridHead
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir import Softmax
 from attnc.ir.spec import check

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.engines.grid_head import GridHead, grid_head
+from attnc.engines.grid import GridHead
 from attnc.engines.rows import Rows
 from attnc.engines.streaming import StreamedHead, streamed
 from attnc.ir.normal_form import AttentionStage, SoftmaxStage, normal_form
@@ -96,7 +96,7 @@ class _Attention:
     def __init__(self, stage: AttentionStage, may_be_grid: bool) -> None:
         self._stage = stage
         has_grids = may_be_grid and stage.residual is None
-        grids = [grid_head(head) if has_grids else None for head in stage.heads]
+        grids = [GridHead.of(head) if has_grids else None for head in stage.heads]
         self.heads: list[StreamedHead] = [g or streamed(head) for g, head in zip(grids, stage.heads, strict=True)]
         self._residual = None if stage.residual is None else Rows(stage.residual)
         num_queries, width = stage.heads[0].queries.shape[0], stage.heads[0].W_O.shape[1]
