@@ -1,7 +1,7 @@
 """Moments of a head whose keys form a tensor grid: sums over keys factorise, axis by axis.
 
-The slopes are a_k = (a_1[k_1], …, a_d[k_d]), the offsets c_k = c_1[k_1] + … + c_d[k_d] + η_k with small η_k, which is
-what rounding left of a sum. So ω_k = e^{η_k} Π_i ω_i[k_i], and with the columns U_k = e^{η_k} and e^{η_k}(v_k − v0) the
+The slopes are a_k = (a_1[k_1], …, a_d[k_d]), the offsets c_k = c_1[k_1] + … + c_d[k_d] + η_k with small η_k, mostly the
+rounding of a sum. So ω_k = e^{η_k} Π_i ω_i[k_i], and with the columns U_k = e^{η_k} and e^{η_k}(v_k − v0) the
 moments
     Σ_k U_k Π_i w_i z_i^{j_i}/j_i!
 are the tensor U contracted with one axis after the other.
@@ -20,14 +20,23 @@ import numpy as np
 from attnc.numerics.jet_balls import TINY, above
 from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
-from attnc.proofs.taylor.scores import Hull, is_near, leaks
-from attnc.proofs.taylor.weights import EXP_ERROR, STEEP, Weights, least_denominator, powers, relative_error
+from attnc.proofs.taylor.weights import (
+    EXP_ERROR,
+    STEEP,
+    Hull,
+    Weights,
+    is_near,
+    leaks,
+    least_denominator,
+    powers,
+    relative_error,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 LARGEST_MISFIT = 1.0
-"""Of |η_k|: the tables of a grid that misses its offsets by more are no help."""
+"""Largest |η_k| of a grid: beyond it e^η is no longer near 1, and the keys near a box are not a window of the grid."""
 _STRESS = 2.0**49
 """K ≥ 1 in Π(1 + κ_i) − 1 ≤ (Π(1 + Kκ_i) − 1)/K: one sum bounds the errors κ_i of all factors, which are some 2⁻⁵³."""
 
@@ -63,7 +72,7 @@ class GridMoments:
         return self.known.axes
 
     def numbers(self, space: Layout) -> int:
-        """How many numbers `moments` holds for a box."""
+        """The count of numbers that `moments` holds for a box."""
         return 2 * (space.order + 2) * (self.values.size + self.misfit.size) // len(self.slopes[-1])
 
     def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
@@ -83,7 +92,7 @@ class GridMoments:
 
         # The terms of a sum: powers m + d, a product with w on each axis, U twice, and for each axis a sum.
         rounding = gamma(m + 2 * space.d + 4 + sum(axis.w.shape[1] for axis in axes))
-        # Of every term: what is unknown of the scores, and the exponentials in w and in e^η.
+        # Every term has the errors of its score, and of the exponentials in w and in e^η.
         unsure = relative_error(np.asarray(known.unsure(hull).max() + self.misfit_error))
         common = float(above(unsure + (space.d + 2) * EXP_ERROR * (1 + unsure)))
         everything = above(total[:, 0] * (1 + common))
@@ -139,7 +148,7 @@ def _window(grid: GridMoments, hull: Hull) -> tuple[list[slice], float]:
 
 @functools.lru_cache(maxsize=32)
 def _places(k: int, order: int) -> list[np.ndarray]:
-    """For every degree g: where τ^j times the monomials of degree g in k more variables stand, (monomials, j)."""
+    """For every degree g, the indices of τ^j times the monomials of degree g in k more variables, (monomials, j)."""
     smaller, larger = layout(k, order), layout(k + 1, order)
     return [
         np.array(

@@ -1,4 +1,4 @@
-"""Moments of a head about the centres of boxes: numerator and denominator as polynomials, with what they leave out.
+"""Moments of a head about the centres of boxes: numerator and denominator as polynomials, with their remainders.
 
 On the box {c + rτ : τ ∈ [−1, 1]^d} a head is A = v0 + N/D with
     N(τ) = Σ_k ω_k(τ)·u_k(τ),   D(τ) = Σ_k ω_k(τ),   u_k(τ) = v_k + V_k·c − v0 + (V_k·r)·τ,
@@ -18,13 +18,13 @@ import numpy as np
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.jet_balls import TINY, above
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
-from attnc.proofs.taylor.scores import Hull, is_near, leaks
-from attnc.proofs.taylor.weights import EXP_ERROR, Weights, least_denominator, powers
+from attnc.proofs.taylor.weights import EXP_ERROR, Hull, Weights, is_near, leaks, least_denominator, powers
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_SUMMED = 64  # keys in one inner product: the error of a sum grows with its length, so long sums are cut
+_SUMMED = 64
+"""Most keys in one inner product: the error of a sum grows with its length, so that longer sums are cut."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,25 +67,25 @@ class KeyMoments:
         return not (self.head.slopes.radius.any() or self.head.offsets.radius.any())
 
     def unsure(self, hull: Hull) -> Float[np.ndarray, " keys"]:
-        """How far every score may be from that of the float64 slopes and offsets, over the hull."""
+        """A bound of the distance of every score from that of the float64 slopes and offsets, over the hull."""
         if self.is_exact:
             return np.zeros(self.head.num_keys)
         return above(self.head.slopes.radius @ hull.magnitude + self.head.offsets.radius)
 
     def value_error(self, hull: Hull) -> Float[np.ndarray, "keys outputs"]:
-        """The same for every value."""
+        """A bound of the distance of every value from its float64 number, over the hull."""
         error = self.head.values.radius
         gates = self.head.carried
         return error if gates is None else above(error + gates.radius @ hull.magnitude)
 
     def numbers(self, space: Layout) -> int:
-        """How many numbers `moments` holds for a box."""
+        """The count of numbers that `moments` holds for a box."""
         num_columns = 1 + self.keys.num_outputs * (1 if self.keys.carried is None else 1 + space.d)
         rest = layout(max(1, space.d - 1), space.order).count
         return self.keys.num_keys * (num_columns * (space.order + 1 if space.d > 1 else 1) + rest + 8)
 
     def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
-        """All boxes times all keys that are near one of them."""
+        """The moments at all boxes, from all keys that are near one of them."""
         hull = Hull.of(centres, radii)
         unsure, value_error = self.unsure(hull), self.value_error(hull)
         lag = leaks(self.keys.slopes, self.keys.offsets, unsure, hull.along(self.axes))
@@ -122,7 +122,7 @@ class KeyMoments:
 
 @dataclass(frozen=True, eq=False)
 class _Values:
-    """u_k for every box: |u_k + (V_k·r)·τ| ≤ reach + unsure, and the columns 1, u, V whose moments are needed."""
+    """The u_k of every box, |u_k + (V_k·r)·τ| ≤ reach + unsure, and the columns 1, u, V whose moments are needed."""
 
     shift: Float[np.ndarray, "boxes outputs"]
     columns: Float[np.ndarray, "boxes columns keys"]
@@ -162,7 +162,7 @@ def _values(keys: SoftHead[np.ndarray], weights: Weights, c: np.ndarray, r: np.n
 
 
 def key_sums(space: Layout, w: np.ndarray, z: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, int]:
-    """Σ_k w_k C_k z_k^j/j!, (boxes, columns, count), for columns (boxes, columns, keys); and how long the sums are.
+    """Σ_k w_k C_k z_k^j/j!, (boxes, columns, count), for columns (boxes, columns, keys); and the length of the sums.
 
     A sum is a product of matrices: C_k times the powers along the first axis, and the monomials of the other axes.
     """
@@ -187,7 +187,7 @@ def key_sums(space: Layout, w: np.ndarray, z: np.ndarray, columns: np.ndarray) -
 
 @functools.lru_cache(maxsize=32)
 def _places_of_rest(space: Layout) -> Int[np.ndarray, " count"]:
-    """Where the other axes of each monomial stand among the monomials of these axes."""
+    """The index of each monomial, without its first axis, among the monomials of the other axes."""
     rest = layout(space.d - 1, space.order)
     return np.array([rest.index[tuple(row)] for row in space.exponents[:, 1:].tolist()])
 
