@@ -191,10 +191,10 @@ def axis_keys(
 
 
 def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndarray, " breaks"]]:
-    """Of a program of one stage: where, axis by axis, one row ceases to matter, and where the next begins to.
+    """The places on each axis, for a program of one stage, where one row ceases to matter and the next begins to.
 
-    Scores of rows are affine in x_i, and of neighbours one is ahead by g from (a_m − a_n)x + c_m − c_n = ±g on.
-    ProgramError where keys are not combinations of rows, or where so soft that these strips overlap.
+    Scores of rows are affine in x_i, and one of two neighbours is ahead by g from (a_m − a_n)x + c_m − c_n = ±g on.
+    ProgramError if keys are not combinations of rows, or if they are so soft that these strips overlap.
     """
     found = [np.zeros(0)] * d
     for part in stage.parts:
