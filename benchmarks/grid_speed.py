@@ -15,7 +15,7 @@ import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
 from attnc.constructions.beyond.spectral_grid import spectral_grid
-from attnc.engines.grid_head import COMPILING, WORK_WORTH, GridHead
+from attnc.engines.grid import COMPILING, WORK_WORTH, GridHead
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.engines.streaming import streamed
 from attnc.ir.normal_form import AttentionStage, FoldedHead, normal_form

@@ -5,24 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attnc.engines import grid_axis, grid_tiles
+from attnc.engines import grid, grid_axis
 from attnc.engines.numpy_engine import NumpyEngine
 from engines.anchors import Anchors, assert_agrees
 
 pytestmark = pytest.mark.usefixtures("any_number_of_keys")
 
 
-def weights_on(axis: grid_axis.Axis, t: np.ndarray) -> np.ndarray:
-    """(points, anchors): the weights that `grid_tiles` makes, normalised, outside of its window 0."""
-    group, argument = grid_tiles._locate(axis, t.copy())
-    made = grid_tiles._weights(axis, group, argument[:, None])[:, :, 0]
+def weights_on(axis: grid_axis.WindowedAxis, t: np.ndarray) -> np.ndarray:
+    """(points, anchors): the weights that `grid.Tiles` makes, normalised, outside of its window 0."""
+    group, argument = grid._locate(axis, t.copy())
+    made = grid._weights(axis, group, argument[:, None])[:, :, 0]
     made /= made.sum(axis=1, keepdims=True)
     spread = np.zeros((len(t), axis.padded), np.longdouble)
     np.put_along_axis(spread, axis.starts[group][:, None] + np.arange(axis.width), made, axis=1)
     return spread
 
 
-def exact_weights(axis: grid_axis.Axis, t: np.ndarray) -> np.ndarray:
+def exact_weights(axis: grid_axis.WindowedAxis, t: np.ndarray) -> np.ndarray:
     scores = axis.slopes.astype(np.longdouble) * t[:, None] + axis.offsets
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return weights / weights.sum(axis=1, keepdims=True)

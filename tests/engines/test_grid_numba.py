@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from attnc.engines import grid_head
+from attnc.engines import grid
 from attnc.engines.numpy_engine import NumpyEngine
 from engines.anchors import Anchors, assert_agrees, head_of
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("any_number_of_keys")
 def compiled(monkeypatch):
     """Compiled from the first point on."""
     pytest.importorskip("numba")
-    monkeypatch.setattr(grid_head, "WORK_WORTH", 0)
+    monkeypatch.setattr(grid, "WORK_WORTH", 0)
 
 
 @pytest.mark.parametrize("counts", [(300,), (60, 40), (60, 7), (1, 50), (12, 11, 14), (5, 6, 7, 4), (3, 2, 3, 2, 3)])
@@ -35,7 +35,7 @@ def test_compiled_loops_agree(counts, compiled, monkeypatch):
         found = engine(points)
         assert "_compiled" in vars(head_of(engine))
         with monkeypatch.context() as patch:
-            patch.setattr(grid_head, "MOST_GROUPS", 0)
+            patch.setattr(grid, "MOST_GROUPS", 0)
             expected = NumpyEngine(made.program())(points)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * np.abs(made.values).max() * (1 + c))
         assert_agrees(made.program(), points[3:20], found[3:20], engine.truncation)
@@ -54,14 +54,14 @@ def test_code_that_cannot_be_kept_is_compiled_all_the_same():
 
 
 def test_loops_are_compiled_once_they_are_worth_it(monkeypatch):
-    monkeypatch.setattr(grid_head, "COMPILING", grid_head._Compiling())
-    monkeypatch.setattr(grid_head, "WORK_WORTH", 1000)
+    monkeypatch.setattr(grid, "COMPILING", grid._Compiling())
+    monkeypatch.setattr(grid, "WORK_WORTH", 1000)
     engine = NumpyEngine(Anchors.gaussian([np.arange(100.0)], 0.3, np.ones(100)).program())
     head = head_of(engine)
     batches = -(-1000 // head.work_per_point)
     head._compiled = lambda t: np.full((1, t.shape[1]), 7.0)
-    grid_head.COMPILING.is_possible = True
+    grid.COMPILING.is_possible = True
     found = [float(engine(np.zeros((1, 1)))[0, 0]) for _ in range(batches + 2)]
     np.testing.assert_allclose(found, [1.0] * batches + [7.0] * 2, rtol=1e-14)
-    grid_head.COMPILING.is_possible = False
+    grid.COMPILING.is_possible = False
     np.testing.assert_allclose(engine(np.zeros((1, 1))), 1.0, rtol=1e-14)

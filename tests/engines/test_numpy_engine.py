@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from attnc.engines import numpy_engine, rows, streaming
+from attnc.engines import numpy_engine, streaming
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError
 from attnc.ir import Attention, Head, Mask, Program
@@ -38,8 +38,8 @@ SMALL = {
 def small_blocks(patch: pytest.MonkeyPatch, sizes: dict[str, int], cells: int = 8) -> None:
     """Blocks so small that tiny programs stream, skip and unpack; every point block is a thread's work of its own."""
     for name, size in sizes.items():
-        patch.setattr(rows if hasattr(rows, name) else streaming, name, size)
-    patch.setattr(numpy_engine, "CELLS_PER_BLOCK", cells)
+        patch.setattr(streaming, name, size)
+    patch.setattr(numpy_engine, "CELLS_PER_POINT_BLOCK", cells)
     patch.setattr(numpy_engine, "SCORES_PER_THREAD", 1)
 
 
@@ -129,7 +129,7 @@ def test_hidden_keys_put_no_block_out_of_reach(beta, monkeypatch):
 
 
 def test_negligible_weights_are_those_of_the_tolerance():
-    assert streaming.NEGLIGIBLE == NEGLIGIBLE
+    assert {np.dtype(name): least for name, least in streaming.NEGLIGIBLE.items()} == NEGLIGIBLE
     for dtype, least in NEGLIGIBLE.items():
         assert np.exp(dtype.type(least)) > np.finfo(dtype).smallest_normal
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from attnc.engines import head_family, prompt
+from attnc.engines import prompt
 from attnc.errors import InputError
 from attnc.ir import Attention, Head, Mask, Program
 from attnc.ir.layers import EVERY_QUERY
@@ -35,7 +35,7 @@ def test_blocks_of_queries():
     def agree(case):
         program, inputs = case
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(head_family, "WORKING_CELLS", 5)
+            patch.setattr(prompt, "WORKING_CELLS", 5)
             assert_agrees(program, inputs, run_batch(program, inputs))
 
     agree()

@@ -31,8 +31,8 @@ from attnc.engines.torch_engine import to_torch  # noqa: E402
 
 SMALL = {
     "as shipped": {},
-    "one cell a block": {"CELLS_PER_BLOCK": 1},
-    "sparse": {"CELLS_PER_BLOCK": 9, "DENSE_CELLS": 0},
+    "one cell a block": {"CELLS_PER_TORCH_BLOCK": 1},
+    "sparse": {"CELLS_PER_TORCH_BLOCK": 9, "DENSE_CELLS": 0},
 }
 rng = np.random.default_rng(0)
 LINEAR = attnc.TruncatedLinear(rng.normal(size=(3, 2)), 0.1, -1, 1, box=(-1, 1))
@@ -156,7 +156,7 @@ def test_blocks_change_no_gradient(monkeypatch):
     program = lookup_program(np.linspace(-1, 1, 9), np.arange(9.0), 4.0)
     points, gradients = torch.linspace(-1, 1, 7, dtype=torch.float64)[:, None], []
     for cells in (2**20, 1):
-        monkeypatch.setattr(torch_engine, "CELLS_PER_BLOCK", cells)
+        monkeypatch.setattr(torch_engine, "CELLS_PER_TORCH_BLOCK", cells)
         module, x = to_torch(program), points.clone().requires_grad_()
         values = module.stages["0_select"].heads[0].values.constant.requires_grad_()
         module(x).sum().backward()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from attnc.plots import one_variable, partition, two_variables
+from attnc.plots import one_variable, two_variables
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,7 +14,7 @@ def small_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(two_variables, "MOST_BLOCKS", 32)
         patch.setattr(two_variables, "HEADS_PIXELS", 120)
-        patch.setattr(partition, "PIXELS", 120)
-        patch.setattr(partition, "PIXELS_OF_HEADS", 120)
+        patch.setattr(two_variables, "PIXELS", 120)
+        patch.setattr(two_variables, "PIXELS_OF_HEADS", 120)
         patch.setattr(one_variable, "MOST_POINTS", 4_000)
         yield

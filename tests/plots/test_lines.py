@@ -9,7 +9,7 @@ import attnc
 from attnc import constructions
 from attnc.errors import InputError
 from attnc.plots import figure
-from attnc.plots.clips import read_clip
+from attnc.plots.subject import read_clip
 from plots.pictures import TARGETS, as_network, curves, network, panel, picture, product, texts, ticks, titles, waves
 
 

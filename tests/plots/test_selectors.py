@@ -13,11 +13,8 @@ from attnc.ir.layers import Attention, Head
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.plots import figure
-from attnc.plots.cells import Cells, pixels, square_tiles
-from attnc.plots.flow import reads, state_before
-from attnc.plots.places import gaussian_places, run_places
-from attnc.plots.reading import read_selectors
-from attnc.plots.selectors import Selector
+from attnc.plots.cells import WinningCells, pixels, square_tiles
+from attnc.plots.selectors import Selector, gaussian_places, read_selectors, reads, run_places, state_before
 from plots.pictures import network, titles
 
 
@@ -33,7 +30,7 @@ def test_pruning_drops_no_winner(seed: int) -> None:
     lo = rng.normal(size=2)
     hi = lo + rng.random(2)
     points = pixels(lo, hi, 50)
-    won, _ = Cells(dataclasses.replace(network("plane")._engine.form), [selector]).at(points, square_tiles(50))
+    won, _ = WinningCells(dataclasses.replace(network("plane")._engine.form), [selector]).at(points, square_tiles(50))
     everything = points @ a.T + selector.c
     np.testing.assert_array_equal(won, everything.argmax(axis=1))
     kept = selector.near(lo, hi, 2.0)
@@ -111,7 +108,7 @@ def test_keys_that_move_with_the_query_are_looked_at_one_by_one() -> None:
     (selector,) = read_selectors(form, 0, 0)
     assert selector.a is None
     points = pixels(box.lo, box.hi, 30)
-    won, _ = Cells(form, [selector]).at(points, square_tiles(30))
+    won, _ = WinningCells(form, [selector]).at(points, square_tiles(30))
     pattern = moving.run(points[..., None], cache=True).cache["attend.head0.pattern"][:, 0]
     np.testing.assert_array_equal(won, pattern.argmax(axis=1))
     assert titles(figure(moving)) == ["network", "partition"]

@@ -8,14 +8,14 @@ import pytest
 import attnc
 from attnc.network import Network
 from attnc.plots import figure
-from attnc.plots.cells import Cells, pixels, square_tiles
-from attnc.plots.reading import read_selectors
+from attnc.plots.cells import WinningCells, pixels, square_tiles
+from attnc.plots.selectors import read_selectors
 from plots.pictures import TARGETS, image, network, panel, picture, texts, titles
 
 
-def cells_of(found: Network, stage: int = -1, output: int = 0) -> Cells:
+def cells_of(found: Network, stage: int = -1, output: int = 0) -> WinningCells:
     form = found._engine.form
-    return Cells(form, read_selectors(form, stage % len(form.stages), output))
+    return WinningCells(form, read_selectors(form, stage % len(form.stages), output))
 
 
 def inputs_of(found: Network, points: np.ndarray) -> list[np.ndarray]:

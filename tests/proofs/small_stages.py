@@ -7,8 +7,8 @@ from flint import arb
 
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.grid_moments import Grid
-from attnc.proofs.taylor.moments import Keys
+from attnc.proofs.taylor.grid_moments import GridMoments
+from attnc.proofs.taylor.moments import KeyMoments
 from attnc.targets.expressions.expression import Expression
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
@@ -65,9 +65,9 @@ def enclosed(rng: np.random.Generator, arrays: Arrays, size: float) -> tuple[Sof
     return SoftHead(*parts), tuple(inside)
 
 
-def sums_of(head: SoftHead) -> Grid | Keys:
-    keys = Keys.of(head)
-    return Grid.of(keys) or keys
+def sums_of(head: SoftHead) -> GridMoments | KeyMoments:
+    keys = KeyMoments.of(head)
+    return GridMoments.of(keys) or keys
 
 
 def head_value(arrays: Arrays, x: list[arb]) -> list[arb]:

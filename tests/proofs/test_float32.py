@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import attnc
-from attnc.engines.grid_head import GridHead
+from attnc.engines.grid import GridHead
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError
 from attnc.ir.program import Program

@@ -1,4 +1,4 @@
-"""A mask as gathering: which queries see which keys, so that nothing is computed for those that are hidden."""
+"""A mask as gathering: which queries see which keys, so that no score of a hidden key is computed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnc.ir.normal_form import FoldedHead
 
 
 def positions(segments: np.ndarray) -> dict[int, np.ndarray]:
-    """Where each segment stands."""
+    """The positions of each segment."""
     order = np.argsort(segments, kind="stable")
     found, starts = np.unique(segments[order], return_index=True)
     return dict(zip(found.tolist(), np.split(order, starts[1:]), strict=False))  # without segments, split still has one
@@ -25,8 +25,8 @@ def visible_keys(query_segments: np.ndarray, key_segments: np.ndarray) -> list[t
     return [(queries, np.concatenate([shared, own.get(segment, none)])) for segment, queries in found]
 
 
-class Pieces:
-    """Which queries go with which keys, so that a piece has about `most` scores and no hidden ones."""
+class QueryPieces:
+    """The queries of a head in pieces, each with the keys that it sees: about `most` scores, and no hidden ones."""
 
     def __init__(self, head: FoldedHead, most: int) -> None:
         self._most = most
@@ -61,10 +61,10 @@ class Pieces:
 
 
 def _by_segment(query_segments: np.ndarray, key_segments: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(queries, own keys) of the segments, one a row; segments with equally many of both stand in one array."""
+    """(queries, own keys) of the segments, one per row; segments with equally many of both stand in one array."""
     keys_of = positions(key_segments)
     keys_of[EVERY_QUERY] = np.zeros(0, np.int64)
-    has_own = np.isin(query_segments, key_segments)  # the other queries see what is shared, and are all alike
+    has_own = np.isin(query_segments, key_segments)  # the other queries see the shared keys alone, and are all alike
     alike = defaultdict(list)
     for segment, queries in positions(np.where(has_own, query_segments, EVERY_QUERY)).items():
         alike[len(queries), len(keys_of[segment])].append((queries, keys_of[segment]))

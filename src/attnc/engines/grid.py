@@ -1,152 +1,401 @@
-"""Heads whose anchors are a grid: their softmax is a product of one softmax an axis.
+"""Heads whose keys form a grid: their softmax is a product of one softmax per axis.
 
 A head is a grid if its scores are Σ_i a_{i,k_i}·t_i + c_k over all index tuples k, with t_i the entries of its query
 that move, and c_k = Σ_i c_{i,k_i} + ρ_k with a small ρ. Then its weights are Π_i softmax_i(t_i)_{k_i}, up to factors
 e^{ρ_k}: p^d exponentials become d·p, or fewer (see `grid_axis`), and values are contracted one axis after the other.
-All of it is read off the folded weights, whatever the order of the keys.
+The grid is read from the folded weights, whatever the order of the keys.
 
 Arithmetic is float64 whatever the program's dtype. Its roundings are among those that `ir.rounding` grants to any
-evaluation: of t its own and a few relative ones more, of scores γ_2(|a t| + |c|) an axis. What goes beyond that is
-bounded by `truncation`: Σ_k |weight used − weight| for the weights that windows leave out, for powers in place of
-exponentials, for d exponentials in place of one, for ρ, and for offsets that are larger one by one than together.
+evaluation: those of t and a few relative ones more, and γ_2(|a t| + |c|) per axis in the scores. Everything beyond that
+is bounded by `truncation`, a bound of Σ_k |weight used − weight|. It covers the weights that windows leave out, powers
+in place of exponentials, d exponentials in place of one, ρ, and offsets that are larger one by one than together.
+
+Points that share a window of values on every axis form a group, and are contracted together: in numpy (`Tiles`), or by
+compiled loops (`grid_numba`) once enough work was done to pay for the compilation.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.engines.grid_axis import Axis, exact_sum, make_axis
+from attnc.engines.grid_axis import LEAST_EXPONENT, WindowedAxis, make_axis
 from attnc.ir.normal_form import FoldedHead
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 FEWEST_KEYS = 64
-"""With fewer keys a plain softmax is as fast."""
+"""Keys below which a plain softmax is as fast as a grid."""
 MOST_RESIDUE = 5e-13
-"""A larger ρ is not left out but kept: in the values, and as a column of its own that is divided by."""
+"""Largest |ρ| that is dropped and counted as truncation. A larger ρ is kept: in the values, and as a column of its own
+by which the averages are divided."""
 LARGEST_RESIDUE = 4.0
-"""A head with a larger ρ is no grid. In float32 the rounding of large offsets alone may be near 1."""
+"""Largest |ρ| of a grid. In float32 the rounding of large offsets alone may be near 1."""
 MOST_TRUNCATION = 1e-12
-"""A head that could be off by more is not evaluated as a grid."""
+"""Largest Σ|weight used − weight| at which a head is evaluated as a grid: far below the error of any certificate."""
+LARGEST_VALUE = 1e200
+"""Largest |value| of a grid: times a weight before normalisation it is still far from overflow."""
+LARGEST_SCORE = 1e300
+"""Largest |slope·t|: arguments are cut to where scores stay below it, so that none is infinite."""
+
+WORK_WORTH = 2**28
+"""Work (see `work_per_point`) done in numpy before loops are compiled: it takes a second or two, as compiling does."""
+MOST_GROUPS = 2**20
+"""Largest number of groups for compiled loops, which count the points of every group: 8 MiB of counts."""
+
+CELLS_PER_BATCH = 2**18
+"""Array cells of the tiles that are worked on together, 2 MiB: with fewer, Python between them takes longer."""
+LARGE_WINDOW = 2**13
+"""Cells of a window from which on threads run side by side. Calls on smaller ones are so short that threads would only
+wait for each other's, so these take turns."""
+LARGEST_TILE = 128
+"""Most points of a tile: its weights, in a window of 16 places, are 16 KiB, half of a first-level cache."""
+PRODUCT_SIZE = 2**18
+"""Multiplications in one matrix product: a larger one starts threads of BLAS, which compete with the engine's own."""
 
 U = UNIT_ROUNDOFF["float64"]
 
 
-@dataclass(frozen=True, eq=False)
-class Grid:
-    """Anchors on a grid. If `is_weighted`, the last column of values is the weight e^ρ, which the others contain.
+# --- from the folded weights to tables --------------------------------------------------------------------------------
 
-    In exact arithmetic, |evaluation − softmax| ≤ truncation · max_k |v_k|; in floating point this comes on top of what
-    a plain evaluation may be off by.
+
+@dataclass(frozen=True, eq=False)
+class GridTables:
+    """A grid of keys, axis by axis. If `is_weighted`, the last column of values is the weight e^ρ, which is also a
+    factor of the others.
+
+    In exact arithmetic, |evaluation − softmax| ≤ truncation · max_k |v_k|. In floating point this is added to the error
+    of a plain evaluation.
     """
 
-    features: tuple[int, ...]  # the entries of the query, one an axis
-    axes: tuple[Axis, ...]
-    values: Float[np.ndarray, "*anchors columns"]
+    features: tuple[int, ...]  # the entries of the query, one per axis
+    axes: tuple[WindowedAxis, ...]
+    values: Float[np.ndarray, "*keys columns"]
     is_weighted: bool
     truncation: float
 
+    @classmethod
+    def of(cls, head: FoldedHead) -> GridTables | None:
+        """The head as a grid, or None if it is none (or has a mask, several queries, or keys or values that move)."""
+        is_plain = head.key_segments is None and head.queries.shape[0] == 1 and head.values.shape[1] > 0
+        if not (is_plain and head.keys.is_constant and head.values.is_constant and head.keys.shape[0] >= FEWEST_KEYS):
+            return None
+        features, keys = _keys_on_features(head)
+        grid = keys.as_grid() if features else None
+        if grid is None or grid.has_duplicates:
+            return None
+        split, d = grid.offsets_through_least(), len(features)
+        if not np.abs(split.misfit).max() <= LARGEST_RESIDUE:
+            return None
+        values = keys.values[grid.keys]
+        residue = float(up(np.ptp(split.misfit) / 2, 4))
+        is_weighted = residue > MOST_RESIDUE
+        # With P = Σ p_k e^{ρ_k}: Σ|p e^ρ/P − q e^ρ/Q| ≤ 2·max e^ρ·Σ|p − q|/P, and P ≥ min e^ρ.
+        growth = 2 * math.exp(2 * residue) if is_weighted else 1.0
+        axes = tuple(make_axis(a[:, 0], c, d, growth) for a, c in zip(grid.rows, split.lines, strict=True))
+        size = -np.abs(grid.offsets)
+        for along in np.ix_(*split.lines):
+            size = size + np.abs(along)
+        # Every axis adds an exponential, a sum, a quotient and a product; so does e^ρ.
+        terms = [(d + 1) * (2 * LIBM_ULPS + 6) * U, gamma(d + 3, U) * float(max(0.0, size.max()))]
+        if is_weighted:
+            weights = np.exp(split.misfit)[..., None]
+            values = np.concatenate([values * weights, weights], axis=-1)
+        else:
+            terms.append(residue)
+        terms += [growth * axis.error for axis in axes]
+        truncation = float(up(math.fsum(terms), 8))
+        is_held = np.abs(values).max(initial=0.0) < LARGEST_VALUE  # False for NaN as well
+        if not (truncation <= MOST_TRUNCATION and is_held):
+            return None
+        return cls(features, axes, values, is_weighted, truncation)
+
     def padded_values(self) -> Float[np.ndarray, "*padded columns"]:
-        """Zeros where no anchor is."""
+        """The values, with zeros where no key is."""
         padded = np.zeros((*(axis.padded for axis in self.axes), self.values.shape[-1]))
         inside = [slice(axis.front, axis.front + p) for axis, p in zip(self.axes, self.values.shape, strict=False)]
         padded[tuple(inside)] = self.values
         return padded
 
 
-def recognise(head: FoldedHead) -> Grid | None:
-    """The head as a grid, or None if it is none (or has a mask, several queries, or keys or values that move)."""
-    is_plain = head.key_segments is None and head.queries.shape[0] == 1 and head.values.shape[1] > 0
-    if not (is_plain and head.keys.is_constant and head.values.is_constant and head.keys.shape[0] >= FEWEST_KEYS):
-        return None
-    lattice = _lattice(head)
-    split = None if lattice is None else _split(lattice.offsets)
-    if lattice is None or split is None:
-        return None
-    counts, d = lattice.offsets.shape, lattice.offsets.ndim
-    values = head.values.constant.toarray().astype(np.float64)[lattice.order].reshape(*counts, -1)
-    residue = float(up(np.ptp(split.rho) / 2, 4))
-    is_weighted = residue > MOST_RESIDUE
-    # With P = Σ p_k e^{ρ_k}: Σ|p e^ρ/P − q e^ρ/Q| ≤ 2·max e^ρ·Σ|p − q|/P, and P ≥ min e^ρ.
-    growth = 2 * math.exp(2 * residue) if is_weighted else 1.0
-    axes = tuple(make_axis(a, c, d, growth) for a, c in zip(lattice.slopes, split.parts, strict=True))
-    # An axis more is an exponential, a sum, a quotient and a product more; so is e^ρ.
-    terms = [(d + 1) * (2 * LIBM_ULPS + 6) * U, gamma(d + 3, U) * split.excess]
-    if is_weighted:
-        weights = np.exp(split.rho)[..., None]
-        values = np.concatenate([values * weights, weights], axis=-1)
-    else:
-        terms.append(residue)
-    terms += [growth * axis.error for axis in axes]
-    truncation = float(up(math.fsum(terms), 8))
-    is_held = np.abs(values).max(initial=0.0) < 1e200  # times a weight, still far from overflow; not NaN
-    if not (truncation <= MOST_TRUNCATION and is_held):
-        return None
-    return Grid(lattice.features, axes, values, is_weighted, truncation)
+def _keys_on_features(head: FoldedHead) -> tuple[tuple[int, ...], SoftHead[np.ndarray]]:
+    """The entries of the query that move and tell keys apart, and the head as a function of them.
 
-
-@dataclass(frozen=True, eq=False)
-class _Lattice:
-    features: tuple[int, ...]
-    slopes: list[Float[np.ndarray, " p"]]  # ascending, one an axis
-    order: Int[np.ndarray, " keys"]  # the keys, in the order of the grid
-    offsets: Float[np.ndarray, "*counts"]
-
-
-def _lattice(head: FoldedHead) -> _Lattice | None:
-    """Slopes must be those of a full grid to the last bit: an error in a slope grows with t, and no bound holds it."""
+    No entries are returned if there are too many of them for a grid, which has two levels or more on every axis.
+    """
     keys = head.keys.constant.tocsc()
     is_moving = np.diff(head.queries.linear.indptr) > 0
     constants = head.queries.constant.toarray()[0].astype(np.float64)
-    features, slopes = [], []
-    places, offsets = np.zeros(keys.shape[0], np.int64), np.zeros(keys.shape[0])
+    features, columns, offsets = [], [np.zeros((keys.shape[0], 0))], np.zeros(keys.shape[0])
     for feature in range(keys.shape[1]):
-        column = keys[:, [feature]].toarray()[:, 0].astype(np.float64)
+        column = keys[:, [feature]].toarray().astype(np.float64)
         if not is_moving[feature]:
-            offsets += column * constants[feature]
-            continue
-        levels, place = np.unique(column, return_inverse=True)
-        if len(levels) == 1:  # adds the same to every score
-            continue
-        features.append(feature)
-        slopes.append(levels)
-        if keys.shape[0] % math.prod(map(len, slopes)):
+            offsets += column[:, 0] * constants[feature]
+        elif (column != column[0]).any():  # an equal entry adds the same to every score
+            features.append(feature)
+            columns.append(column)
+            if 2 ** len(features) > keys.shape[0]:
+                features = []
+                break
+    values = head.values.constant.toarray().astype(np.float64)
+    return tuple(features), SoftHead(np.concatenate(columns, axis=1), offsets, values)
+
+
+# --- the head ---------------------------------------------------------------------------------------------------------
+
+
+class _Compiling:
+    """How much work was done in numpy so far, and whether compiled loops may take over."""
+
+    def __init__(self) -> None:
+        self.work_done = 0
+
+    @cached_property
+    def is_possible(self) -> bool:
+        return importlib.util.find_spec("numba") is not None
+
+    def is_worth(self, work: int) -> bool:
+        if self.work_done < WORK_WORTH:
+            self.work_done += work
+            return False
+        return self.is_possible
+
+
+COMPILING = _Compiling()
+"""One for all heads of a process, since they share the compiled code."""
+
+
+class GridHead:
+    """A head of the numpy engine over a grid of keys. `truncation[o]` bounds the error of its output o, before W_O,
+    beyond the rounding of a plain evaluation."""
+
+    def __init__(self, head: FoldedHead, grid: GridTables) -> None:
+        self.grid = grid
+        largest = np.abs(head.values.constant.toarray()).max(axis=0, initial=0.0).astype(np.float64)
+        self.truncation: Float[np.ndarray, " d_v"] = np.nextafter(grid.truncation * largest, np.inf)
+        self._dtype = head.W_O.dtype
+        self._coordinates = [_Coordinate.of(head, feature) for feature in grid.features]
+        others = np.setdiff1d(np.flatnonzero(np.diff(head.queries.linear.indptr)), grid.features)
+        self._others = [_Coordinate.of(head, feature) for feature in others.tolist()]
+        self._limits = [LARGEST_SCORE / max(1.0, np.abs(axis.slopes).max()) for axis in grid.axes]
+        self._tiles = Tiles(grid)
+        widths, columns = [axis.width for axis in grid.axes], grid.values.shape[-1]
+        # One multiplication of a matrix product costs about 1/64 of an exponential.
+        self.work_per_point = 16 + sum(widths) + columns * math.prod(widths) // 64
+        self.cells_per_point = 3 * len(widths) + 4 + 2 * columns
+
+    @classmethod
+    def of(cls, head: FoldedHead) -> GridHead | None:
+        """The head evaluated axis by axis, or None if its keys are no grid."""
+        grid = GridTables.of(head)
+        return None if grid is None else cls(head, grid)
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch one d_v"]:
+        t = np.empty((len(self._coordinates), len(u)))
+        for row, coordinate in zip(t, self._coordinates, strict=True):
+            coordinate(u, row)
+        is_lost = self._tame(u, t)
+        is_compiled = self._tiles.num_groups <= MOST_GROUPS and COMPILING.is_worth(len(u) * self.work_per_point)
+        averages = self._compiled(t) if is_compiled else self._tiles(t)
+        if self.grid.is_weighted:
+            averages = averages[:-1] / averages[-1]
+        if is_lost is not None:
+            averages[:, is_lost] = np.nan
+        return np.ascontiguousarray(averages.T, self._dtype)[:, None]
+
+    @cached_property
+    def _compiled(self) -> Callable[[Float[np.ndarray, "axes batch"]], Float[np.ndarray, "columns batch"]]:
+        from attnc.engines.grid_numba import CompiledTiles
+
+        return CompiledTiles(self.grid, self._tiles.split)
+
+    def _tame(self, u: np.ndarray, t: Float[np.ndarray, "axes batch"]) -> Bool[np.ndarray, " batch"] | None:
+        """Cut t to where scores are finite. Return which points are not finite, and so have no scores, if any."""
+        others = np.empty((len(self._others), len(u)))
+        for row, coordinate in zip(others, self._others, strict=True):
+            coordinate(u, row)
+        limited = [*zip(t, self._limits, strict=True), *((row, LARGEST_SCORE) for row in others)]
+        if all(-limit <= row.min(initial=0.0) and row.max(initial=0.0) <= limit for row, limit in limited):
             return None
-        places = places * len(levels) + place
-    counts = [len(levels) for levels in slopes]
-    if not counts or math.prod(counts) != keys.shape[0] or not np.isfinite([*map(np.sum, slopes), offsets.sum()]).all():
-        return None
-    order = np.argsort(places, kind="stable")
-    if (places[order] != np.arange(len(places))).any():
-        return None
-    return _Lattice(tuple(features), slopes, order, offsets[order].reshape(counts))
+        is_lost = ~(np.isfinite(t).all(axis=0) & np.isfinite(others).all(axis=0))
+        for row, limit in zip(t, self._limits, strict=True):
+            row[is_lost] = 0.0
+            np.clip(row, -limit, limit, out=row)
+        return is_lost
 
 
-@dataclass(frozen=True, eq=False)
-class _Split:
-    """c_k = Σ_i parts_i[k_i] + ρ_k up to a constant; Σ_i|parts_i[k_i]| ≤ |c_k| + excess."""
+@dataclass(frozen=True)
+class _Coordinate:
+    """One entry of the query: Σ coefficient·u + constant."""
 
-    parts: list[Float[np.ndarray, " p"]]
-    rho: Float[np.ndarray, "*counts"]
-    excess: float
+    variables: tuple[int, ...]
+    coefficients: tuple[float, ...]
+    constant: float
+
+    @classmethod
+    def of(cls, head: FoldedHead, feature: int) -> _Coordinate:
+        row = head.queries.linear[[feature]].tocoo()
+        constant = float(head.queries.constant.toarray()[0, feature])
+        return cls(tuple(row.coords[1].tolist()), tuple(map(float, row.data)), constant)
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"], out: Float[np.ndarray, " batch"]) -> None:
+        np.multiply(u[:, self.variables[0]], self.coefficients[0], out=out, dtype=np.float64)
+        for variable, coefficient in zip(self.variables[1:], self.coefficients[1:], strict=True):
+            out += np.multiply(u[:, variable], coefficient, dtype=np.float64)
+        out += self.constant
 
 
-def _split(offsets: Float[np.ndarray, "*counts"]) -> _Split | None:
-    """The parts are the lines through the smallest |c|: where all c have one sign, as in −|L|², none exceeds them."""
-    least = np.unravel_index(np.abs(offsets).argmin(), offsets.shape)
-    parts, terms = [], [offsets, -offsets[least] * np.ones(offsets.shape)]
-    size = -np.abs(offsets)
-    for axis in range(offsets.ndim):
-        part = offsets[(*least[:axis], slice(None), *least[axis + 1 :])] - offsets[least]
-        along = part.reshape([-1 if i == axis else 1 for i in range(offsets.ndim)])
-        parts.append(part)
-        terms.append(-along)
-        size = size + np.abs(along)
-    rho = exact_sum(*terms)
-    return _Split(parts, rho, float(max(0.0, size.max()))) if np.abs(rho).max() <= LARGEST_RESIDUE else None
+# --- contraction in numpy ---------------------------------------------------------------------------------------------
+
+
+class Tiles:
+    """The averages over a grid, in numpy.
+
+    Points are sorted by group and cut into tiles of equally many; the last tile of a group repeats its last point. The
+    weights of a tile on the first axes are multiplied out to the rows of one matrix, so that one product with the
+    values of the window contracts these axes; the other axes follow.
+    """
+
+    def __init__(self, grid: GridTables) -> None:
+        self._axes, self._columns = grid.axes, grid.values.shape[-1]
+        widths = [axis.width for axis in grid.axes]
+        d = len(widths)
+        # Multiplying out the first s axes makes math.prod(widths[:s]) rows; the product then leaves the others'.
+        self.split = min(range(1, d + 1), key=lambda s: math.prod(widths[:s]) + self._columns * math.prod(widths[s:]))
+        self._rows, self._rest = math.prod(widths[: self.split]), math.prod(widths[self.split :])
+        order = (*range(self.split, d), d, *range(self.split))
+        values = np.ascontiguousarray(grid.padded_values().transpose(order))
+        window = tuple(self._columns if axis == d else widths[axis] for axis in order)
+        self._windows = np.lib.stride_tricks.sliding_window_view(values, window)
+        self.num_groups = math.prod(axis.num_groups for axis in grid.axes)
+        self._cells = sum(widths) + self._rows + 2 * self._columns * self._rest
+        is_large = self._rows * self._rest * self._columns >= LARGE_WINDOW
+        self._turn: AbstractContextManager[Any] = nullcontext() if is_large else Lock()
+
+    def __call__(self, t: Float[np.ndarray, "axes batch"]) -> Float[np.ndarray, "columns batch"]:
+        """The averages over the grid of each column of values."""
+        with self._turn:
+            return self._averaged(t)
+
+    def _averaged(self, t: Float[np.ndarray, "axes batch"]) -> Float[np.ndarray, "columns batch"]:
+        out = np.empty((self._columns, t.shape[1]))
+        if not t.shape[1]:
+            return out
+        ids: Any = np.zeros(t.shape[1], np.uint16 if self.num_groups < 2**16 else np.int64)  # short ones sort faster
+        arguments = []
+        for axis, row in zip(self._axes, t, strict=True):
+            group, argument = _locate(axis, row)
+            ids *= ids.dtype.type(axis.num_groups)
+            ids += group.astype(ids.dtype)
+            arguments.append(argument)
+        places, groups = _tiles(ids)
+        per_batch = max(1, CELLS_PER_BATCH // (self._cells * places.shape[1]))
+        for i in range(0, len(groups), per_batch):
+            where = places[i : i + per_batch]
+            of_axes = np.unravel_index(groups[i : i + per_batch], [axis.num_groups for axis in self._axes])
+            out[:, where] = self._averages(of_axes, [argument[where] for argument in arguments]).swapaxes(0, 1)
+        return out
+
+    def _averages(
+        self, groups: tuple[np.ndarray, ...], arguments: list[Float[np.ndarray, "tiles points"]]
+    ) -> Float[np.ndarray, "tiles columns points"]:
+        tiles, points = arguments[0].shape
+        weights = [_weights(*parts) for parts in zip(self._axes, groups, arguments, strict=True)]
+        totals = weights[0].sum(axis=1)
+        for weight in weights[1:]:
+            totals *= weight.sum(axis=1)
+        rows = _multiplied_out(weights[: self.split])
+        starts = [axis.starts[group] for axis, group in zip(self._axes, groups, strict=True)]
+        if self.num_groups == 1:  # one window for all tiles
+            starts = [start[:1] for start in starts]
+        window = self._windows[(*starts[self.split :], 0, *starts[: self.split])]
+        matrices = window.reshape(len(window), self._rest * self._columns, self._rows)
+        sums = np.empty((tiles, self._rest * self._columns, points))
+        step = max(4, PRODUCT_SIZE // matrices[0].size)
+        for start in range(0, points, step):
+            piece = slice(start, start + step)
+            np.matmul(matrices, rows[..., piece], out=sums[..., piece])
+        sums = sums.reshape(tiles, self._rest, self._columns, points)
+        if self.split < len(weights):
+            averages = np.einsum("brcp,brp->bcp", sums, _multiplied_out(weights[self.split :]))
+        else:
+            averages = sums[:, 0]
+        averages /= totals[:, None]
+        return averages
+
+
+def _locate(
+    axis: WindowedAxis, t: Float[np.ndarray, " batch"]
+) -> tuple[Int[np.ndarray, " batch"], Float[np.ndarray, " batch"]]:
+    """The group of every point, counted from 0, and the argument of the weights: E with a table, t without."""
+    if axis.num_groups == 1:
+        return np.zeros(len(t), np.int64), t
+    y = t - axis.origin
+    y *= axis.inverse
+    np.clip(y, axis.first, axis.last, out=y)
+    group = np.floor(y)
+    np.minimum(group, axis.last - 1, out=group)
+    if axis.table is None:
+        return (group - axis.first).astype(np.int64), t
+    y -= group
+    y -= 0.5
+    y *= axis.kappa
+    return (group - axis.first).astype(np.int64), np.exp(y, out=y)
+
+
+def _tiles(ids: Int[np.ndarray, " batch"]) -> tuple[Int[np.ndarray, "tiles points"], Int[np.ndarray, " tiles"]]:
+    """The positions of the points of every tile, and its group."""
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    ends = np.r_[begins[1:], len(ids)]
+    size = min(LARGEST_TILE, 2 ** math.ceil(math.log2(len(ids) / len(begins))))
+    counts = -(-(ends - begins) // size)
+    of_tile = np.repeat(np.arange(len(begins)), counts)
+    number = np.arange(len(of_tile)) - np.repeat(np.cumsum(counts) - counts, counts)
+    places = (begins[of_tile] + number * size)[:, None] + np.arange(size)
+    np.minimum(places, ends[of_tile, None] - 1, out=places)
+    return order[places], ordered[begins][of_tile].astype(np.int64)
+
+
+def _weights(
+    axis: WindowedAxis, group: Int[np.ndarray, " tiles"], argument: np.ndarray
+) -> Float[np.ndarray, "tiles width points"]:
+    """The weights of the places of a window, not normalised."""
+    weights = np.empty((len(group), axis.width, argument.shape[1]))
+    if axis.table is None:
+        places = axis.starts[group][:, None] + np.arange(axis.width)
+        np.multiply(axis.slopes[places][..., None], argument[:, None], out=weights)
+        weights += axis.offsets[places][..., None]
+        weights -= weights.max(axis=1, keepdims=True)
+        np.maximum(weights, LEAST_EXPONENT, out=weights)
+        return np.exp(weights, out=weights)
+    weights[:, 0] = 1.0
+    weights[:, 1] = argument
+    done, factor = 2, argument
+    while done < axis.width:  # E^0 … E^{done−1}, times E^done
+        factor = factor * factor
+        more = min(done, axis.width - done)
+        np.multiply(weights[:, :more], factor[:, None], out=weights[:, done : done + more])
+        done += more
+    weights *= axis.table[group][..., None]
+    return weights
+
+
+def _multiplied_out(weights: list[Any]) -> Float[np.ndarray, "tiles rows points"]:
+    """The products of the weights of several axes, with the last axis running fastest."""
+    rows = weights[0]
+    for weight in weights[1:]:
+        rows = (rows[:, :, None] * weight[:, None]).reshape(len(rows), rows.shape[1] * weight.shape[1], rows.shape[2])
+    return rows

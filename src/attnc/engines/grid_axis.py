@@ -1,4 +1,4 @@
-"""One axis of a grid of anchors: its softmax over a window of anchors, and what that leaves out.
+"""One axis of a grid of anchors: its softmax over a window of anchors, and the weight of the anchors left out.
 
 Weights on one axis are ∝ exp(a_k·t + c_k), k < p, with slopes a_k in ascending order. Neighbours k and k+1 are level
 at the edge e_k = −(c_{k+1} − c_k)/(a_{k+1} − a_k). Where edges ascend, anchor m is on top for t between e_{m−1} and
@@ -8,8 +8,8 @@ e_m, and
 
 With gaps of slopes ≥ Δ, gaps of edges ≥ h and t ≤ e_m + σ, the n-th anchor beyond m is behind by at least
 Δ(n−1)(nh/2 − σ) − Δ_max σ: a Gaussian tail, summed in `_Tail`. So a group of a few anchors that are on top next to each
-other share a window of w anchors more on either side, and whatever lies outside it weighs less than the tail. Edges
-that are not equally spaced (to h/128) get one window, the whole axis.
+other share a window of w anchors more on either side, and all anchors outside it weigh less than the tail. If the edges
+are not equally spaced (to h/128), the whole axis is one window.
 """
 
 from __future__ import annotations
@@ -20,35 +20,37 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, up
+from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, compensated_sum, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 TAIL = 1e-13
-"""What all windows of a head may leave out: Σ|weight in the window − weight|, over the axes together."""
+"""Largest Σ|weight in the window − weight| over all axes of a head: a tenth of the truncation that a grid may have."""
 POWERS = 3e-13
-"""Weights are made of powers only if Σ|weight − exact weight| is at most this for that, over the axes together."""
+"""Largest Σ|weight − exact weight| over all axes that powers in place of exponentials may cost: with the tails they
+stay below the truncation that a grid may have."""
 LARGEST_EXPONENT = 200.0
-"""The largest |log E^j|, over the axes together: unnormalised weights are far from over- and underflow."""
-FAR = 40.0
-"""Powers go on beyond the lattice to where the end anchor is ahead by this much; farther points stand still there."""
-
+"""Largest |log E^j| over all axes: weights before normalisation are far from overflow and underflow."""
+BEYOND_ENDS = 40.0
+"""Lead of the end anchor up to which tables go on beyond the lattice. Farther points count as if they were there, which
+moves their weights by e⁻⁴⁰."""
 GROUPS_PER_BLOCK = 2**14
-"""Of a table that is made: its arrays in between are ten times as large."""
-FLOOR = -50.0
-"""Exponentials below e^FLOOR of the largest count as that: none of their products underflows."""
+"""Groups of a table that are made together: the arrays in between are ten times as large as the table."""
+LEAST_EXPONENT = -50.0
+"""Exponents below this, relative to the largest, count as this: no product of such weights underflows."""
 
 U = UNIT_ROUNDOFF["float64"]
 
 
 @dataclass(frozen=True, eq=False)
-class Axis:
-    """Points t, y = (t − origin)·inverse cut to [first, last], belong to group ⌊y⌋, whose window is `starts[group]`.
+class WindowedAxis:
+    """One axis: a point t belongs to group ⌊y⌋, y = (t − origin)·inverse cut to [first, last].
 
-    Anchors stand at positions front … front + p − 1 of `padded`; the other positions have no weight. With a `table` the
-    weight of place j in a window is table[group, j]·E^j, E = exp(kappa·(y − ⌊y⌋ − ½)); without one it is
-    exp(slopes·t + offsets), less the largest. `error` bounds Σ|weight − exact weight|, both normalised.
+    The window of a group begins at `starts[group]` and has `width` places. Anchors stand at the places
+    front … front + p − 1 of `padded`; the other places have no weight. With a `table` the weight of place j in a window
+    is table[group, j]·E^j, E = exp(kappa·(y − ⌊y⌋ − ½)); without one it is exp(slopes·t + offsets) divided by the
+    largest such number. `error` bounds Σ|weight − exact weight|, both normalised.
     """
 
     slopes: Float[np.ndarray, " padded"]
@@ -75,30 +77,32 @@ class Axis:
 
 def make_axis(
     slopes: Float[np.ndarray, " p"], offsets: Float[np.ndarray, " p"], num_axes: int, growth: float = 1.0
-) -> Axis:
-    """The axis with these ascending slopes, one of `num_axes` of a grid, which makes errors larger by `growth`."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is no lattice
+) -> WindowedAxis:
+    """The axis with these ascending slopes, one of `num_axes` of a grid that multiplies errors by `growth`."""
+    with np.errstate(over="ignore", invalid="ignore"):  # edges that are not finite are not even
         edges = -np.diff(offsets) / np.diff(slopes)
-    lattice = _Lattice.of(slopes, edges, TAIL / (2 * num_axes * growth))
-    if lattice is None:
+    even = _EvenEdges.of(slopes, edges, TAIL / (2 * num_axes * growth))
+    if even is None:
         width = len(slopes)
-        error = float(up(2 * width * math.exp(FLOOR), 4))
-        return Axis(slopes, offsets, 0, width, 0.0, 0.0, 0, 1, np.zeros(1, np.int64), None, 0.0, error)
-    direct = lattice.axis(offsets)
-    return lattice.with_powers(direct, offsets, num_axes, growth) or direct
+        error = float(up(2 * width * math.exp(LEAST_EXPONENT), 4))
+        return WindowedAxis(slopes, offsets, 0, width, 0.0, 0.0, 0, 1, np.zeros(1, np.int64), None, 0.0, error)
+    direct = even.axis(offsets)
+    return even.with_powers(direct, offsets, num_axes, growth) or direct
 
 
 def _padded(slopes: np.ndarray, offsets: np.ndarray, front: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Places without an anchor are as low as an anchor can be: cut to the floor, they weigh nothing."""
+    """Slopes and offsets of all places. Those without an anchor have the lowest offset, so that they weigh nothing."""
     a, c = np.zeros(size), np.full(size, -np.finfo(np.float64).max / 4)
     a[front : front + len(slopes)], c[front : front + len(slopes)] = slopes, offsets
     return a, c
 
 
 @dataclass(frozen=True, eq=False)
-class _Lattice:
-    """Edges h apart, to within h/128. Groups are counted from `origin`, the edge nearest 0: there t − origin costs no
-    more than a relative rounding of t, and of h."""
+class _EvenEdges:
+    """Edges that are h apart, to within h/128.
+
+    Groups are counted from the edge nearest 0: there t − origin costs no more than a relative rounding of t, and of h.
+    """
 
     slopes: Float[np.ndarray, " p"]
     edges: Float[np.ndarray, " p_minus_1"]
@@ -108,12 +112,12 @@ class _Lattice:
     tail: float
 
     @classmethod
-    def of(cls, slopes: np.ndarray, edges: np.ndarray, tail: float) -> _Lattice | None:
+    def of(cls, slopes: np.ndarray, edges: np.ndarray, tail: float) -> _EvenEdges | None:
         p = len(slopes)
         if p < 3 or not np.isfinite(edges).all():
             return None
         h = float(edges[-1] - edges[0]) / (p - 2)
-        # 32 roundings: of edges, and of (t − origin)/h for t next to an edge.
+        # There are fewer than 32 roundings in the edges and in (t − origin)/h for t next to an edge.
         misfit = np.abs(edges - (edges[0] + h * np.arange(p - 1))).max() + 32 * U * np.abs(edges).max()
         if not (h > 0 and misfit <= h / 128 and math.isfinite(4 / h)):
             return None
@@ -126,7 +130,7 @@ class _Lattice:
         group = 4 if w >= 4 else 2
         return cls(slopes, edges, h, w, group, tails(w)) if 2 * w + group < p else None
 
-    def axis(self, offsets: Float[np.ndarray, " p"]) -> Axis:
+    def axis(self, offsets: Float[np.ndarray, " p"]) -> WindowedAxis:
         p, width = len(self.slopes), 2 * self.w + self.group
         middle = int(np.abs(self.edges).argmin())  # between anchors `middle` and `middle` + 1
         before, after = -(-(middle + 1) // self.group), (p - middle - 2) // self.group + 1
@@ -134,16 +138,20 @@ class _Lattice:
         starts = self.group * np.arange(before + after)
         padded = _padded(self.slopes, offsets, front, int(starts[-1]) + width)
         inverse = 1 / (self.group * self.h)
-        error = float(up(2 * self.tail + 2 * width * math.exp(FLOOR), 8))
-        return Axis(*padded, front, width, float(self.edges[middle]), inverse, -before, after, starts, None, 0.0, error)
+        error = float(up(2 * self.tail + 2 * width * math.exp(LEAST_EXPONENT), 8))
+        return WindowedAxis(
+            *padded, front, width, float(self.edges[middle]), inverse, -before, after, starts, None, 0.0, error
+        )
 
-    def with_powers(self, axis: Axis, offsets: Float[np.ndarray, " p"], num_axes: int, growth: float) -> Axis | None:
-        """The axis with a table, if slopes are equally spaced and the powers accurate and in range.
+    def with_powers(
+        self, axis: WindowedAxis, offsets: Float[np.ndarray, " p"], num_axes: int, growth: float
+    ) -> WindowedAxis | None:
+        """The axis with a table, or None unless slopes are equally spaced and the powers accurate and in range.
 
-        E is off by a factor e^{±ε}, ε = 2·LIBM_ULPS·u + 3u·kappa/2; so E^j, once normalised, by (width/2)·ε and its own
-        roundings. Slopes that miss the spacing by ρ_k are off by ρ_k times half a group. That t and the middle of its
-        group are rounded is a relative rounding of t, and 2u of a group. With weights off by factors e^{±θ} the sum of
-        |changes| is at most 2·tanh(θ/2) ≤ θ.
+        E is off by a factor e^{±ε}, ε = 2·LIBM_ULPS·u + 3u·kappa/2; so E^j, once normalised, is off by (width/2)·ε and
+        its own roundings. Slopes that miss the spacing by ρ_k change a score by at most ρ_k times half a group. The
+        rounding of t and of the middle of its group is a relative rounding of t, and 2u of a group. If weights are off
+        by factors e^{±θ}, the sum of |changes| is at most 2·tanh(θ/2) ≤ θ.
         """
         p, width, step = len(self.slopes), axis.width, self.group * self.h
         spacing = float(self.slopes[-1] - self.slopes[0]) / (p - 1)
@@ -154,20 +162,20 @@ class _Lattice:
             return None
         high, low = _halves(np.float64(spacing))
         k = np.arange(float(p))
-        off = exact_sum(self.slopes, -self.slopes[0] * np.ones(p), -high * k, -low * k)
+        off, _ = compensated_sum(self.slopes, -self.slopes[0] * np.ones(p), -high * k, -low * k)
         theta = width / 2 * (2 * LIBM_ULPS + 3 * kappa / 2 + 3 * kappa) * U + (width + 2 * LIBM_ULPS + 4) * U
         theta += float(np.ptp(off)) / 2 * (step / 2) * (1 + 1e-9)
         if self.edges[0] > 0 or self.edges[-1] < 0:  # between 0 and the lattice, t − origin is larger than t
-            theta += 8 * U * FAR * width
-        theta += 2 * width * math.exp(FLOOR) + 4 * math.exp(-FAR)
+            theta += 8 * U * BEYOND_ENDS * width
+        theta += 2 * width * math.exp(LEAST_EXPONENT) + 4 * math.exp(-BEYOND_ENDS)
         if theta > POWERS / (num_axes * growth):
             return None
-        beyond = math.ceil(FAR / kappa) + 1
+        beyond = math.ceil(BEYOND_ENDS / kappa) + 1
         groups = np.arange(axis.first - beyond, axis.last + beyond)
         starts = axis.starts[np.clip(groups - axis.first, 0, axis.num_groups - 1)]
         middles, first = axis.origin + (groups + 0.5) * step, starts - axis.front
         blocks = [slice(i, i + GROUPS_PER_BLOCK) for i in range(0, len(groups), GROUPS_PER_BLOCK)]
-        table = [self._table(offsets, middles[b], first[b], width, 2 * reach - FLOOR) for b in blocks]
+        table = [self._table(offsets, middles[b], first[b], width, 2 * reach - LEAST_EXPONENT) for b in blocks]
         error = float(up(axis.error + theta, 8))
         return replace(
             axis,
@@ -182,21 +190,21 @@ class _Lattice:
     def _table(
         self, offsets: np.ndarray, t: np.ndarray, starts: np.ndarray, width: int, depth: float
     ) -> Float[np.ndarray, "groups width"]:
-        """exp(score − the largest) at t of the anchors from starts on; 0 below e^−depth, and where no anchor is."""
+        """exp(score − largest) at t, of the anchors from `starts` on; 0 below e^−depth and where no anchor is."""
         places = starts[:, None] + np.arange(width)
         is_anchor = (places >= 0) & (places < len(offsets))
         places = np.clip(places, 0, len(offsets) - 1)
         product, rest = exact_product(self.slopes[places], t[:, None])
         parts = (product, offsets[places], rest)
         top = np.where(is_anchor, product + offsets[places], -np.inf).argmax(axis=1)[:, None]
-        exponents = exact_sum(*parts, *(-np.take_along_axis(part, top, axis=1) for part in parts))
+        exponents, _ = compensated_sum(*parts, *(-np.take_along_axis(part, top, axis=1) for part in parts))
         is_kept = is_anchor & (exponents > -depth)
         return np.where(is_kept, np.exp(np.where(is_kept, exponents, 0.0)), 0.0)
 
 
 @dataclass(frozen=True)
 class _Tail:
-    """The weight of all anchors more than w places beyond either end of a group, relative to the top weight."""
+    """A bound of the weight of all anchors more than w places beyond either end of a group, relative to the top one."""
 
     least: float  # Δ
     most: float  # Δ_max
@@ -210,24 +218,13 @@ class _Tail:
         return float(up(2 * math.exp(min(700.0, max(-700.0, exponent))) / (1 - ratio), 64)) if ratio < 1 else math.inf
 
     def reach(self, tail: float) -> int:
-        """The smallest w whose tail is at most this."""
+        """The smallest w whose tail is at most `tail`."""
         w = math.ceil(math.sqrt(math.log(4 / tail) / (self.least * self.h / 2))) + 1
         while self(w) > tail:
             w *= 2
         while w > 1 and self(w - 1) <= tail:
             w -= 1
         return w
-
-
-def exact_sum(*terms: np.ndarray) -> np.ndarray:
-    """The sum as if made in twice the precision: the error of every addition is kept and added at the end (Knuth)."""
-    total, rest = np.asarray(terms[0]), np.zeros(())
-    for term in terms[1:]:
-        s = total + term
-        z = s - total
-        rest = rest + ((total - (s - z)) + (term - z))
-        total = s
-    return np.asarray(total + rest)
 
 
 def exact_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
-"""A grid contracted by compiled loops. This module imports numba, so it is imported only where that is installed.
+"""A grid contracted by compiled loops. This module imports numba, so it is imported only where numba is installed.
 
-As in `grid_tiles`, points are sorted by group and taken in tiles, whose points share a window of values. The arrays of
+As in `grid.Tiles`, points are sorted by group and taken in tiles, whose points share a window of values. The arrays of
 a tile stay in the fastest cache, and loops over its points are vectorised; indices are unsigned, since numba wraps
 signed ones around, and loops over those are not.
 """
@@ -13,24 +13,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from attnc.engines.grid_axis import FLOOR
+from attnc.engines.grid_axis import LEAST_EXPONENT
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-    from attnc.engines.grid import Grid
+    from attnc.engines.grid import GridTables
 
-TILE = 64
-BLOCK = 4
-"""Rows and columns of values are contracted four by four, which is what registers hold."""
+POINTS_PER_TILE = 64
+"""Points of a tile: with a window of 16 places their weights are 8 KiB and stay in the fastest cache."""
+PLACES_PER_BLOCK = 4
+"""Rows and columns of values are contracted four by four: that many numbers fit into the registers."""
 ANY_ORDER = {"contract", "reassoc", "nsz"}
 """Sums of products may be taken in any order, as everywhere else; nothing else may be rearranged."""
 
 
-class Compiled:
-    """The same averages as `grid_tiles.Tiles`; t is overwritten."""
+class CompiledTiles:
+    """The same averages as those of `grid.Tiles`; the array of arguments is overwritten."""
 
-    def __init__(self, grid: Grid, split: int) -> None:
+    def __init__(self, grid: GridTables, split: int) -> None:
         """The first `split` axes are multiplied out to the rows of a tile, the others to its columns."""
         self._axes = axes = grid.axes
         self._values = np.moveaxis(grid.padded_values(), -1, 0).reshape(grid.values.shape[-1], -1).copy()
@@ -61,16 +62,16 @@ class Compiled:
         ends, order = _sort(ids, self._num_groups)
         out = np.empty((len(self._values), t.shape[1]))
         parts = (self._sizes, self._split, self._rows, self._columns, self._starts, self._table)
-        _average(t, ends, order, self._values, *parts, self._slopes, self._offsets, FLOOR, out)
+        _average(t, ends, order, self._values, *parts, self._slopes, self._offsets, LEAST_EXPONENT, out)
         return out
 
 
 def _places(strides: list[int], widths: list[int]) -> Int[np.ndarray, " places"]:
-    """Where the values of a window stand, relative to its first; and places that weigh nothing, to fill a block."""
+    """The places of a window's values, relative to the first; the last block is filled with places of no weight."""
     places = np.zeros(1, np.uint64)
     for stride, width in zip(strides, widths, strict=True):
         places = (places[:, None] + np.arange(width, dtype=np.uint64) * np.uint64(stride)).ravel()
-    return np.concatenate([places, np.zeros(-len(places) % BLOCK, np.uint64)])
+    return np.concatenate([places, np.zeros(-len(places) % PLACES_PER_BLOCK, np.uint64)])
 
 
 def _starts(counts: list[int]) -> list[int]:
@@ -152,7 +153,7 @@ def _exponentials(
 
 
 def _multiply_out(weights: Any, width: Any, rows: Any, count: Any, points: Any) -> None:
-    """rows[r·width + j] ← rows[r]·weights[j] for r < count, from the end: what is still to be read is kept."""
+    """rows[r·width + j] ← rows[r]·weights[j] for r < count, from the end: no row is overwritten before it is read."""
     one = np.uint64(1)
     for r in range(count):
         source = count - one - r
@@ -210,14 +211,19 @@ def _average_groups(
     out: Any,
 ) -> None:
     d, one = np.uint64(len(arguments)), np.uint64(1)
-    given, weights = np.ones((d, TILE)), np.empty((np.max(sizes[0]), TILE))
-    left, right = np.zeros((len(rows), TILE)), np.zeros((len(columns), TILE))
+    given, weights = np.ones((d, POINTS_PER_TILE)), np.empty((np.max(sizes[0]), POINTS_PER_TILE))
+    left, right = np.zeros((len(rows), POINTS_PER_TILE)), np.zeros((len(columns), POINTS_PER_TILE))
     right[0] = 1.0
-    totals, sums, scratch, mixed = np.empty(TILE), np.empty(TILE), np.empty(TILE), np.empty(TILE)
+    totals, sums, scratch, mixed = (
+        np.empty(POINTS_PER_TILE),
+        np.empty(POINTS_PER_TILE),
+        np.empty(POINTS_PER_TILE),
+        np.empty(POINTS_PER_TILE),
+    )
     begin = 0
     for group in range(len(ends)):
-        for tile in range(begin, ends[group], TILE):
-            count = min(TILE, ends[group] - tile)
+        for tile in range(begin, ends[group], POINTS_PER_TILE):
+            count = min(POINTS_PER_TILE, ends[group] - tile)
             points = np.uint64((count + 7) // 8 * 8)
             for i in range(d):
                 for b in range(count):
@@ -251,7 +257,7 @@ def _average_groups(
 
 
 def _kept(function: Any) -> Any:
-    """Compiled code is kept on disk where a place for it can be written to."""
+    """The compiled function, which is kept on disk where a folder for it can be written to."""
     try:
         return njit(function, nogil=True, error_model="numpy", cache=True)
     except RuntimeError:  # neither this folder nor the user's cache

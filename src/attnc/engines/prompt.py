@@ -12,15 +12,15 @@ States are kept in place: a layer with a residual touches the channels that it w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from attnc.engines.head_family import HeadFamily, Rows, span
 from attnc.errors import InputError
-from attnc.ir.layers import Affine, Attention, Head, Layer
+from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
 
@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 
 SMALL_MATRIX = 2**16
 """Maximum number of entries of an affine map that is kept dense, 512 KiB in float64: it fits into the cache."""
+WORKING_CELLS = 2**22
+"""Scores held at a time, 32 MiB of float64: queries are taken in blocks."""
+SAFE_SPREAD = {"float64": 300.0, "float32": 30.0}
+"""Largest distance of scores at which their exponentials neither overflow nor vanish without a shift."""
+
+Rows = slice | np.ndarray
 
 Watch = Callable[[Layer, np.ndarray], None]
-"""Called with each layer and the state after it; the engine overwrites this state later."""
+"""Called with each layer and the state after it; the engine overwrites that array later."""
 
 
 def run(
@@ -43,7 +49,7 @@ def run(
 ) -> np.ndarray:
     """Run the program on one prompt, without batch axis. A memory made before by `remember` is not made again."""
     states = _states(program, inputs)
-    prepared: dict[tuple[int, int], _Plan] = {}
+    prepared: dict[tuple[int, int], _LayerPlan] = {}
     with threadpool_limits(1):  # thousands of small products: waking threads costs more than they save
         if memory is None:
             memory = _remember(program, states, prepared)
@@ -72,7 +78,7 @@ def _states(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _remember(
-    program: Program, states: list[np.ndarray], prepared: dict[tuple[int, int], _Plan], watch: Watch | None = None
+    program: Program, states: list[np.ndarray], prepared: dict[tuple[int, int], _LayerPlan], watch: Watch | None = None
 ) -> np.ndarray:
     memory = states[1] if len(states) > 1 else np.zeros((0, 0), program.dtype)
     for layer in program.memory:
@@ -83,31 +89,33 @@ def _remember(
 
 
 def _apply(
-    layer: Layer, state: np.ndarray, memory: np.ndarray | None, prepared: dict[tuple[int, int], _Plan]
+    layer: Layer, state: np.ndarray, memory: np.ndarray | None, prepared: dict[tuple[int, int], _LayerPlan]
 ) -> np.ndarray:
     if isinstance(layer, Affine):
         parts = (id(layer.weight), id(layer.constant))
         plan = prepared.get(parts)
         if plan is None:
-            plan = prepared[parts] = _Move.of(layer)
+            plan = prepared[parts] = _AffinePlan.of(layer)
     elif isinstance(layer, Attention):
         parts = (id(layer.heads), layer.residual)
         plan = prepared.get(parts)
         if plan is None:
             keys = memory if layer.cross and memory is not None else state
-            plan = prepared[parts] = _Attend.of(layer, len(state), keys)
+            plan = prepared[parts] = _AttentionPlan.of(layer, len(state), keys)
     else:
         return softmax(state)
     return plan(state, memory)
 
 
-class _Plan:
+class _LayerPlan:
+    """A layer prepared once for all steps that share its weights."""
+
     def __call__(self, state: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class _Move(_Plan):
+class _AffinePlan(_LayerPlan):
     """An affine map: channels of tokens that stay as they are stay where they are, the others are computed."""
 
     is_in_place: bool
@@ -117,7 +125,7 @@ class _Move(_Plan):
     cleared: np.ndarray  # flat positions that become zero, in tokens that stay otherwise
 
     @classmethod
-    def of(cls, layer: Affine) -> _Move:
+    def of(cls, layer: Affine) -> _AffinePlan:
         tokens, width, tokens_in, width_in = layer.weight.shape
         none = np.zeros(0, np.int64)
         if tokens * width * tokens_in * width_in <= SMALL_MATRIX:
@@ -147,12 +155,14 @@ class _Move(_Plan):
 
 
 @dataclass(frozen=True, eq=False)
-class _Attend(_Plan):
+class _AttentionPlan(_LayerPlan):
+    """An attention layer: its heads by families that share a mask and W_V."""
+
     layer: Attention
     families: tuple[HeadFamily, ...]
 
     @classmethod
-    def of(cls, layer: Attention, num_queries: int, keyed: np.ndarray) -> _Attend:
+    def of(cls, layer: Attention, num_queries: int, keyed: np.ndarray) -> _AttentionPlan:
         shared: dict[tuple[int, int], list[Head]] = {}
         for head in layer.heads:
             shared.setdefault((id(head.mask), id(head.W_V)), []).append(head)
@@ -170,3 +180,254 @@ class _Attend(_Plan):
             else:
                 out[np.ix_(rows, columns)] += added
         return out
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreForm:
+    """Scores S = queries[:, q]·A·keys[:, k]ᵀ, of which head h uses α_h·S."""
+
+    A: np.ndarray
+    q: slice
+    k: slice
+    alphas: np.ndarray
+
+    @cached_property
+    def is_common(self) -> bool:
+        """Whether it is the same for all heads."""
+        return bool((self.alphas == self.alphas[0]).all())
+
+    def __call__(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        left, right = queries[:, self.q], keys[:, self.k]
+        if right.shape[1] == 1:
+            return np.multiply.outer((left @ self.A)[:, 0], right[:, 0])
+        if len(queries) <= len(keys):
+            return (left @ self.A) @ right.T
+        return left @ (self.A @ right.T)
+
+    def rowwise(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """The scores of every query with its own keys (queries, seen, width)."""
+        made: np.ndarray = np.einsum("qa,qsa->qs", queries[:, self.q] @ self.A, keys[:, :, self.k])
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class HeadFamily:
+    """Heads with one mask and one W_V, evaluated together: scores, exponentials and values are shared."""
+
+    forms: tuple[ScoreForm, ...]
+    values: slice
+    W_V: np.ndarray
+    outputs: tuple[tuple[np.ndarray, Rows, np.ndarray], ...]  # (weights of the heads, columns, W_O)
+    groups: tuple[tuple[Rows, Rows, Rows], ...]  # (queries, the keys that they see, those of them that are silent)
+    own: tuple[tuple[np.ndarray, np.ndarray], ...]  # (queries, for each of them the keys that it sees)
+    buffers: dict[tuple[str, int, int], np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, heads: Sequence[Head], num_queries: int, keyed: np.ndarray, is_fixed: bool) -> HeadFamily:
+        W_V = heads[0].W_V
+        values = _cover(np.flatnonzero(W_V.any(axis=1)))
+        groups, own = _groups(heads[0].mask, num_queries, len(keyed))
+        forms = _forms(heads)
+        is_silent = np.zeros(len(keyed), bool)
+        if is_fixed and sum(form.is_common for form in forms) <= 1:
+            own_parts = [keyed[:, form.k] for form in forms if not form.is_common]
+            is_silent = ~np.any([part.any(axis=1) for part in (*own_parts, keyed[:, values])], axis=0)
+        split = tuple((rows, *_split(seen, is_silent)) for rows, seen in groups)
+        return cls(forms, values, W_V[values], _outputs(heads), split, own)
+
+    def __call__(self, state: np.ndarray, keyed: np.ndarray) -> list[tuple[Rows, Rows, np.ndarray]]:
+        made = []
+        for rows, seen, silent in self.groups:
+            keys, quiet = keyed[seen], keyed[silent]
+            if len(keys) == 1 and not len(quiet):
+                made += [(rows, columns, added) for columns, added in self._alone(keys)]
+                continue
+            queries = state[rows]
+            step = max(1, WORKING_CELLS // (len(self.alphas) * max(1, len(keys) + len(quiet))))
+            if step >= len(queries):
+                made += [(rows, columns, added) for columns, added in self._group(queries, keys, quiet)]
+            else:
+                blocks = [self._group(queries[i : i + step], keys, quiet) for i in range(0, len(queries), step)]
+                for parts in zip(*blocks, strict=True):
+                    made.append((rows, parts[0][0], np.concatenate([added for _, added in parts])))
+        for own_rows, seen in self.own:
+            made += [(own_rows, columns, added) for columns, added in self._each(state[own_rows], keyed[seen])]
+        return made
+
+    def _alone(self, keys: np.ndarray) -> list[tuple[Rows, np.ndarray]]:
+        """One key has the whole weight."""
+        value = keys[:, self.values] @ self.W_V
+        added = [(columns, (alphas.sum() * value) @ W_O) for alphas, columns, W_O in self.outputs]
+        return [(columns, row) for columns, row in added if row.any()]
+
+    def _group(self, queries: np.ndarray, keys: np.ndarray, silent: np.ndarray) -> list[tuple[Rows, np.ndarray]]:
+        quiet = None
+        if len(silent):
+            common = [form.alphas[0] * form(queries, silent) for form in self.forms if form.is_common]
+            quiet = common[0] if common else np.zeros((len(queries), len(silent)), queries.dtype)
+        attention = self._attention([form(queries, keys) for form in self.forms], quiet)
+        seen = keys[:, self.values]
+        return [
+            (columns, total @ seen @ self.W_V @ W_O)
+            for total, (_, columns, W_O) in zip(attention, self.outputs, strict=True)
+        ]
+
+    def _each(self, queries: np.ndarray, keys: np.ndarray) -> list[tuple[Rows, np.ndarray]]:
+        attention = self._attention([form.rowwise(queries, keys) for form in self.forms])
+        seen = keys[:, :, self.values]
+        return [
+            (columns, np.einsum("qs,qsa->qa", total, seen) @ self.W_V @ W_O)
+            for total, (_, columns, W_O) in zip(attention, self.outputs, strict=True)
+        ]
+
+    def _attention(
+        self, scores: Sequence[np.ndarray], quiet: Float[np.ndarray, "queries silent"] | None = None
+    ) -> list[Float[np.ndarray, "queries keys"]]:
+        """For each of the outputs Σ_h weight_h·softmax(Σ_f α_hf·S_f); `quiet` scores only add to the denominators."""
+        shape = scores[0].shape
+        stacked = self._buffer("scores", len(scores), scores[0])
+        for row, score in zip(stacked, scores, strict=True):
+            row[...] = score.reshape(-1)
+        spread, is_led = 0.0, False
+        for row, form in zip(stacked, self.forms, strict=True):
+            if form.is_common and not is_led:
+                is_led = True
+                common = row.reshape(shape)
+                top = common.max(axis=-1, keepdims=True)
+                top = top if quiet is None else np.maximum(top, quiet.max(axis=-1, keepdims=True))
+                common -= top
+                quiet = None if quiet is None else quiet - top
+            else:
+                spread += float(np.abs(form.alphas).max()) * max(float(row.max()), -float(row.min()))
+        flat = np.matmul(self.alphas, stacked, out=self._buffer("patterns", len(self.alphas), scores[0]))
+        patterns = flat.reshape(len(self.alphas), *shape)
+        # The key of the largest common score has an exponential of at least e^{−spread}: no shift is needed.
+        if not spread <= SAFE_SPREAD[str(patterns.dtype)]:
+            top = patterns.max(axis=-1, keepdims=True)
+            top = top if quiet is None else np.maximum(top, quiet.max(axis=-1, keepdims=True))
+            patterns -= top
+            quiet = None if quiet is None else quiet - top
+        np.exp(patterns, out=patterns)
+        norms = patterns.sum(axis=-1)
+        if quiet is not None:
+            norms = norms + np.exp(quiet).sum(axis=-1)
+        if shape[0] == 1:  # there are fewer weights than attention patterns: divide the weights
+            return [((weights / norms[:, 0]) @ flat).reshape(shape) for weights, _, _ in self.outputs]
+        patterns /= norms[..., None]
+        return [np.tensordot(weights, patterns, 1) for weights, _, _ in self.outputs]
+
+    def _buffer(self, use: str, rows: int, like: np.ndarray) -> np.ndarray:
+        """Memory that the next step uses again: fresh pages would cost as much as the arithmetic."""
+        key = (use, rows, like.size)
+        if key not in self.buffers:
+            self.buffers[key] = np.empty((rows, like.size), like.dtype)
+        return self.buffers[key]
+
+    @cached_property
+    def alphas(self) -> Float[np.ndarray, "heads forms"]:
+        return np.stack([form.alphas for form in self.forms], axis=1)
+
+
+def _forms(heads: Sequence[Head]) -> tuple[ScoreForm, ...]:
+    """The score forms: columns of A_h = W_Q W_Kᵀ that are the same multiples of the first head's make one form.
+
+    If some column is no multiple, every head has a form of its own.
+    """
+    products = np.stack([head.W_Q @ head.W_K.T for head in heads])
+    first = products[0]
+    used = np.flatnonzero(products.any(axis=(0, 1)))
+    by_ratio: dict[tuple[float, ...], list[int]] = {}
+    for column in used:
+        pivot = int(np.argmax(np.abs(first[:, column])))
+        if first[pivot, column] == 0:
+            break
+        ratios = products[:, pivot, column] / first[pivot, column]
+        if (np.multiply.outer(ratios, first[:, column]) != products[:, :, column]).any():
+            break
+        by_ratio.setdefault(tuple(ratios), []).append(int(column))
+    else:
+        return tuple(_form(first, columns, np.array(ratios, first.dtype)) for ratios, columns in by_ratio.items()) or (
+            ScoreForm(np.zeros((0, 0), first.dtype), slice(0, 0), slice(0, 0), np.ones(len(heads), first.dtype)),
+        )
+    unit = np.eye(len(heads), dtype=first.dtype)
+    return tuple(_form(product, used.tolist(), unit[h]) for h, product in enumerate(products))
+
+
+def _form(product: np.ndarray, columns: list[int], alphas: np.ndarray) -> ScoreForm:
+    chosen = np.zeros_like(product)
+    chosen[:, columns] = product[:, columns]
+    q, k = _cover(np.flatnonzero(chosen.any(axis=1))), _cover(np.flatnonzero(chosen.any(axis=0)))
+    return ScoreForm(np.ascontiguousarray(chosen[q, k]), q, k, alphas)
+
+
+def _outputs(heads: Sequence[Head]) -> tuple[tuple[np.ndarray, Rows, np.ndarray], ...]:
+    """Heads whose W_O are multiples of one another are added up before they meet the values."""
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for h, head in enumerate(heads):
+        pivot = np.unravel_index(int(np.argmax(np.abs(head.W_O))), head.W_O.shape) if head.W_O.size else ()
+        if not head.W_O.any():
+            continue
+        for weights, W_O in found:
+            ratio = head.W_O[pivot] / W_O[pivot] if W_O[pivot] else 0.0
+            if ratio and np.allclose(ratio * W_O, head.W_O, rtol=4 * np.finfo(W_O.dtype).eps, atol=0):
+                weights[h] = ratio
+                break
+        else:
+            weights = np.zeros(len(heads), head.W_O.dtype)
+            weights[h] = 1
+            found.append((weights, head.W_O))
+    return tuple(
+        (weights, span(columns), np.ascontiguousarray(W_O[:, columns]))
+        for weights, W_O in found
+        for columns in [np.flatnonzero(W_O.any(axis=0))]
+    )
+
+
+def _groups(
+    mask: Mask | None, num_queries: int, num_keys: int
+) -> tuple[tuple[tuple[Rows, Rows], ...], tuple[tuple[np.ndarray, np.ndarray], ...]]:
+    """Queries of one segment see the same keys; queries that are alone in their segment are taken together."""
+    if mask is None:
+        return ((slice(0, num_queries), slice(0, num_keys)),), ()
+    order = np.argsort(mask.query_segments, kind="stable")
+    segments, starts = np.unique(mask.query_segments[order], return_index=True)
+    members = np.split(order, starts[1:])
+    key_order = np.argsort(mask.key_segments, kind="stable")
+    sorted_keys = mask.key_segments[key_order]
+    everywhere = np.flatnonzero(mask.key_segments == EVERY_QUERY)
+    groups, alone = [], dict[int, list[tuple[int, np.ndarray]]]()
+    blind = list[np.ndarray]()
+    for segment, rows in zip(segments, members, strict=True):
+        low, high = np.searchsorted(sorted_keys, [segment, segment + 1]) if segment != EVERY_QUERY else (0, 0)
+        seen = np.sort(np.concatenate([key_order[low:high], everywhere]))
+        if low == high:
+            blind.append(rows)
+        elif len(rows) == 1 and len(segments) > 4:
+            alone.setdefault(len(seen), []).append((int(rows[0]), seen))
+        else:
+            groups.append((span(np.sort(rows)), span(seen)))
+    if blind:  # they see only the keys that all queries see
+        groups.append((span(np.sort(np.concatenate(blind))), span(everywhere)))
+    own = tuple(
+        (np.array([row for row, _ in found]), np.stack([seen for _, seen in found])) for found in alone.values()
+    )
+    return tuple(groups), own
+
+
+def _split(seen: Rows, is_silent: np.ndarray) -> tuple[Rows, Rows]:
+    """The keys that are seen, as two groups: those with values, and those that only add to the denominator."""
+    keys = np.arange(len(is_silent))[seen]
+    if is_silent[keys].all():
+        return seen, keys[:0]
+    return span(keys[~is_silent[keys]]), span(keys[is_silent[keys]])
+
+
+def span(rows: np.ndarray) -> Rows:
+    """A slice where the rows are consecutive: then nothing is copied."""
+    is_run = len(rows) > 0 and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all()
+    return slice(int(rows[0]), int(rows[-1]) + 1) if is_run else rows
+
+
+def _cover(columns: np.ndarray) -> slice:
+    """The smallest slice that holds the columns."""
+    return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)

@@ -1,8 +1,9 @@
-"""Attention heads of the normal form, averaged over blocks of keys: nothing of size queries × keys ever exists.
+"""Attention heads of the normal form, averaged over blocks of keys: no array of size queries × keys ever exists.
 
 Scores are made in two passes over the keys: the first finds each query's largest score, the second sums exponentials
 shifted by it. A head with one block of keys keeps its scores instead of making them again. Weights below
-e^NEGLIGIBLE of the largest count as zero, and a query leaves out the blocks that hold no others.
+e^NEGLIGIBLE of the largest count as zero (`ir.rounding`), and a query leaves out the blocks that hold no others. All of
+them together move an average by at most num_keys · e^NEGLIGIBLE · (max v − min v).
 """
 
 from __future__ import annotations
@@ -13,26 +14,28 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from attnc.engines.gathering import visible_keys
-from attnc.engines.rows import Rows
 from attnc.ir.layers import EVERY_QUERY
-from attnc.ir.normal_form import FoldedHead
+from attnc.ir.normal_form import FloatForm, FoldedHead
+from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.summing import MOST_KEYS, key_mix, key_sum
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 KEYS_PER_BLOCK = MOST_KEYS // 4
+"""Keys of a block. Heads with up to four times as many keys have one block, whose scores are made once."""
 SCORES_PER_BLOCK = 2**16
-"""A block of scores (512 KiB of float64) stays in the cache of one core, and its product below the size at which BLAS
-starts threads of its own, which would compete with those of the engine."""
+"""Scores made at a time: 512 KiB of float64 stay in the cache of one core, and the product is below the size at which
+BLAS starts threads of its own, which would compete with those of the engine."""
 GATHERED_KEYS = 2**22
-"""A masked head is gathered, query by query, if its (query, visible key) pairs are few and no more than this."""
-NEGLIGIBLE = {np.dtype(np.float64): -700.0, np.dtype(np.float32): -80.0}
-"""Smaller exponentials are zero: 1e-304 and 2e-35, just above the subnormal numbers, which cost 80 × as much as others.
-All of them together move an average by at most num_keys · e^NEGLIGIBLE · (max v − min v)."""
+"""Most (query, visible key) pairs of a masked head whose keys are gathered query by query: 32 MiB of float64."""
+DENSE_BYTES = 2**27
+"""Constant keys and values up to this size in bytes are kept dense; larger ones are unpacked block by block."""
 
 
 class StreamedHead(Protocol):
+    """A head as an engine runs it."""
+
     cells_per_point: int  # array cells alive at once for one point
     work_per_point: int  # scores made for one point
 
@@ -40,7 +43,7 @@ class StreamedHead(Protocol):
 
 
 def streamed(head: FoldedHead) -> StreamedHead:
-    """The way to run this head: gathered if a mask hides most keys, pruned if its keys are constant."""
+    """The head as it is run: gathered if a mask hides most keys, pruned if its keys are constant."""
     if head.key_segments is not None and head.query_segments is not None:
         visible = visible_keys(head.query_segments, head.key_segments)
         pairs = sum(len(queries) * len(keys) for queries, keys in visible)
@@ -49,8 +52,40 @@ def streamed(head: FoldedHead) -> StreamedHead:
     return _ConstantKeys(head) if head.keys.is_constant else _MovingKeys(head)
 
 
+class Rows:
+    """A form evaluated whole or in blocks of rows: constants are kept dense when small, and have no batch axis."""
+
+    def __init__(self, form: FloatForm) -> None:
+        self._form, self.shape = form, form.shape
+        size = form.shape[0] * form.shape[1] * form.constant.dtype.itemsize
+        self._dense = form.constant.toarray() if size <= DENSE_BYTES else None
+
+    @property
+    def is_constant(self) -> bool:
+        return self._form.is_constant
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch rows columns"]:
+        whole = self.block(slice(0, self.shape[0]), u)
+        return whole if whole.ndim == 3 else np.broadcast_to(whole, (len(u), *whole.shape))
+
+    def block(self, rows: slice, u: np.ndarray) -> Float[np.ndarray, "*batch rows columns"]:
+        constant: np.ndarray = self._form.constant[rows].toarray() if self._dense is None else self._dense[rows]
+        if self._form.is_constant:
+            return constant
+        num_rows, columns = constant.shape
+        linear = self._form.linear
+        if num_rows < self.shape[0]:
+            linear = linear[rows.start * columns : rows.stop * columns]
+        moving: np.ndarray = (linear @ u.T).T.reshape(len(u), num_rows, columns)
+        moving += constant
+        return moving
+
+    def constant_block(self, rows: slice) -> Float[np.ndarray, "rows columns"]:
+        return self.block(rows, np.zeros((0, 0)))
+
+
 class _ConstantKeys:
-    """Keys that no input moves: queries of all points are rows of one matrix, and blocks out of reach are not met."""
+    """Keys that no input moves: queries of all points are rows of one matrix, and blocks out of reach are skipped."""
 
     def __init__(self, head: FoldedHead) -> None:
         self._head = head
@@ -58,7 +93,7 @@ class _ConstantKeys:
         self._num_queries, num_keys = head.queries.shape[0], head.keys.shape[0]
         self._blocks = _key_blocks(num_keys)
         self._dtype, self._d_v = head.W_O.dtype, head.W_O.shape[0]
-        self._negligible = NEGLIGIBLE[head.W_O.dtype]
+        self._negligible = NEGLIGIBLE[str(head.W_O.dtype)]
         self._summarise_blocks()
         self.work_per_point = self._num_queries * num_keys
         per_query = head.queries.shape[1] + self._d_v + 4 * len(self._blocks)
@@ -144,7 +179,7 @@ class _ConstantKeys:
         total: Float[np.ndarray, "rows one"],
         mixed: Float[np.ndarray, "rows d_v"],
     ) -> None:
-        """Adds the exponentials of these scores, and what they weigh, to the sums; the scores are overwritten."""
+        """Add the exponentials of these scores, and the values times them, to the sums; the scores are overwritten."""
         weights = _exponentials(scores, top[:, None])
         total[rows, 0] += key_sum(weights)
         if self._values.is_constant:
@@ -163,7 +198,7 @@ class _MovingKeys:
         self._queries, self._keys, self._values = Rows(head.queries), Rows(head.keys), Rows(head.values)
         num_queries, num_keys = head.queries.shape[0], head.keys.shape[0]
         self._blocks = _key_blocks(num_keys)
-        self._negligible = NEGLIGIBLE[head.W_O.dtype]
+        self._negligible = NEGLIGIBLE[str(head.W_O.dtype)]
         keys = self._blocks[0].stop
         self._queries_per_block = max(1, min(num_queries, SCORES_PER_BLOCK // keys))
         self.work_per_point = num_queries * num_keys
@@ -206,7 +241,7 @@ class _MovingKeys:
 
 
 class _Gathered:
-    """A mask that hides most keys: each query is given its own few, so that work grows with what is visible."""
+    """A mask that hides most keys: each query is given its own few, so that work grows with the visible keys."""
 
     def __init__(self, head: FoldedHead, visible: list[tuple[np.ndarray, np.ndarray]]) -> None:
         self._queries, self._d_v = Rows(head.queries), head.W_O.shape[0]
@@ -255,7 +290,7 @@ def _key_blocks(num_keys: int) -> list[slice]:
 def _hidden(
     head: FoldedHead, keys: slice, queries: slice | Int[np.ndarray, " chosen"] = slice(None)
 ) -> Bool[np.ndarray, "chosen keys"] | None:
-    """What the mask hides of these keys, None if nothing."""
+    """Which of these keys the mask hides from which queries; None if it hides none."""
     if head.key_segments is None or head.query_segments is None:
         return None
     segments = head.key_segments[keys]
@@ -266,7 +301,7 @@ def _hidden(
 def _exponentials(scores: np.ndarray, top: np.ndarray) -> np.ndarray:
     """exp(scores − top), in place; negligible ones are zero."""
     scores -= top
-    least = NEGLIGIBLE[scores.dtype]
+    least = NEGLIGIBLE[str(scores.dtype)]
     if not scores.size or scores.min() >= least:
         np.exp(scores, out=scores)
         return scores

@@ -1,11 +1,11 @@
 """A program as a torch module: differentiable in its inputs, in the program's dtype, with bounded memory.
 
 It works on the normal form, so constant keys are projected once. A mask becomes gathering: a query is given the keys
-that it sees and no others, so that work grows with what is visible and no score is ever −∞.
+that it sees and no others, so that work grows with the visible keys and no score is ever −∞.
 
-Points are taken in blocks, and the queries of a head in pieces, of about CELLS_PER_BLOCK array cells. Where there is
-more than one block, only its inputs are kept for a gradient, and backward makes the rest of it again: gradients cost
-one more evaluation, but no more memory.
+Points are taken in blocks, and the queries of a head in pieces, of about CELLS_PER_TORCH_BLOCK array cells. With more
+than one block, only the inputs are kept for a gradient, and backward computes every block again: gradients cost one
+more evaluation, but no more memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from attnc.engines.gathering import Pieces
+from attnc.engines.gathering import QueryPieces
 from attnc.errors import InputError
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
 from attnc.ir.program import Program
@@ -31,22 +31,22 @@ except ImportError as error:
         "Install it with: pip install -c constraints.txt 'attnc[torch]'"
     ) from error
 
-CELLS_PER_BLOCK = 2**22
-"""32 MiB of float64; a single row of scores may be longer than this."""
+CELLS_PER_TORCH_BLOCK = 2**22
+"""Array cells of a block of points or a piece of queries: 32 MiB of float64. A single row of scores may be longer."""
 DENSE_CELLS = 2**16
-"""A linear map of up to this many entries is a dense matrix, a larger one that is mostly zeros a sparse one."""
+"""Most entries of a linear map that is always a dense matrix, 512 KiB; a larger one that is mostly zeros is sparse."""
 
 
 def to_torch(program: Program) -> TorchNetwork:
-    """The program as a module; its weights are buffers, named `stages.0_select.heads.0.keys.constant` and the like."""
+    """The program as a module; its weights are buffers with names like `stages.0_select.heads.0.keys.constant`."""
     return TorchNetwork(program)
 
 
 class TorchNetwork(nn.Module):
     """Takes the program's inputs, batch first, as real tensors of any dtype, cast to the dtype of the buffers.
 
-    Nothing is checked against a box: outside of it the module computes, and nothing is claimed. A hook on a module
-    `….pattern` sees scores and attention weights, of as many points as one block takes.
+    Inputs are not checked against a box: outside of it the module computes, but no bound is claimed. A hook on a module
+    `….pattern` sees the scores and attention weights of one block of points at a time.
     """
 
     def __init__(self, program: Program) -> None:
@@ -56,11 +56,11 @@ class TorchNetwork(nn.Module):
         self.stages = nn.ModuleDict()
         cells = form.output.shape[0] * form.output.shape[1]
         for number, stage in enumerate(form.stages):
-            module = _Attention(stage) if isinstance(stage, AttentionStage) else _Softmax(stage)
+            module = _TorchAttention(stage) if isinstance(stage, AttentionStage) else _TorchSoftmax(stage)
             self.stages[f"{number}_{stage.name.replace('.', '_')}"] = module
             cells += module.cells_per_point
-        self.output = _Form(form.output)
-        self.points_per_block = max(1, CELLS_PER_BLOCK // max(1, cells))
+        self.output = _TorchForm(form.output)
+        self.points_per_block = max(1, CELLS_PER_TORCH_BLOCK // max(1, cells))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -98,8 +98,8 @@ class TorchNetwork(nn.Module):
 class _Blocks(torch.autograd.Function):
     """run(u), block by block. Only u is kept for backward, which makes every block again.
 
-    One node for all blocks, and not a checkpoint for each: what checkpoints keep lies scattered among the freed arrays,
-    which the C library then cannot use again (a million keys and 1,000 points took 6 GiB that way).
+    There is one node for all blocks, and not a checkpoint for each: the arrays that checkpoints keep lie scattered
+    among the freed ones, whose memory the C library then cannot use again (a million keys and 1,000 points took 6 GiB).
     """
 
     @staticmethod
@@ -127,14 +127,14 @@ class _Blocks(torch.autograd.Function):
 
 
 def _sparing_memory(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """run(*tensors), of which, where a gradient is wanted, backward makes the inner arrays again."""
+    """run(*tensors); where a gradient is wanted, backward computes the inner arrays again."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         made: Tensor = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
         return made
     return run(*tensors)
 
 
-class _Form(nn.Module):
+class _TorchForm(nn.Module):
     """An array of affine functions of u: `constant`, and `weight` or, if sparse, its `index` and `entries`."""
 
     constant: Tensor
@@ -160,7 +160,7 @@ class _Form(nn.Module):
             self.register_buffer("entries", torch.tensor(entries.data))
 
     def forward(self, u: Tensor) -> Tensor:
-        """(batch, rows, columns), or (rows, columns) where nothing depends on u."""
+        """(batch, rows, columns), or (rows, columns) if the form is constant."""
         if self.is_constant:
             return self.constant
         if self.is_dense:
@@ -175,14 +175,16 @@ class _Form(nn.Module):
         return self(u).expand(len(u), *self.shape)
 
 
-class _Attention(nn.Module):
+class _TorchAttention(nn.Module):
+    """An attention stage: (batch, variables) → (batch, moved)."""
+
     written: Tensor
     carried: Tensor
 
     def __init__(self, stage: AttentionStage) -> None:
         super().__init__()
-        self.heads = nn.ModuleList(_Head(head) for head in stage.heads)
-        self.residual = None if stage.residual is None else _Form(stage.residual)
+        self.heads = nn.ModuleList(_TorchHead(head) for head in stage.heads)
+        self.residual = None if stage.residual is None else _TorchForm(stage.residual)
         self.register_buffer("written", torch.tensor(stage.written), persistent=False)
         self.register_buffer("carried", torch.tensor(stage.carried), persistent=False)
         width = stage.heads[0].queries.shape[0] * stage.heads[0].W_O.shape[1]
@@ -197,12 +199,14 @@ class _Attention(nn.Module):
         return torch.cat([total.flatten(1)[:, self.written], u[:, self.carried]], dim=1)
 
 
-class _Softmax(nn.Module):
+class _TorchSoftmax(nn.Module):
+    """A softmax stage, with the same call."""
+
     carried: Tensor
 
     def __init__(self, stage: SoftmaxStage) -> None:
         super().__init__()
-        self.logits, self.pattern = _Form(stage.logits), nn.Softmax(dim=-1)
+        self.logits, self.pattern = _TorchForm(stage.logits), nn.Softmax(dim=-1)
         self.register_buffer("carried", torch.tensor(stage.carried), persistent=False)
         self.cells_per_point = 3 * stage.logits.shape[0] * stage.logits.shape[1]
 
@@ -211,7 +215,7 @@ class _Softmax(nn.Module):
         return torch.cat([weights.flatten(1), u[:, self.carried]], dim=1)
 
 
-class _Head(nn.Module):
+class _TorchHead(nn.Module):
     """softmax(queries·keysᵀ)·values·W_O: (batch, variables) → (batch, queries, width_out)."""
 
     W_O: Tensor
@@ -220,8 +224,8 @@ class _Head(nn.Module):
 
     def __init__(self, head: FoldedHead) -> None:
         super().__init__()
-        plan = Pieces(head, CELLS_PER_BLOCK)
-        self.queries, self.keys, self.values = _Form(head.queries), _Form(plan.keys), _Form(plan.values)
+        plan = QueryPieces(head, CELLS_PER_TORCH_BLOCK)
+        self.queries, self.keys, self.values = _TorchForm(head.queries), _TorchForm(plan.keys), _TorchForm(plan.values)
         self.pieces = nn.ModuleList(_Piece(queries, own) for queries, own in plan.pieces)
         self.register_buffer("W_O", torch.tensor(head.W_O))
         self.register_buffer("shared", torch.tensor(plan.shared), persistent=False)
@@ -260,8 +264,8 @@ class _Piece(nn.Module):
 
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """weights @ values. Of float32, sums are made in blocks (`ir.summing`): of products, and of the weights, by whose
-    sum they are divided, as a softmax adds them up in any order."""
+    """weights @ values. In float32 both the products and the weights are summed in blocks (`ir.summing`), and the sums
+    divided, because a softmax adds its weights up in any order."""
     n = weights.shape[-1]
     if weights.dtype != torch.float32 or n <= BLOCK:
         return weights @ values
@@ -275,7 +279,7 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _sum(terms: Tensor) -> Tensor:
-    """Over the last axis. A block takes one term of each of 8 runs, so that what is added are long rows."""
+    """The sum over the last axis. A block takes one term of each of 8 runs, so that long rows are added."""
     while (n := terms.shape[-1]) > BLOCK:
         step = n // BLOCK
         sums = terms[..., : step * BLOCK].reshape(*terms.shape[:-1], BLOCK, step).sum(dim=-2)

@@ -169,10 +169,12 @@ class SoftHead(Generic[N]):
         for group in groups:
             own = slopes[:, group]
             if own.shape[1] == 1:
-                distinct, row = np.unique(own[:, 0], return_inverse=True)
-                distinct = distinct[:, None]
-            else:
+                levels, row = np.unique(own[:, 0], return_inverse=True)
+                distinct = levels[:, None]
+            elif own.shape[1]:
                 distinct, row = np.unique(own, axis=0, return_inverse=True)
+            else:
+                distinct, row = own[:1], np.zeros(len(own), np.int64)
             rows.append(distinct)
             if math.prod(map(len, rows)) > len(offsets):
                 return None
@@ -213,12 +215,12 @@ class KeyGrid:
         """Whether some keys share their slopes, so that there are more keys than places."""
         return len(self.places) > self.keys.size
 
-    def offsets_through(self, place: tuple[int, ...]) -> AdditiveOffsets:
-        """Offsets as sums of the lines through one place, whose own offset is the constant."""
-        constant = float(self.offsets[place])
-        through: list[Any] = [(*place[:i], slice(None), *place[i + 1 :]) for i in range(len(place))]
-        lines = [self.offsets[line] - constant for line in through]
-        return AdditiveOffsets.of(self.offsets, lines, constant)
+    def offsets_through_least(self) -> AdditiveOffsets:
+        """Offsets as sums of the lines through the smallest |c_k|: where all have one sign, no line exceeds them."""
+        least = tuple(int(i) for i in np.unravel_index(np.abs(self.offsets).argmin(), self.shape))
+        through: list[Any] = [(*least[:i], slice(None), *least[i + 1 :]) for i in range(len(least))]
+        constant = float(self.offsets[least])
+        return AdditiveOffsets.of(self.offsets, [self.offsets[line] - constant for line in through], constant)
 
     def offsets_by_means(self) -> AdditiveOffsets:
         """Offsets as sums of their means over the other axes: the misfit with the least sum of squares."""
@@ -242,6 +244,6 @@ class AdditiveOffsets:
         d = table.ndim
         along = [-line.reshape([-1 if i == axis else 1 for i in range(d)]) for axis, line in enumerate(lines)]
         misfit, lost = compensated_sum(table, np.full(table.shape, -constant), *along)
-        # The misfit is a sum of d + 2 terms and of the errors of its d + 1 additions, which is rounded as often.
-        slack = gamma(d + 4, UNIT_ROUNDOFF["float64"]) * (lost + np.abs(misfit))
+        # The errors of d + 1 additions are added with d roundings, and to their sum with one more.
+        slack = gamma(d + 2, UNIT_ROUNDOFF["float64"]) * (lost + np.abs(misfit))
         return cls(constant, tuple(lines), misfit, float(up(slack.max(), 4)))

@@ -1,4 +1,4 @@
-"""Pictures of a network: target, output, error, and what the attention selects where.
+"""Pictures of a network: target, output, error, and the keys that the attention selects.
 
 matplotlib is an optional extra. It is imported in this package and nowhere else, inside functions, and only its
 object-oriented interface is used: no pyplot, no backend chosen, no setting changed.

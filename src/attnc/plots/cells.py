@@ -1,4 +1,4 @@
-"""Which anchor wins where: of one query, over all heads of a layer."""
+"""Which key wins where, for one query and all heads of a layer."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.ir.normal_form import AttentionStage, NormalForm
-from attnc.plots.flow import state_before
-from attnc.plots.places import runs
-from attnc.plots.selectors import Selector
+from attnc.plots.selectors import Selector, runs, state_before
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-TILE = 32
+PIXELS_PER_TILE = 32
+"""Pixels along a side of a tile: few keys can win in it, and Python between tiles is still cheap."""
 WHOLE = 40
-"""Up to so many cells along an axis are shown whole; beyond, a window of ZOOMED cells."""
+"""Most cells along an axis that are shown whole: a cell is then 12 pixels wide. Beyond, a window of ZOOMED is shown."""
 ZOOMED = 24
+"""Cells along an axis of a window: few enough for their borders to be seen."""
 PIXEL_SCORES, PIXEL_STATES, LEAST_PIXELS = 6e7, 2.0**24, 60
-"""Scores and numbers that the pixels of one panel may cost; and the fewest along a side, whatever that costs."""
+"""Scores, and numbers of the state, that the pixels of one panel may cost, about a second; and the fewest pixels along
+a side, whatever their cost."""
 TIE = 1e-6
 """Scores this close have the same weight to the eye."""
-NEGLIGIBLE = 40.0
-"""Keys so far behind everywhere have weights below e^-40: nothing that a picture could show."""
+INVISIBLE = 40.0
+"""Scores by which a key is behind everywhere when it is left out: its weight is below e⁻⁴⁰, which no picture shows."""
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
-    """Cell `starts[h] + k` is where head h speaks and its key k has the largest weight."""
+class WinningCells:
+    """The cells of a layer: in cell `starts[h] + k` head h is the loudest and its key k has the largest weight."""
 
     form: NormalForm
     heads: list[Selector]
@@ -46,7 +47,7 @@ class Cells:
 
     @cached_property
     def outputs(self) -> Float[np.ndarray, " cells"] | None:
-        """What the network returns in each cell, up to the other weights; None where that is no constant."""
+        """The output of the network in each cell, up to the other weights; None if it is not constant."""
         found = [head.outputs for head in self.heads]
         known = [outputs for outputs in found if outputs is not None]
         return np.concatenate(known) if len(known) == len(found) else None
@@ -60,7 +61,7 @@ class Cells:
     ) -> tuple[Int[np.ndarray, " points"], Int[np.ndarray, " points"]]:
         """(cell, head) at every point; a tile holds points that lie together, since few keys can win there."""
         u = state_before(self.form, self.heads[0].stage, points)
-        margin = 1.0 if len(self.heads) == 1 else NEGLIGIBLE
+        margin = 1.0 if len(self.heads) == 1 else INVISIBLE
         near = [head.near(u.min(axis=0), u.max(axis=0), margin) for head in self.heads]
         cells, speakers = np.empty(len(u), np.int64), np.zeros(len(u), np.int64)
         for tile in tiles:
@@ -82,7 +83,7 @@ class Cells:
         return cells, speakers
 
     def _voice(self, head: Selector, keys: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """How loud a head is: its weight on keys that say something, or the size of what it says."""
+        """How loud a head is: its weight on keys with a value, or the size of its output."""
         if self.has_sentinels:
             return np.asarray(weights @ ~head.is_sentinel[keys])
         if head.spoken is None:
@@ -90,34 +91,32 @@ class Cells:
         return np.asarray(np.abs(weights @ head.spoken[keys]).max(axis=1))
 
     def lattice(self) -> list[int] | None:
-        """How many cells lie along each axis, where the anchors are a lattice in the inputs."""
-        head = self.heads[0]
-        if len(self.heads) > 1 or head.stage > 0 or head.a is None:
-            return None
-        distinct = [len(np.unique(column)) for column in head.a.toarray().T]
-        return distinct if int(np.prod(distinct)) == len(head) else None
+        """The number of cells along each axis, if the keys form a grid in the inputs."""
+        grid = self.heads[0].as_grid() if len(self.heads) == 1 else None
+        return None if grid is None or grid.has_duplicates else list(grid.shape)
 
 
 def _first_best(scores: Float[np.ndarray, "points keys"]) -> Int[np.ndarray, " points"]:
-    """The first key of those that tie, whatever rounding makes of the tie."""
+    """The first of the keys that tie, however their scores are rounded."""
     return np.argmax(scores >= scores.max(axis=1, keepdims=True) - TIE, axis=1)
 
 
 def square_tiles(side: int) -> list[Int[np.ndarray, " tile"]]:
-    index = np.arange(side * side).reshape(side, side)
-    return [index[i : i + TILE, j : j + TILE].ravel() for i in range(0, side, TILE) for j in range(0, side, TILE)]
+    index, step = np.arange(side * side).reshape(side, side), PIXELS_PER_TILE
+    return [index[i : i + step, j : j + step].ravel() for i in range(0, side, step) for j in range(0, side, step)]
 
 
 def line_tiles(count: int) -> list[Int[np.ndarray, " tile"]]:
-    return [np.arange(i, min(count, i + 2 * TILE)) for i in range(0, count, 2 * TILE)]
+    step = 2 * PIXELS_PER_TILE
+    return [np.arange(i, min(count, i + step)) for i in range(0, count, step)]
 
 
 def zoom(
     cells_at: Callable[[np.ndarray], np.ndarray], centre: np.ndarray, lo: np.ndarray, hi: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A window around the centre with few cells along each axis: the whole box where these are few.
+    """A window around the centre with few cells along each axis: the whole box if it has few.
 
-    `cells_at` tells the cells at points of the window's own coordinates.
+    `cells_at` maps points in the coordinates of the window to cells.
     """
     for _ in range(8):
         counts = []
@@ -161,10 +160,10 @@ def side_for(form: NormalForm, found: list[Selector], wanted: int) -> int:
 
 
 def count_along(form: NormalForm, found: list[Selector], at: Callable[[np.ndarray], np.ndarray]) -> int:
-    """How many cells a line meets, of all queries together; `at` maps [0, 1] to its points."""
+    """The number of cells that a line meets, over all queries; `at` maps [0, 1] to its points."""
     queries = sorted({s.query for s in found})
     points, total = at(np.linspace(0, 1, 1000)), 0
     for query in queries[:: max(1, -(-len(queries) // 8))]:
-        cells = Cells(form, [s for s in found if s.query == query])
+        cells = WinningCells(form, [s for s in found if s.query == query])
         total += len(runs(cells.at(points, line_tiles(len(points)))[0])[0])
     return total

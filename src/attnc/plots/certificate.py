@@ -1,34 +1,58 @@
-"""Where a bound comes from: its ledger as bars, and on which part of the domain the error sits."""
+"""A certificate: its ledger as bars, and where on the domain the error sits, as proved for each leaf and as seen."""
 
 from __future__ import annotations
 
 import os
 import re
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.plots.drawing import write_figure
-from attnc.plots.error_places import draw_cells, draw_line, draw_plane, draw_points, draw_profiles
-from attnc.plots.style import BLUE, INK, figure_class, new_figure, set_plain, set_title, shortened
-from attnc.plots.subject import Subject
+from attnc.plots.style import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    SIZES,
+    add_colorbar,
+    figure_class,
+    new_figure,
+    set_plain,
+    set_plane,
+    set_title,
+    shortened,
+)
+from attnc.plots.subject import PICTURE_SCORES, PlotSubject
 from attnc.proofs.error_tree import ErrorNode, error_tree
+from attnc.targets.box import Box
 from attnc.wording import ceiling, one_line, percent, plural, proved_how, without_expression
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from attnc.network import Network
 
 MOST_TERMS, LONGEST = 12, 34
-"""The most bars, and the most letters of the name beside a bar."""
+"""Most bars, and most letters of the name beside a bar: the bars keep most of the panel."""
 MOST_PROFILES, PROFILE = 6, 1.5
-"""The most variables along which the error is drawn where there are more than two, and the height of each in inches."""
+"""Most variables along which the error is drawn if there are more than two, and the height of each panel in inches."""
 LETTERS, TITLE_LETTERS = 13.0, 7.0
-"""Letters per inch in the lines of the header, and in its title."""
+"""Letters per inch of the lines of the header, and of its title."""
+MOST_OUTLINED = 4_096
+"""Most cells that have an outline each: beyond, outlines would hide the cells."""
+ON_A_LINE, ON_A_SIDE, IN_SPACE = 1_025, 97, 20_000
+"""Points at which the error is seen: for one variable, along each side for two, and altogether for more."""
+PROFILE_BINS = 32
+"""Bins along a variable over which the largest error is shown: of IN_SPACE points each has some 600."""
+NEARLY_ALL = 0.99
+"""Share of the box whose bounds a colour scale shows in full if f jumps: bounds next to the jump are far larger."""
+WHERE, TITLE_HEIGHT = "Where the error sits", 22
+"""The title of these panels, and its height above them in points."""
 
 
 def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
@@ -39,9 +63,9 @@ def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
 
 
 def certificate_figure(network: Network) -> Figure:
-    """The ledger on the left; on the right where on the domain the error sits: proved of each leaf, and seen."""
+    """The ledger on the left; on the right the error over the domain, as proved for each leaf and as seen."""
     claim, d = network.certificate, network.box.d
-    has_leaves, is_known = len(claim.leaf_bounds) > 0, Subject.of(network, None, 0).function is not None
+    has_leaves, is_known = len(claim.leaf_bounds) > 0, PlotSubject.of(network, None, 0).function is not None
     title = one_line(network.expression or without_expression(network))
     if claim.at_points is not None:
         count, width = int(d <= 2 and bool(claim.at_points.table)), 11.5
@@ -60,24 +84,24 @@ def certificate_figure(network: Network) -> Figure:
         grid = picture.add_gridspec(1, 2)
         _draw_ledger(picture.add_subplot(grid[0]), network)
         rows = grid[1].subgridspec(count, 1)
-        draw_profiles([picture.add_subplot(rows[i]) for i in range(count)], network)
+        _draw_profiles([picture.add_subplot(rows[i]) for i in range(count)], network)
     else:
         left, *others = picture.subplots(1, 1 + count, width_ratios=(1.1, *[1] * count))
         _draw_ledger(left, network)
         if claim.is_of_table:
-            draw_points(picture, others[0], network)
+            _draw_points(picture, others[0], network)
         elif d == 1:
-            draw_line(others[0], network)
+            _draw_line(others[0], network)
         else:
             if has_leaves:
-                draw_cells(picture, others[0], network)
+                _draw_cells(picture, others[0], network)
             if is_known:
-                draw_plane(picture, others[-1], network)
+                _draw_plane(picture, others[-1], network)
     return picture
 
 
 def _claims(network: Network) -> list[str]:
-    """The bound, the place where it is largest, and the error that was seen."""
+    """The bound, the place where it is largest, and the largest error that was seen."""
     claim = network.certificate
     if claim.is_of_table:
         where = f"at the table's {plural(claim.num_points, 'point')}"
@@ -93,7 +117,7 @@ def _claims(network: Network) -> list[str]:
 
 
 def _draw_ledger(axes: Axes, network: Network) -> None:
-    """Bars in proportion to the amounts that sources add: one that does not show does not matter."""
+    """Draw bars in proportion to the terms: a source too small to be seen does not matter."""
     sources = sorted(_leaves_of(error_tree(network.certificate)), key=lambda node: -node.adds)
     shown, rest = sources[:MOST_TERMS], sources[MOST_TERMS:]
     rows = [(_label(node), node.adds, node.share) for node in shown]
@@ -134,7 +158,208 @@ def _label(node: ErrorNode) -> str:
 
 
 def _shortened_within(text: str, keep: int) -> str:
-    """To the longest label, without losing the last letters."""
+    """Shorten a label in the middle, so that its last letters stay."""
     if len(text) <= LONGEST:
         return text
     return f"{text[: LONGEST - 1 - keep]}…{text[len(text) - keep :]}"
+
+
+# --- where the error sits ---------------------------------------------------------------------------------------------
+
+
+def _seen_errors(network: Network, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"] | None:
+    """The largest error over the outputs; None if the function of the network is not known."""
+    subject = PlotSubject.of(network, None, 0)
+    if subject.function is None:
+        return None
+    errors = np.abs(subject.network_at(points) - subject.target_at(points))
+    return np.asarray(np.nan_to_num(errors).max(axis=1))
+
+
+def _leaves(count: int) -> str:
+    return "1 leaf" if count == 1 else f"{count:,} leaves"
+
+
+def _few_enough(network: Network, count: int) -> int:
+    """The number of points at which the error is seen: fewer if the network is large."""
+    return max(33, min(count, int(PICTURE_SCORES / max(1, network.work_per_point))))
+
+
+# --- one variable -----------------------------------------------------------------------------------------------------
+
+
+def _draw_line(axes: Axes, network: Network) -> None:
+    """Draw the bounds of the leaves as steps, and the error that is seen as a line."""
+    claim = network.certificate
+    box, what, edges, bounds = network.box, [], np.zeros(0), np.zeros(0)
+    if len(claim.leaf_bounds):
+        lo, hi = claim.cells(network.box)
+        order = np.argsort(lo[:, 0])
+        edges = np.append(lo[order, 0], hi[order[-1], 0])
+        bounds = np.asarray(claim.leaf_bounds)[order]
+        axes.stairs(bounds, edges, color=BLUE, fill=True, alpha=0.25, label="proven: bound of each leaf")
+        axes.stairs(bounds, edges, color=BLUE, lw=0.8)  # leaves at a jump are thinner than a pixel
+        what.append(_leaves(len(lo)))
+        if claim.core is not None:
+            _draw_tails(axes, network, edges)
+            what.append(f"tails beyond [{edges[0]:g}, {edges[-1]:g}]")
+            box = Box(box.names, edges[:1], edges[-1:])
+    is_largest_error = claim.norm == "inf"
+    if is_largest_error:
+        axes.axhline(claim.bound or 0.0, color=ORANGE, lw=1.4, label="proven: bound")
+    top = max(float(bounds.max(initial=0.0)), (claim.bound or 0.0) if is_largest_error else 0.0)
+    count = _few_enough(network, ON_A_LINE)
+    xs = np.linspace(box.lo[0], box.hi[0], count)
+    if 0 < len(edges) <= count:  # at a kink leaves are finer than any grid
+        xs = np.unique(np.concatenate([xs, edges, (edges[1:] + edges[:-1]) / 2])).clip(box.lo[0], box.hi[0])
+    errors = _seen_errors(network, xs[:, None])
+    if errors is not None:
+        axes.plot(xs, errors, color=INK, lw=0.9, label="seen, no proof")
+        what.append(f"seen at {len(xs):,} points")
+        top = max(top, float(errors.max()))
+    axes.set_ylim(0, 1.35 * top or 1.0)
+    axes.set_xlabel(one_line(network.variables[0]), color=INK, parse_math=False)
+    axes.set_ylabel("error", color=GREY)
+    axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper center")
+    set_plain(axes)
+    set_title(axes, WHERE, ", ".join(what))
+
+
+def _draw_tails(axes: Axes, network: Network, edges: np.ndarray) -> None:
+    """Draw the tails beyond the core, each with one bound, in exact arithmetic at most that of the certificate."""
+    claim, width = network.certificate, 0.25 * (edges[-1] - edges[0])
+    label: str | None = "tail, in exact arithmetic"
+    for start, stop, end in (
+        (edges[0] - width, edges[0], network.box.lo[0]),
+        (edges[-1], edges[-1] + width, network.box.hi[0]),
+    ):
+        if np.isinf(end):
+            axes.stairs([claim.bound or 0.0], [start, stop], fill=True, color=GREY, alpha=0.25, label=label)
+            label = None
+
+
+# --- two variables ----------------------------------------------------------------------------------------------------
+
+
+def _draw_cells(picture: Figure, axes: Axes, network: Network) -> None:
+    """Draw the bounds of the leaves; the worst leaf has a frame."""
+    from matplotlib.collections import PolyCollection
+
+    claim = network.certificate
+    lo, hi = claim.cells(network.box)
+    bounds = np.asarray(claim.leaf_bounds)
+    corners = np.stack([lo, np.stack([hi[:, 0], lo[:, 1]], 1), hi, np.stack([lo[:, 0], hi[:, 1]], 1)], axis=1)
+    outline = GREY if len(lo) <= MOST_OUTLINED else "face"  # lines would hide cells that are thinner than they are
+    drawn = PolyCollection(list(corners), array=bounds, cmap=SIZES, edgecolors=outline, linewidths=0.2)
+    axes.add_collection(drawn)
+    axes.set_xlim(network.box.lo[0], network.box.hi[0])
+    axes.set_ylim(network.box.lo[1], network.box.hi[1])
+    note, top = f"{_leaves(len(lo))} cover{'s' * (len(lo) == 1)} the box", float(bounds.max())
+    if claim.norm != "inf":
+        top = _scale(bounds, (hi - lo).prod(axis=1))
+    elif len(lo) > 1:
+        worst = corners[int(bounds.argmax())]
+        axes.fill(worst[:, 0], worst[:, 1], facecolor="none", edgecolor=BLUE, linewidth=1.6, clip_on=False)
+        note += ", the worst in a frame"
+    drawn.set_clim(0, top or 1.0)
+    set_plane(axes, network.box)
+    is_more = float(bounds.max()) > top
+    label = f"error at most (up to {bounds.max():.2g} where f jumps)" if is_more else "error at most"
+    add_colorbar(picture, axes, drawn, label, extend="max" if is_more else "neither")
+    set_title(axes, f"{WHERE}: proven", note)
+
+
+def _scale(bounds: Float[np.ndarray, " leaves"], volumes: Float[np.ndarray, " leaves"]) -> float:
+    """The largest bound over nearly all of the box."""
+    order = np.argsort(bounds)
+    covered = np.cumsum(volumes[order]) / volumes.sum()
+    return float(bounds[order[int(np.searchsorted(covered, NEARLY_ALL).clip(0, len(order) - 1))]])
+
+
+def _draw_plane(picture: Figure, axes: Axes, network: Network) -> None:
+    """Draw the error at a grid of points, which proves nothing."""
+    side = max(9, min(ON_A_SIDE, int(_few_enough(network, ON_A_SIDE**2) ** 0.5)))
+    lines = [np.linspace(lo, hi, side) for lo, hi in zip(network.box.lo, network.box.hi, strict=True)]
+    points = np.stack([line.ravel() for line in np.meshgrid(*lines, indexing="ij")], axis=1)
+    errors = _seen_errors(network, points)
+    assert errors is not None
+    drawn = axes.pcolormesh(*lines, errors.reshape(side, side).T, cmap=SIZES, vmin=0, rasterized=True)
+    drawn.set_clim(0, float(errors.max()) or 1.0)
+    set_plane(axes, network.box)
+    add_colorbar(picture, axes, drawn, "error seen")
+    set_title(axes, f"{WHERE}: seen", f"at {len(points):,} points, which proves nothing between them")
+
+
+# --- more variables ---------------------------------------------------------------------------------------------------
+
+
+def _draw_profiles(panels: list[Axes], network: Network) -> None:
+    """Draw, along one variable after the other, the largest error over all other variables."""
+    from matplotlib.transforms import ScaledTranslation
+
+    claim = network.certificate
+    points = _random_points(network.box, _few_enough(network, IN_SPACE))
+    errors = _seen_errors(network, points)
+    for i, axes in enumerate(panels):
+        lo, hi = float(network.box.lo[i]), float(network.box.hi[i])
+        if len(claim.leaf_bounds):
+            starts, stops = (ends[:, i] for ends in claim.cells(network.box))
+            edges = np.unique(np.concatenate([starts, stops]))
+            bounds = np.zeros(len(edges) - 1)
+            for start, stop, bound in zip(starts, stops, claim.leaf_bounds, strict=True):
+                within = slice(*np.searchsorted(edges, (start, stop)))
+                bounds[within] = np.maximum(bounds[within], bound)
+            axes.stairs(bounds, edges, color=BLUE, fill=True, alpha=0.25, label="leaf bounds")
+        if claim.norm == "inf":
+            axes.axhline(claim.bound or 0.0, color=ORANGE, lw=1.4, label="bound")
+        if errors is not None:
+            edges = np.linspace(lo, hi, PROFILE_BINS + 1)
+            bins = np.clip(np.searchsorted(edges, points[:, i], "right") - 1, 0, PROFILE_BINS - 1)
+            largest = np.zeros(PROFILE_BINS)
+            np.maximum.at(largest, bins, errors)
+            axes.stairs(largest, edges, color=INK, lw=0.9, label="seen")
+        axes.set_xlim(lo, hi)
+        axes.set_ylim(0, None)
+        axes.set_xlabel(one_line(network.variables[i]), color=INK, parse_math=False)
+        set_plain(axes)
+        axes.locator_params(axis="y", nbins=3)
+    beside_title = panels[0].transAxes + ScaledTranslation(0, TITLE_HEIGHT / 72, panels[0].figure.dpi_scale_trans)
+    style: dict[str, Any] = {"frameon": False, "fontsize": 9, "borderpad": 0, "borderaxespad": 0, "columnspacing": 1.2}
+    panels[0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), bbox_transform=beside_title, **style)
+    note = "largest over the other variables"
+    set_title(panels[0], WHERE, note if errors is None else f"{note}; seen at {len(points):,} points")
+
+
+def _random_points(box: Box, count: int) -> Float[np.ndarray, "points d"]:
+    """Random points, and as many on the border, where errors are often largest."""
+    rng = np.random.default_rng(0)
+    parts = rng.random((count, box.d))
+    rows = np.arange(0, count, 2)
+    parts[rows, rng.integers(box.d, size=len(rows))] = rng.integers(2, size=len(rows))
+    return np.asarray(np.clip(box.lo + box.widths * parts, box.lo, box.hi))
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _draw_points(picture: Figure, axes: Axes, network: Network) -> None:
+    """Draw the error at every point of a table of one or two variables."""
+    box, rows = network.box, np.array(network.certificate.at_points.table if network.certificate.at_points else ())
+    points, wanted = rows[:, : box.d], rows[:, box.d :]
+    errors = np.abs(np.asarray(network(points, outside="clamp")).reshape(len(rows), -1) - wanted).max(axis=1)
+    note = f"at the table's {plural(len(rows), 'point')}; nothing is claimed between them"
+    if box.d == 1:
+        axes.vlines(points[:, 0], 0, errors, color=BLUE, lw=1.0)
+        axes.plot(points[:, 0], errors, "o", color=BLUE, ms=3, label="seen")
+        axes.axhline(network.certificate.bound or 0.0, color=ORANGE, lw=1.4, label="proven: bound")
+        axes.set_ylim(0, 1.35 * (network.certificate.bound or 0.0) or 1.0)
+        axes.set_xlabel(one_line(box.names[0]), color=INK, parse_math=False)
+        axes.set_ylabel("error", color=GREY)
+        axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper center")
+        set_plain(axes)
+    else:
+        x, y = points.T
+        drawn = axes.scatter(x, y, c=errors, cmap=SIZES, vmin=0, s=24, edgecolors=GREY, linewidths=0.4)
+        set_plane(axes, box)
+        add_colorbar(picture, axes, drawn, "error seen")
+    set_title(axes, WHERE, note)

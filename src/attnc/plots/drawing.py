@@ -1,4 +1,4 @@
-"""From a network to a picture, and from the picture to a file."""
+"""From a network to a picture, and from a picture to a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnc.errors import FileError, InputError
 from attnc.plots.lines import along_variable, cut, ridge_lines
 from attnc.plots.one_variable import draw_lines
 from attnc.plots.style import figure_class
-from attnc.plots.subject import Subject, TargetLike
+from attnc.plots.subject import PlotSubject, TargetLike
 from attnc.plots.two_variables import draw_maps
 
 if TYPE_CHECKING:
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from attnc.network import Network
 
 SUFFIXES = (".png", ".svg", ".pdf")
+"""The formats of pictures, by the ends of their names."""
 
 
 def plot(network: Network, path: str | os.PathLike[str], target: TargetLike | None = None, *, output: int = 0) -> None:
-    """Writes the picture as SVG, PDF or PNG, by the path's suffix, whole or not at all.
+    """Write the picture of a network as SVG, PDF or PNG, by the path's suffix, whole or not at all.
 
     The target is read from the network's expression. A network of a Python function has none: give the function or
     the Target, or its curves are left out.
@@ -34,7 +35,7 @@ def plot(network: Network, path: str | os.PathLike[str], target: TargetLike | No
 
 
 def write_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> None:
-    """Draws once it is known that the file can be written."""
+    """Write a picture to a file. It is drawn only if the file can be written."""
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"a picture is written to a file, found {path!r:.80}")
     path = Path(path)
@@ -61,13 +62,13 @@ def write_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> No
 
 
 def figure(network: Network, target: TargetLike | None = None, *, output: int = 0) -> Figure:
-    """The picture as a matplotlib Figure that belongs to nobody else.
+    """The picture as a new matplotlib Figure.
 
-    One variable: curves. Two: maps. A truncated linear function of more: each output over its own w·x + t. All
-    others: every output along one line through the middle of the box.
+    A network of one variable is drawn as curves, one of two variables as maps. Truncated linear functions of more
+    variables are drawn over their own w·x + t, all others along one line through the middle of the box.
     """
     make = figure_class()
-    subject = Subject.of(network, target, output)
+    subject = PlotSubject.of(network, target, output)
     if network.box.d == 1:
         return draw_lines(make, subject, [(output, along_variable(network.box, 0))])
     ridges = ridge_lines(subject)

@@ -29,15 +29,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOKENS_SHOWN = 120
+"""Most tokens of a prompt in a picture of attention: a token is then about 10 pixels wide."""
 
 
 def plot_loss(model: Any, path: str | os.PathLike[str]) -> None:
-    """The loss against the layer, of the attention program and of exact steps, for a fitted estimator."""
+    """Write the picture of the loss against the layer, of the attention program and of exact steps."""
     write_figure(path, lambda: loss_figure(model))
 
 
 def loss_figure(model: Any) -> Figure:
-    """Above: both losses over the least. Below: how far the weights of the two are apart, and the bound of a step."""
+    """Both losses above their least value; below, the distance between the weights of the two."""
     if not hasattr(model, "task_"):
         raise InputError(f"{type(model).__name__} has no steps to show, or is not fitted")
     objective = Objective.of(model.task_, model.prompt_[-model.task_.prompt.rows :])
@@ -74,7 +75,7 @@ def loss_figure(model: Any) -> Figure:
 
 
 def set_scale(axes: Any) -> None:
-    """As `set_plain`, for a logarithmic axis."""
+    """Style the axes as `set_plain` does, logarithmic ones too."""
     if axes.get_yscale() == "log":
         for side, spine in axes.spines.items():
             spine.set_visible(side in ("left", "bottom"))
@@ -88,12 +89,12 @@ def set_scale(axes: Any) -> None:
 def plot_attention(
     model: Any, path: str | os.PathLike[str], *, layer: str = "gradient1", heads: Sequence[int] | None = None
 ) -> None:
-    """The attention of chosen heads of one layer over the prompt."""
+    """Write the picture of the attention of chosen heads of one layer over the prompt."""
     write_figure(path, lambda: attention_figure(model, layer=layer, heads=heads))
 
 
 def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[int] | None = None) -> Figure:
-    """A row a head: by how much the weight of each token is above or below the mean; the sinks are left out."""
+    """One row per head: the weight of each token relative to the mean, less 1; the sinks are left out."""
     program = model.program_
     inputs = [model.start_, model.prompt_] if len(program.input_shapes) > 1 else [model.prompt_]
     maps = attention_map(program, inputs, layer, heads)
@@ -121,7 +122,7 @@ def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[in
 
 
 def plot_function(model: Any, X: Any, y: Any, path: str | os.PathLike[str]) -> None:
-    """The predicted function of a fitted model of one variable, with the prompt's examples."""
+    """Write the picture of the predicted function of one variable, with the prompt's examples."""
     write_figure(path, lambda: function_figure(model, X, y))
 
 

@@ -7,30 +7,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.plots.clips import Clip
 from attnc.plots.style import number
+from attnc.plots.subject import Clip, PlotSubject
 from attnc.wording import one_line
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-    from attnc.plots.subject import Subject
     from attnc.targets.box import Box
 
 BEYOND = 0.3
 """A truncation to [a, b] is shown this share of b − a beyond both ends."""
 MANY_VARIABLES = 64
-"""The variable for a cut is looked for among the first so many."""
-NAMED = 5
-REACH = 8.0
-"""Of an infinite range, so much is shown."""
+"""Variables, from the first on, among which a cut is chosen: each costs 33 evaluations."""
+NAMED_VARIABLES = 5
+"""Most other variables whose values the note on a cut lists: more would not fit on its line."""
+SHOWN_REACH = 8.0
+"""Length of an infinite range that is shown on either side of 0: the usual activations are straight beyond it."""
 ELSEWHERE, LITTLE = 0.75, 0.02
-"""Where less than LITTLE of what happens in the box is on cuts through its middle, others are tried."""
+"""If the output changes along cuts through the middle of the box by less than the share LITTLE of its spread, cuts
+through the share ELSEWHERE of each interval are tried."""
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
-    """origin + t·direction for t from lo to hi, inside the box; the axis goes from shown[0] to shown[1]."""
+class PlotLine:
+    """The points origin + t·direction for t from lo to hi, inside the box; the axis goes from shown[0] to shown[1]."""
 
     name: str  # of t
     lo: float
@@ -38,14 +39,14 @@ class Line:
     origin: Float[np.ndarray, " d"]
     direction: Float[np.ndarray, " d"]
     box: Box
-    note: str = ""  # what the picture does not show, if that is not all
+    note: str = ""  # which part of the box the picture leaves out, if any
     shown: tuple[float, float] | None = None
 
     def at(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points d"]:
         return np.clip(self.origin + t[:, None] * self.direction, self.box.lo, self.box.hi)
 
     def share(self, s: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points d"]:
-        """From s = 0 at lo to s = 1 at hi."""
+        """The points at shares of the line, from s = 0 at lo to s = 1 at hi."""
         return self.at(self.lo + s * (self.hi - self.lo))
 
     @property
@@ -53,24 +54,24 @@ class Line:
         return self.shown or (self.lo, self.hi)
 
 
-def along_variable(box: Box, variable: int, note: str = "", share: float = 0.5) -> Line:
-    """The others stay in the middle of their intervals, or at another share of them."""
+def along_variable(box: Box, variable: int, note: str = "", share: float = 0.5) -> PlotLine:
+    """The line along one variable; the others stay in the middle of their intervals, or at another share of them."""
     if not box.is_bounded:
         return _along_all_numbers(box)
     origin, direction = (1 - share) * box.lo + share * box.hi, np.zeros(box.d)
     origin[variable], direction[variable] = 0.0, 1.0
     lo, hi = float(box.lo[variable]), float(box.hi[variable])
-    return Line(one_line(box.names[variable]), lo, hi, origin, direction, box, note)
+    return PlotLine(one_line(box.names[variable]), lo, hi, origin, direction, box, note)
 
 
-def _along_all_numbers(box: Box) -> Line:
-    """A part of an infinite range, which a box can only have in its one variable."""
-    line = along_variable(box.core(REACH), 0)
+def _along_all_numbers(box: Box) -> PlotLine:
+    """A part of an infinite range; only boxes of one variable have such a range."""
+    line = along_variable(box.core(SHOWN_REACH), 0)
     return replace(line, note=f"drawn from {number(line.lo)} to {number(line.hi)}, a part of {box}")
 
 
-def cut(subject: Subject) -> Line:
-    """Along the variable that changes the shown outputs most."""
+def cut(subject: PlotSubject) -> PlotLine:
+    """The line along the variable that changes the shown outputs most."""
     box = subject.network.box
     corners = np.random.default_rng(0).random((33, box.d))
     spread = np.ptp(subject.network_at(box.lo + corners * box.widths)[:, subject.shown_outputs], axis=0).max()
@@ -87,15 +88,15 @@ def cut(subject: Subject) -> Line:
         for i, (name, place) in enumerate(zip(box.names, lines[best].origin, strict=True))
         if i != best
     ]
-    left_out = f", … ({len(others) - NAMED} more)" if len(others) > NAMED else ""
-    at = ", ".join(others[:NAMED]) + left_out
+    left_out = f", … ({len(others) - NAMED_VARIABLES} more)" if len(others) > NAMED_VARIABLES else ""
+    at = ", ".join(others[:NAMED_VARIABLES]) + left_out
     unread = subject.network.construction.startswith("truncated_linear") and subject.clip is None
     why = "   (w·x + t cannot be read from these weights: give target=)" if unread else ""
     return replace(lines[best], note=f"a cut along {one_line(box.names[best])} at {at}{why}")
 
 
-def ridge_lines(subject: Subject) -> list[tuple[int, Line]] | None:
-    """(output, line) of every shown output that is a truncated linear function; None where there is no such."""
+def ridge_lines(subject: PlotSubject) -> list[tuple[int, PlotLine]] | None:
+    """(output, line) of every shown output that is a truncated linear function; None if the chosen one is not."""
     if subject.clip is None:
         return None
     found = [(output, _ridge(subject, subject.clip, output)) for output in subject.shown_outputs]
@@ -103,8 +104,8 @@ def ridge_lines(subject: Subject) -> list[tuple[int, Line]] | None:
     return lines if any(output == subject.output for output, _ in lines) else None
 
 
-def _ridge(subject: Subject, clip: Clip, output: int) -> Line | None:
-    """t is w·x + t_i itself; x goes from the corner where it is least to the one where it is largest."""
+def _ridge(subject: PlotSubject, clip: Clip, output: int) -> PlotLine | None:
+    """The line of t = w·x + t_i, from the corner of the box where it is least to the one where it is largest."""
     box, w = subject.network.box, clip.W[output]
     middle = box.lo / 2 + box.hi / 2
     corner = np.sign(w) * (box.hi - middle)
@@ -120,4 +121,4 @@ def _ridge(subject: Subject, clip: Clip, output: int) -> Line | None:
     beyond = "" if (lo, hi) == wanted else "; grey: what the box does not reach"
     name = "u = w·x + t" if is_one else f"u = w·x + t of {subject.entry(output)}"
     origin, direction = middle - centre / reach * corner, corner / reach
-    return Line(name, lo, hi, origin, direction, box, f"{moved} from corner to corner of the box{beyond}", wanted)
+    return PlotLine(name, lo, hi, origin, direction, box, f"{moved} from corner to corner of the box{beyond}", wanted)

@@ -1,4 +1,4 @@
-"""The look: colours, the header, titles of panels, colour bars."""
+"""The style of all pictures: colours, the header, titles of panels, colour bars."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from attnc.targets.box import Box
 
 INK, GREY, FAINT = "#1b1f24", "#5b6470", "#d5dae0"
+"""Colours of text, of secondary text and of grid lines."""
 BLUE, ORANGE = "#0072b2", "#d55e00"  # Okabe and Ito's: told apart by every kind of colour vision
 PALETTE = (BLUE, "#e69f00", "#009e73", "#cc79a7", "#56b4e9", ORANGE, "#5b6470", "#8a6d00", "#4b3b8f", "#7fbf3f")
-VALUES, ERRORS, SIZES, WEIGHTS, MANY = "viridis", "RdBu_r", "Reds", "Blues", "turbo"
+VALUES, ERRORS, SIZES, WEIGHTS, MANY_COLOURS = "viridis", "RdBu_r", "Reds", "Blues", "turbo"
+"""Colour maps of values, of errors with a sign, of their sizes, of attention weights, and of many heads or queries."""
 
 HEADER, LINE = 0.78, 0.24
-"""The height of the title and the line under it, and of every further line, in inches."""
+"""Height of the title with the line under it, and of every further line, in inches."""
 
 
 def figure_class() -> type[Figure]:
@@ -51,7 +53,7 @@ def new_figure(make: type[Figure], width: float, height: float, title: str, *lin
 
 
 def add_header_legend(picture: Figure, line: int, handles: list[Any], labels: list[str]) -> None:
-    """In the place of a line of the header, counted from the one under the title."""
+    """Draw the legend in place of a line of the header, counted from the one under the title."""
     width, height = picture.get_size_inches()
     picture.legend(
         handles,
@@ -107,7 +109,7 @@ def set_plane(axes: Axes, box: Box) -> None:
 def add_colorbar(
     picture: Figure, axes: Axes, drawn: Any, label: str, width: float = 0.035, *, extend: str = "neither"
 ) -> Any:
-    """As tall as the panel, whatever its aspect. With extend="max" an arrow says that there is more."""
+    """A colour bar as tall as the panel, whatever its aspect. With extend="max" its end is an arrow."""
     bar = picture.colorbar(drawn, cax=axes.inset_axes((1 + width, 0, width, 1)), extend=extend)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=GREY, labelsize=9, length=0)
@@ -117,7 +119,7 @@ def add_colorbar(
 
 
 def _write_out(*axes: Axis) -> None:
-    """Very small and large numbers in full at every tick: a factor above the axis would run into the notes."""
+    """Write very small and large numbers in full at every tick: a factor above the axis would run into the notes."""
     from matplotlib.ticker import ScalarFormatter
 
     class InFull(ScalarFormatter):
@@ -133,13 +135,13 @@ def _write_out(*axes: Axis) -> None:
 
 
 def distinct_colours(count: int) -> Float[np.ndarray, "count rgb"]:
-    """Colours for heads, queries or outputs: hand-picked while these suffice."""
+    """Colours for heads, queries or outputs: from the palette if it has enough."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
     if count <= len(PALETTE):
         return np.array([to_rgb(colour) for colour in PALETTE[:count]])
-    return np.asarray(colormaps[MANY](np.linspace(0.03, 0.97, count))[:, :3])
+    return np.asarray(colormaps[MANY_COLOURS](np.linspace(0.03, 0.97, count))[:, :3])
 
 
 def limits(values: Float[np.ndarray, "*shape"]) -> tuple[float, float]:

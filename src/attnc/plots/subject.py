@@ -1,4 +1,4 @@
-"""What a picture is of: a network, the function that it stands for, and the output that is shown."""
+"""The subject of a picture: a network, the function that it stands for, and the output that is shown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from attnc.errors import AttncError, InputError
 from attnc.ir.normal_form import AttentionStage, NormalForm
-from attnc.plots.clips import Clip, read_clip
-from attnc.plots.style import shortened
+from attnc.plots.selectors import SCORE_ROUNDING, common_direction, gaussian_places, reads, selectors
+from attnc.plots.style import number, shortened
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear
 from attnc.targets.target import Target
@@ -27,21 +27,58 @@ TargetLike = Target | Callable[..., Any]
 """A Target, or a function of flat points (batch, d), or of the inputs that the network takes."""
 
 SMALL_MULTIPLES = 6
-SCORES = 8e8
-"""points × scores that the values in a picture may cost."""
+"""Most outputs that one picture shows: two rows of three panels."""
+PICTURE_SCORES = 8e8
+"""Points × scores per point that the values in a picture may cost: some seconds."""
+SMALLEST_REACH = 1e-290
+"""Smallest bound that sets the scale of an axis: matplotlib needs numbers whose tenths and squares are not zero."""
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class Clip:
+    """Truncated linear functions: output i is clip(W_i·x + t_i, a, b), x all variables in one row."""
+
+    W: Float[np.ndarray, "outputs d"]
+    t: Float[np.ndarray, " outputs"]
+    a: float
+    b: float
+
+    @classmethod
+    def of(cls, target: TruncatedLinear) -> Clip:
+        n, d = target.W.shape
+        W = np.zeros((n, n, d))
+        W[np.arange(n), np.arange(n)] = target.W
+        return cls(W.reshape(n, n * d), np.array(target.t), target.a, target.b)
+
+    def __call__(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
+        return np.clip(points @ self.W.T + self.t, self.a, self.b)
+
+    def describe(self, names: tuple[str, ...]) -> str:
+        ends = f"{number(self.a)}, {number(self.b)}"
+        if self.W.shape[0] > 1 or len(names) > 3:
+            return f"clip(w·x + t, {ends})"
+        terms = [
+            (w, f"{number(abs(w))}·{name}".removeprefix("1·")) for w, name in zip(self.W[0], names, strict=True) if w
+        ]
+        is_shifted = abs(self.t[0]) > 1e-9 * (self.b - self.a)  # a shift that was read has rounding errors
+        terms += [(self.t[0], number(abs(self.t[0])))] if is_shifted else []
+        text = "".join(f" {'−' if w < 0 else '+'} {term}" for w, term in terms)
+        return f"clip({text[3:] if text.startswith(' +') else text[1:]}, {ends})"
+
+
+@dataclass(frozen=True, eq=False)
+class PlotSubject:
+    """A network, the function that it stands for if that is known, and the output that is shown."""
+
     network: Network
     function: Callable[[np.ndarray], Any] | None  # of flat points; None: not known
     output: int
     name: str
-    clip: Clip | None = None  # the truncated linear functions that it is, where it is that
+    clip: Clip | None = None  # the truncated linear functions that the network computes, if it does
     is_read: bool = False  # the function was read from the weights
 
     @classmethod
-    def of(cls, network: Network, target: TargetLike | None, output: int) -> Subject:
+    def of(cls, network: Network, target: TargetLike | None, output: int) -> PlotSubject:
         outputs = math.prod(network.program.output_shape)
         if not 0 <= output < outputs:
             raise InputError(f"output must be from 0 to {outputs - 1}, found {output}")
@@ -83,13 +120,13 @@ class Subject:
 
     @property
     def shown_outputs(self) -> list[int]:
-        """Those of the small multiples, the chosen output among them."""
+        """The outputs of the small multiples, the chosen one among them."""
         first = max(0, min(self.output, self.num_outputs - SMALL_MULTIPLES))
         return list(range(first, min(self.num_outputs, first + SMALL_MULTIPLES)))
 
     @property
     def work_per_point(self) -> int:
-        """Scores that one point costs, altogether."""
+        """The scores that one point costs, over all layers."""
         heads = [h for stage in self.form.stages if isinstance(stage, AttentionStage) for h in stage.heads]
         softmaxes = [stage.logits for stage in self.form.stages if not isinstance(stage, AttentionStage)]
         of_softmaxes = sum(math.prod(logits.shape) for logits in softmaxes)
@@ -99,7 +136,7 @@ class Subject:
         return np.asarray(self.network(*_split(self.network, points)), np.float64).reshape(len(points), -1)
 
     def target_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
-        """NaN where the function has no finite value."""
+        """The values of the function; NaN where they are not finite."""
         assert self.function is not None
         array = np.asarray(self.function(points), np.float64)
         if array.size != len(points) * self.num_outputs:
@@ -114,9 +151,16 @@ class Subject:
 
     @property
     def bound(self) -> float | None:
-        """The bound of |network − target| at every point; None where what was proved is of another norm, of a table's
-        points alone, or nothing."""
+        """The bound of |network − target| at every point; None if there is no bound, or one for another norm or for a
+        table's points alone."""
         return self.network.certificate.pointwise_bound
+
+    def error_reach(self, error: Float[np.ndarray, "*shape"]) -> float:
+        """The largest number on the scale of the error: the bound if the error is of its size, else the error."""
+        largest, bound = float(np.nanmax(np.abs(error))), self.bound
+        if bound is not None and (bound < 5 * largest or (largest == 0 and bound > SMALLEST_REACH)):
+            return max(largest, bound)
+        return largest or 1.0
 
     @property
     def claims(self) -> str:
@@ -144,7 +188,7 @@ class Subject:
 
     @property
     def header(self) -> list[str]:
-        """What the network is; and what is claimed of it, where there is no panel of the error to say so."""
+        """The facts of the network, and its claims if there is no panel of the error with them."""
         network = self.network
         facts = "   ·   ".join(
             [
@@ -163,7 +207,7 @@ class Subject:
 
 
 def _defined(network: Network) -> Callable[[np.ndarray], Any]:
-    """What the definitions of a network say, one after the other: name = expression; …; outputs."""
+    """The function of the definitions of a network, evaluated one after the other: name = expression; …; outputs."""
     *steps, outputs = (network.definitions or "").split(";")
 
     def function(points: np.ndarray) -> np.ndarray:
@@ -180,7 +224,7 @@ def _defined(network: Network) -> Callable[[np.ndarray], Any]:
 
 
 def _split(network: Network, points: Float[np.ndarray, "points d"]) -> list[np.ndarray]:
-    """Flat points as the inputs that the network takes."""
+    """Flat points, reshaped to the inputs of the network."""
     shapes = network.program.input_shapes
     parts = np.split(points, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=1)
     return [part.reshape(len(points), *shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -209,3 +253,64 @@ def _of_points(network: Network, function: Callable[..., Any]) -> Callable[[np.n
             return way
         reasons.append(f"on {name} it returns shape {found} for a batch of 3, not 3 × {outputs} numbers")
     raise InputError("target: the function fits neither the network's inputs nor flat points: " + "; ".join(reasons))
+
+
+# --- truncated linear functions, read from the weights ----------------------------------------------------------------
+
+
+def read_clip(form: NormalForm) -> Clip | None:
+    """The functions that one attention layer truncates; None if they cannot be read from the weights.
+
+    An output reads one query, whose scores depend on one direction of x and stand like −γ(s − S_k)² along it. Where
+    the keys' values are clip(μ + λ·S_k), the function is clip(μ + λ·s).
+    """
+    if len(form.stages) != 1 or not isinstance(form.stages[0], AttentionStage):
+        return None
+    rows = [_read_row(form, output) for output in range(math.prod(form.output.shape))]
+    if any(row is None for row in rows):
+        return None
+    known = [row for row in rows if row is not None]
+    ends = np.array([[a, b] for _, _, a, b in known])
+    if np.ptp(ends, axis=0).max() > 1e-6 * np.ptp(ends):
+        return None
+    return Clip(np.array([w for w, *_ in known]), np.array([t for _, t, *_ in known]), *map(float, ends[0]))
+
+
+def _read_row(form: NormalForm, output: int) -> tuple[np.ndarray, float, float, float] | None:
+    queries = reads(form, output)[0]
+    if len(queries) != 1:
+        return None
+    heads = selectors(form, 0, output, queries)
+    direction = common_direction(heads)
+    if direction is None:
+        return None
+    places, values = [], []
+    for head in heads:
+        assert head.a is not None
+        rounding = SCORE_ROUNDING[form.output.linear.dtype]
+        found = gaussian_places(head.a @ direction / (direction @ direction), head.c, rounding)
+        if found is None or head.outputs is None:
+            return None
+        has_value = ~head.is_sentinel if len(heads) > 1 else np.ones(len(head), bool)
+        places.append(found[has_value])
+        values.append(head.outputs[has_value])
+    return _linear_between(np.concatenate(places), np.concatenate(values), direction)
+
+
+def _linear_between(
+    S: np.ndarray, v: np.ndarray, direction: np.ndarray
+) -> tuple[np.ndarray, float, float, float] | None:
+    """(w, t, a, b) of v = clip(μ + λS, min v, max v), fitted where v is not truncated and checked everywhere."""
+    a, b = float(v.min()), float(v.max())
+    slack = 1e-4 * (b - a) / max(1, len(v) - 1)
+    inside = (v > a + slack) & (v < b - slack)
+    if b <= a or not inside.any():
+        return None
+    # The two ends belong to the line as well: the outermost places that have the ends' values and are nearest to it.
+    ends = [np.flatnonzero(v <= a + slack), np.flatnonzero(v >= b - slack)]
+    middle = S[inside].mean()
+    chosen = np.concatenate([np.flatnonzero(inside), *(e[[np.argmin(np.abs(S[e] - middle))]] for e in ends)])
+    slope, constant = np.polyfit(S[chosen], v[chosen], 1)
+    if np.abs(np.clip(constant + slope * S, a, b) - v).max() > 1e-3 * (b - a) / max(1, len(chosen) - 1):
+        return None
+    return slope * direction, float(constant), a, b

@@ -1,4 +1,4 @@
-"""A network of two variables: maps of target, output and error, and what the last layer selects where."""
+"""A network of two variables: maps of target, output and error, and the keys that the last layer selects."""
 
 from __future__ import annotations
 
@@ -7,36 +7,56 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.ir.normal_form import AttentionStage
-from attnc.plots.cells import Cells, count_along, pixels, side_for
-from attnc.plots.error_curves import error_reach
-from attnc.plots.flow import reads
-from attnc.plots.heads import draw_heads, draw_levels
+from attnc.ir.normal_form import AttentionStage, NormalForm
+from attnc.plots.cells import WinningCells, count_along, line_tiles, pixels, side_for, square_tiles, zoom
 from attnc.plots.lines import along_variable
-from attnc.plots.partition import draw_partition
-from attnc.plots.reading import read_selectors
-from attnc.plots.selectors import Selector
-from attnc.plots.style import ERRORS, SIZES, VALUES, add_colorbar, limits, new_figure, set_plane, set_title
-from attnc.plots.subject import SCORES, Subject
+from attnc.plots.selectors import Selector, read_selectors, reads
+from attnc.plots.style import (
+    ERRORS,
+    FAINT,
+    GREY,
+    INK,
+    SIZES,
+    VALUES,
+    add_colorbar,
+    distinct_colours,
+    limits,
+    new_figure,
+    set_plane,
+    set_title,
+)
+from attnc.plots.subject import PICTURE_SCORES, PlotSubject
+from attnc.targets.box import Box
 from attnc.wording import one_line
 
 if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLOCK, MOST_BLOCKS = 5, 64
-"""Where cells are as fine as the samples, the error's size is shown over blocks of BLOCK × BLOCK samples."""
+SAMPLES_PER_BLOCK, MOST_BLOCKS = 5, 64
+"""If cells are as fine as the samples, the size of the error is shown over blocks of 5 × 5 samples; and the most blocks
+along a side of a map, which then has 320 samples."""
 HEADS_PIXELS = 240
+"""Pixels along a side of the panels of heads: a pixel costs all heads."""
 OF_HEADS = ("compose", "gates")
-"""Constructions whose heads compute a function each: lines between the keys of each head say more than their cells."""
+"""Constructions whose heads compute a function each: lines between the keys of each head tell more than their cells."""
 MUCH_WORK = 4e6
-"""Scores per point from which on a map is coarse."""
+"""Scores per point from which on a map has 8 blocks along a side at least instead of 24."""
+PIXELS, PIXELS_OF_HEADS = 480, 240
+"""Pixels along a side of a partition, of one head and of several: a border is one pixel wide."""
+NAMED_HEADS = 12
+"""Most heads that are named beside the colour bar: more names would touch."""
+MOST_LEVELS, LEVELS_PER_QUERY, LEVELS_PER_HEAD = 8, 5, 24
+"""Most queries or heads whose level lines are drawn, and the most lines of each query and of each head."""
 
 
-def draw_maps(make: type[Figure], subject: Subject) -> Figure:
+def draw_maps(make: type[Figure], subject: PlotSubject) -> Figure:
+    """Draw maps of target, network and error, and the panels of the attention."""
     box = subject.network.box
     least = 24 if subject.work_per_point <= MUCH_WORK else 8
-    side = BLOCK * int(np.clip((SCORES / subject.work_per_point) ** 0.5 / BLOCK, least, MOST_BLOCKS))
+    block = SAMPLES_PER_BLOCK
+    side = block * int(np.clip((PICTURE_SCORES / subject.work_per_point) ** 0.5 / block, least, MOST_BLOCKS))
     is_fine = 3 * _cells_along(subject) > side
     points = pixels(box.lo, box.hi, side, scatter=is_fine)
     network = subject.network_at(points)[:, subject.output]
@@ -76,10 +96,10 @@ def draw_maps(make: type[Figure], subject: Subject) -> Figure:
     centre = (box.lo + box.hi) / 2
     if target is not None:
         error = network - target
-        reach = error_reach(subject, error)
+        reach = subject.error_reach(error)
         if is_fine:
-            blocks = np.abs(error).reshape(side // BLOCK, BLOCK, side // BLOCK, BLOCK).max(axis=(1, 3))
-            label = f"largest |network − target| of {BLOCK**2} samples"
+            blocks = np.abs(error).reshape(side // block, block, side // block, block).max(axis=(1, 3))
+            label = f"largest |network − target| of {block**2} samples"
             marked.append(image("error", subject.claims, blocks, SIZES, (0, reach), label))
         else:
             marked.append(image("error", subject.claims, error, ERRORS, (-reach, reach), "network − target"))
@@ -87,21 +107,21 @@ def draw_maps(make: type[Figure], subject: Subject) -> Figure:
     for kind, found in selecting:
         axes = next(panels)
         if kind == "cells":
-            draw_partition(picture, axes, subject, Cells(subject.form, found), centre, scale, marked)
+            _draw_partition(picture, axes, subject, WinningCells(subject.form, found), centre, scale, marked)
         elif kind == "heads":
             side, queries = side_for(subject.form, found, HEADS_PIXELS), reads(subject.form, subject.output)
             is_one = len(queries[found[0].stage]) == 1
             of = "" if is_one else f" for query {found[0].query}"
-            draw_heads(picture, axes, Cells(subject.form, found), box, side, of)
+            _draw_heads(picture, axes, WinningCells(subject.form, found), box, side, of)
         else:
-            draw_levels(axes, subject.form, found, box, side_for(subject.form, found, HEADS_PIXELS))
+            _draw_levels(axes, subject.form, found, box, side_for(subject.form, found, HEADS_PIXELS))
     for unused in panels:
         unused.set_axis_off()
     return picture
 
 
-def _selecting(subject: Subject) -> Iterator[tuple[str, list[Selector]]]:
-    """What the attention does, as (kind of panel, softmaxes): cells or level lines of the last layer, and heads."""
+def _selecting(subject: PlotSubject) -> Iterator[tuple[str, list[Selector]]]:
+    """The panels of the attention, as (kind, softmaxes): cells or level lines of the last layer, and heads."""
     stages = subject.form.stages
     if not stages:
         return
@@ -121,9 +141,150 @@ def _selecting(subject: Subject) -> Iterator[tuple[str, list[Selector]]]:
             return
 
 
-def _cells_along(subject: Subject) -> int:
-    """How many cells lie along an axis through the middle of the box."""
+def _cells_along(subject: PlotSubject) -> int:
+    """The largest number of cells along an axis through the middle of the box."""
     box, last = subject.network.box, len(subject.form.stages) - 1
     found = read_selectors(subject.form, last, subject.output) if last >= 0 else []
     lines = [along_variable(box, axis) for axis in range(box.d)]
     return max(count_along(subject.form, found, line.share) for line in lines)
+
+
+# --- cells of the last layer, coloured by their values ----------------------------------------------------------------
+
+
+def _draw_partition(
+    picture: Figure,
+    axes: Axes,
+    subject: PlotSubject,
+    cells: WinningCells,
+    centre: np.ndarray,
+    scale: tuple[float, float],
+    marked: list[Axes],
+) -> None:
+    """Colour every pixel by the key with the largest weight there; borders between cells are white."""
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.patches import Rectangle
+
+    box = subject.network.box
+    lo, hi = zoom(lambda points: cells.at(points, line_tiles(len(points)))[0], centre, box.lo, box.hi)
+    side = side_for(subject.form, cells.heads, PIXELS if len(cells.heads) == 1 else PIXELS_OF_HEADS)
+    winner = cells.at(pixels(lo, hi, side), square_tiles(side))[0].reshape(side, side)
+    winner = winner.repeat(PIXELS // side, axis=0).repeat(PIXELS // side, axis=1)  # lines of one pixel stay thin
+    is_zoomed = bool((lo > box.lo).any() or (hi < box.hi).any())
+    values = cells.outputs
+    if values is not None:
+        norm = Normalize(*(limits(values[winner]) if is_zoomed else scale))
+        colours = colormaps[VALUES](norm(values[winner]))[..., :3]
+    else:
+        norm = None
+        hue = np.random.default_rng(0).permutation(cells.num_cells) / max(1, cells.num_cells - 1)
+        colours = colormaps["cividis"](hue[winner])[..., :3]
+    set_title(
+        axes,
+        f"partition{', zoomed' if is_zoomed else ''}",
+        _partition_note(subject, cells, winner, (hi - lo) / box.widths),
+    )
+    set_plane(axes, box)
+    axes.imshow(_bordered(colours, winner), origin="lower", extent=(lo[0], hi[0], lo[1], hi[1]), aspect="auto")
+    mapped = ScalarMappable(norm, VALUES if norm is not None else "cividis")
+    bar = add_colorbar(picture, axes, mapped, "value of the winning key" if norm is not None else "key")
+    if norm is None:
+        bar.set_ticks([])
+    if is_zoomed:
+        for other in marked:
+            for colour, width in (("white", 2.6), (INK, 1.2)):
+                other.add_patch(Rectangle((lo[0], lo[1]), *(hi - lo), fill=False, edgecolor=colour, linewidth=width))
+
+
+def _partition_note(subject: PlotSubject, cells: WinningCells, winner: np.ndarray, shares: np.ndarray) -> str:
+    layer = f", layer {cells.heads[0].layer}" if len(subject.form.stages) > 1 else ""
+    if (shares == 1).all():
+        by = "coloured by its value" if cells.outputs is not None else "one colour each"
+        return f"one cell per key, {by}{layer}"
+    lattice = cells.lattice()
+    if lattice is None:
+        return f"{len(np.unique(winner)):,} of {cells.num_cells:,} cells{layer}, framed in the other panels"
+    part = " × ".join(f"{round(share * count)}" for share, count in zip(shares, lattice, strict=True))
+    whole = " × ".join(f"{count:,}" for count in lattice)
+    return f"{part} of {whole} cells{layer}, framed in the other panels"
+
+
+# --- heads, and level lines of several queries ------------------------------------------------------------------------
+
+
+def _draw_heads(picture: Figure, axes: Axes, cells: WinningCells, box: Box, side: int, of: str = "") -> None:
+    """Colour every pixel by the loudest head there; `of` names the query if there are several."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+
+    count = len(cells.heads)
+    speakers = cells.at(pixels(box.lo, box.hi, side), square_tiles(side))[1].reshape(side, side)
+    palette = distinct_colours(count)
+    how = "most weight on keys with a value" if cells.has_sentinels else "largest output"
+    set_title(axes, f"heads, layer {cells.heads[0].layer}", f"which speaks{of}: {how}")
+    set_plane(axes, box)
+    axes.imshow(
+        _bordered(palette[speakers], speakers),
+        origin="lower",
+        extent=(box.lo[0], box.hi[0], box.lo[1], box.hi[1]),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
+    bar = add_colorbar(picture, axes, ScalarMappable(norm, ListedColormap(list(palette))), "")
+    named = np.arange(0, count, -(-count // NAMED_HEADS))
+    bar.set_ticks(named, labels=[f"head {h}" for h in named])
+    bar.ax.minorticks_off()
+
+
+def _draw_levels(axes: Axes, form: NormalForm, found: list[Selector], box: Box, side: int) -> None:
+    """Draw some of the lines between the cells of the keys of every query, or of every head of one query."""
+    from matplotlib.lines import Line2D
+
+    is_of_heads = len({s.query for s in found}) == 1
+    kind, kinds, many = ("head", "heads", LEVELS_PER_HEAD) if is_of_heads else ("query", "queries", LEVELS_PER_QUERY)
+    numbers = [(s.head or 0) if is_of_heads else s.query for s in found]
+    all_numbers = sorted(set(numbers))
+    shown = [all_numbers[i] for i in np.unique(np.linspace(0, len(all_numbers) - 1, MOST_LEVELS).round().astype(int))]
+    part = f"{len(shown)} of {len(all_numbers)} {kinds}, " if len(shown) < len(all_numbers) else ""
+    note = "lines: where the key with most weight changes" if is_of_heads else "thick: where it leaves its first key"
+    set_title(axes, f"keys of each {kind}, layer {found[0].layer}", part + note)
+    set_plane(axes, box)
+    x, y = (np.linspace(lo, hi, side) for lo, hi in zip(box.lo, box.hi, strict=True))
+    points = np.stack([axis.ravel() for axis in np.meshgrid(x, y)], axis=1)
+    palette, handles = distinct_colours(len(shown)), []
+    for number, colour in zip(shown, palette, strict=True):
+        of_number = [s for s, its in zip(found, numbers, strict=True) if its == number]
+        cells = WinningCells(form, of_number).at(points, square_tiles(side))[0]
+        handles.append(Line2D([], [], color=colour, linewidth=2, label=f"{kind} {number}"))
+        present = np.unique(cells)
+        if len(present) == 1:
+            handles[-1].set(linestyle=(0, (1, 2)), label=f"{kind} {number} (idle)")
+            continue
+        rank = np.searchsorted(present, cells).reshape(side, side)
+        levels = np.unique(np.linspace(0, len(present) - 2, many).round()) + 0.5
+        widths = [1.2] * len(levels) if is_of_heads else [2.2, *[0.8] * (len(levels) - 1)]
+        axes.contour(x, y, rank, levels=levels, colors=[colour], linewidths=widths)
+    axes.legend(
+        handles=handles,
+        frameon=False,
+        fontsize=9,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        borderaxespad=0,
+        labelcolor=GREY,
+    )
+    for spine in axes.spines.values():
+        spine.set(visible=True, color=FAINT)
+
+
+def _bordered(colours: Float[np.ndarray, "side side rgb"], ids: Int[np.ndarray, "side side"]) -> np.ndarray:
+    """The image with white lines between pixels of different ids."""
+    border: Bool[np.ndarray, "side side"] = np.zeros(ids.shape, bool)
+    border[:, 1:] |= ids[:, 1:] != ids[:, :-1]
+    border[1:] |= ids[1:] != ids[:-1]
+    image = colours.copy()
+    image[border] = 0.25 * image[border] + 0.75
+    return image

@@ -1,23 +1,22 @@
-"""The attention weights of one layer along a line: one row a key, one band a head or query."""
+"""Attention along a line: the weights of one layer, one row per key and one band per head or query, and its anchors."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnc.ir.normal_form import NormalForm, SoftmaxStage
-from attnc.plots.bands import bands_of, colours_of, name_of, part_of
-from attnc.plots.cells import NEGLIGIBLE, Cells, line_tiles, zoom
-from attnc.plots.flow import state_before
-from attnc.plots.lines import Line
-from attnc.plots.selectors import Selector
+from attnc.plots.cells import INVISIBLE, WinningCells, line_tiles, zoom
+from attnc.plots.lines import PlotLine
+from attnc.plots.selectors import SCORE_ROUNDING, Selector, gaussian_places, run_places, state_before
 from attnc.plots.style import (
     FAINT,
     GREY,
     INK,
     WEIGHTS,
     add_colorbar,
+    distinct_colours,
     interval,
     set_plain,
     set_title,
@@ -28,9 +27,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROWS = 120
-"""Where all bands have more keys, neighbouring keys share a row."""
+MOST_ROWS = 120
+"""Most rows of all bands together: with more keys, neighbouring keys share a row, so that rows stay visible."""
 COLUMNS = 1200
+"""Points along the line at which weights are drawn: about one per pixel."""
+MOST_BANDS = 12
+"""Most heads or queries of one layer that are shown: more would be too thin for their names."""
+MOST_TICKS = 120
+"""Most anchors that are drawn as ticks: more would run together."""
 
 
 def draw_weights(
@@ -38,16 +42,16 @@ def draw_weights(
     axes: Axes,
     form: NormalForm,
     found: list[Selector],
-    line: Line,
+    line: PlotLine,
     worst: float,
     marked: list[Axes],
     is_only: bool,
 ) -> None:
-    """`worst` is where to zoom in, `marked` the panels in which the window is shaded."""
+    """Draw the weights of a layer; `worst` is the point to zoom in on, `marked` the panels that show the window."""
     lo, hi = line.lo, line.hi
     is_one_query = len({s.query for s in found}) == 1
     if is_one_query:
-        cells = Cells(form, found)
+        cells = WinningCells(form, found)
         lows, highs = zoom(
             lambda t: cells.at(line.at(t[:, 0]), line_tiles(len(t)))[0],
             np.array([worst]),
@@ -56,12 +60,12 @@ def draw_weights(
         )
         lo, hi = float(lows[0]), float(highs[0])
     is_zoomed = lo > line.lo or hi < line.hi
-    window = Line(line.name, lo, hi, line.origin, line.direction, line.box)
+    window = PlotLine(line.name, lo, hi, line.origin, line.direction, line.box)
     bands = bands_of(form, found, window)
     x = np.linspace(lo, hi, COLUMNS)
     u = state_before(form, found[0].stage, window.at(x))
     shown = [_rows(band, u) for band in bands]
-    shared = max(1, -(-max(len(rows) for _, rows in shown) * len(shown) // ROWS)) if len(shown) > 1 else 1
+    shared = max(1, -(-max(len(rows) for _, rows in shown) * len(shown) // MOST_ROWS)) if len(shown) > 1 else 1
 
     stage = form.stages[found[0].stage]
     kind = "softmax weights" if isinstance(stage, SoftmaxStage) else "attention weights"
@@ -103,15 +107,15 @@ def draw_weights(
             other.axvspan(lo, hi, facecolor=FAINT, edgecolor=GREY, linewidth=0.8, zorder=0)
 
 
-def shade_unreached(axes: Axes, line: Line) -> None:
-    """Grey where the box ends before the axis does."""
+def shade_unreached(axes: Axes, line: PlotLine) -> None:
+    """Shade the parts of the axis beyond the box."""
     for start, stop in ((line.axis[0], line.lo), (line.hi, line.axis[1])):
         if stop > start:
             axes.axvspan(start, stop, color=FAINT, linewidth=0)
 
 
 def _name_bands(axes: Axes, found: list[Selector], bands: list[Selector]) -> None:
-    """A strip of colour and a name beside each band."""
+    """Draw a strip of colour and a name beside each band."""
     colours = colours_of(found)
     axes.set_ylim(0, len(bands))
     axes.set_yticks(np.arange(len(bands)) + 0.5, [name_of(band, found) for band in bands])
@@ -126,7 +130,7 @@ def _name_bands(axes: Axes, found: list[Selector], bands: list[Selector]) -> Non
 
 def _rows(band: Selector, u: Float[np.ndarray, "points variables"]) -> tuple[int, Float[np.ndarray, "rows points"]]:
     """The weights of the keys that count somewhere, in their order along the line, and the rank of the first."""
-    near = band.near(u.min(axis=0), u.max(axis=0), NEGLIGIBLE)
+    near = band.near(u.min(axis=0), u.max(axis=0), INVISIBLE)
     weights = band.weights(u, near).T
     rank = _ranks(band, u)[near]
     used = weights.max(axis=1) > min(1e-3, float(weights.max()) / 2)
@@ -135,7 +139,7 @@ def _rows(band: Selector, u: Float[np.ndarray, "points variables"]) -> tuple[int
 
 
 def _ranks(band: Selector, u: Float[np.ndarray, "points variables"]) -> Int[np.ndarray, " keys"]:
-    """The keys by the slope of their scores, where u is a straight line; else as the network has them."""
+    """The keys in the order of the slopes of their scores if u is a straight line; else in that of the network."""
     if band.a is None or band.stage > 0:
         return np.arange(len(band))
     rank = np.empty(len(band), np.int64)
@@ -148,3 +152,90 @@ def _merged(weights: Float[np.ndarray, "rows points"], shared: int) -> Float[np.
         return weights
     starts = np.arange(0, len(weights), shared)
     return np.asarray(np.maximum.reduceat(weights, starts, axis=0))
+
+
+# --- which softmaxes of a layer are shown, in which colours, under which names ----------------------------------------
+
+
+def bands_of(form: NormalForm, found: list[Selector], line: PlotLine) -> list[Selector]:
+    """All softmaxes of the layer; if there are many, some whose winning key changes along the line."""
+    heads, queries = (sorted({key(s) for s in found}) for key in (_head, _query))
+    if len(found) <= MOST_BANDS:
+        return found
+    points = line.share(np.linspace(0, 1, 200))
+    is_busy = [len(np.unique(WinningCells(form, [s]).at(points, line_tiles(200))[0])) > 1 for s in found]
+    busy = [s for s, is_one in zip(found, is_busy, strict=True) if is_one] or found
+    if len(queries) > 1:
+        shown = _spread(sorted({s.query for s in busy}), max(1, MOST_BANDS // len(heads)))
+        busy = [s for s in found if s.query in shown]
+    return busy if len(busy) <= MOST_BANDS else _spread(busy, MOST_BANDS)
+
+
+def colours_of(found: list[Selector]) -> dict[tuple[int, int | None], Float[np.ndarray, " rgb"]]:
+    """A colour for each head, or for each query if the layer has one head."""
+    heads, queries = (sorted({key(s) for s in found}) for key in (_head, _query))
+    if len(heads) == 1:
+        palette = distinct_colours(len(queries))
+        return {(s.query, s.head): palette[queries.index(s.query)] for s in found}
+    palette = distinct_colours(len(heads))
+    return {(s.query, s.head): palette[heads.index(s.head or 0)] for s in found}
+
+
+def part_of(found: list[Selector], bands: list[Selector]) -> str:
+    """A note on how many of the queries and heads are shown; empty if all are."""
+    counts = [(len({key(s) for s in bands}), len({key(s) for s in found})) for key in (_query, _head)]
+    named = zip(counts, ("queries", "heads"), strict=True)
+    return ", ".join(f"{shown} of {count} {name}" for (shown, count), name in named if shown < count)
+
+
+def name_of(band: Selector, found: list[Selector]) -> str:
+    """The query and the head of a band, as far as the layer has several."""
+    has_heads, has_queries = (len({key(s) for s in found}) > 1 for key in (_head, _query))
+    names = [f"query {band.query}"] * has_queries + [f"head {band.head}"] * has_heads
+    return ", ".join(names)
+
+
+def _spread(items: list[Any], count: int) -> list[Any]:
+    """Some of the items, evenly."""
+    return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, count).round().astype(int))]
+
+
+def _head(s: Selector) -> int:
+    return s.head or 0
+
+
+def _query(s: Selector) -> int:
+    return s.query
+
+
+# --- anchors as ticks on a line, in the colours of their heads --------------------------------------------------------
+
+
+def anchor_ticks(form: NormalForm, found: list[Selector], line: PlotLine) -> tuple[list[tuple[np.ndarray, Any]], str]:
+    """[(places, colour)] of every head or query, and a note that explains them."""
+    if not found:
+        return [], ""
+    has_heads, has_queries = len({s.head for s in found}) > 1, len({s.query for s in found}) > 1
+    colours = colours_of(found)
+    ticks = []
+    for selector in found:
+        places = _places(form, selector, line, has_heads)
+        ticks.append((places, colours[selector.query, selector.head] if has_heads or has_queries else INK))
+        if sum(len(drawn) for drawn, _ in ticks) > MOST_TICKS:
+            return [], "more anchors than ticks could show"
+    by = ", in the colour of the head" if has_heads else ", in the colour of the query" if has_queries else ""
+    return ticks, f"ticks: the anchors{by}"
+
+
+def _places(form: NormalForm, selector: Selector, line: PlotLine, has_heads: bool) -> Float[np.ndarray, " anchors"]:
+    """The anchors, exact if the scores are a squared distance, else the middles of cells. Sentinels are left out."""
+    scores = selector.on_line(line.origin, line.direction) if selector.stage == 0 else None
+    if scores is not None:
+        places = gaussian_places(*scores, SCORE_ROUNDING[form.output.linear.dtype])
+        if places is not None:
+            places = np.unique(places[~selector.is_sentinel] if has_heads else places)
+            slack = 1e-6 * (line.hi - line.lo)
+            return np.asarray(places[(places >= line.lo - slack) & (places <= line.hi + slack)])
+    t = np.linspace(line.lo, line.hi, 4000)
+    cells, _ = WinningCells(form, [selector]).at(line.at(t), line_tiles(len(t)))
+    return run_places(t, cells)

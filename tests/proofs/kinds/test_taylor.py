@@ -11,8 +11,8 @@ from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.cells.dyadic import cell_boxes, cells
 from attnc.proofs.kinds.taylor import head_model, prepared, taylor_bounds
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.grid_moments import Grid
-from attnc.proofs.taylor.moments import Keys
+from attnc.proofs.taylor.grid_moments import GridMoments
+from attnc.proofs.taylor.moments import KeyMoments
 from attnc.proofs.taylor.polynomials import layout
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
@@ -115,7 +115,7 @@ def test_every_error_is_counted_where_it_is_alone(name):
     arrays = ALONE[name]
     d = arrays[0].shape[1]
     head = head_of(arrays)
-    assert isinstance(sums_of(head), Grid) == (name == "grid")
+    assert isinstance(sums_of(head), GridMoments) == (name == "grid")
     radii = np.geomspace(0.01, 1.5, 12)[:, None] * np.ones(d)
     for order in (1, 2, 3, 4):
         check_model(head, arrays, np.zeros(radii.shape), radii, order, order)
@@ -201,8 +201,8 @@ def test_grids_agree_with_sums_over_all_keys(d, n, narrow):
     if narrow:
         weights = (np.float32(part.mid).astype(float) for part in (head.slopes, head.offsets, head.values))
         head = head_of((*weights, None))
-    keys = Keys.of(head)
-    grid = Grid.of(keys)
+    keys = KeyMoments.of(head)
+    grid = GridMoments.of(keys)
     assert grid is not None
     centres, radii = cell_boxes(Box.parse([(-1, 1)] * d), 4, cells(d, 4)[::29])
     dense, factorised = (head_model(part, centres, radii, 6) for part in (keys, grid))
@@ -219,7 +219,7 @@ def test_only_tensor_grids_are_taken_for_grids():
     slopes, offsets, values = (
         part.mid for part in (stage.heads[0].slopes, stage.heads[0].offsets, stage.heads[0].values)
     )
-    assert isinstance(prepared(stage)[0], Grid)
+    assert isinstance(prepared(stage)[0], GridMoments)
     moved = slopes.copy()
     moved[5, 0] *= 1 + 1e-12
     bent = offsets.copy()
@@ -232,7 +232,7 @@ def test_only_tensor_grids_are_taken_for_grids():
         (twice, offsets, values),
         (slopes[1:], offsets[1:], values[1:]),
     ):
-        assert isinstance(sums_of(head_of((*other, None))), Keys)
+        assert isinstance(sums_of(head_of((*other, None))), KeyMoments)
 
 
 def test_far_keys_are_left_out_and_their_leak_counted():

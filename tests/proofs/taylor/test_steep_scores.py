@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import attnc
-from attnc.proofs.taylor.scores import score_gaps
+from attnc.proofs.taylor.weights import score_gaps
 
 U = Fraction(1, 2**53)
 

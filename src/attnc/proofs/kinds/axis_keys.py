@@ -37,7 +37,7 @@ from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
 
 AXIS_PIECES = 256  # pieces of an axis that are looked at together
 
@@ -202,7 +202,7 @@ def axis_keys(
         owners = after
     found: list[AxisKeys] = []
     for part in last.parts:
-        grid = _combinations(part, [owners == axis for axis in range(len(ways))])
+        grid = _combinations(part, [np.flatnonzero(owners == axis) for axis in range(len(ways))])
         if grid is None:
             return None
         axes = tuple(
@@ -216,12 +216,12 @@ def axis_keys(
 def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndarray, " breaks"]]:
     """The points, axis by axis, where one row of a program of one stage ceases to matter, or the next begins to.
 
-    Scores of rows are affine in x_i, and of neighbours one is ahead by g from (a_m − a_n)x + c_m − c_n = ±g on.
-    ProgramError where keys are not combinations of rows, or where so soft that these strips overlap.
+    Scores of rows are affine in x_i, and one of two neighbours is ahead by g from (a_m − a_n)x + c_m − c_n = ±g on.
+    ProgramError if keys are not combinations of rows, or if they are so soft that these strips overlap.
     """
     found = [np.zeros(0)] * d
     for part in stage.parts:
-        grid = _combinations(part, list(np.eye(d, dtype=bool)))
+        grid = _combinations(part, list(np.arange(d)[:, None]))
         for axis, rows in enumerate([] if grid is None else grid.rows):
             slopes, offsets = rows.slopes.mid[:, 0], rows.offsets.mid  # slopes are ascending
             gap = math.log(100 * len(slopes) / leak) * np.array([[-1.0], [1.0]])
@@ -235,7 +235,10 @@ def row_breaks(stage: StageEnclosure, d: int, leak: float) -> list[Float[np.ndar
 
 @dataclass(frozen=True, eq=False)
 class _Combinations:
-    """c_k = Σ_i c_{m_i} to within `inexact`; of several keys of the same rows one stands in `keys`."""
+    """Keys that are combinations of rows: c_k = Σ_i c_{m_i} to within `inexact`, up to a constant.
+
+    Where several keys combine the same rows, one stands in `keys`; relative to it the others weigh `spare_leak`.
+    """
 
     rows: tuple[SoftHead[Enclosed], ...]
     keys: Int[np.ndarray, "*rows"]
@@ -243,38 +246,29 @@ class _Combinations:
     spare_leak: float
 
 
-def _combinations(part: QueryEnclosure, groups: Sequence[Bool[np.ndarray, " inputs"]]) -> _Combinations | None:
+def _combinations(part: QueryEnclosure, groups: Sequence[Int[np.ndarray, " inputs"]]) -> _Combinations | None:
     stage = part.stage
     moves = stage.linear.mid.any() or stage.linear.radius.any()
     if len(stage.heads) != 1 or stage.heads[0].carried is not None or moves:
         return None
     (head,) = stage.heads
-    offsets, slopes, number = head.offsets.mid, [], np.zeros(len(head.offsets.mid), np.int64)
-    for own in groups:
-        distinct, row = np.unique(head.slopes.mid[:, own], axis=0, return_inverse=True)
-        slopes.append(Enclosed(distinct, np.repeat(head.slopes.radius[:, own].max(0)[None], len(distinct), axis=0)))
-        number = number * len(distinct) + row.reshape(-1)
-    shape = tuple(len(each.mid) for each in slopes)
-    keys, order = np.full(math.prod(shape), -1), np.argsort(offsets, kind="stable")
-    keys[number[order]] = order  # the one with the largest offset
-    if (keys < 0).any():
+    grid = head.as_grid(groups)
+    if grid is None:
         return None
-    radius = float(head.offsets.radius.max())
-    others = up(np.exp(offsets - offsets[keys[number]]), LIBM_ULPS)
-    others[keys] = 0.0
-    spare = float(up(np.bincount(number, others).max(), len(offsets))) * (1 + 4 * radius)
-    table = offsets[keys].reshape(shape)
-    lines = [np.moveaxis(table, axis, 0).reshape(shape[axis], -1)[:, 0] for axis in range(len(shape))]
-    lines[1:] = [line - line[0] for line in lines[1:]]
-    separable = np.zeros(shape)
-    for line in np.ix_(*lines):
-        separable = separable + line
-    inexact = float(np.abs(table - separable).max() + 2.0**-48 * len(shape) * np.abs(table).max()) + radius
+    offsets, radius = head.offsets.mid, float(head.offsets.radius.max())
+    others = up(np.exp(offsets - grid.offsets.ravel()[grid.places]), LIBM_ULPS)
+    others[grid.keys] = 0.0
+    spare = float(up(np.bincount(grid.places, others).max(), len(offsets))) * (1 + 4 * radius)
+    split = grid.offsets_through_least()
     rows = tuple(
-        SoftHead(each, Enclosed(line, np.zeros(len(line))), Enclosed(*np.zeros((2, len(line), 0))))
-        for each, line in zip(slopes, lines, strict=True)
+        SoftHead(
+            Enclosed(slopes, np.broadcast_to(head.slopes.radius[:, group].max(axis=0), slopes.shape)),
+            Enclosed.exact(line),
+            Enclosed.exact(np.zeros((len(line), 0))),
+        )
+        for slopes, group, line in zip(grid.rows, groups, split.lines, strict=True)
     )
-    return _Combinations(rows, keys.reshape(shape), inexact, spare)
+    return _Combinations(rows, grid.keys, float(np.abs(split.misfit).max()) + split.misfit_error + radius, spare)
 
 
 def _keys(part: QueryEnclosure, axes: tuple[AxisRows, ...], grid: _Combinations, state: Interval) -> AxisKeys:

@@ -32,8 +32,8 @@ from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.intervals import cells_within
 from attnc.proofs.cells.kind import Bounds, Kind
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.grid_moments import Grid
-from attnc.proofs.taylor.moments import Keys, Moments
+from attnc.proofs.taylor.grid_moments import GridMoments
+from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout, quotient, residual
 from attnc.proofs.taylor.ranges import SHARP, Goal, largest
 from attnc.targets.box import Box
@@ -207,7 +207,7 @@ class SummedHead(Protocol):
 @functools.lru_cache(maxsize=4)
 def prepared(stage: OneStage) -> tuple[SummedHead, ...]:
     """The keys of every head, as a tensor grid where they form one."""
-    return tuple(Grid.of(keys) or keys for keys in map(Keys.of, stage.heads))
+    return tuple(GridMoments.of(keys) or keys for keys in map(KeyMoments.of, stage.heads))
 
 
 def head_model(head: SummedHead, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadModel:

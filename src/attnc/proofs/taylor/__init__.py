@@ -1,1 +1,1 @@
-"""The Taylor polynomials of a head about the centres of boxes, with what they leave out."""
+"""The Taylor polynomials of a head about the centres of boxes, with bounds of their remainders."""

@@ -1,7 +1,7 @@
 """Moments of a head whose keys form a tensor grid: sums over keys factorise, axis by axis.
 
-The slopes are a_k = (a_1[k_1], …, a_d[k_d]), the offsets c_k = c_1[k_1] + … + c_d[k_d] + η_k with small η_k, which is
-what rounding left of a sum. So ω_k = e^{η_k} Π_i ω_i[k_i], and with the columns U_k = e^{η_k} and e^{η_k}(v_k − v0) the
+The slopes are a_k = (a_1[k_1], …, a_d[k_d]), the offsets c_k = c_1[k_1] + … + c_d[k_d] + η_k with small η_k, mostly the
+rounding of a sum. So ω_k = e^{η_k} Π_i ω_i[k_i], and with the columns U_k = e^{η_k} and e^{η_k}(v_k − v0) the
 moments
     Σ_k U_k Π_i w_i z_i^{j_i}/j_i!
 are the tensor U contracted with one axis after the other.
@@ -18,71 +18,71 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.numerics.jet_balls import TINY, above
-from attnc.proofs.taylor.moments import Keys, Moments
+from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
-from attnc.proofs.taylor.scores import Hull, is_near, leaks
-from attnc.proofs.taylor.weights import EXP_ERROR, STEEP, Weights, least_denominator, powers, relative_error
+from attnc.proofs.taylor.weights import (
+    EXP_ERROR,
+    STEEP,
+    Hull,
+    Weights,
+    is_near,
+    leaks,
+    least_denominator,
+    powers,
+    relative_error,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 LARGEST_MISFIT = 1.0
-"""Of |η_k|: the tables of a grid that misses its offsets by more are no help."""
+"""Largest |η_k| of a grid: beyond it e^η is no longer near 1, and the keys near a box are not a window of the grid."""
 _STRESS = 2.0**49
 """K ≥ 1 in Π(1 + κ_i) − 1 ≤ (Π(1 + Kκ_i) − 1)/K: one sum bounds the errors κ_i of all factors, which are some 2⁻⁵³."""
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
-    """The tables of the axes, last axis first in `values`: (n_d, …, n_2, outputs, n_1)."""
+class GridMoments:
+    """The moments of a head whose keys are a grid. In `values` the last axis stands first: (n_d, …, outputs, n_1)."""
 
+    known: KeyMoments
     slopes: tuple[Float[np.ndarray, " n"], ...]
     offsets: tuple[Float[np.ndarray, " n"], ...]
     values: np.ndarray
     misfit: np.ndarray  # η, (n_d, …, n_2, n_1)
     misfit_error: float
-    keys: Keys
 
     @classmethod
-    def of(cls, keys: Keys) -> Grid | None:
-        """The grid that the keys form, or None."""
-        p, d = keys.slopes.shape
-        if d < 2 or keys.gates is not None:
+    def of(cls, known: KeyMoments) -> GridMoments | None:
+        """The moments axis by axis, or None where the keys form no grid of two axes or more."""
+        keys, d = known.keys, known.keys.num_inputs
+        grid = keys.as_grid() if d > 1 and keys.carried is None else None
+        if grid is None or grid.has_duplicates or min(grid.shape) < 2:
             return None
-        axes = [np.unique(keys.slopes[:, i], return_inverse=True) for i in range(d)]
-        shape = tuple(len(values) for values, _ in axes)
-        if math.prod(shape) != p or min(shape) < 2:
-            return None
-        place = np.ravel_multi_index([inverse for _, inverse in axes], shape)
-        order = np.argsort(place, kind="stable")
-        if not np.array_equal(place[order], np.arange(p)):
-            return None
-        scores = keys.offsets[order].reshape(shape)
-        offsets = _additive(scores)
-        misfit, error = _misfit(scores, offsets)
-        if not np.abs(misfit).max() <= LARGEST_MISFIT:
+        split = grid.offsets_by_means()
+        if not np.abs(split.misfit).max() <= LARGEST_MISFIT:
             return None
         back = tuple(reversed(range(1, d)))
-        values = keys.values[order].reshape(*shape, -1).transpose(*back, d, 0)
-        slopes = tuple(values for values, _ in axes)
-        return cls(slopes, offsets, np.ascontiguousarray(values), misfit.transpose(*back, 0).copy(), error, keys)
+        values = np.ascontiguousarray(keys.values[grid.keys].transpose(*back, d, 0))
+        slopes = tuple(rows[:, 0] for rows in grid.rows)
+        return cls(known, slopes, split.lines, values, split.misfit.transpose(*back, 0).copy(), split.misfit_error)
 
     @property
     def axes(self) -> Int[np.ndarray, " active"]:
-        return self.keys.axes
+        return self.known.axes
 
     def numbers(self, space: Layout) -> int:
-        """How many numbers `moments` holds for a box."""
+        """The count of numbers that `moments` holds for a box."""
         return 2 * (space.order + 2) * (self.values.size + self.misfit.size) // len(self.slopes[-1])
 
     def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
         """The moments at a chunk of neighbouring boxes."""
-        keys, m = self.keys, space.order
+        known, m = self.known, space.order
         hull = Hull.of(centres, radii)
         window, far = _window(self, hull)
         axes = [
             Weights.of(a[part, None], c[part], 0.0, centres[:, [i]], radii[:, [i]], STEEP / space.d)
-            for a, c, part, i in zip(self.slopes, self.offsets, window, keys.axes, strict=True)
+            for a, c, part, i in zip(self.slopes, self.offsets, window, known.axes, strict=True)
         ]
         columns, shift, size = self.columns(window, axes)
         sums = contract(space, [axis.w[:, None] * powers(axis.z[0], m) for axis in axes], columns)
@@ -92,12 +92,12 @@ class Grid:
 
         # The terms of a sum: powers m + d, a product with w on each axis, U twice, and for each axis a sum.
         rounding = gamma(m + 2 * space.d + 4 + sum(axis.w.shape[1] for axis in axes))
-        # Of every term: what is unknown of the scores, and the exponentials in w and in e^η.
-        unsure = relative_error(np.asarray(keys.unsure(hull).max() + self.misfit_error))
+        # Every term has the errors of its score, and of the exponentials in w and in e^η.
+        unsure = relative_error(np.asarray(known.unsure(hull).max() + self.misfit_error))
         common = float(above(unsure + (space.d + 2) * EXP_ERROR * (1 + unsure)))
         everything = above(total[:, 0] * (1 + common))
         rounded = total * (rounding + common + 1 / _STRESS)
-        value_error = keys.value_error(hull).max(axis=0) + TINY * size + far * size
+        value_error = known.value_error(hull).max(axis=0) + TINY * size + far * size
         unknown = total[:, 0] * (common + 1 / _STRESS)
         boxes = (space.count, len(shift), len(centres))
         return Moments(
@@ -121,7 +121,7 @@ class Grid:
             shift = np.tensordot(axis.w[middle] / axis.w[middle].sum(), shift, axes=(0, 0))
         shift = shift @ (axes[0].w[middle] / axes[0].w[middle].sum())
         columns = np.concatenate([scale[..., None, :], (values - shift[:, None]) * scale[..., None, :]], axis=-2)
-        return columns, shift, np.abs(self.keys.values).max(axis=0) + np.abs(shift)
+        return columns, shift, np.abs(self.known.keys.values).max(axis=0) + np.abs(shift)
 
     @functools.cached_property
     def scale(self) -> np.ndarray:
@@ -129,49 +129,26 @@ class Grid:
         return np.exp(self.misfit)
 
 
-def _additive(scores: np.ndarray) -> tuple[np.ndarray, ...]:
-    """c_1, …, c_d whose sums are near the scores: the means over the other axes."""
-    mean, d = scores.mean(), scores.ndim
-    return tuple(
-        scores.mean(axis=tuple(other for other in range(d) if other != i)) - (mean * (d - 1) / d) for i in range(d)
-    )
-
-
-def _misfit(scores: np.ndarray, offsets: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
-    """η = scores − Σ c_i[k_i], and how far off the computed η may be: the sums are taken with their rounding errors."""
-    total, lost = -scores, np.zeros(scores.shape)
-    size = np.zeros(scores.shape)
-    for i, offset in enumerate(offsets):
-        term = np.broadcast_to(offset.reshape([-1 if axis == i else 1 for axis in range(scores.ndim)]), scores.shape)
-        s = total + term
-        back = s - total
-        error = (total - (s - back)) + (term - back)
-        total, lost, size = s, lost + error, size + np.abs(error)
-    misfit = -(total + lost)
-    slack = gamma(len(offsets) + 2) * (size + np.abs(misfit))
-    return misfit, float(above(slack.max()))
-
-
-def _window(grid: Grid, hull: Hull) -> tuple[list[slice], float]:
+def _window(grid: GridMoments, hull: Hull) -> tuple[list[slice], float]:
     """The keys on every axis that are near somewhere in the hull; and Σ ω_k/D over all other keys of the grid.
 
     A key left out is outside the window on one axis at least, and up to e^η each axis has its own softmax: the keys
     outside on axis i weigh Σ ω_i[n]/D_i, at most Σ ω_i[n]/ω_i[*].
     """
     window, outside = [], 0.0
-    for a, c, i in zip(grid.slopes, grid.offsets, grid.keys.axes, strict=True):
+    for a, c, i in zip(grid.slopes, grid.offsets, grid.known.axes, strict=True):
         lag = leaks(a[:, None], c, np.zeros(len(a)), hull.along(np.array([i])))
         near = np.flatnonzero(is_near(lag))
         part = slice(int(near[0]), int(near[-1]) + 1)
         window.append(part)
         outside += float(above(np.exp(np.delete(lag, part))).sum())
-    spread = float(np.abs(grid.misfit).max()) + grid.misfit_error + float(grid.keys.unsure(hull).max())
+    spread = float(np.abs(grid.misfit).max()) + grid.misfit_error + float(grid.known.unsure(hull).max())
     return window, float(above(np.asarray(outside * math.exp(2 * spread)))) if outside else 0.0
 
 
 @functools.lru_cache(maxsize=32)
 def _places(k: int, order: int) -> list[np.ndarray]:
-    """For every degree g: where τ^j times the monomials of degree g in k more variables stand, (monomials, j)."""
+    """For every degree g, the indices of τ^j times the monomials of degree g in k more variables, (monomials, j)."""
     smaller, larger = layout(k, order), layout(k + 1, order)
     return [
         np.array(

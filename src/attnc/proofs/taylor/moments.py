@@ -1,4 +1,4 @@
-"""Moments of a head about the centres of boxes: numerator and denominator as polynomials, with what they leave out.
+"""Moments of a head about the centres of boxes: numerator and denominator as polynomials, with their remainders.
 
 On the box {c + rτ : τ ∈ [−1, 1]^d} a head is A = v0 + N/D with
     N(τ) = Σ_k ω_k(τ)·u_k(τ),   D(τ) = Σ_k ω_k(τ),   u_k(τ) = v_k + V_k·c − v0 + (V_k·r)·τ,
@@ -18,13 +18,13 @@ import numpy as np
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.jet_balls import TINY, above
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
-from attnc.proofs.taylor.scores import Hull, is_near, leaks
-from attnc.proofs.taylor.weights import EXP_ERROR, Weights, least_denominator, powers
+from attnc.proofs.taylor.weights import EXP_ERROR, Hull, Weights, is_near, leaks, least_denominator, powers
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_SUMMED = 64  # keys in one inner product: the error of a sum grows with its length, so long sums are cut
+_SUMMED = 64
+"""Most keys in one inner product: the error of a sum grows with its length, so that longer sums are cut."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,26 +49,17 @@ class Moments:
 
 
 @dataclass(frozen=True, eq=False)
-class Keys:
-    """The keys of a head on the axes along which they differ; on the others all slopes are equal and cancel."""
+class KeyMoments:
+    """The moments of a head, summed over all keys that are near a box."""
 
-    axes: Int[np.ndarray, " active"]
-    slopes: Float[np.ndarray, "keys active"]
-    offsets: Float[np.ndarray, " keys"]
-    values: Float[np.ndarray, "keys outputs"]
-    gates: Float[np.ndarray, "keys outputs active"] | None
     head: SoftHead[Enclosed]
+    axes: Int[np.ndarray, " active"]
+    keys: SoftHead[np.ndarray]  # on these axes: along the others all slopes are equal and cancel
 
     @classmethod
-    def of(cls, head: SoftHead[Enclosed]) -> Keys:
-        differ = np.ptp(head.slopes.mid, axis=0) > 0
-        gates = None
-        if head.carried is not None:
-            differ |= (head.carried.mid != 0).any(axis=(0, 1))
-        axes = np.flatnonzero(differ) if differ.any() else np.zeros(1, dtype=int)
-        if head.carried is not None:
-            gates = head.carried.mid[:, :, axes]
-        return cls(axes, head.slopes.mid[:, axes], head.offsets.mid, head.values.mid, gates, head)
+    def of(cls, head: SoftHead[Enclosed]) -> KeyMoments:
+        axes = head.active if len(head.active) else np.zeros(1, dtype=int)
+        return cls(head, axes, head.mid.restricted(axes))
 
     @functools.cached_property
     def is_exact(self) -> bool:
@@ -76,35 +67,34 @@ class Keys:
         return not (self.head.slopes.radius.any() or self.head.offsets.radius.any())
 
     def unsure(self, hull: Hull) -> Float[np.ndarray, " keys"]:
-        """How far every score may be from that of the float64 slopes and offsets, over the hull."""
+        """A bound of the distance of every score from that of the float64 slopes and offsets, over the hull."""
         if self.is_exact:
-            return np.zeros(len(self.offsets))
+            return np.zeros(self.head.num_keys)
         return above(self.head.slopes.radius @ hull.magnitude + self.head.offsets.radius)
 
     def value_error(self, hull: Hull) -> Float[np.ndarray, "keys outputs"]:
-        """The same for every value."""
+        """A bound of the distance of every value from its float64 number, over the hull."""
         error = self.head.values.radius
         gates = self.head.carried
         return error if gates is None else above(error + gates.radius @ hull.magnitude)
 
     def numbers(self, space: Layout) -> int:
-        """How many numbers `moments` holds for a box."""
-        num_columns = 1 + self.values.shape[1] * (1 if self.gates is None else 1 + space.d)
+        """The count of numbers that `moments` holds for a box."""
+        num_columns = 1 + self.keys.num_outputs * (1 if self.keys.carried is None else 1 + space.d)
         rest = layout(max(1, space.d - 1), space.order).count
-        return len(self.slopes) * (num_columns * (space.order + 1 if space.d > 1 else 1) + rest + 8)
+        return self.keys.num_keys * (num_columns * (space.order + 1 if space.d > 1 else 1) + rest + 8)
 
     def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
-        """All boxes times all keys that are near one of them."""
+        """The moments at all boxes, from all keys that are near one of them."""
         hull = Hull.of(centres, radii)
         unsure, value_error = self.unsure(hull), self.value_error(hull)
-        lag = leaks(self.slopes, self.offsets, unsure, hull.along(self.axes))
+        lag = leaks(self.keys.slopes, self.keys.offsets, unsure, hull.along(self.axes))
         near = is_near(lag)
-        weights = Weights.of(
-            self.slopes[near], self.offsets[near], unsure[near], centres[:, self.axes], radii[:, self.axes]
-        )
-        values = _values(self, near, weights, centres[:, self.axes], radii[:, self.axes])
+        keys, c, r = self.keys.chosen(near), centres[:, self.axes], radii[:, self.axes]
+        weights = Weights.of(keys.slopes, keys.offsets, unsure[near], c, r)
+        values = _values(keys, weights, c, r)
         sums, summed = key_sums(space, weights.w, weights.z, values.columns)
-        outputs = self.values.shape[1]
+        outputs = self.keys.num_outputs
         nu, dropped = values.numerator(space, sums[:, 1:], outputs)
 
         # Relative errors of the terms of a sum: powers m + d, products d + 1, u, r·V and sums over axes d + 2, the sum
@@ -132,7 +122,7 @@ class Keys:
 
 @dataclass(frozen=True, eq=False)
 class _Values:
-    """u_k for every box: |u_k + (V_k·r)·τ| ≤ reach + unsure, and the columns 1, u, V whose moments are needed."""
+    """The u_k of every box, |u_k + (V_k·r)·τ| ≤ reach + unsure, and the columns 1, u, V whose moments are needed."""
 
     shift: Float[np.ndarray, "boxes outputs"]
     columns: Float[np.ndarray, "boxes columns keys"]
@@ -153,14 +143,13 @@ class _Values:
         return nu, dropped
 
 
-def _values(keys: Keys, near: np.ndarray, weights: Weights, c: np.ndarray, r: np.ndarray) -> _Values:
-    values, total = keys.values[near], weights.w.sum(axis=1)[:, None]
+def _values(keys: SoftHead[np.ndarray], weights: Weights, c: np.ndarray, r: np.ndarray) -> _Values:
+    values, gates, total = keys.values, keys.carried, weights.w.sum(axis=1)[:, None]
     ones = np.ones((len(c), 1, len(values)))
-    if keys.gates is None:
+    if gates is None:
         shift = (weights.w @ values) / total
         u = values.T - shift[:, :, None]
         return _Values(shift, np.concatenate([ones, u], axis=1), np.abs(u), np.zeros(shift.shape), r)
-    gates = keys.gates[near]
     u = values.T + np.einsum("koi,bi->bok", gates, c)
     shift = np.einsum("bk,bok->bo", weights.w, u) / total
     u = u - shift[:, :, None]
@@ -173,7 +162,7 @@ def _values(keys: Keys, near: np.ndarray, weights: Weights, c: np.ndarray, r: np
 
 
 def key_sums(space: Layout, w: np.ndarray, z: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, int]:
-    """Σ_k w_k C_k z_k^j/j!, (boxes, columns, count), for columns (boxes, columns, keys); and how long the sums are.
+    """Σ_k w_k C_k z_k^j/j!, (boxes, columns, count), for columns (boxes, columns, keys); and the length of the sums.
 
     A sum is a product of matrices: C_k times the powers along the first axis, and the monomials of the other axes.
     """
@@ -198,7 +187,7 @@ def key_sums(space: Layout, w: np.ndarray, z: np.ndarray, columns: np.ndarray) -
 
 @functools.lru_cache(maxsize=32)
 def _places_of_rest(space: Layout) -> Int[np.ndarray, " count"]:
-    """Where the other axes of each monomial stand among the monomials of these axes."""
+    """The index of each monomial, without its first axis, among the monomials of the other axes."""
     rest = layout(space.d - 1, space.order)
     return np.array([rest.index[tuple(row)] for row in space.exponents[:, 1:].tolist()])
 
@@ -222,13 +211,13 @@ def _monomials(space: Layout, z: np.ndarray) -> np.ndarray:
     return result
 
 
-def _far(keys: Keys, lag: np.ndarray, value_error: np.ndarray, hull: Hull) -> tuple[float, np.ndarray]:
+def _far(known: KeyMoments, lag: np.ndarray, value_error: np.ndarray, hull: Hull) -> tuple[float, np.ndarray]:
     """Σ w_k/w_* and Σ w_k|v_k + V_k·x|/w_* over the keys left out: D ≥ ω_*, and D is at most `everything`."""
-    far = ~is_near(lag)
-    if not far.any():
-        return 0.0, np.zeros(keys.values.shape[1])
-    weight = above(np.exp(lag[far]))
-    size = np.abs(keys.values[far]) + value_error[far]
-    if keys.gates is not None:
-        size = size + np.abs(keys.gates[far]) @ hull.magnitude[keys.axes]
+    is_far = ~is_near(lag)
+    if not is_far.any():
+        return 0.0, np.zeros(known.keys.num_outputs)
+    keys, weight = known.keys.chosen(is_far), above(np.exp(lag[is_far]))
+    size = np.abs(keys.values) + value_error[is_far]
+    if keys.carried is not None:
+        size = size + np.abs(keys.carried) @ hull.magnitude[known.axes]
     return float(above(weight.sum())), above(weight @ size)

@@ -20,7 +20,8 @@ from attnc.numerics.rounding import TINIEST
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_BLOCK = 1024  # polynomials divided at a time: their rows stay in the cache
+_BLOCK = 1024
+"""Polynomials divided at a time: their rows stay in the cache."""
 
 
 def gamma(n: int) -> float:
@@ -31,7 +32,7 @@ def gamma(n: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Where the coefficient of τ^j stands, for all |j| ≤ order."""
+    """The order of the coefficients of τ^j, for all |j| ≤ order."""
 
     d: int
     order: int
@@ -51,7 +52,7 @@ class Layout:
         return {tuple(row): i for i, row in enumerate(self.exponents.tolist())}
 
     def raised(self, axis: int) -> Int[np.ndarray, " lower"]:
-        """For the monomials of degree < order, where their product with τ_axis stands."""
+        """The indices of the products of τ_axis with the monomials of degree < order."""
         unit = np.eye(self.d, dtype=int)[axis]
         lower = self.exponents[: self.starts[self.order]]
         return np.array([self.index[tuple(row)] for row in (lower + unit).tolist()], dtype=int)
@@ -102,7 +103,7 @@ class Layout:
 
     @functools.cached_property
     def squares(self) -> Int[np.ndarray, " d"]:
-        """Where the τ_i² stand."""
+        """The indices of the τ_i²."""
         return np.array([self.index[tuple(row)] for row in (2 * np.eye(self.d, dtype=int)).tolist()])
 
     @functools.cached_property
@@ -128,7 +129,7 @@ def quotient(
 ) -> Float[np.ndarray, "count outputs boxes"]:
     """Q ≈ ν/δ as power series up to the order: Q_j = (ν_j − Σ_{0<i≤j} δ_i Q_{j−i})/δ_0 in floating point.
 
-    See `residual` for what is known of the Q that is returned.
+    `residual` bounds the error of the Q that is returned.
     """
     result = np.empty_like(nu)
     for start in range(0, nu.shape[2], _BLOCK):

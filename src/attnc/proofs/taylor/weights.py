@@ -1,7 +1,11 @@
-"""The weights of keys about the centres of boxes, as floats, and how far they may be off over the boxes.
+"""Scores and weights of keys about the centres of boxes, as floats, with bounds of their errors over the boxes.
 
 On the box {c + rτ : τ ∈ [−1, 1]^d} the weights, up to a factor that all keys share, are
     ω_k(τ) = e^{s_k(c + rτ) − ā·rτ − reference} = w_k e^{z_k·τ},   w_k = e^{s_k(c) − reference},   z_k = (a_k − ā)·r.
+
+Scores of hundreds cancel to differences of a few, and the relative error of a weight is the absolute error of its
+score. So scores s_k(x) = a_k·x + c_k are computed to within a unit roundoff of their distance from the largest: the
+leading halves of a, x and c are multiplied and added exactly, and the rest, 2²⁵ times smaller, is rounded.
 """
 
 from __future__ import annotations
@@ -13,29 +17,124 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.numerics.jet_balls import U, above
-from attnc.numerics.rounding import LIBM_ULPS
-from attnc.proofs.taylor.polynomials import Layout
-from attnc.proofs.taylor.scores import score_gaps
+from attnc.numerics.rounding import LIBM_ULPS, up
+from attnc.proofs.taylor.polynomials import Layout, gamma
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float, Int
 
+FAR_BEHIND = 50.0
+"""Scores by which a key is behind everywhere when it is left out of the sums; its leak, e⁻⁵⁰ = 2·10⁻²² of the weight at
+most, is counted."""
 EXP_ERROR = LIBM_ULPS * 2.0**-52
-FAINT = -45.0
-"""A key whose weight stays below e^FAINT on a box is left out there, and counted as unknown."""
+"""Relative error of the machine's exponential."""
+FAINT_EXPONENT = -45.0
+"""A key whose weight stays below e⁻⁴⁵ = 3·10⁻²⁰ on a box is left out there, and all of its weight counted as error."""
 STEEP = 80.0
-"""With a key of a larger ρ that is not faint no bound would be of use. Otherwise what underflows in products of
-weights and powers of z is below 2⁻¹⁰⁷⁴·e^STEEP a term, which TINY·max(1, |u|) covers."""
+"""Largest ρ of a key that is not faint: with a larger one no bound would be of use. Up to it, the terms that underflow
+in products of weights and powers of z are below 2⁻¹⁰⁷⁴·e^STEEP each, which TINY·max(1, |u|) covers."""
+RULING_SHARE = 0.9
+"""Share of the weight from which on errors are counted relative to the heaviest key: the others then lose little."""
 
 
-RULING = 0.9
+@dataclass(frozen=True, eq=False)
+class Gaps:
+    """s_k(x) − reference(x) is within u·|gap| + slack of the gap; the reference is near the largest score at x."""
+
+    gaps: Float[np.ndarray, "boxes keys"]
+    slack: float
+
+
+def score_gaps(
+    slopes: Float[np.ndarray, "keys d"], offsets: Float[np.ndarray, " keys"], points: Float[np.ndarray, "boxes d"]
+) -> Gaps:
+    """The distance of every score from the largest, at every point.
+
+    The leading parts a′, x′, c′ are multiples of powers of two q_a, q_x, q, with q_a·q_x = q on every axis, such that
+    every partial sum of a′·x′ + c′ is a multiple of q below 2⁵³q: computed exactly, in any order. The remainder
+    (a − a′)·x + a′·(x − x′) + (c − c′) is computed with an error of γ_{2d+3} times the sum of its absolute values; for
+    slopes of 1e10 it may itself be hundreds. So the reference is the score, as computed, of the key that leads: both
+    parts are taken relative to its own, the second with one more rounding.
+    """
+    d = slopes.shape[1]
+    bits = (52 - int(d + 1).bit_length()) // 2  # d + 1 terms below 2^(2·bits)·q, and the roundings of a′ and x′
+    slope_unit = _unit(np.abs(slopes).max(axis=0), bits)
+    q = max(
+        float((slope_unit * _unit(np.abs(points).max(axis=0), bits)).max()),
+        float(_unit(np.abs(offsets).max(), 2 * bits)),
+    )
+    point_unit = q / slope_unit
+    a, x, c = _leading(slopes, slope_unit), _leading(points, point_unit), _leading(offsets, np.asarray(q))
+    leading = x @ a.T + c
+    rest = np.concatenate([points, points - x], axis=1) @ np.concatenate([slopes - a, a], axis=1).T + (offsets - c)
+    first = np.argmax(leading + rest, axis=1)[:, None]
+    leading -= np.take_along_axis(leading, first, 1)
+    rest -= np.take_along_axis(rest, first, 1)
+    size = np.abs(points).max(axis=0) @ slope_unit + np.abs(a).max(axis=0) @ point_unit + q
+    return Gaps(leading + rest, float(above(gamma(2 * d + 4) * size)))
+
+
+def _unit(size: np.ndarray, bits: int) -> np.ndarray:
+    """A power of two that is at least 2^−bits times `size`."""
+    exponent = np.frexp(np.where((size > 0) & np.isfinite(size), size, 1.0))[1]
+    return np.ldexp(1.0, np.maximum(exponent - bits, -400))
+
+
+def _leading(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    return np.rint(x / unit) * unit
+
+
+@dataclass(frozen=True, eq=False)
+class Hull:
+    """The smallest box around boxes."""
+
+    centre: Float[np.ndarray, " d"]
+    reach: Float[np.ndarray, " d"]
+
+    @classmethod
+    def of(cls, centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"]) -> Hull:
+        lo, hi = -up(radii - centres).max(axis=0), up(centres + radii).max(axis=0)
+        centre = 0.5 * lo + 0.5 * hi
+        return cls(centre, up(np.maximum(hi - centre, centre - lo)))
+
+    def along(self, axes: Int[np.ndarray, " axes"]) -> Hull:
+        """The hull on some of the axes."""
+        return Hull(self.centre[axes], self.reach[axes])
+
+    @property
+    def magnitude(self) -> Float[np.ndarray, " d"]:
+        return up(np.abs(self.centre) + self.reach)
+
+
+def leaks(
+    slopes: Float[np.ndarray, "keys d"],
+    offsets: Float[np.ndarray, " keys"],
+    unsure: Float[np.ndarray, " keys"],
+    hull: Hull,
+) -> Float[np.ndarray, " keys"]:
+    """Upper bounds of log(w_k/w_*) over the hull, where * is the key that leads at its centre (and has 0).
+
+    Each score is known to within `unsure`.
+    """
+    scores = slopes @ hull.centre + offsets
+    error = gamma(slopes.shape[1] + 1) * (np.abs(slopes) @ np.abs(hull.centre) + np.abs(offsets)) + unsure
+    first = int(np.argmax(scores))
+    lag = scores - scores[first]
+    lag = up(lag + above(np.abs(slopes - slopes[first]) @ hull.reach + error + error[first] + U * np.abs(lag)))
+    lag[first] = 0.0
+    return np.where(np.isnan(lag), np.inf, lag)
+
+
+def is_near(lag: Float[np.ndarray, " keys"]) -> Bool[np.ndarray, " keys"]:
+    return np.asarray(lag > -FAR_BEHIND)
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
     """w_k and z_k as floats: |ω_k − w_k e^{z_k·τ}(1 + ε)| ≤ most·error, w_k e^{z_k·τ} ≤ most, Σ ω_k ≤ everything.
 
-    |ε| ≤ EXP_ERROR, that of the machine's exponential; ρ_k = Σ_i |z_ki|. Of faint keys all is 0 but `most` and `error`.
+    |ε| ≤ EXP_ERROR, that of the machine's exponential; ρ_k = Σ_i |z_ki|. Faint keys have only `most` and `error`, and 0
+    for all else.
     """
 
     w: Float[np.ndarray, "boxes keys"]
@@ -61,8 +160,8 @@ class Weights:
         z = (slopes.T[:, None] - mean.T[:, :, None]) * r.T[:, :, None]
         rho = np.abs(z).sum(axis=0)
         top = scores.gaps + rho
-        faint = top < FAINT
-        # The exponent is off by fewer than 2⁸·2⁻⁵³(2·STEEP − FAINT) where it matters: `above` covers it.
+        faint = top < FAINT_EXPONENT
+        # The exponent is off by fewer than 2⁸·2⁻⁵³(2·STEEP − FAINT_EXPONENT) where it matters: `above` covers it.
         most = np.where(faint | (rho <= steep), above(np.exp(top)), np.inf)
         exponent = _to_reference(unsure + scores.slack + U * np.abs(scores.gaps) + 3 * U * rho, w)
         error = relative_error(exponent, faint)
@@ -75,10 +174,10 @@ def _to_reference(exponent: np.ndarray, w: np.ndarray) -> np.ndarray:
     """The errors of the exponents relative to that of the heaviest key, where it has most of the weight.
 
     An average does not change when all weights are divided by one factor, e^{the error of that key}: then it has none,
-    and the others have theirs and this one. A gate of a steep slope is proved by that away from its kink.
+    and the others have theirs and this one. This is how a gate of a steep slope is proved away from its kink.
     """
     rows, heaviest = np.arange(len(w)), np.argmax(w, axis=1)
-    rules = w[rows, heaviest] > RULING * w.sum(axis=1)
+    rules = w[rows, heaviest] > RULING_SHARE * w.sum(axis=1)
     if not rules.any():
         return exponent
     moved = exponent + exponent[rows, heaviest][:, None]
@@ -96,7 +195,7 @@ def relative_error(exponent: np.ndarray, is_unknown: np.ndarray | bool = False) 
 
 
 def least_denominator(space: Layout, delta: np.ndarray, rounding: np.ndarray, unknown: np.ndarray) -> np.ndarray:
-    """Σ w_k e^{z_k·τ} ≥ W·exp(−Σ_i |Σ_k w_k z_ki|/W), W = Σ w_k, by Jensen's inequality; less what is unknown of the w.
+    """Σ w_k e^{z_k·τ} ≥ W·exp(−Σ_i |Σ_k w_k z_ki|/W), W = Σ w_k, by Jensen's inequality; less the errors of the w.
 
     The factor 1 − 2⁻⁴⁰ is for the roundings here and for those of the exponentials, which are relative to the sum.
     """
