@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.numerics.rounding import up
 from attnc.proofs.taylor.ranges import Goal
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class Bounds:
     @property
     def floors(self) -> Float[np.ndarray, " cells"]:
         return np.asarray(np.broadcast_to(self.floor, self.upper.shape).max(axis=1))
+
+    def enlarged(self, factor: float) -> Bounds:
+        """The same bounds times a factor of at least 1, and their terms with them."""
+        terms = {name: up(factor * term) for name, term in self.terms.items()}
+        return Bounds(up(factor * self.upper, 2), terms, self.seen, factor * self.floor)
 
     def meet(self, goal: float) -> Bool[np.ndarray, " cells"]:
         """Which cells need not be halved."""

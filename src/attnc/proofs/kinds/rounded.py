@@ -1,4 +1,4 @@
-"""The rounding of engines, added to the bounds of any kind in one place."""
+"""The rounding of engines and the room for the checker, added to the bounds of any kind in one place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.numerics.rounding import gamma, up
 from attnc.proofs.cells.kind import Bounds, WrappedKind
-from attnc.proofs.margins import STAGE_ROUNDING
+from attnc.proofs.margins import LEAF_ROOM, STAGE_ROUNDING
 from attnc.proofs.rounding.program import Roundings
 from attnc.proofs.rounding.stage import rounding_bounds
 from attnc.proofs.stages.one_stage import OneStage
@@ -65,17 +65,17 @@ class StageRounding:
 
 @dataclass(frozen=True, eq=False)
 class RoundedKind(WrappedKind):
-    """The bounds of a kind, with the rounding of engines on the cell."""
+    """The bounds of a kind, with room for the checker, and with the rounding of engines on the cell."""
 
     rounding: StageRounding
 
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
         if self.covers_computed_weights:
-            found = self.kind.bounds(centres, radii, goal)
+            found = self.kind.bounds(centres, radii, goal).enlarged(1 + LEAF_ROOM)
             rounding = self.rounding.over(centres, radii, for_any_weights=True)
             return self._sum(found, rounding, rounding)
         level = self.rounding.level
-        found = self.kind.bounds(centres, radii, Goal(goal.value - level, goal.growth))
+        found = self.kind.bounds(centres, radii, Goal(goal.value - level, goal.growth)).enlarged(1 + LEAF_ROOM)
         # A cell without room for rounding must be halved: a sharp bound gains nothing there. Where there is much room,
         # it is not used up: the ledger is to show the true cost of rounding.
         used, enough = found.upper.max(axis=1), np.full(len(centres), np.inf)
