@@ -173,7 +173,7 @@ def softsign(eps: float) -> Gate:
 
     Error.  |s(1 − A(y)) − sy/(1 + y)| ≤ error of A on y ≥ 0. With T = |s|, |sy/(1 + y) − x/(1 + |x|)| is
             |x|(1 − T)(1 + T + T|x|)/((1 + |x|)(1 + T|x|)) ≤ |x|(1 − T²) = |x|/cosh²(βx) ≤ 0.4478/β.
-    Two layers, since keys of so many scales next to steep ones would not survive float32.
+    Two layers, because keys of many scales beside steep ones would lose their digits in float32.
     """
     beta = power_of_two(0.4478 / (0.005 * positive("eps", eps)))
 

@@ -6,7 +6,7 @@ slopes, offsets and values together: variable projection (Gauss–Newton steps i
 least squares), then linear programs for the minimax steps. Rows have the digits that keep the error within 2 % of the
 search's. `error` says which row to try first; what a gate claims is computed from its keys.
 
-Why so few keys do: with φ the normal density,
+Why a few keys are enough: with φ the normal density,
 
     Φ(x) = ∫_{t>0} e^{xt}φ(t)dt / ∫ e^{xt}φ(t)dt,
 
