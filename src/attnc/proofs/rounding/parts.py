@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RoundingOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(centres, radii) → bounds (boxes, outputs)."""
 DEPTH = 2
-"""Maximum number of halvings of a box along every axis: a third one gains less than a tenth."""
+"""Maximum number of halvings of a box along every axis: each multiplies the cost by 2^d."""
 MOST_PARTS = 2**13
 U = UNIT_ROUNDOFF["float64"]
 

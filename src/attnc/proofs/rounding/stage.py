@@ -154,7 +154,7 @@ class _HeadError:
         u = self.unit
         weights = WeightErrors(self.near, pairs, self.rounds, self.reach, u, for_any_weights=self.for_any_weights)
         num_keys = self.near.scores.num_keys
-        is_big = (weights.most > u / 8) | (num_keys * u > 0.1)  # with that number of keys the factor 2 below is too small
+        is_big = (weights.most > u / 8) | (num_keys * u > 0.1)  # with more keys the factor 2 below is too small
         num_big = weights.sums(is_big)
         columns = []
         for output in range(self.largest.shape[1]):
