@@ -18,6 +18,7 @@ from attnc.constructions.partition.positions import num_positions
 from attnc.constructions.spectral_grid import estimate_spectral_grid
 from attnc.constructions.truncation.bumps import STEP_ANCHORS
 from attnc.errors import AttncError, BoundNotMet, InputError
+from attnc.functions.registry import FUNCTIONS
 from attnc.proofs.prover import MAX_VARIABLES
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.tree import Call, walk
@@ -31,7 +32,6 @@ ONE_VARIABLE = ("graded", "binomial")
 SOFT = ("spectral_grid", *ONE_VARIABLE)
 """Those that make the largest error small, whatever norm is asked for: leaves prove the norm of the network."""
 TABLES = ("table_grid", "table_scattered")
-KINKS = ("abs", "relu", "min", "max", "clip")
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
 
 CONSTRUCTIONS: dict[str, Callable[..., Built]] = {
@@ -184,7 +184,7 @@ def _is_summed(target: Target) -> bool:
 def _has_kinks(target: Target) -> bool:
     """A grid is as fine as a kink asks everywhere."""
     return isinstance(target, ExpressionTarget) and any(
-        isinstance(node, Call) and node.name in KINKS for node in walk(target.expression.outputs)
+        isinstance(node, Call) and FUNCTIONS[node.name].has_kinks for node in walk(target.expression.outputs)
     )
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire, channel_of
 from attnc.constructions.composition.ledger import Fitted, Ledger
-from attnc.constructions.composition.part_fit import GLOBAL, TWO_KEYS, function_of_one, has_two_keys
+from attnc.constructions.composition.part_fit import function_of_one, has_two_keys
 from attnc.constructions.composition.unary_fit import fit_unary
 from attnc.constructions.estimate import Estimate, Wanted
 from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES
 from attnc.errors import BoundNotMet, InputError
+from attnc.functions.registry import names_with_economical_gates
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.tree import Node, to_text
@@ -147,7 +148,7 @@ def _plan(target: ExpressionTarget, eps: float, dtype: str, progress: Progress |
     def can_fit(base: Part, tree: Node) -> bool:
         return has_two_keys(tree) or fits_in_one_head(*ranges(base), tree)
 
-    lowering = Lowering(target.expression.variables, can_fit, (*TWO_KEYS, *GLOBAL))
+    lowering = Lowering(target.expression.variables, can_fit, names_with_economical_gates())
     outputs = tuple(lowering.lower(target.expression.outputs))
     ranges.require_bounded(in_order(outputs))
     ledger = Ledger(in_order(outputs), outputs, ranges, dtype)

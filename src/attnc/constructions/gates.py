@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -9,13 +10,15 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.gate import exact, fitted, kinks, pieces
 from attnc.constructions.gate.deriving import derivation_of
-from attnc.constructions.gate.keys import Gate, GateKeys, positive
+from attnc.constructions.gate.keys import Gate, GateKeys, exact_gate, positive
 from attnc.constructions.gate.kinks import ChoiceGate, max_gate, min_gate
 from attnc.constructions.gate.product import ProductGate, product_gate, square_gate
 from attnc.constructions.gate.terms import Affine, Atom, Form, affine_range, read_forms
 from attnc.constructions.limits import MAX_ANCHORS, MAX_BYTES, bytes_per_anchor
 from attnc.constructions.unary.keys import Keys
 from attnc.errors import BoundNotMet, InputError
+from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, TwoLines
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.parts.part import Derivation
@@ -34,28 +37,37 @@ __all__ = [
     "square_gate",
 ]
 
+
+def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
+    """The cheapest gate of an elementary function of one variable with error ≤ eps; exp is for (−∞, hi]."""
+    match FUNCTIONS[name].gate:
+        case ExactKeys() as recipe:
+            return exact_gate(name, recipe, eps)
+        case TwoLines(left, right):
+            return kinks.two_lines(name, eps, left, right)
+        case FittedKeys() as recipe:
+            return fitted.fitted_gate(name, recipe, eps)
+        case Decay():
+            return pieces.exp(eps, hi)
+    raise InputError(f"there is no gate of one variable for {name}")
+
+
 GATES: dict[str, Callable[..., Gate]] = {
-    "sigmoid": exact.sigmoid,
-    "tanh": exact.tanh,
+    **{name: functools.partial(function_gate, name) for name in ("sigmoid", "tanh", "silu", "relu", "abs")},
+    **{name: functools.partial(function_gate, name) for name in ("gelu", "erf", "atan")},
     "tanhshrink": exact.tanhshrink,
-    "silu": exact.silu,
     "quick_gelu": exact.quick_gelu,
     "mish": exact.mish,
-    "relu": kinks.relu,
     "leaky_relu": kinks.leaky_relu,
     "prelu": kinks.prelu,
-    "abs": kinks.absolute,
     "clip": kinks.clip,
     "hardtanh": kinks.hardtanh,
     "relu6": kinks.relu6,
     "hardsigmoid": kinks.hardsigmoid,
     "soft_threshold": kinks.soft_threshold,
-    "gelu": fitted.gelu,
     "gelu_tanh": fitted.gelu_tanh,
     "softplus": fitted.softplus,
     "logsigmoid": fitted.logsigmoid,
-    "erf": fitted.erf,
-    "atan": fitted.atan,
     "exp": pieces.exp,
     "elu": pieces.elu,
     "celu": pieces.celu,
@@ -163,7 +175,7 @@ class _Plan:
             return choice.build(self.circuit, *wires)
         if atom.name == "gated":
             carrier, argument = wires
-            keys = GATES[atom.inner](eps).keys
+            keys = function_gate(atom.inner, eps).keys
             assert keys is not None
             self._record(atom, 0.0, keys.p)
             return self.circuit.gate(Keys(keys.slopes, keys.offsets, keys.values), argument, carrier, name="gate")
@@ -176,7 +188,7 @@ class _Plan:
             assert atom.limits is not None
             return kinks.clip(eps, *atom.limits)
         if atom.name != "exp":
-            return GATES[atom.name](eps)
+            return function_gate(atom.name, eps)
         _, hi = self._range(atom.arguments[0])
         if not hi < MAX_EXPONENT:
             raise InputError(

@@ -13,9 +13,9 @@ import numpy as np
 from attnc.constructions.circuit import Circuit
 from attnc.constructions.gate.keys import ALL_REALS, Gate, GateKeys
 from attnc.constructions.gate.pieces import SELU_ALPHA, SELU_SCALE, reciprocal
-from attnc.constructions.gate.table import RECIPROCAL
 from attnc.constructions.gates import GATES
 from attnc.errors import InputError, real_number
+from attnc.functions.gate_table import RECIPROCAL
 from attnc.numerics.rounding import up
 from attnc.proofs.prover import prove
 from attnc.targets.box import Box

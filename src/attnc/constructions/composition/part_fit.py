@@ -12,11 +12,14 @@ from attnc.constructions.circuit import Circuit, Wire
 from attnc.constructions.composition.unary_fit import BETWEEN, UnaryFit, fit_unary, sample_interval
 from attnc.constructions.gate.keys import Gate, GateKeys
 from attnc.constructions.gate.product import product_gate, square_gate
-from attnc.constructions.gates import GATES, MAX_EXPONENT
+from attnc.constructions.gates import MAX_EXPONENT, function_gate
 from attnc.constructions.graded import graded_keys
 from attnc.constructions.pieces.kinks import find_kinks
 from attnc.constructions.unary.keys import Function, Keys
 from attnc.errors import AttncError
+from attnc.functions import gate_recipes
+from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe
+from attnc.functions.registry import FUNCTIONS
 from attnc.proofs.deep.line_proof import prove_line
 from attnc.proofs.stages.extraction import stages
 from attnc.targets.box import Box
@@ -25,10 +28,6 @@ from attnc.targets.expressions.tree import Call, Node, Product
 from attnc.targets.parts.lowering import SQUARE
 from attnc.targets.parts.part import T, function_of_t
 
-TWO_KEYS = ("relu", "abs", "silu", "sigmoid", "tanh")
-"""Gates of two keys, exact or as steep as it takes."""
-GLOBAL = ("gelu", "softplus", "erf")
-"""Gates on all of R, which an interval may do better than. So may it than those of exp and of squares."""
 MANY = 48
 """With more keys than that on an even grid, it is worth looking where the function is hard: at kinks, and like √t at 0.
 There even grids have hundreds of keys, and to find out how many takes long."""
@@ -81,20 +80,21 @@ class SelfGate:
 
 def is_self_gate(tree: Node) -> bool:
     """Whether the head may carry its own argument, and so cannot be a factor of a product as well."""
-    return _called(tree) in ("relu", "abs", "silu", *GLOBAL)
+    return gate_recipes.may_carry(_recipe(tree))
 
 
 def is_exact(tree: Node) -> bool:
-    """sigmoid(t), tanh(t), silu(t): two keys, no error."""
-    return _called(tree) in ("sigmoid", "tanh", "silu")
+    """Whether the function is a softmax already, as sigmoid(t), tanh(t) and silu(t) are: no error."""
+    return isinstance(_recipe(tree), ExactKeys)
 
 
 def has_two_keys(tree: Node) -> bool:
-    return _called(tree) in TWO_KEYS
+    return gate_recipes.has_two_keys(_recipe(tree))
 
 
-def _called(tree: Node) -> str | None:
-    return tree.name if isinstance(tree, Call) and tree.arguments == (T,) else None
+def _recipe(tree: Node) -> GateRecipe | None:
+    """The gate of f, if the tree is f(t)."""
+    return FUNCTIONS[tree.name].gate if isinstance(tree, Call) and tree.arguments == (T,) else None
 
 
 def fit_part(
@@ -140,13 +140,12 @@ def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
 
 
 def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterator[PartFit]:
-    # A gate need not be finer than the function is large: where relu and abs are at most so much, 0 would do.
-    delta, name = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _called(tree)
+    # A gate need not be finer than the function is large: where relu and abs are below delta, 0 would do.
+    delta, recipe = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _recipe(tree)
+    is_in_reach = gate_recipes.is_economical(recipe) or (isinstance(recipe, Decay) and hi < MAX_EXPONENT)
     try:
-        if name in (*TWO_KEYS, *GLOBAL):
-            gate = GATES[name](delta)
-        elif name == "exp" and hi < MAX_EXPONENT:
-            gate = GATES[name](delta, hi)
+        if isinstance(tree, Call) and is_in_reach:
+            gate = function_gate(tree.name, delta, hi)
         elif tree in (SQUARE, Product((T, T))) and dtype == "float64":  # its values are ten times as large
             gate = _square(lo, hi, delta)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from attnc.constructions.circuit import Wire, channel_of
-from attnc.constructions.gate.terms import CHOICES, Affine, Atom, Form
+from attnc.constructions.gate.terms import Affine, Atom, Form
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.canonical import equivalent
 from attnc.targets.expressions.coefficient import UNIT, Coefficient
@@ -32,7 +32,7 @@ def derivation_of(
     heads: dict[str, HeadClaim] = {}
     for atom, wire in wires.items():
         signals = [signal for signal in wire.terms if signal.level > 0]
-        if atom.name in CHOICES or len(signals) != 1:
+        if atom.name in ("max", "min") or len(signals) != 1:
             return None
         heads[channel_of(signals[0])] = reader.claim(atom, *middles.get(atom, (0.0, 0.0)))
     outputs = tuple(map(reader.form, forms))

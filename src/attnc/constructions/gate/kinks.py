@@ -18,6 +18,7 @@ from attnc.errors import InputError, real_number
 W = 0.2784645427610739
 """W(1/e), rounded up."""
 ROUNDED_UP = 1 + 2.0**-50
+"""Factor that covers the roundings of the few products and quotients of an error."""
 
 
 def steepness(jump: float, eps: float) -> float:
@@ -25,8 +26,8 @@ def steepness(jump: float, eps: float) -> float:
     return power_of_two(jump * W / eps * ROUNDED_UP)
 
 
-def _two_lines(name: str, eps: float, left: float, right: float) -> Gate:
-    """Slope `left` below 0, `right` above."""
+def two_lines(name: str, eps: float, left: float, right: float) -> Gate:
+    """Slope `left` below 0, `right` above: scores 0, βx and values left·x, right·x. relu is x·σ(βx)."""
     jump = abs(right - left)
     beta = steepness(jump, positive("eps", eps))
     keys = GateKeys(np.array([0.0, beta]), np.zeros(2), np.zeros(2), np.array([left, right]))
@@ -34,24 +35,14 @@ def _two_lines(name: str, eps: float, left: float, right: float) -> Gate:
     return Gate.one_head(name, keys, error, lipschitz, is_proved=True)
 
 
-def relu(eps: float) -> Gate:
-    """x·σ(βx): scores 0, βx and values 0, x."""
-    return _two_lines("relu", eps, 0.0, 1.0)
-
-
 def leaky_relu(eps: float, slope: float = 0.01) -> Gate:
     """Values slope·x, x."""
-    return _two_lines("leaky_relu", eps, real_number("slope", slope), 1.0)
+    return two_lines("leaky_relu", eps, real_number("slope", slope), 1.0)
 
 
 def prelu(eps: float, slope: float = 0.25) -> Gate:
     """A leaky ReLU whose slope was learnt."""
-    return _two_lines("prelu", eps, real_number("slope", slope), 1.0)
-
-
-def absolute(eps: float) -> Gate:
-    """Values −x, x."""
-    return _two_lines("abs", eps, -1.0, 1.0)
+    return two_lines("prelu", eps, real_number("slope", slope), 1.0)
 
 
 def _three_lines(name: str, eps: float, kinks: tuple[float, float], lines: list[tuple[float, float]]) -> Gate:

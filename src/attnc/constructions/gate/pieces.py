@@ -14,15 +14,25 @@ import math
 import numpy as np
 
 from attnc.constructions.circuit import Circuit, Wire
-from attnc.constructions.gate.error import FAR, half_line, observed, reach_of, tail
-from attnc.constructions.gate.fitted import PASSES, min_keys
-from attnc.constructions.gate.keys import ALL_REALS, Gate, GateKeys, positive, power_of_two
+from attnc.constructions.gate.fitted import FIT_PASSES, min_keys
+from attnc.constructions.gate.keys import (
+    ALL_REALS,
+    NEGLIGIBLE_SCORE,
+    Gate,
+    GateKeys,
+    half_line,
+    observed,
+    positive,
+    power_of_two,
+    reach_of,
+    tail,
+)
 from attnc.constructions.gate.kinks import W
 from attnc.constructions.gate.product import HINTS as IDENTITY_HINTS
 from attnc.constructions.gate.product import identity
-from attnc.constructions.gate.table import RECIPROCAL
 from attnc.constructions.unary.minimax import fit_values
 from attnc.errors import real_number
+from attnc.functions.gate_table import RECIPROCAL
 
 RATIO = 8.0
 """Of neighbouring weights of the exponential at y = 0, and so about the largest value."""
@@ -46,7 +56,7 @@ def decay(p: int) -> tuple[GateKeys, float]:
     keys = GateKeys(slopes, slopes * math.log(RATIO), np.zeros(p), np.zeros(p))
     t = (1 - np.cos(np.linspace(0.0, math.pi, 300)))[1:] / 2
     weights = keys.weights(-np.log(t))
-    solved = fit_values(weights[:, :-1], t[:, None], np.array([math.inf]), PASSES).values[:, 0]
+    solved = fit_values(weights[:, :-1], t[:, None], np.array([math.inf]), FIT_PASSES).values[:, 0]
     keys = GateKeys(slopes, keys.offsets, np.append(solved, 0.0), np.zeros(p))
     reach = reach_of(keys)
     core = observed(lambda y: keys(y) - np.exp(-y), half_line(reach), 1.0)
@@ -74,7 +84,7 @@ def _with_line(group: GateKeys, kink: float, beta: float, value: float, carried:
 
 def _near(kink: float, beta: float) -> np.ndarray:
     """Points about a kink, where the weight passes from one piece to the other."""
-    t = np.concatenate([np.linspace(0.0, 8.0, 200), np.linspace(8.0, FAR, 100)[1:]]) / beta
+    t = np.concatenate([np.linspace(0.0, 8.0, 200), np.linspace(8.0, NEGLIGIBLE_SCORE, 100)[1:]]) / beta
     return np.concatenate([kink - t[:0:-1], kink + t])
 
 
@@ -113,7 +123,7 @@ def _elu(name: str, eps: float, alpha: float, width: float, scale: float) -> Gat
         core = observed(error_at, points, scale * alpha)
         # Beyond 60/β on the right the group is behind by (β − (p − 1)/width)·x or more.
         most = scale * alpha * (1 + float(np.abs(keys.values).max()))
-        right = math.exp(-FAR * (1 - (p - 1) / width / beta)) * (most + scale * FAR / beta)
+        right = math.exp(-NEGLIGIBLE_SCORE * (1 - (p - 1) / width / beta)) * (most + scale * NEGLIGIBLE_SCORE / beta)
         left = scale * alpha * (tail(keys, reach / width) + math.exp(-reach / width))
         left += math.exp(-(beta - p / width) * reach) * (most + scale * reach)
         return Gate.one_head(name, joined, max(core, right, left), scale * max(1.0, alpha / width))
@@ -139,8 +149,8 @@ def hardswish(eps: float) -> Gate:
         steepest = float(np.abs(middle.slopes).max())
         outside = (
             (p + 1)
-            * math.exp(-FAR * (1 - 2 * steepest / beta))
-            * (3 + FAR / beta)
+            * math.exp(-NEGLIGIBLE_SCORE * (1 - 2 * steepest / beta))
+            * (3 + NEGLIGIBLE_SCORE / beta)
             * (1 + float(np.abs(middle.carried).max()))
         )
         return Gate.one_head("hardswish", joined, max(core, outside), 1.5)
@@ -160,7 +170,7 @@ def reciprocal(p: int) -> tuple[GateKeys, float]:
     reach = reach_of(keys)
     y = np.concatenate([[0.0], np.geomspace(1e-4, reach, 300)])
     weights = keys.weights(y)
-    solved = fit_values(weights[:, :-1], 1 / (1 + y)[:, None], np.array([math.inf]), PASSES).values[:, 0]
+    solved = fit_values(weights[:, :-1], 1 / (1 + y)[:, None], np.array([math.inf]), FIT_PASSES).values[:, 0]
     keys = GateKeys(keys.slopes, keys.offsets, np.append(solved, 0.0), np.zeros(p))
     points = np.concatenate([[0.0], np.geomspace(1e-5, reach, 1500)])
     core = observed(lambda t: keys(t) - 1 / (1 + t), points, float(np.abs(solved).max()))

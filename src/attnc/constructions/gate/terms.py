@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.functions.gate_recipes import ExactKeys, ThreeLines
+from attnc.functions.registry import FUNCTIONS
 from attnc.targets.expressions.evaluation import evaluate_points
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import (
@@ -24,10 +26,6 @@ from attnc.targets.expressions.tree import (
     schedule,
     to_text,
 )
-
-UNARY = ("relu", "abs", "sigmoid", "tanh", "silu", "gelu", "softplus", "erf", "atan", "exp")
-CHOICES = ("max", "min")
-EXACT = ("sigmoid", "tanh")
 
 
 @dataclass(frozen=True)
@@ -139,19 +137,25 @@ def _times(expression: Expression, node: Node, left: Form, right: Form) -> Form:
     for carrier, other in ((left, right), (right, left)):
         if carrier.is_affine and len(other.atoms) == 1 and other.affine == Affine():
             atom, coefficient = other.atoms[0]
-            if atom.name in EXACT:
+            if _is_free_to_carry(atom):
                 gated = Atom("gated", (carrier.affine, *atom.arguments), inner=atom.name)
                 return Form(atoms=((gated, coefficient),))
     raise _refused(expression, node, "a gate multiplies two affine functions, or one and a sigmoid or tanh")
 
 
+def _is_free_to_carry(atom: Atom) -> bool:
+    """Whether the keys are exact and carry nothing, so that they may carry the other factor of a product."""
+    recipe = FUNCTIONS[atom.name].gate if atom.name in FUNCTIONS else None
+    return isinstance(recipe, ExactKeys) and not any(recipe.carried)
+
+
 def _call(expression: Expression, node: Node, name: str, operands: list[Form]) -> Form:
-    known = (*UNARY, *CHOICES, "clip")
-    if name not in known:
-        raise _refused(expression, node, f"there is no gate for {name}, but for {', '.join(known)}")
+    if FUNCTIONS[name].gate is None:
+        others = ", ".join(other for other, function in FUNCTIONS.items() if function.gate is not None)
+        raise _refused(expression, node, f"there is no gate for {name}, but for {others}")
     if not all(operand.is_affine for operand in operands):
         raise _refused(expression, node, "the argument of an activation must be affine in the variables")
-    if name == "clip":
+    if isinstance(FUNCTIONS[name].gate, ThreeLines):
         argument, low, high = operands
         if not (low.is_constant and high.is_constant and low.affine.constant < high.affine.constant):
             raise _refused(expression, node, "clip needs two numbers, the first below the second")

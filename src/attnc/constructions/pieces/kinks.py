@@ -16,11 +16,10 @@ import numpy as np
 from attnc.constructions.pieces.bends import bends
 from attnc.constructions.pieces.zeros import SMALLEST, zeros
 from attnc.constructions.unary.keys import Function
+from attnc.functions.registry import FUNCTIONS
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.tree import Call, Negate, Node, Number, Power, Sum, walk
 from attnc.targets.target import Target
-
-ONE = Number(Fraction(1))
 
 
 @dataclass(frozen=True)
@@ -101,18 +100,16 @@ def _of_samples(f: Function, lo: float, hi: float) -> Iterator[Kink]:
 
 
 def _differences(node: Node) -> Iterator[tuple[Node, bool]]:
-    """What vanishes where the node bends, and whether it is singular there."""
+    """The expressions that vanish where the node bends, and whether it is singular there."""
     match node:
-        case Call("abs" | "relu", (argument,)):
-            yield argument, False
-        case Call("min" | "max" | "clip", arguments):
-            for u, v in itertools.combinations(arguments, 2):
-                yield Sum((u, Negate(v))), False
-        case Call("sqrt", (argument,)):
-            yield argument, True
-        case Call("asin" | "acos", (argument,)):
-            yield Sum((argument, ONE)), True
-            yield Sum((argument, Negate(ONE))), True
+        case Call(name, arguments):
+            function = FUNCTIONS[name]
+            if function.chooses:
+                for u, v in itertools.combinations(arguments, 2):
+                    yield Sum((u, Negate(v))), False
+            for points, is_singular in ((function.kinks, False), (function.singularities, True)):
+                for x in points:
+                    yield arguments[0] if x == 0 else Sum((arguments[0], Number(Fraction(-x)))), is_singular
         case Power(base, exponent):
             if not (isinstance(exponent, Number) and exponent.value.denominator == 1):
                 yield base, True

@@ -1,8 +1,8 @@
 """Expressions of one variable on a half-line: an affine function and a remainder that falls exponentially.
 
-On x = ±(R + t), t ≥ 0, a sub-expression is known as p + q·t + r(t) with |r(t)| ≤ error·e^{−rate·t} (`Tail`), or only to
-grow at least linearly (`Growing`). Sums, products and functions carry this on. Where an argument grows, a function is
-replaced by its asymptote (`asymptotes`), and what is left is bounded by a decreasing exponential.
+On x = ±(R + t), t ≥ 0, a sub-expression is either p + q·t + r(t) with |r(t)| ≤ error·e^{−rate·t} (`Tail`), or a
+function that grows at least linearly (`GrowingTail`). There are rules for sums, products and functions. If an argument
+grows, a function is replaced by its asymptote, and a decreasing exponential bounds the remainder.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnc.errors import DomainError, InputError
+from attnc.functions.function import ZERO
+from attnc.functions.powers import real_power
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
-from attnc.numerics.powers import real_power
 from attnc.numerics.rounding import up
-from attnc.proofs.leaves.asymptotes import ASYMPTOTES, ZERO
 from attnc.targets.expressions.evaluation import enclose
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.functions import FUNCTIONS
 from attnc.targets.expressions.tree import (
     Call,
     Constant,
@@ -61,7 +61,7 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class Growing:
+class GrowingTail:
     """sign·value ≥ low + rate·t for all t ≥ 0, with rate > 0; and ≥ scale·e^{exponent·t}."""
 
     sign: int
@@ -71,7 +71,7 @@ class Growing:
     exponent: float = 0.0
 
 
-Known = Tail | Growing
+Known = Tail | GrowingTail
 
 
 def expression_tails(expression: Expression, side: int, R: float) -> list[Tail]:
@@ -152,31 +152,31 @@ def _negated(a: Known) -> Known:
     return Tail(-a.p, -a.q, a.error, a.rate) if isinstance(a, Tail) else replace(a, sign=-a.sign)
 
 
-def growing(a: Known) -> Growing | None:
+def growing(a: Known) -> GrowingTail | None:
     """How it grows, if it is known to."""
-    if isinstance(a, Growing):
+    if isinstance(a, GrowingTail):
         return a
     for sign, p, q in ((1, a.p, a.q), (-1, -a.p, -a.q)):
         if q.lo > 0:
-            return Growing(sign, float(-up(a.error - p.lo)), float(q.lo))
+            return GrowingTail(sign, float(-up(a.error - p.lo)), float(q.lo))
     return None
 
 
 def _sum(a: Known, b: Known, node: Node) -> Known:
     if isinstance(a, Tail) and isinstance(b, Tail):
         return Tail(a.p + b.p, a.q + b.q, _plus(a.error, b.error), min(a.rate, b.rate))
-    grows, other = (a, b) if isinstance(a, Growing) else (b, a)
-    assert isinstance(grows, Growing)
+    grows, other = (a, b) if isinstance(a, GrowingTail) else (b, a)
+    assert isinstance(grows, GrowingTail)
     if isinstance(other, Tail):  # its remainder counts as a constant
         slope = other.q if grows.sign > 0 else -other.q
         low = other.p if grows.sign > 0 else -other.p
-        other = Growing(grows.sign, float(-up(other.error - low.lo)), float(slope.lo))
+        other = GrowingTail(grows.sign, float(-up(other.error - low.lo)), float(slope.lo))
     rate = float(-up(-grows.rate - other.rate))
     if other.sign != grows.sign or rate <= 0:
         raise _refusal(node, "is a sum of terms that grow against each other")
     # S·e^{κt} − c ≥ (S − c)·e^{κt} for c ≥ 0, if nothing else falls
     scale = max(0.0, -float(up(max(0.0, -other.low) - grows.scale))) if other.rate >= 0 else 0.0
-    return Growing(grows.sign, float(-up(-grows.low - other.low)), rate, scale, grows.exponent)
+    return GrowingTail(grows.sign, float(-up(-grows.low - other.low)), rate, scale, grows.exponent)
 
 
 def _product(a: Known, b: Known, node: Node) -> Known:
@@ -192,7 +192,7 @@ def _product(a: Known, b: Known, node: Node) -> Known:
             raise _refusal(node, "is a product that may stand still at first")
         scale = max(0.0, -float(up(-max(one.scale, one.low) * max(other.scale, other.low))))
         exponent = sum(factor.exponent for factor in (one, other) if factor.scale >= factor.low)
-        return Growing(one.sign * other.sign, low, rate, scale, exponent)
+        return GrowingTail(one.sign * other.sign, low, rate, scale, exponent)
     grows, bounded = (one, b) if one is not None else (other, a)
     if grows is None or not isinstance(bounded, Tail) or not bounded.is_bounded or grows.low < 0:
         raise _refusal(node, "is a product whose growth is not known")
@@ -201,7 +201,7 @@ def _product(a: Known, b: Known, node: Node) -> Known:
     if rate <= 0:
         raise _refusal(node, "is a product whose growth is not known")
     sign, low = grows.sign if bounded.range.lo > 0 else -grows.sign, -float(up(-grows.low * least))
-    return Growing(sign, low, rate, max(0.0, -float(up(-grows.scale * least))), grows.exponent)
+    return GrowingTail(sign, low, rate, max(0.0, -float(up(-grows.scale * least))), grows.exponent)
 
 
 def _tail_product(a: Tail, b: Tail, node: Node) -> Tail:
@@ -254,8 +254,8 @@ def _call(name: str, a: Sequence[Known], node: Node) -> Known:
     if name == "exp" and grows is not None and grows.sign > 0:  # e^s ≥ e^low·(1 + s − low)
         least = float(elementary.exp(Interval.point(grows.low)).lo)
         if least > 0:
-            return Growing(1, least, -float(up(-least * grows.rate)), least, grows.rate)
-    asymptote = None if grows is None else ASYMPTOTES.get((name, grows.sign))
+            return GrowingTail(1, least, -float(up(-least * grows.rate)), least, grows.rate)
+    asymptote = None if grows is None else FUNCTIONS[name].asymptotes.get(grows.sign)
     if grows is None or asymptote is None:
         raise _refusal(node, "has no rule here for an argument that is not bounded")
     remainder = asymptote.remainder(grows.low)
@@ -266,8 +266,8 @@ def _call(name: str, a: Sequence[Known], node: Node) -> Known:
     error, rate = remainder[0], max(0.0, math.nextafter(remainder[1] * grows.rate, 0.0))
     if asymptote.slope == 0:
         return Tail(asymptote.limit, ZERO, error, rate)
-    if isinstance(argument, Growing):
-        return Growing(1, -float(up(error - grows.low)), grows.rate)
+    if isinstance(argument, GrowingTail):
+        return GrowingTail(1, -float(up(error - grows.low)), grows.rate)
     return Tail(argument.p + asymptote.limit, argument.q, _plus(argument.error, error), min(rate, argument.rate))
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attnc.errors import DomainError, InputError
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Array
 from attnc.targets.expressions.evaluation import Evaluated, evaluate_boxes, evaluate_points
-from attnc.targets.expressions.functions import FUNCTIONS
 from attnc.targets.expressions.parsing import parse
 from attnc.targets.expressions.subdivision import check_domain
 from attnc.targets.expressions.tree import Call, Node, Step, Variable, schedule, walk
@@ -42,7 +42,7 @@ class Expression:
         """Read the text; an ExpressionError says what is not allowed, and where."""
         parsed = parse(text)
         called = {node.name for node in walk(parsed.outputs) if isinstance(node, Call)}
-        jumps = tuple(name for name, function in FUNCTIONS.items() if name in called and not function.continuous)
+        jumps = tuple(name for name, function in FUNCTIONS.items() if name in called and not function.is_continuous)
         return cls(text, parsed.outputs, parsed.variables, parsed.is_tuple, jumps)
 
     def with_variables(self, names: Sequence[str]) -> Expression:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from attnc.errors import ExpressionError
-from attnc.targets.expressions.functions import FUNCTIONS
+from attnc.functions.registry import FUNCTIONS
 from attnc.targets.expressions.lexing import ALLOWED, lex, read_number
 from attnc.targets.expressions.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable
 
@@ -16,7 +16,6 @@ MAX_DEPTH = 100
 MAX_EXPONENT = 1000
 CONSTANTS = ("pi", "e")
 OTHER_NAMES = {
-    "ln": "log(x)",
     "log2": "log(x)/log(2)",
     "log10": "log(x)/log(10)",
     "log1p": "log(1 + x)",
@@ -28,16 +27,14 @@ OTHER_NAMES = {
     "heaviside": "(1 + sign(x))/2",
     "ceil": "-floor(-x)",
     "mod": "x - y*floor(x/y)",
-    "logistic": "sigmoid(x)",
-    "swish": "silu(x)",
     "cot": "1/tan(x)",
     "sec": "1/cos(x)",
     "csc": "1/sin(x)",
     "sinc": "sin(x)/x, or sin(pi*x)/(pi*x), on a box without 0",
     "hypot": "sqrt(x**2 + y**2)",
 }
-"""What people call functions that go by another name here."""
-_SMALL = 2**53
+"""Functions that the language does not have, and how to write them."""
+MAX_FOLDED = 2**53  # constants are folded while numerators and denominators are exact in float64
 
 
 @dataclass(frozen=True)
@@ -170,8 +167,8 @@ class _Reader:
         if node.keywords:
             raise self.error(f"{name} takes its arguments by position only.", node.func)
         function, given = FUNCTIONS[name], len(node.args)
-        if given < function.arity or (given > function.arity and not function.variadic):
-            wanted = f"{function.arity}{' or more' if function.variadic else ''}"
+        if given < function.arity or (given > function.arity and not function.is_variadic):
+            wanted = f"{function.arity}{' or more' if function.is_variadic else ''}"
             plural = "s" if function.arity > 1 else ""
             raise self.error(f"{name} takes {wanted} argument{plural}, and got {given}.", node.func)
         return Call(name, tuple(self.read(argument, depth + 1) for argument in node.args))
@@ -190,13 +187,15 @@ def _chain(node: ast.BinOp, operators: tuple[type[ast.operator], ...]) -> tuple[
 def _unknown(name: str) -> str:
     if name in CONSTANTS:
         return f"{name} is a number, not a function. Write * for a product, as in {name}*(x + 1)."
-    if name in OTHER_NAMES:
-        return f"{name} is not a function here. Write {OTHER_NAMES[name]}."
+    others = {other: f"{function.name}(x)" for function in FUNCTIONS.values() for other in function.other_names}
+    meant = (OTHER_NAMES | others).get(name)
+    if meant is not None:
+        return f"{name} is not a function here. Write {meant}."
     if len(name) == 1:
         return f"{name} is not a function. Write * for a product, as in {name}*(x + 1)."
     near = difflib.get_close_matches(name[:20].lower(), FUNCTIONS, n=1, cutoff=0.5)
-    meant = f" Did you mean {near[0]}?" if near else ""
-    return f"{name[:40]} is not a function.{meant} The functions are {', '.join(FUNCTIONS)}."
+    guess = f" Did you mean {near[0]}?" if near else ""
+    return f"{name[:40]} is not a function.{guess} The functions are {', '.join(FUNCTIONS)}."
 
 
 def _negated(node: Node) -> Node:
@@ -204,7 +203,7 @@ def _negated(node: Node) -> Node:
 
 
 def _small(*values: Fraction) -> bool:
-    return all(abs(value.numerator) <= _SMALL and value.denominator <= _SMALL for value in values)
+    return all(abs(value.numerator) <= MAX_FOLDED and value.denominator <= MAX_FOLDED for value in values)
 
 
 def _folded_sum(a: Node, b: Node) -> Number | None:

@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from attnc.errors import DomainError
+from attnc.functions.function import BOUNDED
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Array
-from attnc.targets.expressions.domains import BOUNDED
 from attnc.targets.expressions.evaluation import evaluate_boxes
 from attnc.targets.expressions.tree import Step
 from attnc.targets.expressions.violations import describe, first_violation, number_text, violated

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.numerics import jet_rules
+from attnc.functions.powers import divide_jets, integer_power_jet, real_power_jet
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, above
 from attnc.numerics.jet_tables import degree_blocks, embedding, num_monomials
@@ -18,7 +19,6 @@ from attnc.numerics.jets import Jet, add, constant, multiply, negate, variable
 from attnc.numerics.rounding import Array, Mask, add_down, add_up
 from attnc.targets.expressions.evaluation import evaluate_boxes
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.functions import FUNCTIONS
 from attnc.targets.expressions.tree import Call, Negate, Number, Power, Product, Quotient, Step, Sum, Variable
 
 if TYPE_CHECKING:
@@ -137,16 +137,15 @@ def _jet(
         case Product():
             return _product(step, jets, ranges, order)
         case Quotient():
-            return jet_rules.divide(jets, ranges, order)
+            return divide_jets(jets, ranges, order)
         case Power(_, Number(value)) if value.denominator == 1:
-            return jet_rules.integer_power(jets[0], ranges[0], int(value), order)
+            return integer_power_jet(jets[0], ranges[0], int(value), order)
         case Power():
-            return jet_rules.real_power(jets, ranges, order)
+            return real_power_jet(jets, ranges, order)
         case Negate():
             return negate(jets[0])
         case Call(name):
-            rule = FUNCTIONS[name].jet
-            return constant(Ball.around(Interval.entire())) if rule is None else rule(jets, ranges, order)
+            return FUNCTIONS[name].jet(jets, ranges, order)
         case _:  # a number, pi or e
             return constant(Ball.around(known))
 
@@ -155,7 +154,7 @@ def _product(step: Step, jets: Sequence[Jet], ranges: Sequence[Interval], order:
     """Constants first, then equal factors together, then from the fewest variables to the most."""
     counts = Counter(step.arguments)
     arguments = dict(zip(step.arguments, zip(jets, ranges, strict=True), strict=True))
-    factors = [jet_rules.integer_power(*arguments[number], n, order) for number, n in counts.items()]
+    factors = [integer_power_jet(*arguments[number], n, order) for number, n in counts.items()]
     factors.sort(key=lambda jet: (len(jet.variables), jet.degree))
     result = factors[0]
     for factor in factors[1:]:

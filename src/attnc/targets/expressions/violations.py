@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from attnc.functions.function import BOUNDED
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Mask
-from attnc.targets.expressions.domains import BOUNDED
 from attnc.targets.expressions.evaluation import Evaluated, Violation
 from attnc.targets.expressions.tree import Node, Step, children, to_text
 

@@ -16,9 +16,9 @@ quadratures of that: nearly even slopes, offsets ≈ −½·slope², and carried
 
 from __future__ import annotations
 
-Row = tuple[tuple[float, ...], tuple[float, ...], float]
+from attnc.functions.gate_recipes import TableRow
 
-GELU: dict[int, Row] = {
+GELU: dict[int, TableRow] = {
     2: ((0.886,), (0.0,), 1.5e-02),
     3: ((2.212,), (-1.38,), 4.4e-03),
     4: ((0.70664, 2.29406), (0.0, -2.82851), 1.3e-04),
@@ -48,7 +48,7 @@ GELU: dict[int, Row] = {
     ),
 }
 
-GELU_TANH: dict[int, Row] = {
+GELU_TANH: dict[int, TableRow] = {
     2: ((0.887,), (0.0,), 1.5e-02),
     3: ((2.221,), (-1.394,), 4.7e-03),
     4: ((0.7176, 2.3413), (0.0, -2.9959), 1.8e-04),
@@ -73,7 +73,7 @@ GELU_TANH: dict[int, Row] = {
     ),
 }
 
-ERF: dict[int, Row] = {
+ERF: dict[int, TableRow] = {
     2: ((1.203,), (0.0,), 2.0e-02),
     3: ((2.97,), (-1.23,), 5.5e-03),
     4: ((0.97225, 3.12753), (0.0, -2.60919), 1.3e-04),
@@ -103,7 +103,7 @@ ERF: dict[int, Row] = {
     ),
 }
 
-SOFTPLUS: dict[int, Row] = {
+SOFTPLUS: dict[int, TableRow] = {
     3: ((1.056,), (1.82,), 2.1e-03),
     4: ((1.11673, 2.0932), (0.0, 0.83433), 1.4e-06),
     5: ((1.299961, 2.311026), (-0.152435, 1.128973), 3.8e-08),
