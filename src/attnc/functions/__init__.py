@@ -1,1 +1,1 @@
-"""Elementary functions: one place for each knows its value, range, slope, jet, kinks, asymptotes and gate."""
+"""Elementary functions: one record for each holds its value, range, slope, jet, kinks, asymptotes and gate."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnc.functions.exponential import EXP
-from attnc.functions.function import ONE, ZERO, Asymptote, ElementaryFunction, gaussian_remainder, scipy_special
+from attnc.functions.function import ONE, ElementaryFunction, gaussian_remainder, levels, ramp, scipy_special
 from attnc.functions.gate_recipes import FittedKeys
 from attnc.functions.gate_table import ERF as ERF_TABLE
 from attnc.functions.gate_table import GELU as GELU_TABLE
@@ -128,10 +128,7 @@ ERF = ElementaryFunction(
     erf_range,
     analytic(_erf_jet, erf_range, erf_slope),
     slope=lambda x, y: erf_slope(x),
-    asymptotes={  # erfc(s) ≤ e^{−s²}
-        1: Asymptote(ONE, 0, gaussian_remainder(1.0, 1.0)),
-        -1: Asymptote(-ONE, 0, gaussian_remainder(1.0, 1.0)),
-    },
+    asymptotes=levels(-ONE, ONE, gaussian_remainder(1.0, 1.0)),  # erfc(s) ≤ e^{−s²}
     gate=FittedKeys(lambda x: _erfc(-x) - 1.0, lambda x: math.exp(-x * x), 1.1283791670955128, ERF_TABLE, limit=1.0),
 )
 GELU = ElementaryFunction(
@@ -140,10 +137,7 @@ GELU = ElementaryFunction(
     gelu_range,
     _gelu_jet,
     slope=lambda x, y: gelu_slope(x),
-    asymptotes={  # s − gelu(s) ≤ φ(s), by Mills' ratio
-        1: Asymptote(ZERO, 1, gaussian_remainder(BELL_HEIGHT, 0.5)),
-        -1: Asymptote(ZERO, 0, gaussian_remainder(BELL_HEIGHT, 0.5)),
-    },
+    asymptotes=ramp(gaussian_remainder(BELL_HEIGHT, 0.5)),  # s − gelu(s) ≤ φ(s), by Mills' ratio
     gate=FittedKeys(
         lambda x: 0.5 * x * _erfc(-math.sqrt(0.5) * x),
         lambda x: math.exp(-x * x / 2),

@@ -85,6 +85,16 @@ class Asymptote:
     remainder: Remainder
 
 
+def levels(low: Interval, high: Interval, remainder: Remainder) -> dict[int, Asymptote]:
+    """Asymptotes of a function with the limits `low` at −∞ and `high` at ∞."""
+    return {1: Asymptote(high, 0, remainder), -1: Asymptote(low, 0, remainder)}
+
+
+def ramp(remainder: Remainder) -> dict[int, Asymptote]:
+    """Asymptotes of a function that approaches 0 at −∞ and its argument at ∞."""
+    return {1: Asymptote(ZERO, 1, remainder), -1: Asymptote(ZERO, 0, remainder)}
+
+
 def exponential_remainder(scale: float, rate: float) -> Remainder:
     """|r(s)| ≤ scale·e^{−rate·s}."""
     return lambda low: (float(up(scale * float(elementary.exp(Interval.point(low) * -rate).hi))), rate)

@@ -1,17 +1,17 @@
 """Slopes and offsets of smooth gates by their number of keys, found once by a search; values are solved when used.
 
 A row is (slopes, offsets, error) of the keys to the right of 0; those to the left mirror them, and for an odd number of
-keys one more lies in the middle, with slope and offset 0. The search minimised the largest error on the whole line over
-slopes, offsets and values together: variable projection (Gauss–Newton steps in slopes and offsets, values eliminated by
-least squares), then linear programs for the minimax steps. Rows have the digits that keep the error within 2 % of the
-search's. `error` says which row to try first; what a gate claims is computed from its keys.
+keys one more lies in the middle, with slope and offset 0. `benchmarks/gate_table.py` minimises the largest error on the
+whole line over slopes, offsets and values together: variable projection (Gauss–Newton steps in slopes and offsets,
+values eliminated by least squares), then linear programs for the minimax steps. Rows have the digits that keep the
+error within 2 % of the search's. `error` tells which row to try first; the error of a gate is computed from its keys.
 
-Why so few keys do: with φ the normal density,
+Few keys are enough because, with φ the normal density,
 
     Φ(x) = ∫_{t>0} e^{xt}φ(t)dt / ∫ e^{xt}φ(t)dt,
 
-a softmax over a continuum of keys t with offsets log φ(t), in which the keys t > 0 say 1 and the others 0. The rows are
-quadratures of that: nearly even slopes, offsets ≈ −½·slope², and carried parts within 1 % of 0 and 1.
+a softmax over a continuum of keys t with offsets log φ(t), in which the keys t > 0 have the value 1 and the others 0.
+The rows are quadratures of that: nearly even slopes, offsets ≈ −½·slope², and carried parts within 1 % of 0 and 1.
 """
 
 from __future__ import annotations

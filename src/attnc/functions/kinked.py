@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attnc.functions.function import ONE, ZERO, Asymptote, ElementaryFunction, Gradient
+from attnc.functions.function import ONE, ZERO, ElementaryFunction, Gradient, levels, ramp
 from attnc.functions.gate_recipes import LargestOf, ThreeLines, TwoLines
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball
@@ -187,7 +187,7 @@ RELU = ElementaryFunction(
     two_lines_jet(0.0, 1.0),
     slope=lambda x, y: _sides(x, 0.0, 1.0),
     kinks=(0.0,),
-    asymptotes={1: Asymptote(ZERO, 1, _relu_remainder), -1: Asymptote(ZERO, 0, _relu_remainder)},
+    asymptotes=ramp(_relu_remainder),
     gate=TwoLines(0.0, 1.0),
 )
 MIN = ElementaryFunction(
@@ -222,7 +222,7 @@ SIGN = ElementaryFunction(
     step_jet(np.sign),
     slope=lambda x, y: _jump_slope((x.lo <= 0) & (x.hi >= 0) & (x.lo < x.hi)),
     is_continuous=False,
-    asymptotes={1: Asymptote(ONE, 0, _sign_remainder), -1: Asymptote(-ONE, 0, _sign_remainder)},
+    asymptotes=levels(-ONE, ONE, _sign_remainder),
 )
 FLOOR = ElementaryFunction(
     "floor",

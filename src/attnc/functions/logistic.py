@@ -16,10 +16,11 @@ from attnc.functions.exponential import cosh_range
 from attnc.functions.function import (
     ONE,
     ZERO,
-    Asymptote,
     ElementaryFunction,
     exponential_remainder,
+    levels,
     linear_exponential_remainder,
+    ramp,
 )
 from attnc.functions.gate_recipes import ExactKeys, FittedKeys
 from attnc.functions.gate_table import SOFTPLUS as SOFTPLUS_TABLE
@@ -145,10 +146,7 @@ TANH = ElementaryFunction(
     tanh_range,
     analytic(_tanh_jet, tanh_range, tanh_slope),
     slope=lambda x, y: tanh_slope(x),
-    asymptotes={  # 1 − tanh s ≤ 2e^{−2s}
-        1: Asymptote(ONE, 0, exponential_remainder(2.0, 2.0)),
-        -1: Asymptote(-ONE, 0, exponential_remainder(2.0, 2.0)),
-    },
+    asymptotes=levels(-ONE, ONE, exponential_remainder(2.0, 2.0)),  # 1 − tanh s ≤ 2e^{−2s}
     gate=ExactKeys((-1.0, 1.0), (0.0, 0.0), (-1.0, 1.0), (0.0, 0.0), lipschitz=1.0),  # scores ∓x, values ∓1
 )
 SIGMOID = ElementaryFunction(
@@ -157,10 +155,7 @@ SIGMOID = ElementaryFunction(
     sigmoid_range,
     analytic(_sigmoid_jet, sigmoid_range, sigmoid_slope),
     slope=lambda x, y: sigmoid_slope(x),
-    asymptotes={  # 1 − σ(s) ≤ e^{−s}
-        1: Asymptote(ONE, 0, exponential_remainder(1.0, 1.0)),
-        -1: Asymptote(ZERO, 0, exponential_remainder(1.0, 1.0)),
-    },
+    asymptotes=levels(ZERO, ONE, exponential_remainder(1.0, 1.0)),  # 1 − σ(s) ≤ e^{−s}
     gate=ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), lipschitz=0.25),  # scores 0, x and values 0, 1
     other_names=("logistic",),
 )
@@ -170,10 +165,7 @@ SILU = ElementaryFunction(
     silu_range,
     _silu_jet,
     slope=lambda x, y: silu_slope(x),
-    asymptotes={  # s − silu(s) ≤ s·e^{−s}
-        1: Asymptote(ZERO, 1, linear_exponential_remainder),
-        -1: Asymptote(ZERO, 0, linear_exponential_remainder),
-    },
+    asymptotes=ramp(linear_exponential_remainder),  # s − silu(s) ≤ s·e^{−s}
     # scores 0, x and values 0, x
     gate=ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), lipschitz=SILU_SLOPE_TURNS[1][2]),
     other_names=("swish",),
@@ -184,9 +176,6 @@ SOFTPLUS = ElementaryFunction(
     softplus_range,
     analytic(_softplus_jet, softplus_range, sigmoid_range),
     slope=lambda x, y: sigmoid_range(x),
-    asymptotes={  # softplus(s) − s ≤ e^{−s}
-        1: Asymptote(ZERO, 1, exponential_remainder(1.0, 1.0)),
-        -1: Asymptote(ZERO, 0, exponential_remainder(1.0, 1.0)),
-    },
+    asymptotes=ramp(exponential_remainder(1.0, 1.0)),  # softplus(s) − s ≤ e^{−s}
     gate=FittedKeys(lambda x: np.log1p(np.exp(x)), lambda x: math.exp(-x), 1.0, SOFTPLUS_TABLE, is_pure=False),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnc.functions.function import Asymptote, DomainRule, ElementaryFunction, within
+from attnc.functions.function import DomainRule, ElementaryFunction, levels, within
 from attnc.functions.gate_recipes import FittedKeys, TableRow
 from attnc.functions.gate_table import ATAN as ATAN_TABLE
 from attnc.functions.powers import positive_power_jet
@@ -154,7 +154,7 @@ def _jet_root_slope(x: Interval) -> Interval:
 # Gates
 
 
-def _graded_row(K: float, step: float, first: float, gap: float, error: float, count: int) -> TableRow:
+def graded_row(K: float, step: float, first: float, gap: float, error: float, count: int) -> TableRow:
     """Slopes that crowd towards their limit, since arctan nears ±π/2 like 1/x: the error falls like e^{−C√p} only."""
     s = first + step * np.arange(count)
     slopes = math.exp(-first) * (1 + gap) - np.exp(-s)
@@ -201,12 +201,12 @@ ATAN = ElementaryFunction(
     atan_range,
     analytic(_atan_jet, atan_range, lambda x: 1.0 / (x.square() + 1.0)),
     slope=lambda x, y: 1.0 / (x.square() + 1.0),
-    asymptotes={side: Asymptote(PI * (0.5 * side), 0, _hyperbolic_remainder) for side in (1, -1)},
+    asymptotes=levels(PI * -0.5, PI * 0.5, _hyperbolic_remainder),
     gate=FittedKeys(
         np.arctan,
         lambda x: 1 / x,
         1.0,
-        {p: _graded_row(*row, p // 2) for p, row in ATAN_TABLE.items()},
+        {p: graded_row(*row, p // 2) for p, row in ATAN_TABLE.items()},
         limit=math.pi / 2,
         is_economical=False,
     ),

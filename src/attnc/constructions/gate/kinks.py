@@ -66,7 +66,7 @@ def _three_lines(name: str, eps: float, kinks: tuple[float, float], lines: list[
 
 
 def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> Gate:
-    """min(max(x, lo), hi): values lo, x, hi. Nothing cancels, however large x is."""
+    """min(max(x, lo), hi): values lo, x, hi. No digits cancel, even for large x."""
     lo, hi = real_number("lo", lo), real_number("hi", hi)
     if not lo < hi:
         raise InputError(f"{name} needs lo < hi, found lo={lo:g}, hi={hi:g}")

@@ -15,8 +15,9 @@ from attnc.constructions.unary.keys import Keys
 from attnc.constructions.unary.minimax import chebyshev, fit_values
 
 LARGEST_VALUE = 10.0
+"""Limit of the values of a product gate: larger ones need fewer keys and have larger rounding errors."""
 HINTS = {2: 8.5e-4, 3: 1.5e-5, 4: 9.8e-8, 5: 3.1e-9, 6: 3.2e-11, 7: 1.3e-12, 8: 3.6e-14}
-"""Keys, and about what error they have on [−1, 1]."""
+"""Number of keys, and the largest error measured on [−1, 1], rounded up; a test compares both."""
 
 
 @functools.lru_cache(maxsize=16)

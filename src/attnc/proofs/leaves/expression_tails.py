@@ -75,9 +75,9 @@ Known = Tail | GrowingTail
 
 
 def expression_tails(expression: Expression, side: int, R: float) -> list[Tail]:
-    """For every output, on x ≥ R (side = 1) or x ≤ −R (side = −1), with x = side·(R + t).
+    """The tail of every output on x ≥ R (side = 1) or x ≤ −R (side = −1), with x = side·(R + t).
 
-    InputError where an output is not affine up to a bounded remainder, or is not known to be.
+    Raises an InputError if an output is not affine up to a bounded remainder, or no rule here shows that it is.
     """
     if len(expression.variables) != 1 or side not in (1, -1) or not math.isfinite(R):
         raise InputError(
@@ -93,7 +93,7 @@ def expression_tails(expression: Expression, side: int, R: float) -> list[Tail]:
     for node, number in zip(expression.outputs, outputs, strict=True):
         tail = known[number]
         if not isinstance(tail, Tail):
-            raise _refusal(node, "grows faster than an affine function, or is not known to be one")
+            raise _refusal(node, "grows faster than an affine function, or no rule shows that it does not")
         found.append(tail)
     return found
 
@@ -153,7 +153,7 @@ def _negated(a: Known) -> Known:
 
 
 def growing(a: Known) -> GrowingTail | None:
-    """How it grows, if it is known to."""
+    """The growth of a function whose slope has a sign; None if it is bounded or its growth is not known."""
     if isinstance(a, GrowingTail):
         return a
     for sign, p, q in ((1, a.p, a.q), (-1, -a.p, -a.q)):
@@ -224,12 +224,12 @@ def _tail_product(a: Tail, b: Tail, node: Node) -> Tail:
 def _reciprocal(a: Known, node: Node) -> Known:
     if isinstance(a, Tail) and a.is_bounded:
         if not a.range.mig > 0:
-            raise _refusal(node, "divides by what may be zero")
+            raise _refusal(node, "divides by a number that may be zero")
         steep = (1.0 / a.range.square()).mag
         return Tail(1.0 / a.p, ZERO, _times(float(steep), a.error), a.rate)
     grows = growing(a)
     if grows is None or grows.low <= 0:
-        raise _refusal(node, "divides by what may be zero")
+        raise _refusal(node, "divides by a number that may be zero")
     if grows.exponent > 0 and grows.scale > 0:
         return Tail(ZERO, ZERO, float(up(1.0 / grows.scale)), grows.exponent)
     return Tail(ZERO, ZERO, float(up(1.0 / grows.low)), 0.0)

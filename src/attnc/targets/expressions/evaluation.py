@@ -37,7 +37,7 @@ _CONSTANTS = {"pi": elementary.PI, "e": elementary.E}
 
 @dataclass(frozen=True)
 class Violation:
-    """Step number `step` may leave `domain` on the boxes of `mask`; `operands` are the ranges it was asked about."""
+    """Step number `step` may leave `domain` on the boxes of `mask`; `operands` are the ranges of its operands there."""
 
     step: int
     domain: DomainRule
@@ -163,7 +163,7 @@ def _domain(node: Node) -> DomainRule | None:
 
 
 def _multiplicities(arguments: Sequence[int]) -> dict[int, int]:
-    """How often each step occurs among the factors: x*x is x², which knows that it is not negative."""
+    """The number of times each step occurs among the factors: x*x is bounded as x², which is not negative."""
     counts: dict[int, int] = {}
     for i in arguments:
         counts[i] = counts.get(i, 0) + 1

@@ -21,7 +21,7 @@ from attnc.targets.expressions.tree import Call, Node, Step, Variable, schedule,
 from attnc.targets.expressions.violations import describe, first_violation, violated
 
 Violations = Literal["raise", "infinite"]
-_CHUNK = 8192  # boxes at a time: the temporaries stay in the cache
+BOXES_PER_CHUNK = 8192  # boxes evaluated at a time: the temporaries then stay in the cache
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str) -> Expression:
-        """Read the text; an ExpressionError says what is not allowed, and where."""
+        """Read the text; an ExpressionError names the part that is not allowed, and its position."""
         parsed = parse(text)
         called = {node.name for node in walk(parsed.outputs) if isinstance(node, Call)}
         jumps = tuple(name for name, function in FUNCTIONS.items() if name in called and not function.is_continuous)
@@ -124,8 +124,8 @@ class Expression:
         if mode not in ("raise", "infinite"):
             raise InputError(f"violations is 'raise' or 'infinite', not {mode!r}.")
         steps = self.schedule[0]
-        for start in range(0, len(box), _CHUNK):
-            part = box[start : start + _CHUNK]
+        for start in range(0, len(box), BOXES_PER_CHUNK):
+            part = box[start : start + BOXES_PER_CHUNK]
             evaluated = evaluate_boxes(steps, self.variables, part, gradients=gradients)
             if evaluated.violations and mode == "raise":
                 row, violation = first_violation(evaluated, len(part))

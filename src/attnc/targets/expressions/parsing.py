@@ -1,4 +1,4 @@
-"""Text → tree, by a walk of Python's syntax tree that knows a short list of nodes. Nothing is ever evaluated."""
+"""Text → tree, by a walk of Python's syntax tree that accepts a short list of nodes. Nothing is ever evaluated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from attnc.functions.registry import FUNCTIONS
 from attnc.targets.expressions.lexing import ALLOWED, lex, read_number
 from attnc.targets.expressions.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable
 
-MAX_DEPTH = 100
-MAX_EXPONENT = 1000
+MAX_DEPTH = 100  # levels of nesting, far below the recursion limit of Python
+MAX_WRITTEN_EXPONENT = 1000  # larger powers of any base but one overflow float64 or vanish
 CONSTANTS = ("pi", "e")
 OTHER_NAMES = {
     "log2": "log(x)/log(2)",
@@ -47,12 +47,12 @@ class Parsed:
 
 
 def parse(text: str) -> Parsed:
-    """Read an expression, or a tuple of them; an ExpressionError says what is not allowed, and where."""
+    """Read an expression or a tuple of them; an ExpressionError names the part that is not allowed, and its place."""
     if not isinstance(text, str):
         raise ExpressionError(f"an expression is text, such as 'sin(x)*y'; this is a {type(text).__name__}.")
     lexed = lex(text)
     line = lexed.line.lstrip()
-    reader = _Reader(text, len(lexed.line) - len(line))
+    reader = _SyntaxReader(text, len(lexed.line) - len(line))
     body = reader.syntax_tree(line)
     is_tuple = isinstance(body, ast.Tuple)
     parts = body.elts if isinstance(body, ast.Tuple) else [body]
@@ -64,9 +64,9 @@ def parse(text: str) -> Parsed:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _SyntaxReader:
     text: str
-    start: int  # how many blanks were stripped from the front of the text
+    start: int  # the number of blanks stripped from the front of the text
 
     def syntax_tree(self, line: str) -> ast.expr:
         try:
@@ -132,7 +132,7 @@ class _Reader:
         return terms[0] if len(terms) == 1 else Sum(tuple(terms))
 
     def _product(self, node: ast.BinOp, depth: int) -> Node:
-        """A chain of * and /: one level, and one more for each division, which holds all that stands before it."""
+        """A chain of * and /: one level, and one more for each division, whose dividend is the chain before it."""
         first, chain = _chain(node, (ast.Mult, ast.Div))
         depth += 1 + sum(isinstance(link.op, ast.Div) for link in chain)
         factors = [self.read(first, depth)]
@@ -151,8 +151,10 @@ class _Reader:
         return factors[0] if len(factors) == 1 else Product(tuple(factors))
 
     def _power(self, base: Node, exponent: Node, where: ast.expr) -> Node:
-        if isinstance(exponent, Number) and abs(exponent.value) > MAX_EXPONENT:
-            raise self.error(f"the exponent is beyond {MAX_EXPONENT} in size. Write exp(...) if that is meant.", where)
+        if isinstance(exponent, Number) and abs(exponent.value) > MAX_WRITTEN_EXPONENT:
+            raise self.error(
+                f"the exponent is beyond {MAX_WRITTEN_EXPONENT} in size. Write exp(...) if that is meant.", where
+            )
         return _folded_power(base, exponent) or Power(base, exponent)
 
     def _call(self, node: ast.Call, depth: int) -> Node:

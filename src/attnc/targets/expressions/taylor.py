@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 MAX_MONOMIALS = 20_000
-"""Of one jet; the proofs of rounding errors in `jet_balls` allow for 2¹⁶ summands."""
-_CHUNK = 2**16  # coefficients of one jet at a time: a few jets stay in the cache
+"""Maximum number of monomials of a jet; the bounds of rounding errors in `jet_balls` hold for 2¹⁶ summands."""
+COEFFICIENTS_PER_CHUNK = 2**16
+"""Number of coefficients of one jet that are computed at a time: a few jets then stay in the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class Taylor:
 
     The p_j are the Taylor coefficients of f at the centre times r^j, in the order of `jets.monomials`. The error falls
     towards the centre: |e(sτ)| ≤ s^{order+1}·remainder for 0 ≤ s ≤ 1. Where the remainder is infinite there is no jet
-    (a kink inside, a domain that is left, an overflow): mid and radius are 0 and say nothing.
+    (a kink inside, a domain that is left, an overflow), and mid and radius are 0 without meaning.
     """
 
     mid: Float[np.ndarray, "boxes outputs count"]
@@ -57,7 +58,7 @@ def taylor(
     count = num_monomials(d, order)
     mid, radius = np.zeros((2, len(centres), len(outputs), count))
     remainder = np.empty((len(centres), len(outputs)))
-    chunk = max(64, _CHUNK // count)
+    chunk = max(64, COEFFICIENTS_PER_CHUNK // count)
     with np.errstate(all="ignore"):
         for start in range(0, len(centres), chunk):
             rows = slice(start, start + chunk)
@@ -120,7 +121,7 @@ def _jets(expression: Expression, centres: Array, radii: Array, order: int) -> d
 
 
 def _common(a: Interval, b: Interval, holds: Mask) -> Interval:
-    """What two enclosures of the same values have in common; all reals where there is no jet."""
+    """The intersection of two enclosures of the same values; all reals where there is no jet."""
     lo, hi = np.maximum(a.lo, b.lo), np.minimum(a.hi, b.hi)
     known = holds & (lo <= hi)
     return Interval(np.where(known, lo, -np.inf), np.where(known, hi, np.inf))
