@@ -12,7 +12,7 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.circuit import Circuit, Wire, channel_of
-from attnc.constructions.gate import exact, fitted, kinks, pieces
+from attnc.constructions.gate import fitted, kinks, pieces
 from attnc.constructions.gate.keys import Gate, GateKeys, exact_gate, positive
 from attnc.constructions.gate.kinks import ChoiceGate, max_gate, min_gate
 from attnc.constructions.gate.product import ProductGate, product_gate, square_gate
@@ -75,9 +75,9 @@ def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
 GATES: dict[str, Callable[..., Gate]] = {
     **{name: functools.partial(function_gate, name) for name in ("sigmoid", "tanh", "silu", "relu", "abs")},
     **{name: functools.partial(function_gate, name) for name in ("gelu", "erf", "atan")},
-    "tanhshrink": exact.tanhshrink,
-    "quick_gelu": exact.quick_gelu,
-    "mish": exact.mish,
+    "tanhshrink": kinks.tanhshrink,
+    "quick_gelu": kinks.quick_gelu,
+    "mish": kinks.mish,
     "leaky_relu": kinks.leaky_relu,
     "prelu": kinks.prelu,
     "clip": kinks.clip,
