@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnc.functions.exponential import EXP
-from attnc.functions.function import ONE, ElementaryFunction, gaussian_remainder, levels, ramp, scipy_special
+from attnc.functions.function import ONE, ElementaryFunction, gaussian_remainder, levels, ramp, scipy_special, smooth
 from attnc.functions.gate_recipes import FittedKeys
 from attnc.functions.gate_table import ERF as ERF_TABLE
 from attnc.functions.gate_table import GELU as GELU_TABLE
@@ -21,7 +21,7 @@ from attnc.numerics import elementary
 from attnc.numerics.elementary import PI, increasing, piecewise_monotone, quiet
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball
-from attnc.numerics.jet_equations import analytic, derivative, integrate, number
+from attnc.numerics.jet_equations import derivative, integrate, number
 from attnc.numerics.jets import Jet, add, multiply, negate, scale
 from attnc.numerics.rounding import LARGEST, Array
 
@@ -122,12 +122,12 @@ def _gelu_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Je
     return multiply(jets[0], add((half, scale(erf_part, half))), order)
 
 
-ERF = ElementaryFunction(
+ERF = smooth(
     "erf",
     scipy_special("erf"),
     erf_range,
-    analytic(_erf_jet, erf_range, erf_slope),
-    slope=lambda x, y: erf_slope(x),
+    _erf_jet,
+    erf_slope,
     asymptotes=levels(-ONE, ONE, gaussian_remainder(1.0, 1.0)),  # erfc(s) ≤ e^{−s²}
     gate=FittedKeys(lambda x: _erfc(-x) - 1.0, lambda x: math.exp(-x * x), 1.1283791670955128, ERF_TABLE, limit=1.0),
 )

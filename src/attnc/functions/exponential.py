@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnc.functions.function import ZERO, Asymptote, ElementaryFunction, at_least, exponential_remainder
+from attnc.functions.function import ZERO, Asymptote, ElementaryFunction, at_least, exponential_remainder, smooth
 from attnc.functions.gate_recipes import Decay
 from attnc.numerics import elementary
 from attnc.numerics.elementary import increasing
@@ -44,26 +44,7 @@ EXP = ElementaryFunction(
     asymptotes={-1: Asymptote(ZERO, 0, exponential_remainder(1.0, 1.0))},
     gate=Decay(),
 )
-LOG = ElementaryFunction(
-    "log",
-    np.log,
-    elementary.log,
-    analytic(_log_jet, elementary.log, lambda x: 1.0 / x),
-    slope=lambda x, y: 1.0 / x,
-    domain=at_least(0.0, "the argument", strict=True),
-    other_names=("ln",),
-)
-SINH = ElementaryFunction(
-    "sinh",
-    np.sinh,
-    sinh_range,
-    analytic(lambda p, x, order: _half_sum(p, order, -1.0), sinh_range, cosh_range),
-    slope=lambda x, y: cosh_range(x),
-)
-COSH = ElementaryFunction(
-    "cosh",
-    np.cosh,
-    cosh_range,
-    analytic(lambda p, x, order: _half_sum(p, order, 1.0), cosh_range, sinh_range),
-    slope=lambda x, y: sinh_range(x),
-)
+POSITIVE = at_least(0.0, "the argument", strict=True)
+LOG = smooth("log", np.log, elementary.log, _log_jet, lambda x: 1.0 / x, domain=POSITIVE, other_names=("ln",))
+SINH = smooth("sinh", np.sinh, sinh_range, lambda p, x, order: _half_sum(p, order, -1.0), cosh_range)
+COSH = smooth("cosh", np.cosh, cosh_range, lambda p, x, order: _half_sum(p, order, 1.0), sinh_range)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
 from attnc.functions.gate_recipes import GateRecipe
 from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
-from attnc.numerics.jet_equations import JetRule
+from attnc.numerics.jet_equations import JetRule, analytic
+from attnc.numerics.jets import Jet
 from attnc.numerics.rounding import Array, Mask, up
 
 Gradient = dict[int, Interval]
@@ -180,6 +182,30 @@ class ElementaryFunction:
     @property
     def has_kinks(self) -> bool:
         return bool(self.kinks) or self.chooses
+
+
+def smooth(
+    name: str,
+    value: Callable[[Array], Array],
+    range: Callable[[Interval], Interval],
+    jet: Callable[[Jet, Interval, int], Jet],
+    slope: Callable[[Interval], Interval],
+    *,
+    domain: DomainRule | None = None,
+    asymptotes: Mapping[int, Asymptote] = MappingProxyType({}),
+    gate: GateRecipe | None = None,
+    other_names: tuple[str, ...] = (),
+) -> ElementaryFunction:
+    """A smooth function of one variable, from its jet at a polynomial and the range of its derivative."""
+
+    def slopes(x: Interval, y: Interval) -> Interval:
+        return slope(x)
+
+    names = other_names
+    rule = analytic(jet, range, slope)
+    return ElementaryFunction(
+        name, value, range, rule, slopes, domain=domain, asymptotes=asymptotes, gate=gate, other_names=names
+    )
 
 
 def scipy_special(name: str) -> Callable[[Array], Array]:

@@ -190,27 +190,14 @@ RELU = ElementaryFunction(
     asymptotes=ramp(_relu_remainder),
     gate=TwoLines(0.0, 1.0),
 )
-MIN = ElementaryFunction(
-    "min",
-    _fold(np.minimum),
-    _fold(Interval.min),
-    min_jet,
-    gradient=_min_gradient,
-    arity=2,
-    is_variadic=True,
-    chooses=True,
-    gate=LargestOf(-1.0),
-)
-MAX = ElementaryFunction(
-    "max",
-    _fold(np.maximum),
-    _fold(Interval.max),
-    max_jet,
-    gradient=_max_gradient,
-    arity=2,
-    is_variadic=True,
-    chooses=True,
-    gate=LargestOf(1.0),
+MIN, MAX = (
+    ElementaryFunction(
+        name, _fold(value), _fold(range), jet, None, gradient, 2, is_variadic=True, chooses=True, gate=LargestOf(sign)
+    )
+    for name, value, range, jet, gradient, sign in (
+        ("min", np.minimum, Interval.min, min_jet, _min_gradient, -1.0),
+        ("max", np.maximum, Interval.max, max_jet, _max_gradient, 1.0),
+    )
 )
 CLIP = ElementaryFunction(
     "clip", _clip, _clip_range, _clip_jet, gradient=_clip_gradient, arity=3, chooses=True, gate=ThreeLines()

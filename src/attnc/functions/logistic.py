@@ -21,13 +21,14 @@ from attnc.functions.function import (
     levels,
     linear_exponential_remainder,
     ramp,
+    smooth,
 )
 from attnc.functions.gate_recipes import ExactKeys, FittedKeys
 from attnc.functions.gate_table import SOFTPLUS as SOFTPLUS_TABLE
 from attnc.numerics.elementary import increasing, piecewise_monotone, quiet
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball
-from attnc.numerics.jet_equations import analytic, derivative, integrate, number, riccati
+from attnc.numerics.jet_equations import derivative, integrate, number, riccati
 from attnc.numerics.jets import Jet, add, multiply, scale
 from attnc.numerics.rounding import LARGEST, LIBM_ULPS, Array
 
@@ -140,21 +141,21 @@ def _silu_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Je
     return multiply(jets[0], SIGMOID.jet(jets, ranges, order), order)
 
 
-TANH = ElementaryFunction(
+TANH = smooth(
     "tanh",
     np.tanh,
     tanh_range,
-    analytic(_tanh_jet, tanh_range, tanh_slope),
-    slope=lambda x, y: tanh_slope(x),
+    _tanh_jet,
+    tanh_slope,
     asymptotes=levels(-ONE, ONE, exponential_remainder(2.0, 2.0)),  # 1 − tanh s ≤ 2e^{−2s}
     gate=ExactKeys((-1.0, 1.0), (0.0, 0.0), (-1.0, 1.0), (0.0, 0.0), lipschitz=1.0),  # scores ∓x, values ∓1
 )
-SIGMOID = ElementaryFunction(
+SIGMOID = smooth(
     "sigmoid",
     logistic,
     sigmoid_range,
-    analytic(_sigmoid_jet, sigmoid_range, sigmoid_slope),
-    slope=lambda x, y: sigmoid_slope(x),
+    _sigmoid_jet,
+    sigmoid_slope,
     asymptotes=levels(ZERO, ONE, exponential_remainder(1.0, 1.0)),  # 1 − σ(s) ≤ e^{−s}
     gate=ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), lipschitz=0.25),  # scores 0, x and values 0, 1
     other_names=("logistic",),
@@ -170,12 +171,12 @@ SILU = ElementaryFunction(
     gate=ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), lipschitz=SILU_SLOPE_TURNS[1][2]),
     other_names=("swish",),
 )
-SOFTPLUS = ElementaryFunction(
+SOFTPLUS = smooth(
     "softplus",
     lambda x: np.logaddexp(0.0, x),
     softplus_range,
-    analytic(_softplus_jet, softplus_range, sigmoid_range),
-    slope=lambda x, y: sigmoid_range(x),
+    _softplus_jet,
+    sigmoid_range,
     asymptotes=ramp(exponential_remainder(1.0, 1.0)),  # softplus(s) − s ≤ e^{−s}
     gate=FittedKeys(lambda x: np.log1p(np.exp(x)), lambda x: math.exp(-x), 1.0, SOFTPLUS_TABLE, is_pure=False),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnc.functions.function import DomainRule, ElementaryFunction, levels, within
+from attnc.functions.function import DomainRule, ElementaryFunction, levels, smooth, within
 from attnc.functions.gate_recipes import FittedKeys, TableRow
 from attnc.functions.gate_table import ATAN as ATAN_TABLE
 from attnc.functions.powers import positive_power_jet
@@ -166,20 +166,8 @@ def _hyperbolic_remainder(low: float) -> tuple[float, float] | None:
     return (float(up(1 / low)), 0.0) if low > 0 else None
 
 
-SIN = ElementaryFunction(
-    "sin",
-    np.sin,
-    sin_range,
-    analytic(lambda p, x, order: _waves(p, order)[0], sin_range, cos_range),
-    slope=lambda x, y: cos_range(x),
-)
-COS = ElementaryFunction(
-    "cos",
-    np.cos,
-    cos_range,
-    analytic(lambda p, x, order: _waves(p, order)[1], cos_range, sin_range),
-    slope=lambda x, y: -sin_range(x),
-)
+SIN = smooth("sin", np.sin, sin_range, lambda p, x, order: _waves(p, order)[0], cos_range)
+COS = smooth("cos", np.cos, cos_range, lambda p, x, order: _waves(p, order)[1], lambda x: -sin_range(x))
 TAN = ElementaryFunction(
     "tan",
     np.tan,
@@ -195,12 +183,12 @@ TAN = ElementaryFunction(
         proof=", and its cosine takes both signs",
     ),
 )
-ATAN = ElementaryFunction(
+ATAN = smooth(
     "atan",
     np.arctan,
     atan_range,
-    analytic(_atan_jet, atan_range, lambda x: 1.0 / (x.square() + 1.0)),
-    slope=lambda x, y: 1.0 / (x.square() + 1.0),
+    _atan_jet,
+    lambda x: 1.0 / (x.square() + 1.0),
     asymptotes=levels(PI * -0.5, PI * 0.5, _hyperbolic_remainder),
     gate=FittedKeys(
         np.arctan,
