@@ -18,6 +18,7 @@ and carried parts, with the symmetry of the function built in. For each row:
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +39,7 @@ from attnc.functions.trigonometric import graded_row
 TABLE = Path(gate_table.__file__)
 TOLERANCE = 0.02
 """A found row counts as equal to a stored one if its error exceeds that by at most this part."""
-NUM_BEST_STARTS = 12
+NUM_BEST_STARTS = 10
 """Number of starts that are refined; the others are worse after their values are solved."""
 NUM_RANDOM_STARTS = 60
 """Number of random starts of each row; softplus needs about 40 for its longest rows."""
@@ -173,12 +174,23 @@ def _longer(recipe: FittedKeys, p: int) -> Iterator[np.ndarray]:
         yield shape if p % 2 else np.delete(shape, len(right))
 
 
+def graded(shape: np.ndarray, largest: float = 2.0) -> tuple[float, ...]:
+    """(K, Δ, s₀, …) of a graded row, with |K| < largest and 0.2 < Δ < 3: float32 then resolves the offsets."""
+    K, step = largest * np.tanh(shape[0]), 1.6 + 1.4 * np.tanh(shape[1])
+    return (float(K), float(step), *shape[2:].tolist())
+
+
+def _graded_start(K: float, step: float, *others: float, largest: float = 2.0) -> np.ndarray:
+    return np.array([np.arctanh(K / largest), np.arctanh((step - 1.6) / 1.4), *others])
+
+
 def atan_problem(recipe: FittedKeys, p: int) -> RowProblem:
     """(K, Δ, s₀, gap) of a graded row for arctan."""
     m = p // 2
+    largest = 64.0 if m == 2 else 2.0  # two pairs have one offset, which stays small
 
     def arrays(z: np.ndarray) -> Arrays:
-        right, height, _ = graded_row(*z[:4].tolist(), 0.0, m)
+        right, height, _ = graded_row(*graded(z[:4], largest), 0.0, m)
         outer = np.append(z[4:], recipe.limit)
         slopes, offsets = np.array([*(-a for a in right[::-1]), *right]), np.array([*height[::-1], *height])
         return slopes, offsets, np.concatenate([-outer[::-1], outer]), np.zeros(p)
@@ -187,25 +199,27 @@ def atan_problem(recipe: FittedKeys, p: int) -> RowProblem:
         return solved_gate("atan", replace(recipe, rows={p: graded_row(*row, 0.0, m)}), p).error
 
     x = -np.concatenate([np.linspace(0.0, 1.0, 300)[1:] ** 1.5 * 30.0, np.geomspace(30.0, 1e8, 400)[1:]])
-    starts = tuple(map(np.array, itertools.product((0.2, 0.4), (0.8, 1.1), (-0.5, 0.5), (0.1, 1.0))))
-    return RowProblem(x, recipe.below(x), 4, m - 1, arrays, starts, lambda shape: tuple(shape.tolist()), error, 1e-5)
+    ladder = itertools.product((0.2, 0.4), (0.8, 1.1), (-0.5, 0.2, 1.0), (0.1, 0.5, 2.0))
+    starts = tuple(_graded_start(*start, largest=largest) for start in ladder)
+    row = functools.partial(graded, largest=largest)
+    return RowProblem(x, recipe.below(x), 4, m - 1, arrays, starts, row, error, 1e-5)
 
 
 def reciprocal_problem(p: int) -> RowProblem:
     """(K, Δ, s₀) of a graded row for 1/(1 + y), y ≥ 0."""
 
     def arrays(z: np.ndarray) -> Arrays:
-        s = z[2] + z[1] * np.arange(p)
-        return -np.exp(-s), -z[0] * s, np.append(z[3:], 0.0), np.zeros(p)
+        K, step, first = graded(z[:3])
+        s = first + step * np.arange(p)
+        return -np.exp(-s), -K * s, np.append(z[3:], 0.0), np.zeros(p)
 
     def error(row: tuple[Any, ...]) -> float:
         return reciprocal_keys(p, *row)[1]
 
     y = np.concatenate([[0.0], np.geomspace(1e-4, 1e10, 800)])
-    starts = tuple(
-        np.array([K, step, first]) for K in (-0.1, 0.05) for step in (0.7, 1.0, 1.4) for first in (-5.0, -2.0, -1.0)
-    )
-    return RowProblem(y, 1 / (1 + y), 3, p - 1, arrays, starts, lambda shape: tuple(shape.tolist()), error, 1e-5)
+    ladder = itertools.product((-0.15, 0.02), (0.7, 1.0, 1.4), (-6.0, -4.0, -2.0, -1.0))
+    starts = tuple(_graded_start(*start) for start in ladder)
+    return RowProblem(y, 1 / (1 + y), 3, p - 1, arrays, starts, graded, error, 1e-5)
 
 
 # The search
@@ -217,10 +231,12 @@ def search(problem: RowProblem) -> tuple[Any, ...]:
     solved = [z for z in solved if np.isfinite(z).all()]
     solved.sort(key=problem.worst)
     refined = sorted((_squares(problem, z) for z in solved[:NUM_BEST_STARTS]), key=problem.worst)
-    best, m = min((_minimax(problem, z) for z in refined[:3]), key=problem.worst), problem.num_slopes
+    level, m = sorted((_minimax(problem, z) for z in refined), key=problem.worst), problem.num_slopes
+    best = level[0]
     for held in (0, m - 1, 0, m - 1) if m > 3 else (0,):
         best = _along_valley(problem, best, held)
-    return _rounded(problem, _minimax(problem, best))
+    # A sample may miss an error beyond it: of the best, the row counts whose gate has the least error.
+    return min((_rounded(problem, z) for z in (_minimax(problem, best), *level[:6])), key=lambda row: row[-1])
 
 
 def _along_valley(problem: RowProblem, z: np.ndarray, held: int) -> np.ndarray:
@@ -338,14 +354,14 @@ def _linear_step(
 
 def _rounded(problem: RowProblem, z: np.ndarray) -> tuple[Any, ...]:
     """The row with the fewest decimals that keep the error within 2 %, and that error."""
-    shape = z[: problem.num_shape]
-    least = problem.error(problem.row(shape))
+    whole = problem.row(z[: problem.num_shape])
+    least = problem.error(whole)
     for digits in range(2, 16):
-        row = problem.row(np.round(shape, digits))
+        row = tuple(round(x, digits) if isinstance(x, float) else tuple(round(y, digits) for y in x) for x in whole)
         error = problem.error(row)
         if error <= (1 + TOLERANCE) * least:
             return (*row, error)
-    return (*problem.row(shape), least)
+    return (*whole, least)
 
 
 # The table
