@@ -42,9 +42,9 @@ TOLERANCE = 0.02
 NUM_BEST_STARTS = 10
 """Number of starts that are refined; the others are worse after their values are solved."""
 NUM_RANDOM_STARTS = 60
-"""Number of random starts of each row; softplus needs about 40 for its longest rows."""
+"""Number of random starts of each row; a choice, not a measured optimum."""
 MAX_PROGRAMS = 25
-"""Maximum number of linear programs for one refinement; with the first slope held most need 5 to 15."""
+"""Maximum number of linear programs for one refinement, which bounds its time."""
 VALLEY_STEP, VALLEY_END = 1.05, 0.002
 """First factor on the spacing in the search along the valley, and the difference from 1 at which it ends."""
 STANDING = 1e-4

@@ -97,7 +97,7 @@ GATES: dict[str, Callable[..., Gate]] = {
 }
 """name → the cheapest gate with error ≤ eps: GATES["gelu"](1e-7). Parameters by name: GATES["elu"](1e-6, alpha=0.5)."""
 DEFAULT_GATE_EPS = 1e-6
-"""The error asked for if none is given: gates of one function then have 2 to 8 keys."""
+"""The error asked for if none is given."""
 MAX_EXPONENT = 300.0
 """Largest argument of exp: e^88 is the end of float32, and e^709 that of float64."""
 

@@ -40,7 +40,7 @@ Form = tuple[tuple[Monomial, Fraction], ...]
 """(monomial, coefficient), by monomial; coefficients are not 0."""
 
 MAX_TERMS = 2**12
-"""Maximum number of terms of a product that is multiplied out; the corpus stays far below it."""
+"""Maximum number of terms of a product that is multiplied out, which bounds time and memory."""
 MAX_EXPANDED_EXPONENT = 4096
 """Larger exponents make an atom of the power; Python integers of such powers would take kilobytes each."""
 IMAGINARY_UNIT = 0

@@ -13,7 +13,7 @@ from attnc.targets.expressions.lexing import ALLOWED, lex, read_number
 from attnc.targets.expressions.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable
 
 MAX_DEPTH = 100  # levels of nesting, far below the recursion limit of Python
-MAX_WRITTEN_EXPONENT = 1000  # larger powers of any base but one overflow float64 or vanish
+MAX_WRITTEN_EXPONENT = 1000  # 2 to a larger power is near the end of float64
 CONSTANTS = ("pi", "e")
 OTHER_NAMES = {
     "log2": "log(x)/log(2)",
