@@ -14,8 +14,8 @@ from attnc.constructions.beyond.gates import GATES
 from attnc.constructions.fitting.circuit import Circuit
 from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate, GateKeys
 from attnc.constructions.fitting.gate.pieces import SELU_ALPHA, SELU_SCALE, reciprocal
-from attnc.constructions.fitting.gate.table import RECIPROCAL
 from attnc.errors import InputError, real_number
+from attnc.functions.gate_table import RECIPROCAL
 from attnc.numerics.rounding import up
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.prover import ProofRequest

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.error import observed
-from attnc.constructions.fitting.gate.fitted import min_keys
-from attnc.constructions.fitting.gate.keys import Gate, GateKeys, OutOfReach, positive
+from attnc.constructions.fitting.gate.fitted import FIT_PASSES, min_keys
+from attnc.constructions.fitting.gate.keys import Gate, GateKeys, OutOfReach, observed, positive
 from attnc.constructions.fitting.minimax import chebyshev, fit_values
 from attnc.ir.soft_head import SoftHead
 
 LARGEST_VALUE = 10.0
+"""Limit of the values of a product gate: larger ones need fewer keys and have larger rounding errors."""
 HINTS = {2: 8.5e-4, 3: 1.5e-5, 4: 9.8e-8, 5: 3.1e-9, 6: 3.2e-11, 7: 1.3e-12, 8: 3.6e-14}
-"""Keys, and about what error they have on [−1, 1]."""
-PASSES = 24
+"""Number of keys, and the largest error measured on [−1, 1], rounded up; a test compares both."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -39,7 +38,7 @@ def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
     m = p // 2
     weights = SoftHead.of_one_variable(slopes, offsets, np.zeros(p)).weights(y[:, None])
     odd = weights[:, p - m :] - weights[:, :m][:, ::-1]
-    half = fit_values(odd, y[:, None], np.array([1.2 * LARGEST_VALUE]), PASSES).values[:, 0]
+    half = fit_values(odd, y[:, None], np.array([1.2 * LARGEST_VALUE]), FIT_PASSES).values[:, 0]
     keys = SoftHead.of_one_variable(slopes, offsets, np.concatenate([-half[::-1], [0.0] * (p % 2), half]))
     return keys, observed(lambda t: keys(t[:, None])[:, 0] - t, chebyshev(0.0, 1.0, 600), float(np.abs(half).max()))
 
