@@ -193,12 +193,8 @@ def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterat
             return
     except AttncError:
         return
-    keys = gate.keys
-    if keys is None:
-        return
-    carried = keys.carried if keys.carried.any() else None
-    head = SoftHead.of_one_variable(keys.slopes, keys.offsets, keys.values, carried)
-    yield UnaryFit(head, 1.0, 0.0, gate.error)
+    if gate.keys is not None:
+        yield UnaryFit(gate.keys, 1.0, 0.0, gate.error)
 
 
 def _square(lo: float, hi: float, delta: float) -> Gate:
@@ -206,7 +202,7 @@ def _square(lo: float, hi: float, delta: float) -> Gate:
     middle = lo / 2 + hi / 2
     gate = square_gate(delta, max(hi - middle, middle - lo, 1e-300))
     assert gate.keys is not None
-    return replace(gate, keys=gate.keys.at(1.0, -middle).combined(1.0, 2 * middle, -(middle**2)))
+    return replace(gate, keys=gate.keys.shifted(-middle).combined(1.0, 2 * middle, -(middle**2)))
 
 
 def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:

@@ -23,14 +23,13 @@ from attnc.constructions.construction import (
 )
 from attnc.constructions.fitting.circuit import Circuit, Wire, channel_of
 from attnc.constructions.fitting.gate import fitted, kinks, pieces
-from attnc.constructions.fitting.gate.keys import Gate, GateKeys, OutOfReach, exact_gate, positive
+from attnc.constructions.fitting.gate.keys import Gate, OutOfReach, exact_gate, positive
 from attnc.constructions.fitting.gate.kinks import ChoiceGate, max_gate, min_gate
 from attnc.constructions.fitting.gate.product import ProductGate, product_gate, square_gate
 from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.errors import BoundNotMet, InputError
 from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, LargestOf, ThreeLines, TwoLines
 from attnc.functions.registry import FUNCTIONS
-from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.canonical import equivalent
@@ -58,7 +57,6 @@ __all__ = [
     "GATES",
     "ChoiceGate",
     "Gate",
-    "GateKeys",
     "ProductGate",
     "gates",
     "max_gate",
@@ -208,10 +206,8 @@ class _GatePlan:
             carrier, argument = wires
             keys = function_gate(atom.inner, eps).keys
             assert keys is not None
-            self._record(atom, 0.0, keys.p)
-            return self.circuit.gate(
-                SoftHead.of_one_variable(keys.slopes, keys.offsets, keys.values), argument, carrier, name="gate"
-            )
+            self._record(atom, 0.0, keys.num_keys)
+            return self.circuit.gate(keys, argument, carrier, name="gate")
         gate = self._unary(atom, eps)
         self._record(atom, gate.error, gate.num_anchors)
         return gate.build(self.circuit, wires[0])

@@ -96,7 +96,7 @@ def test_values_are_small(name):
 
 
 def test_gelu_weighs_x_by_numbers_close_to_0_and_1():
-    carried = GATES["gelu"](1e-12).keys.carried
+    carried = GATES["gelu"](1e-12).keys.carried[:, 0, 0]
     assert carried[0] == 0
     assert carried[-1] == 1
     assert np.abs(carried - np.round(carried)).max() < 0.006

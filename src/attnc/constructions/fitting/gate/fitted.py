@@ -13,8 +13,8 @@ import numpy as np
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.gate.keys import (
     Gate,
-    GateKeys,
     OutOfReach,
+    at_points,
     half_line,
     observed,
     positive,
@@ -25,6 +25,7 @@ from attnc.constructions.fitting.minimax import fit_values
 from attnc.functions.gate_recipes import FittedKeys
 from attnc.functions.gate_table import GELU_TANH
 from attnc.functions.logistic import SOFTPLUS, logistic
+from attnc.ir.soft_head import SoftHead
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -62,12 +63,12 @@ def solved_gate(name: str, recipe: FittedKeys, p: int) -> Gate:
     middle = [0.0] * (p % 2)
     slopes = np.array([*(-a for a in reversed(right)), *middle, *right])
     offsets = np.array([*reversed(height), *middle, *height])
-    keys = GateKeys(slopes, offsets, np.zeros(p), np.zeros(p))
-    keys = _ramp(recipe, keys) if recipe.limit is None else _odd(recipe, keys)
+    no_values = SoftHead.of_one_variable(slopes, offsets, np.zeros(p))
+    keys = _ramp(recipe, no_values) if recipe.limit is None else _odd(recipe, no_values)
     reach = reach_of(keys)
     # |gate − f| is even: x ≤ 0 is enough, where a ramp is small and float64 hides nothing of it.
     size = max(1.0, float(np.abs(keys.values).max()))
-    core = observed(lambda t: keys(-t) - recipe.below(-t), half_line(reach), size)
+    core = observed(lambda t: at_points(keys, -t) - recipe.below(-t), half_line(reach), size)
     error = max(core, tail(keys, reach) + recipe.tail(reach))
     return Gate.one_head(name, keys, error, recipe.lipschitz)
 
@@ -78,15 +79,15 @@ def _sample(reach: float) -> Float[np.ndarray, " points"]:
     )
 
 
-def _sides(keys: GateKeys, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sides(keys: SoftHead[np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The weights to the right and left of 0, from the inside out, and that of the middle, if any."""
-    weights, m = keys.weights(x), keys.p // 2
-    return weights[:, keys.p - m :], weights[:, :m][:, ::-1], weights[:, m : keys.p - m]
+    weights, p, m = keys.weights(x[:, None]), keys.num_keys, keys.num_keys // 2
+    return weights[:, p - m :], weights[:, :m][:, ::-1], weights[:, m : p - m]
 
 
-def _ramp(recipe: FittedKeys, keys: GateKeys) -> GateKeys:
+def _ramp(recipe: FittedKeys, keys: SoftHead[np.ndarray]) -> SoftHead[np.ndarray]:
     """f − x/2 − ½x(w_last − w_first) = Σ μ_k·x(w_k − w_{−k}) + Σ ν_k(w_k + w_{−k}), over all pairs but the last."""
-    m = keys.p // 2
+    p, m = keys.num_keys, keys.num_keys // 2
     x = _sample(max(30.1, reach_of(keys)))
     right, left, middle = _sides(keys, x)
     columns = [x[:, None] * (right - left)[:, :-1]]
@@ -95,21 +96,23 @@ def _ramp(recipe: FittedKeys, keys: GateKeys) -> GateKeys:
     rest = recipe.below(x) - 0.5 * x * (1 + right[:, -1] - left[:, -1])
     solved = _solve(np.concatenate(columns, axis=1), rest)
     outer = np.append(0.5 + solved[: m - 1], 1.0)
-    values = np.zeros(keys.p)
+    values = np.zeros(p)
     if not recipe.is_pure:
         nu = np.append(solved[m - 1 : 2 * (m - 1)], 0.0)
         values = np.concatenate([nu[::-1], solved[2 * (m - 1) :], nu])
-    return replace(keys, values=values, carried=np.concatenate([1.0 - outer[::-1], [0.5] * (keys.p % 2), outer]))
+    carried = np.concatenate([1.0 - outer[::-1], [0.5] * (p % 2), outer])
+    return SoftHead.of_one_variable(keys.slopes[:, 0], keys.offsets, values, carried)
 
 
-def _odd(recipe: FittedKeys, keys: GateKeys) -> GateKeys:
+def _odd(recipe: FittedKeys, keys: SoftHead[np.ndarray]) -> SoftHead[np.ndarray]:
     """f − limit·(w_last − w_first) = Σ ν_k(w_k − w_{−k}), over all pairs but the last."""
     assert recipe.limit is not None
     x = _sample(max(30.1, reach_of(keys)))
     right, left, _ = _sides(keys, x)
     solved = _solve((right - left)[:, :-1], recipe.below(x) - recipe.limit * (right - left)[:, -1])
     outer = np.append(solved, recipe.limit)
-    return replace(keys, values=np.concatenate([-outer[::-1], [0.0] * (keys.p % 2), outer]))
+    values = np.concatenate([-outer[::-1], [0.0] * (keys.num_keys % 2), outer])
+    return SoftHead.of_one_variable(keys.slopes[:, 0], keys.offsets, values)
 
 
 def _solve(columns: np.ndarray, rest: np.ndarray) -> np.ndarray:
@@ -137,8 +140,8 @@ def softplus(eps: float, beta: float = 1.0) -> Gate:
     assert isinstance(recipe, FittedKeys)
     gate = fitted_gate("softplus", recipe, positive("eps", eps) * beta)
     assert gate.keys is not None
-    # G(βx)/β carries what G does, exactly: (u·β)/β would not be 1 for every β, and then be off at ∞.
-    keys = replace(gate.keys.at(beta).combined(1 / beta), carried=gate.keys.carried)
+    # G(βx)/β carries the same multiples of x as G. Rounded, (u·β)/β is not 1 for every β: the error would grow with x.
+    keys = replace(gate.keys.scaled(beta).combined(1 / beta), carried=gate.keys.carried)
     return Gate.one_head("softplus", keys, gate.error / beta * (1 + 1e-14), 1.0)
 
 
@@ -146,9 +149,9 @@ def logsigmoid(eps: float) -> Gate:
     """log σ(x) = −softplus(−x)."""
     gate = softplus(eps)
     assert gate.keys is not None
-    keys = gate.keys.at(-1.0).combined(-1.0)
+    keys = gate.keys.scaled(-1.0).combined(-1.0)
 
     def build(circuit: Circuit, x: Wire) -> Wire:
-        return keys.build(circuit, x, "logsigmoid")
+        return circuit.apply(keys, x, name="logsigmoid")
 
     return replace(gate, name="logsigmoid", keys=keys, build=build)

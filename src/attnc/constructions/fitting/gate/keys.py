@@ -1,4 +1,8 @@
-"""Heads whose keys carry their own query, the gates made of them, and the search for the largest error of a gate."""
+"""Gates: heads whose keys may carry their own query, and the search for the largest error of such a head.
+
+A head of one variable is G(x) = Σ_k w_k(x)(v_k + u_k·x), w = softmax(a_k·x + c_k): a `SoftHead` with one input and one
+output. Its `carried` is None if every u_k is 0.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from attnc.constructions.construction import round_above
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.errors import InputError, real_number
 from attnc.functions.gate_recipes import ExactKeys
-from attnc.ir.reference import softmax
+from attnc.ir.soft_head import SoftHead
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -30,76 +34,12 @@ NEGLIGIBLE_SCORE = 60.0
 
 
 @dataclass(frozen=True, eq=False)
-class GateKeys:
-    """G(x) = Σ_k w_k(x)(v_k + u_k·x), w = softmax(a_k·x + c_k). Weights sum to 1: adding an affine function is free."""
-
-    slopes: Float[np.ndarray, " p"]  # the a_k
-    offsets: Float[np.ndarray, " p"]  # the c_k
-    values: Float[np.ndarray, " p"]  # the v_k
-    carried: Float[np.ndarray, " p"]  # the u_k
-
-    @property
-    def p(self) -> int:
-        return len(self.slopes)
-
-    def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
-        return softmax(x[:, None] * self.slopes + self.offsets)
-
-    def __call__(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
-        return np.asarray((self.weights(x) * (self.values + x[:, None] * self.carried)).sum(axis=1))
-
-    def log_sum(self, x: float) -> tuple[float, float]:
-        """log Σ_k e^{a_k·x + c_k}, and its slope there."""
-        scores = self.slopes * x + self.offsets
-        top = float(scores.max())
-        weights = np.exp(scores - top)
-        total = float(weights.sum())
-        return top + math.log(total), float(weights @ self.slopes) / total
-
-    def at(self, scale: float, shift: float = 0.0) -> GateKeys:
-        """The keys of x ↦ G(scale·x + shift)."""
-        return GateKeys(
-            self.slopes * scale,
-            self.offsets + self.slopes * shift,
-            self.values + self.carried * shift,
-            self.carried * scale,
-        )
-
-    def combined(self, factor: float, slope: float = 0.0, constant: float = 0.0) -> GateKeys:
-        """The keys of factor·G(x) + slope·x + constant."""
-        return GateKeys(self.slopes, self.offsets, factor * self.values + constant, factor * self.carried + slope)
-
-    def with_key(self, slope: float, offset: float, value: float, carried: float) -> GateKeys:
-        """One more key."""
-        added = (slope, offset, value, carried)
-        return GateKeys(
-            *(
-                np.append(a, b)
-                for a, b in zip((self.slopes, self.offsets, self.values, self.carried), added, strict=True)
-            )
-        )
-
-    def build(self, circuit: Circuit, x: Wire, name: str) -> Wire:
-        is_carrying = bool(self.carried.any())
-        (wire,) = circuit.head(
-            [x],
-            self.slopes[:, None],
-            self.offsets,
-            self.values[:, None],
-            carrier=x if is_carrying else None,
-            carried=self.carried[:, None] if is_carrying else None,
-            name=name,
-        )
-        return wire
-
-
-@dataclass(frozen=True, eq=False)
 class Gate:
     """One activation f as attention: `build(circuit, wire)` adds its heads.
 
     |gate(x) − f(x)| ≤ error for every x of the domain, in exact arithmetic. `is_proved` tells that this is a closed
-    form; otherwise it is the largest error found by a search. `lipschitz` is that of f on the domain. `keys` are those
-    of the only head, if there is one head.
+    form; otherwise it is the largest error found by a search. `lipschitz` is that of f on the domain. `keys` is the
+    only head, if there is one.
     """
 
     name: str
@@ -110,13 +50,13 @@ class Gate:
     build: Callable[[Circuit, Wire], Wire]
     lipschitz: float
     is_proved: bool = False
-    keys: GateKeys | None = None
+    keys: SoftHead[np.ndarray] | None = None
 
     @classmethod
     def one_head(
         cls,
         name: str,
-        keys: GateKeys,
+        keys: SoftHead[np.ndarray],
         error: float,
         lipschitz: float,
         *,
@@ -124,15 +64,17 @@ class Gate:
         is_proved: bool = False,
     ) -> Gate:
         def build(circuit: Circuit, x: Wire) -> Wire:
-            return keys.build(circuit, x, name)
+            return circuit.apply(keys, x, name=name)
 
-        return cls(name, error, keys.p, 1, domain, build, lipschitz, is_proved, keys)
+        return cls(name, error, keys.num_keys, 1, domain, build, lipschitz, is_proved, keys)
 
 
 def exact_gate(name: str, recipe: ExactKeys, eps: float) -> Gate:
     """The gate of a function that is a softmax already; eps is checked and not needed."""
     positive("eps", eps)
-    keys = GateKeys(*(np.array(numbers) for numbers in (recipe.slopes, recipe.offsets, recipe.values, recipe.carried)))
+    slopes, offsets, values = (np.array(numbers) for numbers in (recipe.slopes, recipe.offsets, recipe.values))
+    carried = np.array(recipe.carried) if any(recipe.carried) else None
+    keys = SoftHead.of_one_variable(slopes, offsets, values, carried)
     return Gate.one_head(name, keys, recipe.error, recipe.lipschitz, is_proved=True)
 
 
@@ -188,17 +130,26 @@ def half_line(reach: float, core: float = 12.0, count: int = 1000) -> Float[np.n
     return near if reach <= core else np.concatenate([near, np.geomspace(core, reach, 300)[1:]])
 
 
-def reach_of(keys: GateKeys) -> float:
+def at_points(keys: SoftHead[np.ndarray], x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+    """G(x), for a head of one variable."""
+    return keys(x[:, None])[:, 0]
+
+
+def reach_of(keys: SoftHead[np.ndarray]) -> float:
     """The x beyond which the score of the last key exceeds all others by `NEGLIGIBLE_SCORE`."""
-    gaps, behind = keys.slopes[-1] - keys.slopes[:-1], keys.offsets[:-1] - keys.offsets[-1]
+    slopes = keys.slopes[:, 0]
+    gaps, behind = slopes[-1] - slopes[:-1], keys.offsets[:-1] - keys.offsets[-1]
     return float(((NEGLIGIBLE_SCORE + np.maximum(behind, 0.0)) / gaps).max())
 
 
-def tail(keys: GateKeys, x: float) -> float:
+def tail(keys: SoftHead[np.ndarray], x: float) -> float:
     """sup |G(t) − (v + ut)| over t ≥ x, (v, u) those of the last key, whose slope is the largest; x ≥ reach_of(keys).
 
     Proof.  |G − (v + ut)| ≤ Σ_k e^{s_k − s_last}(|v_k − v| + |u_k − u|t), and t·e^{−gap·t} falls for t ≥ 1/gap.
     """
-    gaps, behind = keys.slopes[-1] - keys.slopes[:-1], keys.offsets[:-1] - keys.offsets[-1]
-    apart = np.abs(keys.values[:-1] - keys.values[-1]) + np.abs(keys.carried[:-1] - keys.carried[-1]) * x
+    slopes, values = keys.slopes[:, 0], keys.values[:, 0]
+    gaps, behind = slopes[-1] - slopes[:-1], keys.offsets[:-1] - keys.offsets[-1]
+    apart = np.abs(values[:-1] - values[-1])
+    if keys.carried is not None:
+        apart = apart + np.abs(keys.carried[:-1, 0, 0] - keys.carried[-1, 0, 0]) * x
     return 1.001 * float((np.exp(behind - gaps * x) * apart).sum())

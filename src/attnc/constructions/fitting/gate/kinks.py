@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate, GateKeys, exact_gate, positive, power_of_two
+from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate, exact_gate, positive, power_of_two
 from attnc.errors import InputError, real_number
 from attnc.functions.gate_recipes import ExactKeys
 from attnc.functions.logistic import SILU_SLOPE_TURNS
+from attnc.ir.soft_head import SoftHead
 
 LOG_2 = math.log(2.0)
 W = 0.2784645427610739
@@ -58,7 +59,7 @@ def two_lines(name: str, eps: float, left: float, right: float) -> Gate:
     """Slope `left` below 0, `right` above: scores 0, βx and values left·x, right·x. relu is x·σ(βx)."""
     jump = abs(right - left)
     beta = steepness(jump, positive("eps", eps))
-    keys = GateKeys(np.array([0.0, beta]), np.zeros(2), np.zeros(2), np.array([left, right]))
+    keys = SoftHead.of_one_variable(np.array([0.0, beta]), np.zeros(2), np.zeros(2), np.array([left, right]))
     error, lipschitz = jump * W / beta * ROUNDED_UP, max(abs(left), abs(right))
     return Gate.one_head(name, keys, error, lipschitz, is_proved=True)
 
@@ -88,7 +89,8 @@ def _three_lines(name: str, eps: float, kinks: tuple[float, float], lines: list[
     beta = steepness(jump, positive("eps", eps))
     # Middle line at score 0 instead of β(x − lo): the same weights, and each score has one rounding.
     slopes, offsets = np.array([-beta, 0.0, beta]), np.array([beta * lo, 0.0, -beta * hi])
-    keys = GateKeys(slopes, offsets, np.array([v for v, _ in lines]), np.array([u for _, u in lines]))
+    values, carried = np.array(lines).T
+    keys = SoftHead.of_one_variable(slopes, offsets, values, carried)
     error, lipschitz = jump * W / beta * ROUNDED_UP, max(abs(u) for _, u in lines)
     return Gate.one_head(name, keys, error, lipschitz, is_proved=True)
 

@@ -19,7 +19,7 @@ from attnc.constructions.fitting.gate.keys import (
     ALL_REALS,
     NEGLIGIBLE_SCORE,
     Gate,
-    GateKeys,
+    at_points,
     half_line,
     observed,
     positive,
@@ -33,6 +33,7 @@ from attnc.constructions.fitting.gate.product import identity
 from attnc.constructions.fitting.minimax import fit_values
 from attnc.errors import real_number
 from attnc.functions.gate_table import RECIPROCAL
+from attnc.ir.soft_head import SoftHead
 
 WEIGHT_RATIO = 8.0
 """Ratio of neighbouring weights of the exponential at y = 0; the largest value is about the same, and 8 is small."""
@@ -46,7 +47,7 @@ SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # the constants
 
 
 @functools.lru_cache(maxsize=16)
-def decay(p: int) -> tuple[GateKeys, float]:
+def decay(p: int) -> tuple[SoftHead[np.ndarray], float]:
     """Keys of A(y) ≈ e^{−y} on [0, ∞), and the largest error found.
 
     With scores k(y + log V), A is a quotient of polynomials of degree n = p − 1 in z = e^y, over
@@ -55,13 +56,13 @@ def decay(p: int) -> tuple[GateKeys, float]:
     Chebyshev polynomial above. Values are close to V, except the last, which is 0: the limit at ∞.
     """
     slopes = np.arange(p) - (p - 2.0)  # the keys that matter have small scores, and small rounding errors, near y = 0
-    keys = GateKeys(slopes, slopes * math.log(WEIGHT_RATIO), np.zeros(p), np.zeros(p))
+    offsets = slopes * math.log(WEIGHT_RATIO)
     t = (1 - np.cos(np.linspace(0.0, math.pi, 300)))[1:] / 2
-    weights = keys.weights(-np.log(t))
+    weights = SoftHead.of_one_variable(slopes, offsets, np.zeros(p)).weights(-np.log(t)[:, None])
     solved = fit_values(weights[:, :-1], t[:, None], np.array([math.inf]), FIT_PASSES).values[:, 0]
-    keys = GateKeys(slopes, keys.offsets, np.append(solved, 0.0), np.zeros(p))
+    keys = SoftHead.of_one_variable(slopes, offsets, np.append(solved, 0.0))
     reach = reach_of(keys)
-    core = observed(lambda y: keys(y) - np.exp(-y), half_line(reach), 1.0)
+    core = observed(lambda y: at_points(keys, y) - np.exp(-y), half_line(reach), 1.0)
     return keys, max(core, tail(keys, reach) + math.exp(-reach))
 
 
@@ -72,16 +73,27 @@ def exp(eps: float, hi: float = 0.0) -> Gate:
 
     def make(p: int) -> Gate:
         keys, error = decay(p)
-        found = keys.at(-1.0, hi).combined(scale)
+        found = keys.shifted(hi).scaled(-1.0).combined(scale)
         return Gate.one_head("exp", found, error * scale * (1 + 1e-14), scale * (1 + 1e-15), domain=(-math.inf, hi))
 
     return min_keys("exp", eps, {p: hint * scale for p, hint in EXP_HINTS.items()}, make)
 
 
-def _with_line(group: GateKeys, kink: float, beta: float, value: float, carried: float) -> GateKeys:
-    """A line on the right of the kink for β > 0, on its left for β < 0: steeper by |β| than the group's log-sum-exp."""
-    height, slope = group.log_sum(kink)
-    return group.with_key(slope + beta, height - (slope + beta) * kink, value, carried)
+def _with_line(group: SoftHead[np.ndarray], kink: float, beta: float, line: float) -> SoftHead[np.ndarray]:
+    """One more key with the value line·x, on the right of the kink for β > 0 and on its left for β < 0.
+
+    Its score is steeper by |β| than the log-sum-exp of the group, and equal to it at the kink.
+    """
+    at_kink = np.array([[kink]])
+    slope = float((group.weights(at_kink) @ group.slopes)[0, 0]) + beta
+    offset = float(group.log_sum(at_kink)[0]) - slope * kink
+    carried = np.zeros(group.num_keys) if group.carried is None else group.carried[:, 0, 0]
+    return SoftHead.of_one_variable(
+        np.append(group.slopes, slope),
+        np.append(group.offsets, offset),
+        np.append(group.values, 0.0),
+        np.append(carried, line),
+    )
 
 
 def _near(kink: float, beta: float) -> np.ndarray:
@@ -114,11 +126,13 @@ def _elu(name: str, eps: float, alpha: float, width: float, scale: float) -> Gat
 
     def make(p: int) -> Gate:
         keys, _ = decay(p)
-        curve = keys.at(-1.0 / width).combined(scale * alpha, constant=-scale * alpha)
-        joined = _with_line(curve, 0.0, beta, 0.0, scale)
+        curve = keys.scaled(-1.0 / width).combined(scale * alpha, constant=-scale * alpha)
+        joined = _with_line(curve, 0.0, beta, scale)
 
         def error_at(x: np.ndarray) -> np.ndarray:
-            return joined(x) - np.where(x > 0, scale * x, scale * alpha * np.expm1(np.minimum(x, 0.0) / width))
+            return at_points(joined, x) - np.where(
+                x > 0, scale * x, scale * alpha * np.expm1(np.minimum(x, 0.0) / width)
+            )
 
         reach = width * reach_of(keys)
         points = np.unique(np.concatenate([-half_line(reach, 12 * width), _near(0.0, beta)]))
@@ -139,22 +153,22 @@ def hardswish(eps: float) -> Gate:
 
     def make(p: int) -> Gate:
         keys, _ = identity(p)
-        slopes, values = keys.slopes[:, 0], keys.values[:, 0]
-        middle = GateKeys(slopes / 3, keys.offsets, np.zeros(p), values / 2 + 0.5)
-        joined = _with_line(_with_line(middle, -3.0, -beta, 0.0, 0.0), 3.0, beta, 0.0, 1.0)
+        carried = keys.values[:, 0] / 2 + 0.5
+        middle = SoftHead.of_one_variable(keys.slopes[:, 0] / 3, keys.offsets, np.zeros(p), carried)
+        joined = _with_line(_with_line(middle, -3.0, -beta, 0.0), 3.0, beta, 1.0)
 
         def error_at(x: np.ndarray) -> np.ndarray:
-            return joined(x) - x * np.clip(x + 3, 0.0, 6.0) / 6
+            return at_points(joined, x) - x * np.clip(x + 3, 0.0, 6.0) / 6
 
         points = np.concatenate([_near(-3.0, beta), np.linspace(-3.0, 3.0, 800), _near(3.0, beta)])
-        core = observed(error_at, np.unique(points), 3 * float(np.abs(middle.carried).max()))
+        core = observed(error_at, np.unique(points), 3 * float(np.abs(carried).max()))
         # Beyond ±(3 + 60/β) the middle is behind by (β − 2·its largest slope)·60/β and falls back further.
         steepest = float(np.abs(middle.slopes).max())
         outside = (
             (p + 1)
             * math.exp(-NEGLIGIBLE_SCORE * (1 - 2 * steepest / beta))
             * (3 + NEGLIGIBLE_SCORE / beta)
-            * (1 + float(np.abs(middle.carried).max()))
+            * (1 + float(np.abs(carried).max()))
         )
         return Gate.one_head("hardswish", joined, max(core, outside), 1.5)
 
@@ -162,25 +176,26 @@ def hardswish(eps: float) -> Gate:
 
 
 @functools.lru_cache(maxsize=16)
-def reciprocal(p: int) -> tuple[GateKeys, float]:
+def reciprocal(p: int) -> tuple[SoftHead[np.ndarray], float]:
     """Keys of A(y) ≈ 1/(1 + y) on [0, ∞), and the largest error found."""
     return reciprocal_keys(p, *RECIPROCAL[p][:3])
 
 
-def reciprocal_keys(p: int, K: float, step: float, first: float) -> tuple[GateKeys, float]:
+def reciprocal_keys(p: int, K: float, step: float, first: float) -> tuple[SoftHead[np.ndarray], float]:
     """Slopes −e^{−s_j} with evenly spaced s_j: the weights look the same at every scale of 1 + y, as the function does.
 
     The values are solved. The second number is the largest error found.
     """
     s = first + step * np.arange(p)
-    keys = GateKeys(-np.exp(-s), -K * s, np.zeros(p), np.zeros(p))
-    reach = reach_of(keys)
+    slopes, offsets = -np.exp(-s), -K * s
+    no_values = SoftHead.of_one_variable(slopes, offsets, np.zeros(p))
+    reach = reach_of(no_values)
     y = np.concatenate([[0.0], np.geomspace(1e-4, reach, 300)])
-    weights = keys.weights(y)
+    weights = no_values.weights(y[:, None])
     solved = fit_values(weights[:, :-1], 1 / (1 + y)[:, None], np.array([math.inf]), FIT_PASSES).values[:, 0]
-    keys = GateKeys(keys.slopes, keys.offsets, np.append(solved, 0.0), np.zeros(p))
+    keys = SoftHead.of_one_variable(slopes, offsets, np.append(solved, 0.0))
     points = np.concatenate([[0.0], np.geomspace(1e-5, reach, 1500)])
-    core = observed(lambda t: keys(t) - 1 / (1 + t), points, float(np.abs(solved).max()))
+    core = observed(lambda t: at_points(keys, t) - 1 / (1 + t), points, float(np.abs(solved).max()))
     return keys, max(core, tail(keys, reach) + 1 / reach)
 
 
@@ -208,17 +223,7 @@ def softsign(eps: float) -> Gate:
                 carried=np.stack([zero, sides], axis=1),
                 name="sign",
             )
-            rest = 1.0 - keys.values[:, None]
-            (wire,) = circuit.head(
-                [size],
-                keys.slopes[:, None],
-                keys.offsets,
-                np.zeros((p, 1)),
-                carrier=sign,
-                carried=rest,
-                name="softsign",
-            )
-            return wire
+            return circuit.gate(keys.combined(-1.0, constant=1.0), size, sign, name="softsign")
 
         return Gate("softsign", error + 0.4478 / beta, 2 + p, 2, ALL_REALS, build, 1.0)
 

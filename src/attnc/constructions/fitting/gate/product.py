@@ -10,7 +10,7 @@ import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.gate.fitted import FIT_PASSES, min_keys
-from attnc.constructions.fitting.gate.keys import Gate, GateKeys, OutOfReach, observed, positive
+from attnc.constructions.fitting.gate.keys import Gate, OutOfReach, at_points, observed, positive
 from attnc.constructions.fitting.minimax import chebyshev, fit_values
 from attnc.ir.soft_head import SoftHead
 
@@ -28,7 +28,7 @@ def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
     whose denominator Σ C(n, k)² z^k = (1 − z)ⁿP_n((1 + z)/(1 − z)) is that of the [n/n] Padé approximant of log z at 1,
     P_n Legendre's polynomial. Its error is of order 2n + 1 in δ, where binomial weights C(n, k) have order n + 1; and
     its coefficients are positive, so that it is a softmax. The end values of the approximant are ±2(1 + ½ + … + 1/n)/δ:
-    δ is what makes them 10. The values are solved, which spreads the error evenly.
+    δ is chosen so that they are ±10. The values are solved, which spreads the error evenly.
     """
     n = p - 1
     delta = 2 * sum(1 / k for k in range(1, p)) / LARGEST_VALUE
@@ -40,7 +40,7 @@ def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
     odd = weights[:, p - m :] - weights[:, :m][:, ::-1]
     half = fit_values(odd, y[:, None], np.array([1.2 * LARGEST_VALUE]), FIT_PASSES).values[:, 0]
     keys = SoftHead.of_one_variable(slopes, offsets, np.concatenate([-half[::-1], [0.0] * (p % 2), half]))
-    return keys, observed(lambda t: keys(t[:, None])[:, 0] - t, chebyshev(0.0, 1.0, 600), float(np.abs(half).max()))
+    return keys, observed(lambda t: at_points(keys, t) - t, chebyshev(0.0, 1.0, 600), float(np.abs(half).max()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,5 +97,5 @@ def square_gate(eps: float, size: float = 1.0) -> Gate:
 
 def _square(p: int, size: float) -> Gate:
     keys, error = identity(p)
-    squared = GateKeys(keys.slopes[:, 0] / size, keys.offsets, np.zeros(p), keys.values[:, 0] * size)
+    squared = SoftHead(keys.slopes / size, keys.offsets, np.zeros((p, 1)), keys.values[:, :, None] * size)
     return Gate.one_head("square", squared, error * size**2 * (1 + 1e-14), 2 * size, domain=(-size, size))
