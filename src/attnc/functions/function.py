@@ -1,4 +1,4 @@
-"""What an elementary function is: one record holds everything that the rest of attnc needs of it.
+"""The record of an elementary function: it holds everything that the rest of attnc needs to compute with it.
 
 A file of this folder defines a family of functions, and `registry.FUNCTIONS` lists them all. The expression language,
 interval arithmetic, Taylor jets, kink finders, proofs on half-lines and gates read this record and nothing else.
@@ -159,7 +159,7 @@ class ElementaryFunction:
     gate
         How attention computes the function with few keys; None if there is no such gate.
     other_names
-        What other software calls the function; the parser suggests `name` for them.
+        Names of the function in other software; the parser suggests `name` for them.
     """
 
     name: str

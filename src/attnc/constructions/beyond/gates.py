@@ -188,7 +188,7 @@ class _GatePlan:
     def derivation(self, forms: list[GateForm]) -> Derivation | None:
         return derivation_of(self.target, forms, self.wires, self.middles)
 
-    def affine(self, form: AffineForm) -> Wire:
+    def affine(self, form: AffineSum) -> Wire:
         total = Wire({}, form.constant)
         for name, coefficient in form.terms:
             total = total + self.circuit.input(self.target.box.names.index(name)) * coefficient
@@ -234,7 +234,7 @@ class _GatePlan:
         self._record(atom, gate.error, gate.num_anchors)
         return gate.build(self.circuit, x - a, y - b) + y * a + x * b - a * b
 
-    def _middle(self, argument: AffineForm) -> tuple[float, float]:
+    def _middle(self, argument: AffineSum) -> tuple[float, float]:
         lo, hi = self._range(argument)
         if not math.isfinite(hi - lo):
             raise InputError(
@@ -244,7 +244,7 @@ class _GatePlan:
         middle = lo / 2 + hi / 2
         return middle, max(hi - middle, middle - lo) * (1 + 1e-12)
 
-    def _range(self, argument: AffineForm) -> tuple[float, float]:
+    def _range(self, argument: AffineSum) -> tuple[float, float]:
         box = self.target.box
         return affine_range(argument, box.names, box.lo.tolist(), box.hi.tolist())
 
@@ -276,23 +276,21 @@ GATES_CONSTRUCTION = Construction("gates", _build, (*CONTINUOUS_FUNCTION[1:], la
 
 
 @dataclass(frozen=True)
-class AffineForm:
+class AffineSum:
     """constant + Σ coefficient·variable, with variables in a fixed order."""
 
     terms: tuple[tuple[str, float], ...] = ()
     constant: float = 0.0
 
-    def __add__(self, other: AffineForm) -> AffineForm:
+    def __add__(self, other: AffineSum) -> AffineSum:
         terms = dict(self.terms)
         for name, coefficient in other.terms:
             terms[name] = terms.get(name, 0.0) + coefficient
         kept = sorted((name, c) for name, c in terms.items() if c != 0)
-        return AffineForm(tuple(kept), self.constant + other.constant)
+        return AffineSum(tuple(kept), self.constant + other.constant)
 
-    def __mul__(self, factor: float) -> AffineForm:
-        return AffineForm(
-            tuple((name, c * factor) for name, c in self.terms if c * factor != 0), self.constant * factor
-        )
+    def __mul__(self, factor: float) -> AffineSum:
+        return AffineSum(tuple((name, c * factor) for name, c in self.terms if c * factor != 0), self.constant * factor)
 
 
 @dataclass(frozen=True)
@@ -300,7 +298,7 @@ class Atom:
     """The function that one head computes: `name` of its arguments. "gated" is carrier·f(argument), f = `inner`."""
 
     name: str
-    arguments: tuple[AffineForm, ...]
+    arguments: tuple[AffineSum, ...]
     limits: tuple[float, float] | None = None  # of clip
     inner: str = ""  # of gated
 
@@ -309,7 +307,7 @@ class Atom:
 class GateForm:
     """An affine function and a combination of atoms."""
 
-    affine: AffineForm = field(default_factory=AffineForm)
+    affine: AffineSum = field(default_factory=AffineSum)
     atoms: tuple[tuple[Atom, float], ...] = ()
 
     @property
@@ -342,9 +340,9 @@ def read_forms(expression: Expression) -> list[GateForm]:
 def _form(expression: Expression, step: Step, operands: list[GateForm]) -> GateForm:
     node = step.node
     if isinstance(node, Variable):
-        return GateForm(AffineForm(((node.name, 1.0),)))
+        return GateForm(AffineSum(((node.name, 1.0),)))
     if all(operand.is_constant for operand in operands):
-        return GateForm(AffineForm((), _constant(expression, node)))
+        return GateForm(AffineSum((), _constant(expression, node)))
     match node:
         case Sum():
             total = operands[0]
@@ -384,7 +382,7 @@ def _times(expression: Expression, node: Node, left: GateForm, right: GateForm) 
     if left.is_affine and right.is_affine:
         return GateForm(atoms=((Atom("product", (left.affine, right.affine)), 1.0),))
     for carrier, other in ((left, right), (right, left)):
-        if carrier.is_affine and len(other.atoms) == 1 and other.affine == AffineForm():
+        if carrier.is_affine and len(other.atoms) == 1 and other.affine == AffineSum():
             atom, coefficient = other.atoms[0]
             if _is_free_to_carry(atom):
                 gated = Atom("gated", (carrier.affine, *atom.arguments), inner=atom.name)
@@ -426,7 +424,7 @@ def _refused(expression: Expression, node: Node, reason: str) -> InputError:
 
 
 def affine_range(
-    form: AffineForm, names: Sequence[str], lo: Sequence[float], hi: Sequence[float]
+    form: AffineSum, names: Sequence[str], lo: Sequence[float], hi: Sequence[float]
 ) -> tuple[float, float]:
     """The least and the greatest value on a box, whose ends may be infinite."""
     ends = {name: (a, b) for name, a, b in zip(names, lo, hi, strict=True)}
@@ -435,7 +433,7 @@ def affine_range(
     return low, high
 
 
-# The derivation: what each head is for, so that a proof takes one variable at a time
+# The derivation: the function that each head computes, so that a proof takes one variable at a time
 
 
 def derivation_of(
@@ -475,7 +473,7 @@ class _PartReader:
         atoms = [(self.parts[atom], _decimal(c)) for atom, c in form.atoms]
         return combination([(self.affine(form.affine), UNIT), *atoms])
 
-    def affine(self, form: AffineForm) -> Part:
+    def affine(self, form: AffineSum) -> Part:
         terms = [(self.sources[name], _decimal(c)) for name, c in form.terms]
         return combination(terms, _decimal(form.constant))
 

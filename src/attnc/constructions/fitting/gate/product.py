@@ -14,7 +14,7 @@ from attnc.constructions.fitting.gate.keys import Gate, OutOfReach, at_points, o
 from attnc.constructions.fitting.minimax import chebyshev, fit_values
 from attnc.ir.soft_head import SoftHead
 
-LARGEST_VALUE = 10.0
+PRODUCT_VALUE_LIMIT = 10.0
 """Limit of the values of a product gate: larger ones need fewer keys and have larger rounding errors."""
 HINTS = {2: 8.5e-4, 3: 1.5e-5, 4: 9.8e-8, 5: 3.1e-9, 6: 3.2e-11, 7: 1.3e-12, 8: 3.6e-14}
 """Number of keys, and the largest error measured on [−1, 1], rounded up; a test compares both."""
@@ -31,14 +31,14 @@ def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
     δ is chosen so that they are ±10. The values are solved, which spreads the error evenly.
     """
     n = p - 1
-    delta = 2 * sum(1 / k for k in range(1, p)) / LARGEST_VALUE
+    delta = 2 * sum(1 / k for k in range(1, p)) / PRODUCT_VALUE_LIMIT
     slopes = delta * (np.arange(p) - n / 2)
     offsets = np.array([2 * math.log(math.comb(n, k)) for k in range(p)])
     y = chebyshev(0.0, 1.0, 160)[1:]
     m = p // 2
     weights = SoftHead.of_one_variable(slopes, offsets, np.zeros(p)).weights(y[:, None])
     odd = weights[:, p - m :] - weights[:, :m][:, ::-1]
-    half = fit_values(odd, y[:, None], np.array([1.2 * LARGEST_VALUE]), FIT_PASSES).values[:, 0]
+    half = fit_values(odd, y[:, None], np.array([1.2 * PRODUCT_VALUE_LIMIT]), FIT_PASSES).values[:, 0]
     keys = SoftHead.of_one_variable(slopes, offsets, np.concatenate([-half[::-1], [0.0] * (p % 2), half]))
     return keys, observed(lambda t: at_points(keys, t) - t, chebyshev(0.0, 1.0, 600), float(np.abs(half).max()))
 
