@@ -21,6 +21,7 @@ PACKAGE = SRC / "attnc"
 LEVELS = (
     {"errors"},
     {"numerics"},
+    {"functions"},
     {"ir"},
     {"targets"},
     {"proofs", "engines", "exports"},

@@ -14,7 +14,8 @@ PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 def test_the_example_of_contributing_compiles_and_is_certified(tmp_path: Path, monkeypatch) -> None:
-    file, row, use = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    section = PAGE.read_text(encoding="utf-8").partition("## Adding a construction")[2].partition("\n## ")[0]
+    file, row, use = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     path = tmp_path / "equal_steps.py"
     path.write_text(file, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("equal_steps", path)

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from attnc.constructions.attention_softmax import attention_softmax
-from attnc.constructions.max_affine import max_affine
-from attnc.constructions.two_layer import two_layer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnc.constructions.papers.attention_softmax import attention_softmax
+from attnc.constructions.papers.max_affine import max_affine
+from attnc.constructions.papers.two_layer import two_layer
 from attnc.engines import grid
 from attnc.engines.grid import GridHead
 from attnc.engines.numpy_engine import NumpyEngine

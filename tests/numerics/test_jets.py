@@ -12,10 +12,12 @@ from flint import arb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.numerics import jet_kinks, jet_rules
+from attnc.functions.kinked import max_jet, min_jet, step_jet, two_lines_jet
+from attnc.functions.powers import divide_jets, integer_power_jet
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, above
-from attnc.numerics.jet_recurrences import growth
+from attnc.numerics.jet_equations import growth
 from attnc.numerics.jet_tables import embedding, pairs
 from attnc.numerics.jets import Jet, add, constant, monomials, multiply, negate, scale, variable
 from strategies.reference import VALUES, precision
@@ -145,7 +147,7 @@ def test_quotients_enclose_fractions(seed: int, order: int) -> None:
     u, v = random_jet(rng, (0, 1), order, order), random_jet(rng, (1, 2), int(rng.integers(1, order + 1)), order)
     v.remainder[0] = 10.0 ** rng.uniform(-3, 0) * np.abs(v.mid[1:]).sum()
     v.mid[0] = 1.1 * (np.abs(v.mid[1:]).sum() + v.remainder[0] + 99 * v.radius.sum())
-    result = jet_rules.divide((u, v), (u.range, v.range), order)
+    result = divide_jets((u, v), (u.range, v.range), order)
     tau = [Fraction(int(rng.integers(-8, 9)), 8) for _ in range(3)]
     (p, p_error), (q, q_error) = member(rng, u, 3), member(rng, v, 3)
     zero = (0, 0, 0)
@@ -167,8 +169,10 @@ def test_errors_fall_towards_the_centre(name: str) -> None:
     centres, radii = np.array([0.2, 0.45, 0.6]), np.array([0.15, 0.3, 0.01])
     x = variable(0, centres, radii)
     box = Interval(centres - radii, centres + radii)
-    rule = getattr(jet_rules, name)
-    nested = rule([jet_rules.sin([x], [box], order)], [Interval(np.sin(box.lo) - 1e-9, np.sin(box.hi) + 1e-9)], order)
+    rule = FUNCTIONS[name].jet
+    nested = rule(
+        [FUNCTIONS["sin"].jet([x], [box], order)], [Interval(np.sin(box.lo) - 1e-9, np.sin(box.hi) + 1e-9)], order
+    )
     for jet, inner in ((rule([x], [box], order), lambda t: t), (nested, arb.sin)):
         assert jet.is_finite.all()
         with precision(200):
@@ -187,18 +191,18 @@ def test_powers_agree_with_products() -> None:
     y = variable(1, np.array([2.0, 0.3]), np.array([0.3, 0.1]))
     u = add((multiply(x, y, 4), x))
     cube = multiply(multiply(u, u, 4), u, 4)
-    inverse_cube = jet_rules.integer_power(u, u.range, -3, 4)
+    inverse_cube = integer_power_jet(u, u.range, -3, 4)
     one = multiply(cube, inverse_cube, 4)
     expected = np.zeros(one.mid.shape)
     expected[0] = 1.0
     assert (np.abs(one.mid - expected) <= np.repeat(one.radius, [1, 2, 3, 4, 5], axis=0)).all()
     assert (one.radius < 1e-12).all()
-    seventh = jet_rules.integer_power(x, x.range, 7, 9)
+    seventh = integer_power_jet(x, x.range, 7, 9)
     assert seventh.degree == 7
     assert (seventh.remainder == 0).all()
     expected = [comb(7, k) * 0.7 ** (7 - k) * 0.1**k for k in range(8)]
     np.testing.assert_allclose(seventh.mid[:, 0], expected, rtol=1e-13)
-    assert jet_rules.integer_power(x, x.range, 0, 3).mid.tolist() == [[1.0]]
+    assert integer_power_jet(x, x.range, 0, 3).mid.tolist() == [[1.0]]
 
 
 def test_growth() -> None:
@@ -231,15 +235,15 @@ def test_kinks_choose_box_by_box() -> None:
     x = variable(0, np.array([-2.0, 0.0, 3.0]), np.full(3, 0.5))
     y = variable(1, np.array([0.0, 0.0, 9.0]), np.full(3, 0.25))
     ranges = (x.range, y.range)
-    largest = jet_kinks.maximum((x, y), ranges, 3)
+    largest = max_jet((x, y), ranges, 3)
     assert np.isfinite(largest.remainder).tolist() == [True, False, True]
     assert largest.mid[:, 0].tolist() == [0.0, 0.0, 0.25]
     assert largest.mid[:, 2].tolist() == [9.0, 0.0, 0.25]
-    smallest = jet_kinks.minimum((x, y), ranges, 3)
+    smallest = min_jet((x, y), ranges, 3)
     assert smallest.mid[:, 0].tolist() == [-2.0, 0.5, 0.0]
-    size = jet_kinks.pieces(-1.0, 1.0)([x], [x.range], 3)
+    size = two_lines_jet(-1.0, 1.0)([x], [x.range], 3)
     assert size.mid[:, 0].tolist() == [2.0, -0.5]
     assert np.isfinite(size.remainder).tolist() == [True, False, True]
-    steps = jet_kinks.step(np.sign)([x], [x.range], 3)
+    steps = step_jet(np.sign)([x], [x.range], 3)
     assert steps.mid[0, [0, 2]].tolist() == [-1.0, 1.0]
     assert steps.variables == ()

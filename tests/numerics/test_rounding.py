@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnc.errors import InputError
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.rounding import LIBM_ASSUMPTION, UNIT_ROUNDOFF, add_down, add_up, down, gamma, square_up, up
-from attnc.targets.expressions.functions import FUNCTIONS
 from strategies.reference import VALUES, precision
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -7,21 +7,26 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.constructions.beyond.gates import GATES
 from attnc.constructions.fitting.circuit import Circuit
-from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate, GateKeys
+from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate
 from attnc.constructions.fitting.gate.pieces import SELU_ALPHA, SELU_SCALE, reciprocal
-from attnc.constructions.fitting.gate.table import RECIPROCAL
 from attnc.errors import InputError, real_number
+from attnc.functions.gate_table import RECIPROCAL
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import up
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.prover import ProofRequest
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 GATE_PROOF_SECONDS = 20.0
 """Seconds after which the proof of one gate stops, with the bound that it has by then."""
@@ -63,7 +68,7 @@ class Solved:
     """
 
     activation: Activation
-    keys: GateKeys
+    keys: SoftHead[np.ndarray]
     error: float
     method: str  # "closed form" or "proof"
     dtypes: tuple[str, ...]
@@ -73,7 +78,7 @@ class Solved:
 
     @property
     def num_anchors(self) -> int:
-        return self.keys.p + (0 if self.sign is None else 2)
+        return self.keys.num_keys + (0 if self.sign is None else 2)
 
 
 def exact_number(value: float) -> str:
@@ -156,7 +161,7 @@ def _proved(activation: Activation, gate: Gate, dtypes: tuple[str, ...], eps: fl
     errors, method = list[float](), "closed form"
     for dtype in dtypes:
         keys = stored_keys(gate.keys, dtype)
-        is_exact = all(np.array_equal(a, b) for a, b in zip(_arrays(keys), _arrays(gate.keys), strict=True))
+        is_exact = all(map(np.array_equal, key_arrays(keys).values(), key_arrays(gate.keys).values()))
         if gate.is_proved and is_exact:
             errors.append(gate.error)
         else:
@@ -165,19 +170,22 @@ def _proved(activation: Activation, gate: Gate, dtypes: tuple[str, ...], eps: fl
     return Solved(activation, gate.keys, max(errors), method, dtypes, gate.lipschitz)
 
 
-def stored_keys(keys: GateKeys, dtype: str) -> GateKeys:
+def stored_keys(keys: SoftHead[np.ndarray], dtype: str) -> SoftHead[np.ndarray]:
     """The same numbers as the dtype stores them, in float64."""
-    return GateKeys(*(array.astype(dtype).astype(np.float64) for array in _arrays(keys)))
+    slopes, offsets, values, carried = (a.astype(dtype).astype(np.float64) for a in key_arrays(keys).values())
+    return SoftHead.of_one_variable(slopes, offsets, values, None if keys.carried is None else carried)
 
 
-def _arrays(keys: GateKeys) -> tuple[np.ndarray, ...]:
-    return keys.slopes, keys.offsets, keys.values, keys.carried
+def key_arrays(keys: SoftHead[np.ndarray]) -> dict[str, Float[np.ndarray, " keys"]]:
+    """Slopes, offsets, values and carried parts of a head of one variable: one number of each for every key."""
+    carried = np.zeros(keys.num_keys) if keys.carried is None else keys.carried[:, 0, 0]
+    return {"slopes": keys.slopes[:, 0], "offsets": keys.offsets, "values": keys.values[:, 0], "carried": carried}
 
 
-def proved_error(keys: GateKeys, text: str, domain: tuple[float, float], seen: float, eps: float) -> float:
+def proved_error(keys: SoftHead[np.ndarray], text: str, domain: tuple[float, float], seen: float, eps: float) -> float:
     """A proved bound of |G − f| over the domain, for the keys as given; it includes float64 rounding."""
     circuit = Circuit(["x"])
-    program = circuit.build([keys.build(circuit, circuit.input(0), "gate")], (), "float64")
+    program = circuit.build([circuit.apply(keys, circuit.input(0), name="gate")], (), "float64")
     target = ExpressionTarget(Expression.parse(text), Box.parse({"x": domain}))
     with np.errstate(all="ignore"):
         found = LeavesProver().prove(program, target, ProofRequest(observed=seen, eps=eps, seconds=GATE_PROOF_SECONDS))

@@ -19,7 +19,7 @@ from torch import nn
 
 from attnc.certifying import certify
 from attnc.constructions.built import Built, Progress
-from attnc.converting.activations import Activation, Solved, exact_number
+from attnc.converting.activations import Activation, Solved, exact_number, key_arrays
 from attnc.converting.bounds import composed_error
 from attnc.converting.modules import DTYPES, HALVES, AttentionActivation, AttentionPReLU, AttentionSoftsign
 from attnc.converting.walking import convert_module
@@ -147,7 +147,7 @@ def _stages(parts: Sequence[nn.Module]) -> list[Stage]:
             bias = np.zeros(part.out_features) if part.bias is None else part.bias.detach().double().cpu().numpy()
             found.append(Stage(part.weight.detach().double().cpu().numpy(), bias))
         elif isinstance(part, AttentionActivation) and found and found[-1].solved is None:
-            carried = np.tile(part.solved.keys.carried, (len(found[-1].b), 1))
+            carried = np.tile(key_arrays(part.solved.keys)["carried"], (len(found[-1].b), 1))
             if isinstance(part, AttentionPReLU):  # keys 0 and 1 carry weight·z and z
                 carried[:, 0] = part.weight.detach().double().cpu().numpy()
             found[-1] = dataclasses.replace(found[-1], solved=part.solved, carried=carried)
@@ -229,7 +229,7 @@ class ModuleTarget(Target):
 
 def _program(stages: Sequence[Stage], dtype: str) -> Program:
     width = stages[0].W.shape[1]
-    most = max((stage.solved.keys.p for stage in stages if stage.solved is not None), default=0)
+    most = max((stage.solved.keys.num_keys for stage in stages if stage.solved is not None), default=0)
     links = sum(stage.W.size * (1 + most) for stage in stages)
     if links > MAX_LINKS:
         raise InputError(f"take a smaller block: the program would have {links:,} links, more than {MAX_LINKS:,}")
@@ -246,14 +246,14 @@ def _program(stages: Sequence[Stage], dtype: str) -> Program:
             made.append(builder.build("read", dtype))
             break
         assert stage.carried is not None
-        keys, p = stage.solved.keys, stage.solved.keys.p
+        keys, p = stage.solved.keys, stage.solved.keys.num_keys
         builder = AffineBuilder(tokens, channels, m * p, CHANNELS)
         for j, (row, constant) in enumerate(zip(stage.W, stage.b, strict=True)):
             _link(builder, j * p, "z", sources, row, constant)
-            for k, (carried, value) in enumerate(zip(stage.carried[j], keys.values, strict=True)):
+            for k, (carried, value) in enumerate(zip(stage.carried[j], keys.values[:, 0], strict=True)):
                 _link(builder, j * p + k, "value", sources, row, constant, carried, value)
         builder.set(np.arange(m) * p, "one", 1.0)
-        builder.set(np.arange(m * p), "slope", np.tile(keys.slopes, m))
+        builder.set(np.arange(m * p), "slope", np.tile(keys.slopes[:, 0], m))
         builder.set(np.arange(m * p), "offset", np.tile(keys.offsets, m))
         made += [builder.build(f"units{number}", dtype), _attention(f"gate{number}", m, p, dtype)]
         tokens, channels = m * p, ["out"]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnc.converting.activations import Solved
+from attnc.converting.activations import Solved, key_arrays
 from attnc.converting.report import Replaced
 from attnc.errors import InputError
 
@@ -144,8 +144,8 @@ class AttentionActivation(nn.Module):
         super().__init__()
         self.solved, self.inplace = solved, inplace
         self.entry: Replaced | None = None  # its line in the report
-        for name in KEY_TENSORS:
-            self.register_buffer(name, torch.tensor(getattr(solved.keys, name), device=device))
+        for name, numbers in key_arrays(solved.keys).items():
+            self.register_buffer(name, torch.tensor(numbers, device=device))
 
     def train_keys(self) -> AttentionActivation:
         """Turn the keys into parameters; their proven error holds until they change."""
@@ -168,7 +168,7 @@ class AttentionActivation(nn.Module):
             weights = torch.softmax(scores(x, slopes, offsets), 0)
             return mean(weights, values) + mean(weights, carried) * x
         keys = self.solved.keys
-        given = (values if keys.values.any() else None, carried if keys.carried.any() else None)
+        given = (values if keys.values.any() else None, carried if keys.carried is not None else None)
         return Attend.apply(x, slopes, offsets, *given)  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AttentionActivation:

@@ -27,7 +27,7 @@ class Interval:
     lo: Array
     hi: Array
 
-    __array_ufunc__ = None  # so that ndarray + Interval asks Interval
+    __array_ufunc__ = None  # so that ndarray + Interval calls Interval.__radd__
 
     def __post_init__(self) -> None:
         lo, hi = np.asarray(self.lo, dtype=np.float64), np.asarray(self.hi, dtype=np.float64)
@@ -88,7 +88,7 @@ class Interval:
 
     @property
     def mid(self) -> Array:
-        """A float inside, near the middle; of unbounded intervals a finite one."""
+        """A float inside, near the middle; it is finite for unbounded intervals too."""
         finfo = np.finfo(np.float64)
         lo, hi = np.maximum(self.lo, finfo.min), np.minimum(self.hi, finfo.max)
         return np.clip(lo * 0.5 + hi * 0.5, lo, hi)
@@ -210,7 +210,7 @@ def _is_normal(x: Array) -> Mask:
 def _hull(corners: list[Array], exact: list[Mask], x: Interval, y: Interval) -> Interval:
     """The hull of the rounded corners of x·y or x/y, each moved outward where it is not exact.
 
-    A NaN, from 0·∞, 0/0 or ∞/∞, is passed over: unless all four are NaN, the other corners span its value.
+    A NaN, from 0·∞, 0/0 or ∞/∞, is ignored: unless all four are NaN, the other corners span its value.
     """
     everywhere, nowhere = all(mask.all() for mask in exact), not any(mask.any() for mask in exact)
     if everywhere or nowhere:
@@ -223,7 +223,7 @@ def _hull(corners: list[Array], exact: list[Mask], x: Interval, y: Interval) -> 
         hi = _greatest([np.where(mask, corner, np.nextafter(corner, np.inf)) for corner, mask in pairs])
     near = ~(np.abs(lo) > 1e-320) | ~(np.abs(hi) > 1e-320)  # zeros, and NaN
     if near.any():
-        # A zero is true or an underflow; the signs of x and y tell which side of 0 the exact end can lie on.
+        # A zero is exact or an underflow; the signs of x and y show on which side of 0 the exact end can lie.
         negative = ((x.lo < 0) & (y.hi > 0)) | ((x.hi > 0) & (y.lo < 0))
         positive = ((x.lo < 0) & (y.lo < 0)) | ((x.hi > 0) & (y.hi > 0))
         low, high = np.where(np.isnan(lo), 0.0, lo), np.where(np.isnan(hi), 0.0, hi)

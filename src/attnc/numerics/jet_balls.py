@@ -1,7 +1,7 @@
 """Balls: sets {t : |t − mid| ≤ radius}, many at a time, for numbers that are known to a few ulp.
 
 Radii are computed in ordinary floating point from non-negative numbers, and `above` then covers what the roundings may
-have lost. A radius that is NaN or infinite says that nothing is known; it spoils whatever is computed from it.
+have lost. A radius that is NaN or infinite bounds nothing, and neither does any number computed from it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, Array, down, up
 
 U = UNIT_ROUNDOFF["float64"]
-GROW = 1 + 2.0**-36  # covers 2¹⁶ roundings of relative size 2⁻⁵³, and its own
-TINY = 2.0**-900  # covers as many underflows (each ≤ 2⁻¹⁰⁷⁵), and is far from being subnormal itself
+GROW = 1 + 2.0**-36  # covers 2¹⁶ roundings of relative size 2⁻⁵³, and that of the product with GROW itself
+TINY = 2.0**-900  # covers 2¹⁶ underflows of 2⁻¹⁰⁷⁵ or less, and is far from subnormal
 
 
 def above(x: Array) -> Array:
@@ -44,7 +44,7 @@ class Ball:
 
     @property
     def interval(self) -> Interval:
-        """An interval that contains the ball; all reals where nothing is known."""
+        """An interval that contains the ball; all reals where the radius is not finite."""
         exact = self.radius == 0
         lo = np.where(exact, self.mid, down(self.mid - self.radius))
         hi = np.where(exact, self.mid, up(self.mid + self.radius))
@@ -61,5 +61,5 @@ class Ball:
         return Ball(mid, above(self.radius + other.radius + U * np.abs(mid)))
 
     def inverse(self) -> Ball:
-        """1/t; unknown where the ball contains 0."""
+        """1/t, with an infinite radius where the ball contains 0."""
         return Ball.around(1.0 / self.interval)

@@ -4,15 +4,16 @@ With E = Σ_i τ_i ∂/∂τ_i, which multiplies a term of degree k by k, f = g(
 that is a recurrence for the coefficients of f, and all of f costs as much as a product or two. The polynomial found, of
 degree m, satisfies the equation up to a residual D, the terms of degree n > m. Along the ray s ↦ sτ the error is an
 integral of D(sτ)/s, and |D_n(sτ)| ≤ s^n·Σ_{a+b=n} T_a T_b with the coefficients that f has after all cancellation.
-(Bounds of the (m + 1)-st derivatives over the box know no cancellation: on boxes of a sixteenth of the domain they were
+(Bounds of the (m + 1)-st derivatives over the box ignore cancellation: on boxes of a sixteenth of the domain they were
 15 to 10⁴ times as large.)
 
-The arguments are polynomials, of remainder 0, except in `quotient`; `at_polynomial` makes them so.
+The arguments are polynomials, of remainder 0, except in `quotient`; `at_polynomial` makes them so. A `JetRule` takes
+the jets of the arguments, their ranges over the boxes, and the order. Rules of functions are in `attnc.functions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,10 +21,34 @@ import numpy as np
 from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, U, above
-from attnc.numerics.jet_recurrences import Growing, Sums, growth, over, plus, times
-from attnc.numerics.jet_tables import degrees, embedding, num_monomials, pairs
-from attnc.numerics.jets import Jet, convolve, product_total, union
+from attnc.numerics.jet_tables import Places, degree_blocks, degrees, embedding, num_monomials, pairs
+from attnc.numerics.jets import Jet, constant, convolve, product_total, union
 from attnc.numerics.rounding import Array
+
+JetRule = Callable[[Sequence[Jet], Sequence[Interval], int], Jet]
+Coefficients = tuple[Array, Array]
+"""Coefficients of one degree (row by row), and a bound of the error of each of them."""
+
+
+def number(value: float | Interval) -> Jet:
+    """The constant function of this value."""
+    return constant(Ball.around(value) if isinstance(value, Interval) else Ball.point(value))
+
+
+def analytic(
+    jet: Callable[[Jet, Interval, int], Jet],
+    value: Callable[[Interval], Interval],
+    slope: Callable[[Interval], Interval],
+) -> JetRule:
+    """The rule of a function of one variable: its jet at polynomials, its ranges, and those of its derivative."""
+
+    def rule(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+        def at(p: Jet, x: Interval) -> Jet:
+            return jet(p, x, order) if p.variables else constant(Ball.around(value(p.value.interval)))
+
+        return at_polynomial(at, slope, jets[0], ranges[0])
+
+    return rule
 
 
 def at_polynomial(g: Callable[[Jet, Interval], Jet], slope: Callable[[Interval], Interval], u: Jet, x: Interval) -> Jet:
@@ -58,6 +83,90 @@ def integrate(slope: Jet, value: Ball, order: int) -> Jet:
     return Jet(slope.variables, slope.degree, mid, radius, above(slope.remainder / (order + 1)))
 
 
+class GrowingPolynomial:
+    """A polynomial in d variables, found degree by degree; `size` and `total` are those of `Jet`."""
+
+    def __init__(self, d: int, order: int, num_boxes: int, value: Ball | None = None) -> None:
+        self.blocks = degree_blocks(d, order)
+        self.mid = np.zeros((num_monomials(d, order), num_boxes))
+        self.radius, self.size, self.total = np.zeros((3, order + 1, num_boxes))
+        if value is not None:
+            self.put(0, (value.mid[None], value.radius))
+
+    def put(self, k: int, found: Coefficients) -> None:
+        """Set the coefficients of degree k."""
+        rows, self.radius[k] = found
+        self.mid[self.blocks[k]] = rows
+        sizes = np.abs(rows)
+        self.size[k] = sizes.max(axis=0)
+        self.total[k] = above(sizes.sum(axis=0) + len(rows) * self.radius[k])
+
+    def jet(self, variables: Places, remainder: Array) -> Jet:
+        result = Jet(variables, len(self.blocks) - 1, self.mid, self.radius, remainder)
+        result.__dict__.update(size=self.size, total=self.total)  # the cached properties of Jet
+        return result
+
+
+class WeightedSums:
+    """The sums Σ_{a≥1} w_a·u_a∗f_{k−a} of which all recurrences are made; u_a is the part of degree a of u.
+
+    `places` are those of u's variables among the d variables of f. The error of the weights w_a (degrees, boxes or 1)
+    is at most `slack`.
+    """
+
+    def __init__(self, u: Jet, places: Places, d: int, order: int, weights: Array, slack: float = 0.0) -> None:
+        weights = weights[: u.degree + 1]
+        counts = [block.stop - block.start for block in degree_blocks(len(places), u.degree)]
+        self.tables = pairs(tuple(range(d)), order - 1, places, u.degree, d, order, constant=False)
+        self.mid = u.mid * np.repeat(weights, counts, axis=0)
+        size = np.abs(weights) + slack
+        self.total = above(u.total * size)
+        self.radius = above(u.radius * size + u.total * slack)
+
+    def of_degree(self, k: int, f: GrowingPolynomial) -> Coefficients:
+        """The sum's coefficients of degree k."""
+        table = self.tables[k]
+        rows = np.zeros((table.block.stop - table.block.start, f.mid.shape[1]))
+        convolve(f.mid, self.mid, table, rows)
+        # n products, n − 1 sums, and the products with the weights: γ_{n+1} ≤ (n + 2)u.
+        low = max(0, k + 1 - len(self.total))  # f's degrees k − a with 1 ≤ a ≤ the degree of u
+        rounded = above(f.radius[low:k] + ((table.longest + 2) * U) * f.size[low:k])
+        total, radius = self.total[1 : k - low + 1][::-1], self.radius[1 : k - low + 1][::-1]
+        spread = np.einsum("ab,ab->b", total, rounded) + np.einsum("ab,ab->b", radius, f.total[low:k])
+        return rows, above(spread)
+
+    def residual(self, n: int, f: GrowingPolynomial) -> Array:
+        """A bound of the sum's terms of degree n, beyond the order."""
+        return above(product_total(f.total, self.total, n))
+
+
+def plus(found: Coefficients, rows: Array, radius: Array) -> Coefficients:
+    """The sum with other coefficients."""
+    total = found[0] + rows
+    return total, above(found[1] + radius + U * np.abs(total).max(axis=0))
+
+
+def times(found: Coefficients, factor: Ball) -> Coefficients:
+    """The product with a number."""
+    rows, radius = found
+    size = np.abs(rows).max(axis=0)
+    return rows * factor.mid, above(factor.mag * above(radius + U * size) + factor.radius * size)
+
+
+def over(found: Coefficients, divisor: int) -> Coefficients:
+    """The quotient by a positive integer."""
+    rows = found[0] / divisor
+    return rows, above(found[1] / divisor + U * np.abs(rows).max(axis=0))
+
+
+def growth(rate: Array, n: int) -> Array:
+    """A bound of n·∫_0^1 s^{n−1} e^{rate·(1−s)} ds = Σ_k rate^k/((n + 1)⋯(n + k)); e^rate is one, too."""
+    slow = rate <= n
+    series = (n + 1) / np.maximum(n + 1 - rate, 1.0)
+    fast = elementary.exp(Interval.point(np.where(slow, 0.0, np.fmin(rate, 1e3)))).hi  # infinite for 1e3 and for NaN
+    return above(np.where(slow, series, fast))
+
+
 def quotient(u: Jet, v: Jet, x: Interval, order: int) -> Jet:
     """q = u/v, x the range of v: v_0·q_k = u_k − Σ_{a≥1} v_a∗q_{k−a}.
 
@@ -69,8 +178,8 @@ def quotient(u: Jet, v: Jet, x: Interval, order: int) -> Jet:
     rows[embedding(of_u, u.degree, d)] = u.mid
     radius = np.zeros((order + 1, num_boxes))
     radius[: u.degree + 1] = u.radius
-    sums = Sums(v, of_v, d, order, np.full((order + 1, 1), -1.0))
-    q, inverse = Growing(d, order, num_boxes), v.value.inverse()
+    sums = WeightedSums(v, of_v, d, order, np.full((order + 1, 1), -1.0))
+    q, inverse = GrowingPolynomial(d, order, num_boxes), v.value.inverse()
     q.put(0, times((rows[:1], radius[0]), inverse))
     for k in range(1, order + 1):
         q.put(k, times(plus(sums.of_degree(k, q), rows[q.blocks[k]], radius[k]), inverse))
@@ -85,10 +194,10 @@ def _slopes(u: Jet) -> Array:
     return above(np.einsum("a,ab->b", np.arange(u.degree + 1.0), u.total))
 
 
-def _sums(u: Jet, order: int) -> Sums:
+def _sums(u: Jet, order: int) -> WeightedSums:
     """Σ_a a·u_a∗f_{k−a}, the part of degree k of f·Eu."""
     d = len(u.variables)
-    return Sums(u, tuple(range(d)), d, order, np.arange(u.degree + 1.0)[:, None])
+    return WeightedSums(u, tuple(range(d)), d, order, np.arange(u.degree + 1.0)[:, None])
 
 
 def exponential(u: Jet, order: int) -> Jet:
@@ -98,7 +207,7 @@ def exponential(u: Jet, order: int) -> Jet:
     """
     sums, rate = _sums(u, order), _slopes(u)
     value = Ball.around(elementary.exp(u.value.interval))
-    f = Growing(len(u.variables), order, len(u.remainder), value)
+    f = GrowingPolynomial(len(u.variables), order, len(u.remainder), value)
     for k in range(1, order + 1):
         f.put(k, over(sums.of_degree(k, f), k))
     remainder = np.zeros(len(u.remainder))
@@ -107,7 +216,7 @@ def exponential(u: Jet, order: int) -> Jet:
     return f.jet(u.variables, remainder)
 
 
-def power(u: Jet, x: Interval, exponent: Ball, value: Ball, order: int) -> Jet:
+def power_jet(u: Jet, x: Interval, exponent: Ball, value: Ball, order: int) -> Jet:
     """f = u^α, value = u(c)^α, for u without zeros: k·u_0·f_k = Σ_a (αa − (k − a))·u_a∗f_{k−a}.
 
     The polynomial f has u·Ef = α·f·Eu − D, and u^α − f is the integral of D(sτ)/s·u(τ)^α·u(sτ)^{−α−1}. The ratio of
@@ -118,10 +227,10 @@ def power(u: Jet, x: Interval, exponent: Ball, value: Ball, order: int) -> Jet:
     # The weight is (α + 1)·a − k, which is rounded twice.
     spread = float(np.max(one_more.radius + 4 * U * one_more.mag)) * u.degree
 
-    def sums(k: int) -> Sums:
-        return Sums(u, tuple(range(d)), d, order, one_more.mid * a - k, spread + 2 * U * k)
+    def sums(k: int) -> WeightedSums:
+        return WeightedSums(u, tuple(range(d)), d, order, one_more.mid * a - k, spread + 2 * U * k)
 
-    f, inverse = Growing(d, order, len(u.remainder), value), u.value.inverse()
+    f, inverse = GrowingPolynomial(d, order, len(u.remainder), value), u.value.inverse()
     for k in range(1, order + 1):
         f.put(k, times(over(sums(k).of_degree(k, f), k), inverse))
     rate = above(above(_slopes(u) / x.mig) * np.minimum(exponent.mag, one_more.mag))
@@ -131,15 +240,15 @@ def power(u: Jet, x: Interval, exponent: Ball, value: Ball, order: int) -> Jet:
     return f.jet(u.variables, above(remainder / x.mig))
 
 
-def sine_and_cosine(u: Jet, order: int) -> tuple[Jet, Jet]:
-    """k·s_k = Σ_a a·u_a∗c_{k−a}, k·c_k = −Σ_a a·u_a∗s_{k−a}.
+def sine_and_cosine(u: Jet, sine_at: Interval, cosine_at: Interval, order: int) -> tuple[Jet, Jet]:
+    """sin u and cos u, from their values at the centre: k·s_k = Σ_a a·u_a∗c_{k−a}, k·c_k = −Σ_a a·u_a∗s_{k−a}.
 
     The errors are integrals of both residuals, turned by the angle u(τ) − u(sτ), which is at most (1 − s)·L.
     """
     sums, rate = _sums(u, order), _slopes(u)
-    at_centre, d, num_boxes = u.value.interval, len(u.variables), len(u.remainder)
-    sine = Growing(d, order, num_boxes, Ball.around(elementary.sin(at_centre)))
-    cosine = Growing(d, order, num_boxes, Ball.around(elementary.cos(at_centre)))
+    d, num_boxes = len(u.variables), len(u.remainder)
+    sine = GrowingPolynomial(d, order, num_boxes, Ball.around(sine_at))
+    cosine = GrowingPolynomial(d, order, num_boxes, Ball.around(cosine_at))
     for k in range(1, order + 1):
         rows, radius = sums.of_degree(k, sine)
         sine.put(k, over(sums.of_degree(k, cosine), k))
@@ -161,8 +270,8 @@ def riccati(u: Jet, value: Interval, slope: Interval, largest: Array, sign: floa
     """
     sums, d, num_boxes = _sums(u, order), len(u.variables), len(u.remainder)
     squares = pairs(tuple(range(d)), order, tuple(range(d)), order, d, order)
-    f = Growing(d, order, num_boxes, Ball.around(value))
-    w = Growing(d, order, num_boxes, Ball.around(slope))
+    f = GrowingPolynomial(d, order, num_boxes, Ball.around(value))
+    w = GrowingPolynomial(d, order, num_boxes, Ball.around(slope))
     for k in range(1, order + 1):
         f.put(k, over(sums.of_degree(k, w), k))
         rows = np.zeros((f.blocks[k].stop - f.blocks[k].start, num_boxes))

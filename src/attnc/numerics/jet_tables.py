@@ -1,4 +1,4 @@
-"""The monomials in d variables up to a degree, numbered, and which of their products make up a coefficient."""
+"""The monomials in d variables up to a degree, numbered, and the pairs of them that make up each product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Places = tuple[int, ...]
 
 
 def num_monomials(d: int, order: int) -> int:
-    """How many monomials in d variables have degree ≤ order."""
+    """The number of monomials in d variables of degree ≤ order."""
     return math.comb(d + order, d)
 
 
@@ -78,17 +78,18 @@ def _rows(numbers: Sequence[int]) -> Rows:
 
 @lru_cache(maxsize=512)
 def embedding(places: Places, degree: int, d: int) -> Rows:
-    """Where the monomials in the variables `places` are found among those in d variables."""
+    """The rows of the monomials in the variables `places` among those in d variables."""
     numbers = _numbers(d, degree)
     return _rows([numbers[j] for j in _padded(places, degree, d)])
 
 
 @dataclass(frozen=True)
-class Pairs:
+class FactorPairs:
     """The products that make up the coefficients of one degree of a product.
 
-    The coefficients are those in `block`. `single` are the ones made of one product: (their places in the block, the
-    left and the right factors); `sums` the others that are not zero. No sum is of more than `longest` products.
+    The coefficients are those in `block`. `single` lists the coefficients made of one product: (their places in the
+    block, the left and the right factors). `sums` lists the others that are not zero. The longest sum has `longest`
+    products.
     """
 
     block: slice
@@ -100,10 +101,11 @@ class Pairs:
 @lru_cache(maxsize=512)
 def pairs(
     left: Places, left_degree: int, right: Places, right_degree: int, d: int, limit: int, *, constant: bool = True
-) -> tuple[Pairs, ...]:
-    """For the product, cut at degree `limit`, of polynomials in d variables that depend on `left` and on `right`.
+) -> tuple[FactorPairs, ...]:
+    """The factor pairs, degree by degree, of the product of polynomials in d variables, cut at degree `limit`.
 
-    Degree by degree. Without `constant`, the constant of the right factor is left out.
+    The factors depend on the variables `left` and `right`. Without `constant`, the constant of the right factor is
+    left out.
     """
     numbers = _numbers(d, limit)
     terms: list[tuple[list[int], list[int]]] = [([], []) for _ in numbers]
@@ -120,9 +122,9 @@ def pairs(
     return tuple(_pairs_of(block, terms[block]) for block in degree_blocks(d, limit))
 
 
-def _pairs_of(block: slice, terms: Sequence[tuple[list[int], list[int]]]) -> Pairs:
+def _pairs_of(block: slice, terms: Sequence[tuple[list[int], list[int]]]) -> FactorPairs:
     alone = [place for place, (i, _) in enumerate(terms) if len(i) == 1]
     left, right = ([terms[place][side][0] for place in alone] for side in (0, 1))
     single = (_rows(alone), _rows(left), _rows(right)) if alone else None
     sums = tuple((place, _rows(i), _rows(j)) for place, (i, j) in enumerate(terms) if len(i) > 1)
-    return Pairs(block, single, sums, max(len(i) for i, _ in terms))
+    return FactorPairs(block, single, sums, max(len(i) for i, _ in terms))

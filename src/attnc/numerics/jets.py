@@ -3,12 +3,12 @@
 On the box {c + rτ : τ ∈ [−1, 1]^d} a jet of order m encloses f if f's Taylor coefficients at c in τ are p_j with
 |p_j − mid_j| ≤ radius_|j| for |j| ≤ m, and for all τ in [−1, 1]^d and s in [0, 1]
     |f(c + rsτ) − Σ_{|j|≤m} p_j (sτ)^j| ≤ s^{m+1}·remainder.
-Each rule keeps this true; that the error falls as s^{m+1} towards the centre is what integrals along rays live on.
-What a product has product_total degree m is bounded through T_k ≥ Σ_{|j|=k} |p_j|.
+Each rule keeps this true. Integrals along rays need that the error falls as s^{m+1} towards the centre. A product moves
+its terms of degree > m into the remainder: at degree n they are at most Σ_{s+t=n} T_s·T_t with T_k ≥ Σ_{|j|=k} |p_j|.
 
-A jet stores only the variables it depends on and the degrees it reaches, so that a function of one variable costs what
-series in one variable cost. Boxes are the last axis: operations run along contiguous rows of boxes. Where a number is
-not finite nothing is known; whoever reads a jet checks `is_finite`.
+A jet stores only the variables it depends on and the degrees it reaches, so that a function of one variable costs as
+much as a series in one variable. Boxes are the last axis: operations run along contiguous rows of boxes. Where a number
+is not finite the jet bounds nothing; readers of a jet check `is_finite`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, U, above
-from attnc.numerics.jet_tables import Pairs, Places, degree_blocks, embedding, monomials, num_monomials, pairs
+from attnc.numerics.jet_tables import FactorPairs, Places, degree_blocks, embedding, monomials, num_monomials, pairs
 from attnc.numerics.rounding import Array, Mask, down, up
 
 __all__ = [
@@ -93,7 +93,7 @@ class Jet:
 
     @cached_property
     def range(self) -> Interval:
-        """All values over the box; all reals where nothing is known."""
+        """All values over the box; all reals where the jet bounds nothing."""
         reach = above(self.radius[0] + self.variation + self.remainder)
         lo, hi = down(self.mid[0] - reach), up(self.mid[0] + reach)
         known = np.isfinite(lo) & np.isfinite(hi)
@@ -123,7 +123,7 @@ def negate(jet: Jet) -> Jet:
 
 
 def add(jets: Sequence[Jet]) -> Jet:
-    """The sum of all."""
+    """The sum of the jets."""
     variables, places = union(jets)
     degree, num_boxes = max(jet.degree for jet in jets), max(len(jet.remainder) for jet in jets)
     mid = np.zeros((num_monomials(len(variables), degree), num_boxes))
@@ -171,7 +171,7 @@ def multiply(a: Jet, b: Jet, order: int) -> Jet:
     return Jet(variables, degree, mid, radius, _product_remainder(a, b, dropped))
 
 
-def convolve(a: Array, b: Array, block: Pairs, out: Array) -> None:
+def convolve(a: Array, b: Array, block: FactorPairs, out: Array) -> None:
     """Write the coefficients of one degree of the product of two polynomials into `out`, which is zero."""
     if block.single is not None:
         targets, i, j = block.single

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from attnc.errors import InputError
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.functions import FUNCTIONS
 from strategies.expressions import expressions
 from strategies.reference import precision, surely_outside, tree_value
 from targets.boxes import box, ends

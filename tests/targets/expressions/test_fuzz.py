@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from attnc.errors import ExpressionError
+from attnc.functions.registry import FUNCTIONS
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.functions import FUNCTIONS
 from attnc.targets.expressions.tree import to_text
 
 _SEEDS = [

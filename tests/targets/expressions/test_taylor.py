@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnc.errors import InputError
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jets import monomials
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.functions import FUNCTIONS
 from attnc.targets.expressions.taylor import Taylor, taylor
 from strategies.expressions import expressions
 from strategies.reference import VALUES, precision
 from targets.series import SERIES, boxes, check, check_points, line_coefficients
 
-UNARY = [name for name, function in FUNCTIONS.items() if function.arity == 1 and not function.variadic]
+UNARY = [name for name, function in FUNCTIONS.items() if function.arity == 1 and not function.is_variadic]
 
 
 SMOOTH = [name for name in UNARY if name not in ("abs", "relu", "sign", "floor")]

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from attnc.constructions.beyond.compose_heads import (
-    GLOBAL,
-    TWO_KEYS,
     UnaryFit,
     fit_part,
     fit_unary,
@@ -36,6 +34,7 @@ from attnc.constructions.construction import (
 )
 from attnc.constructions.fitting.circuit import Circuit, Wire, channel_of
 from attnc.errors import BoundNotMet, InputError
+from attnc.functions.registry import names_with_economical_gates
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expressions.expression import Expression
@@ -191,7 +190,7 @@ def _plan(target: Target, expression: Expression, request: Request) -> Compositi
     def can_fit(base: Part, tree: Node) -> bool:
         return has_two_keys(tree) or fits_in_one_head(*ranges(base), tree)
 
-    lowering = Lowering(expression.variables, can_fit, (*TWO_KEYS, *GLOBAL))
+    lowering = Lowering(expression.variables, can_fit, names_with_economical_gates())
     outputs = tuple(lowering.lower(expression.outputs))
     ranges.require_bounded(in_order(outputs))
     ledger = Ledger(in_order(outputs), outputs, ranges, dtype)

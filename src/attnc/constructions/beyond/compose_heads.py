@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.beyond.gates import GATES, MAX_EXPONENT
+from attnc.constructions.beyond.gates import MAX_EXPONENT, function_gate
 from attnc.constructions.beyond.graded import graded_keys
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.gate.keys import Gate
@@ -18,6 +18,9 @@ from attnc.constructions.fitting.kinks import find_kinks
 from attnc.constructions.fitting.minimax import Function
 from attnc.constructions.fitting.spectral_axis import MAX_P, AxisSections, SpectralAxis, value_limit
 from attnc.errors import AttncError
+from attnc.functions import gate_recipes
+from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe
+from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
 from attnc.proofs.staged.line_leaves import prove_line
 from attnc.proofs.stages.extraction import stages
@@ -107,10 +110,6 @@ def from_axis(axis: SpectralAxis, f: Function) -> UnaryFit:
     return UnaryFit(keys, scale, -(axis.lo / 2 + axis.hi / 2) * scale, math.nan)
 
 
-TWO_KEYS = ("relu", "abs", "silu", "sigmoid", "tanh")
-"""Gates of two keys: exact, or with a slope that depends on δ."""
-GLOBAL = ("gelu", "softplus", "erf")
-"""Gates on all of R. A fit on the interval may have fewer keys, also than the gates of exp and of squares."""
 MANY_ANCHORS = 48
 """Largest number of evenly spaced keys before graded keys are tried: at kinks, and for √t at 0, even grids have
 hundreds of keys, and counting them takes long."""
@@ -122,20 +121,21 @@ HEAD_PROOF_SECONDS = 1.0
 
 def is_self_gate(tree: Node) -> bool:
     """Whether the head may carry its own argument, and so cannot be a factor of a product as well."""
-    return _called(tree) in ("relu", "abs", "silu", *GLOBAL)
+    return gate_recipes.may_carry(_recipe(tree))
 
 
 def is_exact(tree: Node) -> bool:
-    """sigmoid(t), tanh(t), silu(t): two keys, no error."""
-    return _called(tree) in ("sigmoid", "tanh", "silu")
+    """Whether the function is a softmax already, as sigmoid(t), tanh(t) and silu(t) are: no error."""
+    return isinstance(_recipe(tree), ExactKeys)
 
 
 def has_two_keys(tree: Node) -> bool:
-    return _called(tree) in TWO_KEYS
+    return gate_recipes.has_two_keys(_recipe(tree))
 
 
-def _called(tree: Node) -> str | None:
-    return tree.name if isinstance(tree, Call) and tree.arguments == (T,) else None
+def _recipe(tree: Node) -> GateRecipe | None:
+    """The gate of f, if the tree is f(t)."""
+    return FUNCTIONS[tree.name].gate if isinstance(tree, Call) and tree.arguments == (T,) else None
 
 
 def fit_part(
@@ -182,24 +182,19 @@ def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
 
 def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterator[UnaryFit]:
     # A gate need not be finer than the function is large: where relu and abs are below δ, 0 would do.
-    delta, name = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _called(tree)
+    delta, recipe = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _recipe(tree)
+    is_in_reach = gate_recipes.is_economical(recipe) or (isinstance(recipe, Decay) and hi < MAX_EXPONENT)
     try:
-        if name in (*TWO_KEYS, *GLOBAL):
-            gate = GATES[name](delta)
-        elif name == "exp" and hi < MAX_EXPONENT:
-            gate = GATES[name](delta, hi)
+        if isinstance(tree, Call) and is_in_reach:
+            gate = function_gate(tree.name, delta, hi)
         elif tree in (SQUARE, Product((T, T))) and dtype == "float64":  # its values are ten times as large
             gate = _square(lo, hi, delta)
         else:
             return
     except AttncError:
         return
-    keys = gate.keys
-    if keys is None:
-        return
-    carried = keys.carried if keys.carried.any() else None
-    head = SoftHead.of_one_variable(keys.slopes, keys.offsets, keys.values, carried)
-    yield UnaryFit(head, 1.0, 0.0, gate.error)
+    if gate.keys is not None:
+        yield UnaryFit(gate.keys, 1.0, 0.0, gate.error)
 
 
 def _square(lo: float, hi: float, delta: float) -> Gate:
@@ -207,7 +202,7 @@ def _square(lo: float, hi: float, delta: float) -> Gate:
     middle = lo / 2 + hi / 2
     gate = square_gate(delta, max(hi - middle, middle - lo, 1e-300))
     assert gate.keys is not None
-    return replace(gate, keys=gate.keys.at(1.0, -middle).combined(1.0, 2 * middle, -(middle**2)))
+    return replace(gate, keys=gate.keys.shifted(-middle).combined(1.0, 2 * middle, -(middle**2)))
 
 
 def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:

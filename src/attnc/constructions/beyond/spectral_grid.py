@@ -34,6 +34,7 @@ from attnc.constructions.fitting.spectral_axis import (
     value_limit,
 )
 from attnc.errors import BoundNotMet, InputError
+from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.leaves_prover import MAX_VARIABLES
@@ -389,18 +390,19 @@ def _test_points(axes: Sequence[SpectralAxis]) -> list[np.ndarray]:
 
 MAX_LEAVES = 100_000
 """Largest number of cells, by the constants that were given, whose proof is expected within half a minute."""
-KINKS = ("abs", "relu", "min", "max", "clip")
-"""Functions with kinks: a grid would have to be fine everywhere to be fine enough there."""
 
 
 def _suits(target: Target, request: Request) -> bool:
-    """For continuous functions, if the prover is expected to reach eps; for L_p norms, if there are no kinks."""
+    """For continuous functions, if the prover is expected to reach eps; for L_p norms, if there are no kinks.
+
+    With a kink, the whole grid would have to be as fine as it must be there.
+    """
     if is_plain(target, request):
         return target.given is None or _cells_to_prove(target, request.goal) <= MAX_LEAVES
     if request.p == math.inf or SPECTRAL_GRID.why_not(target, request) or target.expression is None:
         return False
     calls = (node for node in walk(target.expression.outputs) if isinstance(node, Call))
-    return target.box.d == 1 or not any(call.name in KINKS for call in calls)
+    return target.box.d == 1 or not any(FUNCTIONS[call.name].has_kinks for call in calls)
 
 
 def _cells_to_prove(target: Target, eps: float) -> float:

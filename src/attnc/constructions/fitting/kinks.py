@@ -10,6 +10,7 @@ from fractions import Fraction
 import numpy as np
 
 from attnc.constructions.fitting.minimax import Function
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points
 from attnc.targets.expressions.expression import Expression
@@ -173,9 +174,6 @@ def _order(f: Function, where: tuple[float, float, float], h: float, noise: floa
     return float(np.polyfit(np.log(t[:count]), np.log(size[:count]), 1)[0]) if count >= 3 else 2.0
 
 
-ONE = Number(Fraction(1))
-
-
 @dataclass(frozen=True)
 class Kink:
     """A point at which the function bends; `is_singular` where it is not smooth up to the point, as √x at 0."""
@@ -260,16 +258,14 @@ def _of_samples(f: Function, lo: float, hi: float) -> Iterator[Kink]:
 def _differences(node: Node) -> Iterator[tuple[Node, bool]]:
     """The differences that vanish where the node bends, and whether it is singular there."""
     match node:
-        case Call("abs" | "relu", (argument,)):
-            yield argument, False
-        case Call("min" | "max" | "clip", arguments):
-            for u, v in itertools.combinations(arguments, 2):
-                yield Sum((u, Negate(v))), False
-        case Call("sqrt", (argument,)):
-            yield argument, True
-        case Call("asin" | "acos", (argument,)):
-            yield Sum((argument, ONE)), True
-            yield Sum((argument, Negate(ONE))), True
+        case Call(name, arguments):
+            function = FUNCTIONS[name]
+            if function.chooses:
+                for u, v in itertools.combinations(arguments, 2):
+                    yield Sum((u, Negate(v))), False
+            for points, is_singular in ((function.kinks, False), (function.singularities, True)):
+                for x in points:
+                    yield arguments[0] if x == 0 else Sum((arguments[0], Number(Fraction(-x)))), is_singular
         case Power(base, exponent):
             if not (isinstance(exponent, Number) and exponent.value.denominator == 1):
                 yield base, True

@@ -10,29 +10,27 @@ t = max(0, 1/Δ_k − |u_0|/|u_1|), where |u_0| + |u_1|t bounds the difference. 
 remainder; the bound is finite only where both have exactly the same slope.
 
 An expression of one variable on a half-line is an affine function and a remainder that falls exponentially. A
-sub-expression is known as p + q·t + r(t) with |r(t)| ≤ error·e^{−rate·t} (`Tail`), or only to grow at least linearly
-(`GrowingTail`). Sums, products and functions carry this on. Where an argument grows, a function is replaced by its
-asymptote, and the difference is bounded by a decreasing exponential.
-
-How functions approach their asymptotes: 1 − tanh s ≤ 2e^{−2s},  1 − σ(s) ≤ e^{−s},  erfc(s) ≤ e^{−s²},
-s − gelu(s) ≤ φ(s) (Mills),  s − silu(s) ≤ s·e^{−s},  softplus(s) − s ≤ e^{−s},  π/2 − atan(s) ≤ 1/s;  and the same at
-−∞ by symmetry.
+sub-expression is either p + q·t + r(t) with |r(t)| ≤ error·e^{−rate·t} (`Tail`), or a function that grows at least
+linearly (`GrowingTail`). There are rules for sums, products and functions. If an argument grows, a function is replaced
+by its asymptote (`attnc.functions`), and a decreasing exponential bounds the remainder.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import DomainError, InputError
+from attnc.functions.function import ZERO
+from attnc.functions.powers import real_power
+from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
-from attnc.numerics.powers import real_power
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.intervals import interval
 from attnc.proofs.cells.kind import Bounds, Kind
@@ -40,7 +38,6 @@ from attnc.proofs.stages.one_stage import OneStage
 from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.expressions.evaluation import enclose
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.functions import FUNCTIONS
 from attnc.targets.expressions.tree import (
     Call,
     Constant,
@@ -168,80 +165,6 @@ def _mean(weights: Interval, values: Interval) -> Interval:
     return Interval(np.maximum(total.lo, lo), np.minimum(total.hi, hi))
 
 
-ZERO = Interval.point(0.0)
-
-
-@dataclass(frozen=True)
-class Asymptote:
-    """g(±s) = limit + slope·s + r(s), and `remainder(low)` = (C, μ) with |r(s)| ≤ C·e^{−μ(s − low)} for s ≥ low."""
-
-    limit: Interval
-    slope: float
-    remainder: Callable[[float], tuple[float, float] | None]
-
-
-def _exp(x: Interval) -> float:
-    return float(elementary.exp(x).hi)
-
-
-def _exponential(scale: float, rate: float) -> Callable[[float], tuple[float, float] | None]:
-    """scale·e^{−rate·s}."""
-    return lambda low: (float(up(scale * _exp(Interval.point(low) * -rate))), rate)
-
-
-def _gaussian(scale: float, rate: float) -> Callable[[float], tuple[float, float] | None]:
-    """scale·e^{−rate·s²}: beyond low > 0 it falls at least like e^{−2·rate·low·(s − low)}."""
-
-    def remainder(low: float) -> tuple[float, float] | None:
-        if low <= 0:
-            return None
-        return float(up(scale * _exp(Interval.point(low).square() * -rate))), math.nextafter(2 * rate * low, 0.0)
-
-    return remainder
-
-
-def _linear_exponential(low: float) -> tuple[float, float] | None:
-    """s·e^{−s}: its logarithm has slope 1/s − 1 ≤ 1/low − 1."""
-    if low <= 1:
-        return None
-    return float(up(low * _exp(Interval.point(-low)))), max(0.0, math.nextafter(1 - up(1 / low).item(), 0.0))
-
-
-def _kink(low: float) -> tuple[float, float] | None:
-    return max(0.0, -low), math.inf if low >= 0 else 0.0
-
-
-def _hyperbolic(low: float) -> tuple[float, float] | None:
-    return (float(up(1 / low)), 0.0) if low > 0 else None
-
-
-_ONE, _HALF_PI = Interval.point(1.0), elementary.PI * 0.5
-_BELL = 0.39894228040143274  # ≥ 1/√(2π) = 0.398942280401432677…
-
-# by the name of the function and the sign of the infinity that its argument goes to
-ASYMPTOTES: dict[tuple[str, int], Asymptote] = {
-    ("tanh", 1): Asymptote(_ONE, 0, _exponential(2.0, 2.0)),
-    ("tanh", -1): Asymptote(-_ONE, 0, _exponential(2.0, 2.0)),
-    ("sigmoid", 1): Asymptote(_ONE, 0, _exponential(1.0, 1.0)),
-    ("sigmoid", -1): Asymptote(ZERO, 0, _exponential(1.0, 1.0)),
-    ("erf", 1): Asymptote(_ONE, 0, _gaussian(1.0, 1.0)),
-    ("erf", -1): Asymptote(-_ONE, 0, _gaussian(1.0, 1.0)),
-    ("gelu", 1): Asymptote(ZERO, 1, _gaussian(_BELL, 0.5)),
-    ("gelu", -1): Asymptote(ZERO, 0, _gaussian(_BELL, 0.5)),
-    ("silu", 1): Asymptote(ZERO, 1, _linear_exponential),
-    ("silu", -1): Asymptote(ZERO, 0, _linear_exponential),
-    ("softplus", 1): Asymptote(ZERO, 1, _exponential(1.0, 1.0)),
-    ("softplus", -1): Asymptote(ZERO, 0, _exponential(1.0, 1.0)),
-    ("exp", -1): Asymptote(ZERO, 0, _exponential(1.0, 1.0)),
-    ("relu", 1): Asymptote(ZERO, 1, _kink),
-    ("relu", -1): Asymptote(ZERO, 0, _kink),
-    ("atan", 1): Asymptote(_HALF_PI, 0, _hyperbolic),
-    ("atan", -1): Asymptote(-_HALF_PI, 0, _hyperbolic),
-    ("sign", 1): Asymptote(_ONE, 0, lambda low: (0.0, math.inf) if low > 0 else None),
-    ("sign", -1): Asymptote(-_ONE, 0, lambda low: (0.0, math.inf) if low > 0 else None),
-}
-
-
 @dataclass(frozen=True)
 class Tail:
     """p + q·t + r(t), |r(t)| ≤ error·e^{−rate·t}, for all t ≥ 0."""
@@ -280,9 +203,9 @@ Known = Tail | GrowingTail
 
 
 def expression_tails(expression: Expression, side: int, R: float) -> list[Tail]:
-    """For every output, on x ≥ R (side = 1) or x ≤ −R (side = −1), with x = side·(R + t).
+    """The tail of every output on x ≥ R (side = 1) or x ≤ −R (side = −1), with x = side·(R + t).
 
-    InputError where an output is not affine up to a bounded remainder, or is not known to be.
+    Raises an InputError if an output is not affine up to a bounded remainder, or no rule here shows that it is.
     """
     if len(expression.variables) != 1 or side not in (1, -1) or not math.isfinite(R):
         raise InputError(
@@ -298,7 +221,7 @@ def expression_tails(expression: Expression, side: int, R: float) -> list[Tail]:
     for node, number in zip(expression.outputs, outputs, strict=True):
         tail = known[number]
         if not isinstance(tail, Tail):
-            raise _refusal(node, "grows faster than an affine function, or is not known to be one")
+            raise _refusal(node, "grows faster than an affine function, or no rule shows that it does not")
         found.append(tail)
     return found
 
@@ -358,7 +281,7 @@ def _negated(a: Known) -> Known:
 
 
 def growing(a: Known) -> GrowingTail | None:
-    """The growth of a sub-expression, or None where it is not known to grow."""
+    """The growth of a function whose slope has a sign; None if it is bounded or its growth is not known."""
     if isinstance(a, GrowingTail):
         return a
     for sign, p, q in ((1, a.p, a.q), (-1, -a.p, -a.q)):
@@ -460,7 +383,7 @@ def _call(name: str, a: Sequence[Known], node: Node) -> Known:
         least = float(elementary.exp(Interval.point(grows.low)).lo)
         if least > 0:
             return GrowingTail(1, least, -float(up(-least * grows.rate)), least, grows.rate)
-    asymptote = None if grows is None else ASYMPTOTES.get((name, grows.sign))
+    asymptote = None if grows is None else FUNCTIONS[name].asymptotes.get(grows.sign)
     if grows is None or asymptote is None:
         raise _refusal(node, "has no rule here for an argument that is not bounded")
     remainder = asymptote.remainder(grows.low)

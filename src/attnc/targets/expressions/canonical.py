@@ -1,4 +1,4 @@
-"""Whether two expressions are the same function, decided by exact canonical forms: "yes" is a proof, "no" need not be.
+"""Whether two expressions are the same function, decided by exact canonical forms: "yes" is a proof, "no" is not.
 
 A form is a rational combination of monomials of atoms. Atoms are variables, π and e, calls of functions, powers that
 are not integral, and sums that stand below a fraction bar or are not multiplied out; equal atoms have equal arguments,
@@ -9,7 +9,7 @@ as forms. Beyond the laws of a commutative ring these are used:
     clip(u, a, b) = min(max(u, a), b),                and for constants a < b: a + relu(u − a) − relu(u − b),
     sin w = (E − E⁻¹)/2i, cos w = (E + E⁻¹)/2,        E = exp(iw), whose powers are those of multiples of w.
 
-All hold wherever both sides are defined; where that is, whoever asks has to know.
+All hold wherever both sides are defined. The caller checks the domains.
 """
 
 from __future__ import annotations
@@ -40,28 +40,29 @@ Form = tuple[tuple[Monomial, Fraction], ...]
 """(monomial, coefficient), by monomial; coefficients are not 0."""
 
 MAX_TERMS = 2**12
-"""Longer products are not multiplied out."""
-MAX_EXPONENT = 4096
+"""Maximum number of terms of a product that is multiplied out, which bounds time and memory."""
+MAX_EXPANDED_EXPONENT = 4096
+"""Larger exponents make an atom of the power; Python integers of such powers would take kilobytes each."""
 IMAGINARY_UNIT = 0
 """The number of the atom i."""
 
 
 def equivalent(left: Sequence[Node], right: Sequence[Node]) -> bool:
-    """Whether the expressions are equal, one by one. True is proved; False says that they were not found to be.
+    """Whether the expressions are equal, one by one. True is proved; False means that no proof was found.
 
-    Forms in which less is multiplied out are shorter; those that know more are tried where these differ.
+    Forms in which less is multiplied out are shorter and come first. Forms with more laws are tried if these differ.
     """
     if len(left) != len(right):
         return False
-    for forms in (_Forms(expands=False), _Forms(), _Forms(trigonometry=True)):
+    for forms in (_CanonicalForms(expands=False), _CanonicalForms(), _CanonicalForms(trigonometry=True)):
         found = forms.of([*left, *right])
         if found[: len(left)] == found[len(left) :]:
             return True
     return False
 
 
-class _Forms:
-    """Forms that can be compared: they number their atoms alike."""
+class _CanonicalForms:
+    """Makes forms that can be compared, since they share the numbers of their atoms."""
 
     def __init__(self, *, expands: bool = True, trigonometry: bool = False) -> None:
         self._expands, self._trigonometry = expands, trigonometry
@@ -160,7 +161,7 @@ class _Forms:
         return _scaled(self._atom(("sum", _scaled(a, 1 / scale)), exponent), scale**exponent)
 
     def _power(self, a: Form, n: int) -> Form:
-        if abs(n) > MAX_EXPONENT:
+        if abs(n) > MAX_EXPANDED_EXPONENT:
             return self._atom(("power", a, _number(Fraction(n))))
         if n in (0, 1):
             return a if n else _number(Fraction(1))

@@ -1,4 +1,4 @@
-"""Constant coefficients, exactly: a tree without variables, with the float64 nearest to it and what that is off by."""
+"""Exact constant coefficients: a tree without variables, a float64 number near it, and a bound of the difference."""
 
 from __future__ import annotations
 

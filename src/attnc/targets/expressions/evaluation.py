@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnc.functions.function import BOUNDED, DomainRule, Gradient
+from attnc.functions.powers import DIVISOR, NEGATIVE_POWER, REAL_POWER, power, real_power
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
-from attnc.numerics.powers import power, real_power
 from attnc.numerics.rounding import Array, Mask
-from attnc.targets.expressions.domains import BOUNDED, DIVISOR, NEGATIVE_POWER, REAL_POWER, Domain
-from attnc.targets.expressions.functions import FUNCTIONS, Gradient
 from attnc.targets.expressions.tree import (
     Call,
     Constant,
@@ -37,10 +37,10 @@ _CONSTANTS = {"pi": elementary.PI, "e": elementary.E}
 
 @dataclass(frozen=True)
 class Violation:
-    """Step number `step` may leave `domain` on the boxes of `mask`; `operands` are the ranges it was asked about."""
+    """Step number `step` may leave `domain` on the boxes of `mask`; `operands` are the ranges of its operands there."""
 
     step: int
-    domain: Domain
+    domain: DomainRule
     mask: Mask
     operands: tuple[Interval, ...]
 
@@ -131,7 +131,7 @@ def evaluate_boxes(
 
 
 def _note_violations(
-    done: Evaluated, number: int, domain: Domain | None, operands: Sequence[Interval], y: Interval
+    done: Evaluated, number: int, domain: DomainRule | None, operands: Sequence[Interval], y: Interval
 ) -> None:
     broken = domain.may_leave(operands) if domain is not None else np.asarray(False)
     if domain is not None and broken.any():
@@ -149,7 +149,7 @@ def _integer(node: Node) -> int | None:
     return int(node.value) if isinstance(node, Number) and node.value.denominator == 1 else None
 
 
-def _domain(node: Node) -> Domain | None:
+def _domain(node: Node) -> DomainRule | None:
     match node:
         case Quotient():
             return DIVISOR
@@ -163,7 +163,7 @@ def _domain(node: Node) -> Domain | None:
 
 
 def _multiplicities(arguments: Sequence[int]) -> dict[int, int]:
-    """How often each step occurs among the factors: x*x is x², which knows that it is not negative."""
+    """The number of times each step occurs among the factors: x*x is bounded as x², which is not negative."""
     counts: dict[int, int] = {}
     for i in arguments:
         counts[i] = counts.get(i, 0) + 1

@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from attnc.errors import DomainError, InputError
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Array
 from attnc.targets.expressions.evaluation import Evaluated, evaluate_boxes, evaluate_points
-from attnc.targets.expressions.functions import FUNCTIONS
 from attnc.targets.expressions.parsing import parse
 from attnc.targets.expressions.subdivision import check_domain
 from attnc.targets.expressions.tree import Call, Node, Step, Variable, schedule, walk
 from attnc.targets.expressions.violations import describe, first_violation, violated
 
 Violations = Literal["raise", "infinite"]
-_CHUNK = 8192  # boxes at a time: the temporaries stay in the cache
+BOXES_PER_CHUNK = 8192  # boxes evaluated at a time: the temporaries then stay in the cache
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str) -> Expression:
-        """Read the text; an ExpressionError says what is not allowed, and where."""
+        """Read the text; an ExpressionError names the part that is not allowed, and its position."""
         parsed = parse(text)
         called = {node.name for node in walk(parsed.outputs) if isinstance(node, Call)}
-        jumps = tuple(name for name, function in FUNCTIONS.items() if name in called and not function.continuous)
+        jumps = tuple(name for name, function in FUNCTIONS.items() if name in called and not function.is_continuous)
         return cls(text, parsed.outputs, parsed.variables, parsed.is_tuple, jumps)
 
     def with_variables(self, names: Sequence[str]) -> Expression:
@@ -124,8 +124,8 @@ class Expression:
         if mode not in ("raise", "infinite"):
             raise InputError(f"violations is 'raise' or 'infinite', not {mode!r}.")
         steps = self.schedule[0]
-        for start in range(0, len(box), _CHUNK):
-            part = box[start : start + _CHUNK]
+        for start in range(0, len(box), BOXES_PER_CHUNK):
+            part = box[start : start + BOXES_PER_CHUNK]
             evaluated = evaluate_boxes(steps, self.variables, part, gradients=gradients)
             if evaluated.violations and mode == "raise":
                 row, violation = first_violation(evaluated, len(part))

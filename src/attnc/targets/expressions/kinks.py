@@ -1,17 +1,19 @@
-"""Points where an expression has kinks: there, and close to them, a network may err most, and no grid would find it.
+"""Points where an expression has kinks: there, and close by, a network may err most, and a grid of samples misses it.
 
-A kink lies where the argument of relu or abs, or the difference of two arguments of max, min or clip, changes its sign.
-Between two points with different signs it is found by bisection.
+A kink lies where the argument of a function passes one of the function's kinks, or where two arguments of max, min or
+clip are equal. Bisection between two points with different signs finds it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.functions.registry import FUNCTIONS
+from attnc.numerics.rounding import Array
 from attnc.targets.box import Box
 from attnc.targets.expressions.evaluation import evaluate_points
 from attnc.targets.expressions.expression import Expression
@@ -20,53 +22,55 @@ from attnc.targets.expressions.tree import Call, Step
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-PAIRS, KEPT = 512, 16
-"""Of points, between which signs are compared; and of those with different signs, for every kink."""
-HALVINGS = 60
+NUM_SIGN_PAIRS = 512
+"""Number of random pairs of points whose signs are compared: a kink that cuts off 1 % of the box is then missed with a
+probability of 4e-5."""
+NUM_PAIRS_PER_KINK = 16
+"""Number of pairs with different signs that are bisected for each kink, so that a long kink is met in many places."""
+KINK_HALVINGS = 60
+"""Number of bisection steps: more than the 53 bits of a float64 number."""
 REACH = 16.0
-"""Of an infinite range: where samples are taken. Beyond it rounding grows with |x|."""
-NEAR = 10.0 ** -np.arange(1, 15)
-"""How far from a kink points are taken besides, in parts of the way between the two points."""
+"""Samples of an infinite range are taken up to this |x|; beyond it rounding grows with |x|."""
+KINK_DISTANCES = 10.0 ** -np.arange(1, 15)
+"""Further points are taken at these distances from a kink, in units of the distance between the two points."""
 
 
 def points_at_kinks(expression: Expression, box: Box, seed: int = 0) -> Float[np.ndarray, "points d"]:
-    """On the kinks and on both sides of them; none, if the expression has no kinks in the box."""
+    """Points on the kinks and on both sides of them; none if the expression has no kinks in the box."""
     rng = np.random.default_rng(seed)
-    first, last = (box.lo + rng.random((PAIRS, box.d)) * box.widths for _ in range(2))
+    first, last = (box.lo + rng.random((NUM_SIGN_PAIRS, box.d)) * box.widths for _ in range(2))
     apart = _switches(expression, first) * _switches(expression, last) < 0  # (kinks, pairs)
     found = []
     for kink in np.flatnonzero(apart.any(axis=1)):
-        chosen = np.flatnonzero(apart[kink])[:KEPT]
+        chosen = np.flatnonzero(apart[kink])[:NUM_PAIRS_PER_KINK]
         a, b = first[chosen], last[chosen]
         low, high = np.zeros((2, len(chosen), 1))
         high += 1
         side = np.sign(_switches(expression, a)[kink])
-        for _ in range(HALVINGS):
+        for _ in range(KINK_HALVINGS):
             middle = (low + high) / 2
             is_before = (np.sign(_switches(expression, a + middle * (b - a))[kink]) == side)[:, None]
             low, high = np.where(is_before, middle, low), np.where(is_before, high, middle)
-        at = np.concatenate([high, *(high + sign * distance for sign in (-1, 1) for distance in NEAR)], axis=1)
+        at = np.concatenate(
+            [high, *(high + sign * distance for sign in (-1, 1) for distance in KINK_DISTANCES)], axis=1
+        )
         found.append((a[:, None] + at[..., None] * (b - a)[:, None]).reshape(-1, box.d))
     points = np.concatenate([np.zeros((0, box.d)), *found])
     return points[((points >= box.lo) & (points <= box.hi)).all(axis=1)]
 
 
 def _switches(expression: Expression, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "kinks n"]:
-    """What changes its sign at a kink, one row for each."""
+    """The quantities that change sign at a kink, one row for each."""
     steps = expression.schedule[0]
     values = evaluate_points(steps, {name: points[:, i] for i, name in enumerate(expression.variables)})
-    rows = [values[i] - (0.0 if j is None else values[j]) for i, j in _arguments(steps)]
+    rows = [row for step in steps for row in _differences(step, values)]
     return np.stack([np.broadcast_to(row, len(points)) for row in rows]) if rows else np.zeros((0, len(points)))
 
 
-def _arguments(steps: Sequence[Step]) -> list[tuple[int, int | None]]:
-    found: list[tuple[int, int | None]] = []
-    for step in steps:
-        match step.node:
-            case Call("relu" | "abs"):
-                found.append((step.arguments[0], None))
-            case Call("max" | "min"):
-                found += itertools.combinations(step.arguments, 2)
-            case Call("clip"):
-                found += [(step.arguments[0], end) for end in step.arguments[1:]]
-    return found
+def _differences(step: Step, values: Sequence[Array]) -> Iterator[Array]:
+    """The quantities that change sign where this operation has a kink."""
+    if isinstance(step.node, Call):
+        function, arguments = FUNCTIONS[step.node.name], [values[i] for i in step.arguments]
+        yield from (arguments[0] - kink for kink in function.kinks)
+        if function.chooses:
+            yield from (u - v for u, v in itertools.combinations(arguments, 2))

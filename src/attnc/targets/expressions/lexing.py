@@ -13,8 +13,8 @@ from fractions import Fraction
 
 from attnc.errors import ExpressionError
 
-MAX_LENGTH = 10_000
-MAX_DIGITS = 400
+MAX_LENGTH = 10_000  # characters of an expression; longer text comes from a program that can split it
+MAX_DIGITS = 400  # digits of a number: more than the 309 of the largest float64
 ALLOWED = "An expression is made of numbers, variables, + - * / **, parentheses and calls such as sin(x)"
 
 _TOKEN = re.compile(

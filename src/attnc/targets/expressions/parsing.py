@@ -1,4 +1,4 @@
-"""Text → tree, by a walk of Python's syntax tree that knows a short list of nodes. Nothing is ever evaluated."""
+"""Text → tree, by a walk of Python's syntax tree that accepts a short list of nodes. Nothing is ever evaluated."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from attnc.errors import ExpressionError
-from attnc.targets.expressions.functions import FUNCTIONS
+from attnc.functions.registry import FUNCTIONS
 from attnc.targets.expressions.lexing import ALLOWED, lex, read_number
 from attnc.targets.expressions.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable
 
-MAX_DEPTH = 100
-MAX_EXPONENT = 1000
+MAX_DEPTH = 100  # levels of nesting, far below the recursion limit of Python
+MAX_WRITTEN_EXPONENT = 1000  # 2 to a larger power is near the end of float64
 CONSTANTS = ("pi", "e")
 OTHER_NAMES = {
-    "ln": "log(x)",
     "log2": "log(x)/log(2)",
     "log10": "log(x)/log(10)",
     "log1p": "log(1 + x)",
@@ -28,16 +27,14 @@ OTHER_NAMES = {
     "heaviside": "(1 + sign(x))/2",
     "ceil": "-floor(-x)",
     "mod": "x - y*floor(x/y)",
-    "logistic": "sigmoid(x)",
-    "swish": "silu(x)",
     "cot": "1/tan(x)",
     "sec": "1/cos(x)",
     "csc": "1/sin(x)",
     "sinc": "sin(x)/x, or sin(pi*x)/(pi*x), on a box without 0",
     "hypot": "sqrt(x**2 + y**2)",
 }
-"""What people call functions that go by another name here."""
-_SMALL = 2**53
+"""Functions that the language does not have, and how to write them."""
+MAX_FOLDED = 2**53  # constants are folded while numerators and denominators are exact in float64
 
 
 @dataclass(frozen=True)
@@ -50,12 +47,12 @@ class Parsed:
 
 
 def parse(text: str) -> Parsed:
-    """Read an expression, or a tuple of them; an ExpressionError says what is not allowed, and where."""
+    """Read an expression or a tuple of them; an ExpressionError names the part that is not allowed, and its place."""
     if not isinstance(text, str):
         raise ExpressionError(f"an expression is text, such as 'sin(x)*y'; this is a {type(text).__name__}.")
     lexed = lex(text)
     line = lexed.line.lstrip()
-    reader = _Reader(text, len(lexed.line) - len(line))
+    reader = _SyntaxReader(text, len(lexed.line) - len(line))
     body = reader.syntax_tree(line)
     is_tuple = isinstance(body, ast.Tuple)
     parts = body.elts if isinstance(body, ast.Tuple) else [body]
@@ -67,9 +64,9 @@ def parse(text: str) -> Parsed:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _SyntaxReader:
     text: str
-    start: int  # how many blanks were stripped from the front of the text
+    start: int  # the number of blanks stripped from the front of the text
 
     def syntax_tree(self, line: str) -> ast.expr:
         try:
@@ -135,7 +132,7 @@ class _Reader:
         return terms[0] if len(terms) == 1 else Sum(tuple(terms))
 
     def _product(self, node: ast.BinOp, depth: int) -> Node:
-        """A chain of * and /: one level, and one more for each division, which holds all that stands before it."""
+        """A chain of * and /: one level, and one more for each division, whose dividend is the chain before it."""
         first, chain = _chain(node, (ast.Mult, ast.Div))
         depth += 1 + sum(isinstance(link.op, ast.Div) for link in chain)
         factors = [self.read(first, depth)]
@@ -154,8 +151,10 @@ class _Reader:
         return factors[0] if len(factors) == 1 else Product(tuple(factors))
 
     def _power(self, base: Node, exponent: Node, where: ast.expr) -> Node:
-        if isinstance(exponent, Number) and abs(exponent.value) > MAX_EXPONENT:
-            raise self.error(f"the exponent is beyond {MAX_EXPONENT} in size. Write exp(...) if that is meant.", where)
+        if isinstance(exponent, Number) and abs(exponent.value) > MAX_WRITTEN_EXPONENT:
+            raise self.error(
+                f"the exponent is beyond {MAX_WRITTEN_EXPONENT} in size. Write exp(...) if that is meant.", where
+            )
         return _folded_power(base, exponent) or Power(base, exponent)
 
     def _call(self, node: ast.Call, depth: int) -> Node:
@@ -170,8 +169,8 @@ class _Reader:
         if node.keywords:
             raise self.error(f"{name} takes its arguments by position only.", node.func)
         function, given = FUNCTIONS[name], len(node.args)
-        if given < function.arity or (given > function.arity and not function.variadic):
-            wanted = f"{function.arity}{' or more' if function.variadic else ''}"
+        if given < function.arity or (given > function.arity and not function.is_variadic):
+            wanted = f"{function.arity}{' or more' if function.is_variadic else ''}"
             plural = "s" if function.arity > 1 else ""
             raise self.error(f"{name} takes {wanted} argument{plural}, and got {given}.", node.func)
         return Call(name, tuple(self.read(argument, depth + 1) for argument in node.args))
@@ -190,13 +189,15 @@ def _chain(node: ast.BinOp, operators: tuple[type[ast.operator], ...]) -> tuple[
 def _unknown(name: str) -> str:
     if name in CONSTANTS:
         return f"{name} is a number, not a function. Write * for a product, as in {name}*(x + 1)."
-    if name in OTHER_NAMES:
-        return f"{name} is not a function here. Write {OTHER_NAMES[name]}."
+    others = {other: f"{function.name}(x)" for function in FUNCTIONS.values() for other in function.other_names}
+    meant = (OTHER_NAMES | others).get(name)
+    if meant is not None:
+        return f"{name} is not a function here. Write {meant}."
     if len(name) == 1:
         return f"{name} is not a function. Write * for a product, as in {name}*(x + 1)."
     near = difflib.get_close_matches(name[:20].lower(), FUNCTIONS, n=1, cutoff=0.5)
-    meant = f" Did you mean {near[0]}?" if near else ""
-    return f"{name[:40]} is not a function.{meant} The functions are {', '.join(FUNCTIONS)}."
+    guess = f" Did you mean {near[0]}?" if near else ""
+    return f"{name[:40]} is not a function.{guess} The functions are {', '.join(FUNCTIONS)}."
 
 
 def _negated(node: Node) -> Node:
@@ -204,7 +205,7 @@ def _negated(node: Node) -> Node:
 
 
 def _small(*values: Fraction) -> bool:
-    return all(abs(value.numerator) <= _SMALL and value.denominator <= _SMALL for value in values)
+    return all(abs(value.numerator) <= MAX_FOLDED and value.denominator <= MAX_FOLDED for value in values)
 
 
 def _folded_sum(a: Node, b: Node) -> Number | None:

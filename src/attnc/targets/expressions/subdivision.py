@@ -14,16 +14,16 @@ from dataclasses import replace
 import numpy as np
 
 from attnc.errors import DomainError
+from attnc.functions.function import BOUNDED
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Array
-from attnc.targets.expressions.domains import BOUNDED
 from attnc.targets.expressions.evaluation import evaluate_boxes
 from attnc.targets.expressions.tree import Step
 from attnc.targets.expressions.violations import describe, first_violation, number_text, violated
 
-_ROUND = 2048  # boxes evaluated at a time
-_SMALLEST = 2.0**-45  # of the width of the whole box: what is in doubt there remains so
-_PROBED = 16  # boxes in doubt that are probed at points, each time
+BOXES_PER_ROUND = 2048  # boxes evaluated at a time: the temporaries then stay in the cache
+LEAST_WIDTH = 2.0**-45  # in widths of the whole box; smaller boxes are not halved, since rounding decides there
+BOXES_PROBED = 16  # boxes in doubt that are probed at points in each round; one real violation is enough
 
 
 def check_domain(
@@ -34,11 +34,11 @@ def check_domain(
     doubtful, spent = whole, 0
     while len(doubtful):
         order = np.argsort(-(doubtful.width / scale).max(axis=1, initial=0.0), kind="stable")
-        now, rest = doubtful[order[:_ROUND]], doubtful[order[_ROUND:]]
+        now, rest = doubtful[order[:BOXES_PER_ROUND]], doubtful[order[BOXES_PER_ROUND:]]
         evaluated = evaluate_boxes(steps, names, now, gradients=False, centred=True)
         spent += len(now)
         broken = violated(evaluated, len(now))
-        for row in np.flatnonzero(broken)[:_PROBED]:
+        for row in np.flatnonzero(broken)[:BOXES_PROBED]:
             _raise_if_real(text, steps, names, now[row : row + 1], continuous)
         halves, stuck = _halved(now[broken], scale)
         if stuck or spent + len(halves) > budget:
@@ -55,7 +55,7 @@ def _halved(boxes: Interval, scale: Array) -> tuple[Interval, bool]:
         return boxes, len(boxes) > 0
     rows, side = np.arange(len(boxes)), np.argmax(boxes.width / scale, axis=1)
     middle = boxes.mid[rows, side]
-    stuck = bool(((boxes.width / scale)[rows, side] <= _SMALLEST).any())
+    stuck = bool(((boxes.width / scale)[rows, side] <= LEAST_WIDTH).any())
     left, right = boxes.hi.copy(), boxes.lo.copy()
     left[rows, side] = right[rows, side] = middle
     return Interval(np.concatenate([boxes.lo, right]), np.concatenate([left, boxes.hi])), stuck
@@ -79,7 +79,7 @@ def _raise_if_real(text: str, steps: Sequence[Step], names: Sequence[str], box: 
             )
     first = first_violation(over_box, 1)[1]
     if continuous and first.domain.guard is not None:
-        # All that stands before the first violation is defined on the whole box, hence the guard is continuous on it.
+        # The steps before the first violation are defined on the whole box, hence the guard is continuous on it.
         guard = first.domain.guard([at_points.ranges[i] for i in steps[first.step].arguments])
         if (guard.hi < 0).any() and (guard.lo > 0).any():
             raise DomainError(describe(text, steps, names, box, 0, first, first.domain.proof))

@@ -1,4 +1,4 @@
-"""Trees made from trees: other operands, or an argument in the place of the variable."""
+"""Trees made from trees: with other operands, or with an argument in place of the variable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def is_constant(tree: Node) -> bool:
 
 
 def substitute(tree: Node, argument: Node) -> Node:
-    """tree(t) at t = argument; what is shared stays shared."""
+    """tree(t) at t = argument; shared sub-expressions stay shared."""
     steps, (last,) = schedule([tree])
     made: list[Node] = []
     for step in steps:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.numerics import jet_rules
+from attnc.functions.powers import divide_jets, integer_power_jet, real_power_jet
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, above
 from attnc.numerics.jet_tables import degree_blocks, embedding, num_monomials
@@ -18,15 +19,15 @@ from attnc.numerics.jets import Jet, add, constant, multiply, negate, variable
 from attnc.numerics.rounding import Array, Mask, add_down, add_up
 from attnc.targets.expressions.evaluation import evaluate_boxes
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.functions import FUNCTIONS
 from attnc.targets.expressions.tree import Call, Negate, Number, Power, Product, Quotient, Step, Sum, Variable
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 MAX_MONOMIALS = 20_000
-"""Of one jet; the proofs of rounding errors in `jet_balls` allow for 2¹⁶ summands."""
-_CHUNK = 2**16  # coefficients of one jet at a time: a few jets stay in the cache
+"""Maximum number of monomials of a jet; the bounds of rounding errors in `jet_balls` hold for 2¹⁶ summands."""
+COEFFICIENTS_PER_CHUNK = 2**16
+"""Number of coefficients of one jet that are computed at a time: a few jets then stay in the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class Taylor:
 
     The p_j are the Taylor coefficients of f at the centre times r^j, in the order of `jets.monomials`. The error falls
     towards the centre: |e(sτ)| ≤ s^{order+1}·remainder for 0 ≤ s ≤ 1. Where the remainder is infinite there is no jet
-    (a kink inside, a domain that is left, an overflow): mid and radius are 0 and say nothing.
+    (a kink inside, a domain that is left, an overflow), and mid and radius are 0 without meaning.
     """
 
     mid: Float[np.ndarray, "boxes outputs count"]
@@ -57,7 +58,7 @@ def taylor(
     count = num_monomials(d, order)
     mid, radius = np.zeros((2, len(centres), len(outputs), count))
     remainder = np.empty((len(centres), len(outputs)))
-    chunk = max(64, _CHUNK // count)
+    chunk = max(64, COEFFICIENTS_PER_CHUNK // count)
     with np.errstate(all="ignore"):
         for start in range(0, len(centres), chunk):
             rows = slice(start, start + chunk)
@@ -120,7 +121,7 @@ def _jets(expression: Expression, centres: Array, radii: Array, order: int) -> d
 
 
 def _common(a: Interval, b: Interval, holds: Mask) -> Interval:
-    """What two enclosures of the same values have in common; all reals where there is no jet."""
+    """The intersection of two enclosures of the same values; all reals where there is no jet."""
     lo, hi = np.maximum(a.lo, b.lo), np.minimum(a.hi, b.hi)
     known = holds & (lo <= hi)
     return Interval(np.where(known, lo, -np.inf), np.where(known, hi, np.inf))
@@ -137,16 +138,15 @@ def _jet(
         case Product():
             return _product(step, jets, ranges, order)
         case Quotient():
-            return jet_rules.divide(jets, ranges, order)
+            return divide_jets(jets, ranges, order)
         case Power(_, Number(value)) if value.denominator == 1:
-            return jet_rules.integer_power(jets[0], ranges[0], int(value), order)
+            return integer_power_jet(jets[0], ranges[0], int(value), order)
         case Power():
-            return jet_rules.real_power(jets, ranges, order)
+            return real_power_jet(jets, ranges, order)
         case Negate():
             return negate(jets[0])
         case Call(name):
-            rule = FUNCTIONS[name].jet
-            return constant(Ball.around(Interval.entire())) if rule is None else rule(jets, ranges, order)
+            return FUNCTIONS[name].jet(jets, ranges, order)
         case _:  # a number, pi or e
             return constant(Ball.around(known))
 
@@ -155,7 +155,7 @@ def _product(step: Step, jets: Sequence[Jet], ranges: Sequence[Interval], order:
     """Constants first, then equal factors together, then from the fewest variables to the most."""
     counts = Counter(step.arguments)
     arguments = dict(zip(step.arguments, zip(jets, ranges, strict=True), strict=True))
-    factors = [jet_rules.integer_power(*arguments[number], n, order) for number, n in counts.items()]
+    factors = [integer_power_jet(*arguments[number], n, order) for number, n in counts.items()]
     factors.sort(key=lambda jet: (len(jet.variables), jet.degree))
     result = factors[0]
     for factor in factors[1:]:

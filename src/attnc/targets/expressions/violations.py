@@ -1,4 +1,4 @@
-"""Say which operation leaves its domain, where, and what to change."""
+"""The message for an operation that leaves its domain: which one, where, and what to change."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from attnc.functions.function import BOUNDED
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Mask
-from attnc.targets.expressions.domains import BOUNDED
 from attnc.targets.expressions.evaluation import Evaluated, Violation
 from attnc.targets.expressions.tree import Node, Step, children, to_text
 
-_MAX_TEXT = 200
+MAX_SHOWN_TEXT = 200  # characters of an expression in a message: two or three lines of a terminal
 
 
 def violated(evaluated: Evaluated, num_boxes: int) -> Mask:
@@ -70,4 +70,4 @@ def describe(
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+    return text if len(text) <= MAX_SHOWN_TEXT else text[: MAX_SHOWN_TEXT - 3] + "..."

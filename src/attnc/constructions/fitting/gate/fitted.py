@@ -5,51 +5,45 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.error import half_line, observed, reach_of, tail
-from attnc.constructions.fitting.gate.keys import Gate, GateKeys, OutOfReach, positive
-from attnc.constructions.fitting.gate.table import ATAN, ERF, GELU, GELU_TANH, SOFTPLUS, Row
-from attnc.constructions.fitting.minimax import Function, fit_values
-from attnc.numerics.elementary import logistic
+from attnc.constructions.fitting.gate.keys import (
+    Gate,
+    OutOfReach,
+    at_points,
+    half_line,
+    observed,
+    positive,
+    reach_of,
+    tail,
+)
+from attnc.constructions.fitting.minimax import fit_values
+from attnc.functions.gate_recipes import FittedKeys
+from attnc.functions.gate_table import GELU_TANH
+from attnc.functions.logistic import SOFTPLUS, logistic
+from attnc.ir.soft_head import SoftHead
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-PASSES = 24
-ROOT_HALF = math.sqrt(0.5)
-CUBIC = 0.044715
-"""Of the tanh approximation of GELU: x·σ(2√(2/π)(x + 0.044715x³))."""
+FIT_PASSES = 24
+"""Number of reweightings of a fit; the errors in the gate table hold for this number."""
+TANH_CUBIC = 0.044715
+"""The coefficient of x³ in the tanh approximation of GELU."""
 
 
-@dataclass(frozen=True, eq=False)
-class Family:
-    """What is fitted, by `below(x)` for x ≤ 0, where it is accurate; symmetry gives the rest.
-
-    A *ramp* is x/2 + an even function, with limits 0 and x: carried parts ½ ± μ_k, values ν_k on either side, and at
-    the ends ½ ± ½ and 0. With `is_pure` the values are 0: x times a weight. An *odd* function has values ±ν_k, at the
-    ends its limits. `tail(x)` bounds the distance of f from its limit beyond −x.
-    """
-
-    name: str
-    below: Function
-    tail: Callable[[float], float]
-    lipschitz: float
-    rows: dict[int, Row]
-    limit: float | None = None  # of an odd function; None for a ramp
-    is_pure: bool = True
-
-    def gate(self, eps: float) -> Gate:
-        """The cheapest whose error is ≤ eps."""
-        return min_keys(self.name, eps, {p: row[-1] for p, row in self.rows.items()}, lambda p: _solved(self, p))
+def fitted_gate(name: str, recipe: FittedKeys, eps: float) -> Gate:
+    """The cheapest row of the table whose error is ≤ eps."""
+    errors = {p: row[-1] for p, row in recipe.rows.items()}
+    return min_keys(name, eps, errors, lambda p: solved_gate(name, recipe, p))
 
 
 def min_keys(name: str, eps: float, hints: dict[int, float], make: Callable[[int], Gate]) -> Gate:
-    """The first p, in order, whose gate has an error ≤ eps; `hints`, at most 10 % too large, say which not to try."""
+    """The gate with the least p whose error is ≤ eps. Rows whose hint is more than 10 % above eps are not tried."""
     positive("eps", eps)
     for p, hint in sorted(hints.items()):
         if 0.9 * hint <= eps:
@@ -63,19 +57,20 @@ def min_keys(name: str, eps: float, hints: dict[int, float], make: Callable[[int
 
 
 @functools.lru_cache(maxsize=256)
-def _solved(family: Family, p: int) -> Gate:
-    right, height, _ = family.rows[p]
+def solved_gate(name: str, recipe: FittedKeys, p: int) -> Gate:
+    """The gate of one row: its slopes and offsets, and the values that make the largest error least."""
+    right, height, _ = recipe.rows[p]
     middle = [0.0] * (p % 2)
     slopes = np.array([*(-a for a in reversed(right)), *middle, *right])
     offsets = np.array([*reversed(height), *middle, *height])
-    keys = GateKeys(slopes, offsets, np.zeros(p), np.zeros(p))
-    keys = _ramp(family, keys) if family.limit is None else _odd(family, keys)
+    no_values = SoftHead.of_one_variable(slopes, offsets, np.zeros(p))
+    keys = _ramp(recipe, no_values) if recipe.limit is None else _odd(recipe, no_values)
     reach = reach_of(keys)
     # |gate − f| is even: x ≤ 0 is enough, where a ramp is small and float64 hides nothing of it.
     size = max(1.0, float(np.abs(keys.values).max()))
-    core = observed(lambda t: keys(-t) - family.below(-t), half_line(reach), size)
-    error = max(core, tail(keys, reach) + family.tail(reach))
-    return Gate.one_head(family.name, keys, error, family.lipschitz)
+    core = observed(lambda t: at_points(keys, -t) - recipe.below(-t), half_line(reach), size)
+    error = max(core, tail(keys, reach) + recipe.tail(reach))
+    return Gate.one_head(name, keys, error, recipe.lipschitz)
 
 
 def _sample(reach: float) -> Float[np.ndarray, " points"]:
@@ -84,110 +79,69 @@ def _sample(reach: float) -> Float[np.ndarray, " points"]:
     )
 
 
-def _sides(keys: GateKeys, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sides(keys: SoftHead[np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The weights to the right and left of 0, from the inside out, and that of the middle, if any."""
-    weights, m = keys.weights(x), keys.p // 2
-    return weights[:, keys.p - m :], weights[:, :m][:, ::-1], weights[:, m : keys.p - m]
+    weights, p, m = keys.weights(x[:, None]), keys.num_keys, keys.num_keys // 2
+    return weights[:, p - m :], weights[:, :m][:, ::-1], weights[:, m : p - m]
 
 
-def _ramp(family: Family, keys: GateKeys) -> GateKeys:
+def _ramp(recipe: FittedKeys, keys: SoftHead[np.ndarray]) -> SoftHead[np.ndarray]:
     """f − x/2 − ½x(w_last − w_first) = Σ μ_k·x(w_k − w_{−k}) + Σ ν_k(w_k + w_{−k}), over all pairs but the last."""
-    m = keys.p // 2
+    p, m = keys.num_keys, keys.num_keys // 2
     x = _sample(max(30.1, reach_of(keys)))
     right, left, middle = _sides(keys, x)
     columns = [x[:, None] * (right - left)[:, :-1]]
-    if not family.is_pure:
+    if not recipe.is_pure:
         columns += [(right + left)[:, :-1], middle]
-    rest = family.below(x) - 0.5 * x * (1 + right[:, -1] - left[:, -1])
+    rest = recipe.below(x) - 0.5 * x * (1 + right[:, -1] - left[:, -1])
     solved = _solve(np.concatenate(columns, axis=1), rest)
     outer = np.append(0.5 + solved[: m - 1], 1.0)
-    values = np.zeros(keys.p)
-    if not family.is_pure:
+    values = np.zeros(p)
+    if not recipe.is_pure:
         nu = np.append(solved[m - 1 : 2 * (m - 1)], 0.0)
         values = np.concatenate([nu[::-1], solved[2 * (m - 1) :], nu])
-    return replace(keys, values=values, carried=np.concatenate([1.0 - outer[::-1], [0.5] * (keys.p % 2), outer]))
+    carried = np.concatenate([1.0 - outer[::-1], [0.5] * (p % 2), outer])
+    return SoftHead.of_one_variable(keys.slopes[:, 0], keys.offsets, values, carried)
 
 
-def _odd(family: Family, keys: GateKeys) -> GateKeys:
+def _odd(recipe: FittedKeys, keys: SoftHead[np.ndarray]) -> SoftHead[np.ndarray]:
     """f − limit·(w_last − w_first) = Σ ν_k(w_k − w_{−k}), over all pairs but the last."""
-    assert family.limit is not None
+    assert recipe.limit is not None
     x = _sample(max(30.1, reach_of(keys)))
     right, left, _ = _sides(keys, x)
-    solved = _solve((right - left)[:, :-1], family.below(x) - family.limit * (right - left)[:, -1])
-    outer = np.append(solved, family.limit)
-    return replace(keys, values=np.concatenate([-outer[::-1], [0.0] * (keys.p % 2), outer]))
+    solved = _solve((right - left)[:, :-1], recipe.below(x) - recipe.limit * (right - left)[:, -1])
+    outer = np.append(solved, recipe.limit)
+    values = np.concatenate([-outer[::-1], [0.0] * (keys.num_keys % 2), outer])
+    return SoftHead.of_one_variable(keys.slopes[:, 0], keys.offsets, values)
 
 
 def _solve(columns: np.ndarray, rest: np.ndarray) -> np.ndarray:
     if not columns.shape[1]:
         return np.zeros(0)
-    return fit_values(columns, rest[:, None], np.array([math.inf]), PASSES).values[:, 0]
-
-
-def _erfc(x: np.ndarray) -> np.ndarray:
-    return np.array([math.erfc(t) for t in x.tolist()])
-
-
-def _gelu_below(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * _erfc(-ROOT_HALF * x)
+    return fit_values(columns, rest[:, None], np.array([math.inf]), FIT_PASSES).values[:, 0]
 
 
 def _gelu_tanh_below(x: np.ndarray) -> np.ndarray:
-    x = np.maximum(x, -100.0)  # x³ is far beyond what matters
-    return x * logistic(2 * math.sqrt(2 / math.pi) * (x + CUBIC * x**3))
+    x = np.maximum(x, -100.0)  # below −100 the value is 0 in float64, and x³ might overflow
+    return x * logistic(2 * math.sqrt(2 / math.pi) * (x + TANH_CUBIC * x**3))
 
 
-def _softplus_below(x: np.ndarray) -> np.ndarray:
-    return np.log1p(np.exp(x))
-
-
-def _erf_below(x: np.ndarray) -> np.ndarray:
-    return _erfc(-x) - 1.0
-
-
-_GELU = Family("gelu", _gelu_below, lambda x: math.exp(-x * x / 2), 1.1289041451851551, GELU)
-_GELU_TANH = Family("gelu_tanh", _gelu_tanh_below, lambda x: x * math.exp(-1.59 * x), 1.128993068658772, GELU_TANH)
-_SOFTPLUS = Family("softplus", _softplus_below, lambda x: math.exp(-x), 1.0, SOFTPLUS, is_pure=False)
-_ERF = Family("erf", _erf_below, lambda x: math.exp(-x * x), 1.1283791670955128, ERF, limit=1.0)
-
-
-def _graded_row(K: float, step: float, first: float, gap: float, error: float, count: int) -> Row:
-    s = first + step * np.arange(count)
-    slopes = math.exp(-first) * (1 + gap) - np.exp(-s)
-    return tuple(slopes.tolist()), tuple((-K * (s - first)).tolist()), error
-
-
-_ATAN_ROWS = {p: _graded_row(*row, p // 2) for p, row in ATAN.items()}
-_ATAN = Family("atan", np.arctan, lambda x: 1 / x, 1.0, _ATAN_ROWS, limit=math.pi / 2)
-
-
-def gelu(eps: float) -> Gate:
-    """x·Φ(x)."""
-    return _GELU.gate(eps)
+GELU_TANH_KEYS = FittedKeys(_gelu_tanh_below, lambda x: x * math.exp(-1.59 * x), 1.128993068658772, GELU_TANH)
 
 
 def gelu_tanh(eps: float) -> Gate:
     """x·σ(2√(2/π)(x + 0.044715x³)), which is ½x(1 + tanh(√(2/π)(x + 0.044715x³)))."""
-    return _GELU_TANH.gate(eps)
-
-
-def erf(eps: float) -> Gate:
-    """2Φ(√2·x) − 1, values ∓1 at the ends."""
-    return _ERF.gate(eps)
-
-
-def atan(eps: float) -> Gate:
-    """Slopes crowd towards their limit, as arctan nears ±π/2 like 1/x: the error falls like e^{−C√p} only."""
-    return _ATAN.gate(eps)
+    return fitted_gate("gelu_tanh", GELU_TANH_KEYS, eps)
 
 
 def softplus(eps: float, beta: float = 1.0) -> Gate:
     """log(1 + e^{βx})/β: values that are affine in x, x and 0 at the ends."""
-    beta = positive("beta", beta)
-    gate = _SOFTPLUS.gate(positive("eps", eps) * beta)
+    beta, recipe = positive("beta", beta), SOFTPLUS.gate
+    assert isinstance(recipe, FittedKeys)
+    gate = fitted_gate("softplus", recipe, positive("eps", eps) * beta)
     assert gate.keys is not None
-    # G(βx)/β carries what G does, exactly: (u·β)/β would not be 1 for every β, and then be off at ∞.
-    keys = replace(gate.keys.at(beta).combined(1 / beta), carried=gate.keys.carried)
+    # G(βx)/β carries the same multiples of x as G. Rounded, (u·β)/β is not 1 for every β: the error would grow with x.
+    keys = replace(gate.keys.scaled(beta).combined(1 / beta), carried=gate.keys.carried)
     return Gate.one_head("softplus", keys, gate.error / beta * (1 + 1e-14), 1.0)
 
 
@@ -195,9 +149,9 @@ def logsigmoid(eps: float) -> Gate:
     """log σ(x) = −softplus(−x)."""
     gate = softplus(eps)
     assert gate.keys is not None
-    keys = gate.keys.at(-1.0).combined(-1.0)
+    keys = gate.keys.scaled(-1.0).combined(-1.0)
 
     def build(circuit: Circuit, x: Wire) -> Wire:
-        return keys.build(circuit, x, "logsigmoid")
+        return circuit.apply(keys, x, name="logsigmoid")
 
     return replace(gate, name="logsigmoid", keys=keys, build=build)

@@ -1,4 +1,6 @@
-"""Piecewise linear activations: a steep softmax between lines, with an error of W(1/e)/β on all of R.
+"""Gates in closed form: activations that are a softmax already, and piecewise linear ones.
+
+Piecewise linear activations are a steep softmax between lines, with an error of W(1/e)/β on all of R.
 
 Two lines that meet at κ and whose slopes differ by J, weights σ(±β(x − κ)): the error is J·|t|σ(−β|t|), t = x − κ, at
 most J·max_s s/(e^s + 1)/β = J·W(1/e)/β, with W Lambert's function. Far from κ it is zero in floating point as well.
@@ -12,12 +14,40 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate, GateKeys, positive, power_of_two
+from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate, exact_gate, positive, power_of_two
 from attnc.errors import InputError, real_number
+from attnc.functions.gate_recipes import ExactKeys
+from attnc.functions.logistic import SILU_SLOPE_TURNS
+from attnc.ir.soft_head import SoftHead
 
+LOG_2 = math.log(2.0)
 W = 0.2784645427610739
 """W(1/e), rounded up."""
 ROUNDED_UP = 1 + 2.0**-50
+"""Factor that covers the roundings of the few products and quotients of an error."""
+
+
+def tanhshrink(eps: float) -> Gate:
+    """x − tanh x: the weights of tanh, values x ± 1."""
+    return exact_gate("tanhshrink", ExactKeys((-1.0, 1.0), (0.0, 0.0), (1.0, -1.0), (1.0, 1.0), lipschitz=1.0), eps)
+
+
+def quick_gelu(eps: float) -> Gate:
+    """x·σ(1.702x)."""
+    # 1.702 is stored with a relative error of 2⁻⁵³, and s²σ′(s)/1.702 ≤ 0.26.
+    keys = ExactKeys((0.0, 1.702), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), SILU_SLOPE_TURNS[1][2], 2.0**-54)
+    return exact_gate("quick_gelu", keys, eps)
+
+
+def mish(eps: float) -> Gate:
+    """x·tanh(log(1 + eˣ)): scores log 2, x + log 2, 2x and values 0, x, x.
+
+    Proof.  With z = eˣ, tanh(log(1 + z)) = ((1 + z)² − 1)/((1 + z)² + 1) = (2z + z²)/(2 + 2z + z²).
+    """
+    # log 2 is stored to within 2⁻⁵⁴, which moves the output by |x|·w₀(1 − w₀)·2⁻⁵⁴, and |x|·w₀(1 − w₀) < ½.
+    offsets, carried = (LOG_2, LOG_2, 0.0), (0.0, 1.0, 1.0)
+    keys = ExactKeys((0.0, 1.0, 2.0), offsets, (0.0, 0.0, 0.0), carried, 1.088498161251728, 2.0**-55)
+    return exact_gate("mish", keys, eps)
 
 
 def steepness(jump: float, eps: float) -> float:
@@ -25,33 +55,23 @@ def steepness(jump: float, eps: float) -> float:
     return power_of_two(jump * W / eps * ROUNDED_UP)
 
 
-def _two_lines(name: str, eps: float, left: float, right: float) -> Gate:
-    """Slope `left` below 0, `right` above."""
+def two_lines(name: str, eps: float, left: float, right: float) -> Gate:
+    """Slope `left` below 0, `right` above: scores 0, βx and values left·x, right·x. relu is x·σ(βx)."""
     jump = abs(right - left)
     beta = steepness(jump, positive("eps", eps))
-    keys = GateKeys(np.array([0.0, beta]), np.zeros(2), np.zeros(2), np.array([left, right]))
+    keys = SoftHead.of_one_variable(np.array([0.0, beta]), np.zeros(2), np.zeros(2), np.array([left, right]))
     error, lipschitz = jump * W / beta * ROUNDED_UP, max(abs(left), abs(right))
     return Gate.one_head(name, keys, error, lipschitz, is_proved=True)
 
 
-def relu(eps: float) -> Gate:
-    """x·σ(βx): scores 0, βx and values 0, x."""
-    return _two_lines("relu", eps, 0.0, 1.0)
-
-
 def leaky_relu(eps: float, slope: float = 0.01) -> Gate:
     """Values slope·x, x."""
-    return _two_lines("leaky_relu", eps, real_number("slope", slope), 1.0)
+    return two_lines("leaky_relu", eps, real_number("slope", slope), 1.0)
 
 
 def prelu(eps: float, slope: float = 0.25) -> Gate:
     """A leaky ReLU whose slope was learnt."""
-    return _two_lines("prelu", eps, real_number("slope", slope), 1.0)
-
-
-def absolute(eps: float) -> Gate:
-    """Values −x, x."""
-    return _two_lines("abs", eps, -1.0, 1.0)
+    return two_lines("prelu", eps, real_number("slope", slope), 1.0)
 
 
 def _three_lines(name: str, eps: float, kinks: tuple[float, float], lines: list[tuple[float, float]]) -> Gate:
@@ -69,13 +89,14 @@ def _three_lines(name: str, eps: float, kinks: tuple[float, float], lines: list[
     beta = steepness(jump, positive("eps", eps))
     # Middle line at score 0 instead of β(x − lo): the same weights, and each score has one rounding.
     slopes, offsets = np.array([-beta, 0.0, beta]), np.array([beta * lo, 0.0, -beta * hi])
-    keys = GateKeys(slopes, offsets, np.array([v for v, _ in lines]), np.array([u for _, u in lines]))
+    values, carried = np.array(lines).T
+    keys = SoftHead.of_one_variable(slopes, offsets, values, carried)
     error, lipschitz = jump * W / beta * ROUNDED_UP, max(abs(u) for _, u in lines)
     return Gate.one_head(name, keys, error, lipschitz, is_proved=True)
 
 
 def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> Gate:
-    """min(max(x, lo), hi): values lo, x, hi. Nothing cancels, however large x is."""
+    """min(max(x, lo), hi): values lo, x, hi. No digits cancel, even for large x."""
     lo, hi = real_number("lo", lo), real_number("hi", hi)
     if not lo < hi:
         raise InputError(f"{name} needs lo < hi, found lo={lo:g}, hi={hi:g}")

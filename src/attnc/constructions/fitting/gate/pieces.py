@@ -1,9 +1,9 @@
 """Activations of smooth pieces: a group of keys for the curved one, and a steep key for every line beside it.
 
 A line that meets the curve G at κ is one more key: its value is the line, its score ±β(x − κ) + log Σ e^{s_k(κ)} over
-the group. The weights inside the group stay what they were, so the head is G + σ(±β(x − κ) + …)(line − G): where the
-slopes differ by J the error is J·W(1/e)/β, and where they do not, J₂·0.2415/β² with J₂ the difference of the second
-derivatives, as max_s s²/(2(e^s + 1)) = 0.2415.
+the group. The ratios of the weights inside the group do not change, so the head is G + σ(±β(x − κ) + …)(line − G).
+Where the slopes differ by J the error is J·W(1/e)/β, and where they do not, J₂·0.2415/β² with J₂ the difference of the
+second derivatives, as max_s s²/(2(e^s + 1)) = 0.2415.
 """
 
 from __future__ import annotations
@@ -14,27 +14,40 @@ import math
 import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.error import FAR, half_line, observed, reach_of, tail
-from attnc.constructions.fitting.gate.fitted import PASSES, min_keys
-from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate, GateKeys, positive, power_of_two
+from attnc.constructions.fitting.gate.fitted import FIT_PASSES, min_keys
+from attnc.constructions.fitting.gate.keys import (
+    ALL_REALS,
+    NEGLIGIBLE_SCORE,
+    Gate,
+    at_points,
+    half_line,
+    observed,
+    positive,
+    power_of_two,
+    reach_of,
+    tail,
+)
 from attnc.constructions.fitting.gate.kinks import W
 from attnc.constructions.fitting.gate.product import HINTS as IDENTITY_HINTS
 from attnc.constructions.fitting.gate.product import identity
-from attnc.constructions.fitting.gate.table import RECIPROCAL
 from attnc.constructions.fitting.minimax import fit_values
 from attnc.errors import real_number
+from attnc.functions.gate_table import RECIPROCAL
+from attnc.ir.soft_head import SoftHead
 
-RATIO = 8.0
-"""Of neighbouring weights of the exponential at y = 0, and so about the largest value."""
+WEIGHT_RATIO = 8.0
+"""Ratio of neighbouring weights of the exponential at y = 0; the largest value is about the same, and 8 is small."""
 EXP_HINTS = {2: 2.1e-2, 3: 5.8e-4, 4: 1.7e-5, 5: 5.2e-7, 6: 1.6e-8, 7: 4.9e-10, 8: 1.5e-11, 9: 4.8e-13}
-SHARE = 0.04
-"""Of eps, for each kink: a larger β costs nothing."""
-SMOOTH = 0.2415
-SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+"""Number of keys of the exponential, and the largest error measured, rounded up; a test compares both."""
+KINK_SHARE = 0.04
+"""Part of eps that each kink may take; it is small, since a larger β costs nothing."""
+BEND_ERROR = 0.2415
+"""max_s s²/(2(e^s + 1)), rounded up."""
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # the constants of PyTorch, in float64
 
 
 @functools.lru_cache(maxsize=16)
-def decay(p: int) -> tuple[GateKeys, float]:
+def decay(p: int) -> tuple[SoftHead[np.ndarray], float]:
     """Keys of A(y) ≈ e^{−y} on [0, ∞), and the largest error found.
 
     With scores k(y + log V), A is a quotient of polynomials of degree n = p − 1 in z = e^y, over
@@ -43,13 +56,13 @@ def decay(p: int) -> tuple[GateKeys, float]:
     Chebyshev polynomial above. Values are close to V, except the last, which is 0: the limit at ∞.
     """
     slopes = np.arange(p) - (p - 2.0)  # the keys that matter have small scores, and small rounding errors, near y = 0
-    keys = GateKeys(slopes, slopes * math.log(RATIO), np.zeros(p), np.zeros(p))
+    offsets = slopes * math.log(WEIGHT_RATIO)
     t = (1 - np.cos(np.linspace(0.0, math.pi, 300)))[1:] / 2
-    weights = keys.weights(-np.log(t))
-    solved = fit_values(weights[:, :-1], t[:, None], np.array([math.inf]), PASSES).values[:, 0]
-    keys = GateKeys(slopes, keys.offsets, np.append(solved, 0.0), np.zeros(p))
+    weights = SoftHead.of_one_variable(slopes, offsets, np.zeros(p)).weights(-np.log(t)[:, None])
+    solved = fit_values(weights[:, :-1], t[:, None], np.array([math.inf]), FIT_PASSES).values[:, 0]
+    keys = SoftHead.of_one_variable(slopes, offsets, np.append(solved, 0.0))
     reach = reach_of(keys)
-    core = observed(lambda y: keys(y) - np.exp(-y), half_line(reach), 1.0)
+    core = observed(lambda y: at_points(keys, y) - np.exp(-y), half_line(reach), 1.0)
     return keys, max(core, tail(keys, reach) + math.exp(-reach))
 
 
@@ -60,21 +73,32 @@ def exp(eps: float, hi: float = 0.0) -> Gate:
 
     def make(p: int) -> Gate:
         keys, error = decay(p)
-        found = keys.at(-1.0, hi).combined(scale)
+        found = keys.shifted(hi).scaled(-1.0).combined(scale)
         return Gate.one_head("exp", found, error * scale * (1 + 1e-14), scale * (1 + 1e-15), domain=(-math.inf, hi))
 
     return min_keys("exp", eps, {p: hint * scale for p, hint in EXP_HINTS.items()}, make)
 
 
-def _with_line(group: GateKeys, kink: float, beta: float, value: float, carried: float) -> GateKeys:
-    """A line on the right of the kink for β > 0, on its left for β < 0: steeper by |β| than the group's log-sum-exp."""
-    height, slope = group.log_sum(kink)
-    return group.with_key(slope + beta, height - (slope + beta) * kink, value, carried)
+def _with_line(group: SoftHead[np.ndarray], kink: float, beta: float, line: float) -> SoftHead[np.ndarray]:
+    """One more key with the value line·x, on the right of the kink for β > 0 and on its left for β < 0.
+
+    Its score is steeper by |β| than the log-sum-exp of the group, and equal to it at the kink.
+    """
+    at_kink = np.array([[kink]])
+    slope = float((group.weights(at_kink) @ group.slopes)[0, 0]) + beta
+    offset = float(group.log_sum(at_kink)[0]) - slope * kink
+    carried = np.zeros(group.num_keys) if group.carried is None else group.carried[:, 0, 0]
+    return SoftHead.of_one_variable(
+        np.append(group.slopes, slope),
+        np.append(group.offsets, offset),
+        np.append(group.values, 0.0),
+        np.append(carried, line),
+    )
 
 
 def _near(kink: float, beta: float) -> np.ndarray:
     """Points about a kink, where the weight passes from one piece to the other."""
-    t = np.concatenate([np.linspace(0.0, 8.0, 200), np.linspace(8.0, FAR, 100)[1:]]) / beta
+    t = np.concatenate([np.linspace(0.0, 8.0, 200), np.linspace(8.0, NEGLIGIBLE_SCORE, 100)[1:]]) / beta
     return np.concatenate([kink - t[:0:-1], kink + t])
 
 
@@ -97,23 +121,25 @@ def selu(eps: float) -> Gate:
 def _elu(name: str, eps: float, alpha: float, width: float, scale: float) -> Gate:
     """scale·x above 0, scale·α(e^{x/width} − 1) below; one head."""
     jump, bend = scale * abs(alpha / width - 1), scale * alpha / width**2
-    share = SHARE * positive("eps", eps)
-    beta = power_of_two(max(2 * jump * W / share, math.sqrt(2 * SMOOTH * bend / share), 128 / width))
+    share = KINK_SHARE * positive("eps", eps)
+    beta = power_of_two(max(2 * jump * W / share, math.sqrt(2 * BEND_ERROR * bend / share), 128 / width))
 
     def make(p: int) -> Gate:
         keys, _ = decay(p)
-        curve = keys.at(-1.0 / width).combined(scale * alpha, constant=-scale * alpha)
-        joined = _with_line(curve, 0.0, beta, 0.0, scale)
+        curve = keys.scaled(-1.0 / width).combined(scale * alpha, constant=-scale * alpha)
+        joined = _with_line(curve, 0.0, beta, scale)
 
         def error_at(x: np.ndarray) -> np.ndarray:
-            return joined(x) - np.where(x > 0, scale * x, scale * alpha * np.expm1(np.minimum(x, 0.0) / width))
+            return at_points(joined, x) - np.where(
+                x > 0, scale * x, scale * alpha * np.expm1(np.minimum(x, 0.0) / width)
+            )
 
         reach = width * reach_of(keys)
         points = np.unique(np.concatenate([-half_line(reach, 12 * width), _near(0.0, beta)]))
         core = observed(error_at, points, scale * alpha)
         # Beyond 60/β on the right the group is behind by (β − (p − 1)/width)·x or more.
         most = scale * alpha * (1 + float(np.abs(keys.values).max()))
-        right = math.exp(-FAR * (1 - (p - 1) / width / beta)) * (most + scale * FAR / beta)
+        right = math.exp(-NEGLIGIBLE_SCORE * (1 - (p - 1) / width / beta)) * (most + scale * NEGLIGIBLE_SCORE / beta)
         left = scale * alpha * (tail(keys, reach / width) + math.exp(-reach / width))
         left += math.exp(-(beta - p / width) * reach) * (most + scale * reach)
         return Gate.one_head(name, joined, max(core, right, left), scale * max(1.0, alpha / width))
@@ -123,26 +149,26 @@ def _elu(name: str, eps: float, alpha: float, width: float, scale: float) -> Gat
 
 def hardswish(eps: float) -> Gate:
     """0 below −3, x(x + 3)/6, x above 3: a product of x with itself between two steep keys; one head."""
-    beta = power_of_two(0.5 * W / (SHARE * positive("eps", eps)) + 64.0)
+    beta = power_of_two(0.5 * W / (KINK_SHARE * positive("eps", eps)) + 64.0)
 
     def make(p: int) -> Gate:
         keys, _ = identity(p)
-        slopes, values = keys.slopes[:, 0], keys.values[:, 0]
-        middle = GateKeys(slopes / 3, keys.offsets, np.zeros(p), values / 2 + 0.5)
-        joined = _with_line(_with_line(middle, -3.0, -beta, 0.0, 0.0), 3.0, beta, 0.0, 1.0)
+        carried = keys.values[:, 0] / 2 + 0.5
+        middle = SoftHead.of_one_variable(keys.slopes[:, 0] / 3, keys.offsets, np.zeros(p), carried)
+        joined = _with_line(_with_line(middle, -3.0, -beta, 0.0), 3.0, beta, 1.0)
 
         def error_at(x: np.ndarray) -> np.ndarray:
-            return joined(x) - x * np.clip(x + 3, 0.0, 6.0) / 6
+            return at_points(joined, x) - x * np.clip(x + 3, 0.0, 6.0) / 6
 
         points = np.concatenate([_near(-3.0, beta), np.linspace(-3.0, 3.0, 800), _near(3.0, beta)])
-        core = observed(error_at, np.unique(points), 3 * float(np.abs(middle.carried).max()))
+        core = observed(error_at, np.unique(points), 3 * float(np.abs(carried).max()))
         # Beyond ±(3 + 60/β) the middle is behind by (β − 2·its largest slope)·60/β and falls back further.
         steepest = float(np.abs(middle.slopes).max())
         outside = (
             (p + 1)
-            * math.exp(-FAR * (1 - 2 * steepest / beta))
-            * (3 + FAR / beta)
-            * (1 + float(np.abs(middle.carried).max()))
+            * math.exp(-NEGLIGIBLE_SCORE * (1 - 2 * steepest / beta))
+            * (3 + NEGLIGIBLE_SCORE / beta)
+            * (1 + float(np.abs(carried).max()))
         )
         return Gate.one_head("hardswish", joined, max(core, outside), 1.5)
 
@@ -150,21 +176,26 @@ def hardswish(eps: float) -> Gate:
 
 
 @functools.lru_cache(maxsize=16)
-def reciprocal(p: int) -> tuple[GateKeys, float]:
-    """Keys of A(y) ≈ 1/(1 + y) on [0, ∞), and the largest error found.
+def reciprocal(p: int) -> tuple[SoftHead[np.ndarray], float]:
+    """Keys of A(y) ≈ 1/(1 + y) on [0, ∞), and the largest error found."""
+    return reciprocal_keys(p, *RECIPROCAL[p][:3])
 
-    Slopes −e^{−s_j} with even s_j: weights that look the same at every scale of 1 + y, as does the function.
+
+def reciprocal_keys(p: int, K: float, step: float, first: float) -> tuple[SoftHead[np.ndarray], float]:
+    """Slopes −e^{−s_j} with evenly spaced s_j: the weights look the same at every scale of 1 + y, as the function does.
+
+    The values are solved. The second number is the largest error found.
     """
-    K, step, first, _ = RECIPROCAL[p]
     s = first + step * np.arange(p)
-    keys = GateKeys(-np.exp(-s), -K * s, np.zeros(p), np.zeros(p))
-    reach = reach_of(keys)
+    slopes, offsets = -np.exp(-s), -K * s
+    no_values = SoftHead.of_one_variable(slopes, offsets, np.zeros(p))
+    reach = reach_of(no_values)
     y = np.concatenate([[0.0], np.geomspace(1e-4, reach, 300)])
-    weights = keys.weights(y)
-    solved = fit_values(weights[:, :-1], 1 / (1 + y)[:, None], np.array([math.inf]), PASSES).values[:, 0]
-    keys = GateKeys(keys.slopes, keys.offsets, np.append(solved, 0.0), np.zeros(p))
+    weights = no_values.weights(y[:, None])
+    solved = fit_values(weights[:, :-1], 1 / (1 + y)[:, None], np.array([math.inf]), FIT_PASSES).values[:, 0]
+    keys = SoftHead.of_one_variable(slopes, offsets, np.append(solved, 0.0))
     points = np.concatenate([[0.0], np.geomspace(1e-5, reach, 1500)])
-    core = observed(lambda t: keys(t) - 1 / (1 + t), points, float(np.abs(solved).max()))
+    core = observed(lambda t: at_points(keys, t) - 1 / (1 + t), points, float(np.abs(solved).max()))
     return keys, max(core, tail(keys, reach) + 1 / reach)
 
 
@@ -173,7 +204,7 @@ def softsign(eps: float) -> Gate:
 
     Error.  |s(1 − A(y)) − sy/(1 + y)| ≤ error of A on y ≥ 0. With T = |s|, |sy/(1 + y) − x/(1 + |x|)| is
             |x|(1 − T)(1 + T + T|x|)/((1 + |x|)(1 + T|x|)) ≤ |x|(1 − T²) = |x|/cosh²(βx) ≤ 0.4478/β.
-    Two layers, because keys of many scales beside steep ones would lose their digits in float32.
+    Two layers, since float32 would not resolve keys of such different scales beside steep ones.
     """
     beta = power_of_two(0.4478 / (0.005 * positive("eps", eps)))
 
@@ -192,17 +223,7 @@ def softsign(eps: float) -> Gate:
                 carried=np.stack([zero, sides], axis=1),
                 name="sign",
             )
-            rest = 1.0 - keys.values[:, None]
-            (wire,) = circuit.head(
-                [size],
-                keys.slopes[:, None],
-                keys.offsets,
-                np.zeros((p, 1)),
-                carrier=sign,
-                carried=rest,
-                name="softsign",
-            )
-            return wire
+            return circuit.gate(keys.combined(-1.0, constant=1.0), size, sign, name="softsign")
 
         return Gate("softsign", error + 0.4478 / beta, 2 + p, 2, ALL_REALS, build, 1.0)
 

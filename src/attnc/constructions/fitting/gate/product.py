@@ -9,16 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.error import observed
-from attnc.constructions.fitting.gate.fitted import min_keys
-from attnc.constructions.fitting.gate.keys import Gate, GateKeys, OutOfReach, positive
+from attnc.constructions.fitting.gate.fitted import FIT_PASSES, min_keys
+from attnc.constructions.fitting.gate.keys import Gate, OutOfReach, at_points, observed, positive
 from attnc.constructions.fitting.minimax import chebyshev, fit_values
 from attnc.ir.soft_head import SoftHead
 
-LARGEST_VALUE = 10.0
+PRODUCT_VALUE_LIMIT = 10.0
+"""Limit of the values of a product gate: larger ones need fewer keys and have larger rounding errors."""
 HINTS = {2: 8.5e-4, 3: 1.5e-5, 4: 9.8e-8, 5: 3.1e-9, 6: 3.2e-11, 7: 1.3e-12, 8: 3.6e-14}
-"""Keys, and about what error they have on [−1, 1]."""
-PASSES = 24
+"""Number of keys, and the largest error measured on [−1, 1], rounded up; a test compares both."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -29,19 +28,19 @@ def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
     whose denominator Σ C(n, k)² z^k = (1 − z)ⁿP_n((1 + z)/(1 − z)) is that of the [n/n] Padé approximant of log z at 1,
     P_n Legendre's polynomial. Its error is of order 2n + 1 in δ, where binomial weights C(n, k) have order n + 1; and
     its coefficients are positive, so that it is a softmax. The end values of the approximant are ±2(1 + ½ + … + 1/n)/δ:
-    δ is what makes them 10. The values are solved, which spreads the error evenly.
+    δ is chosen so that they are ±10. The values are solved, which spreads the error evenly.
     """
     n = p - 1
-    delta = 2 * sum(1 / k for k in range(1, p)) / LARGEST_VALUE
+    delta = 2 * sum(1 / k for k in range(1, p)) / PRODUCT_VALUE_LIMIT
     slopes = delta * (np.arange(p) - n / 2)
     offsets = np.array([2 * math.log(math.comb(n, k)) for k in range(p)])
     y = chebyshev(0.0, 1.0, 160)[1:]
     m = p // 2
     weights = SoftHead.of_one_variable(slopes, offsets, np.zeros(p)).weights(y[:, None])
     odd = weights[:, p - m :] - weights[:, :m][:, ::-1]
-    half = fit_values(odd, y[:, None], np.array([1.2 * LARGEST_VALUE]), PASSES).values[:, 0]
+    half = fit_values(odd, y[:, None], np.array([1.2 * PRODUCT_VALUE_LIMIT]), FIT_PASSES).values[:, 0]
     keys = SoftHead.of_one_variable(slopes, offsets, np.concatenate([-half[::-1], [0.0] * (p % 2), half]))
-    return keys, observed(lambda t: keys(t[:, None])[:, 0] - t, chebyshev(0.0, 1.0, 600), float(np.abs(half).max()))
+    return keys, observed(lambda t: at_points(keys, t) - t, chebyshev(0.0, 1.0, 600), float(np.abs(half).max()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,5 +97,5 @@ def square_gate(eps: float, size: float = 1.0) -> Gate:
 
 def _square(p: int, size: float) -> Gate:
     keys, error = identity(p)
-    squared = GateKeys(keys.slopes[:, 0] / size, keys.offsets, np.zeros(p), keys.values[:, 0] * size)
+    squared = SoftHead(keys.slopes / size, keys.offsets, np.zeros((p, 1)), keys.values[:, :, None] * size)
     return Gate.one_head("square", squared, error * size**2 * (1 + 1e-14), 2 * size, domain=(-size, size))

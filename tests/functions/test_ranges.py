@@ -10,13 +10,14 @@ from flint import arb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.numerics import activations
+from attnc.functions.error_function import GELU_SLOPE_TURNS, GELU_TURN
+from attnc.functions.logistic import SILU_SLOPE_TURNS, SILU_TURN
+from attnc.functions.powers import power, real_power
+from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
-from attnc.numerics.powers import power, real_power
-from attnc.targets.expressions.functions import FUNCTIONS
 from strategies.reference import DERIVATIVES, VALUES, precision, surely_outside
 
-UNARY = [name for name, function in FUNCTIONS.items() if function.arity == 1 and not function.variadic]
+UNARY = [name for name, function in FUNCTIONS.items() if function.arity == 1 and not function.is_variadic]
 SHOWN_DOMAINS = {"log": (5e-324, 1e300), "sqrt": (0.0, 1e300), "asin": (-1.0, 1.0), "acos": (-1.0, 1.0)}
 _HALF_TURNS = [k * np.pi / 2 for k in range(-9, 10)]
 _TURNS = [-0.7517915246935645, -1.2784645427610738, 2**0.5, -(2**0.5), 2.3993572805154677, -2.3993572805154677]
@@ -153,7 +154,7 @@ def test_ranges_over_small_boxes_are_tight(name: str) -> None:
     lo = rng.uniform(max(low, -6.0), min(high, 6.0) - 1e-9, 500)
     x = Interval(lo, np.nextafter(np.nextafter(lo, np.inf), np.inf))
     function = FUNCTIONS[name]
-    if not function.continuous:
+    if not function.is_continuous:
         return
     y = function.range(x)
     ok = y.is_bounded
@@ -228,12 +229,12 @@ def test_real_powers(base: float, width: float, exponent: float, spread: float) 
 def test_turning_points_of_activations() -> None:
     """Both signs of the derivative within 2⁻⁴⁰ of each stored position, and the stored values around the true ones."""
     cases = [
-        ("gelu", activations._GELU_TURN, VALUES["gelu"], DERIVATIVES["gelu"]),
-        ("silu", activations._SILU_TURN, VALUES["silu"], DERIVATIVES["silu"]),
+        ("gelu", GELU_TURN, VALUES["gelu"], DERIVATIVES["gelu"]),
+        ("silu", SILU_TURN, VALUES["silu"], DERIVATIVES["silu"]),
     ]
-    for position, least, greatest in activations._GELU_SLOPE_TURNS:
+    for position, least, greatest in GELU_SLOPE_TURNS:
         cases.append(("gelu'", (position, least, greatest), DERIVATIVES["gelu"], lambda x: 2 - x * x))
-    for position, least, greatest in activations._SILU_SLOPE_TURNS:
+    for position, least, greatest in SILU_SLOPE_TURNS:
         cases.append(("silu'", (position, least, greatest), DERIVATIVES["silu"], lambda x: 2 - x * (x / 2).tanh()))
     with precision():
         for name, (position, least, greatest), value, derivative in cases:

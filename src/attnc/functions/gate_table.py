@@ -1,24 +1,24 @@
 """Slopes and offsets of smooth gates by their number of keys, found once by a search; values are solved when used.
 
 A row is (slopes, offsets, error) of the keys to the right of 0; those to the left mirror them, and for an odd number of
-keys one more lies in the middle, with slope and offset 0. The search minimised the largest error on the whole line over
-slopes, offsets and values together: variable projection (Gauss–Newton steps in slopes and offsets, values eliminated by
-least squares), then linear programs for the minimax steps. Rows have the digits that keep the error within 2 % of the
-search's. `error` says which row to try first; what a gate claims is computed from its keys.
+keys one more lies in the middle, with slope and offset 0. `benchmarks/gate_table.py` minimises the largest error on the
+whole line over slopes, offsets and values together: variable projection (Gauss–Newton steps in slopes and offsets,
+values eliminated by least squares), then linear programs for the minimax steps. Rows have the digits that keep the
+error within 2 % of the search's. `error` tells which row to try first; the error of a gate is computed from its keys.
 
-Why a few keys are enough: with φ the normal density,
+Few keys are enough because, with φ the normal density,
 
     Φ(x) = ∫_{t>0} e^{xt}φ(t)dt / ∫ e^{xt}φ(t)dt,
 
-a softmax over a continuum of keys t with offsets log φ(t), in which the keys t > 0 say 1 and the others 0. The rows are
-quadratures of that: nearly even slopes, offsets ≈ −½·slope², and carried parts within 1 % of 0 and 1.
+a softmax over a continuum of keys t with offsets log φ(t), in which the keys t > 0 have the value 1 and the others 0.
+The rows are quadratures of that: nearly even slopes, offsets ≈ −½·slope², and carried parts within 1 % of 0 and 1.
 """
 
 from __future__ import annotations
 
-Row = tuple[tuple[float, ...], tuple[float, ...], float]
+from attnc.functions.gate_recipes import TableRow
 
-GELU: dict[int, Row] = {
+GELU: dict[int, TableRow] = {
     2: ((0.886,), (0.0,), 1.5e-02),
     3: ((2.212,), (-1.38,), 4.4e-03),
     4: ((0.70664, 2.29406), (0.0, -2.82851), 1.3e-04),
@@ -48,7 +48,7 @@ GELU: dict[int, Row] = {
     ),
 }
 
-GELU_TANH: dict[int, Row] = {
+GELU_TANH: dict[int, TableRow] = {
     2: ((0.887,), (0.0,), 1.5e-02),
     3: ((2.221,), (-1.394,), 4.7e-03),
     4: ((0.7176, 2.3413), (0.0, -2.9959), 1.8e-04),
@@ -73,7 +73,7 @@ GELU_TANH: dict[int, Row] = {
     ),
 }
 
-ERF: dict[int, Row] = {
+ERF: dict[int, TableRow] = {
     2: ((1.203,), (0.0,), 2.0e-02),
     3: ((2.97,), (-1.23,), 5.5e-03),
     4: ((0.97225, 3.12753), (0.0, -2.60919), 1.3e-04),
@@ -103,7 +103,7 @@ ERF: dict[int, Row] = {
     ),
 }
 
-SOFTPLUS: dict[int, Row] = {
+SOFTPLUS: dict[int, TableRow] = {
     3: ((1.056,), (1.82,), 2.1e-03),
     4: ((1.11673, 2.0932), (0.0, 0.83433), 1.4e-06),
     5: ((1.299961, 2.311026), (-0.152435, 1.128973), 3.8e-08),

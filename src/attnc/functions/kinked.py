@@ -1,0 +1,221 @@
+"""Functions with kinks or jumps: abs, relu, sign, floor, max, min and clip.
+
+On jets the side is chosen where the ranges prove it. Elsewhere there is no jet, and the remainder is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnc.functions.function import ONE, ZERO, ElementaryFunction, Gradient, levels, ramp
+from attnc.functions.gate_recipes import LargestOf, ThreeLines, TwoLines
+from attnc.numerics.intervals import Interval
+from attnc.numerics.jet_balls import Ball
+from attnc.numerics.jet_equations import JetRule
+from attnc.numerics.jet_tables import embedding, num_monomials
+from attnc.numerics.jets import Jet, add, constant, negate, union
+from attnc.numerics.rounding import Array, Mask
+
+# Ranges and slopes
+
+
+def _relu_range(x: Interval) -> Interval:
+    """max(t, 0), exactly."""
+    return Interval(np.maximum(x.lo, 0.0), np.maximum(x.hi, 0.0))
+
+
+def _step_range(value: Callable[[Array], Array]) -> Callable[[Interval], Interval]:
+    """The range of an increasing step function whose values are computed exactly."""
+    return lambda x: Interval(value(x.lo), value(x.hi))
+
+
+def _clip_range(x: Interval, low: Interval, high: Interval) -> Interval:
+    """min(max(t, low), high), exactly."""
+    return x.max(low).min(high)
+
+
+def _clip(x: Array, low: Array, high: Array) -> Array:
+    return np.minimum(np.maximum(x, low), high)
+
+
+def _sides(x: Interval, left: float, right: float) -> Interval:
+    """The slopes of a function with slope `left` below 0 and `right` above."""
+    below, above = x.lo < 0, x.hi > 0
+    at_kink = below == above  # on both sides of it, or the point 0 itself
+    only = np.where(below, left, right)
+    return Interval(np.where(at_kink, min(left, right), only), np.where(at_kink, max(left, right), only))
+
+
+def _jump_slope(inside: Any) -> Interval:
+    """The slopes of an increasing step function: 0, and unbounded above over a jump."""
+    return Interval(np.zeros(np.shape(inside)), np.where(inside, np.inf, 0.0))
+
+
+def _hull(a: Gradient, b: Gradient, only_a: Any, only_b: Any) -> Gradient:
+    """Where a (b) alone counts, its gradient; elsewhere the hull of both."""
+    result: Gradient = {}
+    for i in a.keys() | b.keys():
+        g, h = a.get(i, ZERO), b.get(i, ZERO)
+        both = g.hull(h)
+        lo = np.where(only_a, g.lo, np.where(only_b, h.lo, both.lo))
+        result[i] = Interval(lo, np.where(only_a, g.hi, np.where(only_b, h.hi, both.hi)))
+    return result
+
+
+def _max_gradient(ranges: Sequence[Interval], gradients: Sequence[Gradient]) -> Gradient:
+    """max(u, v)(x) − max(u, v)(c) lies between u(x) − u(c) and v(x) − v(c), or equals one of them."""
+    total, gradient = ranges[0], gradients[0]
+    for x, g in zip(ranges[1:], gradients[1:], strict=True):
+        gradient = _hull(gradient, g, total.lo >= x.hi, x.lo >= total.hi)
+        total = total.max(x)
+    return gradient
+
+
+def _min_gradient(ranges: Sequence[Interval], gradients: Sequence[Gradient]) -> Gradient:
+    """As for max: the gradients of min(u, …) are those of −max(−u, …)."""
+    total, gradient = ranges[0], gradients[0]
+    for x, g in zip(ranges[1:], gradients[1:], strict=True):
+        gradient = _hull(gradient, g, total.hi <= x.lo, x.hi <= total.lo)
+        total = total.min(x)
+    return gradient
+
+
+def _clip_gradient(ranges: Sequence[Interval], gradients: Sequence[Gradient]) -> Gradient:
+    x, low, high = ranges
+    return _min_gradient((x.max(low), high), (_max_gradient((x, low), gradients[:2]), gradients[2]))
+
+
+def _fold(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def value(*arguments: Any) -> Any:
+        result = arguments[0]
+        for argument in arguments[1:]:
+            result = operation(result, argument)
+        return result
+
+    return value
+
+
+# Jets
+
+
+def two_lines_jet(left: float, right: float) -> JetRule:
+    """left·u where u ≤ 0 and right·u where u ≥ 0, for factors 0, 1 and −1."""
+
+    def rule(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+        u, x = jets[0], ranges[0]
+        factor = np.where(x.lo >= 0, right, left)
+        remainder = np.where((x.lo >= 0) | (x.hi <= 0), u.remainder * np.abs(factor), np.inf)
+        return Jet(u.variables, u.degree, u.mid * factor, u.radius * np.abs(factor), remainder)
+
+    return rule
+
+
+def max_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+    """The larger, where the range of the difference has one sign."""
+    best, x = jets[0], ranges[0]
+    for u, y in zip(jets[1:], ranges[1:], strict=True):
+        difference = add((best, negate(u))).range
+        best = _choose((best, u), (x.lo >= y.hi) | (difference.lo >= 0), (y.lo >= x.hi) | (difference.hi <= 0))
+        x = x.max(y)
+    return best
+
+
+def min_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+    """min(u, …) = −max(−u, …)."""
+    return negate(max_jet([negate(u) for u in jets], [-x for x in ranges], order))
+
+
+def _clip_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+    """min(max(u, low), high)."""
+    raised = max_jet(jets[:2], ranges[:2], order)
+    return min_jet((raised, jets[2]), (ranges[0].max(ranges[1]), ranges[2]), order)
+
+
+def _choose(jets: tuple[Jet, Jet], first: Mask, second: Mask) -> Jet:
+    """The first jet where `first` holds, the second where `second` does, none elsewhere."""
+    variables, places = union(jets)
+    degree, num_boxes = max(jet.degree for jet in jets), max(first.size, *(len(jet.remainder) for jet in jets))
+    mid = np.zeros((num_monomials(len(variables), degree), num_boxes))
+    radius, remainder = np.zeros((degree + 1, num_boxes)), np.where(first | second, np.zeros(num_boxes), np.inf)
+    for jet, where, chosen in zip(jets, places, (first, second & ~first), strict=True):
+        mid[embedding(where, jet.degree, len(variables))] += np.where(chosen, jet.mid, 0.0)
+        radius[: jet.degree + 1] += np.where(chosen, jet.radius, 0.0)
+        remainder += np.where(chosen, jet.remainder, 0.0)
+    return Jet(variables, degree, mid, radius, remainder)
+
+
+def step_jet(value: Callable[[Array], Array]) -> JetRule:
+    """An increasing function that is constant between its jumps."""
+
+    def rule(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+        low, high = np.atleast_1d(value(ranges[0].lo)), np.atleast_1d(value(ranges[0].hi))
+        return replace(constant(Ball.point(low)), remainder=np.where(low == high, 0.0, np.inf))
+
+    return rule
+
+
+# Asymptotes
+
+
+def _relu_remainder(low: float) -> tuple[float, float] | None:
+    """relu is its asymptote for s ≥ 0; before that they differ by −s."""
+    return max(0.0, -low), math.inf if low >= 0 else 0.0
+
+
+def _sign_remainder(low: float) -> tuple[float, float] | None:
+    return (0.0, math.inf) if low > 0 else None
+
+
+ABS = ElementaryFunction(
+    "abs",
+    np.abs,
+    abs,
+    two_lines_jet(-1.0, 1.0),
+    slope=lambda x, y: _sides(x, -1.0, 1.0),
+    kinks=(0.0,),
+    gate=TwoLines(-1.0, 1.0),
+)
+RELU = ElementaryFunction(
+    "relu",
+    lambda x: np.maximum(x, 0.0),
+    _relu_range,
+    two_lines_jet(0.0, 1.0),
+    slope=lambda x, y: _sides(x, 0.0, 1.0),
+    kinks=(0.0,),
+    asymptotes=ramp(_relu_remainder),
+    gate=TwoLines(0.0, 1.0),
+)
+MIN, MAX = (
+    ElementaryFunction(
+        name, _fold(value), _fold(range), jet, None, gradient, 2, is_variadic=True, chooses=True, gate=LargestOf(sign)
+    )
+    for name, value, range, jet, gradient, sign in (
+        ("min", np.minimum, Interval.min, min_jet, _min_gradient, -1.0),
+        ("max", np.maximum, Interval.max, max_jet, _max_gradient, 1.0),
+    )
+)
+CLIP = ElementaryFunction(
+    "clip", _clip, _clip_range, _clip_jet, gradient=_clip_gradient, arity=3, chooses=True, gate=ThreeLines()
+)
+SIGN = ElementaryFunction(
+    "sign",
+    np.sign,
+    _step_range(np.sign),
+    step_jet(np.sign),
+    slope=lambda x, y: _jump_slope((x.lo <= 0) & (x.hi >= 0) & (x.lo < x.hi)),
+    is_continuous=False,
+    asymptotes=levels(-ONE, ONE, _sign_remainder),
+)
+FLOOR = ElementaryFunction(
+    "floor",
+    np.floor,
+    _step_range(np.floor),
+    step_jet(np.floor),
+    slope=lambda x, y: _jump_slope(y.lo < y.hi),
+    is_continuous=False,
+)

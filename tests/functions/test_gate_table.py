@@ -1,0 +1,41 @@
+"""The program that makes the gate table makes it again."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+PROGRAM = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "gate_table.py"))
+QUICK = [("gelu", 4), ("erf", 3), ("reciprocal", 4)]
+ROWS = [(name, p) for name, (rows, _) in PROGRAM["problems"]().items() for p in rows]
+
+
+def check(name: str, p: int) -> None:
+    """As many keys, and an error at most 2 % larger than that of the stored row."""
+    row = PROGRAM["search"](PROGRAM["problems"]()[name][1](p))
+    assert row[-1] <= (1 + PROGRAM["TOLERANCE"]) * PROGRAM["stored_error"](name, p)
+
+
+@pytest.mark.parametrize(("name", "p"), QUICK)
+def test_the_search_finds_the_row_again(name: str, p: int) -> None:
+    check(name, p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "p"), [row for row in ROWS if row not in QUICK])
+def test_the_search_finds_all_rows_again(name: str, p: int) -> None:
+    check(name, p)
+
+
+def test_a_row_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row changes, and the file still reads as a table."""
+    copy = tmp_path / "gate_table.py"
+    copy.write_text(PROGRAM["TABLE"].read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setitem(PROGRAM["write"].__globals__, "TABLE", copy)
+    before, row = runpy.run_path(str(copy)), ((1.0, 2.0, 3.0), (0.0, -1.0, -2.0), 1.234e-6)
+    for name, p, written in (("erf", 6, row), ("gelu", 14, row), ("atan", 32, (0.1, 0.2, 0.3, 0.4, 1.234e-6))):
+        PROGRAM["write"](name, p, written)
+        after = runpy.run_path(str(copy))
+        assert after[name.upper()] == before[name.upper()] | {p: (*written[:-1], 1.2e-6)}
