@@ -150,7 +150,7 @@ def table_problem(name: str, recipe: FittedKeys, p: int) -> RowProblem:
 def _table_starts(m: int, odd: int) -> Iterator[np.ndarray]:
     k = np.arange(1.0, m + 1) - (0.0 if odd else 0.5)
     for spacing, growth, curvature in itertools.product(
-        np.geomspace(0.7, 3.0, 20), (0.0, 0.002, 0.005, 0.01), (0.5, 0.55, 0.25, 0.275)
+        np.geomspace(0.7, 3.0, 20), (0.0, 0.002, 0.005, 0.01), (0.5, 0.55, 0.25, 0.275, 0.2)
     ):
         slopes = spacing * k * (1 + growth * k**2)
         offsets = -curvature * slopes**2
@@ -333,7 +333,7 @@ def _linear_step(
     """
     n, unknowns = J.shape
     Q, R = np.linalg.qr(J * reach)
-    if not np.abs(np.diag(R)).min() > 0:
+    if not unknowns or not np.abs(np.diag(R)).min() > 0:
         return None
     scale = np.abs(Q).max(axis=0)
     back = np.linalg.solve(R, np.diag(1 / scale))  # d/reach from the scaled y
