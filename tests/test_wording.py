@@ -65,7 +65,7 @@ def test_every_surface_states_the_same_facts(surface: str, name: str) -> None:
     assert "0.0124" in words
     if surface != "head of a picture":
         assert "float32" in words
-    if claim.points is not None:
+    if claim.is_of_table:
         assert "at the table's 5 points" in words
     if claim.norm != "inf":
         assert "L2 norm" in words

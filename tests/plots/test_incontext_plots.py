@@ -56,7 +56,7 @@ def test_attention_of_chosen_heads(examples, tmp_path):
     plot_attention(model, tmp_path / "heads.png")
     logistic = LogisticRegression().fit(examples[0], examples[1] > 0)
     assert attention_figure(logistic, layer="sum3").axes[0].images[0].get_array().shape == (8, 30)
-    with pytest.raises(InputError, match="no attention layer"):
+    with pytest.raises(InputError, match="the attention layers are gradient1"):
         attention_map(model.program_, [model.start_, model.prompt_], "update1")
 
 

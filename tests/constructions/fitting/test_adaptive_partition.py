@@ -35,7 +35,7 @@ def borders(partition: AdaptivePartition, count: int = 300) -> np.ndarray:
 
     def best(points: np.ndarray) -> np.ndarray:
         y = points * cells.scale + cells.offset
-        return np.argmax(2 * y @ cells.anchors.T + cells.bias, axis=1)
+        return np.argmax(cells.cells.scores(y), axis=1)
 
     a, b = box.lo + rng.random((2, count, box.d)) * box.widths
     first = best(a)

@@ -60,14 +60,15 @@ class AffineKind(Kind):
         steepness = (slopes - Interval.point(self.weight)[None]).mag
         reach = up(np.maximum(hi - centres, centres - lo))[:, None]
         with np.errstate(invalid="ignore"):
-            change = np.where(steepness > 0, up(steepness * reach), 0.0)
+            change = np.where(steepness == 0, 0.0, up(steepness * reach))
         at_centre = Interval.point(centres)
         found = affine_range(Interval.point(self.constant[None]), Interval.point(self.weight[None]), at_centre)
         gap = _gap(self.expression.ranges(at_centre, violations="infinite"), found)
         total = up(gap + up(change.sum(axis=2), self.box.d))
-        off = np.where((gap > 0) | change.any(axis=2), total, 0.0)
+        off = np.where((gap == 0) & (change == 0).all(axis=2), 0.0, total)
+        off = np.where(np.isnan(off), np.inf, off)  # a number that is not known has no bound
         rounding = np.broadcast_to(self._rounding(), off.shape)
-        upper = np.where(off + rounding > 0, up(off + rounding), 0.0)
+        upper = np.where(off + rounding == 0, 0.0, up(off + rounding))
         return Bounds(upper, {"approximation": off, "rounding": rounding})
 
     def _rounding(self) -> Float[np.ndarray, " outputs"]:

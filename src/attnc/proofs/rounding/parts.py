@@ -86,6 +86,6 @@ def in_parts(
         found[touched] = np.minimum(found[touched], largest[touched])
         is_open = (parts.max(axis=1) > enough[owner]) & (found[owner].max(axis=1) > enough[owner])
         np.maximum.at(done, owner[~is_open], parts[~is_open])
-        # Of a box with a part that stays above what is enough, no other part matters but those that are as large.
+        # If one part of a box stays above `enough`, only parts with equally large bounds matter.
         owner, centres, radii = owner[is_open], centres[is_open], radii[is_open]
     return found

@@ -1,4 +1,4 @@
-"""The weights of a head over boxes, exact and computed, and what their errors make of its average.
+"""The weights of a head over boxes, exact and computed, and the resulting error of its average.
 
 On a box c ± r, with weights p_k at its centre, α_k = a_k − ā the slopes about their mean and ρ_k = |α_k|·r:
 p_k(c + t) = p_k e^{α_k·t}/M, M ≥ 1 (Jensen: at least exp of the mean exponent, which is 0). So p_k(x) ≤ p_k e^{ρ_k},
@@ -98,8 +98,10 @@ class WeightErrors:
             self.most = behind if for_any_weights else np.minimum(computed, behind)
 
     def _deltas(self, rounds: HeadRoundings, at_centre: np.ndarray, u: float) -> np.ndarray:
-        """δ without what all keys of a box share, by `ScoreRoundings`, where there are such: of all keys or of none, as
-        one key's error with what is shared, and another's without it, say nothing of how far the two come apart."""
+        """The error of each score without the part that all keys of a box share, if `ScoreRoundings` are given.
+
+        It is left out for all keys or for none: otherwise two errors would not bound the distance of two scores.
+        """
         fine, row = rounds.scores, self.pairs.row
         boxes, key = self.pairs.boxes, self.pairs.key
         if fine is None:
@@ -110,7 +112,7 @@ class WeightErrors:
         for j in np.flatnonzero(fine.query.any(axis=1)):
             part = fine.keys[key, j]
             known += np.abs(part - self.sums(self.p * part)[row]) * of_query[row, j]
-            score += np.abs(part) * of_query[row, j]  # the sum that rounds has what is shared, too
+            score += np.abs(part) * of_query[row, j]  # the rounded sum includes the common part
         sizes = np.zeros(len(row))
         for i in range(at.shape[1]):
             known += fine.own[key, i] * at[boxes, i][row]
@@ -148,7 +150,7 @@ class WeightErrors:
         return np.fmin(np.fmin(found, self.sums(self.most * sizes)), np.maximum.reduceat(sizes, self.pairs.starts))
 
     def error(self, output: int) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
-        """What the errors of the weights make of one output: the theorem above, or the width of the hull; and |A|."""
+        """The error of one output that errors of the weights cause, by the theorem above or by the hull; and |A|."""
         pairs, row = self.pairs, self.pairs.row
         value, spread, wide = self._values(output)
         average = self.sums(self.p * value)

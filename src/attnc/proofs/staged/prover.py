@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
-TRUNCATION = "anchors that the engine leaves out of a grid, and the like"
+TRUNCATION = "anchors that the engine skips because their weights are negligible"
 LEAST_LEVEL = 6
 """Leaves are at most a 64th of the interval of t if the box is divided: the error of a head swings along the interval,
 and is carried on as it is on each leaf."""
