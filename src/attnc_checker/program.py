@@ -11,7 +11,7 @@ from flint import fmpq
 from attnc_checker.files import BadFile, Refused, Tensor, are_sizes
 
 MAX_TOKENS = 2**21
-"""Most tokens or channels of one layer: no network that attnc builds has a tenth of it."""
+"""Most tokens or channels of one layer: `overflow.LARGEST` counts on sums of at most that many terms."""
 MAX_LAYERS = 64
 """Most layers of one stream: a file of a few bytes per layer could otherwise cost hours."""
 FLOATS, INTEGERS = {"float64": "F64", "float32": "F32"}, {"int32": "I32", "int64": "I64"}

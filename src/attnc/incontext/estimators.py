@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 LEFT_OVER = 1e-7
-"""A gradient larger than this part of the terms that cancel in it is worth a warning: coefficients then agree with
-scikit-learn's to fewer than seven digits."""
+"""A gradient larger than this part of the terms that cancel in it is worth a warning; the limit is not tuned."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

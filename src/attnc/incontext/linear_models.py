@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 ASSUMED = 1e-4
-"""Where the smallest eigenvalue is zero, momentum is chosen for this part of the largest: the proximal gradient then
-falls below the warning's limit on all data of the tests within max_iter."""
+"""Where the smallest eigenvalue is zero, momentum is chosen for this part of the largest (not tuned); the
+proximal gradient that is reached is measured after the fit."""
 RAISES = 12
 """Most attempts of Poisson regression with a larger bound of the means: each at least doubles it."""
 

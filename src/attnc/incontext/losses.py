@@ -54,7 +54,7 @@ SLOPES = {
 }
 """Function of u → its derivative."""
 CURVATURE_CELLS = 4096
-"""Number of cells on [−reach, reach] on which |A″| is enclosed: the bound is within 10 % on the losses of the tests."""
+"""Number of cells on [−reach, reach] on which |A″| is enclosed. The number is not tuned."""
 
 
 @dataclass(frozen=True, eq=False)

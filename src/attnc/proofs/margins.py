@@ -35,7 +35,7 @@ AXIS_LEAKS = 1.5
 
 Where a stage before the last is flat, the checker encloses it on a longer interval than the cell, found by halving the
 whole axis, and so its leaks are those of a longer interval. It takes all keys as near in the rounding of sums. Both
-numbers are small parts of a bound. The factor is measured, not derived: the certificates of the tests stay below it.
+numbers are small parts of a bound. The factor is neither derived nor measured: the tests' certificates pass with it.
 """
 
 AXIS_DISTANCE = 1 + 2.0**-12
@@ -50,7 +50,7 @@ NORM_LEAVES = 1 + 2.0**-12
 
 For the largest error only the worst leaf counts, but in a norm all leaves count. The checker divides near rows from far
 ones by a leak of its own, which moves the bound of a leaf by less than that leak times the distance of f from all
-values. The factor is measured: the norms of the tests stay below it.
+values. The factor is not measured: the tests' norms pass with it.
 """
 
 # Staged proofs. "Measured" is on 13 certificates: 4 compositions, 4 ReLU networks and 5 truncated linear functions, of

@@ -9,7 +9,7 @@ from attnc_checker.cells import MAX_LEVEL, Ends, Leaf, read_leaves
 from attnc_checker.files import BadFile, Refused, field, typed
 
 MAX_STAGES = 1000
-"""Most stages: a network of this many heads takes the check minutes."""
+"""Most stages, so that a small file cannot cost hours; the number is not tuned."""
 ALIKE = ("function", "interval", "held", "bound")
 """The fields that a stage takes over from the one that it is like."""
 

@@ -50,7 +50,7 @@ HALVINGS, HALVINGS_OF_A_CLAIM = 12, 24
 KINKS = 3
 """Most slopes G that are taken at both ends of their intervals: attnc takes as many, and each doubles the work."""
 MOST_HALVINGS = 20_000
-"""Most parts of the box that are halved in all: minutes of work."""
+"""Most parts of the box that are halved in all, so that a check ends; the number is not tuned."""
 
 
 class Combination(NamedTuple):
