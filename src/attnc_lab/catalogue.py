@@ -12,11 +12,9 @@ from attnc_lab.experiment import Experiment
 
 
 def _found() -> tuple[Experiment, ...]:
-    modules = [
-        importlib.import_module(f"{experiments.__name__}.{module.name}")
-        for module in pkgutil.iter_modules(experiments.__path__)
-    ]
-    return tuple(sorted((module.EXPERIMENT for module in modules), key=lambda experiment: experiment.number))
+    names = [f"{experiments.__name__}.{module.name}" for module in pkgutil.iter_modules(experiments.__path__)]
+    found = [Experiment.of_module(importlib.import_module(name)) for name in names]
+    return tuple(sorted(found, key=lambda experiment: experiment.number))
 
 
 EXPERIMENTS: tuple[Experiment, ...] = _found()

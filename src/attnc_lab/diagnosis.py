@@ -132,19 +132,19 @@ def diagnose(
 def _diagnosed(subject: Subject, target: Any, x: np.ndarray, eps: float | None, box: attnc.Box | None) -> Diagnosis:
     with np.errstate(all="ignore"):
         seen = subject.look(x)
-        wanted = None if target is None else np.asarray(target(x), np.float64).reshape(len(x), -1)
-        if wanted is not None and wanted.shape != seen.outputs.shape:
-            raise attnc.InputError(
-                f"the target gives {wanted.shape[1]} numbers per point, the network {seen.outputs.shape[1]}"
-            )
-        tolerated = eps
-        if wanted is not None and eps is None:
-            tolerated = TOLERATED_SHARE * float(np.ptp(wanted)) or TOLERATED_SHARE
+        wanted, error, tolerated = np.full_like(seen.outputs, math.nan), None, math.inf
+        if target is not None:
+            wanted = np.asarray(target(x), np.float64).reshape(len(x), -1)
+            if wanted.shape != seen.outputs.shape:
+                raise attnc.InputError(
+                    f"the target gives {wanted.shape[1]} numbers per point, the network {seen.outputs.shape[1]}"
+                )
+            error = float(np.abs(seen.outputs - wanted).max())
+            tolerated = eps or TOLERATED_SHARE * float(np.ptp(wanted)) or TOLERATED_SHARE
         flat = x.reshape(len(x), -1)
         evidence = Evidence(flat, _names(box, flat.shape[1]), seen, wanted, tolerated, box, subject)
         symptoms = signatures(evidence)
-    error = None if wanted is None else float(np.abs(seen.outputs - wanted).max())
-    return Diagnosis(tuple(symptoms), error, tolerated, len(x), evidence.facts)
+    return Diagnosis(tuple(symptoms), error, eps if target is None else tolerated, len(x), evidence.facts)
 
 
 def _target_of(network: attnc.Network, given: Any) -> attnc.Target:

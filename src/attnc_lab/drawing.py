@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from attnc_lab.experiment import Table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Figure
+    from matplotlib.image import AxesImage
 
 INK, GREY, FAINT = "#1b1f24", "#5b6470", "#d5dae0"
 BLUE, YELLOW, GREEN, PURPLE, SKY, ORANGE = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
@@ -31,76 +33,80 @@ def figure_class() -> type[Figure]:
     return Figure
 
 
-def panels(count: int, *, width: float = 4.6, height: float = 3.7, rows: int = 1) -> tuple[Figure, list[Axes]]:
+@dataclass(frozen=True)
+class Panel:
+    """One panel of a figure. `axes` are matplotlib's."""
+
+    axes: Axes
+
+    def label(self, title: str, x: str, y: str, *, log: str = "") -> None:
+        """Set the texts and the look of the panel; `log` names the logarithmic axes: "x", "y" or "xy"."""
+        axes = self.axes
+        axes.set_title(title, loc="left", fontsize=11, weight="bold", color=INK)
+        axes.set_xlabel(x, color=INK, fontsize=10)
+        axes.set_ylabel(y, color=INK, fontsize=10)
+        if "x" in log:
+            axes.set_xscale("log")
+        if "y" in log:
+            axes.set_yscale("log")
+        for side, spine in axes.spines.items():
+            spine.set_visible(side in ("left", "bottom"))
+            spine.set_color(GREY)
+        axes.tick_params(colors=GREY, labelsize=9, length=3)
+        axes.grid(color=FAINT, linewidth=0.6)
+        axes.set_axisbelow(True)
+
+    def whole_ticks(self, places: Any) -> None:
+        """Write numbers in full at these places of a logarithmic x axis, and none between."""
+        from matplotlib.ticker import NullFormatter, NullLocator
+
+        self.axes.xaxis.set_minor_locator(NullLocator())
+        self.axes.xaxis.set_minor_formatter(NullFormatter())
+        self.axes.set_xticks(list(places), labels=[f"{place:,.6g}" for place in places])
+
+    def theory(self, x: Any, y: Any, name: str, colour: str = INK, style: str = "--") -> None:
+        """Draw a prediction as a line."""
+        self.axes.plot(x, y, style, color=colour, linewidth=1.3, label=name, zorder=1.5)
+
+    def law(self, rows: Table, x: str, y: str, name: str, colour: str = INK, style: str = "--") -> None:
+        """Draw a column that holds a prediction as a line over another column."""
+        self.theory(rows.column(x), rows.column(y), name, colour, style)
+
+    def line(self, rows: Table, x: str, y: str, name: str | None, colour: str, **style: Any) -> None:
+        """Draw one column of a table against another as a line."""
+        self.axes.plot(rows.column(x), rows.column(y), color=colour, label=name, **{"lw": 1.5, **style})
+
+    def measured(
+        self, x: Any, y: Any, name: str, colour: str, marker: str = "o", size: float = 5, *, is_open: bool = False
+    ) -> None:
+        """Draw measured values as points; open ones are proven bounds."""
+        edge = {"markeredgecolor": colour, "markerfacecolor": "none"} if is_open else {"markeredgecolor": "white"}
+        style: dict[str, Any] = {"linestyle": "none", "markersize": size, "markeredgewidth": 0.5, "zorder": 2.5} | edge
+        self.axes.plot(np.asarray(x, float), np.asarray(y, float), marker=marker, color=colour, label=name, **style)
+
+    def points(self, rows: Table, x: str, y: str, name: str, colour: str, marker: str = "o", **style: Any) -> None:
+        """Draw one column of a table against another as points, in the style of `measured`."""
+        self.measured(rows.column(x), rows.column(y), name, colour, marker, **style)
+
+    def image(self, values: Any, extent: tuple[float, float, float, float], **style: Any) -> AxesImage:
+        """Show values as colours, one square each, the first row at the bottom."""
+        self.axes.grid(False)
+        return self.axes.imshow(values, origin="lower", extent=extent, interpolation="nearest", **style)
+
+    def legend(self, columns: int = 2) -> None:
+        """Put the legend below the panel, where it hides nothing; panels without one get it in `to_svg`."""
+        style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 1.8, "columnspacing": 1.2}
+        self.axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, **style)
+
+
+def panels(count: int, *, width: float = 4.6, height: float = 3.7, rows: int = 1) -> tuple[Figure, list[Panel]]:
     """Return a figure of panels side by side, in reading order."""
     columns = -(-count // rows)
     picture = figure_class()(figsize=(width * columns, height * rows), layout="constrained")
     engine = picture.get_layout_engine()
     assert engine is not None
     engine.set(wspace=0.05, hspace=0.06)  # type: ignore[call-arg]
-    return picture, [picture.add_subplot(rows, columns, i + 1) for i in range(count)]
-
-
-def label(axes: Axes, title: str, x: str, y: str, *, log: str = "") -> None:
-    """Set the texts and the look of a panel; `log` names the logarithmic axes: "x", "y" or "xy"."""
-    axes.set_title(title, loc="left", fontsize=11, weight="bold", color=INK)
-    axes.set_xlabel(x, color=INK, fontsize=10)
-    axes.set_ylabel(y, color=INK, fontsize=10)
-    if "x" in log:
-        axes.set_xscale("log")
-    if "y" in log:
-        axes.set_yscale("log")
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(GREY)
-    axes.tick_params(colors=GREY, labelsize=9, length=3)
-    axes.grid(color=FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
-def whole_ticks(axes: Axes, places: Any) -> None:
-    """Write numbers in full at these places of a logarithmic x axis, and none between."""
-    from matplotlib.ticker import NullFormatter, NullLocator
-
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xticks(list(places), labels=[f"{place:,.6g}" for place in places])
-
-
-def theory(axes: Axes, x: Any, y: Any, name: str, colour: str = INK, style: str = "--") -> None:
-    """Draw a prediction as a line."""
-    axes.plot(x, y, style, color=colour, linewidth=1.3, label=name, zorder=1.5)
-
-
-def measured(
-    axes: Axes, x: Any, y: Any, name: str, colour: str, marker: str = "o", size: float = 5, *, is_open: bool = False
-) -> None:
-    """Draw measured values as points; open ones are proven bounds."""
-    edge = {"markeredgecolor": colour, "markerfacecolor": "none"} if is_open else {"markeredgecolor": "white"}
-    style: dict[str, Any] = {"linestyle": "none", "markersize": size, "markeredgewidth": 0.5} | edge
-    axes.plot(np.asarray(x, float), np.asarray(y, float), marker=marker, color=colour, label=name, zorder=2.5, **style)
-
-
-def points(
-    axes: Axes,
-    rows: Table,
-    x: str,
-    y: str,
-    name: str,
-    colour: str,
-    marker: str = "o",
-    size: float = 5,
-    *,
-    is_open: bool = False,
-) -> None:
-    """Draw one column of a table against another as points."""
-    measured(axes, rows.column(x), rows.column(y), name, colour, marker, size, is_open=is_open)
-
-
-def legend(axes: Axes, columns: int = 2) -> None:
-    """Put the legend below the panel, where it hides nothing; panels without one get it in `to_svg`."""
-    style: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 1.8, "columnspacing": 1.2}
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, **style)
+    return picture, [Panel(picture.add_subplot(rows, columns, i + 1)) for i in range(count)]
 
 
 def to_svg(picture: Figure, prefix: str) -> str:
@@ -109,7 +115,7 @@ def to_svg(picture: Figure, prefix: str) -> str:
 
     for axes in picture.axes:
         if axes.get_legend() is None and axes.get_legend_handles_labels()[0]:
-            legend(axes)
+            Panel(axes).legend()
     made = io.StringIO()
     with rc_context({"svg.hashsalt": prefix, "svg.fonttype": "path"}):
         picture.savefig(made, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})

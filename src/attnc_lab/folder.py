@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import attnc
 from attnc_lab.experiment import PROFILES, Cell, Experiment, Row, Table
@@ -40,28 +39,27 @@ class Folder:
             asked = {"profile": profile, "seed": seed, **versions}
             there = {"profile": found.profile, "seed": found.seed, **found.versions}
             differ = [
-                f"{name} {there.get(name)} (asked: {value})"
-                for name, value in asked.items()
-                if there.get(name) != value
+                f"{key} {there.get(key)} (asked: {value})" for key, value in asked.items() if there.get(key) != value
             ]
             if differ:
                 raise attnc.InputError(
                     f"{path} holds another run: {', '.join(differ)}. Their numbers cannot be compared. "
                     "Choose another folder with --out, or repeat its settings to go on with it."
                 )
-            commands = (*found.commands, *((command,) if command not in found.commands else ()))
-            folder = cls(path, profile, seed, versions, commands)
+            commands = tuple(dict.fromkeys((*found.commands, command)))
+        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise attnc.InputError(
+                f"{path} exists and is no run of the lab (no {SETTINGS}). Choose another folder with --out."
+            )
         else:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise attnc.InputError(
-                    f"{path} exists and is no run of the lab (no {SETTINGS}). Choose another folder with --out."
-                )
-            folder = cls(path, profile, seed, versions, (command,))
+            commands = (command,)
+        folder = cls(path, profile, seed, versions, commands)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise attnc.FileError(f"cannot write the run to {str(path)!r}: {error.strerror or error}") from None
-        write_whole(path / SETTINGS, json.dumps(folder.settings, indent=2) + "\n")
+        settings = {"format": FORMAT, "profile": profile, "seed": seed, "versions": versions, "commands": commands}
+        write_whole(path / SETTINGS, json.dumps(settings, indent=2) + "\n")
         return folder
 
     @classmethod
@@ -78,16 +76,6 @@ class Folder:
             return cls(path, found["profile"], int(found["seed"]), versions, tuple(map(str, found["commands"])))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise attnc.FileError(f"{path / SETTINGS} does not fit: {type(error).__name__}: {error}") from None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "profile": self.profile,
-            "seed": self.seed,
-            "versions": dict(self.versions),
-            "commands": list(self.commands),
-        }
 
     def missing(self, experiment: Experiment) -> list[Cell]:
         """Return the cells that are not finished."""
@@ -129,10 +117,9 @@ def to_csv(rows: Sequence[Row]) -> str:
     """Return rows as CSV, columns in the order in which they first come, floats with all their digits."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([_written(row[name]) if name in row else "" for name in names])
+    writer = csv.DictWriter(made, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return made.getvalue()
 
 
@@ -145,10 +132,6 @@ def from_csv(text: str) -> list[Row]:
             raise ValueError(f"line {lines.line_num} has {len(line)} entries, not {len(names)}")
         rows.append({name: _read(entry) for name, entry in zip(names, line, strict=True) if entry != ""})
     return rows
-
-
-def _written(value: float | int | str) -> str:
-    return repr(float(value)) if isinstance(value, float) else str(value)
 
 
 def _read(entry: str) -> float | int | str:

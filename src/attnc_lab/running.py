@@ -144,7 +144,7 @@ def measure_cell(name: str, cell: Cell, seed: int) -> tuple[list[Row], str | Non
     try:
         with ONE_AT_A_TIME, threadpool_limits(1):
             torch.set_num_threads(1)
-            return named(name).measure(cell, seed), None
+            return named(name).rows(cell, seed), None
     except Exception:
         return [], traceback.format_exc(limit=-4)
 

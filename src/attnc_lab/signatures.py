@@ -63,30 +63,25 @@ class Evidence:
     points: np.ndarray
     names: tuple[str, ...]
     seen: Observation
-    wanted: np.ndarray | None
-    eps: float | None
+    wanted: np.ndarray
+    """The target at the points; without a target it is NaN, and so are the errors."""
+    eps: float
+    """The tolerated error; infinite without a target."""
     box: attnc.Box | None
     subject: Subject
 
     @cached_property
     def errors(self) -> np.ndarray:
-        assert self.wanted is not None
         return np.nan_to_num(np.abs(self.seen.outputs - self.wanted).max(axis=1), nan=math.inf)
 
     @cached_property
     def is_wrong(self) -> bool:
         """Whether any error is larger than tolerated; False without a target, since no error is known."""
-        return self.wanted is not None and self.eps is not None and bool(self.errors.max() > self.eps)
+        return bool(self.errors.max() > self.eps)
 
     @cached_property
     def peaks(self) -> np.ndarray:
-        """The largest weight of every key that is first at some point, over all heads."""
-        found = []
-        for weights in self.seen.heads:
-            clean = np.nan_to_num(weights, nan=0.0)
-            first = np.unique(clean.argmax(axis=1))
-            found.append(clean.max(axis=0)[first])
-        return np.concatenate(found)
+        return _peaks(self.seen.heads)
 
     @cached_property
     def peak(self) -> float:
@@ -101,7 +96,7 @@ class Evidence:
     @cached_property
     def num_cells(self) -> int:
         """The number of keys that are first at some point, in the head that has the most of them."""
-        return max(len(np.unique(np.nan_to_num(weights, nan=0.0).argmax(axis=1))) for weights in self.seen.heads)
+        return max(len(_winners(weights)) for weights in self.seen.heads)
 
     @property
     def facts(self) -> dict[str, float]:
@@ -126,6 +121,16 @@ class Evidence:
             return np.zeros(len(self.points), bool)
         activity = np.stack([_activity(weights) for weights in self.seen.heads], axis=1)
         return ((activity > SILENT) & (activity < 1 - SILENT)).sum(axis=1) >= 2
+
+
+def _winners(weights: np.ndarray) -> np.ndarray:
+    """Return the keys that are first at some point."""
+    return np.unique(np.nan_to_num(weights, nan=0.0).argmax(axis=1))
+
+
+def _peaks(heads: list[np.ndarray]) -> np.ndarray:
+    """Return the largest weight of every key that is first at some point, over all heads."""
+    return np.concatenate([np.nan_to_num(weights, nan=0.0).max(axis=0)[_winners(weights)] for weights in heads])
 
 
 def _activity(weights: np.ndarray) -> np.ndarray:
@@ -172,21 +177,16 @@ def signatures(evidence: Evidence) -> list[Symptom]:
     broken = _underflow(evidence)
     if broken is not None:
         return [broken]
-    if evidence.wanted is None:
-        diffuse = _uniform(evidence)
-        return [] if diffuse is None else [diffuse]
+    if evidence.eps == math.inf:
+        return [symptom for symptom in (_uniform(evidence),) if symptom is not None]
     if not evidence.is_wrong:
         return []
     local = [symptom for symptom in (_boundary(evidence), _seams(evidence)) if symptom is not None]
-    assert evidence.eps is not None
-    elsewhere = ~(evidence.at_end | evidence.at_seam) if local else np.ones(len(evidence.points), bool)
+    elsewhere = ~(evidence.at_end | evidence.at_seam)
     if local and not (evidence.errors[elsewhere] > evidence.eps).any():
         return local
-    for look in (_soft, _oscillation):
-        symptom = look(evidence)
-        if symptom is not None:
-            return [*local, symptom]
-    return local
+    symptom = _soft(evidence) or _oscillation(evidence)
+    return local if symptom is None else [*local, symptom]
 
 
 def _underflow(evidence: Evidence) -> Symptom | None:
@@ -205,7 +205,7 @@ def _underflow(evidence: Evidence) -> Symptom | None:
             {"share": share},
         )
     score, u = evidence.seen.largest_score, evidence.subject.roundoff
-    if score is None or evidence.wanted is None or not evidence.is_wrong or u * score < 1:
+    if score is None or not evidence.is_wrong or u * score < 1:
         return None
     return Symptom(
         "underflow",
@@ -237,10 +237,9 @@ def _uniform(evidence: Evidence) -> Symptom | None:
 
 
 def _boundary(evidence: Evidence) -> Symptom | None:
-    outer = evidence.at_end
     return _local(
         evidence,
-        outer,
+        evidence.at_end,
         "boundary artefacts",
         "within a cell of the ends of the box",
         lambda error, eps: (
@@ -267,7 +266,6 @@ def _seams(evidence: Evidence) -> Symptom | None:
 def _local(
     evidence: Evidence, inside: np.ndarray, name: str, place: str, remedy: Callable[[float, float], str]
 ) -> Symptom | None:
-    assert evidence.eps is not None
     rest = ~(evidence.at_end | evidence.at_seam)
     if not inside.any() or not rest.any():
         return None
@@ -288,13 +286,12 @@ def _soft(evidence: Evidence) -> Symptom | None:
     """Find diffuse attention or drift: keys do not win, and errors at their peaks fall when scores are sharpened."""
     if evidence.peak >= WINS:
         return None
-    peaks = _peak_points(evidence.seen.heads)
-    assert evidence.wanted is not None
-    assert evidence.eps is not None
+    peaks = np.unique(np.concatenate([head.argmax(axis=0)[_winners(head)] for head in evidence.seen.heads]))
     before = float(np.quantile(evidence.errors[peaks], 0.9))
     factor, after = _factor(evidence.seen.heads), math.nan
     if evidence.subject.sharpened is not None:
-        after = _error_sharpened(evidence, factor, peaks)
+        found = evidence.subject.sharpened(factor, evidence.points[peaks])
+        after = float(np.quantile(np.abs(found - evidence.wanted[peaks]).max(axis=1), 0.9))
         if not after < 0.7 * before:
             return None
     if before <= 0.5 * evidence.eps:
@@ -313,33 +310,17 @@ def _soft(evidence: Evidence) -> Symptom | None:
         f"{seen}; the error at their own places is {before:.3g}",
         f"multiply beta (W_K) by {factor:.3g}{shown}",
         evidence.place(worst),
-        {
-            "peak": evidence.peak,
-            "factor": factor,
-            "error_before": before,
-            **({} if math.isnan(after) else {"error_after": after}),
-        },
+        {"peak": evidence.peak, "factor": factor, "error_before": before}
+        | ({} if math.isnan(after) else {"error_after": after}),
     )
-
-
-def _error_sharpened(evidence: Evidence, factor: float, peaks: np.ndarray) -> float:
-    assert evidence.subject.sharpened is not None
-    assert evidence.wanted is not None
-    found = evidence.subject.sharpened(factor, evidence.points[peaks])
-    return float(np.quantile(np.abs(found - evidence.wanted[peaks]).max(axis=1), 0.9))
 
 
 def _oscillation(evidence: Evidence) -> Symptom | None:
     """Find a target that varies by more than eps among points that have the same key."""
-    assert evidence.wanted is not None
-    assert evidence.eps is not None
-    head = max(evidence.seen.heads, key=lambda weights: len(np.unique(weights.argmax(axis=1))))
-    first = head.argmax(axis=1)
-    ranges = np.zeros(head.shape[1])
-    for key in np.unique(first):
-        ranges[key] = float(np.ptp(evidence.wanted[first == key], axis=0).max())
+    first = max(evidence.seen.heads, key=lambda weights: len(_winners(weights))).argmax(axis=1)
     worst = int(evidence.errors.argmax())
-    varies, error = float(ranges[first[worst]]), float(evidence.errors.max())
+    varies = float(np.ptp(evidence.wanted[first == first[worst]], axis=0).max())
+    error = float(evidence.errors.max())
     if varies < evidence.eps or varies < 0.5 * error:
         return None
     d = evidence.points.shape[1]
@@ -358,20 +339,14 @@ def _oscillation(evidence: Evidence) -> Symptom | None:
 def _factor(heads: list[np.ndarray]) -> float:
     """The least power of 2 by which scores must grow for the median key to win: softmax(r·s) ∝ wʳ, exactly."""
     for factor in FACTORS:
-        found = []
+        sharp = []
         for weights in heads:
             scores = factor * np.log(np.maximum(np.nan_to_num(weights, nan=0.0), 1e-300))
-            sharp = np.exp(scores - scores.max(axis=1, keepdims=True))
-            sharp /= sharp.sum(axis=1, keepdims=True)
-            found.append(sharp.max(axis=0)[np.unique(sharp.argmax(axis=1))])
-        if np.median(np.concatenate(found)) >= WINS:
+            grown = np.exp(scores - scores.max(axis=1, keepdims=True))
+            sharp.append(grown / grown.sum(axis=1, keepdims=True))
+        if np.median(_peaks(sharp)) >= WINS:
             return factor
     return FACTORS[-1]
-
-
-def _peak_points(heads: list[np.ndarray]) -> np.ndarray:
-    """For every key that is first at some point, the point where its weight is largest."""
-    return np.unique(np.concatenate([weights.argmax(axis=0)[np.unique(weights.argmax(axis=1))] for weights in heads]))
 
 
 def _pad(softness: float, ratio: float) -> int:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-import attnc
-
-OPTIMISERS = ("adam", "sgd")
+OPTIMISERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
+    "adam": lambda parameters, rate: torch.optim.Adam(parameters, lr=rate),
+    "sgd": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
+}
 
 
 class Heads(nn.Module):
@@ -38,6 +40,20 @@ class Heads(nn.Module):
         keys = self.E @ self.W_K
         return torch.einsum("...d,hdk,hpk->h...p", z, self.W_Q, keys)
 
+    def slopes(self) -> np.ndarray:
+        """Return the slopes (keys, d_query) of the scores of the first head, in float64."""
+        return (self.E @ self.W_K[0] @ self.W_Q[0].T).detach().numpy().astype(float)
+
+    def construct(self, L: np.ndarray, values: np.ndarray, beta: float) -> None:
+        """Set the weights of the theorem for one head: key β(2L, −|L|²), value f(L)."""
+        d = L.shape[1]
+        with torch.no_grad():
+            self.W_Q[0] = torch.eye(d + 1)
+            self.E[:] = torch.tensor(np.concatenate([L, (L**2).sum(axis=1, keepdims=True)], axis=1))
+            self.W_K[0] = torch.diag(torch.tensor([2 * beta] * d + [-beta]))
+            self.W_V.zero_()
+            self.V[0, :, 0] = torch.tensor(values)
+
     def forward(self, z: Tensor) -> Tensor:
         values = self.E @ self.W_V + self.V
         return torch.einsum("h...p,hpo->...o", torch.softmax(self.scores(z), -1), values)
@@ -56,6 +72,11 @@ class ClippedTokens(nn.Module):
         return self.heads(with_one((torch.einsum("bnd,nd->bn", x, self.w) + self.t)[..., None]))[..., 0]
 
 
+def seeded(seed: int, number: int) -> None:
+    """Seed torch's random numbers for the training of this number."""
+    torch.manual_seed(2**16 * seed % 2**32 + number)
+
+
 def with_one(x: Tensor) -> Tensor:
     """Return (x, 1), which makes scores affine in x."""
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
@@ -72,14 +93,8 @@ def train(
     watch_every: int = 0,
 ) -> float:
     """Minimise squares on fresh batches, the rate falling to 0 along a cosine; return the last tenth's mean loss."""
-    if optimiser not in OPTIMISERS:
-        raise attnc.InputError(f"optimiser must be one of {', '.join(OPTIMISERS)}; found {optimiser!r}")
     parameters = list(model.parameters())
-    chosen: torch.optim.Optimizer
-    if optimiser == "adam":
-        chosen = torch.optim.Adam(parameters, lr=rate)
-    else:
-        chosen = torch.optim.SGD(parameters, lr=rate, momentum=0.9)
+    chosen = OPTIMISERS[optimiser](parameters, rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(chosen, steps)
     last: list[float] = []
     for step in range(steps):

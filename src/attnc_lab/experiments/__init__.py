@@ -1,1 +1,1 @@
-"""Experiments, one per file: each module here defines `EXPERIMENT`, and `attnc_lab.catalogue` finds it."""
+"""One experiment per module. It defines ABOUT, cells, measure, judge and draw; `attnc_lab.catalogue` finds it."""

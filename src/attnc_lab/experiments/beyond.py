@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, sweep
 
 TASKS: dict[str, tuple[str, list[tuple[float, float]]]] = {
     "sin": ("sin(x)", [(-3, 3)]),
@@ -41,24 +39,19 @@ def cells(profile: str) -> list[Cell]:
         for method in methods:
             levels = SAMPLED if method == "max_affine" else SOLVED
             count = len(levels) - (1 if is_plane and profile == "quick" else 0)  # the last would take minutes
-            found += [{"task": task, "construction": method, "eps": eps} for eps in levels[:count]]
+            found += sweep(task=task, construction=method, eps=levels[:count])
     return found
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
-    text, box = TASKS[str(cell["task"])]
+    text, box = TASKS[cell["task"]]
     try:
-        net = attnc.compile(text, box, float(cell["eps"]), construction=str(cell["construction"]))
+        net = attnc.compile(text, box, cell["eps"], construction=cell["construction"])
     except attnc.BoundNotMet as refusal:
         return [{"refused": 1, **({} if refusal.bound is None else {"best_bound": float(refusal.bound)})}]
-    claim = net.certificate
-    found: Row = {
-        "anchors": net.num_anchors,
-        "parameters": net.num_parameters,
-        "layers": net.program.num_attention_layers,
-    }
-    errors: dict[str, Any] = {"observed": claim.observed, "bound": claim.bound}
-    return [found | {name: float(value) for name, value in errors.items() if value is not None}]
+    sizes = {"anchors": net.num_anchors, "parameters": net.num_parameters, "layers": net.program.num_attention_layers}
+    errors = {"observed": net.certificate.observed, "bound": net.certificate.bound}
+    return [sizes | {name: value for name, value in errors.items() if value is not None}]
 
 
 def judge(table: Table) -> list[Verdict]:
@@ -69,21 +62,21 @@ def judge(table: Table) -> list[Verdict]:
         law = papers.power("eps", "anchors")
         best = min(
             (row for method in methods[1:] for row in done.where(task=task, construction=method)),
-            key=lambda row: (float(row["eps"]), float(row["anchors"])),
+            key=lambda row: (row["eps"], row["anchors"]),
         )
-        gains[task] = (float(law(np.array([float(best["eps"])]))[0]) / float(best["anchors"]), best)
+        gains[task] = (law(np.array([best["eps"]]))[0] / best["anchors"], best)
     proven = done.having("bound")
     seen = proven.column("observed") > 0  # an exact gate shows no error at all
     ratio = proven.column("bound")[seen] / proven.column("observed")[seen]
     unproven = len(done) - len(proven)
-    sound = bool((proven.column("observed") <= proven.column("bound")).all())
+    sound = (proven.column("observed") <= proven.column("bound")).all()
     refused = table.having("refused")
     return [
         Verdict(
             "Solved, graded, gated and composed constructions need far fewer anchors than the papers' selection.",
             Status.HOLDS.when(all(gain > 1e3 for gain, _ in gains.values())),
             "; ".join(
-                f"{TASKS[task][0]} to {float(best['eps']):g}: {int(best['anchors'])} anchors "
+                f"{TASKS[task][0]} to {best['eps']:g}: {best['anchors']} anchors "
                 f"({best['construction']}), {gain:.1e} times fewer than selection by its own law"
                 for task, (gain, best) in gains.items()
             )
@@ -92,7 +85,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "The certified error is above the observed one, and close to it.",
-            Status.CONSTANT.when(sound and float(np.median(ratio)) < 3),
+            Status.CONSTANT.when(sound and np.median(ratio) < 3),
             f"in all {len(proven)} networks with a proof the bound is {ratio.min():.2f} to {ratio.max():.3g} times "
             f"the observed error, median {np.median(ratio):.2f}; {unproven} networks have no proof, {len(refused)} "
             "requests were refused.",
@@ -106,42 +99,37 @@ def draw(table: Table) -> drawing.Figure:
     done = table.having("anchors")
     for panel, (task, methods) in zip(axes, METHODS.items(), strict=False):
         text, box = TASKS[task]
-        drawing.label(panel, text, "anchors in all", "error", log="xy")
+        panel.label(text, "anchors in all", "error", log="xy")
         papers = done.where(task=task, construction="max_affine")
         power = 1 / len(box)
         anchors = np.logspace(0, 6, 20)
         scale = papers.column("observed")[-1] * papers.column("anchors")[-1] ** power
-        drawing.theory(panel, anchors, scale * anchors**-power, f"the papers' rate: anchors^−{power:g}")
+        panel.theory(anchors, scale * anchors**-power, f"the papers' rate: anchors^−{power:g}")
         for method in methods:
             rows, colour = done.where(task=task, construction=method), COLOURS[method]
             seen, proven = rows.having("observed"), rows.having("bound")
-            drawing.points(panel, seen, "anchors", "observed", method, colour)
-            drawing.points(panel, proven, "anchors", "bound", "_proven", colour, "s", size=8, is_open=True)
-        drawing.measured(panel, [], [], "open squares: proven", drawing.INK, "s", size=8, is_open=True)
-        panel.set_ylim(1e-12, 3)
+            panel.points(seen, "anchors", "observed", method, colour)
+            panel.points(proven, "anchors", "bound", "_proven", colour, "s", size=8, is_open=True)
+        panel.measured([], [], "open squares: proven", drawing.INK, "s", size=8, is_open=True)
+        panel.axes.set_ylim(1e-12, 3)
     last = axes[-1]
     proven = done.having("bound")
-    drawing.label(last, "certified against observed, all tasks", "observed error", "proven bound", log="xy")
+    last.label("certified against observed, all tasks", "observed error", "proven bound", log="xy")
     line = np.array([1e-12, 1.0])
-    drawing.theory(last, line, line, "theory: the bound is above")
+    last.theory(line, line, "theory: the bound is above")
     for method, colour in COLOURS.items():
         rows = proven.where(construction=method)
-        drawing.points(last, rows, "observed", "bound", method, colour, "s", size=4)
+        last.points(rows, "observed", "bound", method, colour, "s", size=4)
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=15,
-    name="beyond",
-    title="Beyond the papers: solved, graded, gated, composed",
-    question="How many anchors do the same functions need by other choices of the same layer's weights, and how "
+ABOUT = About(
+    15,
+    "Beyond the papers: solved, graded, gated, composed",
+    "How many anchors do the same functions need by other choices of the same layer's weights, and how "
     "tight are the proofs?",
-    prediction="Selection: anchors ∝ ε^−D. Solved values at moderate temperature: polylogarithmic in 1/ε for "
+    "Selection: anchors ∝ ε^−D. Solved values at moderate temperature: polylogarithmic in 1/ε for "
     "analytic functions; gates: two keys for ReLU at any ε; composition: the sum over an expression's heads. A "
     "proven bound is at least the observed error.",
-    source="beyond the papers; 2504.15956: limitation computational overhead, open question on parameter complexity",
+    "beyond the papers; 2504.15956: limitation computational overhead, open question on parameter complexity",
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, sizes_of, sweep
 
 P = 32
 H = 2 / P
@@ -16,22 +16,20 @@ H = 2 / P
 
 
 def cells(profile: str) -> list[Cell]:
-    count = 25 if profile == "quick" else 97
-    waves = np.logspace(math.log10(0.02), math.log10(4), count) / H * math.pi
-    return [{"kind": kind, "omega": float(omega)} for kind in ("sampled", "solved") for omega in waves]
+    waves = np.logspace(math.log10(0.02), math.log10(4), 25 if profile == "quick" else 97) / H * math.pi
+    return sweep(kind=("sampled", "solved"), omega=waves)
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
-    omega = float(cell["omega"])
+    omega = cell["omega"]
     target = attnc.as_target(f"sin({omega!r}*x+1)", {"x": (-1, 1)})
     if cell["kind"] == "sampled":
         built = attnc.constructions.max_affine(target, points_per_axis=P)
     else:
         built = attnc.constructions.spectral_grid(target, num_anchors=P)
     x = np.linspace(-1, 1, 64 * P + 1)[:, None]
-    errors = np.abs(built.program(x) - target(x)[:, 0])
-    found: Row = {"max_error": float(errors.max()), "rms": float(np.sqrt((errors**2).mean()))}
-    return [found | ({} if built.bound is None else {"bound": built.bound.value})]
+    errors = errors_at(x, built.program, target)
+    return [{"max_error": errors.max(), "rms": np.sqrt((errors**2).mean()), **sizes_of(built)}]
 
 
 def oscillation(omega: np.ndarray) -> np.ndarray:
@@ -44,11 +42,11 @@ def judge(table: Table) -> list[Verdict]:
     omega, error = sampled.column("omega"), sampled.column("max_error")
     bound = oscillation(omega)
     low = omega * H < 1.5
-    largest, least = float((error / bound).max()), float((error / bound)[low].min())
-    breaks = float(omega[np.argmax(error > 0.5)] * H / math.pi)
-    later = float(solved.column("omega")[np.argmax(solved.column("max_error") > 0.5)] * H / math.pi)
+    largest, least = (error / bound).max(), (error / bound)[low].min()
+    breaks = omega[np.argmax(error > 0.5)] * H / math.pi
+    later = solved.column("omega")[np.argmax(solved.column("max_error") > 0.5)] * H / math.pi
     resolved = omega * H < math.pi / 3
-    gain = float(np.median(error[resolved] / solved.column("max_error")[resolved]))
+    gain = np.median(error[resolved] / solved.column("max_error")[resolved])
     return [
         Verdict(
             "Within a cell of width h, a value per cell is off by the oscillation of f over h/2.",
@@ -77,35 +75,30 @@ def judge(table: Table) -> list[Verdict]:
 
 
 def draw(table: Table) -> drawing.Figure:
-    picture, (axes,) = drawing.panels(1, width=7.2, height=4.4)
-    drawing.label(
-        axes, f"sin(ωx + 1) on [−1, 1], {P} anchors", "ωh/π: phase per cell, in half turns", "largest error", log="xy"
+    picture, (panel,) = drawing.panels(1, width=7.2, height=4.4)
+    panel.label(
+        f"sin(ωx + 1) on [−1, 1], {P} anchors", "ωh/π: phase per cell, in half turns", "largest error", log="xy"
     )
     fine = np.logspace(math.log10(0.02), math.log10(4), 300)
     omega = fine * math.pi / H
-    drawing.theory(axes, fine, oscillation(omega), "theory: 2·sin(ωh/4), the oscillation bound")
-    drawing.theory(axes, fine, omega * H / 2, "theory: Λh/2 = ωh/2, from the Lipschitz constant", drawing.GREY, ":")
+    panel.theory(fine, oscillation(omega), "theory: 2·sin(ωh/4), the oscillation bound")
+    panel.theory(fine, omega * H / 2, "theory: Λh/2 = ωh/2, from the Lipschitz constant", drawing.GREY, ":")
     for kind, name, colour, marker in (
         ("sampled", "a value per cell (max_affine)", drawing.BLUE, "o"),
         ("solved", "solved values (spectral_grid)", drawing.GREEN, "D"),
     ):
         rows = table.where(kind=kind)
-        drawing.measured(axes, rows.column("omega") * H / math.pi, rows.column("max_error"), name, colour, marker)
-    axes.axvline(1, color=drawing.FAINT, lw=2, zorder=0, label="two anchors per period")
-    axes.set_ylim(1e-14, 30)
+        panel.measured(rows.column("omega") * H / math.pi, rows.column("max_error"), name, colour, marker)
+    panel.axes.axvline(1, color=drawing.FAINT, lw=2, zorder=0, label="two anchors per period")
+    panel.axes.set_ylim(1e-14, 30)
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=7,
-    name="frequency",
-    title="Frequency of the target at a fixed grid",
-    question="At which frequency does a fixed partition fail, and is the error what the oscillation bound says?",
-    prediction="|out − f| ≤ ω_f(h/2) = 2·sin(ωh/4) for sin(ωx), at most 2; ωh/2 to first order.",
-    source="2504.19901: mechanism 2, break condition (high frequency within a cell), mechanism 3, failure signature "
+ABOUT = About(
+    7,
+    "Frequency of the target at a fixed grid",
+    "At which frequency does a fixed partition fail, and is the error what the oscillation bound says?",
+    "|out − f| ≤ ω_f(h/2) = 2·sin(ωh/4) for sin(ωx), at most 2; ωh/2 to first order.",
+    "2504.19901: mechanism 2, break condition (high frequency within a cell), mechanism 3, failure signature "
     "oscillations",
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnc.incontext import Norms, Plan, Prompt, descent_program, plan_least_squares, run_recorded
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, sweep
 
 ROWS, FEATURES, STEPS = 40, 5, 60
 HEADS = (1, 2, 3, 4)
@@ -16,9 +16,8 @@ COLOURS = dict(zip(HEADS, (drawing.ORANGE, drawing.YELLOW, drawing.GREEN, drawin
 
 
 def cells(profile: str) -> list[Cell]:
-    steps: list[Cell] = [{"kind": "step", "heads": heads, "eps": eps} for heads in HEADS for eps in EPSILONS]
-    depths: list[Cell] = [{"kind": "depth", "heads": heads} for heads in HEADS]
-    return [*steps, *depths, {"kind": "sequence"}]
+    steps = sweep(kind="step", heads=HEADS, eps=EPSILONS)
+    return [*steps, *sweep(kind="depth", heads=HEADS), {"kind": "sequence"}]
 
 
 def regression(seed: int, which: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +35,7 @@ def curvatures(X: np.ndarray) -> tuple[float, float]:
 def plan_of(X: np.ndarray, y: np.ndarray, *, heads: int, steps: int, eps: float | None = None) -> Plan:
     """Plan plain gradient steps of size 1/L on ½|Xw − y|²."""
     L, mu = curvatures(X)
-    norms = Norms(float(np.sqrt((X**2).sum(axis=1).max())), float(np.linalg.norm(y)), L, mu)
+    norms = Norms(float(np.linalg.norm(X, axis=1).max()), float(np.linalg.norm(y)), L, mu)
     return plan_least_squares(
         Prompt(*X.shape), norms, (0.0,) * FEATURES, steps=steps, heads=heads, eps=eps, method="plain", eta=1 / L
     )
@@ -56,28 +55,26 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     start = np.zeros(FEATURES)
     if cell["kind"] == "sequence":
         return _sequence(seed)
-    heads = int(cell["heads"])
-    eps = float(cell["eps"]) if "eps" in cell else None
     steps = 1 if cell["kind"] == "step" else STEPS
-    plan = plan_of(X, y, heads=heads, steps=steps, eps=eps)
+    plan = plan_of(X, y, heads=cell["heads"], steps=steps, eps=cell.get("eps"))
     _, path = run_recorded(
         descent_program([plan.task]), [start, plan.task.prompt.tokens(X, y)], start, plan.task.iterate
     )
     exact = exact_path(X, y, start, steps)
     if cell["kind"] == "step":
-        error = float(np.linalg.norm(path[1] - exact[1]))
-        return [{"error": error * L, "gradient_bound": plan.gradient.value, "gradient": float(np.linalg.norm(X.T @ y))}]
+        error = np.linalg.norm(path[1] - exact[1])
+        return [{"error": error * L, "gradient_bound": plan.gradient.value, "gradient": np.linalg.norm(X.T @ y)}]
     best = np.linalg.lstsq(X, y, rcond=None)[0]
-    local = [float(np.linalg.norm(path[t + 1] - exact_path(X, y, path[t], 1)[1])) for t in range(STEPS)]
+    local = [np.linalg.norm(path[t + 1] - exact_path(X, y, path[t], 1)[1]) for t in range(STEPS)]
     rho = 1 - mu / L
     return [
         {
             "step": t,
-            "difference": float(np.linalg.norm(path[t] - exact[t])),
+            "difference": np.linalg.norm(path[t] - exact[t]),
             "local": local[t - 1] if t else 0.0,
             "predicted": max(local) * (1 - rho**t) / (1 - rho),
-            "to_best": float(np.linalg.norm(path[t] - best)),
-            "to_best_exact": float(np.linalg.norm(exact[t] - best)),
+            "to_best": np.linalg.norm(path[t] - best),
+            "to_best_exact": np.linalg.norm(exact[t] - best),
         }
         for t in range(STEPS + 1)
     ]
@@ -98,9 +95,9 @@ def _sequence(seed: int) -> list[Row]:
     return [
         {
             "step": t,
-            "difference": float(np.linalg.norm(path[t] - exact[t])),
-            "to_first": float(np.linalg.norm(path[t] - best[0])),
-            "to_second": float(np.linalg.norm(path[t] - best[1])),
+            "difference": np.linalg.norm(path[t] - exact[t]),
+            "to_first": np.linalg.norm(path[t] - best[0]),
+            "to_second": np.linalg.norm(path[t] - best[1]),
         }
         for t in range(len(exact))
     ]
@@ -109,13 +106,13 @@ def _sequence(seed: int) -> list[Row]:
 def judge(table: Table) -> list[Verdict]:
     single = table.where(kind="step")
     laws = {heads: single.where(heads=heads).power("eps", "error") for heads in HEADS[:2]}
-    within = bool((single.column("error") <= single.column("gradient_bound")).all())
+    within = (single.column("error") <= single.column("gradient_bound")).all()
     depth = table.where(kind="depth")
-    worst = {heads: float(depth.where(heads=heads).column("difference").max()) for heads in HEADS}
-    later = Table([row for row in depth if int(row["step"]) > 0])
-    ratio = float((later.column("difference") / np.maximum(later.column("predicted"), 1e-300)).max())
+    worst = {heads: depth.where(heads=heads).column("difference").max() for heads in HEADS}
+    later = depth.above("step", 0)
+    ratio = (later.column("difference") / np.maximum(later.column("predicted"), 1e-300)).max()
     sequence = table.where(kind="sequence")
-    drift = float(sequence.column("difference").max())
+    drift = sequence.column("difference").max()
     middle, end = sequence.where(step=STEPS)[0], sequence.where(step=2 * STEPS)[0]
     return [
         Verdict(
@@ -137,76 +134,41 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Two tasks in sequence: one program descends on the first, then on the second.",
-            Status.HOLDS.when(drift < 1e-6 and float(end["to_second"]) < float(middle["to_second"])),
+            Status.HOLDS.when(drift < 1e-6 and end["to_second"] < middle["to_second"]),
             f"the whole path is within {drift:.1e} of exact gradient descent on both; the distance to the first "
-            f"optimum is {float(middle['to_first']):.1e} after {STEPS} steps, to the second "
-            f"{float(end['to_second']):.1e} after {2 * STEPS}.",
-            {"drift": drift, "to_first": float(middle["to_first"]), "to_second": float(end["to_second"])},
+            f"optimum is {middle['to_first']:.1e} after {STEPS} steps, to the second "
+            f"{end['to_second']:.1e} after {2 * STEPS}.",
+            {"drift": drift, "to_first": middle["to_first"], "to_second": end["to_second"]},
         ),
     ]
 
 
 def draw(table: Table) -> drawing.Figure:
     picture, (left, middle, right) = drawing.panels(3, width=4.7, height=4.1)
-    drawing.label(left, "error of one gradient", "ε, score per residual", "|gradient − exact|", log="xy")
-    drawing.label(middle, "T steps against exact gradient descent", "step T", "|w_T − w_T exact|", log="y")
+    left.label("error of one gradient", "ε, score per residual", "|gradient − exact|", log="xy")
+    middle.label("T steps against exact gradient descent", "step T", "|w_T − w_T exact|", log="y")
     for heads, marker in zip(HEADS, "os^D", strict=True):
         rows, colour = table.where(kind="step", heads=heads), COLOURS[heads]
-        drawing.points(
-            left, rows, "eps", "error", f"measured, {heads} pair{'s' * (heads > 1)} of heads", colour, marker
-        )
-        drawing.theory(
-            left,
-            rows.column("eps"),
-            rows.column("gradient_bound"),
-            "theory: proven bound" if heads == 1 else "",
-            colour,
-        )
-        path = Table([row for row in table.where(kind="depth", heads=heads) if int(row["step"]) > 0])
-        drawing.measured(
-            middle,
-            path.column("step")[::3],
-            path.column("difference")[::3],
-            f"measured, {heads}",
-            colour,
-            marker,
-            size=4,
-        )
-        drawing.theory(
-            middle,
-            path.column("step"),
-            path.column("predicted"),
-            "theory: δ(1−ρ^T)/(1−ρ)" if heads == 1 else "",
-            colour,
-        )
+        left.points(rows, "eps", "error", f"measured, {heads} pair{'s' * (heads > 1)} of heads", colour, marker)
+        left.law(rows, "eps", "gradient_bound", "theory: proven bound" if heads == 1 else "", colour)
+        path = table.where(kind="depth", heads=heads).above("step", 0)
+        middle.points(Table(path[::3]), "step", "difference", f"measured, {heads}", colour, marker, size=4)
+        middle.law(path, "step", "predicted", "theory: δ(1−ρ^T)/(1−ρ)" if heads == 1 else "", colour)
     rows = table.where(kind="sequence")
-    drawing.label(right, "two tasks in sequence, one program", "step", "distance", log="y")
-    right.plot(rows.column("step"), rows.column("to_first"), color=drawing.BLUE, lw=1.5, label="to the first optimum")
-    right.plot(
-        rows.column("step"), rows.column("to_second"), color=drawing.GREEN, lw=1.5, label="to the second optimum"
-    )
-    right.plot(
-        rows.column("step")[1:],
-        rows.column("difference")[1:],
-        color=drawing.ORANGE,
-        lw=1.5,
-        label="to exact gradient descent",
-    )
-    right.axvline(STEPS, color=drawing.GREY, ls=":", lw=1, label="second task begins")
+    right.label("two tasks in sequence, one program", "step", "distance", log="y")
+    right.line(rows, "step", "to_first", "to the first optimum", drawing.BLUE)
+    right.line(rows, "step", "to_second", "to the second optimum", drawing.GREEN)
+    right.line(rows.above("step", 0), "step", "difference", "to exact gradient descent", drawing.ORANGE)
+    right.axes.axvline(STEPS, color=drawing.GREY, ls=":", lw=1, label="second task begins")
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=14,
-    name="incontext",
-    title="Gradient descent in context",
-    question="How exact is a step of gradient descent made by attention, how do errors add up over T layers, and "
+ABOUT = About(
+    14,
+    "Gradient descent in context",
+    "How exact is a step of gradient descent made by attention, how do errors add up over T layers, and "
     "over two tasks?",
-    prediction="Difference heads on scores εr_i give the gradient up to O(ε²), O(ε^2m) with m pairs; with "
+    "Difference heads on scores εr_i give the gradient up to O(ε²), O(ε^2m) with m pairs; with "
     "contraction ρ the error over T steps is at most δ(1−ρ^T)/(1−ρ), bounded for every T.",
-    source="2504.15956: key results (in-context gradient descent), open question on multi-step and task composition",
+    "2504.15956: key results (in-context gradient descent), open question on multi-step and task composition",
 )

@@ -8,8 +8,8 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power, unproved
-from attnc_lab.experiments.learnability import START_BETA, construct
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, fit_power, middles, sweep, unproved
+from attnc_lab.experiments.learnability import START_BETA
 
 OMEGA = 1.5
 """f = sin(ωx), x uniform on [−π, π]: three half periods; anchors reach as far again beyond."""
@@ -26,31 +26,23 @@ BETAS = np.logspace(-1.6, 1.6, 33)
 
 def cells(profile: str) -> list[Cell]:
     trials, steps = (2, 800) if profile == "quick" else (5, 10_000)
-    trained: list[Cell] = [
-        {"kind": "trained", "start": start, "sigma": sigma, "trial": trial, "steps": steps}
-        for start in STARTS
-        for sigma in LEARNED
-        for trial in range(trials)
-    ]
-    built: list[Cell] = [{"kind": "constructed", "sigma": sigma} for sigma in SIGMAS]
-    return [*trained, *built]
+    trained = sweep(kind="trained", start=STARTS, sigma=LEARNED, trial=range(trials), steps=steps)
+    return [*trained, *sweep(kind="constructed", sigma=SIGMAS)]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
-    sigma = float(cell["sigma"])
+    sigma = cell["sigma"]
     if cell["kind"] == "trained":
         return [_trained(cell, sigma, seed)]
     rng = np.random.default_rng(seed)
     target = attnc.as_target(f"sin({OMEGA}*x)", {"x": (-PADDED, PADDED)})
-    x = -REACH + 2 * REACH * (np.arange(8000) + 0.5) / 8000
+    x = middles(-REACH, REACH, 8000)
     noisy = np.clip(x + sigma * rng.normal(size=x.shape), -PADDED, PADDED)
     rows: list[Row] = []
     for beta in BETAS:
         built = attnc.constructions.max_affine(target, points_per_axis=P, beta=float(beta))
         errors = unproved(target, built)(noisy[:, None]) - np.sin(OMEGA * x)
-        rows.append(
-            {"beta": float(beta), "mse": float((errors**2).mean()), "predicted": float(predicted_mse(beta, sigma))}
-        )
+        rows.append({"beta": float(beta), "mse": (errors**2).mean(), "predicted": float(predicted_mse(beta, sigma))})
     return rows
 
 
@@ -75,36 +67,31 @@ def _trained(cell: Cell, sigma: float, seed: int) -> Row:
     """One head of 64 free keys; β is read off the spread of its keys' slopes."""
     import torch
 
-    from attnc_lab.training import Heads, train, with_one
+    from attnc_lab.training import Heads, seeded, train, with_one
 
-    torch.manual_seed(2**16 * seed % 2**32 + int(cell["trial"]))
+    seeded(seed, cell["trial"])
     head = Heads(2, P, 1, d_token=2)
     if cell["start"] == "construction":
-        L = -PADDED + H * (np.arange(P)[:, None] + 0.5)
-        construct(head, L, np.sin(OMEGA * L[:, 0]), START_BETA / H**2)
+        L = middles(-PADDED, PADDED, P)[:, None]
+        head.construct(L, np.sin(OMEGA * L[:, 0]), START_BETA / H**2)
 
     def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
         x = REACH * (2 * torch.rand(512, 1) - 1)
         return with_one(x + sigma * torch.randn_like(x)), torch.sin(OMEGA * x)
 
-    train(head, batch, steps=int(cell["steps"]), rate=3e-2 if cell["start"] == "random" else 1e-2)
+    train(head, batch, steps=cell["steps"], rate=3e-2 if cell["start"] == "random" else 1e-2)
     x = torch.linspace(-REACH, REACH, 8001)[:, None]
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         noisy = x + sigma * torch.randn(x.shape, generator=generator)
         mse = float(((head(with_one(noisy)) - torch.sin(OMEGA * x)) ** 2).mean())
-        slopes = (head.E @ head.W_K[0] @ head.W_Q[0].T).numpy().astype(float)[:, 0]
+        slopes = head.slopes()[:, 0]
         weights = torch.softmax(head.scores(with_one(x))[0], -1)
         entropy = float(-(weights * (weights + 1e-30).log()).sum(-1).mean())
         norm = float(head.W_Q.norm() * head.W_K.norm())
     spread = PADDED / math.sqrt(3)  # of the constructed anchors
-    return {
-        "mse": mse,
-        "bayes": bayes(sigma),
-        "norm": norm,
-        "beta": float(slopes.std() / (2 * spread)) * H**2,
-        "entropy": entropy,
-    }
+    beta = slopes.std() / (2 * spread) * H**2
+    return {"mse": mse, "bayes": bayes(sigma), "norm": norm, "beta": beta, "entropy": entropy}
 
 
 def best_beta(rows: Table) -> float:
@@ -124,10 +111,8 @@ def _change(rows: Table) -> tuple[float, float]:
     """The factors by which the norms and β change from little noise to strong noise."""
     sigma = rows.column("sigma")
     low, high = sigma <= LEARNED[1], sigma >= LEARNED[-2]
-    norms, betas = (
-        float(np.median(values[high]) / np.median(values[low])) for values in (rows.column("norm"), rows.column("beta"))
-    )
-    return norms, betas
+    norms, betas = rows.column("norm"), rows.column("beta")
+    return np.median(norms[high]) / np.median(norms[low]), np.median(betas[high]) / np.median(betas[low])
 
 
 def judge(table: Table) -> list[Verdict]:
@@ -142,8 +127,8 @@ def judge(table: Table) -> list[Verdict]:
     changes = {start: _change(trained.where(start=start)) for start in STARTS}
     free = trained.where(start="random")
     strong_noise = free.column("sigma") >= LEARNED[-2]
-    excess = free.column("mse")[strong_noise] / free.column("bayes")[strong_noise]
-    unexplained = float(np.median(free.column("mse")[free.column("sigma") <= LEARNED[1]]))
+    excess = free.ratio("mse", "bayes")[strong_noise]
+    unexplained = np.median(free.column("mse")[free.column("sigma") <= LEARNED[1]])
     return [
         Verdict(
             "With noisy inputs of standard deviation σ the best inverse temperature of the construction is β = "
@@ -176,7 +161,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "With strong noise, training comes close to the best possible estimate.",
-            Status.CONSTANT.when(float(np.median(excess)) < 1.5),
+            Status.CONSTANT.when(np.median(excess) < 1.5),
             f"for σ ≥ {LEARNED[-2]:g} the MSE of trained heads is {excess.min():.2f} to {excess.max():.2f} times ½(1 "
             f"− e^(−ω²σ²)); with little noise what training leaves undone decides, an MSE of {unexplained:.2g}.",
             {"median": np.median(excess), "largest": excess.max(), "without_noise": unexplained},
@@ -186,48 +171,41 @@ def judge(table: Table) -> list[Verdict]:
 
 def draw(table: Table) -> drawing.Figure:
     picture, (left, middle, right) = drawing.panels(3, width=4.6, height=4.1)
-    drawing.label(left, "error of the construction against β", "βh²", "MSE with noisy inputs", log="xy")
+    left.label("error of the construction against β", "βh²", "MSE with noisy inputs", log="xy")
     fine = np.logspace(-1.6, 1.2, 200)
     colours = drawing.PALETTE
     for sigma, colour in zip(SIGMAS, colours, strict=False):
         rows = table.where(kind="constructed", sigma=sigma)
-        drawing.points(left, rows, "beta", "mse", f"σ = {sigma:g}", colour, size=3.5)
-        drawing.theory(left, fine, predicted_mse(fine, sigma), "closed form" if sigma == SIGMAS[0] else "", colour)
-    drawing.legend(left, 3)
-    drawing.label(middle, "the best β against noise", "noise σ", "β*h²", log="xy")
+        left.points(rows, "beta", "mse", f"σ = {sigma:g}", colour, size=3.5)
+        left.theory(fine, predicted_mse(fine, sigma), "closed form" if sigma == SIGMAS[0] else "", colour)
+    left.legend(3)
+    middle.label("the best β against noise", "noise σ", "β*h²", log="xy")
     sigmas = np.logspace(math.log10(0.04), 0, 60)
-    drawing.theory(middle, sigmas, H**2 / (2 * sigmas**2), "theory: β = 1/(2σ²)")
-    drawing.theory(
-        middle, sigmas, [predicted_best(float(s)) for s in sigmas], "closed form, with ripple", drawing.BLUE, "-."
-    )
+    middle.theory(sigmas, H**2 / (2 * sigmas**2), "theory: β = 1/(2σ²)")
+    middle.theory(sigmas, [predicted_best(float(s)) for s in sigmas], "closed form, with ripple", drawing.BLUE, "-.")
     found = [best_beta(table.where(kind="constructed", sigma=sigma)) for sigma in SIGMAS]
-    drawing.measured(middle, SIGMAS, found, "measured, constructed", drawing.BLUE)
+    middle.measured(SIGMAS, found, "measured, constructed", drawing.BLUE)
     trained = table.where(kind="trained")
     for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
-        noisy = Table([row for row in trained.where(start=start) if float(row["sigma"]) > 0])
-        drawing.points(middle, noisy, "sigma", "beta", f"trained, from {start}", colour, marker)
-    middle.axvline(H, color=drawing.FAINT, lw=2, zorder=0, label="σ = h")
-    drawing.label(right, "trained heads", "noise σ", "MSE; norms", log="y")
+        middle.points(
+            trained.where(start=start).above("sigma", 0), "sigma", "beta", f"trained, from {start}", colour, marker
+        )
+    middle.axes.axvline(H, color=drawing.FAINT, lw=2, zorder=0, label="σ = h")
+    right.label("trained heads", "noise σ", "MSE; norms", log="y")
     s = np.linspace(0.02, 0.85, 100)
-    drawing.theory(right, s, [bayes(float(x)) for x in s], "theory: Bayes, ½(1−e^(−ω²σ²))")
+    right.theory(s, [bayes(float(x)) for x in s], "theory: Bayes, ½(1−e^(−ω²σ²))")
     for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
         rows = trained.where(start=start)
-        drawing.points(right, rows, "sigma", "mse", f"MSE, from {start}", colour, marker)
-        drawing.points(right, rows, "sigma", "norm", f"|W_Q|·|W_K|, from {start}", colour, "s", is_open=True)
+        right.points(rows, "sigma", "mse", f"MSE, from {start}", colour, marker)
+        right.points(rows, "sigma", "norm", f"|W_Q|·|W_K|, from {start}", colour, "s", is_open=True)
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=11,
-    name="noise",
-    title="Noise against partition precision",
-    question="Should, and does, attention lower its inverse temperature when inputs are noisy?",
-    prediction="Softmax over −β|x̃ − L|² with values f(L) is the posterior mean for noise of variance 1/2β: β* = "
+ABOUT = About(
+    11,
+    "Noise against partition precision",
+    "Should, and does, attention lower its inverse temperature when inputs are noisy?",
+    "Softmax over −β|x̃ − L|² with values f(L) is the posterior mean for noise of variance 1/2β: β* = "
     "1/(2σ²) for σ ≥ h, MSE ½(1 + a² − 2a·e^(−ω²σ²/2)), a = e^(−ω²/4β), plus the lattice's ripple, for f = sin(ωx).",
-    source="2504.19901: first experiments 3 (noise against partition precision), confidence: robustness to noise "
-    "unclear",
+    "2504.19901: first experiments 3 (noise against partition precision), confidence: robustness to noise unclear",
 )

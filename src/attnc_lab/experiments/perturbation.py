@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, sweep
 
-Layer = attnc.Affine | attnc.Attention | attnc.Softmax
 SIZES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 TRIALS = 8
 """Random perturbations of each size, whose mean is shown."""
@@ -35,38 +35,32 @@ def subjects() -> dict[str, tuple[attnc.Target, Callable[[attnc.Target], attnc.c
 
 
 def cells(profile: str) -> list[Cell]:
-    return [{"subject": name} for name in COLOURS]
+    return sweep(subject=COLOURS)
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
-    target, build = subjects()[str(cell["subject"])]
+    target, build = subjects()[cell["subject"]]
     program = build(target).program
     rng = np.random.default_rng(seed)
     points = rng.uniform(target.box.lo, target.box.hi, (150, target.box.d))
     exact, numbers = program(points), weights_of(program)
     slopes = np.array([_slope(program, numbers, j, points) for j in range(len(numbers))])  # (numbers, points)
-    error = float(np.abs(exact - target(points)[:, 0]).max())
+    error = errors_at(points, program, target).max()
     worst = int(np.abs(slopes).sum(axis=0).argmax())
 
     def moved_by(relative: np.ndarray) -> float:
         return float(np.abs(with_weights(program, numbers * (1 + relative))(points) - exact).max())
 
+    slope = {
+        "random_slope": np.linalg.norm(slopes, axis=0).max(),
+        "adversarial_slope": np.abs(slopes).sum(axis=0).max(),
+    }
+    facts = {**slope, "numbers": len(numbers), "error": error, "spread": np.ptp(exact)}
     rows: list[Row] = []
     for size in SIZES:
         changes = [moved_by(size * rng.normal(size=len(numbers))) for _ in range(TRIALS)]
         against = [moved_by(sign * size * np.sign(slopes[:, worst])) for sign in (-1, 1)]
-        rows.append(
-            {
-                "size": size,
-                "random": float(np.mean(changes)),
-                "adversarial": max(against),
-                "random_slope": float(np.sqrt((slopes**2).sum(axis=0)).max()),
-                "adversarial_slope": float(np.abs(slopes).sum(axis=0).max()),
-                "numbers": len(numbers),
-                "error": error,
-                "spread": float(np.ptp(exact)),
-            }
-        )
+        rows.append({"size": size, "random": np.mean(changes), "adversarial": max(against), **facts})
     return rows
 
 
@@ -81,55 +75,54 @@ def _slope(program: attnc.Program, numbers: np.ndarray, j: int, points: np.ndarr
 
 
 def weights_of(program: attnc.Program) -> np.ndarray:
-    """Every stored number that is not 0."""
-    return np.concatenate([array[array != 0] for layer in program.layers for array in _arrays(layer)])
+    """Return every stored number that is not 0."""
+    found: list[np.ndarray] = []
+
+    def collected(array: np.ndarray) -> np.ndarray:
+        found.append(array[array != 0])
+        return array
+
+    mapped(program, collected)
+    return np.concatenate(found)
 
 
 def with_weights(program: attnc.Program, numbers: np.ndarray) -> attnc.Program:
-    """The same program with these in place of its stored numbers."""
-    rest = iter(
-        np.split(numbers, np.cumsum([np.count_nonzero(a) for layer in program.layers for a in _arrays(layer)])[:-1])
-    )
+    """Return the same program with these in place of its stored numbers, in the order of `weights_of`."""
+    used = 0
 
     def changed(array: np.ndarray) -> np.ndarray:
-        made = array.astype(np.float64, copy=True)
-        made[array != 0] = next(rest)
+        nonlocal used
+        made, end = array.astype(np.float64), used + int(np.count_nonzero(array))
+        made[array != 0] = numbers[used:end]
+        used = end
         return made
 
-    layers: list[Layer] = []
-    for layer in program.layers:
+    return mapped(program, changed)
+
+
+def mapped(program: attnc.Program, change: Callable[[np.ndarray], np.ndarray]) -> attnc.Program:
+    """Return the program with every stored array replaced by `change` of it."""
+
+    def of_head(head: Any) -> Any:
+        return replace(head, **{name: change(getattr(head, name)) for name in ("W_Q", "W_K", "W_V", "W_O")})
+
+    def of_layer(layer: Any) -> Any:
         if isinstance(layer, attnc.Affine):
-            weight = replace(layer.weight, values=changed(layer.weight.values))
-            layers.append(
-                replace(layer, weight=weight, constant=replace(layer.constant, values=changed(layer.constant.values)))
-            )
-        elif isinstance(layer, attnc.Attention):
-            heads = tuple(
-                replace(
-                    head, W_Q=changed(head.W_Q), W_K=changed(head.W_K), W_V=changed(head.W_V), W_O=changed(head.W_O)
-                )
-                for head in layer.heads
-            )
-            layers.append(replace(layer, heads=heads))
-        else:
-            layers.append(layer)
-    return replace(program, layers=tuple(layers))
+            parts = {name: getattr(layer, name) for name in ("weight", "constant")}
+            return replace(layer, **{name: replace(part, values=change(part.values)) for name, part in parts.items()})
+        if isinstance(layer, attnc.Attention):
+            return replace(layer, heads=tuple(map(of_head, layer.heads)))
+        return layer
 
-
-def _arrays(layer: Layer) -> list[np.ndarray]:
-    if isinstance(layer, attnc.Affine):
-        return [layer.weight.values, layer.constant.values]
-    if isinstance(layer, attnc.Attention):
-        return [W for head in layer.heads for W in (head.W_Q, head.W_K, head.W_V, head.W_O)]
-    return []
+    return replace(program, layers=tuple(map(of_layer, program.layers)))
 
 
 def judge(table: Table) -> list[Verdict]:
-    small = Table([row for row in table if float(row["size"]) <= 1e-6])
+    small = Table(row for row in table if row["size"] <= 1e-6)
     ratio = small.column("adversarial") / (small.column("size") * small.column("adversarial_slope"))
     chance = small.column("random") / (small.column("size") * small.column("random_slope"))
     slopes = {name: float(table.where(subject=name)[0]["adversarial_slope"]) for name in COLOURS}
-    allowed = {name: float(row["error"]) / slopes[name] for name in COLOURS if (row := table.where(subject=name)[0])}
+    allowed = {name: row["error"] / slopes[name] for name in COLOURS if (row := table.where(subject=name)[0])}
     return [
         Verdict(
             "Small perturbations of the constructed weights change the output by the first-order prediction.",
@@ -149,7 +142,7 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "Imperfect weights as training makes them (relative 10⁻² … 10⁻¹) destroy the construction.",
-            Status.HOLDS.when(all(float(row["adversarial"]) > float(row["error"]) for row in table.where(size=1e-1))),
+            Status.HOLDS.when(all(row["adversarial"] > row["error"] for row in table.where(size=1e-1))),
             "relative changes beyond "
             + ", ".join(f"{value:.1e} ({name})" for name, value in allowed.items())
             + " add more than the construction's own error if they are adversarial; solved values, whose error is "
@@ -162,39 +155,24 @@ def judge(table: Table) -> list[Verdict]:
 def draw(table: Table) -> drawing.Figure:
     picture, (left, right) = drawing.panels(2, width=5.3, height=4.2)
     size = np.array(SIZES)
-    for axes, column, name in ((left, "adversarial", "adversarial"), (right, "random", "random")):
-        drawing.label(
-            axes,
-            f"{name} perturbation of every stored number",
-            "relative size",
-            "largest change of the output",
-            log="xy",
-        )
+    for panel, column, name in ((left, "adversarial", "adversarial"), (right, "random", "random")):
+        title = f"{name} perturbation of every stored number"
+        panel.label(title, "relative size", "largest change of the output", log="xy")
         for (subject, colour), marker in zip(COLOURS.items(), drawing.MARKERS, strict=False):
             rows = table.where(subject=subject)
-            drawing.theory(
-                axes,
-                size,
-                size * float(rows[0][f"{column}_slope"]),
-                "first order" if subject == "hard clip" else "",
-                colour,
-            )
-            drawing.points(axes, rows, "size", column, f"measured, {subject}", colour, marker)
-        axes.set_ylim(1e-9, 1e3)
+            first_order = size * rows[0][f"{column}_slope"]
+            panel.theory(size, first_order, "first order" if subject == "hard clip" else "", colour)
+            panel.points(rows, "size", column, f"measured, {subject}", colour, marker)
+        panel.axes.set_ylim(1e-9, 1e3)
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=12,
-    name="perturbation",
-    title="Perturbation of the constructed weights",
-    question="How does the error grow when the constructed weights are perturbed, at random or by an adversary?",
-    prediction="To first order a relative change ε of every stored number w_j moves the output by ε·Σ_j|∂out/∂log "
+ABOUT = About(
+    12,
+    "Perturbation of the constructed weights",
+    "How does the error grow when the constructed weights are perturbed, at random or by an adversary?",
+    "To first order a relative change ε of every stored number w_j moves the output by ε·Σ_j|∂out/∂log "
     "w_j| at worst, and by ε times the root of the sum of squares at random; ∂out/∂s_k = w_k(v_k − out), so it "
     "scales with the scores' size βr².",
-    source="2504.19901: next checks 3 (robustness to approximation), critical path (W_K and W_Q must reflect the grid)",
+    "2504.19901: next checks 3 (robustness to approximation), critical path (W_K and W_Q must reflect the grid)",
 )

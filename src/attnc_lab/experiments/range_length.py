@@ -6,7 +6,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, sizes_of, sweep
 from attnc_lab.experiments.rate_in_p import HARD, SOFT, SOFT_ERROR
 
 P = 33
@@ -17,27 +17,18 @@ LENGTHS = tuple(float(length) for length in np.logspace(-2, 4, 13))
 
 
 def cells(profile: str) -> list[Cell]:
-    near: list[Cell] = [
-        {"kind": kind, "middle": 0.0, "dtype": "float64", "length": x} for kind in ("hard", "soft") for x in LENGTHS
-    ]
-    far: list[Cell] = [
-        {"kind": "soft", "middle": FAR, "dtype": dtype, "length": x}
-        for dtype in ("float64", "float32")
-        for x in LENGTHS
-    ]
-    return [*near, *far]
+    near = sweep(kind=("hard", "soft"), middle=0.0, dtype="float64", length=LENGTHS)
+    return [*near, *sweep(kind="soft", middle=FAR, dtype=("float64", "float32"), length=LENGTHS)]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
-    length, middle, dtype = float(cell["length"]), float(cell["middle"]), str(cell["dtype"])
+    length, middle, dtype = cell["length"], cell["middle"], cell["dtype"]
     a, b = middle - length / 2, middle + length / 2
     target = attnc.TruncatedLinear([1.0], 0.0, a, b, box=(a - length / 4, b + length / 4))
     beta = HARD if cell["kind"] == "hard" else SOFT
     built = attnc.constructions.truncated_linear(target, num_anchors=P, beta=beta, dtype=dtype)
     x = np.linspace(a - length / 4, b + length / 4, 20_001)[:, None]
-    errors = np.abs(built.program(x).astype(np.float64) - target(x)[:, 0])
-    assert built.bound is not None
-    return [{"max_error": float(errors.max()), "bound": built.bound.value}]
+    return [{"max_error": errors_at(x, built.program, target).max(), **sizes_of(built)}]
 
 
 def rounding_floor(length: np.ndarray) -> np.ndarray:
@@ -70,8 +61,8 @@ def judge(table: Table) -> list[Verdict]:
         ),
         Verdict(
             "A range far from 0 costs nothing but the rounding of its inputs.",
-            Status.CONSTANT.when(float(ratio.max()) <= 1.5),
-            f"around {FAR:g} in float32 the error is {float(ratio.min()):.2f} to {float(ratio.max()):.2f} times "
+            Status.CONSTANT.when(ratio.max() <= 1.5),
+            f"around {FAR:g} in float32 the error is {ratio.min():.2f} to {ratio.max():.2f} times "
             "0.062·Δ + 2u·max|x|: the anchors are centred, so only w·x + t is rounded at the size of the range's "
             "middle.",
             {"least_ratio": ratio.min(), "largest_ratio": ratio.max()},
@@ -80,13 +71,13 @@ def judge(table: Table) -> list[Verdict]:
 
 
 def draw(table: Table) -> drawing.Figure:
-    picture, (axes,) = drawing.panels(1, width=7.2, height=4.3)
-    drawing.label(axes, f"error against the range, p = {P}", "length of the range, |b−a|", "largest error", log="xy")
+    picture, (panel,) = drawing.panels(1, width=7.2, height=4.3)
+    panel.label(f"error against the range, p = {P}", "length of the range, |b−a|", "largest error", log="xy")
     length = np.array(LENGTHS)
-    drawing.theory(axes, length, length / (2 * (P - 1)), "theory: |b−a|/(2(p−1))")
-    drawing.theory(axes, length, SOFT_ERROR * length / (P - 1), "theory: 0.062·|b−a|/(p−1)", drawing.BLUE)
+    panel.theory(length, length / (2 * (P - 1)), "theory: |b−a|/(2(p−1))")
+    panel.theory(length, SOFT_ERROR * length / (P - 1), "theory: 0.062·|b−a|/(p−1)", drawing.BLUE)
     floor = SOFT_ERROR * length / (P - 1) + rounding_floor(length)
-    drawing.theory(axes, length, floor, "theory: the same + 2u·max|x|, float32", drawing.ORANGE, "-.")
+    panel.theory(length, floor, "theory: the same + 2u·max|x|, float32", drawing.ORANGE, "-.")
     for kind, middle, dtype, name, colour, marker in (
         ("hard", 0.0, "float64", "hard, around 0", drawing.INK, "s"),
         ("soft", 0.0, "float64", "soft, around 0", drawing.BLUE, "o"),
@@ -94,20 +85,14 @@ def draw(table: Table) -> drawing.Figure:
         ("soft", FAR, "float32", f"soft, around {FAR:g}, float32", drawing.ORANGE, "^"),
     ):
         rows = table.where(kind=kind, middle=middle, dtype=dtype)
-        drawing.points(axes, rows, "length", "max_error", name, colour, marker)
+        panel.points(rows, "length", "max_error", name, colour, marker)
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=3,
-    name="range_length",
-    title="The length of the range",
-    question="How does the error depend on the range [a, b] that a head clips to?",
-    prediction="Δ = |b−a|/(p−1): proportional to |b−a| at fixed p; where the range lies costs rounding only, "
-    "2u·max|x|.",
-    source="2504.15956: mechanism 1 (p anchors in [a, b]); trade-off precision against sequence length",
+ABOUT = About(
+    3,
+    "The length of the range",
+    "How does the error depend on the range [a, b] that a head clips to?",
+    "Δ = |b−a|/(p−1): proportional to |b−a| at fixed p; where the range lies costs rounding only, 2u·max|x|.",
+    "2504.15956: mechanism 1 (p anchors in [a, b]); trade-off precision against sequence length",
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, fit_power, sizes_of, sweep
 from attnc_lab.experiments.rate_in_p import END, HARD, sampled_inputs, target_of, train_clip
 
 TOKENS = 10
@@ -19,52 +19,41 @@ UNIT = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(-0.5, 1.5))
 
 def cells(profile: str) -> list[Cell]:
     trials, steps = (2, 400) if profile == "quick" else (5, 4000)
-    trained: list[Cell] = [
-        {"kind": "trained", "H": H, "trial": trial, "steps": steps} for H in HEADS for trial in range(trials)
-    ]
-    built: list[Cell] = [{"kind": kind, "H": H} for kind in ("hard", "soft") for H in HEADS]
     levels = LEVELS if profile == "full" else LEVELS[:-1]
-    sizes: list[Cell] = [{"kind": kind, "eps": eps} for kind in ("one head", "heads") for eps in levels]
-    return [*trained, *built, *sizes]
+    return [
+        *sweep(kind="trained", H=HEADS, trial=range(trials), steps=steps),
+        *sweep(kind=("hard", "soft"), H=HEADS),
+        *sweep(kind=("one head", "heads"), eps=levels),
+    ]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
     if "eps" in cell:
         name = "truncated_linear" if cell["kind"] == "one head" else "truncated_linear_heads"
-        net = attnc.compile(UNIT, eps=float(cell["eps"]), construction=name)
-        assert net.certificate.bound is not None
-        assert net.certificate.observed is not None
+        net = attnc.compile(UNIT, eps=cell["eps"], construction=name)
         sizes: Row = {"anchors": net.num_anchors, "heads": net.program.num_heads, "parameters": net.num_parameters}
         return [{**sizes, "observed": net.certificate.observed, "bound": net.certificate.bound}]
-    target, H = target_of(seed, TOKENS), int(cell["H"])
+    target, H = target_of(seed, TOKENS), cell["H"]
     if cell["kind"] == "trained":
         _, errors, weights = train_clip(target, TOKENS, H, 60, cell, seed)
-        return [{"N": TOKENS * H, "max_error": float(np.abs(errors).max()), "parameters": weights}]
+        return [{"N": TOKENS * H, "max_error": np.abs(errors).max(), "parameters": weights}]
     built = attnc.constructions.truncated_linear_heads(
         target, num_heads=H, num_tokens=TOKENS, beta=HARD if cell["kind"] == "hard" else None
     )
     inputs = sampled_inputs(target, max(400, 60 * H), seed)
-    errors = np.abs(built.program(inputs) - target(inputs.reshape(len(inputs), -1)))
-    assert built.bound is not None
-    return [
-        {
-            "N": PER_HEAD * H,
-            "max_error": float(errors.max()),
-            "bound": built.bound.value,
-            "parameters": built.program.num_parameters,
-        }
-    ]
+    errors = errors_at(inputs, built.program, target)
+    return [{"N": PER_HEAD * H, "max_error": errors.max(), **sizes_of(built)}]
 
 
 def judge(table: Table) -> list[Verdict]:
     hard = table.where(kind="hard")
     law = hard.power("N", "max_error", -1)
-    ratio = float((hard.column("max_error") * hard.column("N") / (2 * END)).max())
+    ratio = (hard.column("max_error") * hard.column("N") / (2 * END)).max()
     learned = table.where(kind="trained")
     trained = learned.power("H", "max_error")
     one, many = (table.where(kind=kind) for kind in ("one head", "heads"))
     growth = [fit_power(1 / rows.column("eps"), rows.column("parameters")) for rows in (one, many)]
-    saved = float(one.column("parameters")[-1] / many.column("parameters")[-1])
+    saved = one.column("parameters")[-1] / many.column("parameters")[-1]
     return [
         Verdict(
             "H heads over n tokens clip with error O(1/(nH)): constructed.",
@@ -93,42 +82,34 @@ def judge(table: Table) -> list[Verdict]:
 
 def draw(table: Table) -> drawing.Figure:
     picture, (left, right) = drawing.panels(2, width=5.0, height=4.0)
-    drawing.label(left, "error against heads, n = 10 tokens", "heads H", "largest error", log="xy")
+    left.label("error against heads, n = 10 tokens", "heads H", "largest error", log="xy")
     H = np.array(HEADS, float)
-    drawing.theory(left, H, 2 * END / (PER_HEAD * H), "theory: |b−a|/((n−2)H)")
-    drawing.theory(left, H, END / (PER_HEAD * H - 1), "theory: Δ/2", drawing.GREY, ":")
+    left.theory(H, 2 * END / (PER_HEAD * H), "theory: |b−a|/((n−2)H)")
+    left.theory(H, END / (PER_HEAD * H - 1), "theory: Δ/2", drawing.GREY, ":")
     for kind, name, colour, marker in (
         ("hard", "constructed, hard", drawing.INK, "s"),
         ("soft", "constructed, as soft as seams allow", drawing.BLUE, "o"),
         ("trained", "trained (Adam)", drawing.ORANGE, "^"),
     ):
         rows = table.where(kind=kind)
-        drawing.points(left, rows, "H", "max_error", name, colour, marker)
-    drawing.whole_ticks(left, HEADS)
-    drawing.label(right, "parameters at equal error, clip to [0, 1]", "error asked for, ε", "stored numbers", log="xy")
+        left.points(rows, "H", "max_error", name, colour, marker)
+    left.whole_ticks(HEADS)
+    right.label("parameters at equal error, clip to [0, 1]", "error asked for, ε", "stored numbers", log="xy")
     for kind, colour, marker, power in (("one head", drawing.INK, "s", 1.0), ("heads", drawing.GREEN, "D", 0.5)):
         rows = table.where(kind=kind)
         eps, size = rows.column("eps"), rows.column("parameters")
-        drawing.theory(right, eps, size[-1] * (eps[-1] / eps) ** power, f"theory: ε^−{power:g}", colour)
-        drawing.measured(
-            right, eps, size, kind if kind == "one head" else "about as many heads as tokens", colour, marker
-        )
-    right.invert_xaxis()
+        right.theory(eps, size[-1] * (eps[-1] / eps) ** power, f"theory: ε^−{power:g}", colour)
+        right.measured(eps, size, kind if kind == "one head" else "about as many heads as tokens", colour, marker)
+    right.axes.invert_xaxis()
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=2,
-    name="rate_in_heads",
-    title="Rate in the number of heads",
-    question="With the anchors of each head fixed, does the error fall like 1/(nH)? Do trained heads? What do heads "
-    "cost?",
-    prediction="N = (n−2)H anchors, Δ = |b−a|/(N−1): |out − clip| ≤ |b−a|/N for βΔ² large enough that silent heads "
+ABOUT = About(
+    2,
+    "Rate in the number of heads",
+    "With the anchors of each head fixed, does the error fall like 1/(nH)? Do trained heads? What do heads cost?",
+    "N = (n−2)H anchors, Δ = |b−a|/(N−1): |out − clip| ≤ |b−a|/N for βΔ² large enough that silent heads "
     "leak less than rounding; heads share n tokens, so ε needs O(n + H) = O(ε^−½) numbers instead of O(ε⁻¹).",
-    source="2504.15956: key results (O(1/(nH))), mechanism 2, first experiments 3 (ablate heads), trade-off heads "
+    "2504.15956: key results (O(1/(nH))), mechanism 2, first experiments 3 (ablate heads), trade-off heads "
     "against capacity",
 )

@@ -6,7 +6,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Power, Row, Status, Table, Verdict, fit_power
+from attnc_lab.experiment import About, Cell, Power, Row, Status, Table, Verdict, sizes_of, sweep
 
 TOKENS, WIDTH, END, NORM = 50, 10, 25.0, 15.0
 """The papers' setting: 50 tokens of width 10, clipped to ±25; w·x has a standard deviation of 15."""
@@ -14,8 +14,8 @@ HARD, SOFT = 60.0, 2.72
 """β in units of Δ⁻²: nearly one-hot, and the one with the least error."""
 SOFT_ERROR = 0.062
 """The largest error at the best temperature, in spacings Δ."""
-PAPERS = (60, 70, 80, 90, 100, 110, 120)
-DECADES = (8, 16, 32, 64, 128, 256, 512, 1024)
+SIZES = {"papers": (60, 70, 80, 90, 100, 110, 120), "decades": (8, 16, 32, 64, 128, 256, 512, 1024)}
+"""The numbers of anchors p: the papers' own, and two decades."""
 
 
 def target_of(seed: int, tokens: int = TOKENS, width: int = WIDTH) -> attnc.TruncatedLinear:
@@ -42,39 +42,29 @@ def inputs_at(target: attnc.TruncatedLinear, u: np.ndarray, seed: int) -> np.nda
 
 def cells(profile: str) -> list[Cell]:
     trials, steps = (2, 500) if profile == "quick" else (5, 4000)
-    learned = (60, 80, 100, 120) if profile == "quick" else PAPERS
-    wide = (8, 32, 128, 512) if profile == "quick" else DECADES
-    trained: list[Cell] = [
-        {"kind": "trained", "setting": setting, "p": p, "trial": trial, "steps": steps}
-        for setting, sizes in (("papers", learned), ("decades", wide))
-        for p in sizes
-        for trial in range(trials)
+    learned = {"papers": (60, 80, 100, 120), "decades": (8, 32, 128, 512)} if profile == "quick" else SIZES
+    trained = {"trial": range(trials), "steps": steps}
+    return [
+        *(cell for name, p in learned.items() for cell in sweep(kind="trained", setting=name, p=p, **trained)),
+        *(cell for name, p in SIZES.items() for cell in sweep(kind=("hard", "soft"), setting=name, p=p)),
     ]
-    built: list[Cell] = [
-        {"kind": kind, "setting": setting, "p": p}
-        for setting, sizes in (("papers", PAPERS), ("decades", DECADES))
-        for kind in ("hard", "soft")
-        for p in sizes
-    ]
-    return [*trained, *built]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
     tokens = TOKENS if cell["setting"] == "papers" else 8
-    target, p = target_of(seed, tokens), int(cell["p"])
+    target, p = target_of(seed, tokens), cell["p"]
     if cell["kind"] == "trained":
         inputs, errors, _ = train_clip(target, p, 1, 1600 // tokens, cell, seed)
         return [_errors(target, inputs, errors)]
     built = attnc.constructions.truncated_linear(target, num_anchors=p, beta=HARD if cell["kind"] == "hard" else SOFT)
     inputs = sampled_inputs(target, max(400, 60 * p // tokens), seed)
     errors = built.program(inputs) - target(inputs.reshape(len(inputs), -1))
-    assert built.bound is not None
-    return [_errors(target, inputs, errors) | {"bound": built.bound.value}]
+    return [_errors(target, inputs, errors) | sizes_of(built)]
 
 
 def _errors(target: attnc.TruncatedLinear, inputs: np.ndarray, errors: np.ndarray) -> Row:
     inside = np.abs(target.linear(inputs.reshape(len(inputs), -1))) <= END
-    return {"max_error": float(np.abs(errors).max()), "mse": float((errors[inside] ** 2).mean())}
+    return {"max_error": np.abs(errors).max(), "mse": (errors[inside] ** 2).mean()}
 
 
 def train_clip(
@@ -86,9 +76,9 @@ def train_clip(
     """
     import torch
 
-    from attnc_lab.training import ClippedTokens, train
+    from attnc_lab.training import ClippedTokens, seeded, train
 
-    torch.manual_seed(2**16 * seed % 2**32 + int(cell["trial"]))
+    seeded(seed, cell["trial"])
     n, d = target.W.shape
     W, t = torch.tensor(target.W, dtype=torch.float32) / END, torch.tensor(target.t, dtype=torch.float32) / END
 
@@ -97,7 +87,7 @@ def train_clip(
         return x, (torch.einsum("bnd,nd->bn", x, W) + t).clamp(-1, 1)
 
     model = ClippedTokens(n, d, keys, heads)
-    train(model, batch, steps=int(cell["steps"]), rate=2e-2)
+    train(model, batch, steps=cell["steps"], rate=2e-2)
     inputs = sampled_inputs(target, 4000 // n, seed)
     with torch.no_grad():
         found = END * model(torch.tensor(inputs, dtype=torch.float32)).numpy().astype(float)
@@ -107,8 +97,7 @@ def train_clip(
 def fits(table: Table, kind: str, setting: str) -> tuple[Power, Power]:
     """Max error and MSE as powers of the number of intervals p − 1."""
     rows = table.where(kind=kind, setting=setting)
-    intervals = rows.column("p") - 1
-    return fit_power(intervals, rows.column("max_error")), fit_power(intervals, rows.column("mse"))
+    return rows.power("p", "max_error", -1), rows.power("p", "mse", -1)
 
 
 def judge(table: Table) -> list[Verdict]:
@@ -117,7 +106,7 @@ def judge(table: Table) -> list[Verdict]:
         powers = {setting: fits(table, kind, setting) for setting in ("papers", "decades")}
         rows = table.where(kind=kind)
         spacing = 2 * END / (rows.column("p") - 1)
-        measured_constant = float((rows.column("max_error") / spacing).max())
+        measured_constant = (rows.column("max_error") / spacing).max()
         most, square = powers["decades"]
         is_met = abs(most.exponent + 1) < 0.03 and abs(square.exponent + 2) < 0.06
         found.append(
@@ -140,7 +129,7 @@ def judge(table: Table) -> list[Verdict]:
     follows = decades.low <= -2 <= decades.high and decades.high < 0
     trained = table.where(kind="trained", setting="papers")
     best = table.where(kind="soft", setting="papers")
-    excess = float(np.sqrt(np.median(trained.column("mse")) / np.median(best.column("mse"))))
+    excess = np.sqrt(np.median(trained.column("mse")) / np.median(best.column("mse")))
     found.append(
         Verdict(
             "A trained head follows the same rate: MSE ∝ p⁻².",
@@ -157,40 +146,34 @@ def judge(table: Table) -> list[Verdict]:
 def draw(table: Table) -> drawing.Figure:
     picture, (left, right) = drawing.panels(2, width=5.0, height=4.0)
     p = np.array([7.0, 1200.0])
-    for axes, column, name in ((left, "max_error", "largest error"), (right, "mse", "mean squared error")):
-        drawing.label(axes, name, "anchors p", name, log="xy")
+    for panel, column, name in ((left, "max_error", "largest error"), (right, "mse", "mean squared error")):
+        panel.label(name, "anchors p", name, log="xy")
         spacing = 2 * END / (p - 1)
         curves = (0.5 * spacing, SOFT_ERROR * spacing) if column == "max_error" else (spacing**2 / 12, None)
-        drawing.theory(axes, p, curves[0], "theory: Δ/2" if column == "max_error" else "theory: Δ²/12", drawing.INK)
+        panel.theory(p, curves[0], "theory: Δ/2" if column == "max_error" else "theory: Δ²/12", drawing.INK)
         if curves[1] is not None:
-            drawing.theory(axes, p, curves[1], "theory: 0.062·Δ", drawing.BLUE)
+            panel.theory(p, curves[1], "theory: 0.062·Δ", drawing.BLUE)
         else:
             soft = table.where(kind="soft", setting="decades")
             law = soft.power("p", column, -1)
-            drawing.theory(axes, p, law.factor * (p - 1) ** -2.0, "slope −2 through the soft ones", drawing.BLUE)
+            panel.theory(p, law.factor * (p - 1) ** -2.0, "slope −2 through the soft ones", drawing.BLUE)
         for kind, name_of, colour, marker in (
             ("hard", "constructed, hard (βΔ² = 60)", drawing.INK, "s"),
             ("soft", "constructed, βΔ² = 2.72", drawing.BLUE, "o"),
             ("trained", "trained (Adam)", drawing.ORANGE, "^"),
         ):
             rows = table.where(kind=kind)
-            drawing.points(axes, rows, "p", column, name_of, colour, marker)
-        axes.axvspan(60, 120, color=drawing.FAINT, alpha=0.45, lw=0, label="the papers' range")
-        drawing.whole_ticks(axes, (10, 30, 100, 300, 1000))
+            panel.points(rows, "p", column, name_of, colour, marker)
+        panel.axes.axvspan(60, 120, color=drawing.FAINT, alpha=0.45, lw=0, label="the papers' range")
+        panel.whole_ticks((10, 30, 100, 300, 1000))
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=1,
-    name="rate_in_p",
-    title="Rate in the number of anchors",
-    question="Does one head that clips a linear function have an error of O(1/p), and its MSE of O(1/p²)? Does a "
-    "trained one?",
-    prediction="With p anchors Δ = |b−a|/(p−1) apart: |out − clip(w·x+t, a, b)| ≤ Δ/2 for hard selection, MSE Δ²/12; "
+ABOUT = About(
+    1,
+    "Rate in the number of anchors",
+    "Does one head that clips a linear function have an error of O(1/p), and its MSE of O(1/p²)? Does a trained one?",
+    "With p anchors Δ = |b−a|/(p−1) apart: |out − clip(w·x+t, a, b)| ≤ Δ/2 for hard selection, MSE Δ²/12; "
     "0.062·Δ at βΔ² = 2.72. So slopes −1 and −2.",
-    source="2504.15956: key results (O(1/p)); first experiments 1 (MSE against p); setting d = 10, n = 50, range ±25",
+    "2504.15956: key results (O(1/p)); first experiments 1 (MSE against p); setting d = 10, n = 50, range ±25",
 )

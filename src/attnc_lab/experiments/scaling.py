@@ -6,7 +6,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, unproved
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, sizes_of, sweep, unproved
 from attnc_lab.experiments.rate_in_p import END, HARD, inputs_at, target_of
 
 LENGTHS = (50, 200, 1000, 4000, 10_000)
@@ -19,20 +19,19 @@ LIMITS = {"quick": 50_000, "full": 1_500_000}
 
 
 def cells(profile: str) -> list[Cell]:
-    lengths: list[Cell] = [{"kind": "length", "n": n, "H": H} for n in LENGTHS for H in HEADS]
-    grids: list[Cell] = [{"kind": "grid", "D": D, "limit": LIMITS[profile]} for D in DIMENSIONS]
-    composed: list[Cell] = [{"kind": "compose", "D": D} for D in DIMENSIONS]
-    return [*reversed(lengths), *grids, *composed]
+    lengths = sweep(kind="length", n=LENGTHS, H=HEADS)
+    grids = sweep(kind="grid", D=DIMENSIONS, limit=LIMITS[profile])
+    return [*reversed(lengths), *grids, *sweep(kind="compose", D=DIMENSIONS)]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
     if cell["kind"] == "length":
-        return [_length(int(cell["n"]), int(cell["H"]), seed)]
-    D = int(cell["D"])
+        return [_length(cell["n"], cell["H"], seed)]
+    D = cell["D"]
     target = attnc.as_target(chain(D), {f"x{i}": (-SIDE, SIDE) for i in range(D)})
     if cell["kind"] == "compose":
         return [_sizes(attnc.constructions.compose(target, eps=EPS), target, seed)]
-    expected, limit = (_slopes(target, seed) * SIDE / EPS) ** D, int(cell["limit"])
+    expected, limit = (_slopes(target, seed) * SIDE / EPS) ** D, cell["limit"]
     predicted: Row = {"predicted": expected}
     if expected > 2 * limit:
         return [predicted]
@@ -50,26 +49,16 @@ def chain(D: int) -> str:
 
 def _sizes(built: attnc.constructions.Built, target: attnc.Target, seed: int) -> Row:
     points = np.random.default_rng(seed).uniform(-SIDE, SIDE, (1000, target.box.d))
-    program = built.program
-    errors = np.abs(unproved(target, built)(points).reshape(len(points), -1) - target(points))
-    return {
-        "anchors": program.num_anchors,
-        "parameters": program.num_parameters,
-        "layers": program.num_attention_layers,
-        "max_error": float(errors.max()),
-    }
+    errors = errors_at(points, unproved(target, built), target)
+    return {**sizes_of(built), "layers": built.program.num_attention_layers, "max_error": errors.max()}
 
 
 def _slopes(target: attnc.Target, seed: int) -> float:
     """max Σ_i |∂f/∂x_i| over a sample: the change of f over a cube of half-width h/2, divided by h/2."""
     points = np.random.default_rng([seed, 2]).uniform(-SIDE, SIDE, (4000, target.box.d))
-    step = 1e-6
-    total = np.zeros(len(points))
-    for axis in range(target.box.d):
-        moved = np.zeros(target.box.d)
-        moved[axis] = step
-        total += np.abs(target(points + moved) - target(points - moved))[:, 0] / (2 * step)
-    return float(total.max())
+    steps = 1e-6 * np.eye(target.box.d)
+    total = sum(np.abs(target(points + step) - target(points - step))[:, 0] / 2e-6 for step in steps)
+    return total.max()
 
 
 def _length(n: int, H: int, seed: int) -> Row:
@@ -85,19 +74,14 @@ def _length(n: int, H: int, seed: int) -> Row:
     shape = (max(1, 2000 // n), n)
     steps = rng.integers(0, anchors - 1, shape) + 0.5 + rng.choice([-0.05, -0.02, 0.02, 0.05], shape)
     inputs = inputs_at(target, -END + 2 * END * steps / (anchors - 1), seed)
-    errors = np.abs(built.program(inputs) - target(inputs.reshape(len(inputs), -1)))
-    return {
-        "N": anchors,
-        "max_error": float(errors.max()),
-        "parameters": built.program.num_parameters,
-        "scores": n * built.program.num_anchors,
-    }
+    errors = errors_at(inputs, built.program, target)
+    return {"N": anchors, "max_error": errors.max(), "scores": n * built.program.num_anchors, **sizes_of(built)}
 
 
 def judge(table: Table) -> list[Verdict]:
     lengths = table.where(kind="length")
     laws = {H: lengths.where(H=H).power("N", "max_error") for H in HEADS}
-    constant = float((lengths.column("max_error") * lengths.column("N") / (2 * END)).max())
+    constant = (lengths.column("max_error") * lengths.column("N") / (2 * END)).max()
     most = lengths.where(n=LENGTHS[-1], H=1)[0]
     grids, composed = table.where(kind="grid"), table.where(kind="compose")
     built = grids.having("anchors")
@@ -110,7 +94,7 @@ def judge(table: Table) -> list[Verdict]:
             "The rates O(1/p) and O(1/(nH)) hold for long sequences, n = 50 … 10,000.",
             Status.CONSTANT.when(all(abs(law.exponent + 1) < 0.1 for law in laws.values())),
             f"exponents {laws[1]} with one head and {laws[4]} with four, in the number of anchors; the error is at "
-            f"most {constant:.2f}·|b−a|/N. It costs n·N scores per point: {float(most['scores']):.1e} at n = 10,000 "
+            f"most {constant:.2f}·|b−a|/N. It costs n·N scores per point: {most['scores']:.1e} at n = 10,000 "
             "with one head.",
             {"one_head": laws[1].exponent, "four_heads": laws[4].exponent, "constant": constant},
         ),
@@ -125,47 +109,42 @@ def judge(table: Table) -> list[Verdict]:
         Verdict(
             "Polynomial size for structured functions (an open question of the paper): by composition it is linear "
             "in D.",
-            Status.CONSTANT.when(growth.exponent < 1.3 and float(composed.column("max_error").max()) <= EPS),
+            Status.CONSTANT.when(growth.exponent < 1.3 and composed.column("max_error").max() <= EPS),
             f"the same functions to the same ε = {EPS:g} by a deep program: {composed.column('anchors')[0]:.0f} "
             f"anchors at D = 2, {composed.column('anchors')[-1]:.0f} at D = {DIMENSIONS[-1]}, exponent {growth} in "
-            f"the number of terms; observed error {float(composed.column('max_error').max()):.2g} at most.",
-            {"exponent": growth.exponent, "last": float(composed.column("anchors")[-1])},
+            f"the number of terms; observed error {composed.column('max_error').max():.2g} at most.",
+            {"exponent": growth.exponent, "last": composed.column("anchors")[-1]},
         ),
     ]
 
 
 def draw(table: Table) -> drawing.Figure:
     picture, (left, right) = drawing.panels(2, width=5.4, height=4.1)
-    drawing.label(left, "error against sequence length, width 10", "tokens n", "largest error", log="xy")
+    left.label("error against sequence length, width 10", "tokens n", "largest error", log="xy")
     n = np.array(LENGTHS, float)
     for H, colour, marker in ((1, drawing.BLUE, "o"), (4, drawing.GREEN, "D")):
         rows = table.where(kind="length", H=H)
-        drawing.theory(left, n, END / (n if H == 1 else (n - 2) * H), "theory: |b−a|/2N", colour)
-        drawing.points(left, rows, "n", "max_error", f"measured, H = {H}", colour, marker)
-    drawing.whole_ticks(left, LENGTHS)
-    drawing.label(right, f"anchors for ε = {EPS:g} on [−2, 2]^D", "dimension D", "anchors", log="y")
+        left.theory(n, END / (n if H == 1 else (n - 2) * H), "theory: |b−a|/2N", colour)
+        left.points(rows, "n", "max_error", f"measured, H = {H}", colour, marker)
+    left.whole_ticks(LENGTHS)
+    right.label(f"anchors for ε = {EPS:g} on [−2, 2]^D", "dimension D", "anchors", log="y")
     grids, composed = table.where(kind="grid"), table.where(kind="compose")
     built = grids.having("anchors")
-    drawing.theory(right, grids.column("D"), grids.column("predicted"), "theory: (Λ₁w/2ε)^D")
-    drawing.points(right, built, "D", "anchors", "grid, built (max_affine)", drawing.ORANGE, "s")
+    right.theory(grids.column("D"), grids.column("predicted"), "theory: (Λ₁w/2ε)^D")
+    right.points(built, "D", "anchors", "grid, built (max_affine)", drawing.ORANGE, "s")
     D, anchors = composed.column("D"), composed.column("anchors")
-    drawing.theory(right, D, anchors[0] * (D - 1), "theory: linear in D", drawing.BLUE)
-    drawing.measured(right, D, anchors, "composition, built (compose)", drawing.BLUE, "o")
+    right.theory(D, anchors[0] * (D - 1), "theory: linear in D", drawing.BLUE)
+    right.measured(D, anchors, "composition, built (compose)", drawing.BLUE, "o")
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=8,
-    name="scaling",
-    title="Sequence length and input dimension",
-    question="Do the rates hold for long sequences? How does the size grow with the dimension, for a grid and for a "
+ABOUT = About(
+    8,
+    "Sequence length and input dimension",
+    "Do the rates hold for long sequences? How does the size grow with the dimension, for a grid and for a "
     "composition?",
-    prediction="n tokens give each head n keys: error ≤ |b−a|/2N, N = n or (n−2)H. A grid of cells needs (Λ₁·w/2ε)^D "
+    "n tokens give each head n keys: error ≤ |b−a|/2N, N = n or (n−2)H. A grid of cells needs (Λ₁·w/2ε)^D "
     "of them; a composition of an expression needs a number of heads linear in its size, whatever D is.",
-    source="2504.15956: next checks 3 (realistic sequence lengths), open question on polynomial size; 2504.19901: "
+    "2504.15956: next checks 3 (realistic sequence lengths), open question on polynomial size; 2504.19901: "
     "next checks 2 (dimensional scaling), trade-off minimalism against capacity",
 )

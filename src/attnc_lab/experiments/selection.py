@@ -8,7 +8,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, unproved
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, middles, sweep, unproved
 
 SHOWN = (0.01, 0.1, 1.0, 10.0, 100.0)
 """β in units of Δ⁻², of the heat maps."""
@@ -16,12 +16,8 @@ SMALL, LARGE = 8, 64
 
 
 def cells(profile: str) -> list[Cell]:
-    count = 25 if profile == "quick" else 61
-    maps: list[Cell] = [{"kind": "map", "p": SMALL, "beta": beta} for beta in SHOWN]
-    sweep: list[Cell] = [
-        {"kind": "entropy", "p": p, "beta": float(beta)} for p in (SMALL, LARGE) for beta in np.logspace(-4, 3, count)
-    ]
-    return [*maps, *sweep]
+    betas = np.logspace(-4, 3, 25 if profile == "quick" else 61)
+    return [*sweep(kind="map", p=SMALL, beta=SHOWN), *sweep(kind="entropy", p=(SMALL, LARGE), beta=betas)]
 
 
 def pattern(p: int, beta: float, x: np.ndarray) -> np.ndarray:
@@ -32,7 +28,7 @@ def pattern(p: int, beta: float, x: np.ndarray) -> np.ndarray:
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
-    p, beta = int(cell["p"]), float(cell["beta"])
+    p, beta = cell["p"], cell["beta"]
     if cell["kind"] == "map":
         x = np.linspace(0, 1, 57)
         return [
@@ -40,11 +36,9 @@ def measure(cell: Cell, seed: int) -> list[Row]:
             for at, row in zip(x, pattern(p, beta, x), strict=True)
             for k, weight in enumerate(row)
         ]
-    weights = pattern(p, beta, (np.arange(4000) + 0.5) / 4000)
+    weights = pattern(p, beta, middles(0, 1, 4000))
     logs = np.log(np.where(weights > 0, weights, 1.0))
-    return [
-        {"entropy": float(-(weights * logs).sum(axis=1).mean()), "largest_weight": float(weights.max(axis=1).mean())}
-    ]
+    return [{"entropy": -(weights * logs).sum(axis=1).mean(), "largest_weight": weights.max(axis=1).mean()}]
 
 
 def hard_entropy(beta: np.ndarray) -> np.ndarray:
@@ -61,17 +55,13 @@ def judge(table: Table) -> list[Verdict]:
     rows = table.where(kind="entropy", p=LARGE)
     beta, entropy = rows.column("beta"), rows.column("entropy")
     hard, soft = beta > 8, (beta > 0.02) & (beta < 1)
-    off_hard = float(np.abs(entropy[hard] / hard_entropy(beta[hard]) - 1).max())
-    off_soft = float(np.abs(entropy[soft] / soft_entropy(beta[soft]) - 1).max())
+    off_hard = np.abs(entropy[hard] / hard_entropy(beta[hard]) - 1).max()
+    off_soft = np.abs(entropy[soft] / soft_entropy(beta[soft]) - 1).max()
     uniform = float(entropy[0] / math.log(LARGE))
     sharp = table.where(kind="map", beta=SHOWN[-1])
-    at_anchor = [
-        row for row in sharp if abs(float(row["x"]) * (SMALL - 1) - round(float(row["x"]) * (SMALL - 1))) < 1e-9
-    ]
-    largest: dict[float, float] = {}
-    for row in at_anchor:
-        largest[float(row["x"])] = max(largest.get(float(row["x"]), 0.0), float(row["weight"]))
-    least = min(largest.values())
+    x, weights = (sharp.column(name).reshape(-1, SMALL) for name in ("x", "weight"))
+    steps = x[:, 0] * (SMALL - 1)
+    least = weights.max(axis=1)[np.abs(steps - steps.round()) < 1e-9].min()
     return [
         Verdict(
             "High β makes attention one-hot: it selects the nearest anchor.",
@@ -95,50 +85,32 @@ def draw(table: Table) -> drawing.Figure:
     picture = drawing.figure_class()(figsize=(11.5, 6.3), layout="constrained")
     grid = picture.add_gridspec(2, len(SHOWN), height_ratios=(1, 1.25))
     for column, beta in enumerate(SHOWN):
-        axes = picture.add_subplot(grid[0, column])
-        rows = table.where(kind="map", beta=beta)
-        weights = rows.column("weight").reshape(-1, SMALL).T
-        image = axes.imshow(
-            weights,
-            origin="lower",
-            aspect="auto",
-            extent=(0, 1, -0.5, SMALL - 0.5),
-            cmap="Blues",
-            vmin=0,
-            vmax=1,
-            interpolation="nearest",
-        )
-        drawing.label(axes, f"βΔ² = {beta:g}", "x", "anchor k" if column == 0 else "")
-        axes.grid(False)
+        panel = drawing.Panel(picture.add_subplot(grid[0, column]))
+        panel.label(f"βΔ² = {beta:g}", "x", "anchor k" if column == 0 else "")
+        weights = table.where(kind="map", beta=beta).column("weight").reshape(-1, SMALL).T
+        image = panel.image(weights, (0, 1, -0.5, SMALL - 0.5), aspect="auto", cmap="Blues", vmin=0, vmax=1)
     bar = picture.colorbar(image, ax=picture.axes, location="right", shrink=0.9, pad=0.01)
     bar.set_label("attention weight", fontsize=9)
-    axes = picture.add_subplot(grid[1, :])
-    drawing.label(axes, "mean entropy of attention against β", "βΔ²", "entropy (nats)", log="xy")
+    panel = drawing.Panel(picture.add_subplot(grid[1, :]))
+    panel.label("mean entropy of attention against β", "βΔ²", "entropy (nats)", log="xy")
     fine = np.logspace(-4, 3, 200)
-    drawing.theory(axes, fine[fine < 3], soft_entropy(fine[fine < 3]), "theory: ½·log(πe/βΔ²), a Gaussian", drawing.INK)
-    drawing.theory(
-        axes, fine[fine > 1], hard_entropy(fine[fine > 1]), "theory: π²/(6βΔ²), two neighbours", drawing.INK, ":"
-    )
+    panel.theory(fine[fine < 3], soft_entropy(fine[fine < 3]), "theory: ½·log(πe/βΔ²), a Gaussian", drawing.INK)
+    panel.theory(fine[fine > 1], hard_entropy(fine[fine > 1]), "theory: π²/(6βΔ²), two neighbours", drawing.INK, ":")
     for p, colour, marker in ((SMALL, drawing.ORANGE, "^"), (LARGE, drawing.BLUE, "o")):
         rows = table.where(kind="entropy", p=p)
-        drawing.points(axes, rows, "beta", "entropy", f"measured, p = {p}", colour, marker)
-        drawing.theory(axes, fine[[0, -1]], [math.log(p)] * 2, f"uniform: log {p}", colour, "-.")
-    axes.set_ylim(1e-3, 9)
-    drawing.legend(axes, 3)
+        panel.points(rows, "beta", "entropy", f"measured, p = {p}", colour, marker)
+        panel.theory(fine[[0, -1]], [math.log(p)] * 2, f"uniform: log {p}", colour, "-.")
+    panel.axes.set_ylim(1e-3, 9)
+    panel.legend(3)
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=4,
-    name="selection",
-    title="Selection: from diffuse to one-hot",
-    question="Does the softmax select the nearest anchor, and at which β does it begin to?",
-    prediction="Weights ∝ exp(−β(u − L_k)²). Mean entropy over u: log p for β → 0, ½·log(πe/βΔ²) while many anchors "
+ABOUT = About(
+    4,
+    "Selection: from diffuse to one-hot",
+    "Does the softmax select the nearest anchor, and at which β does it begin to?",
+    "Weights ∝ exp(−β(u − L_k)²). Mean entropy over u: log p for β → 0, ½·log(πe/βΔ²) while many anchors "
     "share, π²/(6βΔ²) once two do.",
-    source="2504.15956: mechanism 1, first experiments 2 (heat maps), failure signature uniform attention; "
+    "2504.15956: mechanism 1, first experiments 2 (heat maps), failure signature uniform attention; "
     "2504.19901: fuzzy partitioning, temperature scaling",
 )

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power, unproved
+from attnc_lab.experiment import (
+    About,
+    Cell,
+    Row,
+    Status,
+    Table,
+    Verdict,
+    errors_at,
+    fit_power,
+    sizes_of,
+    sweep,
+    unproved,
+)
 
 TOKENS, WIDTH = 20, 5
 """The papers' task: 20 tokens of width 5."""
@@ -23,14 +33,9 @@ COLOURS = {"two layers": drawing.BLUE, "attention + softmax": drawing.GREEN}
 
 def cells(profile: str) -> list[Cell]:
     trials, steps = (2, 1000) if profile == "quick" else (4, 20_000)
-    trained: list[Cell] = [
-        {"kind": "trained", "model": name, "trial": t, "steps": steps} for name in NAMES for t in range(trials)
-    ]
-    built: list[Cell] = [
-        {"kind": "constructed", "model": name, "n": n, "P": P} for name in NAMES for n in SMALL for P in FINENESS[n]
-    ]
-    relu: list[Cell] = [{"kind": "relu network", "eps": eps} for eps in LEVELS]
-    return [*trained, {"kind": "linear"}, *relu, *built]
+    trained = sweep(kind="trained", model=NAMES, trial=range(trials), steps=steps)
+    built = [cell for n in SMALL for cell in sweep(kind="constructed", model=NAMES, n=n, P=FINENESS[n])]
+    return [*trained, {"kind": "linear"}, *sweep(kind="relu network", eps=LEVELS), *built]
 
 
 def mixing(n: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -43,12 +48,12 @@ def mixing(n: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def measure(cell: Cell, seed: int) -> list[Row]:
     kind = cell["kind"]
     if kind == "constructed":
-        return [_constructed(str(cell["model"]), int(cell["n"]), int(cell["P"]), seed)]
+        return [_constructed(cell["model"], cell["n"], cell["P"], seed)]
     if kind == "relu network":
-        return [_relu_network(float(cell["eps"]), seed)]
+        return [_relu_network(cell["eps"], seed)]
     if kind == "linear":
         return [{"unexplained": _linear(seed)}]
-    return [_trained(str(cell["model"]), int(cell["steps"]), seed, int(cell["trial"]))]
+    return [_trained(cell["model"], cell["steps"], seed, cell["trial"])]
 
 
 def _constructed(model: str, n: int, P: int, seed: int) -> Row:
@@ -58,17 +63,9 @@ def _constructed(model: str, n: int, P: int, seed: int) -> Row:
         return np.maximum(np.einsum("ij,bjd->bid", W, X) + b[:, None], 0)
 
     target = attnc.SequenceTarget(relu_of_mixture, tokens=n, width=1, box=(-1, 1), lipschitz=1.0)
-    build = getattr(attnc.constructions, NAMES[model])
-    built = build(target, points_per_axis=P)
+    built = getattr(attnc.constructions, NAMES[model])(target, points_per_axis=P)
     points = np.random.default_rng([seed, 4]).uniform(-1, 1, (2000, n))
-    found = unproved(target, built)(points[..., None]).reshape(len(points), -1)
-    errors = np.abs(found - target(points))
-    return {
-        "max_error": float(errors.max()),
-        "bound": built.bound.value,
-        "anchors": built.program.num_anchors,
-        "parameters": built.program.num_parameters,
-    }
+    return {"max_error": errors_at(points[..., None], unproved(target, built), target).max(), **sizes_of(built)}
 
 
 def _relu_network(eps: float, seed: int) -> Row:
@@ -78,15 +75,9 @@ def _relu_network(eps: float, seed: int) -> Row:
     target = attnc.ReLUNetwork([W, np.eye(D)], [b, np.zeros(D)], box=(-1, 1))
     built = attnc.constructions.relu_network(target, eps=eps)
     points = np.random.default_rng([seed, 5]).uniform(-1, 1, (200, D))
-    errors = np.abs(unproved(target, built)(points) - target(points))
-    assert built.bound is not None
-    return {
-        "max_error": float(errors.max()),
-        "bound": built.bound.value,
-        "anchors": built.program.num_anchors,
-        "parameters": built.program.num_parameters,
-        "unexplained": float((errors**2).mean() / target(points).var()),
-    }
+    errors = errors_at(points, unproved(target, built), target)
+    unexplained = (errors**2).mean() / target(points).var()
+    return {"max_error": errors.max(), "unexplained": unexplained, **sizes_of(built)}
 
 
 def _task(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -106,9 +97,9 @@ def _linear(seed: int) -> float:
 def _trained(model: str, steps: int, seed: int, trial: int) -> Row:
     import torch
 
-    from attnc_lab.training import SequenceModel, train
+    from attnc_lab.training import SequenceModel, seeded, train
 
-    torch.manual_seed(2**16 * seed % 2**32 + trial)
+    seeded(seed, trial)
     W, b, x, y = (torch.tensor(array, dtype=torch.float32) for array in _task(seed))
     network = SequenceModel(TOKENS, WIDTH, second="attention" if model == "two layers" else "softmax")
 
@@ -119,19 +110,15 @@ def _trained(model: str, steps: int, seed: int, trial: int) -> Row:
     train(network, batch, steps=steps, rate=1e-2)
     with torch.no_grad():
         errors = network(x[2000:]) - y[2000:]
-    size: Any = sum(weight.numel() for weight in network.parameters())
-    return {
-        "max_error": float(errors.abs().max()),
-        "unexplained": float((errors**2).mean() / y.var()),
-        "parameters": int(size),
-    }
+    unexplained, size = float((errors**2).mean() / y.var()), sum(weight.numel() for weight in network.parameters())
+    return {"max_error": float(errors.abs().max()), "unexplained": unexplained, "parameters": size}
 
 
 def judge(table: Table) -> list[Verdict]:
     found = []
     for model in NAMES:
         rows = table.where(kind="constructed", model=model)
-        within = bool((rows.column("max_error") <= rows.column("bound")).all())
+        within = (rows.column("max_error") <= rows.column("bound")).all()
         laws = {n: rows.where(n=n).power("P", "max_error") for n in SMALL}
         found.append(
             Verdict(
@@ -148,11 +135,11 @@ def judge(table: Table) -> list[Verdict]:
     found.append(
         Verdict(
             "Attention subsumes ReLU networks: the whole 20×5 task by one attention layer.",
-            Status.HOLDS.when(bool((relu.column("max_error") <= relu.column("bound")).all())),
+            Status.HOLDS.when((relu.column("max_error") <= relu.column("bound")).all()),
             f"100 inputs, 100 hidden units, error {relu.column('max_error')[-1]:.2g} within a proven bound of "
             f"{relu.column('bound')[-1]:.2g} with {relu.column('anchors')[-1]:,.0f} anchors; these grow like "
             f"ε^−{growth.exponent:.2f}, not with a grid of 100 dimensions.",
-            {"max_error": float(relu.column("max_error")[-1]), "exponent": growth.exponent},
+            {"max_error": relu.column("max_error")[-1], "exponent": growth.exponent},
         )
     )
     linear = float(table.where(kind="linear")[0]["unexplained"])
@@ -168,7 +155,7 @@ def judge(table: Table) -> list[Verdict]:
             + f"; the best affine map leaves {linear:.3f}, the constructed layer "
             f"{relu.column('unexplained').min():.1e}. "
             + f"Better than an affine map: {', '.join(better) or 'none'}. Training is far from the construction.",
-            {"linear": linear, **{MODEL_KEYS[model]: float(values.min()) for model, values in left.items()}},
+            {"linear": linear, **{MODEL_KEYS[model]: values.min() for model, values in left.items()}},
         )
     )
     return found
@@ -176,54 +163,41 @@ def judge(table: Table) -> list[Verdict]:
 
 def draw(table: Table) -> drawing.Figure:
     picture, (left, middle, right) = drawing.panels(3, width=4.7, height=4.1)
-    drawing.label(left, "constructed, 2 and 3 tokens of width 1", "cells per axis P", "largest error", log="xy")
+    left.label("constructed, 2 and 3 tokens of width 1", "cells per axis P", "largest error", log="xy")
     for model, colour in COLOURS.items():
         for n, marker in zip(SMALL, "o^", strict=True):
             rows = table.where(kind="constructed", model=model, n=n)
             size = 8 if model == "two layers" else 4
-            drawing.points(left, rows, "P", "max_error", f"{model}, n = {n}", colour, marker, size=size)
+            left.points(rows, "P", "max_error", f"{model}, n = {n}", colour, marker, size=size)
             if model == "two layers":
-                drawing.theory(
-                    left,
-                    rows.column("P"),
-                    rows.column("bound"),
-                    f"theory: its bound, n = {n}",
-                    drawing.GREY,
-                    "--" if n == 2 else ":",
-                )
-    drawing.whole_ticks(left, (3, 4, 6, 8, 12, 16, 32))
-    drawing.label(middle, "the 20×5 task by one layer (relu_network)", "ε asked for", "largest error", log="xy")
+                style = "--" if n == 2 else ":"
+                left.law(rows, "P", "bound", f"theory: its bound, n = {n}", drawing.GREY, style)
+    left.whole_ticks((3, 4, 6, 8, 12, 16, 32))
+    middle.label("the 20×5 task by one layer (relu_network)", "ε asked for", "largest error", log="xy")
     rows = table.where(kind="relu network")
-    drawing.theory(middle, rows.column("eps"), rows.column("eps"), "theory: ≤ ε")
-    drawing.points(middle, rows, "eps", "bound", "proven", drawing.BLUE, "s", is_open=True)
-    drawing.points(middle, rows, "eps", "max_error", "observed", drawing.BLUE)
-    drawing.label(right, "the 20×5 task, trained and constructed", "", "variance left unexplained", log="y")
+    middle.law(rows, "eps", "eps", "theory: ≤ ε")
+    middle.points(rows, "eps", "bound", "proven", drawing.BLUE, "s", is_open=True)
+    middle.points(rows, "eps", "max_error", "observed", drawing.BLUE)
+    right.label("the 20×5 task, trained and constructed", "", "variance left unexplained", log="y")
     for i, (model, colour) in enumerate(COLOURS.items()):
         rows = table.where(kind="trained", model=model)
-        drawing.measured(right, np.full(len(rows), i), rows.column("unexplained"), f"trained, {model}", colour)
+        right.measured(np.full(len(rows), i), rows.column("unexplained"), f"trained, {model}", colour)
     linear = float(table.where(kind="linear")[0]["unexplained"])
-    right.axhline(linear, color=drawing.GREY, ls=":", lw=1.3, label="best affine map")
+    right.axes.axhline(linear, color=drawing.GREY, ls=":", lw=1.3, label="best affine map")
     built = table.where(kind="relu network")
-    drawing.measured(
-        right, [2] * len(built), built.column("unexplained"), "constructed, ε = 10⁻² … 3·10⁻⁴", drawing.INK, "s"
-    )
-    right.set_xlim(-0.6, 2.6)
-    right.set_xticks([0, 1, 2], labels=["two layers", "attention\n+ softmax", "relu_network"])
-    drawing.legend(right, 1)
+    right.measured([2] * len(built), built.column("unexplained"), "constructed, ε = 10⁻² … 3·10⁻⁴", drawing.INK, "s")
+    right.axes.set_xlim(-0.6, 2.6)
+    right.axes.set_xticks([0, 1, 2], labels=["two layers", "attention\n+ softmax", "relu_network"])
+    right.legend(1)
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=13,
-    name="sequences",
-    title="Sequence-to-sequence: two layers, and attention then softmax",
-    question="Do two attention layers, and one followed by a softmax, approximate a ReLU target on sequences: "
+ABOUT = About(
+    13,
+    "Sequence-to-sequence: two layers, and attention then softmax",
+    "Do two attention layers, and one followed by a softmax, approximate a ReLU target on sequences: "
     "constructed, trained?",
-    prediction="|out − f| ≤ ω_f(√D(h/2 + δ)) + osc·D(P−1)e^(−β/2): O(1/P) with P^D cells, D = nd. As ReLU networks: "
+    "|out − f| ≤ ω_f(√D(h/2 + δ)) + osc·D(P−1)e^(−β/2): O(1/P) with P^D cells, D = nd. As ReLU networks: "
     "each hidden unit is one truncated linear function, O(1/p) whatever D is.",
-    source="2504.15956: key results (two-layer universality), mechanism 3, the 20×5 sequence-to-sequence experiment",
+    "2504.15956: key results (two-layer universality), mechanism 3, the 20×5 sequence-to-sequence experiment",
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, unproved
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, middles, sweep, unproved
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 LEAST = {"float64": 1075 * math.log(2), "float32": 150 * math.log(2), "bfloat16": 134 * math.log(2)}
@@ -19,48 +19,35 @@ COLOURS = {"float64": drawing.BLUE, "float32": drawing.GREEN, "bfloat16": drawin
 
 
 def cells(profile: str) -> list[Cell]:
-    per_decade = 2 if profile == "quick" else 6
-    betas = np.logspace(0, 8, 8 * per_decade + 1)
-    by_beta: list[Cell] = [
-        {"sweep": "beta", "dtype": dtype, "p": P, "beta": float(beta)} for dtype in ROUNDOFF for beta in betas
-    ]
-    by_size: list[Cell] = [{"sweep": "p", "dtype": dtype, "p": p, "beta": HARD} for dtype in ROUNDOFF for p in SIZES]
-    return [*by_beta, *by_size]
+    betas = np.logspace(0, 8, 8 * (2 if profile == "quick" else 6) + 1)
+    by_beta = sweep(sweep="beta", dtype=ROUNDOFF, p=P, beta=betas)
+    return [*by_beta, *sweep(sweep="p", dtype=ROUNDOFF, p=SIZES, beta=HARD)]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
     """Errors in units of the spacing; the share of weights that are 0."""
-    dtype, p, beta = str(cell["dtype"]), int(cell["p"]), float(cell["beta"])
+    dtype, p, beta = cell["dtype"], cell["p"], cell["beta"]
     target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
     made = "float64" if dtype == "float64" else "float32"
     with np.errstate(over="ignore"):  # the theorem's own bound, where it overflows
         built = attnc.constructions.truncated_linear(target, num_anchors=p, beta=beta, dtype=made)
     x, network = _points(p), unproved(target, built)
-    spacing = 1 / (p - 1)
     if dtype == "bfloat16":
         found, pattern = _in_bfloat16(network, x)
     else:
         found, cache = network.run(x[:, None], cache=True)
         pattern = cache["clip.head0.pattern"][:, 0]
-    errors = np.abs(found.astype(np.float64) - np.clip(x, 0, 1)) / spacing
-    zeros = float((pattern == 0).mean())
-    return [
-        {
-            "max_error": float(errors.max()),
-            "mean_error": float(errors.mean()),
-            "zeros": zeros,
-            "zeros_predicted": _zeros(x, p, beta, dtype),
-        }
-    ]
+    errors = np.abs(found.astype(np.float64) - np.clip(x, 0, 1)) * (p - 1)
+    zeros = {"zeros": (pattern == 0).mean(), "zeros_predicted": _zeros(x, p, beta, dtype)}
+    return [{"max_error": errors.max(), "mean_error": errors.mean(), **zeros}]
 
 
 def _points(p: int) -> np.ndarray:
     """Evenly over [0, 1] at odd fractions, and close to the middles between anchors, where selection is hardest."""
     few = 1 if p > 1024 else 5
-    even = (np.arange(300 * few) + 0.5) / (300 * few)
-    middles = (np.linspace(0, p - 2, min(p - 1, 40 * few)).round() + 0.5) / (p - 1)
-    near = np.concatenate([middles + shift / (p - 1) for shift in (-1e-3, -1e-6, 1e-6, 1e-3)])
-    return np.sort(np.concatenate([even, near]))
+    between = (np.linspace(0, p - 2, min(p - 1, 40 * few)).round() + 0.5) / (p - 1)
+    near = [between + shift / (p - 1) for shift in (-1e-3, -1e-6, 1e-6, 1e-3)]
+    return np.sort(np.concatenate([middles(0, 1, 300 * few), *near]))
 
 
 def _in_bfloat16(network: attnc.Network, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +65,7 @@ def _in_bfloat16(network: attnc.Network, x: np.ndarray) -> tuple[np.ndarray, np.
 def _zeros(x: np.ndarray, p: int, beta: float, dtype: str) -> float:
     """The share of anchors whose weight is below half the least subnormal, by the exact scores."""
     distance = np.abs(x[:, None] * (p - 1) - np.arange(p)) ** 2
-    return float((beta * (distance - distance.min(axis=1, keepdims=True)) > LEAST[dtype]).mean())
+    return (beta * (distance - distance.min(axis=1, keepdims=True)) > LEAST[dtype]).mean()
 
 
 def farthest(p: np.ndarray | float, u: float) -> np.ndarray:
@@ -97,24 +84,21 @@ def ideal(beta: np.ndarray) -> np.ndarray:
     found = []
     for b in beta:
         weights = np.exp(-b * ((y - anchors) ** 2 - (y - y.round()) ** 2))
-        found.append(float(np.abs((weights * anchors).sum(axis=1) / weights.sum(axis=1) - y[:, 0]).max()))
+        found.append(np.abs((weights * anchors).sum(axis=1) / weights.sum(axis=1) - y[:, 0]).max())
     return np.array(found)
 
 
 def judge(table: Table) -> list[Verdict]:
     by_beta, by_size = table.where(sweep="beta"), table.where(sweep="p")
     exact = by_beta.where(dtype="float64")
-    off = float(np.abs(exact.column("max_error") - ideal(exact.column("beta"))).max())
+    off = np.abs(exact.column("max_error") - ideal(exact.column("beta"))).max()
     gap = max(
-        float(np.abs(rows.column("zeros") - rows.column("zeros_predicted")).max())
+        np.abs(rows.column("zeros") - rows.column("zeros_predicted")).max()
         for dtype in ("float64", "float32")
         if (rows := by_beta.where(dtype=dtype))
     )
-    single = float(by_beta.where(dtype="float32").column("max_error").max())
-    broken = {
-        dtype: [int(row["p"]) for row in by_size.where(dtype=dtype) if float(row["max_error"]) > 1]
-        for dtype in ROUNDOFF
-    }
+    single = by_beta.where(dtype="float32").column("max_error").max()
+    broken = {dtype: [row["p"] for row in by_size.where(dtype=dtype) if row["max_error"] > 1] for dtype in ROUNDOFF}
     limits = {dtype: 1 + 2 * math.sqrt(1 / (8 * u)) for dtype, u in ROUNDOFF.items()}
     low = by_size.where(dtype="bfloat16")
     ratio = low.column("max_error") / farthest(low.column("p"), ROUNDOFF["bfloat16"])
@@ -131,17 +115,17 @@ def judge(table: Table) -> list[Verdict]:
             "A higher β risks numerical underflow.",
             Status.HOLDS.when(gap < 0.02),
             f"the share of weights that are exactly 0 is the predicted one within {gap:.1e} in float64 and float32, "
-            f"and up to {float(by_beta.column('zeros').max()):.3f}. But it does no harm: scores are shifted by their "
+            f"and up to {by_beta.column('zeros').max():.3f}. But it does no harm: scores are shifted by their "
             f"maximum, so what underflows did not count; at β = 10⁸ float32 has an error of {single:.4f} spacings at "
             "most.",
             {"gap": gap, "float32_error": single},
         ),
         Verdict(
             "Each arithmetic breaks where rounded scores let a wrong anchor win, at p ≈ 1 + √(1/2u), whatever β is.",
-            Status.CONSTANT.when(bool(broken["bfloat16"]) and not broken["float64"] and float(ratio.max()) <= 1),
+            Status.CONSTANT.when(first > 0 and not broken["float64"] and ratio.max() <= 1),
             f"predicted p = {limits['bfloat16']:.0f} in bfloat16, {limits['float32']:,.0f} in float32, "
             f"{limits['float64']:.1e} in float64. Measured: bfloat16 is off by more than a spacing from p = {first} "
-            f"on, with {float(ratio.min()):.2f} to {float(ratio.max()):.2f} times the predicted error; float32 "
+            f"on, with {ratio.min():.2f} to {ratio.max():.2f} times the predicted error; float32 "
             + (f"from p = {min(broken['float32']):,} on." if broken["float32"] else f"not up to p = {SIZES[-1]:,}."),
             {
                 "bfloat16_first": first,
@@ -156,39 +140,34 @@ def judge(table: Table) -> list[Verdict]:
 def draw(table: Table) -> drawing.Figure:
     picture, (left, middle, right) = drawing.panels(3, width=4.5, height=4.1)
     beta = np.logspace(0, 8, 120)
-    drawing.label(left, f"error against β, p = {P}", "βΔ²", "largest error, in spacings", log="xy")
-    drawing.theory(left, beta, ideal(beta), "theory: exact arithmetic")
-    drawing.label(middle, f"underflow, p = {P}", "βΔ²", "share of weights that are 0", log="x")
-    drawing.label(right, f"error against p, βΔ² = {HARD:g}", "anchors p", "largest error, in spacings", log="xy")
+    left.label(f"error against β, p = {P}", "βΔ²", "largest error, in spacings", log="xy")
+    left.theory(beta, ideal(beta), "theory: exact arithmetic")
+    middle.label(f"underflow, p = {P}", "βΔ²", "share of weights that are 0", log="x")
+    right.label(f"error against p, βΔ² = {HARD:g}", "anchors p", "largest error, in spacings", log="xy")
     p = np.logspace(math.log10(4), math.log10(8192), 100)
     for (dtype, u), marker in zip(ROUNDOFF.items(), "os^", strict=True):
         colour = COLOURS[dtype]
         rows = table.where(sweep="beta", dtype=dtype)
         if dtype != "float64":
             reach = np.full_like(beta, float(farthest(P, u)))
-            drawing.theory(left, beta, reach, f"theory: at most √(¼+6ur²), {dtype}", colour, ":")
-        drawing.points(left, rows, "beta", "max_error", dtype, colour, marker)
-        drawing.points(middle, rows, "beta", "zeros", f"measured, {dtype}", colour, marker)
-        drawing.theory(middle, rows.column("beta"), rows.column("zeros_predicted"), f"predicted, {dtype}", colour)
+            left.theory(beta, reach, f"theory: at most √(¼+6ur²), {dtype}", colour, ":")
+        left.points(rows, "beta", "max_error", dtype, colour, marker)
+        middle.points(rows, "beta", "zeros", f"measured, {dtype}", colour, marker)
+        middle.theory(rows.column("beta"), rows.column("zeros_predicted"), f"predicted, {dtype}", colour)
         sizes = table.where(sweep="p", dtype=dtype)
-        drawing.points(right, sizes, "p", "max_error", dtype, colour, marker)
-        drawing.theory(right, p, farthest(p, u), f"at most √(¼+6ur²), {dtype}", colour)
-    drawing.legend(left, 1)
+        right.points(sizes, "p", "max_error", dtype, colour, marker)
+        right.theory(p, farthest(p, u), f"at most √(¼+6ur²), {dtype}", colour)
+    left.legend(1)
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=5,
-    name="temperature",
-    title="Temperature and numerical stability",
-    question="How does the error depend on β from 1 to 10⁸, what underflows, and where does each precision break?",
-    prediction="Scores have size 3βr², r = (p−1)/2, so rounding lets an anchor win that is √(¼ + 6ur²) spacings "
+ABOUT = About(
+    5,
+    "Temperature and numerical stability",
+    "How does the error depend on β from 1 to 10⁸, what underflows, and where does each precision break?",
+    "Scores have size 3βr², r = (p−1)/2, so rounding lets an anchor win that is √(¼ + 6ur²) spacings "
     "away, whatever β is; half a spacing in exact arithmetic at hard β. Weights below half the least subnormal are "
     "0: β(d² − d_min²) > 745 in float64, 104 in float32, 93 in bfloat16.",
-    source="2504.15956: next checks 1 (numerical stability), trade-off temperature, limitation infinite precision; "
+    "2504.15956: next checks 1 (numerical stability), trade-off temperature, limitation infinite precision; "
     "2504.19901: mechanism 3, break condition (finite precision)",
 )

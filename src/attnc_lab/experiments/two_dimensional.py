@@ -6,7 +6,21 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import Cell, Experiment, Row, Status, Table, Verdict, fit_power, unproved
+from attnc_lab.experiment import (
+    About,
+    Cell,
+    Row,
+    Status,
+    Table,
+    Verdict,
+    errors_at,
+    fit_power,
+    lattice,
+    middles,
+    sizes_of,
+    sweep,
+    unproved,
+)
 
 TEXT, STEP = "sin(x)+cos(y)", "sign(x+0.3*y)+sign(x**2+y**2-4)"
 EPSILONS = {
@@ -22,55 +36,36 @@ EPS_SIDE = 0.1
 
 
 def cells(profile: str) -> list[Cell]:
-    uniform: list[Cell] = [{"kind": kind, "eps": eps} for eps in EPSILONS[profile] for kind in NAMES]
-    jumps: list[Cell] = [{"kind": "jump", "P": P} for P in FINENESS]
-    sides: list[Cell] = [{"kind": "side", "side": side} for side in SIDES]
+    uniform = sweep(eps=EPSILONS[profile], kind=NAMES)
+    jumps, sides = sweep(kind="jump", P=FINENESS), sweep(kind="side", side=SIDES)
     return [*uniform, {"kind": "partition", "eps": SHOWN}, *jumps, *sides]
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
     kind = cell["kind"]
     if kind in NAMES:
-        net = attnc.compile(TEXT, [(-3, 3)] * 2, float(cell["eps"]), construction=NAMES[str(kind)])
-        return [_row(net)]
+        return [_row(attnc.compile(TEXT, [(-3, 3)] * 2, cell["eps"], construction=NAMES[kind]))]
     if kind == "partition":
-        return _partition(float(cell["eps"]))
+        return _partition(cell["eps"])
     if kind == "side":
-        box = [(-float(cell["side"]), float(cell["side"]))] * 2
+        box = [(-cell["side"], cell["side"])] * 2
         return [_row(attnc.compile(TEXT, box, EPS_SIDE, construction="max_affine"))]
     target = attnc.as_target(STEP, [(-3, 3)] * 2, p=2.0)
-    P = int(cell["P"])
-    built = attnc.constructions.max_affine(target, points_per_axis=P, norm=2.0)
-    axis = -3 + 6 * (np.arange(5 * P) + 0.5) / (5 * P)
-    points = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
-    errors = unproved(target, built)(points) - target(points)[:, 0]
-    assert built.bound is not None
-    return [
-        {
-            "l2": float(np.sqrt(36 * (errors**2).mean())),
-            "max_error": float(np.abs(errors).max()),
-            "bound": built.bound.value,
-        }
-    ]
+    built = attnc.constructions.max_affine(target, points_per_axis=cell["P"], norm=2.0)
+    points = lattice(middles(-3, 3, 5 * cell["P"]), 2)
+    errors = errors_at(points, unproved(target, built), target)
+    return [{"l2": np.sqrt(36 * (errors**2).mean()), "max_error": errors.max(), **sizes_of(built)}]
 
 
 def _row(net: attnc.Network) -> Row:
-    claim = net.certificate
-    assert claim.bound is not None
-    assert claim.observed is not None
-    return {
-        "anchors": net.num_anchors,
-        "parameters": net.num_parameters,
-        "bound": claim.bound,
-        "observed": claim.observed,
-    }
+    errors = {"bound": net.certificate.bound, "observed": net.certificate.observed}
+    return {"anchors": net.num_anchors, "parameters": net.num_parameters, **errors}
 
 
 def _partition(eps: float) -> list[Row]:
     """The output over the square, and the key that has the largest weight."""
     net = attnc.compile(TEXT, [(-3, 3)] * 2, eps, construction="max_affine")
-    axis = np.linspace(-3, 3, 61)
-    points = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    points = lattice(np.linspace(-3, 3, 61), 2)
     made = net.run(points, cache=True)
     chosen = made.cache["select.head0.pattern"][:, 0].argmax(axis=1)
     return [
@@ -85,7 +80,7 @@ def judge(table: Table) -> list[Verdict]:
     for kind, name in (("self", "self-attention"), ("cross", "cross-attention")):
         rows = table.where(kind=kind)
         share = rows.column("observed") / rows.column("eps")
-        proven = bool((rows.column("bound") <= rows.column("eps")).all())
+        proven = (rows.column("bound") <= rows.column("eps")).all()
         sizes[kind] = fit_power(1 / rows.column("eps"), rows.column("anchors"))
         found.append(
             Verdict(
@@ -101,7 +96,7 @@ def judge(table: Table) -> list[Verdict]:
     law = jump.power("P", "l2")
     sides = table.where(kind="side")
     saving = sides.power("side", "anchors")
-    within = bool((jump.column("l2") <= jump.column("bound")).all())
+    within = (jump.column("l2") <= jump.column("bound")).all()
     found += [
         Verdict(
             "The result extends to L_p norms, and there to discontinuous functions.",
@@ -124,64 +119,47 @@ def judge(table: Table) -> list[Verdict]:
 
 def draw(table: Table) -> drawing.Figure:
     picture, (first, second, third, fourth) = drawing.panels(4, width=5.2, height=4.1, rows=2)
-    drawing.label(first, "error against ε", "ε asked for", "error", log="xy")
+    first.label("error against ε", "ε asked for", "error", log="xy")
     eps = np.array([0.01, 0.5])
-    drawing.theory(first, eps, eps, "theory: ≤ ε")
+    first.theory(eps, eps, "theory: ≤ ε")
     for kind, colour, marker in (("self", drawing.BLUE, "o"), ("cross", drawing.GREEN, "D")):
         rows = table.where(kind=kind)
         size = 9 if kind == "self" else 4
-        drawing.points(first, rows, "eps", "bound", f"proven, {kind}-attention", colour, "s", size=size, is_open=True)
-        drawing.points(first, rows, "eps", "observed", f"observed, {kind}-attention", colour, marker, size=size)
+        first.points(rows, "eps", "bound", f"proven, {kind}-attention", colour, "s", size=size, is_open=True)
+        first.points(rows, "eps", "observed", f"observed, {kind}-attention", colour, marker, size=size)
     rows = table.where(kind="partition")
     side = round(len(rows) ** 0.5)
-    drawing.label(second, f"output and partition at ε = {SHOWN:g}", "x", "y")
-    image = second.imshow(
-        rows.column("out").reshape(side, side).T,
-        origin="lower",
-        extent=(-3, 3, -3, 3),
-        cmap="viridis",
-        interpolation="nearest",
-    )
+    second.label(f"output and partition at ε = {SHOWN:g}", "x", "y")
+    image = second.image(rows.column("out").reshape(side, side).T, (-3, 3, -3, 3), cmap="viridis")
     keys = rows.column("key").reshape(side, side).T
     axis = np.linspace(-3, 3, side)
-    for direction in (0, 1):
-        where = np.argwhere(np.diff(keys, axis=direction) != 0)
-        half = (axis[1] - axis[0]) / 2
-        places = np.unique(where[:, direction])
-        for place in places:
-            draw_line = second.axhline if direction == 0 else second.axvline
-            draw_line(axis[place] + half, color="white", lw=0.6)
-    second.grid(False)
-    picture.colorbar(image, ax=second, shrink=0.85).set_label("output", fontsize=9)
-    drawing.label(third, "a discontinuous target, in L₂", "cells per axis P", "error", log="xy")
+    for direction, draw_line in enumerate((second.axes.axhline, second.axes.axvline)):
+        for place in np.unique(np.argwhere(np.diff(keys, axis=direction) != 0)[:, direction]):
+            draw_line(axis[place] / 2 + axis[place + 1] / 2, color="white", lw=0.6)
+    picture.colorbar(image, ax=second.axes, shrink=0.85).set_label("output", fontsize=9)
+    third.label("a discontinuous target, in L₂", "cells per axis P", "error", log="xy")
     jump = table.where(kind="jump")
     P = jump.column("P")
-    drawing.theory(third, P, jump.column("l2")[0] * np.sqrt(P[0] / P), "theory: P^−½")
-    drawing.measured(third, P, jump.column("l2"), "L₂ error", drawing.BLUE)
-    drawing.measured(third, P, jump.column("bound"), "proven bound of it", drawing.BLUE, "s", is_open=True)
-    drawing.measured(third, P, jump.column("max_error"), "largest error", drawing.ORANGE, "^")
-    drawing.whole_ticks(third, FINENESS)
-    drawing.label(fourth, f"a smaller domain, ε = {EPS_SIDE:g}", "half side of the square", "cells", log="xy")
+    third.theory(P, jump.column("l2")[0] * np.sqrt(P[0] / P), "theory: P^−½")
+    third.measured(P, jump.column("l2"), "L₂ error", drawing.BLUE)
+    third.measured(P, jump.column("bound"), "proven bound of it", drawing.BLUE, "s", is_open=True)
+    third.measured(P, jump.column("max_error"), "largest error", drawing.ORANGE, "^")
+    third.whole_ticks(FINENESS)
+    fourth.label(f"a smaller domain, ε = {EPS_SIDE:g}", "half side of the square", "cells", log="xy")
     sides = table.where(kind="side")
     s = sides.column("side")
-    drawing.theory(fourth, s, sides.column("anchors")[0] * (s / s[0]) ** 2, "theory: side²")
-    drawing.measured(fourth, s, sides.column("anchors"), "measured", drawing.BLUE)
-    drawing.whole_ticks(fourth, SIDES)
+    fourth.theory(s, sides.column("anchors")[0] * (s / s[0]) ** 2, "theory: side²")
+    fourth.measured(s, sides.column("anchors"), "measured", drawing.BLUE)
+    fourth.whole_ticks(SIDES)
     return picture
 
 
-EXPERIMENT = Experiment(
-    cells,
-    measure,
-    judge,
-    draw,
-    number=9,
-    name="two_dimensional",
-    title="Approximation in two dimensions by explicit weights",
-    question="Do the explicit single-head weights approximate sin(x) + cos(y) within ε in L∞? In L_p? With fewer "
-    "cells on less?",
-    prediction="|out − f| ≤ Λ₁h/2 (+ leak): P = Λ₁·w/2ε cells per axis, ε⁻² in two dimensions; (w/w')² fewer on a "
+ABOUT = About(
+    9,
+    "Approximation in two dimensions by explicit weights",
+    "Do the explicit single-head weights approximate sin(x) + cos(y) within ε in L∞? In L_p? With fewer cells on less?",
+    "|out − f| ≤ Λ₁h/2 (+ leak): P = Λ₁·w/2ε cells per axis, ε⁻² in two dimensions; (w/w')² fewer on a "
     "smaller square; in L₂ a jump along a curve costs O(√h).",
-    source="2504.19901: first experiments 1 (synthetic 2D approximation), key results (L∞, L_p, cross-attention, "
+    "2504.19901: first experiments 1 (synthetic 2D approximation), key results (L∞, L_p, cross-attention, "
     "Lipschitz functions on smaller domains)",
 )
