@@ -6,7 +6,7 @@ import numpy as np
 
 from attnc.engines.prompt import run
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import Task, descent_program
+from attnc.incontext.descent import Task
 
 
 def exact_path(schedule: Schedule, gradient, start: np.ndarray, proximal=lambda x, eta: x) -> np.ndarray:
@@ -32,7 +32,7 @@ def squared(X: np.ndarray, y: np.ndarray, penalty: np.ndarray):
 
 def one_gradient(task: Task, X: np.ndarray, y: np.ndarray, start: np.ndarray) -> np.ndarray:
     """The gradient at `start`: a plain step of length 1 without penalty leaves start − g."""
-    return start - run(descent_program([task]), [start, task.prompt.tokens(X, y)])
+    return start - run(task.program(), task.inputs(start, X, y))
 
 
 def standardised(load) -> tuple[np.ndarray, np.ndarray]:

@@ -12,12 +12,11 @@ from sklearn.exceptions import ConvergenceWarning
 
 from attnc.engines.prompt import run
 from attnc.errors import ExpressionError, InputError
+from attnc.incontext import LogisticRegression
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.classifiers import LogisticRegression
 from attnc.incontext.descent import Task
 from attnc.incontext.differences import Differences, Sizes, choose
-from attnc.incontext.errors import gradient_bound
-from attnc.incontext.glm import LOGISTIC, GLMTask, glm_program
+from attnc.incontext.glm import GLMTask, glm_program
 from attnc.incontext.linear_models import PoissonRegressor
 from attnc.incontext.losses import mean_function
 from attnc.incontext.prompt import Prompt
@@ -31,21 +30,13 @@ def sigmoid(z):
     return 1 / (1 + np.exp(-z.astype(np.longdouble)))
 
 
-def one_step(model: GLMTask, X, y, start) -> np.ndarray:
-    """The gradient at `start`: a plain step of length 1 without penalty leaves start − g."""
-    tokens = model.prompt.tokens(X, y)
-    first = np.zeros((1, tokens.shape[1]))
-    first[0, : len(start)] = start
-    return start - run(glm_program(model), [np.vstack([first, tokens])])
-
-
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("heads", [1, 2, 4])
 def test_one_logistic_gradient_is_within_delta_and_delta_is_not_vacuous(heads, mean):
     rows, x, weights = 24, 1.5, 60.0
     prompt = Prompt(rows, 2, intercept=True)
-    model = GLMTask(prompt, ONE_STEP, Differences(heads, 0.5), LOGISTIC, 1.0, (0.0,) * 3, mean)
-    delta, worst = model.gradient_bound(x, weights, 0.0, "float64").value, 0.0
+    model = GLMTask(prompt, ONE_STEP, Differences(heads, 0.5), 1.0, (0.0,) * 3, mean=mean)
+    delta, worst = model.gradient_bound(x, weights).value, 0.0
     rng = np.random.default_rng(0)
     for trial in range(4):
         start = np.array([weights, 0, 0]) if trial == 0 else rng.normal(size=3)
@@ -53,7 +44,7 @@ def test_one_logistic_gradient_is_within_delta_and_delta_is_not_vacuous(heads, m
         y = np.zeros(rows) if trial == 0 else rng.integers(0, 2, rows)
         columns = np.column_stack([X, np.ones(rows)])
         exact = columns.T @ (sigmoid(columns @ start) - y) / (rows if mean else 1)
-        error = float(np.linalg.norm(one_step(model, X, y, start) - exact))
+        error = float(np.linalg.norm(one_gradient(model, X, y, start) - exact))
         assert error <= delta
         worst = max(worst, error)
     assert delta <= 10 * worst
@@ -73,9 +64,14 @@ def test_a_loss_given_as_an_expression(loss, reach):
     X, y, start = rng.uniform(-1, 1, (20, 2)), rng.normal(size=20), np.array([0.6, -0.5]) * reach
     size = float(np.abs(found.keys.values).max()) + np.abs(y).max()
     differences = choose(Sizes(25, 2, 1.5, size, size), 4, "float64")
-    model = GLMTask(Prompt(25, 2), ONE_STEP, differences, found.keys, size, (0.0, 0.0))
-    error = np.linalg.norm(one_step(model, X, y, start) - X.T @ (found(X @ start) - y))
-    assert error <= model.gradient_bound(np.sqrt(2), reach, found.error, "float64").value
+    model = GLMTask(
+        *(Prompt(25, 2), ONE_STEP, differences, size, (0.0, 0.0)),
+        loss="other",
+        mean_keys=found.keys,
+        keys_error=found.error,
+    )
+    error = np.linalg.norm(one_gradient(model, X, y, start) - X.T @ (found(X @ start) - y))
+    assert error <= model.gradient_bound(np.sqrt(2), reach).value
 
 
 @pytest.mark.parametrize("wrong", ["relu(z)", "abs(z)", "z + y", "3*z", "(z, z**2)", "z**2 +"])
@@ -93,12 +89,12 @@ def test_logistic_paths_follow_exact_descent(method):
     prompt = Prompt(50, 4, intercept=True)
     sizes = Sizes(50, 2, np.linalg.norm(columns, axis=1).max(), 1.0, 2.0)
     schedule = Schedule(method, 40, L, 0.2)
-    model = GLMTask(prompt, schedule, choose(sizes, 4, "float64"), LOGISTIC, 1.0, tuple(penalty))
-    tokens = np.vstack([np.zeros(6), prompt.tokens(X, y)])
+    model = GLMTask(prompt, schedule, choose(sizes, 4, "float64"), 1.0, tuple(penalty))
+    (tokens,) = model.inputs(np.zeros(5), X, y)
     found = run(glm_program(model), [tokens])
     wide = columns.astype(np.longdouble)
     exact = exact_path(schedule, lambda v: wide.T @ (sigmoid(wide @ v) - y) + penalty * v, np.zeros(5))[-1]
-    delta = model.gradient_bound(sizes.x, 10.0, 0.0, "float64").value
+    delta = model.gradient_bound(sizes.x, 10.0).value
     assert np.linalg.norm(found - exact) <= 10 * schedule.amplification * delta
     assert np.linalg.norm(found - glm_program(model)(tokens[None])[0]) <= 10 * schedule.amplification * delta
 
@@ -169,7 +165,7 @@ def test_one_poisson_gradient(mean):
     sizes = Sizes(20, 2, 2.0, float(y.max()), float(y.max()), mean)
     task = poisson_task(Prompt(20, 3), choose(sizes, 4, "float64"), 2.2, float(y.max()), mean)
     exact = X.T @ (np.exp(X @ start) - y) / (15 if mean else 1)
-    assert np.linalg.norm(one_gradient(task, X, y, start) - exact) <= gradient_bound(task, 2.0, 2.0).value
+    assert np.linalg.norm(one_gradient(task, X, y, start) - exact) <= task.gradient_bound(2.0, 2.0).value
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -179,4 +175,4 @@ def test_the_bound_of_a_poisson_gradient_is_not_vacuous(heads):
     task = poisson_task(Prompt(12, 2), Differences(heads, 0.125), 1.0, 6.0)
     start = np.array([-1.0, 0.3])
     error = np.linalg.norm(one_gradient(task, X, y, start) - X.T @ (np.exp(X @ start) - y))
-    assert error <= gradient_bound(task, 1.5, 1.05).value <= 10 * error
+    assert error <= task.gradient_bound(1.5, 1.05).value <= 10 * error

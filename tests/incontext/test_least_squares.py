@@ -10,11 +10,11 @@ from sklearn.exceptions import ConvergenceWarning
 
 from attnc.engines.prompt import run
 from attnc.errors import BoundNotMet, InputError
+from attnc.incontext import run_recorded
 from attnc.incontext.acceleration import METHODS, Schedule
 from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import Differences, Sizes
 from attnc.incontext.errors import Norms, plan_least_squares
-from attnc.incontext.fitting import run_recorded
 from attnc.incontext.linear_models import LinearRegression, Ridge
 from attnc.incontext.prompt import Prompt
 from incontext.exact_descent import assert_same_weights, exact_path, one_gradient, squared, standardised

@@ -9,10 +9,10 @@ from sklearn.datasets import load_diabetes, load_wine, make_regression
 from sklearn.exceptions import ConvergenceWarning
 
 from attnc.errors import InputError
+from attnc.incontext import run_recorded
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.descent import GATE_ERROR, Task, descent_program, gate_slope
 from attnc.incontext.differences import Sizes, choose
-from attnc.incontext.fitting import run_recorded
 from attnc.incontext.linear_models import ElasticNet, Lasso
 from attnc.incontext.prompt import Prompt
 from incontext.exact_descent import assert_same_weights, exact_path

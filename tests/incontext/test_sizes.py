@@ -9,21 +9,21 @@ import pytest
 
 from attnc.engines.prompt import run
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import Task, descent_program
+from attnc.incontext.descent import Task
 from attnc.incontext.differences import Sizes, choose
-from attnc.incontext.glm import LOGISTIC, GLMTask, glm_program
+from attnc.incontext.glm import GLMTask
 from attnc.incontext.prompt import Prompt
 
 
 def prepared(rows: int, kind: str, steps: int = 3):
     prompt, schedule = Prompt(rows, 5), Schedule("nesterov", steps, 1e6, 1e5)
     differences = choose(Sizes(rows, 6, 3.0, 1.0, 2.0), 4, "float64")
-    tokens = prompt.tokens(np.random.default_rng(0).uniform(-1, 1, (rows, 5)), np.ones(rows))
     if kind == "logistic":
-        model = GLMTask(prompt, schedule, differences, LOGISTIC, 1.0, (0.1,) * 5)
-        return glm_program(model), [np.vstack([np.zeros(7), tokens])]
-    task = Task(prompt, schedule, differences, 10.0, (0.1,) * 5, mean=kind == "mean")
-    return descent_program([task]), [np.zeros(5), tokens]
+        task: Task = GLMTask(prompt, schedule, differences, 1.0, (0.1,) * 5)
+    else:
+        task = Task(prompt, schedule, differences, 10.0, (0.1,) * 5, mean=kind == "mean")
+    X = np.random.default_rng(0).uniform(-1, 1, (rows, 5))
+    return task.program(), task.inputs(np.zeros(5), X, np.ones(rows))
 
 
 @pytest.mark.parametrize("kind", ["sum", "mean", "logistic"])

@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from attnc.errors import InputError
-from attnc.incontext.descent import descent_program
+from attnc.incontext.descent import descent_program, run_recorded
 from attnc.incontext.errors import Norms, Plan, plan_least_squares
-from attnc.incontext.fitting import run_recorded
 from attnc.incontext.prompt import Prompt
 
 _ESTIMATORS = {
@@ -19,7 +18,7 @@ _ESTIMATORS = {
     "PoissonRegressor": "linear_models",
     "ElasticNet": "linear_models",
     "Lasso": "linear_models",
-    "LogisticRegression": "classifiers",
+    "LogisticRegression": "linear_models",
     "LinearRegression": "linear_models",
     "Ridge": "linear_models",
 }

@@ -15,6 +15,7 @@ step t grows to at most (T−t)·T_{t+1}(ξ₀)/T_T(ξ₀), ξ₀ = (L+μ)/(L−
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -68,8 +69,9 @@ class Schedule:
                 "a step moves every token, and is stored once: choose plain, heavy_ball, or nesterov with mu > 0"
             )
 
-    def step(self, eta: float, beta: float, penalty: Penalty) -> dict[tuple[str, str], Penalty]:
-        """The coefficients [new, old] of one step: (v, p) from v, p and g, where ∇ = g + penalty·v."""
+    def step(self, t: int, penalty: Penalty) -> dict[tuple[str, str], Penalty]:
+        """The coefficients [new, old] of step t: (v, p) from v, p and g, where ∇ = g + penalty·v."""
+        eta, beta = self.etas[t], self.betas[t]
         damped = 1 - eta * penalty
         if self.method == "nesterov":
             made = {("p", "v"): damped, ("p", "g"): -eta, ("v", "v"): (1 + beta) * damped}
@@ -170,8 +172,6 @@ class Schedule:
 
 def steps_for(method: str, L: float, mu: float, tol: float, max_steps: int, eta: float | None = None) -> int:
     """The fewest steps with contraction ≤ tol, or max_steps + 1 if max_steps do not suffice."""
-    low, high = 1, max_steps + 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if Schedule(method, middle, L, mu, eta).contraction <= tol else (middle + 1, high)
-    return low
+    return 1 + bisect_left(
+        range(1, max_steps + 1), True, key=lambda steps: Schedule(method, steps, L, mu, eta).contraction <= tol
+    )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.incontext.prompt import named_head
+from attnc.incontext.prompt import ONE, SINK, named_head
 from attnc.ir.layers import Head, Mask
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
@@ -43,6 +43,11 @@ CLOSED_FORM_SLACK = 64
 def rounded_up(*terms: tuple[str, float, str]) -> Bound:
     """A bound of terms (name, value, reason), whose values are rounded up."""
     return Bound(tuple(Term(name, float(up(value, CLOSED_FORM_SLACK)), reason) for name, value, reason in terms))
+
+
+def sink_score(keys: int, largest: float, dtype: str) -> float:
+    """The score C of a sink beside keys of scores up to `largest`: denominators are off by less than rounding."""
+    return float(math.ceil(math.log(keys) + largest - math.log(UNIT_ROUNDOFF[dtype]) + SINK_MARGIN))
 
 
 @dataclass(frozen=True)
@@ -97,10 +102,8 @@ class Differences:
         return float(up(value, CLOSED_FORM_SLACK)) if r else 0.0
 
     def sink(self, keys: int, r: float, dtype: str) -> float:
-        """The score C of the sink: with it, denominators are off by less than rounding."""
-        return float(
-            math.ceil(math.log(keys) + self.heads * self.eps * r - math.log(UNIT_ROUNDOFF[dtype]) + SINK_MARGIN)
-        )
+        """The score of the sink beside examples with |r_i| ≤ r."""
+        return sink_score(keys, self.heads * self.eps * r, dtype)
 
     def bound(self, sizes: Sizes, dtype: str) -> Bound:
         """A bound of |output of the heads − Σ r_i x_i|₂, for every prompt within the sizes."""
@@ -130,22 +133,21 @@ class Differences:
         keyed: Sequence[str],
         *,
         residual: Entries,
-        sinks: Entries,
         keys: Entries,
         values: Entries,
         outputs: Sequence[tuple[str, str]],
         dtype: str,
         mask: Mask | None = None,
     ) -> tuple[Head, ...]:
-        """The heads of D: `residual` are the entries of W_Q that make r_i, `sinks` those that make the sink's score C.
+        """The heads of D beside a sink of score C; `residual` are the entries of W_Q that make r_i.
 
         All heads share W_K and W_V. They add their sums into the channels of `outputs`, pairs (value, channel).
         """
         heads: list[Head] = []
         for j in self.nodes:
-            queries = {pair: j * self.eps * entry for pair, entry in residual.items()} | dict(sinks)
+            queries = {pair: j * self.eps * entry for pair, entry in residual.items()} | {(ONE, SINK): 1.0}
             written = dict.fromkeys(outputs, self.weight(j) * math.exp(C))
-            made = named_head(asking, keyed, queries, keys, values, written, dtype, mask)
+            made = named_head(asking, keyed, queries, {**keys, (SINK, SINK): C}, values, written, dtype, mask)
             heads.append(replace(made, W_K=heads[0].W_K, W_V=heads[0].W_V) if heads else made)
         return tuple(heads)
 

@@ -33,7 +33,7 @@ from attnc.incontext.differences import CLOSED_FORM_SLACK, MAX_HEADS, Difference
 from attnc.incontext.prompt import Prompt
 from attnc.ir.program import Program
 from attnc.numerics.bound import Bound, Term
-from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
+from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -45,7 +45,28 @@ little accuracy, and errors stay far below it unless the spacing is too coarse."
 
 @dataclass(frozen=True)
 class Norms:
-    """Bounds of the examples on which a program may depend: max |x̃_i|₂, |y|₂, and the Hessian's eigenvalues."""
+    """Bounds of the examples on which a program may depend.
+
+    Parameters
+    ----------
+    x : float
+        A bound of the 2-norm of every example x̃_i, with the 1 of an intercept.
+    y : float
+        A bound of the 2-norm of all targets together.
+    L, mu : float
+        Bounds of the Hessian's eigenvalues: all of them lie in [mu, L].
+
+    Attributes
+    ----------
+    weights : float
+        A bound of |w*|₂, the norm of the optimum.
+
+    Examples
+    --------
+    >>> from attnc.incontext import Norms
+    >>> Norms(x=1.0, y=6.0, L=9.0, mu=4.0).weights
+    3.0
+    """
 
     x: float
     y: float
@@ -60,17 +81,40 @@ class Norms:
 
 @dataclass(frozen=True)
 class Plan:
-    """A task whose steps and heads were chosen, and its bound of |w_T − w*|₂."""
+    """A task whose steps and heads were chosen, and its bound of |w_T − w*|₂.
+
+    Attributes
+    ----------
+    task : Task
+        The task, for `descent_program`.
+    gradient : Bound
+        A bound of the error δ of one gradient.
+    bound : Bound
+        A bound of |w_T − w*|₂, term by term.
+    weights : float
+        A bound of |w*|₂.
+    start : float
+        A bound of |w₀|₂, the norm of the first weights.
+    reached : float
+        A bound of |w_T|₂, at which a second task starts.
+
+    Examples
+    --------
+    >>> from attnc.incontext import Norms, Prompt, plan_least_squares
+    >>> norms = Norms(x=1.0, y=2.0, L=4.0, mu=1.0)
+    >>> plan = plan_least_squares(Prompt(rows=8, features=2), norms, penalty=(0.0, 0.0), accuracy=1e-3)
+    >>> plan.bound.value <= 1e-3 and plan.weights == 2.0
+    True
+    """
 
     task: Task
-    gradient: Bound  # the error δ of one gradient
+    gradient: Bound
     bound: Bound
-    weights: float  # a bound of |w*|
-    start: float  # a bound of |w₀|
+    weights: float
+    start: float
 
     @property
     def reached(self) -> float:
-        """A bound of the norm of the weights that the steps return, at which a second task starts."""
         return float(up(self.weights + self.bound.value, CLOSED_FORM_SLACK))
 
 
@@ -92,19 +136,64 @@ def plan_least_squares(
     """Choose the steps, heads and ε that bring |w_T − w*|₂ to `accuracy`, or bound it for given ones.
 
     For each number of heads, ε balances truncation against rounding. The plan has the fewest heads whose bound
-    suffices. `start` bounds |w₀|. Raises BoundNotMet if no number of heads suffices: rounding in `dtype` is the limit
-    then.
+    suffices.
+
+    Parameters
+    ----------
+    prompt : Prompt
+        The sizes of the prompt.
+    norms : Norms
+        Bounds of the examples.
+    penalty : tuple of float
+        The penalty λ_c of every weight, at least 0.
+    accuracy : float, optional
+        The bound of |w_T − w*|₂ to reach. Without it, give `steps`.
+    steps : int, optional
+        Number of steps; None takes the fewest that suffice.
+    heads : int, optional
+        Number of pairs of heads that make the gradient; None takes the fewest that suffice.
+    eps : float, optional
+        The spacing of the difference heads, a power of two; None takes the best.
+    method : {"chebyshev", "nesterov", "heavy_ball", "plain"}
+        The kind of steps.
+    eta : float, optional
+        The length of plain steps; None chooses it.
+    start : float
+        A bound of |w₀|₂, the norm of the first weights.
+    dtype : {"float64", "float32"}
+        The arithmetic of the program.
+    max_steps : int
+        Maximum number of steps.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    BoundNotMet
+        If no number of steps or heads suffices: with enough steps, rounding in `dtype` is the limit.
+    InputError
+        If neither accuracy nor steps are given, or a parameter is out of range.
+
+    Examples
+    --------
+    >>> from attnc.incontext import Norms, Prompt, plan_least_squares
+    >>> norms = Norms(x=1.0, y=2.0, L=4.0, mu=1.0)
+    >>> plan = plan_least_squares(Prompt(rows=8, features=2), norms, penalty=(0.0, 0.0), accuracy=1e-3)
+    >>> plan.task.schedule.steps, plan.task.differences.heads
+    (9, 1)
     """
     if accuracy is not None and not accuracy > 0:
         raise InputError(f"the accuracy is a positive number, found {accuracy!r}")
-    if accuracy is None and steps is None:
-        raise InputError("give an accuracy, or a number of steps")
+    distance = norms.weights + start  # |w₀ − w*| is at most this
     if steps is None:
-        assert accuracy is not None
-        wanted = accuracy / (2 * (norms.weights + start)) if norms.weights + start else 1.0
+        if accuracy is None:
+            raise InputError("give an accuracy, or a number of steps")
+        wanted = accuracy / (2 * distance) if distance else 1.0
         steps = steps_for(method, norms.L, norms.mu, wanted, max_steps, eta)
         if steps > max_steps:
-            best = Schedule(method, max_steps, norms.L, norms.mu, eta).contraction * (norms.weights + start)
+            best = Schedule(method, max_steps, norms.L, norms.mu, eta).contraction * distance
             raise BoundNotMet(
                 f"cannot reach accuracy {accuracy:g} in {max_steps:,} steps of {method}: at L={norms.L:.6g}, "
                 f"mu={norms.mu:.6g} they leave {best:.3g}. Allow more steps, or condition the problem better.",
@@ -112,56 +201,47 @@ def plan_least_squares(
                 bound=best,
             )
     schedule = Schedule(method, steps, norms.L, norms.mu, eta)
+
+    def with_heads(count: int) -> Plan:
+        # Residuals at the start are at most ‖y‖ + √L·|w₀|. On the way |v| ≤ |w*| + the swing of the first error.
+        exact = max(schedule.overshoot * (norms.y + math.sqrt(norms.L) * start), 2.0**-800)  # targets may be zero
+        reach = (1 + HEADROOM) * exact
+        size = (1 + HEADROOM) * (1 + schedule.overshoot) * distance
+        parts = size * norms.x + norms.y if math.isfinite(size) else 4 * reach
+        sizes = Sizes(prompt.rows, prompt.num_weights + 1, norms.x, reach, parts)
+        differences = choose(sizes, count, dtype) if eps is None else Differences(count, eps)
+        gradient = differences.bound(sizes, dtype)
+        amplification = schedule.amplification
+        per_step = gamma(8, UNIT_ROUNDOFF[dtype]) * (4 * size + max(schedule.etas) * norms.L * size)
+        per_step /= min(schedule.etas)
+        terms = [
+            ("convergence", schedule.contraction * distance, f"{schedule.steps} steps of {method}"),
+            *((t.name, amplification * t.value, f"{t.reason}, over all steps") for t in gradient.terms),
+            ("updates", amplification * per_step, f"the affine maps in {dtype}, over all steps"),
+        ]
+        off = float(up(math.sqrt(norms.L) * schedule.swing * (gradient.value + per_step), CLOSED_FORM_SLACK))
+        if not off <= HEADROOM * exact:
+            reason = f"errors of this size may drive them beyond the {reach:.3g} provided for"
+            terms.append(("residuals", math.inf, reason))
+        task = Task(prompt, schedule, differences, reach, penalty)
+        return Plan(task, gradient, rounded_up(*terms), norms.weights, start)
+
     tried = []
     for count in (heads,) if heads is not None else range(1, MAX_HEADS + 1):
-        plan = _with_heads(prompt, norms, penalty, schedule, count, eps, start, dtype)
-        if accuracy is not None and plan.bound.value <= accuracy:
-            return plan
-        tried.append(plan)
-    best_plan = min(tried, key=lambda plan: plan.bound.value)
-    if accuracy is not None:
-        raise BoundNotMet(
-            f"cannot bring the bound to {accuracy:g}: with {best_plan.task.differences.heads} pairs of heads and "
-            f"eps={best_plan.task.differences.eps:g} it is {best_plan.bound.value:.3g} = {best_plan.bound}. A smaller "
-            f"eps trades truncation for rounding in {dtype}; here they balance.",
-            eps=accuracy,
-            bound=best_plan.bound.value,
-        )
-    return best_plan
-
-
-def _with_heads(
-    prompt: Prompt,
-    norms: Norms,
-    penalty: tuple[float, ...],
-    schedule: Schedule,
-    heads: int,
-    eps: float | None,
-    start: float,
-    dtype: str,
-) -> Plan:
-    # Residuals at the start are at most ‖y‖ + √L·|w₀|. On the way |v| ≤ |w*| + the swing of the first error.
-    exact = max(schedule.overshoot * (norms.y + math.sqrt(norms.L) * start), 2.0**-800)  # targets may be zero
-    reach = (1 + HEADROOM) * exact
-    size = (1 + HEADROOM) * (1 + schedule.overshoot) * (norms.weights + start)
-    parts = size * norms.x + norms.y if math.isfinite(size) else 4 * reach
-    sizes = Sizes(prompt.rows, prompt.num_weights + 1, norms.x, reach, parts)
-    differences = choose(sizes, heads, dtype) if eps is None else Differences(heads, eps)
-    gradient = differences.bound(sizes, dtype)
-    task = Task(prompt, schedule, differences, reach, penalty)
-    amplification, u = schedule.amplification, UNIT_ROUNDOFF[dtype]
-    per_step = gamma(8, u) * (4 * size + max(schedule.etas) * norms.L * size) / min(schedule.etas)
-    terms = [
-        ("convergence", schedule.contraction * (norms.weights + start), f"{schedule.steps} steps of {schedule.method}"),
-        *((t.name, amplification * t.value, f"{t.reason}, over all steps") for t in gradient.terms),
-        ("updates", amplification * per_step, f"the affine maps in {dtype}, over all steps"),
-    ]
-    if (
-        not float(up(math.sqrt(norms.L) * schedule.swing * (gradient.value + per_step), CLOSED_FORM_SLACK))
-        <= HEADROOM * exact
-    ):
-        terms += [("residuals", math.inf, f"errors of this size may drive them beyond the {reach:.3g} provided for")]
-    return Plan(task, gradient, rounded_up(*terms), norms.weights, start)
+        tried.append(with_heads(count))
+        if accuracy is not None and tried[-1].bound.value <= accuracy:
+            return tried[-1]
+    plan = min(tried, key=lambda plan: plan.bound.value)
+    if accuracy is None:
+        return plan
+    differences, bound = plan.task.differences, plan.bound
+    raise BoundNotMet(
+        f"cannot bring the bound to {accuracy:g}: with {differences.heads} pairs of heads and eps={differences.eps:g} "
+        f"it is {bound.value:.3g} = {bound}. A smaller eps trades truncation for rounding in {dtype}; here they "
+        "balance.",
+        eps=accuracy,
+        bound=bound.value,
+    )
 
 
 def compose(first: Plan, second: Plan, dtype: str = "float64") -> tuple[Program, Bound]:
@@ -180,48 +260,19 @@ def compose(first: Plan, second: Plan, dtype: str = "float64") -> tuple[Program,
     return program, rounded_up(*terms, *((f"second: {t.name}", t.value, t.reason) for t in second.bound.terms[1:]))
 
 
-def gradient_bound(task: Task, x: float, weights: float, dtype: str = "float64") -> Bound:
-    """A bound δ of |g of one gradient layer − the exact sum or mean|₂, for |x̃_i| ≤ x and |v| ≤ weights.
-
-    For the squared loss it is the bound of the difference heads. For Poisson the head sums e^{v·x̃_i} itself, off by
-    rounding and by the examples' share of the denominator; difference heads make the moment Σ y_i x̃_i.
-    """
-    rows, width = task.prompt.rows, task.prompt.num_weights + 1
-    if task.loss == "squared":
-        sizes = Sizes(rows, width, x, task.reach, task.reach + 2 * x * weights, task.mean)
-        return task.differences.bound(sizes, dtype)
-    u, C = UNIT_ROUNDOFF[dtype], task.sink(dtype)
-    grown = (1 if task.mean else rows) * x * math.exp(task.reach)
-    off = gamma(width + 3, u) * x * weights + 2 * u * (C + task.reach) + 2 * LIBM_ULPS * u + gamma(task.keys + 8, u)
-    moment = task.differences.bound(Sizes(rows, 2, x, task.targets, task.targets, task.mean), dtype)
-    sums = rounded_up(
-        ("exponentials", grown * off, f"their sum in {dtype}"),
-        ("shares", grown * task.keys * math.exp(task.reach - C), "of the denominator"),
-    )
-    return Bound((*sums.terms, *(Term(f"moment: {t.name}", t.value, t.reason) for t in moment.terms)))
-
-
 def proximal_step(
     weights: Float[np.ndarray, " d"], gradient: Float[np.ndarray, " d"], l1: Float[np.ndarray, " d"], L: float
-) -> Float[np.ndarray, " d"]:
-    """The step w − prox(w − ∇/L), which is zero at the optimum."""
+) -> float:
+    """The norm of w − prox(w − ∇/L), which is zero at the optimum."""
     moved = weights - gradient / L
-    kept: np.ndarray = weights - np.sign(moved) * np.maximum(np.abs(moved) - l1 / L, 0.0)
-    return kept
+    return float(np.linalg.norm(weights - np.sign(moved) * np.maximum(np.abs(moved) - l1 / L, 0.0)))
 
 
-def proximal_bound(
-    weights: Float[np.ndarray, " d"],
-    gradient: Float[np.ndarray, " d"],
-    l1: Float[np.ndarray, " d"],
-    L: float,
-    mu: float,
-) -> Bound:
-    """A bound of |w − w*|₂ from the proximal step at w, for F = smooth + Σ l1_c|w_c|, μ-strongly convex.
+def proximal_bound(step: float, L: float, mu: float) -> Bound:
+    """A bound of |w − w*|₂ from the norm of the proximal step at w, for F = smooth + Σ l1_c|w_c|, μ-strongly convex.
 
     The gradient of the smooth part is L-Lipschitz. With s the proximal step, w⁺ = w − s has a subgradient of norm
     ≤ L|s| + |∇f(w⁺) − ∇f(w)| ≤ 2L|s|, so that |w⁺ − w*| ≤ 2L|s|/μ. For μ = 0 the bound is infinite.
     """
-    step = float(np.linalg.norm(proximal_step(weights, gradient, l1, L)))
     value = step * (1 + 2 * L / mu) if mu else math.inf
     return Bound((Term("optimality", float(up(value, 2**20)), "from the proximal gradient at the weights found"),))

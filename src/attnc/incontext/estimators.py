@@ -1,13 +1,15 @@
 """The base of all estimators, in the manner of scikit-learn: parameters, checked data, a program, a run on the prompt.
 
 An estimator states its parameters as dataclass fields, from which `__init__`, `get_params` and `clone` follow, and
-implements `_fit`. Linear models share the columns made ready (`ColumnUnits`), the recorded run, and `predict`.
+implements `_fit`. Linear models share the units of the columns, the recorded run, and `predict`.
 """
 
 from __future__ import annotations
 
 import abc
+import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,17 +20,43 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from attnc.errors import InputError
 from attnc.incontext.acceleration import METHODS, steps_for
-from attnc.incontext.fitting import ColumnUnits, FitError, run_recorded
+from attnc.incontext.descent import Task, run_recorded
+from attnc.incontext.progress import Objective
 from attnc.incontext.prompt import Prompt
-from attnc.ir.program import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from jaxtyping import Float
 
 LEFT_OVER = 1e-7
 """A gradient larger than this part of the terms that cancel in it is worth a warning; the limit is not tuned."""
+
+
+class FitError(InputError, ValueError):
+    """Data or parameters that an estimator cannot fit: a ValueError too, as scikit-learn's callers expect."""
+
+
+Rule = tuple[Callable[[Any], bool], str]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and bool(value >= 1)
+
+
+def _is_positive(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+POSITIVE_ALPHA: Rule = (_is_positive, "alpha is a positive penalty")
+RULES: dict[str, Rule] = {
+    "alpha": (lambda value: 0 <= value < math.inf, "alpha is a penalty ≥ 0, and finite"),
+    "l1_ratio": (lambda value: 0 <= value <= 1, "l1_ratio is between 0 and 1"),
+    "C": (_is_positive, "C is a positive number"),
+    "gamma": (lambda value: value is None or _is_positive(value), "gamma is a positive number"),
+    "n_neighbors": (_is_count, "n_neighbors is a whole number ≥ 1"),
+    "max_iter": (_is_count, "max_iter is a whole number ≥ 1"),
+    "tol": (lambda value: 0 < value < 1, "tol is between 0 and 1"),
+}
+"""Name of a parameter → whether a value is allowed, and the sentence that says which are."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -38,6 +66,7 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
     max_rows: int | None = None
 
     takes_numbers: ClassVar[bool] = True  # False for a classifier, whose targets are labels
+    rules: ClassVar[dict[str, Rule]] = RULES
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit the model to examples X (rows, features) and targets y (rows,).
@@ -63,23 +92,36 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             y = np.asarray(y, np.float64)
         else:
             X, y = validate_data(self, X, y, dtype=np.float64)
-        self._fit(X, y)
+        for name, value in self.get_params().items():
+            is_allowed, allowed = self.rules.get(name, (None, ""))
+            if is_allowed is not None and not is_allowed(value):
+                raise FitError(f"{allowed}, found {value!r}")
+        try:
+            self._fit(X, y)
+        except InputError as error:
+            raise FitError(str(error)) from None
         return self
 
     @abc.abstractmethod
     def _fit(self, X: Float[np.ndarray, "rows features"], y: np.ndarray) -> None:
-        """Sets the fitted attributes. Warnings raised here or one call deeper point at the caller of `fit`."""
+        """Fit the model to checked data, with checked parameters."""
 
     def _queries(self, X: Any) -> Float[np.ndarray, "rows features"]:
-        """Points to predict at, checked against the examples of the fit."""
+        """The rows of X, once the model is fitted."""
         check_is_fitted(self)
-        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _room(self, X: np.ndarray, *, intercept: bool = False) -> Prompt:
-        """A prompt that holds X, or FitError."""
+    def _room(self, X: np.ndarray, intercept: bool = False) -> Prompt:
+        """The prompt's sizes; a prompt that is too short for X is refused by a FitError."""
         if self.max_rows is not None and len(X) > self.max_rows:
             raise FitError(f"X has {len(X)} rows, more than max_rows={self.max_rows}: the program has no room for them")
         return Prompt(self.max_rows or len(X), X.shape[1], intercept)
+
+
+def method_rule(*methods: str) -> dict[str, Rule]:
+    """The rules of an estimator that takes these kinds of steps."""
+    *others, last = methods
+    return RULES | {"method": (lambda value: value in methods, f"the method is {', '.join(others)} or {last}")}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -90,33 +132,19 @@ class SteppingEstimator(InContextEstimator):
     tol: float = 1e-12
     max_iter: int = 10_000
 
-    methods: ClassVar[tuple[str, ...]] = METHODS
-
-    def _check_method(self) -> None:
-        if self.method not in self.methods:
-            *others, last = self.methods
-            raise FitError(f"the method is {', '.join(others)} or {last}, found {self.method!r}")
+    rules: ClassVar[dict[str, Rule]] = method_rule(*METHODS)
 
     def _steps(self, L: float, mu: float, eta: float | None = None) -> int:
         """The number of steps that bring the error to tol, with a ConvergenceWarning where max_iter cuts it short."""
-        if not (isinstance(self.max_iter, int | np.integer) and self.max_iter >= 1):
-            raise FitError(f"max_iter is a whole number ≥ 1, found {self.max_iter!r}")
-        if not 0 < self.tol < 1:
-            raise FitError(f"tol is between 0 and 1, found {self.tol!r}")
-        try:
-            steps = steps_for(self.method, L, mu, self.tol, int(self.max_iter), eta)
-        except InputError as error:
-            raise FitError(str(error)) from None
-        if steps <= self.max_iter:
-            return steps
-        warnings.warn(
-            f"{self.max_iter} steps of {self.method} do not bring the error to tol={self.tol:g} of its start: the "
-            f"eigenvalues lie between mu={mu:.3g} and L={L:.3g}. Raise max_iter, or alpha, or drop columns that nearly "
-            "depend on others.",
-            ConvergenceWarning,
-            stacklevel=4,
-        )
-        return int(self.max_iter)
+        steps = steps_for(self.method, L, mu, self.tol, int(self.max_iter), eta)
+        if steps > self.max_iter:
+            warn_of(
+                f"{self.max_iter} steps of {self.method} do not bring the error to tol={self.tol:g} of its start: the "
+                f"eigenvalues lie between mu={mu:.3g} and L={L:.3g}. Raise max_iter, or alpha, or drop columns that "
+                "nearly depend on others.",
+                stacklevel=5,
+            )
+        return min(steps, int(self.max_iter))
 
     def _paced(self, L: float, mu: float) -> tuple[float, int]:
         """(μ, T): T steps that bring a quadratic to tol, with μ raised until max_iter of them suffice.
@@ -124,12 +152,52 @@ class SteppingEstimator(InContextEstimator):
         For losses that are no quadratics, whose smallest curvature on the way is far above the bound μ. The gradient
         that is reached is measured after the run.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            self._steps(L, mu)
-        while steps_for(self.method, L, mu, self.tol, int(self.max_iter)) > self.max_iter and mu < L:
+        most = int(self.max_iter)
+        while (steps := steps_for(self.method, L, mu, self.tol, most)) > most and mu < L:
             mu = min(1.1 * mu, L)
-        return mu, min(steps_for(self.method, L, mu, self.tol, int(self.max_iter)), int(self.max_iter))
+        return mu, min(steps, most)
+
+
+def warn_of(message: str, stacklevel: int = 4) -> None:
+    """Warn that a fit did not converge. At level 4, a warning from `_fit` points to the caller of `fit`."""
+    warnings.warn(message, ConvergenceWarning, stacklevel=stacklevel)
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnUnits:
+    """The units of the prompt: columns are centred and divided by √(mean square + damping), targets centred.
+
+    With the damping penalty/(rows·largest curvature of the loss) every column has the same curvature, so that one
+    length of steps suits all of them.
+    """
+
+    mean: Float[np.ndarray, " features"]
+    scale: Float[np.ndarray, " features"]
+    centre: float
+
+    @classmethod
+    def of(cls, X: np.ndarray, y: np.ndarray, *, centred: bool, centred_y: bool, damping: float = 0.0) -> ColumnUnits:
+        mean = X.mean(axis=0) if centred else np.zeros(X.shape[1])
+        scale = np.sqrt(((X - mean) ** 2).mean(axis=0) + damping)
+        is_constant = (X[:1] == X).all(axis=0) if centred else (X == 0).all(axis=0)
+        if centred and is_constant.any() and len(X) > 1:
+            columns = ", ".join(map(str, np.flatnonzero(is_constant)[:8]))
+            warnings.warn(
+                f"column {columns} of X is constant: its coefficient is 0, since the intercept includes it",
+                UserWarning,
+                stacklevel=4,
+            )
+        mean = np.where(is_constant & centred, X[0], mean)  # leaves exact zeros, without rounding
+        return cls(mean, np.where(is_constant, 1.0, scale), float(y.mean()) if centred_y else 0.0)
+
+    def uniform(self) -> ColumnUnits:
+        """One scale for all columns: the shortest of several optima is then the shortest in X's own units."""
+        return ColumnUnits(self.mean, np.full_like(self.scale, np.sqrt((self.scale**2).mean())), self.centre)
+
+    def prompt(self, X: np.ndarray) -> Float[np.ndarray, "rows features"]:
+        """The columns of the prompt."""
+        moved: np.ndarray = (X - self.mean) / self.scale
+        return moved
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -140,25 +208,39 @@ class LinearEstimator(SteppingEstimator):
     heads: int = 4
 
     def _run(
-        self, program: Program, inputs: Sequence[np.ndarray], start: np.ndarray, iterate: str, token: int = 0
-    ) -> Float[np.ndarray, " weights"]:
-        """Runs the program; sets program_, start_, prompt_ and trajectory_, and returns the last weights."""
-        self.program_, self.start_, self.prompt_ = program, start, inputs[-1]
-        weights, self.trajectory_ = run_recorded(program, inputs, start, iterate, token)
-        return weights
+        self, task: Task, units: ColumnUnits, X: np.ndarray, targets: np.ndarray, start: np.ndarray | None = None
+    ) -> tuple[Float[np.ndarray, " weights"], Float[np.ndarray, " weights"]]:
+        """Run the task's program; return the last weights and the gradient there, and set what they are made of.
 
-    def _in_units(self, units: ColumnUnits, weights: np.ndarray) -> tuple[Float[np.ndarray, " features"], float]:
-        """(coefficients, intercept) in the user's units; the weight of the intercept, if there is one, comes last."""
-        features = len(units.scale)
-        self.units_ = units
-        return units.undo(weights[:features], float(weights[-1]) if len(weights) > features else 0.0)
+        That is task_, program_, start_, prompt_, trajectory_, units_, coef_ and intercept_. The weight of the
+        intercept, if there is one, comes last.
+        """
+        features = X.shape[1]
+        self.task_, self.program_, self.units_ = task, task.program(), units
+        self.start_ = np.zeros(task.prompt.num_weights) if start is None else start
+        inputs = task.inputs(self.start_, units.prompt(X), targets)
+        self.prompt_ = inputs[-1]
+        weights, self.trajectory_ = run_recorded(self.program_, inputs, self.start_, task.iterate, task.token)
+        self.coef_ = weights[:features] / units.scale
+        own = float(weights[-1]) if len(weights) > features else 0.0
+        self.intercept_: Any = units.centre + own - float(units.mean @ self.coef_)
+        return weights, Objective.of(task, self.prompt_[-task.prompt.rows :]).gradient(weights)
+
+    def _with_intercept(
+        self, units: ColumnUnits, X: np.ndarray, penalty: float
+    ) -> tuple[Float[np.ndarray, "rows weights"], Float[np.ndarray, " weights"]]:
+        """The columns and their penalties; an intercept is a column of ones without penalty."""
+        columns, penalties = units.prompt(X), penalty / units.scale**2
+        if not self.fit_intercept:
+            return columns, penalties
+        return np.column_stack([columns, np.ones(len(X))]), np.append(penalties, 0.0)
 
 
-def check_penalty(alpha: float) -> None:
-    if not 0 <= alpha < np.inf:
-        raise FitError(f"alpha is a penalty ≥ 0, and finite, found {alpha!r}")
-
-
-def with_ones(columns: Float[np.ndarray, "rows features"], intercept: bool) -> Float[np.ndarray, "rows weights"]:
-    """The columns, with one of ones for the intercept."""
-    return np.column_stack([columns, np.ones(len(columns))]) if intercept else columns
+def eigenvalue_bounds(gram: Float[np.ndarray, "d d"]) -> tuple[float, float]:
+    """(L, μ) such that [μ, L] holds all eigenvalues that are not zero up to rounding."""
+    values = np.linalg.eigvalsh(gram)
+    slack = 4 * len(gram) * np.finfo(float).eps * float(max(values[-1], np.finfo(float).tiny))
+    kept = values[values > 2 * slack]
+    if not len(kept):
+        return 1.0, 1.0  # every gradient is zero
+    return float(values[-1] + slack), float(kept[0] - slack)

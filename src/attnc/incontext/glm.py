@@ -16,14 +16,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.incontext.acceleration import Schedule
-from attnc.incontext.differences import Differences, Sizes, rounded_up
-from attnc.incontext.prompt import ONE, SINK, TARGET, Prompt, named_head
+from attnc.incontext.descent import Task
+from attnc.incontext.differences import Sizes, rounded_up
+from attnc.incontext.prompt import ONE, SINK, TARGET, named_head
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
@@ -42,26 +42,40 @@ LOGISTIC = SoftHead.of_one_variable(np.array([1.0, 0.0]), np.array([0.0, 0.0]), 
 
 
 @dataclass(frozen=True, eq=False)
-class GLMTask:
-    """One fit: the mean function μ(z) = A′(z) as keys, with |μ_i − y_i| ≤ reach, the penalties and the steps."""
+class GLMTask(Task):
+    """One fit: the mean function μ(z) = A′(z) as keys within `keys_error` of it, and |μ_i − y_i| ≤ reach."""
 
-    prompt: Prompt
-    schedule: Schedule
-    differences: Differences
-    mean_keys: SoftHead[np.ndarray]
-    reach: float
-    penalty: tuple[float, ...]
-    mean: bool = False
+    loss: str = "logistic"
+    mean_keys: SoftHead[np.ndarray] = LOGISTIC
+    keys_error: float = 0.0
+
+    losses: ClassVar[tuple[str, ...]] = ("logistic", "other")
 
     def __post_init__(self) -> None:
-        if len(self.penalty) != self.prompt.num_weights:
-            raise InputError(
-                f"{self.prompt.num_weights} weights need {self.prompt.num_weights} penalties, found {len(self.penalty)}"
-            )
+        super().__post_init__()
+        if self.l1:
+            raise InputError(f"a loss that takes two layers has no l1 penalty, found {self.l1}")
         self.schedule.check_steady()
 
-    def gradient_bound(self, x: float, weights: float, error: float, dtype: str) -> Bound:
-        """A bound of |g − Σ (A′(v·x̃_i) − y_i) x̃_i|₂ for |x̃_i| ≤ x, |v| ≤ weights and keys within `error` of A′.
+    @property
+    def iterate(self) -> str:
+        return "vector"
+
+    @property
+    def token(self) -> int:  # type: ignore[override]
+        """The number of the token that holds the iterate: v and p stand behind the null token."""
+        return self.keys + (2 if self.schedule.iterate == "p" else 1)
+
+    def program(self, dtype: str = "float64") -> Program:
+        return glm_program(self, dtype)
+
+    def inputs(self, start: np.ndarray, X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+        """The one input of the program: the first weights, padded with zeros, above the prompt."""
+        prompt = self.prompt
+        return [np.vstack([np.pad(start, (0, len(prompt.inputs) - prompt.num_weights)), prompt.tokens(X, y)])]
+
+    def gradient_bound(self, x: float, weights: float, dtype: str = "float64") -> Bound:
+        """A bound of |g − Σ (A′(v·x̃_i) − y_i) x̃_i|₂ for |x̃_i| ≤ x and |v| ≤ weights.
 
         A score of the read layer is off by at most e = γ·Σ|terms|, a weight by a factor in e^{±2e}, and so μ by
         (e^{4e} − 1)·½·span of the values, and by the rounding of their average.
@@ -75,14 +89,10 @@ class GLMTask:
         total = x if self.mean else self.prompt.rows * x
         sizes = Sizes(self.prompt.rows, 2, x, self.reach, self.reach + 2 * values, self.mean)
         means = rounded_up(
-            ("mean function", total * error, "the keys' error"), ("read", total * read, f"the read layer in {dtype}")
+            ("mean function", total * self.keys_error, "the keys' error"),
+            ("read", total * read, f"the read layer in {dtype}"),
         )
         return Bound((*means.terms, *self.differences.bound(sizes, dtype).terms))
-
-    @property
-    def sinks(self) -> int:
-        """The number of sinks: one, or for a mean one for each row."""
-        return self.prompt.rows if self.mean else 1
 
 
 def glm_program(model: GLMTask, dtype: str = "float64") -> Program:
@@ -124,10 +134,9 @@ class _GLMBuilder:
     def layers(self) -> tuple[Layer, ...]:
         read = Attention("read", (self._read_head(),), self.channels, residual=True)
         total = Attention("sum", self._sum_heads(), self.channels, residual=True)
-        schedule = self.model.schedule
-        step = (read, total, self._update(schedule.etas[0], schedule.betas[0]))
+        step = (read, total, self._update())
         layers: list[Layer] = [self._place()]
-        for t in range(1, schedule.steps + 1):
+        for t in range(1, self.model.schedule.steps + 1):
             layers += [replace(layer, name=f"{layer.name}{t}") for layer in step]
         return (*layers, self._answer())
 
@@ -153,21 +162,19 @@ class _GLMBuilder:
         layer.set(self.places["key"], BIAS, self.model.mean_keys.offsets)
         layer.set(self.places["key"], VALUE, self.model.mean_keys.values[:, 0])
 
-    def _update(self, eta: float, beta: float) -> Affine:
+    def _update(self) -> Affine:
         """One step; the keys follow the new v. Examples lose their μ, and g its sum."""
-        model, places = self.model, self.places
+        model, places, slopes = self.model, self.places, self.model.mean_keys.slopes[:, 0]
         update = AffineBuilder(self.tokens, self.channels, self.tokens, self.channels)
         kept = np.concatenate([places[name] for name in ("example", "sink", "null")])
         for channel in self.channels:
             if channel != MU:
                 update.link(kept, channel, kept, channel)
         for channel, penalty in zip(self.vector, model.penalty, strict=True):
-            for (new, old), coefficient in model.schedule.step(eta, beta, penalty).items():
+            for (new, old), coefficient in model.schedule.step(0, penalty).items():
                 update.link(places[new], channel, places[old], channel, coefficient)
                 if new == "v":
-                    update.link(
-                        places["key"], channel, places[old], channel, coefficient * model.mean_keys.slopes[:, 0]
-                    )
+                    update.link(places["key"], channel, places[old], channel, coefficient * slopes)
         self._set_constants(update)
         return update.build("update", self.dtype)
 
@@ -195,14 +202,13 @@ class _GLMBuilder:
 
     def _sum_heads(self) -> tuple[Head, ...]:
         model = self.model
-        C = model.differences.sink(model.prompt.rows + model.sinks, model.reach, self.dtype)
+        C = model.differences.sink(model.keys, model.reach, self.dtype)
         return model.differences.sum_heads(
             C,
             self.channels,
             self.channels,
             residual={(ONE, "residual"): 1.0},
-            sinks={(ONE, SINK): 1.0},
-            keys={(MU, "residual"): 1.0, (TARGET, "residual"): -1.0, (SINK, SINK): C},
+            keys={(MU, "residual"): 1.0, (TARGET, "residual"): -1.0},
             values={(c, c): 1.0 for c in self.vector},
             outputs=[(c, c) for c in self.vector],
             dtype=self.dtype,
@@ -210,7 +216,7 @@ class _GLMBuilder:
         )
 
     def _answer(self) -> Affine:
-        names = [f"w.{name.removeprefix('x.')}" for name in self.model.prompt.regressors]
+        names = [f"w.{name}" for name in self.model.prompt.weight_names]
         answer = AffineBuilder(self.tokens, self.channels, 1, names)
         for name, channel in zip(names, self.vector, strict=True):
             answer.link(0, name, self.places[self.model.schedule.iterate], channel)

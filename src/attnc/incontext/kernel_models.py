@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import abc
-import math
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from sklearn.base import RegressorMixin
+from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.utils.validation import check_is_fitted
 
 from attnc.engines.prompt import remember, run
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.estimators import InContextEstimator, SteppingEstimator
-from attnc.incontext.fitting import FitError
-from attnc.incontext.kernels import MAX_NAMED, Kernel, kernel_ridge, nadaraya_watson, nearest
+from attnc.incontext.estimators import (
+    POSITIVE_ALPHA,
+    FitError,
+    InContextEstimator,
+    Rule,
+    SteppingEstimator,
+    method_rule,
+)
+from attnc.incontext.kernels import Kernel, kernel_ridge, nadaraya_watson, nearest
 from attnc.ir.program import Program
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
 
 QUERIES = 64
 """The number of queries of one program: predictions are made in blocks of it, the last padded with zeros."""
+ROWS_AT_ONCE = 512
+"""The number of rows of the kernel matrix that are in memory at a time; chosen, not measured."""
 QUERY_REACH = 2.0
 """Programs are built for points this many times as far out as the examples; queries beyond get their own program."""
 
@@ -100,7 +108,8 @@ class NadarayaWatson(QueriedRegressor):
     gamma: float | None = None
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        self.gamma_ = _gamma(self.gamma, _scott(self._prepare(X, y)))
+        default = _scott(self._prepare(X, y))
+        self.gamma_ = default if self.gamma is None else float(self.gamma)
         self._build()
 
     def _program(self, size: float) -> Program:
@@ -147,14 +156,11 @@ class KernelRidge(QueriedRegressor, SteppingEstimator):
     tol: float = 1e-11
     max_iter: int = 5_000
 
-    methods: ClassVar[tuple[str, ...]] = ("plain", "heavy_ball", "nesterov")
+    rules: ClassVar[dict[str, Rule]] = method_rule("plain", "heavy_ball", "nesterov") | {"alpha": POSITIVE_ALPHA}
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise FitError(f"alpha is a positive penalty, found {self.alpha!r}")
-        self._check_method()
         centred = self._prepare(X, y)
-        self.gamma_ = _gamma(self.gamma, 1 / centred.shape[1])
+        self.gamma_ = 1 / X.shape[1] if self.gamma is None else float(self.gamma)
         L = _row_sums(centred, self.gamma_) + float(self.alpha)
         self.n_iter_ = self._steps(L, float(self.alpha))
         self._schedule = Schedule(self.method, self.n_iter_, L, float(self.alpha))
@@ -200,11 +206,7 @@ class KNeighborsRegressor(QueriedRegressor):
     resolution: float | None = None
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        if not (isinstance(self.n_neighbors, int | np.integer) and self.n_neighbors >= 1):
-            raise FitError(f"n_neighbors is a whole number ≥ 1, found {self.n_neighbors!r}")
         self._prepare(X, y)
-        if self._prompt.rows > MAX_NAMED:
-            raise FitError(f"neighbours are named one-hot: at most {MAX_NAMED} rows, found {self._prompt.rows}")
         self._build()
 
     def _program(self, size: float) -> Program:
@@ -225,14 +227,6 @@ class KNeighborsRegressor(QueriedRegressor):
         return super().predict(X)
 
 
-def _gamma(given: float | None, default: float) -> float:
-    if given is None:
-        return default
-    if not (math.isfinite(given) and given > 0):
-        raise FitError(f"gamma is a positive number, found {given!r}")
-    return float(given)
-
-
 def _scott(centred: np.ndarray) -> float:
     """1/(2h²), h = σ·n^{−1/(d+4)}."""
     rows, features = centred.shape
@@ -241,9 +235,5 @@ def _scott(centred: np.ndarray) -> float:
 
 def _row_sums(centred: np.ndarray, gamma: float) -> float:
     """The largest Σ_j e^{−γ|x_i−x_j|²}, rounded up: no eigenvalue of the kernel is larger."""
-    squares = (centred**2).sum(axis=1)
-    largest = 0.0
-    for i in range(0, len(centred), 512):
-        distances = squares[i : i + 512, None] + squares - 2 * centred[i : i + 512] @ centred.T
-        largest = max(largest, float(np.exp(-gamma * np.maximum(distances, 0)).sum(axis=1).max()))
-    return largest * (1 + 1e-9)
+    blocks = (centred[i : i + ROWS_AT_ONCE] for i in range(0, len(centred), ROWS_AT_ONCE))
+    return max(float(rbf_kernel(block, centred, gamma=gamma).sum(axis=1).max()) for block in blocks) * (1 + 1e-9)

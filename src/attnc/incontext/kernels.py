@@ -23,15 +23,15 @@ Proof.    With energies E_i = |x − x_i|² ± e the softmax is the Gibbs measur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.differences import CLOSED_FORM_SLACK, SINK_MARGIN, Differences, Sizes, choose, rounded_up
+from attnc.incontext.differences import CLOSED_FORM_SLACK, Differences, Sizes, choose, rounded_up, sink_score
 from attnc.incontext.prompt import ONE, PRESENT, SINK, TARGET, Prompt, named_head
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
@@ -87,8 +87,7 @@ class Kernel:
     @property
     def outside(self) -> float:
         """The score M that an absent key loses, so that all of them weigh less than rounding."""
-        log_keys = math.log(self.prompt.rows + 1)
-        return math.ceil(self.beta * 4 * self.size**2 + log_keys - math.log(UNIT_ROUNDOFF[self.dtype]) + SINK_MARGIN)
+        return sink_score(self.prompt.rows + 1, 4 * self.beta * self.size**2, self.dtype)
 
 
 def nadaraya_watson(kernel: Kernel) -> Program:
@@ -100,8 +99,8 @@ def nadaraya_watson(kernel: Kernel) -> Program:
     keys |= {(SQUARE, SQUARE): -kernel.beta, (ABSENT, ABSENT): -kernel.outside}
     values, outputs = {(TARGET, TARGET): 1.0}, {(TARGET, "out"): 1.0}
     head = named_head(main, channels, queries, keys, values, outputs, kernel.dtype)
-    layers = (_place_queries(kernel, main), Attention("average", (head,), main, residual=True, cross=True))
-    return _program(kernel, (*layers, _answer(kernel, main)), _memory(kernel, channels))
+    average = Attention("average", (head,), main, residual=True, cross=True)
+    return _program(kernel, main, (average,), _memory(kernel, channels))
 
 
 def average_error(kernel: Kernel, spread: float) -> float:
@@ -162,7 +161,7 @@ def kernel_ridge(kernel: Kernel, penalty: float, schedule: Schedule) -> Program:
     """
     schedule.check_steady()
     channels = (*_memory_channels(kernel), "v", "p", "product")
-    C = math.ceil(math.log(kernel.prompt.rows + 1) - math.log(UNIT_ROUNDOFF[kernel.dtype]) + SINK_MARGIN)
+    C = sink_score(kernel.prompt.rows + 1, 0.0, kernel.dtype)
     multiply = Attention("product", (_kernel_head(kernel, channels, channels, C, "v", "product"),), channels, True)
     update = _dual_update(kernel, channels, penalty, schedule)
     memory = list(_memory(kernel, channels))
@@ -170,10 +169,8 @@ def kernel_ridge(kernel: Kernel, penalty: float, schedule: Schedule) -> Program:
         memory += [replace(multiply, name=f"product{t}"), replace(update, name=f"update{t}")]
     main = (*kernel.points, ONE, SINK, SQUARE, ABSENT, "out")
     head = _kernel_head(kernel, main, channels, C, schedule.iterate, "out")
-    place = _place_queries(kernel, main, sink=True)
-    squares = _squares(kernel, main, kernel.queries)
     read = Attention("sum", (head,), main, residual=True, cross=True)
-    return _program(kernel, (place, squares, read, _answer(kernel, main)), tuple(memory))
+    return _program(kernel, main, (_squares(kernel, main, kernel.queries), read), memory)
 
 
 def _kernel_head(
@@ -195,7 +192,7 @@ def _dual_update(kernel: Kernel, channels: tuple[str, ...], penalty: float, sche
     update = AffineBuilder(tokens, channels, tokens, channels)
     for channel in channels[:-3]:
         update.link(np.arange(tokens), channel, np.arange(tokens), channel)
-    for (new, old), coefficient in schedule.step(schedule.etas[0], schedule.betas[0], penalty).items():
+    for (new, old), coefficient in schedule.step(0, penalty).items():
         update.link(rows, new, rows, "product" if old == "g" else old, coefficient)
         if old == "g":
             update.link(rows, new, rows, TARGET, -coefficient)
@@ -229,8 +226,7 @@ def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
     head = named_head(main, channels, queries, keys, values, outputs, kernel.dtype)
     find = Attention("find", (head,), main, residual=True, cross=True)
     rounds = [replace(find, name=f"find{k + 1}") for k in range(neighbours)]
-    layers: tuple[Layer, ...] = (_place_queries(kernel, main), *rounds, _answer(kernel, main))
-    return _program(kernel, layers, _memory(kernel, channels))
+    return _program(kernel, main, rounds, _memory(kernel, channels))
 
 
 def _memory_channels(kernel: Kernel) -> tuple[str, ...]:
@@ -258,46 +254,33 @@ def _memory(kernel: Kernel, channels: tuple[str, ...]) -> tuple[Layer, ...]:
 def _squares(kernel: Kernel, channels: tuple[str, ...], count: int) -> Attention:
     """The layer that makes |x|² of the first `count` tokens. The token after them is the sink, which all tokens see."""
     differences = kernel.differences
-    C = differences.sink(2, kernel.size**2, kernel.dtype)
-    own = np.arange(count + 1, dtype=np.int32)
-    seen = own.copy()
-    seen[-1] = EVERY_QUERY
-    mask = Mask(own, seen)
+    tokens = range(count)
     same = {(c, c): 1.0 for c in kernel.points}
     heads = differences.sum_heads(
-        C,
+        differences.sink(2, kernel.size**2, kernel.dtype),
         channels,
         channels,
         residual=same,
-        sinks={(ONE, SINK): 1.0, (SINK, SINK): 1.0},
-        keys=same | {(SINK, SINK): C},
+        keys=same,
         values={(ONE, ONE): 1.0},
         outputs=[(ONE, SQUARE)],
         dtype=kernel.dtype,
-        mask=mask,
+        mask=Mask(np.array([*tokens, count], np.int32), np.array([*tokens, EVERY_QUERY], np.int32)),
     )
     return Attention("squares", heads, channels, residual=True)
 
 
-def _place_queries(kernel: Kernel, channels: tuple[str, ...], sink: bool = False) -> Affine:
-    rows = np.arange(kernel.queries)
-    place = AffineBuilder(kernel.queries, kernel.points, kernel.queries + sink, channels)
+def _program(kernel: Kernel, channels: tuple[str, ...], layers: Sequence[Layer], memory: Sequence[Layer]) -> Program:
+    """The program that places the queries on these channels, runs the layers, and reads the channel `out`."""
+    prompt, rows, has_sink = kernel.prompt, np.arange(kernel.queries), SINK in channels
+    place = AffineBuilder(kernel.queries, kernel.points, kernel.queries + has_sink, channels)
     for channel in kernel.points:
         place.link(rows, channel, rows, channel)
     place.set(rows, ONE, 1.0)
-    if sink:
+    if has_sink:
         place.set(kernel.queries, SINK, 1.0)
-    return place.build("ask", kernel.dtype)
-
-
-def _answer(kernel: Kernel, channels: tuple[str, ...]) -> Affine:
-    rows, tokens = np.arange(kernel.queries), kernel.queries + (SINK in channels)
-    answer = AffineBuilder(tokens, channels, kernel.queries, ("out",))
+    answer = AffineBuilder(kernel.queries + has_sink, channels, kernel.queries, ("out",))
     answer.link(rows, "out", rows, "out")
-    return answer.build("answer", kernel.dtype)
-
-
-def _program(kernel: Kernel, layers: tuple[Layer, ...], memory: tuple[Layer, ...]) -> Program:
-    prompt = kernel.prompt
-    shapes: Any = ((kernel.queries, prompt.features), (prompt.rows, prompt.features + 2))
-    return check(Program(layers, shapes, (kernel.queries,), memory))
+    main = (place.build("ask", kernel.dtype), *layers, answer.build("answer", kernel.dtype))
+    shapes = ((kernel.queries, prompt.features), (prompt.rows, prompt.features + 2))
+    return check(Program(main, shapes, (kernel.queries,), tuple(memory)))

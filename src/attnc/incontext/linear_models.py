@@ -1,22 +1,31 @@
-"""Least squares, ridge, lasso, elastic net and Poisson regression, fitted by attention programs."""
+"""Least squares, ridge, lasso, elastic net, Poisson and logistic regression, fitted by attention programs."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from sklearn.base import RegressorMixin
-from sklearn.exceptions import ConvergenceWarning
+from scipy.special import expit
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import Task, descent_program
+from attnc.incontext.descent import Task
 from attnc.incontext.differences import Sizes, choose
-from attnc.incontext.errors import Norms, gradient_bound, plan_least_squares, proximal_bound, proximal_step
-from attnc.incontext.estimators import LEFT_OVER, LinearEstimator, check_penalty, with_ones
-from attnc.incontext.fitting import ColumnUnits, FitError, eigenvalue_bounds
+from attnc.incontext.errors import Norms, plan_least_squares, proximal_bound, proximal_step
+from attnc.incontext.estimators import (
+    LEFT_OVER,
+    ColumnUnits,
+    FitError,
+    LinearEstimator,
+    Rule,
+    eigenvalue_bounds,
+    method_rule,
+    warn_of,
+)
+from attnc.incontext.glm import GLMTask
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,7 +34,11 @@ ASSUMED = 1e-4
 """Where the smallest eigenvalue is zero, momentum is chosen for this part of the largest (not tuned); the
 proximal gradient that is reached is measured after the fit."""
 RAISES = 12
-"""Most attempts of Poisson regression with a larger bound of the means: each at least doubles it."""
+"""Maximum number of attempts of Poisson regression with a larger bound of the means: each at least doubles it."""
+SEPARABLE = ": the classes are separable, and only the penalty holds the weights"
+WORTH_A_WARNING = 1e-4
+"""The estimated distance of the weights to the optimum, relative to 1 + |w|, from which on there is a warning; the
+limit is not tuned."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -46,40 +59,38 @@ class LinearRegressor(RegressorMixin, LinearEstimator):  # type: ignore[misc]
         predicted: np.ndarray = self._queries(X) @ self.coef_ + self.intercept_
         return predicted
 
+    def _centred(self, X: np.ndarray, y: np.ndarray, damping: float) -> ColumnUnits:
+        """Units in which an intercept is zero: columns and targets are centred if there is one."""
+        return ColumnUnits.of(X, y, centred=self.fit_intercept, centred_y=self.fit_intercept, damping=damping)
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LeastSquares(LinearRegressor):
-    """argmin Σ (w·x_i + b − y_i)² + alpha·|w|², by T layers of attention over the prompt."""
+    """argmin Σ (w·x_i + b − y_i)² + alpha·|w|², by T layers of attention over the prompt; without alpha it is 0."""
 
     method: str = "chebyshev"
     max_iter: int = 20_000
     learning_rate: float | None = None
 
-    def _fit_quadratic(self, X: np.ndarray, y: np.ndarray, alpha: float) -> None:
-        self._check_method()
-        centred, damping = self.fit_intercept, alpha / len(X)
-        units = ColumnUnits.of(X, y, centred=centred, centred_y=centred, damping=damping)
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        alpha = float(self.get_params().get("alpha", 0.0))
+        units = self._centred(X, y, alpha / len(X))
         if not alpha and np.linalg.matrix_rank(units.prompt(X)) < X.shape[1]:
             units = units.uniform()
-        columns, targets = units.prompt(X), y - units.centre
-        penalty = alpha / units.scale**2
+        columns, targets, penalty = units.prompt(X), y - units.centre, alpha / units.scale**2
         L, mu = eigenvalue_bounds(columns.T @ columns + np.diag(penalty))
-        norms = Norms(_longest(columns), _up(np.linalg.norm(targets)), L, mu)
         self.n_iter_ = self._steps(L, mu, self.learning_rate)
-        prompt = self._room(X)
         plan = plan_least_squares(
-            prompt,
-            norms,
+            self._room(X),
+            Norms(_longest(columns), _up(np.linalg.norm(targets)), L, mu),
             tuple(penalty),
             steps=self.n_iter_,
             heads=self.heads,
             method=self.method,
             eta=self.learning_rate,
         )
-        self.task_, self.bound_, self.gradient_bound_ = plan.task, plan.bound, plan.gradient
-        start, tokens = np.zeros(X.shape[1]), prompt.tokens(columns, targets)
-        weights = self._run(descent_program([plan.task]), [start, tokens], start, plan.task.iterate)
-        self.coef_, self.intercept_ = self._in_units(units, weights)
+        self.bound_, self.gradient_bound_ = plan.bound, plan.gradient
+        self._run(plan.task, units, X, targets)
 
 
 @dataclass(eq=False, repr=False)
@@ -131,10 +142,6 @@ class Ridge(LeastSquares):
 
     alpha: float = 1.0
 
-    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        check_penalty(self.alpha)
-        self._fit_quadratic(X, y, float(self.alpha))
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LinearRegression(LeastSquares):
@@ -157,21 +164,20 @@ class LinearRegression(LeastSquares):
 
     tol: float = 1e-13
 
-    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        self._fit_quadratic(X, y, 0.0)
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ProximalRegressor(LinearRegressor):
-    """argmin Σ (w·x_i + b − y_i)²/(2n) + alpha·(l1_ratio·|w|₁ + ½(1 − l1_ratio)·|w|²), by proximal gradient steps."""
+    """argmin Σ (w·x_i + b − y_i)²/(2n) + alpha·(l1_ratio·|w|₁ + ½(1 − l1_ratio)·|w|²), by proximal gradient steps.
 
-    methods: ClassVar[tuple[str, ...]] = ("plain", "nesterov")
+    Without the parameter l1_ratio it is 1.
+    """
 
-    def _fit_composite(self, X: np.ndarray, y: np.ndarray, alpha: float, l1_ratio: float) -> None:
-        check_penalty(alpha)
-        self._check_method()
-        centred, damping = self.fit_intercept, alpha * (1 - l1_ratio)
-        units = ColumnUnits.of(X, y, centred=centred, centred_y=centred, damping=damping)
+    rules: ClassVar[dict[str, Rule]] = method_rule("plain", "nesterov")
+
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        given = self.get_params()
+        alpha, l1_ratio = given["alpha"], float(given.get("l1_ratio", 1.0))
+        units = self._centred(X, y, alpha * (1 - l1_ratio))
         columns, targets = units.prompt(X), y - units.centre
         l1, penalty = alpha * l1_ratio / units.scale, alpha * (1 - l1_ratio) / units.scale**2
         gram = columns.T @ columns / len(X) + np.diag(penalty)
@@ -179,27 +185,20 @@ class ProximalRegressor(LinearRegressor):
         if np.linalg.matrix_rank(gram) < len(gram):
             mu = 0.0
         pace = mu or ASSUMED * L  # the gradient that is reached is measured below
-        self.n_iter_ = steps = self._steps(L, pace)
-        schedule = Schedule(self.method, steps, L, pace)
-        size, norm = _weight_bound(targets, l1, mu), _up(np.linalg.norm(targets))
+        self.n_iter_ = self._steps(L, pace)
+        schedule = Schedule(self.method, self.n_iter_, L, pace)
+        size, norm = 3 * _weight_bound(targets, l1, mu), _up(np.linalg.norm(targets))
         reach, prompt, x = schedule.overshoot * norm, self._room(X), _longest(columns)
-        sizes = Sizes(prompt.rows, X.shape[1] + 1, x, reach, 3 * size * x + norm, mean=True)
+        sizes = Sizes(prompt.rows, X.shape[1] + 1, x, reach, size * x + norm, mean=True)
         thresholds = tuple(l1) if l1.any() else ()
         differences = choose(sizes, self.heads, "float64")
-        task = Task(prompt, schedule, differences, reach, tuple(penalty), thresholds, 3 * size, mean=True)
-        self.task_, self.gradient_bound_ = task, gradient_bound(task, x, 3 * size)
-        start, tokens = np.zeros(X.shape[1]), prompt.tokens(columns, targets)
-        weights = self._run(descent_program([task]), [start, tokens], start, task.iterate)
-        self.coef_, self.intercept_ = self._in_units(units, weights)
-        gradient = columns.T @ (columns @ weights - targets) / len(X) + penalty * weights
-        self.bound_ = proximal_bound(weights, gradient, l1, L, mu)
-        left = L * float(np.linalg.norm(proximal_step(weights, gradient, l1, L)))
-        if left > LEFT_OVER * max(L * float(np.linalg.norm(weights)), norm):
-            warnings.warn(
-                f"after {steps} steps the proximal gradient is still {left:.3g}: raise max_iter",
-                ConvergenceWarning,
-                stacklevel=4,
-            )
+        task = Task(prompt, schedule, differences, reach, tuple(penalty), thresholds, size, mean=True)
+        self.gradient_bound_ = task.gradient_bound(x, size)
+        weights, gradient = self._run(task, units, X, targets)
+        step = proximal_step(weights, gradient, l1, L)
+        self.bound_ = proximal_bound(step, L, mu)
+        if L * step > LEFT_OVER * max(L * float(np.linalg.norm(weights)), norm):
+            warn_of(f"after {self.n_iter_} steps the proximal gradient is still {L * step:.3g}: raise max_iter")
 
 
 @dataclass(eq=False, repr=False)
@@ -233,11 +232,6 @@ class ElasticNet(ProximalRegressor):
     _: KW_ONLY
     l1_ratio: float = 0.5
 
-    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        if not 0 <= self.l1_ratio <= 1:
-            raise FitError(f"l1_ratio is between 0 and 1, found {self.l1_ratio!r}")
-        self._fit_composite(X, y, self.alpha, float(self.l1_ratio))
-
 
 @dataclass(eq=False, repr=False)
 class Lasso(ProximalRegressor):
@@ -259,9 +253,6 @@ class Lasso(ProximalRegressor):
     """
 
     alpha: float = 1.0
-
-    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        self._fit_composite(X, y, self.alpha, 1.0)
 
 
 @dataclass(eq=False, repr=False)
@@ -308,13 +299,10 @@ class PoissonRegressor(LinearRegressor):
         return tags
 
     def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
-        check_penalty(self.alpha)
-        self._check_method()
         if (y < 0).any() or not y.any():
             raise FitError(f"counts are ≥ 0 and not all zero, found values from {y.min():g} to {y.max():g}")
-        units = ColumnUnits.of(
-            X, y, centred=self.fit_intercept, centred_y=False, damping=float(self.alpha) / float(y.mean())
-        )
+        damping = float(self.alpha) / float(y.mean())
+        units = ColumnUnits.of(X, y, centred=self.fit_intercept, centred_y=False, damping=damping)
         most = 2 * float(y.max())
         for _ in range(RAISES):
             found = self._fit_up_to(most, units, X, y)
@@ -324,15 +312,13 @@ class PoissonRegressor(LinearRegressor):
         raise FitError(f"the steps went to means of {found:.3g}; scale the columns, or raise alpha")
 
     def _fit_up_to(self, most: float, units: ColumnUnits, X: np.ndarray, y: np.ndarray) -> float:
-        """Fits with steps for means up to `most`; returns the largest mean on the way."""
-        columns, prompt = units.prompt(X), self._room(X, intercept=self.fit_intercept)
-        extended = with_ones(columns, self.fit_intercept)
-        penalty = np.append(self.alpha / units.scale**2, [0.0] * self.fit_intercept)
-        square = extended.T @ extended / len(X)
+        """Fit with steps for means up to `most`, and return the largest mean on the way."""
+        columns, penalty = self._with_intercept(units, X, self.alpha)
+        square = columns.T @ columns / len(X)
         L, _ = eigenvalue_bounds(most * square + np.diag(penalty))
         least = eigenvalue_bounds(float(y.mean()) / 8 * square + np.diag(penalty))[1]
         pace, self.n_iter_ = self._paced(L, min(least, L))
-        x, largest_count = _longest(extended), float(y.max())
+        prompt, x, largest_count = self._room(X, intercept=self.fit_intercept), _longest(columns), float(y.max())
         sizes = Sizes(prompt.rows, 2, x, largest_count, largest_count, mean=True)
         task = Task(
             prompt,
@@ -345,22 +331,16 @@ class PoissonRegressor(LinearRegressor):
             targets=largest_count,
         )
         start = np.append(np.zeros(X.shape[1]), [math.log(y.mean())] * self.fit_intercept)
-        tokens = prompt.tokens(columns, y)
-        weights = self._run(descent_program([task]), [start, tokens], start, task.iterate)
-        self.task_ = task
-        self.gradient_bound_ = gradient_bound(task, x, 3 * float(np.linalg.norm(self.trajectory_, axis=1).max()))
+        _, gradient = self._run(task, units, X, y, start)
+        self.gradient_bound_ = task.gradient_bound(x, 3 * float(np.linalg.norm(self.trajectory_, axis=1).max()))
+        self.gradient_norm_, self.most_ = float(np.linalg.norm(gradient)), most
         path = self.trajectory_[:: max(1, len(self.trajectory_) // 200)]
         with np.errstate(over="ignore", invalid="ignore"):
-            largest = float(np.nan_to_num(np.exp((path @ extended.T).max()), nan=math.inf, posinf=1e300))
-            means = np.exp(extended @ weights)
-        gradient = extended.T @ (means - y) / len(X) + penalty * weights
-        self.gradient_norm_, self.most_ = float(np.linalg.norm(gradient)), most
-        self.coef_, self.intercept_ = self._in_units(units, weights)
+            largest = float(np.nan_to_num(np.exp((path @ columns.T).max()), nan=math.inf, posinf=1e300))
         if largest <= most and self.gradient_norm_ > LEFT_OVER * x * float(y.mean()):
-            warnings.warn(
+            warn_of(
                 f"stopped after {self.n_iter_} steps with a gradient of norm {self.gradient_norm_:.3g}: raise max_iter",
-                ConvergenceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         return largest
 
@@ -376,6 +356,115 @@ class PoissonRegressor(LinearRegressor):
         Array of shape (rows,).
         """
         return np.asarray(np.exp(super().predict(X)))
+
+
+@dataclass(eq=False, repr=False)
+class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc]
+    """argmin C·Σ log(1 + e^{−s_i(w·x_i + b)}) + ½|w|² over two classes, s_i = ±1, by two layers of attention per step.
+
+    The columns are centred (fit_intercept) and divided by √(mean square + 4/(C·n)) before they enter the prompt.
+    `coef_` and `intercept_` are in the user's units. T is the number of steps that shrink the error of a quadratic with
+    this penalty and this largest eigenvalue to `tol`, at most max_iter; momentum is then fitted to T. For classes
+    that a plane separates the penalty alone decides: if it is weak, a ConvergenceWarning gives the gradient
+    that is left.
+
+    Parameters
+    ----------
+    C : float
+        The inverse of the penalty, above 0.
+    method : {"nesterov", "heavy_ball", "plain"}
+        The kind of steps.
+    fit_intercept, tol, max_iter, heads, max_rows
+        As for `Ridge`.
+
+    Attributes
+    ----------
+    classes_ : array of shape (2,)
+        The labels.
+    coef_ : array of shape (1, features)
+    intercept_ : array of shape (1,)
+    program_ : attnc.Program
+        Its input is prompt_.
+    trajectory_ : array of shape (steps + 1, weights)
+        The weights of the prompt's columns at the start and after every step, the intercept last.
+    gradient_norm_ : float
+        The norm of the gradient at the last weights.
+    n_iter_ : int
+        T.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> model = attnc.incontext.LogisticRegression().fit([[-2.0], [-1.0], [1.0], [2.0]], ["no", "no", "yes", "yes"])
+    >>> [str(label) for label in model.predict([[-3.0], [3.0]])]
+    ['no', 'yes']
+    """
+
+    C: float = 1.0
+    _: KW_ONLY
+    tol: float = 1e-9
+
+    takes_numbers: ClassVar[bool] = False
+    rules: ClassVar[dict[str, Rule]] = method_rule("plain", "heavy_ball", "nesterov")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def _fit(self, X: np.ndarray, y: np.ndarray) -> None:
+        check_classification_targets(y)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if type_of_target(y) != "binary" or len(self.classes_) > 2:
+            raise FitError(
+                f"Only binary classification is supported. The type of the target is {type_of_target(y)}: "
+                f"y has {len(self.classes_)} classes"
+            )
+        if len(self.classes_) < 2:
+            raise FitError("Classifier can't train when only one class is present: y needs two classes")
+        targets, damping = labels.astype(np.float64), 4 / (self.C * len(X))
+        units = ColumnUnits.of(X, targets, centred=self.fit_intercept, centred_y=False, damping=damping)
+        # F/C: the examples' part is a sum, as the layers make it, the penalty is over C.
+        columns, penalty = self._with_intercept(units, X, 1 / self.C)
+        L, _ = eigenvalue_bounds(columns.T @ columns / 4 + np.diag(penalty))
+        mu, self.n_iter_ = self._paced(L, min(float(penalty[: X.shape[1]].min()), L))
+        prompt, schedule = self._room(X, intercept=self.fit_intercept), Schedule(self.method, self.n_iter_, L, mu)
+        sizes = Sizes(prompt.rows, 2, _longest(columns), 1.0, 2.0)
+        task = GLMTask(prompt, schedule, choose(sizes, self.heads, "float64"), 1.0, tuple(penalty))
+        weights, gradient = self._run(task, units, X, targets)
+        self.coef_, self.intercept_ = self.coef_[None], np.array([self.intercept_])
+        largest = 3 * float(np.linalg.norm(self.trajectory_, axis=1).max())  # v is extrapolated from two iterates
+        self.gradient_bound_ = task.gradient_bound(sizes.x, largest)
+        self.gradient_norm_ = float(np.linalg.norm(gradient))
+        # A small gradient is not enough: along columns that depend on others the objective is nearly flat.
+        means = expit(columns @ weights)
+        curvature = (columns.T * (means * (1 - means))) @ columns + np.diag(penalty)
+        least = float(np.linalg.eigvalsh(curvature)[0])
+        distance = self.gradient_norm_ / least if least > 0 else np.inf
+        if distance > WORTH_A_WARNING * (1 + float(np.linalg.norm(weights))):
+            separates = ((means > 0.5) == (targets > 0.5)).all()
+            warn_of(
+                f"stopped after {self.n_iter_} steps with a gradient of norm {self.gradient_norm_:.3g}"
+                + (SEPARABLE if separates else "")
+                + f". At the least curvature there, {least:.3g}, the weights may be {distance:.3g} from the optimum. "
+                "Raise max_iter, or lower C."
+            )
+
+    def decision_function(self, X: Any) -> Float[np.ndarray, " rows"]:
+        """Return w·x + b for every row of X: above 0 for the second class."""
+        scores: np.ndarray = self._queries(X) @ self.coef_[0] + self.intercept_[0]
+        return scores
+
+    def predict_proba(self, X: Any) -> Float[np.ndarray, "rows 2"]:
+        """Return the probabilities of both classes for every row of X."""
+        second = expit(self.decision_function(X))
+        return np.column_stack([1 - second, second])
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Predict the likelier label for every row of X."""
+        is_second = self.decision_function(X) > 0
+        chosen: np.ndarray = self.classes_[is_second.astype(int)]
+        return chosen
 
 
 def _weight_bound(targets: np.ndarray, l1: np.ndarray, mu: float) -> float:

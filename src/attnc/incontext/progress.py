@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import expit
 
 from attnc.engines.prompt import remember, run
 from attnc.errors import InputError
 from attnc.incontext.descent import Task
-from attnc.incontext.glm import GLMTask
 from attnc.ir.layers import Attention, Layer
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
@@ -20,53 +20,46 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 
+Array = np.ndarray
+LOSSES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], Array]]] = {
+    "squared": (lambda z, y: (z - y) ** 2 / 2, lambda z: z),
+    "poisson": (lambda z, y: np.exp(z) - y * z, np.exp),
+    "logistic": (lambda z, y: np.logaddexp(0, z) - y * z, expit),
+}
+"""Name of a loss → its value at z = w·x̃ and y, and its mean function A′(z); the derivative by z is A′(z) − y."""
+
+
 @dataclass(frozen=True, eq=False)
 class Objective:
     """The objective of a task on its prompt, in plain numpy."""
 
-    task: Task | GLMTask
+    task: Task
     X: Float[np.ndarray, "rows weights"]
     y: Float[np.ndarray, " rows"]
 
     @classmethod
-    def of(cls, task: Task | GLMTask, tokens: Float[np.ndarray, "rows width"]) -> Objective:
+    def of(cls, task: Task, tokens: Float[np.ndarray, "rows width"]) -> Objective:
         is_present = tokens[:, -2] != 0
         return cls(task, tokens[is_present, : task.prompt.num_weights], tokens[is_present, -1])
 
     @property
-    def loss(self) -> str:
-        return self.task.loss if isinstance(self.task, Task) else "logistic"
-
-    @property
-    def _weight(self) -> float:
-        return 1 / len(self.y) if self.task.mean else 1.0
+    def _count(self) -> int:
+        return len(self.y) if self.task.mean else 1
 
     @property
     def _l1(self) -> Float[np.ndarray, " weights"]:
-        l1 = self.task.l1 if isinstance(self.task, Task) else ()
-        return np.array(l1) if l1 else np.zeros(self.task.prompt.num_weights)
+        return np.array(self.task.l1 or (0.0,) * self.task.prompt.num_weights)
 
     def __call__(self, w: Float[np.ndarray, " weights"]) -> float:
         with np.errstate(over="ignore"):
-            z = self.X @ w
-            losses = {
-                "squared": lambda: (z - self.y) ** 2 / 2,
-                "poisson": lambda: np.exp(z) - self.y * z,
-                "logistic": lambda: np.logaddexp(0, z) - self.y * z,
-            }[self.loss]()
-            return float(
-                self._weight * losses.sum() + (np.array(self.task.penalty) * w**2).sum() / 2 + self._l1 @ np.abs(w)
-            )
+            losses = LOSSES[self.task.loss][0](self.X @ w, self.y).sum()
+        return float(losses / self._count + (np.array(self.task.penalty) * w**2).sum() / 2 + self._l1 @ np.abs(w))
 
     def gradient(self, w: Float[np.ndarray, " weights"]) -> Float[np.ndarray, " weights"]:
         """The gradient of the smooth part."""
-        from scipy.special import expit
-
-        z = self.X @ w
-        with np.errstate(over="ignore"):
-            means = {"squared": lambda: z, "poisson": lambda: np.exp(z), "logistic": lambda: expit(z)}[self.loss]()
-        residuals = means - self.y
-        return self._weight * (self.X.T @ residuals) + np.array(self.task.penalty) * w
+        with np.errstate(over="ignore", invalid="ignore"):
+            residuals = LOSSES[self.task.loss][1](self.X @ w) - self.y
+            return np.asarray(self.X.T @ residuals / self._count + np.array(self.task.penalty) * w)
 
     def exact_trajectory(self, start: Float[np.ndarray, " weights"]) -> Float[np.ndarray, "steps weights"]:
         """The iterates of the same steps with exact gradients, in float64; the program approximates them."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder, projection
-from attnc.ir.layers import Affine, Head, Mask
+from attnc.ir.layers import Head, Mask
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -20,7 +20,33 @@ ONE, PRESENT, TARGET, SINK = "one", "m", "y", "sink"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of at most `rows` examples of `features` numbers. With an intercept, its weight multiplies m_i."""
+    """The sizes of a prompt: how many examples it may hold, and how many numbers each of them has.
+
+    Parameters
+    ----------
+    rows : int
+        Maximum number of examples.
+    features : int
+        Number of features of an example.
+    intercept : bool
+        Whether there is an intercept. Its weight multiplies m_i, which is 1 for examples.
+
+    Raises
+    ------
+    InputError
+        If there is no row or no weight.
+
+    Examples
+    --------
+    >>> from attnc.incontext import Prompt
+    >>> prompt = Prompt(rows=3, features=1)
+    >>> prompt.inputs
+    ('x.0', 'm', 'y')
+    >>> prompt.tokens([[2.0], [5.0]], [1.0, -1.0])
+    array([[ 2.,  1.,  1.],
+           [ 5.,  1., -1.],
+           [ 0.,  0.,  0.]])
+    """
 
     rows: int
     features: int
@@ -44,6 +70,11 @@ class Prompt:
         return self.inputs[: self.features + self.intercept]
 
     @property
+    def weight_names(self) -> tuple[str, ...]:
+        """The names of the weights: those of the regressors without their prefix."""
+        return tuple(name.removeprefix("x.") for name in self.regressors)
+
+    @property
     def num_weights(self) -> int:
         return self.features + self.intercept
 
@@ -62,22 +93,20 @@ class Prompt:
         tokens[: len(X), : self.features], tokens[: len(X), -2], tokens[: len(X), -1] = X, 1.0, y
         return tokens
 
-    def place(self, mean: bool, dtype: Any) -> Affine:
-        """The memory: the examples, then one sink, or for a mean one sink for each example that is present.
+    def place(self, memory: AffineBuilder, row: int, token: int, mean: bool) -> None:
+        """Put the examples from `row` on into the memory from `token` on, and then the sinks.
 
-        A sink has the value zero and a score that makes it the denominator. A head then returns e^{-C} times a sum over
-        the examples (a mean, with a sink for each) and not an average whose weights depend on the data.
+        There is one sink, or for a mean one sink for each example that is present. A sink has the value zero and a
+        score that makes it the denominator. A head then returns e^{-C} times a sum over the examples (a mean, with a
+        sink for each) and not an average whose weights depend on the data.
         """
-        rows, sinks = np.arange(self.rows), self.rows if mean else 1
-        channels = (*self.inputs, SINK)
-        place = AffineBuilder(self.rows, self.inputs, self.rows + sinks, channels)
+        rows, tokens = row + np.arange(self.rows), token + np.arange(self.rows)
         for channel in self.inputs:
-            place.link(rows, channel, rows, channel)
+            memory.link(tokens, channel, rows, channel)
         if mean:
-            place.link(self.rows + rows, SINK, rows, PRESENT)
+            memory.link(tokens + self.rows, SINK, rows, PRESENT)
         else:
-            place.set(self.rows, SINK, 1.0)
-        return place.build("place", dtype)
+            memory.set(token + self.rows, SINK, 1.0)
 
 
 def named_head(
