@@ -16,7 +16,7 @@ from attnc_checker.deep.normal_forms import Forms, are_equal
 from attnc_checker.expressions import Reader, evaluate, parse
 from attnc_checker.forms import ONE
 from attnc_checker.network import Stage
-from checker.networks import change_weight, edit, form, reduced_head, refusal
+from checker.networks import change_weight, edit, edit_both, form, proved, reduced_head, refusal
 
 BOX = (-1.0, 1.5)
 
@@ -47,8 +47,7 @@ def saved_network(path, text, eps, dtype="float64"):
 )
 def test_staged_proofs_are_proved_again(tmp_path, text, eps, dtype):
     net = saved_network(tmp_path / "net", text, eps, dtype)
-    verdict = check(tmp_path / "net", processes=1)
-    assert verdict.proved, verdict.reason
+    verdict = proved(tmp_path / "net")
     assert verdict.reproved <= verdict.bound == net.certificate.bound <= eps
 
 
@@ -56,8 +55,7 @@ def test_staged_proofs_are_proved_again(tmp_path, text, eps, dtype):
 def test_the_ends_of_domains_are_followed_however_near_the_input_comes(tmp_path, text):
     net = attnc.compile(text, box={"x": (0, 1), "y": (-1, 1)}, eps=3e-2, construction="compose")
     net.save(tmp_path / "net")
-    verdict = check(tmp_path / "net", processes=1)
-    assert verdict.proved, verdict.reason
+    proved(tmp_path / "net")
 
 
 @pytest.mark.slow
@@ -79,8 +77,7 @@ def test_more_staged_proofs(tmp_path, text, eps, dtype):
     except attnc.BoundNotMet:
         assert dtype == "float32"
         return
-    verdict = check(tmp_path / "net")
-    assert verdict.proved, verdict.reason
+    proved(tmp_path / "net")
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +85,8 @@ def saved(tmp_path_factory):
     """s_0 = relu(a·b …) and the like: a product, a function of it, a gate of two."""
     path = tmp_path_factory.mktemp("saved") / "net"
     saved_network(path, "relu(a*b - c) + sin(a*b)*c", 1e-4)
-    assert check(path, processes=1).proved
+    proved(path)
     return path
-
-
-@pytest.fixture
-def net(saved, tmp_path):
-    return shutil.copytree(saved, tmp_path / "net")
 
 
 def stage(number, **fields):
@@ -177,8 +169,7 @@ def test_parts_of_the_box(tmp_path):
 
 
 def test_a_wider_box_in_both_files(net):
-    for name in ("config.json", "certificate.json"):
-        edit(net, name, lambda data: data["box"].update(a=[-1.0, 1.5001]))
+    edit_both(net, lambda data: data["box"].update(a=[-1.0, 1.5001]))
     assert "may leave the claimed interval" in refusal(net)
 
 
@@ -204,11 +195,9 @@ def test_a_malformed_claim(net, change, reason):
 
 
 def test_another_expression(net):
-    for name in ("config.json", "certificate.json"):
-        edit(net, name, lambda data: data.update(expression="relu(a*b - c) + sin(a*b)*c*1.0001"))
+    edit_both(net, lambda data: data.update(expression="relu(a*b - c) + sin(a*b)*c*1.0001"))
     assert "are not known to be the expression" in refusal(net)
-    for name in ("config.json", "certificate.json"):
-        edit(net, name, lambda data: data.update(expression="relu(a*b - c) + sin(a*b)*c + 0*log(a)"))
+    edit_both(net, lambda data: data.update(expression="relu(a*b - c) + sin(a*b)*c + 0*log(a)"))
     assert "may be undefined" in refusal(net)
 
 
@@ -333,8 +322,7 @@ def test_a_range_that_takes_many_halvings(tmp_path):
     """0.3 + x² − x ≥ 0.05, but the range of that is below 0 on parts of a width of 1/20."""
     box = dict.fromkeys("xyz", (-1, 1))
     attnc.compile("log(0.3 + x*x - x + y*y)*z", box, 1e-2, construction="compose").save(tmp_path / "net")
-    verdict = check(tmp_path / "net", processes=1)
-    assert verdict.proved, verdict.reason
+    proved(tmp_path / "net")
 
 
 def test_what_the_carrier_has_no_share_in_is_fixed():

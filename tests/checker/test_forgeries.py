@@ -7,12 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from attnc.exports.directory import save_network
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Attention, Head, Softmax
 from attnc.ir.program import Program
 from attnc_checker.__main__ import main
-from checker.networks import refusal
+from checker.networks import refusal, save
 
 NUMBER = 0.5
 
@@ -28,24 +27,8 @@ def constant_program() -> Program:
     return Program((embed.build("embed"), Attention("attend", (head,), ("signal",)), read.build("read")), ((1,),), ())
 
 
-def saved(path, program, expression, ends, **fields):
-    box = {"x": list(ends)}
-    certificate = {
-        "format": "attnc.certificate/1",
-        "expression": expression,
-        "box": box,
-        "dtype": str(program.dtype),
-        "norm": "inf",
-        "bound": 1e-10,
-        "observed": None,
-        "terms": [],
-        "assumptions": [],
-        "method": "staged proof",
-        "leaves": [],
-    }
-    config = {"expression": expression, "box": box, "variables": ["x"]}
-    save_network(path, program, config, {"certificate.json": certificate | fields}, "a forgery\n")
-    return path
+def forged(path, program, expression, ends, **fields):
+    return save(path, program, expression, [ends], **{"leaves": [], "bound": 1e-10, "method": "staged proof", **fields})
 
 
 def stage(**fields):
@@ -60,7 +43,7 @@ def stage(**fields):
 def test_a_function_may_not_be_held_where_its_input_never_is(tmp_path, function, ends, held):
     """Held at 2, relu(t − 1.5) is 0.5 for all t of [0, 1], where it is 0."""
     claim = stage(function=function, interval=list(ends), held=held)
-    net = saved(tmp_path / "net", constant_program(), function.replace("t", "x"), ends, stages=[claim], outputs=["s"])
+    net = forged(tmp_path / "net", constant_program(), function.replace("t", "x"), ends, stages=[claim], outputs=["s"])
     net_reason = refusal(net)
     assert "add up to" in net_reason or "not re-proved" in net_reason
 
@@ -72,7 +55,7 @@ def test_a_softmax_that_no_stage_has_proved_is_not_left_out(tmp_path):
     read.link(0, "y", 0, "a", 1000.0)
     read.set(0, "y", 0.25)
     program = Program((embed.build("embed"), Softmax("soft", ("a", "b")), read.build("read")), ((1,),), ())
-    net = saved(tmp_path / "net", program, "0.25", (-1, 1), stages=[], outputs=["0.25"])
+    net = forged(tmp_path / "net", program, "0.25", (-1, 1), stages=[], outputs=["0.25"])
     assert "softmax that no stage has proved" in refusal(net)
 
 
@@ -82,23 +65,23 @@ def test_casting_to_subnormal_numbers_is_counted(tmp_path):
     double.link(0, "y", 0, "x", 2.0**100)
     program = Program((double.build("double"),), ((1,),), ()).astype("float32")
     fields = {"method": "proof", "leaves": [["taylor", 1, 0, 0]], "bound": 1e-18}
-    net = saved(tmp_path / "net", program, "2**100*x", (0, 1e-42), **fields)
+    net = forged(tmp_path / "net", program, "2**100*x", (0, 1e-42), **fields)
     assert "is not re-proved to" in refusal(net)
 
 
 @pytest.mark.parametrize(("expression", "points"), [("sin(x)", 1), (None, 2)])
 def test_a_table_is_no_claim_about_a_function(tmp_path, expression, points):
     fields = {"method": "proof at the table's 1 points", "table": [[0.0, NUMBER]], "points": points}
-    net = saved(tmp_path / "net", constant_program(), expression, (-3, 3), **fields)
+    net = forged(tmp_path / "net", constant_program(), expression, (-3, 3), **fields)
     assert "about 1 rows of a table" in refusal(net)
 
 
 def test_what_is_told_says_where_it_holds(tmp_path, capsys):
     fields = {"method": "proof at the table's 1 points", "table": [[0.0, NUMBER]], "points": 1}
-    assert main([str(saved(tmp_path / "table", constant_program(), None, (-3, 3), **fields))]) == 0
+    assert main([str(forged(tmp_path / "table", constant_program(), None, (-3, 3), **fields))]) == 0
     assert "at the table's 1 points, and nowhere else" in capsys.readouterr().out
     fields = {"method": "proof", "leaves": [["taylor", 2, 0, 0]], "norm": "2", "leaf_bounds": [1e-12]}
-    net = str(saved(tmp_path / "norm", constant_program(), "0.5", (-3, 3), **fields))
+    net = str(forged(tmp_path / "norm", constant_program(), "0.5", (-3, 3), **fields))
     assert main([net, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["scope"] == "in the norm L_2 over the box"
 
@@ -106,7 +89,7 @@ def test_what_is_told_says_where_it_holds(tmp_path, capsys):
 def test_numbers_that_are_cubed_again_and_again_are_refused(tmp_path):
     cubes = "; ".join(f"b{i + 1} = b{i}*b{i}*b{i}" for i in range(45))
     text = f"b0 = 3*x; {cubes}; 0.5 + 0*b45"
-    net = saved(tmp_path / "net", constant_program(), text, (0, 1), stages=[stage(function="0.5")], outputs=["s"])
+    net = forged(tmp_path / "net", constant_program(), text, (0, 1), stages=[stage(function="0.5")], outputs=["s"])
     assert "too large" in refusal(net)
 
 
@@ -115,7 +98,7 @@ def test_a_stage_has_one_function_and_its_own_leaves(tmp_path):
         [({"function": "t, t"}, "several outputs"), ({"leaves": [["enclosure", 0, 0]]}, "enclosure leaves")]
     ):
         claim = stage(**{"function": "0.5", **fields})
-        net = saved(tmp_path / str(number), constant_program(), "0.5", (0, 1), stages=[claim], outputs=["s"])
+        net = forged(tmp_path / str(number), constant_program(), "0.5", (0, 1), stages=[claim], outputs=["s"])
         assert reason in refusal(net)
 
 
@@ -127,7 +110,7 @@ def test_what_is_undefined_is_not_zero(tmp_path, text):
     """log has no value at 0, and what comes of it none either."""
     leaves = [["taylor", 4, 0, 0]]
     fields = {"method": "proof", "leaves": leaves, "bound": 0.05}
-    net = saved(tmp_path / "net", constant_program(), f"{NUMBER} + {text}", (-1, 1), **fields)
+    net = forged(tmp_path / "net", constant_program(), f"{NUMBER} + {text}", (-1, 1), **fields)
     assert "not re-proved" in refusal(net)
 
 
@@ -136,16 +119,16 @@ def test_a_part_of_a_leaf_does_not_stand_for_it_in_a_norm(tmp_path, bound):
     """The error is near its largest, 1.0097, on a small part of the leaf only; its norm is 1.00657."""
     text = f"{NUMBER} + 0.9999 + 0.0051*x**2 - 0.0047*x**3"
     fields = {"method": "proof", "norm": "999", "leaves": [["taylor", 8, 0, 0]], "leaf_bounds": [1.0], "bound": bound}
-    assert "add up to the norm" in refusal(saved(tmp_path / "net", constant_program(), text, (-1, 1), **fields))
+    assert "add up to the norm" in refusal(forged(tmp_path / "net", constant_program(), text, (-1, 1), **fields))
 
 
 def test_a_definition_is_one_number(tmp_path):
     fields = {"method": "proof", "leaves": [["taylor", 4, 0, 0]]}
-    net = saved(tmp_path / "net", constant_program(), "u = x, x; u", (-1, 1), **fields)
+    net = forged(tmp_path / "net", constant_program(), "u = x, x; u", (-1, 1), **fields)
     assert "'u' to be several numbers" in refusal(net, 2)
 
 
 def test_a_carrier_that_is_zero_is_refused(tmp_path):
     claims = [stage(carrier="0")]
-    net = saved(tmp_path / "net", constant_program(), "0*x", (0, 1), stages=claims, outputs=["s"])
+    net = forged(tmp_path / "net", constant_program(), "0*x", (0, 1), stages=claims, outputs=["s"])
     assert "carrier of stage s is 0" in refusal(net)

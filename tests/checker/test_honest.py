@@ -8,7 +8,7 @@ import pytest
 
 import attnc
 from attnc_checker import check
-from checker.networks import change_weight
+from checker.networks import change_weight, proved
 
 REALS = {"x": (-math.inf, math.inf)}
 
@@ -41,15 +41,14 @@ def test_honest_certificates_are_proved_again(tmp_path, expression, box, eps, op
     net = attnc.compile(expression, box=box, eps=eps, **options)
     assert net.certificate.method in ("proof", "staged proof")
     net.save(tmp_path / "net")
-    verdict = check(tmp_path / "net", processes=1)
-    assert verdict.proved, verdict.reason
+    verdict = proved(tmp_path / "net")
     assert verdict.reproved <= verdict.bound == net.certificate.bound <= eps
 
 
 @pytest.mark.parametrize(("tensor", "reason"), [("weight", "drift apart"), ("constant", "is not re-proved to")])
 def test_another_affine_map_on_all_reals_is_refused(tmp_path, tensor, reason):
     attnc.compile("2*x + 1/3", box=REALS, eps=1e-6).save(tmp_path / "net")
-    assert check(tmp_path / "net", processes=1).proved
+    proved(tmp_path / "net")
     change_weight(tmp_path / "net", f"layers.0.read.{tensor}.values", 0, 1 + 1e-13, rehash=True)
     verdict = check(tmp_path / "net", processes=1)
     assert not verdict.proved

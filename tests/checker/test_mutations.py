@@ -10,26 +10,32 @@ import pytest
 
 from attnc_checker import check
 from attnc_checker.__main__ import main
-from checker.networks import change_weight, edit, refusal, sampled_error, save, spectral, uniform
+from checker.networks import (
+    change_weight,
+    edit,
+    edit_both,
+    proved,
+    refusal,
+    sampled_error,
+    save,
+    spectral,
+    uniform,
+    write_weights,
+)
 
 BOX = [(-3.0, 3.0)]
 VALUES = "layers.0.embed.constant.values"
+PROGRAM = spectral(np.sin, BOX, 17)
+OBSERVED = sampled_error(PROGRAM, np.sin, BOX)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A network that is re-proved, and the error that was seen."""
-    program = spectral(np.sin, BOX, 17)
-    observed = sampled_error(program, np.sin, BOX)
+    """A network that is re-proved."""
     path = tmp_path_factory.mktemp("saved") / "net"
-    save(path, program, "sin(x)", BOX, uniform("taylor", 4, 1), 1.02 * observed, observed=observed)
-    assert check(path, processes=1).proved
-    return path, observed
-
-
-@pytest.fixture
-def net(saved, tmp_path):
-    return shutil.copytree(saved[0], tmp_path / "net")
+    save(path, PROGRAM, "sin(x)", BOX, uniform("taylor", 4, 1), 1.02 * OBSERVED, observed=OBSERVED)
+    proved(path)
+    return path
 
 
 def set_leaf(index, leaf):
@@ -133,21 +139,19 @@ def test_files_that_are_not_json(net, name, text, reason):
     assert reason in refusal(net, 2)
 
 
-def test_a_lower_bound(net, saved):
-    edit(net, "certificate.json", lambda data: data.update(bound=0.99 * saved[1], observed=None))
+def test_a_lower_bound(net):
+    edit(net, "certificate.json", lambda data: data.update(bound=0.99 * OBSERVED, observed=None))
     assert "is not re-proved to" in refusal(net)
 
 
 def test_another_expression(net):
-    for name in ("certificate.json", "config.json"):
-        edit(net, name, lambda data: data.update(expression="sin(x)*(1 + 1e-8)"))
+    edit_both(net, lambda data: data.update(expression="sin(x)*(1 + 1e-8)"))
     assert "is not re-proved to" in refusal(net)
 
 
 @pytest.mark.parametrize("expression", ["sin(x) + 0*log(x)", "sin(x) + 0*sqrt(x)", "sin(x) + 0/(x - 1)", "sin(x)*x**0"])
 def test_where_the_function_is_not_defined_nothing_is_proved(net, expression):
-    for name in ("certificate.json", "config.json"):
-        edit(net, name, lambda data: data.update(expression=expression))
+    edit_both(net, lambda data: data.update(expression=expression))
     if expression == "sin(x)*x**0":
         assert check(net, processes=1).proved  # this one is
     else:
@@ -172,14 +176,12 @@ def test_where_the_function_is_not_defined_nothing_is_proved(net, expression):
     ],
 )
 def test_expressions_that_are_none(net, expression, reason):
-    for name in ("certificate.json", "config.json"):
-        edit(net, name, lambda data: data.update(expression=expression))
+    edit_both(net, lambda data: data.update(expression=expression))
     assert reason in refusal(net, 2)
 
 
 def test_an_expression_with_more_outputs(net):
-    for name in ("certificate.json", "config.json"):
-        edit(net, name, lambda data: data.update(expression="(sin(x), x)"))
+    edit_both(net, lambda data: data.update(expression="(sin(x), x)"))
     assert "the network has 1 output(s), the expression 2" in refusal(net)
 
 
@@ -204,8 +206,7 @@ def test_the_weights_of_another_network(net, tmp_path):
     other = save(tmp_path / "other", spectral(np.cos, BOX, 17), "cos(x)", BOX, [], 1.0)
     shutil.copy(other / "model.safetensors", net)
     assert "belongs to other weights" in refusal(net)
-    digest = json.loads((other / "certificate.json").read_text())["weights_sha256"]
-    edit(net, "certificate.json", lambda data: data.update(weights_sha256=digest))
+    write_weights(net, (other / "model.safetensors").read_bytes())
     assert "is not re-proved to" in refusal(net)
 
 
@@ -220,10 +221,7 @@ def test_truncated_weights(net, length):
     raw = (net / "model.safetensors").read_bytes()[:length]
     (net / "model.safetensors").write_bytes(raw)
     assert "belongs to other weights" in refusal(net)
-    import hashlib
-
-    digest = hashlib.sha256(raw).hexdigest()
-    edit(net, "certificate.json", lambda data: data.update(weights_sha256=digest))
+    write_weights(net, raw)
     assert "cut" in refusal(net, 2)
 
 
@@ -236,16 +234,12 @@ def test_truncated_json(net, name):
 
 def rewrite_header(net, change):
     """Changes the header of model.safetensors, and the certificate's hash."""
-    import hashlib
-
     raw = (net / "model.safetensors").read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:start])
     change(header)
     packed = json.dumps(header).encode()
-    raw = len(packed).to_bytes(8, "little") + packed + raw[start:]
-    (net / "model.safetensors").write_bytes(raw)
-    edit(net, "certificate.json", lambda data: data.update(weights_sha256=hashlib.sha256(raw).hexdigest()))
+    write_weights(net, len(packed).to_bytes(8, "little") + packed + raw[start:])
 
 
 @pytest.mark.parametrize(
@@ -320,12 +314,12 @@ def test_a_pipe_is_not_waited_for(net):
     assert "not a regular file" in refusal(net, 2)
 
 
-def test_what_an_engine_leaves_out_is_part_of_the_bound(net, saved):
-    edit(net, "certificate.json", lambda data: data.update(truncation=1e-3 * saved[1]))
+def test_what_an_engine_leaves_out_is_part_of_the_bound(net):
+    edit(net, "certificate.json", lambda data: data.update(truncation=1e-3 * OBSERVED))
     verdict = check(net, processes=1)
     assert verdict.proved
     assert any("leaves out keys" in text for text in verdict.assumptions)
-    edit(net, "certificate.json", lambda data: data.update(truncation=0.1 * saved[1]))
+    edit(net, "certificate.json", lambda data: data.update(truncation=0.1 * OBSERVED))
     assert "is not re-proved" in refusal(net)
     edit(net, "certificate.json", lambda data: data.update(truncation=-1.0))
     assert "truncation -1.0 is negative" in refusal(net)
@@ -336,11 +330,7 @@ def test_what_an_engine_leaves_out_is_part_of_the_bound(net, saved):
 def test_names_do_not_steer_a_terminal(net, name, options, capsys):
     """Else a refusal could be erased, and what it should not say be written in its place."""
 
-    def rename(data):
-        data.update(box={name: [-3.0, 3.0]}, expression="1", variables=[name])
-
-    edit(net, "certificate.json", rename)
-    edit(net, "config.json", rename)
+    edit_both(net, lambda data: data.update(box={name: [-3.0, 3.0]}, expression="1", variables=[name]))
     assert "the taylor leaf ?" in refusal(net)
     assert main([str(net), "--processes", "1", *options]) == 1
     said = "".join(capsys.readouterr())
@@ -351,9 +341,5 @@ def test_names_do_not_steer_a_terminal(net, name, options, capsys):
 def test_a_variable_is_not_called_like_a_number(net):
     """What looks like a claim about the variable e would be one about 2.718…"""
 
-    def rename(data):
-        data.update(box={"e": [-3.0, 3.0]}, expression="sin(e)", variables=["e"])
-
-    edit(net, "certificate.json", rename)
-    edit(net, "config.json", rename)
+    edit_both(net, lambda data: data.update(box={"e": [-3.0, 3.0]}, expression="sin(e)", variables=["e"]))
     assert "e is a number" in refusal(net, code=2)

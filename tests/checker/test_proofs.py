@@ -19,14 +19,13 @@ from attnc.ir.sparse import Sparse
 from attnc_checker import check
 from attnc_checker.__main__ import main
 from attnc_checker.ranges import Ranges
-from checker.networks import edit, gate, sampled_error, save, spectral, uniform
+from checker.networks import edit, edit_both, gate, proved, sampled_error, save, spectral, uniform
 
 
 def test_a_fitted_network_on_a_line(tmp_path):
     program = spectral(np.sin, [(-3, 3)], 17)
     observed = sampled_error(program, np.sin, [(-3, 3)])
-    verdict = check(save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1.02 * observed))
-    assert verdict.proved, verdict.reason
+    verdict = proved(save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1.02 * observed))
     assert verdict.exit_code == 0
     assert 0.99 * observed <= verdict.reproved <= verdict.bound  # the checker's own figure is no looser than claimed
     assert any("4 ulp" in text for text in verdict.assumptions)
@@ -40,15 +39,14 @@ def test_a_fitted_network_on_a_square(tmp_path):
     program = spectral(f, box, 13, pad=4)
     bound = 1.1 * sampled_error(program, f, box)
     leaves = uniform("taylor", 3, 2)
-    verdict = check(save(tmp_path / "net", program, "exp(-x**2)*cos(y)/(2 + x)", box, leaves, bound), processes=2)
-    assert verdict.proved, verdict.reason
+    proved(save(tmp_path / "net", program, "exp(-x**2)*cos(y)/(2 + x)", box, leaves, bound), processes=2)
 
 
 def test_float32(tmp_path):
     program = spectral(np.sin, [(-3, 3)], 17, dtype=np.float32)
     bound = 30 * sampled_error(program, np.sin, [(-3, 3)])
     path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), bound)
-    assert check(path).proved
+    proved(path)
     edit(path, "certificate.json", lambda data: data.update(dtype="float64"))
     assert "claimed for float64, but the weights are float32" in check(path).reason
 
@@ -66,10 +64,9 @@ def test_a_kink_within_a_leaf(tmp_path):
     for level in range(finest, 0, -1):  # beside the cells around the kink
         leaves.append(["taylor", 8, level, at_kink >> finest - level ^ 1])
     path = save(tmp_path / "net", program, "abs(x - 0.1)", box, leaves, bound)
-    verdict = check(path)
-    assert verdict.proved, verdict.reason
+    proved(path)
     edit(path, "certificate.json", lambda data: data["leaves"].__setitem__(0, ["taylor", 8, finest, at_kink]))
-    assert check(path).proved
+    proved(path)
     edit(path, "certificate.json", lambda data: data.update(bound=0.9 * bound))
     assert not check(path).proved
 
@@ -81,8 +78,7 @@ def test_hard_attention_by_selection(tmp_path, construction, dtype):
     net.save(tmp_path / "net")
     leaves = uniform("selection", 8, 1)
     edit(tmp_path / "net", "certificate.json", lambda data: data.update(method="proof", leaves=leaves))
-    verdict = check(tmp_path / "net")
-    assert verdict.proved, verdict.reason
+    verdict = proved(tmp_path / "net")
     assert verdict.reproved <= net.certificate.bound
 
 
@@ -92,8 +88,7 @@ def test_hard_attention_on_cells_that_hold_many_keys(tmp_path):
     net.save(tmp_path / "net")
     leaves = uniform("selection", 3, 2)
     edit(tmp_path / "net", "certificate.json", lambda data: data.update(method="proof", leaves=leaves))
-    verdict = check(tmp_path / "net")
-    assert verdict.proved, verdict.reason
+    proved(tmp_path / "net")
     edit(tmp_path / "net", "certificate.json", lambda data: data.update(bound=0.97 * data["observed"], observed=None))
     assert not check(tmp_path / "net").proved
 
@@ -106,7 +101,7 @@ def test_a_square_root_at_zero_by_selection(tmp_path):
         "certificate.json",
         lambda data: data.update(method="proof", leaves=uniform("selection", 8, 1), bound=0.2),
     )
-    assert check(tmp_path / "net").proved
+    proved(tmp_path / "net")
 
 
 TWO = [(0, 0), (0, 1)]
@@ -127,8 +122,7 @@ def test_exact_gates_on_the_whole_line(tmp_path, expression, program):
     """Only rounding is left on the core, and next to nothing beyond it."""
     leaves = [*uniform("taylor", 6, 1, 16), ["tail", -1], ["tail", 1]]
     path = save(tmp_path / "net", program, expression, [("-inf", "inf")], leaves, 1e-12, core=[-40, 40])
-    verdict = check(path)
-    assert verdict.proved, verdict.reason
+    verdict = proved(path)
     assert any("beyond the core" in text for text in verdict.assumptions)
     edit(path, "certificate.json", lambda data: data["leaves"].pop())
     assert "tails on the sides [-1]" in check(path).reason
@@ -149,8 +143,7 @@ def test_approximate_gates_on_the_whole_line(tmp_path, expression, program, erro
     if expression != "gelu(x)":
         leaves[255:257] = [["taylor", 3, 9, 255], ["taylor", 3, 9, 256]]
     path = save(tmp_path / "net", program, expression, [("-inf", "inf")], leaves, 1.02 * error, core=[-8, 8])
-    verdict = check(path)
-    assert verdict.proved, verdict.reason
+    proved(path)
     edit(path, "certificate.json", lambda data: data.update(bound=0.98 * error))
     assert not check(path).proved
 
@@ -190,10 +183,9 @@ def test_several_heads_outputs_and_affine_layers(tmp_path):
     wanted = np.concatenate([np.sin(points), np.cos(points) / 2 + 3], axis=1)
     bound = 1.1 * float(np.abs(program(points) - wanted).max())
     path = save(tmp_path / "net", program, "(sin(x), 0.5*cos(x) + 3)", box, uniform("taylor", 4, 1), bound)
-    assert check(path).proved
+    proved(path)
     swapped = "(0.5*cos(x) + 3, sin(x))"
-    for name in ("certificate.json", "config.json"):
-        edit(path, name, lambda data: data.update(expression=swapped))
+    edit_both(path, lambda data: data.update(expression=swapped))
     assert check(path).exit_code == 1
 
 
@@ -206,10 +198,10 @@ def test_rounding_of_affine_parts_is_part_of_the_bound(tmp_path, dtype):
     path = save(tmp_path / "net", Program((layer,), ((1,),), (1,)), expression, [(-1, 1)], [["taylor", 1, 0, 0]], 0.0)
     assert not check(path).proved
     edit(path, "certificate.json", lambda data: data.update(dtype="real"))
-    assert check(path).proved
+    proved(path)
     unit = float(np.finfo(dtype).eps) / 2
     edit(path, "certificate.json", lambda data: data.update(dtype=np.dtype(dtype).name, bound=4 * unit))
-    assert check(path).proved
+    proved(path)
 
 
 def test_the_command_line(tmp_path, capsys):
@@ -259,8 +251,7 @@ def test_a_power_with_a_slope_at_zero(tmp_path):
     error = sampled_error(program, lambda x: x**1.5, [(0, 1)])
     leaves = [["taylor", 3, 6, 0], ["taylor", 3, 6, 1], *(["taylor", 8, 6, i] for i in range(2, 64))]
     path = save(tmp_path / "net", program, "x**1.5", [(0, 1)], leaves, 1.5 * error)
-    verdict = check(path, processes=1)
-    assert verdict.proved, verdict.reason
+    proved(path)
 
 
 def test_it_needs_the_standard_library_and_flint_alone():

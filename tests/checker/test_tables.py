@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 
 import attnc
-from attnc_checker import check
-from checker.networks import change_weight, edit, refusal
+from checker.networks import change_weight, edit, proved, refusal
 
 
 def table_of(seed, count, d, outputs=1, *, is_smooth=True, scale=1.0):
@@ -42,8 +39,7 @@ def test_tables_are_proved_again(tmp_path, table, eps, dtype):
     assert claim.method == f"proof at the table's {table.num_points} points"
     net.save(tmp_path / "net")
     assert attnc.load(tmp_path / "net").certificate == claim
-    verdict = check(tmp_path / "net", processes=1)
-    assert verdict.proved, verdict.reason
+    verdict = proved(tmp_path / "net")
     assert verdict.leaves == table.num_points
     assert claim.observed * (1 - 1e-6) <= verdict.reproved <= verdict.bound == claim.bound <= eps
 
@@ -63,21 +59,15 @@ def test_tables_are_proved_again(tmp_path, table, eps, dtype):
 def test_larger_tables(tmp_path, table, eps, dtype):
     net = attnc.compile(table, eps=eps, dtype=dtype)
     net.save(tmp_path / "net")
-    verdict = check(tmp_path / "net")
-    assert verdict.proved, verdict.reason
+    proved(tmp_path / "net")
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "net"
     attnc.compile(table_of(0, 40, 2), eps=1e-3).save(path)
-    assert check(path, processes=1).proved
+    proved(path)
     return path
-
-
-@pytest.fixture
-def net(saved, tmp_path):
-    return shutil.copytree(saved, tmp_path / "net")
 
 
 def entry(row, column, change):
