@@ -126,8 +126,7 @@ def judge(table: Table) -> list[Verdict]:
     trained = table.where(kind="trained")
     changes = {start: _change(trained.where(start=start)) for start in STARTS}
     free = trained.where(start="random")
-    strong_noise = free.column("sigma") >= LEARNED[-2]
-    excess = free.ratio("mse", "bayes")[strong_noise]
+    excess = Table(row for row in free if row["sigma"] >= LEARNED[-2]).ratio("mse", "bayes")
     unexplained = np.median(free.column("mse")[free.column("sigma") <= LEARNED[1]])
     return [
         Verdict(
