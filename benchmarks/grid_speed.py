@@ -30,7 +30,8 @@ DENSE_POINTS = 4000
 
 def plain_softmax(head: FoldedHead, points: np.ndarray) -> np.ndarray:
     """softmax(a·x + c) @ v, as one would write it."""
-    soft, outs = head.soft_head(0), []
+    soft, outs = head.over_queries(), []
+    points = head.queries(points)[:, 0]
     for block in np.array_split(points, max(1, len(points) // 250)):
         scores = block @ soft.slopes.T + soft.offsets
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))

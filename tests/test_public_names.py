@@ -11,12 +11,8 @@ import attnc
 from attnc import constructions, incontext
 
 WITHOUT_EXAMPLE = {
-    "attnc.Affine",
-    "attnc.Attention",
     "attnc.Certificate",
     "attnc.Network",
-    "attnc.Program",
-    "attnc.Softmax",
     "attnc.plan",
     *(f"attnc.constructions.{name}" for name in constructions.__all__),
 }

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from attnc.engines import numpy_engine, streaming
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError
-from attnc.ir import Attention, Head, Mask, Program
+from attnc.ir import Attention, Head, Mask, Program, normal_form
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.spec import check
@@ -38,7 +38,7 @@ SMALL = {
 def small_blocks(patch: pytest.MonkeyPatch, sizes: dict[str, int], cells: int = 8) -> None:
     """Blocks so small that tiny programs stream, skip and unpack; every point block is a thread's work of its own."""
     for name, size in sizes.items():
-        patch.setattr(streaming, name, size)
+        patch.setattr(normal_form if name == "DENSE_BYTES" else streaming, name, size)
     patch.setattr(numpy_engine, "CELLS_PER_POINT_BLOCK", cells)
     patch.setattr(numpy_engine, "SCORES_PER_THREAD", 1)
 
@@ -82,17 +82,17 @@ def test_blocks_out_of_reach_are_not_met(monkeypatch):
     points = np.random.default_rng(0).uniform(-3, 3, (50, 1))
     small_blocks(monkeypatch, {"KEYS_PER_BLOCK": 10}, cells=2**20)
     met = []
-    scores = streaming._ConstantKeys._scores
+    scores = streaming._StreamedSoftHead._scores
 
     def counted(self, queries, rows, j):
         met.append(len(rows))
         return scores(self, queries, rows, j)
 
-    monkeypatch.setattr(streaming._ConstantKeys, "_scores", counted)
+    monkeypatch.setattr(streaming._StreamedSoftHead, "_scores", counted)
     pruned = NumpyEngine(program)(points)
     num_met, met[:] = sum(met), []
     monkeypatch.setattr(
-        streaming._ConstantKeys, "_is_in_reach", lambda self, queries: np.ones((len(queries), 100), bool)
+        streaming._StreamedSoftHead, "_is_in_reach", lambda self, queries: np.ones((len(queries), 100), bool)
     )
     whole = NumpyEngine(program)(points)
     assert (pruned == whole).all()

@@ -24,7 +24,6 @@ import numpy as np
 
 from attnc.ir import Affine, Attention, Head, Program
 from attnc.ir.layers import EVERY_QUERY, Layer
-from attnc.ir.shapes import main_start, memory_start
 
 EXP_ULPS = 4  # numpy states < 4 ulp for its vectorised exponentials
 NEGLIGIBLE = {np.dtype(np.float64): -700.0, np.dtype(np.float32): -80.0}
@@ -51,7 +50,7 @@ def gamma(n: int, u: float) -> float:
 def exact_and_bound(program: Program, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The output in long double, and a bound on the distance to it of any evaluation in the program's dtype."""
     u = float(np.finfo(program.dtype).eps) / 2
-    starts = [main_start(program), memory_start(program)]
+    starts = program.starts
     states = []
     for position, start in enumerate(starts):
         given = inputs[position] if position < len(inputs) else np.zeros((len(inputs[0]), 0))

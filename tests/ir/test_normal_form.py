@@ -45,9 +45,9 @@ def dumb_attention(stage: AttentionStage, u: np.ndarray) -> np.ndarray:
     total = 0.0 if stage.residual is None else dense(stage.residual, u)
     for head in stage.heads:
         scores = dense(head.queries, u) @ dense(head.keys, u).T
-        if head.query_segments is not None:
+        if head.mask is not None:
             for q, k in np.ndindex(scores.shape):
-                if head.key_segments[k] not in (-1, head.query_segments[q]):
+                if head.mask.key_segments[k] not in (-1, head.mask.query_segments[q]):
                     scores[q, k] = -np.inf
         total = total + np.array([softmax(row) for row in scores]) @ dense(head.values, u) @ head.W_O
     return total
@@ -129,11 +129,11 @@ def test_constant_keys_fold_to_slopes_and_offsets():
     assert head.values.is_constant
     assert head.queries.shape == (1, 2)  # the query that is read, of four tokens
     soft = head.soft_head(0)
-    assert soft.slopes[:, 0].tolist() == (2 * beta * anchors).tolist()
+    assert soft.slopes.toarray()[:, 0].tolist() == (2 * beta * anchors).tolist()
     assert soft.offsets.tolist() == (-beta * anchors**2).tolist()
     assert soft.values[:, 0].tolist() == np.sin(anchors).tolist()
     assert soft.carried is None
-    assert head.key_segments.tolist() == [1, 0, 0, 0]  # the mask hides the query token itself
+    assert head.mask.key_segments.tolist() == [1, 0, 0, 0]  # the mask hides the query token itself
     assert head.seen(0).tolist() == [1, 2, 3]
 
 

@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Attention, Head
 from attnc.ir.program import Program
+from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
 from attnc.plots import figure
 from attnc.plots.cells import WinningCells, pixels, square_tiles
@@ -19,7 +20,8 @@ from plots.pictures import network, titles
 
 
 def scattered(a: np.ndarray, c: np.ndarray) -> Selector:
-    return Selector(0, "select", 0, 0, np.arange(len(c)), csr_array(a), c, None, 0.0)
+    soft = SoftHead(csr_array(a), c, np.zeros((len(c), 0)))
+    return Selector(0, "select", 0, 0, np.arange(len(c)), soft, None, 0.0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -31,7 +33,7 @@ def test_pruning_drops_no_winner(seed: int) -> None:
     hi = lo + rng.random(2)
     points = pixels(lo, hi, 50)
     won, _ = WinningCells(dataclasses.replace(network("plane")._engine.form), [selector]).at(points, square_tiles(50))
-    everything = points @ a.T + selector.c
+    everything = points @ a.T + selector.soft.offsets
     np.testing.assert_array_equal(won, everything.argmax(axis=1))
     kept = selector.near(lo, hi, 2.0)
     near = np.flatnonzero((everything >= everything.max(axis=1, keepdims=True) - 2.0).any(axis=0))
@@ -106,7 +108,7 @@ def test_keys_that_move_with_the_query_are_looked_at_one_by_one() -> None:
     )
     form = moving._engine.form
     (selector,) = read_selectors(form, 0, 0)
-    assert selector.a is None
+    assert selector.soft is None
     points = pixels(box.lo, box.hi, 30)
     won, _ = WinningCells(form, [selector]).at(points, square_tiles(30))
     pattern = moving.run(points[..., None], cache=True).cache["attend.head0.pattern"][:, 0]

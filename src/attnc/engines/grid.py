@@ -29,11 +29,11 @@ import numpy as np
 
 from attnc.engines.grid_axis import LEAST_EXPONENT, WindowedAxis, make_axis
 from attnc.ir.normal_form import FoldedHead
-from attnc.ir.soft_head import SoftHead
+from attnc.ir.soft_head import SoftHead, unpacked
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
 
 FEWEST_KEYS = 64
 """Keys below which a plain softmax is as fast as a grid."""
@@ -88,11 +88,14 @@ class GridTables:
     @classmethod
     def of(cls, head: FoldedHead) -> GridTables | None:
         """The head as a grid, or None if it is none (or has a mask, several queries, or keys or values that move)."""
-        is_plain = head.key_segments is None and head.queries.shape[0] == 1 and head.values.shape[1] > 0
+        is_plain = head.mask is None and head.queries.shape[0] == 1 and head.values.shape[1] > 0
         if not (is_plain and head.keys.is_constant and head.values.is_constant and head.keys.shape[0] >= FEWEST_KEYS):
             return None
-        features, keys = _keys_on_features(head)
-        grid = keys.as_grid() if features else None
+        soft, moves = head.over_queries(), np.diff(head.queries.linear.indptr) > 0
+        keys = SoftHead(*(unpacked(part).astype(np.float64) for part in (soft.slopes, soft.offsets, soft.values)))
+        features = keys.active[moves[keys.active]]
+        keys = keys.shifted(np.where(moves, 0.0, head.queries.constant.toarray()[0].astype(np.float64)))
+        grid = keys.restricted(features).as_grid() if len(features) else None
         if grid is None or grid.has_duplicates:
             return None
         split, d = grid.offsets_through_least(), len(features)
@@ -119,7 +122,7 @@ class GridTables:
         is_held = np.abs(values).max(initial=0.0) < LARGEST_VALUE  # False for NaN as well
         if not (truncation <= MOST_TRUNCATION and is_held):
             return None
-        return cls(features, axes, values, is_weighted, truncation)
+        return cls(tuple(features.tolist()), axes, values, is_weighted, truncation)
 
     def padded_values(self) -> Float[np.ndarray, "*padded columns"]:
         """The values, with zeros where no key is."""
@@ -127,29 +130,6 @@ class GridTables:
         inside = [slice(axis.front, axis.front + p) for axis, p in zip(self.axes, self.values.shape, strict=False)]
         padded[tuple(inside)] = self.values
         return padded
-
-
-def _keys_on_features(head: FoldedHead) -> tuple[tuple[int, ...], SoftHead[np.ndarray]]:
-    """The entries of the query that move and tell keys apart, and the head as a function of them.
-
-    No entries are returned if there are too many of them for a grid, which has two levels or more on every axis.
-    """
-    keys = head.keys.constant.tocsc()
-    is_moving = np.diff(head.queries.linear.indptr) > 0
-    constants = head.queries.constant.toarray()[0].astype(np.float64)
-    features, columns, offsets = [], [np.zeros((keys.shape[0], 0))], np.zeros(keys.shape[0])
-    for feature in range(keys.shape[1]):
-        column = keys[:, [feature]].toarray().astype(np.float64)
-        if not is_moving[feature]:
-            offsets += column[:, 0] * constants[feature]
-        elif (column != column[0]).any():  # an equal entry adds the same to every score
-            features.append(feature)
-            columns.append(column)
-            if 2 ** len(features) > keys.shape[0]:
-                features = []
-                break
-    values = head.values.constant.toarray().astype(np.float64)
-    return tuple(features), SoftHead(np.concatenate(columns, axis=1), offsets, values)
 
 
 # --- the head ---------------------------------------------------------------------------------------------------------
@@ -182,13 +162,15 @@ class GridHead:
 
     def __init__(self, head: FoldedHead, grid: GridTables) -> None:
         self.grid = grid
-        largest = np.abs(head.values.constant.toarray()).max(axis=0, initial=0.0).astype(np.float64)
+        largest = np.abs(unpacked(head.values.constants)).max(axis=0, initial=0.0).astype(np.float64)
         self.truncation: Float[np.ndarray, " d_v"] = np.nextafter(grid.truncation * largest, np.inf)
         self._dtype = head.W_O.dtype
-        self._coordinates = [_Coordinate.of(head, feature) for feature in grid.features]
-        others = np.setdiff1d(np.flatnonzero(np.diff(head.queries.linear.indptr)), grid.features)
-        self._others = [_Coordinate.of(head, feature) for feature in others.tolist()]
-        self._limits = [LARGEST_SCORE / max(1.0, np.abs(axis.slopes).max()) for axis in grid.axes]
+        others = np.setdiff1d(np.flatnonzero(np.diff(head.queries.linear.indptr)), grid.features).tolist()
+        moving = [*grid.features, *others]  # the entries of the query that move; on the others, no two keys differ
+        self._linear = head.queries.linear[moving].astype(np.float64)
+        self._constants = head.queries.constant.toarray().T[moving].astype(np.float64)
+        limits = [LARGEST_SCORE / max(1.0, np.abs(axis.slopes).max()) for axis in grid.axes]
+        self._limits = np.array([*limits, *[LARGEST_SCORE] * len(others)])[:, None]
         self._tiles = Tiles(grid)
         widths, columns = [axis.width for axis in grid.axes], grid.values.shape[-1]
         # One multiplication of a matrix product costs about 1/64 of an exponential.
@@ -202,10 +184,14 @@ class GridHead:
         return None if grid is None else cls(head, grid)
 
     def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch one d_v"]:
-        t = np.empty((len(self._coordinates), len(u)))
-        for row, coordinate in zip(t, self._coordinates, strict=True):
-            coordinate(u, row)
-        is_lost = self._tame(u, t)
+        t = self._linear @ u.T.astype(np.float64, copy=False)
+        t += self._constants
+        is_lost = None
+        if not ((-self._limits <= t) & (t <= self._limits)).all():
+            is_lost = ~np.isfinite(t).all(axis=0)  # such points have no scores
+            t[:, is_lost] = 0.0
+            np.clip(t, -self._limits, self._limits, out=t)
+        t = t[: len(self.grid.axes)]
         is_compiled = self._tiles.num_groups <= MOST_GROUPS and COMPILING.is_worth(len(u) * self.work_per_point)
         averages = self._compiled(t) if is_compiled else self._tiles(t)
         if self.grid.is_weighted:
@@ -219,41 +205,6 @@ class GridHead:
         from attnc.engines.grid_numba import CompiledTiles
 
         return CompiledTiles(self.grid, self._tiles.split)
-
-    def _tame(self, u: np.ndarray, t: Float[np.ndarray, "axes batch"]) -> Bool[np.ndarray, " batch"] | None:
-        """Cut t to where scores are finite. Return which points are not finite, and so have no scores, if any."""
-        others = np.empty((len(self._others), len(u)))
-        for row, coordinate in zip(others, self._others, strict=True):
-            coordinate(u, row)
-        limited = [*zip(t, self._limits, strict=True), *((row, LARGEST_SCORE) for row in others)]
-        if all(-limit <= row.min(initial=0.0) and row.max(initial=0.0) <= limit for row, limit in limited):
-            return None
-        is_lost = ~(np.isfinite(t).all(axis=0) & np.isfinite(others).all(axis=0))
-        for row, limit in zip(t, self._limits, strict=True):
-            row[is_lost] = 0.0
-            np.clip(row, -limit, limit, out=row)
-        return is_lost
-
-
-@dataclass(frozen=True)
-class _Coordinate:
-    """One entry of the query: Σ coefficient·u + constant."""
-
-    variables: tuple[int, ...]
-    coefficients: tuple[float, ...]
-    constant: float
-
-    @classmethod
-    def of(cls, head: FoldedHead, feature: int) -> _Coordinate:
-        row = head.queries.linear[[feature]].tocoo()
-        constant = float(head.queries.constant.toarray()[0, feature])
-        return cls(tuple(row.coords[1].tolist()), tuple(map(float, row.data)), constant)
-
-    def __call__(self, u: Float[np.ndarray, "batch variables"], out: Float[np.ndarray, " batch"]) -> None:
-        np.multiply(u[:, self.variables[0]], self.coefficients[0], out=out, dtype=np.float64)
-        for variable, coefficient in zip(self.variables[1:], self.coefficients[1:], strict=True):
-            out += np.multiply(u[:, variable], coefficient, dtype=np.float64)
-        out += self.constant
 
 
 # --- contraction in numpy ---------------------------------------------------------------------------------------------

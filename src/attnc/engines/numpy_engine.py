@@ -6,6 +6,7 @@ Heads are summed over blocks of keys (`streaming`), or factorised per axis if th
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.engines.grid import GridHead
-from attnc.engines.streaming import Rows, StreamedHead, streamed
+from attnc.engines.streaming import StreamedHead, streamed
 from attnc.ir.normal_form import AttentionStage, SoftmaxStage, Stage, normal_form
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
@@ -42,10 +43,9 @@ class NumpyEngine:
         self.program = program
         self.form = normal_form(program)
         self._stages = [_stream(stage, with_grids and stage is self.form.stages[-1]) for stage in self.form.stages]
-        self._output = Rows(self.form.output)
         self.work_per_point = sum(stage.work_per_point for stage in self._stages)
         cells = [stage.cells_per_point for stage in self._stages]
-        self._cells_per_point = max([1, self._output.shape[0] * self._output.shape[1], *cells])
+        self._cells_per_point = max([1, math.prod(self.form.output.shape), *cells])
 
     def __call__(self, *inputs: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         states = self.program.as_tokens(inputs)
@@ -83,7 +83,7 @@ class NumpyEngine:
     def _run_block(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch rows columns"]:
         for stage in self._stages:
             u = stage(u)
-        return self._output(u)
+        return self.form.output(u)
 
 
 def advanced(stages: Sequence[Stage], u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch moved"]:
@@ -107,7 +107,6 @@ class StreamedAttention:
         has_grids = may_be_grid and stage.residual is None
         grids = [GridHead.of(head) if has_grids else None for head in stage.heads]
         self.heads: list[StreamedHead] = [g or streamed(head) for g, head in zip(grids, stage.heads, strict=True)]
-        self._residual = None if stage.residual is None else Rows(stage.residual)
         num_queries, width = stage.heads[0].queries.shape[0], stage.heads[0].W_O.shape[1]
         own = 2 * num_queries * width + len(stage.written) + len(stage.carried)
         self.cells_per_point = max(own, *(head.cells_per_point for head in self.heads))
@@ -127,8 +126,8 @@ class StreamedAttention:
         total = outs[0]
         for out in outs[1:]:
             total += out
-        if self._residual is not None:
-            total += self._residual(u)
+        if self._stage.residual is not None:
+            total += self._stage.residual(u)
         moved = total.reshape(len(u), total.shape[1] * total.shape[2])[:, self._stage.written]
         return np.concatenate([moved, u[:, self._stage.carried]], axis=1)
 
@@ -144,8 +143,8 @@ class StreamedSoftmax:
     work_per_point = 0  # scores are counted, and a softmax stage makes none
 
     def __init__(self, stage: SoftmaxStage) -> None:
-        self._logits, self._carried = Rows(stage.logits), stage.carried
-        self.cells_per_point = 3 * self._logits.shape[0] * self._logits.shape[1] + len(stage.carried)
+        self._logits, self._carried = stage.logits, stage.carried
+        self.cells_per_point = 3 * math.prod(stage.logits.shape) + len(stage.carried)
 
     def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch moved"]:
         weights = softmax(self._logits(u))

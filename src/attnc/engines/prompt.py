@@ -11,6 +11,7 @@ States are kept in place: a layer with a residual touches the channels that it w
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from attnc.errors import InputError
-from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
+from attnc.ir.layers import Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
 
@@ -34,6 +35,9 @@ WORKING_CELLS = 2**22
 """Scores held at a time, 32 MiB of float64: queries are taken in blocks."""
 SAFE_SPREAD = {"float64": 300.0, "float32": 30.0}
 """Largest distance of scores at which their exponentials neither overflow nor vanish without a shift."""
+
+MANY_SEGMENTS = 4
+"""Query segments beyond which queries that are alone in theirs are taken together; chosen, not measured."""
 
 Rows = slice | np.ndarray
 
@@ -389,29 +393,17 @@ def _groups(
     """Queries of one segment see the same keys; queries that are alone in their segment are taken together."""
     if mask is None:
         return ((slice(0, num_queries), slice(0, num_keys)),), ()
-    order = np.argsort(mask.query_segments, kind="stable")
-    segments, starts = np.unique(mask.query_segments[order], return_index=True)
-    members = np.split(order, starts[1:])
-    key_order = np.argsort(mask.key_segments, kind="stable")
-    sorted_keys = mask.key_segments[key_order]
-    everywhere = np.flatnonzero(mask.key_segments == EVERY_QUERY)
-    groups, alone = [], dict[int, list[tuple[int, np.ndarray]]]()
-    blind = list[np.ndarray]()
-    for segment, rows in zip(segments, members, strict=True):
-        low, high = np.searchsorted(sorted_keys, [segment, segment + 1]) if segment != EVERY_QUERY else (0, 0)
-        seen = np.sort(np.concatenate([key_order[low:high], everywhere]))
-        if low == high:
-            blind.append(rows)
-        elif len(rows) == 1 and len(segments) > 4:
-            alone.setdefault(len(seen), []).append((int(rows[0]), seen))
+    is_split = len(np.unique(mask.query_segments)) > MANY_SEGMENTS
+    groups: list[tuple[Rows, Rows]] = []
+    alone = defaultdict[int, list[tuple[int, np.ndarray]]](list)
+    for rows, own in mask.groups():
+        seen = np.sort(np.concatenate([own, mask.shared]))
+        if is_split and len(rows) == 1 and len(own):
+            alone[len(seen)].append((int(rows[0]), seen))
         else:
-            groups.append((span(np.sort(rows)), span(seen)))
-    if blind:  # they see only the keys that all queries see
-        groups.append((span(np.sort(np.concatenate(blind))), span(everywhere)))
-    own = tuple(
-        (np.array([row for row, _ in found]), np.stack([seen for _, seen in found])) for found in alone.values()
-    )
-    return tuple(groups), own
+            groups.append((span(rows), span(seen)))
+    stacked = ((np.array([row for row, _ in found]), np.stack([seen for _, seen in found])) for found in alone.values())
+    return tuple(groups), tuple(stacked)
 
 
 def _split(seen: Rows, is_silent: np.ndarray) -> tuple[Rows, Rows]:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from attnc.engines.gathering import visible_keys
-from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.normal_form import FloatForm, FoldedHead
 from attnc.ir.rounding import NEGLIGIBLE
+from attnc.ir.soft_head import unpacked
 from attnc.ir.summing import MOST_KEYS, key_mix, key_sum
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ SCORES_PER_BLOCK = 2**16
 BLAS starts threads of its own, which would compete with those of the engine."""
 GATHERED_KEYS = 2**22
 """Most (query, visible key) pairs of a masked head whose keys are gathered query by query: 32 MiB of float64."""
-DENSE_BYTES = 2**27
-"""Constant keys and values up to this size in bytes are kept dense; larger ones are unpacked block by block."""
 
 
 class StreamedHead(Protocol):
@@ -43,84 +40,66 @@ class StreamedHead(Protocol):
 
 
 def streamed(head: FoldedHead) -> StreamedHead:
-    """The head as it is run: gathered if a mask hides most keys, pruned if its keys are constant."""
-    if head.key_segments is not None and head.query_segments is not None:
-        visible = visible_keys(head.query_segments, head.key_segments)
+    """Return the head as it is run: gathered if a mask hides most keys, pruned if its keys are constant."""
+    if head.mask is not None:
+        shared = head.mask.shared
+        visible = [(queries, np.concatenate([shared, own])) for queries, own in head.mask.groups()]
         pairs = sum(len(queries) * len(keys) for queries, keys in visible)
         if pairs <= min(GATHERED_KEYS, head.queries.shape[0] * head.keys.shape[0] // 4):
             return _Gathered(head, visible)
-    return _ConstantKeys(head) if head.keys.is_constant else _MovingKeys(head)
+    return _StreamedSoftHead(head) if head.keys.is_constant else _MovingKeys(head)
 
 
-class Rows:
-    """A form evaluated whole or in blocks of rows: constants are kept dense when small, and have no batch axis."""
-
-    def __init__(self, form: FloatForm) -> None:
-        self._form, self.shape = form, form.shape
-        size = form.shape[0] * form.shape[1] * form.constant.dtype.itemsize
-        self._dense = form.constant.toarray() if size <= DENSE_BYTES else None
-
-    @property
-    def is_constant(self) -> bool:
-        return self._form.is_constant
-
-    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch rows columns"]:
-        whole = self.block(slice(0, self.shape[0]), u)
-        return whole if whole.ndim == 3 else np.broadcast_to(whole, (len(u), *whole.shape))
-
-    def block(self, rows: slice, u: np.ndarray) -> Float[np.ndarray, "*batch rows columns"]:
-        constant: np.ndarray = self._form.constant[rows].toarray() if self._dense is None else self._dense[rows]
-        if self._form.is_constant:
-            return constant
-        num_rows, columns = constant.shape
-        linear = self._form.linear
-        if num_rows < self.shape[0]:
-            linear = linear[rows.start * columns : rows.stop * columns]
-        moving: np.ndarray = (linear @ u.T).T.reshape(len(u), num_rows, columns)
-        moving += constant
-        return moving
-
-    def constant_block(self, rows: slice) -> Float[np.ndarray, "rows columns"]:
-        return self.block(rows, np.zeros((0, 0)))
-
-
-class _ConstantKeys:
-    """Keys that no input moves: queries of all points are rows of one matrix, and blocks out of reach are skipped."""
+class _Blocked:
+    """The parts of a head that is averaged over blocks of keys."""
 
     def __init__(self, head: FoldedHead) -> None:
-        self._head = head
-        self._queries, self._keys, self._values = Rows(head.queries), Rows(head.keys), Rows(head.values)
-        self._num_queries, num_keys = head.queries.shape[0], head.keys.shape[0]
-        self._blocks = _key_blocks(num_keys)
+        self._queries, self._keys, self._values, self._mask = head.queries, head.keys, head.values, head.mask
+        (self._num_queries, self._d_k), num_keys = head.queries.shape, head.keys.shape[0]
         self._dtype, self._d_v = head.W_O.dtype, head.W_O.shape[0]
-        self._negligible = NEGLIGIBLE[str(head.W_O.dtype)]
-        self._summarise_blocks()
+        self._negligible = NEGLIGIBLE[str(self._dtype)]
+        # Few keys are one block, since scores that are kept need not be made twice.
+        step = num_keys if num_keys <= 4 * KEYS_PER_BLOCK else KEYS_PER_BLOCK
+        self._blocks = [slice(start, min(start + step, num_keys)) for start in range(0, num_keys, step)]
         self.work_per_point = self._num_queries * num_keys
-        per_query = head.queries.shape[1] + self._d_v + 4 * len(self._blocks)
-        moving = 0 if self._values.is_constant else self._blocks[0].stop * self._d_v * self._num_queries
-        self.cells_per_point = self._num_queries * per_query + moving
+
+    def _hidden(
+        self, keys: slice, queries: slice | Int[np.ndarray, " chosen"] = slice(None)
+    ) -> Bool[np.ndarray, "chosen keys"] | None:
+        """Return which of these keys the mask hides from which queries; None if it hides none."""
+        hidden = None if self._mask is None else ~self._mask.visible(queries, keys)
+        return hidden if hidden is not None and hidden.any() else None
+
+
+class _StreamedSoftHead(_Blocked):
+    """A soft head over its queries: those of all points are rows of one matrix, and blocks out of reach are skipped."""
+
+    def __init__(self, head: FoldedHead) -> None:
+        super().__init__(head)
+        self._soft = head.over_queries()
+        self._summarise_blocks()
+        moving = 0 if self._values.is_constant else self._blocks[0].stop * self._d_v
+        self.cells_per_point = self._num_queries * (self._d_k + self._d_v + 4 * len(self._blocks) + moving)
 
     def _summarise_blocks(self) -> None:
-        """The box around the keys of each block, one key from its middle, and which queries see that one, or none."""
-        lows, highs, middles = [], [], []
+        """Find the box and the middle key of each block, and which queries see that key, or none of the block."""
+        boxes = []
         self._is_masked: list[bool] = []
         self._sees_none = np.zeros((self._num_queries, len(self._blocks)), bool)
         self._sees_middle = ~self._sees_none
         for j, block in enumerate(self._blocks):
-            keys = self._keys.constant_block(block)
-            lows.append(keys.min(axis=0))
-            highs.append(keys.max(axis=0))
-            middles.append(keys[len(keys) // 2])
-            hidden = _hidden(self._head, block)
+            keys = unpacked(self._soft.slopes[block])
+            boxes.append((keys.min(axis=0), keys.max(axis=0), keys[len(keys) // 2]))
+            hidden = self._hidden(block)
             self._is_masked.append(hidden is not None)
             if hidden is not None:
                 self._sees_none[:, j] = hidden.all(axis=1)
                 self._sees_middle[:, j] = ~hidden[:, len(keys) // 2]
-        self._low, self._high, self._middle = np.stack(lows).T, np.stack(highs).T, np.stack(middles).T
+        self._low, self._high, self._middle = (np.stack(part).T for part in zip(*boxes, strict=True))
         self._size = np.maximum(np.abs(self._low), np.abs(self._high))
 
     def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]:
-        queries = self._queries(u).reshape(len(u) * self._num_queries, self._queries.shape[1])
+        queries = self._queries(u).reshape(len(u) * self._num_queries, self._d_k)
         total = np.zeros((len(queries), 1), self._dtype)
         mixed = np.zeros((len(queries), self._d_v), self._dtype)
         if len(self._blocks) == 1:
@@ -138,7 +117,7 @@ class _ConstantKeys:
         return mixed.reshape(len(u), self._num_queries, self._d_v)
 
     def _is_in_reach(self, queries: Float[np.ndarray, "rows d_k"]) -> Bool[np.ndarray, "rows blocks"]:
-        """False where an upper bound of a block's scores proves that all of its exponentials are negligible."""
+        """Return False where an upper bound of a block's scores proves that all of its exponentials are negligible."""
         repeats = len(queries) // max(1, self._num_queries)
         highest = np.maximum(queries, 0) @ self._high + np.minimum(queries, 0) @ self._low
         some = queries @ self._middle
@@ -163,8 +142,8 @@ class _ConstantKeys:
             yield rows[start : start + step]
 
     def _scores(self, queries: np.ndarray, rows: np.ndarray, j: int) -> Float[np.ndarray, "chosen keys"]:
-        scores: np.ndarray = queries[rows] @ self._keys.constant_block(self._blocks[j]).T
-        hidden = _hidden(self._head, self._blocks[j], rows % self._num_queries) if self._is_masked[j] else None
+        scores: np.ndarray = queries[rows] @ unpacked(self._soft.slopes[self._blocks[j]]).T
+        hidden = self._hidden(self._blocks[j], rows % self._num_queries) if self._is_masked[j] else None
         if hidden is not None:
             np.copyto(scores, -np.inf, where=hidden)
         return scores
@@ -183,27 +162,22 @@ class _ConstantKeys:
         weights = _exponentials(scores, top[:, None])
         total[rows, 0] += key_sum(weights)
         if self._values.is_constant:
-            mixed[rows] += key_mix(weights, self._values.constant_block(self._blocks[j]))
+            mixed[rows] += key_mix(weights, unpacked(self._soft.values[self._blocks[j]]))
         else:
             points, which = np.unique(rows // self._num_queries, return_inverse=True)
             values = self._values.block(self._blocks[j], u[points])
             mixed[rows] += key_mix(weights[:, None], values[which])[:, 0]
 
 
-class _MovingKeys:
+class _MovingKeys(_Blocked):
     """Keys that depend on the point."""
 
     def __init__(self, head: FoldedHead) -> None:
-        self._head, self._d_v = head, head.W_O.shape[0]
-        self._queries, self._keys, self._values = Rows(head.queries), Rows(head.keys), Rows(head.values)
-        num_queries, num_keys = head.queries.shape[0], head.keys.shape[0]
-        self._blocks = _key_blocks(num_keys)
-        self._negligible = NEGLIGIBLE[str(head.W_O.dtype)]
+        super().__init__(head)
         keys = self._blocks[0].stop
-        self._queries_per_block = max(1, min(num_queries, SCORES_PER_BLOCK // keys))
-        self.work_per_point = num_queries * num_keys
-        per_key = self._queries_per_block + head.keys.shape[1] + self._d_v
-        self.cells_per_point = keys * per_key + num_queries * (head.queries.shape[1] + self._d_v)
+        self._queries_per_block = max(1, min(self._num_queries, SCORES_PER_BLOCK // keys))
+        per_key = self._queries_per_block + self._d_k + self._d_v
+        self.cells_per_point = keys * per_key + self._num_queries * (self._d_k + self._d_v)
 
     def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]:
         queries = self._queries(u)
@@ -234,7 +208,7 @@ class _MovingKeys:
 
     def _scores(self, queries: np.ndarray, which: slice, keys: slice, u: np.ndarray) -> np.ndarray:
         scores: np.ndarray = queries @ np.swapaxes(self._keys.block(keys, u), -1, -2)
-        hidden = _hidden(self._head, keys, which)
+        hidden = self._hidden(keys, which)
         if hidden is not None:
             np.copyto(scores, -np.inf, where=hidden)
         return scores
@@ -244,19 +218,19 @@ class _Gathered:
     """A mask that hides most keys: each query is given its own few, so that work grows with the visible keys."""
 
     def __init__(self, head: FoldedHead, visible: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        self._queries, self._d_v = Rows(head.queries), head.W_O.shape[0]
+        self._queries, self._d_v = head.queries, head.W_O.shape[0]
         by_count: dict[int, tuple[list[np.ndarray], list[np.ndarray]]] = {}
         for queries, keys in visible:
             all_queries, all_keys = by_count.setdefault(len(keys), ([], []))
             all_queries.append(queries)
             all_keys.append(np.broadcast_to(keys, (len(queries), len(keys))))
-        self._pieces: list[tuple[np.ndarray, Rows, Rows]] = []
+        self._pieces: list[tuple[np.ndarray, FloatForm, FloatForm]] = []
         for count, (all_queries, all_keys) in by_count.items():
             chosen, keys = np.concatenate(all_queries), np.concatenate(all_keys)
             step = max(1, SCORES_PER_BLOCK // count)
             for i in range(0, len(chosen), step):
                 rows = keys[i : i + step].ravel()
-                self._pieces.append((chosen[i : i + step], Rows(head.keys.rows(rows)), Rows(head.values.rows(rows))))
+                self._pieces.append((chosen[i : i + step], head.keys.rows(rows), head.values.rows(rows)))
         sizes = [keys.shape[0] for _, keys, _ in self._pieces]
         self.work_per_point = sum(sizes)
         self.cells_per_point = max(sizes, default=0) * (head.keys.shape[1] + self._d_v + 2)
@@ -281,25 +255,8 @@ def _per_query(rows: np.ndarray, num_queries: int) -> Float[np.ndarray, "batch q
     return rows.reshape(len(rows), num_queries, rows.shape[1] // num_queries, rows.shape[2])
 
 
-def _key_blocks(num_keys: int) -> list[slice]:
-    """Blocks of keys; few keys are one block, since scores that are kept need not be made twice."""
-    step = num_keys if num_keys <= 4 * KEYS_PER_BLOCK else KEYS_PER_BLOCK
-    return [slice(start, min(start + step, num_keys)) for start in range(0, num_keys, step)]
-
-
-def _hidden(
-    head: FoldedHead, keys: slice, queries: slice | Int[np.ndarray, " chosen"] = slice(None)
-) -> Bool[np.ndarray, "chosen keys"] | None:
-    """Which of these keys the mask hides from which queries; None if it hides none."""
-    if head.key_segments is None or head.query_segments is None:
-        return None
-    segments = head.key_segments[keys]
-    hidden: np.ndarray = (head.query_segments[queries, None] != segments) & (segments != EVERY_QUERY)
-    return hidden if hidden.any() else None
-
-
 def _exponentials(scores: np.ndarray, top: np.ndarray) -> np.ndarray:
-    """exp(scores − top), in place; negligible ones are zero."""
+    """Return exp(scores − top), made in place; negligible ones are zero."""
     scores -= top
     least = NEGLIGIBLE[str(scores.dtype)]
     if not scores.size or scores.min() >= least:

@@ -10,12 +10,12 @@ more evaluation, but no more memory.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attnc.engines.gathering import QueryPieces
 from attnc.errors import InputError
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
 from attnc.ir.program import Program
@@ -224,7 +224,7 @@ class _TorchHead(nn.Module):
 
     def __init__(self, head: FoldedHead) -> None:
         super().__init__()
-        plan = QueryPieces(head, CELLS_PER_TORCH_BLOCK)
+        plan = _QueryPieces(head, CELLS_PER_TORCH_BLOCK)
         self.queries, self.keys, self.values = _TorchForm(head.queries), _TorchForm(plan.keys), _TorchForm(plan.values)
         self.pieces = nn.ModuleList(_Piece(queries, own) for queries, own in plan.pieces)
         self.register_buffer("W_O", torch.tensor(head.W_O))
@@ -241,6 +241,44 @@ class _TorchHead(nn.Module):
         else:
             mixed = torch.cat([_sparing_memory(piece, *arrays) for piece in self.pieces], dim=1)
         return (mixed if self.order is None else mixed[:, self.order]) @ self.W_O
+
+
+class _QueryPieces:
+    """The queries of a head in pieces, each with the keys that it sees: about `most` scores, and no hidden ones."""
+
+    def __init__(self, head: FoldedHead, most: int) -> None:
+        self._most = most
+        self.keys, self.values, self.shared = head.keys, head.values, np.zeros(0, np.int64)
+        groups: list[tuple[np.ndarray, np.ndarray]] = []
+        if head.mask is not None:
+            self.shared = head.mask.shared
+            alike = defaultdict(list)  # groups with equally many queries and keys are stacked
+            for queries, own in head.mask.groups():
+                alike[len(queries), len(own)].append((queries, own))
+            groups = [(np.stack([q for q, _ in group]), np.stack([k for _, k in group])) for group in alike.values()]
+            if len(groups) == 1 and len(groups[0][0]) == 1:  # all queries see the same keys: keep those alone
+                visible = np.sort(np.concatenate([self.shared, groups[0][1][0]]))
+                self.keys, self.values, groups = self.keys.rows(visible), self.values.rows(visible), []
+        self.pieces: list[tuple[np.ndarray, np.ndarray | None]] = []
+        d_k, d_v = self.keys.shape[1], self.values.shape[1]
+        self.cells_per_point = head.queries.shape[0] * (2 * d_k + d_v)
+        for queries, own in groups:
+            num_keys = len(self.shared) + own.shape[1]
+            self.cells_per_point += len(own) * num_keys * (2 * queries.shape[1] + d_k + d_v)
+            step = max(1, self._most // (num_keys * queries.shape[1]))
+            for start in range(0, len(own), step):
+                self._add(queries[start : start + step], own[start : start + step], num_keys)
+        if not groups:
+            num_keys = self.keys.shape[0]
+            self.cells_per_point += 2 * head.queries.shape[0] * num_keys
+            self.cells_per_point += 0 if self.keys.is_constant else num_keys * d_k
+            self.cells_per_point += 0 if self.values.is_constant else num_keys * d_v
+            self._add(np.arange(head.queries.shape[0]), None, num_keys)
+
+    def _add(self, queries: np.ndarray, own: np.ndarray | None, num_keys: int) -> None:
+        step = max(1, self._most // num_keys)
+        for start in range(0, queries.shape[-1], step):
+            self.pieces.append((queries[..., start : start + step], own))
 
 
 class _Piece(nn.Module):

@@ -16,7 +16,7 @@ import numpy as np
 
 from attnc.errors import FileError, InputError
 from attnc.exports.safe_files import Path, write_file_whole
-from attnc.ir.layers import EVERY_QUERY
+from attnc.ir.layers import EVERY_QUERY, Mask
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
 from attnc.ir.program import Program
 from attnc.ir.summing import BLOCK
@@ -210,13 +210,12 @@ def attention_stage(graph: Graph, name: str, stage: AttentionStage, u: str) -> s
 def _head(graph: Graph, name: str, head: FoldedHead, u: str) -> str:
     queries, num_queries = graph.affine(f"{name}/queries", _not_empty(head.queries), u), head.queries.shape[0]
     keys, values = _not_empty(head.keys), _not_empty(head.values)
-    asks, shown = head.query_segments, head.key_segments
-    if asks is None or shown is None:
-        asks, shown = np.zeros(num_queries, np.int64), np.full(keys.shape[0], EVERY_QUERY)
-    seen_by_all = _seen_by_all(asks, shown)
-    is_masked = seen_by_all is None
-    if seen_by_all is not None and len(seen_by_all) < len(shown):
-        keys, values, shown = keys.rows(seen_by_all), values.rows(seen_by_all), shown[seen_by_all]
+    mask = head.mask or Mask(np.zeros(num_queries, np.int64), np.full(keys.shape[0], EVERY_QUERY))
+    asks, shown, groups = mask.query_segments, mask.key_segments, mask.groups()
+    is_masked = len(groups) > 1
+    if not is_masked:  # all queries see the same keys
+        seen = np.sort(np.concatenate([mask.shared, *(own for _, own in groups)]))
+        keys, values, shown = keys.rows(seen), values.rows(seen), shown[seen]
     if _is_summed_in_blocks(graph, len(shown)) and len(shown) % BLOCK:
         keys, values, shown = _filled(keys, values, shown)
         is_masked = True
@@ -294,14 +293,6 @@ def _filled(keys: FloatForm, values: FloatForm, segments: np.ndarray) -> tuple[F
 def _not_empty(form: FloatForm) -> FloatForm:
     """Return the form, or one column of zeros if it has none: Reshape cannot make an axis of length 0."""
     return form if form.shape[1] else form.times(np.zeros((0, 1), form.constant.dtype))
-
-
-def _seen_by_all(query_segments: np.ndarray, key_segments: np.ndarray) -> np.ndarray | None:
-    """Return the keys that the queries see if they all see the same ones, otherwise None."""
-    segments = np.unique(np.where(np.isin(query_segments, key_segments), query_segments, EVERY_QUERY))
-    if len(segments) > 1:
-        return None
-    return np.flatnonzero(np.isin(key_segments, [*segments, EVERY_QUERY]))
 
 
 def _visible(graph: Graph, name: str, query_segments: np.ndarray, key_segments: np.ndarray) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from attnc.constructions.beyond.spectral_grid import spectral_grid
 from attnc.errors import InputError
 from attnc.ir.normal_form import AttentionStage, normal_form
-from attnc.ir.soft_head import SoftHead
+from attnc.ir.soft_head import SoftHead, unpacked
 from attnc.numerics.intervals import Interval
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.prover import ProofRequest
@@ -112,9 +112,8 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
     cells = Interval(edges[:-1, None], edges[1:, None])
     _, gradients = mean.ranges_and_gradients(cells)
     curvature = float(np.maximum(np.abs(gradients.lo), np.abs(gradients.hi)).max())
-    keys = SoftHead.of_one_variable(
-        *(part.astype(np.float64) for part in (soft.slopes[:, 0], soft.offsets, soft.values[:, 0]))
-    )
+    assert soft is not None
+    keys = SoftHead(unpacked(soft.slopes), soft.offsets, soft.values[:, :1])
     return MeanFunction(text, reach, keys, proven.bound, curvature)
 
 

@@ -3,36 +3,71 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from attnc.ir.sparse import Sparse
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 
 EVERY_QUERY = -1
 """The segment of a key that every query may see."""
 
 
+class _WithoutHeads:
+    """The attributes that an attention layer sets and the other layers do not need."""
+
+    heads: ClassVar[tuple[Head, ...]] = ()
+    residual: ClassVar[bool] = False
+    cross: ClassVar[bool] = False
+
+
 @dataclass(frozen=True, eq=False)
-class Affine:
-    """Z ↦ W·Z + B: any linear map over tokens *and* features (the papers' Σ P_m Z Q_m), plus constants.
+class Affine(_WithoutHeads):
+    """An affine map Z ↦ W·Z + B over tokens *and* features: the papers' Σ P_m Z Q_m, plus constants.
 
     It may repeat, reorder or drop tokens, and append constant ones.
+
+    Parameters
+    ----------
+    name : str
+        The name of the layer. Names within a program are distinct.
+    weight : Sparse
+        W, of shape (tokens_out, width_out, tokens_in, width_in).
+    constant : Sparse
+        B, of shape (tokens_out, width_out).
+    channels : tuple of str
+        The names of the output's features.
+
+    Attributes
+    ----------
+    num_parameters : int
+        Stored non-zeros.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> net = attnc.compile("sin(x)", {"x": (0, 1)}, 1e-3)
+    >>> layer = net.program.layers[0]
+    >>> isinstance(layer, attnc.Affine), layer.name
+    (True, 'embed')
+    >>> layer.weight.shape[2:]  # it takes one token of one feature
+    (1, 1)
     """
 
     name: str
-    weight: Sparse  # (tokens_out, width_out, tokens_in, width_in)
-    constant: Sparse  # (tokens_out, width_out)
-    channels: tuple[str, ...]  # of the output
+    weight: Sparse
+    constant: Sparse
+    channels: tuple[str, ...]
 
     @property
     def num_parameters(self) -> int:
         return self.weight.num_nonzeros + self.constant.num_nonzeros
 
     def astype(self, dtype: str) -> Affine:
+        """Return the map with every number rounded to a dtype."""
         return replace(self, weight=self.weight.astype(dtype), constant=self.constant.astype(dtype))
 
 
@@ -43,20 +78,45 @@ class Mask:
     query_segments: Int[np.ndarray, " queries"]
     key_segments: Int[np.ndarray, " keys"]
 
-    def visible(self, queries: np.ndarray, keys: slice) -> np.ndarray:
-        """Which of these keys each of these queries sees."""
+    @property
+    def shared(self) -> Int[np.ndarray, " shared"]:
+        """The keys that every query sees."""
+        return np.flatnonzero(self.key_segments == EVERY_QUERY)
+
+    def for_queries(self, tokens: Int[np.ndarray, " chosen"]) -> Mask:
+        """Return the mask of some of the queries, with all keys."""
+        return Mask(self.query_segments[tokens], self.key_segments)
+
+    def visible(
+        self, queries: slice | Int[np.ndarray, " chosen"], keys: slice = slice(None)
+    ) -> Bool[np.ndarray, "chosen keys"]:
+        """Return which of these keys each of these queries sees."""
         of_keys = self.key_segments[keys]
         seen: np.ndarray = (self.query_segments[queries, None] == of_keys) | (of_keys == EVERY_QUERY)
         return seen
 
+    def groups(self) -> list[tuple[Int[np.ndarray, " queries"], Int[np.ndarray, " own"]]]:
+        """Return the queries that see the same keys, with the keys that these queries alone see.
+
+        Every query also sees the `shared` keys. The queries that see no others come first.
+        """
+        own = _positions(self.key_segments) | {EVERY_QUERY: np.zeros(0, np.int64)}
+        has_own = np.isin(self.query_segments, self.key_segments)
+        segments = np.where(has_own, self.query_segments, EVERY_QUERY)
+        return [(queries, own[segment]) for segment, queries in _positions(segments).items()]
+
     def num_visible(self) -> Int[np.ndarray, " queries"]:
-        """How many keys each query sees."""
-        segments, inverse = np.unique(self.query_segments, return_inverse=True)
-        ordered = np.sort(self.key_segments)
-        own = np.searchsorted(ordered, segments, "right") - np.searchsorted(ordered, segments, "left")
-        shared = np.count_nonzero(self.key_segments == EVERY_QUERY)
-        own = np.where(segments == EVERY_QUERY, 0, own)
-        return (own + shared)[inverse]
+        """Return the number of keys that each query sees."""
+        ordered, asked = np.sort(self.key_segments), self.query_segments
+        own = np.searchsorted(ordered, asked, "right") - np.searchsorted(ordered, asked, "left")
+        return np.where(asked == EVERY_QUERY, 0, own) + len(self.shared)
+
+
+def _positions(segments: Int[np.ndarray, " tokens"]) -> dict[int, Int[np.ndarray, " members"]]:
+    """Return the positions of each segment, by ascending segment."""
+    order = np.argsort(segments, kind="stable")
+    found, starts = np.unique(segments[order], return_index=True)
+    return dict(zip(found.tolist(), np.split(order, starts[1:]), strict=False))  # without segments, split still has one
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,21 +130,57 @@ class Head:
     mask: Mask | None = None
 
     @property
+    def matrices(self) -> dict[str, np.ndarray]:
+        """The four projections by name."""
+        return {"W_Q": self.W_Q, "W_K": self.W_K, "W_V": self.W_V, "W_O": self.W_O}
+
+    @property
     def num_parameters(self) -> int:
-        return sum(int(np.count_nonzero(W)) for W in (self.W_Q, self.W_K, self.W_V, self.W_O))
+        return sum(int(np.count_nonzero(W)) for W in self.matrices.values())
 
     def astype(self, dtype: str) -> Head:
-        W_Q, W_K, W_V, W_O = (W.astype(dtype) for W in (self.W_Q, self.W_K, self.W_V, self.W_O))
-        return Head(W_Q, W_K, W_V, W_O, self.mask)
+        """Return the head with every number rounded to a dtype."""
+        return Head(**{name: W.astype(dtype) for name, W in self.matrices.items()}, mask=self.mask)
 
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Z ↦ [Z +] Σ_h softmax_rows(Z W_Q (Y W_K)ᵀ) Y W_V W_O, with Y = Z, or the memory if `cross`."""
+    """An attention layer Z ↦ [Z +] Σ_h softmax_rows(Z W_Q (Y W_K)ᵀ) Y W_V W_O.
+
+    Y is Z itself, or the memory if `cross`.
+
+    Parameters
+    ----------
+    name : str
+        The name of the layer. Names within a program are distinct.
+    heads : tuple of Head
+        The heads: W_Q, W_K, W_V, W_O and a mask, or None.
+    channels : tuple of str
+        The names of the output's features.
+    residual : bool
+        Whether Z is added.
+    cross : bool
+        Whether keys and values are made of the memory.
+
+    Attributes
+    ----------
+    num_parameters : int
+        Stored non-zeros.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> net = attnc.compile("sin(x)", {"x": (0, 1)}, 1e-3)
+    >>> (layer,) = [layer for layer in net.program.layers if isinstance(layer, attnc.Attention)]
+    >>> layer.name, len(layer.heads), layer.residual
+    ('select', 1, False)
+    >>> layer.heads[0].W_V.shape[1]  # the values of its keys are numbers
+    1
+    """
 
     name: str
     heads: tuple[Head, ...]
-    channels: tuple[str, ...]  # of the output
+    channels: tuple[str, ...]
     residual: bool = False
     cross: bool = False
 
@@ -93,17 +189,33 @@ class Attention:
         return sum(head.num_parameters for head in self.heads)
 
     def astype(self, dtype: str) -> Attention:
+        """Return the layer with every number rounded to a dtype."""
         return replace(self, heads=tuple(head.astype(dtype) for head in self.heads))
 
 
 @dataclass(frozen=True, eq=False)
-class Softmax:
-    """Z ↦ softmax over the features of each token."""
+class Softmax(_WithoutHeads):
+    """Z ↦ the softmax over the features of each token. It has no weights.
+
+    Parameters
+    ----------
+    name : str
+        The name of the layer. Names within a program are distinct.
+    channels : tuple of str
+        The names of the features, which stay as they are.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> net = attnc.compile("abs(x)", {"x": (-1, 1)}, 0.5, construction="attention_softmax")
+    >>> [layer.name for layer in net.program.layers if isinstance(layer, attnc.Softmax)]
+    ['select']
+    """
 
     name: str
     channels: tuple[str, ...]
 
-    num_parameters = 0
+    num_parameters: ClassVar[int] = 0
 
     def astype(self, dtype: str) -> Softmax:
         return self

@@ -13,14 +13,15 @@ roundings (`attnc.proofs.stages.enclosed_sparse`, `attnc.proofs.rounding.program
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
 
-from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer
+from attnc.ir.layers import Affine, Attention, Mask
 from attnc.ir.program import Program
-from attnc.ir.shapes import live_layers, main_start, memory_start
-from attnc.ir.soft_head import SoftHead
+from attnc.ir.shapes import Stream, streams
+from attnc.ir.soft_head import SoftHead, unpacked
 
 if TYPE_CHECKING:
     from typing import Self
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 else:
     from typing import TypeVar
+
+
+DENSE_BYTES = 2**27
+"""Constants up to this size in bytes are kept dense for evaluation; larger ones are unpacked block by block."""
 
 
 class AffineForm(Protocol):
@@ -123,10 +128,29 @@ class FloatForm:
             constant.eliminate_zeros()
         return cls(linear, constant), written
 
+    @cached_property
+    def constants(self) -> Any:
+        """The constant part: dense, or sparse where it would be larger than DENSE_BYTES."""
+        size = self.shape[0] * self.shape[1] * self.constant.dtype.itemsize
+        return self.constant.toarray() if size <= DENSE_BYTES else self.constant
+
     def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch rows columns"]:
-        moved: np.ndarray = (self.linear @ u.T).T.reshape(len(u), *self.shape)
-        moved += self.constant.toarray()
-        return moved
+        whole = self.block(slice(0, self.shape[0]), u)
+        return whole if whole.ndim == 3 else np.broadcast_to(whole, (len(u), *whole.shape))
+
+    def block(self, rows: slice, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "*batch rows columns"]:
+        """Return some of the rows at every u; a constant form has no batch axis."""
+        constant = unpacked(self.constants[rows])
+        if self.is_constant:
+            return constant
+        num_rows, columns = constant.shape
+        linear = self.linear if num_rows == self.shape[0] else self.linear[rows.start * columns : rows.stop * columns]
+        moving: np.ndarray = (linear @ u.T).T.reshape(len(u), num_rows, columns)
+        moving += constant
+        return moving
+
+    def astype(self, dtype: Any) -> FloatForm:
+        return FloatForm(self.linear.astype(dtype), self.constant.astype(dtype))
 
     def rows(self, rows: Int[np.ndarray, " chosen"]) -> FloatForm:
         entries = (np.asarray(rows)[:, None] * self.shape[1] + np.arange(self.shape[1])).ravel()
@@ -185,28 +209,49 @@ else:
 
 @dataclass(frozen=True, eq=False)
 class FoldedHead(Generic[F]):
+    """A head between affine forms: softmax(queries·keysᵀ)·values·W_O, over the keys that the mask shows."""
+
     queries: F  # (queries, d_k)
     keys: F  # (keys, d_k)
     values: F  # (keys, d_v)
     W_O: Float[np.ndarray, "d_v width_out"]
-    query_segments: Int[np.ndarray, " queries"] | None
-    key_segments: Int[np.ndarray, " keys"] | None
+    mask: Mask | None
 
     def seen(self, query: int) -> Int[np.ndarray, " seen"]:
-        """The keys that one query sees."""
-        if self.query_segments is None or self.key_segments is None:
+        """Return the keys that one query sees."""
+        if self.mask is None:
             return np.arange(self.keys.shape[0])
-        return np.flatnonzero((self.key_segments == self.query_segments[query]) | (self.key_segments == EVERY_QUERY))
+        return np.flatnonzero(self.mask.visible(slice(query, query + 1))[0])
 
-    def soft_head(self: FoldedHead[FloatForm], query: int) -> SoftHead[np.ndarray]:
-        """The head as one query meets it, over the keys that it sees, which must be constant."""
+    def over_queries(self: FoldedHead[FloatForm]) -> SoftHead[Any]:
+        """Return the head, before W_O, as a function of its query vector: the slopes are the keys, which are constant.
+
+        It covers all keys, whatever the mask. Where values move, it has no outputs. Large parts stay sparse.
+        """
         assert self.keys.is_constant
-        seen, one = self.seen(query), self.queries.rows(np.array([query]))
-        keys, values = self.keys.constant[seen], self.values.rows(seen).times(self.W_O)
-        carried = None if values.is_constant else values.linear.toarray().reshape(*values.shape, -1)
-        return SoftHead(
-            keys @ one.linear.toarray(), keys @ one.constant.toarray()[0], values.constant.toarray(), carried
-        )
+        num_keys, dtype = self.keys.shape[0], self.W_O.dtype
+        values = self.values.constants if self.values.is_constant else np.zeros((num_keys, 0), dtype)
+        return SoftHead(self.keys.constants, np.zeros(num_keys, dtype), values)
+
+    def soft_head(self: FoldedHead[FloatForm], query: int) -> SoftHead[Any] | None:
+        """Return the head, in float64, as one query meets it: a function of u over the keys that the query sees.
+
+        The slopes are sparse. There is none if an entry of the query moves that also moves in a key: scores are then
+        not affine in u.
+        """
+        from scipy.sparse import csr_array
+
+        seen, one = self.seen(query), self.queries.rows(np.array([query])).astype(np.float64)
+        keys, values = self.keys.astype(np.float64), self.values.astype(np.float64)
+        if len(seen) < keys.shape[0]:
+            keys, values = keys.rows(seen), values.rows(seen)
+        moved = np.unique(np.flatnonzero(np.diff(keys.linear.indptr)) % max(1, keys.shape[1]))
+        if np.intersect1d(np.flatnonzero(np.diff(one.linear.indptr)), moved).size:
+            return None
+        still, written = keys.times(one.constant.toarray().T), values.times(self.W_O)
+        slopes, offsets = csr_array(keys.constant @ one.linear + still.linear), still.constant.toarray()[:, 0]
+        carried = None if written.is_constant else written.linear.toarray().reshape(*written.shape, -1)
+        return SoftHead(slopes, offsets, written.constant.toarray(), carried)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,6 +306,18 @@ class SoftmaxStage(Generic[F]):
         """The length of the u before the stage."""
         return self.logits.num_variables
 
+    @property
+    def written(self) -> Int[np.ndarray, " entries"]:
+        """The flat (row, channel) entries that become variables: all of them."""
+        return np.arange(self.logits.shape[0] * self.logits.shape[1])
+
+    def soft_head(self: SoftmaxStage[FloatForm], row: int) -> SoftHead[Any]:
+        """Return one row, in float64: sparse slopes, and a value per key that is a sparse unit vector."""
+        from scipy.sparse import eye_array
+
+        one = self.logits.rows(np.array([row])).astype(np.float64)
+        return SoftHead(one.linear, one.constant.toarray()[0], eye_array(one.shape[1], format="csr"))
+
     def variables_used(self) -> Int[np.ndarray, " used"]:
         return self.logits.variables_used()
 
@@ -289,38 +346,46 @@ class NormalForm(Generic[F]):
 
 def normal_form(program: Program, numbers: type[F] = FloatForm) -> NormalForm[F]:  # type: ignore[assignment]
     """Fold the layers of the memory first, then those of the main stream, in one type of numbers."""
-    starts = [main_start(program), memory_start(program)]
+    starts = program.starts
     sizes = [tokens * width for tokens, width in starts]
     num_inputs, dtype = sum(sizes), program.dtype
     main = numbers.identity(starts[0], np.arange(sizes[0]), num_inputs, dtype)
     memory = numbers.identity(starts[1], sizes[0] + np.arange(sizes[1]), num_inputs, dtype)
     stages: list[Stage[F]] = []
-    memory, main = _fold_stream(program.memory, memory, main, None, stages, dtype)
-    output, _ = _fold_stream(program.layers, main, memory, memory, stages, dtype)
+    of_memory, of_main = streams(program)
+    memory, main = _fold_stream(of_memory, memory, main, None, stages, dtype)
+    output, _ = _fold_stream(of_main, main, memory, memory, stages, dtype)
     return NormalForm(tuple(stages), output, num_inputs)
 
 
 def _fold_stream(
-    layers: tuple[Layer, ...], state: F, other: F, memory: F | None, stages: list[Stage[F]], dtype: np.dtype[Any]
+    stream: Stream, state: F, other: F, memory: F | None, stages: list[Stage[F]], dtype: np.dtype[Any]
 ) -> tuple[F, F]:
     """Fold one stream; `other` is the form that must survive its stages (for the main stream, the memory)."""
-    first, live = live_layers(layers, state.shape)
-    state = state.rows(first)
-    for number, (layer, tokens, rows) in enumerate(live):
+    state = state.rows(stream.first)
+    for number, step in enumerate(stream.steps):
+        layer, tokens = step.live_layer, step.tokens
         if isinstance(layer, Affine):
             state = state.through(layer)
             continue
         if not len(tokens):  # nothing later reads the state after this layer
             state = state.identity((0, len(layer.channels)), np.zeros(0, np.int64), state.num_variables, dtype)
             continue
-        needs_other = memory is None or any(
-            isinstance(later, Attention) and later.cross for later in layers[number + 1 :]
-        )
+        needs_other = memory is None or any(later.layer.cross for later in stream.steps[number + 1 :])
         carried = other.variables_used() if needs_other else np.zeros(0, np.int64)
         if isinstance(layer, Attention):
             keyed = memory if layer.cross and memory is not None else state
-            queried = state.rows(rows)
-            heads = tuple(_fold_head(head, queried, keyed, tokens) for head in layer.heads)
+            queried = state.rows(step.rows)
+            heads = tuple(
+                FoldedHead(
+                    queried.times(head.W_Q),
+                    keyed.times(head.W_K),
+                    keyed.times(head.W_V),
+                    head.W_O,
+                    None if head.mask is None else head.mask.for_queries(tokens),
+                )
+                for head in layer.heads
+            )
             writes = np.zeros((len(tokens), len(layer.channels)), bool)
             for head in layer.heads:
                 writes |= (head.W_O != 0).any(axis=0)
@@ -338,15 +403,3 @@ def _fold_stream(
             other = other.renumbered(positions, state.num_variables)
             memory = None if memory is None else other
     return state, other
-
-
-def _fold_head(head: Head, queried: F, keyed: F, tokens: np.ndarray) -> FoldedHead[F]:
-    mask = head.mask
-    return FoldedHead(
-        queried.times(head.W_Q),
-        keyed.times(head.W_K),
-        keyed.times(head.W_V),
-        head.W_O,
-        None if mask is None else mask.query_segments[tokens],
-        None if mask is None else mask.key_segments,
-    )

@@ -20,9 +20,39 @@ if TYPE_CHECKING:
 class Program:
     """Affine maps and softmax attention, applied in order.
 
-    An input of shape (batch, d) enters as one token of width d, one of shape (batch, n, d) as n tokens. Layers with
-    `cross` read the memory: what the layers of `memory` make of the second input, or of nothing when their first
-    affine map takes no tokens. The last state, row by row, is reshaped to `output_shape`.
+    Calling it runs the reference: every layer as written, in plain numpy, nothing folded (see `ir.reference`).
+
+    Parameters
+    ----------
+    layers : tuple of Affine, Attention or Softmax
+        The layers of the main stream. The last state, row by row, is reshaped to `output_shape`.
+    input_shapes : tuple of one or two shapes
+        An input of shape (batch, d) enters as one token of width d, one of shape (batch, n, d) as n tokens.
+    output_shape : tuple of int
+        The shape of the output of one point.
+    memory : tuple of layers, optional
+        The layers that make the memory, which layers with `cross` read, from the second input. Without a second
+        input, the first of these layers is an affine map that takes no tokens.
+
+    Attributes
+    ----------
+    dtype : numpy.dtype
+        float64 or float32, the dtype of all weights.
+    num_parameters : int
+        Stored non-zeros.
+    num_anchors : int
+        (head, key) pairs that a query meets, summed over heads and layers.
+    num_heads, num_attention_layers : int
+        Counts over both streams.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> net = attnc.compile("sin(x)", {"x": (0, 1)}, 1e-3)
+    >>> [type(layer).__name__ for layer in net.program.layers]
+    ['Affine', 'Attention', 'Affine']
+    >>> abs(net.program([[0.5]])[0] - 0.4794255) < 1e-3
+    np.True_
     """
 
     layers: tuple[Layer, ...]
@@ -31,7 +61,7 @@ class Program:
     memory: tuple[Layer, ...] = ()
 
     def __call__(self, *inputs: Float[np.ndarray, "batch ..."]) -> Float[np.ndarray, "batch ..."]:
-        """The reference: every layer as written, in plain numpy, nothing folded (see `ir.reference`)."""
+        """Run the reference on a batch."""
         from attnc.ir.reference import evaluate
 
         return evaluate(self, inputs)
@@ -42,7 +72,7 @@ class Program:
         return f"<Program: {names}{more}; {self.num_anchors:,} anchors, {self.num_parameters:,} parameters>"
 
     def __str__(self) -> str:
-        """A line for each layer."""
+        """Return one line for each layer."""
         from attnc.ir.text import describe
 
         return describe(self)
@@ -52,22 +82,27 @@ class Program:
         return self.memory + self.layers
 
     @property
+    def starts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(tokens, width) of the first state of the main stream and of the memory, which may start without tokens."""
+        main, *second = map(token_shape, self.input_shapes)
+        return main, second[0] if second else (0, 0)
+
+    @property
     def dtype(self) -> np.dtype[np.floating]:
         for layer in self.all_layers:
             if isinstance(layer, Affine):
                 return layer.weight.values.dtype
-            if isinstance(layer, Attention) and layer.heads:
+            if layer.heads:
                 return layer.heads[0].W_Q.dtype
         return np.dtype(np.float64)
 
     @property
     def num_parameters(self) -> int:
-        """Stored non-zeros."""
         return sum(layer.num_parameters for layer in self.all_layers)
 
     @property
     def num_heads(self) -> int:
-        return sum(len(layer.heads) for layer in self.all_layers if isinstance(layer, Attention))
+        return sum(len(layer.heads) for layer in self.all_layers)
 
     @property
     def num_attention_layers(self) -> int:
@@ -75,14 +110,13 @@ class Program:
 
     @property
     def num_anchors(self) -> int:
-        """(head, key) pairs that a query meets, summed over heads and layers."""
         from attnc.ir.shapes import key_counts
 
         return sum(key_counts(self))
 
     def astype(self, dtype: str) -> Program:
-        """The same with every weight rounded to a dtype."""
-        with np.errstate(over="ignore"):  # what overflows is not finite, and refused by `ir.spec`
+        """Return the program with every weight rounded to a dtype."""
+        with np.errstate(over="ignore"):  # a weight that overflows is not finite, and `ir.spec` refuses it
             return replace(
                 self,
                 layers=tuple(layer.astype(dtype) for layer in self.layers),
@@ -90,7 +124,7 @@ class Program:
             )
 
     def as_tokens(self, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-        """The inputs in the program's dtype, each as (batch, tokens, width), checked for shape."""
+        """Return the inputs in the program's dtype, each as (batch, tokens, width), checked for shape."""
         if len(inputs) != len(self.input_shapes):
             raise InputError(f"the program takes {len(self.input_shapes)} input(s), {len(inputs)} given")
         states = []
@@ -112,11 +146,11 @@ class Program:
 
 
 def split_columns(flat: Float[np.ndarray, "batch d"], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
-    """Flat points as one input of each shape, in order."""
+    """Split flat points into one input of each shape, in order."""
     parts = np.split(flat, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=1)
     return [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def token_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(tokens, width) of an input of shape (d,) or (n, d)."""
+    """Return (tokens, width) of an input of shape (d,) or (n, d)."""
     return (math.prod(shape[:-1]), shape[-1])

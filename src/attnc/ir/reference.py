@@ -1,25 +1,25 @@
-"""The reference: a program evaluated as it is written, in plain numpy, in the program's own dtype.
+"""The reference evaluates a program as it is written, in plain numpy, in the program's own dtype.
 
-Nothing is folded: every token is made, every key is projected, for every point. Rows of attention that no later
-layer reads are left out, which changes no bit of the result; so are keys that a query may not see, where a mask has few
-segments, which changes no weight.
+Nothing is folded: every token is made, every key is projected, for every point. Rows of attention that no later layer
+reads are left out, which changes no bit of the result. Where a mask has few segments, the keys that a query may not see
+are left out as well, which changes no weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.ir.layers import Affine, Attention, Head, Layer
+from attnc.ir.layers import Affine, Attention, Mask
 from attnc.ir.program import Program
-from attnc.ir.shapes import live_layers, live_tokens, main_start, memory_start, stream_shapes
+from attnc.ir.shapes import Step, Stream, streams
 from attnc.ir.summing import key_mix, key_sum
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 FEW_SEGMENTS = 4
 """The largest number of segments of a mask that is evaluated segment by segment, with the keys that each sees."""
@@ -30,20 +30,23 @@ Record = Callable[[str, np.ndarray], None]
 
 
 def evaluate(program: Program, inputs: tuple[np.ndarray, ...], record: Record | None = None) -> np.ndarray:
-    """Outputs for a batch; `record(name, array)` is called with every activation and attention map on the way."""
+    """Return the outputs for a batch; `record(name, array)` is called with every activation and attention map."""
     states = program.as_tokens(inputs)
-    batch = len(states[0])
+    batch, of_program = len(states[0]), streams(program)
+    states += [np.zeros((batch, 0, 0), program.dtype)] * (2 - len(states))
     step = batch if record else max(1, WORKING_BYTES // bytes_per_point(program))
-    chunks = [_evaluate_chunk(program, [s[i : i + step] for s in states], record) for i in range(0, batch, step or 1)]
-    if not chunks:
-        return np.zeros((0, *program.output_shape), program.dtype)
-    return program.from_tokens(np.concatenate(chunks))
+    out = np.empty((batch, *of_program[1].end), program.dtype)
+    for i in range(0, batch, step or 1):
+        main, memory = (state[i : i + step] for state in states)
+        memory = _run_stream(of_program[0], memory, None, record, "memory.")
+        out[i : i + step] = _run_stream(of_program[1], main, memory, record, "")
+    return program.from_tokens(out)
 
 
 def evaluate_recorded(
     program: Program, inputs: tuple[np.ndarray, ...], max_bytes: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Outputs and every named array: `layer.channel` (batch, tokens), `layer.head0.scores` and `.pattern`."""
+    """Return the outputs and every array by name: `layer.channel` (batch, tokens), `layer.head0.scores`, `.pattern`."""
     needed = bytes_per_point(program) * len(inputs[0])
     if needed > max_bytes:
         raise InputError(
@@ -56,38 +59,26 @@ def evaluate_recorded(
 
 
 def bytes_per_point(program: Program) -> int:
-    """An estimate of the bytes that the states and attention maps of one point take."""
-    memory = stream_shapes(program.memory, memory_start(program))
-    main = stream_shapes(program.layers, main_start(program))
+    """Estimate the bytes that the states and attention maps of one point take."""
     cells = 1
-    for layers, shapes in ((program.memory, memory), (program.layers, main)):
-        live = live_tokens(layers, shapes[0][0], shapes[-1][0])
-        for i, layer in enumerate(layers):
-            cells += len(live[i + 1]) * shapes[i + 1][1]
-            if isinstance(layer, Attention):
-                keys = memory[-1][0] if layer.cross else shapes[i][0]
-                cells += sum(keys * (2 * len(live[i + 1]) + h.W_K.shape[1] + h.W_V.shape[1]) for h in layer.heads)
+    for step in (step for stream in streams(program) for step in stream.steps):
+        live = len(step.tokens)
+        cells += live * step.after[1]
+        cells += sum(step.num_keys * (2 * live + h.W_K.shape[1] + h.W_V.shape[1]) for h in step.layer.heads)
     return 2 * cells * program.dtype.itemsize
 
 
-def _evaluate_chunk(program: Program, states: list[np.ndarray], record: Record | None) -> np.ndarray:
-    empty = np.zeros((len(states[0]), 0, 0), program.dtype)
-    memory = _run_stream(program.memory, states[1] if len(states) > 1 else empty, None, record, "memory.")
-    return _run_stream(program.layers, states[0], memory, record, "")
-
-
 def _run_stream(
-    layers: Sequence[Layer], state: np.ndarray, memory: np.ndarray | None, record: Record | None, prefix: str
+    stream: Stream, state: np.ndarray, memory: np.ndarray | None, record: Record | None, prefix: str
 ) -> np.ndarray:
-    """`state` holds the rows of the live tokens only."""
-    first, live = live_layers(layers, state.shape[1:])
-    state = state[:, first]
-    for layer, tokens, rows in live:
-        name = prefix + layer.name
+    """Run the layers; a state holds the rows of the live tokens only."""
+    state = state[:, stream.first]
+    for step in stream.steps:
+        layer, name = step.live_layer, prefix + step.layer.name
         if isinstance(layer, Affine):
             state = _affine(layer, state)
         elif isinstance(layer, Attention):
-            state = _attention(layer, state, rows, tokens, memory, record, name)
+            state = _attention(layer, state, step, memory, record, name)
         else:
             state = softmax(state)
         if record:
@@ -106,25 +97,26 @@ def _affine(layer: Affine, state: Float[np.ndarray, "batch tokens_in width_in"])
 def _attention(
     layer: Attention,
     state: Float[np.ndarray, "batch live_in width"],
-    rows: Int[np.ndarray, " queries"],
-    tokens: Int[np.ndarray, " queries"],
+    step: Step,
     memory: np.ndarray | None,
     record: Record | None,
     name: str,
 ) -> Float[np.ndarray, "batch queries width_out"]:
     keyed = memory if layer.cross and memory is not None else state
-    queried = state[:, rows]
+    queried = state[:, step.rows]
     out = queried.copy() if layer.residual else np.zeros((*queried.shape[:2], len(layer.channels)), state.dtype)
     for h, head in enumerate(layer.heads):
         K, V = keyed @ head.W_K, keyed @ head.W_V
-        for chosen, keys in _views(head, tokens, whole=record is not None):
+        mask = None if head.mask is None else head.mask.for_queries(step.tokens)
+        for chosen, keys in _views(mask, len(step.tokens), whole=record is not None):
             seen_K, seen_V = K[:, keys], V[:, keys]
             cells = state.dtype.itemsize * max(1, seen_K.shape[0] * seen_K.shape[1])
-            step = len(rows) if record else max(1, WORKING_BYTES // cells)
-            for i in range(0, len(chosen), max(1, step)):
-                block = chosen[i : i + step]
+            size = len(chosen) if record else WORKING_BYTES // cells
+            for i in range(0, len(chosen), max(1, size)):
+                block = chosen[i : i + max(1, size)]
                 scores = queried[:, block] @ head.W_Q @ seen_K.transpose(0, 2, 1)
-                scores = _masked(scores, head, tokens[block], keys)
+                if mask is not None and isinstance(keys, slice):
+                    scores = np.where(mask.visible(block), scores, -np.inf)
                 pattern = softmax(scores)
                 out[:, block] += key_mix(pattern, seen_V) @ head.W_O
                 if record:
@@ -133,25 +125,15 @@ def _attention(
     return out
 
 
-def _views(head: Head, tokens: np.ndarray, *, whole: bool) -> list[tuple[np.ndarray, np.ndarray | slice]]:
+def _views(mask: Mask | None, num_queries: int, *, whole: bool) -> list[tuple[np.ndarray, np.ndarray | slice]]:
     """Pair the queries of each segment with the keys that they see, where a mask has few; otherwise all with all."""
-    if head.mask is not None and not whole:
-        segments = head.mask.query_segments[tokens]
-        distinct = np.unique(segments)
-        if len(distinct) <= FEW_SEGMENTS:
-            queries = [np.flatnonzero(segments == segment) for segment in distinct]
-            return [(q, np.flatnonzero(head.mask.visible(tokens[q[:1]], slice(None))[0])) for q in queries]
-    return [(np.arange(len(tokens)), slice(None))]
-
-
-def _masked(scores: np.ndarray, head: Head, tokens: np.ndarray, keys: np.ndarray | slice) -> np.ndarray:
-    if head.mask is None or not isinstance(keys, slice):
-        return scores
-    return np.where(head.mask.visible(tokens, keys), scores, -np.inf)
+    if mask is not None and not whole and len(np.unique(mask.query_segments)) <= FEW_SEGMENTS:
+        return [(queries, np.sort(np.concatenate([mask.shared, own]))) for queries, own in mask.groups()]
+    return [(np.arange(num_queries), slice(None))]
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis, shifted by the maximum, so that no exponential overflows."""
+    """Return the softmax over the last axis, shifted by the maximum, so that no exponential overflows."""
     weights: np.ndarray = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= key_sum(weights)[..., None]
     return weights

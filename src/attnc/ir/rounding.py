@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.ir.layers import Affine, Attention, Head, Layer
+from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program
-from attnc.ir.shapes import live_layers
+from attnc.ir.shapes import Stream, streams
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma
 
 if TYPE_CHECKING:
@@ -56,41 +56,41 @@ class _Analysed:
 
 
 def evaluation_error(program: Program, inputs: Sequence[np.ndarray]) -> Float[np.ndarray, "batch ..."]:
-    """For every output entry: |any evaluation in the program's dtype − the exact value| is at most this."""
-    u = UNIT_ROUNDOFF[str(program.dtype)]
-    points = [_split_state(program, [given[i : i + 1] for given in inputs]) for i in range(len(inputs[0]))]
-    bounds = []
+    """Bound, for every output entry, |any evaluation in the program's dtype − the exact value|."""
+    bounds, (memory, main) = np.zeros((len(inputs[0]), *program.output_shape)), streams(program)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for main, memory in points:
-            memory = _run(program.memory, memory, memory, u, str(program.dtype))
-            bounds.append(_run(program.layers, main, memory, u, str(program.dtype)).error)
-    if not bounds:
-        return np.zeros((0, *program.output_shape))
-    return np.nan_to_num(np.concatenate(bounds), nan=np.inf).reshape(len(bounds), *program.output_shape)
+        for i in range(len(inputs[0])):
+            first, second = _analysed_inputs(program, [given[i : i + 1] for given in inputs])
+            remembered = _run(memory, second, second, str(program.dtype))
+            error = _run(main, first, remembered, str(program.dtype)).error
+            bounds[i] = np.nan_to_num(error, nan=np.inf).reshape(program.output_shape)
+    return bounds
 
 
-def _split_state(program: Program, inputs: list[np.ndarray]) -> tuple[_Analysed, _Analysed]:
-    states = [np.asarray(state, np.float64) for state in program.as_tokens(tuple(inputs))]
-    states += [np.zeros((1, 0, 0))] * (2 - len(states))
-    # Casting the input to the program's dtype is part of the evaluation.
-    errors = [np.abs(s - np.asarray(g, np.float64).reshape(s.shape)) for s, g in zip(states, inputs, strict=False)]
-    errors += [np.zeros((1, 0, 0))] * (2 - len(errors))
-    main, memory = (_Analysed(s, e, np.abs(s)) for s, e in zip(states, errors, strict=True))
-    return main, memory
+def _analysed_inputs(program: Program, inputs: list[np.ndarray]) -> list[_Analysed]:
+    """Return the first states of the main stream and of the memory for one point."""
+    found = []
+    for state, given in zip(program.as_tokens(tuple(inputs)), inputs, strict=True):
+        value = np.asarray(state, np.float64)
+        # Casting the input to the program's dtype is part of the evaluation.
+        error = np.abs(value - np.asarray(given, np.float64).reshape(value.shape))
+        found.append(_Analysed(value, error, np.abs(value)))
+    return [*found, _Analysed(*[np.zeros((1, 0, 0))] * 3)][:2]
 
 
-def _run(layers: Sequence[Layer], state: _Analysed, memory: _Analysed, u: float, dtype: str) -> _Analysed:
-    first, live = live_layers(layers, state.value.shape[1:])
-    state = state.rows(first)
-    for layer, tokens, rows in live:
-        if not len(tokens):  # nothing later reads this
+def _run(stream: Stream, state: _Analysed, memory: _Analysed, dtype: str) -> _Analysed:
+    u = UNIT_ROUNDOFF[dtype]
+    state = state.rows(stream.first)
+    for step in stream.steps:
+        layer = step.live_layer
+        if not len(step.tokens):  # nothing later reads this
             state = _Analysed(*[np.zeros((1, 0, len(layer.channels)))] * 3)
         elif isinstance(layer, Affine):
             state = _affine(layer, state, u)
         elif isinstance(layer, Attention):
-            queried = state.rows(rows)
+            queried = state.rows(step.rows)
             keyed = memory if layer.cross else state
-            outs = [_head(head, queried, keyed, tokens, u, dtype) for head in layer.heads]
+            outs = [_head(head, queried, keyed, step.tokens, u, dtype) for head in layer.heads]
             outs += [queried] if layer.residual else []
             value, size, error = (sum(getattr(out, part) for out in outs) for part in ("value", "size", "error"))
             error = error + gamma(len(outs) + 2, u) * size
@@ -120,7 +120,7 @@ def _head(head: Head, queried: _Analysed, keyed: _Analysed, tokens: np.ndarray, 
     error_s = q.error @ np.abs(turned[0]) + np.abs(q.value) @ turned[1] + q.error @ turned[1]
     error_s += gamma(FOLDED_LAYERS * (head.W_Q.shape[1] + 1), u) * (q.size @ turned[2])
     if head.mask is not None:
-        visible = head.mask.visible(tokens, slice(None))
+        visible = head.mask.visible(tokens)
         scores, error_s = np.where(visible, scores, -np.inf), np.where(visible, error_s, 0)
     p, tau = _weights(scores, error_s, u)
     A = p @ v.value
@@ -144,7 +144,7 @@ def _softmax(state: _Analysed, u: float, dtype: str) -> _Analysed:
 
 
 def _weights(scores: np.ndarray, error_s: np.ndarray, u: float) -> tuple[np.ndarray, np.ndarray]:
-    """p_k, and τ_k (zero where p_k is)."""
+    """Return the p_k, and the τ_k, which are zero where p_k is."""
     distance = scores.max(axis=-1, keepdims=True) - scores
     weights = np.exp(-distance)
     p = weights / weights.sum(axis=-1, keepdims=True)

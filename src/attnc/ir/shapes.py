@@ -1,96 +1,111 @@
-"""Facts that follow from shapes and masks alone: the shapes of states, the tokens that are read, the keys met."""
+"""Facts that follow from shapes and masks alone: the shapes of states, the tokens that are read, the keys met.
+
+Everything that goes through a program layer by layer (evaluation, error analysis, folding, counting, text) goes through
+the steps of its two streams.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.layers import Affine, Attention, Layer
-from attnc.ir.program import Program, token_shape
+from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
 
 if TYPE_CHECKING:
     from jaxtyping import Int
 
 
-def stream_shapes(layers: Sequence[Layer], start: tuple[int, int]) -> list[tuple[int, int]]:
-    """(tokens, width) before the first layer and after each."""
-    shapes = [start]
-    for layer in layers:
-        if isinstance(layer, Affine):
-            shapes.append((layer.weight.shape[0], layer.weight.shape[1]))
-        else:
-            shapes.append((shapes[-1][0], len(layer.channels)))
-    return shapes
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A layer in its place: the states before and after it, and the tokens of them that are read."""
+
+    layer: Layer
+    before: tuple[int, int]  # (tokens, width)
+    after: tuple[int, int]
+    read: Int[np.ndarray, " read"]  # the tokens before it that this layer or a later one reads
+    tokens: Int[np.ndarray, " live"]  # the tokens after it that something later reads
+    num_keys: int
+
+    @property
+    def rows(self) -> Int[np.ndarray, " live"]:
+        """The places of `tokens` among those read before, for a layer that keeps the numbers of its tokens."""
+        return np.searchsorted(self.read, self.tokens)
+
+    @cached_property
+    def live_layer(self) -> Layer:
+        """The layer; an affine map is cut down to the tokens that are read."""
+        if not isinstance(self.layer, Affine):
+            return self.layer
+        weight = _chosen(_chosen(self.layer.weight, 0, self.tokens), 2, self.read)
+        return replace(self.layer, weight=weight, constant=_chosen(self.layer.constant, 0, self.tokens))
+
+    def key_counts(self) -> list[int]:
+        """Return, for every head, the largest number of keys that a query which is read meets."""
+        masks = (head.mask for head in self.layer.heads)
+        return [self.num_keys if m is None else int(m.num_visible()[self.tokens].max(initial=0)) for m in masks]
 
 
-def main_start(program: Program) -> tuple[int, int]:
-    return token_shape(program.input_shapes[0])
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """The steps of the memory or of the main stream; `first` are the tokens of the first state that are read."""
+
+    start: tuple[int, int]
+    first: Int[np.ndarray, " live"]
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[Layer], start: tuple[int, int], memory: Stream | None) -> Stream:
+        shapes = [start]
+        for layer in layers:
+            tokens = layer.weight.shape[0] if isinstance(layer, Affine) else shapes[-1][0]
+            shapes.append((tokens, len(layer.channels)))
+        live = [np.arange(shapes[-1][0])]  # the last state is read whole
+        for layer, (tokens, _) in zip(reversed(layers), reversed(shapes[:-1]), strict=True):
+            live.insert(0, _tokens_read(layer, tokens, live[0]))
+        steps = []
+        for i, layer in enumerate(layers):
+            num_keys = memory.end[0] if layer.cross and memory is not None else shapes[i][0]
+            steps.append(Step(layer, shapes[i], shapes[i + 1], live[i], live[i + 1], num_keys))
+        return cls(start, live[0], tuple(steps))
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """(tokens, width) of the last state."""
+        return self.steps[-1].after if self.steps else self.start
 
 
-def memory_start(program: Program) -> tuple[int, int]:
-    """The second input as tokens, or no token at all when the memory is constant."""
-    return token_shape(program.input_shapes[1]) if len(program.input_shapes) > 1 else (0, 0)
+def streams(program: Program) -> tuple[Stream, Stream]:
+    """Return the stream of the memory and the main stream."""
+    main, second = program.starts
+    memory = Stream.of(program.memory, second, None)
+    return memory, Stream.of(program.layers, main, memory)
 
 
 def key_counts(program: Program) -> list[int]:
-    """For every head of every attention layer: the largest number of keys that a query which is read meets."""
-    memory = stream_shapes(program.memory, memory_start(program))
-    counts = []
-    streams = ((program.memory, memory, None), (program.layers, stream_shapes(program.layers, main_start(program)), 1))
-    for layers, shapes, is_main in streams:
-        live = live_tokens(layers, shapes[0][0], shapes[-1][0])
-        for i, layer in enumerate(layers):
-            if isinstance(layer, Attention):
-                keys = memory[-1][0] if layer.cross and is_main else shapes[i][0]
-                for head in layer.heads:
-                    counts.append(
-                        keys if head.mask is None else int(head.mask.num_visible()[live[i + 1]].max(initial=0))
-                    )
-    return counts
+    """Return, for every head of every attention layer, the largest number of keys that a query which is read meets."""
+    return [count for stream in streams(program) for step in stream.steps for count in step.key_counts()]
 
 
-def live_tokens(layers: Sequence[Layer], tokens_in: int, tokens_out: int) -> list[Int[np.ndarray, " live"]]:
-    """Before the first layer and after each: the tokens that something later reads. The last state is read whole."""
-    live = [np.arange(tokens_out)]
-    shapes = [tokens_in]
-    for layer in layers:
-        shapes.append(layer.weight.shape[0] if isinstance(layer, Affine) else shapes[-1])
-    for i in range(len(layers) - 1, -1, -1):
-        layer, after = layers[i], live[0]
-        if isinstance(layer, Affine):
-            index = layer.weight.index
-            is_read = np.zeros(shapes[i + 1], bool)
-            is_read[after] = True
-            before = np.unique(index[is_read[index[:, 0]], 2])
-        elif isinstance(layer, Attention) and not layer.cross and len(after):
-            before = np.arange(shapes[i])  # every token may be a key
-        else:
-            before = after
-        live.insert(0, before)
-    return live
-
-
-def live_layers(
-    layers: Sequence[Layer], start: tuple[int, int]
-) -> tuple[Int[np.ndarray, " live"], list[tuple[Layer, Int[np.ndarray, " live"], Int[np.ndarray, " live"]]]]:
-    """The tokens of the first state that something reads; and the layers, affine maps cut down to the tokens that are
-    read, each with these tokens after it, and their places among those before it if it keeps their numbers."""
-    live = live_tokens(layers, start[0], stream_shapes(layers, start)[-1][0])
-    found = []
-    for layer, before, after in zip(layers, live[:-1], live[1:], strict=True):
-        if isinstance(layer, Affine):
-            weight = _chosen(_chosen(layer.weight, 0, after), 2, before)
-            layer = replace(layer, weight=weight, constant=_chosen(layer.constant, 0, after))
-        found.append((layer, after, np.searchsorted(before, after)))
-    return live[0], found
+def _tokens_read(layer: Layer, num_tokens: int, after: Int[np.ndarray, " live"]) -> Int[np.ndarray, " live"]:
+    """Return the tokens before a layer that are read, if these are read after it."""
+    if isinstance(layer, Affine):
+        index = layer.weight.index
+        is_read = np.zeros(layer.weight.shape[0], bool)
+        is_read[after] = True
+        return np.unique(index[is_read[index[:, 0]], 2])
+    if isinstance(layer, Attention) and not layer.cross and len(after):
+        return np.arange(num_tokens)  # every token may be a key
+    return after
 
 
 def _chosen(tensor: Sparse, axis: int, chosen: np.ndarray) -> Sparse:
-    """The tensor at the chosen places along one axis."""
+    """Return the tensor at the chosen places along one axis."""
     if len(chosen) == tensor.shape[axis]:
         return tensor
     places = np.full(tensor.shape[axis], -1, tensor.index.dtype)

@@ -39,7 +39,15 @@ class Enclosed:
 
 
 N = TypeVar("N", np.ndarray, Enclosed)
-"""The numbers of a head: floats as they are, or enclosures of the numbers that the stored weights define."""
+"""The numbers of a head: floats as they are, or enclosures of the numbers that the stored weights define.
+
+Slopes and values of floats may also be matrices of scipy.sparse: a softmax over 10⁴ features has 10⁴ × 10⁴ slopes.
+"""
+
+
+def unpacked(matrix: Any) -> np.ndarray:
+    """Return a matrix that may be sparse as a dense array."""
+    return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +82,7 @@ class SoftHead(Generic[N]):
     @property
     def active(self) -> Int[np.ndarray, " active"]:
         """The inputs along which keys differ or are carried; on all others the scores are equal and cancel."""
-        differ = np.ptp(_mid(self.slopes), axis=0) > 0
+        differ = np.ptp(unpacked(_mid(self.slopes)), axis=0) > 0
         if self.carried is not None:
             differ |= (_mid(self.carried) != 0).any(axis=(0, 1))
         return np.flatnonzero(differ)
@@ -109,7 +117,7 @@ class SoftHead(Generic[N]):
         return SoftHead(slopes, offsets, values, carried)
 
     def scores(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points keys"]:
-        return x @ self.slopes.T + self.offsets
+        return np.asarray(x @ self.slopes.T + self.offsets)
 
     def weights(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points keys"]:
         """The softmax of the scores; the largest score is subtracted first, so that no exponential overflows."""
@@ -162,7 +170,7 @@ class SoftHead(Generic[N]):
         Without `groups` every input is an axis of its own. Slopes must be those of a grid to the last bit: an error
         in a slope grows with the input, and no bound would hold it. Radii of an enclosure play no part.
         """
-        slopes, offsets = _mid(self.slopes), _mid(self.offsets)
+        slopes, offsets = unpacked(_mid(self.slopes)), _mid(self.offsets)
         groups = [np.array([i]) for i in range(slopes.shape[1])] if groups is None else groups
         rows: list[np.ndarray] = []
         places = np.zeros(len(offsets), np.int64)

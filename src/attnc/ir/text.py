@@ -2,76 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from attnc.ir.layers import Attention, Layer
 from attnc.ir.program import Program, token_shape
-from attnc.ir.shapes import key_counts, main_start, memory_start, stream_shapes
+from attnc.ir.shapes import Step, streams
 
 CHANNELS_SHOWN = 8
+"""Maximum number of channel names on a line; chosen for the width of a terminal, not measured."""
 HEADS_SHOWN = 4
+"""Maximum number of heads whose sizes are written out; beyond, a range is written. Chosen, not measured."""
 LAYERS_SHOWN = 40
+"""Maximum number of lines per stream, about one screen; chosen, not measured."""
 NAME_WIDTH = 24
+"""Maximum number of characters of a name; chosen for the width of a terminal, not measured."""
 
 Row = dict[str, Any]
 Cells = tuple[str, ...]
 
 
 def layer_rows(program: Program) -> list[Row]:
-    """The facts of every layer, the memory's first, as plain JSON values.
+    """Return the facts of every layer, the memory's first, as plain JSON values.
 
     `keys`, `d_k`, `d_v` and `writes`, the channels that a head writes to, run over the heads.
     """
-    keys = iter(key_counts(program))
-    memory = zip(program.memory, stream_shapes(program.memory, memory_start(program))[1:], strict=True)
-    main = zip(program.layers, stream_shapes(program.layers, main_start(program))[1:], strict=True)
-    rows = [_row(layer, "memory", shape, keys) for layer, shape in memory]
-    return rows + [_row(layer, "main", shape, keys) for layer, shape in main]
+    named = zip(("memory", "main"), streams(program), strict=True)
+    return [_row(step, name) for name, stream in named for step in stream.steps]
 
 
-def _row(layer: Layer, stream: str, shape: tuple[int, int], keys: Iterator[int]) -> Row:
-    heads = layer.heads if isinstance(layer, Attention) else ()
+def _row(step: Step, stream: str) -> Row:
+    layer, heads = step.layer, step.layer.heads
     return {
         "name": layer.name,
         "stream": stream,
         "kind": type(layer).__name__.lower(),
-        "tokens": int(shape[0]),
-        "width": int(shape[1]),
+        "tokens": int(step.after[0]),
+        "width": int(step.after[1]),
         "parameters": int(layer.num_parameters),
         "channels": list(layer.channels),
         "heads": len(heads),
-        "keys": [int(next(keys)) for _ in heads],
+        "keys": step.key_counts(),
         "d_k": [int(head.W_Q.shape[1]) for head in heads],
         "d_v": [int(head.W_V.shape[1]) for head in heads],
         "writes": [[layer.channels[i] for i in np.flatnonzero(head.W_O.any(axis=0))] for head in heads],
         "masked_heads": sum(head.mask is not None for head in heads),
-        "residual": isinstance(layer, Attention) and layer.residual,
-        "cross": isinstance(layer, Attention) and layer.cross,
+        "residual": layer.residual,
+        "cross": layer.cross,
     }
 
 
 def describe(program: Program) -> str:
-    """One line a layer, in columns: name, kind, state, parameters, what is particular."""
-    rows = layer_rows(program)
-    memory = [_layer_cells(row) for row in rows if row["stream"] == "memory"]
-    main = [_layer_cells(row) for row in rows if row["stream"] == "main"]
-    if len(program.input_shapes) > 1:
-        memory.insert(0, _input_cells(program.input_shapes[1]))
-    main.insert(0, _input_cells(program.input_shapes[0]))
-    main.append(("output", str(program.output_shape), "", "", ""))
-    memory, main = _shortened(memory), _shortened(main)
+    """Return one line per layer, in columns: name, kind, state, parameters, particulars."""
+    sections: dict[str, list[Cells]] = {"memory": [], "main": []}
+    for title, shape in zip(("main", "memory"), program.input_shapes, strict=False):
+        sections[title].append(("input", str(shape), _state(*token_shape(shape)), "", ""))
+    for row in layer_rows(program):
+        sections[row["stream"]].append(_layer_cells(row))
+    sections["main"].append(("output", str(program.output_shape), "", "", ""))
+    memory, main = map(_shortened, sections.values())
     lines = _aligned(memory + main)
     if not memory:
         return "\n".join(lines)
-    sections = (("memory", lines[: len(memory)]), ("main", lines[len(memory) :]))
-    return "\n\n".join("\n".join([title, *("  " + line for line in section)]) for title, section in sections)
-
-
-def _input_cells(shape: tuple[int, ...]) -> Cells:
-    return ("input", str(shape), _state(*token_shape(shape)), "", "")
+    parts = (("memory", lines[: len(memory)]), ("main", lines[len(memory) :]))
+    return "\n\n".join("\n".join([title, *("  " + line for line in part)]) for title, part in parts)
 
 
 def _layer_cells(row: Row) -> Cells:
@@ -97,7 +92,7 @@ def _heads(row: Row) -> str:
 
 
 def _over_heads(numbers: Sequence[int]) -> str:
-    """17 if all heads agree, 5+5+17 if a few differ, 5–17 if many do."""
+    """Write 17 if all heads agree, 5+5+17 if a few differ, 5–17 if many do."""
     if len(set(numbers)) == 1:
         return f"{numbers[0]:,}"
     if len(numbers) <= HEADS_SHOWN:

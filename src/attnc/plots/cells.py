@@ -146,15 +146,14 @@ def pixels(lo: np.ndarray, hi: np.ndarray, side: int, scatter: bool = False) -> 
 
 def side_for(form: NormalForm, found: list[Selector], wanted: int) -> int:
     """Pixels along a side: fewer where many stages come first, or where keys move and all must be looked at."""
-    work, variables = 1, 1
-    for stage in form.stages[: found[0].stage]:
+    before = form.stages[: found[0].stage]
+    variables = len(before[-1].written) if before else 1
+    work = 1 + sum(len(s) for s in found if s.soft is None)
+    for stage in before:
         if isinstance(stage, AttentionStage):
             work += sum(head.queries.shape[0] * head.keys.shape[0] for head in stage.heads)
-            variables = len(stage.written)
         else:
-            work += stage.logits.shape[0] * stage.logits.shape[1]
-            variables = stage.logits.shape[0] * stage.logits.shape[1]
-    work += sum(len(s) for s in found if s.a is None)
+            work += len(stage.written)
     affordable = min(PIXEL_SCORES / work, PIXEL_STATES / variables) ** 0.5
     return int(np.clip(affordable, LEAST_PIXELS, wanted))
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnc.engines.numpy_engine import advanced
-from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, NormalForm, SoftmaxStage, Stage
+from attnc.ir.normal_form import AttentionStage, FoldedHead, NormalForm, SoftmaxStage, Stage
 from attnc.ir.reference import softmax
 from attnc.ir.soft_head import KeyGrid, SoftHead
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
-    from scipy.sparse import csr_array
 
 SCORE_ROUNDING = {np.dtype(np.float64): 1e-9, np.dtype(np.float32): 2e-6}
 """Largest deviation of scores from a formula, relative to their range, that counts as rounding. It is far above the
@@ -24,9 +23,9 @@ roundings of β|L|² and far below the deviation of scores of another shape."""
 
 @dataclass(frozen=True, eq=False)
 class Selector:
-    """The softmax of the scores a_k·u + c_k over the keys that a query sees, u the state before the stage.
+    """One softmax in its place: the soft head over the keys that a query sees, a function of the state u before it.
 
-    The scores may also be bilinear in u. The a_k are sparse: a softmax stage has as many variables as keys.
+    There is no soft head where scores are bilinear in u; scores are then made by the folded head.
     """
 
     stage: int
@@ -34,9 +33,8 @@ class Selector:
     head: int | None  # None: a Softmax layer
     query: int
     keys: Int[np.ndarray, " keys"]  # their tokens
-    a: csr_array | None  # (keys, variables); None: the scores are not affine
-    c: Float[np.ndarray, " keys"]
-    values: Float[np.ndarray, " keys"] | None  # the output that a key with all of the weight adds, if it is constant
+    soft: SoftHead[Any] | None
+    gain: Float[np.ndarray, " channels"] | None  # the output's coefficients on the channels that the softmax writes
     base: float  # the constant of the output
     folded: FoldedHead | None = None
 
@@ -44,9 +42,9 @@ class Selector:
         return len(self.keys)
 
     def scores(self, u: Float[np.ndarray, "batch variables"], near: Int[np.ndarray, " near"]) -> np.ndarray:
-        """The scores of some of the keys, (batch, near)."""
-        if self.a is not None:
-            return np.asarray((self.a[near] @ u.T).T + self.c[near])
+        """Return the scores of some of the keys, (batch, near)."""
+        if self.soft is not None:
+            return self.soft.chosen(near).scores(u)
         assert self.folded is not None
         queries = self.folded.queries.rows(np.array([self.query]))(u)
         keys = self.folded.keys.rows(self.keys[near])(u)
@@ -59,33 +57,35 @@ class Selector:
         margin: float,
         among: Int[np.ndarray, " among"] | None = None,
     ) -> Int[np.ndarray, " near"]:
-        """The keys that come within `margin` of the largest score somewhere in the window.
+        """Return the keys that come within `margin` of the largest score somewhere in the window.
 
         Such a key comes within `margin` of the key that wins in the middle, and a linear difference is largest at a
         corner. So this drops no key that matters, and costs one pass.
         """
-        if self.a is None or len(self if among is None else among) == 1:
-            return np.arange(len(self)) if among is None else among
-        a, c = (self.a, self.c) if among is None else (self.a[among], self.c[among])
-        middle, half = (lo + hi) / 2, (hi - lo) / 2
-        scores = a @ middle + c
+        among = np.arange(len(self)) if among is None else among
+        if self.soft is None or len(among) == 1:
+            return among
+        soft = self.soft if len(among) == len(self) else self.soft.chosen(among)
+        a, middle, half = soft.slopes, (lo + hi) / 2, (hi - lo) / 2
+        scores = soft.scores(middle[None])[0]
         best = int(np.argmax(scores))
         row = a[[best]].toarray()[0]
         # Σ_i |a_ki − row_i|·half_i, from the non-zeros of a_k alone
         change = (np.abs(a.data - row[a.indices]) - np.abs(row[a.indices])) * half[a.indices]
         spread = np.abs(row) @ half + type(a)((change, a.indices, a.indptr), a.shape) @ np.ones(a.shape[1])
-        found = np.flatnonzero(scores - scores[best] + spread >= -margin)
-        return found if among is None else among[found]
+        return among[scores - scores[best] + spread >= -margin]
 
     def weights(self, u: Float[np.ndarray, "batch variables"], near: Int[np.ndarray, " near"]) -> np.ndarray:
-        """The weights of some of the keys, (batch, near); those left out must be negligible."""
+        """Return the weights of some of the keys, (batch, near); those left out must be negligible."""
         return softmax(self.scores(u, near))
 
-    @cached_property
+    @property
     def spoken(self) -> Float[np.ndarray, "keys channels"] | None:
         """The vector that a key with all of the weight adds to the state; None if it moves, or for a Softmax layer."""
         if self.folded is None or not self.folded.values.is_constant:
             return None
+        if self.soft is not None:
+            return self.soft.values
         return np.asarray(self.folded.values.constant @ self.folded.W_O, np.float64)[self.keys]
 
     @cached_property
@@ -95,40 +95,41 @@ class Selector:
             return np.zeros(len(self), bool)
         silent = np.asarray(~self.spoken.any(axis=1))
         direction = common_direction([self])
-        if direction is None or self.a is None:
+        if direction is None or self.soft is None:
             return silent
-        place = self.a @ direction
+        place = self.soft.slopes @ direction
         first, last = place[~silent].min(), place[~silent].max()
         return np.asarray(silent & ((place < first) | (place > last)))
 
     @property
     def outputs(self) -> Float[np.ndarray, " keys"] | None:
         """The output of the network where one key has all of the weight and other heads add nothing."""
-        return None if self.values is None else self.values + self.base
+        if self.gain is None or self.head is None:
+            return None if self.gain is None else self.gain + self.base
+        return None if self.spoken is None else self.spoken @ self.gain + self.base
 
     def on_line(
         self, origin: Float[np.ndarray, " variables"], direction: Float[np.ndarray, " variables"]
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """(slope, constant) of every score along u = origin + t·direction."""
-        return None if self.a is None else (self.a @ direction, self.a @ origin + self.c)
+        """Return (slope, constant) of every score along u = origin + t·direction."""
+        return None if self.soft is None else (self.soft.slopes @ direction, self.soft.scores(origin[None])[0])
 
     def as_grid(self) -> KeyGrid | None:
-        """The grid that the keys form in the inputs, if they form one."""
-        if self.a is None or self.stage > 0:
-            return None
-        return SoftHead(self.a.toarray(), self.c, np.zeros((len(self), 0))).as_grid()
+        """Return the grid that the keys form in the inputs, if they form one."""
+        return None if self.soft is None or self.stage > 0 else self.soft.as_grid()
 
 
 def common_direction(heads: list[Selector]) -> Float[np.ndarray, " variables"] | None:
-    """A vector w such that the gradient of every score is a multiple of it; None if there is none."""
+    """Return a vector w such that the gradient of every score is a multiple of it; None if there is none."""
     found = None
     for head in heads:
-        if head.a is None or head.a.nnz == 0:
+        if head.soft is None or head.soft.slopes.nnz == 0:
             return None
-        columns = np.unique(head.a.indices)
-        dense = head.a[:, columns].toarray()
+        slopes = head.soft.slopes
+        columns = np.unique(slopes.indices)
+        dense = slopes[:, columns].toarray()
         if found is None:
-            found = np.zeros(head.a.shape[1])
+            found = np.zeros(slopes.shape[1])
             found[columns] = dense[np.argmax(np.abs(dense).max(axis=1))]
         along = dense @ found[columns] / (found @ found)
         if np.abs(dense - along[:, None] * found[columns]).max() > 1e-6 * np.abs(dense).max():
@@ -140,80 +141,47 @@ def common_direction(heads: list[Selector]) -> Float[np.ndarray, " variables"] |
 
 
 def selectors(form: NormalForm, stage: int, output: int, queries: Int[np.ndarray, " queries"]) -> list[Selector]:
-    """Every head of a stage for every one of the queries, query by query."""
+    """Return every head of a stage for every one of the queries, query by query."""
     found = form.stages[stage]
     is_last = stage == len(form.stages) - 1
     gains, base = _gains(form, output) if is_last else ({}, 0.0)
-    if isinstance(found, SoftmaxStage):
-        return [_of_softmax(found, stage, int(token), gains, base) for token in queries]
-    gains = gains if found.residual is None else {}
-    return [_of_head(found, stage, h, int(query), gains, base) for query in queries for h in range(len(found.heads))]
+    if isinstance(found, AttentionStage) and found.is_residual:
+        gains = {}
+    heads = range(len(found.heads)) if isinstance(found, AttentionStage) else [None]
+    return [_selector(found, stage, head, int(query), gains, base) for query in queries for head in heads]
 
 
 def read_selectors(form: NormalForm, stage: int, output: int) -> list[Selector]:
-    """Every head of a stage for the queries that the output reads."""
+    """Return every head of a stage for the queries that the output reads."""
     return selectors(form, stage, output, reads(form, output)[stage])
 
 
-def _of_head(
-    stage: AttentionStage, position: int, h: int, query: int, gains: dict[int, np.ndarray], base: float
+def _selector(
+    stage: Stage, position: int, head: int | None, query: int, gains: dict[int, np.ndarray], base: float
 ) -> Selector:
-    head = stage.heads[h]
-    seen = head.seen(query)
-    values = None
-    if set(gains) == {query} and head.values.is_constant:  # otherwise other queries add to the same output
-        values = np.asarray(head.values.constant @ (head.W_O @ gains[query]), np.float64)[seen]
-    affine = _affine_scores(head, query, seen)
-    a, c = affine if affine is not None else (None, np.zeros(len(seen)))
-    return Selector(position, stage.name, h, query, seen, a, c, values, base, head)
-
-
-def _of_softmax(stage: SoftmaxStage, position: int, token: int, gains: dict[int, np.ndarray], base: float) -> Selector:
-    row = stage.logits.rows(np.array([token]))
-    c = row.constant.toarray()[0].astype(np.float64)
-    values = np.asarray(gains[token], np.float64) if set(gains) == {token} else None
-    return Selector(
-        position, stage.name, None, token, np.arange(len(c)), row.linear.astype(np.float64), c, values, base
-    )
-
-
-def _affine_scores(
-    head: FoldedHead, query: int, seen: Int[np.ndarray, " keys"]
-) -> tuple[csr_array, Float[np.ndarray, " keys"]] | None:
-    """(a, c) of query(u)·key_k(u); None if a component moves both in the query and in a key."""
-    from scipy.sparse import csr_array
-
-    one, keys = head.queries.rows(np.array([query])), head.keys
-    if len(seen) < keys.shape[0]:
-        keys = keys.rows(seen)
-    keys = FloatForm(keys.linear.astype(np.float64), keys.constant.astype(np.float64))
-    moving = np.flatnonzero(np.diff(one.linear.indptr))
-    moved = np.unique(np.flatnonzero(np.diff(keys.linear.indptr)) % keys.shape[1])
-    if np.intersect1d(moving, moved).size:
-        return None
-    still = keys.times(one.constant.toarray().T.astype(np.float64))
-    a = csr_array(keys.constant @ one.linear.astype(np.float64) + still.linear)
-    return a, still.constant.toarray()[:, 0]
+    gain = gains[query] if set(gains) == {query} else None  # otherwise other queries add to the same output
+    if isinstance(stage, SoftmaxStage):
+        keys, soft = np.arange(len(stage.channels)), stage.soft_head(query)
+        return Selector(position, stage.name, None, query, keys, soft, gain, base)
+    assert head is not None
+    folded = stage.heads[head]
+    return Selector(position, stage.name, head, query, folded.seen(query), folded.soft_head(query), gain, base, folded)
 
 
 def _gains(form: NormalForm, output: int) -> tuple[dict[int, Float[np.ndarray, " channels"]], float]:
-    """The coefficients of the output on the channels of each query (or token) of the last stage, and its constant.
+    """Return the coefficients of the output on the channels of each query of the last stage, and its constant.
 
-    There are none if the output also reads variables that were carried past the stage.
+    There are no coefficients if the output also reads variables that were carried past the stage.
     """
     stage, row = form.stages[-1], form.output.linear[[output]]
     base = float(form.output.constant.toarray().ravel()[output])
-    if isinstance(stage, AttentionStage):
-        written, width = stage.written, stage.heads[0].W_O.shape[1]
-    else:
-        written, width = np.arange(stage.logits.shape[0] * stage.logits.shape[1]), stage.logits.shape[1]
     used = row.indices[row.data != 0]
-    if (used >= len(written)).any():
+    if (used >= len(stage.written)).any():
         return {}, base
     gains: dict[int, np.ndarray] = {}
     for variable, gain in zip(used, row.data[row.data != 0], strict=True):
-        query, channel = divmod(int(written[variable]), width)
-        gains.setdefault(query, np.zeros(width))[channel] = gain
+        query, channel = divmod(int(stage.written[variable]), len(stage.channels))
+        gains.setdefault(query, np.zeros(len(stage.channels)))[channel] = gain
     return gains, base
 
 
@@ -223,21 +191,18 @@ def _gains(form: NormalForm, output: int) -> tuple[dict[int, Float[np.ndarray, "
 def state_before(
     form: NormalForm, stage: int, points: Float[np.ndarray, "points d"]
 ) -> Float[np.ndarray, "points variables"]:
-    """The variables u after the stages before this one, computed in the program's dtype."""
+    """Return the variables u after the stages before this one, computed in the program's dtype."""
     return advanced(form.stages[:stage], np.asarray(points, form.output.linear.dtype)).astype(np.float64)
 
 
 def reads(form: NormalForm, output: int) -> list[Int[np.ndarray, " queries"]]:
-    """For every stage the queries (tokens, for a softmax stage) that matter to the output, found backwards."""
+    """Return for every stage the queries (tokens, for a softmax stage) that matter to the output, found backwards."""
     needed = np.unique(form.output.linear[[output]].indices)
     found: list[np.ndarray] = []
     for stage in reversed(form.stages):
-        if isinstance(stage, AttentionStage):
-            written, width = stage.written, stage.heads[0].W_O.shape[1]
-        else:
-            written, width = np.arange(stage.logits.shape[0] * stage.logits.shape[1]), stage.logits.shape[1]
-        queries = np.unique(written[needed[needed < len(written)]] // width)
-        carried = stage.carried[needed[needed >= len(written)] - len(written)]
+        count = len(stage.written)
+        queries = np.unique(stage.written[needed[needed < count]] // len(stage.channels))
+        carried = stage.carried[needed[needed >= count] - count]
         found.insert(0, queries)
         needed = np.unique(np.concatenate([carried, *_used(stage, queries)]))
     return found
@@ -258,7 +223,7 @@ def _used(stage: Stage, queries: np.ndarray) -> list[np.ndarray]:
 def gaussian_places(
     slopes: Float[np.ndarray, " keys"], constants: Float[np.ndarray, " keys"], rounding: float
 ) -> Float[np.ndarray, " keys"] | None:
-    """The X_k of scores s_k·x + c_k that are −γ(x − X_k)² up to a term that all keys share; None if they are not.
+    """Return the X_k if scores s_k·x + c_k are −γ(x − X_k)² up to a term that all keys share, otherwise None.
 
     Then c_k = α + p·s_k + q·s_k² with q < 0, and key k is the best of all s at x = −2q·s_k − p.
     """
@@ -277,13 +242,13 @@ def gaussian_places(
 
 
 def runs(ids: Int[np.ndarray, " samples"]) -> tuple[Int[np.ndarray, " runs"], Int[np.ndarray, " runs"]]:
-    """(first, last) sample of every run of equal numbers."""
+    """Return the (first, last) sample of every run of equal numbers."""
     ends = np.flatnonzero(np.diff(ids))
     return np.concatenate([[0], ends + 1]), np.concatenate([ends, [len(ids) - 1]])
 
 
 def run_places(x: Float[np.ndarray, " samples"], ids: Int[np.ndarray, " samples"]) -> Float[np.ndarray, " runs"]:
-    """The middle of every cell that wins somewhere on a line; an end cell counts as no wider than its neighbour."""
+    """Return the middle of every cell that wins on a line; an end cell counts as no wider than its neighbour."""
     first, last = runs(ids)
     edges = np.concatenate([[x[0]], (x[last[:-1]] + x[first[1:]]) / 2, [x[-1]]])
     half = np.diff(edges) / 2

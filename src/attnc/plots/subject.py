@@ -286,9 +286,9 @@ def _read_row(form: NormalForm, output: int) -> tuple[np.ndarray, float, float, 
         return None
     places, values = [], []
     for head in heads:
-        assert head.a is not None
+        assert head.soft is not None
         rounding = SCORE_ROUNDING[form.output.linear.dtype]
-        found = gaussian_places(head.a @ direction / (direction @ direction), head.c, rounding)
+        found = gaussian_places(head.soft.slopes @ direction / (direction @ direction), head.soft.offsets, rounding)
         if found is None or head.outputs is None:
             return None
         has_value = ~head.is_sentinel if len(heads) > 1 else np.ones(len(head), bool)

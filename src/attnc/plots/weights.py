@@ -140,10 +140,10 @@ def _rows(band: Selector, u: Float[np.ndarray, "points variables"]) -> tuple[int
 
 def _ranks(band: Selector, u: Float[np.ndarray, "points variables"]) -> Int[np.ndarray, " keys"]:
     """The keys in the order of the slopes of their scores if u is a straight line; else in that of the network."""
-    if band.a is None or band.stage > 0:
+    if band.soft is None or band.stage > 0:
         return np.arange(len(band))
     rank = np.empty(len(band), np.int64)
-    rank[np.argsort(band.a @ (u[-1] - u[0]), kind="stable")] = np.arange(len(band))
+    rank[np.argsort(band.soft.slopes @ (u[-1] - u[0]), kind="stable")] = np.arange(len(band))
     return rank
 
 

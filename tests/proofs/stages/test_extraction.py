@@ -14,7 +14,7 @@ import attnc
 from attnc.constructions import max_affine
 from attnc.errors import ProgramError
 from attnc.ir import Affine, Attention, Head, Program, Softmax
-from attnc.ir.shapes import main_start, stream_shapes
+from attnc.ir.shapes import streams
 from attnc.ir.soft_head import Enclosed
 from attnc.ir.sparse import Sparse
 from attnc.proofs.stages.enclosed_sparse import EnclosedForm, SizeForm
@@ -54,7 +54,7 @@ def assert_encloses(enclosed: Enclosed, exact: np.ndarray, size: Enclosed) -> No
 def exact_values(program: Program, query: int, number: int):
     """The values of one query and head as they arrive in the outputs: (keys, outputs)."""
     place = next(i for i, layer in enumerate(program.layers) if isinstance(layer, Attention))
-    tokens, width = stream_shapes(program.layers, main_start(program))[place + 1]
+    tokens, width = streams(program)[1].steps[place].after
     silent = read_out(program, [[fmpq(0)] * width for _ in range(tokens)])
 
     def at(point):

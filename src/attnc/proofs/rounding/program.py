@@ -341,7 +341,7 @@ class _Counted:
             up(np.add(*constants)),
             up(slopes) if moves else None,
             count + (moves and self.casts_input),
-            depth(p if counted.key_segments is None else len(counted.key_segments), self.dtype),
+            depth(counted.keys.shape[0], self.dtype),
             2 * self.least_normal * spent,
             self._scores(size, signed, of_query, of_products, num_active),
         )
