@@ -131,7 +131,7 @@ AFFINE, MASKED = ("layers", 0), ("layers", 1, "heads", 0)
         (("output_shape",), [7], "not legal"),
         (("layers",), {}, "is a list"),
         (("layers",), [None], "kind"),
-        (("layers",), [], "no place for the tensor"),
+        (("layers",), [], "is not expected"),
         (("memory",), None, "is a list"),
         ((*AFFINE, "kind"), "relu", "affine, attention, softmax"),
         ((*AFFINE, "kind"), [], "affine, attention, softmax"),
@@ -142,7 +142,7 @@ AFFINE, MASKED = ("layers", 0), ("layers", 1, "heads", 0)
         ((*AFFINE, "channels"), ["a"], "not legal"),
         ((*AFFINE, "weight", "shape"), [3, 2, 1, 1], "num_entries"),
         ((*AFFINE, "weight", "shape"), [3, 2, 2, 2], "not legal"),
-        ((*AFFINE, "weight", "shape"), [3, 4], "says int32 of shape"),
+        ((*AFFINE, "weight", "shape"), [3, 4], "expected int32 of shape"),
         ((*AFFINE, "weight", "shape"), [2**40, 2**40, 2**40, 2**40], "too large"),
         ((*AFFINE, "weight", "shape"), [0, 2**62, 2**62, 1], "too large"),
         ((*AFFINE, "weight", "num_entries"), -1, "whole number"),
@@ -157,7 +157,7 @@ AFFINE, MASKED = ("layers", 0), ("layers", 1, "heads", 0)
         (("layers", 1, "heads"), [], "num_heads"),
         ((*MASKED, "W_Q"), [4], "float64 of shape"),
         ((*MASKED, "W_Q"), [2**49, 2], "too large"),
-        ((*MASKED, "mask"), None, "no place for the tensor"),
+        ((*MASKED, "mask"), None, "is not expected"),
         ((*MASKED, "mask"), [], "is an object"),
         ((*MASKED, "mask", "key_segments", "dtype"), "float64", "one of int32, int64"),
         ((*MASKED, "mask", "key_segments", "shape"), [], "one axis"),
@@ -217,7 +217,7 @@ def _objects(value: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 def test_tensors_must_match_the_structure() -> None:
     structure, tensors = encode(example())
-    with pytest.raises(FileError, match="no place for the tensor 'more'"):
+    with pytest.raises(FileError, match="'more' is not expected"):
         decode(structure, {**tensors, "more": np.zeros(1)})
     for name, tensor in tensors.items():
         with pytest.raises(FileError, match="is missing"):

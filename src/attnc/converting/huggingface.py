@@ -19,6 +19,7 @@ from attnc.converting.modules import KEY_TENSORS, AttentionActivation
 from attnc.converting.report import EndToEnd, Report, model_card
 from attnc.converting.walking import convert_module
 from attnc.errors import FileError, InputError
+from attnc.exports import safe_files
 from attnc.exports.safe_files import Path, open_regular, read_json, write_whole
 
 try:
@@ -198,13 +199,8 @@ def _why_not_replace(path: str) -> str | None:
 
 
 def why_not_writable(path: Path) -> str | None:
-    """The reason why a converted model cannot be written there, before the work starts; None if it can."""
-    target = os.path.abspath(os.fspath(path))
-    if os.path.lexists(target):
-        found = _why_not_replace(target) if os.path.isdir(target) else "a file"
-        return None if found is None else f"{os.fspath(path)!r} is {found}. Choose another name, or remove it first."
-    parent = os.path.dirname(target)
-    return None if os.path.isdir(parent) else f"the folder {parent!r} does not exist. Create it first."
+    """Return why a converted model cannot be written there, before the work starts; None if it can."""
+    return safe_files.why_not_writable(path, _why_not_replace)
 
 
 def load_model(folder: str) -> Any:

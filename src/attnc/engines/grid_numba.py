@@ -8,12 +8,12 @@ signed ones around, and loops over those are not.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from attnc.engines.grid_axis import LEAST_EXPONENT
+from attnc.engines.grid_axis import LEAST_EXPONENT, WindowedAxis
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -28,29 +28,47 @@ ANY_ORDER = {"contract", "reassoc", "nsz"}
 """Sums of products may be taken in any order, as everywhere else; nothing else may be rearranged."""
 
 
+class _Axes(NamedTuple):
+    """The axes of a grid as compiled loops take them: numbers per axis, and the arrays of all axes in a row."""
+
+    widths: Int[np.ndarray, " axes"]
+    strides: Int[np.ndarray, " axes"]  # of the padded values
+    groups: Int[np.ndarray, " axes"]
+    has_table: Int[np.ndarray, " axes"]
+    first_start: Int[np.ndarray, " axes"]  # the place of the axis in `starts`
+    first_place: Int[np.ndarray, " axes"]  # its place in `slopes` and `offsets`
+    first_entry: Int[np.ndarray, " axes"]  # its place in `table`
+    starts: Int[np.ndarray, " all_groups"]
+    slopes: Float[np.ndarray, " all_places"]
+    offsets: Float[np.ndarray, " all_places"]
+    table: Float[np.ndarray, " all_entries"]
+    floor: float  # exponents below this count as this; no global, since compiled code is kept when globals change
+
+    @classmethod
+    def of(cls, axes: tuple[WindowedAxis, ...]) -> _Axes:
+        padded, groups = [axis.padded for axis in axes], [axis.num_groups for axis in axes]
+        tables = [np.zeros(0) if axis.table is None else axis.table.ravel() for axis in axes]
+        strides = [math.prod(padded[i + 1 :]) for i in range(len(axes))]
+        has_table = [axis.table is not None for axis in axes]
+        begins = (_starts(counts) for counts in (groups, padded, [len(table) for table in tables]))
+        numbers = ([axis.width for axis in axes], strides, groups, has_table, *begins)
+        starts, slopes, offsets = (
+            np.concatenate([getattr(axis, name) for axis in axes]) for name in ("starts", "slopes", "offsets")
+        )
+        integers = (np.array(part, np.uint64) for part in (*numbers, starts))
+        return cls._make([*integers, slopes, offsets, np.concatenate(tables), LEAST_EXPONENT])
+
+
 class CompiledTiles:
     """The same averages as those of `grid.Tiles`; the array of arguments is overwritten."""
 
     def __init__(self, grid: GridTables, split: int) -> None:
-        """The first `split` axes are multiplied out to the rows of a tile, the others to its columns."""
-        self._axes = axes = grid.axes
+        """Multiply out the first `split` axes to the rows of a tile, and the others to its columns."""
+        self._axes, self._arrays, self._split = grid.axes, _Axes.of(grid.axes), np.uint64(split)
         self._values = np.moveaxis(grid.padded_values(), -1, 0).reshape(grid.values.shape[-1], -1).copy()
-        padded, widths = [axis.padded for axis in axes], [axis.width for axis in axes]
-        strides = [math.prod(padded[i + 1 :]) for i in range(len(axes))]
-        self._rows = _places(strides[:split], widths[:split])
-        self._columns = _places(strides[split:], widths[split:])
-        has_table = [axis.table is not None for axis in axes]
-        groups = [axis.num_groups for axis in axes]
-        self._num_groups = math.prod(groups)
-        tables = [np.zeros(0) if axis.table is None else axis.table.ravel() for axis in axes]
-        entries = _starts([len(table) for table in tables])
-        parts = (widths, strides, groups, has_table, _starts(groups), _starts(padded), entries)
-        self._sizes = np.array([[*part] for part in parts], np.uint64)
-        self._split = np.uint64(split)
-        self._starts = np.concatenate([axis.starts for axis in axes]).astype(np.uint64)
-        self._table = np.concatenate(tables)
-        self._slopes = np.concatenate([axis.slopes for axis in axes])
-        self._offsets = np.concatenate([axis.offsets for axis in axes])
+        strides, widths = self._arrays.strides, self._arrays.widths
+        self._rows, self._columns = _places(strides[:split], widths[:split]), _places(strides[split:], widths[split:])
+        self._num_groups = math.prod(axis.num_groups for axis in grid.axes)
 
     def __call__(self, t: Float[np.ndarray, "axes batch"]) -> Float[np.ndarray, "columns batch"]:
         ids = np.zeros(t.shape[1], np.uint32)
@@ -61,16 +79,15 @@ class CompiledTiles:
                 np.exp(row, out=row)
         ends, order = _sort(ids, self._num_groups)
         out = np.empty((len(self._values), t.shape[1]))
-        parts = (self._sizes, self._split, self._rows, self._columns, self._starts, self._table)
-        _average(t, ends, order, self._values, *parts, self._slopes, self._offsets, LEAST_EXPONENT, out)
+        _average(t, ends, order, self._values, self._arrays, self._split, self._rows, self._columns, out)
         return out
 
 
-def _places(strides: list[int], widths: list[int]) -> Int[np.ndarray, " places"]:
-    """The places of a window's values, relative to the first; the last block is filled with places of no weight."""
+def _places(strides: np.ndarray, widths: np.ndarray) -> Int[np.ndarray, " places"]:
+    """Return the places of a window's values, relative to the first; places of no weight fill the last block."""
     places = np.zeros(1, np.uint64)
     for stride, width in zip(strides, widths, strict=True):
-        places = (places[:, None] + np.arange(width, dtype=np.uint64) * np.uint64(stride)).ravel()
+        places = (places[:, None] + np.arange(width, dtype=np.uint64) * stride).ravel()
     return np.concatenate([places, np.zeros(-len(places) % PLACES_PER_BLOCK, np.uint64)])
 
 
@@ -91,7 +108,7 @@ def _locate_points(
 
 
 def _sort_groups(ids: Any, num_groups: Any) -> Any:
-    """The end of every group, and the points in the order of the groups."""
+    """Return the end of every group, and the points in the order of the groups."""
     ends, order = np.zeros(num_groups, np.int64), np.empty(len(ids), np.uint32)
     for q in range(len(ids)):
         ends[ids[q]] += 1
@@ -121,25 +138,13 @@ def _powers(table: Any, entry: Any, width: Any, factors: Any, axis: Any, points:
             sums[b] += weight
 
 
-def _exponentials(
-    slopes: Any,
-    offsets: Any,
-    place: Any,
-    width: Any,
-    floor: Any,
-    t: Any,
-    axis: Any,
-    points: Any,
-    weights: Any,
-    top: Any,
-    sums: Any,
-) -> None:
+def _exponentials(axes: Any, place: Any, width: Any, t: Any, axis: Any, points: Any, weights: Any, sums: Any) -> None:
     """weights[j] = exp(slope_j·t + offset_j − the largest), or e^floor if that is smaller."""
-    least = math.exp(floor)
+    least, top = math.exp(axes.floor), np.empty(POINTS_PER_TILE)
     for b in range(points):
         top[b], sums[b] = -np.inf, 0.0
     for j in range(width):
-        a, c = slopes[place + j], offsets[place + j]
+        a, c = axes.slopes[place + j], axes.offsets[place + j]
         for b in range(points):
             score = a * t[axis, b] + c
             weights[j, b] = score
@@ -147,7 +152,7 @@ def _exponentials(
     for j in range(width):
         for b in range(points):
             score = weights[j, b] - top[b]
-            weight = math.exp(score) if score > floor else least
+            weight = math.exp(score) if score > axes.floor else least
             weights[j, b] = weight
             sums[b] += weight
 
@@ -195,31 +200,13 @@ _contract = njit(_contract, error_model="numpy", fastmath=ANY_ORDER)
 
 
 def _average_groups(
-    arguments: Any,
-    ends: Any,
-    order: Any,
-    values: Any,
-    sizes: Any,
-    split: Any,
-    rows: Any,
-    columns: Any,
-    starts: Any,
-    table: Any,
-    slopes: Any,
-    offsets: Any,
-    floor: Any,
-    out: Any,
+    arguments: Any, ends: Any, order: Any, values: Any, axes: Any, split: Any, rows: Any, columns: Any, out: Any
 ) -> None:
     d, one = np.uint64(len(arguments)), np.uint64(1)
-    given, weights = np.ones((d, POINTS_PER_TILE)), np.empty((np.max(sizes[0]), POINTS_PER_TILE))
+    given, weights = np.ones((d, POINTS_PER_TILE)), np.empty((np.max(axes.widths), POINTS_PER_TILE))
     left, right = np.zeros((len(rows), POINTS_PER_TILE)), np.zeros((len(columns), POINTS_PER_TILE))
     right[0] = 1.0
-    totals, sums, scratch, mixed = (
-        np.empty(POINTS_PER_TILE),
-        np.empty(POINTS_PER_TILE),
-        np.empty(POINTS_PER_TILE),
-        np.empty(POINTS_PER_TILE),
-    )
+    totals, sums, mixed = np.empty(POINTS_PER_TILE), np.empty(POINTS_PER_TILE), np.empty(POINTS_PER_TILE)
     begin = 0
     for group in range(len(ends)):
         for tile in range(begin, ends[group], POINTS_PER_TILE):
@@ -230,20 +217,18 @@ def _average_groups(
                     given[i, b] = arguments[i, order[tile + b]]
             base, rest, stride, num_rows = np.uint64(0), np.uint64(group), np.uint64(len(ends)), one
             for i in range(d):
-                stride //= sizes[2, i]
+                stride //= axes.groups[i]
                 own = rest // stride
                 rest -= own * stride
-                width, start = sizes[0, i], starts[sizes[4, i] + own]
-                base += start * sizes[1, i]
+                width, start = axes.widths[i], axes.starts[axes.first_start[i] + own]
+                base += start * axes.strides[i]
                 is_first = i == 0 or i == split
                 side = left if i < split else right
                 target = side if is_first else weights
-                if sizes[3, i]:
-                    _powers(table, sizes[6, i] + own * width, width, given, i, points, target, sums)
+                if axes.has_table[i]:
+                    _powers(axes.table, axes.first_entry[i] + own * width, width, given, i, points, target, sums)
                 else:
-                    _exponentials(
-                        slopes, offsets, sizes[5, i] + start, width, floor, given, i, points, target, scratch, sums
-                    )
+                    _exponentials(axes, axes.first_place[i] + start, width, given, i, points, target, sums)
                 if not is_first:
                     _multiply_out(weights, width, side, num_rows, points)
                 num_rows = width if is_first else num_rows * width
@@ -257,7 +242,7 @@ def _average_groups(
 
 
 def _kept(function: Any) -> Any:
-    """The compiled function, which is kept on disk where a folder for it can be written to."""
+    """Compile a function; keep the result on disk where a folder for it can be written to."""
     try:
         return njit(function, nogil=True, error_model="numpy", cache=True)
     except RuntimeError:  # neither this folder nor the user's cache

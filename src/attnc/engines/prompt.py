@@ -21,7 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from attnc.errors import InputError
-from attnc.ir.layers import Affine, Attention, Head, Layer, Mask
+from attnc.ir.layers import Affine, Attention, Head, Layer, Mask, Softmax
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
 
@@ -53,15 +53,10 @@ def run(
 ) -> np.ndarray:
     """Run the program on one prompt, without batch axis. A memory made before by `remember` is not made again."""
     states = _states(program, inputs)
-    prepared: dict[tuple[int, int], _LayerPlan] = {}
     with threadpool_limits(1):  # thousands of small products: waking threads costs more than they save
         if memory is None:
-            memory = _remember(program, states, prepared)
-        state = states[0]
-        for layer in program.layers:
-            state = _apply(layer, state, memory, prepared)
-            if watch is not None:
-                watch(layer, state)
+            memory = _memory(program, states)
+        state = _run_layers(program.layers, states[0], memory, watch)
     return program.from_tokens(state[None])[0]
 
 
@@ -70,7 +65,7 @@ def remember(
 ) -> Float[np.ndarray, "tokens width"]:
     """Run the layers of the memory on the second input; `watch` is called after each of them."""
     with threadpool_limits(1):
-        return _remember(program, _states(program, inputs), {}, watch)
+        return _memory(program, _states(program, inputs), watch)
 
 
 def _states(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -81,45 +76,32 @@ def _states(program: Program, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     return states
 
 
-def _remember(
-    program: Program, states: list[np.ndarray], prepared: dict[tuple[int, int], _LayerPlan], watch: Watch | None = None
+def _memory(program: Program, states: list[np.ndarray], watch: Watch | None = None) -> np.ndarray:
+    start = states[1] if len(states) > 1 else np.zeros((0, 0), program.dtype)
+    # In Fortran's order, a product with one query runs along the tokens.
+    return np.asfortranarray(_run_layers(program.memory, start, None, watch))
+
+
+def _run_layers(
+    layers: Sequence[Layer], state: np.ndarray, memory: np.ndarray | None, watch: Watch | None
 ) -> np.ndarray:
-    memory = states[1] if len(states) > 1 else np.zeros((0, 0), program.dtype)
-    for layer in program.memory:
-        memory = _apply(layer, memory, None, prepared)
+    plans: dict[tuple[int, int], _AffinePlan | _AttentionPlan] = {}  # layers that share their weights have one plan
+    key = (0, 0)
+    for layer in layers:
+        if isinstance(layer, Affine):
+            key = (id(layer.weight), id(layer.constant))
+            plans[key] = plans.get(key) or _AffinePlan.of(layer)
+        elif isinstance(layer, Attention):
+            key = (id(layer.heads), layer.residual)
+            plans[key] = plans.get(key) or _AttentionPlan.of(layer, state, memory)
+        state = softmax(state) if isinstance(layer, Softmax) else plans[key](state, memory)
         if watch is not None:
-            watch(layer, memory)
-    return np.asfortranarray(memory)  # a product with one query then runs along the tokens
-
-
-def _apply(
-    layer: Layer, state: np.ndarray, memory: np.ndarray | None, prepared: dict[tuple[int, int], _LayerPlan]
-) -> np.ndarray:
-    if isinstance(layer, Affine):
-        parts = (id(layer.weight), id(layer.constant))
-        plan = prepared.get(parts)
-        if plan is None:
-            plan = prepared[parts] = _AffinePlan.of(layer)
-    elif isinstance(layer, Attention):
-        parts = (id(layer.heads), layer.residual)
-        plan = prepared.get(parts)
-        if plan is None:
-            keys = memory if layer.cross and memory is not None else state
-            plan = prepared[parts] = _AttentionPlan.of(layer, len(state), keys)
-    else:
-        return softmax(state)
-    return plan(state, memory)
-
-
-class _LayerPlan:
-    """A layer prepared once for all steps that share its weights."""
-
-    def __call__(self, state: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
-        raise NotImplementedError
+            watch(layer, state)
+    return state
 
 
 @dataclass(frozen=True, eq=False)
-class _AffinePlan(_LayerPlan):
+class _AffinePlan:
     """An affine map: channels of tokens that stay as they are stay where they are, the others are computed."""
 
     is_in_place: bool
@@ -159,18 +141,19 @@ class _AffinePlan(_LayerPlan):
 
 
 @dataclass(frozen=True, eq=False)
-class _AttentionPlan(_LayerPlan):
+class _AttentionPlan:
     """An attention layer: its heads by families that share a mask and W_V."""
 
     layer: Attention
     families: tuple[HeadFamily, ...]
 
     @classmethod
-    def of(cls, layer: Attention, num_queries: int, keyed: np.ndarray) -> _AttentionPlan:
+    def of(cls, layer: Attention, state: np.ndarray, memory: np.ndarray | None) -> _AttentionPlan:
+        keyed = memory if layer.cross and memory is not None else state
         shared: dict[tuple[int, int], list[Head]] = {}
         for head in layer.heads:
             shared.setdefault((id(head.mask), id(head.W_V)), []).append(head)
-        families = (HeadFamily.of(heads, num_queries, keyed, layer.cross) for heads in shared.values())
+        families = (HeadFamily.of(heads, len(state), keyed, layer.cross) for heads in shared.values())
         return cls(layer, tuple(families))
 
     def __call__(self, state: np.ndarray, memory: np.ndarray | None) -> np.ndarray:

@@ -10,16 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnc.errors import FileError
-from attnc.exports.safe_files import (
-    MAX_JSON_BYTES,
-    MAX_TENSOR_BYTES,
-    Path,
-    pack_tensors,
-    parse_json,
-    read_json,
-    read_tensors_and_hash,
-    write_whole,
-)
+from attnc.exports import safe_files
+from attnc.exports.safe_files import MAX_JSON_BYTES, MAX_TENSOR_BYTES, Path, pack_tensors, parse_json, read_json
 from attnc.exports.tensors import decode, encode, layout
 from attnc.ir.program import Program
 from attnc.ir.spec import check
@@ -76,7 +68,7 @@ def load_network(
     except FileError as error:
         raise FileError(f"{folder!r}: {CONFIG} does not describe a program: {error}") from error
     certificates = _read_certificates(folder, config["certificates"])
-    tensors, digest = read_tensors_and_hash(os.path.join(folder, WEIGHTS), expected, max_bytes)
+    tensors, digest = safe_files.read_tensors(os.path.join(folder, WEIGHTS), expected, max_bytes)
     for name, certificate in certificates.items():
         if certificate.get("weights_sha256") != digest:
             raise FileError(
@@ -101,22 +93,12 @@ def is_saved_network(path: Path) -> bool:
 
 def why_not_writable(path: Path) -> str | None:
     """Return why a network cannot be saved as `path`, in words, or None if it can; ask before long work."""
-    target = os.path.realpath(path) if os.path.isdir(path) else os.path.abspath(path)
-    if os.path.lexists(target):
-        if not os.path.isdir(target):
-            return f"{os.fspath(path)!r} exists and is not a folder. Choose another name, or remove it first."
-        found = _why_not_replace(target)
-        if found is not None:
-            return f"{os.fspath(path)!r} is {found}. Choose another name, or remove it first."
-    parent = os.path.dirname(target)
-    if not os.path.isdir(parent):
-        return f"the folder {parent!r} does not exist. Create it first."
-    return None
+    return safe_files.why_not_writable(path, _why_not_replace)
 
 
 def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
     """Write the files as the directory `path`, whole or not at all; only a saved network is ever replaced."""
-    write_whole(path, files, _why_not_replace)
+    safe_files.write_whole(path, files, _why_not_replace)
 
 
 def _why_not_replace(path: str) -> str | None:

@@ -24,6 +24,8 @@ from attnc.errors import FileError
 
 Path = str | os.PathLike[str]
 DType = np.dtype[Any]
+Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
+"""The dtype and the shape of each tensor by its name."""
 
 MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read or written (256 MiB): a longer one is refused before it is parsed."""
@@ -135,31 +137,19 @@ def pack_tensors(tensors: Mapping[str, np.ndarray]) -> bytes:
     return packed
 
 
-def read_tensors(
-    path: Path,
-    expected: Mapping[str, tuple[DType, tuple[int, ...]]] | None = None,
-    max_bytes: int = MAX_TENSOR_BYTES,
-) -> dict[str, np.ndarray]:
-    """Read the tensors of a safetensors file, exactly the `expected` ones (name → dtype, shape) if these are given."""
-    return read_tensors_and_hash(path, expected, max_bytes)[0]
-
-
-def read_tensors_and_hash(
-    path: Path, expected: Mapping[str, tuple[DType, tuple[int, ...]]] | None, max_bytes: int
-) -> tuple[dict[str, np.ndarray], str]:
-    """Read the tensors, and the SHA-256 of the same bytes in the same pass."""
+def read_tensors(path: Path, expected: Layout, max_bytes: int) -> tuple[dict[str, np.ndarray], str]:
+    """Read exactly the `expected` tensors of a safetensors file, and the SHA-256 of its bytes in the same pass."""
     origin = os.fspath(path)
     with open_regular(path) as file:
         prefix, header = _read_header(file, origin)
-        entries = _check_header(header, _size(file) - len(prefix), origin)
-        if expected is not None:
-            _check_expected({name: (dtype, shape) for name, dtype, shape in entries}, expected, origin)
         total = _size(file) - len(prefix)
+        names = _check_header(header, expected, total, origin)
         if total > max_bytes:
             raise FileError(f"{origin!r} holds {total:,} bytes of tensors, more than max_bytes = {max_bytes:,}")
         digest = hashlib.sha256(prefix)
         tensors = {}
-        for name, dtype, shape in entries:
+        for name in names:
+            dtype, shape = expected[name]
             tensors[name] = np.empty(shape, dtype)
             _fill(file, tensors[name], digest, origin)
         return tensors, digest.hexdigest()
@@ -201,53 +191,50 @@ def _read_header(file: BinaryIO, origin: str) -> tuple[bytes, dict[str, Any]]:
     return start + raw, parse_json(raw, f"{origin} (header)")
 
 
-def _check_header(header: dict[str, Any], size: int, origin: str) -> list[tuple[str, DType, tuple[int, ...]]]:
-    """Return (name, dtype, shape) in the order of the file; tensors fill its `size` bytes without gap or overlap."""
-    placed = []
+def _check_header(header: dict[str, Any], expected: Layout, size: int, origin: str) -> list[str]:
+    """Return the names in the order of the file; the expected tensors fill its `size` bytes without gap or overlap."""
+    found, placed = {}, []
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
             raise FileError(f"{origin!r}: the tensor {name!r} is not described by dtype, shape and data_offsets")
-        dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
-        if dtype is None:
-            raise FileError(f"{origin!r}: the tensor {name!r} has a dtype that is not among {', '.join(DTYPES)}")
         shape, offsets = entry["shape"], entry["data_offsets"]
-        if not _are_sizes(shape) or len(shape) > MAX_RANK or math.prod(max(1, n) for n in shape) > MAX_STORED_ENTRIES:
-            raise FileError(f"{origin!r}: the tensor {name!r} has no proper shape")
-        if not _are_sizes(offsets) or len(offsets) != 2:
-            raise FileError(f"{origin!r}: the tensor {name!r} has no proper data_offsets")
-        if offsets[1] - offsets[0] != math.prod(shape) * dtype.itemsize:
-            raise FileError(f"{origin!r}: the tensor {name!r} has offsets {offsets} that do not fit its shape {shape}")
-        placed.append((offsets[0], offsets[1], name, dtype, tuple(shape)))
-    placed.sort(key=lambda entry: entry[:2])
+        if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+            raise FileError(f"{origin!r}: the tensor {name!r} has no proper shape or data_offsets")
+        if str(entry["dtype"]) not in DTYPES:  # numpy would take None, and names of its own, for dtypes
+            raise FileError(f"{origin!r}: the tensor {name!r} has a dtype that is not among {', '.join(DTYPES)}")
+        found[name] = (DTYPES[entry["dtype"]], tuple(shape))
+        placed.append((*offsets, name))
+    require_expected(found, expected, f"{origin!r}: ")
     end = 0
-    for begin, next_end, name, _, _ in placed:
+    for begin, next_end, name in sorted(placed):
+        dtype, shape = expected[name]
+        if next_end - begin != math.prod(shape) * dtype.itemsize:
+            offsets = [begin, next_end]
+            raise FileError(f"{origin!r}: the tensor {name!r} has offsets {offsets} that do not fit its shape {shape}")
         if begin != end:
             raise FileError(f"{origin!r}: the tensor {name!r} begins at byte {begin:,}, not at {end:,} where it should")
         end = next_end
     if end != size:
         raise FileError(f"{origin!r}: the tensors need {end:,} bytes, the file has {size:,} for them")
-    return [(name, dtype, shape) for _, _, name, dtype, shape in placed]
+    return [name for *_, name in sorted(placed)]
 
 
 def _are_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 
-def _check_expected(
-    found: Mapping[str, tuple[DType, tuple[int, ...]]],
-    expected: Mapping[str, tuple[DType, tuple[int, ...]]],
-    origin: str,
-) -> None:
+def require_expected(found: Mapping[str, tuple[Any, tuple[int, ...]]], expected: Layout, origin: str = "") -> None:
+    """Raise FileError unless exactly the expected tensors are there; `origin` begins the message."""
     for name, (dtype, shape) in expected.items():
         if name not in found:
-            raise FileError(f"{origin!r}: the tensor {name!r} is missing")
+            raise FileError(f"{origin}the tensor {name!r} is missing")
         if found[name] != (dtype, shape):
             has = f"{found[name][0]} of shape {found[name][1]}"
-            raise FileError(f"{origin!r}: the tensor {name!r} is {has}; expected {dtype} of shape {shape}")
+            raise FileError(f"{origin}the tensor {name!r} is {has}; expected {dtype} of shape {shape}")
     if extra := found.keys() - expected.keys():
-        raise FileError(f"{origin!r}: the tensor {min(extra)!r} is not expected")
+        raise FileError(f"{origin}the tensor {min(extra)!r} is not expected")
 
 
 def write_whole(path: Path, files: Mapping[str, bytes], why_not_replace: Callable[[str], str | None]) -> None:
@@ -260,7 +247,10 @@ def write_whole(path: Path, files: Mapping[str, bytes], why_not_replace: Callabl
         if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
             raise FileError(f"cannot save a file under the name {name!r}: it must be a plain name, without folders")
     try:
-        target = _resolve(path, why_not_replace)
+        given = os.fspath(path)
+        if reason := why_not_writable(path, why_not_replace):
+            raise FileError(f"cannot save to {given!r}: {reason}")
+        target = os.path.realpath(given.rstrip(os.sep) or given)
         parent, token = os.path.dirname(target), secrets.token_hex(8)
         new, old = os.path.join(parent, f".attnc-{token}.new"), os.path.join(parent, f".attnc-{token}.old")
         os.mkdir(new)
@@ -273,8 +263,8 @@ def write_whole(path: Path, files: Mapping[str, bytes], why_not_replace: Callabl
             shutil.rmtree(new, ignore_errors=True)  # it is still there only if something went wrong
         _sync_directory(parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error  # without the name of a temporary file
-        raise FileError(f"cannot save to {os.fspath(path)!r}: {reason}. Nothing was changed.") from error
+        reason = str(getattr(error, "strerror", None) or error)  # without the name of a temporary file
+        raise FileError(f"cannot save to {given!r}: {reason}. Nothing was changed.") from error
     if os.path.lexists(old):
         try:
             shutil.rmtree(old)
@@ -298,12 +288,12 @@ def write_file_whole(target: str, content: bytes) -> None:
             os.unlink(new)
 
 
-def _resolve(path: Path, why_not_replace: Callable[[str], str | None]) -> str:
-    """Return the real path to write to, or raise FileError if nothing can be written there."""
+def why_not_writable(path: Path, why_not_replace: Callable[[str], str | None]) -> str | None:
+    """Return why `write_whole` cannot write there and what to do about it, or None if it can; ask before long work."""
     given = os.fspath(path)
     stripped = given.rstrip(os.sep) or given
     if not stripped:
-        raise FileError("cannot save to an empty path: give the name of a folder to create")
+        return "the path is empty. Give the name of a folder to create."
     found = None
     if os.path.isdir(stripped):
         found = why_not_replace(stripped)
@@ -312,14 +302,12 @@ def _resolve(path: Path, why_not_replace: Callable[[str], str | None]) -> str:
     elif os.path.lexists(stripped):
         found = "a file, not a folder" if os.path.isfile(stripped) else "neither a file nor a folder"
     if found:
-        raise FileError(
-            f"cannot save to {given!r}: what is there already is {found}. Choose another name, or remove it first."
-        )
+        return f"{given!r} is {found}. Choose another name, or remove it first."
     parent = os.path.dirname(stripped) or os.curdir
     if not os.path.isdir(parent):
         problem = "is not a folder" if os.path.lexists(parent) else "does not exist"
-        raise FileError(f"cannot save to {given!r}: the folder {parent!r} {problem}. Create it first.")
-    return os.path.realpath(stripped)
+        return f"the folder {parent!r} {problem}. Create it first."
+    return None
 
 
 def _write_file(path: str, content: bytes) -> None:

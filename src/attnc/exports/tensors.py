@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from attnc.errors import FileError, ProgramError
-from attnc.exports.safe_files import MAX_RANK, MAX_STORED_ENTRIES, DType
+from attnc.exports.safe_files import MAX_RANK, MAX_STORED_ENTRIES, DType, Layout, require_expected
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
 
-Layout = dict[str, tuple[DType, tuple[int, ...]]]
 Take = Callable[[str, DType, tuple[int, ...]], np.ndarray]
 
 FLOATS: dict[str, DType] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
@@ -49,39 +48,31 @@ def encode(program: Program) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def layout(structure: Any) -> Layout:
-    """Return name → (dtype, shape) of every tensor that the structure needs; raise FileError if it is malformed."""
-    expected: Layout = {}
-
-    def take(name: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-        expected[name] = (dtype, shape)
-        return np.broadcast_to(np.zeros((), dtype), shape)  # stands for the tensor, and takes no memory
-
-    _decode_program(structure, take)
-    return expected
+    """Return the dtype and shape of every tensor that the structure needs; raise FileError if it is malformed."""
+    return _decoded(structure, {})[1]
 
 
 def decode(structure: Any, tensors: Mapping[str, np.ndarray]) -> Program:
     """Return the program, checked by `ir.spec`; raise FileError if it is not legal."""
-    left = dict(tensors)
-
-    def take(name: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
-        if name not in left:
-            raise FileError(f"the tensor {name!r} is missing")
-        tensor = left.pop(name)
-        if tensor.dtype != dtype or tensor.shape != shape:
-            found = f"{tensor.dtype} of shape {tensor.shape}"
-            raise FileError(f"the tensor {name!r} is {found}; the structure says {dtype} of shape {shape}")
-        return tensor
-
-    program = _decode_program(structure, take)
-    if left:
-        raise FileError(f"the structure has no place for the tensor {min(left)!r}")
+    program, expected = _decoded(structure, tensors)
+    require_expected({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, expected)
     if program.dtype.name != structure["dtype"]:
         raise FileError(f"program.dtype is {structure['dtype']}, but the program is in {program.dtype}")
     try:
         return check(program)
     except ProgramError as error:
         raise FileError(f"the program that was read is not legal: {error}") from error
+
+
+def _decoded(structure: Any, tensors: Mapping[str, np.ndarray]) -> tuple[Program, Layout]:
+    """Return the program and the layout of its tensors. A tensor that is not there is replaced by zeros."""
+    expected: dict[str, tuple[DType, tuple[int, ...]]] = {}
+
+    def take(name: str, dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+        expected[name] = (dtype, shape)
+        return tensors[name] if name in tensors else np.broadcast_to(np.zeros((), dtype), shape)  # takes no memory
+
+    return _decode_program(structure, take), expected
 
 
 def _ints(sizes: Sequence[int]) -> list[int]:
@@ -114,19 +105,15 @@ def _encode_sparse(sparse: Sparse, prefix: str, tensors: dict[str, np.ndarray]) 
 
 
 def _encode_head(head: Head, prefix: str, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
-    described: dict[str, Any] = {}
-    for name in MATRICES:
-        matrix = np.asarray(getattr(head, name), order="C")
-        tensors[f"{prefix}.{name}"] = matrix
-        described[name] = list(matrix.shape)
-    described["mask"] = None
+    tensors |= {f"{prefix}.{name}": np.asarray(matrix, order="C") for name, matrix in head.matrices.items()}
+    mask = None
     if head.mask is not None:
-        described["mask"] = {}
+        mask = {}
         for name in SEGMENTS:
             segments = np.asarray(getattr(head.mask, name), order="C")
             tensors[f"{prefix}.mask.{name}"] = segments
-            described["mask"][name] = {"dtype": segments.dtype.name, "shape": list(segments.shape)}
-    return described
+            mask[name] = {"dtype": segments.dtype.name, "shape": list(segments.shape)}
+    return {**{name: list(matrix.shape) for name, matrix in head.matrices.items()}, "mask": mask}
 
 
 def _decode_program(structure: Any, take: Take) -> Program:
@@ -195,7 +182,7 @@ def _decode_head(head: Any, prefix: str, where: str, dtype: DType, take: Take) -
     shapes = {name: a_shape(fields[name], f"{where}.{name}", MAX_STORED_ENTRIES) for name in MATRICES}
     matrices = {name: take(f"{prefix}.{name}", dtype, shape) for name, shape in shapes.items()}
     mask = None if fields["mask"] is None else _decode_mask(fields["mask"], f"{prefix}.mask", f"{where}.mask", take)
-    return Head(matrices["W_Q"], matrices["W_K"], matrices["W_V"], matrices["W_O"], mask)
+    return Head(**matrices, mask=mask)
 
 
 def _decode_mask(mask: Any, prefix: str, where: str, take: Take) -> Mask:
