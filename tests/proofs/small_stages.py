@@ -7,8 +7,6 @@ from flint import arb
 
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.grid_moments import GridMoments
-from attnc.proofs.taylor.moments import KeyMoments
 from attnc.targets.expressions.expression import Expression
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
@@ -63,11 +61,6 @@ def enclosed(rng: np.random.Generator, arrays: Arrays, size: float) -> tuple[Sof
         None if part is None else part.mid + rng.uniform(-0.99, 0.99, part.mid.shape) * part.radius for part in parts
     ]
     return SoftHead(*parts), tuple(inside)
-
-
-def sums_of(head: SoftHead) -> GridMoments | KeyMoments:
-    keys = KeyMoments.of(head)
-    return GridMoments.of(keys) or keys
 
 
 def head_value(arrays: Arrays, x: list[arb]) -> list[arb]:

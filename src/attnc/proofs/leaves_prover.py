@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -87,42 +87,22 @@ class LeavesProver(Prover):
         engines, or, in several variables, far below eps. Where only values of the target are known, and a bound of its
         slopes, leaves are many, and no bound below eps is sought at all.
         """
-        if not _has_local_model(target) or target.box.d > MAX_VARIABLES:
-            return self._by_selection(program, target, request)
-        num_inputs, num_outputs = sum(map(math.prod, program.input_shapes)), math.prod(program.output_shape)
-        if (num_inputs, num_outputs) != (target.box.d, target.num_outputs):
-            raise ProgramError(
-                f"the program has {num_inputs} inputs and {num_outputs} outputs, the target {target.box.d} and "
-                f"{target.num_outputs}"
-            )
-        found = stages(program)
-        if len(found) != 1:
+        found, rounds = stages(program), roundings(program)
+        by_local_models = _has_local_model(target) and target.box.d <= MAX_VARIABLES
+        if by_local_models and len(found) != 1:
             raise ProgramError(f"the outputs are read from {len(found)} query tokens; a proof is for one")
-        (stage, outputs), (rounds,) = found[0], roundings(program)
-        task = _StageTask(stage, rounds, _with_outputs(target, outputs), request.truncation, self.makers)
-        return _by_local_models(task.with_sampled_rounding(), request)
-
-    def _by_selection(self, program: Program, target: Target, request: ProofRequest) -> Proof:
-        """Any target that is enclosed over cells: sequences, two inputs, code with a constant, four variables.
-
-        There may be any number of query tokens, cross-attention included: the outputs of each are proved by selection
-        leaves of their own, on the same cells. Only enclosures of the target over cells are used.
-        """
         require_same_shapes(program, target)
-        goal = max(request.eps, (1 + request.tolerance) * request.observed)
-        parts = []
-        for (stage, outputs), rounds in zip(stages(program), roundings(program), strict=True):
-            rounding = StageRounding(stage, rounds, request.truncation, negligible=SELECTED_ROUNDING * goal)
-            parts.append((RoundedKind(SelectionKind(stage, target, rounds, outputs), rounding), outputs))
-        proof = branch_and_bound(
-            [parts[0][0] if len(parts) == 1 else _PerQuery(tuple(parts), target.num_outputs)],
-            target.box,
-            goal=goal,
-            time_budget=request.seconds,
-            box_budget=request.cells,
-            progress=request.progress,
-        )
-        return proof_by_leaves(proof)
+        if not by_local_models:
+            return _by_selection(found, rounds, target, request)
+        stage, outputs = found[0]
+        rounding = StageRounding(stage, rounds[0], request.truncation)
+        # The level is a little above the largest rounding at sampled points and at the corners.
+        box = target.box.core(REACHES[0])
+        places = np.random.default_rng(0).random((ROUNDING_POINTS, box.d))
+        corners = np.array(list(itertools.product((0.0, 1.0), repeat=box.d)))
+        at_points = rounding.at(box.lo + np.concatenate([places, corners]) * box.widths)
+        rounding = dataclasses.replace(rounding, level=ROUNDING_TOLERANCE * float(at_points.max()))
+        return _StageTask(stage, rounding, _with_outputs(target, outputs), self.makers).prove(request)
 
 
 def _has_local_model(target: Target) -> bool:
@@ -131,56 +111,21 @@ def _has_local_model(target: Target) -> bool:
     return is_known and target.input_shapes == ((target.box.d,),)
 
 
-def _by_local_models(task: _StageTask, request: ProofRequest) -> Proof:
-    p, eps, observed, d = request.p, request.eps, request.observed, task.target.box.d
-    floor, tolerance = max(FAR_BELOW * eps if d > 1 else 0.0, task.rounding.level), request.tolerance
-    if observed > 0:
-        tolerance = max(min(tolerance, BESIDE_ROUNDING), tolerance - task.rounding.level / observed)
-    if 0 < observed < eps:
-        tolerance = min(tolerance, max(LEAST_TOLERANCE, 0.9 * ((eps - floor) / observed - 1)))
-    least = 0.0 if task.target.interpolated is None else eps
-    goal = max(least, (1 + tolerance) * observed + floor)
-    if p < math.inf:
-        goal = max(goal, min(eps, max(PART_OF_EPS * eps, NORM_TOLERANCE[d - 1] * observed)))
-        return _norm(task, goal, request)
-    task, tails = task.without_tails(goal)
-    ways = task.ways(goal)
-    began, best = time.monotonic(), None
-    for number, way in enumerate(ways):
-        enough = min(eps, SELECTED[d - 1] * observed) if way.selects else 0.0
-        proof = branch_and_bound(
-            way.kinds,
-            task.target.box,
-            observed=observed,
-            tolerance=tolerance,
-            floor=floor,
-            goal=max(least, enough),
-            time_budget=(request.seconds - (time.monotonic() - began)) / (len(ways) - number),
-            box_budget=request.cells,
-            start_level=way.start_level,
-            progress=request.progress,
-        )
-        best = proof if best is None or proof.bound < best.bound else best
-        if best.complete:
-            break
-    assert best is not None
-    return proof_by_leaves(best, tails=tails)
+def _by_selection(
+    found: Sequence[tuple[OneStage, np.ndarray]], rounds: Sequence[Roundings], target: Target, request: ProofRequest
+) -> Proof:
+    """Any target that is enclosed over cells: sequences, two inputs, code with a constant, four variables.
 
-
-def _norm(task: _StageTask, goal: float, request: ProofRequest) -> Proof:
-    box, p = task.target.box, request.p
-    way = task.way_of_norm(PEAK * goal / math.prod(width ** (1 / p) for width in box.widths))
-    found = bound_integral(
-        way.kinds,
-        box,
-        p,
-        goal=goal,
-        time_budget=request.seconds,
-        box_budget=min(request.cells, MOST_NORM_CELLS),
-        start_level=way.start_level,
-        progress=request.progress,
-    )
-    return proof_by_leaves(found, ledger=_with_jumps(task.target, found))
+    There may be any number of query tokens, cross-attention included: the outputs of each are proved by selection
+    leaves of their own, on the same cells. Only enclosures of the target over cells are used.
+    """
+    goal = max(request.eps, (1 + request.tolerance) * request.observed)
+    parts = []
+    for (stage, outputs), rounding in zip(found, rounds, strict=True):
+        with_sums = StageRounding(stage, rounding, request.truncation, negligible=SELECTED_ROUNDING * goal)
+        parts.append((RoundedKind(SelectionKind(stage, target, rounding, outputs), with_sums), outputs))
+    kind = parts[0][0] if len(parts) == 1 else _PerQuery(tuple(parts), target.num_outputs)
+    return proof_by_leaves(branch_and_bound([kind], target.box, goal=goal, budget=request))
 
 
 def _with_jumps(target: Target, found: Covering) -> dict[str, float]:
@@ -245,28 +190,54 @@ class _Way:
 
 @dataclass(frozen=True, eq=False)
 class _StageTask:
-    """A stage with the roundings of its program, against a target."""
+    """A stage with the rounding of its program, against a target."""
 
     stage: OneStage
-    roundings: Roundings
+    rounding: StageRounding
     target: Target
-    truncation: float
     makers: tuple[KindMaker, ...] = ()
-    rounding_level: float = 0.0
 
-    @property
-    def rounding(self) -> StageRounding:
-        return StageRounding(self.stage, self.roundings, self.truncation, self.rounding_level)
+    def prove(self, request: ProofRequest) -> Proof:
+        p, eps, observed, d = request.p, request.eps, request.observed, self.target.box.d
+        floor, tolerance = max(FAR_BELOW * eps if d > 1 else 0.0, self.rounding.level), request.tolerance
+        if observed > 0:
+            tolerance = max(min(tolerance, BESIDE_ROUNDING), tolerance - self.rounding.level / observed)
+        if 0 < observed < eps:
+            tolerance = min(tolerance, max(LEAST_TOLERANCE, 0.9 * ((eps - floor) / observed - 1)))
+        least = 0.0 if self.target.interpolated is None else eps
+        goal = max(least, (1 + tolerance) * observed + floor)
+        if p < math.inf:
+            goal = max(goal, min(eps, max(PART_OF_EPS * eps, NORM_TOLERANCE[d - 1] * observed)))
+            return self._prove_norm(goal, request)
+        task, tails = self._without_tails(goal)
+        ways = task._ways(goal)
+        began, best = time.monotonic(), None
+        for number, way in enumerate(ways):
+            left = (request.seconds - (time.monotonic() - began)) / (len(ways) - number)
+            proof = branch_and_bound(
+                way.kinds,
+                task.target.box,
+                observed=observed,
+                tolerance=tolerance,
+                floor=floor,
+                goal=max(least, min(eps, SELECTED[d - 1] * observed) if way.selects else 0.0),
+                start_level=way.start_level,
+                budget=dataclasses.replace(request, seconds=left),
+            )
+            best = proof if best is None or proof.bound < best.bound else best
+            if best.complete:
+                break
+        assert best is not None
+        return proof_by_leaves(best, tails=tails)
 
-    def with_sampled_rounding(self) -> _StageTask:
-        """The task with a rounding level a little above the largest rounding at sampled points and at the corners."""
-        box = self.target.box.core(REACHES[0])
-        places = np.random.default_rng(0).random((ROUNDING_POINTS, box.d))
-        corners = np.array(list(itertools.product((0.0, 1.0), repeat=box.d)))
-        points = box.lo + np.concatenate([places, corners]) * box.widths
-        return dataclasses.replace(self, rounding_level=ROUNDING_TOLERANCE * float(self.rounding.at(points).max()))
+    def _prove_norm(self, goal: float, request: ProofRequest) -> Proof:
+        box, p = self.target.box, request.p
+        way = self._way_of_norm(PEAK * goal / math.prod(width ** (1 / p) for width in box.widths))
+        budget = dataclasses.replace(request, cells=min(request.cells, MOST_NORM_CELLS))
+        found = bound_integral(way.kinds, box, p, goal=goal, start_level=way.start_level, budget=budget)
+        return proof_by_leaves(found, ledger=_with_jumps(self.target, found))
 
-    def without_tails(self, goal: float) -> tuple[_StageTask, dict[int, float]]:
+    def _without_tails(self, goal: float) -> tuple[_StageTask, dict[int, float]]:
         """For an infinite box: the task on the finite core that leaves have to cover, and bounds beyond it, by side.
 
         The smallest core is taken beyond which bounds meet the goal, or are below the rounding at its ends; if there is
@@ -276,7 +247,6 @@ class _StageTask:
         box, expression = self.target.box, self.target.expression
         if box.is_bounded or expression is None:
             return self, {}
-        sides = [side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end)]
         refusal, found = None, None
         cores = [box.core(reach) for reach in REACHES]
         ends = np.array([[core.lo, core.hi] for core in cores]).reshape(-1, 1)
@@ -286,7 +256,7 @@ class _StageTask:
             try:
                 tails = {
                     side: float(TailKind(self.stage, expression, side).bounds(starts[side], beyond, SHARP).upper.max())
-                    for side in sides
+                    for side in box.infinite_sides
                 }
             except InputError as error:
                 refusal = error
@@ -302,45 +272,63 @@ class _StageTask:
         target.box = found[1]
         return dataclasses.replace(self, target=target), found[0]
 
-    def ways(self, goal: float) -> list[_Way]:
+    def _ways(self, goal: float) -> list[_Way]:
         """Taylor leaves with mean values at kinks, or selection leaves; the more promising way comes first."""
         degrees = None if self.target.interpolated is None else DEGREES
         order, level = choose_order(self._local, self.target.box, goal, orders=degrees)
-        taylor, selection = self._rounded(self._local(order)), self._selection()
-        few_keys = all(len(head.offsets.mid) <= FEW_KEYS for head in self.stage.heads)
-        selects = all(self._selects(taylor, selection, at) for at in (level, level + 1))
-        if few_keys:
-            kinds = (*((selection, taylor) if selects else (taylor, selection)), *self._at_kinks())
-            return [_Way((*kinds, *self._more()), None if selects else level)]
-        by_taylor = _Way((taylor, *map(Fallback, self._at_kinks()), *self._more()), level)
-        return [_Way((selection, *self._more()), None, selects=True), by_taylor] if selects else [by_taylor]
+        taylor, selection = self._rounded(self._local(order)), self._selection
+        selects = all(self._selects(taylor, at) for at in (level, level + 1))
+        if self._num_keys <= FEW_KEYS:
+            both = (selection, taylor) if selects else (taylor, selection)
+            return [_Way((*both, *self._at_kinks, *self._more), None if selects else level)]
+        by_taylor = _Way((taylor, *map(Fallback, self._at_kinks), *self._more), level)
+        return [_Way((selection, *self._more), None, selects=True), by_taylor] if selects else [by_taylor]
 
-    def way_of_norm(self, goal: float) -> _Way:
+    def _way_of_norm(self, goal: float) -> _Way:
         """The kinds for an L_p norm, to which all cells matter: chosen on cells of the size of a key's own.
 
         `goal` is about the error that is wanted at points: cells across a jump never reach it.
         """
-        d, num_keys = self.target.box.d, max((len(head.offsets.mid) for head in self.stage.heads), default=1)
-        taylor, selection = self._rounded(self._local(NORM_ORDER)), self._selection()
-        if num_keys > FEW_KEYS and self._selects(taylor, selection, math.ceil(math.log2(8 * num_keys) / d)):
-            return _Way((selection, *self._more()), None)
-        level = None
+        taylor, selection, level = self._rounded(self._local(NORM_ORDER)), self._selection, None
+        if self._num_keys > FEW_KEYS:
+            size_of_keys = math.ceil(math.log2(8 * self._num_keys) / self.target.box.d)
+            if self._selects(taylor, size_of_keys):
+                return _Way((selection, *self._more), None)
         if self.target.expression is not None and self.target.is_continuous:
             order, level = choose_order(self._local, self.target.box, goal)
             taylor = self._rounded(self._local(order))
-        if num_keys <= FEW_KEYS:
-            return _Way((taylor, selection, *self._at_kinks(), *self._more()), level)
+        if self._num_keys <= FEW_KEYS:
+            return _Way((taylor, selection, *self._at_kinks, *self._more), level)
         # Coarse cells have no Taylor bound at all: a finite bound is needed to choose the cells to halve.
-        return _Way((taylor, *map(Fallback, (*self._at_kinks(), selection)), *self._more()), level)
+        return _Way((taylor, *map(Fallback, (*self._at_kinks, selection)), *self._more), level)
 
+    def _selects(self, taylor: Kind, level: int) -> bool:
+        """Whether selection leaves do better on a few random cells of the level.
+
+        Cells may be too coarse for any Taylor leaf where those half as wide are easy for it.
+        """
+        index = np.random.default_rng(0).integers(0, 2**level, (PILOT_CELLS, self.target.box.d))
+        cells, goal = cell_boxes(self.target.box, level, index), Goal(np.inf, 1.0)
+        by_taylor, by_selection = (kind.bounds(*cells, goal).upper.max(axis=1) for kind in (taylor, self._selection))
+        return bool(np.median(by_selection) < np.median(by_taylor))
+
+    @property
+    def _num_keys(self) -> int:
+        return max((head.num_keys for head in self.stage.heads), default=1)
+
+    @property
+    def _selection(self) -> Kind:
+        return self._rounded(SelectionKind(self.stage, self.target, self.rounding.roundings))
+
+    @property
     def _at_kinks(self) -> tuple[Kind, ...]:
         """Mean values. Selection leaves are finite everywhere: beside them these are no fallback."""
-        if self.target.expression is None:
-            return ()
-        return (self._rounded(MeanValueKind(self.stage, self.target.expression, self.target.box)),)
+        expression = self.target.expression
+        return () if expression is None else (self._rounded(MeanValueKind(self.stage, expression, self.target.box)),)
 
-    def _more(self) -> Iterator[Kind]:
-        return (self._rounded(make(self.stage, self.target)) for make in self.makers)
+    @property
+    def _more(self) -> tuple[Kind, ...]:
+        return tuple(self._rounded(make(self.stage, self.target)) for make in self.makers)
 
     def _local(self, order: int) -> Kind:
         """Polynomials on both sides."""
@@ -349,19 +337,5 @@ class _StageTask:
         assert self.target.interpolated is not None
         return InterpolantKind(self.stage, self.target.interpolated, order)
 
-    def _selects(self, taylor: Kind, selection: Kind, level: int) -> bool:
-        """Whether selection leaves do better on a few random cells of the level.
-
-        Cells may be too coarse for any Taylor leaf where those half as wide are easy for it.
-        """
-        index = np.random.default_rng(0).integers(0, 2**level, (PILOT_CELLS, self.target.box.d))
-        boxes = cell_boxes(self.target.box, level, index)
-        goal = Goal(np.inf, 1.0)
-        by_taylor, by_selection = (kind.bounds(*boxes, goal).upper.max(axis=1) for kind in (taylor, selection))
-        return bool(np.median(by_selection) < np.median(by_taylor))
-
     def _rounded(self, kind: Kind) -> Kind:
         return RoundedKind(kind, self.rounding)
-
-    def _selection(self) -> Kind:
-        return self._rounded(SelectionKind(self.stage, self.target, self.roundings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -87,13 +88,12 @@ def _reach(target: Target) -> float:
     box = target.box
     if target.expression is None or box.d > 1:
         return REACH
-    sides = [side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end)]
     for reach in (REACH * 2.0**n for n in range(7)):
         core = box.core(reach)
         starts = {-1: -float(core.lo[0]), 1: float(core.hi[0])}
         with contextlib.suppress(InputError):
-            tails = [tail for side in sides for tail in expression_tails(target.expression, side, starts[side])]
-            if all(tail.error <= NEAR_ASYMPTOTE for tail in tails):
+            tails = [expression_tails(target.expression, side, starts[side]) for side in box.infinite_sides]
+            if all(tail.error <= NEAR_ASYMPTOTE for tail in itertools.chain(*tails)):
                 return reach
     return REACH
 

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.ir.program import Program
+from attnc.proofs.cells.branching import Budget
 from attnc.proofs.proof import Proof
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
-Progress = Callable[[str, float], None]
-
 
 @dataclass(frozen=True)
-class ProofRequest:
+class ProofRequest(Budget):
     """The norm to bound, and how far to go for it.
 
     `observed` is an error that was seen: no bound can be below it, and none is sought that is much closer. `eps` is the
@@ -34,9 +32,6 @@ class ProofRequest:
     observed: float = 0.0
     tolerance: float = 0.03  # a bound within this part of the observed error is close enough
     truncation: float = 0.0  # engines may be off by this besides rounding, in any output
-    seconds: float = 60.0
-    cells: int = 500_000
-    progress: Progress | None = None
     derivation: Derivation | None = None
     has_theorem: bool = False
 

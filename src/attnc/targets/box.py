@@ -82,6 +82,11 @@ class Box:
         return Box(self.names, lo, hi)
 
     @property
+    def infinite_sides(self) -> tuple[int, ...]:
+        """The sides on which an interval, the box of one variable, is infinite: −1 for x → −∞, 1 for x → ∞."""
+        return tuple(side for side, end in ((-1, self.lo[0]), (1, self.hi[0])) if np.isinf(end))
+
+    @property
     def widths(self) -> Float[np.ndarray, " d"]:
         return self.hi - self.lo
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flint import arb, arb_series
 
-from attnc.proofs.cells.branching import Covering, Leaf, branch_and_bound
+from attnc.proofs.cells.branching import Budget, Covering, Leaf, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.kind import Bounds, Fallback, Kind
 from attnc.proofs.kinds.selection import SelectionKind
@@ -84,15 +84,15 @@ def test_entries_that_are_no_leaves_are_refused(entry):
 
 
 def test_a_goal_stops_the_search_early():
-    fine, coarse = (branch_and_bound([linear_kind(8.0)], UNIT, observed=2.0, goal=goal) for goal in (None, 4.0))
+    fine, coarse = (branch_and_bound([linear_kind(8.0)], UNIT, observed=2.0, goal=goal) for goal in (0.0, 4.0))
     assert len(coarse.leaves) < len(fine.leaves)
     assert fine.bound <= 2.06 < coarse.bound <= 4.0
     check_cover(coarse, 2)
 
 
-@pytest.mark.parametrize("limits", [{"box_budget": 100}, {"time_budget": 0.0}])
+@pytest.mark.parametrize("limits", [Budget(cells=100), Budget(seconds=0.0)])
 def test_out_of_budget_what_was_proved_is_returned(limits):
-    proof = branch_and_bound([linear_kind(8.0)], UNIT, observed=2.0, tolerance=1e-4, **limits)
+    proof = branch_and_bound([linear_kind(8.0)], UNIT, observed=2.0, tolerance=1e-4, budget=limits)
     check_cover(proof, 2)
     assert not proof.complete
     assert 2.0002 < proof.bound < 8.0
@@ -137,7 +137,7 @@ def test_halving_stops_at_the_floor_of_the_method():
     assert proof.complete
     assert proof.bound <= 2e-15
     lost = GivenKind("lost", lambda c, r, goal: Bounds(np.full((len(c), 1), np.inf), floor=np.inf))
-    proof = branch_and_bound([lost], UNIT, box_budget=100)
+    proof = branch_and_bound([lost], UNIT, budget=Budget(cells=100))
     assert proof.bound == np.inf
     assert not proof.complete
 
@@ -268,9 +268,10 @@ def test_outputs_have_their_own_bounds():
     heads = [head_of((np.array([[0.0], [1.0]]), np.zeros(2), np.array([[0.0, 0.0], [1.0, 100.0]]), None))]
     f = Expression.parse("(sigmoid(x) + 1e-3*sin(x), 100*sigmoid(x))")
     proof, _ = prove(stage_of(heads, 1), f, [(-3.0, 3.0)])
-    assert 1e-3 <= proof.bounds[0] <= 1.04e-3
-    assert proof.bounds[1] <= 1e-3
-    assert proof.bound == proof.bounds[0]
+    first, second = proof.leaf_bounds.max(axis=0)
+    assert 1e-3 <= first <= 1.04e-3
+    assert second <= 1e-3
+    assert proof.bound == first
 
 
 def test_read_outs_are_subtracted():

@@ -11,6 +11,7 @@ import attnc
 from attnc.constructions import max_affine
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
+from attnc.proofs.cells.branching import Budget
 from attnc.proofs.cells.integral import bound_integral
 from attnc.proofs.cells.kind import Bounds
 from attnc.proofs.leaves_prover import LeavesProver
@@ -68,7 +69,7 @@ def test_cells_gather_at_a_jump():
 
 
 def test_when_cells_run_out_what_is_known_is_a_bound():
-    found = bound_integral([kind_of(lambda x: x[:, 0], 1.0)], UNIT, 1.0, goal=0.5, box_budget=300)
+    found = bound_integral([kind_of(lambda x: x[:, 0], 1.0)], UNIT, 1.0, goal=0.5, budget=Budget(cells=300))
     assert not found.complete
     assert 0.5 <= found.bound <= 0.51
 

@@ -11,7 +11,7 @@ from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.cells.dyadic import cell_boxes, cells
 from attnc.proofs.kinds.taylor import head_model, prepared, taylor_bounds
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.grid_moments import GridMoments
+from attnc.proofs.taylor.grid_moments import GridMoments, moments_of
 from attnc.proofs.taylor.moments import KeyMoments
 from attnc.proofs.taylor.polynomials import layout
 from attnc.targets.box import Box
@@ -28,7 +28,6 @@ from proofs.small_stages import (
     spectral_stage,
     stage_of,
     stage_values,
-    sums_of,
 )
 from strategies.reference import precision, tree_value
 
@@ -63,7 +62,7 @@ def random_boxes(rng: np.random.Generator, slopes: np.ndarray) -> tuple[np.ndarr
 def check_model(head: SoftHead, inside: Arrays, centres: np.ndarray, radii: np.ndarray, order: int, seed: int) -> None:
     """|A − v0 − Q| ≤ error in 900 bits: no slack but the model's own."""
     rng, d = np.random.default_rng(seed), centres.shape[1]
-    model = head_model(sums_of(head), centres, radii, order)
+    model = head_model(moments_of(head), centres, radii, order)
     exponents = layout(len(model.axes), order).exponents.tolist()
     with precision(900):
         for box in range(len(centres)):
@@ -115,7 +114,7 @@ def test_every_error_is_counted_where_it_is_alone(name):
     arrays = ALONE[name]
     d = arrays[0].shape[1]
     head = head_of(arrays)
-    assert isinstance(sums_of(head), GridMoments) == (name == "grid")
+    assert isinstance(moments_of(head), GridMoments) == (name == "grid")
     radii = np.geomspace(0.01, 1.5, 12)[:, None] * np.ones(d)
     for order in (1, 2, 3, 4):
         check_model(head, arrays, np.zeros(radii.shape), radii, order, order)
@@ -201,9 +200,8 @@ def test_grids_agree_with_sums_over_all_keys(d, n, narrow):
     if narrow:
         weights = (np.float32(part.mid).astype(float) for part in (head.slopes, head.offsets, head.values))
         head = head_of((*weights, None))
-    keys = KeyMoments.of(head)
-    grid = GridMoments.of(keys)
-    assert grid is not None
+    keys, grid = KeyMoments.of(head), moments_of(head)
+    assert isinstance(grid, GridMoments)
     centres, radii = cell_boxes(Box.parse([(-1, 1)] * d), 4, cells(d, 4)[::29])
     dense, factorised = (head_model(part, centres, radii, 6) for part in (keys, grid))
     values = [part.quotient.copy() for part in (dense, factorised)]
@@ -232,7 +230,7 @@ def test_only_tensor_grids_are_taken_for_grids():
         (twice, offsets, values),
         (slopes[1:], offsets[1:], values[1:]),
     ):
-        assert isinstance(sums_of(head_of((*other, None))), KeyMoments)
+        assert not isinstance(moments_of(head_of((*other, None))), GridMoments)
 
 
 def test_far_keys_are_left_out_and_their_leak_counted():
@@ -244,7 +242,7 @@ def test_far_keys_are_left_out_and_their_leak_counted():
     )
     head = head_of((slopes, offsets, values, None))
     centres, radii = np.array([[0.3]]), np.array([[0.01]])
-    model = head_model(sums_of(head), centres, radii, 4)
+    model = head_model(moments_of(head), centres, radii, 4)
     with precision():
         value = head_value((slopes, offsets, values, None), [arb(0.3)])[0]
         missed = abs(value - arb(float(model.shift[0, 0])) - arb(float(model.quotient[0, 0, 0])))

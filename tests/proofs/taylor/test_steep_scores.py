@@ -21,10 +21,10 @@ def test_gaps_are_within_what_is_said(scale, d):
     points = 1 - rng.random((5, d)) / scale
     slopes = scale * rng.normal(size=(40, d))
     offsets = -slopes @ np.ones(d) + rng.normal(size=40)
-    found = score_gaps(slopes, offsets, points)
-    assert found.gaps.max(axis=1).tolist() == [0.0] * 5
-    slack = Fraction(found.slack)
-    for point, gaps in zip(points.tolist(), found.gaps.tolist(), strict=True):
+    found, slack = score_gaps(slopes, offsets, points)
+    assert found.max(axis=1).tolist() == [0.0] * 5
+    slack = Fraction(slack)
+    for point, gaps in zip(points.tolist(), found.tolist(), strict=True):
         exact = [
             sum(map(Fraction.__mul__, map(Fraction, a), map(Fraction, point)), Fraction(c))
             for a, c in zip(slopes.tolist(), offsets.tolist(), strict=True)

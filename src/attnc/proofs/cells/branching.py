@@ -7,12 +7,13 @@ bound that is proved is the largest of the leaves.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -32,6 +33,22 @@ _FIRST_CELLS = 8  # the most cells to begin with
 _CELLS = 4096  # cells examined at a time; fewer if they take long
 _HOPELESS = 2048  # after this many cells without a finite bound the search ends: numbers overflow, or underflow
 _PATIENCE = 1 / 30  # the part of the time budget that may pass between two looks at the clock
+
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The time and the number of cells that a search may take, and who is told how far it is."""
+
+    seconds: float = 60.0
+    cells: int = 500_000
+    progress: Progress | None = None
+
+    def report(self, part: float) -> None:
+        if self.progress is not None:
+            self.progress("proving", min(1.0, part))
 
 
 @dataclass(frozen=True)
@@ -78,18 +95,8 @@ class Covering:
     shares: Float[np.ndarray, " leaves"] | None = None  # of the leaves in the integral of a norm
 
     @property
-    def bounds(self) -> Float[np.ndarray, " outputs"]:
-        """The largest bound of any leaf, for every output."""
-        return np.asarray(self.leaf_bounds.max(axis=0))
-
-    @property
     def bound(self) -> float:
-        return float(self.bounds.max()) if self.norm is None else self.norm
-
-    @property
-    def _worst(self) -> tuple[int, int]:
-        leaf, output = np.unravel_index(int(np.argmax(self.leaf_bounds)), self.leaf_bounds.shape)
-        return int(leaf), int(output)
+        return float(self.leaf_bounds.max()) if self.norm is None else self.norm
 
     @property
     def ledger(self) -> dict[str, float]:
@@ -98,7 +105,7 @@ class Covering:
         b^p = b^{p−1}·Σ terms on every cell, so each term has its share of the integral.
         """
         if self.norm is None or self.shares is None:
-            values = {name: float(term[self._worst]) for name, term in self.terms.items()}
+            values = {name: float(term.flat[np.argmax(self.leaf_bounds)]) for name, term in self.terms.items()}
             return {name: value for name, value in values.items() if value > 0}
         rows, worst = np.arange(len(self.leaf_bounds)), np.argmax(self.leaf_bounds, axis=1)
         largest = np.maximum(self.leaf_bounds.max(axis=1), TINIEST)
@@ -116,50 +123,48 @@ def branch_and_bound(
     observed: float = 0.0,
     tolerance: float = 0.03,
     floor: float = 0.0,
-    goal: float | None = None,
-    time_budget: float = 60.0,
-    box_budget: int = 500_000,
+    goal: float = 0.0,
     start_level: int | None = None,
-    progress: Callable[[str, float], None] | None = None,
+    budget: Budget | None = None,
 ) -> Covering:
     """Prove a bound of |f − network| over the box, within the tolerance (and `floor`, absolute) of the least possible.
 
     `observed` is an error that was seen; larger ones may be seen on the way. Nothing below `goal` is attempted. When
     time or cells run out, the covering found so far is returned with complete=False: its bound holds all the same.
     """
-    began = time.monotonic()
-    search = _Branching(kinds, box, observed, tolerance, floor, goal or 0.0)
+    began, budget = time.monotonic(), budget or Budget()
+    search = _Branching(kinds, box, observed, 1 + tolerance, floor, goal)
     level = int(math.log2(_FIRST_CELLS) / box.d) if start_level is None else start_level
     first = cells(box.d, level)
-    pending = deque(search.examine(level, first[i : i + _CELLS]) for i in range(0, len(first), _CELLS))
-    size = _CELLS
+    others = (search.examine(level, first[i : i + _CELLS]) for i in range(0, len(first), _CELLS))
+    pending, size = deque(filter(len, others)), _CELLS
     while pending:
         parents = pending.popleft()
-        while pending and pending[0].level == parents.level and len(parents.index) << box.d < size:
+        while pending and pending[0].level[0] == parents.level[0] and len(parents) << box.d < size:
             parents = CellBounds.joined([parents, pending.popleft()])
         fit = max(1, size >> box.d)
-        if len(parents.index) > fit:
+        if len(parents) > fit:
             pending.appendleft(parents.where(slice(fit, None)))
             parents = parents.where(slice(fit))
-        now = time.monotonic()
-        is_spent = search.examined + (len(parents.index) << box.d) > box_budget or now - began > time_budget
+        now, level = time.monotonic(), int(parents.level[0])
+        is_spent = search.examined + (len(parents) << box.d) > budget.cells or now - began > budget.seconds
         is_spent |= search.examined > _HOPELESS and not search.is_anything_bounded
-        if len(parents.index) and (is_spent or parents.level >= MAX_LEVEL):
+        if is_spent or level >= MAX_LEVEL:
             return search.proof([parents, *pending], complete=False)
-        if len(parents.index):
-            pending.append(search.examine(parents.level + 1, children(parents.index)))
-            is_slow = time.monotonic() - now > _PATIENCE * time_budget
-            size = max(1 << box.d, size // 2) if is_slow else min(_CELLS, 2 * size)
-        if progress is not None:
-            progress("proving", min(1.0, search.proved))
+        found = search.examine(level + 1, children(parents.index))
+        if len(found):
+            pending.append(found)
+        is_slow = time.monotonic() - now > _PATIENCE * budget.seconds
+        size = max(1 << box.d, size // 2) if is_slow else min(_CELLS, 2 * size)
+        budget.report(search.proved)
     return search.proof([], complete=True)
 
 
 @dataclass(frozen=True, eq=False)
 class CellBounds:
-    """Cells of one level with the best bound known for each."""
+    """Cells with the best bound known for each."""
 
-    level: int
+    level: Int[np.ndarray, " cells"]
     index: Int[np.ndarray, "cells d"]
     upper: Float[np.ndarray, "cells outputs"]
     kind: Int[np.ndarray, " cells"]
@@ -169,7 +174,11 @@ class CellBounds:
     @classmethod
     def unknown(cls, level: int, index: Int[np.ndarray, "cells d"], outputs: int) -> CellBounds:
         n = len(index)
-        return cls(level, index, np.full((n, outputs), np.inf), np.zeros(n, dtype=np.int64), np.zeros(n), {})
+        levels, kinds = np.full(n, level), np.zeros(n, dtype=np.int64)
+        return cls(levels, index, np.full((n, outputs), np.inf), kinds, np.zeros(n), {})
+
+    def __len__(self) -> int:
+        return len(self.index)
 
     def improve(self, rows: Int[np.ndarray, " some"], number: int, kind: Kind, found: Bounds) -> None:
         """Keep the bounds found on these rows where they are better."""
@@ -181,20 +190,25 @@ class CellBounds:
         for name, term in (found.terms or {kind.name: found.upper}).items():
             self.terms.setdefault(name, np.zeros(self.upper.shape))[rows] = term[better]
 
-    def where(self, rows: np.ndarray | slice) -> CellBounds:
+    @classmethod
+    def _columns(cls) -> list[str]:
+        """The fields that have an entry for each cell, those of subclasses included."""
+        return [field.name for field in dataclasses.fields(cls) if field.name != "terms"]
+
+    def where(self, rows: np.ndarray | slice) -> Self:
         terms = {name: term[rows] for name, term in self.terms.items()}
-        return CellBounds(self.level, self.index[rows], self.upper[rows], self.kind[rows], self.floor[rows], terms)
+        return dataclasses.replace(self, terms=terms, **{name: getattr(self, name)[rows] for name in self._columns()})
 
     @classmethod
-    def joined(cls, parts: Sequence[CellBounds]) -> CellBounds:
+    def joined(cls, parts: Sequence[Self]) -> Self:
         names = dict.fromkeys(name for part in parts for name in part.terms)
         terms = {
             name: np.concatenate([part.terms.get(name, np.zeros(part.upper.shape)) for part in parts]) for name in names
         }
-        index, upper, kind, floor = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("index", "upper", "kind", "floor")
-        )
-        return cls(parts[0].level, index, upper, kind, floor, terms)
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in cls._columns()
+        }
+        return dataclasses.replace(parts[0], terms=terms, **columns)
 
 
 def best_of(
@@ -217,28 +231,27 @@ def best_of(
     return known, seen
 
 
-def leaves_of(kinds: Sequence[Kind], parts: Sequence[CellBounds]) -> tuple[tuple[Leaf, ...], CellBounds]:
-    """All of these cells as leaves, and the bounds of each in the same order."""
-    parts = [part for part in parts if len(part.index)]
-    whole = CellBounds.joined(parts)
-    levels = np.repeat([part.level for part in parts], [len(part.index) for part in parts])
-    leaves = tuple(
-        Leaf(kinds[kind].name, kinds[kind].order, level, tuple(row))
-        for kind, level, row in zip(whole.kind.tolist(), levels.tolist(), whole.index.tolist(), strict=True)
-    )
-    return leaves, whole
+def leaves_of(kinds: Sequence[Kind], known: CellBounds) -> tuple[Leaf, ...]:
+    """All of these cells as leaves."""
+    rows = zip(known.kind.tolist(), known.level.tolist(), known.index.tolist(), strict=True)
+    return tuple(Leaf(kinds[kind].name, kinds[kind].order, level, tuple(index)) for kind, level, index in rows)
 
 
+@dataclass(eq=False)
 class _Branching:
     """The leaves so far, and the goal."""
 
-    def __init__(
-        self, kinds: Sequence[Kind], box: Box, seen: float, tolerance: float, floor: float, wanted: float
-    ) -> None:
-        self.kinds, self.box = kinds, box
-        self.seen, self.growth, self.floor, self.wanted = seen, 1 + tolerance, floor, wanted
-        self.leaves: list[CellBounds] = []
-        self.examined, self.proved, self.bound, self.is_anything_bounded = 0, 0.0, 0.0, False
+    kinds: Sequence[Kind]
+    box: Box
+    seen: float
+    growth: float
+    floor: float
+    wanted: float
+    leaves: list[CellBounds] = field(default_factory=list)
+    examined: int = 0
+    proved: float = 0.0
+    bound: float = 0.0
+    is_anything_bounded: bool = False
 
     @property
     def goal(self) -> float:
@@ -258,5 +271,6 @@ class _Branching:
         return known.where(~done)
 
     def proof(self, unfinished: Sequence[CellBounds], *, complete: bool) -> Covering:
-        leaves, whole = leaves_of(self.kinds, [*self.leaves, *unfinished])
-        return Covering(self.box, leaves, whole.upper, whole.terms, self.seen, self.goal, self.examined, complete)
+        known = CellBounds.joined([*self.leaves, *unfinished])
+        leaves, (seen, goal) = leaves_of(self.kinds, known), (self.seen, self.goal)
+        return Covering(self.box, leaves, known.upper, known.terms, seen, goal, self.examined, complete)

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
-from attnc.proofs.cells.branching import MAX_LEVEL, CellBounds, Covering, best_of, leaves_of
+from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, best_of, leaves_of
 from attnc.proofs.cells.dyadic import cells, children
 from attnc.proofs.cells.kind import Kind
+from attnc.proofs.margins import NORM_LEAST
 from attnc.proofs.taylor.ranges import SHARP
 from attnc.targets.box import Box
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 _FIRST_CELLS = 64  # the most cells to begin with
 _CELLS = 8192  # cells examined at a time
@@ -35,15 +36,11 @@ _ENOUGH_GAIN = 1.5  # nor do they promise more than this multiple of the distanc
 
 
 @dataclass(frozen=True, eq=False)
-class _LevelPart:
-    """Cells of one level, the amount that each adds to the sum, and the amount that halving it may take away."""
+class _WeighedCells(CellBounds):
+    """Cells with the amount that each adds to the sum, and the amount that halving it may take away."""
 
-    cells: CellBounds
     adds: Float[np.ndarray, " cells"]
     gains: Float[np.ndarray, " cells"]
-
-    def where(self, rows: np.ndarray) -> _LevelPart:
-        return _LevelPart(self.cells.where(rows), self.adds[rows], self.gains[rows])
 
 
 def bound_integral(
@@ -52,45 +49,51 @@ def bound_integral(
     p: float,
     *,
     goal: float = 0.0,
-    time_budget: float = 30.0,
-    box_budget: int = 100_000,
     start_level: int | None = None,
-    progress: Callable[[str, float], None] | None = None,
+    budget: Budget | None = None,
 ) -> Covering:
     """A bound of the L_p norm, at most `goal` if that can be had, or not much above the least that leaves can prove."""
-    began, d = time.monotonic(), box.d
+    began, d, budget = time.monotonic(), box.d, budget or Budget()
     level = int(math.log2(_FIRST_CELLS) / d) if start_level is None else start_level
-    first, _ = best_of(kinds, box, level, cells(d, level), SHARP)
+    first = _bounded(kinds, box, level, cells(d, level), goal)
     unit = float(np.max(first.upper, where=np.isfinite(first.upper), initial=TINIEST))  # powers are of b_C/unit
     adds = _adds(first, p, unit, d)
-    parts, examined, complete = [_LevelPart(first, adds, adds)], len(adds), True
+    known, examined, complete = _WeighedCells(**vars(first), adds=adds, gains=adds), len(first), True
     while True:
-        total = sum(float(part.adds.sum()) for part in parts) * (1 + 2.0**-30)  # far more than such sums round
-        gains = sum(float(part.gains.sum()) for part in parts)
+        total, gains = float(known.adds.sum()) * (1 + 2.0**-30), float(known.gains.sum())  # far more than sums round
         norm = _norm(box, p, unit, total)
         if norm <= goal or (gains <= _WORTHWHILE * total < math.inf):
             break
         missing = total * (1 - (goal / norm) ** p) if math.isfinite(norm) else math.inf
-        chosen = _chosen(parts, _CELLS >> d, min(_MOST_GAIN * gains, _ENOUGH_GAIN * missing))
-        num_chosen = sum(len(rows) for rows in chosen)
-        is_hopeless = examined > _HOPELESS and not any(np.isfinite(part.adds).any() for part in parts)
-        if (
-            is_hopeless
-            or time.monotonic() - began > time_budget
-            or examined + (num_chosen << d) > box_budget
-            or not num_chosen
-        ):
+        rows = _chosen(known, _CELLS >> d, min(_MOST_GAIN * gains, _ENOUGH_GAIN * missing))
+        is_hopeless = examined > _HOPELESS and not np.isfinite(known.adds).any()
+        is_spent = time.monotonic() - began > budget.seconds or examined + (len(rows) << d) > budget.cells
+        if is_hopeless or is_spent or not len(rows):
             complete = False
             break
-        examined += num_chosen << d
-        parts = _halved(kinds, box, parts, chosen, lambda found: _adds(found, p, unit, d))
-        if progress is not None:
-            progress("proving", min(1.0, examined / box_budget))
-    leaves, whole = leaves_of(kinds, [part.cells for part in parts])
-    shares = np.concatenate([part.adds for part in parts if len(part.adds)])
+        examined += len(rows) << d
+        halves = []
+        for level in np.unique(known.level[rows]).tolist():
+            parents = known.where(rows[known.level[rows] == level])
+            found = _bounded(kinds, box, level + 1, children(parents.index), goal)
+            halves.append(_with_gains(found, _adds(found, p, unit, d), parents))
+        known = _WeighedCells.joined([known.where(np.delete(np.arange(len(known)), rows)), *halves])
+        budget.report(examined / budget.cells)
+    known = known.where(np.argsort(known.level, kind="stable"))
     with np.errstate(invalid="ignore"):
-        shares = shares / max(total, TINIEST)
-    return Covering(box, leaves, whole.upper, whole.terms, 0.0, goal, examined, complete, norm, shares)
+        shares = known.adds / max(total, TINIEST)
+    leaves = leaves_of(kinds, known)
+    return Covering(box, leaves, known.upper, known.terms, 0.0, goal, examined, complete, norm, shares)
+
+
+def _bounded(kinds: Sequence[Kind], box: Box, level: int, index: np.ndarray, goal: float) -> CellBounds:
+    """The best bounds on cells of a level, none of them below the least that is stated for a leaf."""
+    found, _ = best_of(kinds, box, level, index, SHARP)
+    is_small = (found.upper > 0) & (found.upper < NORM_LEAST * goal)
+    for term in found.terms.values():
+        term[is_small] *= NORM_LEAST * goal / found.upper[is_small]
+    np.maximum(found.upper, NORM_LEAST * goal, out=found.upper)
+    return found
 
 
 def _adds(found: CellBounds, p: float, unit: float, d: int) -> Float[np.ndarray, " cells"]:
@@ -111,51 +114,22 @@ def _norm(box: Box, p: float, unit: float, total: float) -> float:
     return float(up(root * unit * (1 + abs(math.log(max(total, TINIEST))) * 2.0**-52), 4))
 
 
-def _chosen(parts: Sequence[_LevelPart], most: int, enough: float) -> list[np.ndarray]:
-    """The cells of every part to halve next: those that promise most, until they promise enough."""
-    gains = np.concatenate([part.gains for part in parts])
+def _chosen(known: _WeighedCells, most: int, enough: float) -> Int[np.ndarray, " rows"]:
+    """The cells to halve next: those that promise most, until they promise enough."""
+    gains = np.where(known.level < MAX_LEVEL, known.gains, 0.0)
     order = np.argsort(-gains, kind="stable")[:most]
     with np.errstate(invalid="ignore"):
         running = np.cumsum(gains[order])
         count = 1 + int(np.searchsorted(running, enough)) if np.isfinite(running).all() else most
-    owners = np.repeat(np.arange(len(parts)), [len(part.gains) for part in parts])
-    starts = np.cumsum([0, *(len(part.gains) for part in parts)])
     order = order[:count]
-    order = order[gains[order] > 0]
-    return [
-        np.sort(order[owners[order] == i]) - starts[i] if part.cells.level < MAX_LEVEL else np.zeros(0, dtype=np.int64)
-        for i, part in enumerate(parts)
-    ]
+    return np.sort(order[gains[order] > 0])
 
 
-def _halved(
-    kinds: Sequence[Kind],
-    box: Box,
-    parts: Sequence[_LevelPart],
-    chosen: Sequence[np.ndarray],
-    adds_of: Callable[[CellBounds], np.ndarray],
-) -> list[_LevelPart]:
-    by_level: dict[int, list[_LevelPart]] = {}
-    for part, rows in zip(parts, chosen, strict=True):
-        level = part.cells.level
-        kept = np.ones(len(part.adds), dtype=bool)
-        kept[rows] = False
-        by_level.setdefault(level, []).append(part.where(kept))
-        if not len(rows):
-            continue
-        found, _ = best_of(kinds, box, level + 1, children(part.cells.index[rows]), SHARP)
-        adds = adds_of(found)
-        of_parent = adds.reshape(len(rows), -1)
-        sums = of_parent.sum(axis=1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            expected = (np.maximum(0.0, part.adds[rows] - sums) + part.gains[rows]) / 4
-            gains = np.where(np.isfinite(expected), expected / sums, 1.0)[:, None] * of_parent
-        by_level.setdefault(level + 1, []).append(
-            _LevelPart(found, adds, np.nan_to_num(gains.ravel(), nan=0.0, posinf=np.inf))
-        )
-    return [_joined(found) for _, found in sorted(by_level.items())]
-
-
-def _joined(parts: Sequence[_LevelPart]) -> _LevelPart:
-    adds, gains = (np.concatenate(rows) for rows in zip(*((part.adds, part.gains) for part in parts), strict=True))
-    return _LevelPart(CellBounds.joined([part.cells for part in parts]), adds, gains)
+def _with_gains(found: CellBounds, adds: Float[np.ndarray, " cells"], parents: _WeighedCells) -> _WeighedCells:
+    """The halves of cells, with the gains that are expected of halving them again."""
+    of_parent = adds.reshape(len(parents), -1)
+    sums = of_parent.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        expected = (np.maximum(0.0, parents.adds - sums) + parents.gains) / 4
+        gains = np.where(np.isfinite(expected), expected / sums, 1.0)[:, None] * of_parent
+    return _WeighedCells(**vars(found), adds=adds, gains=np.nan_to_num(gains.ravel(), nan=0.0, posinf=np.inf))

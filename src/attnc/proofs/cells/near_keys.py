@@ -19,19 +19,24 @@ import numpy as np
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
-from attnc.proofs.cells.intervals import affine_range, interval
+from attnc.proofs.cells.intervals import affine_range, around, centred, hull, interval
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-PAIRS_PER_CLUSTER = 2**13  # a cluster with at most this many pairs of a box and a key is not halved further
-FEW_INPUTS = 8  # up to this number of inputs every one is looked at for every key
+PAIRS_PER_CLUSTER = 2**13
+"""A cluster with at most this many pairs of a box and a key is not halved further. Chosen, not measured."""
+FEW_INPUTS = 8
+"""Up to this number of inputs, the swing of every input is computed for every key. Chosen, not measured."""
 MINOR_EFFECT = 1e-7
-"""With more inputs, one that changes no difference of scores by more than this is bounded for all keys at once."""
+"""With more inputs, an input that changes no difference of scores by more than this is bounded for all keys at once.
+Each such input adds at most 10⁻⁷ to the exponent of a leak."""
 FAR_BEHIND = 40.0  # keys behind by this plus log(number of keys) weigh together at most e^−40, below 10⁻¹⁷
-LEAK_GAPS = (1.0, 4.0, 10.0)  # gaps tried, beyond which a key counts by its leak and not as a value of the hull
-CROWDED_CLUSTER = 3072  # a cluster with more near keys is taken as a whole, if halving it sheds none
-PAIRS_PER_BATCH = 2**16  # pairs of a box and a near key that are held together
+LEAK_GAPS = (1.0, 4.0, 10.0)
+"""Gaps that are tried: a key farther behind counts by its leak, not as a value of the hull. Chosen, not measured."""
+CROWDED_CLUSTER = 3072
+"""A cluster with more near keys than this is taken as a whole if halving sheds none. Chosen, not measured."""
+PAIRS_PER_BATCH = 2**16  # pairs of a box and a near key that are held together: 0.5 MB per array
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +53,11 @@ class Scores:
 
     @property
     def num_keys(self) -> int:
-        return len(self.head.offsets.mid)
+        return self.head.num_keys
 
     @cached_property
-    def spreads(self) -> Float[np.ndarray, " d"]:
-        """The largest difference of any two slopes, for every input."""
-        return np.ptp(self.slopes, axis=0)
+    def cells(self) -> Interval:
+        return around(self.centres, self.radii)
 
     @cached_property
     def slack(self) -> float:
@@ -75,83 +79,45 @@ class Scores:
             scores = scores + self.slopes[keys, axis] * self.centres[boxes, axis]
         return np.asarray(scores)
 
-    def leads(self, boxes: np.ndarray, keys: np.ndarray, others: np.ndarray, scores: np.ndarray) -> np.ndarray:
-        """|a_k − a_j|·r added to `scores`, which are differences s_k − s_j at the centres: their largest values."""
-        for axis in range(self.centres.shape[1]):
-            scores = scores + np.abs(self.slopes[keys, axis] - self.slopes[others, axis]) * self.radii[boxes, axis]
-        return scores
-
-
-def clusters(
-    scores: Scores, gap: float, crowd: int | None = None
-) -> Iterator[tuple[Int[np.ndarray, " boxes"], Int[np.ndarray, " keys"]]]:
-    """(boxes, keys): on each of these boxes every other key is behind the best by more than `gap`.
-
-    Clusters are small, unless halving them no longer sheds keys and more than `crowd` are left.
-    """
-    d = scores.centres.shape[1]
-    pending = [(np.arange(len(scores.centres)), np.arange(scores.num_keys), 0)]
-    while pending:
-        boxes, keys, idle = pending.pop()
-        near = _near(scores, boxes, keys, gap)
-        idle = idle + 1 if len(near) > 0.9 * len(keys) else 0
-        is_small = len(boxes) == 1 or len(boxes) * len(near) <= PAIRS_PER_CLUSTER
-        is_crowded = crowd is not None and len(near) > crowd and idle > 2 * d + 2
-        if is_small or is_crowded:
-            yield boxes, near
-            continue
-        centres = scores.centres[boxes]
-        axis = int(np.argmax(np.ptp(centres, axis=0)))
-        order = np.argpartition(centres[:, axis], len(boxes) // 2)
-        pending.append((boxes[order[: len(boxes) // 2]], near, idle))
-        pending.append((boxes[order[len(boxes) // 2 :]], near, idle))
-
-
-def _near(scores: Scores, boxes: np.ndarray, keys: np.ndarray, gap: float) -> np.ndarray:
-    """The keys that are near on the box around all these boxes."""
-    lo = (scores.centres[boxes] - scores.radii[boxes]).min(axis=0)
-    hi = (scores.centres[boxes] + scores.radii[boxes]).max(axis=0)
-    middle = lo / 2 + hi / 2
-    reach = np.maximum(hi - middle, middle - lo)
-    at_middle = scores.head.offsets.mid[keys] + scores.slopes[keys] @ middle
-    best = int(np.argmax(at_middle))
-    effects = scores.spreads * reach
-    is_minor = effects <= MINOR_EFFECT if len(reach) > FEW_INPUTS else np.zeros(len(reach), bool)
-    slopes = scores.slopes[:, ~is_minor]
-    lead = at_middle - at_middle[best] + np.abs(slopes[keys] - slopes[keys[best]]) @ reach[~is_minor]
-    lead = lead + effects[is_minor].sum()
-    return keys[lead > -gap - scores.slack]
-
-
-def near_pairs(
-    scores: Scores, boxes: np.ndarray, keys: np.ndarray, gap: float
-) -> tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"], Float[np.ndarray, " pairs"]]:
-    """(number among `boxes`, key, lead) for the keys of a cluster that are near on a box itself, box by box.
-
-    The lead is the largest value over the box of s_k − s_j, j the best key at its centre, to within the slack.
-    """
-    if scores.centres.shape[1] <= FEW_INPUTS:
-        at_centre = scores.at(boxes[:, None], keys[None])
+    def leads(self, boxes: np.ndarray, keys: np.ndarray) -> Float[np.ndarray, "boxes keys"]:
+        """The largest values over each box of s_k − s_j, j the best of the keys at its centre, to within the slack."""
+        slopes, radii = self.slopes[keys], self.radii[boxes]
+        at_centre = self.centres[boxes] @ slopes.T + self.head.offsets.mid[keys]
         best = np.argmax(at_centre, axis=1)
         lead = at_centre - at_centre[np.arange(len(boxes)), best][:, None]
-        lead = scores.leads(boxes[:, None], keys[None], keys[best][:, None], lead)
-    else:
-        lead = leads_over_many(scores, boxes, keys)
-    row, column = np.nonzero(lead > -gap - scores.slack)
-    return row, keys[column], lead[row, column]
+        is_minor = np.zeros(radii.shape[1], bool)
+        if len(is_minor) > FEW_INPUTS:
+            effects = np.ptp(slopes, axis=0) * radii
+            is_minor = effects.max(axis=0) <= MINOR_EFFECT
+            lead += effects[:, is_minor].sum(axis=1)[:, None]
+        for axis in np.flatnonzero(~is_minor):
+            lead += np.abs(slopes[:, axis] - slopes[best, axis][:, None]) * radii[:, axis][:, None]
+        return lead
 
+    def clusters(
+        self, gap: float, crowd: int | None = None
+    ) -> Iterator[tuple[Int[np.ndarray, " boxes"], Int[np.ndarray, " keys"]]]:
+        """(boxes, keys): on each of these boxes every other key is behind the best by more than `gap`.
 
-def leads_over_many(scores: Scores, boxes: np.ndarray, keys: np.ndarray) -> Float[np.ndarray, "boxes keys"]:
-    """The leads of all keys on all boxes; inputs that hardly move count with the largest difference of any two keys."""
-    slopes, radii = scores.slopes[keys], scores.radii[boxes]
-    at_centre = scores.centres[boxes] @ slopes.T + scores.head.offsets.mid[keys]
-    best = np.argmax(at_centre, axis=1)
-    effects = scores.spreads * radii
-    is_minor = effects.max(axis=0) <= MINOR_EFFECT
-    lead = at_centre - at_centre[np.arange(len(boxes)), best][:, None] + effects[:, is_minor].sum(axis=1)[:, None]
-    for axis in np.flatnonzero(~is_minor):
-        lead += np.abs(slopes[:, axis] - slopes[best, axis][:, None]) * radii[:, axis][:, None]
-    return lead
+        Clusters are small, unless halving them no longer sheds keys and more than `crowd` are left.
+        """
+        d = self.centres.shape[1]
+        pending = [(np.arange(len(self.centres)), np.arange(self.num_keys), 0)]
+        while pending:
+            boxes, keys, idle = pending.pop()
+            whole = Scores(self.head, *centred(hull(self.cells[boxes])))  # the box around all these boxes
+            near = keys[whole.leads(np.zeros(1, int), keys)[0] > -gap - self.slack]
+            idle = idle + 1 if len(near) > 0.9 * len(keys) else 0
+            is_small = len(boxes) == 1 or len(boxes) * len(near) <= PAIRS_PER_CLUSTER
+            is_crowded = crowd is not None and len(near) > crowd and idle > 2 * d + 2
+            if is_small or is_crowded:
+                yield boxes, near
+                continue
+            centres = self.centres[boxes]
+            axis = int(np.argmax(np.ptp(centres, axis=0)))
+            order = np.argpartition(centres[:, axis], len(boxes) // 2)
+            pending.append((boxes[order[: len(boxes) // 2]], near, idle))
+            pending.append((boxes[order[len(boxes) // 2 :]], near, idle))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +141,7 @@ class NearPairs:
 class NearValues:
     """A head over boxes, for weights of scores within `score_error` of the exact ones.
 
-    Keys that are behind by `far` + log(number of keys) are not looked at one by one.
+    Keys that are behind by `far` + log(number of keys) are bounded together, by `rest`.
     """
 
     head: SoftHead[Enclosed]
@@ -215,36 +181,36 @@ class NearValues:
     @cached_property
     def all_values(self) -> Interval:
         """(1, outputs): every value, anywhere on the boxes."""
-        lo, hi = (self.centres - self.radii).min(axis=0), (self.centres + self.radii).max(axis=0)
-        everywhere = Interval(-up(-lo), up(hi))
-        every = self.values(np.arange(self.scores.num_keys), everywhere[None])
-        return Interval(every.lo.min(axis=0, keepdims=True), every.hi.max(axis=0, keepdims=True))
+        return self.values_on(np.arange(len(self.centres)), np.arange(self.scores.num_keys))
 
-    def values(self, keys: np.ndarray, cells: Interval) -> Interval:
+    def values_on(self, boxes: np.ndarray, keys: np.ndarray) -> Interval:
+        """(1, outputs): the values of these keys, anywhere on these boxes."""
+        return hull(self._values(keys, hull(self.scores.cells[boxes])))
+
+    def _values(self, keys: np.ndarray, cells: Interval) -> Interval:
         """(keys, outputs) over cells (keys, d), or one cell for all."""
         if self.carried is None:
             return self.constants[keys]
         return affine_range(self.constants[keys], self.carried[keys], cells)
 
-    def batches(self) -> Iterator[NearPairs | tuple[np.ndarray, np.ndarray]]:
-        """Pairs of boxes and near keys; or (boxes, keys) of a cluster with too many keys to look at each box."""
-        yield from self._batches(CROWDED_CLUSTER)
-
     def pairs(self) -> Iterator[NearPairs]:
         """Pairs of boxes and near keys, also where they are many."""
-        for found in self._batches(None):
+        for found in self.batches(None):
             assert isinstance(found, NearPairs)
             yield found
 
-    def _batches(self, crowd: int | None) -> Iterator[NearPairs | tuple[np.ndarray, np.ndarray]]:
+    def batches(self, crowd: int | None = CROWDED_CLUSTER) -> Iterator[NearPairs | tuple[np.ndarray, np.ndarray]]:
+        """Pairs of boxes and near keys; or (boxes, keys) of a cluster with more than `crowd` keys, as a whole."""
+        gap = self.gap + 2 * self.score_error
         held: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         count = num_boxes = 0
-        for boxes, keys in clusters(self.scores, self.gap + 2 * self.score_error, crowd):
+        for boxes, keys in self.scores.clusters(gap, crowd):
             if crowd is not None and len(keys) > crowd:
                 yield boxes, keys
                 continue
-            row, key, lead = near_pairs(self.scores, boxes, keys, self.gap + 2 * self.score_error)
-            held.append((boxes, num_boxes + row, key, lead))
+            lead = self.scores.leads(boxes, keys)
+            row, column = np.nonzero(lead > -gap - self.scores.slack)
+            held.append((boxes, num_boxes + row, keys[column], lead[row, column]))
             count, num_boxes = count + len(row), num_boxes + len(boxes)
             if count >= PAIRS_PER_BATCH:
                 yield NearPairs(*(np.concatenate(part) for part in zip(*held, strict=True)))
@@ -254,14 +220,11 @@ class NearValues:
 
     def hull(self, pairs: NearPairs) -> Interval:
         """(boxes of the batch, outputs): the values of the near keys, on their boxes."""
-        values, starts = self._pair_values(pairs), pairs.starts
-        return Interval(np.minimum.reduceat(values.lo, starts), np.maximum.reduceat(values.hi, starts))
+        values = self._pair_values(pairs)
+        return Interval(np.minimum.reduceat(values.lo, pairs.starts), np.maximum.reduceat(values.hi, pairs.starts))
 
     def _pair_values(self, pairs: NearPairs) -> Interval:
-        if self.carried is None:
-            return self.constants[pairs.key]
-        centres, radii = self.centres[pairs.boxes[pairs.row]], self.radii[pairs.boxes[pairs.row]]
-        return self.values(pairs.key, Interval(-up(radii - centres), up(centres + radii)))
+        return self._values(pairs.key, self.scores.cells[pairs.boxes[pairs.row]])
 
     def _hull_and_leaks(self, pairs: NearPairs) -> Interval:
         """The hull of the keys that are behind by less than a gap, moved by the leaks of the others.
@@ -273,21 +236,15 @@ class NearValues:
         with np.errstate(under="ignore"):
             weights = up(np.exp(np.minimum(lead, 0.0)), LIBM_ULPS)[:, None]
         margin = 1 + 2.0**-50 * (len(row) + 8)
-        lo, hi = np.minimum.reduceat(values.lo, starts), np.maximum.reduceat(values.hi, starts)
+        found = self.hull(pairs)
         for gap in LEAK_GAPS:
             near = (lead > -gap)[:, None]
             least = np.minimum.reduceat(np.where(near, values.lo, np.inf), starts)
             most = np.maximum.reduceat(np.where(near, values.hi, -np.inf), starts)
             below = np.add.reduceat(np.where(near, 0.0, weights * np.maximum(least[row] - values.lo, 0.0)), starts)
             above = np.add.reduceat(np.where(near, 0.0, weights * np.maximum(values.hi - most[row], 0.0)), starts)
-            lo, hi = np.maximum(lo, -up(below * margin - least)), np.minimum(hi, up(most + above * margin))
-        return Interval(lo, hi)
-
-    def crowd_hull(self, boxes: np.ndarray, keys: np.ndarray) -> Interval:
-        lo = (self.centres[boxes] - self.radii[boxes]).min(axis=0)
-        hi = (self.centres[boxes] + self.radii[boxes]).max(axis=0)
-        values = self.values(keys, Interval(-up(-lo), up(hi))[None])
-        return Interval(values.lo.min(axis=0, keepdims=True), values.hi.max(axis=0, keepdims=True))
+            found = found.intersect(Interval(-up(below * margin - least), up(most + above * margin)))
+        return found
 
     def with_rest(self, hull: Interval) -> Interval:
         """A convex combination of the hull, and of all values with a weight of `rest`."""
@@ -300,9 +257,9 @@ class NearValues:
         lo, hi = np.empty((2, len(self.centres), self.head.values.mid.shape[1]))
         for batch in self.batches():
             if isinstance(batch, NearPairs):
-                boxes, hull = batch.boxes, self._hull_and_leaks(batch)
+                boxes, found = batch.boxes, self._hull_and_leaks(batch)
             else:
-                boxes, hull = batch[0], self.crowd_hull(*batch)
-            hull = self.with_rest(hull)
-            lo[boxes], hi[boxes] = hull.lo, hull.hi
+                boxes, found = batch[0], self.values_on(*batch)
+            found = self.with_rest(found)
+            lo[boxes], hi[boxes] = found.lo, found.hi
         return Interval(lo, hi)

@@ -22,7 +22,7 @@ from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.branching import Leaf
-from attnc.proofs.cells.intervals import affine_range, distance
+from attnc.proofs.cells.intervals import affine_range, cells_within, distance, is_same_number
 from attnc.proofs.cells.kind import Bounds, Kind
 from attnc.proofs.proof import Leaves, Proof
 from attnc.proofs.prover import ProofRequest, Prover
@@ -32,7 +32,7 @@ from attnc.targets.expressions.expression import Expression
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 AFFINE_REACH = 16.0  # on an infinite range rounding is counted up to this |x|; beyond it, it grows with |x|
 
@@ -55,17 +55,9 @@ class AffineKind(Kind):
     order = 1
 
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        lo, hi = np.maximum(-up(radii - centres), self.box.lo), np.minimum(up(centres + radii), self.box.hi)
-        slopes = self.expression.ranges_and_gradients(Interval(lo, hi), violations="infinite")[1]
-        steepness = (slopes - Interval.point(self.weight)[None]).mag
-        reach = up(np.maximum(hi - centres, centres - lo))[:, None]
-        with np.errstate(invalid="ignore"):
-            change = np.where(steepness == 0, 0.0, up(steepness * reach))
-        at_centre = Interval.point(centres)
-        found = affine_range(Interval.point(self.constant[None]), Interval.point(self.weight[None]), at_centre)
-        gap = _gap(self.expression.ranges(at_centre, violations="infinite"), found)
-        total = up(gap + up(change.sum(axis=2), self.box.d))
-        off = np.where((gap == 0) & (change == 0).all(axis=2), 0.0, total)
+        cells = cells_within(self.box, centres, radii)
+        constant, weight = Interval.point(self.constant[None]), Interval.point(self.weight[None])
+        off = mean_value_distance(self.expression, cells, centres, constant, weight)
         off = np.where(np.isnan(off), np.inf, off)  # a number that is not known has no bound
         rounding = np.broadcast_to(self._rounding(), off.shape)
         upper = np.where(off + rounding == 0, 0.0, up(off + rounding))
@@ -116,13 +108,28 @@ class AffineProver(Prover):
             "rounding": "of the engine: products and their sum",
         }
         terms = tuple(Term(name, float(term[0, worst]), reasons[name]) for name, term in found.terms.items())
-        sides = tuple(side for side, end in ((-1, box.lo[0]), (1, box.hi[0])) if np.isinf(end))
         leaf = Leaf(kind.name, kind.order, 0, (0,) * box.d)
-        ends = (float(core.lo[0]), float(core.hi[0])) if sides else None
-        return Proof(bound, terms, Leaves((leaf,), np.array([bound]), ends, sides))
+        ends = (float(core.lo[0]), float(core.hi[0])) if box.infinite_sides else None
+        return Proof(bound, terms, Leaves((leaf,), np.array([bound]), ends, box.infinite_sides))
 
 
-def _gap(one: Interval, other: Interval) -> np.ndarray:
-    """The largest distance of members, 0 where both are one and the same number."""
-    is_same = (one.lo == one.hi) & (other.lo == other.hi) & (one.lo == other.lo)
-    return np.where(is_same, 0.0, distance(one, other))
+def mean_value_distance(
+    expression: Expression,
+    cells: Interval,
+    centres: Float[np.ndarray, "cells d"],
+    values: Interval,
+    slopes: Interval,
+    outputs: Int[np.ndarray, " outputs"] | slice = slice(None),
+) -> Float[np.ndarray, "cells outputs"]:
+    """Bound |f − values − slopes·x| over cells by the formula above, for some outputs of f; 0 where f is this map."""
+    gradients = expression.ranges_and_gradients(cells, violations="infinite")[1][:, outputs]
+    at_centre = Interval.point(centres)
+    there = expression.ranges(at_centre, violations="infinite")[:, outputs]
+    found = affine_range(values, slopes, at_centre)
+    gap = np.where(is_same_number(there, found), 0.0, distance(there, found))
+    steepness = (gradients - slopes).mag
+    reach = up(np.maximum(cells.hi - centres, centres - cells.lo))[:, None]
+    with np.errstate(invalid="ignore"):
+        change = np.where((steepness == 0) | (cells.hi == cells.lo)[:, None], 0.0, up(steepness * reach))
+    is_same = (gap == 0) & (change == 0).all(axis=2)
+    return np.where(is_same, 0.0, up(gap + up(change.sum(axis=2), cells.shape[1])))

@@ -26,12 +26,12 @@ from attnc.errors import ProgramError
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
-from attnc.proofs.cells.intervals import cells_within, distance, interval
+from attnc.proofs.cells.intervals import cells_within, centred, distance, hull, interval
 from attnc.proofs.cells.kind import Bounds, Kind
-from attnc.proofs.cells.near_keys import Scores, leads_over_many
+from attnc.proofs.cells.near_keys import Scores
 from attnc.proofs.kinds.enclosure import MOST_CUTS, QueryEnclosure, StageEnclosure, cut_at, cut_wide
 from attnc.proofs.kinds.rounded import rounding_of_sums
-from attnc.proofs.margins import AXIS_DISTANCE, AXIS_LEAKS
+from attnc.proofs.margins import AXIS_DISTANCE, STAGE_ROUNDING
 from attnc.proofs.rounding.stage import score_errors
 from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.target import Target
@@ -92,10 +92,8 @@ class AxisRows:
         can_win, leaks = np.zeros((len(pieces), len(self.rows.offsets.mid)), bool), np.zeros(len(pieces))
         boxes, parent = cut_wide(self._reached(pieces), np.ptp(self.rows.slopes.mid, axis=0), MOST_CUTS)
         for start in range(0, len(boxes), AXIS_PIECES):
-            some = boxes[start : start + AXIS_PIECES]
-            centres = some.mid
-            scores = Scores(self.rows, centres, up(np.maximum(some.hi - centres, centres - some.lo)))
-            leads = leads_over_many(scores, np.arange(len(some)), np.arange(scores.num_keys)) + scores.slack
+            scores = Scores(self.rows, *centred(boxes[start : start + AXIS_PIECES]))
+            leads = scores.leads(np.arange(len(scores.centres)), np.arange(scores.num_keys)) + scores.slack
             with np.errstate(under="ignore"):
                 weights = up(np.exp(np.minimum(leads, 0.0)), LIBM_ULPS)
             order = np.argsort(weights, axis=1)
@@ -152,20 +150,18 @@ class AxisKeys:
             lo[:, i], hi[:, i] = (np.concatenate([getattr(each, end) for each in found])[place] for end in ("lo", "hi"))
         off = distance(target.enclosure(Interval(lo, hi))[:, self.outputs], self.values[self.keys[tuple(rows)]])
         leak = self.spare_leak + np.sum([[each.leak for each in found] for found in winners], axis=0)
-        everything = Interval(self.values.lo.min(axis=0), self.values.hi.max(axis=0))
-        farthest = distance(target.enclosure(cells)[:, self.outputs], everything)
-        leaking = up(up(AXIS_LEAKS * leak * self.growth, len(winners) + 2)[:, None] * farthest)
+        farthest = distance(target.enclosure(cells)[:, self.outputs], hull(self.values))
+        leaking = up(up(leak * self.growth, len(winners) + 2)[:, None] * farthest)
         return up(up(AXIS_DISTANCE * np.maximum.reduceat(off, starts) + leaking) + self.rounding)
 
 
 @dataclass(frozen=True, eq=False)
 class AxisKind(Kind):
-    """Enclosure leaves for heads that select a cell of a grid, all outputs together; `factor` is for the checker."""
+    """Enclosure leaves for heads that select a cell of a grid, all outputs together."""
 
     heads: tuple[AxisKeys, ...]
     target: Target
     truncation: float = 0.0
-    factor: float = 1.0
     is_single: bool = False  # one stage: its ledger tells selection from rounding
     name = "enclosure"
 
@@ -176,7 +172,6 @@ class AxisKind(Kind):
         for head in self.heads:
             upper[:, head.outputs] = up(head.bounds(self.target, cells) + self.truncation)
             rounding[head.outputs] += head.rounding
-        upper = upper if self.factor == 1 else up(self.factor * upper)
         if not self.is_single:
             return Bounds(upper)
         return Bounds(upper, {"selection": upper - rounding, "rounding": np.broadcast_to(rounding, upper.shape)})
@@ -273,8 +268,7 @@ def _combinations(part: QueryEnclosure, groups: Sequence[Int[np.ndarray, " input
 
 def _keys(part: QueryEnclosure, axes: tuple[AxisRows, ...], grid: _Combinations, state: Interval) -> AxisKeys:
     (head,) = part.stage.heads
-    centre = state.mid
-    radius = up(np.maximum(state.hi - centre, centre - state.lo))
+    centre, radius = centred(state)
     (error,) = score_errors(part.roundings, centre, radius)
     reach = up(np.abs(centre) + radius)
     largest = np.abs(head.offsets.mid).max() + float(reach[0] @ np.abs(head.slopes.mid).max(axis=0))
@@ -282,5 +276,5 @@ def _keys(part: QueryEnclosure, axes: tuple[AxisRows, ...], grid: _Combinations,
     off_by = float(error) + grid.inexact + 4 * part.roundings.unit * largest
     growth = float(up(math.exp(2 * off_by), LIBM_ULPS + 4)) if off_by < 1 else math.inf
     values = interval(head.values) + interval(part.stage.constant)
-    rounding = AXIS_LEAKS * rounding_of_sums(part.roundings, reach)[0]
+    rounding = STAGE_ROUNDING * rounding_of_sums(part.roundings, reach)[0]
     return AxisKeys(part.outputs, axes, grid.keys, values, grid.spare_leak, growth, rounding)

@@ -29,7 +29,7 @@ from attnc.ir.program import Program
 from attnc.ir.soft_head import Enclosed
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
-from attnc.proofs.cells.intervals import affine_range, cells_within, distance, interval
+from attnc.proofs.cells.intervals import affine_range, cells_within, centred, distance, interval
 from attnc.proofs.cells.kind import Bounds, Kind
 from attnc.proofs.cells.near_keys import NearValues
 from attnc.proofs.kinds.rounded import rounding_of_sums
@@ -139,8 +139,7 @@ class QueryEnclosure:
         return np.any([_moves(array) for array in arrays if array is not None], axis=0)
 
     def _hulls(self, boxes: Interval, leak: float) -> Interval:
-        centres = boxes.mid
-        radii = up(np.maximum(boxes.hi - centres, centres - boxes.lo))
+        centres, radii = centred(boxes)
         total, linear = interval(self.stage.constant)[None], self.stage.linear
         if linear.mid.any() or linear.radius.any():
             total = affine_range(total[0], interval(linear)[None], boxes)

@@ -79,8 +79,7 @@ class PointProver(Prover):
             kind = RoundedKind(PointKind(stage, values[rows][:, outputs]), rounding)
             bounds = kind.bounds(points[rows], np.zeros_like(points[rows]), Goal(np.inf))
             parts.append((bounds.upper, bounds.terms["approximation"], bounds.terms["rounding"]))
-            if request.progress is not None:
-                request.progress("proving", min(1.0, (start + POINTS_AT_ONCE) / len(points)))
+            request.report((start + POINTS_AT_ONCE) / len(points))
         upper, off, rounded = (np.concatenate(column) for column in zip(*parts, strict=True))
         total = np.nan_to_num(upper, nan=math.inf, posinf=math.inf)
         worst = np.unravel_index(int(np.argmax(total)), total.shape)

@@ -25,6 +25,7 @@ from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.intervals import affine_range, cells_within, distance, interval
 from attnc.proofs.cells.kind import Bounds, Kind
 from attnc.proofs.cells.near_keys import NearPairs, NearValues
+from attnc.proofs.kinds.affine import mean_value_distance
 from attnc.proofs.rounding.program import Roundings
 from attnc.proofs.rounding.stage import score_errors as score_errors_of
 from attnc.proofs.stages.one_stage import OneStage
@@ -35,9 +36,10 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 CELL_LEAK_SHARE = 2e-3
-"""The part of a bound that the leak may add. It sets g, and g sets the reach of a key beyond its own cell."""
-MOST_WINNERS = 48  # on a box with more near keys only the hull of their values is used
-CUTS_PER_BLOCK = 2**18  # pairs of keys whose half-spaces are cut at a time
+"""The part of a bound that the leak may add. It sets g, and g sets the reach of a key beyond its own cell. Chosen, not
+measured."""
+MOST_WINNERS = 48  # on a box with more near keys only the hull of their values is used; chosen, not measured
+CUTS_PER_BLOCK = 2**18  # pairs of keys whose half-spaces are cut at a time: 2 MB for each variable
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +114,7 @@ class _Winners:
         for batch in selection.batches():
             if not isinstance(batch, NearPairs):
                 boxes, keys = batch
-                hull = selection.with_rest(selection.crowd_hull(boxes, keys))
+                hull = selection.with_rest(selection.values_on(boxes, keys))
                 bounds[boxes] = distance(values[boxes], self.own[boxes] + hull)
                 continue
             own = self.own[batch.boxes]
@@ -146,31 +148,14 @@ class _Winners:
         for size in (1, 2, 4, 8, 16, 32, MOST_WINNERS):
             rows = np.flatnonzero((counts <= size) & (counts > size // 2))
             step = max(1, CUTS_PER_BLOCK // (size * size))
-            for start in range(0, len(rows), step):
-                chosen = rows[start : start + step]
-                self._hold_against_winners(batch, chosen, _padded(row, key, chosen, size), gaps[chosen], found)
+            for some in (rows[start : start + step] for start in range(0, len(rows), step)):
+                first, last = np.searchsorted(row, some), np.searchsorted(row, some, "right")
+                keys = key[np.minimum(first[:, None] + np.arange(size), last[:, None] - 1)]  # the last fills up
+                lo, hi = self._where_winning(batch.boxes[some], keys, gaps[some])
+                wins = (lo <= hi).all(axis=2)
+                off = self._deviation(Interval(lo[wins], hi[wins]), keys[wins])
+                np.maximum.at(found, some[np.nonzero(wins)[0]], off)
         return found
-
-    def _hold_against_winners(
-        self,
-        batch: NearPairs,
-        rows: np.ndarray,
-        keys: Int[np.ndarray, "rows size"],
-        gaps: np.ndarray,
-        found: np.ndarray,
-    ) -> None:
-        boxes = batch.boxes[rows]
-        lo, hi = self._where_winning(boxes, keys, gaps)
-        wins = (lo <= hi).all(axis=2)
-        cells = Interval(lo[wins], hi[wins])
-        selection, linear, key = self.selection, self.stage.linear, keys[wins]
-        values = selection.constants[key] + interval(self.stage.constant)
-        slopes = None if selection.carried is None else selection.carried[key]
-        if linear.mid.any() or linear.radius.any():
-            own = Interval.point(np.zeros((len(key), 1, 1))) + interval(linear)[None]
-            slopes = own if slopes is None else slopes + own
-        off = _deviation(self.target, self.outputs, cells, values, slopes)
-        np.maximum.at(found, rows[np.nonzero(wins)[0]], off)
 
     def _where_winning(
         self, boxes: np.ndarray, keys: np.ndarray, gaps: np.ndarray
@@ -179,56 +164,39 @@ class _Winners:
 
         |y_i| = (g + (s_k − s_j)(c) + Σ_{l≠i} |a_k − a_j|_l r_l) / |a_k − a_j|_i, on the side where the sum falls.
         """
-        scores, d = self.selection.scores, self.cells.shape[1]
-        at_centre = scores.at(boxes[:, None], keys)
-        room = at_centre[:, :, None] - at_centre[:, None, :] + (gaps + self.selection.slack)[:, None, None]
-        steps = [scores.slopes[keys, axis][:, :, None] - scores.slopes[keys, axis][:, None, :] for axis in range(d)]
-        radii, centres = scores.radii[boxes], scores.centres[boxes]
-        room = scores.leads(boxes[:, None, None], keys[:, :, None], keys[:, None, :], room)
-        lo = np.repeat(self.cells.lo[boxes][:, None], keys.shape[1], axis=1)
-        hi = np.repeat(self.cells.hi[boxes][:, None], keys.shape[1], axis=1)
-        for axis, step in enumerate(steps):
-            with np.errstate(divide="ignore", invalid="ignore"):
-                reach = room / step  # less r: the room includes the part |step|·r of this axis itself
-            below = np.min(reach, axis=2, where=step > 0, initial=np.inf)
-            above = -np.max(reach, axis=2, where=step < 0, initial=-np.inf)
-            centre, radius = centres[:, axis][:, None], radii[:, axis][:, None]
-            below, above = up(up(below, 2) - radius), up(up(above, 2) - radius)  # −below ≤ y_i ≤ above
-            lo[..., axis] = np.maximum(lo[..., axis], -up(below - centre))
-            hi[..., axis] = np.minimum(hi[..., axis], up(centre + above))
+        scores = self.selection.scores
+        at_centre, slopes = scores.at(boxes[:, None], keys), scores.slopes[keys]
+        steps = slopes[:, :, None] - slopes[:, None]
+        centres, radii = scores.centres[boxes], scores.radii[boxes]
+        room = at_centre[:, :, None] - at_centre[:, None] + (gaps + self.selection.slack)[:, None, None]
+        room = room + (np.abs(steps) @ radii[:, None, :, None])[..., 0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            reach = room[..., None] / steps  # less r: the room includes the part |step|·r of this axis itself
+        below = np.min(reach, axis=2, where=steps > 0, initial=np.inf)
+        above = -np.max(reach, axis=2, where=steps < 0, initial=-np.inf)
+        below, above = up(up(below, 2) - radii[:, None]), up(up(above, 2) - radii[:, None])  # −below ≤ y_i ≤ above
+        lo = np.maximum(self.cells.lo[boxes][:, None], -up(below - centres[:, None]))
+        hi = np.minimum(self.cells.hi[boxes][:, None], up(centres[:, None] + above))
         is_behind = np.any(room < 0, axis=2)  # everywhere on the box
         return lo, np.where(is_behind[:, :, None], -np.inf, hi)
 
+    def _deviation(self, cells: Interval, keys: Int[np.ndarray, " cells"]) -> Float[np.ndarray, "cells outputs"]:
+        """Bound |f(x) − values − slopes·x| over the cells, with the value and the slope of one key for each cell.
 
-def _padded(row: np.ndarray, key: np.ndarray, rows: np.ndarray, size: int) -> Int[np.ndarray, "rows size"]:
-    """The keys of each of these rows, the last one repeated to fill up."""
-    first, last = np.searchsorted(row, rows), np.searchsorted(row, rows, "right")
-    return key[np.minimum(first[:, None] + np.arange(size), last[:, None] - 1)]
-
-
-def _deviation(
-    target: Target, outputs: Int[np.ndarray, " outputs"], cells: Interval, values: Interval, slopes: Interval | None
-) -> Float[np.ndarray, "cells outputs"]:
-    """Upper bounds of |f(x) − values − slopes·x| over the cells, for these outputs of the target.
-
-    By the ranges of both; and, where gradients G of an expression are known, by the mean value form
-    |f(c) − values − slopes·c| + Σ_i |G_i − slopes_i|·reach_i, in which both move together.
-    """
-    by_range = target.enclosure(cells)[:, outputs]
-    if slopes is None:
-        return distance(by_range, values)
-    bounds = distance(by_range, affine_range(values, slopes, cells))
-    if target.expression is None:
-        return bounds
-    gradients = target.expression.ranges_and_gradients(cells, violations="infinite")[1][:, outputs]
-    middle = cells.mid
-    at_middle = Interval.point(middle)
-    there = target.expression.ranges(at_middle, violations="infinite")[:, outputs]
-    form = distance(there, affine_range(values, slopes, at_middle))
-    reach = up(np.maximum(cells.hi - middle, middle - cells.lo))
-    for axis in range(cells.shape[1]):
-        steepness = (gradients[..., axis] - slopes[..., axis]).mag
-        with np.errstate(invalid="ignore"):
-            change = np.where(reach[:, None, axis] > 0, up(steepness * reach[:, None, axis]), 0.0)
-        form = up(form + change)
-    return np.minimum(bounds, form)
+        The bound is by the ranges of both; and, where gradients G of an expression are known, by the mean value form
+        |f(c) − values − slopes·c| + Σ_i |G_i − slopes_i|·reach_i, in which both move together.
+        """
+        selection, linear, target = self.selection, self.stage.linear, self.target
+        values = selection.constants[keys] + interval(self.stage.constant)
+        slopes = None if selection.carried is None else selection.carried[keys]
+        if linear.mid.any() or linear.radius.any():
+            own = Interval.point(np.zeros((len(keys), 1, 1))) + interval(linear)[None]
+            slopes = own if slopes is None else slopes + own
+        by_range = target.enclosure(cells)[:, self.outputs]
+        if slopes is None:
+            return distance(by_range, values)
+        bounds = distance(by_range, affine_range(values, slopes, cells))
+        if target.expression is None:
+            return bounds
+        form = mean_value_distance(target.expression, cells, cells.mid, values, slopes, self.outputs)
+        return np.minimum(bounds, form)

@@ -19,7 +19,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,14 +27,13 @@ from attnc.errors import InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import TINY, U, above
 from attnc.numerics.jet_tables import embedding, monomials, num_monomials
-from attnc.numerics.rounding import up
 from attnc.proofs.cells.dyadic import cell_boxes
-from attnc.proofs.cells.intervals import cells_within
+from attnc.proofs.cells.intervals import cells_within, centred
 from attnc.proofs.cells.kind import Bounds, Kind
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.grid_moments import GridMoments
+from attnc.proofs.taylor.grid_moments import moments_of
 from attnc.proofs.taylor.moments import KeyMoments, Moments
-from attnc.proofs.taylor.polynomials import Layout, gamma, layout, quotient, residual
+from attnc.proofs.taylor.polynomials import gamma, layout, quotient, residual
 from attnc.proofs.taylor.ranges import SHARP, Goal, largest
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
@@ -42,7 +41,7 @@ from attnc.targets.expressions.taylor import Taylor, taylor
 from attnc.targets.function_target import FunctionTarget
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float
 
 _BATCH = 2**22  # coefficients that are held at a time: 32 MB
 _CHUNK = 2**19  # numbers in the sums over keys that are held at a time: 4 MB, which stay in the cache
@@ -193,24 +192,13 @@ class HeadModel:
     size: Float[np.ndarray, "outputs boxes"]
 
 
-class SummedHead(Protocol):
-    """A head whose moments can be summed: all keys, or a tensor grid of them."""
-
-    @property
-    def axes(self) -> Int[np.ndarray, " active"]: ...
-
-    def numbers(self, space: Layout) -> int: ...
-
-    def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments: ...
-
-
 @functools.lru_cache(maxsize=4)
-def prepared(stage: OneStage) -> tuple[SummedHead, ...]:
+def prepared(stage: OneStage) -> tuple[KeyMoments, ...]:
     """The keys of every head, as a tensor grid where they form one."""
-    return tuple(GridMoments.of(keys) or keys for keys in map(KeyMoments.of, stage.heads))
+    return tuple(map(moments_of, stage.heads))
 
 
-def head_model(head: SummedHead, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadModel:
+def head_model(head: KeyMoments, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadModel:
     """The Taylor model of one head on every box, in chunks of boxes that stay in the cache."""
     space = layout(len(head.axes), order)
     chunk = max(1, _CHUNK // head.numbers(space))
@@ -241,14 +229,11 @@ def mean_value_model(
     at_centre = expression.ranges(Interval.point(centres), violations="infinite")
     n, outputs, d = gradients.shape
     mid, radius = np.zeros((2, n, outputs, num_monomials(d, order)))
+    (slope, spread), (value, off), (middle, zeroth) = map(centred, (gradients, at_centre, ranges))
     with np.errstate(all="ignore"):
-        slope, value, middle = gradients.mid, at_centre.mid, ranges.mid
-        spread = up(np.maximum(gradients.hi - slope, slope - gradients.lo))
         # g_i r_i is rounded once more, in the coefficient of τ_i.
-        first = above((spread * radii[:, None]).sum(axis=2) + U * (np.abs(slope) * radii[:, None]).sum(axis=2))
-        first = above(first + np.maximum(at_centre.hi - value, value - at_centre.lo))
-        zeroth = above(np.maximum(ranges.hi - middle, middle - ranges.lo))
-    first, zeroth = (np.where(np.isnan(part), np.inf, part) for part in (first, zeroth))
+        first = above((spread * radii[:, None]).sum(axis=2) + U * (np.abs(slope) * radii[:, None]).sum(axis=2) + off)
+    first = np.where(np.isnan(first), np.inf, first)
     by_slope = first <= zeroth
     mid[:, :, 0] = np.where(by_slope, value, middle)
     mid[:, :, 1 : d + 1] = np.where(by_slope[:, :, None], slope * radii[:, None], 0.0)
@@ -278,8 +263,7 @@ def interpolant(
     rows = {tuple(power): row for row, power in enumerate(monomials(d, order).tolist())}
     mid, radius = np.zeros((2, n, target.num_outputs, len(rows)))
     for power, found in coefficients.items():
-        mid[..., rows[power]] = found.mid
-        radius[..., rows[power]] = up(np.maximum(found.hi - found.mid, found.mid - found.lo))
+        mid[..., rows[power]], radius[..., rows[power]] = centred(found)
     remainder = np.repeat(target.interpolation_error(cells)[:, None], target.num_outputs, axis=1)
     return Taylor(mid, radius, remainder)
 

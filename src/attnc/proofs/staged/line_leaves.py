@@ -19,7 +19,7 @@ import numpy as np
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import down, up
-from attnc.proofs.cells.branching import MAX_LEVEL, Covering, Leaf, branch_and_bound
+from attnc.proofs.cells.branching import MAX_LEVEL, Budget, Covering, Leaf, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.kind import Kind
 from attnc.proofs.kinds.selection import SelectionKind
@@ -93,7 +93,8 @@ def prove_line(
     kinds: list[Kind] = [TaylorKind(stage, expression, LINE_ORDER), SelectionKind(stage, target), at_kinks]
     largest = (_largest_value(head, box) for head in heads)
     floor = LEAST_GOAL * max(float(np.abs(expression(samples)).max()), *largest)
-    proof = branch_and_bound(kinds, box, tolerance=tolerance, floor=floor, start_level=FIRST_LEVEL, time_budget=seconds)
+    budget = Budget(seconds=seconds)
+    proof = branch_and_bound(kinds, box, tolerance=tolerance, floor=floor, start_level=FIRST_LEVEL, budget=budget)
     finer = _finer(proof, kinds[0], least_level)
     return dataclasses.replace(finer, leaf_bounds=up(finer.leaf_bounds * (1 + LEAF_ROOM))), box, held
 

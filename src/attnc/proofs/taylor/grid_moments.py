@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.jet_balls import TINY, above
 from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
 from attnc.proofs.taylor.weights import (
     EXP_ERROR,
+    LEFT_OUT_BELOW,
     STEEP,
-    Hull,
     Weights,
-    is_near,
+    box_around,
     leaks,
     least_denominator,
     powers,
@@ -33,7 +34,7 @@ from attnc.proofs.taylor.weights import (
 )
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 LARGEST_MISFIT = 1.0
 """Largest |η_k| of a grid: beyond it e^η is no longer near 1, and the keys near a box are not a window of the grid."""
@@ -41,35 +42,31 @@ _STRESS = 2.0**49
 """K ≥ 1 in Π(1 + κ_i) − 1 ≤ (Π(1 + Kκ_i) − 1)/K: one sum bounds the errors κ_i of all factors, which are some 2⁻⁵³."""
 
 
+def moments_of(head: SoftHead[Enclosed]) -> KeyMoments:
+    """The moments of a head, axis by axis where its keys form a grid of two axes or more."""
+    known = KeyMoments.of(head)
+    keys, d = known.keys, known.keys.num_inputs
+    grid = keys.as_grid() if d > 1 and keys.carried is None else None
+    if grid is None or grid.has_duplicates or min(grid.shape) < 2:
+        return known
+    split = grid.offsets_by_means()
+    if not np.abs(split.misfit).max() <= LARGEST_MISFIT:
+        return known
+    back = tuple(reversed(range(1, d)))
+    values = np.ascontiguousarray(keys.values[grid.keys].transpose(*back, d, 0))
+    slopes, misfit = tuple(rows[:, 0] for rows in grid.rows), split.misfit.transpose(*back, 0).copy()
+    return GridMoments(known.head, known.axes, keys, slopes, split.lines, values, misfit, split.misfit_error)
+
+
 @dataclass(frozen=True, eq=False)
-class GridMoments:
+class GridMoments(KeyMoments):
     """The moments of a head whose keys are a grid. In `values` the last axis stands first: (n_d, …, outputs, n_1)."""
 
-    known: KeyMoments
     slopes: tuple[Float[np.ndarray, " n"], ...]
     offsets: tuple[Float[np.ndarray, " n"], ...]
     values: np.ndarray
     misfit: np.ndarray  # η, (n_d, …, n_2, n_1)
     misfit_error: float
-
-    @classmethod
-    def of(cls, known: KeyMoments) -> GridMoments | None:
-        """The moments axis by axis, or None where the keys form no grid of two axes or more."""
-        keys, d = known.keys, known.keys.num_inputs
-        grid = keys.as_grid() if d > 1 and keys.carried is None else None
-        if grid is None or grid.has_duplicates or min(grid.shape) < 2:
-            return None
-        split = grid.offsets_by_means()
-        if not np.abs(split.misfit).max() <= LARGEST_MISFIT:
-            return None
-        back = tuple(reversed(range(1, d)))
-        values = np.ascontiguousarray(keys.values[grid.keys].transpose(*back, d, 0))
-        slopes = tuple(rows[:, 0] for rows in grid.rows)
-        return cls(known, slopes, split.lines, values, split.misfit.transpose(*back, 0).copy(), split.misfit_error)
-
-    @property
-    def axes(self) -> Int[np.ndarray, " active"]:
-        return self.known.axes
 
     def numbers(self, space: Layout) -> int:
         """The count of numbers that `moments` holds for a box."""
@@ -77,12 +74,11 @@ class GridMoments:
 
     def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
         """The moments at a chunk of neighbouring boxes."""
-        known, m = self.known, space.order
-        hull = Hull.of(centres, radii)
-        window, far = _window(self, hull)
+        m, box = space.order, box_around(centres, radii)
+        window, far = self._window(box)
         axes = [
             Weights.of(a[part, None], c[part], 0.0, centres[:, [i]], radii[:, [i]], STEEP / space.d)
-            for a, c, part, i in zip(self.slopes, self.offsets, window, known.axes, strict=True)
+            for a, c, part, i in zip(self.slopes, self.offsets, window, self.axes, strict=True)
         ]
         columns, shift, size = self.columns(window, axes)
         sums = contract(space, [axis.w[:, None] * powers(axis.z[0], m) for axis in axes], columns)
@@ -93,11 +89,11 @@ class GridMoments:
         # The terms of a sum: powers m + d, a product with w on each axis, U twice, and for each axis a sum.
         rounding = gamma(m + 2 * space.d + 4 + sum(axis.w.shape[1] for axis in axes))
         # Every term has the errors of its score, and of the exponentials in w and in e^η.
-        unsure = relative_error(np.asarray(known.unsure(hull).max() + self.misfit_error))
+        unsure = relative_error(np.asarray(self.unsure(box).max() + self.misfit_error))
         common = float(above(unsure + (space.d + 2) * EXP_ERROR * (1 + unsure)))
         everything = above(total[:, 0] * (1 + common))
         rounded = total * (rounding + common + 1 / _STRESS)
-        value_error = known.value_error(hull).max(axis=0) + TINY * size + far * size
+        value_error = self.value_error(box).max(axis=0) + TINY * size + far * size
         unknown = total[:, 0] * (common + 1 / _STRESS)
         boxes = (space.count, len(shift), len(centres))
         return Moments(
@@ -121,29 +117,28 @@ class GridMoments:
             shift = np.tensordot(axis.w[middle] / axis.w[middle].sum(), shift, axes=(0, 0))
         shift = shift @ (axes[0].w[middle] / axes[0].w[middle].sum())
         columns = np.concatenate([scale[..., None, :], (values - shift[:, None]) * scale[..., None, :]], axis=-2)
-        return columns, shift, np.abs(self.known.keys.values).max(axis=0) + np.abs(shift)
+        return columns, shift, np.abs(self.keys.values).max(axis=0) + np.abs(shift)
 
     @functools.cached_property
     def scale(self) -> np.ndarray:
         """e^η."""
         return np.exp(self.misfit)
 
+    def _window(self, box: Enclosed) -> tuple[list[slice], float]:
+        """The keys on every axis that are near somewhere in the box; and Σ ω_k/D over all other keys of the grid.
 
-def _window(grid: GridMoments, hull: Hull) -> tuple[list[slice], float]:
-    """The keys on every axis that are near somewhere in the hull; and Σ ω_k/D over all other keys of the grid.
-
-    A key left out is outside the window on one axis at least, and up to e^η each axis has its own softmax: the keys
-    outside on axis i weigh Σ ω_i[n]/D_i, at most Σ ω_i[n]/ω_i[*].
-    """
-    window, outside = [], 0.0
-    for a, c, i in zip(grid.slopes, grid.offsets, grid.known.axes, strict=True):
-        lag = leaks(a[:, None], c, np.zeros(len(a)), hull.along(np.array([i])))
-        near = np.flatnonzero(is_near(lag))
-        part = slice(int(near[0]), int(near[-1]) + 1)
-        window.append(part)
-        outside += float(above(np.exp(np.delete(lag, part))).sum())
-    spread = float(np.abs(grid.misfit).max()) + grid.misfit_error + float(grid.known.unsure(hull).max())
-    return window, float(above(np.asarray(outside * math.exp(2 * spread)))) if outside else 0.0
+        A key left out is outside the window on one axis at least, and up to e^η each axis has its own softmax: the keys
+        outside on axis i weigh Σ ω_i[n]/D_i, at most Σ ω_i[n]/ω_i[*].
+        """
+        window, outside = [], 0.0
+        for a, c, i in zip(self.slopes, self.offsets, self.axes, strict=True):
+            lag = leaks(a[:, None], c, np.zeros(len(a)), box[[i]])
+            near = np.flatnonzero(lag > LEFT_OUT_BELOW)
+            part = slice(int(near[0]), int(near[-1]) + 1)
+            window.append(part)
+            outside += float(above(np.exp(np.delete(lag, part))).sum())
+        spread = float(np.abs(self.misfit).max()) + self.misfit_error + float(self.unsure(box).max())
+        return window, float(above(np.asarray(outside * math.exp(2 * spread))))
 
 
 @functools.lru_cache(maxsize=32)
@@ -163,19 +158,12 @@ def _places(k: int, order: int) -> list[np.ndarray]:
 
 def contract(space: Layout, tables: Sequence[np.ndarray], tensor: np.ndarray) -> np.ndarray:
     """Σ_k U_k Π_i table_i[j_i, k_i] for all |j| ≤ order, (boxes, columns, count); tables (boxes, order + 1, n_i)."""
-    m, boxes = space.order, len(tables[0])
-    sums = _first(tables[-1], tensor)
-    for k in range(1, space.d):
-        smaller, table = layout(k, m), tables[space.d - 1 - k]
-        is_last = k == space.d - 1
-        n = table.shape[2]
-        sums = sums.reshape(boxes, smaller.count, -1, n) if is_last else sums.reshape(boxes, smaller.count, n, -1)
-        width = sums.shape[2 if is_last else 3]
-        larger = np.empty((boxes, layout(k + 1, m).count, width))
+    m, sums = space.order, _first_axis(tables[-1], tensor)
+    for k, table in enumerate(reversed(tables[:-1]), start=1):
+        smaller, sums = layout(k, m), _next_axis(sums, table.shape[2], is_last=k == space.d - 1)
+        larger = np.empty((len(sums), layout(k + 1, m).count, sums.shape[3]))
         for g, place in enumerate(_places(k, m)):
-            part, rows = sums[:, smaller.degree(g)], table[:, None, : m + 1 - g]
-            product = (part @ rows.swapaxes(2, 3)).swapaxes(2, 3) if is_last else rows @ part
-            larger[:, place] = product
+            larger[:, place] = table[:, None, : m + 1 - g] @ sums[:, smaller.degree(g)]
         sums = larger
     return sums.swapaxes(1, 2)
 
@@ -187,26 +175,29 @@ def contract_sizes(
 
     The first is Σ_k U_k Σ_{|j|=order} Π_i rows_i[j_i, k_i], the second Σ_k U_k Π_i stressed_i[k_i].
     """
-    d, boxes = len(tables), len(tables[0][0])
     top = tables[0][0].shape[1]
-    sums = _first(np.concatenate([tables[-1][0], tables[-1][1][:, None]], axis=1), tensor)
-    for k in range(1, d):
-        rows, stressed = tables[d - 1 - k]
-        n = rows.shape[2]
-        if k == d - 1:
-            sums = sums.reshape(boxes, top + 1, -1, n)
-            tail = np.einsum("bjcn,bjn->bc", sums[:, :top], rows[:, ::-1])
-            return above(tail), above(np.einsum("bcn,bn->bc", sums[:, top], stressed))
-        sums = sums.reshape(boxes, top + 1, n, -1)
-        larger = np.zeros((boxes, top + 1, sums.shape[3]))
+    sums = _first_axis(np.concatenate([tables[-1][0], tables[-1][1][:, None]], axis=1), tensor)
+    for rows, stressed in reversed(tables[1:-1]):
+        sums = _next_axis(sums, rows.shape[2], is_last=False)
+        larger = np.zeros((len(sums), top + 1, sums.shape[3]))
         for g in range(top):
             larger[:, g:top] += rows[:, : top - g] @ sums[:, g]
         larger[:, top] = (stressed[:, None] @ sums[:, top])[:, 0]
         sums = larger
-    raise AssertionError("a grid has two axes at least")
+    rows, stressed = tables[0]
+    sums = _next_axis(sums, rows.shape[2], is_last=True)
+    tail = np.einsum("bjnc,bjn->bc", sums[:, :top], rows[:, ::-1])
+    return above(tail), above(np.einsum("bnc,bn->bc", sums[:, top], stressed))
 
 
-def _first(table: np.ndarray, tensor: np.ndarray) -> np.ndarray:
+def _first_axis(table: np.ndarray, tensor: np.ndarray) -> np.ndarray:
     """The last axis of the grid, for all boxes in one product of matrices."""
     boxes, rows, n = table.shape
     return (table.reshape(boxes * rows, n) @ tensor.reshape(n, -1)).reshape(boxes, rows, -1)
+
+
+def _next_axis(sums: np.ndarray, n: int, *, is_last: bool) -> np.ndarray:
+    """(boxes, rows, n, rest): the keys of the next axis apart; the last of all stands behind the columns."""
+    if is_last:
+        return sums.reshape(*sums.shape[:2], -1, n).swapaxes(2, 3)
+    return sums.reshape(*sums.shape[:2], n, -1)

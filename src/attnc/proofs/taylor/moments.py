@@ -18,7 +18,16 @@ import numpy as np
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.jet_balls import TINY, above
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
-from attnc.proofs.taylor.weights import EXP_ERROR, Hull, Weights, is_near, leaks, least_denominator, powers
+from attnc.proofs.taylor.weights import (
+    EXP_ERROR,
+    LEFT_OUT_BELOW,
+    Weights,
+    box_around,
+    leaks,
+    least_denominator,
+    magnitude,
+    powers,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -66,17 +75,16 @@ class KeyMoments:
         """Whether all scores are known exactly: the floats are the slopes and offsets."""
         return not (self.head.slopes.radius.any() or self.head.offsets.radius.any())
 
-    def unsure(self, hull: Hull) -> Float[np.ndarray, " keys"]:
-        """A bound of the distance of every score from that of the float64 slopes and offsets, over the hull."""
+    def unsure(self, box: Enclosed) -> Float[np.ndarray, " keys"]:
+        """Bound the distance of every score from that of the float64 slopes and offsets, over the box."""
         if self.is_exact:
             return np.zeros(self.head.num_keys)
-        return above(self.head.slopes.radius @ hull.magnitude + self.head.offsets.radius)
+        return above(self.head.slopes.radius @ magnitude(box) + self.head.offsets.radius)
 
-    def value_error(self, hull: Hull) -> Float[np.ndarray, "keys outputs"]:
-        """A bound of the distance of every value from its float64 number, over the hull."""
-        error = self.head.values.radius
-        gates = self.head.carried
-        return error if gates is None else above(error + gates.radius @ hull.magnitude)
+    def value_error(self, box: Enclosed) -> Float[np.ndarray, "keys outputs"]:
+        """Bound the distance of every value from its float64 number, over the box."""
+        error, gates = self.head.values.radius, self.head.carried
+        return error if gates is None else above(error + gates.radius @ magnitude(box))
 
     def numbers(self, space: Layout) -> int:
         """The count of numbers that `moments` holds for a box."""
@@ -86,10 +94,10 @@ class KeyMoments:
 
     def moments(self, space: Layout, centres: np.ndarray, radii: np.ndarray) -> Moments:
         """The moments at all boxes, from all keys that are near one of them."""
-        hull = Hull.of(centres, radii)
-        unsure, value_error = self.unsure(hull), self.value_error(hull)
-        lag = leaks(self.keys.slopes, self.keys.offsets, unsure, hull.along(self.axes))
-        near = is_near(lag)
+        box = box_around(centres, radii)
+        unsure, value_error = self.unsure(box), self.value_error(box)
+        lag = leaks(self.keys.slopes, self.keys.offsets, unsure, box[self.axes])
+        near = lag > LEFT_OUT_BELOW
         keys, c, r = self.keys.chosen(near), centres[:, self.axes], radii[:, self.axes]
         weights = Weights.of(keys.slopes, keys.offsets, unsure[near], c, r)
         values = _values(keys, weights, c, r)
@@ -102,7 +110,7 @@ class KeyMoments:
         rounding = gamma(space.order + 3 * space.d + 6 + summed) + 2 * EXP_ERROR
         tail = weights.rho ** (space.order + 1) / math.factorial(space.order + 1)
         rounded, cut = weights.most * (rounding + weights.error), weights.most * tail
-        far, far_values = _far(self, lag, value_error, hull)
+        far, far_values = self._far(lag, value_error, box)
         unsure_u = values.unsure + value_error[near].max(axis=0) + far_values + far * np.abs(values.shift)
         unsure_u += TINY * values.reach.max(axis=2)
         lost = np.einsum("bk,bok->bo", rounded, values.reach) + weights.everything[:, None] * unsure_u
@@ -118,6 +126,15 @@ class KeyMoments:
             above((rounded + cut).sum(axis=1) + weights.everything * far),
             least_denominator(space, delta, rounding * weights.everything, unknown),
         )
+
+    def _far(self, lag: np.ndarray, value_error: np.ndarray, box: Enclosed) -> tuple[float, np.ndarray]:
+        """Σ w_k/w_* and Σ w_k|v_k + V_k·x|/w_* over the keys left out: D ≥ ω_*, and D is at most `everything`."""
+        is_far = lag <= LEFT_OUT_BELOW
+        keys, weight = self.keys.chosen(is_far), above(np.exp(lag[is_far]))
+        size = np.abs(keys.values) + value_error[is_far]
+        if keys.carried is not None:
+            size = size + np.abs(keys.carried) @ magnitude(box)[self.axes]
+        return float(above(weight.sum())), above(weight @ size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,15 +226,3 @@ def _monomials(space: Layout, z: np.ndarray) -> np.ndarray:
             for factor in used[2:]:
                 result[:, place] *= factor
     return result
-
-
-def _far(known: KeyMoments, lag: np.ndarray, value_error: np.ndarray, hull: Hull) -> tuple[float, np.ndarray]:
-    """Σ w_k/w_* and Σ w_k|v_k + V_k·x|/w_* over the keys left out: D ≥ ω_*, and D is at most `everything`."""
-    is_far = ~is_near(lag)
-    if not is_far.any():
-        return 0.0, np.zeros(known.keys.num_outputs)
-    keys, weight = known.keys.chosen(is_far), above(np.exp(lag[is_far]))
-    size = np.abs(keys.values) + value_error[is_far]
-    if keys.carried is not None:
-        size = size + np.abs(keys.carried) @ hull.magnitude[known.axes]
-    return float(above(weight.sum())), above(weight @ size)

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.ir.soft_head import Enclosed
 from attnc.numerics.jet_balls import U, above
 from attnc.numerics.rounding import LIBM_ULPS, up
+from attnc.proofs.cells.intervals import around, centred, hull
 from attnc.proofs.taylor.polynomials import Layout, gamma
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float
 
-FAR_BEHIND = 50.0
-"""Scores by which a key is behind everywhere when it is left out of the sums; its leak, e⁻⁵⁰ = 2·10⁻²² of the weight at
-most, is counted."""
+LEFT_OUT_BELOW = -50.0
+"""A key whose score is this far behind everywhere is left out of the sums. Its leak, e⁻⁵⁰ = 2·10⁻²² of the weight at
+most, is counted; it is 10⁶ times smaller than the rounding of the sums."""
 EXP_ERROR = LIBM_ULPS * 2.0**-52
 """Relative error of the machine's exponential."""
 FAINT_EXPONENT = -45.0
@@ -37,19 +39,12 @@ RULING_SHARE = 0.9
 """Share of the weight from which on errors are counted relative to the heaviest key: the others then lose little."""
 
 
-@dataclass(frozen=True, eq=False)
-class Gaps:
-    """s_k(x) − reference(x) is within u·|gap| + slack of the gap; the reference is near the largest score at x."""
-
-    gaps: Float[np.ndarray, "boxes keys"]
-    slack: float
-
-
 def score_gaps(
     slopes: Float[np.ndarray, "keys d"], offsets: Float[np.ndarray, " keys"], points: Float[np.ndarray, "boxes d"]
-) -> Gaps:
-    """The distance of every score from the largest, at every point.
+) -> tuple[Float[np.ndarray, "boxes keys"], float]:
+    """(gaps, slack): s_k(x) − reference(x) is within u·|gap| + slack of the gap, at every point x.
 
+    The reference is near the largest score at x.
     The leading parts a′, x′, c′ are multiples of powers of two q_a, q_x, q, with q_a·q_x = q on every axis, such that
     every partial sum of a′·x′ + c′ is a multiple of q below 2⁵³q: computed exactly, in any order. The remainder
     (a − a′)·x + a′·(x − x′) + (c − c′) is computed with an error of γ_{2d+3} times the sum of its absolute values; for
@@ -71,7 +66,7 @@ def score_gaps(
     leading -= np.take_along_axis(leading, first, 1)
     rest -= np.take_along_axis(rest, first, 1)
     size = np.abs(points).max(axis=0) @ slope_unit + np.abs(a).max(axis=0) @ point_unit + q
-    return Gaps(leading + rest, float(above(gamma(2 * d + 4) * size)))
+    return leading + rest, float(above(gamma(2 * d + 4) * size))
 
 
 def _unit(size: np.ndarray, bits: int) -> np.ndarray:
@@ -84,49 +79,30 @@ def _leading(x: np.ndarray, unit: np.ndarray) -> np.ndarray:
     return np.rint(x / unit) * unit
 
 
-@dataclass(frozen=True, eq=False)
-class Hull:
-    """The smallest box around boxes."""
+def box_around(centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"]) -> Enclosed:
+    """The smallest box around boxes, by its centre and half-widths."""
+    return Enclosed(*centred(hull(around(centres, radii))))[0]
 
-    centre: Float[np.ndarray, " d"]
-    reach: Float[np.ndarray, " d"]
 
-    @classmethod
-    def of(cls, centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"]) -> Hull:
-        lo, hi = -up(radii - centres).max(axis=0), up(centres + radii).max(axis=0)
-        centre = 0.5 * lo + 0.5 * hi
-        return cls(centre, up(np.maximum(hi - centre, centre - lo)))
-
-    def along(self, axes: Int[np.ndarray, " axes"]) -> Hull:
-        """The hull on some of the axes."""
-        return Hull(self.centre[axes], self.reach[axes])
-
-    @property
-    def magnitude(self) -> Float[np.ndarray, " d"]:
-        return up(np.abs(self.centre) + self.reach)
+def magnitude(box: Enclosed) -> Float[np.ndarray, " d"]:
+    """The largest |x_i| in a box."""
+    return up(np.abs(box.mid) + box.radius)
 
 
 def leaks(
-    slopes: Float[np.ndarray, "keys d"],
-    offsets: Float[np.ndarray, " keys"],
-    unsure: Float[np.ndarray, " keys"],
-    hull: Hull,
+    slopes: Float[np.ndarray, "keys d"], offsets: Float[np.ndarray, " keys"], unsure: np.ndarray, box: Enclosed
 ) -> Float[np.ndarray, " keys"]:
-    """Upper bounds of log(w_k/w_*) over the hull, where * is the key that leads at its centre (and has 0).
+    """Bound log(w_k/w_*) over the box from above, where * is the key that leads at its centre (and has 0).
 
     Each score is known to within `unsure`.
     """
-    scores = slopes @ hull.centre + offsets
-    error = gamma(slopes.shape[1] + 1) * (np.abs(slopes) @ np.abs(hull.centre) + np.abs(offsets)) + unsure
+    scores = slopes @ box.mid + offsets
+    error = gamma(slopes.shape[1] + 1) * (np.abs(slopes) @ np.abs(box.mid) + np.abs(offsets)) + unsure
     first = int(np.argmax(scores))
     lag = scores - scores[first]
-    lag = up(lag + above(np.abs(slopes - slopes[first]) @ hull.reach + error + error[first] + U * np.abs(lag)))
+    lag = up(lag + above(np.abs(slopes - slopes[first]) @ box.radius + error + error[first] + U * np.abs(lag)))
     lag[first] = 0.0
     return np.where(np.isnan(lag), np.inf, lag)
-
-
-def is_near(lag: Float[np.ndarray, " keys"]) -> Bool[np.ndarray, " keys"]:
-    return np.asarray(lag > -FAR_BEHIND)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,16 +130,16 @@ class Weights:
         r: Float[np.ndarray, "boxes d"],
         steep: float = STEEP,
     ) -> Weights:
-        scores = score_gaps(slopes, offsets, c)
-        w = np.exp(scores.gaps)
+        gaps, slack = score_gaps(slopes, offsets, c)
+        w = np.exp(gaps)
         mean = (w @ slopes) / w.sum(axis=1, keepdims=True)  # ā; any number would do, this one makes the z small
         z = (slopes.T[:, None] - mean.T[:, :, None]) * r.T[:, :, None]
         rho = np.abs(z).sum(axis=0)
-        top = scores.gaps + rho
+        top = gaps + rho
         faint = top < FAINT_EXPONENT
         # The exponent is off by fewer than 2⁸·2⁻⁵³(2·STEEP − FAINT_EXPONENT) where it matters: `above` covers it.
         most = np.where(faint | (rho <= steep), above(np.exp(top)), np.inf)
-        exponent = _to_reference(unsure + scores.slack + U * np.abs(scores.gaps) + 3 * U * rho, w)
+        exponent = _to_reference(unsure + slack + U * np.abs(gaps) + 3 * U * rho, w)
         error = relative_error(exponent, faint)
         if faint.any():
             w, z, rho = np.where(faint, 0.0, w), np.where(faint, 0.0, z), np.where(faint, 0.0, rho)
