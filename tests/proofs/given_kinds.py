@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnc.proofs.cells.kind import Bounds, Kind
-from attnc.proofs.taylor.ranges import Goal
+from attnc.proofs.cells.kind import Bounds, Goal, Kind
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,13 +12,12 @@ from attnc import constructions
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
-from attnc.proofs.cells.kind import Bounds
+from attnc.proofs.cells.kind import Bounds, Goal
 from attnc.proofs.kinds.taylor import choose_order
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.proof import Proof
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.provers import CELLS_BEFORE_STAGES
-from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.target import Target

@@ -20,7 +20,7 @@ from attnc.proofs.cells.branching import Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.integral import bound_integral
 from attnc.proofs.cells.intervals import cells_within
-from attnc.proofs.cells.kind import Bounds, Fallback, Kind
+from attnc.proofs.cells.kind import SHARP, Bounds, Fallback, Goal, Kind
 from attnc.proofs.kinds.rounded import RoundedKind, StageRounding
 from attnc.proofs.kinds.selection import SelectionKind
 from attnc.proofs.kinds.tail import TailKind
@@ -30,7 +30,6 @@ from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes, require_sam
 from attnc.proofs.rounding.program import Roundings, roundings
 from attnc.proofs.stages.extraction import stages
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.ranges import SHARP, Goal
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pytest
 import attnc
 from attnc.errors import ProgramError
 from attnc.proofs.cells.dyadic import cell_boxes
+from attnc.proofs.cells.kind import SHARP
 from attnc.proofs.kinds.point import PointKind, PointProver
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.stages.extraction import stages
-from attnc.proofs.taylor.ranges import SHARP
 from attnc.targets.box import Box
 from proofs.exact_cells import cell_ends
 

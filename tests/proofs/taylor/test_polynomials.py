@@ -7,8 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from attnc.proofs.cells.kind import Goal
 from attnc.proofs.taylor.polynomials import layout, quotient, residual
-from attnc.proofs.taylor.ranges import Goal, largest
+from attnc.proofs.taylor.ranges import largest
 
 
 def exact_residual(space, nu, delta, q) -> float:

@@ -21,8 +21,7 @@ from attnc.errors import InputError
 from attnc.numerics.jet_balls import TINY
 from attnc.numerics.rounding import TINIEST, up
 from attnc.proofs.cells.dyadic import cell_boxes, cells, children
-from attnc.proofs.cells.kind import Bounds, Kind, meets
-from attnc.proofs.taylor.ranges import Goal
+from attnc.proofs.cells.kind import Bounds, Goal, Kind, meets
 from attnc.targets.box import Box
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ import numpy as np
 from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
 from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, best_of, leaves_of
 from attnc.proofs.cells.dyadic import cells, children
-from attnc.proofs.cells.kind import Kind
+from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.proofs.margins import NORM_LEAST
-from attnc.proofs.taylor.ranges import SHARP
 from attnc.targets.box import Box
 
 if TYPE_CHECKING:

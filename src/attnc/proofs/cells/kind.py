@@ -14,10 +14,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.numerics.rounding import up
-from attnc.proofs.taylor.ranges import Goal
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The purpose of a bound of |p| + remainder: to be below `value`, or `growth` times the largest |p| − remainder.
+
+    A bound that cannot get there is not made sharp. With `value` 0 every bound is made sharp.
+    """
+
+    value: float = 0.0
+    growth: float = 1.0
+
+
+SHARP = Goal()
 
 
 @dataclass(frozen=True, eq=False)

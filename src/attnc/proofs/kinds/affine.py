@@ -23,10 +23,9 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.branching import Leaf
 from attnc.proofs.cells.intervals import affine_range, cells_within, distance, is_same_number
-from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind
 from attnc.proofs.proof import Leaves, Proof
 from attnc.proofs.prover import ProofRequest, Prover
-from attnc.proofs.taylor.ranges import SHARP, Goal
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.target import Target

@@ -27,13 +27,12 @@ from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.intervals import cells_within, centred, distance, hull, interval
-from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.cells.near_keys import Scores
 from attnc.proofs.kinds.enclosure import MOST_CUTS, QueryEnclosure, StageEnclosure, cut_at, cut_wide
 from attnc.proofs.kinds.rounded import rounding_of_sums
 from attnc.proofs.margins import AXIS_DISTANCE, STAGE_ROUNDING
 from attnc.proofs.rounding.stage import score_errors
-from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:

@@ -30,14 +30,13 @@ from attnc.ir.soft_head import Enclosed
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.intervals import affine_range, cells_within, centred, distance, interval
-from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.cells.near_keys import NearValues
 from attnc.proofs.kinds.rounded import rounding_of_sums
 from attnc.proofs.rounding.program import Roundings, roundings
 from attnc.proofs.rounding.stage import score_errors
 from attnc.proofs.stages.extraction import ProgramStage, stages
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.box import Box
 from attnc.targets.target import Target
 

@@ -17,7 +17,7 @@ from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.numerics.bound import Term
 from attnc.numerics.jet_tables import num_monomials
-from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.kinds.rounded import RoundedKind, StageRounding
 from attnc.proofs.kinds.taylor import taylor_bounds
 from attnc.proofs.margins import POINT_ROUNDING
@@ -26,7 +26,6 @@ from attnc.proofs.prover import ProofRequest, Prover
 from attnc.proofs.rounding.program import roundings
 from attnc.proofs.stages.extraction import stages
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.expressions.taylor import Taylor
 from attnc.targets.target import Target
 

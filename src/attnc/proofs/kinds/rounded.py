@@ -10,12 +10,11 @@ import numpy as np
 
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.numerics.rounding import gamma, up
-from attnc.proofs.cells.kind import Bounds, WrappedKind
+from attnc.proofs.cells.kind import Bounds, Goal, WrappedKind
 from attnc.proofs.margins import LEAF_ROOM, STAGE_ROUNDING
 from attnc.proofs.rounding.program import Roundings
 from attnc.proofs.rounding.stage import rounding_bounds
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.ranges import Goal
 
 if TYPE_CHECKING:
     from jaxtyping import Float

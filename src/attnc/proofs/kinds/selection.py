@@ -23,13 +23,12 @@ from attnc.errors import InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.intervals import affine_range, cells_within, distance, interval
-from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.cells.near_keys import NearPairs, NearValues
 from attnc.proofs.kinds.affine import mean_value_distance
 from attnc.proofs.rounding.program import Roundings
 from attnc.proofs.rounding.stage import score_errors as score_errors_of
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.ranges import Goal
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:

@@ -29,12 +29,12 @@ from attnc.numerics.jet_balls import TINY, U, above
 from attnc.numerics.jet_tables import embedding, monomials, num_monomials
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.intervals import cells_within, centred
-from attnc.proofs.cells.kind import Bounds, Kind
+from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind
 from attnc.proofs.stages.one_stage import OneStage
 from attnc.proofs.taylor.grid_moments import moments_of
 from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import gamma, layout, quotient, residual
-from attnc.proofs.taylor.ranges import SHARP, Goal, largest
+from attnc.proofs.taylor.ranges import largest
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.taylor import Taylor, taylor

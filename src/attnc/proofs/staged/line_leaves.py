@@ -21,12 +21,11 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import down, up
 from attnc.proofs.cells.branching import MAX_LEVEL, Budget, Covering, Leaf, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
-from attnc.proofs.cells.kind import Kind
+from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.proofs.kinds.selection import SelectionKind
 from attnc.proofs.kinds.taylor import MeanValueKind, TaylorKind
 from attnc.proofs.margins import LEAF_ROOM
 from attnc.proofs.stages.one_stage import OneStage
-from attnc.proofs.taylor.ranges import SHARP
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.substituting import substitute

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.proofs.cells.kind import SHARP, Goal
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
 
 if TYPE_CHECKING:
@@ -16,20 +16,6 @@ _DEPTH = 10
 """Most halvings of a cube: each divides the overestimate by 4 at least, so that after 10 it is below 10⁻⁶ of Σ|p_j|."""
 _PIECES = 2**15
 """Most pieces of cubes held at a time: with 100 coefficients each, 26 MB."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """The purpose of a bound of |p| + remainder: to be below `value`, or `growth` times the largest |p| − remainder.
-
-    A bound that cannot get there is not made sharp. With `value` 0 every bound is made sharp.
-    """
-
-    value: float = 0.0
-    growth: float = 1.0
-
-
-SHARP = Goal()
 
 
 def largest(
