@@ -105,14 +105,14 @@ def test_other_constructions_need_a_finite_box(construction: str) -> None:
 
 def test_a_grid_is_not_looked_for_beyond_what_is_found_already(monkeypatch):
     """At a kink an even grid has hundreds of anchors, and graded ones are eight."""
-    from attnc.constructions.fitting import spectral_axis as axis
+    from attnc.constructions.fitting import axis
 
     tried: list[int] = []
     fit = axis.unit_fit
 
-    def recorded(p: int, *rest: object) -> axis.UnitFit:
-        tried.append(p)
-        return fit(p, *rest)
+    def recorded(lattice: axis.Lattice, spare: int) -> object:
+        tried.append(lattice.p)
+        return fit(lattice, spare)
 
     monkeypatch.setattr(axis, "unit_fit", recorded)
     target = attnc.as_target("abs(x-0.3)+x**3", {"x": (-1, 1)})

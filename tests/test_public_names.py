@@ -10,11 +10,13 @@ import pytest
 import attnc
 from attnc import constructions, incontext
 
+WITH_EXAMPLE = {"binomial", "graded", "spectral_grid", "table_grid", "table_scattered"}
+"""Constructions that have an example already."""
 WITHOUT_EXAMPLE = {
     "attnc.Certificate",
     "attnc.Network",
     "attnc.plan",
-    *(f"attnc.constructions.{name}" for name in constructions.__all__),
+    *(f"attnc.constructions.{name}" for name in constructions.__all__ if name not in WITH_EXAMPLE),
 }
 """Names whose example is still to be written. This set may only shrink."""
 NEEDS = {"attnc.convert": "torch", "attnc.load_converted": "torch", "attnc.incontext": "sklearn"}

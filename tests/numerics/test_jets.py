@@ -18,8 +18,8 @@ from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, above
 from attnc.numerics.jet_equations import growth
-from attnc.numerics.jet_tables import embedding, pairs
-from attnc.numerics.jets import Jet, add, constant, monomials, multiply, negate, scale, variable
+from attnc.numerics.jet_tables import embedding, monomials, pairs
+from attnc.numerics.jets import Jet, add, constant, multiply, negate, scale, variable
 from strategies.reference import VALUES, precision
 
 Polynomial = dict[tuple[int, ...], Fraction]

@@ -8,7 +8,7 @@ import flint
 import numpy as np
 from flint import arb, arb_series
 
-from attnc.numerics.jets import monomials
+from attnc.numerics.jet_tables import monomials
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.taylor import Taylor, taylor
 from attnc.targets.expressions.tree import (

@@ -8,7 +8,7 @@ members; endpoints that are exact in floating point are not widened.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -233,11 +233,4 @@ def _hull(corners: list[Array], exact: list[Mask], x: Interval, y: Interval) -> 
     return Interval(lo, hi)
 
 
-def _least(corners: list[Array]) -> Array:
-    a, b, c, d = corners
-    return np.asarray(np.fmin(np.fmin(a, b), np.fmin(c, d)))
-
-
-def _greatest(corners: list[Array]) -> Array:
-    a, b, c, d = corners
-    return np.asarray(np.fmax(np.fmax(a, b), np.fmax(c, d)))
+_least, _greatest = partial(reduce, np.fmin), partial(reduce, np.fmax)

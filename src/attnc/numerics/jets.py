@@ -21,22 +21,8 @@ import numpy as np
 
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, U, above
-from attnc.numerics.jet_tables import FactorPairs, Places, degree_blocks, embedding, monomials, num_monomials, pairs
+from attnc.numerics.jet_tables import FactorPairs, Places, degree_blocks, embedding, num_monomials, pairs
 from attnc.numerics.rounding import Array, Mask, down, up
-
-__all__ = [
-    "Jet",
-    "add",
-    "constant",
-    "convolve",
-    "monomials",
-    "multiply",
-    "negate",
-    "product_total",
-    "scale",
-    "union",
-    "variable",
-]
 
 
 @dataclass(frozen=True, eq=False)

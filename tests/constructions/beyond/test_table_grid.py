@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import table_grid
-from attnc.constructions.fitting.table_axis import AxisAnchors, Band, NodeAxis, keys_at_nodes, reach_at_nodes
+from attnc.constructions.fitting.axis import AxisKeys, Band, Lattice, NodeAxis, keys_at_nodes, reach_at_nodes
 
 
 def grid(*axes) -> np.ndarray:
@@ -136,7 +136,7 @@ def test_anchors_are_as_dense_as_the_nodes(dtype):
 @pytest.mark.parametrize("pad", [0.0, 1.0, 3.0])
 def test_graded_places_follow_the_nodes(pad):
     x = np.geomspace(1e-3, 10, 50)
-    places = AxisAnchors(14, pad, is_graded=True).graded_places(x)
+    places = Lattice(14, pad, is_graded=True).graded_places(x)
     assert len(places) == 14
     assert (np.diff(places) > 0).all()
     inside = places[(places >= x[0]) & (places <= x[-1])]
@@ -184,7 +184,7 @@ def test_keys_at_nodes_lead_by_c(gaps, c):
     assert (np.abs(leads[steps == 1] - c) <= slack).all()
     assert (leads >= steps * c - slack).all()
     reach = reach_at_nodes(y, anchors, bias)
-    band = Band(y, anchors, bias, np.arange(len(y)), reach)
+    band = Band(AxisKeys(1.0, 0.0, anchors, bias), y, np.arange(len(y)), reach)
     f = np.random.default_rng(0).normal(size=(len(y), 2))
     assert np.abs(band.apply(band.solve(f)) - f).max() <= 1e-9 * (1 + np.abs(band.solve(f)).max())
 
@@ -192,7 +192,7 @@ def test_keys_at_nodes_lead_by_c(gaps, c):
 def test_a_band_is_the_softmax_with_the_rest_left_out():
     y = np.sort(np.random.default_rng(4).uniform(0, 30, 31))
     anchors, bias = keys_at_nodes(y, 1.0)
-    band = Band(y, anchors, bias, np.arange(31), reach_at_nodes(y, anchors, bias))
+    band = Band(AxisKeys(1.0, 0.0, anchors, bias), y, np.arange(31), reach_at_nodes(y, anchors, bias))
     scores = 2 * np.outer(y, anchors) + bias
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import table_scattered
-from attnc.constructions.beyond.table_scattered import SELECTING, Kinks, Neighbours, keys_at_points
+from attnc.constructions.beyond.table_scattered import SELECTING, Kinks, Neighbours, ScatteredSearch
+from attnc.constructions.construction import Request
 
 
 def error_at_points(program, table) -> float:
@@ -83,7 +84,7 @@ def test_a_kink_is_too_rough_for_a_grid_but_soft_keys_follow_it():
 def test_heads_at_the_points_grow_harder_until_they_select():
     p = uniform(60)
     table = attnc.TableTarget(p, np.random.default_rng(0).normal(size=60))
-    heads = list(keys_at_points(table, "float64", 1e-9, growth=10.0))
+    heads = list(ScatteredSearch(table, Request(1e-9), 10.0).at_points())
     betas = [dict(head.parameters)["beta"] for head in heads]
     assert betas[:-1] == sorted(betas[:-1])  # the last has kinks too
     assert all(np.abs(head.values).max() <= 11 * np.abs(table.values).max() for head in heads)

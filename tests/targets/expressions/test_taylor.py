@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from attnc.errors import InputError
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
-from attnc.numerics.jets import monomials
+from attnc.numerics.jet_tables import monomials
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.taylor import Taylor, taylor
 from strategies.expressions import expressions

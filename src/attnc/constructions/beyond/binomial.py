@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import (
-    CONTINUOUS_FUNCTION,
-    MAX_BYTES,
-    Construction,
-    Request,
-    for_eps,
-    one_variable,
-    round_above,
-    summable,
-)
+from attnc.constructions.construction import MAX_BYTES, Request, round_above
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
-from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.constructions.fitting.search import Shape, descend, fewest, ladder
-from attnc.constructions.fitting.stored_head import StoredHead, check_fit, check_unary, store, worst_error
+from attnc.constructions.fitting.stored_head import (
+    MeasuredHead,
+    allowed_anchors,
+    check_unary,
+    measured,
+    store,
+    unary_construction,
+)
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.soft_head import SoftHead
 from attnc.targets.target import Target
@@ -67,120 +64,128 @@ def binomial(
 
     n, δ and x₀ are searched for a given eps, or δ and x₀ for num_anchors = n + 1 keys. The error is the
     largest on a dense sample: an observation, hence no bound.
+
+    Parameters
+    ----------
+    target : Target
+        A smooth function of one variable on a finite box.
+    eps : float, optional
+        The largest error allowed. Either eps or num_anchors is given.
+    num_anchors : int, optional
+        The number of keys n + 1: the best head of this size is built.
+    delta, centre : float, optional
+        δ and x₀, if they are not to be searched.
+    limits : pair of float or None
+        The limits of the head at −∞ and at +∞; None leaves them free.
+    max_value : float
+        The largest |value| of a key, in units of max|f|.
+    dtype : str
+        The arithmetic of the program: "float64" or "float32".
+    max_anchors, max_bytes : int
+        Limits of the number of anchors and of the memory for the program.
+    progress : callable, optional
+        A function of a step's name and of the fraction of it that is done, called during the search.
+
+    Returns
+    -------
+    Built
+        The program, with the sizes and the largest error seen as its `parameters`. It has no bound.
+
+    Raises
+    ------
+    InputError
+        If the target has more than one variable, or an argument is out of range.
+    BoundNotMet
+        If eps is not reached. The exception carries the best head that was found.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> target = attnc.as_target("tanh(x)", {"x": (-4, 4)})
+    >>> built = attnc.constructions.binomial(target, eps=1e-9)
+    >>> built.program.num_anchors, dict(built.parameters)["degree"]
+    (2, 1)
     """
-    check_unary(target, "binomial")
-    check_fit(Request(eps, dtype), num_anchors, max_value)
-    most = min(max_anchors, max_bytes // bytes_per_anchor(target), MAX_BINOMIAL_KEYS)
-    if num_anchors is not None and num_anchors > most:
-        raise InputError(f"num_anchors={num_anchors:,}: max_anchors, max_bytes and the fit allow {most:,}")
+    request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
+    most = min(allowed_anchors(target, request), MAX_BINOMIAL_KEYS)
+    check_unary("binomial", target, request, num_anchors, max_value, most)
     lo, hi = float(target.box.lo[0]), float(target.box.hi[0])
-    task = _Task(target, FitDomain(lambda x: target(x[:, None]), lo, hi, limits, max_value), delta, centre, dtype)
-    if num_anchors is not None:
-        return task.built(task.stored(task.search(num_anchors)))
-    assert eps is not None
-    return task.within(eps, most, progress)
-
-
-@dataclass(frozen=True, eq=False)
-class _Stored:
-    """A polynomial as a head, with the largest error found."""
-
-    polynomial: Polynomial
-    head: StoredHead
-    error: float
-    at: float
-
-    @property
-    def p(self) -> int:
-        return self.head.keys.num_keys
-
-
-def _is_slow(before: _Stored, after: _Stored, eps: float, most: int) -> bool:
-    """Whether eps is out of reach even if every further key is worth as much as the last ones were."""
-    if after.p < 24 or after.p >= most or after.error >= before.error:
-        return after.p >= 48 and after.error >= before.error
-    gain = math.log(before.error / after.error) / (after.p - before.p)
-    return after.error * math.exp(-gain * (most - after.p)) > eps
+    search = PolynomialSearch(lambda x: target(x[:, None]), lo, hi, limits, max_value, delta, centre)
+    task = _Task(target, search, request, most)
+    return task.within_eps() if num_anchors is None else task.built(task.stored(search.best(num_anchors)))
 
 
 @dataclass(frozen=True, eq=False)
 class _Task:
+    """The request for a target, with at most `most` keys."""
+
     target: Target
-    domain: FitDomain
-    delta: float | None
-    centre: float | None
-    dtype: str
+    search: PolynomialSearch
+    request: Request
+    most: int
 
-    def search(self, size: int, goal: float | None = None, near: Polynomial | None = None) -> Polynomial:
-        return _search_shape(self.domain, size, self.delta, self.centre, goal, near)
-
-    def within(self, eps: float, most: int, progress: Progress | None) -> Built:
+    def within_eps(self) -> Built:
         """The fewest keys within eps."""
+        eps, most = self.request.goal, self.most
 
-        def attempt(size: int, before: Sequence[_Stored]) -> _Stored:
-            near = before[-1].polynomial if before else None
-            stored = self.stored(self.search(size, FITTED_SHARE * eps, near))
-            if progress is not None and (not before or before[-1].error > OBSERVED_SHARE * eps):  # on the way up
-                progress("fitting", size / most)
-            return stored
+        def attempt(size: int, before: Sequence[MeasuredHead[Polynomial]]) -> MeasuredHead[Polynomial]:
+            found = self.stored(self.search.best(size, FITTED_SHARE * eps, before[-1].fit if before else None))
+            if not before or before[-1].error > OBSERVED_SHARE * eps:  # on the way up
+                self.request.report("fitting", size / most)
+            return found
 
-        def gives_up(failed: Sequence[_Stored]) -> bool:
+        def gives_up(failed: Sequence[MeasuredHead[Polynomial]]) -> bool:
             *before, last = failed
-            best = min(before, key=lambda stored: stored.error, default=None)
+            best = min(before, key=lambda one: one.error, default=None)
             return best is not None and (self._is_floor(best, last) or _is_slow(best, last, eps, most))
 
         found = fewest(ladder(SIZES, most), attempt, OBSERVED_SHARE * eps, gives_up=gives_up)
         if found.met is not None:
             return self.built(found.met)
-        *before, last = found.failed
-        if found.gave_up and self._is_floor(min(before, key=lambda stored: stored.error), last):
-            raise self._refusal(found.best, eps, f"the rest of the error is rounding in {self.dtype}")
-        raise self._refusal(found.best, eps, f"it falls too slowly for {most} keys, the most that are allowed")
-
-    def _is_floor(self, before: _Stored, after: _Stored) -> bool:
-        """Whether the rest of the error is rounding, of the head or of the fit: more keys do not help any more."""
-        of_fit = 2.0**16 * float(np.finfo("float64").eps) * float(self.domain.most.max())
-        is_rounding = after.error > 2 * after.polynomial.error or before.error < of_fit
-        return after.error > 0.5 * before.error and is_rounding
-
-    def stored(self, found: Polynomial) -> _Stored:
-        """Values solved again for the keys as they are stored; the better of both."""
-        lo, hi, p = self.domain.lo, self.domain.hi, found.keys.num_keys
-        head = store(found.keys, self.target.box, self.dtype)
-        x = chebyshev(lo, hi, 12 * p + 60)
-        again, _ = self.domain.fit(head.keys, self.domain.values(x), head.weights(x), FINAL_PASSES, 0.0)
-        fine = np.union1d(
-            chebyshev(lo, hi, 40 * p + 400), np.linspace(lo, hi, 4001 if self.dtype == "float64" else 40_001)
-        )
-        heads = (head, head.with_values(again.values))
-        errors = [worst_error(one, self.domain.f, fine) for one in heads]
-        (error, at), head = min(zip(errors, heads, strict=True), key=lambda pair: pair[0][0])
-        return _Stored(found, head, error, at)
-
-    def built(self, stored: _Stored) -> Built:
-        delta = float(np.exp(stored.polynomial.shape[0]))
-        parameters: tuple[tuple[str, float | int | str], ...] = (
-            ("degree", stored.p - 1),
-            ("delta", delta),
-            ("centre", self.domain.base + stored.polynomial.shape[1] / delta),
-            ("largest_value", float(np.abs(stored.head.keys.values).max())),
-            ("worst_error", stored.error),
-            ("worst_at", stored.at),
-        )
-        return Built(stored.head.program(self.target), "binomial", None, None, parameters)
-
-    def _refusal(self, best: _Stored, eps: float, reason: str) -> BoundNotMet:
+        best, (*before, last) = found.best, found.failed
+        reason = f"it falls too slowly for {most} keys, the most that are allowed"
+        if found.gave_up and self._is_floor(min(before, key=lambda one: one.error), last):
+            reason = f"the rest of the error is rounding in {self.request.dtype}"
         target = self.target
-        return BoundNotMet(
+        raise BoundNotMet(
             f"cannot bring the error to eps={eps:g} for {target.describe()} on {target.box} with a binomial head: the "
             f"largest error seen is {best.error:.3g} with {best.p} keys, at {target.box.names[0]} = {best.at:.6g}, and "
             f"{reason}. A polynomial in σ(δx) suits smooth functions, and its values are limited to "
-            f"{self.domain.max_value:g} times max|f|. Choose eps ≥ {round_above(best.error):.2g}, a smaller box, more "
+            f"{self.search.max_value:g} times max|f|. Choose eps ≥ {round_above(best.error):.2g}, a smaller box, more "
             "for max_value, or construction='graded', which handles kinks.",
             eps=eps,
             bound=None,
             build=lambda: self.built(best),
         )
+
+    def _is_floor(self, before: MeasuredHead[Polynomial], after: MeasuredHead[Polynomial]) -> bool:
+        """Whether the rest of the error is rounding, of the head or of the fit: more keys do not help any more."""
+        of_fit = 2.0**16 * float(np.finfo("float64").eps) * float(self.search.most.max())
+        is_rounding = after.error > 2 * after.fit.error or before.error < of_fit
+        return after.error > 0.5 * before.error and is_rounding
+
+    def stored(self, found: Polynomial) -> MeasuredHead[Polynomial]:
+        """The stored head, with its values as they were or solved again for the stored keys: the better of both."""
+        search, p = self.search, found.keys.num_keys
+        head = store(found.keys, self.target.box, self.request.dtype)
+        x = chebyshev(search.lo, search.hi, 12 * p + 60)
+        again, _ = search.fit(head.keys, search.values(x), head.weights(x[:, None]), FINAL_PASSES, 0.0)
+        fine = chebyshev(search.lo, search.hi, 40 * p + 400)
+        return measured(found, (head, head.with_values(again.values)), search.f, fine)
+
+    def built(self, found: MeasuredHead[Polynomial]) -> Built:
+        delta = float(np.exp(found.fit.shape[0]))
+        centre = ("centre", self.search.base + found.fit.shape[1] / delta)
+        parameters = (("degree", found.p - 1), ("delta", delta), centre, *found.parameters)
+        return Built(found.head.program(self.target), "binomial", None, None, parameters)
+
+
+def _is_slow(before: MeasuredHead[Polynomial], after: MeasuredHead[Polynomial], eps: float, most: int) -> bool:
+    """Whether eps is out of reach even if every further key is worth as much as the last ones were."""
+    if after.p < 24 or after.p >= most or after.error >= before.error:
+        return after.p >= 48 and after.error >= before.error
+    gain = math.log(before.error / after.error) / (after.p - before.p)
+    return after.error * math.exp(-gain * (most - after.p)) > eps
 
 
 Limits = tuple[float | None, float | None]
@@ -208,14 +213,16 @@ class Polynomial:
 
 
 @dataclass(frozen=True, eq=False)
-class FitDomain:
-    """f on [lo, hi], either of which may be infinite, with the limits that are prescribed."""
+class PolynomialSearch:
+    """The polynomials in σ(δ(x − x₀)) for f on [lo, hi], either of which may be infinite; δ and x₀ may be given."""
 
     f: Function
     lo: float
     hi: float
     limits: Limits
     max_value: float
+    delta: float | None
+    centre: float | None
 
     @property
     def base(self) -> float:
@@ -271,6 +278,46 @@ class FitDomain:
         fitted, error = self.fit(keys, self.values(x), keys.weights(x[:, None]), passes, goal)
         return Polynomial(fitted, error, shape)
 
+    def best(self, num_keys: int, goal: float = 0.0, near: Polynomial | None = None) -> Polynomial:
+        """The best δ and x₀ found, or the first with an error of at most `goal`; a goal of 0 asks for the best."""
+
+        def attempt(shape: Shape) -> Polynomial | None:
+            if self.centre is not None:
+                shape = (shape[0], (self.centre - self.base) * math.exp(shape[0]))
+            return self.polynomial(num_keys, shape, goal=goal) if abs(shape[1]) < 30 else None
+
+        found: list[Polynomial] = []
+        for shape in self._starts(near):
+            found.append(self.polynomial(num_keys, shape, goal=goal))
+            if found[-1].error <= goal:
+                return found[-1]
+        found.sort(key=lambda one: one.error)
+        best, few = found[0], num_keys <= THOROUGH_KEYS
+        near_enough = (DOWNHILL_FACTOR if few else 0.1 * DOWNHILL_FACTOR) * goal if goal else math.inf
+        axes = np.array([axis for axis, given in (((1, 0), self.delta), ((0, 2), self.centre)) if given is None])
+        if len(axes) and num_keys > 1 and best.error <= near_enough:
+            for start in found[: 2 if few else 1]:
+                end = descend(start, attempt, axes, FIRST_STEP, LAST_STEP if few else 4 * LAST_STEP, goal)
+                best = min(best, end, key=lambda one: one.error)
+                if best.error <= goal:
+                    break
+        return self.polynomial(num_keys, best.shape, FINAL_PASSES, goal)
+
+    def _starts(self, near: Polynomial | None) -> Iterator[Shape]:
+        """The shape of a polynomial of another degree, and a coarse net."""
+        if near is not None:
+            yield near.shape
+        width, is_cut = self.hi - self.lo, math.isfinite(self.lo)
+        deltas = [1.0, 0.5, 2.0, 0.25, 4.0] if self.delta is None else [self.delta]
+        if self.delta is None and math.isfinite(width):
+            deltas = [size / width for size in (1.0, 2.0, 4.0, 8.0, 0.5, 16.0, 0.25, 32.0)]
+        outwards = 0.0 if is_cut == math.isfinite(self.hi) else -1.0 if is_cut else 1.0
+        for delta in deltas:
+            shifts = (0.0, 0.5 * outwards, outwards) if outwards else (0.0,)
+            if self.centre is not None:
+                shifts = ((self.centre - self.base) * delta,)
+            yield from ((math.log(delta), shift) for shift in shifts)
+
 
 def binomial_scores(num_keys: int, delta: float, centre: float = 0.0) -> SoftHead[np.ndarray]:
     """a_k = kδ, c_k = log C(n, k) − kδx₀, and no values yet."""
@@ -278,60 +325,6 @@ def binomial_scores(num_keys: int, delta: float, centre: float = 0.0) -> SoftHea
     factorials = np.array([math.lgamma(i + 1) for i in k])
     offsets = factorials[-1] - factorials - factorials[::-1] - k * delta * centre
     return SoftHead.of_one_variable(k * delta, offsets, np.zeros(num_keys))
-
-
-def _search_shape(
-    domain: FitDomain,
-    num_keys: int,
-    delta: float | None = None,
-    centre: float | None = None,
-    goal: float | None = None,
-    near: Polynomial | None = None,
-) -> Polynomial:
-    """δ and x₀ where they are not given: the best found, or the first with an error of at most `goal`."""
-    found: list[Polynomial] = []
-    for shape in _starts(domain, delta, centre, near):
-        found.append(domain.polynomial(num_keys, shape, QUICK_PASSES, goal or 0.0))
-        if found[-1].error <= (goal or 0.0):
-            return found[-1]
-    found.sort(key=lambda one: one.error)
-    best = found[0]
-    axes = np.array([axis for axis, fixed in (((1, 0), delta), ((0, 2), centre)) if fixed is None])
-    few = num_keys <= THOROUGH_KEYS
-    if (
-        len(axes)
-        and num_keys > 1
-        and (goal is None or best.error <= (DOWNHILL_FACTOR if few else 0.1 * DOWNHILL_FACTOR) * goal)
-    ):
-
-        def attempt(shape: Shape) -> Polynomial | None:
-            if centre is not None:
-                shape = (shape[0], (centre - domain.base) * math.exp(shape[0]))
-            return domain.polynomial(num_keys, shape, QUICK_PASSES, goal or 0.0) if abs(shape[1]) < 30 else None
-
-        for start in found[: 2 if few else 1]:
-            end = descend(start, attempt, axes, FIRST_STEP, LAST_STEP if few else 4 * LAST_STEP, goal or 0.0)
-            best = min(best, end, key=lambda one: one.error)
-            if best.error <= (goal or 0.0):
-                break
-    return domain.polynomial(num_keys, best.shape, FINAL_PASSES, goal or 0.0)
-
-
-def _starts(domain: FitDomain, delta: float | None, centre: float | None, near: Polynomial | None) -> Iterator[Shape]:
-    width = domain.hi - domain.lo
-    deltas = [delta] if delta is not None else [1.0, 0.5, 2.0, 0.25, 4.0]
-    if delta is None and math.isfinite(width):
-        deltas = [size / width for size in (1.0, 2.0, 4.0, 8.0, 0.5, 16.0, 0.25, 32.0)]
-    outwards = (
-        0.0 if math.isfinite(domain.lo) == math.isfinite(domain.hi) else -1.0 if math.isfinite(domain.lo) else 1.0
-    )
-    if near is not None:
-        yield near.shape
-    for each in deltas:
-        if centre is not None:
-            yield math.log(each), (centre - domain.base) * each
-        else:
-            yield from ((math.log(each), shift) for shift in ((0.0, 0.5 * outwards, outwards) if outwards else (0.0,)))
 
 
 def binomial_keys(
@@ -360,12 +353,7 @@ def binomial_keys(
     def rows(x: np.ndarray) -> np.ndarray:
         return np.asarray(f(x), np.float64).reshape(len(x), -1)
 
-    return _search_shape(FitDomain(rows, lo, hi, limits, max_value), num_keys, delta, centre).keys
+    return PolynomialSearch(rows, lo, hi, limits, max_value, delta, centre).best(num_keys).keys
 
 
-BINOMIAL = Construction(
-    "binomial",
-    for_eps(binomial),
-    (*CONTINUOUS_FUNCTION, one_variable, summable),
-    options=frozenset({"norm"}),
-)
+BINOMIAL = unary_construction(binomial)

@@ -11,12 +11,12 @@ import numpy as np
 
 from attnc.constructions.beyond.gates import MAX_EXPONENT, function_gate
 from attnc.constructions.beyond.graded import graded_keys
+from attnc.constructions.fitting.axis import MAX_P, AxisSections, SpectralAxis, grid_head, value_limit
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.gate.keys import Gate
 from attnc.constructions.fitting.gate.product import product_gate, square_gate
 from attnc.constructions.fitting.kinks import find_kinks
 from attnc.constructions.fitting.minimax import Function
-from attnc.constructions.fitting.spectral_axis import MAX_P, AxisSections, SpectralAxis, value_limit
 from attnc.errors import AttncError
 from attnc.functions import gate_recipes
 from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe
@@ -103,11 +103,9 @@ def fit_unary(
 
 
 def from_axis(axis: SpectralAxis, f: Function) -> UnaryFit:
-    """In y = c(t − middle)/h a key is (2L, −cL²), L whole halves: exact."""
-    values = axis.solve(f(axis.nodes())[:, None])
-    keys = SoftHead(2 * axis.lattice[:, None], -axis.c * axis.lattice**2, values)
-    scale = axis.c / axis.h
-    return UnaryFit(keys, scale, -(axis.lo / 2 + axis.hi / 2) * scale, math.nan)
+    """The head over one axis, with values from f at its nodes."""
+    head = grid_head([axis.lattice.keys(axis.lo, axis.hi, "float64")], axis.solve(f(axis.nodes())[:, None]), "float64")
+    return UnaryFit(head.keys, float(head.scale[0]), float(head.offset[0]), math.nan)
 
 
 MANY_ANCHORS = 48

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import (
-    CONTINUOUS_FUNCTION,
-    MAX_BYTES,
-    Construction,
-    Request,
-    for_eps,
-    one_variable,
-    round_above,
-    summable,
-)
+from attnc.constructions.construction import MAX_BYTES, Request, round_above
 from attnc.constructions.fitting.groups import (
     LARGEST_GROUP,
     KeyGroup,
@@ -33,10 +24,17 @@ from attnc.constructions.fitting.groups import (
 )
 from attnc.constructions.fitting.kinks import Kink, find_kinks
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
-from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.constructions.fitting.search import least
-from attnc.constructions.fitting.stored_head import StoredHead, check_fit, check_unary, store, worst_error
-from attnc.errors import BoundNotMet, DomainError, InputError, real_number
+from attnc.constructions.fitting.stored_head import (
+    MeasuredHead,
+    allowed_anchors,
+    check_fit,
+    check_unary,
+    measured,
+    store,
+    unary_construction,
+)
+from attnc.errors import BoundNotMet, DomainError, real_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.box import Box
@@ -74,32 +72,67 @@ def graded(
     Rate.     The error falls like e^{−Cp} in the keys p of a smooth piece, however it ends, and like e^{−C√p} where
               f is singular: observed, not proved. A kink itself costs no keys, but scores of size B ~ 1/ε.
 
-    Which kinks there are the expression shows; for Python code they are looked for on samples, or given as `kinks`. The
-    number of keys, the spacings, c, t0 and B are searched for a given eps, or for the best error with num_anchors keys.
-    The error is the largest seen on a sample that is densest at the kinks and refined where it is largest: an
-    observation, hence no bound.
+    Kinks are read from an expression. For Python code they are found on samples, or given as `kinks`. The number of
+    keys, the spacings, c, t0 and B are searched for a given eps, or for the best error with num_anchors keys. The
+    error is the largest seen on a sample that is densest at the kinks and refined where it is largest: an observation,
+    hence no bound.
+
+    Parameters
+    ----------
+    target : Target
+        A continuous function of one variable on a finite box.
+    eps : float, optional
+        The largest error allowed. Either eps or num_anchors is given.
+    num_anchors : int, optional
+        The number of keys: the best head of this size is built.
+    kinks : sequence of float or Kink, optional
+        The points at which the function bends, instead of those that are found.
+    max_value : float
+        The largest |value| of a key, in units of max|f|.
+    dtype : str
+        The arithmetic of the program: "float64" or "float32".
+    max_anchors, max_bytes : int
+        Limits of the number of anchors and of the memory for the program.
+    progress : callable, optional
+        A function of a step's name and of the fraction of it that is done, called during the search.
+
+    Returns
+    -------
+    Built
+        The program, with the sizes and the largest error seen as its `parameters`. It has no bound.
+
+    Raises
+    ------
+    InputError
+        If the target has more than one variable, or an argument is out of range.
+    BoundNotMet
+        If eps is not reached. The exception carries the best head that was found.
+    DomainError
+        If the target may jump.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> target = attnc.as_target("relu(x)", {"x": (-1, 1)})
+    >>> built = attnc.constructions.graded(target, eps=1e-4)
+    >>> built.program.num_anchors, dict(built.parameters)["keys_per_piece"]
+    (5, '1 + 4')
     """
-    check_unary(target, "graded")
-    check_fit(Request(eps, dtype), num_anchors, max_value)
+    request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
+    most = allowed_anchors(target, request)
+    check_unary("graded", target, request, num_anchors, max_value, most)
     if not target.is_continuous:
         raise DomainError(
             f"{target.describe()} may jump, and no average of finitely many values does. Use construction='max_affine' "
             "with an L_p norm (norm=2), or a box on which it does not jump."
         )
-    most = min(max_anchors, max_bytes // bytes_per_anchor(target))
     found = find_kinks(target) if kinks is None else _inside(kinks, float(target.box.lo[0]), float(target.box.hi[0]))
-    report = None if progress is None else lambda fraction: progress("fitting", fraction)
-    line = PiecewiseFunction(lambda x: target(x[:, None]), target.box, found, max_value, dtype, report)
+    line = PiecewiseFunction(lambda x: target(x[:, None]), target.box, found, max_value, request)
     if num_anchors is not None:
-        if num_anchors > most:
-            raise InputError(f"num_anchors={num_anchors:,} is more than max_anchors or max_bytes allow ({most:,})")
         return _built(target, line, fit_size(line, num_anchors))
-    assert eps is not None
-    if len(line.pieces) > most:
-        raise _refusal(target, line, None, eps, most)
-    fitted = fit_within(line, eps, most)
-    if fitted.error > eps or fitted.p > most:
-        raise _refusal(target, line, fitted, eps, most)
+    fitted = fit_within(line, most) if len(line.pieces) <= most else None
+    if fitted is None or fitted.error > request.goal or fitted.p > most:
+        raise _refusal(target, line, fitted, most)
     return _built(target, line, fitted)
 
 
@@ -118,16 +151,11 @@ def graded_keys(
 
     Where eps is not reached: BoundNotMet, whose `network` is the best head.
     """
-    check_fit(Request(eps, dtype), num_keys, max_value)
-    inside = _inside(kinks, lo, hi)
-    line = PiecewiseFunction(
-        lambda x: np.asarray(f(x)).reshape(len(x), -1), Box.parse([(lo, hi)]), inside, max_value, dtype
-    )
-    if num_keys is not None:
-        fitted = fit_size(line, num_keys)
-    else:
-        assert eps is not None
-        fitted = fit_within(line, eps, MAX_GRADED_KEYS)
+    request = Request(eps, dtype)
+    check_fit(request, num_keys, max_value)
+    inside, box = _inside(kinks, lo, hi), Box.parse([(lo, hi)])
+    line = PiecewiseFunction(lambda x: np.asarray(f(x)).reshape(len(x), -1), box, inside, max_value, request)
+    fitted = fit_within(line, MAX_GRADED_KEYS) if num_keys is None else fit_size(line, num_keys)
     keys = fitted.head.keys_of_x()
     if eps is not None and fitted.error > eps:
         raise BoundNotMet(
@@ -149,21 +177,14 @@ def _inside(kinks: Sequence[float | Kink], lo: float, hi: float) -> tuple[Kink, 
 
 def _built(target: Target, line: PiecewiseFunction, fitted: JoinedHead) -> Built:
     kinks = ", ".join(f"{kink.x:.6g}" for kink in line.kinks[:8]) + (", …" if len(line.kinks) > 8 else "")
-    parameters: tuple[tuple[str, float | int | str], ...] = (
-        (
-            "keys_per_piece",
-            " + ".join(str(group.p) for group in fitted.groups[:12]) + (" + …" if len(fitted.groups) > 12 else ""),
-        ),
-        ("kinks", kinks or "none"),
-        ("largest_slope", float(np.abs(fitted.head.keys.slopes).max())),
-        ("largest_value", float(np.abs(fitted.head.keys.values).max())),
-        ("worst_error", fitted.error),
-        ("worst_at", fitted.at),
-    )
-    return Built(fitted.head.program(target), "graded", None, None, parameters)
+    sizes = " + ".join(str(group.p) for group in fitted.fit[:12]) + (" + …" if len(fitted.fit) > 12 else "")
+    largest = ("largest_slope", float(np.abs(fitted.head.keys.slopes).max()))
+    named = ("keys_per_piece", sizes), ("kinks", kinks or "none")
+    return Built(fitted.head.program(target), "graded", None, None, (*named, largest, *fitted.parameters))
 
 
-def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None, eps: float, most: int) -> BoundNotMet:
+def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None, most: int) -> BoundNotMet:
+    eps, dtype = line.request.goal, line.request.dtype
     asked = f"cannot bring the error to eps={eps:g} for {target.describe()} on {target.box} with graded anchors"
     if fitted is None:
         return BoundNotMet(
@@ -172,19 +193,19 @@ def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None,
             eps=eps,
             bound=None,
         )
-    worst = next(group.piece for group in fitted.groups if fitted.at <= group.piece.hi)
+    worst = next(group.piece for group in fitted.fit if fitted.at <= group.piece.hi)
     where = {target.box.names[0]: (worst.lo, worst.hi)}
     place = f"{target.box.names[0]} = {fitted.at:.6g}"
     seen = f"the largest error seen is {fitted.error:.3g} with {fitted.p:,} anchors, at {place}"
     change = f"Choose eps ≥ {round_above(fitted.error):.2g}"
     largest = float(np.abs(fitted.head.keys.slopes).max())
-    felt = UNIT_ROUNDOFF[line.dtype] * largest * float(np.abs(fitted.head.keys.values).max())
-    if fitted.p >= most or max(group.p for group in fitted.groups) >= LARGEST_GROUP:
-        reason = f"more anchors than {min(most, LARGEST_GROUP * len(fitted.groups)):,} are needed"
+    felt = UNIT_ROUNDOFF[dtype] * largest * float(np.abs(fitted.head.keys.values).max())
+    if fitted.p >= most or max(group.p for group in fitted.fit) >= LARGEST_GROUP:
+        reason = f"more anchors than {min(most, LARGEST_GROUP * len(fitted.fit)):,} are needed"
         change += ", a smaller box, or raise max_anchors and max_bytes"
     elif felt > 0.01 * fitted.error:
-        reason = f"rounding in {line.dtype} is in the way: scores of size {largest:.2g} are not computed any better"
-        change += ", or float64" if line.dtype == "float32" else ""
+        reason = f"rounding in {dtype} is in the way: scores of size {largest:.2g} are not computed any better"
+        change += ", or float64" if dtype == "float32" else ""
     else:
         reason = f"more anchors are of little use as long as values are limited to {line.max_value:g} times max|f|"
         change += ", or a larger max_value"
@@ -197,8 +218,6 @@ def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None,
     )
 
 
-EVERYWHERE = {"float64": 4001, "float32": 40_001}
-"""Evenly spaced sample points, beside those at kinks and anchors; more in float32, where the error is noise."""
 SAMPLED_SHARE = 0.97
 """The share of eps that a sample may show: its points are not everywhere."""
 EFFORTS = ((0.95, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2))
@@ -217,8 +236,7 @@ class PiecewiseFunction:
     box: Box
     kinks: tuple[Kink, ...]
     max_value: float
-    dtype: str
-    report: Callable[[float], None] | None = None
+    request: Request
 
     @property
     def lo(self) -> float:
@@ -241,7 +259,7 @@ class PiecewiseFunction:
     def piece(self, lo: float, hi: float) -> SmoothPiece:
         """Graded to the singular points in it."""
         points = tuple(kink.x for kink in self.kinks if kink.is_singular and lo <= kink.x <= hi)
-        return SmoothPiece(self.f, lo, hi, self.limits, points, UNIT_ROUNDOFF[self.dtype])
+        return SmoothPiece(self.f, lo, hi, self.limits, points, UNIT_ROUNDOFF[self.request.dtype])
 
     @property
     def centre(self) -> float | None:
@@ -250,25 +268,16 @@ class PiecewiseFunction:
         return singular[0] if len(singular) == 1 else None
 
 
-@dataclass(frozen=True, eq=False)
-class JoinedHead:
-    head: StoredHead
-    groups: tuple[KeyGroup, ...]
-    error: float  # the largest that the search for one found
-    at: float
-
-    @property
-    def p(self) -> int:
-        return self.head.keys.num_keys
+JoinedHead = MeasuredHead[tuple[KeyGroup, ...]]
+"""One head made of the keys of all groups, and its error."""
 
 
-def fit_within(line: PiecewiseFunction, eps: float, most: int) -> JoinedHead:
+def fit_within(line: PiecewiseFunction, most: int) -> JoinedHead:
     """The fewest keys with an error of at most eps, or the best that was found.
 
     Where rounding is in the way: more of eps for the switches, whose scores are then smaller, and smaller values.
     """
-    tried: list[JoinedHead] = []
-    is_met = True
+    eps, is_met, tried = line.request.goal, True, list[JoinedHead]()
     for share, smaller in EFFORTS:
         if not is_met and smaller == 1.0:
             continue  # if rounding is the limit, a smaller share does not help
@@ -301,12 +310,11 @@ def fit_size(line: PiecewiseFunction, num_keys: int) -> JoinedHead:
         whole, kinks = line.piece(line.lo, line.hi), tuple(kink.x for kink in line.kinks)
         candidates += [[search_group(replace(whole, points=points), num_keys)] for points in ((), kinks)]
     best = min((_best_joined(line, groups) for groups in candidates), key=lambda one: one.error)
-    if len(best.groups) > 1 and best.error > 10 * max(group.error for group in best.groups) and line.max_value > 2:
+    if len(best.fit) > 1 and best.error > 10 * max(group.error for group in best.fit) and line.max_value > 2:
         # The switches, not the fits, cause the rest of the error: smaller values reduce their rounding.
         careful = replace(line, max_value=2.0)
         best = min(best, _best_joined(careful, _groups_of_size(careful, num_keys)), key=lambda one: one.error)
-    if line.report is not None:
-        line.report(1.0)
+    line.request.report("fitting", 1.0)
     return best
 
 
@@ -318,8 +326,7 @@ def _groups_within(line: PiecewiseFunction, goal: float, most: int) -> list[KeyG
         if groups and len(line.pieces) > MANY_PIECES and 1 < groups[-1].p <= room:
             group = search_group(piece, groups[-1].p, goal, groups[-1])
         groups.append(group if group is not None and group.error <= goal else smallest_group(piece, goal, room))
-        if line.report is not None:
-            line.report((i + 1) / len(line.pieces))
+        line.request.report("fitting", (i + 1) / len(line.pieces))
     return _merged(line, groups, goal)
 
 
@@ -355,7 +362,7 @@ def _groups_of_size(line: PiecewiseFunction, num_keys: int) -> list[KeyGroup]:
 
 def _best_joined(line: PiecewiseFunction, groups: list[KeyGroup]) -> JoinedHead:
     """Switches as steep as rounding allows: the steeper, the larger the scores."""
-    floor = max(max(group.error for group in groups), UNIT_ROUNDOFF[line.dtype] * float(line.limits.max()))
+    floor = max(max(group.error for group in groups), UNIT_ROUNDOFF[line.request.dtype] * float(line.limits.max()))
     if len(groups) == 1:
         return _joined(line, groups, floor)
     best = _joined(line, groups, 1.01 * floor)
@@ -370,17 +377,12 @@ def _best_joined(line: PiecewiseFunction, groups: list[KeyGroup]) -> JoinedHead:
 def _joined(line: PiecewiseFunction, groups: Sequence[KeyGroup], allowed: float) -> JoinedHead:
     """One head: joined, stored, its values solved again for the keys as they are stored, and its error looked for."""
     steep = [steepness(left, right, allowed) for left, right in itertools.pairwise(groups)]
-    head = store(join(groups, steep), line.box, line.dtype, line.centre)
-    heads = [head]
-    if head.keys.num_keys <= AFFORDABLE:
+    heads = [store(join(groups, steep), line.box, line.request.dtype, line.centre)]
+    if heads[0].keys.num_keys <= AFFORDABLE:
         x = _sample(line, groups, steep, 5)
-        refit = fit_values(head.weights(x), line.f(x), line.limits, 12, 0.5 * allowed)
-        heads.append(head.with_values(refit.values))
-    dense = np.linspace(line.lo, line.hi, EVERYWHERE[line.dtype])
-    fine = np.union1d(_sample(line, groups, steep, 14), dense)
-    errors = [worst_error(candidate, line.f, fine) for candidate in heads]
-    (error, at), head = min(zip(errors, heads, strict=True), key=lambda pair: pair[0][0])
-    return JoinedHead(head, tuple(groups), error, at)
+        refit = fit_values(heads[0].weights(x[:, None]), line.f(x), line.limits, 12, 0.5 * allowed)
+        heads.append(heads[0].with_values(refit.values))
+    return measured(tuple(groups), heads, line.f, _sample(line, groups, steep, 14))
 
 
 def _sample(
@@ -473,10 +475,4 @@ def _suits(target: Target, request: Request) -> bool:
     return target.kind == "function" and target.expression is not None and GRADED.why_not(target, request) is None
 
 
-GRADED = Construction(
-    "graded",
-    for_eps(graded),
-    (*CONTINUOUS_FUNCTION, one_variable, summable),
-    _suits,
-    options=frozenset({"norm"}),
-)
+GRADED = unary_construction(graded, _suits)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,20 +21,22 @@ from attnc.constructions.construction import (
     is_plain,
     summable,
 )
-from attnc.constructions.fitting.cell_head import CellHead, self_attention
-from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
-from attnc.constructions.fitting.search import thinned
-from attnc.constructions.fitting.spectral_axis import (
+from attnc.constructions.fitting.axis import (
     MAX_P,
     MAX_VALUE,
     AxisSections,
+    FittedAxis,
     SpectralAxis,
     along_axes,
+    grid_head,
+    unit_points,
     value_limit,
 )
+from attnc.constructions.fitting.positions import num_positions
+from attnc.constructions.fitting.search import thinned
+from attnc.constructions.fitting.stored_head import allowed_anchors, check_fit
 from attnc.errors import BoundNotMet, InputError
 from attnc.functions.registry import FUNCTIONS
-from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.leaves_prover import MAX_VARIABLES
 from attnc.targets.expressions.tree import Call, walk
@@ -73,68 +74,62 @@ def spectral_grid(
     Chosen.   The fewest anchors on every axis, its c and its pad, from sections of f along that axis; then the whole
               grid is fitted and tested, and sections through the worst points are added until the error is ≤ eps.
               |values| stay ≤ max_value·max|f|, which keeps float32 accurate.
+
+    Parameters
+    ----------
+    target : Target
+        A continuous function of one input, with one to six variables on a finite box.
+    eps : float, optional
+        The largest error allowed. Either eps or num_anchors is given.
+    num_anchors : int or tuple of int, optional
+        The number of anchors of every axis: the best grid of this size is built.
+    max_value : float
+        The largest |value| of a key, in units of max|f|.
+    dtype : str
+        The arithmetic of the program: "float64" or "float32".
+    max_anchors, max_bytes : int
+        Limits of the number of anchors and of the memory for the program.
+    progress : callable, optional
+        A function of a step's name and of the fraction of it that is done, called during the search.
+
+    Returns
+    -------
+    Built
+        The program, with the anchors and the softness of every axis as its `parameters`. It has no bound.
+
+    Raises
+    ------
+    InputError
+        If the target has too many variables or may jump, or an argument is out of range.
+    BoundNotMet
+        If eps is not reached. The exception carries the best grid that was found, if there is one.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> target = attnc.as_target("sin(x)", {"x": (-3, 3)})
+    >>> built = attnc.constructions.spectral_grid(target, eps=1e-9)
+    >>> built.program.num_anchors
+    14
     """
-    _check(target, eps, num_anchors, max_value)
-    limit = min(max_anchors, max_bytes // bytes_per_anchor(target)) // num_positions(target)
-    search = SpectralSearch(target, max_value, limit, dtype, progress, partial(_build, target, dtype=dtype))
-    if eps is not None:
-        found = search.reach(eps)
-    else:
-        counts = (num_anchors,) * target.box.d if isinstance(num_anchors, int) else num_anchors
-        assert counts is not None
-        found = search.of_size(tuple(counts))
-    return _build(target, found, dtype)
+    request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
+    check_fit(request, num_anchors, max_value)
+    search = SpectralSearch(target, request, max_value)
+    if num_anchors is None:
+        return search.build(search.reach())
+    counts = (num_anchors,) * target.box.d if isinstance(num_anchors, int) else num_anchors
+    if len(counts) != target.box.d:
+        raise InputError(f"num_anchors={num_anchors} for {target.box.d} variables")
+    return search.build(search.of_size(counts))
 
 
 def _estimate(target: Target, request: Request) -> Estimate:
     """The size from sections alone, before the grid is fitted."""
-    asked, n = request.for_largest_error(target.box), num_positions(target)
-    _check(target, asked.eps, None, MAX_VALUE)
-    limit = min(asked.max_anchors, asked.max_bytes // bytes_per_anchor(target)) // n
-    search = SpectralSearch(target, MAX_VALUE, limit, asked.dtype, None, partial(_build, target, dtype=asked.dtype))
-    axes, errors = search.begin(asked.goal)
+    search, n = SpectralSearch(target, request.for_largest_error(target.box), MAX_VALUE), num_positions(target)
+    axes, errors = search.begin()
     anchors = n * math.prod(axis.p for axis in axes)
-
-    def build() -> Built:
-        return _build(target, search.reach(asked.goal), asked.dtype)
-
-    return Estimate.one_layer(NAME, anchors, target.box.d, target.num_outputs // n, sum(errors), build)
-
-
-def _check(target: Target, eps: float | None, num_anchors: int | tuple[int, ...] | None, max_value: float) -> None:
-    d = target.box.d
-    if len(target.input_shapes) > 1:
-        raise InputError(f"{NAME} takes one input; for f(X, Y) use construction='max_affine_cross'")
-    if d > MAX_GRID_DIMENSIONS:
-        raise InputError(
-            f"{NAME} takes 1 to {MAX_GRID_DIMENSIONS} variables, {target.describe()} has {d}: a grid of 5 anchors "
-            f"per axis would have {5.0**d:.1e}. An expression can be composed instead (construction='compose')."
-        )
-    if not target.is_continuous:
-        raise InputError(f"{NAME} needs a continuous function, {target.describe()} may jump; use max_affine, norm=2")
-    if (eps is None) == (num_anchors is None):
-        raise InputError("give either eps or num_anchors")
-    if isinstance(num_anchors, tuple) and len(num_anchors) != d:
-        raise InputError(f"num_anchors={num_anchors} for {d} variables")
-    if not max_value >= 1:
-        raise InputError(f"max_value must be a number ≥ 1, found {max_value}")
-
-
-def _build(target: Target, found: Spectrum, dtype: str) -> Built:
-    """In y = c(x − middle)/h a key is (2L, −cL²) with L the lattice: whole halves, so that both are exact."""
-    axes, positions = found.axes, Positions(num_positions(target), MARGIN_OF_POSITIONS)
-    c, h = np.array([axis.c for axis in axes]), np.array([axis.h for axis in axes])
-    middle = target.box.lo / 2 + target.box.hi / 2
-    mesh = np.meshgrid(*[axis.lattice for axis in axes], indexing="ij")
-    anchors = np.stack([L.ravel() for L in mesh], axis=1)
-    stored = positions.stored(found.values.reshape(len(anchors), -1))
-    bias = -(c * anchors**2).sum(axis=1)
-    keys = SoftHead(2 * anchors, bias, stored)
-    cells = CellHead(target, dtype, c / h, -middle * c / h, keys, 1.0, positions)
-    counts = tuple((f"anchors_{name}", axis.p) for name, axis in zip(target.box.names, axes, strict=True))
-    softness = tuple((f"c_{name}", axis.c) for name, axis in zip(target.box.names, axes, strict=True))
-    largest = ("largest value", float(np.abs(stored).max()))
-    return Built(self_attention(cells), NAME, None, parameters=(*counts, *softness, largest))
+    outputs = target.num_outputs // n
+    return Estimate.one_layer(NAME, anchors, target.box.d, outputs, sum(errors), lambda: search.build(search.reach()))
 
 
 NUM_SECTIONS_AT_FIRST = 20
@@ -174,34 +169,43 @@ class Spectrum:
 class SpectralSearch:
     """Chooses the axes from sections of f, fits the grid, and adds sections where the fit is worst."""
 
-    def __init__(
-        self,
-        target: Target,
-        max_value: float,
-        limit: int,
-        dtype: str,
-        progress: Progress | None,
-        finish: Callable[[Spectrum], Built],
-    ) -> None:
-        self.target, self.max_value, self.limit, self.progress = target, max_value, limit, progress
-        self.finish, self.eps = finish, math.nan
-        box = target.box
+    def __init__(self, target: Target, request: Request, max_value: float) -> None:
+        d, box = target.box.d, target.box
+        if len(target.input_shapes) > 1:
+            raise InputError(f"{NAME} takes one input; for f(X, Y) use construction='max_affine_cross'")
+        if d > MAX_GRID_DIMENSIONS:
+            raise InputError(
+                f"{NAME} takes 1 to {MAX_GRID_DIMENSIONS} variables, {target.describe()} has {d}: a grid of 5 anchors "
+                f"per axis would have {5.0**d:.1e}. An expression can be composed instead (construction='compose')."
+            )
+        if not target.is_continuous:
+            raise InputError(
+                f"{NAME} needs a continuous function, {target.describe()} may jump; use max_affine, norm=2"
+            )
+        self.target, self.request, self.max_value, self.dtype = target, request, max_value, request.dtype
+        self.limit = allowed_anchors(target, request) // num_positions(target)
         rng = np.random.default_rng(0)
-        scattered = box.lo + rng.random((256, box.d)) * box.widths
+        scattered = box.lo + rng.random((256, d)) * box.widths
         values = np.abs(target(scattered)).max(axis=1)
-        corners = np.where(rng.random((8, box.d)) < 0.5, box.lo, box.hi)
+        corners = np.where(rng.random((8, d)) < 0.5, box.lo, box.hi)
         middle = (box.lo / 2 + box.hi / 2)[None]
-        self.through = np.concatenate(
-            [middle, corners, scattered[: NUM_SECTIONS_AT_FIRST - 9], scattered[[values.argmax()]]]
-        )
-        if box.d == 1:
-            self.through = middle
+        first = [middle, corners, scattered[: NUM_SECTIONS_AT_FIRST - 9], scattered[[values.argmax()]]]
+        self.through = np.concatenate(first) if d > 1 else middle
         self.size = max(float(values.max()), float(np.abs(target(self.through)).max()))
-        self.dtype = dtype
 
-    def begin(self, eps: float) -> tuple[tuple[SpectralAxis, ...], list[float]]:
+    def build(self, found: Spectrum) -> Built:
+        """The head over the grid, as a program."""
+        box, values = self.target.box, found.values.reshape(math.prod(axis.p for axis in found.axes), -1)
+        ends = zip(found.axes, box.lo.tolist(), box.hi.tolist(), strict=True)
+        head = grid_head([axis.lattice.keys(lo, hi, self.dtype) for axis, lo, hi in ends], values, self.dtype)
+        counts = tuple((f"anchors_{name}", axis.p) for name, axis in zip(box.names, found.axes, strict=True))
+        softness = tuple((f"c_{name}", axis.lattice.c) for name, axis in zip(box.names, found.axes, strict=True))
+        parameters = (*counts, *softness, ("largest value", found.largest))
+        return Built(head.program(self.target, MARGIN_OF_POSITIONS), NAME, None, parameters=parameters)
+
+    def begin(self) -> tuple[tuple[SpectralAxis, ...], list[float]]:
         """The axes by the first sections, and the errors there."""
-        floor = LEAST_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
+        eps, floor = self.request.goal, LEAST_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
         if eps < floor:
             raise BoundNotMet(
                 f"eps={eps:g} is below the resolution of {self.dtype} for {self.target.describe()} on "
@@ -210,47 +214,42 @@ class SpectralSearch:
                 eps=eps,
                 bound=None,
             )
-        self.eps = eps
         self.max_value = min(self.max_value, value_limit(eps, self.size, self.dtype))
         axes, errors = self.choose(FIT_SHARE * eps)
         self._check_limits(axes)
         return axes, errors
 
-    def reach(self, eps: float) -> Spectrum:
+    def reach(self) -> Spectrum:
         """The smallest grid whose error is ≤ eps."""
-        axes, goal = self.begin(eps)[0], FIT_SHARE * eps
-        best: Spectrum | None = None
+        eps, axes, tried = self.request.goal, self.begin()[0], list[Spectrum]()
+        goal = FIT_SHARE * eps
         for round_ in range(MAX_ROUNDS):
-            self._report(round_ / MAX_ROUNDS)
+            self.request.report("fitting", round_ / MAX_ROUNDS)
             found = self.fitted(axes)
             if found.error <= FIT_SHARE * eps:
                 return self._thinned(found, FIT_SHARE * eps)
-            best = found if best is None or found.error < best.error else best
+            tried.append(found)
             goal = max(goal * 0.2, min(goal * 0.7, goal * eps / found.error))
             self.through = np.concatenate([self.through, found.worst])
             axes = self.choose(goal)[0]
-        assert best is not None
-        tried = f"with {_show_counts(best.axes)} anchors the error is {best.error:.3g}"
-        raise self._refusal(f"to eps={eps:g}: {tried}", eps, best)
+        best = min(tried, key=lambda spectrum: spectrum.error)
+        counts = _show_counts([axis.p for axis in best.axes])
+        raise self._refusal(f"to eps={eps:g}: with {counts} anchors the error is {best.error:.3g}", best)
 
     def of_size(self, counts: tuple[int, ...]) -> Spectrum:
         """The best grid with these counts."""
         if math.prod(counts) > self.limit:
             raise InputError(f"{math.prod(counts):,} anchors are more than the limit of {self.limit:,}")
-        found = [spectrum for haste in HASTE[: len(counts)] if (spectrum := self._of_size(counts, haste)) is not None]
+        chosen = [
+            self._axes(haste, lambda lines, limit, before: lines.best(counts[len(before)], limit))
+            for haste in HASTE[: len(counts)]
+        ]
+        found = [self.fitted(tuple(axes)) for axes, _ in chosen if len(axes) == len(counts)]
         if not found:
-            size = " × ".join(map(str, counts))
-            raise InputError(f"no fit of {size} anchors keeps |values| ≤ {self.max_value:g}·max|f|; raise max_value")
+            raise InputError(
+                f"no fit of {_show_counts(counts)} anchors keeps |values| ≤ {self.max_value:g}·max|f|; raise max_value"
+            )
         return min(found, key=lambda spectrum: spectrum.error)
-
-    def _of_size(self, counts: tuple[int, ...], haste: float) -> Spectrum | None:
-        axes: list[SpectralAxis] = []
-        for i, p in enumerate(counts):
-            found = self._lines(axes).best(p, self._limit(i, haste))
-            if found is None:
-                return None
-            axes.append(found.axis)
-        return self.fitted(tuple(axes))
 
     def _limit(self, i: int, haste: float = 1.0) -> float:
         """The limit of the values once axis i is solved: the next axis is fitted to these values."""
@@ -258,34 +257,38 @@ class SpectralSearch:
         return float(self.size * self.max_value ** (haste * (i + 1) / d if i + 1 < d else 1.0))
 
     def choose(self, eps: float) -> tuple[tuple[SpectralAxis, ...], list[float]]:
-        """The fewest anchors per axis for which its sections are within eps/√d."""
-        most = min(MAX_P**self.target.box.d, self.limit)
-        share, best, fewest = eps / math.sqrt(self.target.box.d), None, most
-        for haste in HASTE[: self.target.box.d]:  # which may leave too little to the first axes
-            found = self._chosen(share, haste, fewest)
-            if isinstance(found, str):
-                lacking = found
+        """The fewest anchors per axis for which its sections are within eps/√d, and the errors of the sections."""
+        d = self.target.box.d
+        most = min(MAX_P**d, self.limit)
+        share, best, fewest = eps / math.sqrt(d), None, most
+
+        def smallest(lines: AxisSections, limit: float, before: Sequence[SpectralAxis]) -> FittedAxis | None:
+            room = max(1, min(MAX_P, fewest // math.prod(axis.p for axis in before)))
+            return lines.smallest(share, limit, before[-1].p if before else 9, room)
+
+        for haste in HASTE[:d]:  # which may leave too little to the first axes
+            axes, errors = self._axes(haste, smallest)
+            if len(axes) < d:
+                lacking = self.target.box.names[len(axes)]
             else:
-                best, fewest = found, math.prod(axis.p for axis in found[0])
+                best, fewest = (tuple(axes), errors), math.prod(axis.p for axis in axes)
         if best is None:
-            raise self._refusal(
-                f"to eps={self.eps:g}: {lacking} needs more than {min(MAX_P, most):,} anchors", self.eps
-            )
+            asked = f"to eps={self.request.goal:g}"
+            raise self._refusal(f"{asked}: {lacking} needs more than {min(MAX_P, most):,} anchors")
         return best
 
-    def _chosen(self, share: float, haste: float, fewest: int) -> tuple[tuple[SpectralAxis, ...], list[float]] | str:
-        """Axes of at most `fewest` anchors together, and their errors; or the name of one that needs more."""
-        axes: list[SpectralAxis] = []
-        errors: list[float] = []
-        for i, name in enumerate(self.target.box.names):
-            most = max(1, min(MAX_P, fewest // math.prod(axis.p for axis in axes)))
-            start = axes[-1].p if axes else 9
-            found = self._lines(axes).smallest(share, self._limit(i, haste), start, most)
+    def _axes(
+        self, haste: float, fit: Callable[[AxisSections, float, Sequence[SpectralAxis]], FittedAxis | None]
+    ) -> tuple[list[SpectralAxis], list[float]]:
+        """Fit axis after axis, up to the first one that has no fit; the axes, and the errors of their sections."""
+        axes, errors = list[SpectralAxis](), list[float]()
+        for i in range(self.target.box.d):
+            found = fit(self._lines(axes), self._limit(i, haste), axes)
             if found is None:
-                return name
+                break
             axes.append(found.axis)
             errors.append(found.error)
-        return tuple(axes), errors
+        return axes, errors
 
     def _lines(self, before: Sequence[SpectralAxis]) -> AxisSections:
         """Sections along the axis after those that have been chosen."""
@@ -318,7 +321,7 @@ class SpectralSearch:
         self._check_limits(axes)
         nodes = [axis.nodes() for axis in axes]
         values = along_axes(self._on_grid(nodes), [axis.solve for axis in axes])
-        tests = [axis.at(t) for axis, t in zip(axes, _test_points(axes), strict=True)]
+        tests = _test_points(axes)
         made = along_axes(values, [axis.weights(x).__matmul__ for axis, x in zip(axes, tests, strict=True)])
         errors = np.abs(made - self._on_grid(tests)).max(axis=-1)
         worst = np.argsort(errors, axis=None)[::-1][: max(1, errors.size // 100)][:: max(1, errors.size // 400)]
@@ -330,9 +333,8 @@ class SpectralSearch:
         anchors, samples = (math.prod(counts) for counts in ([a.p for a in axes], [len(a.nodes()) for a in axes]))
         if anchors > self.limit or samples > MAX_SAMPLES:
             raise self._refusal(
-                f"within the limits: it needs {_show_counts(axes)} = {anchors:,} anchors and {samples:,} samples, the "
-                f"limits are {self.limit:,} and {MAX_SAMPLES:,}",
-                self.eps,
+                f"within the limits: it needs {_show_counts([axis.p for axis in axes])} = {anchors:,} anchors and "
+                f"{samples:,} samples, the limits are {self.limit:,} and {MAX_SAMPLES:,}"
             )
 
     def _on_grid(self, axes: Sequence[np.ndarray]) -> np.ndarray:
@@ -356,35 +358,31 @@ class SpectralSearch:
 
         return thinned(found, len(found.axes), shorter)
 
-    def _report(self, fraction: float) -> None:
-        if self.progress is not None:
-            self.progress("fitting", fraction)
-
-    def _refusal(self, found: str, eps: float, best: Spectrum | None = None) -> BoundNotMet:
+    def _refusal(self, found: str, best: Spectrum | None = None) -> BoundNotMet:
         return BoundNotMet(
             f"cannot bring a spectral grid for {self.target.describe()} on {self.target.box} {found}. Is there a kink, "
             f"a narrow feature, or is eps close to the rounding of {self.dtype}? Try construction='compose' (or "
             "'graded' for one variable), a larger eps, or a smaller box.",
-            eps=eps,
+            eps=math.nan if self.request.eps is None else self.request.eps,
             bound=None,
-            build=None if best is None else lambda: self.finish(best),
+            build=None if best is None else lambda: self.build(best),
         )
 
 
-def _show_counts(axes: Sequence[SpectralAxis]) -> str:
-    return " × ".join(str(axis.p) for axis in axes)
+def _show_counts(counts: Sequence[int]) -> str:
+    return " × ".join(map(str, counts))
 
 
 def _test_points(axes: Sequence[SpectralAxis]) -> list[np.ndarray]:
-    """For each axis points of [−1, 1] between the nodes, several a spacing where MAX_TESTS allows it, ends included."""
+    """For each axis points between the nodes, several per spacing where MAX_TESTS allows it, ends included."""
     most = max(3, int(MAX_TESTS ** (1 / len(axes))))
     rng = np.random.default_rng(1)
     found = []
     for axis in axes:
-        tests = axis.fit.tests
+        _, tests = unit_points(axis.p, axis.spare)
         if len(tests) > most:
             tests = np.concatenate([[-1.0, 1.0], rng.choice(tests, most - 2, replace=False)])
-        found.append(np.sort(tests))
+        found.append(axis.at(np.sort(tests)))
     return found
 
 

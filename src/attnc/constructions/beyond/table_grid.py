@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import (
-    MAX_ANCHORS,
-    MAX_BYTES,
-    Construction,
-    Request,
-    finite_box,
-    for_eps,
-    made_for,
-)
-from attnc.constructions.fitting.positions import bytes_per_anchor
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.fitting.axis import NodeAxis, NodeKeys, Sections, along_axes, grid_head
 from attnc.constructions.fitting.search import thinned
-from attnc.constructions.fitting.spectral_axis import along_axes
-from attnc.constructions.fitting.table_axis import NodeAxis, NodeKeys, Sections
-from attnc.constructions.fitting.table_head import (
+from attnc.constructions.fitting.table_fit import (
     MAX_TABLE_VALUE,
     TABLE_SHARE,
-    TableHead,
-    accepted,
+    TableFit,
+    TableSearch,
     as_table,
-    is_above_rounding,
-    require_room,
-    too_many,
+    table_construction,
 )
 from attnc.errors import InputError
-from attnc.ir.soft_head import SoftHead
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
@@ -72,80 +59,94 @@ def table_grid(
                equal numbers of anchors those with the smallest values, all ≤ max_value times the table's, are taken.
     Always.    With a key for every node W_i is invertible, and a large c makes it the identity: any eps above
                rounding is reached.
+
+    Parameters
+    ----------
+    target : TableTarget
+        A table whose points are a tensor grid.
+    eps : float
+        The largest error allowed at the points of the table.
+    max_value : float
+        The largest |value| of a key, in units of the table's largest value.
+    dtype : str
+        The arithmetic of the program: "float64" or "float32".
+    max_anchors, max_bytes : int
+        Limits of the number of anchors and of the memory for the program.
+    progress : callable, optional
+        A function of a step's name and of the fraction of it that is done, called during the search.
+
+    Returns
+    -------
+    Built
+        The program, with the anchors and the softness of every axis as its `parameters`. It has no bound.
+
+    Raises
+    ------
+    InputError
+        If the target is not a table on a tensor grid, or the dtype cannot hold its numbers.
+    BoundNotMet
+        If eps is not reached, or needs more anchors than allowed. The exception carries the best head, if there is one.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> import numpy as np
+    >>> x = np.linspace(-3, 3, 50)
+    >>> built = attnc.constructions.table_grid(attnc.TableTarget(x, np.sin(x)), eps=1e-6)
+    >>> built.program.num_anchors
+    11
     """
     table = as_table(target, NAME)
     if table.grid is None:
         raise InputError(f"{NAME}: the points of the {table.describe()} are no tensor grid; use table_scattered")
-    if not max_value >= 1:
-        raise InputError(f"max_value must be a number ≥ 1, found {max_value}")
-    require_room(table, dtype)
-    limit = min(max_anchors, max_bytes // bytes_per_anchor(table))
-    search = _GridTableSearch(table, table.grid, eps, dtype, limit, progress)
-    heads = []
-    small = min(max_value, SMALL_VALUE)
-    attempts = ((max_value, SOFT_LEADS), (small, HARD_LEADS[:1]), (small, HARD_LEADS[2:3]))
-    for value, leads in attempts if is_above_rounding(table, eps, dtype) else ():
-        found = search.reach(value, leads)
-        if found is None:
-            break
-        heads.append(found)
-        if found.error <= eps:
-            return found.build(NAME)
-    if table.num_points > limit:
-        raise too_many(table, NAME, eps, limit, heads)
-    for c in HARD_LEADS:
-        heads.append(search.head([axis.at_nodes(c) for axis in search.axes]))
-        if heads[-1].error <= eps:
-            break
-    return accepted(heads, NAME, eps)
+    request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
+    return _GridTableSearch(table, table.grid, request, max_value).build()
 
 
-class _GridTableSearch:
+class _GridTableSearch(TableSearch):
     """Chooses keys for every axis from sections, fits the table, and adds sections where the fit is worst."""
 
-    def __init__(
-        self,
-        table: TableTarget,
-        grid: Sequence[np.ndarray],
-        eps: float,
-        dtype: str,
-        limit: int,
-        progress: Progress | None,
-    ) -> None:
-        self.table, self.dtype, self.limit, self.progress, self.eps = table, dtype, limit, progress, eps
-        self.axes = [NodeAxis(nodes, dtype) for nodes in grid]
+    def __init__(self, table: TableTarget, grid: Sequence[np.ndarray], request: Request, max_value: float) -> None:
+        super().__init__(NAME, table, request, max_value)
+        self.axes = [NodeAxis(nodes, self.dtype) for nodes in grid]
         self.counts = [len(axis) for axis in self.axes]
-        lo, hi = table.values.min(axis=0), table.values.max(axis=0)
-        self.middle = lo / 2 + hi / 2
-        self.f = (table.values - self.middle).reshape(*self.counts, -1)
-        # An output that hardly varies may still have values as large as eps.
-        self.sizes = np.maximum(hi / 2 - lo / 2, eps)
+        self.tensor = self.f.reshape(*self.counts, -1)
         rng = np.random.default_rng(0)
         through = [rng.integers(0, count, NUM_SECTIONS) for count in self.counts]
-        extreme = np.unravel_index([np.abs(self.f).max(axis=-1).argmax()], self.counts)
+        extreme = np.unravel_index([np.abs(self.tensor).max(axis=-1).argmax()], self.counts)
         self.through = np.concatenate([np.stack(through, axis=1), np.stack(extreme, axis=1)])
 
-    def reach(self, max_value: float, leads: Sequence[float]) -> TableHead | None:
+    def smooth(self) -> Iterator[TableFit]:
+        small = min(self.max_value, SMALL_VALUE)
+        for value, leads in ((self.max_value, SOFT_LEADS), (small, HARD_LEADS[:1]), (small, HARD_LEADS[2:3])):
+            found = self._reach(value, leads)
+            if found is None:
+                return
+            yield found
+
+    def at_points(self) -> Iterator[TableFit]:
+        return (self._fit([axis.at_nodes(c) for axis in self.axes]) for c in HARD_LEADS)
+
+    def _reach(self, max_value: float, leads: Sequence[float]) -> TableFit | None:
         """The smallest head whose error is within TABLE_SHARE of eps, before rounding; None if none fits the limit."""
         goal = TABLE_SHARE * self.eps
         for round_ in range(MAX_REFITS):
-            self._report(round_ / MAX_REFITS)
+            self.request.report("fitting", round_ / MAX_REFITS)
             lines = self._choose(goal, max_value, leads)
             if math.prod(line.p for line in lines) > self.limit:
                 return None
-            found = self.head(lines)
-            errors = np.abs(found.exact - self.table.values).max(axis=1)
-            if errors.max() <= TABLE_SHARE * self.eps:
+            found = self._fit(lines)
+            if found.errors.max() <= TABLE_SHARE * self.eps:
                 return self._thinned(found, lines, max_value)
-            worst = np.argsort(errors)[-4:]
-            self.through = np.concatenate([self.through, np.stack(np.unravel_index(worst, self.counts), axis=1)])
+            worst = np.unravel_index(np.argsort(found.errors)[-4:], self.counts)
+            self.through = np.concatenate([self.through, np.stack(worst, axis=1)])
             goal *= 0.6
         return None
 
     def _choose(self, eps: float, max_value: float, leads: Sequence[float]) -> list[NodeKeys]:
         """The fewest anchors per axis with sections within eps/√d; a key for every node if fewer do not reach it."""
         lines: list[NodeKeys] = []
-        solved = self.f
+        solved = self.tensor
         for i, axis in enumerate(self.axes):
             # Values grow from axis to axis: each may add the same factor.
             sections = self._sections(i, solved, max_value ** ((i + 1) / len(self.axes)))
@@ -165,63 +166,48 @@ class _GridTableSearch:
 
     def _sections(self, i: int, solved: np.ndarray, max_value: float) -> Sections:
         """Lines along axis i: the chosen ones of f, and the largest ones of the values after the axes before."""
-        lines = np.moveaxis(self.f, i, 0)
+        lines = np.moveaxis(self.tensor, i, 0)
         where = tuple(np.delete(self.through, i, axis=1).T)
         f = lines[(slice(None), *where)] if where else lines
         made = np.moveaxis(solved, i, 0).reshape(len(lines), -1)
-        sizes = np.tile(max_value * self.sizes, made.shape[1] // len(self.sizes))
-        largest = np.argsort(np.abs(made).max(axis=0) / sizes)[-2 * NUM_SECTIONS :]
-        return Sections(f.reshape(len(lines), -1), made[:, largest], sizes[largest])
+        limits = np.tile(max_value * self.sizes, made.shape[1] // len(self.sizes))
+        largest = np.argsort(np.abs(made).max(axis=0) / limits)[-2 * NUM_SECTIONS :]
+        return Sections(f.reshape(len(lines), -1), made[:, largest], limits[largest])
 
-    def head(self, lines: Sequence[NodeKeys]) -> TableHead:
-        values = along_axes(self.f, [line.solve for line in lines])
+    def _fit(self, lines: Sequence[NodeKeys]) -> TableFit:
+        values = along_axes(self.tensor, [line.solve for line in lines])
         exact = along_axes(values, [line.apply for line in lines])
-        anchors = np.stack([L.ravel() for L in np.meshgrid(*(line.anchors for line in lines), indexing="ij")], axis=1)
-        bias = np.sum([b.ravel() for b in np.meshgrid(*(line.bias for line in lines), indexing="ij")], axis=0)
-        outputs = len(self.middle)
-        names = self.table.box.names
-        parameters = [(f"anchors_{name}", line.p) for name, line in zip(names, lines, strict=True)]
-        softness = [(f"c_{name}", line.c) for name, line in zip(names, lines, strict=True)]
-        kinds = [(f"keys_{name}", line.kind) for name, line in zip(names, lines, strict=True)]
-        return TableHead(
-            self.table,
-            self.dtype,
-            np.array([line.scale for line in lines]),
-            np.array([line.offset for line in lines]),
-            SoftHead(2 * anchors, bias, values.reshape(-1, outputs) + self.middle),
-            exact.reshape(-1, outputs) + self.middle,
-            (*parameters, *softness, *kinds),
+        flat, outputs = values.reshape(-1, len(self.middle)), exact.reshape(-1, len(self.middle))
+        named = [*zip(self.table.box.names, lines, strict=True)]
+        return self.fit(
+            grid_head([line.keys for line in lines], flat, self.dtype),
+            outputs,
+            *((f"anchors_{name}", line.p) for name, line in named),
+            *((f"c_{name}", line.c) for name, line in named),
+            *((f"keys_{name}", line.kind) for name, line in named),
         )
 
-    def _thinned(self, found: TableHead, lines: list[NodeKeys], max_value: float) -> TableHead:
+    def _thinned(self, found: TableFit, lines: list[NodeKeys], max_value: float) -> TableFit:
         """Fewer anchors on single axes, while the error stays small enough: sections ask for a little too much."""
         if len(lines) == 1:
             return found
+        goal = TABLE_SHARE * self.eps
 
-        def shorter(fitted: tuple[TableHead, list[NodeKeys]], i: int) -> tuple[TableHead, list[NodeKeys]] | None:
+        def shorter(fitted: tuple[TableFit, list[NodeKeys]], i: int) -> tuple[TableFit, list[NodeKeys]] | None:
             _, keys = fitted
-            if not keys[i].is_smooth or keys[i].p == 1:
+            if keys[i].kind == "nodes" or keys[i].p == 1:
                 return None
-            solved = along_axes(self.f, [before.solve for before in keys[:i]])
+            solved = along_axes(self.tensor, [before.solve for before in keys[:i]])
             axis = self.axes[i]
-            fewer = axis.best(keys[i].p - 1, self._sections(i, solved, max_value), TABLE_SHARE * self.eps)
+            fewer = axis.best(keys[i].p - 1, self._sections(i, solved, max_value), goal)
             if fewer is None:
                 return None
             thinner = [*keys[:i], axis.smooth(fewer), *keys[i + 1 :]]
-            head = self.head(thinner)
-            is_small = bool((np.abs(head.values - self.middle).max(axis=0) <= max_value * self.sizes).all())
-            is_close = np.abs(head.exact - self.table.values).max() <= TABLE_SHARE * self.eps
-            return (head, thinner) if is_small and is_close else None
+            fit = self._fit(thinner)
+            is_small = bool((np.abs(fit.values - self.middle).max(axis=0) <= max_value * self.sizes).all())
+            return (fit, thinner) if is_small and fit.errors.max() <= goal else None
 
         return thinned((found, lines), len(lines), shorter)[0]
 
-    def _report(self, fraction: float) -> None:
-        if self.progress is not None:
-            self.progress("fitting", fraction)
 
-
-def _suits(target: Target, request: Request) -> bool:
-    return target.kind == "TableTarget" and as_table(target, NAME).grid is not None
-
-
-TABLE_GRID = Construction(NAME, for_eps(table_grid), (finite_box, made_for("TableTarget")), _suits)
+TABLE_GRID = table_construction(table_grid, is_gridded=True)

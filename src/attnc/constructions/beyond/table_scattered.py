@@ -12,32 +12,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import (
-    MAX_ANCHORS,
-    MAX_BYTES,
-    Construction,
-    Request,
-    finite_box,
-    for_eps,
-    made_for,
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.fitting.axis import (
+    NEGLIGIBLE_EXPONENT,
+    AxisKeys,
+    Decomposition,
+    Lattice,
+    Ridged,
+    Sections,
+    grid_head,
+    middle_of_groups,
+    stored_coordinate,
 )
-from attnc.constructions.fitting.minimax import truncated
-from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.constructions.fitting.search import fewest, thinned
-from attnc.constructions.fitting.table_axis import AxisAnchors
-from attnc.constructions.fitting.table_head import (
+from attnc.constructions.fitting.stored_head import StoredHead, stored
+from attnc.constructions.fitting.table_fit import (
     MAX_TABLE_VALUE,
     TABLE_SHARE,
-    TableHead,
-    accepted,
+    TableFit,
+    TableSearch,
     as_table,
-    is_above_rounding,
-    middle_of_groups,
-    require_room,
-    too_many,
+    table_construction,
 )
-from attnc.errors import InputError
-from attnc.ir.reference import softmax
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.table import TableTarget
@@ -80,32 +76,50 @@ def table_scattered(
 
     Statement. |out − f| ≤ eps at every point of the table, rounding included. Nothing is proved between them.
     Weights.   Normalised Gaussians on a tensor grid of few anchors, as in `spectral_grid`, with values by least squares
-               over the points; or, where the table is too rough for that, on the points themselves (`keys_at_points`).
+               over the points; or, where the table is too rough for that, on the points themselves.
     Chosen.    The grid grows, faster along axes on which the table is steeper, until the error is ≤ eps at every point;
                then axes are shortened one by one. |values| stay ≤ max_value times the table's.
     Always.    Keys at the points select the nearest one when β is large: any eps above rounding is reached.
+
+    Parameters
+    ----------
+    target : TableTarget
+        A table of points anywhere and their values.
+    eps : float
+        The largest error allowed at the points of the table.
+    max_value : float
+        The largest |value| of a key, in units of the table's largest value.
+    dtype : str
+        The arithmetic of the program: "float64" or "float32".
+    max_anchors, max_bytes : int
+        Limits of the number of anchors and of the memory for the program.
+    progress : callable, optional
+        A function of a step's name and of the fraction of it that is done, called during the search.
+
+    Returns
+    -------
+    Built
+        The program, with the anchors of every axis, or β of the keys at the points, as its `parameters`. It has no bound.
+
+    Raises
+    ------
+    InputError
+        If the target is not a table, or the dtype cannot hold its numbers.
+    BoundNotMet
+        If eps is not reached, or needs more anchors than allowed. The exception carries the best head, if there is one.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> import numpy as np
+    >>> points = np.random.default_rng(0).uniform(-1, 1, (800, 2))
+    >>> table = attnc.TableTarget(points, np.sin(points[:, 0] + 2 * points[:, 1]))
+    >>> built = attnc.constructions.table_scattered(table, eps=1e-3)
+    >>> built.program.num_anchors < 100
+    True
     """
-    table = as_table(target, NAME)
-    if not max_value >= 1:
-        raise InputError(f"max_value must be a number ≥ 1, found {max_value}")
-    require_room(table, dtype)
-    limit = min(max_anchors, max_bytes // bytes_per_anchor(table))
-    search = _ScatteredSearch(table, eps, max_value, dtype, limit, progress)
-    heads = []
-    is_smooth = is_above_rounding(table, eps, dtype) and not search.near.is_rough
-    found = search.reach() if is_smooth else None
-    if found is not None:
-        heads.append(found)
-        if found.error <= eps:
-            return found.build(NAME)
-    if table.num_points > limit:
-        raise too_many(table, NAME, eps, limit, heads)
-    growth = ROUGH_GROWTH if search.near.is_rough else max_value
-    for head in keys_at_points(table, dtype, eps, growth):
-        heads.append(head)
-        if head.error <= eps:
-            break
-    return accepted(heads, NAME, eps)
+    request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
+    return ScatteredSearch(as_table(target, NAME), request, max_value).build()
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,53 +128,52 @@ class _GridFit:
 
     counts: tuple[int, ...]
     shape: int
+    keys: Sequence[AxisKeys]
     error: float
     values: Float[np.ndarray, "keys outputs"] | None = None
 
 
-class _ScatteredSearch:
-    """Tries grids of anchors, from small to large, in several shapes each."""
+class ScatteredSearch(TableSearch):
+    """Tries grids of anchors, from small to large, in several shapes each; then keys at the points."""
 
-    def __init__(
-        self,
-        table: TableTarget,
-        eps: float,
-        max_value: float,
-        dtype: str,
-        limit: int,
-        progress: Progress | None,
-    ) -> None:
-        self.table, self.eps, self.dtype, self.progress = table, eps, dtype, progress
-        self.x = table.points.astype(dtype).astype(np.float64)  # as the network sees them
-        lo, hi = table.values.min(axis=0), table.values.max(axis=0)
-        self.middle = lo / 2 + hi / 2
-        self.f = table.values - self.middle
-        self.largest = max_value * np.maximum(hi / 2 - lo / 2, eps)
-        self.is_fine = eps < FINE_SHARE * float(np.abs(self.f).max())
+    def __init__(self, table: TableTarget, request: Request, max_value: float) -> None:
+        super().__init__(NAME, table, request, max_value)
+        self.x = stored(table.points, self.dtype)  # as the network receives them
+        self.largest = max_value * self.sizes
+        self.is_fine = self.eps < FINE_SHARE * float(np.abs(self.f).max())
         largest = MAX_FINE_ANCHORS if self.is_fine else MAX_SMOOTH_ANCHORS
-        self.limit = min(limit, int(0.6 * table.num_points), largest, MAX_POINT_WEIGHTS // table.num_points)
+        self.most = min(self.limit, int(0.6 * table.num_points), largest, MAX_POINT_WEIGHTS // table.num_points)
         self.ridges = [0] * len(SHAPES)  # the one of RIDGES that a fit of this shape took last
         self.order = np.random.default_rng(0).permutation(table.num_points)
-        self.near = Neighbours.of(self.x / table.box.widths, self.f, eps)
+        self.near = Neighbours.of(self.x / table.box.widths, self.f, self.eps)
 
-    def reach(self) -> TableHead | None:
-        """Find the smallest grid whose error before rounding is within TABLE_SHARE·eps; None if none fits the limit."""
-        goal = TABLE_SHARE * self.eps
-        shapes = list(range(len(SHAPES)))
+    def smooth(self) -> Iterator[TableFit]:
+        """The smallest grid whose error before rounding is within TABLE_SHARE·eps, if the limit allows one."""
+        if self.near.is_rough:
+            return
+        goal, shapes = TABLE_SHARE * self.eps, list(range(len(SHAPES)))
 
         def attempt(p: int, before: Sequence[_GridFit]) -> _GridFit:
             nonlocal shapes
             counts = self._counts(p)
-            if self.progress is not None:
-                self.progress("fitting", math.prod(counts) / self.limit)
+            self.request.report("fitting", math.prod(counts) / self.most)
             fits = sorted((self._fit(counts, shape) for shape in shapes), key=lambda fit: fit.error)
             if math.prod(counts) > 600:  # from here on fits take long, and the best shapes change little
                 shapes = [fit.shape for fit in fits[:2]]
             return fits[0]
 
-        sizes = itertools.takewhile(lambda p: math.prod(self._counts(p)) <= self.limit, STEEPEST_COUNTS)
+        sizes = itertools.takewhile(lambda p: math.prod(self._counts(p)) <= self.most, STEEPEST_COUNTS)
         found = fewest(sizes, attempt, goal, resolution=1).met
-        return None if found is None else self._head(self._thinned(found, goal))
+        if found is None:
+            return
+        fit = self._thinned(found, goal)
+        assert fit.values is not None  # its error is finite
+        yield self.fit(
+            grid_head(fit.keys, fit.values, self.dtype),
+            self._outputs(fit.keys, fit.values),
+            *((f"anchors_{name}", p) for name, p in zip(self.table.box.names, fit.counts, strict=True)),
+            ("c", SHAPES[fit.shape][1]),
+        )
 
     def _counts(self, p: int) -> tuple[int, ...]:
         """p anchors on the steepest axis, on others as many fewer as they are less steep; a few are needed anyway."""
@@ -182,97 +195,60 @@ class _ScatteredSearch:
 
     def _fit(self, counts: tuple[int, ...], shape: int) -> _GridFit:
         """Least squares at several points for each anchor; the error at all points."""
-        lattices = _lattices(counts, shape)
-        num_anchors = math.prod(counts)
-        rows = self.order[: 8 * num_anchors + 600]
-        W, f = self._weights(lattices, self.x[rows]), self.f[rows]
-        if self.is_fine:
-            values = _by_singular_values(W, f, self.largest)
-        else:
-            values, self.ridges[shape] = _by_normal_equations(W, f, self.largest, self.ridges[shape])
-        if values is None:
-            return _GridFit(counts, shape, math.inf)
-        error = float(np.abs(W @ values - f).max())
+        part, c = SHAPES[shape]
+        pads = [min(part * p, 6.0, (p - 1) / 2 - 0.2) if p > 1 else 0.0 for p in counts]
+        box = self.table.box
+        keys = [
+            Lattice(p, pad, c).keys(float(lo), float(hi), self.dtype)
+            for p, pad, lo, hi in zip(counts, pads, box.lo, box.hi, strict=True)
+        ]
+        rows = self.order[: 8 * math.prod(counts) + 600]
+        W, f = _grid_weights(keys, self.x[rows]), self.f[rows]
+        start = max(0, self.ridges[shape] - 1)  # from the ridge before the last one of this shape on
+        fit = Decomposition(W, CUTS) if self.is_fine else Ridged(W, RIDGES[start:])
+        found = fit.first_cut(Sections(f, f, self.largest))
+        if found is None:
+            self.ridges[shape] = 0
+            return _GridFit(counts, shape, keys, math.inf)
+        if not self.is_fine:
+            self.ridges[shape] = RIDGES.index(found.cut)
+        error = float(np.abs(W @ found.values - f).max())
         if error <= TABLE_SHARE * self.eps and len(rows) < len(self.x):
-            error = float(np.abs(self._outputs(lattices, values) - self.f).max())
-        return _GridFit(counts, shape, error, values)
+            error = float(np.abs(self._outputs(keys, found.values) - self.f).max())
+        return _GridFit(counts, shape, keys, error, found.values)
 
-    def _outputs(self, lattices: Sequence[AxisAnchors], values: np.ndarray) -> Float[np.ndarray, "points outputs"]:
-        """At all points, block by block."""
+    def _outputs(self, keys: Sequence[AxisKeys], values: np.ndarray) -> Float[np.ndarray, "points outputs"]:
+        """The outputs at all points, block by block."""
         step = max(1, 2**21 // len(values))
-        blocks = [self._weights(lattices, self.x[i : i + step]) @ values for i in range(0, len(self.x), step)]
+        blocks = [_grid_weights(keys, self.x[i : i + step]) @ values for i in range(0, len(self.x), step)]
         return np.concatenate(blocks)
 
-    def _weights(self, lattices: Sequence[AxisAnchors], x: np.ndarray) -> Float[np.ndarray, "points keys"]:
-        """The softmax over a grid factorises: products of the weights of the axes."""
-        axes = []
-        for i, lattice in enumerate(lattices):
-            scale, offset = self._coordinate(lattice, i)
-            axes.append(softmax(2 * (x[:, i, None] * scale + offset) * lattice.anchors + lattice.bias))
-        return reduce(lambda W, w: (W[:, :, None] * w[:, None, :]).reshape(len(x), -1), axes)
+    def at_points(self) -> Iterator[TableFit]:
+        """Heads with a key at every point, from the softest that can be solved to one that selects the nearest point.
 
-    def _coordinate(self, lattice: AxisAnchors, axis: int) -> tuple[float, float]:
-        """Scale and offset of y, which is 0 in the middle of the box, as they are stored."""
-        lo, hi = float(self.table.box.lo[axis]), float(self.table.box.hi[axis])
-        scale = float(np.array(lattice.c * lattice.spacings / (hi - lo)).astype(self.dtype))
-        return scale, float(np.array(-(lo / 2 + hi / 2) * scale).astype(self.dtype))
-
-    def _head(self, fit: _GridFit) -> TableHead:
-        assert fit.values is not None  # its error is finite
-        lattices = _lattices(fit.counts, fit.shape)
-        coordinates = np.array([self._coordinate(lattice, i) for i, lattice in enumerate(lattices)])
-        mesh = np.meshgrid(*(lattice.anchors for lattice in lattices), indexing="ij")
-        biases = np.meshgrid(*(lattice.bias for lattice in lattices), indexing="ij")
-        names = self.table.box.names
-        counts = tuple((f"anchors_{name}", p) for name, p in zip(names, fit.counts, strict=True))
-        return TableHead(
-            self.table,
-            self.dtype,
-            coordinates[:, 0],
-            coordinates[:, 1],
-            SoftHead(
-                2 * np.stack([L.ravel() for L in mesh], axis=1),
-                np.sum([b.ravel() for b in biases], axis=0),
-                fit.values + self.middle,
-            ),
-            self._outputs(lattices, fit.values) + self.middle,
-            (*counts, ("c", SHAPES[fit.shape][1])),
-        )
+        Weights ∝ exp(−β|y − L_j|²) at the points are W = D⁻¹K, K the Gaussian kernel, positive definite for distinct
+        points, and D its row sums: the values W⁻¹f are K⁻¹(Df). They exist for every β; for small β they are large
+        where two points are close, and those that grow too much are passed over. As β grows W tends to the identity and
+        the values to f: any eps above rounding is reached. The softer, the smoother between the points. The last head
+        (`Kinks`) tells points apart that are too close for any β.
+        """
+        points = _Points(self)
+        growth = ROUGH_GROWTH if self.near.is_rough else self.max_value
+        beta, is_last = SOFTEST / HARDER, False
+        while not is_last:
+            beta *= HARDER
+            is_identity = beta * points.closest**2 > 2 * NEGLIGIBLE_EXPONENT
+            found = points.solved(beta, math.inf if is_identity else growth)
+            if found is not None:
+                yield found
+            is_last = is_identity or beta * points.farthest**2 > 1 / UNIT_ROUNDOFF[self.dtype]  # then rounding decides
+        yield points.selecting()
 
 
-def _by_singular_values(W: np.ndarray, f: np.ndarray, largest: np.ndarray) -> np.ndarray | None:
-    """Least squares with the first cut that keeps the values small; None if none does."""
-    left, triangle = np.linalg.qr(W)
-    inner, singular, right = np.linalg.svd(triangle)
-    modes = inner.T @ (left.T @ f)
-    found = truncated(singular, right, modes, CUTS, lambda v: bool((np.abs(v).max(axis=0) <= largest).all()))
-    return None if found is None else found[0]
-
-
-def _by_normal_equations(
-    W: np.ndarray, f: np.ndarray, largest: np.ndarray, start: int
-) -> tuple[np.ndarray | None, int]:
-    """The same with a ridge, from the one before RIDGES[start] on; each pass adds the part that the ridge held back."""
-    from scipy.linalg import LinAlgError, cho_factor, cho_solve
-
-    gram, right = W.T @ W, W.T @ f
-    size = float(gram.diagonal().max())
-    for i in range(max(0, start - 1), len(RIDGES)):
-        try:
-            factor = cho_factor(gram + RIDGES[i] * size * np.eye(len(gram)))
-        except LinAlgError:
-            continue
-        values = np.zeros_like(right)
-        for _ in range(3):
-            values += cho_solve(factor, right - gram @ values)
-        if (np.abs(values).max(axis=0) <= largest).all():
-            return values, i
-    return None, 0
-
-
-def _lattices(counts: Sequence[int], shape: int) -> list[AxisAnchors]:
-    part, c = SHAPES[shape]
-    return [AxisAnchors(p, min(part * p, 6.0, (p - 1) / 2 - 0.2) if p > 1 else 0.0, c) for p in counts]
+def _grid_weights(axes: Sequence[AxisKeys], x: np.ndarray) -> Float[np.ndarray, "points keys"]:
+    """The softmax over a grid factorises: products of the weights of the axes."""
+    weights = [axis.weights(x[:, i]) for i, axis in enumerate(axes)]
+    return reduce(lambda W, w: (W[:, :, None] * w[:, None, :]).reshape(len(x), -1), weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,56 +287,32 @@ def _quadratic(x: Float[np.ndarray, "batch points d"]) -> Float[np.ndarray, "bat
     return np.stack([np.ones(x.shape[:-1]), *np.moveaxis(x, -1, 0), *squares], axis=-1)
 
 
-NEGLIGIBLE_EXPONENT = 40.0
-"""Weights below e^−40 are left out of a fit, and change nothing in float64."""
 MAX_PAIRS = 10**7
 """Largest number of pairs of points whose kernel is stored: 240 MB."""
 MAX_GRADIENT_STEPS = 1000
+"""Largest number of steps of the conjugate gradients: a kernel that needs more is too soft for its closest points."""
 MAX_GRADIENT_WORK = 2 * 10**8
-"""Steps, and steps × pairs, of the conjugate gradients: a kernel that needs more is too soft for its closest points."""
+"""Largest number of steps × pairs of the conjugate gradients: about a second."""
 SOFTEST = 1.0
 """The first β, in units of the mean spacing of the points: weights then reach over about six spacings."""
 HARDER = 2.0
-"""A power of two, so that multiples of anchors are exact."""
-
-
-def keys_at_points(table: TableTarget, dtype: str, eps: float, growth: float) -> Iterator[TableHead]:
-    """Heads with a key at every point, from the softest that can be solved to one that selects the nearest point.
-
-    Weights ∝ exp(−β|y − L_j|²) at the points are W = D⁻¹K, K the Gaussian kernel, positive definite for distinct
-    points, and D its row sums: the values W⁻¹f are K⁻¹(Df). They exist for every β; for small β they are large where
-    two points are close, and those more than `growth` times as large as the table's are passed over. As β grows W
-    tends to the identity and the values to f: any eps above rounding is reached. The softer, the smoother between
-    the points. The last head (`Kinks`) tells points apart that are too close for any β.
-    """
-    points = _Points(table, dtype)
-    beta = SOFTEST
-    while True:
-        is_last = beta * points.closest**2 > 2 * NEGLIGIBLE_EXPONENT
-        found = points.head(beta, eps, math.inf if is_last else growth)
-        if found is not None:
-            yield found
-        if is_last or beta * points.farthest**2 > 1 / UNIT_ROUNDOFF[dtype]:  # from here on rounding decides, not scores
-            break
-        beta *= HARDER
-    yield points.selecting()
+"""The factor from one β to the next: a power of two, so that multiples of anchors are exact."""
 
 
 class _Points:
     """The distinct points in units of their mean spacing, and their values in the table."""
 
-    def __init__(self, table: TableTarget, dtype: str) -> None:
-        self.table, self.dtype = table, dtype
-        box = table.box
-        spacing = table.num_points ** (-1 / box.d)
-        self.scale = (1 / (box.widths * spacing)).astype(dtype).astype(np.float64)
-        self.offset = (-(box.lo / 2 + box.hi / 2) * self.scale).astype(dtype).astype(np.float64)
-        seen = table.points.astype(dtype).astype(np.float64)  # as the network sees them
-        y = (seen * self.scale + self.offset).astype(dtype).astype(np.float64)
+    def __init__(self, search: ScatteredSearch) -> None:
+        self.search, self.dtype = search, search.dtype
+        box, spacing = search.table.box, search.table.num_points ** (-1 / search.table.box.d)
+        middles = box.lo / 2 + box.hi / 2
+        pairs = zip(1 / (box.widths * spacing), middles, strict=True)
+        self.scale, self.offset = np.array([stored_coordinate(*pair, self.dtype) for pair in pairs]).T
+        y = stored(search.x * self.scale + self.offset, self.dtype)
         self.y, which = np.unique(y, axis=0, return_inverse=True)
         self.which: Int[np.ndarray, " points"] = which.ravel()
-        self.middle = table.values.min(axis=0) / 2 + table.values.max(axis=0) / 2
-        self.f = middle_of_groups(table.values - self.middle, self.which, len(self.y))
+        self.f = middle_of_groups(search.f, self.which, len(self.y))
+        self.farthest = float(np.sqrt((self.y**2).sum(axis=1).max()))  # the largest distance from the origin
 
     @cached_property
     def _tree(self) -> Any:
@@ -370,7 +322,7 @@ class _Points:
 
     @cached_property
     def _nearest(self) -> tuple[Float[np.ndarray, " points"], Int[np.ndarray, " points"]]:
-        """Every point's distance from its nearest neighbour, and which that is."""
+        """Every point's distance from its nearest neighbour, and the number of that neighbour."""
         if len(self.y) < 2:
             return np.full(1, np.inf), np.zeros(1, np.int64)
         distances, found = self._tree.query(self.y, k=2)
@@ -381,30 +333,32 @@ class _Points:
         """The least distance of two points."""
         return float(self._nearest[0].min())
 
-    @cached_property
-    def farthest(self) -> float:
-        """The largest distance from the origin."""
-        return float(np.sqrt((self.y**2).sum(axis=1).max()))
+    def _fit(
+        self,
+        beta: float,
+        tangents: tuple[np.ndarray, np.ndarray] | None,
+        values: np.ndarray,
+        exact: np.ndarray,
+        *parameters: tuple[str, float],
+    ) -> TableFit:
+        """Keys of temperature β at the points, with tangents added to them."""
+        anchors, bias = (0.0, 0.0) if tangents is None else tangents
+        # β is a power of two: β·y is as exact as y
+        keys = SoftHead(2 * (beta * self.y + anchors), bias - beta * (self.y**2).sum(axis=1), values)
+        head = StoredHead(self.scale, self.offset, keys, self.dtype)
+        return self.search.fit(head, exact[self.which], ("beta", beta), *parameters)
 
-    def selecting(self) -> TableHead:
+    def selecting(self) -> TableFit:
         """A head that selects the nearest point, with kinks between points that are too close for β alone."""
         u = UNIT_ROUNDOFF[self.dtype]
         beta = 2.0 ** math.floor(math.log2(SELECTING / (400 * u * self.farthest**2)))
         near = math.sqrt(SELECTING / beta)  # 20√u of the largest |y|: scores are good to a quarter
         kinks = Kinks.between(self.y, self._tree.query_pairs(near, output_type="ndarray"))
-        anchors, bias = kinks.tangents(self.y)
-        return TableHead(
-            self.table,
-            self.dtype,
-            self.scale,
-            self.offset,
-            SoftHead(2 * (beta * self.y + anchors), bias - beta * (self.y**2).sum(axis=1), self.f + self.middle),
-            self.f[self.which] + self.middle,
-            (("beta", beta), ("kinks", len(kinks.at))),
-        )
+        return self._fit(beta, kinks.tangents(self.y), self.f, self.f, ("kinks", len(kinks.at)))
 
-    def head(self, beta: float, eps: float, growth: float) -> TableHead | None:
+    def solved(self, beta: float, growth: float) -> TableFit | None:
         """The head of this temperature; None if its values cannot be solved, or grow too large."""
+        eps = self.search.eps
         largest = growth * np.maximum(np.abs(self.f).max(axis=0), eps)
         if (self._expected(beta) > largest).any():
             return None
@@ -412,24 +366,16 @@ class _Points:
         if kernel is None:
             return None
         sums = np.asarray(kernel.sum(axis=1)).reshape(-1, 1)
-        values = _conjugate_gradients(kernel, sums * self.f, 1e-3 * eps)
+        values = _conjugate_gradients(kernel, sums, self.f, 1e-3 * eps)
         if values is None or (np.abs(values).max(axis=0) > largest).any():
             return None
-        exact = (kernel @ values) / sums
-        return TableHead(
-            self.table,
-            self.dtype,
-            self.scale,
-            self.offset,
-            # β is a power of two: β·y is as exact as y
-            SoftHead(2 * beta * self.y, -beta * (self.y**2).sum(axis=1), values + self.middle),
-            exact[self.which] + self.middle,
-            (("beta", beta),),
-        )
+        return self._fit(beta, None, values, (kernel @ values) / sums)
 
     def _expected(self, beta: float) -> Float[np.ndarray, " outputs"]:
-        """How large values are at least, as if every point had one neighbour: of K = (1 k; k 1) the half difference of
-        two values is (1 + k)/(1 − k) times that of f."""
+        """A lower estimate of the largest value, as if every point had one neighbour.
+
+        For K = (1 k; k 1) the half difference of two values is (1 + k)/(1 − k) times that of f.
+        """
         distances, neighbours = self._nearest
         k = np.exp(-beta * distances**2)[:, None]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -438,44 +384,30 @@ class _Points:
 
     def _kernel(self, beta: float) -> Any:
         """exp(−β|L_i − L_j|²) where it is not negligible, sparse; None if that is too much."""
-        from scipy.sparse import coo_array
+        from scipy.sparse import coo_array, eye_array
 
         n, reach = len(self.y), math.sqrt(NEGLIGIBLE_EXPONENT / beta)
         if self._tree.count_neighbors(self._tree, reach) > 2 * MAX_PAIRS:
             return None
         pairs = self._tree.query_pairs(reach, output_type="ndarray")
         weights = np.exp(-beta * ((self.y[pairs[:, 0]] - self.y[pairs[:, 1]]) ** 2).sum(axis=1))
-        one = np.arange(n)
-        rows = np.concatenate([one, pairs[:, 0], pairs[:, 1]])
-        columns = np.concatenate([one, pairs[:, 1], pairs[:, 0]])
-        return coo_array((np.concatenate([np.ones(n), weights, weights]), (rows, columns)), shape=(n, n)).tocsr()
+        half = coo_array((weights, pairs.T), shape=(n, n))
+        return (eye_array(n) + half + half.T).tocsr()
 
 
 def _conjugate_gradients(
-    kernel: Any, right: Float[np.ndarray, "points outputs"], goal: float
+    kernel: Any, sums: Float[np.ndarray, "points one"], f: Float[np.ndarray, "points outputs"], goal: float
 ) -> Float[np.ndarray, "points outputs"] | None:
-    """kernel⁻¹·right, all columns side by side, until no residual is above the goal; None if that takes too long.
+    """kernel⁻¹·(sums·f), until no residual is above the goal; None if that takes too long.
 
     Rows of the kernel sum to 1 or more, so a residual here is none larger in the network's output.
     """
-    x = right / np.asarray(kernel.sum(axis=1)).reshape(-1, 1)
-    residual = right - kernel @ x
-    direction = residual.copy()
-    square = (residual**2).sum(axis=0)
+    from scipy.sparse.linalg import cg
+
+    right, steps = sums * f, min(MAX_GRADIENT_STEPS, MAX_GRADIENT_WORK // kernel.nnz)
     goal = max(goal, 1e-14 * float(np.abs(right).max(initial=0.0)))
-    for _ in range(min(MAX_GRADIENT_STEPS, MAX_GRADIENT_WORK // kernel.nnz)):
-        if np.abs(residual).max(initial=0.0) <= goal:
-            return x
-        moved = kernel @ direction
-        curvature = (direction * moved).sum(axis=0)
-        if (curvature <= 0).any() and (square[curvature <= 0] > 0).any():
-            return None
-        step = np.divide(square, curvature, out=np.zeros_like(square), where=curvature > 0)
-        x = x + step * direction
-        residual = residual - step * moved
-        before, square = square, (residual**2).sum(axis=0)
-        direction = residual + np.divide(square, before, out=np.zeros_like(square), where=before > 0) * direction
-    return None
+    found = [cg(kernel, b, start, rtol=0.0, atol=goal, maxiter=steps) for b, start in zip(right.T, f.T, strict=True)]
+    return None if any(failed for _, failed in found) else np.stack([x for x, _ in found], axis=1)
 
 
 SELECTING = 80.0
@@ -521,8 +453,4 @@ class Kinks:
         return anchors, bias
 
 
-def _suits(target: Target, request: Request) -> bool:
-    return target.kind == "TableTarget" and as_table(target, NAME).grid is None
-
-
-TABLE_SCATTERED = Construction(NAME, for_eps(table_scattered), (finite_box, made_for("TableTarget")), _suits)
+TABLE_SCATTERED = table_construction(table_scattered, is_gridded=False)

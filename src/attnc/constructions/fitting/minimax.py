@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,28 +78,6 @@ def _ridge(W: np.ndarray, f: np.ndarray, limit: float) -> np.ndarray:
     if len(within):
         return candidates[:, within[0]]
     return candidates[:, -1] * (limit / sizes[-1])
-
-
-def truncated(
-    singular: Float[np.ndarray, " rank"],
-    right: Float[np.ndarray, "rank p"],
-    modes: Float[np.ndarray, "rank lines"],
-    cuts: Sequence[float],
-    is_small: Callable[[Float[np.ndarray, "p lines"]], bool],
-) -> tuple[Float[np.ndarray, "p lines"], int, float] | None:
-    """Least-squares values from a singular value decomposition, with the first cut that keeps them small.
-
-    `modes` are leftᵀ·samples. Singular values below a cut, as a share of the largest, are left out. Returns the values,
-    the rank and the cut; None if no cut keeps the values small. (The product of the three factors, formed first, would
-    lose digits that cancel.)
-    """
-    for cut in cuts:
-        rank = int(np.count_nonzero(singular > cut * singular[0]))
-        with np.errstate(over="ignore", invalid="ignore"):  # numbers that overflow are not finite, and not small
-            values = right[:rank].T @ (modes[:rank] / singular[:rank, None])
-        if is_small(values):
-            return values, rank, cut
-    return None
 
 
 def chebyshev(lo: float, hi: float, count: int) -> Float[np.ndarray, " count"]:

@@ -1,22 +1,29 @@
-"""One head over one variable as a program: token 0 carries x, every token is a key."""
+"""A soft head as it is stored: its numbers in a dtype, its output in that arithmetic, its error, and its program."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from attnc.constructions.construction import Request
-from attnc.constructions.fitting.minimax import chebyshev, fit_values
-from attnc.errors import InputError, real_number
-from attnc.ir.building import AffineBuilder, projection
-from attnc.ir.layers import Attention, Head
+from attnc.constructions.built import Built
+from attnc.constructions.construction import (
+    CONTINUOUS_FUNCTION,
+    Construction,
+    Request,
+    for_eps,
+    one_variable,
+    summable,
+)
+from attnc.constructions.fitting.cell_head import CellHead, self_attention
+from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
+from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
+from attnc.errors import InputError
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
-from attnc.ir.spec import check
 from attnc.targets.box import Box
 from attnc.targets.target import Target
 
@@ -27,71 +34,54 @@ WIDTHS = (1e-100, 1e100)
 """Least and largest width of a box: slopes are up to 10¹⁵ divided by it."""
 QUIET = 1e-12
 """Least weight of a point when scores are centred: for points at which rounding of the scores does no harm."""
+SCORES_PER_BLOCK = 2**21
+"""Scores computed at once: 16 MB in float64."""
+EVERYWHERE = {"float64": 4001, "float32": 40_001}
+"""Number of evenly spaced points at which errors are measured; more in float32, where the error is noise."""
+
+F = TypeVar("F")
 
 
 @dataclass(frozen=True, eq=False)
 class StoredHead:
-    """The numbers as they are stored, in float64 arrays: y = scale·x + shift, scores slopes·y + offsets, values."""
+    """A head over y = scale·x + offset, whose numbers are rounded to `dtype` and held in float64 arrays."""
 
-    scale: float  # a power of two: exact
-    shift: float
+    scale: Float[np.ndarray, " d"]
+    offset: Float[np.ndarray, " d"]
     keys: SoftHead[np.ndarray]  # of y
     dtype: str
 
-    def y(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
-        """As the program computes it, back in float64."""
-        kind = np.dtype(self.dtype).type
-        return np.asarray(x.astype(kind) * kind(self.scale) + kind(self.shift), np.float64)
+    def y(self, x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points d"]:
+        """The coordinate in the arithmetic of the program."""
+        return np.asarray(x.astype(self.dtype) * self.scale.astype(self.dtype) + self.offset.astype(self.dtype))
 
-    def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
+    def weights(self, x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points p"]:
         """The weights of the stored keys, without the rounding of an evaluation."""
-        return self.keys.weights(self.y(x)[:, None])
+        return self.keys.weights(self.y(x).astype(np.float64))
 
-    def __call__(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points outputs"]:
-        """In the arithmetic of the dtype, by log-sum-exp."""
-        a, c, v, y = (
-            part.astype(self.dtype) for part in (self.keys.slopes[:, 0], self.keys.offsets, self.keys.values, self.y(x))
+    def __call__(self, x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
+        """The output in the arithmetic of the dtype."""
+        slopes, offsets, values = (
+            part.astype(self.dtype) for part in (self.keys.slopes, self.keys.offsets, self.keys.values)
         )
-        scores = y[:, None] * a + c
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return np.asarray((weights @ v) / weights.sum(axis=1, keepdims=True), np.float64)
+        head, found = SoftHead(slopes, offsets, values), np.empty((len(x), values.shape[1]))
+        step = max(1, SCORES_PER_BLOCK // len(values))
+        for start in range(0, len(x), step):
+            found[start : start + step] = head(self.y(x[start : start + step]))
+        return found
 
     def keys_of_x(self) -> SoftHead[np.ndarray]:
         """The same head over x itself."""
-        return self.keys.shifted(self.shift).scaled(self.scale)
+        return self.keys.shifted(self.offset).scaled(self.scale)
 
     def with_values(self, values: Float[np.ndarray, "p outputs"]) -> StoredHead:
         return replace(self, keys=replace(self.keys, values=stored(values, self.dtype)))
 
-    def program(self, target: Target) -> Program:
-        """Channels query.x, one; slope.x, bias, value.j: score = slope·y + bias."""
-        name, p, values = target.box.names[0], self.keys.num_keys, self.keys.values
-        query, slope, outputs = f"query.{name}", f"slope.{name}", tuple(f"out.{j}" for j in range(values.shape[1]))
-        named = tuple(f"value.{j}" for j in range(values.shape[1]))
-        embed = AffineBuilder(1, ("in.0",), p, (query, "one", slope, "bias", *named))
-        embed.link(0, query, 0, "in.0", self.scale)
-        embed.set(0, query, self.shift)
-        embed.set(0, "one", 1.0)
-        embed.set(np.arange(p), slope, self.keys.slopes[:, 0])
-        embed.set(np.arange(p), "bias", self.keys.offsets)
-        for j, channel in enumerate(named):
-            embed.set(np.arange(p), channel, values[:, j])
-        channels, scores = embed.channels_out, (f"by.{name}", "constant")
-        head = Head(
-            projection(channels, scores, {(query, scores[0]): 1.0, ("one", "constant"): 1.0}, self.dtype),
-            projection(channels, scores, {(slope, scores[0]): 1.0, ("bias", "constant"): 1.0}, self.dtype),
-            projection(channels, outputs, dict.fromkeys(zip(named, outputs, strict=True), 1.0), self.dtype),
-            np.eye(len(outputs), dtype=self.dtype),
-        )
-        read = AffineBuilder(p, outputs, 1, outputs)
-        for channel in outputs:
-            read.link(0, channel, 0, channel)
-        layers = (
-            embed.build("embed", self.dtype),
-            Attention("select", (head,), outputs),
-            read.build("read", self.dtype),
-        )
-        return check(Program(layers, target.input_shapes, target.output_shape))
+    def program(self, target: Target, margin: float = 0.0) -> Program:
+        """One head in which every token is a key; M = `margin` tells several output positions apart."""
+        positions = Positions(num_positions(target), margin)
+        keys = replace(self.keys, values=positions.stored(self.keys.values))
+        return self_attention(CellHead(target, self.dtype, self.scale, self.offset, keys, 1.0, positions))
 
 
 def stored(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -100,15 +90,15 @@ def stored(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def store(keys: SoftHead[np.ndarray], box: Box, dtype: str, centre: float | None = None) -> StoredHead:
-    """The head in a coordinate y, |y| ≤ 2 on the box, with the scores made small where it matters.
+    """The head of one variable in a coordinate y, |y| ≤ 2 on the box, with the scores made small where it matters.
 
     To all scores of a query the same may be added: here an affine function of y, which leaves the scores of the keys
     that count as small as possible, with the spread of the values about A for a weight. Where A is an average of
-    values far apart, an error of a score is felt; where one value has all the weight, it is not.
+    values far apart, an error of a score moves the output; where one value has all the weight, it does not.
     """
     lo, hi = float(box.lo[0]), float(box.hi[0])
     centre = 0.5 * lo + 0.5 * hi if centre is None else centre
-    width = 2.0 ** math.ceil(math.log2(max(hi - centre, centre - lo)))
+    width = 2.0 ** math.ceil(math.log2(max(hi - centre, centre - lo)))  # a power of two: exact
     shift = float(stored(np.array(-centre / width), dtype))
     slopes = keys.slopes * width
     offsets = keys.offsets - slopes[:, 0] * shift
@@ -120,28 +110,57 @@ def store(keys: SoftHead[np.ndarray], box: Box, dtype: str, centre: float | None
         felt = np.maximum(felt, (weights * np.abs(v - (weights @ v)[:, None])).sum(axis=1))
     felt = felt / (felt.max() + 1e-300) + QUIET
     top = scores.max(axis=1)
-    tilt = fit_values(
-        np.stack([y, np.ones_like(y)], axis=1) * felt[:, None], (top * felt)[:, None], np.array([np.inf]), 25
-    )
-    _check_range(np.concatenate([slopes[:, 0], offsets, values.ravel(), box.magnitude]), dtype)
-    slope, offset = tilt.values[:, 0]
-    kept = SoftHead(stored(slopes - slope, dtype), stored(offsets - offset, dtype), values)
-    return StoredHead(1 / width, shift, kept, dtype).with_values(values)
-
-
-def _check_range(numbers: np.ndarray, dtype: str) -> None:
-    largest = float(np.abs(numbers).max())
+    affine = np.stack([y, np.ones_like(y)], axis=1)
+    tilt = fit_values(affine * felt[:, None], (top * felt)[:, None], np.array([np.inf]), 25)
+    largest = float(np.abs(np.concatenate([slopes[:, 0], offsets, values.ravel(), box.magnitude])).max())
     if not largest < float(np.finfo(dtype).max) / 8:
         raise InputError(f"numbers up to {largest:.3g} are to be stored, more than {dtype} holds: scale the function")
+    slope, offset = tilt.values[:, 0]
+    kept = SoftHead(stored(slopes - slope, dtype), stored(offsets - offset, dtype), stored(values, dtype))
+    return StoredHead(np.array([1 / width]), np.array([shift]), kept, dtype)
 
 
-def worst_error(
-    head: StoredHead, f: Callable[[np.ndarray], np.ndarray], x: Float[np.ndarray, " points"]
-) -> tuple[float, float]:
+def _probes(keys: SoftHead[np.ndarray], lo: float, hi: float) -> Float[np.ndarray, " points"]:
+    """Chebyshev points, and the points at which neighbouring keys in order of slope have equal scores."""
+    slopes = keys.slopes[:, 0]
+    order = np.argsort(slopes, kind="stable")
+    with np.errstate(all="ignore"):
+        crossings = -np.diff(keys.offsets[order]) / np.diff(slopes[order])
+    crossings = crossings[np.isfinite(crossings) & (crossings > lo) & (crossings < hi)]
+    return np.unique(np.concatenate([chebyshev(lo, hi, 129), crossings]))
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredHead(Generic[F]):
+    """A stored head of one variable, the fit that it stores, the largest error found, and its place."""
+
+    fit: F
+    head: StoredHead
+    error: float
+    at: float
+
+    @property
+    def p(self) -> int:
+        return self.head.keys.num_keys
+
+    @property
+    def parameters(self) -> tuple[tuple[str, float | int | str], ...]:
+        largest = float(np.abs(self.head.keys.values).max())
+        return ("largest_value", largest), ("worst_error", self.error), ("worst_at", self.at)
+
+
+def measured(fit: F, heads: Sequence[StoredHead], f: Function, x: Float[np.ndarray, " points"]) -> MeasuredHead[F]:
+    """The head with the least error on these points, which reach from end to end, and on evenly spaced ones."""
+    fine = np.union1d(x, np.linspace(x.min(), x.max(), EVERYWHERE[heads[0].dtype]))
+    found = [MeasuredHead(fit, head, *worst_error(head, f, fine)) for head in heads]
+    return min(found, key=lambda one: one.error)
+
+
+def worst_error(head: StoredHead, f: Function, x: Float[np.ndarray, " points"]) -> tuple[float, float]:
     """(the largest error found, where): on the sample, and around its highest peaks on ever closer points."""
 
     def errors(at: np.ndarray) -> np.ndarray:
-        return np.abs(head(at) - f(at)).max(axis=1)
+        return np.abs(head(at[:, None]) - f(at)).max(axis=1)
 
     found = errors(x)
     for _ in range(3):
@@ -149,9 +168,7 @@ def worst_error(
         peaks = 1 + np.flatnonzero((inner >= found[:-2]) & (inner >= found[2:]))
         peaks = peaks[np.argsort(-found[peaks])][:16]
         close = [np.linspace(x[i - 1], x[i + 1], 19)[1:-1] for i in peaks]
-        if not close:
-            break
-        more = np.setdiff1d(np.concatenate(close), x)
+        more = np.setdiff1d(np.concatenate([*close, []]), x)
         if not len(more):
             break
         x, found = np.concatenate([x, more]), np.concatenate([found, errors(more)])
@@ -161,22 +178,38 @@ def worst_error(
     return float(found[worst]), float(x[worst])
 
 
-def check_fit(request: Request, num_anchors: int | None, max_value: float) -> None:
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def allowed_anchors(target: Target, request: Request) -> int:
+    """The number of anchors that max_anchors and max_bytes allow."""
+    return min(request.max_anchors, request.max_bytes // bytes_per_anchor(target))
+
+
+def check_fit(request: Request, num_anchors: int | tuple[int, ...] | None, max_value: float) -> None:
     """Raise InputError unless exactly one of eps and the number of anchors is given, and values may be large enough."""
     if (request.eps is None) == (num_anchors is None):
-        raise InputError("give either eps or the number of anchors")
-    if num_anchors is not None and (
-        isinstance(num_anchors, bool) or not isinstance(num_anchors, int) or num_anchors < 1
-    ):
-        raise InputError(f"the number of anchors must be a whole number ≥ 1, found {num_anchors!r}")
-    if not real_number("max_value", max_value) >= 1:
-        raise InputError(f"max_value must be at least 1, found {max_value}: values below max|f| cannot reach f")
+        raise InputError("give either eps or num_anchors")
+    for count in num_anchors if isinstance(num_anchors, tuple) else (num_anchors,):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise InputError(f"the number of anchors must be a whole number ≥ 1, found {count!r}")
+    check_max_value(max_value)
 
 
-def check_unary(target: Target, name: str) -> None:
-    """One variable, one position, and a box that scores can be written for."""
-    box, positions = target.box, target.output_shape[0] if len(target.output_shape) == 2 else 1
-    if box.d != 1 or positions != 1:
+def check_max_value(max_value: float) -> None:
+    """Raise InputError unless values may be as large as the function."""
+    if not (isinstance(max_value, int | float) and 1 <= max_value < math.inf):
+        raise InputError(
+            f"max_value must be a number ≥ 1 and finite, found {max_value!r}: values below max|f| cannot reach f"
+        )
+
+
+def check_unary(
+    name: str, target: Target, request: Request, num_anchors: int | None, max_value: float, most: int
+) -> None:
+    """Raise InputError unless one head of one variable can be fitted: the target, the request, and the limits."""
+    box = target.box
+    if box.d != 1 or num_positions(target) != 1:
         raise InputError(
             f"{name} takes a function of one variable; {target.describe()} has {box.d} ({', '.join(box.names[:6])}"
             f"{', …' if box.d > 6 else ''}). Use construction='max_affine', which takes any number of variables and "
@@ -187,14 +220,14 @@ def check_unary(target: Target, name: str) -> None:
         raise InputError(
             f"{name} needs a box between {WIDTHS[0]:g} and {WIDTHS[1]:g} wide, found {box}: rescale the variable"
         )
+    check_fit(request, num_anchors, max_value)
+    if num_anchors is not None and num_anchors > most:
+        raise InputError(f"num_anchors={num_anchors:,}: max_anchors, max_bytes and the fit allow {most:,}")
 
 
-def _probes(keys: SoftHead[np.ndarray], lo: float, hi: float) -> Float[np.ndarray, " points"]:
-    """Chebyshev points, and where neighbouring keys in order of slope have equal scores."""
-    slopes = keys.slopes[:, 0]
-    order = np.argsort(slopes, kind="stable")
-    rise = np.diff(slopes[order])
-    with np.errstate(all="ignore"):
-        crossings = -np.diff(keys.offsets[order]) / rise
-    crossings = crossings[np.isfinite(crossings) & (crossings > lo) & (crossings < hi)]
-    return np.unique(np.concatenate([chebyshev(lo, hi, 129), crossings]))
+def unary_construction(
+    theorem: Callable[..., Built], suits: Callable[[Target, Request], bool] = lambda target, request: False
+) -> Construction:
+    """The construction of a theorem for functions of one variable."""
+    requires = (*CONTINUOUS_FUNCTION, one_variable, summable)
+    return Construction(theorem.__name__, for_eps(theorem), requires, suits, options=frozenset({"norm"}))

@@ -1,0 +1,663 @@
+"""One axis of a grid of anchors: its keys, and the values of these keys that fit samples of a function best.
+
+The softmax over a tensor grid factorises, so a grid is fitted one axis at a time. A `Lattice` places p anchors on an
+axis, and `AxisKeys` are their keys in the coordinate that a program stores. Values solve least squares, with the small
+singular values cut off (`Decomposition`) or with a ridge (`Band`), so that they stay below the limits of `Sections`.
+
+`AxisSections` chooses the lattice for a function that can be sampled anywhere, `NodeAxis` for the nodes of a table.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from attnc.constructions.fitting.search import doubling, fewest, ladder
+from attnc.constructions.fitting.stored_head import StoredHead, stored
+from attnc.errors import InputError
+from attnc.ir.reference import softmax
+from attnc.ir.soft_head import SoftHead
+from attnc.numerics.rounding import UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+MAX_VALUE = 10.0
+"""Default limit of |values|/max|f|: rounding grows with it. Chosen, not measured."""
+LEAST_VALUE = 1.5
+"""Least limit of |values|/max|f|: with smaller limits hardly any fit succeeds."""
+VALUE_ROUNDINGS = 40
+"""The proved rounding error of one head, in roundings of its largest value."""
+CUTS = (1e-13, 1e-10, 1e-8, 1e-6)
+"""Singular values below this share of the largest are cut off: a larger cut gives smaller values and larger errors."""
+SOFTNESS = tuple(k / 64 for k in (6, 8, 10, 12, 14, 16, 19, 22, 26, 32, 38, 44, 54, 64, 80))
+"""c = βh², in whole 64ths so that −c·L² is exact. The ripple is (2π/c)e^{−π²/c} per unit slope and spacing; the smaller
+c, the smaller the ripple, and the larger the values."""
+PADS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+"""Spacings by which anchors reach beyond either end of the axis."""
+LEAST_SPACINGS = 0.4
+"""Least number of spacings between the ends of an axis: with fewer nearly all anchors lie outside. Chosen, not
+measured."""
+
+
+def value_limit(eps: float, size: float, dtype: str) -> float:
+    """The largest |values|/size, size = max|f|, with which rounding stays a part of eps."""
+    room = eps / (VALUE_ROUNDINGS * UNIT_ROUNDOFF[dtype] * max(size, 1e-300))
+    return min(MAX_VALUE, max(LEAST_VALUE, room))
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """p anchors one spacing h apart, `pad` spacings of them beyond either end of an axis, at temperature c = βh²."""
+
+    p: int
+    pad: float = 0.0
+    c: float = 1.0
+    is_graded: bool = False  # as dense as the nodes are, instead of equally spaced
+
+    @property
+    def spacings(self) -> float:
+        """The number of spacings between the ends of the axis."""
+        return self.p - 1 - 2 * self.pad if self.p > 1 else 1.0
+
+    @property
+    def anchors(self) -> Float[np.ndarray, " p"]:
+        """The L_k, in spacings from the middle of the axis."""
+        return np.arange(self.p) - (self.p - 1) / 2
+
+    def keys(self, lo: float, hi: float, dtype: str) -> AxisKeys:
+        """With y = c(x − middle)/h, L whole halves and c in whole 64ths, 2L and −cL² are exact."""
+        scale, offset = stored_coordinate(self.c * self.spacings / (hi - lo), lo / 2 + hi / 2, dtype)
+        return AxisKeys(scale, offset, self.anchors, -self.c * self.anchors**2)
+
+    def weights(self, y: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
+        """The weights of the anchors at points in spacings from the middle of the axis."""
+        return softmax(-self.c * (y[:, None] - self.anchors) ** 2)
+
+    def graded_places(self, nodes: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " p"]:
+        """p ≥ 2 places with equally many nodes between them; beyond the ends the gaps between nodes are continued."""
+        x = np.unique(nodes)
+        step = (len(x) - 1) / self.spacings
+        beyond = math.ceil(self.pad * step) + 1
+        left, right = x[0] - _continued(np.diff(x), beyond)[::-1], x[-1] + _continued(np.diff(x)[::-1], beyond)
+        places = step * (np.arange(self.p) - self.pad)
+        return np.interp(places, np.arange(-beyond, len(x) + beyond), np.concatenate([left, x, right]))
+
+
+def _continued(gaps: Float[np.ndarray, " gaps"], count: int) -> Float[np.ndarray, " count"]:
+    """Distances of `count` places beyond the first node: gaps keep the growth that they have at this end."""
+    some = min(len(gaps) - 1, 1 + len(gaps) // 10)
+    ratio = np.clip((gaps[0] / gaps[some]) ** (1 / max(1, some)), 1.0, 2.0)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.cumsum(np.minimum(gaps[0] * ratio ** np.arange(1.0, count + 1), gaps.sum())))
+
+
+def stored_coordinate(scale: float, origin: float, dtype: str) -> tuple[float, float]:
+    """Scale and offset of the coordinate y = scale·(x − origin), as they are stored."""
+    kept = float(stored(np.array(scale), dtype))
+    return kept, float(stored(np.array(-origin * kept), dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class AxisKeys:
+    """Keys on one axis: score_k(x) = 2L_k·y + bias_k in the coordinate y = scale·x + offset."""
+
+    scale: float
+    offset: float
+    anchors: Float[np.ndarray, " p"]  # the L_k
+    bias: Float[np.ndarray, " p"]
+
+    def y(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+        return x * self.scale + self.offset
+
+    def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
+        return softmax(2 * self.y(x)[:, None] * self.anchors + self.bias)
+
+
+def grid_head(axes: Sequence[AxisKeys], values: Float[np.ndarray, "keys outputs"], dtype: str) -> StoredHead:
+    """The head over the tensor grid of the keys of all axes, the last axis first."""
+    anchors = np.meshgrid(*(axis.anchors for axis in axes), indexing="ij")
+    biases = np.meshgrid(*(axis.bias for axis in axes), indexing="ij")
+    slopes = 2 * np.stack([L.ravel() for L in anchors], axis=1)
+    keys = SoftHead(slopes, np.sum([b.ravel() for b in biases], axis=0), values)
+    scale, offset = np.array([(axis.scale, axis.offset) for axis in axes]).T
+    return StoredHead(scale, offset, keys, dtype)
+
+
+def along_axes(
+    tensor: Float[np.ndarray, "*grid outputs"], maps: Sequence[Callable[[np.ndarray], np.ndarray]], first: int = 0
+) -> Float[np.ndarray, "*grid outputs"]:
+    """Apply maps[i], a linear map of columns, along axis first + i; the other axes stay."""
+    for axis, linear in enumerate(maps, first):
+        moved = np.moveaxis(tensor, axis, 0)
+        columns = linear(np.ascontiguousarray(moved.reshape(len(moved), -1)))
+        tensor = np.moveaxis(columns.reshape(len(columns), *moved.shape[1:]), 0, axis)
+    return tensor
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Sections:
+    """Lines along one axis: `f` is to be fitted, and values are made of `solved`, each to stay below its limit.
+
+    `solved` are the lines of the values that the axes before have left. Their errors do not matter, but the values made
+    from them are those of the whole grid.
+    """
+
+    f: Float[np.ndarray, "nodes lines"]
+    solved: Float[np.ndarray, "nodes others"]
+    limits: Float[np.ndarray, " others"] | float
+
+    def growth(self, values: Float[np.ndarray, "p others"]) -> float:
+        """The largest value in units of its limit."""
+        return float((np.abs(values).max(axis=0) / self.limits).max())
+
+
+class Kept(NamedTuple):
+    """The values of a fit, the cut or the ridge that keeps them small, and the largest one in units of its limit."""
+
+    values: Float[np.ndarray, "p lines"]
+    cut: float
+    growth: float
+
+
+class LeastSquares(ABC):
+    """The values of keys that fit samples at points best, kept small by a cut of singular values or by a ridge."""
+
+    def __init__(self, weights: Any, cuts: Sequence[float]) -> None:
+        self.weights, self.cuts = weights, cuts  # of the keys at the points, dense or sparse
+
+    @abstractmethod
+    def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"] | None:
+        """The values with this cut; None if rounding leaves no way to solve."""
+
+    def first_cut(self, sections: Sections) -> Kept | None:
+        """The values made of `solved` with the first cut that keeps them below their limits; None if none does."""
+        for cut in self.cuts:
+            values = self.values(sections.solved, cut)
+            if values is not None and (growth := sections.growth(values)) <= 1:
+                return Kept(values, cut, growth)
+        return None
+
+
+class Decomposition(LeastSquares):
+    """Least squares by singular values, without those below a share of the largest.
+
+    Values are made by two factors that are never multiplied out: the product would lose digits that cancel.
+    """
+
+    @functools.cached_property
+    def factors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The left singular vectors as columns, the singular values, and the right singular vectors as rows."""
+        return np.linalg.svd(self.weights, full_matrices=False)
+
+    def rank(self, cut: float) -> int:
+        """The number of singular values above this share of the largest."""
+        singular = self.factors[1]
+        return int(np.count_nonzero(singular > cut * singular[0]))
+
+    def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"]:
+        rank, (left, singular, right) = self.rank(cut), self.factors
+        with np.errstate(over="ignore", invalid="ignore"):  # numbers that overflow are not finite, and not small
+            return right[:rank].T @ ((left[:, :rank].T @ samples) / singular[:rank, None])
+
+
+class Ridged(LeastSquares):
+    """The v that make |Wv − f|² + ridge·|v|² least, with a ridge in units of the largest entry of the diagonal of WᵀW.
+
+    Three passes refine them: each adds the part that the ridge held back before.
+    """
+
+    @functools.cached_property
+    def gram(self) -> Any:
+        return self.weights.T @ self.weights
+
+    def _factor(self, ridge: float) -> Any:
+        """The Cholesky factor of WᵀW with this ridge."""
+        from scipy.linalg import cho_factor
+
+        return cho_factor(self.gram + ridge * float(self.gram.diagonal().max()) * np.eye(len(self.gram)))
+
+    def _divided(self, factor: Any, right: np.ndarray) -> np.ndarray:
+        from scipy.linalg import cho_solve
+
+        return np.asarray(cho_solve(factor, right))
+
+    def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"] | None:
+        try:
+            factor = self._factor(cut)
+        except np.linalg.LinAlgError:
+            return None
+        values = np.zeros((self.weights.shape[1], samples.shape[1]))
+        for _ in range(3):
+            values += self._divided(factor, self.weights.T @ (samples - self.weights @ values))
+        return values
+
+
+NEGLIGIBLE_EXPONENT = 40.0
+"""Weights below e^−40 are left out of a fit: they change nothing in float64."""
+BAND_RIDGES = (1e-14, 1e-12, 1e-10)
+"""Ridges in units of the largest diagonal entry: the first that keeps the values small is taken."""
+
+
+class Band(Ridged):
+    """Least squares with weights of which row j holds those of the keys from nearest_j − reach to nearest_j + reach."""
+
+    def __init__(
+        self, keys: AxisKeys, x: Float[np.ndarray, " points"], nearest: Int[np.ndarray, " points"], reach: int
+    ) -> None:
+        from scipy.sparse import csr_array
+
+        num_keys, y = len(keys.anchors), keys.y(x)
+        self.width = min(2 * reach + 1, num_keys)
+        first = np.clip(nearest - reach, 0, num_keys - self.width)
+        self._key = first[:, None] + np.arange(self.width)
+        self._near = softmax(2 * y[:, None] * keys.anchors[self._key] + keys.bias[self._key])
+        starts = np.arange(0, len(y) * self.width + 1, self.width)
+        super().__init__(
+            csr_array((self._near.ravel(), self._key.ravel(), starts), shape=(len(y), num_keys)), BAND_RIDGES
+        )
+
+    def solve(self, f: Float[np.ndarray, "points lines"]) -> Float[np.ndarray, "keys lines"]:
+        """W⁻¹f, for as many keys as points."""
+        from scipy.linalg import solve_banded
+
+        reach = self.width - 1  # keys that share a row are no farther apart
+        diagonals = np.zeros((2 * reach + 1, len(f)))  # W_ij is in row reach + i − j, column j
+        diagonals[reach + np.arange(len(f))[:, None] - self._key, self._key] = self._near
+        return np.asarray(solve_banded((reach, reach), diagonals, f))
+
+    def _factor(self, ridge: float) -> Any:
+        from scipy.linalg import cholesky_banded
+
+        diagonals = np.zeros((self.width, self.gram.shape[0]))
+        for k in range(self.width):
+            diagonals[k, : self.gram.shape[0] - k] = self.gram.diagonal(-k)
+        diagonals[0] += ridge * diagonals[0].max()
+        return cholesky_banded(diagonals, lower=True)
+
+    def _divided(self, factor: Any, right: np.ndarray) -> np.ndarray:
+        from scipy.linalg import cho_solve_banded
+
+        return np.asarray(cho_solve_banded((factor, True), right))
+
+
+# --- a function that can be sampled anywhere --------------------------------------------------------------------------
+
+MAX_P = 1025
+"""Largest number of anchors per axis: with more, the decomposition takes minutes, and others are cheaper."""
+COARSE_PLACES = tuple(product(range(1, 15, 3), range(0, 12, 2)))
+"""Places in SOFTNESS and PADS that a search begins with."""
+COARSE_PLACES_FOR_MANY = ((2, 9), (5, 9), (5, 6), (8, 6), (8, 0), (13, 0))
+"""Places to begin with where there are many anchors: the decomposition is slow, and the best places vary little."""
+
+
+def unit_points(p: int, spare: int) -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " tests"]]:
+    """Chebyshev points of [−1, 1] at which p anchors are fitted, and points for the error, several per spacing."""
+    n = p + min(p // 2, 12 * spare) + spare
+    even = np.linspace(-1, 1, max(9, min(4 * p, 2 * p + 200)))
+    return np.cos(np.pi * (np.arange(n) + 0.5) / n), np.concatenate([even, np.cos(np.pi * np.arange(8) / (3 * p))])
+
+
+@functools.lru_cache(maxsize=2048)
+def unit_fit(lattice: Lattice, spare: int) -> tuple[Decomposition, Float[np.ndarray, "tests rank"]]:
+    """The fit on [−1, 1], which all functions share, and the outputs at the tests for every singular value."""
+    nodes, tests = unit_points(lattice.p, spare)
+    h = 2 / lattice.spacings
+    fit = Decomposition(lattice.weights(nodes / h), CUTS)
+    _, singular, right = fit.factors
+    return fit, lattice.weights(tests / h) @ (right.T / singular)
+
+
+@dataclass(frozen=True)
+class SpectralAxis:
+    """A lattice on [lo, hi], with the values that fit f best at Chebyshev points."""
+
+    lo: float
+    hi: float
+    lattice: Lattice
+    cut: float = CUTS[0]
+    spare: int = 4  # nodes beyond the p or 3p/2 that would do
+
+    @property
+    def p(self) -> int:
+        return self.lattice.p
+
+    def at(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+        """From [−1, 1] to [lo, hi]."""
+        return np.clip(self.lo / 2 + self.hi / 2 + (self.hi / 2 - self.lo / 2) * t, self.lo, self.hi)
+
+    def nodes(self) -> Float[np.ndarray, " nodes"]:
+        """The points at which f is sampled for the fit."""
+        return self.at(unit_points(self.p, self.spare)[0])
+
+    def solve(self, samples: Float[np.ndarray, "nodes lines"]) -> Float[np.ndarray, "p lines"]:
+        """Samples of f at the nodes → values of the anchors."""
+        return unit_fit(self.lattice, self.spare)[0].values(samples, self.cut)
+
+    def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
+        """The softmax over the anchors of this axis."""
+        return self.lattice.weights((x - (self.lo / 2 + self.hi / 2)) * self.lattice.spacings / (self.hi - self.lo))
+
+
+class FittedAxis(NamedTuple):
+    """An axis, and the error that it leaves on the sections that it was fitted to."""
+
+    axis: SpectralAxis
+    error: float
+
+
+@dataclass(frozen=True, eq=False)
+class AxisSections:
+    """Sections of f along one axis, as functions of x ∈ [lo, hi]: samples(x) and solved(x) are (points, lines).
+
+    `solved(x)` are the lines of the values that the axes before have left.
+    """
+
+    lo: float
+    hi: float
+    samples: Callable[[np.ndarray], np.ndarray]
+    solved: Callable[[np.ndarray], np.ndarray]
+    spare: int = 4
+
+    def best(self, p: int, max_value: float, enough: float = 0.0) -> FittedAxis | None:
+        """The axis of p anchors with the least error on these lines, |values| ≤ max_value; and that error.
+
+        A coarse search over (c, pad) is followed by one among neighbours; the first error ≤ `enough` ends it.
+        """
+        if p > MAX_P:
+            raise InputError(f"an axis has 1 to {MAX_P} anchors, found {p}")
+        first = SpectralAxis(self.lo, self.hi, Lattice(p), spare=self.spare)
+        nodes, tests = map(first.at, unit_points(p, self.spare))
+        sections, at_tests = Sections(self.samples(nodes), self.solved(nodes), max_value), self.samples(tests)
+
+        def fitted(lattice: Lattice) -> FittedAxis | None:
+            """The axis with the first cut that keeps the values small, and its error; None if none does."""
+            fit, predicted = unit_fit(lattice, self.spare)
+            found = fit.first_cut(sections)
+            if found is None:
+                return None
+            rank = fit.rank(found.cut)
+            error = np.abs(predicted[:, :rank] @ (fit.factors[0][:, :rank].T @ sections.f) - at_tests).max()
+            return FittedAxis(replace(first, lattice=lattice, cut=found.cut), float(error))
+
+        if p == 1:
+            return fitted(first.lattice)
+        tried = dict[tuple[int, int], FittedAxis | None]()
+
+        def error(place: tuple[int, int]) -> float:
+            c, pad = place
+            if not (0 <= c < len(SOFTNESS) and 0 <= pad < len(PADS)) or p - 1 - 2 * PADS[pad] <= LEAST_SPACINGS:
+                return math.inf
+            if place not in tried:
+                tried[place] = fitted(Lattice(p, PADS[pad], SOFTNESS[c]))
+            found = tried[place]
+            return math.inf if found is None else found.error
+
+        place, least = (0, 0), math.inf
+        for candidate in COARSE_PLACES if p <= 80 else COARSE_PLACES_FOR_MANY:
+            if error(candidate) < least:
+                place, least = candidate, error(candidate)
+            if least <= enough:
+                return tried[place]
+        while p <= 300:
+            c, pad = place
+            around = [(c + i, pad + j) for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))]
+            nearest = min(around, key=error)
+            if error(nearest) >= least:
+                break
+            place, least = nearest, error(nearest)
+            if least <= enough:
+                break
+        return tried.get(place)
+
+    def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> FittedAxis | None:
+        """The fewest anchors with an error ≤ eps on these lines; None if `most` of them do not suffice."""
+        found = fewest(
+            doubling(start, most),
+            lambda p, before: self.best(p, max_value, eps),
+            eps,
+            resolution=64,
+            gives_up=lambda failed: len(failed) > 1 and _is_hopeless(failed[-2], failed[-1], eps, most),
+        ).met
+        return found and (self.best(found.axis.p, max_value) or found)
+
+
+def _is_hopeless(before: FittedAxis, after: FittedAxis, eps: float, most: int) -> bool:
+    """Whether the error falls like a power of p, as at a kink, and too slowly for `most` anchors to be enough."""
+    low, high = before.axis.p, after.axis.p
+    if high < 48 or high > 2 * low:  # too few to tell, or not tried one after the other
+        return False
+    rate = math.log(before.error / after.error) / math.log(high / low)
+    return rate < 3 and after.error * (most / high) ** -max(rate, 0.0) > 2 * eps
+
+
+# --- the nodes of a table ---------------------------------------------------------------------------------------------
+
+FEW_ANCHORS = 64
+"""Up to this number anchors are fitted by singular values; more are fitted by bands, faster, and good to 1e-9."""
+ANCHOR_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, *(FEW_ANCHORS * 2**k for k in range(16)))
+"""Numbers of anchors that are tried in turn: each is about 1.3 times the one before, and from 64 on twice."""
+UNEVEN = 3.0
+"""Ratio of the largest to the least gap between nodes above which graded anchors are tried. Chosen, not measured."""
+NODES_TESTED = 1000
+"""Number of nodes of a long axis that are tested for noise. Chosen, not measured."""
+HOPELESS_ACCURACY = 1e-2
+"""The error, as a share of max |f|, that three anchors for four nodes stay below if any smooth fit is close."""
+
+
+def menu(p: int, is_uneven: bool) -> list[Lattice]:
+    """Softness and padding to try: a fine search for few anchors, where every one counts."""
+    if p == 1:
+        return [Lattice(1)]
+    pads = [pad for pad in PADS if p - 1 - 2 * pad > LEAST_SPACINGS] if p <= FEW_ANCHORS else [0.0, 3.0]
+    softness = SOFTNESS[::2] if p <= FEW_ANCHORS else SOFTNESS[5::2]
+    even = [Lattice(p, pad, c) for c, pad in product(softness, pads)]
+    if not is_uneven:
+        return even
+    return [*(replace(lattice, is_graded=True) for lattice in even if 4 * lattice.pad <= min(p - 2, 12)), *even]
+
+
+def reach_of_lattice(c: float) -> int:
+    """The number of keys beyond which weights e^{−c·n²} are negligible; one more for a point between two keys."""
+    return math.ceil(math.sqrt(NEGLIGIBLE_EXPONENT / c)) + 2
+
+
+def keys_at_nodes(
+    y: Float[np.ndarray, " nodes"], c: float
+) -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
+    """Anchors and bias of a key for each node, at which it leads its neighbours by c however uneven the nodes.
+
+    Slopes 2L grow by 2c/gap from a node to the next, and neighbours' scores meet in the middle between them: at a node
+    its own key leads by (2c/gap)·(gap/2) = c, and the k-th from it by kc or more. A linear function added to all
+    scores changes nothing: the one is chosen that leaves the numbers smallest, and with them their rounding.
+    """
+    gaps = np.diff(y)
+    slopes = np.concatenate([[0.0], np.cumsum(c / gaps)])
+
+    def levelled(level: float) -> tuple[np.ndarray, np.ndarray]:
+        anchors = slopes - level
+        bias = np.concatenate([[0.0], np.cumsum(-2 * np.diff(anchors) * (y[:-1] + gaps / 2))])
+        return anchors, bias - bias[np.argmin(np.abs(anchors))]
+
+    levels = (slopes[-1] / 2, 0.0, slopes[-1], slopes[np.argmin(gaps)])
+    return min(map(levelled, levels), key=lambda keys: float((np.abs(2 * keys[0] * y) + np.abs(keys[1])).max()))
+
+
+def reach_at_nodes(
+    y: Float[np.ndarray, " nodes"], anchors: Float[np.ndarray, " nodes"], bias: Float[np.ndarray, " nodes"]
+) -> int:
+    """The number of keys beyond which the weights of keys at nodes are negligible, at every node."""
+    own = 2 * anchors * y + bias
+    for k in range(1, len(y)):
+        before = own[k:] - (2 * anchors[:-k] * y[k:] + bias[:-k])
+        after = own[:-k] - (2 * anchors[k:] * y[:-k] + bias[k:])
+        if min(before.min(), after.min()) > NEGLIGIBLE_EXPONENT:
+            return k
+    return len(y) - 1
+
+
+def middle_of_groups(
+    f: Float[np.ndarray, "points outputs"], which: Int[np.ndarray, " points"], count: int
+) -> Float[np.ndarray, "groups outputs"]:
+    """The middle of the values of points that are equal in the program's dtype."""
+    low, high = np.full((count, f.shape[1]), np.inf), np.full((count, f.shape[1]), -np.inf)
+    np.minimum.at(low, which, f)
+    np.maximum.at(high, which, f)
+    return low / 2 + high / 2
+
+
+@dataclass(frozen=True, eq=False)
+class NodeKeys:
+    """Keys on one axis, with the linear maps from a table's nodes to the values of the keys, and back."""
+
+    keys: AxisKeys
+    c: float
+    kind: str  # "even" or "graded", fewer keys than nodes; or "nodes", a key for each
+    solve: Callable[[Float[np.ndarray, "nodes lines"]], Float[np.ndarray, "p lines"]]  # f at the nodes → values
+    apply: Callable[[Float[np.ndarray, "p lines"]], Float[np.ndarray, "nodes lines"]]  # values → output at the nodes
+
+    @property
+    def p(self) -> int:
+        return len(self.keys.anchors)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A lattice with a cut, or a ridge for many anchors; its error at the nodes, and values in units of their limit."""
+
+    lattice: Lattice
+    cut: float
+    error: float
+    growth: float
+
+
+class NodeAxis:
+    """The nodes of one axis, rounded to the dtype in which the network receives them."""
+
+    def __init__(self, nodes: Float[np.ndarray, " nodes"], dtype: str) -> None:
+        self.dtype, self.x = dtype, stored(nodes, dtype)
+        self.lo, self.hi = float(nodes[0]), float(nodes[-1])
+        gaps = np.diff(np.unique(self.x))
+        self.is_uneven = bool(gaps.max(initial=0.0) > UNEVEN * gaps.min(initial=math.inf))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    # --- fewer keys than nodes: least squares -------------------------------------------------------------------------
+
+    def smallest(self, sections: Sections, eps: float) -> Candidate | None:
+        """The fewest anchors, fewer than the nodes, with an error ≤ eps on these sections; None if there are none."""
+        if self._is_hopeless(sections, eps):
+            return None
+        sizes = ladder(ANCHOR_COUNTS, len(self) - 1)
+        return fewest(sizes, lambda p, before: self.best(p, sections, eps), eps, resolution=32).met
+
+    def _is_hopeless(self, sections: Sections, eps: float) -> bool:
+        """Whether not even three anchors for four nodes come near: then the table is noise to every smooth fit."""
+        start = max(0, (len(self) - NODES_TESTED) // 2)  # on a long axis a piece is enough
+        piece = slice(start, start + NODES_TESTED)
+        some = NodeAxis(self.x[piece], self.dtype)
+        if some.lo == some.hi:
+            return False
+        free = Sections(sections.f[piece], sections.solved[piece], math.inf)
+        lattice = Lattice(max(2, 3 * len(some) // 4), 0.0, 0.5, is_graded=self.is_uneven)
+        found = some._candidate(lattice, some._band(lattice, np.arange(len(some))), free)
+        return found is not None and found.error > max(10 * eps, HOPELESS_ACCURACY * float(np.abs(sections.f).max()))
+
+    def best(self, p: int, sections: Sections, eps: float) -> Candidate | None:
+        """The fit of p anchors with an error ≤ eps and the smallest values, or else with the least error."""
+        rows = self._rows(3 * p + 32)
+        some = Sections(sections.f[rows], sections.solved[rows], sections.limits)
+        lattices = menu(p, self.is_uneven)
+        tried = (self._candidate(lattice, self._solver(lattice, rows), some) for lattice in lattices)
+        found = [candidate for candidate in tried if candidate is not None]
+        near = [candidate for candidate in found if candidate.error <= eps]
+        if near:
+            return min(near, key=lambda candidate: candidate.growth)
+        return min(found, key=lambda candidate: candidate.error, default=None)
+
+    def _rows(self, count: int) -> np.ndarray:
+        """About `count` nodes at most, evenly spread over their order: enough for a smooth fit."""
+        if len(self) <= count:
+            return np.arange(len(self))
+        return np.unique(np.linspace(0, len(self) - 1, count).round().astype(int))
+
+    def _candidate(self, lattice: Lattice, fit: LeastSquares, sections: Sections) -> Candidate | None:
+        """The fit with the first cut that keeps the values small; None if none does."""
+        found = fit.first_cut(sections)
+        if found is None:
+            return None
+        values = fit.values(sections.f, found.cut)
+        assert values is not None  # the same equations have been solved for other lines
+        error = float(np.abs(sections.f - fit.weights @ values).max())
+        return Candidate(lattice, found.cut, error, found.growth)
+
+    def _solver(self, lattice: Lattice, rows: np.ndarray) -> LeastSquares:
+        if lattice.p > FEW_ANCHORS:
+            return self._band(lattice, rows)
+        return Decomposition(self._keys(lattice).weights(self.x[rows]), CUTS)
+
+    def _band(self, lattice: Lattice, rows: np.ndarray) -> Band:
+        keys, x = self._keys(lattice), self.x[rows]
+        if lattice.is_graded:
+            at = keys.y(lattice.graded_places(self.x))
+            nearest = np.searchsorted((at[1:] + at[:-1]) / 2, keys.y(x))
+            return Band(keys, x, nearest, reach_at_nodes(at, keys.anchors, keys.bias) + 2)
+        nearest = np.clip(np.round(keys.y(x) / lattice.c - keys.anchors[0]), 0, lattice.p - 1).astype(int)
+        return Band(keys, x, nearest, reach_of_lattice(lattice.c))
+
+    def _keys(self, lattice: Lattice) -> AxisKeys:
+        if lattice.is_graded:
+            return self._keys_at(lattice.graded_places(self.x), lattice.c)
+        return lattice.keys(self.lo, self.hi, self.dtype)
+
+    def _keys_at(self, x: Float[np.ndarray, " p"], c: float) -> AxisKeys:
+        # y is 0 where keys are closest: there slopes are steepest, and y must be most exact.
+        origin = float(x[np.argmin(np.diff(x))])
+        scale, offset = stored_coordinate((len(x) - 1) / (self.hi - self.lo), origin, self.dtype)
+        anchors, bias = keys_at_nodes(x * scale + offset, c)
+        return AxisKeys(scale, offset, stored(anchors, self.dtype), bias)
+
+    def smooth(self, candidate: Candidate) -> NodeKeys:
+        """The candidate, fitted to as many nodes as can do any good."""
+        lattice, cut = candidate.lattice, candidate.cut
+        kind, keys = "graded" if lattice.is_graded else "even", self._keys(lattice)
+        rows = self._rows(20 * lattice.p + 32)
+        some, every = (self._solver(lattice, chosen) for chosen in (rows, np.arange(len(self))))
+
+        def solve(f: np.ndarray) -> np.ndarray:
+            """With the largest ridge if rounding makes the equations indefinite."""
+            tried = (some.values(f[rows], each) for each in (cut, some.cuts[-1]))
+            return next(found for found in tried if found is not None)
+
+        return NodeKeys(keys, lattice.c, kind, solve, lambda v: every.weights @ v)
+
+    # --- a key for every node -----------------------------------------------------------------------------------------
+
+    def at_nodes(self, c: float) -> NodeKeys:
+        """A key for each node, at which it leads its neighbours by c (`keys_at_nodes`).
+
+        The weights W of the keys at the nodes are a band, nearly the identity for large c; the values W⁻¹f give f at
+        the nodes. Nodes that are equal in the program's dtype share a key.
+        """
+        x, which = np.unique(self.x, return_inverse=True)
+        keys = self._keys_at(x, c)
+        band = Band(keys, x, np.arange(len(x)), reach_at_nodes(keys.y(x), keys.anchors, keys.bias))
+
+        def solve(f: np.ndarray) -> np.ndarray:
+            return band.solve(f if len(x) == len(self) else middle_of_groups(f, which, len(x)))
+
+        return NodeKeys(keys, c, "nodes", solve, lambda v: (band.weights @ v)[which])

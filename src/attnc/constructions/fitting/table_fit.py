@@ -1,0 +1,208 @@
+"""The fit of a table by one head: its error at the table's points, and the path from a table to a program or a refusal.
+
+A `TableSearch` tries heads with fewer keys than points first, and then heads with a key for every point.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.constructions.built import Built
+from attnc.constructions.construction import Construction, Request, finite_box, for_eps, made_for
+from attnc.constructions.fitting.stored_head import StoredHead, allowed_anchors, check_max_value
+from attnc.errors import BoundNotMet, InputError
+from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.targets.table import TableTarget
+from attnc.targets.target import Target
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+MAX_TABLE_VALUE = 10.0
+"""Default limit of the values of keys, in units of the table's largest value: rounding grows with it."""
+TABLE_SHARE = 0.95
+"""The share of eps for a fit: the rest is for rounding. Chosen, not measured."""
+MAX_SCORES_CHECKED = 2 * 10**7
+"""Largest number of scores computed for the error of a head; with more points a sample is taken."""
+
+
+@dataclass(frozen=True, eq=False)
+class TableFit:
+    """A head for a table; `exact` is its output at the table's points without rounding."""
+
+    target: TableTarget
+    head: StoredHead
+    exact: Float[np.ndarray, "points outputs"]
+    parameters: tuple[tuple[str, float | int | str], ...]
+
+    @property
+    def values(self) -> Float[np.ndarray, "keys outputs"]:
+        return self.head.keys.values
+
+    @cached_property
+    def errors(self) -> Float[np.ndarray, " points"]:
+        """The errors at the table's points before rounding."""
+        return np.abs(self.exact - self.target.values).max(axis=1)
+
+    @cached_property
+    def error(self) -> float:
+        """The largest error at the table's points, rounding included.
+
+        For a large table rounding is measured on a sample, and counted twice. The certificate measures the error of the
+        network at every point.
+        """
+        points, values = self.target.points, self.target.values
+        count = max(64, MAX_SCORES_CHECKED // len(self.values))
+        if count >= len(points):
+            return float(np.abs(self.head(points) - values).max())
+        sample = np.random.default_rng(0).choice(len(points), count, replace=False)
+        rounding = np.abs(self.head(points[sample]) - self.exact[sample]).max()
+        return float(self.errors.max() + 2 * rounding)
+
+    def build(self, name: str) -> Built:
+        keys = self.head.keys.chosen(_neighbours_together(self.head.keys.slopes))
+        largest = ("largest_value", float(np.abs(self.values).max()))
+        parameters = (("points", self.target.num_points), *self.parameters, largest)
+        return Built(replace(self.head, keys=keys).program(self.target), name, None, parameters=parameters)
+
+
+def _neighbours_together(anchors: np.ndarray, per_block: int = 1024) -> np.ndarray:
+    """An order in which keys that are close follow each other: engines leave out whole blocks that are far away."""
+    order = np.arange(len(anchors))
+    num_blocks, d = -(-len(anchors) // per_block), anchors.shape[1]
+    if num_blocks < 4:
+        return order
+    pieces = [order]
+    for axis in range(d):
+        strips = max(1, round((num_blocks / len(pieces)) ** (1 / (d - axis))))
+        pieces = [
+            part
+            for piece in pieces
+            for part in np.array_split(piece[np.argsort(anchors[piece, axis], kind="stable")], strips)
+        ]
+    return np.concatenate(pieces)
+
+
+class TableSearch(ABC):
+    """The search for a head that has the table's values within eps at all of its points."""
+
+    def __init__(self, name: str, table: TableTarget, request: Request, max_value: float) -> None:
+        check_max_value(max_value)
+        require_room(table, request.dtype)
+        self.name, self.table, self.request, self.max_value = name, table, request, max_value
+        self.eps, self.dtype, self.limit = request.goal, request.dtype, allowed_anchors(table, request)
+        lo, hi = table.values.min(axis=0), table.values.max(axis=0)
+        self.middle = lo / 2 + hi / 2
+        self.f = table.values - self.middle
+        # An output that hardly varies may still have values as large as eps.
+        self.sizes = np.maximum(hi / 2 - lo / 2, self.eps)
+
+    @abstractmethod
+    def smooth(self) -> Iterator[TableFit]:
+        """Heads with fewer keys than points; none where the table is too rough for them."""
+
+    @abstractmethod
+    def at_points(self) -> Iterator[TableFit]:
+        """Heads with a key for every point, ever closer to the table."""
+
+    def fit(
+        self, head: StoredHead, exact: Float[np.ndarray, "points outputs"], *parameters: tuple[str, float | int | str]
+    ) -> TableFit:
+        """A fit of the table, from a fit of its values about their middle."""
+        moved = replace(head, keys=replace(head.keys, values=head.keys.values + self.middle))
+        return TableFit(self.table, moved, exact + self.middle, parameters)
+
+    def build(self) -> Built:
+        """The program of the first head within eps, or a refusal that carries the best one."""
+        # A sum over many keys is exact to a few roundings; one key alone can be exact, if its value is.
+        can_sum = self.eps > 4 * UNIT_ROUNDOFF[self.dtype] * float(np.abs(self.table.values).max())
+        tried: list[TableFit] = []
+        for heads in (self.smooth() if can_sum else (), self._allowed_at_points(tried)):
+            for fit in heads:
+                if fit.error <= self.eps:
+                    return fit.build(self.name)
+                tried.append(fit)
+        best = min(tried, key=lambda fit: fit.error)
+        error, dtype = best.error, self.dtype
+        raise BoundNotMet(
+            f"cannot bring the error at the points of the {self.table.describe()} to eps={self.eps:g} in {dtype}: the "
+            f"best is {error:.3g}, with {len(best.values):,} anchors. {_why(self.table, dtype, error)} "
+            f"Choose eps ≥ {1.05 * error:.2g}{', or float64' if dtype == 'float32' else ''}.",
+            eps=self.eps,
+            bound=None,
+            build=lambda: best.build(self.name),
+        )
+
+    def _allowed_at_points(self, tried: list[TableFit]) -> Iterator[TableFit]:
+        if self.table.num_points <= self.limit:
+            yield from self.at_points()
+            return
+        raise BoundNotMet(
+            f"cannot bring the error at the points of the {self.table.describe()} to eps={self.eps:g}: no smooth fit "
+            f"does, and a key for every point is {self.table.num_points:,} anchors, more than the {self.limit:,} that "
+            "max_anchors and max_bytes allow. Choose a larger eps, or raise them.",
+            eps=self.eps,
+            bound=None,
+            build=(lambda: min(tried, key=lambda fit: fit.error).build(self.name)) if tried else None,
+        )
+
+
+def as_table(target: Target, name: str) -> TableTarget:
+    if not isinstance(target, TableTarget):
+        raise InputError(f"{name} takes a table (attnc.TableTarget), and {target.describe()} is none")
+    return target
+
+
+def table_construction(theorem: Callable[..., Built], is_gridded: bool) -> Construction:
+    """The construction of a theorem for tables; `auto` takes it for tables that are a grid, or for the others."""
+    is_table = made_for("TableTarget")
+
+    def suits(target: Target, request: Request) -> bool:
+        if is_table(target, request) is not None:
+            return False
+        return (as_table(target, theorem.__name__).grid is not None) == is_gridded
+
+    return Construction(theorem.__name__, for_eps(theorem), (finite_box, is_table), suits)
+
+
+def require_room(target: TableTarget, dtype: str) -> None:
+    """Values and coordinates fit the arithmetic, with room for values MAX_TABLE_VALUE times as large and their sums."""
+    limits = np.finfo(dtype)
+    largest = float(np.abs(target.values).max())
+    if not largest < float(limits.max) / 1e4:
+        raise InputError(f"the {target.describe()} reaches {largest:.3g}, too much for {dtype}: scale the values")
+    box = target.box
+    with np.errstate(over="ignore"):
+        is_held = box.magnitude / box.widths * target.num_points < float(limits.max) / 1e4
+        is_held &= (box.magnitude < float(limits.max) / 1e4) & (box.widths > float(limits.smallest_normal) * 1e4)
+    if not is_held.all():
+        raise InputError(f"{box} is too wide or too narrow for {dtype}: scale the inputs")
+    is_one = box.lo.astype(dtype) == box.hi.astype(dtype)
+    if is_one.any():
+        i = int(np.argmax(is_one))
+        ends = f"from {float(box.lo[i])!r} to {float(box.hi[i])!r}"
+        raise InputError(
+            f"in {dtype} all values of {box.names[i]}, {ends}, are one number: move them towards 0, or use float64"
+        )
+
+
+def _why(target: TableTarget, dtype: str, error: float) -> str:
+    """The reason why no head is closer."""
+    cast = target.points.astype(dtype)
+    order = np.lexsort(cast.T[::-1])
+    is_same = (cast[order][1:] == cast[order][:-1]).all(axis=1)
+    if is_same.any():
+        i = int(np.argmax(is_same))
+        points = [zip(target.box.names, point.tolist(), strict=True) for point in target.points[order[i : i + 2]]]
+        pair = " and ".join(f"({', '.join(f'{name} = {value!r}' for name, value in point)})" for point in points)
+        return f"In {dtype} some of its points are one, such as {pair}."
+    largest = float(np.abs(target.values).max())
+    if error <= 16 * UNIT_ROUNDOFF[dtype] * largest:
+        return f"Values as large as {largest:.3g} are held no better in {dtype}."
+    return f"Some of its points are too close together for the scores of their keys to differ in {dtype}."
