@@ -50,8 +50,15 @@ def program_error(built, target: Target, places: Sequence[float]) -> float:
     return largest_error(error, hard_points(float(target.box.lo[0]), float(target.box.hi[0]), places))
 
 
-def values_of(built) -> np.ndarray:
-    """The stored values (p, outputs)."""
+def fitted(construction, target, eps, places=(), dtype="float64", enough=10**9, slack=1e-9):
+    """The network, whose error is ≤ eps, whose anchors are at most `enough`, and whose values are at most 10·max|f|."""
+    built = construction(target, eps=eps, dtype=dtype)
+    assert built.bound is None
+    assert str(built.program.dtype) == dtype
+    assert program_error(built, target, places) <= eps
+    assert built.program.num_anchors <= enough
     embed = built.program.layers[0]
     columns = [i for i, name in enumerate(embed.channels) if name.startswith("value.")]
-    return embed.constant.dense()[:, columns]
+    scale = np.abs(target(np.linspace(target.box.lo, target.box.hi, 2001))).max(axis=0)
+    assert (np.abs(embed.constant.dense()[:, columns]).max(axis=0) <= 10 * scale * (1 + slack)).all()
+    return built

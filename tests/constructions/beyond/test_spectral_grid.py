@@ -22,6 +22,9 @@ CASES = [
     ("log(3+x+y*z)", [(-1, 1)] * 3, 1e-5, 16**3),
     ("atan(x*y)+x", [(0, 2), (-5, 1)], 1e-6, 40**2),
     ("exp(sin(x)*y)+z", [(-3, 3)] * 3, 1e-1, 600),  # two of three ways to share the growth of values forbid x any fit
+    ("(sin(x*y), x - y, exp(-x*x))", [(-2, 2)] * 2, 1e-5, 200),  # several outputs share their keys
+    ("exp(-60*((x-0.31)**2+(y-0.72)**2))", [(-2, 2)] * 2, 1e-4, 10**5),  # a narrow feature between the first sections
+    ("x*y+z*u+v*w", [(-1, 1)] * 6, 0.05, 1024),
 ]
 
 
@@ -34,6 +37,7 @@ def test_eps_is_met_with_few_anchors(text: str, ends: list[tuple[float, float]],
     target = target_of(text, ends)
     built = spectral_grid(target, eps=eps)
     assert built.bound is None  # nothing is proved here
+    assert built.program.num_heads == 1
     assert built.program.num_anchors <= most
     assert worst_error(built.program, target) <= eps
 
@@ -62,31 +66,12 @@ def test_errors_of_analytic_functions_fall_faster_than_any_power() -> None:
     assert slopes[-1] > 10
 
 
-def test_several_outputs_share_their_keys() -> None:
-    target = target_of("(sin(x*y), x - y, exp(-x*x))", [(-2, 2)] * 2)
-    built = spectral_grid(target, eps=1e-5)
-    assert built.program.num_heads == 1
-    assert worst_error(built.program, target) <= 1e-5
-
-
 def test_a_callable_needs_no_constant() -> None:
     network = attnc.compile(lambda X: np.cos(X[:, 0] * X[:, 1] + X[:, 2]), [(-1, 1)] * 3, 1e-4)
     assert network.construction == "spectral_grid"
     assert network.certificate.bound is None
     assert network.certificate.method == "estimate"
     assert network.certificate.observed <= 1e-4
-
-
-def test_a_narrow_feature_between_the_first_sections_is_found() -> None:
-    target = target_of("exp(-60*((x-0.31)**2+(y-0.72)**2))", [(-2, 2)] * 2)
-    built = spectral_grid(target, eps=1e-4)
-    assert worst_error(built.program, target) <= 1e-4
-
-
-def test_six_variables() -> None:
-    target = attnc.as_target("x*y+z*u+v*w", {name: (-1, 1) for name in "xyzuvw"})
-    built = spectral_grid(target, eps=0.05)
-    assert worst_error(built.program, target) <= 0.05
 
 
 def test_float32_holds_what_it_can() -> None:
@@ -110,6 +95,7 @@ def test_a_kink_is_refused_soon_and_says_what_to_do() -> None:
         ({"eps": 0.1, "num_anchors": 5}, "either eps or num_anchors"),
         ({"num_anchors": (5, 5, 5)}, "for 2 variables"),
         ({"eps": 0.1, "max_value": 0.5}, "max_value"),
+        ({"num_anchors": (5, 0)}, "whole number ≥ 1"),
     ],
 )
 def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:

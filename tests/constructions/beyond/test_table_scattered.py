@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import table_scattered
-from attnc.constructions.beyond.table_scattered import SELECTING, Kinks, Neighbours, ScatteredSearch
+from attnc.constructions.beyond.table_scattered import SELECTING, Neighbours, ScatteredSearch, kinks_between, tangents
 from attnc.constructions.construction import Request
-
-
-def error_at_points(program, table) -> float:
-    return float(np.abs(program(table.points).reshape(table.num_points, -1) - table.values).max())
+from constructions.tables import fitted
 
 
 def uniform(count: int, d: int = 2, seed: int = 0) -> np.ndarray:
@@ -32,28 +29,20 @@ def wave(p):
 )
 def test_smooth_tables_take_few_anchors_and_are_smooth_between(eps, dtype, most):
     p = uniform(800)
-    table = attnc.TableTarget(p, wave(p))
-    built = table_scattered(table, eps=eps, dtype=dtype)
-    assert error_at_points(built.program, table) <= eps
-    assert built.program.num_anchors <= most
+    built = fitted(table_scattered, attnc.TableTarget(p, wave(p)), eps, dtype, most)
     inside = 0.9 * uniform(500, seed=1)
     assert np.abs(built.program(inside) - wave(inside)).max() <= 3 * eps
 
 
 def test_three_variables():
     p = uniform(700, d=3)
-    table = attnc.TableTarget(p, p[:, 0] + np.sin(p[:, 1]) * p[:, 2])
-    built = table_scattered(table, eps=1e-2)
-    assert error_at_points(built.program, table) <= 1e-2
-    assert built.program.num_anchors <= 150
+    fitted(table_scattered, attnc.TableTarget(p, p[:, 0] + np.sin(p[:, 1]) * p[:, 2]), 1e-2, most=150)
 
 
 def test_axes_are_as_long_as_the_table_is_steep():
     p = uniform(900) * [1, 1000]
     table = attnc.TableTarget(p, np.sin(9 * p[:, 0]) + p[:, 1] / 1000)
-    built = table_scattered(table, eps=1e-2)
-    counts = dict(built.parameters)
-    assert error_at_points(built.program, table) <= 1e-2
+    counts = dict(fitted(table_scattered, table, 1e-2).parameters)
     assert counts["anchors_x0"] >= 2 * counts["anchors_x1"]
 
 
@@ -62,8 +51,7 @@ def test_axes_are_as_long_as_the_table_is_steep():
 def test_noise_is_met_at_every_point(dtype, eps, d):
     p = uniform(400, d)
     table = attnc.TableTarget(p, np.random.default_rng(1).normal(size=(400, 2)))
-    built = table_scattered(table, eps=eps, dtype=dtype)
-    assert error_at_points(built.program, table) <= eps
+    built = fitted(table_scattered, table, eps, dtype)
     assert built.program.num_anchors == 400
     assert np.abs(built.program(uniform(300, d, seed=2))).max() <= 3.1 * np.abs(table.values).max()
 
@@ -71,8 +59,7 @@ def test_noise_is_met_at_every_point(dtype, eps, d):
 def test_a_kink_is_too_rough_for_a_grid_but_soft_keys_follow_it():
     p = uniform(600)
     table = attnc.TableTarget(p, np.abs(p[:, 0] + p[:, 1]))
-    built = table_scattered(table, eps=1e-6)
-    assert error_at_points(built.program, table) <= 1e-6
+    built = fitted(table_scattered, table, 1e-6)
     assert dict(built.parameters)["beta"] <= 16
     inside = 0.9 * uniform(300, seed=3)
     nearest = np.abs(inside[:, None] - p).sum(axis=2).argmin(axis=1)
@@ -97,18 +84,16 @@ def test_points_too_close_for_any_temperature_are_told_apart_by_kinks(gap, dtype
     p = uniform(200, d)
     p[:20] = p[20:40] + gap * uniform(20, d, seed=1)
     table = attnc.TableTarget(p, np.arange(200) % 7)
-    built = table_scattered(table, eps=1e-5, dtype=dtype)
-    assert dict(built.parameters)["kinks"] >= 1
-    assert error_at_points(built.program, table) <= 1e-5
+    assert dict(fitted(table_scattered, table, 1e-5, dtype).parameters)["kinks"] >= 1
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 12), d=st.integers(1, 3), spread=st.sampled_from([1.0, 1e-6]))
 def test_kinks_lead(seed, count, d, spread):
-    """The theorem of `Kinks`: every pair leads by SELECTING, and no point loses to any other."""
+    """The theorem of `Kink`: every pair leads by SELECTING, and no point loses to any other."""
     y = spread * np.random.default_rng(seed).normal(size=(count, d))
     pairs = np.array([(i, j) for i in range(count) for j in range(i)])
-    anchors, bias = Kinks.between(y, pairs).tangents(y)
+    anchors, bias = tangents(kinks_between(y, pairs), y)
     scores = 2 * y @ anchors.T + bias
     leads = np.diagonal(scores)[:, None] - scores
     slack = 1e-12 * (1 + np.abs(2 * y @ anchors.T).max() + np.abs(bias).max())
@@ -138,11 +123,7 @@ def test_every_table_is_reached(count, d, seed, digits, is_noise):
     rng = np.random.default_rng(seed)
     p = rng.random((count, d)) * 10.0 ** rng.integers(-3, 4, d)
     f = rng.normal(size=count) if is_noise else np.cos(p / p.max(axis=0)).sum(axis=1)
-    table = attnc.TableTarget(p, f)
-    eps = 10.0**-digits
-    built = table_scattered(table, eps=eps)
-    assert error_at_points(built.program, table) <= eps
-    assert built.program.num_anchors <= count
+    fitted(table_scattered, attnc.TableTarget(p, f), 10.0**-digits, most=count)
 
 
 def test_a_grid_may_be_treated_as_scattered():

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,7 +99,7 @@ def table_scattered(
     Returns
     -------
     Built
-        The program, with the anchors of every axis, or β of the keys at the points, as its `parameters`. It has no bound.
+        The program, with the anchors of every axis or β of the keys at the points as its `parameters`. It has no bound.
 
     Raises
     ------
@@ -230,7 +230,7 @@ class ScatteredSearch(TableSearch):
         points, and D its row sums: the values W⁻¹f are K⁻¹(Df). They exist for every β; for small β they are large
         where two points are close, and those that grow too much are passed over. As β grows W tends to the identity and
         the values to f: any eps above rounding is reached. The softer, the smoother between the points. The last head
-        (`Kinks`) tells points apart that are too close for any β.
+        (`Kink`) tells points apart that are too close for any β.
         """
         points = _Points(self)
         growth = ROUGH_GROWTH if self.near.is_rough else self.max_value
@@ -303,6 +303,8 @@ class _Points:
     """The distinct points in units of their mean spacing, and their values in the table."""
 
     def __init__(self, search: ScatteredSearch) -> None:
+        from scipy.spatial import cKDTree
+
         self.search, self.dtype = search, search.dtype
         box, spacing = search.table.box, search.table.num_points ** (-1 / search.table.box.d)
         middles = box.lo / 2 + box.hi / 2
@@ -313,36 +315,17 @@ class _Points:
         self.which: Int[np.ndarray, " points"] = which.ravel()
         self.f = middle_of_groups(search.f, self.which, len(self.y))
         self.farthest = float(np.sqrt((self.y**2).sum(axis=1).max()))  # the largest distance from the origin
-
-    @cached_property
-    def _tree(self) -> Any:
-        from scipy.spatial import cKDTree
-
-        return cKDTree(self.y)
-
-    @cached_property
-    def _nearest(self) -> tuple[Float[np.ndarray, " points"], Int[np.ndarray, " points"]]:
-        """Every point's distance from its nearest neighbour, and the number of that neighbour."""
-        if len(self.y) < 2:
-            return np.full(1, np.inf), np.zeros(1, np.int64)
-        distances, found = self._tree.query(self.y, k=2)
-        return distances[:, 1], found[:, 1]
-
-    @property
-    def closest(self) -> float:
-        """The least distance of two points."""
-        return float(self._nearest[0].min())
+        self._tree = cKDTree(self.y)
+        two = min(2, len(self.y))
+        found: Any = self._tree.query(self.y, k=[two])  # every point's nearest neighbour
+        self._apart, self._neighbours = found[0][:, 0] if two == 2 else np.full(1, np.inf), found[1][:, 0]
+        self.closest = float(self._apart.min())  # the least distance of two points
 
     def _fit(
-        self,
-        beta: float,
-        tangents: tuple[np.ndarray, np.ndarray] | None,
-        values: np.ndarray,
-        exact: np.ndarray,
-        *parameters: tuple[str, float],
+        self, beta: float, values: np.ndarray, exact: np.ndarray, kinks: Sequence[Kink], *parameters: tuple[str, float]
     ) -> TableFit:
-        """Keys of temperature β at the points, with tangents added to them."""
-        anchors, bias = (0.0, 0.0) if tangents is None else tangents
+        """Keys of temperature β at the points, with the tangents of the kinks added to them."""
+        anchors, bias = tangents(kinks, self.y)
         # β is a power of two: β·y is as exact as y
         keys = SoftHead(2 * (beta * self.y + anchors), bias - beta * (self.y**2).sum(axis=1), values)
         head = StoredHead(self.scale, self.offset, keys, self.dtype)
@@ -353,8 +336,8 @@ class _Points:
         u = UNIT_ROUNDOFF[self.dtype]
         beta = 2.0 ** math.floor(math.log2(SELECTING / (400 * u * self.farthest**2)))
         near = math.sqrt(SELECTING / beta)  # 20√u of the largest |y|: scores are good to a quarter
-        kinks = Kinks.between(self.y, self._tree.query_pairs(near, output_type="ndarray"))
-        return self._fit(beta, kinks.tangents(self.y), self.f, self.f, ("kinks", len(kinks.at)))
+        kinks = kinks_between(self.y, self._tree.query_pairs(near, output_type="ndarray"))
+        return self._fit(beta, self.f, self.f, kinks, ("kinks", len(kinks)))
 
     def solved(self, beta: float, growth: float) -> TableFit | None:
         """The head of this temperature; None if its values cannot be solved, or grow too large."""
@@ -369,17 +352,17 @@ class _Points:
         values = _conjugate_gradients(kernel, sums, self.f, 1e-3 * eps)
         if values is None or (np.abs(values).max(axis=0) > largest).any():
             return None
-        return self._fit(beta, None, values, (kernel @ values) / sums)
+        return self._fit(beta, values, (kernel @ values) / sums, ())
 
     def _expected(self, beta: float) -> Float[np.ndarray, " outputs"]:
         """A lower estimate of the largest value, as if every point had one neighbour.
 
         For K = (1 k; k 1) the half difference of two values is (1 + k)/(1 − k) times that of f.
         """
-        distances, neighbours = self._nearest
-        k = np.exp(-beta * distances**2)[:, None]
+        k = np.exp(-beta * self._apart**2)[:, None]
+        half = np.abs(self.f - self.f[self._neighbours]) / 2
         with np.errstate(divide="ignore", invalid="ignore"):
-            halves = (1 + k) / -np.expm1(-beta * distances**2)[:, None] * np.abs(self.f - self.f[neighbours]) / 2
+            halves = (1 + k) / -np.expm1(-beta * self._apart**2)[:, None] * half
         return np.nan_to_num(halves, nan=0.0, posinf=np.inf).max(axis=0)
 
     def _kernel(self, beta: float) -> Any:
@@ -416,41 +399,36 @@ MAX_KINKS = 2000
 """Largest number of kinks between close points: every key adds a term for each."""
 
 
-@dataclass(frozen=True, eq=False)
-class Kinks:
-    """Σ κ|y_axis − at|, a convex function to which keys add their tangents.
+Kink = tuple[int, float, float]
+"""(axis, m, κ): the convex function κ|y_axis − m|, to which keys add their tangents.
 
-    A tangent at a point leads there all other tangents, and sums of convex functions add their leads: so kinks take
-    nothing from other points. Two points on opposite sides of a kink lead each other by 2κ times their distance to it.
-    """
+A tangent at a point leads there all other tangents, and sums of convex functions add their leads: so kinks take
+nothing from other points. Two points on opposite sides of a kink lead each other by 2κ times their distance to it.
+"""
 
-    axis: Int[np.ndarray, " kinks"]
-    at: Float[np.ndarray, " kinks"]
-    strength: Float[np.ndarray, " kinks"]  # the κ
 
-    @classmethod
-    def between(cls, y: Float[np.ndarray, "points d"], pairs: Int[np.ndarray, "pairs two"]) -> Kinks:
-        """Kinks for which the points of every pair lead each other by SELECTING: halfway, where they differ most."""
-        difference = np.abs(y[pairs[:, 0]] - y[pairs[:, 1]])
-        axes, gaps = difference.argmax(axis=1), difference.max(axis=1)
-        found: list[tuple[int, float, float]] = []
-        for pair in np.argsort(gaps)[:MAX_KINKS].tolist():
-            axis = int(axes[pair])
-            low, high = sorted(y[pairs[pair], axis].tolist())
-            is_apart = (2 * k * min(m - low, high - m) >= SELECTING for i, m, k in found if i == axis)
-            if not any(is_apart):
-                found.append((axis, (low + high) / 2, SELECTING / (high - low)))
-        table = np.array(found).reshape(-1, 3)
-        return cls(table[:, 0].astype(int), table[:, 1], table[:, 2])
+def kinks_between(y: Float[np.ndarray, "points d"], pairs: Int[np.ndarray, "pairs two"]) -> list[Kink]:
+    """Kinks for which the points of every pair lead each other by SELECTING: halfway, where they differ most."""
+    difference = np.abs(y[pairs[:, 0]] - y[pairs[:, 1]])
+    axes, gaps = difference.argmax(axis=1), difference.max(axis=1)
+    found: list[Kink] = []
+    for pair in np.argsort(gaps)[:MAX_KINKS].tolist():
+        axis = int(axes[pair])
+        low, high = sorted(y[pairs[pair], axis].tolist())
+        is_apart = (2 * k * min(m - low, high - m) >= SELECTING for i, m, k in found if i == axis)
+        if not any(is_apart):
+            found.append((axis, (low + high) / 2, SELECTING / (high - low)))
+    return found
 
-    def tangents(self, y: Float[np.ndarray, "points d"]) -> tuple[np.ndarray, np.ndarray]:
-        """Anchors and bias: the tangent of κ|y − m| at a point is κ·sign·(y − m)."""
-        anchors, bias = np.zeros_like(y), np.zeros(len(y))
-        for axis, at, strength in zip(self.axis.tolist(), self.at.tolist(), self.strength.tolist(), strict=True):
-            sign = np.sign(y[:, axis] - at)
-            anchors[:, axis] += strength / 2 * sign
-            bias -= strength * at * sign
-        return anchors, bias
+
+def tangents(kinks: Sequence[Kink], y: Float[np.ndarray, "points d"]) -> tuple[np.ndarray, np.ndarray]:
+    """Anchors and bias of the tangents at points: the tangent of κ|y − m| at a point is κ·sign·(y − m)."""
+    anchors, bias = np.zeros_like(y), np.zeros(len(y))
+    for axis, at, strength in kinks:
+        sign = np.sign(y[:, axis] - at)
+        anchors[:, axis] += strength / 2 * sign
+        bias -= strength * at * sign
+    return anchors, bias
 
 
 TABLE_SCATTERED = table_construction(table_scattered, is_gridded=False)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attnc.constructions.fitting.search import doubling, fewest, ladder
+from attnc.constructions.fitting.search import Shape, descend, doubling, fewest, ladder
 from attnc.constructions.fitting.stored_head import StoredHead, stored
 from attnc.errors import InputError
 from attnc.ir.reference import softmax
@@ -302,6 +302,8 @@ COARSE_PLACES = tuple(product(range(1, 15, 3), range(0, 12, 2)))
 """Places in SOFTNESS and PADS that a search begins with."""
 COARSE_PLACES_FOR_MANY = ((2, 9), (5, 9), (5, 6), (8, 6), (8, 0), (13, 0))
 """Places to begin with where there are many anchors: the decomposition is slow, and the best places vary little."""
+NEIGHBOURS = np.array([(1, 0), (0, 1), (1, 1)])
+"""Steps from a place to the next ones, forwards and backwards: a softer head with more padding is often as good."""
 
 
 def unit_points(p: int, spare: int) -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " tests"]]:
@@ -357,6 +359,7 @@ class FittedAxis(NamedTuple):
 
     axis: SpectralAxis
     error: float
+    shape: Shape  # its places in SOFTNESS and PADS
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,7 +378,7 @@ class AxisSections:
     def best(self, p: int, max_value: float, enough: float = 0.0) -> FittedAxis | None:
         """The axis of p anchors with the least error on these lines, |values| ≤ max_value; and that error.
 
-        A coarse search over (c, pad) is followed by one among neighbours; the first error ≤ `enough` ends it.
+        A coarse search over (c, pad) is followed by steps downhill; the first error ≤ `enough` ends it.
         """
         if p > MAX_P:
             raise InputError(f"an axis has 1 to {MAX_P} anchors, found {p}")
@@ -383,45 +386,33 @@ class AxisSections:
         nodes, tests = map(first.at, unit_points(p, self.spare))
         sections, at_tests = Sections(self.samples(nodes), self.solved(nodes), max_value), self.samples(tests)
 
-        def fitted(lattice: Lattice) -> FittedAxis | None:
+        @functools.cache
+        def fitted(place: Shape) -> FittedAxis | None:
             """The axis with the first cut that keeps the values small, and its error; None if none does."""
+            c, pad = map(round, place)
+            is_listed = 0 <= c < len(SOFTNESS) and 0 <= pad < len(PADS)
+            if p > 1 and not (is_listed and p - 1 - 2 * PADS[pad] > LEAST_SPACINGS):
+                return None
+            lattice = Lattice(p, PADS[pad], SOFTNESS[c]) if p > 1 else first.lattice
             fit, predicted = unit_fit(lattice, self.spare)
             found = fit.first_cut(sections)
             if found is None:
                 return None
             rank = fit.rank(found.cut)
             error = np.abs(predicted[:, :rank] @ (fit.factors[0][:, :rank].T @ sections.f) - at_tests).max()
-            return FittedAxis(replace(first, lattice=lattice, cut=found.cut), float(error))
+            return FittedAxis(replace(first, lattice=lattice, cut=found.cut), float(error), place)
 
         if p == 1:
-            return fitted(first.lattice)
-        tried = dict[tuple[int, int], FittedAxis | None]()
-
-        def error(place: tuple[int, int]) -> float:
-            c, pad = place
-            if not (0 <= c < len(SOFTNESS) and 0 <= pad < len(PADS)) or p - 1 - 2 * PADS[pad] <= LEAST_SPACINGS:
-                return math.inf
-            if place not in tried:
-                tried[place] = fitted(Lattice(p, PADS[pad], SOFTNESS[c]))
-            found = tried[place]
-            return math.inf if found is None else found.error
-
-        place, least = (0, 0), math.inf
-        for candidate in COARSE_PLACES if p <= 80 else COARSE_PLACES_FOR_MANY:
-            if error(candidate) < least:
-                place, least = candidate, error(candidate)
-            if least <= enough:
-                return tried[place]
-        while p <= 300:
-            c, pad = place
-            around = [(c + i, pad + j) for i, j in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, -1))]
-            nearest = min(around, key=error)
-            if error(nearest) >= least:
-                break
-            place, least = nearest, error(nearest)
-            if least <= enough:
-                break
-        return tried.get(place)
+            return fitted((0.0, 0.0))
+        best = FittedAxis(first, math.inf, (0.0, 0.0))
+        for place in COARSE_PLACES if p <= 80 else COARSE_PLACES_FOR_MANY:
+            found = fitted(place)
+            if found is not None and found.error < best.error:
+                best = found
+            if best.error <= enough:
+                return best
+        best = descend(best, fitted, NEIGHBOURS, 1.0, 0.5, enough) if p <= 300 else best
+        return best if best.error < math.inf else None
 
     def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> FittedAxis | None:
         """The fewest anchors with an error ≤ eps on these lines; None if `most` of them do not suffice."""
