@@ -1,7 +1,7 @@
 """Balls: sets {t : |t − mid| ≤ radius}, many at a time, for numbers that are known to a few ulp.
 
-Radii are computed in ordinary floating point from non-negative numbers, and `above` then covers what the roundings may
-have lost. A radius that is NaN or infinite bounds nothing, and neither does any number computed from it.
+Radii are computed in ordinary floating point from non-negative numbers, and `above` then covers the roundings. A radius
+that is NaN or infinite bounds nothing, and neither does any number computed from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One head, one variable, constant values: functions with kinks and singular points."""
+"""Graded anchors: one head for a function of one variable that has kinks and singular points."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def graded_keys(
 
 
 def _inside(kinks: Sequence[float | Kink], lo: float, hi: float) -> tuple[Kink, ...]:
-    """Those in the box, sorted; at an end only singular ones count."""
+    """The kinks in the box, sorted; at an end only singular ones count."""
     found = {k if isinstance(k, Kink) else Kink(real_number("kinks", k)) for k in kinks}
     places = sorted(found, key=lambda kink: kink.x)
     return tuple(k for k in places if lo < k.x < hi or (k.is_singular and lo <= k.x <= hi))
@@ -219,18 +219,19 @@ def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None,
 
 
 SAMPLED_SHARE = 0.97
-"""The share of eps that a sample may show: its points are not everywhere."""
+"""The share of eps for the error on a sample: between its points the error is a little larger. Chosen, not measured."""
 EFFORTS = ((0.95, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2))
-"""(share of eps for the fits, share of the largest value allowed). The rest of eps is for the switches."""
+"""(share of eps for the fits, share of the largest value allowed), tried in turn. The rest of eps is for the switches.
+Chosen, not measured."""
 AFFORDABLE = 160
-"""Largest number of keys whose values are solved for together: the cost of a fit grows with its cube."""
+"""Largest number of keys whose values are solved together: the cost of a fit grows with its cube."""
 MANY_PIECES = 12
-"""With more pieces, a piece gets as many keys as its neighbour if that is enough, without a search for fewer."""
+"""With more pieces than this, a piece gets as many keys as its neighbour if these are enough: no fewer are tried."""
 
 
 @dataclass(frozen=True, eq=False)
 class PiecewiseFunction:
-    """f on the box, where it bends, and how large the values of keys may be."""
+    """f on the box, its kinks, and the largest |value| of a key in units of max|f|."""
 
     f: Function
     box: Box
@@ -257,7 +258,7 @@ class PiecewiseFunction:
         return [self.piece(lo, hi) for lo, hi in itertools.pairwise(edges)]
 
     def piece(self, lo: float, hi: float) -> SmoothPiece:
-        """Graded to the singular points in it."""
+        """The piece from lo to hi, graded to the singular points in it."""
         points = tuple(kink.x for kink in self.kinks if kink.is_singular and lo <= kink.x <= hi)
         return SmoothPiece(self.f, lo, hi, self.limits, points, UNIT_ROUNDOFF[self.request.dtype])
 
@@ -273,9 +274,10 @@ JoinedHead = MeasuredHead[tuple[KeyGroup, ...]]
 
 
 def fit_within(line: PiecewiseFunction, most: int) -> JoinedHead:
-    """The fewest keys with an error of at most eps, or the best that was found.
+    """The fewest keys with an error of at most eps, or the best head that was found.
 
-    Where rounding is in the way: more of eps for the switches, whose scores are then smaller, and smaller values.
+    If rounding is the limit, the switches get a larger part of eps, which makes their scores smaller, and values are
+    made smaller.
     """
     eps, is_met, tried = line.request.goal, True, list[JoinedHead]()
     for share, smaller in EFFORTS:
@@ -284,10 +286,8 @@ def fit_within(line: PiecewiseFunction, most: int) -> JoinedHead:
         careful = replace(line, max_value=max(1.0, smaller * line.max_value))
         groups = _groups_within(careful, share * eps, most)
         is_met = max(group.error for group in groups) <= share * eps
-        for allowed in (
-            SAMPLED_SHARE * eps,
-            1.8 * eps,
-        ):  # values are solved again after joining, which halves the error at a kink
+        # Values are solved again after joining, which halves the error at a kink.
+        for allowed in (SAMPLED_SHARE * eps, 1.8 * eps):
             tried.append(_joined(careful, groups, allowed))
             if tried[-1].error <= SAMPLED_SHARE * eps:
                 return tried[-1]
@@ -375,7 +375,7 @@ def _best_joined(line: PiecewiseFunction, groups: list[KeyGroup]) -> JoinedHead:
 
 
 def _joined(line: PiecewiseFunction, groups: Sequence[KeyGroup], allowed: float) -> JoinedHead:
-    """One head: joined, stored, its values solved again for the keys as they are stored, and its error looked for."""
+    """One head: joined, stored, with its values solved again for the stored keys, and its error measured."""
     steep = [steepness(left, right, allowed) for left, right in itertools.pairwise(groups)]
     heads = [store(join(groups, steep), line.box, line.request.dtype, line.centre)]
     if heads[0].keys.num_keys <= AFFORDABLE:
@@ -416,12 +416,7 @@ def steepness(left: KeyGroup, right: KeyGroup, allowed: float) -> float:
     z = x - kappa
     a, b = left.keys(x[:, None]), right.keys(x[:, None])
     f = np.where(z[:, None] <= 0, left.piece.f(np.minimum(x, kappa)), right.piece.f(np.maximum(x, kappa)))
-    bend = (
-        right.keys.log_sum(x[:, None])
-        - left.keys.log_sum(x[:, None])
-        - _tangent(right, kappa, z)
-        + _tangent(left, kappa, z)
-    )
+    bend = _bend(right, kappa, x) - _bend(left, kappa, x)
 
     def error(B: float) -> float:
         with np.errstate(over="ignore"):
@@ -466,8 +461,10 @@ def _mean_slope(group: KeyGroup, x: float) -> float:
     return float((group.keys.weights(np.array([[x]])) @ group.keys.slopes[:, 0])[0])
 
 
-def _tangent(group: KeyGroup, x: float, off: np.ndarray) -> Float[np.ndarray, " points"]:
-    return np.asarray(group.keys.log_sum(np.array([[x]])) + _mean_slope(group, x) * off)
+def _bend(group: KeyGroup, kappa: float, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+    """The log-sum-exp less its tangent at κ."""
+    tangent = group.keys.log_sum(np.array([[kappa]])) + _mean_slope(group, kappa) * (x - kappa)
+    return np.asarray(group.keys.log_sum(x[:, None]) - tangent)
 
 
 def _suits(target: Target, request: Request) -> bool:
