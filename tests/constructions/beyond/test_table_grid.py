@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import table_grid
-from attnc.constructions.fitting.axis import AxisKeys, Band, Lattice, NodeAxis, keys_at_nodes, reach_at_nodes
+from attnc.constructions.fitting.axis import KeysOnAxis, Band, Lattice, NodeAxis, keys_at_nodes, reach_at_nodes
 from constructions.tables import fitted, grid
 
 
@@ -159,7 +159,7 @@ def test_keys_at_nodes_lead_by_c(gaps, c):
     assert (np.abs(leads[steps == 1] - c) <= slack).all()
     assert (leads >= steps * c - slack).all()
     reach = reach_at_nodes(y, anchors, bias)
-    band = Band(AxisKeys(1.0, 0.0, anchors, bias), y, np.arange(len(y)), reach)
+    band = Band(KeysOnAxis(1.0, 0.0, anchors, bias), y, np.arange(len(y)), reach)
     f = np.random.default_rng(0).normal(size=(len(y), 2))
     assert np.abs(band.weights @ band.solve(f) - f).max() <= 1e-9 * (1 + np.abs(band.solve(f)).max())
 
@@ -167,7 +167,7 @@ def test_keys_at_nodes_lead_by_c(gaps, c):
 def test_a_band_is_the_softmax_with_the_rest_left_out():
     y = np.sort(np.random.default_rng(4).uniform(0, 30, 31))
     anchors, bias = keys_at_nodes(y, 1.0)
-    band = Band(AxisKeys(1.0, 0.0, anchors, bias), y, np.arange(31), reach_at_nodes(y, anchors, bias))
+    band = Band(KeysOnAxis(1.0, 0.0, anchors, bias), y, np.arange(31), reach_at_nodes(y, anchors, bias))
     scores = 2 * np.outer(y, anchors) + bias
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)

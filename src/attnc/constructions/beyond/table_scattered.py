@@ -15,7 +15,7 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
 from attnc.constructions.fitting.axis import (
     NEGLIGIBLE_EXPONENT,
-    AxisKeys,
+    KeysOnAxis,
     Decomposition,
     Lattice,
     Ridged,
@@ -128,7 +128,7 @@ class _GridFit:
 
     counts: tuple[int, ...]
     shape: int
-    keys: Sequence[AxisKeys]
+    keys: Sequence[KeysOnAxis]
     error: float
     values: Float[np.ndarray, "keys outputs"] | None = None
 
@@ -217,7 +217,7 @@ class ScatteredSearch(TableSearch):
             error = float(np.abs(self._outputs(keys, found.values) - self.f).max())
         return _GridFit(counts, shape, keys, error, found.values)
 
-    def _outputs(self, keys: Sequence[AxisKeys], values: np.ndarray) -> Float[np.ndarray, "points outputs"]:
+    def _outputs(self, keys: Sequence[KeysOnAxis], values: np.ndarray) -> Float[np.ndarray, "points outputs"]:
         """The outputs at all points, block by block."""
         step = max(1, 2**21 // len(values))
         blocks = [_grid_weights(keys, self.x[i : i + step]) @ values for i in range(0, len(self.x), step)]
@@ -245,7 +245,7 @@ class ScatteredSearch(TableSearch):
         yield points.selecting()
 
 
-def _grid_weights(axes: Sequence[AxisKeys], x: np.ndarray) -> Float[np.ndarray, "points keys"]:
+def _grid_weights(axes: Sequence[KeysOnAxis], x: np.ndarray) -> Float[np.ndarray, "points keys"]:
     """The softmax over a grid factorises: products of the weights of the axes."""
     weights = [axis.weights(x[:, i]) for i, axis in enumerate(axes)]
     return reduce(lambda W, w: (W[:, :, None] * w[:, None, :]).reshape(len(x), -1), weights)

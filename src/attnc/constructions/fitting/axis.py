@@ -1,7 +1,7 @@
 """One axis of a grid of anchors: its keys, and the values of these keys that fit samples of a function best.
 
 The softmax over a tensor grid factorises, so a grid is fitted one axis at a time. A `Lattice` places p anchors on an
-axis, and `AxisKeys` are their keys in the coordinate that a program stores. Values solve least squares, with the small
+axis, and `KeysOnAxis` are their keys in the coordinate that a program stores. Values solve least squares, with the small
 singular values cut off (`Decomposition`) or with a ridge (`Band`), so that they stay below the limits of `Sections`.
 
 `AxisSections` chooses the lattice for a function that can be sampled anywhere, `NodeAxis` for the nodes of a table.
@@ -75,10 +75,10 @@ class Lattice:
         """The L_k, in spacings from the middle of the axis."""
         return np.arange(self.p) - (self.p - 1) / 2
 
-    def keys(self, lo: float, hi: float, dtype: str) -> AxisKeys:
+    def keys(self, lo: float, hi: float, dtype: str) -> KeysOnAxis:
         """With y = c(x − middle)/h, L whole halves and c in whole 64ths, 2L and −cL² are exact."""
         scale, offset = stored_coordinate(self.c * self.spacings / (hi - lo), lo / 2 + hi / 2, dtype)
-        return AxisKeys(scale, offset, self.anchors, -self.c * self.anchors**2)
+        return KeysOnAxis(scale, offset, self.anchors, -self.c * self.anchors**2)
 
     def weights(self, y: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
         """The weights of the anchors at points in spacings from the middle of the axis."""
@@ -109,7 +109,7 @@ def stored_coordinate(scale: float, origin: float, dtype: str) -> tuple[float, f
 
 
 @dataclass(frozen=True, eq=False)
-class AxisKeys:
+class KeysOnAxis:
     """Keys on one axis: score_k(x) = 2L_k·y + bias_k in the coordinate y = scale·x + offset."""
 
     scale: float
@@ -124,7 +124,7 @@ class AxisKeys:
         return softmax(2 * self.y(x)[:, None] * self.anchors + self.bias)
 
 
-def grid_head(axes: Sequence[AxisKeys], values: Float[np.ndarray, "keys outputs"], dtype: str) -> StoredHead:
+def grid_head(axes: Sequence[KeysOnAxis], values: Float[np.ndarray, "keys outputs"], dtype: str) -> StoredHead:
     """The head over the tensor grid of the keys of all axes, the last axis first."""
     anchors = np.meshgrid(*(axis.anchors for axis in axes), indexing="ij")
     biases = np.meshgrid(*(axis.bias for axis in axes), indexing="ij")
@@ -173,7 +173,7 @@ class Kept(NamedTuple):
     growth: float
 
 
-class LeastSquares(ABC):
+class ValueSolver(ABC):
     """The values of keys that fit samples at points best, kept small by a cut of singular values or by a ridge."""
 
     def __init__(self, weights: Any, cuts: Sequence[float]) -> None:
@@ -192,7 +192,7 @@ class LeastSquares(ABC):
         return None
 
 
-class Decomposition(LeastSquares):
+class Decomposition(ValueSolver):
     """Least squares by singular values, without those below a share of the largest.
 
     Values are made by two factors that are never multiplied out: the product would lose digits that cancel.
@@ -214,7 +214,7 @@ class Decomposition(LeastSquares):
             return right[:rank].T @ ((left[:, :rank].T @ samples) / singular[:rank, None])
 
 
-class Ridged(LeastSquares):
+class Ridged(ValueSolver):
     """The v that make |Wv − f|² + ridge·|v|² least, with a ridge in units of the largest entry of the diagonal of WᵀW.
 
     Three passes refine them: each adds the part that the ridge held back before.
@@ -256,7 +256,7 @@ class Band(Ridged):
     """Least squares with weights of which row j holds those of the keys from nearest_j − reach to nearest_j + reach."""
 
     def __init__(
-        self, keys: AxisKeys, x: Float[np.ndarray, " points"], nearest: Int[np.ndarray, " points"], reach: int
+        self, keys: KeysOnAxis, x: Float[np.ndarray, " points"], nearest: Int[np.ndarray, " points"], reach: int
     ) -> None:
         from scipy.sparse import csr_array
 
@@ -514,7 +514,7 @@ def middle_of_groups(
 class NodeKeys:
     """Keys on one axis, with the linear maps from a table's nodes to the values of the keys, and back."""
 
-    keys: AxisKeys
+    keys: KeysOnAxis
     c: float
     kind: str  # "even" or "graded", fewer keys than nodes; or "nodes", a key for each
     solve: Callable[[Float[np.ndarray, "nodes lines"]], Float[np.ndarray, "p lines"]]  # f at the nodes → values
@@ -586,7 +586,7 @@ class NodeAxis:
             return np.arange(len(self))
         return np.unique(np.linspace(0, len(self) - 1, count).round().astype(int))
 
-    def _candidate(self, lattice: Lattice, fit: LeastSquares, sections: Sections) -> Candidate | None:
+    def _candidate(self, lattice: Lattice, fit: ValueSolver, sections: Sections) -> Candidate | None:
         """The fit with the first cut that keeps the values small; None if none does."""
         found = fit.first_cut(sections)
         if found is None:
@@ -596,7 +596,7 @@ class NodeAxis:
         error = float(np.abs(sections.f - fit.weights @ values).max())
         return Candidate(lattice, found.cut, error, found.growth)
 
-    def _solver(self, lattice: Lattice, rows: np.ndarray) -> LeastSquares:
+    def _solver(self, lattice: Lattice, rows: np.ndarray) -> ValueSolver:
         if lattice.p > FEW_ANCHORS:
             return self._band(lattice, rows)
         return Decomposition(self._keys(lattice).weights(self.x[rows]), CUTS)
@@ -610,17 +610,17 @@ class NodeAxis:
         nearest = np.clip(np.round(keys.y(x) / lattice.c - keys.anchors[0]), 0, lattice.p - 1).astype(int)
         return Band(keys, x, nearest, reach_of_lattice(lattice.c))
 
-    def _keys(self, lattice: Lattice) -> AxisKeys:
+    def _keys(self, lattice: Lattice) -> KeysOnAxis:
         if lattice.is_graded:
             return self._keys_at(lattice.graded_places(self.x), lattice.c)
         return lattice.keys(self.lo, self.hi, self.dtype)
 
-    def _keys_at(self, x: Float[np.ndarray, " p"], c: float) -> AxisKeys:
+    def _keys_at(self, x: Float[np.ndarray, " p"], c: float) -> KeysOnAxis:
         # y is 0 where keys are closest: there slopes are steepest, and y must be most exact.
         origin = float(x[np.argmin(np.diff(x))])
         scale, offset = stored_coordinate((len(x) - 1) / (self.hi - self.lo), origin, self.dtype)
         anchors, bias = keys_at_nodes(x * scale + offset, c)
-        return AxisKeys(scale, offset, stored(anchors, self.dtype), bias)
+        return KeysOnAxis(scale, offset, stored(anchors, self.dtype), bias)
 
     def smooth(self, candidate: Candidate) -> NodeKeys:
         """The candidate, fitted to as many nodes as can do any good."""

@@ -34,7 +34,7 @@ WIDTHS = (1e-100, 1e100)
 """Least and largest width of a box: slopes are up to 10¹⁵ divided by it."""
 QUIET = 1e-12
 """Least weight of a point when scores are centred: for points at which rounding of the scores does no harm."""
-SCORES_PER_BLOCK = 2**21
+SCORES_AT_ONCE = 2**21
 """Scores computed at once: 16 MB in float64."""
 EVERYWHERE = {"float64": 4001, "float32": 40_001}
 """Number of evenly spaced points at which errors are measured; more in float32, where the error is noise."""
@@ -65,7 +65,7 @@ class StoredHead:
             part.astype(self.dtype) for part in (self.keys.slopes, self.keys.offsets, self.keys.values)
         )
         head, found = SoftHead(slopes, offsets, values), np.empty((len(x), values.shape[1]))
-        step = max(1, SCORES_PER_BLOCK // len(values))
+        step = max(1, SCORES_AT_ONCE // len(values))
         for start in range(0, len(x), step):
             found[start : start + step] = head(self.y(x[start : start + step]))
         return found
