@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import table_grid
-from attnc.constructions.fitting.axis import KeysOnAxis, Band, Lattice, NodeAxis, keys_at_nodes, reach_at_nodes
+from attnc.constructions.fitting.axis import Band, KeysOnAxis, Lattice, NodeAxis, keys_at_nodes, reach_at_nodes
 from constructions.tables import fitted, grid
 
 

@@ -15,8 +15,8 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
 from attnc.constructions.fitting.axis import (
     NEGLIGIBLE_EXPONENT,
-    KeysOnAxis,
     Decomposition,
+    KeysOnAxis,
     Lattice,
     Ridged,
     Sections,

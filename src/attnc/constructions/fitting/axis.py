@@ -1,8 +1,8 @@
 """One axis of a grid of anchors: its keys, and the values of these keys that fit samples of a function best.
 
 The softmax over a tensor grid factorises, so a grid is fitted one axis at a time. A `Lattice` places p anchors on an
-axis, and `KeysOnAxis` are their keys in the coordinate that a program stores. Values solve least squares, with the small
-singular values cut off (`Decomposition`) or with a ridge (`Band`), so that they stay below the limits of `Sections`.
+axis, and `KeysOnAxis` are their keys in the coordinate that a program stores. A `ValueSolver` finds values by least
+squares, with the small singular values cut off or with a ridge, so that they stay below the limits of `Sections`.
 
 `AxisSections` chooses the lattice for a function that can be sampled anywhere, `NodeAxis` for the nodes of a table.
 """
