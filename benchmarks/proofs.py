@@ -58,7 +58,7 @@ def main() -> None:
         eps = (
             0.0 if built.bound is None else 1.1 * built.bound.value
         )  # as close as the prover gets, or nearly the theorem
-        network = certify(built, target, INF, eps, None, None, proof_seconds=120)
+        network = certify(built, target, eps, seconds=120)
         proof = time.perf_counter() - start
         claim = network.certificate
         row = (

@@ -14,8 +14,6 @@ WITH_EXAMPLE = {"binomial", "graded", "spectral_grid", "table_grid", "table_scat
 """Constructions that have an example already."""
 WITHOUT_EXAMPLE = {
     "attnc.Certificate",
-    "attnc.Network",
-    "attnc.plan",
     *(f"attnc.constructions.{name}" for name in constructions.__all__ if name not in WITH_EXAMPLE),
 }
 """Names whose example is still to be written. This set may only shrink."""

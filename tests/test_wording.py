@@ -14,12 +14,11 @@ import attnc
 from attnc.proofs.cells.branching import Leaf
 from attnc.proofs.proof import Leaves, Points
 from attnc.wording import (
-    bound_line,
     bound_note,
     bound_sentence,
     ceiling,
+    certificate_lines,
     headline,
-    observed_line,
     observed_note,
     observed_sentence,
     printable,
@@ -46,7 +45,7 @@ SURFACES = {
         f"{ceiling(claim.bound or 0)} {bound_note(claim)} {claim.observed} {observed_note(claim)}"
     ),
     "head of a picture": headline,
-    "picture": lambda claim: f"{bound_line(claim)}; {observed_line(claim)}",
+    "picture": lambda claim: " ".join(certificate_lines(claim, attnc.Box.parse({"x": (0, 1)}))),
 }
 
 

@@ -241,7 +241,8 @@ def box_name(box: attnc.targets.box.Box) -> str:
 
 def papers_anchors(target: attnc.targets.target.Target, eps: float, dtype: str) -> str:
     """The sizes that `plan` expects of max_affine, without its limits."""
-    (row,) = planning.plan(target, Request(eps, dtype, max_anchors=10**40), [planning.construction_named("max_affine")])
+    max_affine, request = planning.construction_named("max_affine"), Request(eps, dtype, max_anchors=10**40)
+    row = planning.estimate(max_affine, target, request)
     return f"{row.anchors:.0e}".replace("e+", "e").replace("e0", "e")
 
 

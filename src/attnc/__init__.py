@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 from attnc import constructions, incontext
-from attnc.compiling import compile, plan
+from attnc.compiling import compile
 from attnc.converting import convert, load_converted, mlp_network
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
 from attnc.ir import Affine, Attention, Program, Softmax
 from attnc.loading import load
-from attnc.network import Network
+from attnc.network import Network, Parity, Run
+from attnc.planning import plan
 from attnc.proofs.certificate import Certificate
 from attnc.targets.box import Box
 from attnc.targets.function_target import SequenceTarget
@@ -35,9 +36,11 @@ __all__ = [
     "FileError",
     "InputError",
     "Network",
+    "Parity",
     "Program",
     "ProgramError",
     "ReLUNetwork",
+    "Run",
     "SequenceTarget",
     "Softmax",
     "Symptom",

@@ -1,42 +1,34 @@
 """The path from a function to a network, from top to bottom:
 
-source  →  target  →  candidates  →  build  →  observe and prove  →  refine  →  network
+source  →  target  →  candidates  →  build  →  observe  →  prove  →  refine  →  network
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
-import numbers
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from attnc import planning
-from attnc.certifying import certify, certify_also
+from attnc.certifying import certify_also, observe, prove
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Estimate, Request
-from attnc.errors import BoundNotMet, InputError, real_number
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, exponent
+from attnc.errors import BoundNotMet, real_number
 from attnc.exports.tensors import encode
-from attnc.ir.program import Program
 from attnc.network import Network
-from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.planning import builders, construction_named, named_builder
-from attnc.proofs.observed import sample_points
+from attnc.planning import candidates, fitted
 from attnc.refusing import not_met, rounding_of, with_reachable
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
 
-LEAST_IN_FLOAT32 = 2.0**-100
-"""Least magnitude of a variable in float32: smaller numbers lose digits there, and below 2^−149 there are none."""
 MAX_RETRIES = 6
-"""Maximum number of retries of a construction with a smaller eps."""
+"""Maximum number of retries of a construction with a smaller eps: chosen, not measured."""
 WORTHWHILE = 0.97
-"""A retry is worth another one if it lowers the error to this share of the best error before it."""
+"""A retry that lowers the error to this share of the best one is followed by another: chosen, not measured."""
 
 
 def compile(  # the contract's name; inside this module nothing needs the builtin
@@ -103,6 +95,8 @@ def compile(  # the contract's name; inside this module nothing needs the builti
         If the bound cannot be brought to eps within max_anchors and max_bytes.
     InputError
         If an argument is not valid.
+    ExpressionError, DomainError
+        If the expression cannot be read, or is not defined on the box.
 
     Examples
     --------
@@ -113,112 +107,79 @@ def compile(  # the contract's name; inside this module nothing needs the builti
     """
     from threadpoolctl import threadpool_limits
 
-    p = _exponent(norm)
-    request = Request(real_number("eps", eps), dtype, p, max_anchors, max_bytes, centres, heads, progress)
-    if construction != "auto":
-        construction_named(construction)
-    if also is not None and (also not in UNIT_ROUNDOFF or also == dtype):
-        others = " or ".join(name for name in UNIT_ROUNDOFF if name != dtype)
-        raise InputError(f"also is a second dtype beside {dtype}: {others}; found {also!r}")
-    target = as_target(source, box, lipschitz, p, hessian_bound)
-    if not target.box.is_bounded and construction not in ("auto", "gates"):
-        raise InputError(f"{construction} takes a finite box, found {target.box}; gates serve all of R")
-    _check_sizes(target, "float32" if "float32" in (dtype, also) else dtype)
-    if "float32" in (dtype, also) and target.box.is_bounded and target.box.magnitude.min() < LEAST_IN_FLOAT32:
-        name = target.box.names[int(target.box.magnitude.argmin())]
-        raise InputError(f"|{name}| ≤ {target.box.magnitude.min():.3g} is too small for float32: scale the variable")
+    request = Request(
+        real_number("eps", eps),
+        dtype,
+        exponent(norm),
+        max_anchors,
+        max_bytes,
+        centres,
+        heads,
+        progress,
+        construction=construction,
+        criterion=criterion,
+        also=also,
+    )
+    target = as_target(source, box, lipschitz, request.p, hessian_bound)
+    request.require_representable(target)
     # The decompositions are small: the threads of a BLAS would cost more than they gain. A number that overflows on the
     # way is not finite, and neither used by a construction nor taken for a bound.
     with threadpool_limits(1), np.errstate(all="ignore"):
-        return _Compilation(target, request, construction, criterion, also, command).network()
-
-
-@dataclass(frozen=True, eq=False)
-class _Compilation:
-    """One call of `compile`, with checked arguments: candidates → build → observe and prove → refine."""
-
-    target: Target
-    request: Request
-    construction: str
-    criterion: str
-    also: str | None
-    command: str | None
-
-    def network(self) -> Network:
-        """The network within eps; or BoundNotMet, with an eps that is met instead."""
         try:
-            found = self._within_eps()
+            found = _within_eps(target, request)
         except BoundNotMet as refusal:
-            raise with_reachable(refusal, self.target, self.request.dtype, self._for_eps) from None
-        if self.also is None:
-            return found.network
-        return certify_also(found.network, found.built, self.target, self.also, self.request.progress)
+            raise with_reachable(refusal, target, request, lambda eased: _within_eps(target, eased).network) from None
+        network = certify_also(found.network, found.built, target, also, progress)
+    return replace(network, command=command)
 
-    def _for_eps(self, eps: float) -> Network:
-        return dataclasses.replace(self, request=dataclasses.replace(self.request, eps=eps))._within_eps().network
 
-    def _within_eps(self) -> _Attempt:
-        """Try the candidates, cheapest first, until one is proved to be within eps."""
-        best: _Attempt | None = None
-        unbuilt: BoundNotMet | None = None
-        for build in builders(self.target, self.request, self.construction, self.criterion):
-            try:
-                found = self._refined(self._attempt(build))
-            except BoundNotMet as refusal:
-                unbuilt = refusal
-                continue
-            if found.is_met:
-                return found
-            best = found if best is None or found.error < best.error else best
-        if best is not None:
-            raise not_met(self.target, best.network, self.request.goal)
-        assert unbuilt is not None
-        raise unbuilt.with_network(self._certified)
-
-    def _attempt(self, build: Callable[[], Built]) -> _Attempt:
-        return self._proved(self._built(build))
-
-    def _proved(self, built: Built) -> _Attempt:
-        return _Attempt(built, self._certified(built), self.request.goal)
-
-    def _built(self, build: Callable[[], Built]) -> Built:
+def _within_eps(target: Target, request: Request) -> _Attempt:
+    """Try the candidates, cheapest first, until one is proved to be within eps."""
+    best: _Attempt | None = None
+    unbuilt: BoundNotMet | None = None
+    for build in candidates(target, request):
         try:
-            return build()
-        except np.linalg.LinAlgError:
-            raise InputError(
-                f"the numbers of {self.target.describe()} on {self.target.box} are too large or too small for a fit: "
-                "scale the function or its variables"
-            ) from None
+            attempt = _refined(_proved(fitted(build, target), target, request), target, request)
+        except BoundNotMet as refusal:
+            unbuilt = refusal
+            continue
+        if attempt.is_met:
+            return attempt
+        best = attempt if best is None or attempt.error < best.error else best
+    if best is not None:
+        raise not_met(target, best.network, request.goal)
+    assert unbuilt is not None
+    raise unbuilt.with_network(lambda built: _proved(built, target, request).network)
 
-    def _refined(self, best: _Attempt) -> _Attempt:
-        """Build again for a smaller eps while the proved error is above eps, and as long as that helps."""
-        last, asked = best, self.request.goal
-        again: Callable[[], Built] | None = None
-        for _ in range(MAX_RETRIES):
-            if last.is_met or not last.can_be_finer:
-                break
-            again = last.again if again is None else None
-            if again is None:
-                asked *= last.room
-            try:
-                built = self._built(again or self._named(last.built.construction, asked))
-            except BoundNotMet:
-                break
-            if _are_same(built.program, last.built.program):  # its samples show less than it was asked for
-                continue
-            last = self._proved(built)
-            helped = last.error < WORTHWHILE * best.error
-            best = last if last.error < best.error else best
-            if not helped:
-                break
-        return best
 
-    def _named(self, name: str, eps: float) -> Callable[[], Built]:
-        return named_builder(construction_named(name), self.target, dataclasses.replace(self.request, eps=eps))
+def _proved(built: Built, target: Target, request: Request) -> _Attempt:
+    network = observe(built, target, request.goal, request.p, request.progress)
+    return _Attempt(built, prove(network, built, target, request.progress), request.goal)
 
-    def _certified(self, built: Built) -> Network:
-        request = self.request
-        return certify(built, self.target, request.p, request.goal, self.command, request.progress)
+
+def _refined(best: _Attempt, target: Target, request: Request) -> _Attempt:
+    """Build again for a smaller eps while the proved error is above eps, and as long as that helps."""
+    last, asked = best, request.goal
+    again: Callable[[], Built] | None = None
+    for _ in range(MAX_RETRIES):
+        if last.is_met or not last.can_be_finer:
+            break
+        again = last.again if again is None else None
+        if again is None:
+            asked *= last.room
+        finer = replace(request, eps=asked, construction=last.built.construction)
+        try:
+            built = fitted(again or next(candidates(target, finer)), target)
+        except BoundNotMet:
+            break
+        if last.is_same(built):  # its samples show less than it was asked for
+            continue
+        last = _proved(built, target, request)
+        helped = last.error < WORTHWHILE * best.error
+        best = last if last.error < best.error else best
+        if not helped:
+            break
+    return best
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +214,7 @@ class _Attempt:
 
     @property
     def again(self) -> Callable[[], Built] | None:
-        """Built with the errors that its heads were proved to have."""
+        """The build with the errors that the heads were proved to have, if the construction has one."""
         proved = self.network.certificate.by_heads
         if self.built.again is None or proved is None:
             return None
@@ -264,59 +225,7 @@ class _Attempt:
         """The factor by which the next eps is smaller, so that the error is expected to be within eps."""
         return max(0.1, min(0.8, 0.9 * (self.eps - self.rounding) / (self.error - self.rounding)))
 
-
-def _are_same(one: Program, other: Program) -> bool:
-    (_, first), (_, second) = encode(one), encode(other)
-    return first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())
-
-
-def plan(
-    source: str | Target | Callable[[np.ndarray], Any],
-    box: BoxLike | None = None,
-    eps: float = 1e-2,
-    *,
-    dtype: str = "float64",
-    lipschitz: float | None = None,
-    hessian_bound: float | None = None,
-    norm: float | str = "inf",
-    max_anchors: int = MAX_ANCHORS,
-    max_bytes: int = MAX_BYTES,
-) -> list[Estimate]:
-    """List the cost of every construction for this eps, the cheapest by multiply-adds first.
-
-    Costs are found by the work that they depend on. Compositions, gates, clips, ReLU networks, tables and heads of one
-    variable are fitted, and the fit is kept: building it later is free. A spectral grid is sized from sections of the
-    function, and the papers' grids from its variation. Nothing is certified.
-    """
-    from threadpoolctl import threadpool_limits
-
-    p = _exponent(norm)
-    request = Request(real_number("eps", eps), dtype, p, max_anchors, max_bytes)
-    target = as_target(source, box, lipschitz, p, hessian_bound)
-    with threadpool_limits(1):
-        rows = planning.plan(target, request)
-    able = planning.cheapest(rows, "multiply_adds")
-    return [*able, *(row for row in rows if row.why_not is not None)]
-
-
-def _exponent(norm: Any) -> float:
-    """p of the L_p norm; "inf" is the largest error."""
-    if norm == "inf":
-        return math.inf
-    is_number = isinstance(norm, numbers.Real) and not isinstance(norm, bool)
-    if not is_number or not norm >= 1:
-        raise InputError(f"norm must be 'inf' or a number p ≥ 1, found {norm!r}")
-    return float(norm)
-
-
-def _check_sizes(target: Target, dtype: str) -> None:
-    """Refuse values that overflow in the dtype: the network would be NaN under a finite bound."""
-    most = float(np.finfo(dtype).max) / 8
-    box = target.box.core(1.0)
-    if not float(box.magnitude.max()) < math.sqrt(most):  # scores are of the size of its square
-        raise InputError(f"the box {target.box} is more than {dtype} holds: choose a smaller one, or scale the inputs")
-    points = target.check_points()
-    points = sample_points(box, 64) if points is None else points[:64]
-    largest = float(np.abs(target(points)).max(initial=0.0))
-    if not largest < most:
-        raise InputError(f"{target.describe()} reaches {largest:.3g}, more than {dtype} holds: scale the function")
+    def is_same(self, built: Built) -> bool:
+        """Return whether another build has exactly the same weights."""
+        (_, first), (_, second) = encode(self.built.program), encode(built.program)
+        return first.keys() == second.keys() and all(np.array_equal(x, second[name]) for name, x in first.items())

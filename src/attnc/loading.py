@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attnc.errors import FileError, InputError
-from attnc.exports.directory import load_network
+from attnc.exports.directory import folder_named, load_network
 from attnc.ir.layers import Affine
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -49,10 +48,8 @@ def load(path: str | Path, *, max_bytes: int = 2**32) -> Network:
     >>> again.certificate == net.certificate
     True
     """
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
     try:
-        program, config, certificates = load_network(Path(path), max_bytes=max_bytes)
+        program, config, certificates = load_network(folder_named(path), max_bytes=max_bytes)
     except MemoryError:
         raise FileError(f"{path}: the network is too large for this machine's memory") from None
     for layer in program.all_layers:

@@ -11,11 +11,11 @@ from attnc.proofs.error_tree import ErrorNode, error_tree
 from attnc.wording import (
     bound_sentence,
     ceiling,
+    elsewhere,
     observed_sentence,
     one_line,
     percent,
     plural,
-    rounded_note,
     shown,
     without_expression,
 )
@@ -121,12 +121,6 @@ def _claims(network: Network) -> str:
 
 def _strong(text: str) -> str:
     return f"**{text}**"
-
-
-def elsewhere(network: Network) -> list[tuple[str, str]]:
-    """For every dtype but the network's own, return the claim about its weights rounded to it, in words."""
-    others = (dtype for dtype in UNIT_ROUNDOFF if dtype != network.dtype)
-    return [(dtype, rounded_note(network.certified_in(dtype))) for dtype in others]
 
 
 def _ledger(network: Network) -> list[str]:

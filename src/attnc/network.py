@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ import numpy as np
 
 from attnc.engines.numpy_engine import NumpyEngine, Progress
 from attnc.errors import InputError, ProgramError, real_number
-from attnc.exports.directory import save_network
+from attnc.exports.directory import folder_named, save_network
 from attnc.ir.program import Program, split_columns
 from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
@@ -29,34 +29,101 @@ from attnc.proofs.staged.claims import stated_derivation
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
+from attnc.wording import NOT_CERTIFIED, ceiling, function_of, plural
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-NOT_CERTIFIED = "not certified"
 OUTSIDE = ("raise", "clamp", "allow")
-PART_TOLERANCE = 0.003  # the bound of a part of the box is sought to within this part of the error seen there
+PART_TOLERANCE = 0.003
+"""Share of the error seen on a part of the box to within which its bound is sought: chosen, not measured."""
 
 
 class Run(NamedTuple):
-    """Outputs, and every named activation and attention map (empty unless asked for)."""
+    """The outputs of a run, and every named activation and attention map.
+
+    Attributes
+    ----------
+    outputs : ndarray
+        The outputs, one row per point.
+    cache : mapping
+        Name → array; empty unless it was asked for.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+    >>> run = net.run([[0.5]], cache=True)
+    >>> run.outputs.shape, len(run.cache) > 0
+    ((1,), True)
+    """
 
     outputs: Float[np.ndarray, "batch ..."]
     cache: Mapping[str, np.ndarray]
 
 
 class Parity(NamedTuple):
-    """How far an exported file is from the reference on a sample, and how far rounding allows two evaluations to be."""
+    """The distance of an exported file from the reference on a sample, as `Network.export_onnx` returns it.
+
+    Attributes
+    ----------
+    num_points : int
+        Points of the sample.
+    difference : float
+        The largest difference of an output.
+    allowed : float
+        The largest difference that rounding allows two evaluations.
+    is_within : bool
+        Whether the difference is within the allowed one at every point.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> attnc.Parity(num_points=200, difference=1e-16, allowed=1e-14, is_within=True).is_within
+    True
+    """
 
     num_points: int
     difference: float
     allowed: float
-    is_within: bool  # at every point of the sample
+    is_within: bool
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Network:
-    """A program with its certificate, as `attnc.compile` returns it."""
+    """A program with its certificate, as `attnc.compile` and `attnc.load` return it.
+
+    Attributes
+    ----------
+    program : Program
+        The layers. `program(points)` is the plain numpy reference.
+    certificate : Certificate
+        The bound, the observed error and how they were found.
+    box : Box
+        The domain of the claim.
+    construction : str
+        The construction by which the weights were made.
+    expression : str or None
+        The function as text, if it has one.
+    eps : float or None
+        The error that was asked for.
+    parameters : mapping
+        The parameters of the construction.
+    command : str or None
+        The command line that made the network.
+    also : mapping
+        Certificates for the weights rounded to another dtype and evaluated in it, by dtype.
+    definitions : str or None
+        The definitions of a target that takes some to state, and its outputs in their names. Files have them in place
+        of the expression.
+
+    Examples
+    --------
+    >>> import attnc, math
+    >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+    >>> abs(float(net([[0.5]])[0]) - math.tanh(0.5)) <= net.certificate.bound
+    True
+    """
 
     program: Program
     certificate: Certificate
@@ -67,15 +134,10 @@ class Network:
     parameters: Mapping[str, float | int | str] = field(default_factory=dict)
     command: str | None = None
     also: Mapping[str, Certificate] = field(default_factory=dict)
-    """Certificates for the weights rounded to another dtype, and evaluated in it, by that dtype."""
     definitions: str | None = None
-    """The definitions of a target that takes some to state, and its outputs in their names. Files have them in place of
-    the expression."""
 
     def __repr__(self) -> str:
-        """One line: weights and leaves may be millions of numbers."""
-        from attnc.wording import ceiling, one_line, plural, without_expression
-
+        """Return one line: weights and leaves may be millions of numbers."""
         bound = self.certificate.bound
         facts = (
             self.construction,
@@ -84,90 +146,196 @@ class Network:
             self.dtype,
             "no bound" if bound is None else f"bound {ceiling(bound)}",
         )
-        return f"<Network: {one_line(self.expression or without_expression(self))[:80]}; {', '.join(facts)}>"
+        return f"<Network: {function_of(self)[:80]}; {', '.join(facts)}>"
 
     @property
     def variables(self) -> tuple[str, ...]:
+        """The names of the variables, in the order of the columns of points.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).variables
+        ('x',)
+        """
         return self.box.names
 
     @property
     def dtype(self) -> str:
+        """The arithmetic of the network, "float64" or "float32".
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).dtype
+        'float64'
+        """
         return str(self.program.dtype)
 
     @property
     def num_anchors(self) -> int:
+        """The number of (head, key) pairs that a query meets, summed over heads and layers.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).num_anchors
+        2
+        """
         return self.program.num_anchors
 
     @property
     def num_parameters(self) -> int:
+        """The number of stored non-zeros.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+        >>> net.num_parameters >= net.num_anchors
+        True
+        """
         return self.program.num_parameters
 
     @property
     def work_per_point(self) -> int:
-        """Scores that one point costs, summed over heads and layers: queries × keys, or fewer on a grid."""
+        """The number of scores that one point costs, summed over heads and layers: queries × keys, or fewer on a grid.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).work_per_point
+        2
+        """
         return self._engine.work_per_point
 
     @property
     def truncation(self) -> float:
-        """How far the engine may be from the full softmax besides rounding, in any output."""
+        """The largest distance of the engine from the full softmax besides rounding, in any output.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).truncation
+        0.0
+        """
         return self._engine.truncation
 
     def bound(self, box: BoxLike | None = None, *, seconds: float = 30.0) -> float | None:
-        """The proven bound, or that of a part of the box, which may be smaller: proved anew, for the stored weights.
+        """Return the proven bound, or that of a part of the box, which may be smaller: proved anew, for these weights.
 
-        It is None where nothing was proved, and for a part of a table's box. A part of a network that has no expression
-        has the bound of the whole, and so has one that cannot be proved in `seconds`.
+        Parameters
+        ----------
+        box : mapping or sequence, optional
+            A part of the box. Variables that a mapping leaves out keep their whole range.
+        seconds : float
+            Time limit of the proof.
+
+        Returns
+        -------
+        float or None
+            None if nothing was proved, and for a part of a table's box. A part has the bound of the whole box if the
+            network has no expression, or if it cannot be proved in time.
+
+        Raises
+        ------
+        InputError
+            If `box` is not a part of the network's box, or `seconds` is negative.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3)
+        >>> net.bound({"x": (0, 0.1)}) <= net.bound()
+        True
         """
-        if box is None or self.certificate.bound is None:
-            return self.certificate.bound
-        if isinstance(box, Mapping) and set(box) <= set(self.variables):  # in any order; of the others all
+        claim = self.certificate
+        if box is None or claim.bound is None:
+            return claim.bound
+        if isinstance(box, Mapping) and set(box) <= set(self.variables):
             box = {name: box.get(name, ends) for name, ends in self.box.as_dict().items()}
         part = Box.parse(box, self.variables)
         if part.names != self.variables or (part.lo < self.box.lo).any() or (part.hi > self.box.hi).any():
             raise InputError(f"box: {part} is not a part of the network's box, {self.box}")
         if real_number("seconds", seconds) < 0:
             raise InputError(f"seconds must be at least 0, found {seconds!r}")
-        if self.certificate.is_of_table:
+        if claim.is_of_table:
             return None
         if self.expression is None:
-            return self.certificate.bound
-        target = ExpressionTarget(Expression.parse(self.expression), part)
-        proof = None
-        with np.errstate(all="ignore"), suppress(ProgramError):  # the stated functions of heads may be unreadable
-            proof = best_proof(self.program, target, self._request(target, seconds))
-        return self.certificate.bound if proof is None else min(self.certificate.bound, proof.bound)
-
-    def _request(self, target: ExpressionTarget, seconds: float) -> ProofRequest:
-        """A proof on the box of the target, with the functions of the heads that the certificate states.
-
-        They are not trusted. ProgramError where they cannot be read.
-        """
-        claim, heads = self.certificate, self.certificate.by_heads
-        derivation = None if heads is None else stated_derivation(heads.heads, heads.outputs, self.variables)
-        p = float(claim.norm)
-
-        def evaluate(points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
-            return self(*target.split(points)).reshape(len(points), -1)
-
-        return ProofRequest(
-            p=p,
-            observed=observed_error(evaluate, target, self.work_per_point, p),
-            tolerance=PART_TOLERANCE,
-            truncation=self.truncation,
-            seconds=seconds,
-            derivation=derivation,
-            has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
-        )
+            return claim.bound
+        target, heads, p = ExpressionTarget(Expression.parse(self.expression), part), claim.by_heads, float(claim.norm)
+        # The functions of the heads that the certificate states are not trusted. They may be unreadable.
+        with np.errstate(all="ignore"), suppress(ProgramError):
+            request = ProofRequest(
+                p=p,
+                observed=observed_error(self.at, target, self.work_per_point, p),
+                tolerance=PART_TOLERANCE,
+                truncation=self.truncation,
+                seconds=seconds,
+                derivation=None if heads is None else stated_derivation(heads.heads, heads.outputs, self.variables),
+                has_theorem=claim.by_leaves is not None and bool(claim.by_leaves.cuts),
+            )
+            proof = best_proof(self.program, target, request)
+            return claim.bound if proof is None else min(claim.bound, proof.bound)
+        return claim.bound
 
     def certified_in(self, dtype: str) -> Certificate | None:
-        """The certificate for an arithmetic; None where the network is not certified in it."""
+        """Return the certificate for an arithmetic.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        Certificate or None
+            None if the network is not certified in it.
+
+        Raises
+        ------
+        InputError
+            If `dtype` is another one.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-4, also="float32")
+        >>> net.certified_in("float32").dtype
+        'float32'
+        """
         if dtype not in UNIT_ROUNDOFF:
             raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {dtype!r}")
         claim = self.certificate if dtype == self.dtype else self.also.get(dtype)
         return None if claim is None or claim.bound is None else claim
 
     def astype(self, dtype: str) -> Network:
-        """The network with its weights rounded to another dtype, and the certificate for that, if there is one."""
+        """Return the network with its weights rounded to another dtype, and the certificate for that, if there is one.
+
+        Parameters
+        ----------
+        dtype : str
+            "float64" or "float32".
+
+        Returns
+        -------
+        Network
+            The network itself if it has this dtype already.
+
+        Raises
+        ------
+        InputError
+            If `dtype` is another one.
+        ProgramError
+            If a weight overflows in it.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-4).astype("float32")
+        >>> net.dtype, net.certificate.bound
+        ('float32', None)
+        """
         claim = self.certified_in(dtype)
         if dtype == self.dtype:
             return self
@@ -177,7 +345,7 @@ class Network:
 
     @cached_property
     def _engine(self) -> NumpyEngine:
-        """The engine, without grids where the bound has no room for the anchors that these leave out."""
+        """The engine, without grids if the bound has no room for the anchors that these leave out."""
         engine, claim = NumpyEngine(self.program), self.certificate
         is_covered = claim.bound is None or engine.truncation <= claim.truncation
         return engine if is_covered else NumpyEngine(self.program, with_grids=False)
@@ -185,8 +353,65 @@ class Network:
     def __call__(
         self, *inputs: Float[np.ndarray, "batch ..."], outside: str = "raise", progress: Progress | None = None
     ) -> Float[np.ndarray, "batch ..."]:
-        """The outputs. Points outside the box raise; outside="clamp" moves them to it, "allow" lets them through."""
+        """Return the outputs at points of the box.
+
+        Parameters
+        ----------
+        *inputs : array_like
+            Points (batch, d) with the columns of `variables`, or the sequences that the network takes.
+        outside : str
+            For points outside the box: "raise", "clamp" to move them to it, or "allow" to evaluate them there.
+        progress : callable, optional
+            Called with the fraction that is done.
+
+        Returns
+        -------
+        ndarray
+            (batch,), or (batch, k) for k outputs.
+
+        Raises
+        ------
+        InputError
+            If the points do not fit, are not finite or are outside the box, or if their scores overflow.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+        >>> net([[0.0], [5.0]], outside="clamp").round(3).tolist()
+        [0.0, 0.762]
+        """
         return self._evaluated(self._checked(inputs, outside), outside, progress)
+
+    def at(
+        self, points: Float[np.ndarray, "points d"], progress: Progress | None = None
+    ) -> Float[np.ndarray, "points outputs"]:
+        """Return all outputs in one row per flat point, whatever shapes the network takes and returns.
+
+        Parameters
+        ----------
+        points : ndarray
+            (batch, d), one column per variable.
+        progress : callable, optional
+            Called with the fraction that is done.
+
+        Returns
+        -------
+        ndarray
+            (batch, outputs).
+
+        Raises
+        ------
+        InputError
+            As for a call of the network.
+
+        Examples
+        --------
+        >>> import attnc, numpy as np
+        >>> attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).at(np.zeros((3, 1))).shape
+        (3, 1)
+        """
+        return self(*split_columns(points, self.program.input_shapes), progress=progress).reshape(len(points), -1)
 
     def run(
         self,
@@ -195,10 +420,36 @@ class Network:
         outside: str = "raise",
         max_bytes: int = 2**30,
     ) -> Run:
-        """The outputs, and with `cache` every array on the way, made by the unfolded reference.
+        """Return the outputs, and with `cache` every array on the way, made by the unfolded reference.
 
-        `layer.channel` is (batch, tokens), `layer.head0.scores` and `layer.head0.pattern` are (batch, queries, keys);
-        tokens and queries that nothing reads are left out.
+        Parameters
+        ----------
+        *inputs : array_like
+            As for a call of the network.
+        cache : bool
+            Whether to keep the arrays. `layer.channel` is (batch, tokens), `layer.head0.scores` and
+            `layer.head0.pattern` are (batch, queries, keys). Tokens and queries that nothing reads are left out.
+        outside : str
+            As for a call of the network.
+        max_bytes : int
+            Limit of the memory for the arrays.
+
+        Returns
+        -------
+        Run
+            The outputs and the cache.
+
+        Raises
+        ------
+        InputError
+            As for a call of the network, and if the arrays need more than `max_bytes`.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+        >>> [name for name in net.run([[0.5]], cache=True).cache if name.endswith("pattern")]
+        ['attend1.head0.pattern']
         """
         checked = self._checked(inputs, outside)
         if not cache:
@@ -208,7 +459,7 @@ class Network:
     def _evaluated(
         self, checked: tuple[np.ndarray, ...], outside: str, progress: Progress | None = None
     ) -> Float[np.ndarray, "batch ..."]:
-        """The outputs; far out on an infinite range, or outside the box, scores may overflow, and there are none."""
+        """Return the outputs. Far out on an infinite range, or outside the box, scores may overflow: InputError."""
         if self.box.is_bounded and outside != "allow":
             return self._engine(*checked, progress=progress)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -225,6 +476,7 @@ class Network:
         return outputs
 
     def _checked(self, inputs: tuple[Any, ...], outside: str) -> tuple[np.ndarray, ...]:
+        """Return the inputs as arrays of floats, in the box or moved there; raise InputError if they do not fit."""
         if outside not in OUTSIDE:
             raise InputError(f"outside must be one of {', '.join(OUTSIDE)}; found {outside!r}")
         shapes = self.program.input_shapes
@@ -233,62 +485,162 @@ class Network:
         checked, start = [], 0
         for given, shape in zip(inputs, shapes, strict=True):
             array = _as_floats(given)
-            wanted = ", ".join(["batch", *map(str, shape)])
             if array.ndim == 0 or array.shape[1:] != shape:
+                wanted = ", ".join(["batch", *map(str, shape)])
                 names = f" (columns {', '.join(self.variables)})" if len(shape) == 1 else ""
                 raise InputError(f"points of shape {array.shape}: the network takes ({wanted}){names}")
-            size = int(np.prod(shape))
-            flat = array.reshape(len(array), size)
-            checked.append(self._inside(flat, slice(start, start + size), outside).reshape(array.shape))
-            start += size
+            columns = slice(start, start := start + math.prod(shape))
+            flat = array.reshape(len(array), math.prod(shape))
+            checked.append(self._inside(flat, columns, outside).reshape(array.shape))
         return tuple(checked)
 
     def _inside(self, flat: np.ndarray, columns: slice, outside: str) -> np.ndarray:
-        if np.isnan(flat).any():
-            row, column = np.argwhere(np.isnan(flat))[0]
-            raise InputError(f"point {row} is NaN in {self.variables[columns][column]}")
-        lo, hi = self.box.lo[columns], self.box.hi[columns]
+        """Return the columns of one input, in the box or moved there; raise InputError at the first bad number."""
+        names, lo, hi = self.variables[columns], self.box.lo[columns], self.box.hi[columns]
+
+        def first(is_bad: np.ndarray) -> tuple[int, int] | None:
+            return next(((int(row), int(column)) for row, column in np.argwhere(is_bad)), None)
+
+        if (found := first(np.isnan(flat))) is not None:
+            raise InputError(f"point {found[0]} is NaN in {names[found[1]]}")
         if outside == "clamp":
             flat = np.clip(flat, lo, hi)
-        elif outside == "raise":
-            beyond = (flat < lo) | (flat > hi)
-            if beyond.any():
-                row, column = np.argwhere(beyond)[0]
-                name = self.variables[columns][column]
-                raise InputError(
-                    f"point {row} has {name} = {flat[row, column]:.6g}, outside [{lo[column]:.6g}, {hi[column]:.6g}]; "
-                    'nothing is claimed there. Use outside="clamp" or outside="allow" to go on.'
-                )
-        if not np.isfinite(flat).all():
-            row, column = np.argwhere(~np.isfinite(flat))[0]
-            name = self.variables[columns][column]
-            raise InputError(f"points must be finite: point {row} has {name} = {flat[row, column]:g}")
+        elif outside == "raise" and (found := first((flat < lo) | (flat > hi))) is not None:
+            row, column = found
+            raise InputError(
+                f"point {row} has {names[column]} = {flat[found]:.6g}, outside [{lo[column]:.6g}, {hi[column]:.6g}]; "
+                'nothing is claimed there. Use outside="clamp" or outside="allow" to go on.'
+            )
+        if (found := first(~np.isfinite(flat))) is not None:
+            raise InputError(f"points must be finite: point {found[0]} has {names[found[1]]} = {flat[found]:g}")
         return flat
 
     def with_observed(self, observed: float) -> Network:
-        """The same network, with the error that a sample showed written beside its bound."""
+        """Return the same network, with the error that a sample showed written beside its bound.
+
+        Parameters
+        ----------
+        observed : float
+            The largest error at a sample.
+
+        Returns
+        -------
+        Network
+            A copy.
+
+        Examples
+        --------
+        >>> import attnc
+        >>> attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).with_observed(1e-9).certificate.observed
+        1e-09
+        """
         return dataclasses.replace(self, certificate=dataclasses.replace(self.certificate, observed=observed))
 
     def plot(self, path: str | Path, target: Any = None, *, output: int = 0) -> None:
-        """Draws the network as SVG, PDF or PNG, by the ending of `path`; `target` adds the wanted function."""
+        """Draw the network into a file.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, which ends in .svg, .pdf or .png.
+        target : Target or callable, optional
+            The function to draw beside the network, if the network has no expression.
+        output : int
+            The output to draw.
+
+        Raises
+        ------
+        InputError
+            If an argument does not fit, or matplotlib is missing.
+        FileError
+            If the file cannot be written.
+
+        Examples
+        --------
+        >>> import attnc, os, tempfile
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net.plot(f"{folder}/net.svg")
+        ...     os.listdir(folder)
+        ['net.svg']
+        """
         from attnc.plots import plot
 
         plot(self, path, target, output=output)
 
     def plot_certificate(self, path: str | Path) -> None:
-        """Draws the ledger of the bound, and where on the domain the error sits: by leaves, or head by head."""
+        """Draw the ledger of the bound, and where on the domain the error sits: by leaves, or head by head.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, which ends in .svg, .pdf or .png.
+
+        Raises
+        ------
+        InputError
+            If nothing was proved of the network, or matplotlib is missing.
+        FileError
+            If the file cannot be written.
+
+        Examples
+        --------
+        >>> import attnc, os, tempfile
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net.plot_certificate(f"{folder}/bound.svg")
+        ...     os.listdir(folder)
+        ['bound.svg']
+        """
         from attnc.plots import plot_certificate
 
         plot_certificate(self, path)
 
     def to_torch(self) -> Any:
-        """A torch.nn.Module in the program's dtype: same inputs, same outputs, differentiable in its inputs."""
+        """Return a torch.nn.Module in the program's dtype: same inputs, same outputs, differentiable in its inputs.
+
+        Returns
+        -------
+        torch.nn.Module
+            The module. It needs torch.
+
+        Examples
+        --------
+        >>> import attnc, torch
+        >>> module = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).to_torch()
+        >>> module(torch.zeros(3, 1, dtype=torch.float64)).shape
+        torch.Size([3])
+        """
         from attnc.engines.torch_engine import to_torch
 
         return to_torch(self.program)
 
     def export_onnx(self, path: str | Path) -> Parity:
-        """Writes an ONNX file and runs it against the reference on a sample."""
+        """Write an ONNX file, and run it against the reference on a sample.
+
+        Parameters
+        ----------
+        path : str or path
+            The file.
+
+        Returns
+        -------
+        Parity
+            The largest difference on the sample, and the one that rounding allows.
+
+        Raises
+        ------
+        FileError
+            If the file cannot be written.
+
+        Examples
+        --------
+        >>> import attnc, tempfile
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net.export_onnx(f"{folder}/net.onnx").is_within
+        True
+        """
         from attnc.exports.onnx_file import export_onnx, run_onnx
 
         facts = {
@@ -306,15 +658,32 @@ class Network:
         return Parity(len(flat), float(differences.max()), float(allowed.max()), is_within)
 
     def save(self, path: str | Path) -> None:
-        """Writes config.json, model.safetensors, certificate.json and README.md, whole or not at all.
+        """Write config.json, model.safetensors, certificate.json and README.md, whole or not at all.
 
-        A certificate for a second dtype is certificate.<dtype>.json.
+        Parameters
+        ----------
+        path : str or path
+            The folder. A certificate for a second dtype is certificate.<dtype>.json in it.
+
+        Raises
+        ------
+        InputError
+            If `path` is not a path.
+        FileError
+            If the folder cannot be written, or holds something else than a saved network.
+
+        Examples
+        --------
+        >>> import attnc, os, tempfile
+        >>> net = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     net.save(f"{folder}/net")
+        ...     sorted(os.listdir(f"{folder}/net"))
+        ['README.md', 'certificate.json', 'config.json', 'model.safetensors']
         """
         from attnc.model_card import model_card
 
-        if not isinstance(path, str | os.PathLike):
-            raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
-        stated = self.expression or self.definitions
+        folder, stated = folder_named(path), self.expression or self.definitions
         config = {
             "construction": self.construction,
             "expression": stated,
@@ -327,7 +696,7 @@ class Network:
         claims = {"certificate.json": self.certificate}
         claims |= {f"certificate.{dtype}.json": claim for dtype, claim in self.also.items()}
         certificates = {name: claim.to_json(stated, self.box) for name, claim in claims.items()}
-        save_network(Path(path), self.program, config, certificates, model_card(self))
+        save_network(folder, self.program, config, certificates, model_card(self))
 
 
 def _as_floats(given: Any) -> np.ndarray:

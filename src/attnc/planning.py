@@ -1,24 +1,91 @@
-"""Which constructions take a target, at which cost, and which one builds: the named one, or the cheapest."""
+"""The constructions for a target: what each would cost, and their builds in the order in which `compile` tries them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from attnc.constructions.built import Built
 from attnc.constructions.catalogue import CATALOGUE
-from attnc.constructions.construction import Construction, Estimate, Request
-from attnc.errors import AttncError, BoundNotMet, InputError
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Estimate, Request, exponent
+from attnc.errors import AttncError, BoundNotMet, InputError, real_number
+from attnc.targets.box import BoxLike
+from attnc.targets.sources import as_target
 from attnc.targets.target import Target
 
-CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
-"""The fields of an Estimate by which `auto` may compare constructions."""
+T = TypeVar("T")
+
+
+def plan(
+    source: str | Target | Callable[[np.ndarray], Any],
+    box: BoxLike | None = None,
+    eps: float = 1e-2,
+    *,
+    dtype: str = "float64",
+    lipschitz: float | None = None,
+    hessian_bound: float | None = None,
+    norm: float | str = "inf",
+    max_anchors: int = MAX_ANCHORS,
+    max_bytes: int = MAX_BYTES,
+) -> list[Estimate]:
+    """List the cost of every construction for this eps, the cheapest by multiply-adds first.
+
+    Costs are found by the work that they depend on. Compositions, gates, clips, ReLU networks, tables and heads of one
+    variable are fitted, and the fit is kept: building it later is free. A spectral grid is sized from sections of the
+    function, and the papers' grids from its variation. Nothing is certified.
+
+    Parameters
+    ----------
+    source, box, eps, dtype, lipschitz, hessian_bound, norm, max_anchors, max_bytes
+        The same as for `attnc.compile`.
+
+    Returns
+    -------
+    list of Estimate
+        One row per construction. Rows with a reason `why_not` come last.
+
+    Raises
+    ------
+    InputError
+        If an argument is not valid.
+    ExpressionError, DomainError
+        If the expression cannot be read, or is not defined on the box.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> rows = attnc.plan("tanh(4*x)", {"x": (-2, 2)}, eps=1e-6)
+    >>> rows[0].name, rows[0].anchors
+    ('compose', 2)
+    """
+    from threadpoolctl import threadpool_limits
+
+    request = Request(real_number("eps", eps), dtype, exponent(norm), max_anchors, max_bytes)
+    target = as_target(source, box, lipschitz, request.p, hessian_bound)
+    with threadpool_limits(1):
+        rows = [estimate(construction, target, request) for construction in CATALOGUE]
+    return [*cheapest(rows, request.criterion), *(row for row in rows if row.why_not is not None)]
+
+
+def candidates(target: Target, request: Request) -> Iterator[Callable[[], Built]]:
+    """Yield the build of the named construction; for "auto" the builds of all that suit the target, cheapest first."""
+    if request.construction != "auto":
+        yield _build(construction_named(request.construction), target, request)
+        return
+    suited = [construction for construction in CATALOGUE if construction.suits(target, request)]
+    if len(suited) > 1 and not request.centres and not request.heads:
+        for row in cheapest_first(target, request, suited):
+            yield row.build or _build(construction_named(row.name), target, request)
+        return
+    able = [construction for construction in suited if construction.options.issuperset(request.options)]
+    yield _build((able or suited)[0], target, request)
 
 
 def construction_named(name: str) -> Construction:
-    """The construction of this name; InputError with all names if there is none."""
+    """Return the construction of this name; raise InputError with all names if there is none."""
     for construction in CATALOGUE:
         if construction.name == name:
             return construction
@@ -26,39 +93,62 @@ def construction_named(name: str) -> Construction:
     raise InputError(f"construction must be auto or one of {names}; found {name!r}")
 
 
-def plan(target: Target, request: Request, constructions: Sequence[Construction] | None = None) -> list[Estimate]:
-    """A row for every construction, with its cost or the reason why it cannot be used.
+def _build(construction: Construction, target: Target, request: Request) -> Callable[[], Built]:
+    """Return the build of one construction; raise InputError if an option was given that it does not take."""
+    if not target.box.is_bounded and request.construction not in ("auto", "gates"):
+        raise InputError(f"{construction.name} takes a finite box, found {target.box}; gates take all of R")
+    for option, value in request.options.items():
+        if option not in construction.options:
+            takers = [f"construction={each.name!r}" for each in CATALOGUE if option in each.options]
+            raise InputError(
+                f"{option}={value!r} is not an option of {construction.name}, but of {' or '.join(takers)}"
+            )
 
-    An estimate does the work that its cost depends on: most constructions are fitted or built for it.
-    """
-    return [_row(construction, target, request) for construction in (constructions or CATALOGUE)]
+    def build() -> Built:
+        try:
+            return construction.build(target, request)
+        except InputError as refusal:
+            if target.box.is_bounded or request.construction != "auto":
+                raise
+            raise InputError(
+                f"cannot compile {target.describe()} on {target.box}: on an infinite box networks are made of gates, "
+                f"which are exact far out. {refusal}"
+            ) from None
+
+    return build
 
 
-def _row(construction: Construction, target: Target, request: Request) -> Estimate:
+def fitted(fit: Callable[[], T], target: Target) -> T:
+    """Return the result of a fit; raise InputError if its numbers are too large or too small for linear algebra."""
+    try:
+        with np.errstate(all="ignore"):  # a number that overflows is not finite, and is refused
+            return fit()
+    except np.linalg.LinAlgError:
+        raise InputError(
+            f"the numbers of {target.describe()} on {target.box} are too large or too small for a fit: scale the "
+            "function or its variables"
+        ) from None
+
+
+def estimate(construction: Construction, target: Target, request: Request) -> Estimate:
+    """Return the cost of a construction, or the reason why it cannot be used."""
     reason = construction.why_not(target, request)
     if reason is None:
         try:
-            with np.errstate(all="ignore"):  # a number that overflows is not finite, and is refused
-                return construction.estimate(target, request)
+            return fitted(lambda: construction.estimate(target, request), target)
         except AttncError as refusal:
             reason = str(refusal)
-        except np.linalg.LinAlgError:
-            reason = "the numbers are too large or too small for a fit: scale the function"
     return Estimate(construction.name, why_not=reason)
 
 
 def cheapest(rows: Sequence[Estimate], criterion: str) -> list[Estimate]:
-    """The rows without a reason against them, cheapest first; among equals the one with fewer layers."""
-    if criterion not in CRITERIA:
-        raise InputError(f"criterion must be one of {', '.join(CRITERIA)}; found {criterion!r}")
+    """Return the rows without a reason against them, cheapest first; among equals the one with fewer layers."""
     able = [row for row in rows if row.why_not is None]
     return sorted(able, key=lambda row: (getattr(row, criterion), row.layers, row.multiply_adds, row.parameters))
 
 
-def cheapest_first(
-    target: Target, request: Request, constructions: Sequence[Construction], criterion: str
-) -> Iterator[Estimate]:
-    """The rows without a reason against them; BoundNotMet with the whole plan if there is none.
+def cheapest_first(target: Target, request: Request, constructions: Sequence[Construction]) -> Iterator[Estimate]:
+    """Yield the rows without a reason against them; raise BoundNotMet with the whole plan if there is none.
 
     By multiply-adds, each construction is first tried up to the anchors of the cheapest one before it: at a kink a grid
     has many anchors, and counting them takes long.
@@ -67,56 +157,19 @@ def cheapest_first(
     is_any = False
     while left or able:
         for construction in tuple(left):
-            most = able[0].multiply_adds if able and criterion == "multiply_adds" else request.max_anchors
+            most = able[0].multiply_adds if able and request.criterion == "multiply_adds" else request.max_anchors
             capped = replace(request, max_anchors=max(1, min(most, request.max_anchors)))
-            row = rows[construction.name] = _row(construction, target, capped)
+            row = rows[construction.name] = estimate(construction, target, capped)
             if row.why_not is None or capped == request:
                 left.remove(construction)
-            able = cheapest([*able, row], criterion)
+            able = cheapest([*able, row], request.criterion)
         if able:
             is_any = True
             yield able.pop(0)
     if not is_any:
+        reasons = "\n".join(f"{row.name:<24}{row.why_not}" for row in rows.values())
         raise BoundNotMet(
-            f"no construction brings {target.describe()} on {target.box} to eps={request.eps:g}:\n"
-            f"{table([*rows.values()])}",
+            f"no construction brings {target.describe()} on {target.box} to eps={request.eps:g}:\n{reasons}",
             eps=request.goal,
             bound=None,
         )
-
-
-def builders(target: Target, request: Request, name: str, criterion: str) -> Iterator[Callable[[], Built]]:
-    """The build of the named construction; for "auto" the builds of those that suit the target, the cheapest first."""
-    if name == "auto":
-        suited = [construction for construction in CATALOGUE if construction.suits(target, request)]
-        able = [construction for construction in suited if construction.options.issuperset(request.options)]
-        if len(suited) > 1 and not request.centres and not request.heads:
-            for row in cheapest_first(target, request, suited, criterion):
-                yield row.build or named_builder(construction_named(row.name), target, request)
-            return
-        chosen = (able or suited)[0]
-    else:
-        chosen = construction_named(name)
-    yield named_builder(chosen, target, request)
-
-
-def named_builder(construction: Construction, target: Target, request: Request) -> Callable[[], Built]:
-    """The build of one construction; InputError if an option was given that it does not take."""
-    for option, value in request.options.items():
-        if option not in construction.options:
-            takers = [f"construction={each.name!r}" for each in CATALOGUE if option in each.options]
-            raise InputError(
-                f"{option}={value!r} is not an option of {construction.name}, but of {' or '.join(takers)}"
-            )
-    return lambda: construction.build(target, request)
-
-
-def table(rows: Sequence[Estimate]) -> str:
-    """The plan as text, for an error message."""
-    lines = [f"{'construction':<24}{'anchors':>12}{'layers':>8}{'multiply-adds':>16}"]
-    for row in rows:
-        if row.why_not is None:
-            lines.append(f"{row.name:<24}{row.anchors:>12,}{row.layers:>8}{row.multiply_adds:>16,}")
-        else:
-            lines.append(f"{row.name:<24}{row.why_not}")
-    return "\n".join(lines)

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import TYPE_CHECKING
 
-from attnc.proofs.certificate import Certificate
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from attnc.network import Network
-
+    from attnc.proofs.certificate import Certificate
+    from attnc.targets.box import Box
 
 NOT_CERTIFIED = "not certified"
 OUT_OF_TIME = "The proof ran out of time"
@@ -25,14 +26,15 @@ Mark = Callable[[str], str]
 
 def bound_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str) -> str:
     """Return the bound as a sentence, for a card. `plain` is applied to texts that a stranger may have written."""
+    arithmetic = f"arithmetic: {plain(claim.dtype)}"
     if claim.bound is None:
-        return f"none. Nothing was proved (arithmetic: {plain(claim.dtype)})."
+        return f"none. Nothing was proved ({arithmetic})."
     largest = strong(ceiling(claim.bound))
     if claim.is_of_table:
-        return f"|f − network| ≤ {largest} {at_points(claim)}, rounding included (arithmetic: {plain(claim.dtype)})."
-    quantity = "sup |f − network|" if claim.norm == "inf" else f"the L{plain(claim.norm)} norm of f − network"
-    how = f"proven {plain(proved_how(claim))}; arithmetic: {plain(claim.dtype)}"
+        return f"|f − network| ≤ {largest} {at_points(claim)}, rounding included ({arithmetic})."
+    quantity = "sup |f − network|" if claim.norm == "inf" else f"the {plain(_norm(claim))} of f − network"
     late = "" if claim.complete else f" {OUT_OF_TIME}: a smaller bound may be true."
+    how = f"proven {plain(proved_how(claim))}; {arithmetic}"
     return f"{quantity} ≤ {largest} over the whole box, {rounding_where(claim)} ({how}).{late}"
 
 
@@ -40,8 +42,7 @@ def observed_sentence(claim: Certificate, strong: Mark = str, plain: Mark = str)
     """Return the observed error as a sentence, for a card."""
     seen = "not measured" if claim.observed is None else strong(f"{claim.observed:.3g}")
     if claim.is_of_table:
-        checked = f"the largest {at_points(claim)}, each of which was checked"
-        return f"{seen}, {checked} (arithmetic: {plain(claim.dtype)})."
+        return f"{seen}, the largest {at_points(claim)}, each of which was checked (arithmetic: {plain(claim.dtype)})."
     if claim.observed is None:
         return f"{seen}."
     if claim.norm == "inf":
@@ -55,7 +56,7 @@ def bound_note(claim: Certificate, eps: float | None = None) -> str:
         if claim.is_of_table:
             return f"none proven {at_points(claim)}, and none between them"
         return f"none: nothing was proved ({one_line(claim.method)})"
-    where = "on the whole box" if claim.norm == "inf" else f"of the L{claim.norm} norm over the box"
+    where = "on the whole box" if claim.norm == "inf" else f"of the {_norm(claim)} over the box"
     how = f"{rounding_where(claim)}, {proved_how(claim)}"
     if claim.is_of_table:
         where, how = at_points(claim), "rounding included; none between them"
@@ -69,30 +70,23 @@ def observed_note(claim: Certificate) -> str:
 
 def headline(claim: Certificate) -> str:
     """Return both figures in one line, for the head of a picture."""
-    before = "" if claim.norm == "inf" else f"L{one_line(claim.norm)} norm: "
-    how = "sampled"
+    before, how = "" if claim.norm == "inf" else f"{_norm(claim)}: ", "sampled"
     if claim.is_of_table:
         before, how = f"{at_points(claim)}: ", "all checked"
     bound = "no bound" if claim.bound is None else f"bound {ceiling(claim.bound)} (proven)"
     return before + bound + ("" if claim.observed is None else f"   observed {claim.observed:.3g} ({how})")
 
 
-def bound_line(claim: Certificate, place: str = "") -> str:
-    """Return a proved bound as one line, with the place where it is largest, for the picture of a certificate."""
-    norm = "" if claim.norm == "inf" else f" in the L{claim.norm} norm"
-    how = at_points(claim) if claim.is_of_table else f"{proved_how(claim)}"
-    largest = f", largest on {place}" if place else ""
-    return f"proven {how}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}{largest}"
-
-
-def observed_line(claim: Certificate) -> str:
-    """Return the observed error as one line beside `bound_line`; empty where nothing was measured."""
+def certificate_lines(claim: Certificate, box: Box) -> list[str]:
+    """Return both figures, and the place where the bound is largest, as lines above the picture of a certificate."""
+    norm = "" if claim.norm == "inf" else f" in the {_norm(claim)}"
+    how = at_points(claim) if claim.is_of_table else proved_how(claim)
+    proven = f"proven {how}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}{largest_on(claim, box)}"
     if claim.observed is None:
-        return ""
+        return [proven]
     if claim.is_of_table:
-        return f"{claim.observed:.3g} is the largest error seen at them"
-    norm = "" if claim.norm == "inf" else f" in the L{claim.norm} norm"
-    return f"seen at samples{norm}, no proof: {claim.observed:.3g}"
+        return [f"{proven}; {claim.observed:.3g} is the largest error seen at them"]
+    return [proven, f"seen at samples{norm}, no proof: {claim.observed:.3g}"]
 
 
 def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: bool) -> str:
@@ -104,7 +98,7 @@ def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: boo
         return f"({NOT_CERTIFIED} in {claim.dtype})"
     largest = ceiling(claim.bound)
     if claim.norm != "inf":
-        return f"(no bound at a single point: the L{claim.norm} norm of the error over the box is at most {largest})"
+        return f"(no bound at a single point: the {_norm(claim)} of the error over the box is at most {largest})"
     if not is_claimed:
         return "(no bound)"
     if claim.is_of_table:
@@ -115,13 +109,28 @@ def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: boo
     return f"± {largest}"
 
 
+def elsewhere(network: Network) -> list[tuple[str, str]]:
+    """Return, for every dtype but the network's own, the claim about the same weights rounded to it."""
+    return [(dtype, rounded_note(network.certified_in(dtype))) for dtype in UNIT_ROUNDOFF if dtype != network.dtype]
+
+
 def rounded_note(claim: Certificate | None) -> str:
-    """Return what is proved of the same weights rounded to another dtype."""
+    """Return the claim about weights that were rounded to another dtype."""
     if claim is None or claim.bound is None:
         return NOT_CERTIFIED
     beyond = "" if claim.core is None else f", {rounding_where(claim)}"
     seen = "" if claim.observed is None else f"; observed {claim.observed:.3g} at samples"
     return f"≤ {ceiling(claim.bound)}, weights rounded to it, proven {proved_how(claim)}{beyond}{seen}"
+
+
+def _norm(claim: Certificate) -> str:
+    return f"L{one_line(claim.norm)} norm"
+
+
+def largest_on(claim: Certificate, box: Box) -> str:
+    """Return the place where the bound is largest, to be added to a sentence; empty if there is no such place."""
+    place = claim.worst_place(box)
+    return f", largest on {place}" if place else ""
 
 
 def at_points(claim: Certificate) -> str:
@@ -151,8 +160,13 @@ def rounding_where(claim: Certificate) -> str:
     return f"rounding included on [{lo:g}, {hi:g}], in exact arithmetic beyond"
 
 
+def function_of(network: Network) -> str:
+    """Return the function of a network in one line: its expression, or words in its place."""
+    return one_line(network.expression or without_expression(network))
+
+
 def without_expression(network: Network) -> str:
-    """Return what a network computes that has no expression."""
+    """Return words for the function of a network that has no expression."""
     if network.definitions is not None:
         return "a ReLU network" if "relu(" in network.definitions else "truncated linear functions"
     claim = network.certificate

@@ -259,6 +259,9 @@ def verify_command(net: Saved, json_output: Json = False) -> None:
 
     Exit code 0 only if the bound is re-proved; 1 if it is not; 2 if the files cannot be read.
     """
+    from attnc.exports.directory import require_folder
+
+    require_folder(net)
     command = [sys.executable, "-m", "attnc_checker", str(net), *(["--json"] if json_output else [])]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 

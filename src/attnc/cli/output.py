@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from attnc.wording import (
     bound_note,
     ceiling,
+    elsewhere,
+    function_of,
     observed_note,
     one_line,
     percent,
     plural,
     shown,
-    without_expression,
 )
 
 if TYPE_CHECKING:
@@ -102,8 +103,6 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from attnc.model_card import elsewhere
-
     program, claim = network.program, network.certificate
     parameters = ", ".join(f"{name} {shown(value)}" for name, value in network.parameters.items())
     bound, observed = Text(bound_note(claim, network.eps), "yellow"), Text("not measured", "dim")
@@ -114,7 +113,7 @@ def panel(network: Network, more: Sequence[tuple[str, str]]) -> RenderableType:
     layers = f"{plural(len(program.all_layers), 'layer')} ({program.num_attention_layers} attention)"
     sizes = (plural(program.num_heads, "head"), plural(network.num_anchors, "anchor"))
     rows: list[tuple[str, Text]] = [
-        ("function", Text(one_line(network.expression or without_expression(network)), "bold")),
+        ("function", Text(function_of(network), "bold")),
         ("box", Text(one_line(str(network.box)))),
         ("construction", Text(one_line(network.construction + (f" ({parameters})" if parameters else "")))),
         ("network", Text(", ".join((layers, *sizes, plural(network.num_parameters, "parameter"))))),

@@ -7,8 +7,12 @@ Every file of `papers/` and `beyond/` defines one `Construction` beside the publ
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.errors import InputError, real_number
@@ -17,6 +21,7 @@ from attnc.ir.program import Program
 from attnc.ir.shapes import key_counts
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.leaves_prover import MAX_VARIABLES
+from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
 from attnc.targets.target import Target
 
@@ -28,14 +33,29 @@ MAX_STEP_ANCHORS = 1024
 """Limit of heads and anchors of a step: its error is then 6e-5, and rounding grows with the square of the number."""
 OPTIONS = ("centres", "heads", "norm")
 """The arguments of `attnc.compile` that only some constructions take."""
+CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
+"""The fields of an Estimate by which `auto` may compare constructions."""
+LEAST_IN_FLOAT32 = 2.0**-100
+"""Least magnitude of a variable in float32: smaller numbers lose digits there, and below 2^−149 there are none."""
+
+
+def exponent(norm: Any) -> float:
+    """Return p of the L_p norm; "inf" is the largest error."""
+    if norm == "inf":
+        return math.inf
+    is_number = isinstance(norm, numbers.Real) and not isinstance(norm, bool)
+    if not is_number or not norm >= 1:
+        raise InputError(f"norm must be 'inf' or a number p ≥ 1, found {norm!r}")
+    return float(norm)
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request to a construction.
+    """The arguments of `attnc.compile`, or of the function of one theorem, checked.
 
     Without eps the size is given, by parameters of the theorem's own function. `p` is the exponent of the norm in which
-    the error is measured. `centres` and `heads` are options that some constructions take.
+    the error is measured. `centres` and `heads` are options that some constructions take. `construction` is a name, or
+    "auto" for the cheapest by `criterion`. `also` is a second dtype in which the network is certified.
     """
 
     eps: float | None = None
@@ -51,6 +71,10 @@ class Request:
     beta: float | None = None
     margin: float = 40.0
     num_step_anchors: int | None = None
+    # the choice of the construction, and a second certificate: arguments of `attnc.compile` alone
+    construction: str = "auto"
+    criterion: str = "multiply_adds"
+    also: str | None = None
 
     def __post_init__(self) -> None:
         if self.eps is not None and not real_number("eps", self.eps) > 0:
@@ -72,6 +96,29 @@ class Request:
         for name, limit in (("max_anchors", self.max_anchors), ("max_bytes", self.max_bytes)):
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
                 raise InputError(f"{name} must be a whole number ≥ 1, found {limit!r}")
+        if self.criterion not in CRITERIA:
+            raise InputError(f"criterion must be one of {', '.join(CRITERIA)}; found {self.criterion!r}")
+        if self.also is not None and (self.also not in UNIT_ROUNDOFF or self.also == self.dtype):
+            others = " or ".join(name for name in UNIT_ROUNDOFF if name != self.dtype)
+            raise InputError(f"also is a second dtype beside {self.dtype}: {others}; found {self.also!r}")
+
+    def require_representable(self, target: Target) -> None:
+        """Refuse numbers that the dtypes cannot hold: the network would be NaN under a finite bound."""
+        dtype = "float32" if "float32" in (self.dtype, self.also) else self.dtype
+        most, box = float(np.finfo(dtype).max) / 8, target.box.core(1.0)
+        if not float(box.magnitude.max()) < math.sqrt(most):  # scores are of the size of its square
+            raise InputError(
+                f"the box {target.box} is more than {dtype} holds: choose a smaller one, or scale the inputs"
+            )
+        points = target.check_points()
+        points = sample_points(box, 64) if points is None else points[:64]
+        largest = float(np.abs(target(points)).max(initial=0.0))
+        if not largest < most:
+            raise InputError(f"{target.describe()} reaches {largest:.3g}, more than {dtype} holds: scale the function")
+        least = float(target.box.magnitude.min())
+        if dtype == "float32" and target.box.is_bounded and least < LEAST_IN_FLOAT32:
+            name = target.box.names[int(target.box.magnitude.argmin())]
+            raise InputError(f"|{name}| ≤ {least:.3g} is too small for float32: scale the variable")
 
     @property
     def goal(self) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -84,14 +83,14 @@ def mlp_network(
     built = Built(_program(stages, dtype), "feed_forward", None, parameters=(("gates", described), ("error", error)))
     known = expression_target(stages, domain)
     if known is not None:
-        return certify(built, known, math.inf, max(4 * error, FINEST_PROOF), None, progress)
+        return certify(built, known, max(4 * error, FINEST_PROOF), progress=progress)
     relus = relu_target(stages, domain)
     if relus is not None:
-        network = certify(built, relus, math.inf, max(4 * error, FINEST_PROOF), None, progress)
+        network = certify(built, relus, max(4 * error, FINEST_PROOF), progress=progress)
     else:
         original = nn.Sequential(*(copy.deepcopy(part) for part in chain)).double().eval()
         target = ModuleTarget(original, stages, domain)
-        network = certify(built, target, math.inf, error, None, progress, LAYERED_PROOF_SECONDS)
+        network = certify(built, target, error, progress=progress, seconds=LAYERED_PROOF_SECONDS)
     claim = network.certificate
     if claim.bound is None or claim.bound <= LOOSE_BOUND * max(error, claim.observed or 0.0):
         return network

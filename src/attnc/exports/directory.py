@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from attnc.errors import FileError
+from attnc.errors import FileError, InputError
 from attnc.exports import safe_files
 from attnc.exports.safe_files import MAX_JSON_BYTES, MAX_TENSOR_BYTES, Path, pack_tensors, parse_json, read_json
 from attnc.exports.tensors import decode, encode, layout
@@ -53,10 +53,7 @@ def load_network(
 
     Everything is checked before it is used, and sizes before they are allocated; `max_bytes` bounds the tensors.
     """
-    folder = os.fspath(path)
-    if not os.path.isdir(folder):
-        problem = "is not a folder" if os.path.lexists(folder) else "does not exist"
-        raise FileError(f"cannot load {folder!r}: it {problem}. A saved network is a folder with a {CONFIG} in it.")
+    folder = require_folder(path)
     config = read_json(os.path.join(folder, CONFIG))
     _check_format(config, folder)
     for key in RESERVED:
@@ -89,6 +86,22 @@ def is_saved_network(path: Path) -> bool:
     except FileError:
         return False
     return isinstance(found, str) and found.startswith(FORMAT_FAMILY)
+
+
+def folder_named(path: Any) -> Path:
+    """Return the path of a saved network; raise InputError if it is something else than a path."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"a saved network is named by its folder, found {path!r:.80}")
+    return path
+
+
+def require_folder(path: Path) -> str:
+    """Return the path of a folder as text; raise FileError if there is none."""
+    folder = os.fspath(path)
+    if not os.path.isdir(folder):
+        problem = "is not a folder" if os.path.lexists(folder) else "does not exist"
+        raise FileError(f"cannot load {folder!r}: it {problem}. A saved network is a folder with a {CONFIG} in it.")
+    return folder
 
 
 def why_not_writable(path: Path) -> str | None:
