@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from attnc.plots.style import (
     ORANGE,
     SIZES,
     add_colorbar,
-    figure_class,
     new_figure,
+    set_labels,
     set_plain,
     set_plane,
     set_title,
@@ -28,7 +29,7 @@ from attnc.plots.style import (
 from attnc.plots.subject import PICTURE_SCORES, PlotSubject
 from attnc.proofs.error_tree import ErrorNode, error_tree
 from attnc.targets.box import Box
-from attnc.wording import ceiling, one_line, percent, plural, proved_how, without_expression
+from attnc.wording import at_points, ceiling, certificate_lines, function_of, one_line, percent
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -63,57 +64,34 @@ def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
 
 
 def certificate_figure(network: Network) -> Figure:
-    """The ledger on the left; on the right the error over the domain, as proved for each leaf and as seen."""
-    claim, d = network.certificate, network.box.d
-    has_leaves, is_known = len(claim.leaf_bounds) > 0, PlotSubject.of(network, None, 0).function is not None
-    title = one_line(network.expression or without_expression(network))
+    """Draw the ledger on the left; on the right the error over the domain, as proved for each leaf and as seen."""
+    claim, d, subject = network.certificate, network.box.d, PlotSubject.of(network, None, 0)
+    has_leaves, is_known = len(claim.leaf_bounds) > 0, subject.function is not None
+    panels: list[Callable[[Axes, PlotSubject], None]] = []
+    profiles = 0
     if claim.at_points is not None:
-        count, width = int(d <= 2 and bool(claim.at_points.table)), 11.5
-    elif d <= 2 or not network.box.is_bounded:
-        count = (has_leaves and d == 2) + is_known if d == 2 else int(has_leaves or is_known)
-        width = 16.0 if count == 2 else 11.5
-    else:
-        count, width = (min(d, MOST_PROFILES) if has_leaves or is_known else 0), 13.0
-    width = width if count else 7.5
-    lines = [part for text in _claims(network) for part in textwrap.wrap(text, int(LETTERS * width))]
-    height = max(4.2, PROFILE * count) if d > 2 else 4.2
-    picture = new_figure(figure_class(), width, height, shortened(title, int(TITLE_LETTERS * width)), *lines)
-    if not count:
-        _draw_ledger(picture.subplots(), network)
-    elif d > 2:
-        grid = picture.add_gridspec(1, 2)
-        _draw_ledger(picture.add_subplot(grid[0]), network)
-        rows = grid[1].subgridspec(count, 1)
-        _draw_profiles([picture.add_subplot(rows[i]) for i in range(count)], network)
-    else:
-        left, *others = picture.subplots(1, 1 + count, width_ratios=(1.1, *[1] * count))
-        _draw_ledger(left, network)
-        if claim.is_of_table:
-            _draw_points(picture, others[0], network)
-        elif d == 1:
-            _draw_line(others[0], network)
-        else:
-            if has_leaves:
-                _draw_cells(picture, others[0], network)
-            if is_known:
-                _draw_plane(picture, others[-1], network)
+        panels += [_draw_points] * (d <= 2 and bool(claim.at_points.table))
+    elif d == 1:
+        panels += [_draw_line] * (has_leaves or is_known)
+    elif d == 2:
+        panels += [_draw_cells] * has_leaves + [_draw_plane] * is_known
+    elif has_leaves or is_known:
+        profiles = min(d, MOST_PROFILES)
+    width = 13.0 if profiles else (7.5, 11.5, 16.0)[len(panels)]
+    lines = [
+        part for line in certificate_lines(claim, network.box) for part in textwrap.wrap(line, int(LETTERS * width))
+    ]
+    title = shortened(function_of(network), int(TITLE_LETTERS * width))
+    picture = new_figure(width, max(4.2, PROFILE * profiles), title, *lines)
+    ratios = (1, 1) if profiles else (1.1, *[1] * len(panels))
+    grid = picture.add_gridspec(1, len(ratios), width_ratios=ratios)
+    _draw_ledger(picture.add_subplot(grid[0]), network)
+    for i, draw in enumerate(panels, 1):
+        draw(picture.add_subplot(grid[i]), subject)
+    if profiles:
+        rows = grid[1].subgridspec(profiles, 1)
+        _draw_profiles([picture.add_subplot(rows[i]) for i in range(profiles)], subject)
     return picture
-
-
-def _claims(network: Network) -> list[str]:
-    """The bound, the place where it is largest, and the largest error that was seen."""
-    claim = network.certificate
-    if claim.is_of_table:
-        where = f"at the table's {plural(claim.num_points, 'point')}"
-        seen = "" if claim.observed is None else f"; {claim.observed:.3g} is the largest error seen at them"
-        return [f"proven {where}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{seen}"]
-    norm = "" if claim.norm == "inf" else f" in the L{claim.norm} norm"
-    place = claim.worst_place(network.box)
-    proven = f"proven {proved_how(claim)}, in {claim.dtype}: at most {ceiling(claim.bound or 0.0)}{norm}"
-    lines = [proven + (f", largest on {place}" if place else "")]
-    if claim.observed is not None:
-        lines.append(f"seen at samples{norm}, no proof: {claim.observed:.3g}")
-    return lines
 
 
 def _draw_ledger(axes: Axes, network: Network) -> None:
@@ -131,15 +109,8 @@ def _draw_ledger(axes: Axes, network: Network) -> None:
     axes.set_xlim(0, 1.45 * max((adds for _, adds, _ in rows), default=0.0) or 1.0)
     axes.locator_params(axis="x", nbins=4)
     for place, (_, adds, share) in zip(places, rows, strict=True):
-        axes.annotate(
-            f"{ceiling(adds)}  ({percent(share)})",
-            (adds, place),
-            (4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-            color=INK,
-        )
+        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": INK}
+        axes.annotate(f"{ceiling(adds)}  ({percent(share)})", (adds, place), (4, 0), **style)
     worst = "at the worst place" if network.certificate.norm == "inf" else "over the box"
     set_title(axes, "Ledger", f"what each source adds, {worst}")
 
@@ -167,15 +138,6 @@ def _shortened_within(text: str, keep: int) -> str:
 # --- where the error sits ---------------------------------------------------------------------------------------------
 
 
-def _seen_errors(network: Network, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"] | None:
-    """The largest error over the outputs; None if the function of the network is not known."""
-    subject = PlotSubject.of(network, None, 0)
-    if subject.function is None:
-        return None
-    errors = np.abs(subject.network_at(points) - subject.target_at(points))
-    return np.asarray(np.nan_to_num(errors).max(axis=1))
-
-
 def _leaves(count: int) -> str:
     return "1 leaf" if count == 1 else f"{count:,} leaves"
 
@@ -188,41 +150,41 @@ def _few_enough(network: Network, count: int) -> int:
 # --- one variable -----------------------------------------------------------------------------------------------------
 
 
-def _draw_line(axes: Axes, network: Network) -> None:
+def _draw_line(axes: Axes, subject: PlotSubject) -> None:
     """Draw the bounds of the leaves as steps, and the error that is seen as a line."""
-    claim = network.certificate
-    box, what, edges, bounds = network.box, [], np.zeros(0), np.zeros(0)
-    if len(claim.leaf_bounds):
-        lo, hi = claim.cells(network.box)
-        order = np.argsort(lo[:, 0])
-        edges = np.append(lo[order, 0], hi[order[-1], 0])
-        bounds = np.asarray(claim.leaf_bounds)[order]
+    network, claim, what = subject.network, subject.network.certificate, list[str]()
+    lo, hi = float(network.box.lo[0]), float(network.box.hi[0])
+    edges, bounds = subject.leaf_steps()
+    if len(bounds):
         axes.stairs(bounds, edges, color=BLUE, fill=True, alpha=0.25, label="proven: bound of each leaf")
         axes.stairs(bounds, edges, color=BLUE, lw=0.8)  # leaves at a jump are thinner than a pixel
-        what.append(_leaves(len(lo)))
+        what.append(_leaves(len(bounds)))
         if claim.core is not None:
             _draw_tails(axes, network, edges)
-            what.append(f"tails beyond [{edges[0]:g}, {edges[-1]:g}]")
-            box = Box(box.names, edges[:1], edges[-1:])
-    is_largest_error = claim.norm == "inf"
-    if is_largest_error:
-        axes.axhline(claim.bound or 0.0, color=ORANGE, lw=1.4, label="proven: bound")
-    top = max(float(bounds.max(initial=0.0)), (claim.bound or 0.0) if is_largest_error else 0.0)
+            lo, hi = float(edges[0]), float(edges[-1])
+            what.append(f"tails beyond [{lo:g}, {hi:g}]")
+    bound = (claim.bound or 0.0) if claim.norm == "inf" else None
     count = _few_enough(network, ON_A_LINE)
-    xs = np.linspace(box.lo[0], box.hi[0], count)
+    xs = np.linspace(lo, hi, count)
     if 0 < len(edges) <= count:  # at a kink leaves are finer than any grid
-        xs = np.unique(np.concatenate([xs, edges, (edges[1:] + edges[:-1]) / 2])).clip(box.lo[0], box.hi[0])
-    errors = _seen_errors(network, xs[:, None])
+        xs = np.unique(np.concatenate([xs, edges, (edges[1:] + edges[:-1]) / 2])).clip(lo, hi)
+    errors, top = subject.errors_at(xs[:, None]), float(bounds.max(initial=bound or 0.0))
+    if bound is not None:
+        axes.axhline(bound, color=ORANGE, lw=1.4, label="proven: bound")
     if errors is not None:
         axes.plot(xs, errors, color=INK, lw=0.9, label="seen, no proof")
         what.append(f"seen at {len(xs):,} points")
         top = max(top, float(errors.max()))
+    _finish_line(axes, network, top, ", ".join(what))
+
+
+def _finish_line(axes: Axes, network: Network, top: float, note: str) -> None:
+    """Style a panel of the error over one variable."""
     axes.set_ylim(0, 1.35 * top or 1.0)
-    axes.set_xlabel(one_line(network.variables[0]), color=INK, parse_math=False)
-    axes.set_ylabel("error", color=GREY)
+    set_labels(axes, network.variables[0], "error", GREY)
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper center")
     set_plain(axes)
-    set_title(axes, WHERE, ", ".join(what))
+    set_title(axes, WHERE, note)
 
 
 def _draw_tails(axes: Axes, network: Network, edges: np.ndarray) -> None:
@@ -241,19 +203,18 @@ def _draw_tails(axes: Axes, network: Network, edges: np.ndarray) -> None:
 # --- two variables ----------------------------------------------------------------------------------------------------
 
 
-def _draw_cells(picture: Figure, axes: Axes, network: Network) -> None:
+def _draw_cells(axes: Axes, subject: PlotSubject) -> None:
     """Draw the bounds of the leaves; the worst leaf has a frame."""
     from matplotlib.collections import PolyCollection
 
-    claim = network.certificate
-    lo, hi = claim.cells(network.box)
-    bounds = np.asarray(claim.leaf_bounds)
+    claim, box = subject.network.certificate, subject.network.box
+    lo, hi = claim.cells(box)
+    bounds = claim.leaf_bounds
     corners = np.stack([lo, np.stack([hi[:, 0], lo[:, 1]], 1), hi, np.stack([lo[:, 0], hi[:, 1]], 1)], axis=1)
     outline = GREY if len(lo) <= MOST_OUTLINED else "face"  # lines would hide cells that are thinner than they are
     drawn = PolyCollection(list(corners), array=bounds, cmap=SIZES, edgecolors=outline, linewidths=0.2)
     axes.add_collection(drawn)
-    axes.set_xlim(network.box.lo[0], network.box.hi[0])
-    axes.set_ylim(network.box.lo[1], network.box.hi[1])
+    axes.set(xlim=(box.lo[0], box.hi[0]), ylim=(box.lo[1], box.hi[1]))
     note, top = f"{_leaves(len(lo))} cover{'s' * (len(lo) == 1)} the box", float(bounds.max())
     if claim.norm != "inf":
         top = _scale(bounds, (hi - lo).prod(axis=1))
@@ -262,10 +223,10 @@ def _draw_cells(picture: Figure, axes: Axes, network: Network) -> None:
         axes.fill(worst[:, 0], worst[:, 1], facecolor="none", edgecolor=BLUE, linewidth=1.6, clip_on=False)
         note += ", the worst in a frame"
     drawn.set_clim(0, top or 1.0)
-    set_plane(axes, network.box)
+    set_plane(axes, box)
     is_more = float(bounds.max()) > top
     label = f"error at most (up to {bounds.max():.2g} where f jumps)" if is_more else "error at most"
-    add_colorbar(picture, axes, drawn, label, extend="max" if is_more else "neither")
+    add_colorbar(axes, drawn, label, extend="max" if is_more else "neither")
     set_title(axes, f"{WHERE}: proven", note)
 
 
@@ -276,30 +237,31 @@ def _scale(bounds: Float[np.ndarray, " leaves"], volumes: Float[np.ndarray, " le
     return float(bounds[order[int(np.searchsorted(covered, NEARLY_ALL).clip(0, len(order) - 1))]])
 
 
-def _draw_plane(picture: Figure, axes: Axes, network: Network) -> None:
+def _draw_plane(axes: Axes, subject: PlotSubject) -> None:
     """Draw the error at a grid of points, which proves nothing."""
+    network = subject.network
     side = max(9, min(ON_A_SIDE, int(_few_enough(network, ON_A_SIDE**2) ** 0.5)))
     lines = [np.linspace(lo, hi, side) for lo, hi in zip(network.box.lo, network.box.hi, strict=True)]
     points = np.stack([line.ravel() for line in np.meshgrid(*lines, indexing="ij")], axis=1)
-    errors = _seen_errors(network, points)
+    errors = subject.errors_at(points)
     assert errors is not None
     drawn = axes.pcolormesh(*lines, errors.reshape(side, side).T, cmap=SIZES, vmin=0, rasterized=True)
     drawn.set_clim(0, float(errors.max()) or 1.0)
     set_plane(axes, network.box)
-    add_colorbar(picture, axes, drawn, "error seen")
+    add_colorbar(axes, drawn, "error seen")
     set_title(axes, f"{WHERE}: seen", f"at {len(points):,} points, which proves nothing between them")
 
 
 # --- more variables ---------------------------------------------------------------------------------------------------
 
 
-def _draw_profiles(panels: list[Axes], network: Network) -> None:
+def _draw_profiles(panels: list[Axes], subject: PlotSubject) -> None:
     """Draw, along one variable after the other, the largest error over all other variables."""
     from matplotlib.transforms import ScaledTranslation
 
-    claim = network.certificate
+    network, claim = subject.network, subject.network.certificate
     points = _random_points(network.box, _few_enough(network, IN_SPACE))
-    errors = _seen_errors(network, points)
+    errors = subject.errors_at(points)
     for i, axes in enumerate(panels):
         lo, hi = float(network.box.lo[i]), float(network.box.hi[i])
         if len(claim.leaf_bounds):
@@ -318,9 +280,8 @@ def _draw_profiles(panels: list[Axes], network: Network) -> None:
             largest = np.zeros(PROFILE_BINS)
             np.maximum.at(largest, bins, errors)
             axes.stairs(largest, edges, color=INK, lw=0.9, label="seen")
-        axes.set_xlim(lo, hi)
-        axes.set_ylim(0, None)
-        axes.set_xlabel(one_line(network.variables[i]), color=INK, parse_math=False)
+        axes.set(xlim=(lo, hi), ylim=(0, None))
+        set_labels(axes, network.variables[i])
         set_plain(axes)
         axes.locator_params(axis="y", nbins=3)
     beside_title = panels[0].transAxes + ScaledTranslation(0, TITLE_HEIGHT / 72, panels[0].figure.dpi_scale_trans)
@@ -342,24 +303,22 @@ def _random_points(box: Box, count: int) -> Float[np.ndarray, "points d"]:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _draw_points(picture: Figure, axes: Axes, network: Network) -> None:
+def _draw_points(axes: Axes, subject: PlotSubject) -> None:
     """Draw the error at every point of a table of one or two variables."""
-    box, rows = network.box, np.array(network.certificate.at_points.table if network.certificate.at_points else ())
-    points, wanted = rows[:, : box.d], rows[:, box.d :]
-    errors = np.abs(np.asarray(network(points, outside="clamp")).reshape(len(rows), -1) - wanted).max(axis=1)
-    note = f"at the table's {plural(len(rows), 'point')}; nothing is claimed between them"
-    if box.d == 1:
+    network, claim = subject.network, subject.network.certificate
+    rows = np.array(claim.at_points.table if claim.at_points else ())
+    points, wanted = np.split(rows, [network.box.d], axis=1)
+    inside = np.clip(points, network.box.lo, network.box.hi)
+    errors = np.abs(subject.network_at(inside) - wanted).max(axis=1)
+    note = f"{at_points(claim)}; nothing is claimed between them"
+    if network.box.d == 1:
         axes.vlines(points[:, 0], 0, errors, color=BLUE, lw=1.0)
         axes.plot(points[:, 0], errors, "o", color=BLUE, ms=3, label="seen")
-        axes.axhline(network.certificate.bound or 0.0, color=ORANGE, lw=1.4, label="proven: bound")
-        axes.set_ylim(0, 1.35 * (network.certificate.bound or 0.0) or 1.0)
-        axes.set_xlabel(one_line(box.names[0]), color=INK, parse_math=False)
-        axes.set_ylabel("error", color=GREY)
-        axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper center")
-        set_plain(axes)
-    else:
-        x, y = points.T
-        drawn = axes.scatter(x, y, c=errors, cmap=SIZES, vmin=0, s=24, edgecolors=GREY, linewidths=0.4)
-        set_plane(axes, box)
-        add_colorbar(picture, axes, drawn, "error seen")
+        axes.axhline(claim.bound or 0.0, color=ORANGE, lw=1.4, label="proven: bound")
+        _finish_line(axes, network, claim.bound or 0.0, note)
+        return
+    x, y = points.T
+    drawn = axes.scatter(x, y, c=errors, cmap=SIZES, vmin=0, s=24, edgecolors=GREY, linewidths=0.4)
+    set_plane(axes, network.box)
+    add_colorbar(axes, drawn, "error seen")
     set_title(axes, WHERE, note)

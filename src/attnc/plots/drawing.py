@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from attnc.errors import FileError, InputError
 from attnc.plots.lines import along_variable, cut, ridge_lines
 from attnc.plots.one_variable import draw_lines
-from attnc.plots.style import figure_class
 from attnc.plots.subject import PlotSubject, TargetLike
 from attnc.plots.two_variables import draw_maps
 
@@ -62,19 +61,18 @@ def write_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> No
 
 
 def figure(network: Network, target: TargetLike | None = None, *, output: int = 0) -> Figure:
-    """The picture as a new matplotlib Figure.
+    """Return the picture as a new matplotlib Figure.
 
     A network of one variable is drawn as curves, one of two variables as maps. Truncated linear functions of more
     variables are drawn over their own w·x + t, all others along one line through the middle of the box.
     """
-    make = figure_class()
     subject = PlotSubject.of(network, target, output)
     if network.box.d == 1:
-        return draw_lines(make, subject, [(output, along_variable(network.box, 0))])
+        return draw_lines(subject, [(output, along_variable(network.box, 0))])
     ridges = ridge_lines(subject)
     if network.box.d == 2 and (ridges is None or subject.num_outputs == 1):
-        return draw_maps(make, subject)
+        return draw_maps(subject)
     if ridges is not None:
-        return draw_lines(make, subject, ridges)
+        return draw_lines(subject, ridges)
     line = cut(subject)
-    return draw_lines(make, subject, [(shown, line) for shown in subject.shown_outputs])
+    return draw_lines(subject, [(shown, line) for shown in subject.shown_outputs])

@@ -14,12 +14,10 @@ from attnc.plots.drawing import write_figure
 from attnc.plots.style import (
     BLUE,
     ERRORS,
-    FAINT,
     GREY,
     INK,
     ORANGE,
     add_colorbar,
-    figure_class,
     new_figure,
     set_plain,
     set_title,
@@ -38,7 +36,7 @@ def plot_loss(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def loss_figure(model: Any) -> Figure:
-    """Both losses above their least value; below, the distance between the weights of the two."""
+    """Draw both losses above their least value; below, the distance between the weights of the two."""
     if not hasattr(model, "task_"):
         raise InputError(f"{type(model).__name__} has no steps to show, or is not fitted")
     objective = Objective.of(model.task_, model.prompt_[-model.task_.prompt.rows :])
@@ -48,7 +46,6 @@ def loss_figure(model: Any) -> Figure:
     least = min(by_attention.min(), by_numpy.min())
     floor = max(1e-16 * abs(least), 1e-300)
     picture = new_figure(
-        figure_class(),
         8.0,
         5.6,
         f"{type(model).__name__}: loss against layer",
@@ -70,20 +67,8 @@ def loss_figure(model: Any) -> Figure:
         if (values > 0).sum() > 1:
             axes.set_yscale("log")
             axes.set_ylim(values[values > 0].min() / 3, 3 * values.max())
-        set_scale(axes)
-    return picture
-
-
-def set_scale(axes: Any) -> None:
-    """Style the axes as `set_plain` does, logarithmic ones too."""
-    if axes.get_yscale() == "log":
-        for side, spine in axes.spines.items():
-            spine.set_visible(side in ("left", "bottom"))
-            spine.set_color(FAINT)
-        axes.tick_params(which="both", colors=GREY, labelsize=9, length=3, color=FAINT)
-        axes.grid(axis="y", color=FAINT, linewidth=0.6)
-    else:
         set_plain(axes)
+    return picture
 
 
 def plot_attention(
@@ -94,7 +79,7 @@ def plot_attention(
 
 
 def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[int] | None = None) -> Figure:
-    """One row per head: the weight of each token relative to the mean, less 1; the sinks are left out."""
+    """Draw one row per head: the weight of each token relative to the mean, less 1; the sinks are left out."""
     program = model.program_
     inputs = [model.start_, model.prompt_] if len(program.input_shapes) > 1 else [model.prompt_]
     maps = attention_map(program, inputs, layer, heads)
@@ -105,7 +90,6 @@ def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[in
     most = float(np.abs(shown).max()) or 1.0
     chosen = list(heads) if heads is not None else list(range(len(maps)))
     picture = new_figure(
-        figure_class(),
         9.0,
         0.6 + 0.42 * len(chosen),
         f"{type(model).__name__}: attention of layer {layer}",
@@ -117,7 +101,7 @@ def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[in
     axes.set_yticks(range(len(chosen)), [f"head {h}" for h in chosen])
     axes.set_xlabel("token of the prompt", color=INK)
     axes.tick_params(colors=GREY, labelsize=9, length=0)
-    add_colorbar(picture, axes, drawn, "weight / mean − 1", 0.02)
+    add_colorbar(axes, drawn, "weight / mean − 1", 0.02)
     return picture
 
 
@@ -127,6 +111,7 @@ def plot_function(model: Any, X: Any, y: Any, path: str | os.PathLike[str]) -> N
 
 
 def function_figure(model: Any, X: Any, y: Any) -> Figure:
+    """Draw the predicted function of one variable, and the prompt's examples."""
     X, y = np.asarray(X, np.float64), np.asarray(y, np.float64)
     if X.ndim != 2 or X.shape[1] != 1:
         raise InputError(f"the picture is of functions of one variable: X is (n, 1), found {X.shape}")
@@ -137,7 +122,6 @@ def function_figure(model: Any, X: Any, y: Any) -> Figure:
         model.predict_proba(at[:, None])[:, 1] if hasattr(model, "predict_proba") else model.predict(at[:, None])
     )
     picture = new_figure(
-        figure_class(),
         8.0,
         4.2,
         f"{type(model).__name__}: the function found in context",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,16 +13,18 @@ from attnc.plots.selectors import read_selectors
 from attnc.plots.style import (
     BLUE,
     GREY,
-    INK,
     ORANGE,
     add_header_legend,
+    add_legend_above,
     distinct_colours,
     new_figure,
+    set_labels,
     set_plain,
     set_title,
 )
 from attnc.plots.subject import PICTURE_SCORES, PlotSubject
 from attnc.plots.weights import MOST_BANDS, anchor_ticks, draw_weights, shade_unreached
+from attnc.wording import headline
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,7 +52,7 @@ class Curve:
     target: Float[np.ndarray, " points"] | None
 
 
-def draw_lines(make: type[Figure], subject: PlotSubject, lines: list[tuple[int, PlotLine]]) -> Figure:
+def draw_lines(subject: PlotSubject, lines: list[tuple[int, PlotLine]]) -> Figure:
     """Draw the outputs, each over its own line, and the weights along the line of the chosen output."""
     line = next(line for output, line in lines if output == subject.output)
     layers = [read_selectors(subject.form, stage, subject.output) for stage in range(len(subject.form.stages))]
@@ -67,7 +69,7 @@ def draw_lines(make: type[Figure], subject: PlotSubject, lines: list[tuple[int, 
     heights += [2.9 + 0.25 * max(0, min(len(found), MOST_BANDS) - 5) for found in shown]
     notes = [line.note] * bool(line.note) + [""] * (len(curves) > 1)  # the last one is the legend's
     title = subject.title if len(curves) > 1 else subject.entry_title
-    picture = new_figure(make, 9.6 if columns < 3 else 11.5, sum(heights), title, *subject.header, *notes)
+    picture = new_figure(9.6 if columns < 3 else 11.5, sum(heights), title, *subject.header, *notes)
     grid = picture.add_gridspec(len(heights), columns, height_ratios=heights)
 
     marked = []
@@ -85,8 +87,7 @@ def draw_lines(make: type[Figure], subject: PlotSubject, lines: list[tuple[int, 
         worst = float(chosen.t[int(np.nanargmax(np.abs(chosen.network - chosen.target)))])
     for i, found in enumerate(shown):
         axes = picture.add_subplot(grid[len(heights) - len(shown) + i, :])
-        draw_weights(picture, axes, subject.form, found, line, worst, marked, is_only=len(layers) == 1)
-        _label(axes, line)
+        draw_weights(axes, subject.form, found, line, worst, marked, is_only=len(layers) == 1)
     return picture
 
 
@@ -116,21 +117,18 @@ def _samples(line: PlotLine, count: int, scatter: bool, has_ends: bool) -> Float
     return t
 
 
-def _label(axes: Axes, line: PlotLine) -> None:
-    axes.set_xlabel(line.name, color=INK, parse_math=False)
-
-
 def _draw_curve(axes: Axes, subject: PlotSubject, curve: Curve, is_only: bool) -> None:
     line, last = curve.line, len(subject.form.stages) - 1
     found = read_selectors(subject.form, last, curve.output) if last >= 0 else []
     ticks, note = anchor_ticks(subject.form, found, line)
     if is_only:
         set_title(axes, "network" if curve.target is None else "target and network", note)
-        axes.set_ylabel(f"f({line.name})" if line.box.d == 1 else "output", color=INK, parse_math=False)
+        set_labels(axes, line.name, f"f({line.name})" if line.box.d == 1 else "output")
     else:
         set_title(axes, subject.entry(curve.output))
+        set_labels(axes, line.name)
     if curve.target is not None:
-        label = subject.target_label
+        label = "target, read from the weights" if subject.is_read else "target"
         axes.plot(curve.t, curve.target, color=ORANGE, linewidth=2.4, label=label, solid_capstyle="round")
     axes.plot(curve.t, curve.network, color=BLUE, linewidth=1.4, label="network")
     at_axis = axes.get_xaxis_transform()
@@ -138,15 +136,14 @@ def _draw_curve(axes: Axes, subject: PlotSubject, curve: Curve, is_only: bool) -
         axes.plot(places, np.zeros(len(places)), "|", color=colour, markersize=9, transform=at_axis)
     axes.set_xlim(*line.axis)
     shade_unreached(axes, line)
-    _label(axes, line)
     set_plain(axes)
     if is_only and curve.target is not None:
-        axes.legend(frameon=False, fontsize=10, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.1)
+        add_legend_above(axes, 2, fontsize=10)
 
 
 def _draw_errors(axes: Axes, subject: PlotSubject, curves: list[Curve], has_many_steps: bool) -> None:
     """Draw curves, or bands between least and largest error if the network has more steps than the picture columns."""
-    set_title(axes, "error", subject.claims)
+    set_title(axes, "error", headline(subject.network.certificate))
     colours = [BLUE] if len(curves) == 1 else list(distinct_colours(len(curves)))
     errors = [curve.network - curve.target for curve in curves if curve.target is not None]
     for i, (curve, colour) in enumerate(zip(curves, colours, strict=True)):
@@ -161,46 +158,20 @@ def _draw_errors(axes: Axes, subject: PlotSubject, curves: list[Curve], has_many
         opacity = 1.0 if len(curves) == 1 else 0.6
         axes.fill_between(middles, least, largest, color=colour, linewidth=0, alpha=opacity, label=label)
     axes.axhline(0, color=GREY, linewidth=0.8)
-    reach = subject.error_reach(np.concatenate(errors))
-    if len(curves) == 1:
-        _draw_leaves(axes, subject, curves[0].line)
-    if subject.bound is not None and THIN_BOUND * reach < subject.bound <= reach:
-        for sign, text in ((1, "+ bound"), (-1, "− bound")):
-            axes.axhline(sign * subject.bound, color=ORANGE, linewidth=1.4, linestyle=(0, (5, 3)))
-            axes.annotate(
-                text,
-                (1, sign * subject.bound),
-                (-4, sign * 4),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                ha="right",
-                va="bottom" if sign > 0 else "top",
-                fontsize=9,
-                color=ORANGE,
-            )
+    reach, bound = subject.error_reach(np.concatenate(errors)), subject.network.certificate.pointwise_bound
+    edges, leaf_bounds = subject.leaf_steps()
+    if len(curves) == 1 and bound is not None and len(leaf_bounds):
+        axes.stairs(leaf_bounds, edges, baseline=-leaf_bounds, fill=True, color=ORANGE, alpha=0.12, lw=0, zorder=0)
+    if bound is not None and THIN_BOUND * reach < bound <= reach:
+        style: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 9, "color": ORANGE}
+        for sign, text, side in ((1, "+ bound", "bottom"), (-1, "− bound", "top")):
+            axes.axhline(sign * bound, color=ORANGE, linewidth=1.4, linestyle=(0, (5, 3)))
+            place = (1, sign * bound), (-4, sign * 4), ("axes fraction", "data")
+            axes.annotate(text, *place, va=side, **style)
     axes.set_ylim(-1.35 * reach, 1.35 * reach)
     axes.set_xlim(min(c.line.axis[0] for c in curves), max(c.line.axis[1] for c in curves))
-    axes.set_ylabel("network − target", color=INK)
-    axes.set_xlabel(curves[0].line.name if len({c.line.name for c in curves}) == 1 else "u = w·x + t", color=INK)
+    is_one_line = len({c.line.name for c in curves}) == 1
+    set_labels(axes, curves[0].line.name if is_one_line else "u = w·x + t", "network − target")
     set_plain(axes)
     if len(curves) > 1:
-        axes.legend(
-            frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(curves), borderaxespad=0.1
-        )
-
-
-def _draw_leaves(axes: Axes, subject: PlotSubject, line: PlotLine) -> None:
-    """Draw the bounds of the leaves as a band."""
-    claim, box = subject.network.certificate, subject.network.box
-    if box.d > 1 or subject.bound is None or not len(claim.leaf_bounds):
-        return
-    lo, hi = (ends[:, 0] for ends in claim.cells(box))
-    if len(claim.leaf_bounds) != len(lo):
-        return
-    order = np.argsort(lo)
-    edges = np.column_stack([lo[order], hi[order]]).ravel()
-    bounds = np.repeat(np.asarray(claim.leaf_bounds)[order], 2)
-    is_shown = (edges >= line.lo) & (edges <= line.hi)
-    axes.fill_between(
-        edges[is_shown], -bounds[is_shown], bounds[is_shown], color=ORANGE, alpha=0.12, linewidth=0, zorder=0
-    )
+        add_legend_above(axes, len(curves))

@@ -28,19 +28,15 @@ HEADER, LINE = 0.78, 0.24
 """Height of the title with the line under it, and of every further line, in inches."""
 
 
-def figure_class() -> type[Figure]:
+def new_figure(width: float, height: float, title: str, *lines: str) -> Figure:
+    """Return an empty figure with its header; the panels get the room below."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise InputError(f"plots need matplotlib ({error}): pip install 'attnc[plots]'") from None
-    return Figure
-
-
-def new_figure(make: type[Figure], width: float, height: float, title: str, *lines: str) -> Figure:
-    """An empty figure with its header; the panels get the room below."""
     header = HEADER + LINE * (len(lines) - 1)
     height += header
-    picture = make(figsize=(width, height), layout="constrained")
+    picture = Figure(figsize=(width, height), layout="constrained")
     engine = picture.get_layout_engine()
     assert engine is not None
     engine.set(rect=(0.008, 0.008, 0.984, 0.992 - header / height), hspace=0.04, wspace=0.04)  # type: ignore[call-arg]
@@ -69,6 +65,7 @@ def add_header_legend(picture: Figure, line: int, handles: list[Any], labels: li
 
 
 def set_title(axes: Axes, name: str, note: str = "") -> None:
+    """Write the title of a panel, and a note under it."""
     axes.set_title(name, loc="left", pad=22 if note else 7, fontsize=12.5, weight="bold", color=INK, parse_math=False)
     if note:
         axes.annotate(
@@ -86,11 +83,13 @@ def set_title(axes: Axes, name: str, note: str = "") -> None:
 
 
 def set_plain(axes: Axes, grid: bool = True) -> None:
+    """Style axes without a frame; their vertical scale may be logarithmic."""
+    is_log = axes.get_yscale() == "log"
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(FAINT)
-    axes.tick_params(colors=GREY, labelsize=9, length=3, color=FAINT)
-    axes.locator_params(nbins=7)
+    axes.tick_params(which="both" if is_log else "major", colors=GREY, labelsize=9, length=3, color=FAINT)
+    axes.locator_params(axis="x" if is_log else "both", nbins=7)
     _write_out(axes.xaxis, axes.yaxis)
     if grid:
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
@@ -98,19 +97,40 @@ def set_plain(axes: Axes, grid: bool = True) -> None:
 
 
 def set_plane(axes: Axes, box: Box) -> None:
-    """A square panel over the two variables."""
-    x, y = (one_line(name) for name in box.names)
-    axes.set_xlabel(x, color=INK, parse_math=False)
-    axes.set_ylabel(y, color=INK, parse_math=False)
+    """Style a square panel over the two variables."""
+    set_labels(axes, *box.names)
     axes.set_box_aspect(1)
     set_plain(axes, grid=False)
 
 
-def add_colorbar(
-    picture: Figure, axes: Axes, drawn: Any, label: str, width: float = 0.035, *, extend: str = "neither"
+def set_labels(axes: Axes, x: str, y: str = "", colour: str = INK) -> None:
+    """Name the axes. Text of a user is no formula. `colour` is that of the vertical axis."""
+    axes.set_xlabel(one_line(x), color=INK, parse_math=False)
+    axes.set_ylabel(one_line(y), color=colour, parse_math=False)
+
+
+def add_legend_above(axes: Axes, columns: int, fontsize: int = 9) -> None:
+    """Draw the legend above the panel, on the right of its title."""
+    place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1, 1), "borderaxespad": 0.1}
+    axes.legend(frameon=False, fontsize=fontsize, ncols=columns, **place)
+
+
+def draw_image(
+    axes: Axes,
+    values: np.ndarray,
+    extent: tuple[float, float, float, float],
+    cmap: str | None = None,
+    ends: tuple[float, float] | None = None,
 ) -> Any:
-    """A colour bar as tall as the panel, whatever its aspect. With extend="max" its end is an arrow."""
-    bar = picture.colorbar(drawn, cax=axes.inset_axes((1 + width, 0, width, 1)), extend=extend)
+    """Draw numbers between the ends of a colour scale, or colours, as squares. The first row is below."""
+    lowest, highest = ends or (None, None)
+    place: dict[str, Any] = {"origin": "lower", "extent": extent, "aspect": "auto", "interpolation": "nearest"}
+    return axes.imshow(values, cmap=cmap, vmin=lowest, vmax=highest, **place)
+
+
+def add_colorbar(axes: Axes, drawn: Any, label: str, width: float = 0.035, *, extend: str = "neither") -> Any:
+    """Draw a colour bar as tall as the panel, whatever its aspect. With extend="max" its end is an arrow."""
+    bar = axes.figure.colorbar(drawn, cax=axes.inset_axes((1 + width, 0, width, 1)), extend=extend)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=GREY, labelsize=9, length=0)
     bar.set_label(label, color=GREY, fontsize=9.5)
@@ -135,7 +155,7 @@ def _write_out(*axes: Axis) -> None:
 
 
 def distinct_colours(count: int) -> Float[np.ndarray, "count rgb"]:
-    """Colours for heads, queries or outputs: from the palette if it has enough."""
+    """Return colours for heads, queries or outputs: from the palette if it has enough."""
     from matplotlib import colormaps
     from matplotlib.colors import to_rgb
 
@@ -145,16 +165,12 @@ def distinct_colours(count: int) -> Float[np.ndarray, "count rgb"]:
 
 
 def limits(values: Float[np.ndarray, "*shape"]) -> tuple[float, float]:
-    """The ends of a colour scale, never the same number."""
+    """Return the ends of a colour scale, which are never the same number."""
     lowest, highest = float(np.nanmin(values)), float(np.nanmax(values))
     if highest - lowest <= 1e-12 * max(abs(lowest), abs(highest)):
         pad = abs(lowest) or 1.0
         return lowest - pad, highest + pad
     return lowest, highest
-
-
-def interval(name: str, lo: float, hi: float) -> str:
-    return f"{one_line(name)} ∈ [{number(lo)}, {number(hi)}]"
 
 
 def number(value: float) -> str:

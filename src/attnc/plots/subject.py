@@ -11,12 +11,13 @@ import numpy as np
 
 from attnc.errors import AttncError, InputError
 from attnc.ir.normal_form import AttentionStage, NormalForm
+from attnc.ir.program import split_columns
 from attnc.plots.selectors import SCORE_ROUNDING, common_direction, gaussian_places, reads, selectors
 from attnc.plots.style import number, shortened
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear
 from attnc.targets.target import Target
-from attnc.wording import ceiling, one_line, plural, without_expression
+from attnc.wording import headline, one_line, plural, without_expression
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -133,7 +134,7 @@ class PlotSubject:
         return max(1, of_softmaxes + sum(h.queries.shape[0] * h.keys.shape[0] for h in heads))
 
     def network_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
-        return np.asarray(self.network(*_split(self.network, points)), np.float64).reshape(len(points), -1)
+        return np.asarray(self.network.at(points), np.float64)
 
     def target_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
         """The values of the function; NaN where they are not finite."""
@@ -149,29 +150,28 @@ class PlotSubject:
             raise InputError("the target returned no finite value")
         return array
 
-    @property
-    def bound(self) -> float | None:
-        """The bound of |network − target| at every point; None if there is no bound, or one for another norm or for a
-        table's points alone."""
-        return self.network.certificate.pointwise_bound
-
     def error_reach(self, error: Float[np.ndarray, "*shape"]) -> float:
         """The largest number on the scale of the error: the bound if the error is of its size, else the error."""
-        largest, bound = float(np.nanmax(np.abs(error))), self.bound
+        largest, bound = float(np.nanmax(np.abs(error))), self.network.certificate.pointwise_bound
         if bound is not None and (bound < 5 * largest or (largest == 0 and bound > SMALLEST_REACH)):
             return max(largest, bound)
         return largest or 1.0
 
-    @property
-    def claims(self) -> str:
-        certificate = self.network.certificate
-        norm = "" if certificate.norm == "inf" else f"L{one_line(certificate.norm)} norm: "
-        bound = "no bound" if certificate.bound is None else f"bound {ceiling(certificate.bound)} (proven)"
-        how = "sampled"
-        if certificate.is_of_table:
-            norm, how = f"at the table's {plural(certificate.num_points, 'point')}: ", "all checked"
-        observed = "" if certificate.observed is None else f"   observed {certificate.observed:.3g} ({how})"
-        return norm + bound + observed
+    def leaf_steps(self) -> tuple[Float[np.ndarray, " edges"], Float[np.ndarray, " leaves"]]:
+        """The edges and the bounds of the leaves of one variable, from left to right; both are empty without leaves."""
+        claim = self.network.certificate
+        if self.network.box.d > 1 or not len(claim.leaf_bounds):
+            return np.zeros(0), np.zeros(0)
+        lo, hi = (ends[:, 0] for ends in claim.cells(self.network.box))
+        order = np.argsort(lo)
+        return np.append(lo[order], hi[order[-1]]), claim.leaf_bounds[order]
+
+    def errors_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"] | None:
+        """The largest error over the outputs; None if the function of the network is not known."""
+        if self.function is None:
+            return None
+        errors = np.abs(self.network_at(points) - self.target_at(points))
+        return np.asarray(np.nan_to_num(errors).max(axis=1))
 
     def entry(self, output: int) -> str:
         where = np.unravel_index(output, self.network.program.output_shape)
@@ -199,11 +199,7 @@ class PlotSubject:
                 network.dtype,
             ]
         )
-        return [facts] if self.function is not None else [facts, f"error: {self.claims}"]
-
-    @property
-    def target_label(self) -> str:
-        return "target, read from the weights" if self.is_read else "target"
+        return [facts] if self.function is not None else [facts, f"error: {headline(network.certificate)}"]
 
 
 def _defined(network: Network) -> Callable[[np.ndarray], Any]:
@@ -223,13 +219,6 @@ def _defined(network: Network) -> Callable[[np.ndarray], Any]:
     return function
 
 
-def _split(network: Network, points: Float[np.ndarray, "points d"]) -> list[np.ndarray]:
-    """Flat points, reshaped to the inputs of the network."""
-    shapes = network.program.input_shapes
-    parts = np.split(points, np.cumsum([math.prod(shape) for shape in shapes])[:-1], axis=1)
-    return [part.reshape(len(points), *shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
 def _of_points(network: Network, function: Callable[..., Any]) -> Callable[[np.ndarray], Any]:
     """The function on flat points, whether it takes these or the network's own inputs: the latter are tried first."""
     shapes, outputs = network.program.input_shapes, math.prod(network.program.output_shape)
@@ -237,7 +226,7 @@ def _of_points(network: Network, function: Callable[..., Any]) -> Callable[[np.n
         return function
 
     def of_inputs(points: np.ndarray) -> Any:
-        return function(*_split(network, points))
+        return function(*split_columns(points, shapes))
 
     middle = (network.box.lo / 2 + network.box.hi / 2)[None].repeat(3, axis=0)
     reasons = []

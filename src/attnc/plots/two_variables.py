@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from attnc.plots.style import (
     VALUES,
     add_colorbar,
     distinct_colours,
+    draw_image,
     limits,
     new_figure,
     set_plane,
@@ -27,7 +28,7 @@ from attnc.plots.style import (
 )
 from attnc.plots.subject import PICTURE_SCORES, PlotSubject
 from attnc.targets.box import Box
-from attnc.wording import one_line
+from attnc.wording import headline, one_line
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -37,21 +38,20 @@ if TYPE_CHECKING:
 SAMPLES_PER_BLOCK, MOST_BLOCKS = 5, 64
 """If cells are as fine as the samples, the size of the error is shown over blocks of 5 × 5 samples; and the most blocks
 along a side of a map, which then has 320 samples."""
-HEADS_PIXELS = 240
-"""Pixels along a side of the panels of heads: a pixel costs all heads."""
 OF_HEADS = ("compose", "gates")
 """Constructions whose heads compute a function each: lines between the keys of each head tell more than their cells."""
 MUCH_WORK = 4e6
 """Scores per point from which on a map has 8 blocks along a side at least instead of 24."""
 PIXELS, PIXELS_OF_HEADS = 480, 240
-"""Pixels along a side of a partition, of one head and of several: a border is one pixel wide."""
+"""Pixels along a side of a panel of one head and of several: a border is one pixel wide. A pixel costs all
+heads."""
 NAMED_HEADS = 12
 """Most heads that are named beside the colour bar: more names would touch."""
 MOST_LEVELS, LEVELS_PER_QUERY, LEVELS_PER_HEAD = 8, 5, 24
 """Most queries or heads whose level lines are drawn, and the most lines of each query and of each head."""
 
 
-def draw_maps(make: type[Figure], subject: PlotSubject) -> Figure:
+def draw_maps(subject: PlotSubject) -> Figure:
     """Draw maps of target, network and error, and the panels of the attention."""
     box = subject.network.box
     least = 24 if subject.work_per_point <= MUCH_WORK else 8
@@ -66,25 +66,15 @@ def draw_maps(make: type[Figure], subject: PlotSubject) -> Figure:
 
     count = (1 if target is None else 3) + len(selecting)
     rows, columns = (1, count) if count <= 3 else (2, -(-count // 2))
-    picture = new_figure(make, max(7.6, 5.0 * columns), 4.7 * rows, subject.entry_title, *subject.header)
+    picture = new_figure(max(7.6, 5.0 * columns), 4.7 * rows, subject.entry_title, *subject.header)
     panels = iter(picture.subplots(rows, columns, squeeze=False).ravel())
-    extent = (float(box.lo[0]), float(box.hi[0]), float(box.lo[1]), float(box.hi[1]))
 
     def image(name: str, note: str, values: np.ndarray, cmap: str, ends: tuple[float, float], label: str) -> Axes:
         axes: Axes = next(panels)
         set_title(axes, name, note)
         set_plane(axes, box)
-        drawn = axes.imshow(
-            values.reshape(round(values.size**0.5), -1),
-            origin="lower",
-            extent=extent,
-            aspect="auto",
-            cmap=cmap,
-            vmin=ends[0],
-            vmax=ends[1],
-            interpolation="nearest",
-        )
-        add_colorbar(picture, axes, drawn, label)
+        drawn = draw_image(axes, values.reshape(round(values.size**0.5), -1), _extent(box.lo, box.hi), cmap, ends)
+        add_colorbar(axes, drawn, label)
         return axes
 
     names = ", ".join(one_line(name) for name in box.names)
@@ -95,26 +85,26 @@ def draw_maps(make: type[Figure], subject: PlotSubject) -> Figure:
     marked = [image("network", "what the attention computes", network, VALUES, scale, f"network({names})")]
     centre = (box.lo + box.hi) / 2
     if target is not None:
-        error = network - target
+        error, claims = network - target, headline(subject.network.certificate)
         reach = subject.error_reach(error)
         if is_fine:
             blocks = np.abs(error).reshape(side // block, block, side // block, block).max(axis=(1, 3))
             label = f"largest |network − target| of {block**2} samples"
-            marked.append(image("error", subject.claims, blocks, SIZES, (0, reach), label))
+            marked.append(image("error", claims, blocks, SIZES, (0, reach), label))
         else:
-            marked.append(image("error", subject.claims, error, ERRORS, (-reach, reach), "network − target"))
+            marked.append(image("error", claims, error, ERRORS, (-reach, reach), "network − target"))
         centre = points[int(np.nanargmax(np.abs(error)))]
     for kind, found in selecting:
         axes = next(panels)
         if kind == "cells":
-            _draw_partition(picture, axes, subject, WinningCells(subject.form, found), centre, scale, marked)
+            _draw_partition(axes, subject, WinningCells(subject.form, found), centre, scale, marked)
         elif kind == "heads":
-            side, queries = side_for(subject.form, found, HEADS_PIXELS), reads(subject.form, subject.output)
+            side, queries = side_for(subject.form, found, PIXELS_OF_HEADS), reads(subject.form, subject.output)
             is_one = len(queries[found[0].stage]) == 1
             of = "" if is_one else f" for query {found[0].query}"
-            _draw_heads(picture, axes, WinningCells(subject.form, found), box, side, of)
+            _draw_heads(axes, WinningCells(subject.form, found), box, side, of)
         else:
-            _draw_levels(axes, subject.form, found, box, side_for(subject.form, found, HEADS_PIXELS))
+            _draw_levels(axes, subject.form, found, box, side_for(subject.form, found, PIXELS_OF_HEADS))
     for unused in panels:
         unused.set_axis_off()
     return picture
@@ -153,7 +143,6 @@ def _cells_along(subject: PlotSubject) -> int:
 
 
 def _draw_partition(
-    picture: Figure,
     axes: Axes,
     subject: PlotSubject,
     cells: WinningCells,
@@ -174,22 +163,19 @@ def _draw_partition(
     winner = winner.repeat(PIXELS // side, axis=0).repeat(PIXELS // side, axis=1)  # lines of one pixel stay thin
     is_zoomed = bool((lo > box.lo).any() or (hi < box.hi).any())
     values = cells.outputs
+    norm, cmap, label = None, "cividis", "key"
+    shown = (np.random.default_rng(0).permutation(cells.num_cells) / max(1, cells.num_cells - 1))[winner]
     if values is not None:
-        norm = Normalize(*(limits(values[winner]) if is_zoomed else scale))
-        colours = colormaps[VALUES](norm(values[winner]))[..., :3]
-    else:
-        norm = None
-        hue = np.random.default_rng(0).permutation(cells.num_cells) / max(1, cells.num_cells - 1)
-        colours = colormaps["cividis"](hue[winner])[..., :3]
-    set_title(
-        axes,
-        f"partition{', zoomed' if is_zoomed else ''}",
-        _partition_note(subject, cells, winner, (hi - lo) / box.widths),
-    )
+        norm, cmap, label = Normalize(*scale), VALUES, "value of the winning key"
+        if is_zoomed:
+            norm = Normalize(*limits(values[winner]))
+        shown = norm(values[winner])
+    note = _partition_note(subject, cells, winner, (hi - lo) / box.widths)
+    set_title(axes, f"partition{', zoomed' if is_zoomed else ''}", note)
     set_plane(axes, box)
-    axes.imshow(_bordered(colours, winner), origin="lower", extent=(lo[0], hi[0], lo[1], hi[1]), aspect="auto")
-    mapped = ScalarMappable(norm, VALUES if norm is not None else "cividis")
-    bar = add_colorbar(picture, axes, mapped, "value of the winning key" if norm is not None else "key")
+    image = _bordered(colormaps[cmap](shown)[..., :3], winner)
+    axes.imshow(image, origin="lower", extent=_extent(lo, hi), aspect="auto")
+    bar = add_colorbar(axes, ScalarMappable(norm, cmap), label)
     if norm is None:
         bar.set_ticks([])
     if is_zoomed:
@@ -214,7 +200,7 @@ def _partition_note(subject: PlotSubject, cells: WinningCells, winner: np.ndarra
 # --- heads, and level lines of several queries ------------------------------------------------------------------------
 
 
-def _draw_heads(picture: Figure, axes: Axes, cells: WinningCells, box: Box, side: int, of: str = "") -> None:
+def _draw_heads(axes: Axes, cells: WinningCells, box: Box, side: int, of: str = "") -> None:
     """Colour every pixel by the loudest head there; `of` names the query if there are several."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
@@ -225,15 +211,9 @@ def _draw_heads(picture: Figure, axes: Axes, cells: WinningCells, box: Box, side
     how = "most weight on keys with a value" if cells.has_sentinels else "largest output"
     set_title(axes, f"heads, layer {cells.heads[0].layer}", f"which speaks{of}: {how}")
     set_plane(axes, box)
-    axes.imshow(
-        _bordered(palette[speakers], speakers),
-        origin="lower",
-        extent=(box.lo[0], box.hi[0], box.lo[1], box.hi[1]),
-        aspect="auto",
-        interpolation="nearest",
-    )
+    draw_image(axes, _bordered(palette[speakers], speakers), _extent(box.lo, box.hi))
     norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
-    bar = add_colorbar(picture, axes, ScalarMappable(norm, ListedColormap(list(palette))), "")
+    bar = add_colorbar(axes, ScalarMappable(norm, ListedColormap(list(palette))), "")
     named = np.arange(0, count, -(-count // NAMED_HEADS))
     bar.set_ticks(named, labels=[f"head {h}" for h in named])
     bar.ax.minorticks_off()
@@ -267,17 +247,14 @@ def _draw_levels(axes: Axes, form: NormalForm, found: list[Selector], box: Box, 
         levels = np.unique(np.linspace(0, len(present) - 2, many).round()) + 0.5
         widths = [1.2] * len(levels) if is_of_heads else [2.2, *[0.8] * (len(levels) - 1)]
         axes.contour(x, y, rank, levels=levels, colors=[colour], linewidths=widths)
-    axes.legend(
-        handles=handles,
-        frameon=False,
-        fontsize=9,
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1),
-        borderaxespad=0,
-        labelcolor=GREY,
-    )
+    place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+    axes.legend(handles=handles, frameon=False, fontsize=9, labelcolor=GREY, **place)
     for spine in axes.spines.values():
         spine.set(visible=True, color=FAINT)
+
+
+def _extent(lo: Float[np.ndarray, " d"], hi: Float[np.ndarray, " d"]) -> tuple[float, float, float, float]:
+    return float(lo[0]), float(hi[0]), float(lo[1]), float(hi[1])
 
 
 def _bordered(colours: Float[np.ndarray, "side side rgb"], ids: Int[np.ndarray, "side side"]) -> np.ndarray:

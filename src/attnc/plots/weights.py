@@ -17,15 +17,17 @@ from attnc.plots.style import (
     WEIGHTS,
     add_colorbar,
     distinct_colours,
-    interval,
+    draw_image,
+    number,
+    set_labels,
     set_plain,
     set_title,
 )
+from attnc.wording import one_line
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MOST_ROWS = 120
 """Most rows of all bands together: with more keys, neighbouring keys share a row, so that rows stay visible."""
@@ -38,7 +40,6 @@ MOST_TICKS = 120
 
 
 def draw_weights(
-    picture: Figure,
     axes: Axes,
     form: NormalForm,
     found: list[Selector],
@@ -69,11 +70,9 @@ def draw_weights(
 
     stage = form.stages[found[0].stage]
     kind = "softmax weights" if isinstance(stage, SoftmaxStage) else "attention weights"
-    note = (
-        interval(line.name, lo, hi) + " (shaded above)"
-        if is_zoomed
-        else f"how much each key counts at each {line.name}"
-    )
+    note = f"how much each key counts at each {line.name}"
+    if is_zoomed:
+        note = f"{one_line(line.name)} ∈ [{number(lo)}, {number(hi)}] (shaded above)"
     if len(bands) < len(found):
         note += f", {part_of(found, bands)}"
     if shared > 1:
@@ -81,26 +80,19 @@ def draw_weights(
     layer = "" if is_only else f", layer {found[0].layer}"
     set_title(axes, f"{kind}{', zoomed' if is_zoomed else ''}{layer}", note)
     for i, (rank, weights) in enumerate(shown):
-        drawn = axes.imshow(
-            _merged(weights, shared),
-            origin="lower",
-            extent=(lo, hi, rank - 0.5, rank + len(weights) - 0.5) if len(shown) == 1 else (lo, hi, i + 0.04, i + 0.96),
-            aspect="auto",
-            cmap=WEIGHTS,
-            vmin=0,
-            vmax=1,
-            interpolation="nearest",
-        )
-    add_colorbar(picture, axes, drawn, "weight", 0.014)
+        rows = (rank - 0.5, rank + len(weights) - 0.5) if len(shown) == 1 else (i + 0.04, i + 0.96)
+        drawn = draw_image(axes, _merged(weights, shared), (lo, hi, *rows), WEIGHTS, (0, 1))
+    add_colorbar(axes, drawn, "weight", 0.014)
     set_plain(axes, grid=False)
     axes.set_xlim(*((lo, hi) if is_zoomed else line.axis))
     if not is_zoomed:
         shade_unreached(axes, line)
     if len(shown) == 1:
         is_ordered = found[0].stage == 0 and line.box.d == 1
-        axes.set_ylabel("key, counted from the left" if is_ordered else "key", color=INK)
+        set_labels(axes, line.name, "key, counted from the left" if is_ordered else "key")
         axes.locator_params(axis="y", integer=True)
     else:
+        set_labels(axes, line.name)
         _name_bands(axes, found, bands)
     if is_zoomed:
         for other in marked:
@@ -159,7 +151,7 @@ def _merged(weights: Float[np.ndarray, "rows points"], shared: int) -> Float[np.
 
 def bands_of(form: NormalForm, found: list[Selector], line: PlotLine) -> list[Selector]:
     """All softmaxes of the layer; if there are many, some whose winning key changes along the line."""
-    heads, queries = (sorted({key(s) for s in found}) for key in (_head, _query))
+    heads, queries = _numbers(found)
     if len(found) <= MOST_BANDS:
         return found
     points = line.share(np.linspace(0, 1, 200))
@@ -173,25 +165,25 @@ def bands_of(form: NormalForm, found: list[Selector], line: PlotLine) -> list[Se
 
 def colours_of(found: list[Selector]) -> dict[tuple[int, int | None], Float[np.ndarray, " rgb"]]:
     """A colour for each head, or for each query if the layer has one head."""
-    heads, queries = (sorted({key(s) for s in found}) for key in (_head, _query))
+    heads, queries = _numbers(found)
     if len(heads) == 1:
-        palette = distinct_colours(len(queries))
-        return {(s.query, s.head): palette[queries.index(s.query)] for s in found}
-    palette = distinct_colours(len(heads))
-    return {(s.query, s.head): palette[heads.index(s.head or 0)] for s in found}
+        colours = dict(zip(queries, distinct_colours(len(queries)), strict=True))
+        return {(s.query, s.head): colours[s.query] for s in found}
+    colours = dict(zip(heads, distinct_colours(len(heads)), strict=True))
+    return {(s.query, s.head): colours[s.head or 0] for s in found}
 
 
 def part_of(found: list[Selector], bands: list[Selector]) -> str:
     """A note on how many of the queries and heads are shown; empty if all are."""
-    counts = [(len({key(s) for s in bands}), len({key(s) for s in found})) for key in (_query, _head)]
-    named = zip(counts, ("queries", "heads"), strict=True)
-    return ", ".join(f"{shown} of {count} {name}" for (shown, count), name in named if shown < count)
+    counted = [*zip(("heads", "queries"), _numbers(bands), _numbers(found), strict=True)][::-1]
+    parts = [f"{len(shown)} of {len(all_)} {name}" for name, shown, all_ in counted if len(shown) < len(all_)]
+    return ", ".join(parts)
 
 
 def name_of(band: Selector, found: list[Selector]) -> str:
     """The query and the head of a band, as far as the layer has several."""
-    has_heads, has_queries = (len({key(s) for s in found}) > 1 for key in (_head, _query))
-    names = [f"query {band.query}"] * has_queries + [f"head {band.head}"] * has_heads
+    heads, queries = _numbers(found)
+    names = [f"query {band.query}"] * (len(queries) > 1) + [f"head {band.head}"] * (len(heads) > 1)
     return ", ".join(names)
 
 
@@ -200,12 +192,9 @@ def _spread(items: list[Any], count: int) -> list[Any]:
     return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, count).round().astype(int))]
 
 
-def _head(s: Selector) -> int:
-    return s.head or 0
-
-
-def _query(s: Selector) -> int:
-    return s.query
+def _numbers(found: list[Selector]) -> tuple[list[int], list[int]]:
+    """The heads and the queries of softmaxes, in their order."""
+    return sorted({s.head or 0 for s in found}), sorted({s.query for s in found})
 
 
 # --- anchors as ticks on a line, in the colours of their heads --------------------------------------------------------
@@ -215,7 +204,7 @@ def anchor_ticks(form: NormalForm, found: list[Selector], line: PlotLine) -> tup
     """[(places, colour)] of every head or query, and a note that explains them."""
     if not found:
         return [], ""
-    has_heads, has_queries = len({s.head for s in found}) > 1, len({s.query for s in found}) > 1
+    has_heads, has_queries = (len(numbers) > 1 for numbers in _numbers(found))
     colours = colours_of(found)
     ticks = []
     for selector in found:
