@@ -78,9 +78,7 @@ def _print_table(networks: list[Network], figures: list[Path], missing: str | No
 
     first = networks[0]
     sizes = ("eps", "anchors", "heads", "layers", "parameters")
-    table = plain_table("construction", *sizes, "bound\n(proven)", "observed\n(sampled)", padding=(0, 1, 0, 0))
-    for column in table.columns:
-        column.no_wrap = True
+    table = plain_table("construction", *sizes, "bound\n(proven)", "observed\n(sampled)", is_tight=True)
     for network in networks:
         certificate = network.certificate
         table.add_row(

@@ -13,7 +13,6 @@ from attnc.plots import one_variable, two_variables
 def small_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(two_variables, "MOST_BLOCKS", 32)
-        patch.setattr(two_variables, "HEADS_PIXELS", 120)
         patch.setattr(two_variables, "PIXELS", 120)
         patch.setattr(two_variables, "PIXELS_OF_HEADS", 120)
         patch.setattr(one_variable, "MOST_POINTS", 4_000)

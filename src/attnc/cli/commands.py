@@ -87,15 +87,10 @@ def compile_command(
     source, ranges = read_source(expression, box or [], table, inputs, output)
     if out is not None:
         check_writable(out)
-    options_given = {"centres": centres, "heads": heads, "max_anchors": max_anchors, "max_bytes": max_bytes}
-    given: dict[str, Any] = {name: value for name, value in options_given.items() if value is not None}
-    options: list[tuple[str, Any]] = [("box", text) for text in box or []]
-    named = (("csv", table), ("inputs", inputs), ("output", output))
-    options += [(name, value) for name, value in named if value is not None]
-    options += [("eps", eps), ("dtype", dtype), ("construction", construction), ("norm", norm), *given.items()]
-    options += [] if also is None else [("also", also)]
-    options += [] if criterion == "multiply_adds" else [("criterion", criterion)]
-    options += [] if out is None else [("out", out)]
+    limits = {"centres": centres, "heads": heads, "max_anchors": max_anchors, "max_bytes": max_bytes}
+    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
+    stated: dict[str, Any] = {"csv": table, "inputs": inputs, "output": output, "eps": eps, "dtype": dtype}
+    stated |= {"construction": construction, "norm": norm, **given, "also": also, "criterion": criterion, "out": out}
     with progress_bar() as progress:
         network = compile_network(
             source,
@@ -107,7 +102,7 @@ def compile_command(
             criterion=criterion,
             norm=read_norm(norm),
             progress=progress,
-            command=command_line(expression, options),
+            command=command_line(expression, box or [], stated),
             **given,
         )
         if out is not None:
@@ -139,21 +134,15 @@ def plan_command(
     if json_output:
         print_json([{name: getattr(row, name) for name in PLAN_FIELDS} for row in rows])
         return
-    _print_plan(rows)
-
-
-def _print_plan(rows: list[Any]) -> None:
     from rich.text import Text
 
-    table = plain_table(padding=(0, 1, 0, 0))
-    table.add_column("construction", no_wrap=True)
-    for header in ("anchors", "heads", "layers", "parameters", "multiply-\nadds", "expected\nerror"):
-        table.add_column(header, justify="right", no_wrap=True)
+    sizes = ("anchors", "heads", "layers", "parameters", "multiply-\nadds", "expected\nerror")
+    table = plain_table("construction", *sizes, is_tight=True)
     able = [row for row in rows if row.why_not is None]
-    for number, row in enumerate(able):
-        sizes = (row.anchors, row.heads, row.layers, row.parameters, row.multiply_adds)
+    for row in able:
+        counts = (row.anchors, row.heads, row.layers, row.parameters, row.multiply_adds)
         error = "" if row.error is None else f"{row.error:.2g}"
-        table.add_row(row.name, *(f"{size:,}" for size in sizes), error, style="bold" if number == 0 else "")
+        table.add_row(row.name, *(f"{count:,}" for count in counts), error, style="bold" if row is able[0] else "")
     if able:
         print_parts(table)
     for row in rows:
@@ -317,8 +306,8 @@ def convert_command(
 
 
 def _texts(path: Path) -> list[str]:
-    found = [line.strip() for line in read_text(path, MAX_TEXT_BYTES, "leave some texts out").splitlines()]
-    kept = [line for line in found if line]
+    lines = read_text(path, MAX_TEXT_BYTES, "leave some texts out").splitlines()
+    kept = [line.strip() for line in lines if line.strip()]
     if not kept:
         raise FileError(f"{path}: there is no text in it; write one on each line")
     return kept

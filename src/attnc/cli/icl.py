@@ -41,6 +41,7 @@ COEFFICIENTS_SHOWN = 40
     "attnc icl logistic --csv data.csv --target class --c 0.5 --standardise --plot loss.svg",
 )
 def icl_command(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help=f"One of {', '.join(MODELS)}.")],
     csv: Annotated[Path, typer.Option("--csv", help="The table: a CSV file whose first line names the columns.")],
     target: Annotated[str, typer.Option(help="The column to predict.")],
@@ -50,9 +51,9 @@ def icl_command(
     ] = False,
     alpha: Annotated[float | None, optional("The penalty.")] = None,
     l1_ratio: Annotated[float | None, optional("The share of the l1 penalty, for elastic-net.")] = None,
-    c: Annotated[float | None, optional("One over the penalty, for logistic.", "--c")] = None,
+    C: Annotated[float | None, optional("One over the penalty, for logistic.", "--c")] = None,
     gamma: Annotated[float | None, optional("The kernel's width, e^(-gamma d²).")] = None,
-    neighbors: Annotated[int | None, optional("The number of neighbours.")] = None,
+    n_neighbors: Annotated[int | None, optional("The number of neighbours.", "--neighbors")] = None,
     method: Annotated[str | None, optional("The steps: plain, heavy_ball, nesterov or chebyshev.")] = None,
     learning_rate: Annotated[float | None, optional("The length of plain steps, for ridge.")] = None,
     tol: Annotated[float | None, optional("The factor to which the first error shrinks.")] = None,
@@ -65,10 +66,8 @@ def icl_command(
     """Fit a model on a table by attention layers: coefficients beside scikit-learn's, loss per layer, sizes, bounds."""
     if model not in MODELS:
         raise InputError(f"there is no model {model!r:.60}; there are {', '.join(MODELS)}")
-    options: dict[str, Any] = {"alpha": alpha, "l1_ratio": l1_ratio, "C": c, "gamma": gamma, "n_neighbors": neighbors}
-    options |= {"method": method, "learning_rate": learning_rate, "tol": tol, "max_iter": max_iter}
-    options |= {"heads": heads, "max_rows": max_rows}
-    given = {name: value for name, value in options.items() if value is not None}
+    options = {option for _, known in MODELS.values() for option in known}
+    given = {name: value for name, value in context.params.items() if name in options and value is not None}
     name, known = MODELS[model]
     for option in given:
         if option not in known:
@@ -106,27 +105,19 @@ def _fit(name: str, given: dict[str, Any], X: np.ndarray, y: np.ndarray, columns
     report: dict[str, Any] = {"name": name, "model": fitted, "rows": len(X), "features": len(columns)}
     report["warnings"] = [str(warning.message) for warning in caught]
     if hasattr(fitted, "coef_"):
-        ours, other = np.ravel(fitted.coef_), None if theirs is None else np.ravel(theirs.coef_)
-        pairs = zip(columns, ours, other if other is not None else [None] * len(ours), strict=True)
+        ours, other = (np.append(np.ravel(model.coef_), np.ravel(model.intercept_)[0]) for model in (fitted, theirs))
         report["coefficients"] = [
-            {"name": column, "attention": float(a), "scikit_learn": None if b is None else float(b)}
-            for column, a, b in pairs
+            {"name": column, "attention": float(a), "scikit_learn": float(b)}
+            for column, a, b in zip((*columns, "(intercept)"), ours, other, strict=True)
         ]
-        intercepts = [float(np.ravel(m.intercept_)[0]) if m is not None else None for m in (fitted, theirs)]
-        report["coefficients"].append(
-            {"name": "(intercept)", "attention": intercepts[0], "scikit_learn": intercepts[1]}
-        )
-    predictions = fitted.predict(X)
     if theirs is not None:
-        other_predictions = theirs.predict(X)
+        predictions, others = fitted.predict(X), theirs.predict(X)
+        apart = predictions != others if predictions.dtype.kind == "U" else np.abs(predictions - others)
         report["largest_difference"] = {
-            "predictions": float((predictions != other_predictions).any())
-            if predictions.dtype.kind == "U"
-            else float(np.abs(predictions - other_predictions).max()),
-            "coefficients": float(np.abs(ours - other).max()) if hasattr(fitted, "coef_") else None,
+            "predictions": float(apart.max()),
+            "coefficients": float(np.abs(ours - other)[:-1].max()) if hasattr(fitted, "coef_") else None,
         }
-    report |= _sizes(fitted)
-    return report
+    return report | _sizes(fitted)
 
 
 def _theirs(name: str, fitted: Any, X: np.ndarray, y: np.ndarray) -> Any:
@@ -135,25 +126,21 @@ def _theirs(name: str, fitted: Any, X: np.ndarray, y: np.ndarray) -> Any:
 
     from sklearn import kernel_ridge, linear_model, neighbors
 
-    sharp: dict[str, Any] = {"tol": 1e-13, "max_iter": 10**5}
-    get = fitted.get_params()
-    makers = {
-        "LinearRegression": lambda: linear_model.LinearRegression(),
-        "Ridge": lambda: linear_model.Ridge(alpha=get["alpha"]),
-        "Lasso": lambda: linear_model.Lasso(alpha=get["alpha"], **sharp),
-        "ElasticNet": lambda: linear_model.ElasticNet(alpha=get["alpha"], l1_ratio=get["l1_ratio"], **sharp),
-        "LogisticRegression": lambda: linear_model.LogisticRegression(C=get["C"], solver="newton-cholesky", **sharp),
-        "PoissonRegressor": lambda: linear_model.PoissonRegressor(
-            alpha=get["alpha"], solver="newton-cholesky", **sharp
-        ),
-        "KernelRidge": lambda: kernel_ridge.KernelRidge(alpha=get["alpha"], kernel="rbf", gamma=fitted.gamma_),
-        "KNeighborsRegressor": lambda: neighbors.KNeighborsRegressor(get["n_neighbors"]),
-    }
-    if name not in makers:
+    where = {"KernelRidge": kernel_ridge, "KNeighborsRegressor": neighbors}.get(name, linear_model)
+    if not hasattr(where, name):
         return None
+    options = {
+        key: value for key, value in fitted.get_params().items() if key in ("alpha", "l1_ratio", "C", "n_neighbors")
+    }
+    if name in ("Lasso", "ElasticNet", "LogisticRegression", "PoissonRegressor"):
+        options |= {"tol": 1e-13, "max_iter": 10**5}
+    if name in ("LogisticRegression", "PoissonRegressor"):
+        options["solver"] = "newton-cholesky"
+    if name == "KernelRidge":
+        options |= {"kernel": "rbf", "gamma": fitted.gamma_}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return makers[name]().fit(X, y)
+        return getattr(where, name)(**options).fit(X, y)
 
 
 def _sizes(fitted: Any) -> dict[str, Any]:
@@ -192,10 +179,9 @@ def sparkline(values: list[float]) -> str:
     """Return a curve of the values above the least, on a logarithmic scale."""
     import numpy as np
 
-    least, finite = np.nanmin(values), np.array(values, float)
-    above = np.log10(
-        np.maximum(finite - least, 1e-15 * max(abs(float(least)), float(np.nanmax(finite - least)), 1e-300))
-    )
+    least = float(np.nanmin(values))
+    rise = np.array(values, float) - least
+    above = np.log10(np.maximum(rise, 1e-15 * max(abs(least), float(np.nanmax(rise)), 1e-300)))
     span = above.max() - above.min() or 1.0
     return "".join(BLOCKS[round(float((a - above.min()) / span) * (len(BLOCKS) - 1))] for a in above)
 
@@ -211,25 +197,14 @@ def _print(report: dict[str, Any]) -> None:
         rows = report["coefficients"]
         for row in rows if len(rows) <= COEFFICIENTS_SHOWN + 1 else [*rows[:COEFFICIENTS_SHOWN], rows[-1]]:
             ours, theirs = row["attention"], row["scikit_learn"]
-            other = ("", "") if theirs is None else (f"{theirs:.10g}", f"{ours - theirs:.1e}")
-            table.add_row(Text(one_line(row["name"])), f"{ours:.10g}", *other)
+            table.add_row(Text(one_line(row["name"])), f"{ours:.10g}", f"{theirs:.10g}", f"{ours - theirs:.1e}")
         print_parts(table)
-    facts = [
-        (
-            "program",
-            f"{report['layers']:,} layers, {report['attention_layers']:,} of attention, over a prompt of "
-            f"{report['prompt_rows']:,} rows; {report['stored_parameters']:,} numbers stored",
-        ),
-    ]
+    size = f"{report['layers']:,} layers, {report['attention_layers']:,} of attention, over a prompt of "
+    size += f"{report['prompt_rows']:,} rows; {report['stored_parameters']:,} numbers stored"
+    facts = [("program", size)]
     if "largest_difference" in report:
-        found = report["largest_difference"]
-        text = f"predictions {found['predictions']:.2g}"
-        facts.append(
-            (
-                "from scikit-learn",
-                text + (f", coefficients {found['coefficients']:.2g}" if found["coefficients"] is not None else ""),
-            )
-        )
+        found = report["largest_difference"].items()
+        facts.append(("from scikit-learn", ", ".join(f"{of} {apart:.2g}" for of, apart in found if apart is not None)))
     for key, title in (("gradient_bound", "bound of a gradient"), ("bound", "bound of the weights")):
         if key in report:
             terms = " + ".join(f"{value:.2g} ({name})" for name, value in report[key]["terms"].items())
@@ -238,12 +213,8 @@ def _print(report: dict[str, Any]) -> None:
         facts.append(("gradient left", f"{report['gradient_norm']:.3g}"))
     if "loss" in report:
         losses = [point["loss"] for point in report["loss"]]
-        facts.append(
-            (
-                "loss per layer",
-                f"{sparkline(losses)}  {losses[0]:.6g} → {losses[-1]:.6g}, {report['steps']:,} steps",
-            )
-        )
+        curve = f"{sparkline(losses)}  {losses[0]:.6g} → {losses[-1]:.6g}, {report['steps']:,} steps"
+        facts.append(("loss per layer", curve))
     lines = [Text.assemble((f"{title}: ", "cyan"), text) for title, text in facts]
     lines += [Text(f"warning: {one_line(message)}", "yellow") for message in report["warnings"]]
     print_parts(*lines)

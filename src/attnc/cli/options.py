@@ -85,9 +85,11 @@ def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
     return [*others, "--", args[at]]
 
 
-def command_line(expression: str | None, options: Sequence[tuple[str, Any]]) -> str:
-    """Return the command that makes the same network again."""
-    words = [word for name, value in options for word in (f"--{name.replace('_', '-')}", str(value))]
+def command_line(expression: str | None, box: Sequence[str], options: Mapping[str, Any]) -> str:
+    """Return the command that makes the same network again, without options that are None or the usual criterion."""
+    stated = [("box", text) for text in box]
+    stated += [(name, value) for name, value in options.items() if value not in (None, "multiply_adds")]
+    words = [word for name, value in stated for word in (f"--{name.replace('_', '-')}", str(value))]
     if expression is not None:  # a table has none
         words = [*words, "--", expression] if expression.startswith("-") else [expression, *words]
     return shlex.join(["attnc", "compile", *words])
@@ -100,23 +102,18 @@ def read_box(given: Sequence[str]) -> dict[str, tuple[float, float]]:
         raise InputError("--box: state the range of every variable, e.g. --box x=-3:3")
     for text in given:
         option = f"--box {text}"
-        name, _, ends = (part.strip() for part in text.partition("="))
-        lo, colon, hi = ends.partition(":")
+        name, _, range_ = (part.strip() for part in text.partition("="))
+        lo, colon, hi = range_.partition(":")
         if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or not colon or ":" in hi:
             raise InputError(f"{option}: expected NAME=LO:HI, e.g. --box x=-3:3")
         if name in ranges:
             raise InputError(f"{option}: {name} has a range already, {ranges[name][0]:g}:{ranges[name][1]:g}")
-        ranges[name] = start, stop = _read_end(lo, option), _read_end(hi, option)
+        ends = [float(end) if re.fullmatch(r"\s*[+-]?inf\s*", end) else read_number(end, option) for end in (lo, hi)]
+        ranges[name] = start, stop = ends[0], ends[1]
         if start >= stop:
             kind = "reversed" if start > stop else "empty"
             raise InputError(f"{option}: the range is {kind}; the first number must be below the second")
     return ranges
-
-
-def _read_end(text: str, option: str) -> float:
-    """Read a number, or inf: an activation may be wanted on all of R."""
-    found = re.fullmatch(r"([+-]?)inf", text.strip())
-    return float(text) if found else read_number(text, option)
 
 
 def read_number(text: str, where: str) -> float:

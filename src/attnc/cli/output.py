@@ -85,14 +85,17 @@ def _least_width(found: Console, table: Table) -> int:
     return Measurement.get(found, room, table).minimum
 
 
-def plain_table(*columns: str, left: int = 1, padding: tuple[int, int, int, int] = (0, 1, 0, 1)) -> Table:
-    """Return an empty table with these columns, the first `left` of them aligned to the left."""
+def plain_table(*columns: str, left: int = 1, is_tight: bool = False) -> Table:
+    """Return an empty table with these columns, the first `left` of them aligned to the left.
+
+    A tight one has less room between columns, and its columns are not folded.
+    """
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, padding=padding, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0 if is_tight else 1), pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < left else "right")
+        table.add_column(column, justify="left" if number < left else "right", no_wrap=is_tight)
     return table
 
 
@@ -139,13 +142,11 @@ def ledger_table(tree: ErrorNode, *, width: int = BARS_FROM) -> RenderableType:
     from rich.text import Text
 
     has_heads = any(node.children or node.own is not None for node in tree.children)
-    table = plain_table(padding=(0, 1, 0, 0))
-    table.add_column("source", no_wrap=True)
-    table.add_column("what", overflow="fold", min_width=SOURCE_COLUMNS)
-    headers = ("own error", "grows", "adds", "share") if has_heads else ("at most", "share")
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
     has_bars = width >= BARS_FROM
+    headers = ("own error", "grows", "adds", "share") if has_heads else ("at most", "share")
+    table = plain_table("source", "what", *headers, left=2, is_tight=True)
+    what = table.columns[1]
+    what.no_wrap, what.overflow, what.min_width = False, "fold", SOURCE_COLUMNS
     if has_bars:
         table.add_column("", no_wrap=True)
     for stem, node in _lines(tree):
@@ -154,11 +155,10 @@ def ledger_table(tree: ErrorNode, *, width: int = BARS_FROM) -> RenderableType:
         cells = [ceiling(node.adds), percent(node.share)]
         cells = [own, grows, *cells] if has_heads else cells
         style = "bold" if node.children else ""
-        what = one_line(node.what)
         where = "" if node.interval is None else f" on {_shown(*node.interval)}"
         table.add_row(
             Text.assemble((stem, "dim"), (one_line(node.name), style)),
-            Text.assemble(what, (where, "dim")),
+            Text.assemble(one_line(node.what), (where, "dim")),
             *(Text(cell, style) for cell in cells),
             *([Text("" if node is tree else bar(node.share), "green")] if has_bars else []),
         )
