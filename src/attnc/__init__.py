@@ -4,13 +4,19 @@ from typing import TYPE_CHECKING, Any
 
 from attnc import constructions, incontext
 from attnc.compiling import compile
+from attnc.constructions import Built, Estimate
 from attnc.converting import convert, load_converted, mlp_network
+from attnc.converting.report import Report
 from attnc.errors import AttncError, BoundNotMet, DomainError, ExpressionError, FileError, InputError, ProgramError
 from attnc.ir import Affine, Attention, Program, Softmax
+from attnc.ir.layers import Head
+from attnc.ir.sparse import Sparse
 from attnc.loading import load
 from attnc.network import Network, Parity, Run
+from attnc.numerics.bound import Bound, Term
 from attnc.planning import plan
 from attnc.proofs.certificate import Certificate
+from attnc.proofs.proof import Leaves, Points, Stages
 from attnc.targets.box import Box
 from attnc.targets.function_target import SequenceTarget
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear
@@ -27,25 +33,35 @@ __all__ = [
     "Affine",
     "Attention",
     "AttncError",
+    "Bound",
     "BoundNotMet",
     "Box",
+    "Built",
     "Certificate",
     "Diagnosis",
     "DomainError",
+    "Estimate",
     "ExpressionError",
     "FileError",
+    "Head",
     "InputError",
+    "Leaves",
     "Network",
     "Parity",
+    "Points",
     "Program",
     "ProgramError",
     "ReLUNetwork",
+    "Report",
     "Run",
     "SequenceTarget",
     "Softmax",
+    "Sparse",
+    "Stages",
     "Symptom",
     "TableTarget",
     "Target",
+    "Term",
     "TruncatedLinear",
     "as_target",
     "compile",

@@ -104,6 +104,13 @@ class Report:
         Remarks about the conversion.
     end_to_end : EndToEnd or None
         The measured drift, if an example was given.
+
+    Examples
+    --------
+    >>> import attnc, torch
+    >>> _, report = attnc.convert(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.GELU()), eps=1e-5)
+    >>> isinstance(report, attnc.Report), len(report.replaced)
+    (True, 1)
     """
 
     eps: float

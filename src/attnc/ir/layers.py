@@ -121,7 +121,16 @@ def _positions(segments: Int[np.ndarray, " tokens"]) -> dict[int, Int[np.ndarray
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One head. The inverse temperature β is part of W_K."""
+    """One head. The inverse temperature β is part of W_K.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> program = attnc.compile("tanh(x)", {"x": (-1, 1)}, eps=1e-6).program
+    >>> heads = [head for layer in program.layers if isinstance(layer, attnc.Attention) for head in layer.heads]
+    >>> isinstance(heads[0], attnc.Head), heads[0].W_Q.shape[1] == heads[0].W_K.shape[1]
+    (True, True)
+    """
 
     W_Q: Float[np.ndarray, "width d_k"]
     W_K: Float[np.ndarray, "key_width d_k"]

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """`tensor[tuple(index[i])] = values[i]`, zero elsewhere. `ir.spec` checks ranges and that no cell occurs twice."""
+    """`tensor[tuple(index[i])] = values[i]`, zero elsewhere. `ir.spec` checks ranges and that no cell occurs twice.
+
+    Examples
+    --------
+    >>> import attnc, numpy as np
+    >>> attnc.Sparse.from_dense(np.array([[0.0, 2.0], [0.0, 0.0]])).num_nonzeros
+    1
+    """
 
     shape: tuple[int, ...]
     index: Int[np.ndarray, "nonzeros rank"]

@@ -8,7 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Term:
-    """One source of error: how much, and why."""
+    """One source of error: how much, and why.
+
+    Attributes
+    ----------
+    name : str
+        The kind of error.
+    value : float
+        Its size at most.
+    reason : str
+        Its cause, in a few words.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> attnc.Term("rounding", 1e-15, "of the engine").name
+    'rounding'
+    """
 
     name: str
     value: float
@@ -17,7 +33,20 @@ class Term:
 
 @dataclass(frozen=True)
 class Bound:
-    """The norm of f − program over the domain (the largest error, unless another is named) is ≤ value = Σ terms."""
+    """The norm of f − program over the domain (the largest error, unless another is named) is ≤ value = Σ terms.
+
+    Attributes
+    ----------
+    terms : tuple of Term
+        The sources of error.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> terms = attnc.Term("leak", 0.25, "weights of far keys"), attnc.Term("spacing", 0.5, "between two anchors")
+    >>> print(attnc.Bound(terms))
+    0.25 (leak) + 0.5 (spacing)
+    """
 
     terms: tuple[Term, ...]
 

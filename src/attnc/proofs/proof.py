@@ -32,6 +32,13 @@ class Leaves:
 
     An infinite box of one variable has a finite `core`, which the leaves cover, and a tail on each side in `tails`.
     Enclosure leaves are cut further at the points `cuts`, one list for each variable. A file may state no bounds.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> claim = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3).certificate
+    >>> isinstance(claim.by_leaves, attnc.Leaves), len(claim.by_leaves.leaves) == claim.num_leaves
+    (True, True)
     """
 
     leaves: tuple[Leaf, ...]
@@ -77,7 +84,15 @@ class HeadProof:
 
 @dataclass(frozen=True)
 class Stages:
-    """A proof head by head: `outputs` are combinations of the heads, in their names."""
+    """A proof head by head: `outputs` are combinations of the heads, in their names.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> claim = attnc.compile("x*y*z", dict.fromkeys("xyz", (-1, 1)), eps=0.1, construction="compose").certificate
+    >>> isinstance(claim.by_heads, attnc.Stages), len(claim.by_heads.heads) == claim.num_heads
+    (True, True)
+    """
 
     heads: tuple[HeadProof, ...]
     outputs: tuple[str, ...]
@@ -86,7 +101,15 @@ class Stages:
 
 @dataclass(frozen=True)
 class Points:
-    """A proof at the finitely many points of a table; `table` holds them with their values where they are few."""
+    """A proof at the finitely many points of a table; `table` holds them with their values where they are few.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> net = attnc.compile(attnc.TableTarget([[0.0], [0.5], [1.0]], [1.0, 0.0, 2.0]), eps=1e-6)
+    >>> net.certificate.at_points.count
+    3
+    """
 
     count: int
     table: tuple[tuple[float, ...], ...] = ()
