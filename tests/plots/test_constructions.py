@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from matplotlib.patches import StepPatch
 
 from plots.pictures import curves, image, network, panel, picture, texts, ticks, titles
 
@@ -33,8 +34,8 @@ def test_the_band_is_what_was_proved_cell_by_cell(name: str) -> None:
     """It holds the error everywhere, and reaches the bound somewhere."""
     known, axes = network(name), panel(picture(name), "error")
     claim = known.certificate
-    (band,) = axes.collections
-    vertices = band.get_paths()[0].vertices
+    (band,) = (patch for patch in axes.patches if isinstance(patch, StepPatch))
+    vertices = band.get_path().vertices
     assert vertices[:, 1].max() == -vertices[:, 1].min() == max(claim.leaf_bounds) == claim.bound
     error = next(line for line in axes.lines if len(line.get_ydata()) > 2)
     lo, hi = (ends[:, 0] for ends in claim.cells(known.box))
