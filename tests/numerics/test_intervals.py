@@ -92,7 +92,7 @@ def test_exact_results_are_not_widened() -> None:
 
 def test_infinite_endpoints() -> None:
     inf = np.inf
-    entire, half = Interval.entire(), Interval(np.array(1.0), np.array(inf))
+    entire, half = Interval(np.array(-inf), np.array(inf)), Interval(np.array(1.0), np.array(inf))
     zero = Interval.point(0.0)
     assert (zero * entire).mag == 0
     assert ((entire * zero).lo, (entire * zero).hi) == (0, 0)

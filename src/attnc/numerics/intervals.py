@@ -48,11 +48,6 @@ class Interval:
         x = np.asarray(x, dtype=np.float64)
         return cls(x, x)
 
-    @classmethod
-    def entire(cls, shape: tuple[int, ...] = ()) -> Interval:
-        """All reals."""
-        return cls(np.full(shape, -np.inf), np.full(shape, np.inf))
-
     @property
     def shape(self) -> tuple[int, ...]:
         return self.lo.shape

@@ -195,26 +195,29 @@ def test_refusals():
         graded(unary("abs(sin(3*x))", -2, 2), eps=1e-6, max_anchors=3)
 
 
-def test_wrong_input():
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("abs(x)", {}, "give either eps or num_anchors"),
+        ("abs(x)", {"eps": 0.1, "num_anchors": 3}, "give either eps or num_anchors"),
+        ("abs(x)", {"eps": -1.0}, "eps must be"),
+        ("abs(x)", {"num_anchors": 0}, "whole number ≥ 1"),
+        ("abs(x)", {"eps": 0.1, "max_value": 0.5}, "max_value must be"),
+        ("abs(x)", {"num_anchors": 20, "max_anchors": 10}, "max_anchors"),
+        ("1e39*abs(x)", {"eps": 1e37, "dtype": "float32"}, "float32"),
+    ],
+)
+def test_wrong_arguments(text, options, message):
+    with pytest.raises(InputError, match=message):
+        graded(unary(text), **options)
+
+
+def test_wrong_targets():
     two = ExpressionTarget(Expression.parse("abs(x)+y"), Box.parse({"x": (0, 1), "y": (0, 1)}))
     with pytest.raises(InputError, match=r"one variable.*has 2.*max_affine"):
         graded(two, eps=0.1)
     with pytest.raises(DomainError, match="jump"):
         graded(unary("sign(x)"), eps=0.1)
-    target = unary("abs(x)")
-    for wrong in (
-        {},
-        {"eps": 0.1, "num_anchors": 3},
-        {"eps": -1.0},
-        {"num_anchors": 0},
-        {"eps": 0.1, "max_value": 0.5},
-    ):
-        with pytest.raises(InputError):
-            graded(target, **wrong)
-    with pytest.raises(InputError, match="max_anchors"):
-        graded(target, num_anchors=20, max_anchors=10)
-    with pytest.raises(InputError, match="float32"):
-        graded(unary("1e39*abs(x)"), eps=1e37, dtype="float32")
 
 
 def test_what_is_hard_next_to_an_end_is_graded_to_that_end(monkeypatch):

@@ -21,6 +21,7 @@ def between(axis: np.ndarray) -> np.ndarray:
 
 
 X = np.linspace(-3, 3, 50)
+SCATTERED = np.random.default_rng(0).random((20, 2))
 
 
 @pytest.mark.parametrize(
@@ -208,25 +209,24 @@ def test_limits_are_respected():
     assert attnc.compile(table, eps=1e-3, max_anchors=50).num_anchors == 50
 
 
-def test_wrong_targets_and_parameters_are_refused():
-    scattered = attnc.TableTarget(np.random.default_rng(0).random((20, 2)), np.arange(20))
-    with pytest.raises(attnc.InputError, match="no tensor grid; use table_scattered"):
-        attnc.compile(scattered, eps=0.1, construction="table_grid")
+@pytest.mark.parametrize(
+    ("points", "values", "options", "message"),
+    [
+        (SCATTERED, range(20), {"construction": "table_grid"}, "no tensor grid; use table_scattered"),
+        (X, X, {"construction": "max_affine"}, "says nothing between its points"),
+        (X, X, {"norm": 2}, "norm=2.0 is not an option of table_grid"),
+        (X, 1e37 * X, {"dtype": "float32"}, "too much for float32: scale the values"),
+        (1e-40 * X, X, {"dtype": "float32"}, "too small for float32: scale the variable"),
+        ([1e6, 1e6 + 1e-3], [0, 1], {"dtype": "float32"}, "in float32 all values of x0, from 1000000.0 to 1000000.001"),
+    ],
+)
+def test_wrong_targets_and_options_are_refused(points, values, options, message):
+    with pytest.raises(attnc.InputError, match=re.escape(message)):
+        attnc.compile(attnc.TableTarget(points, list(values)), eps=0.1, **options)
+
+
+def test_wrong_parameters_are_refused():
     with pytest.raises(attnc.InputError, match=re.escape("table_grid takes a table (attnc.TableTarget)")):
         attnc.compile("x", box=[(0, 1)], construction="table_grid")
-    table = attnc.TableTarget(X, X)
     with pytest.raises(attnc.InputError, match="max_value must be a number ≥ 1"):
-        table_grid(table, eps=0.1, max_value=math.nan)
-    with pytest.raises(attnc.InputError, match="says nothing between its points"):
-        attnc.compile(table, eps=0.1, construction="max_affine")
-    with pytest.raises(attnc.InputError, match=r"norm=2\.0 is not an option of table_grid"):
-        attnc.compile(table, eps=0.1, norm=2)
-
-
-def test_what_float32_cannot_hold_is_refused():
-    with pytest.raises(attnc.InputError, match="too much for float32: scale the values"):
-        attnc.compile(attnc.TableTarget(X, 1e37 * X), eps=1e30, dtype="float32")
-    with pytest.raises(attnc.InputError, match="too small for float32: scale the variable"):
-        attnc.compile(attnc.TableTarget(1e-40 * X, X), eps=0.1, dtype="float32")
-    with pytest.raises(attnc.InputError, match=re.escape("in float32 all values of x0, from 1000000.0 to 1000000.001")):
-        attnc.compile(attnc.TableTarget([1e6, 1e6 + 1e-3], [0, 1]), eps=0.1, dtype="float32")
+        table_grid(attnc.TableTarget(X, X), eps=0.1, max_value=math.nan)

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 
 MAX_BINOMIAL_KEYS = 128
-"""Largest number of keys: beyond, the fits lose their digits, as log C(n, k) spans hundreds."""
+"""Largest number of keys: fits of more lose their digits, as log C(n, k) spans hundreds."""
 SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96)
 """Numbers of keys that are tried in turn: each is about 1.3 times the one before."""
 FITTED_SHARE, OBSERVED_SHARE = 0.9, 0.97
-"""Shares of eps: for the fit, so that rounding has the rest, and for a sample, whose points are not everywhere."""
+"""Shares of eps for the fit, which leaves the rest to rounding, and for the error on a sample, which leaves the rest to
+the points between. Chosen, not measured."""
 
 
 def binomial(
@@ -192,9 +193,10 @@ Limits = tuple[float | None, float | None]
 """The limits of the head at −∞ and at +∞; None where any limit is allowed."""
 
 FLAT_ARGUMENT = 700.0
-"""At this argument σ is 1 in float64, and e^{−700} is still a normal number."""
+"""Largest argument of σ on an infinite interval: there σ is 1 in float64, and e^{−700} is still a normal number."""
 QUICK_PASSES, FINAL_PASSES = 3, 40
-"""Passes of the reweighted least squares while shapes are compared, and for the shape that is taken."""
+"""Passes of the reweighted least squares while shapes are compared, and for the shape that is taken. Chosen, not
+measured."""
 FIRST_STEP, LAST_STEP = 0.17, 0.01
 """The first and the last step downhill, in log δ and in (x₀ − base)·δ/2."""
 DOWNHILL_FACTOR = 300.0

@@ -9,16 +9,9 @@ import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
-from attnc.constructions.fitting.axis import NodeAxis, NodeKeys, Sections, along_axes, grid_head
+from attnc.constructions.fitting.axis import MAX_VALUE, NodeAxis, NodeKeys, Sections, along_axes, grid_head
 from attnc.constructions.fitting.search import thinned
-from attnc.constructions.fitting.table_fit import (
-    MAX_TABLE_VALUE,
-    TABLE_SHARE,
-    TableFit,
-    TableSearch,
-    as_table,
-    table_construction,
-)
+from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, as_table, table_construction
 from attnc.errors import InputError
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
@@ -35,14 +28,14 @@ between the nodes; with hard ones the rounding of scores does no harm."""
 GROWTH_AT_NODES = 1.5
 """Largest growth of the values, with a key for every node, at which the softer lead is kept."""
 SMALL_VALUE = 2.5
-"""Largest ratio of the values of keys to those of the table where rounding is the limit."""
+"""Largest ratio of the values of keys to those of the table where rounding is the limit. Chosen, not measured."""
 
 
 def table_grid(
     target: Target,
     *,
     eps: float,
-    max_value: float = MAX_TABLE_VALUE,
+    max_value: float = MAX_VALUE,
     dtype: str = "float64",
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,

@@ -14,6 +14,7 @@ import numpy as np
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
 from attnc.constructions.fitting.axis import (
+    MAX_VALUE,
     NEGLIGIBLE_EXPONENT,
     Decomposition,
     KeysOnAxis,
@@ -26,14 +27,7 @@ from attnc.constructions.fitting.axis import (
 )
 from attnc.constructions.fitting.search import fewest, thinned
 from attnc.constructions.fitting.stored_head import StoredHead, stored
-from attnc.constructions.fitting.table_fit import (
-    MAX_TABLE_VALUE,
-    TABLE_SHARE,
-    TableFit,
-    TableSearch,
-    as_table,
-    table_construction,
-)
+from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, as_table, table_construction
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.table import TableTarget
@@ -45,15 +39,15 @@ if TYPE_CHECKING:
 
 NAME = "table_scattered"
 ROUGH_GROWTH = 3.0
-"""Largest ratio of the values of keys at the points to those of a table that is noise."""
+"""Largest ratio of the values of keys at the points to those of a table that is noise. Chosen, not measured."""
 SHAPES = ((0.0, 0.5), (0.0, 0.296875), (0.125, 0.6875), (0.25, 0.5), (0.25, 0.296875))
-"""(padding as a part of p, c): little of both for steep functions, more for those that go on smoothly."""
+"""(padding as a share of p, c): little of both for steep functions, more for those that continue smoothly."""
 CUTS = (1e-11, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """Singular values below this share of the largest are cut: the first cut that keeps the values small is taken."""
 RIDGES = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
 """Ridges in units of the largest diagonal entry: the first that keeps the values small is taken."""
 FINE_SHARE = 1e-6
-"""An eps below this part of max |f| needs singular values; otherwise normal equations do, ten times as fast."""
+"""An eps below this share of max |f| needs singular values; else normal equations are enough, ten times as fast."""
 MAX_SMOOTH_ANCHORS, MAX_FINE_ANCHORS = 2000, 600
 """Largest numbers of anchors of a smooth fit by normal equations and by singular values: each takes about a second."""
 MAX_POINT_WEIGHTS = 4 * 10**7
@@ -66,7 +60,7 @@ def table_scattered(
     target: Target,
     *,
     eps: float,
-    max_value: float = MAX_TABLE_VALUE,
+    max_value: float = MAX_VALUE,
     dtype: str = "float64",
     max_anchors: int = MAX_ANCHORS,
     max_bytes: int = MAX_BYTES,

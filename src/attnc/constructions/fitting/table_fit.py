@@ -24,8 +24,6 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MAX_TABLE_VALUE = 10.0
-"""Default limit of the values of keys, in units of the table's largest value: rounding grows with it."""
 TABLE_SHARE = 0.95
 """The share of eps for a fit: the rest is for rounding. Chosen, not measured."""
 MAX_SCORES_CHECKED = 2 * 10**7
@@ -172,7 +170,7 @@ def table_construction(theorem: Callable[..., Built], is_gridded: bool) -> Const
 
 
 def require_room(target: TableTarget, dtype: str) -> None:
-    """Values and coordinates fit the arithmetic, with room for values MAX_TABLE_VALUE times as large and their sums."""
+    """Values and coordinates fit the arithmetic, with room for values ten times as large and their sums."""
     limits = np.finfo(dtype)
     largest = float(np.abs(target.values).max())
     if not largest < float(limits.max) / 1e4:
