@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product as cartesian
 from math import comb
 
 import numpy as np
 import pytest
-from flint import arb
+from flint import Ordering, arb, fmpq, fmpq_mpoly, fmpq_mpoly_ctx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,8 @@ from attnc.numerics.jet_tables import embedding, monomials, pairs
 from attnc.numerics.jets import Jet, add, constant, multiply, negate, scale, variable
 from strategies.reference import VALUES, precision
 
-Polynomial = dict[tuple[int, ...], Fraction]
+POLYNOMIALS = fmpq_mpoly_ctx.get(("x", "y", "z"), Ordering.deglex)
+"""Polynomials in three variables with rational coefficients: the reference."""
 SMOOTH = ["exp", "log", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "atan", "asin", "acos", "erf", "sigmoid"]
 SMOOTH += ["gelu", "silu", "softplus"]
 
@@ -71,50 +73,28 @@ def random_jet(rng: np.random.Generator, variables: tuple[int, ...], degree: int
     return Jet(variables, degree, mid, radius, np.array([10.0 ** rng.uniform(-9, 0) * (rng.random() < 0.7)]))
 
 
-def member(rng: np.random.Generator, jet: Jet, d: int) -> tuple[Polynomial, Fraction]:
+def exact(number: float) -> fmpq:
+    return fmpq(*number.as_integer_ratio())
+
+
+def member(rng: np.random.Generator, jet: Jet) -> tuple[fmpq_mpoly, fmpq]:
     """Coefficients within the radii, and an error within the remainder, at one point."""
-    polynomial: Polynomial = {}
+    coefficients = {}
     for j, mid in zip(monomials(len(jet.variables), jet.degree).tolist(), jet.mid[:, 0].tolist(), strict=True):
-        full = [0] * d
-        for place, k in zip(jet.variables, j, strict=True):
-            full[place] = k
-        move = Fraction(float(jet.radius[sum(j), 0])) * Fraction(int(rng.integers(-4, 5)), 4)
-        polynomial[tuple(full)] = Fraction(mid) + move
-    return polynomial, Fraction(float(jet.remainder[0])) * Fraction(int(rng.integers(-4, 5)), 4)
+        powers = dict(zip(jet.variables, j, strict=True))
+        move = exact(float(jet.radius[sum(j), 0])) * fmpq(int(rng.integers(-4, 5)), 4)
+        coefficients[tuple(powers.get(place, 0) for place in range(3))] = exact(mid) + move
+    return POLYNOMIALS.from_dict(coefficients), exact(float(jet.remainder[0])) * fmpq(int(rng.integers(-4, 5)), 4)
 
 
-def evaluate(polynomial: Polynomial, tau: list[Fraction]) -> Fraction:
-    total = Fraction(0)
-    for j, coefficient in polynomial.items():
-        for t, k in zip(tau, j, strict=True):
-            coefficient *= t**k
-        total += coefficient
-    return total
-
-
-def times(p: Polynomial, q: Polynomial) -> Polynomial:
-    result: Polynomial = {}
-    for (i, x), (j, y) in cartesian(p.items(), q.items()):
-        target = tuple(a + b for a, b in zip(i, j, strict=True))
-        result[target] = result.get(target, Fraction(0)) + x * y
-    return result
-
-
-def plus(p: Polynomial, q: Polynomial) -> Polynomial:
-    return {j: p.get(j, Fraction(0)) + q.get(j, Fraction(0)) for j in p.keys() | q.keys()}
-
-
-def check_enclosed(jet: Jet, exact: Polynomial, value: Fraction, tau: list[Fraction], order: int) -> None:
+def check_enclosed(jet: Jet, whole: fmpq_mpoly, value: fmpq, tau: list[fmpq], order: int) -> None:
     """The coefficients up to the order within the radii, and the value within the remainder of their polynomial."""
-    stored, _ = member(
-        np.random.default_rng(0), Jet(jet.variables, jet.degree, jet.mid, 0 * jet.radius, jet.remainder), 3
-    )
-    kept = {j: c for j, c in exact.items() if sum(j) <= order}
-    for j in kept.keys() | stored.keys():
-        off = abs(kept.get(j, Fraction(0)) - stored.get(j, Fraction(0)))
+    stored, _ = member(np.random.default_rng(0), replace(jet, radius=0 * jet.radius))
+    kept = POLYNOMIALS.from_dict({j: c for j, c in whole.to_dict().items() if sum(j) <= order})
+    for j, off in (kept - stored).to_dict().items():
         radius = float(jet.radius[sum(j), 0]) if sum(j) <= jet.degree else 0.0
-        assert off <= Fraction(radius), (j, float(off), radius)
-    assert abs(value - evaluate(kept, tau)) <= Fraction(float(jet.remainder[0]))
+        assert abs(off) <= exact(radius), (j, off, radius)
+    assert abs(value - kept(*tau)) <= exact(float(jet.remainder[0]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -126,18 +106,17 @@ def test_sums_and_products_enclose_fractions(seed: int, order: int) -> None:
     for _ in range(3):
         variables = choices[rng.integers(len(choices))]
         jets.append(random_jet(rng, variables, int(rng.integers(1, order + 1)) if variables else 0, order))
-    tau = [Fraction(int(rng.integers(-8, 9)), 8) for _ in range(3)]
-    members = [member(rng, jet, 3) for jet in jets]
-    values = [evaluate(p, tau) + error for p, error in members]
+    tau = [fmpq(int(rng.integers(-8, 9)), 8) for _ in range(3)]
+    members = [member(rng, jet) for jet in jets]
+    values = [p(*tau) + error for p, error in members]
     a, b, c = (p for p, _ in members)
-    check_enclosed(add(jets), plus(plus(a, b), c), sum(values, Fraction(0)), tau, order)
-    check_enclosed(multiply(jets[0], jets[1], order), times(a, b), values[0] * values[1], tau, order)
-    square = multiply(jets[2], jets[2], order)
-    check_enclosed(square, times(c, c), values[2] ** 2, tau, order)
-    check_enclosed(negate(jets[0]), {j: -x for j, x in a.items()}, -values[0], tau, order)
+    check_enclosed(add(jets), a + b + c, sum(values, fmpq(0)), tau, order)
+    check_enclosed(multiply(jets[0], jets[1], order), a * b, values[0] * values[1], tau, order)
+    check_enclosed(multiply(jets[2], jets[2], order), c * c, values[2] ** 2, tau, order)
+    check_enclosed(negate(jets[0]), -a, -values[0], tau, order)
     number = constant(Ball(np.array(3.7), np.array(2.0**-20)))
-    factor = Fraction(3.7) - Fraction(1, 2**20)
-    check_enclosed(scale(jets[0], number), {j: x * factor for j, x in a.items()}, values[0] * factor, tau, order)
+    factor = exact(3.7) - fmpq(1, 2**20)
+    check_enclosed(scale(jets[0], number), factor * a, values[0] * factor, tau, order)
 
 
 @settings(max_examples=40, deadline=None)
@@ -148,15 +127,12 @@ def test_quotients_enclose_fractions(seed: int, order: int) -> None:
     v.remainder[0] = 10.0 ** rng.uniform(-3, 0) * np.abs(v.mid[1:]).sum()
     v.mid[0] = 1.1 * (np.abs(v.mid[1:]).sum() + v.remainder[0] + 99 * v.radius.sum())
     result = divide_jets((u, v), (u.range, v.range), order)
-    tau = [Fraction(int(rng.integers(-8, 9)), 8) for _ in range(3)]
-    (p, p_error), (q, q_error) = member(rng, u, 3), member(rng, v, 3)
-    zero = (0, 0, 0)
-    exact: Polynomial = {}
-    for j in monomials(3, order).tolist():  # q·exact = p, coefficient by coefficient
-        known = times({i: c for i, c in q.items() if i != zero}, exact)
-        exact[tuple(j)] = (p.get(tuple(j), Fraction(0)) - known.get(tuple(j), Fraction(0))) / q[zero]
-    value = (evaluate(p, tau) + p_error) / (evaluate(q, tau) + q_error)
-    check_enclosed(result, exact, value, tau, order)
+    tau = [fmpq(int(rng.integers(-8, 9)), 8) for _ in range(3)]
+    (p, p_error), (q, q_error) = member(rng, u), member(rng, v)
+    found = POLYNOMIALS.from_dict({})
+    for j in map(tuple, monomials(3, order).tolist()):  # q·found = p, coefficient by coefficient
+        found += POLYNOMIALS.from_dict({j: (p - q * found).to_dict().get(j, fmpq(0)) / q.to_dict()[0, 0, 0]})
+    check_enclosed(result, found, (p(*tau) + p_error) / (q(*tau) + q_error), tau, order)
 
 
 # Functions
