@@ -1,37 +1,53 @@
-"""Every public name has a docstring with an example that runs."""
+"""Every public name has a docstring in numpydoc sections, with an example that runs."""
 
 from __future__ import annotations
 
+import dataclasses
 import doctest
 import importlib.util
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import attnc
 from attnc import constructions, incontext
 
-WITH_EXAMPLE = {"binomial", "graded", "spectral_grid", "table_grid", "table_scattered"}
-"""Constructions that have an example already."""
-WITHOUT_EXAMPLE = {
-    "attnc.Built",
-    "attnc.Certificate",
-    "attnc.Estimate",
-    *(f"attnc.constructions.{name}" for name in constructions.__all__ if name not in WITH_EXAMPLE),
-}
-"""Names whose example is still to be written. This set may only shrink."""
+UNFINISHED = {"attnc.Built", "attnc.Certificate", "attnc.Estimate"}
+UNFINISHED |= {f"attnc.constructions.{name}" for name in constructions.__all__}
+"""Names whose sections are still to be written. This set may only shrink."""
 NEEDS = {
     "attnc.convert": "torch",
     "attnc.Report": "torch",
     "attnc.load_converted": "torch",
+    "attnc.Network.to_torch": "torch",
+    "attnc.Network.export_onnx": "onnxruntime",
+    "attnc.Network.plot": "matplotlib",
     "attnc.incontext": "sklearn",
 }
 """Optional packages without which an example cannot run."""
-NAMES = {
-    f"{module.__name__}.{name}": (module, name)
-    for module in (attnc, constructions, incontext)
-    for name in module.__all__
-    if f"{module.__name__}.{name}" not in ("attnc.constructions", "attnc.incontext")
-}
+
+
+def public_names() -> Iterator[tuple[str, Any]]:
+    """The names that the packages export, and the public methods and properties of a network."""
+    for module in (attnc, constructions, incontext):
+        for name in module.__all__:
+            if callable(getattr(module, name)):
+                yield f"{module.__name__}.{name}", getattr(module, name)
+    for name, member in vars(attnc.Network).items():
+        if name == "__call__" or (not name.startswith("_") and (callable(member) or isinstance(member, property))):
+            yield f"attnc.Network.{name}", member
+
+
+NAMES = dict(public_names())
+
+
+def sections(public: Any) -> set[str]:
+    """The titles of the numpydoc sections of a docstring."""
+    lines = (inspect.getdoc(public) or "").splitlines()
+    return {title for title, line in itertools.pairwise(lines) if title and set(line) == {"-"}}
 
 
 @pytest.mark.parametrize("full_name", NAMES)
@@ -39,11 +55,8 @@ def test_the_example_runs(full_name: str) -> None:
     needed = [package for prefix, package in NEEDS.items() if full_name.startswith(prefix)]
     if not all(importlib.util.find_spec(package) for package in needed):
         pytest.skip(f"needs {', '.join(needed)}")
-    module, name = NAMES[full_name]
-    public = getattr(module, name)
-    assert public.__doc__, f"{full_name} has no docstring"
-    found = [test for test in doctest.DocTestFinder(recurse=False).find(public, full_name) if test.examples]
-    if full_name in WITHOUT_EXAMPLE and not found:
+    found = [test for test in doctest.DocTestFinder(recurse=False).find(NAMES[full_name], full_name) if test.examples]
+    if full_name in UNFINISHED and not found:
         pytest.skip("no example yet")
     assert found, f"{full_name} has no example"
     for test in found:
@@ -52,5 +65,23 @@ def test_the_example_runs(full_name: str) -> None:
         assert not report, "".join(report)
 
 
-def test_names_without_an_example_exist() -> None:
-    assert set(NAMES) >= WITHOUT_EXAMPLE
+@pytest.mark.parametrize("full_name", NAMES)
+def test_the_docstring_has_the_sections_that_apply(full_name: str) -> None:
+    public = NAMES[full_name]
+    found = sections(public)
+    if full_name in UNFINISHED and "Examples" not in found:
+        pytest.skip("no example yet")
+    assert "Examples" in found
+    if isinstance(public, property):
+        return
+    if inspect.isclass(public):
+        if dataclasses.is_dataclass(public) or "__init__" in vars(public):
+            assert found & {"Parameters", "Attributes"}, f"{full_name} has fields"
+        return
+    signature = inspect.signature(public)
+    if set(signature.parameters) - {"self"}:
+        assert "Parameters" in found
+    if signature.return_annotation not in (None, "None", inspect.Signature.empty):
+        assert "Returns" in found
+    if "raise " in inspect.getsource(public):
+        assert "Raises" in found

@@ -123,6 +123,13 @@ def _positions(segments: Int[np.ndarray, " tokens"]) -> dict[int, Int[np.ndarray
 class Head:
     """One head. The inverse temperature β is part of W_K.
 
+    Attributes
+    ----------
+    W_Q, W_K, W_V, W_O : ndarray
+        The projections of queries, keys, values and outputs.
+    mask : Mask or None
+        Which keys a query sees; None: all.
+
     Examples
     --------
     >>> import attnc

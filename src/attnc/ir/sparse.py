@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 class Sparse:
     """`tensor[tuple(index[i])] = values[i]`, zero elsewhere. `ir.spec` checks ranges and that no cell occurs twice.
 
+    Attributes
+    ----------
+    shape : tuple of int
+        The shape of the tensor.
+    index : ndarray
+        The places of the non-zeros, one row each.
+    values : ndarray
+        The non-zeros.
+
     Examples
     --------
     >>> import attnc, numpy as np

@@ -33,6 +33,19 @@ class Leaves:
     An infinite box of one variable has a finite `core`, which the leaves cover, and a tail on each side in `tails`.
     Enclosure leaves are cut further at the points `cuts`, one list for each variable. A file may state no bounds.
 
+    Attributes
+    ----------
+    leaves : tuple of Leaf
+        The cells.
+    bounds : ndarray
+        The largest error on each cell.
+    core : tuple of float or None
+        The ends of the core of an infinite box.
+    tails : tuple of int
+        The sides of the tails, −1 for x → −∞ and 1 for x → ∞.
+    cuts : tuple of tuples of float
+        The points of further cuts, per variable.
+
     Examples
     --------
     >>> import attnc
@@ -86,6 +99,15 @@ class HeadProof:
 class Stages:
     """A proof head by head: `outputs` are combinations of the heads, in their names.
 
+    Attributes
+    ----------
+    heads : tuple of HeadProof
+        The heads, each with its own bound.
+    outputs : tuple of str
+        The outputs as expressions in the names of the heads.
+    axes : tuple of int
+        The axes along which the box is halved in turn, to add up the errors of the heads.
+
     Examples
     --------
     >>> import attnc
@@ -102,6 +124,13 @@ class Stages:
 @dataclass(frozen=True)
 class Points:
     """A proof at the finitely many points of a table; `table` holds them with their values where they are few.
+
+    Attributes
+    ----------
+    count : int
+        Number of points.
+    table : tuple of tuples of float
+        The points, each with its values, or nothing if they are many.
 
     Examples
     --------
