@@ -4,10 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 from attnc.demo import FIGURES, run_demo
-from attnc.errors import FileError
 
 
 def test_the_demo_prints_a_table_and_draws(tmp_path: Path, monkeypatch, capsys) -> None:
@@ -51,10 +48,3 @@ def test_without_matplotlib_the_table_is_still_there(tmp_path: Path, monkeypatch
     assert "compose" in out
     assert "pip install 'attnc[plots]'" in out
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "demo").write_text("mine")
-    with pytest.raises(FileError, match="demo"):
-        run_demo(tmp_path / "demo")
-    assert (tmp_path / "demo").read_text() == "mine"

@@ -8,6 +8,7 @@ import pytest
 import attnc
 from attnc.model_card import model_card, summary
 from attnc_checker.__main__ import main as verify
+from checker.networks import edit
 
 BOX = {"x": (-2, 2), "y": (-1, 1)}
 
@@ -23,16 +24,6 @@ def saved(net, tmp_path):
     return tmp_path / "net"
 
 
-def edit(path, change) -> None:
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
-
-
-def points(count: int = 500) -> np.ndarray:
-    return np.random.default_rng(0).uniform([-2, -1], [2, 1], (count, 2))
-
-
 def test_the_second_bound_is_of_the_rounded_weights(net):
     claim = net.certified_in("float32")
     assert net.certified_in("float64") is net.certificate
@@ -41,16 +32,13 @@ def test_the_second_bound_is_of_the_rounded_weights(net):
     cast = net.astype("float32")
     assert cast.dtype == "float32"
     assert cast.certificate is claim
-    x = points()
+    x = np.random.default_rng(0).uniform([-2, -1], [2, 1], (500, 2))
     exact = np.exp(-(x[:, 0] ** 2)) * x[:, 1]
-    for run in (cast, cast.program, lambda x: cast.to_torch()(_torch(x)).numpy()):
+    torch = pytest.importorskip("torch")
+    for run in (cast, cast.program, lambda x: cast.to_torch()(torch.tensor(x)).numpy()):
         out = run(x)
         assert out.dtype == np.float32
         assert np.abs(out - exact).max() <= claim.bound
-
-
-def _torch(x: np.ndarray):
-    return pytest.importorskip("torch").tensor(x)
 
 
 def test_a_dtype_without_a_certificate_is_not_certified():
@@ -92,7 +80,7 @@ def test_both_certificates_are_saved_loaded_and_reproved(net, saved, capsys):
     ],
 )
 def test_one_false_certificate_is_enough_to_refuse(saved, capsys, change, reason):
-    edit(saved / "certificate.float32.json", change)
+    edit(saved, "certificate.float32.json", change)
     assert verify([str(saved)]) == 1
     told = capsys.readouterr()
     assert "re-proved: the error is at most" in told.out  # the float64 one still is
@@ -102,13 +90,13 @@ def test_one_false_certificate_is_enough_to_refuse(saved, capsys, change, reason
 def test_weights_that_float32_cannot_hold_are_refused(saved, capsys):
     """The float64 certificate, under the name of float32: the same leaves and bound do not hold of rounded weights."""
     (saved / "certificate.float32.json").write_bytes((saved / "certificate.json").read_bytes())
-    edit(saved / "certificate.float32.json", lambda data: data.update(dtype="float32"))
+    edit(saved, "certificate.float32.json", lambda data: data.update(dtype="float32"))
     assert verify([str(saved)]) == 1
     assert "is not re-proved to" in capsys.readouterr().err
 
 
 def test_a_certificate_of_another_dtype_than_its_name_is_not_loaded(saved):
-    edit(saved / "certificate.float32.json", lambda data: data.update(dtype="float64"))
+    edit(saved, "certificate.float32.json", lambda data: data.update(dtype="float64"))
     with pytest.raises(attnc.FileError, match="dtype"):
         attnc.load(saved)
 

@@ -9,6 +9,7 @@ import pytest
 
 import attnc
 from attnc.cli import tables
+from cli.running import Ran
 
 
 @pytest.fixture
@@ -23,9 +24,13 @@ def surface(tmp_path: Path) -> Path:
     return path
 
 
+def compiled(run, surface: Path, *options: str | Path, output: str = "z") -> Ran:
+    return run("compile", "--csv", surface, "--inputs", "x,y", "--output", output, *options)
+
+
 def test_from_file_to_saved_network_and_back(run, surface: Path, tmp_path: Path):
     net = tmp_path / "net"
-    ran = run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z", "--eps", "1e-4", "--out", net)
+    ran = compiled(run, surface, "--eps", "1e-4", "--out", net)
     assert (ran.code, ran.err) == (0, "")
     for needed in (
         "table of 108 points",
@@ -46,11 +51,13 @@ def test_from_file_to_saved_network_and_back(run, surface: Path, tmp_path: Path)
     assert loaded.expression is None
     assert loaded.variables == ("x", "y")
     assert loaded.num_anchors < 60
-
-
-def test_eval_info_and_export_of_a_table(run, surface: Path, tmp_path: Path):
-    net = tmp_path / "net"
-    run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z", "--eps", "1e-4", "--out", net)
+    card = (net / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("# Table of 108 points as softmax attention")
+    assert "at the table's 108 points, rounding included (arithmetic: float64)" in card
+    assert "the largest at the table's 108 points, each of which was checked" in card
+    assert "nothing is claimed; a table says nothing there" in card
+    assert "sampled" not in card
+    assert f"attnc compile --csv {surface} --inputs x,y --output z --eps 0.0001" in card
     at = run("eval", net, "x=1", "y=2", "--json").json
     assert abs(at["value"] - (np.sin(1) + 4)) <= 1e-4
     assert at["bound"] is None
@@ -66,23 +73,10 @@ def test_eval_info_and_export_of_a_table(run, surface: Path, tmp_path: Path):
     assert "all checked" in run("info", net).out
 
 
-def test_the_model_card_claims_what_is_true(run, surface: Path, tmp_path: Path):
-    net = tmp_path / "net"
-    run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z", "--eps", "1e-4", "--out", net)
-    card = (net / "README.md").read_text(encoding="utf-8")
-    assert card.startswith("# Table of 108 points as softmax attention")
-    assert "at the table's 108 points, rounding included (arithmetic: float64)" in card
-    assert "the largest at the table's 108 points, each of which was checked" in card
-    assert "nothing is claimed; a table says nothing there" in card
-    assert "sampled" not in card
-    assert f"attnc compile --csv {surface} --inputs x,y --output z --eps 0.0001" in card
-
-
 def test_the_stored_command_makes_the_same_network(run, surface: Path, tmp_path: Path):
     import shlex
 
-    arguments = ("--csv", surface, "--inputs", "x,y", "--output", "w", "--eps", "1e-3", "--dtype", "float32")
-    first = run("compile", *arguments, "--json").json
+    first = compiled(run, surface, "--eps", "1e-3", "--dtype", "float32", "--json", output="w").json
     again = run(*shlex.split(first["command"])[1:], "--json").json
     assert first["num_anchors"] == again["num_anchors"]
     assert first["observed"] == again["observed"] <= 1e-3
@@ -91,8 +85,7 @@ def test_the_stored_command_makes_the_same_network(run, surface: Path, tmp_path:
 
 def test_several_outputs(run, surface: Path, tmp_path: Path):
     net = tmp_path / "net"
-    ran = run("compile", "--csv", surface, "--inputs", "x,y", "--output", "z, w", "--eps", "1e-3", "--out", net)
-    assert ran.code == 0
+    assert compiled(run, surface, "--eps", "1e-3", "--out", net, output="z, w").code == 0
     outputs = run("eval", net, "x=1", "y=2", "--json").json["outputs"]
     assert [row["name"] for row in outputs] == ["out[0]", "out[1]"]
     assert abs(outputs[1]["value"] - 2) <= 1e-3
@@ -201,9 +194,3 @@ def test_an_eps_out_of_reach_is_exit_code_one(run, tmp_path: Path):
     ran = run("compile", "--csv", path, "--inputs", "x", "--output", "z", "--eps", "1e-12", "--dtype", "float32")
     assert ran.code == 1
     assert "float32" in ran.err
-
-
-def test_plain_expressions_still_compile(run):
-    found = run("compile", "-x**2", "--box", "x=0:1", "--eps", "0.2", "--json").json
-    assert found["expression"] == "-x**2"
-    assert found["num_points"] is None

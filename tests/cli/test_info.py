@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 import attnc
-
-
-def _share(part: float) -> str:
-    return "< 0.1 %" if part < 0.001 else f"{100 * part:.1f} %"
+from attnc.wording import percent
 
 
 def test_info_shows_layers_and_ledger(run, net: Path) -> None:
@@ -24,7 +21,7 @@ def test_info_shows_layers_and_ledger(run, net: Path) -> None:
         f"{network.num_parameters:,} parameters",
         *(term.name for term in network.certificate.terms),
         "share",
-        *(_share(term.value / network.certificate.bound) for term in network.certificate.terms),
+        *(percent(term.value / network.certificate.bound) for term in network.certificate.terms),
         "Assumptions",
         f"{network.certificate.observed:.3g}",
     ):
@@ -62,7 +59,10 @@ def test_demo_goes_where_it_is_told(run, tmp_path: Path, monkeypatch) -> None:
     assert run("demo", "--out", "other").code == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo", "other"]
     (tmp_path / "taken").write_text("mine")
-    assert run("demo", "--out", "taken").code == 2
+    refused = run("demo", "--out", "taken")
+    assert refused.code == 2
+    assert "cannot write the demo to 'taken'" in refused.err
+    assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_export_prints_the_parity(run, net, tmp_path):
@@ -89,18 +89,8 @@ def test_what_is_said_of_small_things(run, tmp_path):
     passed_on = run("compile", "x", "--box", "x=-1:1", "--out", str(tmp_path / "x")).out
     assert "0 heads; " not in passed_on
     assert "0  proven on the whole box" in passed_on
-    run(
-        "compile",
-        "max(x,y)+sin(x*y)",
-        "--box",
-        "x=-1:1",
-        "--box",
-        "y=-1:1",
-        "--construction",
-        "compose",
-        "--out",
-        str(tmp_path / "m"),
-    )
+    boxes = ("--box", "x=-1:1", "--box", "y=-1:1")
+    run("compile", "max(x,y)+sin(x*y)", *boxes, "--construction", "compose", "--out", tmp_path / "m")
     assert "relu(y - x)" in run("info", str(tmp_path / "m")).out
     assert "On a finite box construction='compose' takes" in run("compile", "sin(x)", "--box", "x=-inf:inf").err
     refused = run("compile", "x", "--box", "x=-1:1", "--out", "/proc/net-of-attnc")

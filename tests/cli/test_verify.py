@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 import attnc
-from attnc.cli import main
-
-
-def verify(path: Path, *options: str) -> int:
-    with pytest.raises(SystemExit) as ending:
-        main(["verify", str(path), *options])
-    assert isinstance(ending.value.code, int)
-    return ending.value.code
+from checker.networks import edit
 
 
 @pytest.mark.parametrize(
@@ -30,23 +22,23 @@ def verify(path: Path, *options: str) -> int:
     ],
 )
 def test_what_is_proved_is_proved_again(
-    tmp_path: Path, text: str, box: dict[str, tuple[float, float]], eps: float, construction: str
+    run, tmp_path: Path, text: str, box: dict[str, tuple[float, float]], eps: float, construction: str
 ) -> None:
     network = attnc.compile(text, box, eps, construction=construction)
     assert network.certificate.method == "proof"
     network.save(tmp_path / "net")
-    assert verify(tmp_path / "net") == 0
+    assert run("verify", tmp_path / "net").code == 0
 
 
-def test_a_smaller_claim_is_refused(tmp_path: Path) -> None:
+def test_a_smaller_claim_is_refused(run, tmp_path: Path) -> None:
     attnc.compile("sin(x)", {"x": (-3, 3)}, 1e-6).save(tmp_path / "net")
-    path = tmp_path / "net" / "certificate.json"
-    claim = json.loads(path.read_text(encoding="utf-8"))
-    claim["bound"] *= 0.8
-    claim["observed"] = 0.0
-    path.write_text(json.dumps(claim), encoding="utf-8")
-    assert verify(tmp_path / "net") == 1
+    edit(tmp_path / "net", "certificate.json", lambda claim: claim.update(bound=0.8 * claim["bound"], observed=0.0))
+    assert run("verify", tmp_path / "net").code == 1
 
 
-def test_a_missing_folder_is_bad_input(tmp_path: Path) -> None:
-    assert verify(tmp_path / "nowhere", "--json") == 2
+def test_a_missing_folder_is_bad_input_in_the_words_of_every_command(run, tmp_path: Path) -> None:
+    checked, shown = (run(command, tmp_path / "nowhere", "--json") for command in ("verify", "info"))
+    assert (checked.code, checked.err) == (shown.code, shown.err)
+    assert checked.code == 2
+    assert checked.json == shown.json
+    assert "it does not exist" in checked.err
