@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from attnc.converting.recognising import FUNCTIONS, READERS, ActivationCall, read_call
+from attnc.converting.recognising import READERS, ActivationCall, name_of, read_call
 
 HOLDER = "attention_functions"
 """The name of the submodule that answers the calls."""
@@ -29,30 +29,6 @@ CALLED_NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
 """The names in code that may be activations."""
 Answer = Callable[[ActivationCall, Tensor], Tensor | None]
 """A call and its input → the result, or None to let the framework's own function run."""
-
-
-class _Mode(TorchFunctionMode):
-    """While active, calls of activations are answered by the innermost module of `RUNNING`."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__()
-        self.answer = answer
-
-    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
-        options = options or {}
-        call = read_call(function, args, options) if _may_be(function) else None
-        if call is not None and isinstance(call.input, Tensor):
-            found = self.answer(call, call.input)
-            if found is not None:
-                return found
-        return function(*args, **options)
-
-
-def _may_be(function: Any) -> bool:
-    try:
-        return function in FUNCTIONS
-    except TypeError:
-        return False
 
 
 class Running(threading.local):
@@ -65,8 +41,17 @@ class Running(threading.local):
 RUNNING = Running()
 
 
-def _ask(call: ActivationCall, x: Tensor) -> Tensor | None:
-    return RUNNING.answers[-1](call, x)
+class _Mode(TorchFunctionMode):
+    """While active, calls of activations are answered by the innermost module of `RUNNING`."""
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
+        options = options or {}
+        call = read_call(function, args, options)
+        if call is not None and isinstance(call.input, Tensor):
+            found = RUNNING.answers[-1](call, call.input)
+            if found is not None:
+                return found
+        return function(*args, **options)
 
 
 def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +64,7 @@ def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if not is_outermost:
                 return method(self, *args, **options)
-            with _Mode(_ask):
+            with _Mode():
                 return method(self, *args, **options)
         finally:
             RUNNING.answers.pop()
@@ -105,9 +90,9 @@ def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
         names = set[str]()
         for function in _followed(method, module):
             for used in _names(function.__code__):
-                value = function.__globals__.get(used)
-                if _may_be(value):
-                    names.add(FUNCTIONS[value][0])
+                known = name_of(function.__globals__.get(used))
+                if known is not None:
+                    names.add(known[0])
                 elif used in CALLED_NAMES and not isinstance(getattr(module, used, None), nn.Module):
                     names.add(used.removesuffix("_").replace("log_sigmoid", "logsigmoid"))
         if names:
@@ -117,11 +102,9 @@ def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
 
 def compiled_functions(module: nn.Module) -> set[str]:
     """The functions of TorchScript that the module's code names; their activations cannot be seen."""
-    methods = [method for name, method in inspect.getmembers(type(module), inspect.isfunction) if name == "forward"]
     return {
         name
-        for method in methods
-        for function in _followed(method, module)
+        for function in _followed(type(module).forward, module)
         for name in _names(function.__code__)
         if isinstance(function.__globals__.get(name), torch.jit.ScriptFunction)
     }
@@ -156,14 +139,9 @@ def _followed(function: Any, module: nn.Module) -> Iterator[types.FunctionType]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    return {name for inner in _nested(code) for name in inner.co_names}
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
+    """The names in the code of a function and of the functions inside it."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 class _Shallow(fx.Tracer):
@@ -179,11 +157,9 @@ def traced_calls(module: nn.Module) -> list[ActivationCall] | None:
         graph = _Shallow().trace(module)
     except Exception:  # code may do anything with a value that is not there
         return None
-    calls: list[ActivationCall] = []
+    calls = []
     for node in graph.nodes:
-        function = getattr(Tensor, node.target, None) if node.op == "call_method" else node.target
-        if node.op in ("call_function", "call_method") and _may_be(function):
-            call = read_call(function, node.args, dict(node.kwargs))
-            if call is not None:
-                calls.append(call)
-    return calls
+        if node.op in ("call_function", "call_method"):
+            function = getattr(Tensor, node.target, None) if node.op == "call_method" else node.target
+            calls.append(read_call(function, node.args, node.kwargs))
+    return [call for call in calls if call is not None]

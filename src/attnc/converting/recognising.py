@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -34,78 +34,49 @@ class ActivationCall:
     reason: str = ""
 
 
-def _plain(name: str) -> Callable[..., ActivationCall]:
-    def read(input: Any = None, inplace: bool = False) -> ActivationCall:
-        return ActivationCall(input, Activation(name), inplace)
-
-    return read
+Reading = Activation | str
+"""An activation, or the reason why it cannot be attention."""
 
 
-def _gelu(input: Any = None, *, approximate: str = "none") -> ActivationCall:
-    return ActivationCall(input, Activation("gelu_tanh" if approximate == "tanh" else "gelu"))
+def _made(name: str, **parameters: float) -> Activation:
+    return Activation(name, tuple((parameter, float(value)) for parameter, value in parameters.items()))
 
 
-def _leaky_relu(input: Any = None, negative_slope: float = 0.01, inplace: bool = False) -> ActivationCall:
-    if negative_slope == 1:
-        return ActivationCall(input, None, reason="a leaky ReLU of slope 1 is the identity")
-    return ActivationCall(input, Activation("leaky_relu", (("slope", float(negative_slope)),)), inplace)
+def _leaky_relu(negative_slope: float = 0.01) -> Reading:
+    return (
+        "a leaky ReLU of slope 1 is the identity" if negative_slope == 1 else _made("leaky_relu", slope=negative_slope)
+    )
 
 
-def _hardtanh(input: Any = None, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> ActivationCall:
-    return ActivationCall(input, Activation("hardtanh", (("lo", float(min_val)), ("hi", float(max_val)))), inplace)
-
-
-def _softplus(input: Any = None, beta: float = 1.0, threshold: float = 20.0) -> ActivationCall:
+def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Reading:
     if not beta > 0:
-        return ActivationCall(input, None, reason=f"softplus with beta={beta:g}")
+        return f"softplus with beta={beta:g}"
     jump = math.log1p(math.exp(-threshold)) / beta
     if jump > SOFTPLUS_JUMP:
-        return ActivationCall(input, None, reason=f"softplus with threshold={threshold:g} jumps by {jump:.2g} there")
-    return ActivationCall(input, Activation("softplus", (("beta", float(beta)),)))
+        return f"softplus with threshold={threshold:g} jumps by {jump:.2g} there"
+    return _made("softplus", beta=beta)
 
 
-def _with_alpha(name: str) -> Callable[..., ActivationCall]:
-    def read(input: Any = None, alpha: float = 1.0, inplace: bool = False) -> ActivationCall:
-        if not alpha > 0:
-            return ActivationCall(input, None, reason=f"{name} with alpha={alpha:g}")
-        return ActivationCall(input, Activation(name, (("alpha", float(alpha)),)), inplace)
-
-    return read
+def _with_alpha(name: str) -> Callable[..., Reading]:
+    return lambda alpha=1.0: _made(name, alpha=alpha) if alpha > 0 else f"{name} with alpha={alpha:g}"
 
 
-def _softshrink(input: Any = None, lambd: float = 0.5) -> ActivationCall:
-    if lambd == 0:
-        return ActivationCall(input, None, reason="a soft threshold of 0 is the identity")
-    return ActivationCall(input, Activation("soft_threshold", (("threshold", float(lambd)),)))
+def _softshrink(lambd: float = 0.5) -> Reading:
+    return "a soft threshold of 0 is the identity" if lambd == 0 else _made("soft_threshold", threshold=lambd)
 
 
-def _threshold(input: Any = None, threshold: float = 0.0, value: float = 0.0, inplace: bool = False) -> ActivationCall:
+def _threshold(threshold: float = 0.0, value: float = 0.0) -> Reading:
     if threshold == 0 == value:
-        return ActivationCall(input, Activation("relu"), inplace)
-    return ActivationCall(input, None, reason=f"threshold({threshold:g}, {value:g}) jumps; attention is continuous")
+        return Activation("relu")
+    return f"threshold({threshold:g}, {value:g}) jumps; attention is continuous"
 
 
-def _rrelu(
-    input: Any = None, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
-) -> ActivationCall:
-    if training:
-        return ActivationCall(input, None, reason="a randomised ReLU in training: call eval() first")
-    return _leaky_relu(input, (lower + upper) / 2, inplace)
+def _rrelu(lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Reading:
+    return "a randomised ReLU in training: call eval() first" if training else _leaky_relu((lower + upper) / 2)
 
 
-def _glu(input: Any = None, dim: int = -1) -> ActivationCall:
-    return ActivationCall(input, Activation("sigmoid"), gate_dim=dim)
-
-
-def _jumps(name: str) -> Callable[..., ActivationCall]:
-    def read(input: Any = None, *args: Any, **options: Any) -> ActivationCall:
-        return ActivationCall(input, None, reason=f"{name} jumps; attention is continuous")
-
-    return read
-
-
-def _prelu(input: Any = None, weight: Any = None) -> ActivationCall:
-    return ActivationCall(input, Activation("prelu"))
+def _plain(name: str) -> Callable[[], Reading]:
+    return lambda: Activation(name)
 
 
 WITHOUT_PARAMETERS = (
@@ -113,22 +84,31 @@ WITHOUT_PARAMETERS = (
     *("softsign", "selu", "erf"),
 )
 """The activations without parameters, whose names are those of the gates."""
-READERS: dict[str, Callable[..., ActivationCall]] = {
+READERS: dict[str, Callable[..., Reading]] = {
     **{name: _plain(name) for name in WITHOUT_PARAMETERS},
     **{name: _with_alpha(name) for name in ("elu", "celu")},
     "expit": _plain("sigmoid"),
-    "hardtanh": _hardtanh,
+    "hardtanh": lambda min_val=-1.0, max_val=1.0: _made("hardtanh", lo=min_val, hi=max_val),
     "leaky_relu": _leaky_relu,
     "rrelu": _rrelu,
-    "prelu": _prelu,
-    "gelu": _gelu,
+    "prelu": lambda weight=None: Activation("prelu"),
+    "gelu": lambda approximate="none": Activation("gelu_tanh" if approximate == "tanh" else "gelu"),
     "softplus": _softplus,
     "softshrink": _softshrink,
-    "hardshrink": _jumps("hardshrink"),
+    "hardshrink": lambda lambd=0.5: "hardshrink jumps; attention is continuous",
     "threshold": _threshold,
-    "glu": _glu,
+    "glu": lambda dim=-1: Activation("sigmoid"),
 }
-"""torch's name of a function → the reader of its calls, which has the signature of that function."""
+"""torch's name of a function → the reader of its parameters. A reader has torch's own names of them, in torch's order,
+without the first (`input`) and the last (`inplace`). torch's modules have attributes of the same names."""
+PARAMETERS = {name: tuple(signature(reader).parameters) for name, reader in READERS.items()}
+
+
+def _read(name: str, input: Any, inplace: bool = False, **given: Any) -> ActivationCall:
+    found = READERS[name](**given)
+    if isinstance(found, str):
+        return ActivationCall(input, None, reason=found)
+    return ActivationCall(input, found, inplace, given.get("dim", -1) if name == "glu" else None)
 
 
 def _functions() -> dict[Any, tuple[str, bool]]:
@@ -176,39 +156,43 @@ def read_module(module: nn.Module) -> ActivationCall | None:
     kind = type(module)
     if kind.__module__ in LIBRARIES and kind.__name__ in LIBRARY:
         return ActivationCall(None, Activation(LIBRARY[kind.__name__]))
-    for base in kind.__mro__:
-        if base in MODULES:
-            if kind.forward is not base.forward:
-                return None
-            reader = READERS[MODULES[base]]  # a module's attributes have the names of the function's parameters
-            names = [*signature(reader).parameters][1:]  # without `input`
-            given = {name: getattr(module, name) for name in names if hasattr(module, name)}
-            return reader(**given)
-    return None
+    base = next((base for base in kind.__mro__ if base in MODULES), None)
+    if base is None or kind.forward is not base.forward:
+        return None
+    names = (*PARAMETERS[MODULES[base]], "inplace")
+    given = {name: getattr(module, name) for name in names if hasattr(module, name)}
+    return _read(MODULES[base], None, **given)
 
 
 def why_fused(module: nn.Module) -> str | None:
+    """The reason why the activations of a module cannot be replaced; None if they can."""
     return next((reason for kind, reason in FUSED.items() if isinstance(module, kind)), None)
 
 
 def read_function(function: Any) -> ActivationCall | None:
     """The activation that a function kept as an attribute is, with its bound arguments; None if it is none."""
     if isinstance(function, functools.partial):
-        inner = read_call(function.func, (None, *function.args), function.keywords)
-        return inner if not function.args else None
+        return None if function.args else read_call(function.func, (None,), function.keywords)
+    return read_call(function, (None,), {})
+
+
+def name_of(function: Any) -> tuple[str, bool] | None:
+    """torch's name of an activation, and whether this function writes into its input; None for other functions."""
     try:
-        return read_call(function, (None,), {})
+        return FUNCTIONS.get(function)
     except TypeError:  # not hashable
         return None
 
 
-def read_call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> ActivationCall | None:
+def read_call(function: Any, args: Sequence[Any], options: Mapping[str, Any]) -> ActivationCall | None:
     """The activation that a call of the function computes; None if it is none."""
-    if function not in FUNCTIONS:
+    found = name_of(function)
+    if found is None:
         return None
-    name, writes = FUNCTIONS[function]
+    name, writes = found
+    names = ("input", *PARAMETERS[name], "inplace")
     try:
-        call = READERS[name](*args, **options)
-    except TypeError:  # out=… and other arguments that the reader does not take
+        call = _read(name, **dict(zip(names[: len(args)], args, strict=True)), **options)
+    except (TypeError, ValueError):  # out=… and other arguments that the reader does not take
         return ActivationCall(None, None, reason=f"{name} was called with unknown arguments: {sorted(options)}")
     return replace(call, inplace=True) if writes else call

@@ -46,6 +46,7 @@ def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) ->
         raise InputError(f"the model cannot be copied, and attnc never changes the original: {error}") from error
     walk = _Conversion(report, dtypes, next((tensor.device for tensor in module.parameters()), None))
     converted = walk.convert(copied)
+    walk.done.clear()  # the walk stays with the gates of functions, and would keep the replaced modules
     if example is not None:
         measuring.compare(module, converted, example, report)
     if not report.replaced and not report.left and not walk.num_intercepted:
@@ -108,13 +109,15 @@ class FunctionGates(nn.Module):
         self.gates = nn.ModuleDict()
 
     def answer(self, call: ActivationCall, x: Tensor) -> Tensor | None:
-        if call.activation is None or x.dtype not in DTYPES:
-            self.walk.leave(self.path, "function", call.reason or f"a tensor of {x.dtype}")
+        """The result of a call, or None if the framework's own function is to run."""
+        if x.dtype not in DTYPES:
+            call = ActivationCall(x, None, reason=call.reason or f"a tensor of {x.dtype}")
+        elif call.activation is not None and call.activation.name == "prelu":
+            call = ActivationCall(x, None, reason="prelu with a weight that the call computes")
+        activation = self.walk.convertible(call, self.path, "function")
+        if activation is None:
             return None
-        if call.activation.name == "prelu":
-            self.walk.leave(self.path, "function", "prelu with a weight that the call computes")
-            return None
-        gate = self.gate(call.activation, (DTYPES[x.dtype],))
+        gate = self.gate(activation, (DTYPES[x.dtype],))
         if call.gate_dim is not None:
             return AttentionGLU(gate, call.gate_dim)(x)
         return into(x, gate) if call.inplace else gate(x)
@@ -122,9 +125,8 @@ class FunctionGates(nn.Module):
     def gate(self, activation: Activation, dtypes: tuple[str, ...]) -> AttentionActivation:
         name = "".join(c if c.isalnum() else "_" for c in str(activation))
         if name not in self.gates:
-            self.gates[name] = self.walk.made(
-                activation, dtypes, _joined(self.path, f"{activation.name}()"), "function"
-            )
+            path = _joined(self.path, f"{activation.name}()")
+            self.gates[name] = self.walk.made(activation, dtypes, path, "function")
         return self.gates[name]  # type: ignore[return-value]
 
 
@@ -134,48 +136,51 @@ class _Conversion:
     dtypes: tuple[str, ...]
     device: torch.device | None = None
     num_intercepted: int = 0
+    done: dict[nn.Module, nn.Module] = dataclasses.field(default_factory=dict)  # a module → what it became
 
-    def convert(self, root: nn.Module) -> nn.Module:
-        whole = self._replacement(root, "")
-        if whole is not None:
-            return whole
-        done: dict[int, nn.Module] = {}
-        for path, module in list(root.named_modules()):
-            for name, child in list(module._modules.items()):
-                if child is None or isinstance(child, AttentionActivation):
-                    continue
-                inner = _joined(path, name)
-                if id(child) in done:
-                    shared = module._modules[name] = done[id(child)]
-                    gate = shared.gate if isinstance(shared, AttentionGLU) else shared
-                    if isinstance(gate, AttentionActivation) and gate.entry is not None:
-                        gate.entry.also = (*gate.entry.also, inner)
-                    continue
-                made = self._replacement(child, inner)
-                if made is not None:
-                    done[id(child)] = module._modules[name] = made
-        for path, module in list(root.named_modules()):
-            if not _is_ours(module) and not isinstance(module, torch.jit.ScriptModule):
-                self._code(module, path)
-        return root
+    def convert(self, module: nn.Module, path: str = "") -> nn.Module:
+        """The module in attention: another one if it is an activation, or itself with its parts converted."""
+        if _is_ours(module):
+            return module
+        if module in self.done:
+            shared = self.done[module]
+            gate = shared.gate if isinstance(shared, AttentionGLU) else shared
+            if isinstance(gate, AttentionActivation) and gate.entry is not None:
+                gate.entry.also = (*gate.entry.also, path)
+            return shared
+        made = self._replacement(module, path)
+        self.done[module] = module if made is None else made
+        if made is not None:
+            return made
+        for name, child in list(module._modules.items()):
+            converted = child if child is None else self.convert(child, _joined(path, name))
+            if converted is not child:
+                module._modules[name] = converted
+        if not isinstance(module, torch.jit.ScriptModule):
+            self._code(module, path)
+        return module
 
     def _replacement(self, module: nn.Module, path: str) -> nn.Module | None:
+        kind, reason = type(module).__name__, why_fused(module)
         if isinstance(module, torch.jit.ScriptModule):
-            self.leave(path, "TorchScript", "a compiled module cannot be taken apart")
-            return None
-        if (reason := why_fused(module)) is not None:
-            self.leave(path, type(module).__name__, reason)
+            kind, reason = "TorchScript", "a compiled module cannot be taken apart"
+        if reason is not None:
+            self.leave(path, kind, reason)
             return None
         call = read_module(module)
-        if call is None:
+        activation = self.convertible(call, path, kind)
+        if call is None or activation is None:
             return None
-        if call.activation is None:
-            self.leave(path, type(module).__name__, call.reason)
-            return None
-        if call.activation.name == "prelu":
+        if activation.name == "prelu":
             return self._prelu(module, path)
-        made = self.made(call.activation, self.dtypes, path, "module", inplace=call.inplace)
+        made = self.made(activation, self.dtypes, path, "module", inplace=call.inplace)
         return made if call.gate_dim is None else AttentionGLU(made, call.gate_dim)
+
+    def convertible(self, call: ActivationCall | None, path: str, what: str) -> Activation | None:
+        """The activation of a call. One that cannot be converted is left, and named in the report."""
+        if call is not None and call.activation is None:
+            self.leave(path, what, call.reason)
+        return None if call is None else call.activation
 
     def made(
         self,
@@ -227,13 +232,11 @@ class _Conversion:
     def _code(self, module: nn.Module, path: str) -> None:
         """Turn functions that are attributes into modules, and answer calls in the code while it runs."""
         for name, value in list(vars(module).items()):
-            call = read_function(value) if callable(value) and not isinstance(value, nn.Module) else None
-            if call is not None and call.activation is not None and call.gate_dim is None:
-                inner = _joined(path, name)
+            call, inner = read_function(value), _joined(path, name)
+            activation = self.convertible(call, inner, "function")
+            if call is not None and activation is not None and call.gate_dim is None:
                 delattr(module, name)
-                setattr(module, name, self.made(call.activation, self.dtypes, inner, "module", inplace=call.inplace))
-            elif call is not None and call.activation is None:
-                self.leave(_joined(path, name), "function", call.reason)
+                setattr(module, name, self.made(activation, self.dtypes, inner, "module", inplace=call.inplace))
         self._close_fast_path(module, path)
         if type(module).__module__.startswith(("torch.nn.", "torch.ao.")):
             return
@@ -247,10 +250,9 @@ class _Conversion:
         holder = FunctionGates(path, self)
         calls = traced_calls(module) if "forward" in methods else []
         for call in calls or ():
-            if call.activation is None:
-                self.leave(path, "function", call.reason)
-            elif call.activation.name != "prelu":
-                holder.gate(call.activation, self.dtypes)
+            activation = self.convertible(call, path, "function")
+            if activation is not None and activation.name != "prelu":
+                holder.gate(activation, self.dtypes)
         if calls is None or hidden or set(methods) - {"forward"}:
             names = sorted({name for names in methods.values() for name in names} | set(hidden))
             self.report.notes.append(
@@ -283,10 +285,6 @@ def _hidden_activations(module: nn.Module) -> Iterator[str]:
     for value in vars(module).values():
         inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
         for item in inside:
-            call = None
-            if isinstance(item, nn.Module):
-                call = read_module(item)
-            elif callable(item):
-                call = read_function(item)
+            call = read_module(item) if isinstance(item, nn.Module) else read_function(item)
             if call is not None and call.activation is not None:
                 yield call.activation.name
