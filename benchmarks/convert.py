@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 import attnc
-from attnc.converting.bounds import composed_error
+from attnc.converting.mlp import composed_error
 
 BATCH, TOKENS = 32, 32
 

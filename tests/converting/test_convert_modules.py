@@ -14,7 +14,8 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import attnc  # noqa: E402
-from attnc.converting.bounds import composed_error, gain  # noqa: E402
+from attnc.converting.measuring import gain  # noqa: E402
+from attnc.converting.mlp import composed_error  # noqa: E402
 from converting.trace import Trace, assert_same_by_attention, mlp, traced  # noqa: E402
 
 renamed = F.relu

@@ -81,13 +81,8 @@ def convert_directory(
         report.end_to_end = _end_to_end(model, converted, inputs, described)
     else:
         report.notes.append(f"nothing was measured: {described}")
-    keys = {
-        f"{path}.{name}": getattr(gate, name).detach().clone()
-        for path, gate in converted.named_modules()
-        if isinstance(gate, AttentionActivation)
-        for name in KEY_TENSORS
-    }
-    weights, key_bytes = pack(stored_tensors(folder), metadata={"format": "pt"}), pack(keys)
+    keys = {name: tensor.detach().clone() for name, tensor in _stored_keys(converted)}
+    weights, key_bytes = pack(unpacked(folder, *_weight_files(folder)), metadata={"format": "pt"}), pack(keys)
     hashes = {WEIGHTS: hashlib.sha256(weights).hexdigest(), KEYS: hashlib.sha256(key_bytes).hexdigest()}
     config = read_json(os.path.join(folder, CONFIG)) | {"attnc": {"format": FORMAT, "eps": report.eps}}
     name = os.path.basename(os.path.abspath(folder))
@@ -123,16 +118,21 @@ def load_converted(path: Path) -> nn.Module:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(f"{folder!r}: {REPORT} does not describe this model: {error!r}") from error
     stored = unpacked(folder, KEYS)
-    for path_of, gate in converted.named_modules():
-        for name in KEY_TENSORS if isinstance(gate, AttentionActivation) else ():
-            tensor = stored.pop(f"{path_of}.{name}", None)
-            if tensor is None or not torch.equal(tensor, getattr(gate, name)):
-                raise FileError(
-                    f"{folder!r}: {KEYS} does not hold the proven keys of {path_of}; convert the model again"
-                )
+    for name, proved in _stored_keys(converted):
+        tensor = stored.pop(name, None)
+        if tensor is None or not torch.equal(tensor, proved):
+            path_of = name.rpartition(".")[0]
+            raise FileError(f"{folder!r}: {KEYS} does not hold the proven keys of {path_of}; convert the model again")
     if stored:
         raise FileError(f"{folder!r}: no activation has the keys {min(stored)!r}; convert the model again")
     return converted.eval()
+
+
+def _stored_keys(converted: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The names and the tensors of the keys of all activations."""
+    for path, gate in converted.named_modules():
+        for name in KEY_TENSORS if isinstance(gate, AttentionActivation) else ():
+            yield f"{path}.{name}", getattr(gate, name)
 
 
 def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
@@ -255,20 +255,17 @@ def _weight_files(folder: str) -> list[str]:
     return names
 
 
-def stored_tensors(folder: str) -> dict[str, Tensor]:
+def unpacked(folder: str, *names: str) -> dict[str, Tensor]:
+    """The tensors of these files together."""
     found: dict[str, Tensor] = {}
-    for name in _weight_files(folder):
-        found |= unpacked(folder, name)
+    for path in (os.path.join(folder, name) for name in names):
+        with open_regular(path) as file:
+            raw = file.read()
+        try:
+            found |= unpack(raw)
+        except SafetensorError as error:
+            raise FileError(f"{path!r} is not a safetensors file: {error}") from error
     return found
-
-
-def unpacked(folder: str, name: str) -> dict[str, Tensor]:
-    with open_regular(os.path.join(folder, name)) as file:
-        raw = file.read()
-    try:
-        return unpack(raw)
-    except SafetensorError as error:
-        raise FileError(f"{os.path.join(folder, name)!r} is not a safetensors file: {error}") from error
 
 
 def example_inputs(model: Any, folder: str, texts: Sequence[str] | None) -> tuple[dict[str, Tensor] | None, str]:

@@ -1,4 +1,7 @@
-"""Run both models on the same inputs: ranges of pre-activations, linear maps behind activations, and the drift."""
+"""The figures of a report: block errors, which are proven, and ranges and drift, measured on the same inputs.
+
+Block errors hold in exact arithmetic and are rounded outward.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,79 @@ import contextlib
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnc.converting.bounds import summed_axes
 from attnc.converting.modules import AttentionActivation
 from attnc.converting.recognising import READERS
 from attnc.converting.report import EndToEnd, Left, Report
 from attnc.errors import InputError
+from attnc.numerics.rounding import up
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 KERNELS = {*READERS, "log_sigmoid_forward", "_prelu_kernel", "rrelu_with_noise", "special_erf"}
 """The names of torch's kernels that compute activations."""
+
+
+def summed_axes(module: nn.Module) -> tuple[int, ...] | None:
+    """The axes of `weight` over which a linear module sums; None for other modules."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim < 2:
+        return None
+    if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return tuple(range(1, weight.ndim))
+    return (0,) if type(module).__name__ == "Conv1D" and weight.ndim == 2 else None
+
+
+def gain(module: nn.Module) -> float:
+    """‖|W|‖_∞ rounded up: a bound of the change of an output when every input changes by at most 1."""
+    axes, sizes = summed_axes(module), absolute(module)
+    assert axes is not None
+    terms = int(np.prod([sizes.shape[axis] for axis in axes]))
+    return float(up(sizes.sum(axis=axes), terms).max(initial=0.0))
+
+
+def absolute(module: nn.Module) -> Float[np.ndarray, "*shape"]:
+    """The absolute values of the weights of a linear module, in float64."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return np.asarray(weight.detach().abs().double().cpu().numpy())
+
+
+def add_block_errors(converted: nn.Module, report: Report) -> None:
+    """Add ‖|W₂|‖_∞·δ to every activation whose linear map is known, from a run or from the order of a container."""
+    modules = dict(converted.named_modules())
+    for path, module in modules.items():
+        for gate, linear in _in_order(module):
+            if gate.entry is not None:
+                gate.entry.add_consumers([f"{path}.{linear}" if path else linear])
+    for entry in report.replaced:
+        gains = [gain(modules[path]) for path in entry.consumers]
+        if gains:
+            entry.block_error = float(up(max(gains) * entry.error)) if entry.error else 0.0
+
+
+def _in_order(module: nn.Module) -> list[tuple[AttentionActivation, str]]:
+    """The activations of one container, each with the name of the linear map behind it."""
+    found: list[tuple[AttentionActivation, str]] = []
+    is_layer = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
+    if is_layer and isinstance(module.activation, AttentionActivation):
+        found.append((module.activation, "linear2"))
+    if isinstance(module, nn.Sequential):
+        last: AttentionActivation | None = None
+        for name, child in module._modules.items():  # named_children would name a shared activation once
+            assert child is not None
+            if last is not None and summed_axes(child) is not None:
+                found.append((last, name))
+            if not isinstance(child, nn.Dropout | nn.Identity | nn.Flatten):
+                last = child if isinstance(child, AttentionActivation) else None
+    return found
 
 
 def compare(original: nn.Module, converted: nn.Module, example: Any, report: Report) -> tuple[Any, Any]:

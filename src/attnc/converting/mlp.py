@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import nn
 from attnc.certifying import certify
 from attnc.constructions.built import Built, Progress
 from attnc.converting.activations import Activation, Solved, exact_number, key_arrays
-from attnc.converting.bounds import composed_error
+from attnc.converting.measuring import absolute
 from attnc.converting.modules import DTYPES, HALVES, AttentionActivation, AttentionPReLU, AttentionSoftsign
 from attnc.converting.walking import convert_module
 from attnc.errors import InputError
@@ -51,7 +51,7 @@ LOOSE_BOUND = 10.0
 """A bound of a deep network is dropped if it is larger than this many times its proven error in exact arithmetic."""
 MAX_PROVED_UNITS = 16
 """Maximum number of hidden units of a network that is proved as one expression: the proof's time grows with them."""
-CHANNELS = ("z", "one", "slope", "offset", "value")
+CHANNELS, SCORES = ("z", "one", "slope", "offset", "value"), ("by_z", "constant")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,25 +71,23 @@ def mlp_network(
     module: nn.Module, box: BoxLike | tuple[float, float], eps: float, progress: Progress | None
 ) -> Network:
     """Do the work of `attnc.mlp_network`."""
-    chain = in_a_row(module)
-    converted, _ = convert_module(nn.Sequential(*chain), eps, True, None)
-    assert isinstance(converted, nn.Sequential)
-    parts = [part.function if isinstance(part, _Called) else part for part in converted]  # with shared ones repeated
-    stages, dtype = _stages(parts), _dtype(chain)
-    domain = feature_box(box, stages[0].W.shape[1])
-    error = composed_error(nn.Sequential(*parts))
+    dtype = _dtype(in_a_row(module))
+    converted, _ = convert_module(module, eps, True, None)
+    parts = in_a_row(converted)
+    stages = _stages(parts)
+    domain, error = feature_box(box, stages[0].W.shape[1]), composed_error(parts)
     gates = [stage.solved for stage in stages if stage.solved is not None]
     described = ", ".join(f"{solved.activation} ({solved.num_anchors})" for solved in gates)
     built = Built(_program(stages, dtype), "feed_forward", None, parameters=(("gates", described), ("error", error)))
+    finest = max(4 * error, FINEST_PROOF)
     known = expression_target(stages, domain)
     if known is not None:
-        return certify(built, known, max(4 * error, FINEST_PROOF), progress=progress)
+        return certify(built, known, finest, progress=progress)
     relus = relu_target(stages, domain)
     if relus is not None:
-        network = certify(built, relus, max(4 * error, FINEST_PROOF), progress=progress)
+        network = certify(built, relus, finest, progress=progress)
     else:
-        original = nn.Sequential(*(copy.deepcopy(part) for part in chain)).double().eval()
-        target = ModuleTarget(original, stages, domain)
+        target = ModuleTarget(in_a_row(copy.deepcopy(module).double().eval()), stages, domain)
         network = certify(built, target, error, progress=progress, seconds=LAYERED_PROOF_SECONDS)
     claim = network.certificate
     if claim.bound is None or claim.bound <= LOOSE_BOUND * max(error, claim.observed or 0.0):
@@ -98,12 +96,10 @@ def mlp_network(
     return dataclasses.replace(network, certificate=bare)
 
 
-def in_a_row(module: nn.Module) -> list[nn.Module]:
-    """The linear maps and activations of a module, in the order in which they run."""
+def in_a_row(module: nn.Module) -> list[Any]:
+    """The linear maps and activations of a module, in the order in which they run; an activation may be a function."""
     if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-        activation = module.activation
-        kept = activation if isinstance(activation, nn.Module) else _Called(activation)
-        return [module.linear1, kept, module.linear2]
+        return [module.linear1, module.activation, module.linear2]
     if isinstance(module, nn.Sequential):
         parts = [
             part for child in module for part in (in_a_row(child) if isinstance(child, nn.Sequential) else [child])
@@ -115,22 +111,30 @@ def in_a_row(module: nn.Module) -> list[nn.Module]:
     )
 
 
-class _Called(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x)
-
-
-def _dtype(chain: Sequence[nn.Module]) -> str:
+def _dtype(chain: Sequence[Any]) -> str:
     found = {part.weight.dtype for part in chain if isinstance(part, nn.Linear)}
     if len(found) != 1 or found & set(HALVES):
         raise InputError("a program computes in float64 or float32: give linear maps of one of these dtypes")
     return DTYPES[found.pop()]
+
+
+def composed_error(converted: Iterable[nn.Module]) -> float:
+    """A bound of |converted − original| over all inputs, for linear maps and activations in a row, in exact arithmetic.
+
+    Proof.  Through a linear map an error e becomes |W|·e. An activation of Lipschitz constant L and error δ makes it
+            L·e + δ for every input, since gates are within δ of f everywhere.
+    """
+    off = np.zeros(1)
+    for number, module in enumerate(converted):
+        if isinstance(module, AttentionActivation):
+            off = up(module.solved.lipschitz * off + module.solved.error, 3)
+        elif isinstance(module, nn.Linear) and off.any():
+            size = absolute(module)
+            off = up(size @ np.broadcast_to(off, size.shape[1]), size.shape[1] + 1)
+        elif not isinstance(module, nn.Linear | nn.Dropout | nn.Identity):
+            kind = type(module).__name__
+            raise InputError(f"part {number} ({kind}): errors are composed through linear maps and activations alone")
+    return float(off.max())
 
 
 def _stages(parts: Sequence[nn.Module]) -> list[Stage]:
@@ -143,18 +147,23 @@ def _stages(parts: Sequence[nn.Module]) -> list[Stage]:
         if isinstance(part, nn.Linear):
             if found and found[-1].solved is None:
                 raise InputError("two linear maps follow one another: multiply them first")
-            bias = np.zeros(part.out_features) if part.bias is None else part.bias.detach().double().cpu().numpy()
-            found.append(Stage(part.weight.detach().double().cpu().numpy(), bias))
+            found.append(
+                Stage(_numbers(part.weight), np.zeros(part.out_features) if part.bias is None else _numbers(part.bias))
+            )
         elif isinstance(part, AttentionActivation) and found and found[-1].solved is None:
             carried = np.tile(key_arrays(part.solved.keys)["carried"], (len(found[-1].b), 1))
             if isinstance(part, AttentionPReLU):  # keys 0 and 1 carry weight·z and z
-                carried[:, 0] = part.weight.detach().double().cpu().numpy()
+                carried[:, 0] = _numbers(part.weight)
             found[-1] = dataclasses.replace(found[-1], solved=part.solved, carried=carried)
         else:
             raise InputError(
                 f"{type(part).__name__}: a program of this kind has linear maps, and an activation behind each"
             )
     return found
+
+
+def _numbers(tensor: torch.Tensor) -> Float[np.ndarray, "*shape"]:
+    return np.asarray(tensor.detach().double().cpu().numpy())
 
 
 def expression_target(stages: Sequence[Stage], box: Box) -> ExpressionTarget | None:
@@ -196,16 +205,19 @@ def _last_affine(stages: Sequence[Stage]) -> list[Stage]:
 
 
 class ModuleTarget(Target):
-    """The function that the torch module computes in float64."""
+    """The function that the parts of the torch module compute in float64, one after the other."""
 
-    def __init__(self, module: nn.Module, stages: Sequence[Stage], box: Box) -> None:
-        self.module, self.stages, self.box = module, stages, box
+    def __init__(self, parts: Sequence[Any], stages: Sequence[Stage], box: Box) -> None:
+        self.parts, self.stages, self.box = parts, stages, box
         self.input_shapes = ((box.d,),)
         self.output_shape = (len(stages[-1].b),)
 
     def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
         with torch.no_grad():
-            return np.asarray(self.module(torch.tensor(np.asarray(points, np.float64))).numpy())
+            x = torch.tensor(np.asarray(points, np.float64))
+            for part in self.parts:
+                x = part(x)
+        return np.asarray(x.numpy())
 
     def variation(
         self,
@@ -234,61 +246,46 @@ def _program(stages: Sequence[Stage], dtype: str) -> Program:
         raise InputError(f"take a smaller block: the program would have {links:,} links, more than {MAX_LINKS:,}")
     channels: Sequence[str] = [f"in.{i}" for i in range(width)]
     made: list[Layer] = []
-    sources = [(0, name) for name in channels]  # the tokens and channels of the inputs of the next stage
-    tokens = 1
+    tokens, results = 1, np.zeros(1, int)  # `results` are the tokens that the next stage reads
     for number, stage in enumerate([*stages, *_last_affine(stages)], start=1):
         m = len(stage.b)
         if stage.solved is None:
             builder = AffineBuilder(tokens, channels, 1, [f"out.{i}" for i in range(m)])
             for i, name in enumerate(builder.channels_out):
-                _link(builder, 0, name, sources, stage.W[i], stage.b[i])
+                _link(builder, np.zeros(1, int), name, results, stage.W[[i]], stage.b[[i]])
             made.append(builder.build("read", dtype))
             break
         assert stage.carried is not None
         keys, p = stage.solved.keys, stage.solved.keys.num_keys
+        units, each, carried = np.arange(m) * p, np.arange(m * p), stage.carried.reshape(-1)
         builder = AffineBuilder(tokens, channels, m * p, CHANNELS)
-        for j, (row, constant) in enumerate(zip(stage.W, stage.b, strict=True)):
-            _link(builder, j * p, "z", sources, row, constant)
-            for k, (carried, value) in enumerate(zip(stage.carried[j], keys.values[:, 0], strict=True)):
-                _link(builder, j * p + k, "value", sources, row, constant, carried, value)
-        builder.set(np.arange(m) * p, "one", 1.0)
-        builder.set(np.arange(m * p), "slope", np.tile(keys.slopes[:, 0], m))
-        builder.set(np.arange(m * p), "offset", np.tile(keys.offsets, m))
+        _link(builder, units, "z", results, stage.W, stage.b)
+        values = carried * np.repeat(stage.b, p) + np.tile(keys.values[:, 0], m)
+        _link(builder, each, "value", results, carried[:, None] * np.repeat(stage.W, p, axis=0), values)
+        builder.set(units, "one", 1.0)
+        builder.set(each, "slope", np.tile(keys.slopes[:, 0], m))
+        builder.set(each, "offset", np.tile(keys.offsets, m))
         made += [builder.build(f"units{number}", dtype), _attention(f"gate{number}", m, p, dtype)]
-        tokens, channels = m * p, ["out"]
-        sources = [(j * p, "out") for j in range(m)]
+        tokens, channels, results = m * p, ["out"], units
     return check(Program(tuple(made), ((width,),), (m,)))
 
 
 def _link(
-    builder: AffineBuilder,
-    token: int,
-    channel: str,
-    sources: Sequence[tuple[int, str]],
-    row: np.ndarray,
-    constant: float,
-    factor: float = 1.0,
-    added: float = 0.0,
+    builder: AffineBuilder, tokens: np.ndarray, channel: str, results: np.ndarray, W: np.ndarray, b: np.ndarray
 ) -> None:
-    """Write factor·(row·sources + constant) + added into a channel of a token."""
-    by_name: dict[str, tuple[list[int], list[float]]] = {}
-    for (source, name), weight in zip(sources, row, strict=True):
-        tokens, weights = by_name.setdefault(name, ([], []))
-        tokens.append(source)
-        weights.append(factor * weight)
-    for name, (tokens, weights) in by_name.items():
-        builder.link(token, channel, np.array(tokens), name, np.array(weights))
-    builder.set(token, channel, factor * constant + added)
+    """Write W·y + b into a channel of the tokens; y are the input channels of one token, or one channel of several."""
+    for name, columns in zip(builder.channels_in, np.split(W, len(builder.channels_in), axis=1), strict=True):
+        builder.link(tokens[:, None], channel, results, name, columns)
+    builder.set(tokens, channel, b)
 
 
 def _attention(name: str, units: int, p: int, dtype: str) -> Attention:
-    scores = ("by_z", "constant")
     segments = np.repeat(np.arange(units), p).astype(np.int32)
     head = Head(
-        projection(CHANNELS, scores, {("z", "by_z"): 1.0, ("one", "constant"): 1.0}, dtype),
-        projection(CHANNELS, scores, {("slope", "by_z"): 1.0, ("offset", "constant"): 1.0}, dtype),
+        projection(CHANNELS, SCORES, {("z", "by_z"): 1.0, ("one", "constant"): 1.0}, dtype),
+        projection(CHANNELS, SCORES, {("slope", "by_z"): 1.0, ("offset", "constant"): 1.0}, dtype),
         projection(CHANNELS, ("mean",), {("value", "mean"): 1.0}, dtype),
-        projection(("mean",), ("out",), {("mean", "out"): 1.0}, dtype),
+        np.ones((1, 1), dtype),
         Mask(segments, segments),
     )
     return Attention(name, (head,), ("out",))

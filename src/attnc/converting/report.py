@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnc.constructions.fitting.gate.keys import ALL_REALS
 from attnc.converting.activations import Solved
 from attnc.model_card import code, escape, fenced
 from attnc.wording import ceiling
+
+IN_JSON = (
+    *("activation", "parameters", "anchors", "error", "method", "dtype", "domain", "found", "block_error", "seen"),
+    *("drift", "also"),
+)
+"""The fields of a replaced activation that its JSON has, in this order, behind the name."""
 
 
 @dataclass
@@ -28,7 +34,6 @@ class Replaced:
     method: str
     dtype: str
     domain: tuple[float, float]
-    lipschitz: float
     found: str = "module"  # or "function", if it is a call in the code
     block_error: float | None = None
     seen: tuple[float, float] | None = None
@@ -39,32 +44,17 @@ class Replaced:
 
     @classmethod
     def of(cls, solved: Solved, path: str, found: str) -> Replaced:
-        name, keys = str(solved.activation), solved.num_anchors
-        dtype = " or ".join(solved.dtypes)
-        entry = cls(path, name, keys, solved.error, solved.method, dtype, solved.domain, solved.lipschitz, found)
-        entry.parameters = solved.activation.parameters
-        return entry
+        activation, keys, dtype = solved.activation, solved.num_anchors, " or ".join(solved.dtypes)
+        figures = (str(activation), keys, solved.error, solved.method, dtype, solved.domain)
+        return cls(path, *figures, found, parameters=activation.parameters)
 
     def add_consumers(self, paths: Iterable[str]) -> None:
         self.consumers = tuple(sorted({*self.consumers, *paths}))
 
     def as_json(self) -> dict[str, Any]:
-        lo, hi = self.domain
-        return {
-            "name": self.path,
-            "activation": self.activation,
-            "parameters": [list(pair) for pair in self.parameters],
-            "anchors": self.anchors,
-            "error": self.error,
-            "method": self.method,
-            "dtype": self.dtype,
-            "domain": None if math.isinf(lo) and math.isinf(hi) else [lo, hi],
-            "found": self.found,
-            "block_error": self.block_error,
-            "seen": None if self.seen is None else list(self.seen),
-            "drift": self.drift,
-            "also": list(self.also),
-        }
+        """The entry for JSON; a domain of all real numbers is None."""
+        found = {"name": self.path, **{name: getattr(self, name) for name in IN_JSON}}
+        return found | {"domain": None if self.domain == ALL_REALS else self.domain}
 
 
 @dataclass
@@ -143,26 +133,18 @@ class Report:
 
     def rows(self) -> list[list[str]]:
         """The cells of the table, with proven and measured figures in separate columns."""
-        return [
-            [
-                entry.path or "(the model)",
-                entry.activation,
-                str(entry.anchors),
-                _bound(entry.error),
-                _bound(entry.block_error),
-                "" if entry.seen is None else f"[{entry.seen[0]:.3g}, {entry.seen[1]:.3g}]",
-                _seen(entry.drift),
-            ]
-            for entry in self.replaced
-        ]
+        rows = []
+        for entry in self.replaced:
+            bounds = ["" if bound is None else ceiling(bound) for bound in (entry.error, entry.block_error)]
+            seen = "" if entry.seen is None else f"[{entry.seen[0]:.3g}, {entry.seen[1]:.3g}]"
+            drift = "" if entry.drift is None else f"{entry.drift:.2e}"
+            rows.append([entry.path or "(the model)", entry.activation, str(entry.anchors), *bounds, seen, drift])
+        return rows
 
     def markdown(self) -> str:
-        lines = [
-            f"| {' | '.join(HEADERS)} |",
-            "| :-- | :-- | --: | --: | --: | --: | --: |",
-            *(f"| {' | '.join([code(row[0]), *row[1:]])} |" for row in self.rows()),
-        ]
-        return "\n".join(lines)
+        """The table in Markdown."""
+        rows = [HEADERS, (*[":--"] * 2, *["--:"] * 5), *((code(path), *cells) for path, *cells in self.rows())]
+        return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def __str__(self) -> str:
         table = [list(HEADERS), *self.rows()]
@@ -175,20 +157,12 @@ class Report:
         lines += [f"note: {note}" for note in self.notes]
         drift = self.end_to_end
         if drift is not None and drift.hidden is not None:
-            pooled = "" if drift.cosine is None else f", 1 − cosine of pooled outputs {_seen(drift.cosine)}"
-            lines.append(f"measured on {drift.inputs}: outputs move {_seen(drift.hidden)}{pooled}")
+            pooled = "" if drift.cosine is None else f", 1 − cosine of pooled outputs {drift.cosine:.2e}"
+            lines.append(f"measured on {drift.inputs}: outputs move {drift.hidden:.2e}{pooled}")
         return lines
 
 
 HEADERS = ("path", "activation", "keys", "proven error", "proven block error", "range seen", "measured drift")
-
-
-def _bound(value: float | None) -> str:
-    return "" if value is None else ceiling(value)
-
-
-def _seen(value: float | None) -> str:
-    return "" if value is None else f"{value:.2e}"
 
 
 def model_card(report: Report, source: str, architecture: str) -> str:

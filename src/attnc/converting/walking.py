@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from attnc.constructions.fitting.gate.kinks import ROUNDED_UP
 from attnc.converting import measuring
 from attnc.converting.activations import Activation, Solved, solve
-from attnc.converting.bounds import add_block_errors
 from attnc.converting.intercepting import compiled_functions, intercept, methods_with_activations, traced_calls
 from attnc.converting.modules import (
     DTYPES,
@@ -54,7 +53,7 @@ def convert_module(module: nn.Module, eps: float, strict: bool, example: Any) ->
             f"there is no activation in this {type(module).__name__}: nothing to convert. Give example= to find the "
             "calls that its code does not show, by a run."
         )
-    add_block_errors(converted, report)
+    measuring.add_block_errors(converted, report)
     if strict and report.left:
         first = report.left[0]
         raise InputError(

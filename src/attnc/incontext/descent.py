@@ -25,8 +25,8 @@ import numpy as np
 from attnc.engines.prompt import run
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Penalty, Schedule
-from attnc.incontext.differences import Differences, Entries, Sizes, rounded_up, sink_score
-from attnc.incontext.prompt import ONE, SINK, TARGET, Prompt, named_head
+from attnc.incontext.differences import Differences, Sizes, rounded_up, sink_score
+from attnc.incontext.prompt import ONE, SINK, TARGET, Attending, Entries, Prompt
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
@@ -200,11 +200,13 @@ class _DescentBuilder:
             task.prompt.place(place, row, token, task.mean)
         return place.build("place", self.dtype)
 
-    def mask(self, number: int) -> Mask | None:
-        if len(self.tasks) == 1:
-            return None
-        segments = np.concatenate([np.full(task.keys, k, np.int32) for k, task in enumerate(self.tasks)])
-        return Mask(np.array([number], np.int32), segments)
+    def attending(self, number: int) -> Attending:
+        """The state, which attends to the tokens of one task."""
+        mask = None
+        if len(self.tasks) > 1:
+            segments = np.concatenate([np.full(task.keys, k, np.int32) for k, task in enumerate(self.tasks)])
+            mask = Mask(np.array([number], np.int32), segments)
+        return Attending(self.channels, (*self.tasks[0].prompt.inputs, SINK), self.dtype, mask)
 
     def main(self) -> tuple[Layer, ...]:
         names = [f"w.{c}" for c in self.weights]
@@ -226,13 +228,14 @@ class _DescentBuilder:
         return (*layers, read.build("read", self.dtype))
 
     def _steps(self, number: int, task: Task, prefix: str) -> list[Layer]:
-        mask, schedule = self.mask(number), task.schedule
+        attending, schedule = self.attending(number), task.schedule
         layers: list[Layer] = []
         if task.has_offset:
             C = task.differences.sink(task.keys, task.targets, self.dtype)
-            moment = self._difference_heads(task, C, {(ONE, TARGET): 1.0}, "s", mask)
+            moment = self._difference_heads(task, attending, C, {(ONE, TARGET): 1.0}, "s")
             layers.append(Attention(f"{prefix}moment", moment, self.channels, residual=True, cross=True))
-        gradient = Attention("gradient", self._gradient_heads(task, mask), self.channels, residual=True, cross=True)
+        heads = self._gradient_heads(task, attending)
+        gradient = Attention("gradient", heads, self.channels, residual=True, cross=True)
         made: dict[tuple[float, float], list[Layer]] = {}
         for t, numbers in enumerate(zip(schedule.etas, schedule.betas, strict=True)):
             if numbers not in made:
@@ -240,33 +243,23 @@ class _DescentBuilder:
             layers += [replace(layer, name=f"{prefix}{layer.name}{t + 1}") for layer in (gradient, *made[numbers])]
         return layers
 
-    def _gradient_heads(self, task: Task, mask: Mask | None) -> tuple[Head, ...]:
+    def _gradient_heads(self, task: Task, attending: Attending) -> tuple[Head, ...]:
         regressors, C = task.prompt.regressors, task.sink(self.dtype)
         state = {(f"v.{w}", c): 1.0 for w, c in zip(self.weights, regressors, strict=True)}
         if task.loss == "squared":
-            return self._difference_heads(task, C, {(ONE, TARGET): -1.0} | state, "g", mask)
+            return self._difference_heads(task, attending, C, {(ONE, TARGET): -1.0} | state, "g")
         same = {(c, c): 1.0 for c in regressors}
         outputs = {(c, f"g.{w}"): math.exp(C) for w, c in zip(self.weights, regressors, strict=True)}
-        queries, keys = state | {(ONE, SINK): 1.0}, same | {(SINK, SINK): C}
-        keyed = (*task.prompt.inputs, SINK)
-        return (named_head(self.channels, keyed, queries, keys, same, outputs, self.dtype, mask),)
+        return (attending.head(state | {(ONE, SINK): 1.0}, same | {(SINK, SINK): C}, same, outputs),)
 
     def _difference_heads(
-        self, task: Task, C: float, residual: Entries, into: str, mask: Mask | None
+        self, task: Task, attending: Attending, C: float, residual: Entries, into: str
     ) -> tuple[Head, ...]:
         """Heads that add Σ r_i x̃_i to the channels `into`; `residual` are the entries of W_Q that make r_i."""
         regressors = task.prompt.regressors
-        return task.differences.sum_heads(
-            C,
-            self.channels,
-            (*task.prompt.inputs, SINK),
-            residual=residual,
-            keys={(c, c): 1.0 for c in (*regressors, TARGET)},
-            values={(c, c): 1.0 for c in regressors},
-            outputs=[(c, f"{into}.{w}") for w, c in zip(self.weights, regressors, strict=True)],
-            dtype=self.dtype,
-            mask=mask,
-        )
+        keys = {(c, c): 1.0 for c in (*regressors, TARGET)}
+        outputs = [(c, f"{into}.{w}") for w, c in zip(self.weights, regressors, strict=True)]
+        return task.differences.sum_heads(attending, C, residual, keys, outputs)
 
     def _update(self, task: Task, t: int) -> Affine:
         """Step t with ∇ = g − s + λv."""
@@ -316,12 +309,12 @@ class _DescentBuilder:
         mask = Mask(  # the state sees the last key alone
             np.array([num + 2, *units, num + 1], np.int32), np.array([0, *units, EVERY_QUERY], np.int32)
         )
-        slope = gate_slope(task, eta, self.dtype)
+        slope, attending = gate_slope(task, eta, self.dtype), Attending(channels, channels, self.dtype, mask)
         gates = []
         for sign in (1.0, -1.0):
             queries, keys = {("u", "on"): sign, ("t", "on"): -1.0}, {(ONE, "on"): slope}
             values, outputs = {("u", "soft"): sign, ("t", "soft"): -1.0}, {("soft", "soft"): sign}
-            gates.append(named_head(channels, channels, queries, keys, values, outputs, self.dtype, mask))
+            gates.append(attending.head(queries, keys, values, outputs))
         return [
             spread.build("spread", self.dtype),
             Attention("threshold", tuple(gates), channels, residual=True),

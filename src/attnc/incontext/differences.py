@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,16 +21,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.incontext.prompt import ONE, SINK, named_head
-from attnc.ir.layers import Head, Mask
+from attnc.incontext.prompt import ONE, SINK, Attending, Entries
+from attnc.ir.layers import Head
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-Entries = Mapping[tuple[str, str], float]
-"""A matrix by the names of its rows and columns: (row, column) → entry."""
 SINK_MARGIN = 4.0
 """Natural logarithm of the ratio of one rounding of a denominator to the examples' share in it: the share is below 2 %
 of a rounding."""
@@ -127,27 +125,19 @@ class Differences:
         )
 
     def sum_heads(
-        self,
-        C: float,
-        asking: Sequence[str],
-        keyed: Sequence[str],
-        *,
-        residual: Entries,
-        keys: Entries,
-        values: Entries,
-        outputs: Sequence[tuple[str, str]],
-        dtype: str,
-        mask: Mask | None = None,
+        self, attending: Attending, C: float, residual: Entries, keys: Entries, outputs: Sequence[tuple[str, str]]
     ) -> tuple[Head, ...]:
         """The heads of D beside a sink of score C; `residual` are the entries of W_Q that make r_i.
 
-        All heads share W_K and W_V. They add their sums into the channels of `outputs`, pairs (value, channel).
+        All heads share W_K and W_V. They sum the channels `value` of the pairs `outputs`, (value, channel), into the
+        channels.
         """
+        values = {(value, value): 1.0 for value, _ in outputs}
         heads: list[Head] = []
         for j in self.nodes:
             queries = {pair: j * self.eps * entry for pair, entry in residual.items()} | {(ONE, SINK): 1.0}
             written = dict.fromkeys(outputs, self.weight(j) * math.exp(C))
-            made = named_head(asking, keyed, queries, {**keys, (SINK, SINK): C}, values, written, dtype, mask)
+            made = attending.head(queries, {**keys, (SINK, SINK): C}, values, written)
             heads.append(replace(made, W_K=heads[0].W_K, W_V=heads[0].W_V) if heads else made)
         return tuple(heads)
 

@@ -23,7 +23,7 @@ import numpy as np
 from attnc.errors import InputError
 from attnc.incontext.descent import Task
 from attnc.incontext.differences import Sizes, rounded_up
-from attnc.incontext.prompt import ONE, SINK, TARGET, named_head
+from attnc.incontext.prompt import ONE, SINK, TARGET, Attending
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
@@ -178,42 +178,26 @@ class _GLMBuilder:
         self._set_constants(update)
         return update.build("update", self.dtype)
 
-    def _mask(self, queries: str, keys: tuple[str, ...]) -> Mask:
-        """These queries see these keys; all others see the null token."""
+    def _attending(self, queries: str, *keys: str) -> Attending:
+        """By a mask these queries see these keys; all others see the null token."""
         sees, seen = np.zeros(self.tokens, np.int32), np.full(self.tokens, 2, np.int32)
         sees[self.places[queries]] = 1
         for name in keys:
             seen[self.places[name]] = 1
         seen[self.places["null"]] = 0
-        return Mask(sees, seen)
+        return Attending(self.channels, self.channels, self.dtype, Mask(sees, seen))
 
     def _read_head(self) -> Head:
         same = {(channel, channel): 1.0 for channel in self.vector}
-        return named_head(
-            self.channels,
-            self.channels,
-            same | {(ONE, "constant"): 1.0},
-            same | {(BIAS, "constant"): 1.0},
-            {(VALUE, MU): 1.0},
-            {(MU, MU): 1.0},
-            self.dtype,
-            self._mask("example", ("key",)),
-        )
+        queries, keys = same | {(ONE, "constant"): 1.0}, same | {(BIAS, "constant"): 1.0}
+        return self._attending("example", "key").head(queries, keys, {(VALUE, MU): 1.0}, {(MU, MU): 1.0})
 
     def _sum_heads(self) -> tuple[Head, ...]:
-        model = self.model
+        model, attending = self.model, self._attending("g", "example", "sink")
         C = model.differences.sink(model.keys, model.reach, self.dtype)
-        return model.differences.sum_heads(
-            C,
-            self.channels,
-            self.channels,
-            residual={(ONE, "residual"): 1.0},
-            keys={(MU, "residual"): 1.0, (TARGET, "residual"): -1.0},
-            values={(c, c): 1.0 for c in self.vector},
-            outputs=[(c, c) for c in self.vector],
-            dtype=self.dtype,
-            mask=self._mask("g", ("example", "sink")),
-        )
+        keys = {(MU, "residual"): 1.0, (TARGET, "residual"): -1.0}
+        outputs = [(c, c) for c in self.vector]
+        return model.differences.sum_heads(attending, C, {(ONE, "residual"): 1.0}, keys, outputs)
 
     def _answer(self) -> Affine:
         names = [f"w.{name}" for name in self.model.prompt.weight_names]

@@ -32,7 +32,7 @@ import numpy as np
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.differences import CLOSED_FORM_SLACK, Differences, Sizes, choose, rounded_up, sink_score
-from attnc.incontext.prompt import ONE, PRESENT, SINK, TARGET, Prompt, named_head
+from attnc.incontext.prompt import ONE, PRESENT, SINK, TARGET, Attending, Prompt
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
@@ -98,7 +98,7 @@ def nadaraya_watson(kernel: Kernel) -> Program:
     keys = {(c, c): 2 * kernel.beta for c in kernel.points}
     keys |= {(SQUARE, SQUARE): -kernel.beta, (ABSENT, ABSENT): -kernel.outside}
     values, outputs = {(TARGET, TARGET): 1.0}, {(TARGET, "out"): 1.0}
-    head = named_head(main, channels, queries, keys, values, outputs, kernel.dtype)
+    head = Attending(main, channels, kernel.dtype).head(queries, keys, values, outputs)
     average = Attention("average", (head,), main, residual=True, cross=True)
     return _program(kernel, main, (average,), _memory(kernel, channels))
 
@@ -182,7 +182,7 @@ def _kernel_head(
     W_Q |= {(ABSENT, ONE): -kernel.outside}
     W_K = {(c, c): 1.0 for c in (*kernel.points, SQUARE, ONE)} | {(SINK, SINK): C}
     W_V, W_O = {(value, value): 1.0}, {(value, out): math.exp(C)}
-    return named_head(queries, keys, W_Q, W_K, W_V, W_O, kernel.dtype)
+    return Attending(queries, keys, kernel.dtype).head(W_Q, W_K, W_V, W_O)
 
 
 def _dual_update(kernel: Kernel, channels: tuple[str, ...], penalty: float, schedule: Schedule) -> Affine:
@@ -223,7 +223,7 @@ def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
     keys |= {(c, c): -2 * widest for c in names}
     values = {(c, c): 1.0 for c in (TARGET, *names)}
     outputs = {(c, c): 1.0 for c in names} | {(TARGET, "out"): 1 / neighbours}
-    head = named_head(main, channels, queries, keys, values, outputs, kernel.dtype)
+    head = Attending(main, channels, kernel.dtype).head(queries, keys, values, outputs)
     find = Attention("find", (head,), main, residual=True, cross=True)
     rounds = [replace(find, name=f"find{k + 1}") for k in range(neighbours)]
     return _program(kernel, main, rounds, _memory(kernel, channels))
@@ -255,18 +255,10 @@ def _squares(kernel: Kernel, channels: tuple[str, ...], count: int) -> Attention
     """The layer that makes |x|² of the first `count` tokens. The token after them is the sink, which all tokens see."""
     differences = kernel.differences
     tokens = range(count)
+    mask = Mask(np.array([*tokens, count], np.int32), np.array([*tokens, EVERY_QUERY], np.int32))
+    C = differences.sink(2, kernel.size**2, kernel.dtype)
     same = {(c, c): 1.0 for c in kernel.points}
-    heads = differences.sum_heads(
-        differences.sink(2, kernel.size**2, kernel.dtype),
-        channels,
-        channels,
-        residual=same,
-        keys=same,
-        values={(ONE, ONE): 1.0},
-        outputs=[(ONE, SQUARE)],
-        dtype=kernel.dtype,
-        mask=Mask(np.array([*tokens, count], np.int32), np.array([*tokens, EVERY_QUERY], np.int32)),
-    )
+    heads = differences.sum_heads(Attending(channels, channels, kernel.dtype, mask), C, same, same, [(ONE, SQUARE)])
     return Attention("squares", heads, channels, residual=True)
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit
 
-from attnc.engines.prompt import remember, run
 from attnc.errors import InputError
 from attnc.incontext.descent import Task
-from attnc.ir.layers import Attention, Layer
+from attnc.ir.layers import Attention
 from attnc.ir.program import Program
-from attnc.ir.reference import softmax
+from attnc.ir.reference import evaluate
+from attnc.ir.shapes import main_start, stream_shapes
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -94,21 +94,17 @@ def attention_map(
     if at is None or not isinstance(program.layers[at], Attention):
         names = [layer.name for layer in program.layers if isinstance(layer, Attention)]
         raise InputError(f"the attention layers are {', '.join(names[:6])} … {names[-1]}, found {layer_name!r}")
-    layer: Any = program.layers[at]
-    memory = remember(program, inputs) if len(program.input_shapes) > 1 else None
-    found: list[np.ndarray] = [np.asarray(inputs[0], np.float64).reshape(-1, np.shape(inputs[0])[-1])]
+    shape = stream_shapes(program.layers, main_start(program))[at + 1]
+    patterns: dict[str, np.ndarray] = {}
 
-    def watch(now: Layer, state: np.ndarray) -> None:
-        if at and now is program.layers[at - 1]:
-            found[0] = state.copy()
+    def record(name: str, array: np.ndarray) -> None:
+        if name.startswith(f"{layer_name}.head") and name.endswith(".pattern"):
+            patterns[name] = array[0]
 
-    run(program, inputs, watch, memory)
-    keyed = memory if layer.cross and memory is not None else found[0]
-    maps = []
-    for h in heads if heads is not None else range(len(layer.heads)):
-        head = layer.heads[h]
-        scores = found[0] @ head.W_Q @ (keyed @ head.W_K).T
-        if head.mask is not None:
-            scores = np.where(head.mask.visible(np.arange(len(scores)), slice(None)), scores, -np.inf)
-        maps.append(softmax(scores))
-    return np.stack(maps)
+    evaluate(
+        replace(program, layers=program.layers[: at + 1], output_shape=shape),
+        tuple(np.asarray(given)[None] for given in inputs),
+        record,
+    )
+    chosen = range(len(patterns)) if heads is None else heads
+    return np.stack([patterns[f"{layer_name}.head{h}.pattern"] for h in chosen])

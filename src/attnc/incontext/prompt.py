@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 ONE, PRESENT, TARGET, SINK = "one", "m", "y", "sink"
+Entries = Mapping[tuple[str, str], float]
+"""A matrix by the names of its rows and columns: (row, column) → entry."""
 
 
 @dataclass(frozen=True)
@@ -109,25 +111,25 @@ class Prompt:
             memory.set(token + self.rows, SINK, 1.0)
 
 
-def named_head(
-    asking: Sequence[str],
-    keyed: Sequence[str],
-    queries: Mapping[tuple[str, str], float],
-    keys: Mapping[tuple[str, str], float],
-    values: Mapping[tuple[str, str], float],
-    outputs: Mapping[tuple[str, str], float],
-    dtype: str,
-    mask: Mask | None = None,
-) -> Head:
-    """A head whose matrices are given by names: tokens with the channels `asking` attend to tokens with `keyed`.
+@dataclass(frozen=True, eq=False)
+class Attending:
+    """Tokens with the channels `asking` that attend to tokens with the channels `keyed`."""
 
-    The terms of a score are named by the columns of `keys`, in this order, and the values by those of `values`.
-    """
-    terms, carried = (tuple(dict.fromkeys(column for _, column in entries)) for entries in (keys, values))
-    return Head(
-        projection(asking, terms, queries, dtype),
-        projection(keyed, terms, keys, dtype),
-        projection(keyed, carried, values, dtype),
-        projection(carried, asking, outputs, dtype),
-        mask,
-    )
+    asking: Sequence[str]
+    keyed: Sequence[str]
+    dtype: str
+    mask: Mask | None = None
+
+    def head(self, queries: Entries, keys: Entries, values: Entries, outputs: Entries) -> Head:
+        """A head whose matrices are given by names.
+
+        The terms of a score are named by the columns of `keys`, in this order, and the values by those of `values`.
+        """
+        terms, carried = (tuple(dict.fromkeys(column for _, column in entries)) for entries in (keys, values))
+        return Head(
+            projection(self.asking, terms, queries, self.dtype),
+            projection(self.keyed, terms, keys, self.dtype),
+            projection(self.keyed, carried, values, self.dtype),
+            projection(carried, self.asking, outputs, self.dtype),
+            self.mask,
+        )
