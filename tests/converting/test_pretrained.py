@@ -19,27 +19,16 @@ pytestmark = [pytest.mark.models, pytest.mark.filterwarnings("default")]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HIDDEN, COSINE, TIMES = 5e-5, 1e-9, 3.0
 """The figures for MiniLM in float32."""
-BASE = {
-    "vocab_size": 100,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 32,
-}
+SMALL = {"vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 2}
+BASE = SMALL | {"num_attention_heads": 4, "intermediate_size": 32}
 IMAGE = {name: value for name, value in BASE.items() if name != "vocab_size"}
+GPT = {"vocab_size": 100, "n_layer": 2, "n_head": 4}
 ARCHITECTURES = {
     "BertModel": BASE,
     "RobertaModel": BASE,
     "AlbertModel": BASE | {"embedding_size": 8},
     "DistilBertModel": {"vocab_size": 100, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 32},
-    "GPT2LMHeadModel": {
-        "vocab_size": 100,
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 4,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-    },
+    "GPT2LMHeadModel": GPT | {"n_embd": 16, "bos_token_id": 0, "eos_token_id": 1},
     "LlamaForCausalLM": BASE,
     "GemmaModel": BASE | {"head_dim": 4, "num_key_value_heads": 4},
     "T5Model": {"vocab_size": 100, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 4}
@@ -48,13 +37,12 @@ ARCHITECTURES = {
     "ConvNextModel": {"hidden_sizes": [8, 8], "depths": [1, 1], "num_stages": 2, "image_size": 32},
     "CLIPTextModel": BASE | {"eos_token_id": 2, "bos_token_id": 1},
     "EsmModel": BASE | {"pad_token_id": 1, "mask_token_id": 2},
-    "BloomModel": {"vocab_size": 100, "hidden_size": 16, "n_layer": 2, "n_head": 4},
+    "BloomModel": GPT | {"hidden_size": 16},
     "MixtralModel": BASE | {"num_key_value_heads": 2, "num_local_experts": 2},
-    "MambaModel": {"vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4},
-    "RwkvModel": {"vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 2, "attention_hidden_size": 16},
+    "MambaModel": SMALL | {"state_size": 4},
+    "RwkvModel": SMALL | {"attention_hidden_size": 16},
     "NemotronModel": BASE | {"num_key_value_heads": 4},  # squared ReLU
-    "OPTModel": {"vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 32}
-    | {"word_embed_proj_dim": 16},
+    "OPTModel": SMALL | {"num_attention_heads": 4, "ffn_dim": 32, "word_embed_proj_dim": 16},
 }
 
 

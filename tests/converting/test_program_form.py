@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 
 import pytest
@@ -105,10 +104,3 @@ def test_the_block_of_a_transformer_layer():
         x = torch.tensor(points)
         reference = layer.linear2(torch.nn.functional.gelu(layer.linear1(x))).numpy()
     assert np.abs(network(points) - reference).max() <= network.parameters["error"] + 1e-12
-
-
-@pytest.mark.parametrize("function", [attnc.convert, attnc.mlp_network], ids=lambda function: function.__name__)
-def test_the_example_of_its_docstring_runs(function):
-    (example,) = doctest.DocTestFinder().find(function, function.__name__, globs={})
-    assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
-    assert example.examples

@@ -33,17 +33,3 @@ def squared(X: np.ndarray, y: np.ndarray, penalty: np.ndarray):
 def one_gradient(task: Task, X: np.ndarray, y: np.ndarray, start: np.ndarray) -> np.ndarray:
     """The gradient at `start`: a plain step of length 1 without penalty leaves start − g."""
     return start - run(task.program(), task.inputs(start, X, y))
-
-
-def standardised(load) -> tuple[np.ndarray, np.ndarray]:
-    """A data set of scikit-learn with columns of mean 0 and variance 1."""
-    X, y = load(return_X_y=True)
-    return (X - X.mean(axis=0)) / X.std(axis=0), y
-
-
-def assert_same_weights(ours, theirs, tolerance: float, *, support: bool = False) -> None:
-    """Coefficients and intercepts agree; with `support`, the same coefficients are zero."""
-    assert np.abs(ours.coef_ - theirs.coef_).max() <= tolerance
-    assert np.abs(ours.intercept_ - theirs.intercept_).max() <= tolerance
-    if support:
-        assert ((ours.coef_ != 0) == (theirs.coef_ != 0)).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import warnings
 
 import pytest
@@ -20,14 +19,6 @@ def test_check_estimator(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkipTestWarning)
         check_estimator(getattr(attnc.incontext, name)())
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_the_example_of_its_docstring_runs(name):
-    estimator = getattr(attnc.incontext, name)
-    (example,) = doctest.DocTestFinder(recurse=False).find(estimator, name)
-    assert doctest.DocTestRunner().run(example) == (0, len(example.examples))
-    assert example.examples
 
 
 def test_unknown_names():

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
-from sklearn import linear_model
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris, make_classification
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.datasets import make_classification
 
 from attnc.engines.prompt import run
 from attnc.errors import ExpressionError, InputError
-from attnc.incontext import LogisticRegression
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import Task
+from attnc.incontext.descent import GLMTask, Task, glm_program
 from attnc.incontext.differences import Differences, Sizes, choose
-from attnc.incontext.glm import GLMTask, glm_program
-from attnc.incontext.linear_models import PoissonRegressor
 from attnc.incontext.losses import mean_function
 from attnc.incontext.prompt import Prompt
-from incontext.exact_descent import assert_same_weights, exact_path, one_gradient, standardised
+from incontext.exact_descent import exact_path, one_gradient
 
 ONE_STEP = Schedule("plain", 1, 1.0, 1.0)
 SHARP = {"tol": 1e-12, "max_iter": 10**5, "solver": "newton-cholesky"}
@@ -97,60 +90,6 @@ def test_logistic_paths_follow_exact_descent(method):
     delta = model.gradient_bound(sizes.x, 10.0).value
     assert np.linalg.norm(found - exact) <= 10 * schedule.amplification * delta
     assert np.linalg.norm(found - glm_program(model)(tokens[None])[0]) <= 10 * schedule.amplification * delta
-
-
-def test_logistic_regression_on_breast_cancer():
-    X, y = standardised(load_breast_cancer)
-    ours, theirs = LogisticRegression().fit(X, y), linear_model.LogisticRegression(**SHARP).fit(X, y)
-    assert_same_weights(ours, theirs, 1e-5)
-    assert (ours.predict(X) == theirs.predict(X)).all()
-    assert np.abs(ours.predict_proba(X) - theirs.predict_proba(X)).max() <= 1e-6
-
-
-def test_string_labels_padding_and_no_intercept():
-    X, y = make_classification(80, 5, random_state=0)
-    names = np.array(["no", "yes"])[y]
-    ours = LogisticRegression(fit_intercept=False, max_rows=100).fit(X, names)
-    theirs = linear_model.LogisticRegression(fit_intercept=False, **SHARP).fit(X, names)
-    assert_same_weights(ours, theirs, 1e-6)
-    assert (ours.predict(X) == theirs.predict(X)).all()
-    assert np.abs(ours.program_(ours.prompt_[None])[0] - ours.trajectory_[-1]).max() <= 1e-9
-
-
-def test_separable_classes_stop_with_the_gradient_norm():
-    X, y = load_iris(return_X_y=True)
-    with pytest.warns(ConvergenceWarning, match="gradient of norm .* separable"):
-        model = LogisticRegression(C=1e6, max_iter=200).fit(X[y < 2], y[y < 2])
-    assert model.gradient_norm_ > 0
-
-
-def test_columns_that_depend_on_others_do_not_pass_for_converged():
-    """The gradient is small, and yet the weights are off by more than a hundredth: only curvature tells."""
-    X, y = make_classification(300, 10, n_informative=4, random_state=1, flip_y=0.1)
-    with pytest.warns(ConvergenceWarning, match="may be .* from the optimum"):
-        LogisticRegression(max_iter=400).fit(100 * X, y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        LogisticRegression().fit(X, y)
-
-
-def test_targets_that_do_not_serve():
-    X, y = load_iris(return_X_y=True)
-    with pytest.raises(ValueError, match="Only binary classification is supported"):
-        LogisticRegression().fit(X, y)
-    for model, complaint in ((LogisticRegression(C=0), "C is"), (LogisticRegression(method="chebyshev"), "method")):
-        with pytest.raises(ValueError, match=complaint):
-            model.fit(X[:100], y[:100])
-    with pytest.raises(ValueError, match="counts"):
-        PoissonRegressor().fit(X, -1.0 - y)
-
-
-@pytest.mark.parametrize("alpha", [1.0, 0.0])
-def test_poisson_regression(alpha):
-    X, y = standardised(load_diabetes)
-    ours, theirs = PoissonRegressor(alpha).fit(X, y), linear_model.PoissonRegressor(alpha=alpha, **SHARP).fit(X, y)
-    assert_same_weights(ours, theirs, 1e-9)
-    assert np.abs(ours.predict(X) / theirs.predict(X) - 1).max() <= 1e-9
 
 
 def poisson_task(prompt: Prompt, differences: Differences, reach: float, targets: float, mean: bool = False) -> Task:

@@ -1,23 +1,20 @@
-"""Ridge and least squares by attention: within the bound of exact gradient descent, layer by layer, and of sklearn."""
+"""Least squares by attention, with and without l1: within the bound of exact gradient descent, layer by layer."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from sklearn import linear_model
-from sklearn.datasets import load_diabetes, load_wine, make_regression
-from sklearn.exceptions import ConvergenceWarning
 
 from attnc.engines.prompt import run
 from attnc.errors import BoundNotMet, InputError
 from attnc.incontext import run_recorded
 from attnc.incontext.acceleration import METHODS, Schedule
-from attnc.incontext.descent import Task, descent_program
-from attnc.incontext.differences import Differences, Sizes
-from attnc.incontext.errors import Norms, plan_least_squares
-from attnc.incontext.linear_models import LinearRegression, Ridge
+from attnc.incontext.descent import GATE_ERROR, Task, descent_program, gate_slope
+from attnc.incontext.differences import Differences, Sizes, choose
+from attnc.incontext.errors import Norms, compose, plan_least_squares
 from attnc.incontext.prompt import Prompt
-from incontext.exact_descent import assert_same_weights, exact_path, one_gradient, squared, standardised
+from incontext.exact_descent import exact_path, one_gradient, squared
 
 
 def problem(rows: int, features: int, seed: int = 0, penalty: float = 0.3):
@@ -142,59 +139,57 @@ def test_prompts_that_do_not_fit(X, y, complaint):
         Prompt(5, 4).tokens(X, y)
 
 
-@pytest.mark.parametrize("max_rows", [None, 600])
-def test_ridge_on_diabetes(max_rows):
-    X, y = standardised(load_diabetes)
-    ours, theirs = Ridge(max_rows=max_rows).fit(X, y), linear_model.Ridge().fit(X, y)
-    assert_same_weights(ours, theirs, 1e-9)
-    assert np.linalg.norm((ours.coef_ - theirs.coef_) * ours.units_.scale) <= ours.bound_.value
-    in_numpy = ours.program_(ours.start_[None], ours.prompt_[None])[0]
-    assert np.linalg.norm(in_numpy - ours.trajectory_[-1]) <= ours.bound_.value
-    assert ours.trajectory_.shape == (ours.n_iter_ + 1, 10)
+@pytest.mark.parametrize("methods", [(a, b) for a in METHODS for b in ("nesterov", "chebyshev")])
+def test_two_tasks_in_one_program(methods):
+    plans, prompts, exact, start = [], [], np.zeros(3), 0.0
+    for rows, steps, method in ((30, 20, methods[0]), (20, 7, methods[1])):
+        X, y, penalty, norms = problem(rows, 3, seed=rows, penalty=0.5)
+        plan = plan_least_squares(
+            Prompt(rows + 3, 3), norms, tuple(penalty), steps=steps, heads=3, method=method, start=start
+        )
+        exact, start = exact_path(plan.task.schedule, squared(X, y, penalty), exact)[-1], plan.reached
+        plans.append(plan)
+        prompts.append(plan.task.prompt.tokens(X, y))
+    program, bound = compose(*plans)
+    prompt = np.vstack(prompts)
+    assert np.linalg.norm(run(program, [np.zeros(3), prompt]) - exact) <= bound.value
+    assert np.linalg.norm(program(np.zeros((1, 3)), prompt[None])[0] - exact) <= bound.value
+    with pytest.raises(InputError, match="start"):
+        compose(plans[0], plan_least_squares(Prompt(9, 3), norms, (0.5,) * 3, steps=3, heads=2))
 
 
-def test_linear_regression_well_conditioned():
-    rng = np.random.default_rng(7)
-    X = rng.normal(size=(64, 8))
-    y = X @ rng.normal(size=8) + rng.normal(size=64)
-    ours, theirs = LinearRegression().fit(X, y), linear_model.LinearRegression().fit(X, y)
-    assert_same_weights(ours, theirs, 1e-10)
-    assert np.abs(ours.predict(X) - theirs.predict(X)).max() <= 1e-9
+@pytest.mark.parametrize("rows", [30, 45])
+def test_plain_steps_stay_within_the_bound_of_exact_ones(rows):
+    """The proximal map does not expand: errors add up as without it, ηδ and the gates' own a step."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(30, 4)), rng.normal(size=30)
+    penalty, l1 = np.full(4, 0.05), np.array([0.1, 0.2, 0.3, 0.05])
+    values = np.linalg.eigvalsh(X.T @ X / 30 + np.diag(penalty))
+    schedule = Schedule("plain", 30, values[-1] * 1.01, values[0] * 0.99)
+    reach, x = np.linalg.norm(y), np.linalg.norm(X, axis=1).max()
+    sizes = Sizes(rows, 5, x, reach, 3 * reach, mean=True)
+    task = Task(
+        Prompt(rows, 4), schedule, choose(sizes, 3, "float64"), reach, tuple(penalty), tuple(l1), 4.0, mean=True
+    )
+    inputs = [np.zeros(4), task.prompt.tokens(X, y)]
+    path = run_recorded(descent_program([task]), inputs, np.zeros(4), task.iterate)[1]
+    wide, targets = X.astype(np.longdouble), y.astype(np.longdouble)
+    exact = exact_path(
+        schedule,
+        lambda v: wide.T @ (wide @ v - targets) / 30 + penalty * v,
+        np.zeros(4),
+        lambda u, eta: np.sign(u) * np.maximum(np.abs(u) - eta * l1, 0),
+    )
+    eta = schedule.etas[0]
+    gate = 2 * np.sqrt(4) * GATE_ERROR / gate_slope(task, eta, "float64") + 1e-15
+    a_step = task.differences.bound(sizes, "float64").value + gate / eta
+    for t, (found, wanted) in enumerate(zip(path[1:], exact[1:], strict=True), start=1):
+        allowed = Schedule("plain", t, schedule.L, schedule.mu).amplification * a_step
+        assert np.linalg.norm(found - wanted) <= allowed
 
 
-def test_other_data():
-    X, y = load_wine(return_X_y=True)
-    assert_same_weights(Ridge().fit(X, y), linear_model.Ridge().fit(X, y), 1e-9)
-    X, y = make_regression(30, 50, noise=3.0, random_state=0)
-    assert_same_weights(LinearRegression().fit(X, y), linear_model.LinearRegression().fit(X, y), 1e-8)
-
-
-def test_constant_columns_warn_and_get_zero():
-    X, y = standardised(load_diabetes)
-    X[:, 3] = 0.1
-    with pytest.warns(UserWarning, match="column 3 of X is constant"):
-        ours = Ridge().fit(X, y)
-    assert ours.coef_[3] == 0
-
-
-def test_steps_cut_short_warn():
-    X, y = standardised(load_diabetes)
-    with pytest.warns(ConvergenceWarning, match="7 steps of chebyshev"):
-        assert Ridge(max_iter=7).fit(X, y).n_iter_ == 7
-
-
-@pytest.mark.parametrize(
-    ("parameters", "complaint"),
-    [
-        ({"alpha": -1}, "alpha"),
-        ({"method": "newton"}, "method"),
-        ({"max_iter": 0}, "max_iter"),
-        ({"tol": 0}, "tol"),
-        ({"max_rows": 10}, "max_rows=10"),
-        ({"method": "plain", "learning_rate": 1.0}, "largest eigenvalue"),
-    ],
-)
-def test_parameters_that_do_not_fit(parameters, complaint):
-    X, y = standardised(load_diabetes)
-    with pytest.raises(ValueError, match=complaint):
-        Ridge(**parameters).fit(X, y)
+def test_objectives_that_a_task_refuses():
+    differences = choose(Sizes(3, 3, 1, 1, 1), 2, "float64")
+    for penalty, l1, complaint in (((0, 0), (1, 1), "plain or nesterov"), ((0, -1), (), "penalties")):
+        with pytest.raises(InputError, match=complaint):
+            Task(Prompt(3, 2), Schedule("heavy_ball", 3, 1.0, 0.5), differences, 1.0, penalty, l1)

@@ -9,9 +9,8 @@ import pytest
 
 from attnc.engines.prompt import run
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import Task
+from attnc.incontext.descent import GLMTask, Task
 from attnc.incontext.differences import Sizes, choose
-from attnc.incontext.glm import GLMTask
 from attnc.incontext.prompt import Prompt
 
 

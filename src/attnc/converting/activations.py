@@ -50,14 +50,10 @@ class Activation:
         inside = ", ".join(f"{name}={value:.6g}" for name, value in self.parameters)
         return f"{self.name}({inside})" if inside else self.name
 
-    def __getitem__(self, name: str) -> float:
-        return dict(self.parameters)[name]
-
     def expression(self, dtype: str) -> str:
         """The function as text, with its parameters rounded as the framework rounds them in that dtype."""
-        given = TEXTS[self.name]
         constants = SELU if self.name == "selu" else self.parameters
-        return given(**{name: float(np.dtype(dtype).type(value)) for name, value in constants})
+        return TEXTS[self.name](**{name: float(np.dtype(dtype).type(value)) for name, value in constants})
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +94,6 @@ def _softplus_text(beta: float) -> str:
     return f"max(x, 0) + softplus(-{exact_number(beta)}*abs(x))/{exact_number(beta)}"
 
 
-def _clip_text(lo: float, hi: float) -> str:
-    return f"clip(x, {exact_number(lo)}, {exact_number(hi)})"
-
-
 TEXTS: dict[str, Callable[..., str]] = {
     "sigmoid": lambda: "sigmoid(x)",
     "tanh": lambda: "tanh(x)",
@@ -117,11 +109,11 @@ TEXTS: dict[str, Callable[..., str]] = {
     "relu": lambda: "max(x, 0)",
     "leaky_relu": lambda slope: f"max(x, 0) + {exact_number(slope)}*min(x, 0)",
     "abs": lambda: "abs(x)",
-    "hardtanh": lambda lo=-1.0, hi=1.0: _clip_text(lo, hi),
-    "relu6": lambda: _clip_text(0.0, 6.0),
+    "hardtanh": lambda lo=-1.0, hi=1.0: f"clip(x, {exact_number(lo)}, {exact_number(hi)})",
+    "relu6": lambda: "clip(x, 0, 6)",
     "hardsigmoid": lambda: "clip(x/6 + 1/2, 0, 1)",
     "hardswish": lambda: "x*clip(x/6 + 1/2, 0, 1)",
-    "soft_threshold": lambda threshold: f"x - {_clip_text(-threshold, threshold)}",
+    "soft_threshold": lambda threshold: f"x - clip(x, {exact_number(-threshold)}, {exact_number(threshold)})",
     "elu": lambda alpha=1.0: _elu_text(1.0, alpha, 1.0),
     "celu": lambda alpha=1.0: _elu_text(1.0, alpha, alpha),
     "selu": lambda scale, alpha: _elu_text(scale, alpha, 1.0),
@@ -137,19 +129,18 @@ def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved
         raise InputError(f"eps must be a finite number > 0, found {eps!r}")
     if activation.name == "softsign":
         return _softsign(activation, eps, dtypes)
-    best, asked = math.inf, eps
-    for _ in range(GATE_ATTEMPTS):
+    best = math.inf
+    for attempt in range(GATE_ATTEMPTS):
         try:
-            gate = GATES[activation.name](asked, **dict(activation.parameters))
+            gate = GATES[activation.name](eps / 4**attempt, **dict(activation.parameters))
         except InputError:
-            if math.isinf(best):
+            if attempt == 0:
                 raise
             break
         found = _proved(activation, gate, dtypes, eps)
         if found.error <= eps:
             return found
         best = min(best, found.error)
-        asked /= 4
     raise InputError(
         f"cannot prove {activation} to eps={eps:g} with keys stored as {' or '.join(dtypes)}: the least error "
         f"proved is {best:.2g}. Choose a larger eps{', or a model in float64' if 'float32' in dtypes else ''}."

@@ -135,7 +135,7 @@ class _Conversion:
     dtypes: tuple[str, ...]
     device: torch.device | None = None
     num_intercepted: int = 0
-    done: dict[nn.Module, nn.Module] = dataclasses.field(default_factory=dict)  # a module → what it became
+    done: dict[nn.Module, nn.Module] = dataclasses.field(default_factory=dict)  # a module → its replacement, or itself
 
     def convert(self, module: nn.Module, path: str = "") -> nn.Module:
         """The module in attention: another one if it is an activation, or itself with its parts converted."""

@@ -210,10 +210,10 @@ class LinearEstimator(SteppingEstimator):
     def _run(
         self, task: Task, units: ColumnUnits, X: np.ndarray, targets: np.ndarray, start: np.ndarray | None = None
     ) -> tuple[Float[np.ndarray, " weights"], Float[np.ndarray, " weights"]]:
-        """Run the task's program; return the last weights and the gradient there, and set what they are made of.
+        """Run the task's program, set the fitted attributes, and return the last weights and the gradient there.
 
-        That is task_, program_, start_, prompt_, trajectory_, units_, coef_ and intercept_. The weight of the
-        intercept, if there is one, comes last.
+        The attributes are task_, program_, start_, prompt_, trajectory_, units_, coef_ and intercept_. The weight of
+        the intercept, if there is one, comes last.
         """
         features = X.shape[1]
         self.task_, self.program_, self.units_ = task, task.program(), units

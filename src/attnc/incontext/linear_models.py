@@ -12,7 +12,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
 from attnc.incontext.acceleration import Schedule
-from attnc.incontext.descent import Task
+from attnc.incontext.descent import GLMTask, Task
 from attnc.incontext.differences import Sizes, choose
 from attnc.incontext.errors import Norms, plan_least_squares, proximal_bound, proximal_step
 from attnc.incontext.estimators import (
@@ -25,7 +25,6 @@ from attnc.incontext.estimators import (
     method_rule,
     warn_of,
 )
-from attnc.incontext.glm import GLMTask
 
 if TYPE_CHECKING:
     from jaxtyping import Float

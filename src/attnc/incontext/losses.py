@@ -21,21 +21,9 @@ from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.prover import ProofRequest
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions import tree
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.substituting import substitute
-from attnc.targets.expressions.tree import (
-    Call,
-    Constant,
-    Negate,
-    Node,
-    Number,
-    Power,
-    Product,
-    Quotient,
-    Sum,
-    Variable,
-    to_text,
-)
 
 SLOPES = {
     "exp": "exp(u)",
@@ -97,7 +85,7 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
         raise InputError(f"a loss is one expression A(z) in the variable z, for A(z) − y·z; found {loss!r:.80}")
     if not (np.isfinite(reach) and reach > 0):
         raise InputError(f"the reach of z is a positive number, found {reach!r}")
-    text = to_text(derivative(parsed.outputs[0]))
+    text = tree.to_text(derivative(parsed.outputs[0]))
     mean = Expression.parse(text)
     if mean.variables != ("z",):
         raise InputError(f"the loss {loss!r} is linear: its mean function {text} does not depend on z")
@@ -117,68 +105,68 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
     return MeanFunction(text, reach, keys, proven.bound, curvature)
 
 
-def derivative(node: Node) -> Node:
+def derivative(node: tree.Node) -> tree.Node:
     """The derivative d/dz, without terms that are zero and factors that are one."""
     match node:
-        case Number() | Constant():
+        case tree.Number() | tree.Constant():
             return _number(0)
-        case Variable():
+        case tree.Variable():
             return _number(1)
-        case Sum(terms):
+        case tree.Sum(terms):
             return _sum(*map(derivative, terms))
-        case Negate(operand):
+        case tree.Negate(operand):
             return _negate(derivative(operand))
-        case Product(factors):
+        case tree.Product(factors):
             return _sum(
                 *(_product(*factors[:i], derivative(factor), *factors[i + 1 :]) for i, factor in enumerate(factors))
             )
-        case Quotient(dividend, divisor):
+        case tree.Quotient(dividend, divisor):
             if _is(derivative(divisor), 0):
                 return _quotient(derivative(dividend), divisor)
             top = _sum(_product(derivative(dividend), divisor), _negate(_product(dividend, derivative(divisor))))
-            return _quotient(top, Power(divisor, _number(2)))
-        case Power(base, Number(value)):
+            return _quotient(top, tree.Power(divisor, _number(2)))
+        case tree.Power(base, tree.Number(value)):
             return _product(_number(value), _power(base, value - 1), derivative(base))
-        case Power(base, exponent):
-            return derivative(Call("exp", (Product((exponent, Call("log", (base,)))),)))
-        case Call(name, (argument,)) if name in SLOPES:
+        case tree.Power(base, exponent):
+            return derivative(tree.Call("exp", (tree.Product((exponent, tree.Call("log", (base,)))),)))
+        case tree.Call(name, (argument,)) if name in SLOPES:
             return _product(substitute(_slope(name), argument), derivative(argument))
-        case Call(name, _):
+        case tree.Call(name, _):
             raise InputError(f"use one of {', '.join(SLOPES)}: {name} is not smooth, or has no derivative here")
 
 
 @cache
-def _slope(name: str) -> Node:
+def _slope(name: str) -> tree.Node:
     return Expression.parse(SLOPES[name]).outputs[0]
 
 
-def _number(value: int | Fraction) -> Number:
-    return Number(Fraction(value))
+def _number(value: int | Fraction) -> tree.Number:
+    return tree.Number(Fraction(value))
 
 
-def _is(node: Node, value: int) -> bool:
-    return isinstance(node, Number) and node.value == value
+def _is(node: tree.Node, value: int) -> bool:
+    return isinstance(node, tree.Number) and node.value == value
 
 
-def _sum(*terms: Node) -> Node:
+def _sum(*terms: tree.Node) -> tree.Node:
     kept = tuple(term for term in terms if not _is(term, 0))
-    return Sum(kept) if len(kept) > 1 else (kept[0] if kept else _number(0))
+    return tree.Sum(kept) if len(kept) > 1 else (kept[0] if kept else _number(0))
 
 
-def _product(*factors: Node) -> Node:
+def _product(*factors: tree.Node) -> tree.Node:
     if any(_is(factor, 0) for factor in factors):
         return _number(0)
     kept = tuple(factor for factor in factors if not _is(factor, 1))
-    return Product(kept) if len(kept) > 1 else (kept[0] if kept else _number(1))
+    return tree.Product(kept) if len(kept) > 1 else (kept[0] if kept else _number(1))
 
 
-def _quotient(dividend: Node, divisor: Node) -> Node:
-    return _number(0) if _is(dividend, 0) else Quotient(dividend, divisor)
+def _quotient(dividend: tree.Node, divisor: tree.Node) -> tree.Node:
+    return _number(0) if _is(dividend, 0) else tree.Quotient(dividend, divisor)
 
 
-def _power(base: Node, exponent: Fraction) -> Node:
-    return base if exponent == 1 else (_number(1) if exponent == 0 else Power(base, _number(exponent)))
+def _power(base: tree.Node, exponent: Fraction) -> tree.Node:
+    return base if exponent == 1 else (_number(1) if exponent == 0 else tree.Power(base, _number(exponent)))
 
 
-def _negate(node: Node) -> Node:
-    return node if _is(node, 0) else Negate(node)
+def _negate(node: tree.Node) -> tree.Node:
+    return node if _is(node, 0) else tree.Negate(node)

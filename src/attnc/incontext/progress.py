@@ -14,7 +14,7 @@ from attnc.incontext.descent import Task
 from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.reference import evaluate
-from attnc.ir.shapes import main_start, stream_shapes
+from attnc.ir.shapes import streams
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -94,7 +94,7 @@ def attention_map(
     if at is None or not isinstance(program.layers[at], Attention):
         names = [layer.name for layer in program.layers if isinstance(layer, Attention)]
         raise InputError(f"the attention layers are {', '.join(names[:6])} … {names[-1]}, found {layer_name!r}")
-    shape = stream_shapes(program.layers, main_start(program))[at + 1]
+    shape = streams(program)[1].steps[at].after
     patterns: dict[str, np.ndarray] = {}
 
     def record(name: str, array: np.ndarray) -> None:
