@@ -364,7 +364,9 @@ class GLMTask(Task):
         return self.keys + (2 if self.schedule.iterate == "p" else 1)
 
     def program(self, dtype: str = "float64") -> Program:
-        return glm_program(self, dtype)
+        """The program of this task, whose one input has the shape (rows + 1, features + 2)."""
+        shape = (self.prompt.rows + 1, self.prompt.features + 2)
+        return check(Program(_GLMBuilder(self, dtype).layers(), (shape,), (self.prompt.num_weights,)))
 
     def inputs(self, start: np.ndarray, X: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
         """The one input of the program: the first weights, padded with zeros, above the prompt."""
@@ -390,17 +392,6 @@ class GLMTask(Task):
             ("read", total * read, f"the read layer in {dtype}"),
         )
         return Bound((*means.terms, *self.differences.bound(sizes, dtype).terms))
-
-
-def glm_program(model: GLMTask, dtype: str = "float64") -> Program:
-    """The program of a fit, which returns the last weights.
-
-    Its input has the shape (rows + 1, features + 2): the first weights, padded with zeros, above the prompt.
-    """
-    builder = _GLMBuilder(model, dtype)
-    prompt = model.prompt
-    shape = (prompt.rows + 1, prompt.features + 2)
-    return check(Program(builder.layers(), (shape,), (prompt.num_weights,)))
 
 
 @dataclass(frozen=True, eq=False)
