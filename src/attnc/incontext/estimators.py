@@ -92,10 +92,10 @@ class InContextEstimator(BaseEstimator, abc.ABC):  # type: ignore[misc]
             y = np.asarray(y, np.float64)
         else:
             X, y = validate_data(self, X, y, dtype=np.float64)
-        for name, value in self.get_params().items():
-            is_allowed, allowed = self.rules.get(name, (None, ""))
-            if is_allowed is not None and not is_allowed(value):
-                raise FitError(f"{allowed}, found {value!r}")
+        given = self.get_params()
+        for name, (is_allowed, allowed) in self.rules.items():
+            if name in given and not is_allowed(given[name]):
+                raise FitError(f"{allowed}, found {given[name]!r}")
         try:
             self._fit(X, y)
         except InputError as error:

@@ -97,6 +97,17 @@ class NadarayaWatson(QueriedRegressor):
     max_rows : int or None
         Maximum number of rows in the prompt; None takes the rows of X.
 
+    Attributes
+    ----------
+    gamma_ : float
+        The inverse width of the kernel that was used.
+    program_ : attnc.Program
+        Its inputs are a block of queries, less `mean_`, and prompt_.
+    prompt_ : array of shape (max_rows, features + 2)
+        The examples, less `mean_`, as tokens.
+    mean_ : array of shape (features,)
+        The means of the columns.
+
     Examples
     --------
     >>> import attnc
@@ -137,9 +148,13 @@ class KernelRidge(QueriedRegressor, SteppingEstimator):
     Attributes
     ----------
     dual_coef_ : array of shape (rows,)
+        The dual weights.
     trajectory_ : array of shape (steps + 1, rows)
         The dual weights at the start and after every step.
-    program_, prompt_, n_iter_, gamma_
+    n_iter_ : int
+        T.
+    program_, prompt_, mean_, gamma_
+        As for `NadarayaWatson`.
 
     Examples
     --------
@@ -192,6 +207,11 @@ class KNeighborsRegressor(QueriedRegressor):
         first example wins. None is the finest difference that scores in float64 tell apart.
     max_rows : int or None
         Maximum number of rows in the prompt; None takes the rows of X.
+
+    Attributes
+    ----------
+    program_, prompt_, mean_
+        As for `NadarayaWatson`.
 
     Examples
     --------

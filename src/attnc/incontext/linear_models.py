@@ -151,7 +151,12 @@ class LinearRegression(LeastSquares):
     Parameters
     ----------
     fit_intercept, method, tol, max_iter, heads, learning_rate, max_rows
-        As for `Ridge`, which also lists the attributes.
+        As for `Ridge`.
+
+    Attributes
+    ----------
+    coef_, intercept_, program_, start_, prompt_, trajectory_, bound_, n_iter_
+        As for `Ridge`.
 
     Examples
     --------
@@ -217,7 +222,12 @@ class ElasticNet(ProximalRegressor):
     method : {"nesterov", "plain"}
         The kind of steps.
     fit_intercept, tol, max_iter, heads, max_rows
-        As for `Ridge`, which also lists the attributes.
+        As for `Ridge`.
+
+    Attributes
+    ----------
+    coef_, intercept_, program_, start_, prompt_, trajectory_, bound_, n_iter_
+        As for `Ridge`.
 
     Examples
     --------
@@ -242,6 +252,11 @@ class Lasso(ProximalRegressor):
         The penalty, at least 0.
     fit_intercept, method, tol, max_iter, heads, max_rows
         As for `ElasticNet`.
+
+    Attributes
+    ----------
+    coef_, intercept_, program_, start_, prompt_, trajectory_, bound_, n_iter_
+        As for `Ridge`.
 
     Examples
     --------
@@ -381,7 +396,9 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
     classes_ : array of shape (2,)
         The labels.
     coef_ : array of shape (1, features)
+        The weights of the columns.
     intercept_ : array of shape (1,)
+        The intercept.
     program_ : attnc.Program
         Its input is prompt_.
     trajectory_ : array of shape (steps + 1, weights)
