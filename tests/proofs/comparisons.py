@@ -46,6 +46,11 @@ def engines_of(program: Program, *, torch: bool = False) -> dict[str, Engine]:
     return found
 
 
+def worst_error(program: Program, target: ExpressionTarget, bound: float, count: int, seed: int = 0) -> float:
+    """The largest error at adversarial points, all of which are within the bound."""
+    return Comparisons().check(program, target, bound, adversarial_points(program, target, count, seed))
+
+
 @dataclass
 class Comparisons:
     """How many were made, and how close a bound came to be reached."""

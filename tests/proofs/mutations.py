@@ -28,6 +28,15 @@ def _with_layer(program: Program, number: int, layer: Affine | Attention) -> Pro
     return dataclasses.replace(program, layers=tuple(layers))
 
 
+def with_read_out_weight(program: Program, change: Callable[[float], float]) -> Program:
+    """Another first weight in the last affine map."""
+    read = program.layers[-1]
+    values = read.weight.values.copy()
+    values[0] = change(values[0])
+    weight = dataclasses.replace(read.weight, values=values)
+    return _with_layer(program, len(program.layers) - 1, dataclasses.replace(read, weight=weight))
+
+
 def _with_head(program: Program, number: int, which: int, head: Head) -> Program:
     layer = program.layers[number]
     heads = list(layer.heads)

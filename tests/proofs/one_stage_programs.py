@@ -14,7 +14,7 @@ from attnc.ir.program import token_shape
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage
 
 Rows = list[list[fmpq]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from attnc.engines.numpy_engine import NumpyEngine
+from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.leaves_prover import LeavesProver
@@ -29,6 +30,16 @@ def prove_heads(
     program: Program, target: Target, derivation: Derivation | None = None, *, seconds: float = 60.0
 ) -> Proof:
     return StagedProver().prove(program, target, ProofRequest(derivation=derivation, seconds=seconds))
+
+
+def proved_or_refused(
+    program: Program, target: Target, derivation: Derivation | None = None, *, seconds: float
+) -> Proof | None:
+    """The proof; None where the prover refuses the program or its derivation."""
+    try:
+        return prove_heads(program, target, derivation, seconds=seconds)
+    except ProgramError:
+        return None
 
 
 def core_of(found: Proof, target: ExpressionTarget) -> Box:

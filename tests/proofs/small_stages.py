@@ -6,7 +6,7 @@ import numpy as np
 from flint import arb
 
 from attnc.ir.soft_head import Enclosed, SoftHead
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.expressions.expression import Expression
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]

@@ -48,6 +48,11 @@ class Interval:
         x = np.asarray(x, dtype=np.float64)
         return cls(x, x)
 
+    @classmethod
+    def joined(cls, *parts: Interval) -> Interval:
+        """The entries of all parts, one part after the other along the first axis."""
+        return cls(*(np.concatenate(ends) for ends in ([part.lo for part in parts], [part.hi for part in parts])))
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.lo.shape

@@ -28,8 +28,7 @@ from attnc.proofs.kinds.taylor import DEGREES, InterpolantKind, MeanValueKind, T
 from attnc.proofs.proof import Proof, proof_by_leaves
 from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes, require_same_shapes
 from attnc.proofs.rounding.program import Roundings, roundings
-from attnc.proofs.stages.extraction import stages
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage, stages
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:

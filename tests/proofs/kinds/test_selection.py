@@ -15,8 +15,7 @@ from attnc.proofs.kinds.selection import selection_bounds
 from attnc.proofs.observed import sample_points
 from attnc.proofs.rounding.program import roundings
 from attnc.proofs.rounding.stage import rounding_bounds, score_errors
-from attnc.proofs.stages.extraction import one_stage, stages
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage, one_stage, stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression

@@ -14,7 +14,7 @@ import attnc
 from attnc.errors import InputError
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.kinds.tail import expression_tails, tail_bound
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.expressions.expression import Expression
 from proofs.one_stage_programs import enclosed, rational, stage_output
 from strategies.reference import precision, tree_value

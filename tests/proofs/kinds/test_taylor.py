@@ -10,7 +10,7 @@ from attnc.errors import InputError
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.cells.dyadic import cell_boxes, cells
 from attnc.proofs.kinds.taylor import head_model, prepared, taylor_bounds
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage
 from attnc.proofs.taylor.grid_moments import GridMoments, moments_of
 from attnc.proofs.taylor.moments import KeyMoments
 from attnc.proofs.taylor.polynomials import layout

@@ -22,7 +22,7 @@ from attnc.functions import gate_recipes
 from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe
 from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
-from attnc.proofs.staged.line_leaves import prove_line
+from attnc.proofs.staged.lines import prove_line
 from attnc.proofs.stages.extraction import stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget

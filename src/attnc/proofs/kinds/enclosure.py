@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.ir.program import Program
-from attnc.ir.soft_head import Enclosed
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.intervals import affine_range, cells_within, centred, distance, interval
@@ -35,9 +34,10 @@ from attnc.proofs.cells.near_keys import NearValues
 from attnc.proofs.kinds.rounded import rounding_of_sums
 from attnc.proofs.rounding.program import Roundings, roundings
 from attnc.proofs.rounding.stage import score_errors
-from attnc.proofs.stages.extraction import ProgramStage, stages
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.enclosed_sparse import expanded
+from attnc.proofs.stages.extraction import OneStage, ProgramStage, stages
 from attnc.targets.box import Box
+from attnc.targets.parts.part_ranges import halved
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ class QueryEnclosure:
         """The inputs on which the outputs depend; weights that are 0 up to their radius do not count."""
         heads = self.stage.heads
         arrays = (self.stage.linear, *(head.slopes for head in heads), *(head.carried for head in heads))
-        return np.any([_moves(array) for array in arrays if array is not None], axis=0)
+        moving = [(array.mid != 0).reshape(-1, array.mid.shape[-1]) for array in arrays if array is not None]
+        return np.concatenate(moving).any(axis=0)
 
     def _hulls(self, boxes: Interval, leak: float) -> Interval:
         centres, radii = centred(boxes)
@@ -156,23 +157,13 @@ def cut_wide(
     """Halves along the inputs that change the scores most, and the box that each is a piece of."""
     parent, effects = np.arange(len(boxes)), spreads * (boxes.hi - boxes.lo)
     for _ in range(most_cuts):
-        axis = np.argmax(effects, axis=1)
-        (wide,) = np.nonzero(effects[np.arange(len(boxes)), axis] > CUT_ABOVE)
-        if not len(wide):
+        axis, wide = np.argmax(effects, axis=1), effects.max(axis=1) > CUT_ABOVE
+        if not wide.any():
             break
         effects[wide, axis[wide]] = 0.0  # once along each input
-        effects = np.concatenate([effects, effects[wide]])
-        middle = boxes.mid[wide, axis[wide]]
-        left, right = boxes.hi.copy(), boxes.lo[wide]
-        left[wide, axis[wide]] = middle
-        right[np.arange(len(wide)), axis[wide]] = middle
-        boxes = Interval(np.concatenate([boxes.lo, right]), np.concatenate([left, boxes.hi[wide]]))
-        parent = np.concatenate([parent, parent[wide]])
+        boxes = Interval.joined(boxes[~wide], halved(boxes[wide], axis[wide]))
+        effects, parent = (np.concatenate([of[~wide], of[wide], of[wide]]) for of in (effects, parent))
     return boxes, parent
-
-
-def _moves(array: Enclosed) -> Bool[np.ndarray, " inputs"]:
-    return np.asarray((array.mid != 0).reshape(-1, array.mid.shape[-1]).any(axis=0))
 
 
 def _distinct(boxes: Interval, reads: Bool[np.ndarray, " inputs"]) -> tuple[Interval, Int[np.ndarray, " boxes"]]:
@@ -217,13 +208,11 @@ def cut_at(
     lo, hi, cell = cells.lo, cells.hi, np.arange(len(cells))
     for axis, points in enumerate(breaks):
         first, last = np.searchsorted(points, lo[:, axis], "right"), np.searchsorted(points, hi[:, axis], "left")
-        counts = np.maximum(last - first, 0) + 1
-        row = np.repeat(np.arange(len(lo)), counts)
-        number = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+        last = np.maximum(first, last)
+        row, place = expanded(first, last + 1)
         padded = np.concatenate([points, [np.inf]])
-        place = first[row] + number
-        start = np.where(number > 0, padded[np.maximum(place - 1, 0)], lo[row, axis])
-        stop = np.where(number < counts[row] - 1, padded[place], hi[row, axis])
+        start = np.where(place > first[row], padded[np.maximum(place - 1, 0)], lo[row, axis])
+        stop = np.where(place < last[row], padded[place], hi[row, axis])
         lo, hi, cell = lo[row], hi[row], cell[row]
         lo[:, axis], hi[:, axis] = start, stop
     return Interval(lo, hi), cell

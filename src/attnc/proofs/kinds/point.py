@@ -24,8 +24,7 @@ from attnc.proofs.margins import POINT_ROUNDING
 from attnc.proofs.proof import Points, Proof
 from attnc.proofs.prover import ProofRequest, Prover
 from attnc.proofs.rounding.program import roundings
-from attnc.proofs.stages.extraction import stages
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage, stages
 from attnc.targets.expressions.taylor import Taylor
 from attnc.targets.target import Target
 

@@ -12,9 +12,9 @@ from attnc.ir.rounding import NEGLIGIBLE
 from attnc.numerics.rounding import gamma, up
 from attnc.proofs.cells.kind import Bounds, Goal, WrappedKind
 from attnc.proofs.margins import LEAF_ROOM, STAGE_ROUNDING
-from attnc.proofs.rounding.program import Roundings
+from attnc.proofs.rounding.program import Roundings, sizes_at
 from attnc.proofs.rounding.stage import rounding_bounds
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -103,14 +103,11 @@ def rounding_of_sums(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]
     unit = rounds.unit
     reach = up(reach * (1 + 2 * unit), 2)
     n = up(1 + reach.sum(axis=1), reach.shape[1])[:, None]
-    inputs = reach.shape[1] + 2
-    total = up(gamma(rounds.count, unit) * up(rounds.sizes + reach @ rounds.size_slopes.T, inputs))
+    total = up(gamma(rounds.count, unit) * sizes_at(rounds.sizes, reach))
     total = up(total + 2 * rounds.underflow * n, 2)
     for head in rounds.heads:
         p = len(head.value_sizes)
-        largest = head.value_sizes.max(axis=0)[None]
-        if head.value_size_slopes is not None:
-            largest = up(largest + reach @ head.value_size_slopes.max(axis=0).T, inputs)
+        largest = sizes_at(head.value_sizes.max(axis=0), reach)
         share = gamma(2 * p + 3 + head.count, unit) + 2 * p * math.exp(NEGLIGIBLE[rounds.dtype])
         total = up(total + up(up(share) * largest) + up(head.underflow * n), 2)
     with np.errstate(over="ignore"):

@@ -28,7 +28,7 @@ from attnc.proofs.cells.near_keys import NearPairs, NearValues
 from attnc.proofs.kinds.affine import mean_value_distance
 from attnc.proofs.rounding.program import Roundings
 from attnc.proofs.rounding.stage import score_errors as score_errors_of
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:

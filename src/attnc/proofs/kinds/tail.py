@@ -36,7 +36,7 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import down, up
 from attnc.proofs.cells.intervals import interval, is_same_number
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.expressions import tree
 from attnc.targets.expressions.evaluation import enclose
 from attnc.targets.expressions.expression import Expression

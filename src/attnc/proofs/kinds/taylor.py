@@ -30,7 +30,7 @@ from attnc.numerics.jet_tables import embedding, monomials, num_monomials
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.intervals import cells_within, centred
 from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage
 from attnc.proofs.taylor.grid_moments import moments_of
 from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import gamma, layout, quotient, residual

@@ -13,19 +13,19 @@ of three at least, for engines that move an axis' origin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.ir.normal_form import AttentionStage
 from attnc.ir.program import Program
 from attnc.ir.summing import depth
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
-from attnc.proofs.stages.enclosed_sparse import EnclosedForm, SizeForm
+from attnc.proofs.stages.enclosed_sparse import EnclosedForm, EnclosedSparse, SizeForm
 from attnc.proofs.stages.extraction import (
     FoldedStage,
     OutputGroup,
@@ -36,7 +36,7 @@ from attnc.proofs.stages.extraction import (
     only_stage,
     output_groups,
     query_heads,
-    value_parts,
+    value_forms,
 )
 
 if TYPE_CHECKING:
@@ -99,15 +99,9 @@ class RoundingForm:
 
     def rows(self, rows: Int[np.ndarray, " chosen"]) -> RoundingForm:
         places = (np.asarray(rows)[:, None] * self.shape[1] + np.arange(self.shape[1])).ravel()
-        return replace(
-            self,
-            shape=(len(rows), self.shape[1]),
-            is_there=self.is_there[places],
-            count=self.count[places],
-            maps=self.maps[places],
-            is_power=self.is_power[places],
-            size=self.size[places],
-        )
+        names = ("is_there", "count", "maps", "is_power", "size")
+        chosen = {name: getattr(self, name)[places] for name in names}
+        return replace(self, shape=(len(rows), self.shape[1]), **chosen)
 
     def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> RoundingForm:
         (tokens, width), new_width = self.shape, matrix.shape[1]
@@ -115,14 +109,12 @@ class RoundingForm:
         token = np.arange(tokens)[:, None]
         row, column = (token * new_width + m).ravel(), (token * width + j).ravel()
         weights = np.broadcast_to(matrix[j, m], (tokens, len(j))).ravel()
-        gain = self.gain.through(matrix[j, m], m)
-        return self._mapped((tokens, new_width), row, column, weights, np.zeros(tokens * new_width), gain)
+        return self._mapped((tokens, new_width), row, column, weights, np.zeros(tokens * new_width))
 
     def through(self, layer: Affine) -> RoundingForm:
-        weight, row = layer.weight, layer.weight.flat(slice(0, 2))
-        constants = layer.constant.dense().astype(np.float64).ravel()
-        shape, gain = (weight.shape[0], weight.shape[1]), self.gain.through(weight.values, row)
-        return self._mapped(shape, row, weight.flat(slice(2, None)), weight.values, constants, gain)
+        weight, constants = layer.weight, layer.constant.dense().astype(np.float64).ravel()
+        row, column = weight.flat(slice(0, 2)), weight.flat(slice(2, None))
+        return self._mapped((weight.shape[0], weight.shape[1]), row, column, weight.values, constants)
 
     def _mapped(
         self,
@@ -131,10 +123,9 @@ class RoundingForm:
         column: Int[np.ndarray, " entries"],
         weights: Float[np.ndarray, " entries"],
         constants: Float[np.ndarray, " rows"],
-        gain: Gain,
     ) -> RoundingForm:
         """After an affine map with these weights at (row, column), and these constants."""
-        total = shape[0] * shape[1]
+        total, gain = shape[0] * shape[1], self.gain.through(weights, row)
         kept = (weights != 0) & self.is_there[column]
         row, column, weights = row[kept], column[kept], weights[kept].astype(np.float64)
         terms = np.bincount(row, minlength=total) + (constants != 0)
@@ -189,19 +180,17 @@ class ScoreRoundings:
 
 @dataclass(frozen=True, eq=False)
 class HeadRoundings:
-    """The effect of rounding on one head, at x, with n(x) = 1 + Σ|x_i|.
+    """The effect of rounding on one head, at x, with n(x) = 1 + Σ|x_i|; errors and sizes are forms of (|x|, 1).
 
-    A computed score is within score_slopes·|x| + score_offsets + score_underflow·n(x)² of the exact one. The values
-    have sizes value_sizes + value_size_slopes·|x| in the outputs and round `count` times, the sum over the keys apart,
-    in which a term passes `depth` additions at most; in that, and in the values, underflow costs at most
+    A computed score is within score_errors + score_underflow·n(x)² of the exact one. The values have the sizes
+    `value_sizes` in the outputs, of one form each if no value moves. They round `count` times, the sum over the keys
+    apart, in which a term passes `depth` additions at most. In that sum, and in the values, underflow costs at most
     underflow·n(x).
     """
 
-    score_slopes: Float[np.ndarray, "keys d"]
-    score_offsets: Float[np.ndarray, " keys"]
+    score_errors: Float[np.ndarray, "keys forms"]
     score_underflow: Float[np.ndarray, " keys"]
-    value_sizes: Float[np.ndarray, "keys outputs"]
-    value_size_slopes: Float[np.ndarray, "keys outputs d"] | None
+    value_sizes: Float[np.ndarray, "keys outputs forms"]
     count: int
     depth: int
     underflow: Float[np.ndarray, " outputs"]
@@ -210,15 +199,14 @@ class HeadRoundings:
 
 @dataclass(frozen=True, eq=False)
 class Roundings:
-    """The same for a stage: its residual and constants have sizes + size_slopes·|x|, and round `count` times.
+    """The same for a stage: its residual and constants have these sizes, forms of (|x|, 1), and round `count` times.
 
-    No number on the way to the outputs is larger than peak·n(x)²; 0 where overflow is ruled out by other means.
+    No number on the way to the outputs is larger than peak·n(x)²; `peak` is 0 where overflow is ruled out elsewhere.
     """
 
     dtype: str
     heads: tuple[HeadRoundings, ...]
-    sizes: Float[np.ndarray, " outputs"]
-    size_slopes: Float[np.ndarray, "outputs d"]
+    sizes: Float[np.ndarray, "outputs forms"]
     count: int
     underflow: float
     peak: float = 0.0
@@ -228,17 +216,19 @@ class Roundings:
         return UNIT_ROUNDOFF[self.dtype]
 
 
-def roundings(
-    program: Program | ProgramStage, dtype: str | None = None, *, casts_input: bool | None = None
-) -> tuple[Roundings, ...]:
-    """For every stage of `extraction.stages`, in its order, for evaluation in `dtype` (the program's own by default).
+def sizes_at(forms: Float[np.ndarray, "outputs forms"], reach: Float[np.ndarray, "boxes d"]) -> np.ndarray:
+    """Forms of (|x|, 1) for |x| ≤ reach, rounded up: (boxes, outputs), or (1, outputs) for constants alone."""
+    if forms.shape[1] == 1:
+        return forms.T
+    return up(forms[:, -1] + reach @ forms[:, :-1].T, reach.shape[1] + 2)
+
+
+def roundings(program: Program | ProgramStage, *, casts_input: bool | None = None) -> tuple[Roundings, ...]:
+    """For every stage of `extraction.stages`, in its order, for evaluation in the program's dtype.
 
     `casts_input`: the input is rounded to the dtype first (by default in float32, where inputs are any numbers).
     """
-    own = str(program.dtype)
-    dtype = own if dtype is None else dtype
-    if dtype not in UNIT_ROUNDOFF or (own, dtype) == ("float64", "float32"):
-        raise ProgramError(f"a program in {own} cannot be certified for {dtype!r}: cast its weights first")
+    dtype = str(program.dtype)
     stage = only_stage(program) if isinstance(program, Program) else program
     casts_input = dtype == "float32" if casts_input is None else casts_input
     forms = stage.folded(EnclosedForm), stage.folded(SizeForm), stage.folded(RoundingForm)
@@ -248,6 +238,8 @@ def roundings(
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
+    """A stage in the three types of numbers that a bound of its rounding is made of."""
+
     signed: FoldedStage[EnclosedForm]
     sizes: FoldedStage[SizeForm]
     counts: FoldedStage[RoundingForm]
@@ -279,17 +271,15 @@ class _Counted:
             if softmax.is_residual:
                 num_terms = np.full(len(softmax.queried.count), softmax.queried.num_variables + 1)
                 residual_count = int(softmax.queried.folded(num_terms).max(initial=0))
-        pairs = zip(query_heads(self.sizes, group), query_heads(self.signed, group), strict=True)
         heads = []
-        for size, signed in pairs:
+        for size, signed in zip(query_heads(self.sizes, group), query_heads(self.signed, group), strict=True):
             if isinstance(size, QueryHead) and isinstance(signed, QueryHead):
-                heads.append(self._head(size, signed, after, group))
+                heads.append(self._head(size, signed, after))
             elif isinstance(size, SoftmaxRow):
                 heads.append(self._row(size, signed, group))
-        sizes = up(np.add(*affine_part(self.sizes, group)))
         tiny = self.least_normal * (before.terms + gain.terms + 1) * before.factor * gain.factor
-        count = after + self.casts_input + residual_count
-        return Roundings(self.dtype, tuple(heads), sizes[:, -1], sizes[:, :-1], count, tiny, self.peak)
+        sizes, count = affine_part(self.sizes, group).largest(len(group.outputs)), after + residual_count
+        return Roundings(self.dtype, tuple(heads), sizes, count + self.casts_input, tiny, self.peak)
 
     @cached_property
     def peak(self) -> float:
@@ -309,45 +299,68 @@ class _Counted:
         largest = float(written.max(initial=0.0))
         return 2 * max(*found, largest, max(1.0, largest) * read.peak)
 
-    def _head(self, size: QueryHead, signed: QueryHead, after: int, group: OutputGroup) -> HeadRoundings:
-        p, d, num_outputs = size.num_keys, size.query.num_variables, len(group.outputs)
+    def _head(self, size: QueryHead, signed: QueryHead, after: int) -> HeadRoundings:
+        p = size.num_keys
         assert isinstance(self.counts.softmax, AttentionStage)
         counted = self.counts.softmax.heads[size.head_number]
         queries, keys = counted.queries.rows(np.array([size.query_number])), counted.keys.rows(size.seen)
         of_query, of_products, num_active = _score_counts(size, queries, keys)
         factors = self._gammas(of_query + of_products + max(2, num_active - 1))
-        error = up(np.add(*size.scores(factors).dense(p)))
-        if self.casts_input:
-            mid, radius = signed.scores().dense(p)
-            error[:, :d] = up(error[:, :d] + up(self.unit * up(np.abs(mid) + radius))[:, :d])
-
+        errors = self._with_cast(size.scores(factors).largest(p), signed.scores)
         key_sizes = np.bincount(size.keys.entries.row // max(1, size.keys.shape[1]), size.keys.entries.mid, p)
         query_size = float(size.query.entries.mid.sum())
         tiny = queries.gain.size * key_sizes + keys.gain.size * query_size + num_active + 1
-
         W_O, values = counted.W_O, counted.values.rows(size.seen)
         written = RoundingForm.identity((1, len(W_O)), np.arange(len(W_O)), len(W_O), W_O.dtype).times(W_O)
         count = int(values.folded(_num_terms(size.values)).max(initial=0)) + int(written.count.max(initial=0)) + after
-        constants, moving = value_parts(size.outputs(), p, num_outputs)
-        moves = bool((size.values.entries.column < d).any())
-        slopes = np.zeros((p, num_outputs, d)) if moving is None else np.add(*moving)
-        writes = np.bincount(size.writes.column, size.writes.mid, num_outputs)
-        gain = self.counts.read.gain
-        spent = (values.gain.size + 2 * p + 4) * (1 + writes) + (gain.terms + len(W_O)) * gain.factor
-        return HeadRoundings(
-            error[:, :d],
-            error[:, d],
-            2 * self.least_normal * tiny,
-            up(np.add(*constants)),
-            up(slopes) if moves else None,
-            count + (moves and self.casts_input),
-            depth(counted.keys.shape[0], self.dtype),
-            2 * self.least_normal * spent,
-            self._scores(size, signed, of_query, of_products, num_active),
-        )
+        fine = self._scores(size, signed, of_query, of_products, num_active)
+        counts = count, depth(counted.keys.shape[0], self.dtype), values.gain.size + 2 * p + 4, len(W_O)
+        return self._made(size, errors, tiny, *counts, fine)
+
+    def _row(self, size: SoftmaxRow, signed: QueryHead | SoftmaxRow, group: OutputGroup) -> HeadRoundings:
+        """A softmax over features: engines compute its logits by an affine map, and the outputs by another one.
+
+        The read-out adds up the products of all rows, in any order. For the m products of this row, m − 1 of the
+        additions are those of the sum over the keys; the others count as roundings of the read-out.
+        """
+        p = size.num_keys
+        assert not isinstance(self.counts.softmax, AttentionStage | None)
+        logits = self.counts.softmax.logits.rows(np.array([size.query_number]))
+        num_active = len(np.unique(size.logits.entries.column))
+        count = max(3, num_active, int(logits.folded(_num_terms(size.logits)).max(initial=0)))
+        errors = self._with_cast(up(size.scores().largest(p) * gamma(count, self.unit)), signed.scores)
+        own = np.bincount(size.writes.column, minlength=len(group.outputs))
+        others = int((self.read_counts[group.outputs] - np.maximum(own - 1, 0)).max(initial=0))
+        tiny = np.full(p, logits.gain.size + num_active + 1)
+        return self._made(size, errors, tiny, others, max(0, p - 1), 2 * p + 4, p)
+
+    def _made(
+        self,
+        size: QueryHead | SoftmaxRow,
+        score_errors: Float[np.ndarray, "keys forms"],
+        tiny: Float[np.ndarray, " keys"],
+        count: int,
+        additions: int,
+        lost: float,
+        width: int,
+        scores: ScoreRoundings | None = None,
+    ) -> HeadRoundings:
+        """A head whose scores have `tiny` products that may underflow, and whose values have `lost` and `width`."""
+        values, gain = value_forms(size), self.counts.read.gain
+        writes = np.bincount(size.writes.column, size.writes.mid, size.writes.num_columns)
+        spent = 2 * self.least_normal * (lost * (1 + writes) + (gain.terms + width) * gain.factor)
+        count += self.casts_input and values.mid.shape[2] > 1
+        sizes, underflow = up(values.mid + values.radius), 2 * self.least_normal * tiny
+        return HeadRoundings(score_errors, underflow, sizes, count, additions, spent, scores)
 
     def _gammas(self, counts: Int[np.ndarray, " any"]) -> Float[np.ndarray, " any"]:
         return np.array([gamma(int(n), self.unit) for n in counts])
+
+    def _with_cast(self, errors: Float[np.ndarray, "rows forms"], exact: Callable[[], EnclosedSparse]) -> np.ndarray:
+        """The errors of forms of x, with those that a cast of the input adds to the exact forms."""
+        if self.casts_input:
+            errors[:, :-1] = up(errors + up(self.unit * exact().largest(len(errors))))[:, :-1]
+        return errors
 
     def _scores(
         self, size: QueryHead, signed: QueryHead, of_query: np.ndarray, of_products: np.ndarray, num_active: int
@@ -356,53 +369,21 @@ class _Counted:
 
         In float64 these engines move origins, and round in other places than the others.
         """
-        d, p, d_k = size.query.num_variables, size.num_keys, max(1, size.query.shape[1])
-        keys = signed.keys.entries
-        if self.dtype != "float32" or (size.keys.entries.column < d).any() or keys.radius.any():
+        p, d_k, keys = size.num_keys, max(1, size.query.shape[1]), signed.keys.entries
+        moves = (size.keys.entries.column < size.query.num_variables).any()
+        if self.dtype != "float32" or moves or keys.radius.any():
             return None
         inner = gamma(8, UNIT_ROUNDOFF["float64"])
-        query = up(up(np.add(*size.query.entries.dense(d_k))) * (self._gammas(of_query) + inner)[:, None], 2)
-        if self.casts_input:
-            mid, radius = signed.query.entries.dense(d_k)
-            query[:, :d] = up(query[:, :d] + up(self.unit * up(np.abs(mid) + radius))[:, :d])
+        query = up(size.query.entries.largest(d_k) * (self._gammas(of_query) + inner)[:, None], 2)
         key_table = np.zeros(p * d_k)
         key_table[keys.row] = keys.mid
-        own = up(np.add(*size.scores(self._gammas(of_products) + inner).dense(p)))
-        sizes = up(np.add(*size.scores().dense(p)))
         # How far |q̂| may be above |q|, in sizes and products alike.
         grown = 1 + gamma(int((of_query + of_products).max(initial=0)) + 2, self.unit)
-        return ScoreRoundings(query, key_table.reshape(p, d_k), up(own * grown, 2), up(sizes * grown, 2), num_active)
-
-    def _row(self, size: SoftmaxRow, signed: QueryHead | SoftmaxRow, group: OutputGroup) -> HeadRoundings:
-        """A softmax over features: engines compute its logits by an affine map, and the outputs by another one.
-
-        The read-out adds up the products of all rows, in any order. For the m products of this row, m − 1 of the
-        additions are those of the sum over the keys; the others count as roundings of the read-out.
-        """
-        p, d = size.num_keys, size.logits.num_variables
-        assert not isinstance(self.counts.softmax, AttentionStage | None)
-        logits = self.counts.softmax.logits.rows(np.array([size.query_number]))
-        num_active = len(np.unique(size.logits.entries.column))
-        count = max(3, num_active, int(logits.folded(_num_terms(size.logits)).max(initial=0)))
-        error = up(up(np.add(*size.scores().dense(p))) * gamma(count, self.unit))
-        if self.casts_input:
-            mid, radius = signed.scores().dense(p)
-            error[:, :d] = up(error[:, :d] + up(self.unit * up(np.abs(mid) + radius))[:, :d])
-        own = np.bincount(size.writes.column, minlength=len(group.outputs))
-        others = self.read_counts[group.outputs] - np.maximum(own - 1, 0)
-        writes, gain = np.bincount(size.writes.column, size.writes.mid, len(group.outputs)), self.counts.read.gain
-        spent = (2 * p + 4) * (1 + writes) + (gain.terms + p) * gain.factor
-        constants, _ = value_parts(size.outputs(), p, len(group.outputs))
-        return HeadRoundings(
-            error[:, :d],
-            error[:, d],
-            np.full(p, 2 * self.least_normal * (logits.gain.size + num_active + 1)),
-            up(np.add(*constants)),
-            None,
-            int(others.max(initial=0)),
-            max(0, p - 1),
-            2 * self.least_normal * spent,
+        own, sizes = (
+            up(size.scores(factors).largest(p) * grown, 2) for factors in (self._gammas(of_products) + inner, None)
         )
+        query = self._with_cast(query, lambda: signed.query.entries)
+        return ScoreRoundings(query, key_table.reshape(p, d_k), own, sizes, num_active)
 
 
 def _score_counts(size: QueryHead, query: RoundingForm, keys: RoundingForm) -> tuple[np.ndarray, np.ndarray, int]:

@@ -8,39 +8,53 @@ that all share:
     weights     |Â − A| = |Σ p_k η_k (v_k − A)| / Σ p_k(1 + η_k) ≤ Σ p_k τ_k |v_k − A| / (1 − τ̄);
     sums        γ_{B+3+n}·Σ p̂_k|v_k| + γ_B·|Â|, p̂_k ≤ p_k(1 + τ_k)/(1 − τ̄), n the roundings of values and read-out.
 
-The sums above and below the fraction bar are trees of additions, and B is one more than what a term passes through of
-them: `depth` in a tree of blocks (`ir.summing`), with one for engines that divide weights by their sum, and these once
-more. In any order, B may be the number of keys with p_k > u/8: adding to a partial sum one that holds small keys only
-rounds by no more than that, as the other is itself a float. So the paths of big keys meet at most B − 1 other
-additions, and all small ones together cost twice their share, in either sum.
+The sums above and below the fraction bar are trees of additions, and B is one more than the largest number of them that
+a term passes: `depth` in a tree of blocks (`ir.summing`), one more for engines that divide weights by their sum. In any
+order, B may be the number of keys with p_k > u/8: adding a partial sum of small keys to another sum rounds by no more
+than the partial sum, as the other sum is itself a float. So the paths of big keys meet at most B − 1 other additions,
+and all small keys together cost twice their share, in either sum.
 
-How the weights are bounded over a whole box is told in `weight_errors`.
+On a box c ± r, with weights p_k at its centre, α_k = a_k − ā the slopes about their mean and ρ_k = |α_k|·r:
+p_k(c + t) = p_k e^{α_k·t}/M, M ≥ 1 (Jensen: at least exp of the mean exponent, which is 0). So p_k(x) ≤ p_k e^{ρ_k},
+and any average G = Σ p_k(x) g_k by these weights, of values as of their errors, is close to that at the centre, G_0:
+
+    |G − G_0| = |Σ p_k (g_k − G_0)(e^{α_k·t} − 1)|/M
+              ≤ Σ_i r_i |Σ_k p_k (g_k − G_0) α_ki| + Σ p_k |g_k − G_0|(e^{ρ_k} − 1 − ρ_k).
+
+No average leaves the hull of the numbers that it averages. Σ p_k τ_k |v_k − A| is convex in A: for |A − A_0| ≤ a it is
+largest at A_0 ± a.
+
+Rounding changes slowly from place to place, but its bound over a box grows with the box. So many boxes share one bound
+where it is small enough, and a box is bounded in parts where it is not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.errors import InputError
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.soft_head import Enclosed, SoftHead
-from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
+from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.near_keys import NearPairs, NearValues
-from attnc.proofs.rounding.parts import in_parts, shared
-from attnc.proofs.rounding.program import HeadRoundings, Roundings
-from attnc.proofs.rounding.weight_errors import WeightErrors, deltas
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.rounding.program import HeadRoundings, Roundings, sizes_at
+from attnc.proofs.stages.extraction import OneStage
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
+LARGEST_EXPONENT = 60.0  # a weight that is off by e^60 is not known at all
+DEPTH = 2
+"""Maximum number of halvings of a box along every axis: each multiplies the cost by 2^d. Chosen, not measured."""
+MOST_PARTS = 2**13
+"""Maximum number of parts of boxes that are bounded together. Chosen, not measured."""
+
+RoundingOf = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(centres, radii) → bounds (boxes, outputs)."""
 
 
 def rounding_bounds(
@@ -49,44 +63,38 @@ def rounding_bounds(
     centres: Float[np.ndarray, "boxes d"],
     radii: Float[np.ndarray, "boxes d"],
     *,
-    truncation: float | Sequence[float] = (),
+    truncation: float = 0.0,
     for_any_weights: bool = False,
     enough: float | Float[np.ndarray, " boxes"] = np.inf,
 ) -> Float[np.ndarray, "boxes outputs"]:
     """Upper bounds of |computed − exact| over the boxes centre ± radius, for every engine: the reference, numpy,
     torch and ONNX Runtime.
 
-    `roundings` are those of the stage (`program.roundings`). `truncation`: what an engine may be off by
-    besides, in any output; or for each head, what it may change in the weights, Σ_k |weight used − weight|. With
-    `for_any_weights` the error of the weights is left out: for bounds of |f − stage| that hold whatever the weights
-    are, `selection_bounds` with `score_errors`. What is at most `enough` is not made sharper: a bound that many boxes
-    share, or that of a whole box; above it, boxes are looked at in parts. Where numbers may overflow, the bound is ∞.
+    `roundings` are those of the stage (`program.roundings`). An engine may be off by `truncation` besides, in any
+    output. With `for_any_weights` the error of the weights is left out: for bounds of |f − stage| that hold whatever
+    the weights are, `selection_bounds` with `score_errors`. A bound of at most `enough` is not made sharper: it may be
+    that of a whole box, or one that many boxes share. Where numbers may overflow, the bound is ∞.
     """
-    of_heads = [0.0] * len(stage.heads) if isinstance(truncation, float | int) or not len(truncation) else truncation
-    if len(of_heads) != len(stage.heads):
-        raise InputError(f"truncation has {len(of_heads)} entries, the stage {len(stage.heads)} heads")
-    spare = float(truncation) if isinstance(truncation, float | int) else 0.0
 
     def bounds(centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
         unit = roundings.unit
         reach = up((np.abs(centres) + radii) * (1 + 2 * unit), 2)
-        tiny = roundings.underflow * (1 + reach.sum(axis=1))[:, None]
-        total = up(gamma(roundings.count, unit) * _at(roundings.sizes, roundings.size_slopes, reach), 4) + 2 * tiny
-        for head, rounds, left_out in zip(stage.heads, roundings.heads, of_heads, strict=True):
-            part = _HeadError(head, rounds, roundings.dtype, centres, radii, reach, for_any_weights)
-            total = up(total + up(part.bounds() + left_out * part.largest, 2))
-        total = total if spare == 0 else up(total + spare)
+        n = 1 + reach.sum(axis=1)
+        total = up(gamma(roundings.count, unit) * sizes_at(roundings.sizes, reach), 4)
+        total = total + 2 * roundings.underflow * n[:, None]
+        for head, rounds in zip(stage.heads, roundings.heads, strict=True):
+            found = _head_bounds(head, rounds, roundings.dtype, centres, radii, reach, for_any_weights)
+            total = up(total + up(found, 2))
         with np.errstate(over="ignore"):
-            largest = roundings.peak * np.square(1 + reach.sum(axis=1))
-        overflows = ~(largest < np.finfo(roundings.dtype).max / 4)
-        return np.where(overflows[:, None], np.inf, total)
+            overflows = ~(roundings.peak * np.square(n) < np.finfo(roundings.dtype).max / 4)
+        return np.where(overflows[:, None], np.inf, up(total + truncation) if truncation else total)
 
     if not len(centres):
         return np.zeros((0, len(stage.constant.mid)))
     wanted = np.broadcast_to(enough, len(centres))
     least = float(wanted.min())
-    upper = shared(bounds, centres, radii, least) if 0 < least < np.inf else bounds(centres, radii)
-    return in_parts(bounds, upper, centres, radii, wanted)
+    upper = _shared(bounds, centres, radii, least) if 0 < least < np.inf else bounds(centres, radii)
+    return _in_parts(bounds, upper, centres, radii, wanted)
 
 
 def score_errors(
@@ -100,88 +108,279 @@ def score_errors(
     if not len(centres):
         return np.zeros(len(roundings.heads))
     reach = up((np.abs(centres) + radii).max(axis=0) * (1 + 2 * roundings.unit), 2)[None]
-    largest = [float(deltas(rounds, reach, slice(None), 0).max()) for rounds in roundings.heads]
+    largest = [_largest_delta(rounds, reach) for rounds in roundings.heads]
     return up(np.array(largest) + 64 * roundings.unit)
 
 
-def _at(values: np.ndarray, slopes: np.ndarray | None, reach: np.ndarray) -> np.ndarray:
-    """values + slopes·reach: (boxes, outputs) for values (outputs,), slopes (outputs, d)."""
-    return values if slopes is None else up(values + reach @ slopes.T, reach.shape[1] + 1)
+def _shared(
+    bounds: RoundingOf, centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"], enough: float
+) -> Float[np.ndarray, "boxes outputs"]:
+    """The bound of a box around many boxes, where it is at most `enough`; quarters of them where it is not."""
+    found: np.ndarray | None = None
+    groups = [np.arange(len(centres))]
+    while groups:
+        lo = np.stack([-up(radii[group] - centres[group]).max(axis=0) for group in groups])
+        hi = np.stack([up(centres[group] + radii[group]).max(axis=0) for group in groups])
+        middles = lo / 2 + hi / 2
+        alone = np.array([len(group) == 1 for group in groups])
+        first = np.array([group[0] for group in groups])
+        middles = np.where(alone[:, None], centres[first], middles)
+        reach = np.where(alone[:, None], radii[first], up(np.maximum(hi - middles, middles - lo), 4))
+        upper = bounds(middles, reach)
+        found = np.empty((len(centres), upper.shape[1])) if found is None else found
+        open_groups = []
+        for group, row, is_done in zip(groups, upper, alone | (upper.max(axis=1) <= enough), strict=True):
+            if is_done:
+                found[group] = row
+            else:
+                open_groups += [part for half in _halves(centres, group) for part in _halves(centres, half)]
+        groups = open_groups
+    assert found is not None
+    return found
 
 
-@dataclass(frozen=True, eq=False)
-class _HeadError:
-    head: SoftHead[Enclosed]
-    rounds: HeadRoundings
-    dtype: str
-    centres: Float[np.ndarray, "boxes d"]
-    radii: Float[np.ndarray, "boxes d"]
-    reach: Float[np.ndarray, "boxes d"]
-    for_any_weights: bool
+def _halves(centres: np.ndarray, group: np.ndarray) -> list[np.ndarray]:
+    """Cut across the longest side of where the centres lie."""
+    if len(group) == 1:
+        return [group]
+    axis = int(np.argmax(np.ptp(centres[group], axis=0)))
+    order = np.argpartition(centres[group, axis], len(group) // 2)
+    return [group[order[: len(group) // 2]], group[order[len(group) // 2 :]]]
 
-    @property
-    def unit(self) -> float:
-        return UNIT_ROUNDOFF[self.dtype]
 
-    @cached_property
-    def largest_delta(self) -> float:
-        """Of any key on any box."""
-        return float(deltas(self.rounds, self.reach.max(axis=0)[None], slice(None), 0).max())
+def _in_parts(
+    bounds: RoundingOf,
+    upper: Float[np.ndarray, "boxes outputs"],
+    centres: Float[np.ndarray, "boxes d"],
+    radii: Float[np.ndarray, "boxes d"],
+    enough: Float[np.ndarray, " boxes"],
+) -> Float[np.ndarray, "boxes outputs"]:
+    """Bounds no larger than `upper`: of a box that has more than `enough`, the largest of its parts."""
+    found, owner = upper.copy(), np.flatnonzero(upper.max(axis=1) > enough)
+    done = np.zeros(upper.shape)  # the largest of the parts that are not halved any more
+    centres, radii = centres[owner], radii[owner]
+    for _ in range(DEPTH):
+        if not 0 < len(owner) << centres.shape[1] <= MOST_PARTS:
+            break
+        for axis in range(centres.shape[1]):
+            step = np.zeros_like(radii)
+            step[:, axis] = radii[:, axis] / 2
+            centres, radii = np.concatenate([centres - step, centres + step]), np.concatenate([radii - step] * 2)
+            radii[:, axis] = up(radii[:, axis] + 4 * U * (np.abs(centres[:, axis]) + radii[:, axis]), 4)
+            owner = np.concatenate([owner, owner])
+        parts = bounds(centres, radii)
+        largest = done.copy()
+        np.maximum.at(largest, owner, parts)
+        touched = np.unique(owner)
+        found[touched] = np.minimum(found[touched], largest[touched])
+        is_open = (parts.max(axis=1) > enough[owner]) & (found[owner].max(axis=1) > enough[owner])
+        np.maximum.at(done, owner[~is_open], parts[~is_open])
+        # If one part of a box stays above `enough`, only parts with equally large bounds matter.
+        owner, centres, radii = owner[is_open], centres[is_open], radii[is_open]
+    return found
 
-    @cached_property
-    def near(self) -> NearValues:
-        return NearValues(self.head, self.centres, self.radii, self.largest_delta + 64 * self.unit)
 
-    @cached_property
-    def largest(self) -> Float[np.ndarray, "boxes outputs"]:
-        """The size of the largest value."""
-        slopes = self.rounds.value_size_slopes
-        return np.broadcast_to(
-            _at(self.rounds.value_sizes.max(axis=0), None if slopes is None else slopes.max(axis=0), self.reach),
-            (len(self.reach), self.rounds.value_sizes.shape[1]),
-        )
+def _head_bounds(
+    head: SoftHead[Enclosed],
+    rounds: HeadRoundings,
+    dtype: str,
+    centres: Float[np.ndarray, "boxes d"],
+    radii: Float[np.ndarray, "boxes d"],
+    reach: Float[np.ndarray, "boxes d"],
+    for_any_weights: bool,
+) -> Float[np.ndarray, "boxes outputs"]:
+    """The part of the bounds that one head adds."""
+    unit, sizes = UNIT_ROUNDOFF[dtype], sizes_at(rounds.value_sizes.max(axis=0), reach)
+    near = NearValues(head, centres, radii, _largest_delta(rounds, reach.max(axis=0)[None]) + 64 * unit)
+    found = np.empty((len(centres), sizes.shape[1]))
+    for pairs in near.pairs():
+        found[pairs.boxes] = _WeightErrors(near, pairs, rounds, reach, unit, for_any_weights).bounds()
+    # Exponentials below e^NEGLIGIBLE may be zero, and keys that are behind by the gap are not looked at.
+    unseen = 2 * near.scores.num_keys * math.exp(NEGLIGIBLE[dtype]) + 8 * near.rest
+    spent = up(rounds.underflow * (1 + reach.sum(axis=1))[:, None], 4)
+    return up(found + up(unseen * sizes, 2) + spent)
 
-    def bounds(self) -> Float[np.ndarray, "boxes outputs"]:
-        found = np.empty(self.largest.shape)
-        for pairs in self.near.pairs():
-            found[pairs.boxes] = self._of_pairs(pairs)
-        # Exponentials below e^NEGLIGIBLE may be zero, and keys that are behind by the gap are not looked at.
-        unseen = 2 * self.near.scores.num_keys * math.exp(NEGLIGIBLE[self.dtype]) + 8 * self.near.rest
-        spent = up(self.rounds.underflow * (1 + self.reach.sum(axis=1))[:, None], 4)
-        return up(found + up(unseen * self.largest, 2) + spent)
 
-    def _of_pairs(self, pairs: NearPairs) -> Float[np.ndarray, "rows outputs"]:
-        u = self.unit
-        weights = WeightErrors(self.near, pairs, self.rounds, self.reach, u, for_any_weights=self.for_any_weights)
-        num_keys = self.near.scores.num_keys
-        is_big = (weights.most > u / 8) | (num_keys * u > 0.1)  # with more keys the factor 2 below is too small
-        num_big = weights.sums(is_big)
+def _largest_delta(rounds: HeadRoundings, reach: Float[np.ndarray, "1 d"]) -> float:
+    """The largest δ of all keys on a box."""
+    return float(_deltas(rounds, reach, slice(None), 0).max())
+
+
+def _deltas(rounds: HeadRoundings, reach: np.ndarray, keys: np.ndarray | slice, rows: np.ndarray | int) -> np.ndarray:
+    """δ of keys on boxes, for index arrays of one shape."""
+    size = np.square(1 + reach.sum(axis=1))[rows]
+    total = rounds.score_errors[keys, -1] + rounds.score_underflow[keys] * size
+    for axis in range(reach.shape[1]):
+        total = total + rounds.score_errors[keys, axis] * reach[rows, axis]
+    return up(total, reach.shape[1] + 4)
+
+
+class _WeightErrors:
+    """Over the boxes of pairs: `exact` ≥ p_k(x), `most` ≥ the computed weight, and τ_k.
+
+    `p` are the p_k(c), off by a factor e^{±2·slack}, which ρ holds; `lean` is the mean exponent left to Jensen's
+    inequality, as ā is rounded.
+    """
+
+    def __init__(
+        self,
+        near: NearValues,
+        pairs: NearPairs,
+        rounds: HeadRoundings,
+        reach: Float[np.ndarray, "boxes d"],
+        u: float,
+        for_any_weights: bool,
+    ) -> None:
+        self.near, self.pairs, self.reach, self.rounds, self.u = near, pairs, reach, rounds, u
+        self.for_any_weights, scores = for_any_weights, near.scores
+        row, boxes, d = pairs.row, pairs.boxes[pairs.row], near.centres.shape[1]
+        longest = int(np.bincount(row).max(initial=1))
+        # All that is summed here has fewer than `longest` terms, and some dozens of roundings beside the sums.
+        self.margin = 1 + 4 * U * (longest + 64)
+        at_centre = scores.at(boxes, pairs.key)
+        top = np.maximum.reduceat(at_centre, pairs.starts)
+        below = at_centre - top[row]
+        with np.errstate(under="ignore"):
+            total = self.sums(np.exp(below))
+            log_p = below - np.log(total)[row]  # where p itself underflows, p·e^ρ need not
+            self.p = np.exp(log_p)
+        unsure = 2 * scores.slack
+        self.alpha = [slopes - self.sums(self.p * slopes)[row] for slopes in scores.slopes[pairs.key].T]
+        rho, self.lean = np.full(len(row), unsure), np.zeros(len(pairs.boxes))
+        for axis in range(d):
+            alpha, radii = self.alpha[axis], near.radii[:, axis]
+            rho += np.abs(alpha) * radii[boxes]
+            mean = np.abs(self.sums(self.p * alpha))
+            mean += (self.margin - 1 + 4 * unsure) * self.sums(self.p * np.abs(alpha))
+            self.lean += mean * radii[pairs.boxes]
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            most = np.minimum(log_p + rho + self.lean[row], pairs.lead + scores.slack)
+            self.exact = np.exp(np.minimum(most, 0.0)) * self.margin
+            grown = np.expm1(rho)
+            # p_k·bend_k ≥ p_k |e^{z} − 1 − α·t|, z within `unsure` of α·t; the sums over α·t are rounded, too.
+            bend = grown - rho + 32 * U * grown + (self.margin - 1) * rho + unsure
+            self.bent = np.where(log_p > -600, self.p * bend, np.exp(log_p + rho))
+            highest = np.maximum.reduceat(at_centre + rho, pairs.starts)
+            gap = highest[row] - at_centre + rho + scores.slack
+            delta = self._score_errors(at_centre)
+            exponent = delta * (1 + u) + u * (gap + near.score_error)
+            ulps = 2 * ENGINE_ULPS * u
+            self.tau = (np.expm1(np.minimum(exponent, LARGEST_EXPONENT)) * (1 + ulps) + ulps) * self.margin
+            self.mean_tau = self.mean(self.tau)
+            self.unsettled = ~(self.mean_tau < 0.5)
+            self.settled = 1 - np.minimum(self.mean_tau, 0.5)
+            computed = np.where(self.unsettled[row], 1.0, self.exact * (1 + self.tau) / self.settled[row])
+            behind = np.exp(np.minimum(pairs.lead + near.slack, 0.0)) * self.margin
+            # The computed weights are at most this; `near.slack` holds what the scores may be off by.
+            self.most = behind if for_any_weights else np.minimum(computed, behind)
+
+    def _score_errors(self, at_centre: np.ndarray) -> np.ndarray:
+        """The error of each score without the part that all keys of a box share, if `ScoreRoundings` are given.
+
+        It is left out for all keys or for none: otherwise two errors would not bound the distance of two scores.
+        """
+        rounds, u, row, boxes, key = self.rounds, self.u, self.pairs.row, self.pairs.boxes, self.pairs.key
+        fine = rounds.scores
+        if fine is None:
+            return _deltas(rounds, self.reach, key, boxes[row])
+        at = np.concatenate([self.reach, np.ones((len(self.reach), 1))], axis=1)
+        known = rounds.score_underflow[key] * np.square(at[boxes].sum(axis=1))[row]
+        of_query, score = at[boxes] @ fine.query.T, np.abs(at_centre) + self.near.scores.slack
+        for j in np.flatnonzero(fine.query.any(axis=1)):
+            part = fine.keys[key, j]
+            known += np.abs(part - self.sums(self.p * part)[row]) * of_query[row, j]
+            score += np.abs(part) * of_query[row, j]  # the rounded sum includes the common part
+        sizes = np.zeros(len(row))
+        for i in range(at.shape[1]):
+            known += fine.own[key, i] * at[boxes, i][row]
+            sizes += fine.sizes[key, i] * at[boxes, i][row]
+        for axis, slopes in enumerate(self.near.scores.slopes[key].T):
+            score += np.abs(slopes) * self.near.radii[boxes, axis][row]
+        n = fine.num_terms
+        score = score + known
+        added = (max(0, n - 2) * (sizes + score) / 2 + score) * (u / (1 - n * u)) if n > 1 else 0.0
+        return (known + added) * self.margin
+
+    def bounds(self) -> Float[np.ndarray, "rows outputs"]:
+        """The errors of all outputs, underflow and keys far behind apart."""
+        pairs, u = self.pairs, self.u
+        is_big = (self.most > u / 8) | (self.near.scores.num_keys * u > 0.1)  # with more keys the 2 below is too small
+        num_big = self.sums(is_big)
         columns = []
-        for output in range(self.largest.shape[1]):
-            size = self._sizes(pairs, output)
+        for output in range(self.rounds.value_sizes.shape[1]):
+            size = self._sizes(output)
             top = np.maximum.reduceat(size, pairs.starts)
-            by_weights, average = weights.error(output)
-            mean = top if self.for_any_weights else weights.computed_mean(size)
+            by_weights, average = self.error(output)
+            mean = top if self.for_any_weights else self.computed_mean(size)
             average = np.fmin(average + by_weights, mean)
-            small = 2 * weights.sums(np.where(is_big, 0.0, weights.most * (size + top[pairs.row])))
-            in_blocks = self._sums(self.rounds.depth + 1, mean, average)
-            sums = np.fmin(self._sums(num_big, mean, average) + small, in_blocks)
+            small = 2 * self.sums(np.where(is_big, 0.0, self.most * (size + top[pairs.row])))
+            in_blocks = self._of_sums(self.rounds.depth + 1, mean, average)
+            sums = np.fmin(self._of_sums(num_big, mean, average) + small, in_blocks)
             columns.append(sums if self.for_any_weights else by_weights + sums)
-        return up(np.stack(columns, axis=1) * weights.margin)
+        return up(np.stack(columns, axis=1) * self.margin)
 
-    def _sums(self, B: np.ndarray | int, mean: np.ndarray, average: np.ndarray) -> np.ndarray:
-        """The theorem for mean ≥ Σ p̂_k|v_k|, average ≥ |Â|."""
-        below = self._gamma(B)
-        return np.asarray(self._gamma(B + 3 + self.rounds.count) * (1 + below) * mean + below * average)
+    def _of_sums(self, B: np.ndarray | int, mean: np.ndarray, average: np.ndarray) -> np.ndarray:
+        """The theorem for mean ≥ Σ p̂_k|v_k|, average ≥ |Â|; ∞ where γ is not defined."""
+        roundings = np.stack(np.broadcast_arrays(B, B + 3 + self.rounds.count)) * self.u
+        below, above = np.where(roundings < 1, roundings / np.maximum(1 - roundings, U), np.inf)
+        return np.asarray(above * (1 + below) * mean + below * average)
 
-    def _gamma(self, n: np.ndarray | float) -> np.ndarray | float:
-        """γ_n, ∞ where it is not defined."""
-        nu = n * self.unit
-        return np.where(nu < 1, nu / np.maximum(1 - nu, U), np.inf)
+    def _sizes(self, output: int) -> Float[np.ndarray, " pairs"]:
+        """The sizes of the values of one output."""
+        forms = self.rounds.value_sizes[self.pairs.key, output]
+        if forms.shape[1] == 1:
+            return forms[:, 0]
+        return forms[:, -1] + (forms[:, :-1] * self.reach[self.pairs.boxes[self.pairs.row]]).sum(axis=1)
 
-    def _sizes(self, pairs: NearPairs, output: int) -> Float[np.ndarray, " pairs"]:
-        size = self.rounds.value_sizes[pairs.key, output]
-        slopes = self.rounds.value_size_slopes
-        if slopes is not None:
-            size = size + (slopes[pairs.key, output] * self.reach[pairs.boxes[pairs.row]]).sum(axis=1)
-        return size
+    def sums(self, terms: np.ndarray) -> Float[np.ndarray, " rows"]:
+        return np.bincount(self.pairs.row, terms, len(self.pairs.boxes))
+
+    def _moved(self, terms: np.ndarray, average: np.ndarray) -> Float[np.ndarray, " rows"]:
+        """How far an average of terms may be from that at the centre."""
+        row, boxes = self.pairs.row, self.pairs.boxes
+        off = terms - average[row]
+        with np.errstate(over="ignore", invalid="ignore"):
+            moved = self.sums(self.bent * np.abs(off))
+            for axis, alpha in enumerate(self.alpha):
+                moved += np.abs(self.sums(self.p * off * alpha)) * self.near.radii[boxes, axis]
+            return moved * np.exp(self.lean) + 4 * (self.margin - 1) * self.sums(self.p * np.abs(terms))
+
+    def mean(self, terms: np.ndarray) -> Float[np.ndarray, " rows"]:
+        """Above Σ p_k(x) terms_k on the box, for terms ≥ 0."""
+        average = self.sums(self.p * terms)
+        largest = np.maximum.reduceat(terms, self.pairs.starts)
+        direct = np.fmin(self.sums(self.exact * terms), largest)
+        return np.fmin(average + self._moved(terms, average), direct)
+
+    def computed_mean(self, sizes: np.ndarray) -> Float[np.ndarray, " rows"]:
+        """The same by the computed weights, which are p_k(1 + η_k)/Σ p_l(1 + η_l), |η| ≤ τ."""
+        found = np.where(self.unsettled, np.inf, self.mean(sizes * (1 + self.tau)) / self.settled)
+        return np.fmin(np.fmin(found, self.sums(self.most * sizes)), np.maximum.reduceat(sizes, self.pairs.starts))
+
+    def error(self, output: int) -> tuple[Float[np.ndarray, " rows"], Float[np.ndarray, " rows"]]:
+        """The error of one output that errors of the weights cause, by the theorem above or by the hull; and |A|."""
+        pairs, row = self.pairs, self.pairs.row
+        value, spread, wide = self._values(output)
+        average = self.sums(self.p * value)
+        moved = self._moved(value, average) + self.mean(spread)
+        with np.errstate(over="ignore", invalid="ignore"):
+            ends = [average + moved, average - moved]
+            errors = np.fmax(*(self.mean(self.tau * (np.abs(value - end[row]) + spread)) for end in ends))
+            errors = np.where(self.unsettled, np.inf, errors / self.settled)
+        hull = np.maximum.reduceat(value + spread, pairs.starts) - np.minimum.reduceat(value - spread, pairs.starts)
+        largest = np.maximum.reduceat(np.abs(value) + wide, pairs.starts)
+        return np.fmin(errors, hull), np.fmin(np.abs(average) + moved + self.mean(wide), largest)
+
+    def _values(self, output: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Values at the centres; how far each moves against the others over the box; how far it moves at all."""
+        head, pairs = self.near.head, self.pairs
+        value, radius = head.values.mid[pairs.key, output], head.values.radius[pairs.key, output]
+        if head.carried is None:
+            return value, radius, radius
+        boxes = pairs.boxes[pairs.row]
+        slopes, radii = head.carried.mid[pairs.key, output], self.near.radii[boxes]
+        value = value + (slopes * self.near.centres[boxes]).sum(axis=1)
+        radius = radius + (head.carried.radius[pairs.key, output] * self.reach[boxes]).sum(axis=1)
+        mean = np.stack([self.sums(self.p * slope) for slope in slopes.T], axis=1)[pairs.row]
+        own, against = np.abs(slopes), np.abs(slopes - mean)
+        return value, radius + (against * radii).sum(axis=1), radius + (own * radii).sum(axis=1)

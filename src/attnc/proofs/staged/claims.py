@@ -11,10 +11,11 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -25,8 +26,8 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
 from attnc.proofs.margins import RANGE_ROOM
 from attnc.proofs.proof import HeadProof
-from attnc.proofs.staged.lines import Channel, StateForm, ratios
-from attnc.proofs.stages.extraction import ProgramStage, ReadOut
+from attnc.proofs.staged.lines import Channel, ratios
+from attnc.proofs.stages.extraction import ProgramStage, StateForm
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.canonical import equivalent
 from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
@@ -64,6 +65,10 @@ FEWEST_ANCHORS = 3
 APPROXIMATION = "approximation"
 
 
+class NotBoundedError(Exception):
+    """The range of a part of the target is not known."""
+
+
 @dataclass(frozen=True, eq=False)
 class State:
     """The channels between two stages: the name of the input or head that each holds, its size and its error."""
@@ -76,6 +81,12 @@ class State:
     def reach(self) -> Float[np.ndarray, " channels"]:
         """The largest absolute value of every channel, as computed."""
         return up(self.sizes + self.errors)
+
+    def bounded(self) -> State:
+        """The state itself. NotBoundedError where a channel may be infinite."""
+        if not np.isfinite(self.reach).all():
+            raise NotBoundedError
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +133,8 @@ class Claims(abc.ABC):
     """Whether errors are added up over parts of the box. Then each head has leaves of its own, with local bounds;
     otherwise heads that are the same function of t share their leaves."""
 
-    @property
-    def claimed(self) -> Mapping[str, object] | None:
-        """The channels that are known to be claimed before the stages are read, if any."""
-        return None
+    claimed: Mapping[str, object] = MappingProxyType({})
+    """The channels that are known to be claimed before the stages are read."""
 
     @abc.abstractmethod
     def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> Sequence[ChannelClaim]:
@@ -145,8 +154,8 @@ class ExpressionClaims(Claims):
 
     divides = True
 
-    def __init__(self, target: ExpressionTarget, derivation: Derivation) -> None:
-        self._derivation = derivation
+    def __init__(self, target: ExpressionTarget, derivation: Derivation, *_: object) -> None:
+        self._derivation, self.claimed = derivation, derivation.heads
         self._ranges = PartRanges(sub_boxes(target.box), target.expression.variables)
         check_derivation(derivation, target, self._ranges)
         parts = in_order(derivation.outputs)
@@ -156,25 +165,21 @@ class ExpressionClaims(Claims):
         self._prefix = "s" + "_" * max(map(len, variables))  # no variable is called so
         self._heads: list[HeadClaim] = []
 
-    @property
-    def claimed(self) -> Mapping[str, object]:
-        return self._derivation.heads
-
     def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> list[ChannelClaim]:
         found = []
         for output, channel in channels.items():
             if channel.numbers and channel.name in self.claimed:
                 claim = self._derivation.heads[channel.name]
-                argument, term = self._stated(claim.argument, state), to_text(claim.tree)
-                term, carrier = f"{term} of {self._ranges.describe(claim.argument)}", None
+                term = f"{to_text(claim.tree)} of {self._ranges.describe(claim.argument)}"
+                argument, carrier = self._stated(claim.argument, state), None
                 if claim.carrier is not None:
                     carrier = self._stated(claim.carrier, state)
                     term = f"{term}, times {self._ranges.describe(claim.carrier)}"
                 name = f"{self._prefix}{len(self._heads)}"
                 found.append(ChannelClaim(output, name, term, claim.tree, argument, carrier))
                 self._heads.append(claim)
-        for number in range(len(self._heads) - len(found), len(self._heads)):
-            self._names[id(self._heads[number].part)] = f"{self._prefix}{number}"
+        for made, claim in zip(found, self._heads[len(self._heads) - len(found) :], strict=True):
+            self._names[id(claim.part)] = made.name
         return found
 
     def outputs(self, state: State) -> list[tuple[StateForm, str]]:
@@ -208,16 +213,14 @@ class ExpressionClaims(Claims):
     def _form(self, part: Part, state: State) -> StateForm:
         """A part as a combination of the state."""
         places = {name: i for i, name in enumerate(state.names)}
-        weights = np.zeros(len(state.names))
         if self._names.get(id(part)) in places:
-            weights[places[self._names[id(part)]]] = 1.0
-            return StateForm(weights, 0.0, 0.0)
+            part = Combination(((part, UNIT),), ZERO)
         if not isinstance(part, Combination):
             raise ProgramError(f"{self._ranges.describe(part)} is not in the state, nor a combination of it")
-        slack = part.constant.slack
+        weights, slack = np.zeros(len(state.names)), part.constant.slack
         for inner, coefficient in part.terms:
-            name = self._names.get(id(inner))
             if coefficient.value != 0:
+                name = self._names.get(id(inner))
                 if name not in places:
                     raise ProgramError(f"{self._ranges.describe(inner)} is not in the state")
                 weights[places[name]] += coefficient.value
@@ -241,7 +244,11 @@ def check_derivation(derivation: Derivation, target: ExpressionTarget, ranges: P
         if isinstance(part, Source) and not 0 <= part.index < target.box.d:
             raise ProgramError(f"the derivation reads input {part.index}, the target has {target.box.d}")
         if isinstance(part, Combination) and part.known is not None:
-            _check_known(part, part.known, ranges)
+            terms = ranges.tree(dataclasses.replace(part, known=None))
+            if not equivalent([terms], [ranges.tree(part.known)]):
+                raise ProgramError(
+                    f"{ranges.describe(part)} is not known to be the combination that the derivation says it is"
+                )
     for channel, claim in derivation.heads.items():
         if not _is_of_its_part(claim):
             raise ProgramError(
@@ -269,27 +276,20 @@ def _reachable(parts: list[Part]) -> list[Part]:
     return list(found.values())
 
 
-def _check_known(part: Combination, known: Unary, ranges: PartRanges) -> None:
-    """The function that a combination is known as must follow from its terms."""
-    terms, stated = ranges.tree(dataclasses.replace(part, known=None)), ranges.tree(known)
-    if not equivalent([terms], [stated]):
-        raise ProgramError(f"{ranges.describe(part)} is not known to be the combination that the derivation says it is")
-
-
 def _is_of_its_part(claim: HeadClaim) -> bool:
     """Whether carrier·tree(argument) is the part, by the way it is written."""
-    part = claim.part
+    part, ways = claim.part, list[tuple[Part, Node, Part | None]]()
     if isinstance(part, Unary):
-        return claim.carrier is None and claim.argument is part.base and claim.tree == part.tree
-    if not isinstance(part, Multiply):
-        return False
-    for factor, carrier in ((part.left, part.right), (part.right, part.left)):
-        if claim.carrier is carrier:
-            if claim.argument is factor and claim.tree == T:
-                return True
-            if isinstance(factor, Unary) and claim.argument is factor.base and claim.tree == factor.tree:
-                return True
-    return False
+        ways = [(part.base, part.tree, None)]
+    elif isinstance(part, Multiply):
+        for factor, carrier in ((part.left, part.right), (part.right, part.left)):
+            ways.append((factor, T, carrier))
+            if isinstance(factor, Unary):
+                ways.append((factor.base, factor.tree, carrier))
+    return any(
+        claim.argument is argument and claim.tree == tree and claim.carrier is carrier
+        for argument, tree, carrier in ways
+    )
 
 
 def stated_derivation(stages: Sequence[HeadProof], outputs: Sequence[str], variables: Sequence[str]) -> Derivation:
@@ -381,14 +381,13 @@ class NetworkClaims(Claims):
 
     divides = False
 
-    def __init__(self, target: ReLUNetwork, num_stages: int) -> None:
+    def __init__(self, target: ReLUNetwork, _: None, program: Program, read: StateForm, num_stages: int) -> None:
         hidden = len(target.weights) - 1
         if num_stages != hidden:
             raise ProgramError(f"the program has {num_stages} stages, the network {hidden} hidden layers")
         self._target = target
-        self._live = [
-            np.flatnonzero(W.any(axis=0)) for W in target.weights[1:]
-        ]  # of every layer, the units that are read
+        # The units of every layer that are read.
+        self._live = [np.flatnonzero(W.any(axis=0)) for W in target.weights[1:]]
         rows, columns = [*self._live, np.arange(len(target.weights[-1]))], [np.arange(target.box.d), *self._live]
         self._weights = [W[np.ix_(*kept)] for W, *kept in zip(target.weights, rows, columns, strict=True)]
         _require_moving(self._weights)
@@ -403,8 +402,10 @@ class NetworkClaims(Claims):
                 f"stage {part.name!r} makes {len(part.outputs)} numbers, not one token for each of {count} units that "
                 "are read"
             )
-        units = [channels[output] for output in range(count)]
-        gain, shift, limit = _read_units(part.name, units, W, b, self._before, state)
+        forms = [self._before.form(row, float(offset), 1.0, state) for row, offset in zip(W, b, strict=True)]
+        clips: dict[bytes, tuple[float, float, float]] = {}
+        units = [_read_unit(part.name, channels[output], form, clips) for output, form in enumerate(forms)]
+        gain, shift, limit = np.array(units).T
         pre = self._ranges[layer][live]
         lo, hi = down(gain * pre.lo), up(gain * pre.hi)
         limit = np.maximum(limit, up(np.maximum(hi, 0.0) * (1 + RANGE_ROOM), 2))
@@ -435,38 +436,33 @@ def _require_moving(weights: Sequence[Float[np.ndarray, "out in"]]) -> None:
             raise ProgramError("a unit of the network reads constant units alone")
 
 
-def _read_units(
-    stage: str, units: Sequence[Channel], W: np.ndarray, b: np.ndarray, before: _Scaled, state: State
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """gain, shift and limit of every unit: v = relu(t) + shift at t = gain·z, v no larger than limit + shift.
+def _read_unit(
+    stage: str, unit: Channel, form: StateForm, clips: dict[bytes, tuple[float, float, float]]
+) -> tuple[float, float, float]:
+    """gain, shift and limit of a unit: v = relu(t) + shift at t = gain·z, z = form, v no larger than limit + shift.
 
-    Units with equal values get the shift and the limit of the first one.
+    Units with equal values get the shift and the limit of the first one, which `clips` keeps by these values.
     """
-    gain, shift, limit = np.ones(len(units)), np.zeros(len(units)), np.full(len(units), math.inf)
-    known: dict[bytes, tuple[float, float, float]] = {}
-    for j, unit in enumerate(units):
-        if len(unit.numbers) != 1:
-            raise ProgramError(f"{unit.name} is written by {len(unit.numbers)} heads, not by one")
-        (head,), form = unit.heads, before.form(W[j], float(b[j]), 1.0, state)
-        values, moves = unit.values(head)
-        if not form.weights.any():
-            # The gain of a constant unit cannot be seen: take one for which its values reach twice as far as it does.
-            limit[j], shift[j], z = float(np.ptp(values)), float(values.min()), abs(float(b[j]))
-            gain[j] = limit[j] / (2 * z) if z > 0 else limit[j]
-            gain[j] = gain[j] if gain[j] > 0 else 1.0
-            continue
-        kappa = ratios(head.slopes.mid, head.offsets.mid, form, state.reach)
-        steepest = float(np.abs(kappa).max())
-        if not steepest > 0:
-            raise ProgramError(f"a unit of stage {stage!r} does not depend on its input")
-        if moves:
-            continue  # a gate, whose values are those of z
-        key = (values + 0.0).tobytes()
-        if key not in known:
-            known[key] = _read_clip(stage, kappa / steepest, head.offsets.mid - kappa * form.constant, values)
-        slope, limit[j], shift[j] = known[key]
-        gain[j] = slope * steepest
-    return gain, shift, limit
+    if len(unit.numbers) != 1:
+        raise ProgramError(f"{unit.name} is written by {len(unit.numbers)} heads, not by one")
+    (head,) = unit.heads
+    values, z = head.values.mid[:, unit.column], abs(float(form.constant))
+    if not form.weights.any():
+        # The gain of a constant unit cannot be seen: take one for which its values reach twice as far as it does.
+        limit = float(np.ptp(values))
+        gain = limit / (2 * z) if z > 0 else limit
+        return gain if gain > 0 else 1.0, float(values.min()), limit
+    kappa = ratios(head.slopes.mid, head.offsets.mid, form, unit.sizes)
+    steepest = float(np.abs(kappa).max())
+    if not steepest > 0:
+        raise ProgramError(f"a unit of stage {stage!r} does not depend on its input")
+    if head.carried is not None and head.carried.mid[:, unit.column].any():
+        return 1.0, 0.0, math.inf  # a gate, whose values are those of z
+    key = (values + 0.0).tobytes()
+    if key not in clips:
+        clips[key] = _read_clip(stage, kappa / steepest, head.offsets.mid - kappa * form.constant, values)
+    slope, shift, limit = clips[key]
+    return slope * steepest, shift, limit
 
 
 def _read_clip(
@@ -475,7 +471,7 @@ def _read_clip(
     offsets: Float[np.ndarray, " keys"],
     values: Float[np.ndarray, " keys"],
 ) -> tuple[float, float, float]:
-    """slope, limit and shift of a head that computes slope·clip(y, 0, limit) + shift: any numbers would do for a proof.
+    """slope, shift and limit of a head that computes slope·clip(y, 0, limit) + shift: any numbers would do for a proof.
 
     Neighbours in the order of their slopes have equal scores at y_1 < y_2 < …, midway between two anchors; so the
     anchors reach over (y_last − y_1)·(p − 1)/(p − 2) if they are equally spaced. The first is at the kink.
@@ -490,7 +486,7 @@ def _read_clip(
     slope = (values[-1] - values[0]) / reach if reach else math.inf
     if not (slope > 0 and np.isfinite(slope)):
         raise ProgramError(f"the units of stage {stage!r} do not grow with their inputs")
-    return float(slope), float(values[-1] - values[0]), float(values[0])
+    return float(slope), float(values[0]), float(values[-1] - values[0])
 
 
 class ClipClaims(Claims):
@@ -501,7 +497,7 @@ class ClipClaims(Claims):
 
     divides = False
 
-    def __init__(self, target: TruncatedLinear, program: Program, read: ReadOut, num_stages: int) -> None:
+    def __init__(self, target: TruncatedLinear, _: None, program: Program, read: StateForm, num_stages: int) -> None:
         if target.text is None and target.definitions is None:
             raise ProgramError(f"{target.describe()}: they are too many to be stated")
         if program.num_anchors * (CLIP_LEAVES if program.num_heads > 1 else 1) > MAX_CLIP_ANCHORS:
@@ -510,14 +506,14 @@ class ClipClaims(Claims):
             raise ProgramError(f"the scores of {target.describe()} are too many to be looked at one by one")
         if num_stages != 1:
             raise ProgramError(f"the program has {num_stages} stages, not one")
-        rows, counts = read.rows, np.count_nonzero(read.rows, axis=1)
+        rows, counts = read.weights, np.count_nonzero(read.weights, axis=1)
         if (counts != 1).any():
             i = int(np.argmax(counts != 1))
             raise ProgramError(f"output {i} is read from {counts[i]} entries, not from one")
         self._target, self._entries = target, np.argmax(rows != 0, axis=1)
         if len(set(self._entries.tolist())) != len(rows):
             raise ProgramError("two outputs are read from one entry")
-        self._m, self._delta = read.constants, rows[np.arange(len(rows)), self._entries]
+        self._m, self._delta = np.asarray(read.constant), rows[np.arange(len(rows)), self._entries]
         self._prefix = free_letter("s", target.box.names)
 
     def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> list[ChannelClaim]:
@@ -551,23 +547,14 @@ class ClipClaims(Claims):
         return f"{centred}*(1/({delta}))"
 
 
+CLAIMS: Mapping[tuple[type, type], Callable[..., Claims]] = {
+    (ExpressionTarget, Derivation): ExpressionClaims,
+    (ReLUNetwork, NoneType): NetworkClaims,
+    (TruncatedLinear, NoneType): ClipClaims,
+}
+"""The claims of a target and of the derivation that it needs; ReLU networks and clips have their own."""
+
+
 def has_derivation(target: Target, derivation: Derivation | None) -> bool:
     """Whether a derivation is given that the target needs, or none is and it has its own."""
-    match target, derivation:
-        case (ExpressionTarget(), Derivation()) | (ReLUNetwork() | TruncatedLinear(), None):
-            return True
-    return False
-
-
-def claims_of(
-    target: Target, derivation: Derivation | None, program: Program, num_stages: int, read: ReadOut
-) -> Claims:
-    """The claims to be proved. ProgramError where the target has no derivation, or one that is not its own."""
-    match target, derivation:
-        case ExpressionTarget(), Derivation():
-            return ExpressionClaims(target, derivation)
-        case ReLUNetwork(), None:
-            return NetworkClaims(target, num_stages)
-        case TruncatedLinear(), None:
-            return ClipClaims(target, program, read, num_stages)
-    raise ProgramError(f"there is no derivation by which {target.describe()} could be proved head by head")
+    return (type(target), type(derivation)) in CLAIMS

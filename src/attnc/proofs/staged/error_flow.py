@@ -119,13 +119,10 @@ class Slopes:
     @classmethod
     def stacked(cls, parts: Sequence[Slopes]) -> Slopes:
         """The heads of all parts, which have equally many pieces."""
-        G, values = (
-            Interval(np.concatenate([x.lo for x in found]), np.concatenate([x.hi for x in found]))
-            for found in ([part.G for part in parts], [part.values for part in parts])
-        )
         edges, jumps, change = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("edges", "jumps", "change")
         )
+        G, values = (Interval.joined(*(getattr(part, name) for part in parts)) for name in ("G", "values"))
         return cls(edges, G, jumps, values, change)
 
     def over(self, t: Interval) -> tuple[Interval, Float[np.ndarray, "boxes heads"], Interval]:
@@ -209,8 +206,8 @@ class FlowStage:
 class ErrorFlow:
     """The error that every head adds on every box, and the share of it that arrives in later ones.
 
-    t and C are the ranges of arguments and carriers, (boxes, heads): a head without a carrier has C = 1, and C is None
-    if no head has one.
+    t and C are the ranges of arguments and carriers, (boxes, heads): a head without a carrier has C = 1.
+    Without C no head has a carrier.
     """
 
     def __init__(self, stages: Sequence[FlowStage], t: Interval, C: Interval | None = None) -> None:
@@ -218,25 +215,24 @@ class ErrorFlow:
         ends = np.cumsum([0, *map(len, stages)]).tolist()
         self._rows = [slice(*pair) for pair in itertools.pairwise(ends)]
         self.own, self.rounding, *numbers = np.zeros((6, len(t), count))
-        sizes = None if C is None else self._computed(C)
+        C = self._computed(Interval.point(np.ones(t.shape)) if C is None else C)
         for stage, rows in zip(stages, self._rows, strict=True):
             reads, carried = stage.arguments, stage.carriers
             G, jump, g = stage.slopes.over(t[:, rows])
             own, rounding = up(products(G.mag, reads.slack) + jump), products(G.mag, reads.casts)
-            if carried is not None and sizes is not None:
-                size = sizes[:, rows].mag
+            if carried is not None:
+                size = C[:, rows].mag
                 own = up(products(size, own) + products(g.mag, carried.slack))
                 rounding = products(size, rounding) + products(g.mag, carried.casts)
             added = np.tile(stage.own, (len(t), 1))
             for number, found in enumerate(stage.deviations):
                 column = rows.start + number
-                carrier = 1.0 if sizes is None else sizes[:, column].mag
-                local = found.over(t[:, column], float(reads.error[number]), carrier)
+                local = found.over(t[:, column], float(reads.error[number]), C[:, column].mag)
                 added[:, number] = np.minimum(added[:, number], local)
             self.own[:, rows], self.rounding[:, rows] = up(own + added), rounding + np.minimum(stage.rounding, added)
             for array, ends in zip(numbers, (G.lo, G.hi, g.lo, g.hi), strict=True):
                 array[:, rows] = ends
-        self._factors = Interval(*numbers[:2]), sizes, Interval(*numbers[2:])
+        self._factors = Interval(*numbers[:2]), C, Interval(*numbers[2:])
         self._forms = self._forms_of(*self._factors)
 
     def _computed(self, C: Interval) -> Interval:
@@ -268,7 +264,7 @@ class ErrorFlow:
             lo = np.where(is_kink & at_high[:, None, None], G.hi[boxes], lo)
             hi = np.where(is_kink & ~at_high[:, None, None], G.lo[boxes], hi)
         slopes = Interval(lo.reshape(len(at), -1), hi.reshape(len(at), -1))
-        forms, found = self._forms_of(slopes, None if C is None else C[at], g[at]), np.tile(whole, (len(ends), 1, 1, 1))
+        forms, found = self._forms_of(slopes, C[at], g[at]), np.tile(whole, (len(ends), 1, 1, 1))
         sizes = _combined(outputs, forms).mag.reshape(len(ends), len(boxes), len(outputs), -1)
         found[:, :, boxes] = np.moveaxis(sizes, 2, 1)
         return found
@@ -287,20 +283,19 @@ class ErrorFlow:
         for number in bent:
             if is_wide[:, number].any():
                 arrives = products(self.combined(read[number][None]).mag[:, 0], self.own).sum(axis=1)
-                cost = products(sizes[:, number], products(G.width[:, number], arrives))
-                cost = cost if C is None else products(cost, C.mag[:, number])
+                cost = products(products(sizes[:, number], products(G.width[:, number], arrives)), C.mag[:, number])
                 costs[:, number] = np.where(is_wide[:, number] & (cost > least), cost, 0.0)
         most = min(BENT_HEADS, int((costs > 0).sum(axis=1).max(initial=0)))
         first = np.argsort(-costs, axis=1, kind="stable")[:, :most].T
         return (np.arange(sizes.shape[1]) == first[..., None]) & (costs > 0)
 
-    def _forms_of(self, G: Interval, C: Interval | None, g: Interval) -> Interval:
+    def _forms_of(self, G: Interval, C: Interval, g: Interval) -> Interval:
         """(boxes, heads, heads): the σ_js of every head j."""
         lo, hi = np.zeros((2, *G.shape, G.shape[1]))
         for stage, rows in zip(self._stages, self._rows, strict=True):
             before = Interval(lo[:, :, : rows.start], hi[:, :, : rows.start])
             form = _combined(stage.arguments.weights, before) * G[:, rows, None]
-            if stage.carriers is not None and C is not None:
+            if stage.carriers is not None:
                 form = form * C[:, rows, None] + _combined(stage.carriers.weights, before) * g[:, rows, None]
             lo[:, rows, : rows.start], hi[:, rows, : rows.start] = form.lo, form.hi
             own = np.arange(rows.start, rows.stop)
@@ -337,25 +332,18 @@ def _combined(weights: Float[np.ndarray, "rows heads"], forms: Interval) -> Inte
     Rows may leave out the last heads.
     """
     count = weights.shape[1]
-    forms = forms[:, :count]
-    lo, hi = forms.lo, forms.hi
-    if not count:
-        return Interval.point(np.zeros((len(lo), len(weights), lo.shape[2])))
-    if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
-        rows = []
-        for row in weights:
-            total = Interval.point(np.zeros((len(lo), lo.shape[2])))
-            for number in np.flatnonzero(row).tolist():
-                total = total + forms[:, number] * float(row[number])
-            rows.append(total)
-        return Interval(np.stack([row.lo for row in rows], axis=1), np.stack([row.hi for row in rows], axis=1))
+    lo, hi = forms.lo[:, :count], forms.hi[:, :count]
+    is_open = ~(np.isfinite(lo) & np.isfinite(hi))
+    if is_open.any():
+        lo, hi = np.where(is_open, 0.0, lo), np.where(is_open, 0.0, hi)
     positive, negative = np.maximum(weights, 0.0), np.minimum(weights, 0.0)
-    size = np.abs(weights) @ forms.mag
+    size = np.abs(weights) @ np.maximum(np.abs(lo), np.abs(hi))
     slack = np.where(size == 0, 0.0, up(gamma(2 * count + 6, U) * size, 2 * count + 4))
-    return Interval(
+    found = Interval(
         np.where(size == 0, 0.0, down(positive @ lo + negative @ hi - slack)),
         np.where(size == 0, 0.0, up(positive @ hi + negative @ lo + slack)),
     )
+    return found.entire_where((weights != 0) @ is_open) if is_open.any() else found
 
 
 def products(sizes: np.ndarray, errors: np.ndarray | float) -> np.ndarray:
@@ -472,9 +460,7 @@ def divided(
         if not wide.any():
             break
         halves = halved(parts[wide], np.array(axes)[depth[wide]])
-        below = np.tile(depth[wide] + 1, 2)
-        lo, hi = (np.concatenate(ends) for ends in ((parts.lo[~wide], halves.lo), (parts.hi[~wide], halves.hi)))
-        parts, depth = Interval(lo, hi), np.concatenate([depth[~wide], below])
+        parts, depth = Interval.joined(parts[~wide], halves), np.concatenate([depth[~wide], *[depth[wide] + 1] * 2])
         found = np.concatenate([found[~wide], largest(halves)])
     return parts, found, tuple(axes)
 

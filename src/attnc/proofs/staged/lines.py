@@ -1,39 +1,72 @@
-"""The heads that write one channel as a function of one number t, an affine combination of the state; and how they
-round."""
+"""The heads that write one channel as a function of one number t, an affine combination of the state.
+
+`Channel.line` makes that function, and the roundings of the heads along it, from the weights. `prove_line` bounds
+|A(t) − g(t)| on an interval by leaves.
+
+The values of a gate cross where its weights are least sure. Leaves may be wide there, while rounding is large on small
+cells only: it is bounded on parts of the leaves. The checker bounds it on parts, too, 2^CHECKED_HALVINGS of each leaf.
+A leaf that took more parts here is stored as several leaves, each with no more parts than that. So every bound that is
+found here on a part is found again by the checker.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.soft_head import Enclosed, SoftHead
-from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, gamma, up
-from attnc.proofs.cells.branching import Covering
-from attnc.proofs.rounding.program import HeadRoundings, Roundings, ScoreRoundings, roundings
+from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, down, gamma, up
+from attnc.proofs.cells.branching import MAX_LEVEL, Budget, Covering, Leaf, branch_and_bound
+from attnc.proofs.cells.dyadic import cell_boxes
+from attnc.proofs.cells.kind import SHARP, Kind
+from attnc.proofs.kinds.selection import SelectionKind
+from attnc.proofs.kinds.taylor import MeanValueKind, TaylorKind
+from attnc.proofs.margins import LEAF_ROOM
+from attnc.proofs.rounding.program import HeadRoundings, Roundings, ScoreRoundings, roundings, sizes_at
 from attnc.proofs.rounding.stage import rounding_bounds
-from attnc.proofs.staged.line_leaves import rounded_leaves
-from attnc.proofs.stages.extraction import ProgramStage, stages
-from attnc.proofs.stages.one_stage import OneStage
+from attnc.proofs.stages.extraction import OneStage, ProgramStage, StateForm, stages
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.expressions.substituting import substitute
+from attnc.targets.expressions.tree import Call, Node, Number
+from attnc.targets.parts.part import T, function_of_t
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 U = UNIT_ROUNDOFF["float64"]
 MOST_SCORE_SLACK = 0.25
 """The largest part of a score, in natural units, that may not depend on t. The checker refuses a head above it."""
+LINE_ORDER = 10
+"""The order of Taylor leaves of one variable: a higher one makes fewer leaves, each of which takes longer."""
+FIRST_LEVEL = 3
+"""Branch and bound begins with 2^3 cells: fewer would be halved in any case."""
+LOOSE_LEAVES, CLOSE_LEAVES = 0.05, 2e-3
+"""How far above the largest error that was seen a bound may be, relatively. 5 % is cheap. Theorems that count their
+anchors are 0.2 % sharp, and a proof of such a network must not miss the eps that they met."""
+LEAST_GOAL = 1e-14
+"""Bounds below this share of the function and of the values are rounding alone, which no halving makes smaller."""
+SAMPLES = 257
+"""Points at which the size of the function is looked at, ends included."""
+MOST_IDLE = 3
+"""Halvings in a row that may fail to lower the rounding before cells are halved no more."""
+MOST_ROUNDING_CELLS = 4096
+"""The largest number of cells on which rounding is bounded; the value is not tuned."""
+WORTH_HALVING = 0.8
+"""A halving that leaves more than this share of the rounding counts as idle."""
+CHECKED_HALVINGS = 4
+"""log₂ of the number of parts on which the checker bounds the rounding of a leaf of one variable."""
 
-
-@dataclass(frozen=True, eq=False)
-class StateForm:
-    """T(u) = Σ weight_i·u_i + constant in floats. The exact combination is within `slack` of T at the exact state u."""
-
-    weights: Float[np.ndarray, " channels"]
-    constant: float
-    slack: float
+CellBounds = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(centres, radii) → a bound for every cell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +83,7 @@ class HeadLine:
     @property
     def score_rounding(self) -> float:
         """The largest rounding of a score at t = 0."""
-        return max(float(head.score_offsets.max()) for head in self.roundings)
+        return max(float(head.score_errors[:, -1].max()) for head in self.roundings)
 
     @property
     def value_bytes(self) -> bytes:
@@ -67,32 +100,30 @@ class HeadLine:
         for line in self.heads:
             scaled = None if line.carried is None else _times(size, line.carried, 0.0)
             heads.append(SoftHead(line.slopes, line.offsets, _times(size, line.values, self.unsure), scaled))
-        stage = OneStage(tuple(heads), Enclosed(np.zeros(1), np.zeros(1)), Enclosed(np.zeros((1, 1)), np.zeros((1, 1))))
+        stage = OneStage.of_line(tuple(heads))
         underflow = max(float(head.underflow[0]) for head in self.roundings)
-        own = Roundings(self.dtype, self.roundings, np.zeros(1), np.zeros((1, 1)), 0, underflow, self.peak)
+        own = Roundings(self.dtype, self.roundings, np.zeros((1, 2)), 0, underflow, self.peak)
         found, proof = rounded_leaves(lambda *cells: rounding_bounds(stage, own, *cells)[:, 0], proof)
         return float(up(found + self.beside, 4)), proof
 
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """A channel that attention writes: its name, the stage, and the numbers of the heads that write it."""
+    """A channel that attention writes: its name, the stage, and the numbers of the heads that write it.
+
+    The channels of the state that the stage reads are no larger than `sizes`.
+    """
 
     name: str
     stage: OneStage
     roundings: Roundings
     numbers: tuple[int, ...]
     column: int
+    sizes: Float[np.ndarray, " channels"]
 
     @property
     def heads(self) -> tuple[SoftHead[Enclosed], ...]:
         return tuple(self.stage.heads[number] for number in self.numbers)
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the heads alone make the channel: the stage adds nothing to them."""
-        affine = (self.stage.linear, self.stage.constant)
-        return not any(part[self.column].any() for array in affine for part in (array.mid, array.radius))
 
     @property
     def source(self) -> int | None:
@@ -103,111 +134,101 @@ class Channel:
         is_exact = len(places) == 1 and row[places[0]] == 1 and not any(part[self.column].any() for part in off)
         return int(places[0]) if is_exact else None
 
-    def values(self, head: SoftHead[Enclosed]) -> tuple[Float[np.ndarray, " keys"], bool]:
-        """The constant values of a head in this channel, and whether values move with the state besides."""
-        moves = head.carried is not None and bool(head.carried.mid[:, self.column].any())
-        return head.values.mid[:, self.column], moves
+    @property
+    def _reach(self) -> Float[np.ndarray, " channels"]:
+        """The sizes of the channels as engines compute with them."""
+        return up(self.sizes * (1 + 2 * self.roundings.unit), 2)
 
-    def line(self, argument: StateForm, carrier: StateForm | None, sizes: Float[np.ndarray, " channels"]) -> HeadLine:
-        """The heads as functions of t = argument, for states with |u| ≤ sizes."""
-        if not self.is_alone:
+    @property
+    def _added_size(self) -> float:
+        """The size of the terms that the stage adds to the heads."""
+        return float(sizes_at(self.roundings.sizes, self._reach[None])[0, self.column])
+
+    def line(self, argument: StateForm, carrier: StateForm | None) -> HeadLine:
+        """The heads as functions of t = argument."""
+        affine = (self.stage.linear[self.column], self.stage.constant[self.column])
+        if any(part.mid.any() or part.radius.any() for part in affine):
             raise ProgramError(f"{self.name} is not made by its heads alone")
-        heads, offs = zip(*(self._along(head, argument, carrier, sizes) for head in self.heads), strict=True)
+        heads, offs = zip(*(self._along(head, argument, carrier) for head in self.heads), strict=True)
         slack = max(float(head.offsets.radius.max()) for head in heads)
         if not slack <= MOST_SCORE_SLACK:
             raise ProgramError(
                 f"the scores of {self.name} do not depend on the claimed combination of its inputs alone: they differ "
                 f"by {slack:.3g}, at most {MOST_SCORE_SLACK} is allowed"
             )
-        rounds = tuple(self._flat_roundings(number, argument, sizes) for number in self.numbers)
-        reach = self._reach(sizes)
-        whole = self.roundings.sizes[self.column] + self.roundings.size_slopes[self.column] @ reach
-        beside = float(up(gamma(self.roundings.count, self.roundings.unit) * whole, len(reach) + 4))
-        peak = float(up(self.roundings.peak * (1 + reach.sum()) ** 2, 8))
+        rounds = tuple(self._flat_roundings(self.roundings.heads[number], argument) for number in self.numbers)
+        beside = float(up(gamma(self.roundings.count, self.roundings.unit) * self._added_size, 4))
+        peak = float(up(self.roundings.peak * (1 + self._reach.sum()) ** 2, 8))
         return HeadLine(heads, float(up(sum(offs), len(offs))), rounds, beside, peak, self.roundings.dtype)
 
-    def fixed_size(self, carrier: StateForm, sizes: Float[np.ndarray, " channels"]) -> float:
+    def fixed_size(self, carrier: StateForm) -> float:
         """The part of the sizes of values that does not scale with the carrier, if the carrier is one channel.
 
         Otherwise it is all of them. Rounding is subadditive in these sizes, and no larger than they are: a carrier that
         is a fraction of its largest value leaves that fraction of the rounding, and this at most.
         """
-        reach, column = self._reach(sizes), self.column
+        reach, total = self._reach, self._added_size
         (read,), elsewhere = np.nonzero(carrier.weights), reach.copy()
         if len(read) == 1 and carrier.constant == 0:
             elsewhere[read] = 0.0
-        total = self.roundings.sizes[column] + self.roundings.size_slopes[column] @ reach
         for number in self.numbers:
             rounds = self.roundings.heads[number]
-            fixed = rounds.value_sizes[:, column]
-            if rounds.value_size_slopes is not None:
-                fixed = up(fixed + rounds.value_size_slopes[:, column] @ elsewhere, len(sizes) + 1)
-            total += fixed.max() + rounds.underflow[column] * (1 + reach.sum())
-        return float(up(total, len(sizes) + 8 + 4 * len(self.numbers)))
-
-    def _reach(self, sizes: Float[np.ndarray, " channels"]) -> Float[np.ndarray, " channels"]:
-        return up(sizes * (1 + 2 * self.roundings.unit), 2)
+            fixed = sizes_at(rounds.value_sizes[:, self.column], elsewhere[None])
+            total += fixed.max() + rounds.underflow[self.column] * (1 + reach.sum())
+        return float(up(total, len(reach) + 8 + 4 * len(self.numbers)))
 
     def _along(
-        self,
-        head: SoftHead[Enclosed],
-        argument: StateForm,
-        carrier: StateForm | None,
-        sizes: Float[np.ndarray, " channels"],
+        self, head: SoftHead[Enclosed], argument: StateForm, carrier: StateForm | None
     ) -> tuple[SoftHead[Enclosed], float]:
         """A head as a function of t = T(u) alone, and how far its values may be from those that are claimed.
 
         Scores a_k·u + c_k are κ_k·T(u) + c_k − κ_k·constant, up to Σ_i |a_ki − κ_k weight_i|·|u_i|, which is put into
         the radius of an offset. Values are ν_k·carrier(u), or constants, or affine in t.
         """
-        column = self.column
-        kappa, offsets, differs = _divided(head.slopes.mid, head.slopes.radius, head.offsets, argument, sizes)
-        values, zeros = head.values.mid[:, column], np.zeros(len(kappa))
-        constants, off = Enclosed(values, zeros), head.values.radius[:, column]
-        moves, gates = np.zeros_like(head.slopes.mid), None
+        kappa, offsets, differs = _divided(head.slopes, head.offsets, argument, self.sizes)
+        values, off = head.values.mid[:, self.column], head.values.radius[:, self.column]
+        constants, moves, gates = Enclosed.exact(values), Enclosed.exact(np.zeros_like(head.slopes.mid)), None
         if head.carried is not None:
-            moves = head.carried.mid[:, column]
-            off = up(off + head.carried.radius[:, column] @ sizes, 4)
+            moves = Enclosed.exact(head.carried.mid[:, self.column])
+            off = up(off + head.carried.radius[:, self.column] @ self.sizes, 4)
         if carrier is not None:
-            values, _, unsure = _divided(moves, np.zeros_like(moves), constants, carrier, sizes, True)
+            values, _, unsure = _divided(moves, constants, carrier, self.sizes, with_constant=True)
             off = up(off + unsure, 2)
-        elif moves.any():
-            nu, kept, unsure = _divided(moves, np.zeros_like(moves), constants, argument, sizes)
+        elif moves.mid.any():
+            nu, kept, unsure = _divided(moves, constants, argument, self.sizes)
             off = up(off + unsure + kept.radius, 2)
-            values, gates = kept.mid, Enclosed(nu[:, None, None], np.zeros((len(nu), 1, 1)))
-        line = SoftHead(
-            Enclosed(kappa[:, None], zeros[:, None]),
-            Enclosed(offsets.mid, up(offsets.radius + differs)),
-            Enclosed(values[:, None], zeros[:, None]),
-            gates,
-        )
+            values, gates = kept.mid, Enclosed.exact(nu[:, None, None])
+        offsets = Enclosed(offsets.mid, up(offsets.radius + differs))
+        line = SoftHead(Enclosed.exact(kappa[:, None]), offsets, Enclosed.exact(values[:, None]), gates)
         return line, float(up(off.max(initial=0.0)))
 
-    def _flat_roundings(self, number: int, argument: StateForm, sizes: Float[np.ndarray, " channels"]) -> HeadRoundings:
+    def _flat_roundings(self, rounds: HeadRoundings, argument: StateForm) -> HeadRoundings:
         """The roundings of a head as a function of t, over all states.
 
         Where t = w·u_i + constant reads one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell. The other channels are
         taken as large as they get (`_sizes_along`).
         """
-        rounds, column, reach = self.roundings.heads[number], self.column, self._reach(sizes)
-        nothing = np.zeros(len(rounds.score_offsets))
-        lost = up(rounds.score_underflow * (1 + reach.sum()) ** 2, 8)
-        errors = np.concatenate([rounds.score_slopes, up(rounds.score_offsets + lost)[:, None]], axis=1)
-        crude, fine = _sizes_along(errors, argument, reach), rounds.scores
+        reach, n = self._reach, 1 + self._reach.sum()
+        lost = up(rounds.score_underflow * n**2, 8)
+
+        def with_lost(rows: Float[np.ndarray, "keys forms"]) -> np.ndarray:
+            return np.concatenate([rows[:, :-1], up(rows[:, -1] + lost)[:, None]], axis=1)
+
+        fine = rounds.scores
         if fine is not None:
-            own = np.concatenate([fine.own[:, :-1], up(fine.own[:, -1:] + lost[:, None])], axis=1)
-            query, own, added = (_sizes_along(rows, argument, reach) for rows in (fine.query, own, fine.sizes))
+            forms = fine.query, with_lost(fine.own), fine.sizes
+            query, own, added = (_sizes_along(rows, argument, reach) for rows in forms)
             fine = ScoreRoundings(query, fine.keys, own, added, fine.num_terms)
-        value_sizes = rounds.value_sizes[:, column]
-        if rounds.value_size_slopes is not None:
-            value_sizes = up(value_sizes + rounds.value_size_slopes[:, column] @ reach, len(sizes) + 1)
-        spent = np.array([float(up(rounds.underflow[column] * (1 + reach.sum()), 4))])
-        counts = rounds.count, rounds.depth
-        return HeadRoundings(crude[:, :1], crude[:, 1], nothing, value_sizes[:, None], None, *counts, spent, fine)
+        crude = _sizes_along(with_lost(rounds.score_errors), argument, reach)
+        sizes = sizes_at(rounds.value_sizes[:, self.column], reach[None])[0]
+        spent = up(rounds.underflow[[self.column]] * n, 4)
+        return HeadRoundings(crude, np.zeros(len(lost)), sizes[:, None, None], rounds.count, rounds.depth, spent, fine)
 
 
-def channels_of(part: ProgramStage, claimed: Mapping[str, object] | None = None) -> dict[int, Channel]:
-    """Every output of a stage as a channel, with the heads that write it.
+def channels_of(
+    part: ProgramStage, sizes: Float[np.ndarray, " channels"], claimed: Mapping[str, object] | None = None
+) -> dict[int, Channel]:
+    """Every output of a stage as a channel, with the heads that write it, for states with |u| ≤ sizes.
 
     A channel in `claimed` that no head writes with a value other than 0 gets the heads whose W_O has an entry for it.
     """
@@ -216,10 +237,12 @@ def channels_of(part: ProgramStage, claimed: Mapping[str, object] | None = None)
     for (stage, outputs), rounds in zip(stages(part), all_rounds, strict=True):
         for column, output in enumerate(outputs.tolist()):
             name = part.outputs[output]
-            numbers = [number for number, head in enumerate(rounds.heads) if _writes(head, column)]
+            # By sizes, as terms that cancel exactly still round. A size of 0 was rounded up to the least float.
+            writes = [(head.value_sizes[:, column] > TINIEST).any() for head in rounds.heads]
+            numbers = np.flatnonzero(writes).tolist()
             if not numbers and claimed is not None and name in claimed:
                 numbers = part.silent_writers(name, len(stage.heads))
-            found[output] = Channel(name, stage, rounds, tuple(numbers), column)
+            found[output] = Channel(name, stage, rounds, tuple(numbers), column, sizes)
     return found
 
 
@@ -229,17 +252,16 @@ def joined(lines: Sequence[HeadLine]) -> HeadLine:
         return lines[0]
     heads = tuple(map(_joined_head, zip(*(line.heads for line in lines), strict=True)))
     rounds = tuple(map(_joined_roundings, zip(*(line.roundings for line in lines), strict=True)))
-    unsure, beside, peak = (max(sizes) for sizes in zip(*((x.unsure, x.beside, x.peak) for x in lines), strict=True))
+    unsure, beside, peak = map(float, _largest(lines, "unsure", "beside", "peak"))
     return HeadLine(heads, unsure, rounds, beside, peak, lines[0].dtype)
 
 
 def _joined_head(lines: Sequence[SoftHead[Enclosed]]) -> SoftHead[Enclosed]:
-    kappas = np.array([line.slopes.mid[:, 0] for line in lines])
+    kappas = np.array([line.slopes.mid for line in lines])
     offsets = np.array([line.offsets.mid for line in lines])
     radii = np.array([line.offsets.radius for line in lines])
-    off = up(np.abs(kappas - kappas[0]).max(axis=0))
     return SoftHead(
-        Enclosed(kappas[0][:, None], off[:, None]),
+        Enclosed(kappas[0], up(np.abs(kappas - kappas[0]).max(axis=0))),
         Enclosed(offsets[0], up((np.abs(offsets - offsets[0]) + radii).max(axis=0), 2)),
         lines[0].values,
         lines[0].carried,
@@ -251,32 +273,16 @@ def _joined_roundings(found: Sequence[HeadRoundings]) -> HeadRoundings:
     fine = [flat.scores for flat in found if flat.scores is not None]
     scores = None
     if len(fine) == len(found) and all(np.array_equal(each.keys, fine[0].keys) for each in fine):
-        query, own, sizes = (
-            np.max([getattr(each, name) for each in fine], axis=0) for name in ("query", "own", "sizes")
-        )
+        query, own, sizes = _largest(fine, "query", "own", "sizes")
         scores = ScoreRoundings(query, fine[0].keys, own, sizes, max(each.num_terms for each in fine))
-    return HeadRoundings(
-        np.max([flat.score_slopes for flat in found], axis=0),
-        np.max([flat.score_offsets for flat in found], axis=0),
-        np.max([flat.score_underflow for flat in found], axis=0),
-        np.max([flat.value_sizes for flat in found], axis=0),
-        None,
-        max(flat.count for flat in found),
-        max(flat.depth for flat in found),
-        np.max([flat.underflow for flat in found], axis=0),
-        scores,
-    )
+    errors, tiny, values, spent = _largest(found, "score_errors", "score_underflow", "value_sizes", "underflow")
+    count, depth = (int(largest) for largest in _largest(found, "count", "depth"))
+    return HeadRoundings(errors, tiny, values, count, depth, spent, scores)
 
 
-def read_out_size(
-    row: Float[np.ndarray, " channels"], offset: float, sizes: Float[np.ndarray, " channels"], dtype: np.dtype
-) -> float:
-    """The sum of the absolute values of the terms of row·u + offset for |u| ≤ sizes: rounding is measured on it.
-
-    Each product that may underflow adds the smallest normal number, to coefficients too, as engines fold these.
-    """
-    lost = float(np.finfo(dtype).smallest_normal) * np.count_nonzero(~np.isin(np.abs(row), (0.0, 1.0)))
-    return float((np.abs(row) + lost * (row != 0)) @ sizes + abs(offset) + lost)
+def _largest(records: Sequence[Any], *names: str) -> list[np.ndarray]:
+    """The largest of all records in each of these numbers or arrays, entry by entry."""
+    return [np.max([getattr(record, name) for record in records], axis=0) for name in names]
 
 
 def ratios(
@@ -304,15 +310,6 @@ def ratios(
     return kappa
 
 
-def _writes(head: HeadRoundings, column: int) -> bool:
-    """Whether a head writes a column, judged by sizes: terms that cancel exactly still round.
-
-    A size of 0 was rounded up to the least float.
-    """
-    parts = (head.value_sizes, *(() if head.value_size_slopes is None else (head.value_size_slopes,)))
-    return any(bool((part[:, column] > TINIEST).any()) for part in parts)
-
-
 def _sizes_along(
     rows: Float[np.ndarray, "rows forms"], argument: StateForm, reach: Float[np.ndarray, " channels"]
 ) -> Float[np.ndarray, "rows two"]:
@@ -323,7 +320,7 @@ def _sizes_along(
         (place,) = read
         slopes = up(rows[:, place] / abs(argument.weights[place]), 2)
         elsewhere[place] = 0.0
-    constants = rows[:, :-1] @ elsewhere + rows[:, -1] + slopes * abs(argument.constant)
+    constants = rows[:, :-1] @ elsewhere + rows[:, -1] + slopes * np.abs(argument.constant)
     return np.stack([slopes, up(constants, len(reach) + 4)], axis=1)
 
 
@@ -334,8 +331,7 @@ def _times(size: float, values: Enclosed, unsure: float) -> Enclosed:
 
 
 def _divided(
-    slopes: Float[np.ndarray, "keys channels"],
-    radius: Float[np.ndarray, "keys channels"],
+    slopes: Enclosed,
     offsets: Enclosed,
     form: StateForm,
     sizes: Float[np.ndarray, " channels"],
@@ -345,17 +341,147 @@ def _divided(
 
     With `with_constant` the offsets are to be κ·constant, and their rest counts to that bound, too.
     """
-    weights, kappa = form.weights, ratios(slopes, offsets.mid, form, sizes, with_constant)
+    weights, kappa = form.weights, ratios(slopes.mid, offsets.mid, form, sizes, with_constant)
     products = kappa[:, None] * weights
     is_easy = np.isin(np.frexp(np.abs(weights))[0], (0.0, 0.5))  # a power of two: the product is exact
     rounding = np.where(is_easy, 0.0, 2 * U * np.abs(products)) + np.where(weights == 0, 0.0, TINIEST)
-    gaps = np.abs(slopes - products)
-    left = up(gaps * (1 + 4 * U) + rounding + radius, 2)
-    differs = up(left @ sizes, len(sizes) + 1)
-    shift = kappa * form.constant
-    mid = offsets.mid - shift
-    loose = 0.0 if form.constant == 0 else 2 * U * (np.abs(shift) + np.abs(mid)) + 2 * TINIEST
-    kept = Enclosed(mid, np.asarray(up(offsets.radius + loose, 2)) if form.constant else offsets.radius)
+    left = up(np.abs(slopes.mid - products) * (1 + 4 * U) + rounding + slopes.radius, 2)
+    differs, kept = up(left @ sizes, len(sizes) + 1), offsets
+    if form.constant:
+        shift = kappa * form.constant
+        mid = offsets.mid - shift
+        kept = Enclosed(mid, up(offsets.radius + 2 * U * (np.abs(shift) + np.abs(mid)) + 2 * TINIEST, 2))
     if with_constant:
-        differs = up(differs + np.abs(mid) + kept.radius, 2)
+        differs = up(differs + np.abs(kept.mid) + kept.radius, 2)
     return kappa, kept, differs
+
+
+def prove_line(
+    heads: tuple[SoftHead[Enclosed], ...],
+    tree: Node,
+    lo: float,
+    hi: float,
+    margin: float,
+    seconds: float,
+    *,
+    least_level: int = 0,
+    tolerance: float = LOOSE_LEAVES,
+    limit: float = math.inf,
+) -> tuple[Covering, Box, tuple[float, float] | None]:
+    """Prove |A(t) − g(t)| over [lo − margin, hi + margin], A being the sum of the heads.
+
+    Returns the leaves, that interval, and the ends at which g is held: it is held at `limit`, or where it is not
+    defined on the whole interval. Leaves are cells of `least_level` at least.
+    """
+    stage = OneStage.of_line(heads)
+    # Held at a ∈ [lo, lo + margin], b ∈ [hi − margin, hi], a t within the margin of s ∈ [lo, hi] is not taken farther.
+    inner = max(lo, math.nextafter(lo + margin, -math.inf)), min(hi, math.nextafter(hi - margin, math.inf))
+    lo, hi = math.nextafter(lo - margin, -math.inf), math.nextafter(hi + margin, math.inf)
+    box = Box(("t",), np.array([lo]), np.array([hi]))
+    held = (lo, limit) if limit < math.inf else None if _is_defined(tree, lo, hi) else inner
+    if held is not None:
+        tree = substitute(tree, Call("clip", (T, *(Number(Fraction(end)) for end in held))))
+    expression = function_of_t(tree)
+    target = _LineTarget(expression, box)
+    samples = np.linspace(lo, hi, SAMPLES)[:, None]
+    at_kinks = MeanValueKind(stage, expression, box)
+    kinds: list[Kind] = [TaylorKind(stage, expression, LINE_ORDER), SelectionKind(stage, target), at_kinks]
+    carried = [0.0 if head.carried is None else np.abs(head.carried.mid[..., 0]) * box.magnitude for head in heads]
+    values = [np.abs(head.values.mid) + moving for head, moving in zip(heads, carried, strict=True)]
+    floor = LEAST_GOAL * max(float(np.abs(array).max()) for array in (expression(samples), *values))
+    budget = Budget(seconds=seconds)
+    proof = branch_and_bound(kinds, box, tolerance=tolerance, floor=floor, start_level=FIRST_LEVEL, budget=budget)
+    finer = _finer(proof, kinds[0], least_level)
+    return dataclasses.replace(finer, leaf_bounds=up(finer.leaf_bounds * (1 + LEAF_ROOM))), box, held
+
+
+def _finer(proof: Covering, kind: Kind, least_level: int) -> Covering:
+    """Cut wide leaves into cells of this level, each with a bound of its own where that is smaller."""
+    depths = [max(0, least_level - leaf.level) for leaf in proof.leaves]
+    owner = np.repeat(np.arange(len(depths)), [2**depth for depth in depths])
+    leaves, upper = list[Leaf](), proof.leaf_bounds[owner]
+    for leaf, depth in zip(proof.leaves, depths, strict=True):
+        index = range(leaf.index[0] << depth, leaf.index[0] + 1 << depth)
+        leaves += [dataclasses.replace(leaf, level=leaf.level + depth, index=(i,)) for i in index]
+    rows = np.flatnonzero(np.array(depths)[owner])
+    if len(rows):
+        cells = cell_boxes(proof.box, least_level, np.array([leaves[row].index for row in rows.tolist()]))
+        found = kind.bounds(*cells, SHARP).upper
+        for row in rows[(found < upper[rows]).all(axis=1)].tolist():
+            leaves[row] = dataclasses.replace(leaves[row], kind=kind.name, order=kind.order)
+        upper[rows] = np.minimum(upper[rows], found)
+    return dataclasses.replace(proof, leaves=tuple(leaves), leaf_bounds=upper, terms={"head": upper})
+
+
+class _LineTarget(ExpressionTarget):
+    """An expression of t whose domain was checked already."""
+
+    def __init__(self, expression: object, box: Box) -> None:
+        self.expression, self.box, self.text = expression, box, ""  # type: ignore[assignment]
+        self.input_shapes, self.output_shape = ((1,),), ()
+
+
+def _is_defined(tree: Node, lo: float, hi: float) -> bool:
+    found = function_of_t(tree).ranges(Interval(np.array([[lo]]), np.array([[hi]])), violations="infinite")
+    return bool(np.isfinite(found.lo).all() and np.isfinite(found.hi).all())
+
+
+def rounded_leaves(bounds: CellBounds, proof: Covering) -> tuple[float, Covering]:
+    """The largest bound of any cell, and the proof by leaves that each hold at most 2^CHECKED_HALVINGS of these cells.
+
+    Cells are halved where the bound is largest, as long as that makes it smaller.
+    """
+    level, index = _cells(proof)
+    upper, owner, idle = bounds(*_boxes(proof.box, level, index)), np.arange(len(level)), 0
+    while idle < MOST_IDLE and len(level) < MOST_ROUNDING_CELLS:
+        largest = upper.max()
+        wide = (upper > largest / 2) & (level < MAX_LEVEL)
+        new = np.tile(level[wide] + 1, 2), np.concatenate([2 * index[wide], 2 * index[wide] + 1])
+        found = bounds(*_boxes(proof.box, *new)) if wide.any() else upper[:0]
+        level, index = np.concatenate([level[~wide], new[0]]), np.concatenate([index[~wide], new[1]])
+        upper, owner = np.concatenate([upper[~wide], found]), np.concatenate([owner[~wide], np.tile(owner[wide], 2)])
+        idle = 0 if upper.max() < WORTH_HALVING * largest else idle + 1
+    return float(upper.max()), _halved_leaves(proof, owner, level, index)
+
+
+def leaf_intervals(proof: Covering) -> Interval:
+    """The leaves of a line, in their order."""
+    centres, radii = _boxes(proof.box, *_cells(proof))
+    return Interval(down(centres - radii)[:, 0], up(centres + radii)[:, 0])
+
+
+def _cells(proof: Covering) -> Int[np.ndarray, "two leaves"]:
+    """The level and the index of every leaf of a line."""
+    return np.array([(leaf.level, leaf.index[0]) for leaf in proof.leaves], np.int64).T
+
+
+def _boxes(
+    box: Box, level: Int[np.ndarray, " cells"], index: Int[np.ndarray, " cells"]
+) -> tuple[Float[np.ndarray, "cells 1"], Float[np.ndarray, "cells 1"]]:
+    """Centres and radii of cells of several levels."""
+    found = np.empty((2, len(level), 1))
+    for each in np.unique(level).tolist():
+        rows = level == each
+        found[:, rows] = cell_boxes(box, each, index[rows][:, None])
+    return found[0], found[1]
+
+
+def _halved_leaves(proof: Covering, owner: np.ndarray, level: np.ndarray, index: np.ndarray) -> Covering:
+    """Halve leaves until no cell is more than CHECKED_HALVINGS levels below its leaf."""
+    halved = {
+        (deep - above, i >> above)
+        for leaf, deep, i in zip(owner.tolist(), level.tolist(), index.tolist(), strict=True)
+        for above in range(CHECKED_HALVINGS + 1, deep - proof.leaves[leaf].level + 1)
+    }
+    leaves, numbers = list[Leaf](), list[int]()
+    for number, leaf in enumerate(proof.leaves):
+        pending = [(leaf.level, leaf.index[0])]
+        while pending:
+            cell = pending.pop()
+            if cell in halved:
+                pending += [(cell[0] + 1, 2 * cell[1] + side) for side in (1, 0)]
+            else:
+                leaves.append(dataclasses.replace(leaf, level=cell[0], index=(cell[1],)))
+                numbers.append(number)
+    terms = {name: term[numbers] for name, term in proof.terms.items()}
+    return dataclasses.replace(proof, leaves=tuple(leaves), leaf_bounds=proof.leaf_bounds[numbers], terms=terms)

@@ -12,7 +12,8 @@ they cancel, is found by `error_flow`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +26,8 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.margins import ARGUMENT_ROOM, RANGE_ROOM, ROUNDING_ROOM
 from attnc.proofs.proof import HeadProof, Leaves, Proof, Stages
-from attnc.proofs.prover import ProofRequest, Prover
-from attnc.proofs.staged.claims import ChannelClaim, Claims, State, Stated, claims_of, has_derivation
+from attnc.proofs.prover import ProofRequest, Prover, require_same_shapes
+from attnc.proofs.staged.claims import CLAIMS, ChannelClaim, Claims, NotBoundedError, State, Stated, has_derivation
 from attnc.proofs.staged.error_flow import (
     NOT_BOUNDED,
     SLOPE_PIECES,
@@ -38,9 +39,17 @@ from attnc.proofs.staged.error_flow import (
     Slopes,
     composed_bound,
 )
-from attnc.proofs.staged.line_leaves import CLOSE_LEAVES, LOOSE_LEAVES, leaf_intervals, prove_line
-from attnc.proofs.staged.lines import Channel, HeadLine, StateForm, channels_of, joined, read_out_size
-from attnc.proofs.stages.extraction import ProgramStage, ReadOut, stages_and_read_out
+from attnc.proofs.staged.lines import (
+    CLOSE_LEAVES,
+    LOOSE_LEAVES,
+    Channel,
+    HeadLine,
+    channels_of,
+    joined,
+    leaf_intervals,
+    prove_line,
+)
+from attnc.proofs.stages.extraction import ProgramStage, StateForm, stages_and_read_out
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
@@ -59,10 +68,6 @@ ROUGH_SCORES = 1e-6
 a factor of 4."""
 
 
-class _NotBoundedError(Exception):
-    """The range of a part of the target is not known."""
-
-
 class StagedProver(Prover):
     """Proves programs head by head: compositions, ReLU networks and truncated linear functions."""
 
@@ -79,21 +84,20 @@ class StagedProver(Prover):
         bound is ∞ where the box is too wide for the range of a part to be known.
         """
         check(program)
-        if program.input_shapes != target.input_shapes or math.prod(program.output_shape) != target.num_outputs:
-            raise ProgramError(
-                f"the program maps {program.input_shapes} to {program.output_shape}, the target {target.box.d} "
-                f"variables to {target.num_outputs} outputs"
-            )
+        require_same_shapes(program, target)
         found, read = stages_and_read_out(program)
-        claims = claims_of(target, request.derivation, program, len(found), read)
+        if not has_derivation(target, request.derivation):
+            raise ProgramError(f"there is no derivation by which {target.describe()} could be proved head by head")
+        made = CLAIMS[type(target), type(request.derivation)]
+        claims = made(target, request.derivation, program, read, len(found))
         walk = _StageWalk(claims, target, str(program.dtype))
         try:
             for number, stage in enumerate(found):
                 if request.progress is not None:
                     request.progress("proving", number / len(found))
                 walk.through(stage, request.seconds / len(found))
-            composed, outputs = walk.composed(read)
-        except _NotBoundedError:
+            composed, outputs = walk.composed(read, str(program.dtype))
+        except NotBoundedError:
             composed, outputs = NOT_BOUNDED, ()
         bound, terms = composed.bound, composed.terms
         if request.truncation:
@@ -103,7 +107,7 @@ class StagedProver(Prover):
 
 
 class _StageWalk:
-    """From stage to stage: `state` is the state after the last one."""
+    """From stage to stage: `state` is the state after the last one, `flow` has the errors of all heads so far."""
 
     def __init__(self, claims: Claims, target: Target, dtype: str) -> None:
         self.claims, self.box = claims, target.box
@@ -114,164 +118,147 @@ class _StageWalk:
         self.flow: list[FlowStage] = []
         self.is_complete = True
         self._ranges: list[tuple[float, float]] = []  # of the arguments of all heads
-        self._numbers: dict[str, int] = {}  # of the heads, by name
 
     def through(self, part: ProgramStage, seconds: float) -> None:
         """Prove the heads of a stage, and find the state after it."""
-        channels = channels_of(part, self.claims.claimed)
-        claims = self.claims.of_stage(part, channels, self.state)
-        claimed = {claim.output for claim in claims}
-        passed = [self._passed(channels[i], i) for i in range(len(channels)) if i not in claimed]
-        stage = _StageProof(part, claims, channels, self.state, self.claims.divides)
-        stage.prove(seconds)
-        self.heads += stage.heads
-        self.is_complete &= stage.is_complete
-        self.flow += [self._flow(stage)] if stage.order else []
-        self._ranges += [(claim.argument.lo, claim.argument.hi) for claim in stage.order]
-        self._numbers |= {claim.name: len(self._numbers) + i for i, claim in enumerate(stage.order)}
-        known = list(zip(self.state.names, self.state.sizes, self.state.errors, strict=True))
-        after = {i: known[source] for i, source in passed}
-        for claim, size, error in zip(stage.order, stage.sizes, stage.errors, strict=True):
-            after[claim.output] = (claim.name, size, error)
-        rows = [after[i] for i in range(len(channels))]
-        sizes, errors = (np.array([row[i] for row in rows], np.float64) for i in (1, 2))
-        self.state = State(tuple(row[0] for row in rows), sizes, errors)
+        state = self.state.bounded()
+        channels = channels_of(part, state.reach, self.claims.claimed)
+        claims = self.claims.of_stage(part, channels, state)
+        after = self._passed_on(channels, {claim.output for claim in claims})
+        heads = [_ClaimedHead.of(claim, channels[claim.output], state) for claim in claims]
+        groups = self._grouped(heads)
+        proved = [_ProvedGroup(group, part, self.claims.divides, seconds / len(groups)) for group in groups]
+        self.flow += [self._flow(proved)] if proved else []
+        for group in proved:
+            self.heads += group.proofs
+            self.is_complete &= group.is_complete
+            for head, size, error in zip(group.heads, group.sizes, group.errors, strict=True):
+                self._ranges.append((head.argument.lo, head.argument.hi))
+                after[head.claim.output] = (head.claim.name, size, error)
+        names, sizes, errors = zip(*(after[i] for i in range(len(channels))), strict=True) if channels else ((), (), ())
+        self.state = State(names, np.array(sizes, np.float64), np.array(errors, np.float64))
 
-    def _passed(self, channel: Channel, output: int) -> tuple[int, int]:
-        """A channel that is passed on as it is, and the one that it comes from."""
-        if channel.numbers:
-            raise ProgramError(
-                f"{channel.name} is written by {len(channel.numbers)} heads, and the derivation does not say why"
-            )
-        if channel.source is None:
-            raise ProgramError(f"{channel.name} is neither made by a head nor passed on as it is")
-        return output, channel.source
+    def _passed_on(self, channels: Mapping[int, Channel], claimed: set[int]) -> dict[int, tuple[str, float, float]]:
+        """The name, the size and the error of every channel that a stage passes on as it is."""
+        state, found = self.state, dict[int, tuple[str, float, float]]()
+        for i, channel in channels.items():
+            if i in claimed:
+                continue
+            if channel.numbers:
+                raise ProgramError(
+                    f"{channel.name} is written by {len(channel.numbers)} heads, and the derivation does not say why"
+                )
+            if channel.source is None:
+                raise ProgramError(f"{channel.name} is neither made by a head nor passed on as it is")
+            found[i] = state.names[channel.source], state.sizes[channel.source], state.errors[channel.source]
+        return found
 
-    def _flow(self, stage: _StageProof) -> FlowStage:
-        arguments = self._readings([claim.argument.form for claim in stage.order], stage.argument_errors)
-        carriers = None
-        if any(claim.carrier is not None for claim in stage.order):
-            nothing = StateForm(np.zeros(len(self.state.names)), 0.0, 0.0)
-            forms = [nothing if claim.carrier is None else claim.carrier.form for claim in stage.order]
-            carriers = self._readings(forms, stage.carrier_errors)
-        slopes = Slopes.stacked(stage.slopes)
-        return FlowStage(arguments, slopes, stage.own, stage.rounding, carriers, tuple(stage.deviations))
+    def _grouped(self, heads: Sequence[_ClaimedHead]) -> list[list[_ClaimedHead]]:
+        """Heads that are the same function of t; those at a constant t, and all if the box is divided, are alone."""
+        found: dict[tuple[object, ...], list[_ClaimedHead]] = {}
+        for place, head in enumerate(heads):
+            rounds = head.line.score_rounding
+            roughness = round(math.log2(max(ROUGH_SCORES, rounds)) / 2) if math.isfinite(rounds) else 0
+            alone = place if self.claims.divides or not head.argument.form.weights.any() else None
+            key = head.claim.function_text, head.line.value_bytes, roughness, alone
+            found.setdefault(key, []).append(head)
+        return list(found.values())
 
-    def _readings(self, forms: Sequence[StateForm], errors: Float[np.ndarray, " rows"]) -> Readings:
+    def _flow(self, groups: Sequence[_ProvedGroup]) -> FlowStage:
+        heads, d = [head for group in groups for head in group.heads], len(self.state.names)
+        errors = np.array([(head.argument_error, head.carrier_error) for head in heads]).T
+        arguments = self._readings(StateForm.stacked([head.argument.form for head in heads], d), errors[0])
+        carriers, nothing = [head.claim.carrier for head in heads], StateForm(np.zeros(d), 0.0)
+        carried = None
+        if any(carrier is not None for carrier in carriers):
+            forms = [nothing if carrier is None else carrier.form for carrier in carriers]
+            carried = self._readings(StateForm.stacked(forms, d), errors[1])
+        own, rounding = np.array([(group.own, group.rounding) for group in groups for _ in group.heads]).T
+        deviations = tuple(group.deviations for group in groups if group.deviations is not None)
+        slopes = Slopes.stacked([group.slopes for group in groups])
+        return FlowStage(arguments, slopes, own, rounding, carried, deviations)
+
+    def _readings(self, forms: StateForm, errors: Float[np.ndarray, " rows"]) -> Readings:
         """Combinations of channels as ones of the heads that they hold. An input adds no error but its rounding."""
-        state, rows = self.state, np.array([form.weights for form in forms]).reshape(len(forms), -1)
-        weights, casts = np.zeros((len(forms), len(self._numbers))), np.zeros(len(forms))
-        for i, name in enumerate(state.names):
-            if name in self._numbers:
-                weights[:, self._numbers[name]] += rows[:, i]
-            elif state.errors[i]:
-                casts = up(casts + up(np.abs(rows[:, i]) * state.errors[i]))
-        slack = np.array([form.slack for form in forms])
-        return Readings(weights, np.where(casts > 0, up(slack + casts), slack), casts, errors)
+        numbers = {head.name: number for number, head in enumerate(self.heads)}
+        weights, casts = np.zeros((len(errors), len(numbers))), np.zeros(len(errors))
+        for name, column, error in zip(self.state.names, forms.weights.T, self.state.errors, strict=True):
+            if name in numbers:
+                weights[:, numbers[name]] += column
+            elif error:
+                casts = up(casts + up(np.abs(column) * error))
+        return Readings(weights, np.where(casts > 0, up(forms.slack + casts), forms.slack), casts, errors)
 
-    def composed(self, read: ReadOut) -> tuple[Composed, tuple[str, ...]]:
+    def composed(self, read: StateForm, dtype: str) -> tuple[Composed, tuple[str, ...]]:
         """The bound of the outputs: the errors of the heads, of the stored coefficients, and rounding."""
-        reach, unit = self.state.reach, UNIT_ROUNDOFF[str(read.dtype)]
-        if not np.isfinite(reach).all():
-            raise _NotBoundedError
-        wanted = self.claims.outputs(self.state)
-        stored = [StateForm(row, offset, 0.0) for row, offset in zip(read.rows, read.constants.tolist(), strict=True)]
-        readings = self._readings(stored, np.zeros(len(stored)))
-        differs, rounding = np.zeros((2, len(stored)))
-        for i, (form, (goal, _)) in enumerate(zip(stored, wanted, strict=True)):
-            row, offset, count = form.weights, form.constant, int(np.count_nonzero(form.weights))
-            off = np.abs(row - goal.weights) @ reach + abs(offset - goal.constant) + goal.slack
-            differs[i] = up(off * (1 + 4 * len(row) * U), 4) if off > 0 else 0.0
-            size = read_out_size(row, offset, reach, read.dtype)
-            rounded = gamma(count + 2, unit) * size if count > 1 or offset else 0.0
-            if count == 1 and not offset and not np.isin(np.abs(row[row != 0]), (1.0, 2.0)).all():
-                rounded = unit * size
-            total = rounded * (1.0 if self.claims.divides else ROUNDING_ROOM) + readings.casts[i]
-            rounding[i] = up(total, 8) if total else 0.0
-        if not self.claims.divides:  # coefficients are those of the target, up to the rounding of gains
-            differs, rounding = np.zeros(len(stored)), up(differs + rounding)
-        box = Interval(self.box.lo[None], self.box.hi[None])
+        reach, unit, divides = self.state.bounded().reach, UNIT_ROUNDOFF[dtype], self.claims.divides
+        goals, texts = zip(*self.claims.outputs(self.state), strict=True)
+        goal, rows = StateForm.stacked(goals, len(reach)), read.weights
+        readings = self._readings(read, np.zeros(len(rows)))
+        off = np.abs(rows - goal.weights) @ reach + np.abs(read.constant - goal.constant) + goal.slack
+        differs = np.where(off > 0, up(off * (1 + 4 * len(reach) * U), 4), 0.0)
+        # Each product that may underflow adds the smallest normal number, to coefficients too, as engines fold these.
+        is_exact, counts = np.isin(np.abs(rows), (0.0, 1.0)), np.count_nonzero(rows, axis=1)
+        lost = float(np.finfo(dtype).smallest_normal) * np.count_nonzero(~is_exact, axis=1)
+        sizes = (np.abs(rows) + lost[:, None] * (rows != 0)) @ reach + np.abs(read.constant) + lost
+        # One product alone rounds once, unless it is with 1 or 2.
+        is_sum, is_easy = (counts > 1) | (read.constant != 0), np.isin(np.abs(rows), (0.0, 1.0, 2.0)).all(axis=1)
+        shares = np.array([gamma(int(count) + 2, unit) for count in counts])
+        rounded = sizes * np.where(is_sum, shares, np.where((counts == 1) & ~is_easy, unit, 0.0))
+        total = rounded * (1.0 if divides else ROUNDING_ROOM) + readings.casts
+        rounding = np.where(total > 0, up(total, 8), 0.0)
+        if not divides:  # coefficients are those of the target, up to the rounding of gains
+            differs, rounding = np.zeros(len(rows)), up(differs + rounding)
+        box, terms = Interval(self.box.lo[None], self.box.hi[None]), [head.term for head in self.heads]
         outputs = Outputs(readings.weights, differs, rounding)
-        names = [head.term for head in self.heads]
-        composed = composed_bound(self.flow, names, outputs, self._ranges_on, box, self.claims.divides)
-        texts = tuple(text for _, text in wanted) if math.isfinite(composed.bound) else ()
-        return composed, texts
+        composed = composed_bound(self.flow, terms, outputs, self._ranges_on, box, divides)
+        return composed, texts if math.isfinite(composed.bound) else ()
 
     def _ranges_on(self, boxes: Interval) -> tuple[Interval, Interval | None]:
+        """The arguments and carriers of all heads over boxes; on the whole box if it is not divided."""
         if self.claims.divides:
             return self.claims.ranges(boxes)
         return Interval(*np.array(self._ranges).reshape(1, -1, 2).transpose(2, 0, 1)), None
 
 
-class _StageProof:
-    """The heads of one stage: `order` are their claims, group by group, and the arrays are in that order."""
+@dataclass(frozen=True, eq=False)
+class _ClaimedHead:
+    """A claim about a channel, its heads as a function of t, and the errors that t and the carrier already have."""
 
-    def __init__(
-        self,
-        part: ProgramStage,
-        claims: Sequence[ChannelClaim],
-        channels: dict[int, Channel],
-        state: State,
-        divides: bool,
-    ) -> None:
-        self.part, self.channels, self.state, self.divides = part, channels, state, divides
-        self.reach = state.reach
-        if not np.isfinite(self.reach).all():
-            raise _NotBoundedError
-        self._lines = [self._line(claim) for claim in claims]
-        self.groups = self._grouped(claims)
-        places = [place for group in self.groups for place in group]
-        self.order, self._lines = [claims[place] for place in places], [self._lines[place] for place in places]
-        self.argument_errors = np.array([self._argument_error(claim.argument) for claim in self.order])
-        self.carrier_errors = np.array([0.0 if c.carrier is None else self._error(c.carrier.form) for c in self.order])
-        sizes = np.array([1.0 if claim.carrier is None else claim.carrier.size for claim in self.order])
-        self.carrier_sizes = np.where(self.carrier_errors > 0, up(sizes + self.carrier_errors), sizes)
-        ends = np.array([(claim.argument.lo, claim.argument.hi) for claim in self.order])
-        if not np.isfinite([*self.argument_errors, *self.carrier_sizes, *ends.ravel()]).all():
-            raise _NotBoundedError
-        self.own, self.rounding, self.sizes, self.errors = np.zeros((4, len(self.order)))
-        self.heads: list[HeadProof] = []
-        self.slopes: list[Slopes] = []
-        self.deviations: list[Deviations] = []
-        self.is_complete = True
+    claim: ChannelClaim
+    channel: Channel
+    line: HeadLine
+    argument_error: float
+    carrier_error: float
+    carrier_size: float
 
-    def _line(self, claim: ChannelClaim) -> HeadLine:
-        carrier = None if claim.carrier is None else claim.carrier.form
-        return self.channels[claim.output].line(claim.argument.form, carrier, self.reach)
+    @classmethod
+    def of(cls, claim: ChannelClaim, channel: Channel, state: State) -> _ClaimedHead:
+        """By how much t may leave its exact range, with room for the checker unless t is an input."""
+        argument, carrier = claim.argument, claim.carrier
+        line = channel.line(argument.form, None if carrier is None else carrier.form)
+        error = float(argument.form.error(state.errors))
+        if not argument.is_input:
+            error = float(up(error * ARGUMENT_ROOM + RANGE_ROOM * argument.size, 4))
+        off, size = (0.0, 1.0) if carrier is None else (float(carrier.form.error(state.errors)), carrier.size)
+        size = float(up(size + off)) if off > 0 else size
+        if not np.isfinite([error, size, argument.lo, argument.hi]).all():
+            raise NotBoundedError
+        return cls(claim, channel, line, error, off, size)
 
-    def _grouped(self, claims: Sequence[ChannelClaim]) -> list[list[int]]:
-        """Claims that are the same function of t; those at a constant t, and all if the box is divided, are alone."""
-        if self.divides:
-            return [[place] for place in range(len(claims))]
-        found: dict[tuple[object, ...], list[int]] = {}
-        for place, (claim, line) in enumerate(zip(claims, self._lines, strict=True)):
-            rounds = line.score_rounding
-            roughness = round(math.log2(max(ROUGH_SCORES, rounds)) / 2) if math.isfinite(rounds) else 0
-            alone = None if claim.argument.form.weights.any() else place
-            found.setdefault((claim.function_text, line.value_bytes, roughness, alone), []).append(place)
-        return list(found.values())
+    @property
+    def argument(self) -> Stated:
+        return self.claim.argument
 
-    def _error(self, form: StateForm) -> float:
-        """The error of a combination, whatever the signs of the errors of the state."""
-        return float(up(np.abs(form.weights) @ self.state.errors + form.slack, len(form.weights) + 2))
 
-    def _argument_error(self, argument: Stated) -> float:
-        """By how much t may leave its exact range, with room for the checker unless it is an input."""
-        error = self._error(argument.form)
-        return error if argument.is_input else float(up(error * ARGUMENT_ROOM + RANGE_ROOM * argument.size, 4))
+class _ProvedGroup:
+    """Heads that are proved by the leaves of the first one, and what they write: its sizes and its errors."""
 
-    def prove(self, seconds: float) -> None:
-        first = 0
-        for group in self.groups:
-            self._prove(slice(first, first + len(group)), seconds / len(self.groups))
-            first += len(group)
-
-    def _prove(self, rows: slice, seconds: float) -> None:
-        """Prove a group of claims by the leaves of the first one."""
-        members, line = self.order[rows], joined(self._lines[rows])
-        claim, size = members[0], float(self.carrier_sizes[rows].max())
-        lo, hi = np.array([(member.argument.lo, member.argument.hi) for member in members]).T
-        errors, limit = self.argument_errors[rows], max(member.limit for member in members)
+    def __init__(self, heads: Sequence[_ClaimedHead], part: ProgramStage, divides: bool, seconds: float) -> None:
+        self.heads, line, first = heads, joined([head.line for head in heads]), heads[0]
+        claim, size = first.claim, max(head.carrier_size for head in heads)
+        lo, hi = np.array([(head.argument.lo, head.argument.hi) for head in heads]).T
+        errors = np.array([head.argument_error for head in heads])
         proof, box, held = prove_line(
             line.heads,
             claim.function,
@@ -279,56 +266,42 @@ class _StageProof:
             float(hi.max()),
             float(errors.max()),
             seconds,
-            least_level=LEAST_LEVEL if self.divides else 0,
-            tolerance=LOOSE_LEAVES if self.divides else CLOSE_LEAVES,
-            limit=limit,
+            least_level=LEAST_LEVEL if divides else 0,
+            tolerance=LOOSE_LEAVES if divides else CLOSE_LEAVES,
+            limit=max(head.claim.limit for head in heads),
         )
         rounding, proof = line.rounding(size, proof)
-        rounding = rounding if self.divides else float(up(ROUNDING_ROOM * rounding))
-        deltas = up(proof.leaf_bounds[:, 0] + up(rounding / size), 2) if size > 0 else proof.leaf_bounds[:, 0]
+        self.rounding = rounding if divides else float(up(ROUNDING_ROOM * rounding))
+        deltas = up(proof.leaf_bounds[:, 0] + up(self.rounding / size), 2) if size > 0 else proof.leaf_bounds[:, 0]
         delta = float(deltas.max())
-        deltas = np.maximum(deltas, LEAST_SHARE * delta) if self.divides else np.full(len(deltas), delta)
-        slopes = Slopes.of(claim.function, lo, hi, errors, held, SLOPE_PIECES if self.divides else 1)
-        self.slopes.append(slopes)
-        own = float(up(size * delta + line.unsure, 2))
-        self.own[rows], self.rounding[rows] = own, rounding
-        if self.divides:
-            fixed = 0.0
-            if claim.carrier is not None:
-                fixed = self.channels[claim.output].fixed_size(claim.carrier.form, self.reach)
-            self.deviations.append(Deviations(leaf_intervals(proof), deltas, size, fixed, line.unsure))
-        largest = slopes.values.mag.max(axis=1)
-        self.errors[rows] = up(own + size * slopes.change + largest * self.carrier_errors[rows], 4)
-        self.sizes[rows] = up(largest * size, 2) if claim.carrier is not None else up(largest, 2)
-        self.is_complete &= proof.complete
+        deltas = np.maximum(deltas, LEAST_SHARE * delta) if divides else np.full(len(deltas), delta)
+        self.own, self.is_complete = float(up(size * delta + line.unsure, 2)), proof.complete
+        self.deviations = None
+        if divides:
+            fixed = 0.0 if claim.carrier is None else first.channel.fixed_size(claim.carrier.form)
+            self.deviations = Deviations(leaf_intervals(proof), deltas, size, fixed, line.unsure)
+        self.slopes = Slopes.of(claim.function, lo, hi, errors, held, SLOPE_PIECES if divides else 1)
+        largest, carried = self.slopes.values.mag.max(axis=1), np.array([head.carrier_error for head in heads])
+        self.errors = up(self.own + size * self.slopes.change + largest * carried, 4)
+        self.sizes = up(largest * size, 2) if claim.carrier is not None else up(largest, 2)
         interval, leaves = (float(box.lo[0]), float(box.hi[0])), Leaves(proof.leaves, deltas)
-        self.heads += [self._stated(member, interval, delta, held, claim.name, leaves) for member in members]
-
-    def _stated(
-        self,
-        claim: ChannelClaim,
-        interval: tuple[float, float],
-        delta: float,
-        held: tuple[float, float] | None,
-        like: str,
-        leaves: Leaves,
-    ) -> HeadProof:
-        """A claim with the leaves that prove it, or with the name of the head whose leaves do."""
-        argument, carrier, is_first = claim.argument, claim.carrier, claim.name == like
-        return HeadProof(
-            stage=self.part.name,
-            channel=self.part.outputs[claim.output],
-            name=claim.name,
-            term=claim.term,
-            function=claim.function_text,
-            argument=argument.text,
-            interval=interval,
-            bound=delta,
-            argument_as=argument.known_as,
-            carrier=None if carrier is None else carrier.text,
-            carrier_as=None if carrier is None else carrier.known_as,
-            carrier_size=None if carrier is None else float(self.carrier_sizes[self.order.index(claim)]),
-            held=held,
-            like=None if is_first else like,
-            leaves=leaves if is_first else None,
-        )
+        self.proofs = [
+            HeadProof(
+                stage=part.name,
+                channel=part.outputs[head.claim.output],
+                name=head.claim.name,
+                term=head.claim.term,
+                function=head.claim.function_text,
+                argument=head.argument.text,
+                interval=interval,
+                bound=delta,
+                argument_as=head.argument.known_as,
+                carrier=None if head.claim.carrier is None else head.claim.carrier.text,
+                carrier_as=None if head.claim.carrier is None else head.claim.carrier.known_as,
+                carrier_size=None if head.claim.carrier is None else head.carrier_size,
+                held=held,
+                like=None if head is first else claim.name,
+                leaves=leaves if head is first else None,
+            )
+            for head in heads
+        ]

@@ -17,7 +17,8 @@ import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
-from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, sum_and_error
+from attnc.ir.soft_head import Enclosed
+from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, sum_and_error, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -64,21 +65,21 @@ class EnclosedSparse:
     def where(self, kept: np.ndarray | slice) -> EnclosedSparse:
         return EnclosedSparse(self.row[kept], self.column[kept], self.mid[kept], self.radius[kept], self.num_columns)
 
-    def transposed(self, num_rows: int) -> EnclosedSparse:
-        return self.relabelled(self.column, self.row, num_rows)
-
     def rows(self, chosen: Int[np.ndarray, " chosen"]) -> EnclosedSparse:
         """Make row chosen[i] row i; `chosen` may name a row that has no entries, or one row twice."""
         first, last = np.searchsorted(self.row, chosen), np.searchsorted(self.row, chosen, "right")
-        which, place = _ranges(first, last)
-        taken = self.where(place)
-        return EnclosedSparse(which, taken.column, taken.mid, taken.radius, self.num_columns)
+        which, place = expanded(first, last)
+        return replace(self.where(place), row=which)
 
-    def dense(self, num_rows: int) -> tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, "rows columns"]]:
-        """(mid, radius)."""
+    def dense(self, num_rows: int) -> Enclosed:
         mid, radius = np.zeros((2, num_rows, self.num_columns))
         mid[self.row, self.column], radius[self.row, self.column] = self.mid, self.radius
-        return mid, radius
+        return Enclosed(mid, radius)
+
+    def largest(self, num_rows: int) -> Float[np.ndarray, "rows columns"]:
+        """An upper bound of the absolute value of every entry."""
+        found = self.dense(num_rows)
+        return up(np.abs(found.mid) + found.radius)
 
     def times(self, other: EnclosedSparse) -> EnclosedSparse:
         """The matrix product; the rows of `other` are the columns of this."""
@@ -86,20 +87,17 @@ class EnclosedSparse:
         first, last = starts[self.column], starts[self.column + 1]
         blocks = []
         for block in _row_blocks(self.row, last - first):
-            which, place = _ranges(first[block], last[block])
+            which, place = expanded(first[block], last[block])
             a, b = self.where(block).where(which), other.where(place)
             blocks.append(_product_block(a, b))
         return stacked(blocks, other.num_columns)
 
     def plus(self, other: EnclosedSparse) -> EnclosedSparse:
-        row, column, mid, radius = (
-            np.concatenate([getattr(part, name) for part in (self, other)])
-            for name in ("row", "column", "mid", "radius")
-        )
-        return _summed(row, column, mid, np.zeros(len(mid)), radius, self.num_columns)
+        both = stacked([self, other], self.num_columns)
+        return _summed(both, np.zeros(len(both.mid)))
 
 
-def _ranges(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def expanded(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(i, place) for every i and first[i] ≤ place < last[i], in this order."""
     counts = last - first
     which = np.repeat(np.arange(len(counts)), counts)
@@ -119,8 +117,7 @@ def _row_blocks(row: np.ndarray, counts: np.ndarray) -> list[slice]:
 
 def stacked(parts: list[EnclosedSparse], num_columns: int) -> EnclosedSparse:
     """Join the entries of all parts; the rows of a part come after those of the parts before it."""
-    if not parts:
-        return EnclosedSparse.exact(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), num_columns)
+    parts = parts or [EnclosedSparse.of_matrix(np.zeros((0, num_columns)))]
     row, column, mid, radius = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("row", "column", "mid", "radius")
     )
@@ -133,7 +130,7 @@ def _product_block(a: EnclosedSparse, b: EnclosedSparse) -> EnclosedSparse:
     # |(a+α)(b+β) − ab| ≤ |a|β + α(|b| + β); three roundings, so four units more than cover them.
     spread = (np.abs(a.mid) * b.radius + a.radius * (np.abs(b.mid) + b.radius)) * (1 + 4 * U)
     underflow = np.where((a.radius > 0) | (b.radius > 0), 4 * TINIEST, 0.0)
-    return _summed(a.row, b.column, value, error, spread + underflow + unknown, b.num_columns)
+    return _summed(EnclosedSparse(a.row, b.column, value, spread + underflow + unknown, b.num_columns), error)
 
 
 def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -159,42 +156,36 @@ def _high_half(x: np.ndarray) -> np.ndarray:
     return c - (c - x)
 
 
-def _summed(
-    row: np.ndarray, column: np.ndarray, value: np.ndarray, error: np.ndarray, spread: np.ndarray, num_columns: int
-) -> EnclosedSparse:
-    """Σ (value + error ± spread) over equal (row, column), the roundings of the sums kept like the errors."""
-    order = np.lexsort((column, row))
-    row, column, value, error, spread = (part[order] for part in (row, column, value, error, spread))
+def _summed(terms: EnclosedSparse, error: np.ndarray) -> EnclosedSparse:
+    """Σ (mid + error ± radius) over terms at equal places, in any order; roundings of the sums join the errors."""
+    order = np.lexsort((terms.column, terms.row))
+    terms, error = terms.where(order), error[order]
+    row, column, value = terms.row, terms.column, terms.mid
     is_first = np.ones(len(row), bool)
     is_first[1:] = (row[1:] != row[:-1]) | (column[1:] != column[:-1])
-    group = np.cumsum(is_first) - 1
-    count = int(group[-1]) + 1 if len(group) else 0
+    first, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
+    count = len(first)
     num_terms = np.bincount(group, minlength=count)
-    low, size = (np.bincount(group, part, count).astype(np.float64) for part in (error, np.abs(error)))
-    radius = np.bincount(group, spread, count)
-    member = group
-    while len(value) > count:  # halve every group: pairs of neighbours become their sum
-        start = np.searchsorted(member, member)
-        is_left = (np.arange(len(member)) - start) % 2 == 0
-        left = np.flatnonzero(is_left)
-        has_right = np.zeros(len(left), bool)
-        has_right[left < len(member) - 1] = ~is_left[left[left < len(member) - 1] + 1]
-        right = np.where(has_right, value[np.minimum(left + 1, len(value) - 1)], 0.0)
-        with np.errstate(over="ignore", invalid="ignore"):
-            total, lost = sum_and_error(value[left], right)
-        low += np.bincount(member[left], lost, count)
-        size += np.bincount(member[left], np.abs(lost), count)
-        value, member = total, member[left]
+    by_place: list[np.ndarray] = [np.bincount(group, part, count) for part in (error, np.abs(error), terms.radius)]
+    low, size, spread = by_place
+    total = value[first]
     with np.errstate(over="ignore", invalid="ignore"):
-        mid, lost = sum_and_error(value, low)
+        for number in range(1, int(num_terms.max(initial=0))):  # one more term of every sum that has it
+            (rows,) = np.nonzero(num_terms > number)
+            total[rows], lost = sum_and_error(total[rows], value[first[rows] + number])
+            low[rows] += lost
+            size[rows] += np.abs(lost)
+        mid, lost = sum_and_error(total, low)
     if not np.isfinite(mid).all():
         raise ProgramError("folding the stored weights overflows float64: scale them down")
-    # `low` sums at most 3·num_terms errors, whose absolute values are `size`; as many terms made `radius`.
+    # `low` sums at most 3·num_terms errors, whose absolute values are `size`; as many terms made `spread`.
     slack = (4 * num_terms + 8) * U
-    radius = np.where((radius > 0) | (size > 0), radius * (1 + slack) + size * slack + np.abs(lost) * (1 + slack), 0.0)
-    radius = np.where(radius > 0, np.nextafter(radius, np.inf), 0.0)
+    is_exact = (spread == 0) & (size == 0)
+    radius = np.nextafter(spread * (1 + slack) + size * slack + np.abs(lost) * (1 + slack), np.inf)
+    radius = np.where(is_exact, 0.0, radius)
     kept = (mid != 0) | (radius > 0)
-    return EnclosedSparse(row[is_first][kept], column[is_first][kept], mid[kept], radius[kept], num_columns)
+    places = first[kept]
+    return EnclosedSparse(row[places], column[places], mid[kept], radius[kept], terms.num_columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,8 +253,8 @@ class EnclosedForm:
         column = np.append(positions, count)[self.entries.column]
         return replace(self, entries=self.entries.relabelled(self.entries.row, column, count + 1))
 
-    def dense(self) -> tuple[Float[np.ndarray, "entries coefficients"], Float[np.ndarray, "entries coefficients"]]:
-        """(mid, radius) of every entry, the constants last."""
+    def dense(self) -> Enclosed:
+        """The coefficients of every entry, the constants last."""
         return self.entries.dense(self.shape[0] * self.shape[1])
 
 

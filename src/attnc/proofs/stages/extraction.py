@@ -8,7 +8,8 @@ of the next. All stages of a program come from one folding of it for each type o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -21,7 +22,6 @@ from attnc.ir.program import Program
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics.rounding import up
 from attnc.proofs.stages.enclosed_sparse import EnclosedForm, EnclosedSparse, SizeForm
-from attnc.proofs.stages.one_stage import OneStage
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -30,6 +30,21 @@ F = TypeVar("F", bound=AffineForm)
 
 MAX_SOFTMAX_BYTES = 2**30
 """The largest table of scores and values, in bytes, that one row of a softmax is written out as: 1 GiB."""
+
+
+@dataclass(frozen=True, eq=False)
+class OneStage:
+    """out(x) = b + B·x + Σ_h A_h(x), the function that the stored weights define in exact arithmetic."""
+
+    heads: tuple[SoftHead[Enclosed], ...]
+    constant: Enclosed  # (outputs,)
+    linear: Enclosed  # (outputs, d)
+
+    @classmethod
+    def of_line(cls, heads: tuple[SoftHead[Enclosed], ...]) -> OneStage:
+        """The sum of heads that have one input and one output."""
+        nothing = Enclosed.exact(np.zeros((1, 1)))
+        return cls(heads, nothing[0], nothing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,17 +71,8 @@ class FoldedStage(Generic[F]):
         return 0 if self.softmax is None else len(self.softmax.tokens)
 
 
-class _Foldings:
-    """The normal forms of a program, each made when it is first asked for."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        self._made: dict[type[Any], NormalForm[Any]] = {}
-
-    def __call__(self, numbers: type[F]) -> NormalForm[F]:
-        if numbers not in self._made:
-            self._made[numbers] = normal_form(self.program, numbers)
-        return self._made[numbers]
+Foldings = Callable[..., NormalForm[Any]]
+"""From a type of numbers to the normal form of a program in it, made when it is first asked for."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,27 +80,21 @@ class ProgramStage:
     """One stage of a program: from the entries of a state that are read to those of the next, or to the outputs."""
 
     name: str
-    inputs: tuple[str, ...]
     outputs: tuple[str, ...]  # names of the entries that are written; none where the outputs are those of the program
     tokens: Int[np.ndarray, " outputs"]  # the tokens that the outputs are entries of
-    foldings: _Foldings
+    foldings: Foldings
+    dtype: np.dtype[np.floating]
     number: int
     reads: Int[np.ndarray, " inputs"]  # the variables that the inputs are, among all before the stage
     writes: Int[np.ndarray, " outputs"] | None  # flat entries; None where the outputs are those of the program
 
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        return self.foldings.program.dtype
-
     def folded(self, numbers: type[F]) -> FoldedStage[F]:
-        folded = self.foldings(numbers)
+        folded: NormalForm[F] = self.foldings(numbers)
         if not folded.stages:
             return FoldedStage(None, folded.output)
         stage, read = folded.stages[self.number], folded.output
         if len(self.reads) < stage.num_variables:
-            positions = np.zeros(stage.num_variables, np.int64)
-            positions[self.reads] = np.arange(len(self.reads))
-            stage = stage.renumbered(positions, len(self.reads))
+            stage = stage.renumbered(_positions(self.reads, stage.num_variables), len(self.reads))
         if self.writes is not None:
             size = len(stage.tokens) * len(stage.channels)
             read = numbers.identity((len(self.writes), 1), self.writes, size, self.dtype)
@@ -109,53 +109,67 @@ class ProgramStage:
         return [number for number, head in enumerate(softmax.heads) if head.W_O[:, column].any()]
 
 
+def _foldings(program: Program) -> Foldings:
+    return functools.cache(functools.partial(normal_form, program))
+
+
+def _positions(reads: Int[np.ndarray, " read"], num_variables: int) -> Int[np.ndarray, " variables"]:
+    """The number of every variable among those that are read; 0 for the others."""
+    positions = np.zeros(num_variables, np.int64)
+    positions[reads] = np.arange(len(reads))
+    return positions
+
+
 @dataclass(frozen=True, eq=False)
-class ReadOut:
-    """The affine map from the entries that the last stage writes to the outputs of the program, as it is stored."""
+class StateForm:
+    """T(u) = Σ weight_i·u_i + constant in floats. The exact combination is within `slack` of T at the exact state u.
 
-    rows: Float[np.ndarray, "outputs entries"]
-    constants: Float[np.ndarray, " outputs"]
-    dtype: np.dtype[np.floating]
+    Several combinations of one state have one row each, in all three arrays.
+    """
+
+    weights: Float[np.ndarray, "*rows channels"]
+    constant: Float[np.ndarray, " *rows"] | float
+    slack: Float[np.ndarray, " *rows"] | float = 0.0
+
+    @classmethod
+    def stacked(cls, forms: Sequence[StateForm], num_channels: int) -> StateForm:
+        weights = np.array([form.weights for form in forms]).reshape(len(forms), num_channels)
+        return cls(weights, *(np.array([getattr(form, name) for form in forms]) for name in ("constant", "slack")))
+
+    def error(self, errors: Float[np.ndarray, " channels"]) -> Float[np.ndarray, " *rows"]:
+        """The error of each combination of a state with these errors, whatever their signs."""
+        return up(np.abs(self.weights) @ errors + self.slack, self.weights.shape[-1] + 2)
 
 
-def stages_and_read_out(program: Program) -> tuple[tuple[ProgramStage, ...], ReadOut]:
+def stages_and_read_out(program: Program) -> tuple[tuple[ProgramStage, ...], StateForm]:
     """The stages of a deep program, and the affine map that reads the outputs off the last state.
 
     ProgramError if the program has a memory, or two affine maps one after the other.
     """
-    found, last = _chain(program)
-    mid, radius = last.dense()
-    assert not radius.any()  # one stored map
-    return found, ReadOut(mid[:, :-1], mid[:, -1], program.dtype)
-
-
-def stage_chain(program: Program) -> tuple[ProgramStage, ...]:
-    """The same stages, the last of them with the outputs of the program: one after the other they are the program."""
-    found, _ = _chain(program)
-    if not found:
-        raise ProgramError("the program is an affine map: it has no stages")
-    *before, last = found
-    return (*before, replace(last, outputs=(), tokens=np.zeros(0, np.int64), writes=None))
-
-
-def _chain(program: Program) -> tuple[tuple[ProgramStage, ...], EnclosedForm]:
-    """The stages, each with the entries that are read as outputs; and the outputs of the program over the last ones."""
     require_alternating(program)
-    foldings = _Foldings(program)
-    sizes, exact = foldings(SizeForm), foldings(EnclosedForm)
+    foldings = _foldings(program)
+    sizes, output = foldings(SizeForm), foldings(EnclosedForm).output
     reads = np.arange(sizes.num_inputs)
-    names = tuple(f"in.{i}" for i in reads)
     found = []
     for number, stage in enumerate(sizes.stages):
         after = sizes.stages[number + 1] if number + 1 < len(sizes.stages) else sizes.output
         writes = after.variables_used()  # by sizes: an entry that cancels later on is read all the same
         outputs = tuple(entry_name(stage, int(entry)) for entry in writes)
         tokens = stage.tokens[writes // max(1, len(stage.channels))]
-        found.append(ProgramStage(stage.name, names, outputs, tokens, foldings, number, reads, writes))
-        names, reads = outputs, writes
-    positions = np.zeros(exact.output.num_variables, np.int64)
-    positions[reads] = np.arange(len(reads))
-    return tuple(found), exact.output.renumbered(positions, len(reads))
+        found.append(ProgramStage(stage.name, outputs, tokens, foldings, program.dtype, number, reads, writes))
+        reads = writes
+    read = output.renumbered(_positions(reads, output.num_variables), len(reads)).dense()
+    assert not read.radius.any()  # one stored map
+    return tuple(found), StateForm(read.mid[:, :-1], read.mid[:, -1])
+
+
+def stage_chain(program: Program) -> tuple[ProgramStage, ...]:
+    """The same stages, the last of them with the outputs of the program: one after the other they are the program."""
+    found, _ = stages_and_read_out(program)
+    if not found:
+        raise ProgramError("the program is an affine map: it has no stages")
+    *before, last = found
+    return (*before, replace(last, outputs=(), tokens=np.zeros(0, np.int64), writes=None))
 
 
 def require_alternating(program: Program) -> None:
@@ -179,10 +193,9 @@ def only_stage(program: Program) -> ProgramStage:
             "a program of one stage has one attention layer in its main stream, affine maps before and after it, and a "
             f"memory of affine maps; found, beside affine maps: {found}. Prove deeper programs stage by stage."
         )
-    foldings = _Foldings(program)
+    foldings = _foldings(program)
     reads = np.arange(foldings(EnclosedForm).num_inputs)
-    names = tuple(f"in.{i}" for i in reads)
-    return ProgramStage(in_main[0].name, names, (), np.zeros(0, np.int64), foldings, 0, reads, None)
+    return ProgramStage(in_main[0].name, (), np.zeros(0, np.int64), foldings, program.dtype, 0, reads, None)
 
 
 def one_stage(program: Program, numbers: type[EnclosedForm] = EnclosedForm) -> OneStage:
@@ -212,12 +225,9 @@ class OutputGroup:
 def output_groups(stage: ProgramStage) -> tuple[OutputGroup, ...]:
     """The outputs by the set of their query tokens; those that are read from none go with the first group."""
     sizes = stage.folded(SizeForm)  # an entry that cancels in the outputs is read all the same
-    entries, num_variables = sizes.read.entries, sizes.read.num_variables
-    read: list[dict[int, None]] = [{} for _ in range(sizes.num_outputs)]  # queries in ascending order, as columns are
-    for output, column in zip(entries.row.tolist(), entries.column.tolist(), strict=True):
-        if column < num_variables:
-            read[output][column // sizes.width] = None
-    queries = [tuple(found) for found in read]
+    read = sizes.read.entries.where(sizes.read.entries.column < sizes.read.num_variables)
+    by_output = np.split(read.column // sizes.width, np.searchsorted(read.row, np.arange(1, sizes.num_outputs)))
+    queries = [tuple(np.unique(found).tolist()) for found in by_output]
     by_queries: dict[tuple[int, ...], list[int]] = {key: [] for key in sorted({*queries} - {()})} or {(): []}
     first = next(iter(by_queries))
     for output, key in enumerate(queries):
@@ -228,56 +238,44 @@ def output_groups(stage: ProgramStage) -> tuple[OutputGroup, ...]:
 
 
 def _one_stage(forms: FoldedStage[EnclosedForm], group: OutputGroup) -> OneStage:
-    heads = tuple(_soft_head(head, len(group.outputs)) for head in query_heads(forms, group))
-    mid, radius = affine_part(forms, group)
-    return OneStage(
-        heads, Enclosed(mid[:, -1].copy(), radius[:, -1].copy()), Enclosed(mid[:, :-1].copy(), radius[:, :-1].copy())
+    heads = []
+    for head in query_heads(forms, group):
+        slopes, offsets = _split(head.scores().dense(head.num_keys))
+        carried, constants = _split(value_forms(head))
+        heads.append(SoftHead(slopes, offsets, constants, carried if carried.mid.shape[-1] else None))
+    linear, constants = _split(affine_part(forms, group).dense(len(group.outputs)))
+    return OneStage(tuple(heads), constants, linear)
+
+
+def _split(forms: Enclosed) -> tuple[Enclosed, Enclosed]:
+    """The linear parts of affine forms, and their constants, which stand last."""
+    linear, constants = (
+        Enclosed(np.ascontiguousarray(part.mid), np.ascontiguousarray(part.radius))
+        for part in (forms[..., :-1], forms[..., -1])
     )
+    return linear, constants
 
 
-def _soft_head(forms: QueryHead | SoftmaxRow, num_outputs: int) -> SoftHead[Enclosed]:
-    """Scores and values of one query and one head, with W_O and the read-out in the values."""
-    p = forms.num_keys
-    mid, radius = forms.scores().dense(p)
-    constants, moving = value_parts(forms.outputs(), p, num_outputs)
-    return SoftHead(
-        Enclosed(mid[:, :-1].copy(), radius[:, :-1].copy()),
-        Enclosed(mid[:, -1].copy(), radius[:, -1].copy()),
-        Enclosed(*constants),
-        None if moving is None else Enclosed(*moving),
-    )
+def value_forms(head: QueryHead | SoftmaxRow) -> Enclosed:
+    """(keys, outputs, inputs + 1): the values as they arrive in the outputs; (keys, outputs, 1) where none moves."""
+    outputs = head.outputs()
+    if (outputs.column == outputs.num_columns - 1).all():
+        outputs = replace(outputs, column=np.zeros_like(outputs.column), num_columns=1)
+    shape = head.num_keys, head.writes.num_columns, outputs.num_columns
+    found = outputs.dense(shape[0] * shape[1])
+    return Enclosed(found.mid.reshape(shape), found.radius.reshape(shape))
 
 
-Pair = tuple[np.ndarray, np.ndarray]
-
-
-def value_parts(outputs: EnclosedSparse, num_keys: int, num_outputs: int) -> tuple[Pair, Pair | None]:
-    """(mid, radius) of the values as they arrive in the outputs: of their constants, (keys, outputs), and of their
-    slopes, (keys, outputs, inputs), where a value moves with the inputs."""
-    d = outputs.num_columns - 1
-    is_constant = outputs.column == d
-    fixed = outputs.where(is_constant)
-    mid, radius = np.zeros((2, num_keys * num_outputs))
-    mid[fixed.row], radius[fixed.row] = fixed.mid, fixed.radius
-    constants = mid.reshape(num_keys, num_outputs), radius.reshape(num_keys, num_outputs)
-    if is_constant.all():
-        return constants, None
-    mid, radius = outputs.where(~is_constant).dense(num_keys * num_outputs)
-    shape = (num_keys, num_outputs, d + 1)
-    return constants, (mid.reshape(shape)[..., :d].copy(), radius.reshape(shape)[..., :d].copy())
-
-
-def affine_part(forms: FoldedStage[Any], group: OutputGroup) -> tuple[np.ndarray, np.ndarray]:
-    """(mid, radius), each (outputs, inputs + 1): the residual, and in the last column the constants of the read-out."""
+def affine_part(forms: FoldedStage[Any], group: OutputGroup) -> EnclosedSparse:
+    """(outputs, inputs + 1): the residual, and in the last column the constants of the read-out."""
     read, softmax = forms.read.entries.rows(group.outputs), forms.softmax
     d = forms.read.num_variables if softmax is None else softmax.num_variables
     is_last = read.column == read.num_columns - 1
     part = read.where(is_last).relabelled(read.row[is_last], np.full(is_last.sum(), d), d + 1)
     if isinstance(softmax, AttentionStage) and softmax.is_residual:
-        moving = read.where(~is_last)
-        moving = moving.relabelled(moving.row, moving.column, read.num_columns - 1)
+        moving = replace(read.where(~is_last), num_columns=read.num_columns - 1)
         part = moving.times(softmax.queried.entries).plus(part)
-    return part.dense(len(group.outputs))
+    return part
 
 
 def query_heads(forms: FoldedStage[Any], group: OutputGroup) -> Iterator[QueryHead | SoftmaxRow]:
@@ -326,7 +324,7 @@ class QueryHead:
         query, d, d_k = self.query.entries, self.query.num_variables, max(1, self.query.shape[1])
         if factors is not None:
             mid = up((query.mid + query.radius) * factors[query.row], 2)
-            query = EnclosedSparse(query.row, query.column, mid, np.zeros(len(mid)), query.num_columns)
+            query = replace(query, mid=mid, radius=np.zeros(len(mid)))
         keys = self.keys.entries
         key, component = np.divmod(keys.row, d_k)
         is_fixed = keys.column == d

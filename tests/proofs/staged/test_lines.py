@@ -10,7 +10,7 @@ import pytest
 
 from attnc.proofs.cells.branching import Covering, Leaf
 from attnc.proofs.cells.dyadic import cell_boxes, children
-from attnc.proofs.staged.line_leaves import CHECKED_HALVINGS, rounded_leaves
+from attnc.proofs.staged.lines import CHECKED_HALVINGS, rounded_leaves
 from attnc.targets.box import Box
 
 
