@@ -3,8 +3,8 @@
 The output of a head is a convex combination of its values. On a box every key that is behind another by a gap all over
 the box has a weight below e^{−gap}; so the head lies in the hull of the values of the others, up to that leak, however
 the others share the weight. Rounding of the sums is added. That is one stage; a deep program is a chain of them, the
-box of one being the enclosure of the one before it: no error has to be told from a value, and sup |f − network| on the
-cell is at most the distance of the two enclosures.
+box of one being the enclosure of the one before it: errors need not be separated from values, and sup |f − network| on
+the cell is at most the distance of the two enclosures.
 
 Where a box is wide the keys that lead change inside it, and none is behind all over it. It is then cut in halves along
 the inputs that change the scores most, the stage enclosed on each half, and the hull taken.
@@ -98,7 +98,7 @@ class StageEnclosure:
         return cls(parts, sum(len(part.outputs) for part in parts))
 
     def __call__(self, boxes: Interval, leak: float = LEAK) -> Interval:
-        """(boxes, outputs) for boxes (boxes, inputs); keys that weigh together less than `leak` are not looked at."""
+        """(boxes, outputs) for boxes (boxes, inputs); keys that weigh together less than `leak` are left out."""
         lo, hi = np.empty((2, len(boxes), self.num_outputs))
         views: dict[bytes, tuple[Interval, np.ndarray]] = {}
         for part in self.parts:
@@ -136,7 +136,7 @@ class QueryEnclosure:
         heads = self.stage.heads
         arrays = (self.stage.linear, *(head.slopes for head in heads), *(head.carried for head in heads))
         moving = [(array.mid != 0).reshape(-1, array.mid.shape[-1]) for array in arrays if array is not None]
-        return np.concatenate(moving).any(axis=0)
+        return np.asarray(np.concatenate(moving).any(axis=0))
 
     def _hulls(self, boxes: Interval, leak: float) -> Interval:
         centres, radii = centred(boxes)

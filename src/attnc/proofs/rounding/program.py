@@ -163,7 +163,7 @@ def _is_power(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ScoreRoundings:
-    """The roundings of scores, told apart by the place where they arise; rows are forms of (|x|, 1).
+    """The roundings of scores, separated by the place where they arise; rows are forms of (|x|, 1).
 
     An error e_j of the query, |e_j| ≤ query_j, adds e_j·keys_kj to the score of every key k: only the differences of
     keys matter. Products, and keys, are off by own_k. The n terms of the sum have absolute values that add up to

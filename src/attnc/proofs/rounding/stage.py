@@ -195,7 +195,7 @@ def _head_bounds(
     found = np.empty((len(centres), sizes.shape[1]))
     for pairs in near.pairs():
         found[pairs.boxes] = _WeightErrors(near, pairs, rounds, reach, unit, for_any_weights).bounds()
-    # Exponentials below e^NEGLIGIBLE may be zero, and keys that are behind by the gap are not looked at.
+    # Exponentials below e^NEGLIGIBLE may be zero, and keys that are behind by the gap are left out.
     unseen = 2 * near.scores.num_keys * math.exp(NEGLIGIBLE[dtype]) + 8 * near.rest
     spent = up(rounds.underflow * (1 + reach.sum(axis=1))[:, None], 4)
     return up(found + up(unseen * sizes, 2) + spent)
@@ -271,7 +271,7 @@ class _WeightErrors:
             self.settled = 1 - np.minimum(self.mean_tau, 0.5)
             computed = np.where(self.unsettled[row], 1.0, self.exact * (1 + self.tau) / self.settled[row])
             behind = np.exp(np.minimum(pairs.lead + near.slack, 0.0)) * self.margin
-            # The computed weights are at most this; `near.slack` holds what the scores may be off by.
+            # The computed weights are at most this; `near.slack` includes the errors of the scores.
             self.most = behind if for_any_weights else np.minimum(computed, behind)
 
     def _score_errors(self, at_centre: np.ndarray) -> np.ndarray:

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 
 U = UNIT_ROUNDOFF["float64"]
 MAX_CLIP_ANCHORS, CLIP_LEAVES = 4000, 4
-"""Truncated linear functions of more anchors are not proved: a clip takes some two leaves per anchor, CLIP_LEAVES times
-as many if several heads write it, and to prove the leaves of more anchors again takes minutes."""
+"""Maximum number of anchors of truncated linear functions that are proved. A clip takes about two leaves per anchor,
+CLIP_LEAVES times as many if several heads write it. The checker would need minutes for the leaves of more anchors."""
 MAX_SLOPES = 2**26
-"""The largest number of slopes of the scores of all clips, 512 MB of them: no more are looked at one by one."""
+"""The largest number of slopes of the scores of all clips that are read one by one: they take 512 MB."""
 FEWEST_ANCHORS = 3
 """The spacing of a clip cannot be read off fewer anchors."""
 APPROXIMATION = "approximation"
@@ -97,7 +97,7 @@ class Stated:
     lo: float
     hi: float
     text: str
-    known_as: str | None = None  # an expression of the variables that is the same, where that tells the range better
+    known_as: str | None = None  # an equal expression of the variables, where its range is the smaller one
     is_input: bool = False  # it is an input itself, whose range is known exactly
 
     @property
@@ -134,7 +134,7 @@ class Claims(abc.ABC):
     otherwise heads that are the same function of t share their leaves."""
 
     claimed: Mapping[str, object] = MappingProxyType({})
-    """The channels that are known to be claimed before the stages are read."""
+    """The channels about which the derivation has a claim, by name; empty where claims follow from the weights."""
 
     @abc.abstractmethod
     def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> Sequence[ChannelClaim]:
@@ -503,7 +503,7 @@ class ClipClaims(Claims):
         if program.num_anchors * (CLIP_LEAVES if program.num_heads > 1 else 1) > MAX_CLIP_ANCHORS:
             raise ProgramError(f"leaves of {program.num_anchors:,} anchors would be too many")
         if program.num_anchors * target.box.d * len(target.W) > MAX_SLOPES:
-            raise ProgramError(f"the scores of {target.describe()} are too many to be looked at one by one")
+            raise ProgramError(f"the scores of {target.describe()} are too many to be read one by one")
         if num_stages != 1:
             raise ProgramError(f"the program has {num_stages} stages, not one")
         rows, counts = read.weights, np.count_nonzero(read.weights, axis=1)

@@ -55,13 +55,13 @@ anchors are 0.2 % sharp, and a proof of such a network must not miss the eps tha
 LEAST_GOAL = 1e-14
 """Bounds below this share of the function and of the values are rounding alone, which no halving makes smaller."""
 SAMPLES = 257
-"""Points at which the size of the function is looked at, ends included."""
+"""Number of points, ends included, at which the size of the function is sampled. Chosen, not measured."""
 MOST_IDLE = 3
-"""Halvings in a row that may fail to lower the rounding before cells are halved no more."""
+"""Number of idle halvings in a row after which cells are halved no more. Chosen, not measured."""
 MOST_ROUNDING_CELLS = 4096
-"""The largest number of cells on which rounding is bounded; the value is not tuned."""
+"""The largest number of cells on which rounding is bounded. Chosen, not measured."""
 WORTH_HALVING = 0.8
-"""A halving that leaves more than this share of the rounding counts as idle."""
+"""A halving that leaves more than this share of the rounding counts as idle. Chosen, not measured."""
 CHECKED_HALVINGS = 4
 """log₂ of the number of parts on which the checker bounds the rounding of a leaf of one variable."""
 

@@ -234,7 +234,7 @@ class _ClaimedHead:
 
     @classmethod
     def of(cls, claim: ChannelClaim, channel: Channel, state: State) -> _ClaimedHead:
-        """By how much t may leave its exact range, with room for the checker unless t is an input."""
+        """The error of t includes room for the checker unless t is an input. NotBoundedError if one is infinite."""
         argument, carrier = claim.argument, claim.carrier
         line = channel.line(argument.form, None if carrier is None else carrier.form)
         error = float(argument.form.error(state.errors))
@@ -252,7 +252,7 @@ class _ClaimedHead:
 
 
 class _ProvedGroup:
-    """Heads that are proved by the leaves of the first one, and what they write: its sizes and its errors."""
+    """Heads that are proved by the leaves of the first one, with the sizes and errors of the channels they write."""
 
     def __init__(self, heads: Sequence[_ClaimedHead], part: ProgramStage, divides: bool, seconds: float) -> None:
         self.heads, line, first = heads, joined([head.line for head in heads]), heads[0]

@@ -213,7 +213,7 @@ class EnclosedForm:
     def after_stage(
         cls, writes: np.ndarray, residual: Self | None, num_carried: int, dtype: np.dtype[Any]
     ) -> tuple[Self, np.ndarray]:
-        """Every entry becomes a variable, constants too: a proof tells for each entry how it was made."""
+        """Every entry becomes a variable, constants too, because a proof states for each entry which heads made it."""
         written = np.arange(writes.size)
         return cls.identity((len(writes), writes.shape[1]), written, writes.size + num_carried, dtype), written
 
