@@ -27,14 +27,54 @@ FORMAT = "attnc.certificate/1"
 TAIL = "tail"  # the first entry of a leaf that is a half-line, before its side
 TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
 E = TypeVar("E", Leaves, Stages, Points)
+CLAIM_FIELDS = ("dtype", "norm", "bound", "observed", "terms", "assumptions", "method", "complete")
+HEAD_FIELDS = (
+    *("stage", "channel", "name", "function", "argument", "argument_as", "carrier", "carrier_as", "carrier_size"),
+    *("term", "interval", "held", "bound", "leaves"),
+)
+LIKE_FIELDS = ("stage", "channel", "name", "term", "argument", "argument_as", "like")
+"""The fields of a certificate, of a head, and of a head that is like another, in the order of the file."""
 
 
 @dataclass(frozen=True, repr=False)
 class Certificate:
-    """`bound` was proved (None: no bound was); `observed` is the largest error seen at samples. They are never mixed.
+    """The claim that ‖f − network‖ ≤ bound, for one set of weights, on one box, in one arithmetic.
 
-    The evidence shows how the bound was proved: by leaves, head by head, or at the points of a table, which bound and
-    observed error are about in that case. A theorem of a construction has no evidence.
+    The certificate of a network is `net.certificate`. The proven `bound` and the sampled `observed` are never mixed.
+
+    Attributes
+    ----------
+    bound : float or None
+        The bound that was proved, rounding included; None where none was.
+    observed : float or None
+        The largest error seen at samples. It proves nothing.
+    terms : tuple of Term
+        The parts of the bound, each with `name`, `value` and `reason`; their sum, rounded up, is the bound.
+    assumptions : tuple of str
+        The facts that the proof takes for granted.
+    dtype : str
+        The arithmetic in which the bound holds: "float64" or "float32".
+    method : str
+        The way in which the bound was found, for example "proof" (by leaves) or "staged proof" (head by head).
+    norm : str
+        "inf" for the largest error, otherwise the p of an L_p norm.
+    complete : bool
+        False where time ran out before the bound was as small as it can be.
+    truncation : float
+        The part of the bound for engines that leave out far anchors.
+    evidence : Leaves, Stages, Points or None
+        The proof: cells that cover the box, heads, or the points of a table. A theorem of a construction has none.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> claim = attnc.compile("sin(x)", {"x": (-3, 3)}, eps=1e-3).certificate
+    >>> claim.observed <= claim.bound <= 1e-3
+    True
+    >>> claim.method, claim.norm, claim.dtype
+    ('proof', 'inf', 'float64')
+    >>> [term.name for term in claim.terms]
+    ['approximation', 'remainder', 'rounding']
     """
 
     bound: float | None
@@ -44,8 +84,8 @@ class Certificate:
     dtype: str
     method: str
     norm: str = "inf"
-    complete: bool = True  # False: time ran out before the bound was as small as it can be
-    truncation: float = 0.0  # the part of the bound for engines that leave out far anchors
+    complete: bool = True
+    truncation: float = 0.0
     evidence: Evidence | None = None
 
     def __repr__(self) -> str:
@@ -80,7 +120,7 @@ class Certificate:
     @property
     def num_leaves(self) -> int:
         """The number of leaves over the whole box, tails among them."""
-        return 0 if self.by_leaves is None else len(self.by_leaves.leaves) + len(self.by_leaves.tails)
+        return len(self._leaves.leaves) + len(self._leaves.tails)
 
     @property
     def num_heads(self) -> int:
@@ -90,7 +130,11 @@ class Certificate:
     @property
     def leaf_bounds(self) -> Float[np.ndarray, " leaves"]:
         """The bound of every leaf, tails apart; there are none where the proof is not by leaves."""
-        return np.zeros(0) if self.by_leaves is None else self.by_leaves.bounds
+        return self._leaves.bounds
+
+    @property
+    def _leaves(self) -> Leaves:
+        return self.by_leaves or Leaves((), np.zeros(0))
 
     def _evidence(self, kind: type[E]) -> E | None:
         return self.evidence if isinstance(self.evidence, kind) else None
@@ -108,7 +152,7 @@ class Certificate:
     @property
     def core(self) -> tuple[float, float] | None:
         """The finite part of an infinite box, beyond which the bound is that of tails in exact arithmetic."""
-        return None if self.by_leaves is None else self.by_leaves.core
+        return self._leaves.core
 
     def proved(self, proof: Proof, method: str) -> Certificate:
         """The certificate with the bound, the terms and the evidence of a proof."""
@@ -127,7 +171,7 @@ class Certificate:
         """The lower and upper ends of the leaves, tails apart, in floating point: for pictures and messages."""
         if self.core is not None:
             box = Box.parse([self.core], box.names)
-        leaves = () if self.by_leaves is None else self.by_leaves.leaves
+        leaves = self._leaves.leaves
         level = np.array([leaf.level for leaf in leaves])[:, None]
         index = np.array([leaf.index for leaf in leaves]).reshape(len(leaves), -1)
         lo = box.lo + box.widths * index / 2.0**level
@@ -148,29 +192,20 @@ class Certificate:
 
     def to_json(self, expression: str | None, box: Box) -> dict[str, Any]:
         """All but the hash of the weights, which the writer of the files adds."""
-        leaves, heads, points = self.by_leaves, self.by_heads, self.at_points
-        tails = [] if leaves is None else [[TAIL, side] for side in leaves.tails]
+        leaves, heads, points = self._leaves, self.by_heads or Stages((), ()), self.at_points
         return {
             "format": FORMAT,
             "expression": expression,
             "box": box.as_json(),
-            "dtype": self.dtype,
-            "norm": self.norm,
-            "bound": self.bound,
-            "observed": self.observed,
-            "terms": [{"name": term.name, "value": term.value, "reason": term.reason} for term in self.terms],
-            "assumptions": list(self.assumptions),
-            "method": self.method,
-            "complete": self.complete,
-            "leaves": [] if leaves is None else [*(leaf.as_json() for leaf in leaves.leaves), *tails],
-            "leaf_bounds": [] if leaves is None else leaves.bounds.tolist(),
-            **({} if leaves is None or leaves.core is None else {"core": list(leaves.core)}),
-            **({} if leaves is None or not leaves.cuts else {"cuts": [list(points) for points in leaves.cuts]}),
+            **{name: _plain(getattr(self, name)) for name in CLAIM_FIELDS},
+            "leaves": [*_plain(leaves), *([TAIL, side] for side in leaves.tails)],
+            "leaf_bounds": leaves.bounds.tolist(),
+            **_stated(core=leaves.core, cuts=leaves.cuts),
             "truncation": self.truncation,
-            **({} if points is None else {"points": points.count, "table": [list(row) for row in points.table]}),
-            "stages": [] if heads is None else [_head_json(head) for head in heads.heads],
-            "outputs": [] if heads is None else list(heads.outputs),
-            **({} if heads is None or not heads.axes else {"axes": list(heads.axes)}),
+            **({} if points is None else {"points": points.count, "table": _plain(points.table)}),
+            "stages": [_head_json(head) for head in heads.heads],
+            "outputs": _plain(heads.outputs),
+            **_stated(axes=heads.axes),
         }
 
     @classmethod
@@ -204,28 +239,30 @@ class Certificate:
                 raise ValueError(f"the bound {self.bound:.6g} is below {part}, {least:.6g}: it is not what was proved")
 
 
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: tuples are lists, terms are objects, leaves are lists of their entries."""
+    if isinstance(value, Leaves):
+        return [leaf.as_json() for leaf in value.leaves]
+    if isinstance(value, Term):
+        return {"name": value.name, "value": value.value, "reason": value.reason}
+    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
+
+
+def _stated(**fields: Any) -> dict[str, Any]:
+    """The fields that are not empty."""
+    return {name: _plain(value) for name, value in fields.items() if value}
+
+
 def _head_json(head: HeadProof) -> dict[str, Any]:
     """The entry of a head; optional fields stand in it where they are stated."""
-    where = {"stage": head.stage, "channel": head.channel, "name": head.name}
-    also = {} if head.argument_as is None else {"argument_as": head.argument_as}
-    if head.like is not None or head.leaves is None:
-        return {**where, "term": head.term, "argument": head.argument, **also, "like": head.like}
-    bounds = head.leaves.bounds.tolist() if (head.leaves.bounds < head.bound).any() else []
-    return {
-        **where,
-        "function": head.function,
-        "argument": head.argument,
-        **also,
-        "carrier": head.carrier,
-        **({} if head.carrier_as is None else {"carrier_as": head.carrier_as}),
-        **({"carrier_size": head.carrier_size} if bounds or head.carrier_size else {}),  # the unit of the bounds
-        "term": head.term,
-        "interval": list(head.interval),
-        "held": None if head.held is None else list(head.held),
-        "bound": head.bound,
-        "leaves": [leaf.as_json() for leaf in head.leaves.leaves],
-        **({"leaf_bounds": bounds} if bounds else {}),
-    }
+    is_like = head.like is not None or head.leaves is None
+    bounds = np.zeros(0) if is_like or head.leaves is None else head.leaves.bounds
+    bounds = bounds if (bounds < head.bound).any() else np.zeros(0)
+    left_out = {name for name in ("argument_as", "carrier_as") if getattr(head, name) is None}
+    if not (len(bounds) or head.carrier_size):
+        left_out.add("carrier_size")  # the unit of the bounds
+    names = (name for name in (LIKE_FIELDS if is_like else HEAD_FIELDS) if name not in left_out)
+    return {name: _plain(getattr(head, name)) for name in names} | _stated(leaf_bounds=tuple(bounds.tolist()))
 
 
 def _read_evidence(data: Mapping[str, Any]) -> Evidence | None:

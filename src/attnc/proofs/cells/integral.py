@@ -20,12 +20,12 @@ from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
 from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, best_of, leaves_of
 from attnc.proofs.cells.dyadic import cells, children
 from attnc.proofs.cells.kind import SHARP, Kind
-from attnc.proofs.margins import NORM_LEAST
 from attnc.targets.box import Box
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
+SUMMED = 1 + 2.0**-30  # factor on a sum over cells: with up to 2^20 cells, roundings are below 2^−32 of it
 _FIRST_CELLS = 64  # the most cells to begin with
 _CELLS = 8192  # cells examined at a time
 _HOPELESS = 2048  # after this many cells without a finite bound the search ends
@@ -54,12 +54,12 @@ def bound_integral(
     """A bound of the L_p norm, at most `goal` if that can be had, or not much above the least that leaves can prove."""
     began, d, budget = time.monotonic(), box.d, budget or Budget()
     level = int(math.log2(_FIRST_CELLS) / d) if start_level is None else start_level
-    first = _bounded(kinds, box, level, cells(d, level), goal)
+    first, _ = best_of(kinds, box, level, cells(d, level), SHARP)
     unit = float(np.max(first.upper, where=np.isfinite(first.upper), initial=TINIEST))  # powers are of b_C/unit
     adds = _adds(first, p, unit, d)
     known, examined, complete = _WeighedCells(**vars(first), adds=adds, gains=adds), len(first), True
     while True:
-        total, gains = float(known.adds.sum()) * (1 + 2.0**-30), float(known.gains.sum())  # far more than sums round
+        total, gains = float(known.adds.sum()) * SUMMED, float(known.gains.sum())
         norm = _norm(box, p, unit, total)
         if norm <= goal or (gains <= _WORTHWHILE * total < math.inf):
             break
@@ -74,7 +74,7 @@ def bound_integral(
         halves = []
         for level in np.unique(known.level[rows]).tolist():
             parents = known.where(rows[known.level[rows] == level])
-            found = _bounded(kinds, box, level + 1, children(parents.index), goal)
+            found, _ = best_of(kinds, box, level + 1, children(parents.index), SHARP)
             halves.append(_with_gains(found, _adds(found, p, unit, d), parents))
         known = _WeighedCells.joined([known.where(np.delete(np.arange(len(known)), rows)), *halves])
         budget.report(examined / budget.cells)
@@ -83,16 +83,6 @@ def bound_integral(
         shares = known.adds / max(total, TINIEST)
     leaves = leaves_of(kinds, known)
     return Covering(box, leaves, known.upper, known.terms, 0.0, goal, examined, complete, norm, shares)
-
-
-def _bounded(kinds: Sequence[Kind], box: Box, level: int, index: np.ndarray, goal: float) -> CellBounds:
-    """The best bounds on cells of a level, none of them below the least that is stated for a leaf."""
-    found, _ = best_of(kinds, box, level, index, SHARP)
-    is_small = (found.upper > 0) & (found.upper < NORM_LEAST * goal)
-    for term in found.terms.values():
-        term[is_small] *= NORM_LEAST * goal / found.upper[is_small]
-    np.maximum(found.upper, NORM_LEAST * goal, out=found.upper)
-    return found
 
 
 def _adds(found: CellBounds, p: float, unit: float, d: int) -> Float[np.ndarray, " cells"]:
