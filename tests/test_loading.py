@@ -68,7 +68,7 @@ def test_a_file_that_claims_more_tokens_than_it_holds(net, saved):
     [
         (lambda data: data.update(bound=0.9 * data["bound"], terms=[]), "is below its largest leaf, "),
         (lambda data: data.update(bound=0.5 * data["bound"], leaf_bounds=[]), "is below the sum of its terms, "),
-        (lambda data: data.update(observed=2 * data["bound"]), "is below what was observed, "),
+        (lambda data: data.update(observed=2 * data["bound"]), "is below the observed error, "),
         (lambda data: data["leaf_bounds"].append(0.0), "leaf_bounds for"),
         (lambda data: data["leaves"].append([]), "leaf_bounds for"),
         (lambda data: data["terms"][0].pop("value"), "the field 'value' is missing"),

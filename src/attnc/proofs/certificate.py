@@ -233,10 +233,10 @@ class Certificate:
         parts = {"the sum of its terms": math.fsum(term.value for term in self.terms)}
         if self.norm == "inf":
             largest = float(np.max(self.leaf_bounds, initial=0.0))
-            parts |= {"its largest leaf": largest, "what was observed": self.observed or 0.0}
+            parts |= {"its largest leaf": largest, "the observed error": self.observed or 0.0}
         for part, least in parts.items():
             if self.bound is not None and self.bound < least * (1 - 2.0**-40):
-                raise ValueError(f"the bound {self.bound:.6g} is below {part}, {least:.6g}: it is not what was proved")
+                raise ValueError(f"the bound {self.bound:.6g} is below {part}, {least:.6g}: it was not proved")
 
 
 def _plain(value: Any) -> Any:
@@ -314,7 +314,7 @@ def _read_heads(entries: list[Any]) -> tuple[HeadProof, ...]:
                 bounds = np.array(_typed(stated.get("leaf_bounds", []), Numbers))
                 leaves = Leaves(tuple(Leaf.from_json(leaf, 1) for leaf in _typed(stated["leaves"], list)), bounds)
             elif like not in before or before[like].get("like") is not None:
-                raise ValueError(f"one is said to be like {like!r:.40}, which is no head with leaves before it")
+                raise ValueError(f"one claims to be like {like!r:.40}, which is no head with leaves before it")
             else:
                 stated = {**before[like], "argument_as": None, **stated}
             head = _typed({name: value for name, value in stated.items() if name != "leaves"}, HeadProof)

@@ -34,29 +34,33 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     from jaxtyping import Int
 
-MAX_VARIABLES = 3  # leaves of more variables are too many; of those that select there may be one variable more
-MAX_SELECTING_VARIABLES = 4
-LEAST_TOLERANCE = 0.003  # the tolerance is lowered to this where eps is close to the error that was seen
-BESIDE_ROUNDING = 0.01  # the least tolerance where rounding takes up the rest of it
+MAX_VARIABLES, MAX_SELECTING_VARIABLES = 3, 4
+"""The most variables of Taylor leaves, and of selection leaves: with more variables the leaves are too many."""
+LEAST_TOLERANCE, BESIDE_ROUNDING = 0.003, 0.01
+"""The least tolerance where eps is close to the error that was seen, and where rounding takes up the rest of the
+tolerance. Chosen, not measured."""
 SELECTED = (1.0, 1.1, 1.2)
 """Multiples of an error that was seen, in one, two, three variables. Where keys are selected, and the multiple is below
 eps, no smaller bound is sought: it would take many times as many leaves."""
-FAR_BELOW = 1e-3  # the part of eps below which no bound is sought in several variables, where leaves are many
-MOST_NORM_CELLS = 100_000  # the most cells for an L_p norm, all of which become leaves
+FAR_BELOW = 1e-3
+"""The part of eps below which no bound is sought in several variables, where leaves are many. Chosen, not measured."""
+MOST_NORM_CELLS = 100_000  # the most cells for an L_p norm; all of them become leaves, some 10 MB of JSON
 NORM_TOLERANCE, PART_OF_EPS = (1.05, 1.5, 2.0), 0.25
 """Multiples of the norm that was seen, in one, two, three variables, and a part of eps: no norm below both is sought.
 Leaves approach a norm slowly, and each has to be checked."""
-PEAK = 3.0  # a usual ratio of the largest error to the mean that an L_p norm is
-SELECTED_ROUNDING = 0.01  # a rounding of sums below this part of the goal is not made sharper beside selection leaves
-ROUNDING_POINTS = 256  # points at which rounding is sampled, beside the corners of the box
-ROUNDING_TOLERANCE = 1.2  # the bound of rounding over a cell, relative to the largest at points
+PEAK = 3.0
+"""The ratio of the largest error to the mean error that is expected when an order is chosen. Chosen, not measured."""
+SELECTED_ROUNDING = 0.01  # beside selection leaves, a rounding of sums below this part of the goal is not made sharper
+ROUNDING_POINTS = 256  # points at which rounding is sampled, besides the corners of the box; chosen, not measured
+ROUNDING_TOLERANCE = 1.2
+"""The bound of rounding over a cell that is aimed at, relative to the largest at points. Chosen, not measured."""
 FEW_KEYS = 64
 """Up to this number of keys both kinds of leaf are tried on every cell: a gate is hard in one place and soft in
 another."""
-PILOT_CELLS = 64  # cells on which Taylor and selection leaves are compared before the work begins
+PILOT_CELLS = 64  # cells on which Taylor and selection leaves are compared beforehand; chosen, not measured
 REACHES = (4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, *(2.0**n for n in (7, 8, 9, 10, 12, 14, 17, 20)))
 """The distances from 0 at which the tails of an infinite box may begin."""
-NORM_ORDER = 4  # the order of Taylor leaves for a norm where none can be chosen by a goal
+NORM_ORDER = 4  # the order of Taylor leaves for a norm where no goal helps to choose one; chosen, not measured
 
 
 KindMaker = Callable[[OneStage, Target], Kind]

@@ -19,14 +19,16 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MAX_SAMPLES = 20_000  # the most points of a sample
+MAX_SAMPLES = 20_000  # the most points of a sample; chosen, not measured
 MAX_WORK = 4 * 10**8  # the most scores that a sample may cost: about two seconds of exponentials
 OCTAVES, PER_OCTAVE = 44, 8
 """Octaves towards each end of an interval, and points in each: keys may be graded to an end, and errors are then waves
 in log x."""
-NEAR_ASYMPTOTE = 1e-3  # the distance of an expression from its asymptotes at which samples of an infinite box end
+NEAR_ASYMPTOTE = 1e-3
+"""On an infinite box, samples end where the expression is this close to its asymptotes. Chosen, not measured."""
 UPHILL_STARTS, UPHILL_ROUNDS = 32, 6
-"""The number of worst points from which the error is followed uphill, and of rounds, each with half the step."""
+"""The number of worst points from which the error is followed uphill, and of rounds, each with half the step. Chosen,
+not measured."""
 
 
 def sample_points(box: Box, count: int, seed: int = 0) -> Float[np.ndarray, "points d"]:
@@ -57,7 +59,7 @@ def observed_error(
 
     For p = ∞ the largest, followed uphill from the worst points; otherwise the L_p norm over the box, by quadrature:
     the mean over one random point in each cell of a regular grid, whose error is of higher order than that of the same
-    number of independent points. Where the claim is about finitely many points, all of them are looked at, and no
+    number of independent points. Where the claim is about finitely many points, all of them are sampled, and no
     others.
     """
     claimed = target.check_points()

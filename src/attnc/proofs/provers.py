@@ -25,7 +25,7 @@ BY_LEAVES: tuple[Prover, ...] = (AffineProver(), EnclosureProver(), LeavesProver
 SECONDS_BEFORE_STAGES, CELLS_BEFORE_STAGES = 3.0, 8_000
 """The budget for leaves where heads can be proved one by one. More cells would be proved in time, but not checked in
 time."""
-FEW_VARIABLES = 2  # up to this number of variables leaves are tried before heads
+FEW_VARIABLES = 2  # up to this number of variables leaves are tried before heads; chosen, not measured
 TIGHT = 2.0
 """A multiple of the error that was seen: where leaves come no closer, heads are tried, too. In several variables leaves
 stop far above an error that is next to none, as that of gates."""

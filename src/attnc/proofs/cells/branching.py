@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 MAX_LEVEL = 48  # beyond it a cell is a few units in the last place of its ends
-_FIRST_CELLS = 8  # the most cells to begin with
-_CELLS = 4096  # cells examined at a time; fewer if they take long
-_HOPELESS = 2048  # after this many cells without a finite bound the search ends: numbers overflow, or underflow
-_PATIENCE = 1 / 30  # the part of the time budget that may pass between two looks at the clock
+_FIRST_CELLS = 8  # the most cells to begin with; chosen, not measured
+_CELLS = 4096  # cells examined at a time, fewer if they take long; chosen, not measured
+_HOPELESS = 2048
+"""After this many cells without a finite bound the search ends: numbers overflow or underflow. Chosen, not measured."""
+_PATIENCE = 1 / 30  # the part of the time budget between two checks of the time; chosen, not measured
 
 
 Progress = Callable[[str, float], None]
@@ -39,7 +40,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Budget:
-    """The time and the number of cells that a search may take, and who is told how far it is."""
+    """The time and the number of cells that a search may take, and a function to which it reports its progress."""
 
     seconds: float = 60.0
     cells: int = 500_000

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 SUMMED = 1 + 2.0**-30  # factor on a sum over cells: with up to 2^20 cells, roundings are below 2^−32 of it
-_FIRST_CELLS = 64  # the most cells to begin with
-_CELLS = 8192  # cells examined at a time
-_HOPELESS = 2048  # after this many cells without a finite bound the search ends
-_WORTHWHILE = 0.005  # the search ends where halving all cells would lower the sum by less than this part of it
-_MOST_GAIN = 0.7  # the cells halved in one round promise at most this part of all that can be gained
-_ENOUGH_GAIN = 1.5  # nor do they promise more than this multiple of the distance to the goal
+_FIRST_CELLS, _CELLS = 64, 8192  # the most cells to begin with, and to examine at a time; chosen, not measured
+_HOPELESS = 2048  # after this many cells without a finite bound the search ends; chosen, not measured
+_WORTHWHILE = 0.005
+"""The search ends where halving all cells would lower the sum by less than this part of it. Chosen, not measured."""
+_MOST_GAIN, _ENOUGH_GAIN = 0.7, 1.5
+"""The cells halved in one round promise at most the first part of all that can be gained, and at most the second
+multiple of the distance to the goal. Chosen, not measured."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-AFFINE_REACH = 16.0  # on an infinite range rounding is counted up to this |x|; beyond it, it grows with |x|
+AFFINE_REACH = 16.0  # on an infinite range rounding is counted up to this |x|; chosen, not measured
 
 
 @dataclass(frozen=True, eq=False)

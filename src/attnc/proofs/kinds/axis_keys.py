@@ -10,7 +10,7 @@ Proof.    f − A = Σ_k p_k (f − v_k), and weights are products, p_k = Π_i p
           all i are off by the first term at most; the others have together a weight of at most Σ_i ℓ_i.
 
 Weights of scores that are off by δ are off by e^{2δ}. So a grid of P^d cells costs d tables of P rows, each of a few
-intervals between cuts, and f is looked at once for each key that can win in a cell.
+intervals between cuts, and f is enclosed once for each key that can win in a cell.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-AXIS_PIECES = 256  # pieces of an axis that are looked at together
+AXIS_PIECES = 256  # pieces of an axis whose rows are compared together; chosen, not measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,10 +68,10 @@ class AxisRows:
         ends = list(zip(lo.tolist(), hi.tolist(), strict=True))
         new = [pair for pair in dict.fromkeys(ends) if pair not in self.known]
         if new:
-            self._look_at(np.array(new))
+            self._find(np.array(new))
         return [self.known[pair] for pair in ends]
 
-    def _look_at(self, ends: Float[np.ndarray, "intervals two"]) -> None:
+    def _find(self, ends: Float[np.ndarray, "intervals two"]) -> None:
         pieces, owner = cut_at([self.cuts], Interval(ends[:, :1], ends[:, 1:]))
         can_win, leaks = self._rows_and_leaks(pieces)
         starts = np.searchsorted(owner, np.arange(len(ends) + 1))

@@ -31,8 +31,8 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-POINTS_AT_ONCE = 1024  # points that are proved between two looks at the clock
-MAX_STORED = 2**20  # the most numbers of a table that a certificate repeats, for a checker to read
+POINTS_AT_ONCE = 1024  # points that are proved between two checks of the time; chosen, not measured
+MAX_STORED = 2**20  # the most numbers of a table that a certificate repeats for a checker: 20 MB of JSON
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,11 +50,12 @@ _ORDERS = {1: (6, 8, 10, 12, 14, 16), 2: (6, 8, 10, 12, 14, 16), 3: (4, 6, 8, 10
 """Orders that are tried, by the number of variables."""
 DEGREES = (2, 3, 4, 6)
 """Degrees of the network that are tried beside interpolants. The small cells that f needs make higher ones useless."""
-_PILOTS = 12  # cells that stand for all others in the choice of an order
-_MOST_PILOTS = 0.7  # the part of them that must meet the goal
-_OVERHEAD = 80  # the cost of a leaf apart from its monomials, counted in monomials
-_FINEST = 22  # log₂ of the largest number of cells for which an order is considered
-_MOST_AT_ONCE = 12  # log₂ of the largest number of cells to start from
+_PILOTS, _MOST_PILOTS = 12, 0.7
+"""The number of sampled cells by which an order is chosen, and the part of them that must meet the goal. Chosen, not
+measured."""
+_OVERHEAD = 80  # the cost of a leaf apart from its monomials, counted in monomials; chosen, not measured
+_FINEST = 22  # log₂ of the largest number of cells for which an order is considered: far more than can be proved
+_MOST_AT_ONCE = 12  # log₂ of the largest number of cells to start from: those examined at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,7 @@ class MeanValueKind(Kind):
 class InterpolantKind(Kind):
     """Interpolants of f against Taylor polynomials of the network, of at least as high a degree as there are variables.
 
-    The degree is not stated with a leaf: nobody can prove it again without the code of f.
+    The degree is not stated with a leaf: without the code of f no checker can prove the leaf again.
     """
 
     stage: OneStage
@@ -296,7 +297,7 @@ def choose_order(
 def _coarsest(kind: Kind, box: Box, places: np.ndarray, goal: Goal, finest: int) -> int | None:
     """The coarsest level at which most cells meet the goal; None if that is beyond `finest`.
 
-    By bisection. In one variable a call costs more than its cells, and all levels are looked at in one call.
+    The level is found by bisection. In one variable a call costs more than its cells, and one call tries all levels.
     """
 
     def are_met(levels: Sequence[int]) -> Bool[np.ndarray, " levels"]:
