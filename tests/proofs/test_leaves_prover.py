@@ -148,25 +148,25 @@ def test_cells_of_three_variables_take_few_leaves():
     assert claim.num_leaves <= 2000
 
 
-@pytest.mark.parametrize("text", ["max(x, 1 - 2*x)", "min(x, 0) + tanh(x)"])
-def test_on_all_of_r_kinks_are_looked_at(text):
-    """A grid over 32 does not see an error of 1e-5 within 1e-5 of a kink."""
-    claim = attnc.compile(text, {"x": (-np.inf, np.inf)}, 1e-5).certificate
-    assert claim.observed <= claim.bound <= 1.05 * claim.observed
+REAL = {"x": (-np.inf, np.inf)}
+PLACES = [
+    *((text, REAL, 1e-5, "auto", 0.0) for text in ("max(x, 1 - 2*x)", "min(x, 0) + tanh(x)")),
+    *((text, REAL, 1e-3, "auto", 1e-11) for text in ("gelu(x - 20)", "relu(x + 40)", "atan(x)")),
+    ("silu(x - 20) + tanh(x/64)", REAL, 1e-3, "auto", 1e-11),
+    ("1/x", {"x": (50, 500)}, 1e-10, "graded", 0.0),
+]
 
 
-@pytest.mark.parametrize("text", ["gelu(x - 20)", "relu(x + 40)", "atan(x)", "silu(x - 20) + tanh(x/64)"])
-def test_on_all_of_r_what_happens_far_from_0_is_seen_and_proved(text):
-    """Nothing is known of gelu(x − 20) beyond 16, and atan is close to its limits beyond thousands only."""
-    claim = attnc.compile(text, {"x": (-np.inf, np.inf)}, 1e-3).certificate
+@pytest.mark.parametrize(("text", "box", "eps", "construction", "slack"), PLACES)
+def test_the_largest_error_is_seen_wherever_it_is(text, box, eps, construction, slack):
+    """At kinks on all of R: a grid over 32 does not see an error of 1e-5 within 1e-5 of one.
+
+    Far from 0: nothing is known of gelu(x − 20) beyond 16, and atan is close to its limits beyond thousands only. At an
+    end: keys of 1/x are graded to 50, the largest error is at 50.0019, and a grid of 10,000 points saw 6 % less.
+    """
+    claim = attnc.compile(text, box, eps, construction=construction).certificate
     assert claim.method == "proof"
-    assert claim.observed <= claim.bound <= 1.05 * claim.observed + 1e-11
-
-
-def test_errors_at_the_ends_of_an_interval_are_seen():
-    """Keys are graded to 50, and the largest error is at 50.0019: a grid of 10,000 points saw six per cent less."""
-    claim = attnc.compile("1/x", {"x": (50, 500)}, 1e-10, construction="graded").certificate
-    assert claim.observed <= claim.bound <= 1.05 * claim.observed
+    assert claim.observed <= claim.bound <= 1.05 * claim.observed + slack
 
 
 def test_an_order_is_chosen_by_few_calls():

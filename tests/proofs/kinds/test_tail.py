@@ -99,9 +99,8 @@ def test_tails_of_expressions_enclose_them(text, R, side):
     with precision(2000):
         for t in DISTANCES[:-2]:
             x = arb(rational(R)) + arb(rational(t))
-            value = tree_value(expression.outputs[0], {"x": side * x}) - arb(rational(float(tail.q.lo))) * arb(
-                rational(t)
-            )
+            value = tree_value(expression.outputs[0], {"x": side * x})
+            value -= arb(rational(float(tail.q.lo))) * arb(rational(t))
             rate = min(tail.rate, 1e6)
             reach = arb(rational(tail.error)) * (arb(rational(-rate)) * arb(rational(t))).exp()
             assert not value > arb(rational(float(tail.p.hi))) + reach
@@ -150,15 +149,9 @@ def test_what_has_no_bound_is_infinite_or_refused():
     assert tail_bound(relu, Expression.parse("0.999*x"), 1, 5.0)[0] == math.inf
     almost = gate([0, 10.0], [0, 0], [0, 0], [0, 1.0], radius=1e-16)
     assert tail_bound(almost, Expression.parse("relu(x)"), 1, 5.0)[0] == math.inf  # the slope is known to 10⁻¹⁶ only
-    unclear = OneStage(
-        (
-            SoftHead(
-                Enclosed(np.array([[1.0], [1.0]]), np.full((2, 1), 1e-9)), enclosed([0, 0]), enclosed([[0.0], [1.0]])
-            ),
-        ),
-        enclosed([0.0]),
-        enclosed([[0.0]]),
-    )
+    slopes = Enclosed(np.array([[1.0], [1.0]]), np.full((2, 1), 1e-9))
+    head = SoftHead(slopes, enclosed([0, 0]), enclosed([[0.0], [1.0]]))
+    unclear = OneStage((head,), enclosed([0.0]), enclosed([[0.0]]))
     assert tail_bound(unclear, Expression.parse("tanh(x)"), 1, 5.0)[0] == math.inf
     for text in ("x**2", "sqrt(x)", "sin(x)", "x*atan(x)", "exp(x)", "log(x)"):
         with pytest.raises(InputError, match="cannot bound the tail of"):
