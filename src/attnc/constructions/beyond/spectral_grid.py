@@ -148,7 +148,7 @@ FIT_SHARE = 0.9
 """The share of eps for the error at test points: between them the error is a little larger."""
 MAX_ROUNDS = 16
 """Largest number of fits of the whole grid; each adds sections through the worst points."""
-LEAST_ROUNDINGS = 24
+RESOLVED_ROUNDINGS = 24
 """Least eps in roundings of max |f|: each weight and each sum is off by a few."""
 
 
@@ -205,7 +205,7 @@ class SpectralSearch:
 
     def begin(self) -> tuple[tuple[SpectralAxis, ...], list[float]]:
         """The axes by the first sections, and the errors there."""
-        eps, floor = self.request.goal, LEAST_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
+        eps, floor = self.request.goal, RESOLVED_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
         if eps < floor:
             raise BoundNotMet(
                 f"eps={eps:g} is below the resolution of {self.dtype} for {self.target.describe()} on "

@@ -224,25 +224,21 @@ class Ridged(ValueSolver):
     def gram(self) -> Any:
         return self.weights.T @ self.weights
 
-    def _factor(self, ridge: float) -> Any:
-        """The Cholesky factor of WᵀW with this ridge."""
-        from scipy.linalg import cho_factor
+    def _inverse(self, ridge: float) -> Callable[[np.ndarray], np.ndarray]:
+        """The inverse of WᵀW with this ridge, by Cholesky's method."""
+        from scipy.linalg import cho_factor, cho_solve
 
-        return cho_factor(self.gram + ridge * float(self.gram.diagonal().max()) * np.eye(len(self.gram)))
-
-    def _divided(self, factor: Any, right: np.ndarray) -> np.ndarray:
-        from scipy.linalg import cho_solve
-
-        return np.asarray(cho_solve(factor, right))
+        ridged = self.gram + ridge * float(self.gram.diagonal().max()) * np.eye(len(self.gram))
+        return functools.partial(cho_solve, cho_factor(ridged))
 
     def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"] | None:
         try:
-            factor = self._factor(cut)
+            inverse = self._inverse(cut)
         except np.linalg.LinAlgError:
             return None
         values = np.zeros((self.weights.shape[1], samples.shape[1]))
         for _ in range(3):
-            values += self._divided(factor, self.weights.T @ (samples - self.weights @ values))
+            values += inverse(self.weights.T @ (samples - self.weights @ values))
         return values
 
 
@@ -279,19 +275,14 @@ class Band(Ridged):
         diagonals[reach + np.arange(len(f))[:, None] - self._key, self._key] = self._near
         return np.asarray(solve_banded((reach, reach), diagonals, f))
 
-    def _factor(self, ridge: float) -> Any:
-        from scipy.linalg import cholesky_banded
+    def _inverse(self, ridge: float) -> Callable[[np.ndarray], np.ndarray]:
+        from scipy.linalg import cho_solve_banded, cholesky_banded
 
         diagonals = np.zeros((self.width, self.gram.shape[0]))
         for k in range(self.width):
             diagonals[k, : self.gram.shape[0] - k] = self.gram.diagonal(-k)
         diagonals[0] += ridge * diagonals[0].max()
-        return cholesky_banded(diagonals, lower=True)
-
-    def _divided(self, factor: Any, right: np.ndarray) -> np.ndarray:
-        from scipy.linalg import cho_solve_banded
-
-        return np.asarray(cho_solve_banded((factor, True), right))
+        return functools.partial(cho_solve_banded, (cholesky_banded(diagonals, lower=True), True))
 
 
 # --- a function that can be sampled anywhere --------------------------------------------------------------------------
