@@ -16,8 +16,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from attnc.constructions.beyond.spectral_grid import spectral_grid
 from attnc.engines.grid import COMPILING, WORK_WORTH, GridHead
-from attnc.engines.numpy_engine import NumpyEngine
-from attnc.engines.streaming import streamed
+from attnc.engines.numpy_engine import NumpyEngine, streamed
 from attnc.ir.normal_form import AttentionStage, FoldedHead, normal_form
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget

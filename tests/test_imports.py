@@ -178,7 +178,7 @@ def test_importing_attnc_does_not_import_the_lab():
         ("errors", "attnc.numerics", False),
         ("proofs", "attnc.constructions.fitting", False),
         ("engines", "attnc.exports", False),
-        ("engines", "attnc.engines.streaming", True),
+        ("engines", "attnc.engines.grid", True),
         ("incontext", "attnc.networks", False),
         ("incontext", "attnc.engines", True),
         ("network", "attnc.compiling", False),

@@ -16,18 +16,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from attnc.engines import numpy_engine, streaming
+from attnc.engines import numpy_engine
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError
 from attnc.ir import Attention, Head, Mask, Program, normal_form
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.spec import check
+from engines import agreement
 from engines.memory import peak_and_error
 from ir.random_programs import lookup_program, programs_and_inputs, random_inputs
 from ir.rounding import NEGLIGIBLE, assert_agrees
 
 SMALL = {
+    "as shipped": None,
     "several key blocks": {"KEYS_PER_BLOCK": 1},
     "blocks of two, two scores at once": {"KEYS_PER_BLOCK": 2, "SCORES_PER_BLOCK": 2},
     "nothing dense": {"DENSE_BYTES": 0, "KEYS_PER_BLOCK": 1, "SCORES_PER_BLOCK": 3},
@@ -35,32 +37,17 @@ SMALL = {
 }
 
 
-def small_blocks(patch: pytest.MonkeyPatch, sizes: dict[str, int], cells: int = 8) -> None:
+def small_blocks(sizes: dict[str, int], cells: int = 8) -> agreement.Sizes:
     """Blocks so small that tiny programs stream, skip and unpack; every point block is a thread's work of its own."""
-    for name, size in sizes.items():
-        patch.setattr(normal_form if name == "DENSE_BYTES" else streaming, name, size)
-    patch.setattr(numpy_engine, "CELLS_PER_POINT_BLOCK", cells)
-    patch.setattr(numpy_engine, "SCORES_PER_THREAD", 1)
-
-
-@settings(max_examples=120, deadline=None)
-@given(programs_and_inputs())
-def test_engine_equals_reference(case):
-    program, inputs = case
-    assert_agrees(program, inputs, NumpyEngine(program)(*inputs))
+    sizes = {**sizes, "CELLS_PER_POINT_BLOCK": cells, "SCORES_PER_THREAD": 1}
+    return {(normal_form if name == "DENSE_BYTES" else numpy_engine, name): size for name, size in sizes.items()}
 
 
 @pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
-def test_small_blocks(sizes):
-    @settings(max_examples=60, deadline=None)
-    @given(programs_and_inputs(max_tokens=9, scales=(0.1, 1.0, 400.0)))
-    def agree(case):
-        program, inputs = case
-        with pytest.MonkeyPatch.context() as patch:
-            small_blocks(patch, sizes)
-            assert_agrees(program, inputs, NumpyEngine(program)(*inputs))
-
-    agree()
+def test_random_programs(sizes):
+    scales, changed = (0.1, 1.0, 20.0, 400.0), {} if sizes is None else small_blocks(sizes)
+    run = lambda program, inputs: NumpyEngine(program)(*inputs)  # noqa: E731
+    agreement.assert_random_programs_agree(run, changed, examples=100, max_tokens=9, scales=scales)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -71,7 +58,7 @@ def test_any_inverse_temperature(beta, dtype, num_anchors, monkeypatch):
     program = lookup_program(anchors, np.cos(anchors), beta, dtype)
     points = np.linspace(-4, 4, 17)[:, None].astype(dtype)
     assert_agrees(program, (points,), NumpyEngine(program)(points))
-    small_blocks(monkeypatch, {"KEYS_PER_BLOCK": 16, "SCORES_PER_BLOCK": 64}, cells=600)
+    agreement.set_sizes(monkeypatch, small_blocks({"KEYS_PER_BLOCK": 16, "SCORES_PER_BLOCK": 64}, cells=600))
     assert_agrees(program, (points,), NumpyEngine(program)(points))
 
 
@@ -80,19 +67,19 @@ def test_blocks_out_of_reach_are_not_met(monkeypatch):
     anchors = np.linspace(-3, 3, 999)
     program = lookup_program(anchors, np.cos(anchors), 1e7)
     points = np.random.default_rng(0).uniform(-3, 3, (50, 1))
-    small_blocks(monkeypatch, {"KEYS_PER_BLOCK": 10}, cells=2**20)
+    agreement.set_sizes(monkeypatch, small_blocks({"KEYS_PER_BLOCK": 10}, cells=2**20))
     met = []
-    scores = streaming._StreamedSoftHead._scores
+    scores = numpy_engine._StreamedSoftHead._scores
 
     def counted(self, queries, rows, j):
         met.append(len(rows))
         return scores(self, queries, rows, j)
 
-    monkeypatch.setattr(streaming._StreamedSoftHead, "_scores", counted)
+    monkeypatch.setattr(numpy_engine._StreamedSoftHead, "_scores", counted)
     pruned = NumpyEngine(program)(points)
     num_met, met[:] = sum(met), []
     monkeypatch.setattr(
-        streaming._StreamedSoftHead, "_is_in_reach", lambda self, queries: np.ones((len(queries), 100), bool)
+        numpy_engine._StreamedSoftHead, "_is_in_reach", lambda self, queries: np.ones((len(queries), 100), bool)
     )
     whole = NumpyEngine(program)(points)
     assert (pruned == whole).all()
@@ -113,7 +100,7 @@ def hiding(program: Program, hidden: slice) -> Program:
 @pytest.mark.parametrize("sizes", [{}, {"KEYS_PER_BLOCK": 1}, {"GATHERED_KEYS": -1}])
 def test_hidden_keys_weigh_exactly_nothing(sizes, dtype, monkeypatch):
     """The nearest anchor has a value and is hidden; those that are seen, far below it, have none."""
-    small_blocks(monkeypatch, sizes)
+    agreement.set_sizes(monkeypatch, small_blocks(sizes))
     program = hiding(lookup_program(np.array([0.0, 7.0, 9.0]), np.array([1.0, 0.0, 0.0]), 1e3, dtype), slice(1, 2))
     assert NumpyEngine(program)(np.zeros((3, 1))).tolist() == [0.0] * 3
 
@@ -124,12 +111,12 @@ def test_hidden_keys_put_no_block_out_of_reach(beta, monkeypatch):
     anchors = np.linspace(-3, 3, 100)
     program = hiding(lookup_program(anchors, np.cos(anchors), beta), slice(20, 90))
     points = np.linspace(-3, 3, 13)[:, None]
-    small_blocks(monkeypatch, {"KEYS_PER_BLOCK": 7, "GATHERED_KEYS": -1}, cells=2**20)
+    agreement.set_sizes(monkeypatch, small_blocks({"KEYS_PER_BLOCK": 7, "GATHERED_KEYS": -1}, cells=2**20))
     assert_agrees(program, (points,), NumpyEngine(program)(points))
 
 
 def test_negligible_weights_are_those_of_the_tolerance():
-    assert {np.dtype(name): least for name, least in streaming.NEGLIGIBLE.items()} == NEGLIGIBLE
+    assert {np.dtype(name): least for name, least in numpy_engine.NEGLIGIBLE.items()} == NEGLIGIBLE
     for dtype, least in NEGLIGIBLE.items():
         assert np.exp(dtype.type(least)) > np.finfo(dtype).smallest_normal
 
@@ -170,11 +157,13 @@ def gate_program(num_tokens: int, slopes: np.ndarray, shared: int, dtype=np.floa
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_gates(shared, gathered, dtype, monkeypatch):
     if not gathered:
-        small_blocks(monkeypatch, {"GATHERED_KEYS": -1, "KEYS_PER_BLOCK": 8, "SCORES_PER_BLOCK": 64})
+        agreement.set_sizes(
+            monkeypatch, small_blocks({"GATHERED_KEYS": -1, "KEYS_PER_BLOCK": 8, "SCORES_PER_BLOCK": 64})
+        )
     program = gate_program(12, np.array([0.0, 1.0, -300.0]), shared, dtype)
     engine = NumpyEngine(program)
     (head,) = engine._stages[0].heads
-    assert isinstance(head, streaming._Gathered) == gathered
+    assert isinstance(head, numpy_engine._Gathered) == gathered
     inputs = random_inputs(program, 6, shared)
     assert_agrees(program, inputs, engine(*inputs))
 
@@ -198,7 +187,7 @@ def test_empty_batch(case):
 
 
 def test_threads_share_the_points_and_report_progress(monkeypatch):
-    small_blocks(monkeypatch, {"KEYS_PER_BLOCK": 4}, cells=100)
+    agreement.set_sizes(monkeypatch, small_blocks({"KEYS_PER_BLOCK": 4}, cells=100))
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     anchors = np.linspace(-3, 3, 99)
     program = lookup_program(anchors, np.cos(anchors), 2.0)
@@ -226,7 +215,7 @@ def test_progress_without_threads():
 
 
 def test_an_error_in_a_thread_is_raised(monkeypatch):
-    small_blocks(monkeypatch, {}, cells=1)
+    agreement.set_sizes(monkeypatch, small_blocks({}, cells=1))
     engine = NumpyEngine(lookup_program(np.array([0.0, 1.0]), np.array([0.0, 1.0]), 1.0))
     monkeypatch.setattr(engine, "_run_block", lambda u: 1 / 0)
     with pytest.raises(ZeroDivisionError):

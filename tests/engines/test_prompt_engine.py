@@ -11,6 +11,7 @@ from attnc.errors import InputError
 from attnc.ir import Attention, Head, Mask, Program
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.spec import check
+from engines import agreement
 from ir.random_programs import programs_and_inputs
 from ir.rounding import assert_agrees
 
@@ -30,15 +31,8 @@ def test_engine_equals_reference(case):
 
 
 def test_blocks_of_queries():
-    @settings(max_examples=40, deadline=None)
-    @given(programs_and_inputs(max_tokens=9, scales=(1.0, 400.0)))
-    def agree(case):
-        program, inputs = case
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prompt, "WORKING_CELLS", 5)
-            assert_agrees(program, inputs, run_batch(program, inputs))
-
-    agree()
+    sizes = {(prompt, "WORKING_CELLS"): 5}
+    agreement.assert_random_programs_agree(run_batch, sizes, max_tokens=9, scales=(1.0, 400.0))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

@@ -20,10 +20,10 @@ from attnc.errors import InputError
 from attnc.ir import Attention, Head, Mask, Program
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.spec import check
+from engines import agreement
 from engines.memory import peak_and_error
-from ir.random_programs import lookup_program, programs_and_inputs, random_inputs
+from ir.random_programs import lookup_program, programs, programs_and_inputs, random_inputs
 from ir.rounding import assert_agrees, exact_and_bound
-from strategies.programs import programs
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install -c constraints.txt -e '.[torch]'")
 from attnc.engines import torch_engine  # noqa: E402  (imports torch)
@@ -31,27 +31,8 @@ from attnc.engines.torch_engine import to_torch  # noqa: E402
 
 SMALL = {
     "as shipped": {},
-    "one cell a block": {"CELLS_PER_TORCH_BLOCK": 1},
-    "sparse": {"CELLS_PER_TORCH_BLOCK": 9, "DENSE_CELLS": 0},
-}
-rng = np.random.default_rng(0)
-LINEAR = attnc.TruncatedLinear(rng.normal(size=(3, 2)), 0.1, -1, 1, box=(-1, 1))
-RELU = attnc.ReLUNetwork(
-    [rng.normal(size=(5, 2)), rng.normal(size=(4, 5)), rng.normal(size=(2, 4))],
-    [rng.normal(size=5), rng.normal(size=4), rng.normal(size=2)],
-    (-1, 1),
-)
-SEQUENCE = attnc.SequenceTarget(lambda X: X.mean(axis=1, keepdims=True) + 0 * X, 2, 1, (-1, 1), lipschitz=1.0)
-PAIR = attnc.SequenceTarget(lambda X, Y: X + Y.mean(axis=1, keepdims=True), (2, 1), (1, 1), (-1, 1), lipschitz=2.0)
-NETWORKS = {
-    "max_affine": lambda dtype: attnc.compile("sin(x) + cos(y)", [(-1, 1)] * 2, 0.3, dtype=dtype),
-    "max_affine, sequence": lambda dtype: attnc.compile(SEQUENCE, eps=0.5, dtype=dtype),
-    "max_affine_cross": lambda dtype: attnc.compile(PAIR, eps=0.8, dtype=dtype),
-    "truncated_linear": lambda dtype: attnc.compile(LINEAR, eps=0.05, dtype=dtype),
-    "truncated_linear_heads": lambda dtype: attnc.compile(
-        LINEAR, eps=0.05, dtype=dtype, construction="truncated_linear_heads"
-    ),
-    "relu_network": lambda dtype: attnc.compile(RELU, eps=0.2, dtype=dtype),
+    "one cell a block": {(torch_engine, "CELLS_PER_TORCH_BLOCK"): 1},
+    "sparse": {(torch_engine, "CELLS_PER_TORCH_BLOCK"): 9, (torch_engine, "DENSE_CELLS"): 0},
 }
 
 
@@ -60,22 +41,13 @@ def run(module, inputs) -> np.ndarray:
         return module(*map(torch.from_numpy, inputs)).numpy()
 
 
-def set_sizes(patch: pytest.MonkeyPatch, sizes: dict[str, int]) -> None:
-    for name, size in sizes.items():
-        patch.setattr(torch_engine, name, size)
+def run_program(program, inputs) -> np.ndarray:
+    return run(to_torch(program), inputs)
 
 
 @pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
 def test_random_programs(sizes):
-    @settings(max_examples=40, deadline=None)
-    @given(programs_and_inputs(max_tokens=6, scales=(0.1, 1.0, 400.0)))
-    def agree(case):
-        program, inputs = case
-        with pytest.MonkeyPatch.context() as patch:
-            set_sizes(patch, sizes)
-            assert_agrees(program, inputs, run(to_torch(program), inputs))
-
-    agree()
+    agreement.assert_random_programs_agree(run_program, sizes, max_tokens=6, scales=(0.1, 1.0, 400.0))
 
 
 @settings(max_examples=30, deadline=None)
@@ -86,21 +58,16 @@ def test_names_that_torch_would_not_take(program):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", agreement.NETWORKS)
 def test_constructions(name, dtype):
-    program = NETWORKS[name](dtype).program
+    program = agreement.NETWORKS[name](dtype).program
     module = to_torch(program)
-    for batch in (0, 1, 7):
-        inputs = tuple(array / 2 for array in random_inputs(program, batch, batch))
-        assert_agrees(program, inputs, run(module, inputs))
+    agreement.assert_batches_agree(program, lambda _, inputs: run(module, inputs))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_logits_that_span_a_million_give_no_nan(dtype):
-    anchors = np.linspace(-1, 1, 101)
-    program = lookup_program(anchors, np.cos(anchors), 1e6, dtype)
-    points = np.linspace(-1, 1, 37)[:, None].astype(dtype)
-    assert_agrees(program, (points,), run(to_torch(program), (points,)))
+    program, points = agreement.assert_wide_logits_agree(dtype, run_program)
     x = torch.tensor(points, requires_grad=True)
     to_torch(program)(x).sum().backward()
     assert x.grad.isfinite().all()
@@ -118,7 +85,7 @@ def many_segments(num_tokens: int, residual: bool) -> Program:
 @pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
 @pytest.mark.parametrize("residual", [True, False])
 def test_masks_of_many_segments(sizes, residual, monkeypatch):
-    set_sizes(monkeypatch, sizes)
+    agreement.set_sizes(monkeypatch, sizes)
     program = many_segments(40, residual)
     inputs = random_inputs(program, 3, 0)
     assert_agrees(program, inputs, run(to_torch(program), inputs))
@@ -134,7 +101,7 @@ def test_gradients_of_random_programs(sizes):
         program, inputs = case
         if program.dtype == np.float64 and len(inputs[0]):
             with pytest.MonkeyPatch.context() as patch:
-                set_sizes(patch, sizes)
+                agreement.set_sizes(patch, sizes)
                 points = [torch.tensor(array[:2], requires_grad=True) for array in inputs]
                 module = to_torch(program)
                 if module(*points).requires_grad:
@@ -145,9 +112,8 @@ def test_gradients_of_random_programs(sizes):
 
 @pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
 def test_second_derivatives(sizes, monkeypatch):
-    set_sizes(monkeypatch, sizes)
-    anchors = np.linspace(-1, 1, 9)
-    module = to_torch(lookup_program(anchors, np.cos(anchors), 4.0))
+    agreement.set_sizes(monkeypatch, sizes)
+    module = to_torch(agreement.small_program())
     assert torch.autograd.gradgradcheck(module, torch.tensor([[0.3], [-0.2]], dtype=torch.float64, requires_grad=True))
 
 
@@ -167,10 +133,10 @@ def test_blocks_change_no_gradient(monkeypatch):
     assert (x.grad == 0).all()
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", agreement.NETWORKS)
 def test_gradients_of_constructions(name):
     """Central differences of the numpy engine at points where they have settled, which near a tie they have not."""
-    program = NETWORKS[name]("float64").program
+    program = agreement.NETWORKS[name]("float64").program
     engine, step = NumpyEngine(program), 1e-5
     inputs = tuple(array / 2 for array in random_inputs(program, 50, 5))
     points = [torch.tensor(array, requires_grad=True) for array in inputs]
@@ -192,7 +158,7 @@ def test_gradients_of_constructions(name):
 
 def test_hooks_see_what_a_cache_has():
     net = attnc.compile("tanh(x*y)+sin(2*x)", [(-1, 1), (0, 2)], eps=1e-4)
-    module, points, seen = net.to_torch(), rng.uniform(0, 1, size=(5, 2)), {}
+    module, points, seen = net.to_torch(), np.random.default_rng(0).uniform(0, 1, size=(5, 2)), {}
     for number, stage in enumerate(module.stages.values()):
         for index, head in enumerate(stage.heads):
             name = f"attend{number + 1}.head{index}"
@@ -226,18 +192,14 @@ def test_inputs_of_any_real_dtype_are_cast():
         ((torch.zeros(()),), "shape"),
         ((torch.zeros(2, 1, dtype=torch.complex64),), "real torch tensors; found torch.complex64"),
         ((np.zeros((2, 1)),), "real torch tensors; found float64"),
+        ((torch.zeros(2, 2, 1), torch.zeros(3, 1, 1)), "batch size"),
     ],
 )
 def test_wrong_inputs_are_refused(inputs, complaint):
-    module = to_torch(lookup_program(np.zeros(1), np.zeros(1), 1.0))
+    two = complaint == "batch size"
+    module = to_torch(agreement.NETWORKS["max_affine_cross"]("float64").program if two else agreement.small_program())
     with pytest.raises(InputError, match=complaint):
         module(*inputs)
-
-
-def test_batches_that_differ_are_refused():
-    module = to_torch(NETWORKS["max_affine_cross"]("float64").program)
-    with pytest.raises(InputError, match="batch size"):
-        module(torch.zeros(2, 2, 1), torch.zeros(3, 1, 1))
 
 
 def test_weights_go_through_safetensors(tmp_path, monkeypatch):
@@ -245,7 +207,7 @@ def test_weights_go_through_safetensors(tmp_path, monkeypatch):
 
     anchors = np.linspace(-1, 1, 9)
     for sizes in SMALL.values():
-        set_sizes(monkeypatch, sizes)
+        agreement.set_sizes(monkeypatch, sizes)
         first, second = (to_torch(lookup_program(anchors, values, 4.0)) for values in (np.cos(anchors), anchors))
         save_file(first.state_dict(), tmp_path / "weights.safetensors")
         second.load_state_dict(load_file(tmp_path / "weights.safetensors"))

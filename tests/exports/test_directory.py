@@ -22,13 +22,18 @@ from attnc.exports.tensors import encode
 from attnc.ir.layers import Affine, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
-from strategies.programs import programs, random_inputs
+from ir.random_programs import programs, random_inputs
 
 CONFIG: dict[str, Any] = {"variables": ["x", "β"], "expression": "sin(x)", "eps": 1e-6, "none": None}
 CERTIFICATES: dict[str, dict[str, Any]] = {
     "certificate.json": {"format": "attnc.certificate/1", "weights_sha256": None, "bound": 1e-7, "leaves": [[0, 1]]},
     "certificate.float32.json": {"bound": 1e-3},
 }
+
+
+DEEP: dict[str, Any] = {}
+for _ in range(5000):
+    DEEP = {"a": DEEP}
 
 
 def line(slope: float) -> Program:
@@ -44,6 +49,12 @@ def refused(path: Path, complaint: str | None = None) -> None:
 
 def save(path: Path, slope: float = 2.0) -> str:
     return save_network(path, line(slope), CONFIG, CERTIFICATES, "# A line\n")
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    save(tmp_path / "net")
+    return tmp_path / "net"
 
 
 def rewrite(path: Path, **changes: Any) -> None:
@@ -107,20 +118,13 @@ def test_the_files(tmp_path: Path) -> None:
         ({}, {"../certificate.json": {}}, ""),
         ({}, {"proof.json": {}}, ""),
         ({}, {}, "\ud800"),
+        (DEEP, {}, ""),
     ],
 )
 def test_what_cannot_be_read_back_is_not_written(tmp_path: Path, config: Any, certificates: Any, card: str) -> None:
     with pytest.raises(FileError):
         save_network(tmp_path / "net", line(1.0), config, certificates, card)
     assert not os.listdir(tmp_path)
-
-
-def test_deep_configurations_are_not_written(tmp_path: Path) -> None:
-    deep: dict[str, Any] = {}
-    for _ in range(5000):
-        deep = {"a": deep}
-    with pytest.raises(FileError):
-        save_network(tmp_path / "net", line(1.0), deep, {}, "")
 
 
 def test_illegal_programs_are_not_written(tmp_path: Path) -> None:
@@ -145,10 +149,9 @@ def test_a_failed_save_leaves_the_old_network_readable(tmp_path: Path, monkeypat
     assert_same_bits(load_network(tmp_path / "net")[0], line(2.0))
 
 
-def test_a_second_save_removes_what_belongs_to_the_first(tmp_path: Path) -> None:
-    save(tmp_path / "net")
-    save_network(tmp_path / "net", line(3.0), {}, {"certificate.json": {}}, "")
-    assert "certificate.float32.json" not in os.listdir(tmp_path / "net")
+def test_a_second_save_removes_what_belongs_to_the_first(tmp_path: Path, net: Path) -> None:
+    save_network(net, line(3.0), {}, {"certificate.json": {}}, "")
+    assert "certificate.float32.json" not in os.listdir(net)
     assert list(load_network(f"{tmp_path}/net/")[2]) == ["certificate.json"]
 
 
@@ -162,26 +165,24 @@ def test_paths_that_are_no_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "certificate.json", "certificate.float32.json"])
-def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
-    save(tmp_path / "net")
-    path = tmp_path / "net" / name
+def test_missing_and_damaged_files_are_named(net: Path, name: str) -> None:
+    path = net / name
     whole = path.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"\xff" + whole[1:], b"[]", b"[" * 100_000, whole + b"\0"):
         path.write_bytes(damaged)
-        refused(tmp_path / "net", name)
+        refused(net, name)
     path.unlink()
-    refused(tmp_path / "net", f"{name}' is missing")
+    refused(net, f"{name}' is missing")
     path.symlink_to("/dev/zero")
-    refused(tmp_path / "net", "not a regular file")
+    refused(net, "not a regular file")
     path.unlink()
     path.mkdir()
-    refused(tmp_path / "net", "not a regular file")
+    refused(net, "not a regular file")
 
 
-def test_the_card_is_for_people_only(tmp_path: Path) -> None:
-    save(tmp_path / "net")
-    (tmp_path / "net" / "README.md").unlink()
-    load_network(tmp_path / "net")
+def test_the_card_is_for_people_only(net: Path) -> None:
+    (net / "README.md").unlink()
+    load_network(net)
 
 
 def test_links_to_the_files_are_followed(tmp_path: Path) -> None:
@@ -208,18 +209,16 @@ def test_links_to_the_files_are_followed(tmp_path: Path) -> None:
         ({"certificates": ["certificate.json", "certificate.float16.json"]}, "certificate.float16.json' is missing"),
     ],
 )
-def test_configurations_that_are_not_read(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
-    save(tmp_path / "net")
-    rewrite(tmp_path / "net" / "config.json", **changes)
-    refused(tmp_path / "net", complaint)
+def test_configurations_that_are_not_read(net: Path, changes: dict[str, Any], complaint: str) -> None:
+    rewrite(net / "config.json", **changes)
+    refused(net, complaint)
 
 
 @pytest.mark.parametrize("key", ["format", "program", "certificates"])
-def test_configurations_without_a_needed_key(tmp_path: Path, key: str) -> None:
-    save(tmp_path / "net")
-    path = tmp_path / "net" / "config.json"
+def test_configurations_without_a_needed_key(net: Path, key: str) -> None:
+    path = net / "config.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != key}))
-    refused(tmp_path / "net")
+    refused(net)
 
 
 @pytest.mark.parametrize("name", ["certificate.json", "certificate.float32.json", "model.safetensors"])
@@ -230,13 +229,12 @@ def test_files_of_another_network_are_refused(tmp_path: Path, name: str) -> None
     refused(tmp_path / "net", "the certificate belongs to other weights")
 
 
-def test_a_certificate_that_was_added_must_fit_too(tmp_path: Path) -> None:
-    save(tmp_path / "net")
-    shutil.copy(tmp_path / "net" / "certificate.json", tmp_path / "net" / "certificate.float16.json")
-    assert len(load_network(tmp_path / "net")[2]) == 3
+def test_a_certificate_that_was_added_must_fit_too(net: Path) -> None:
+    shutil.copy(net / "certificate.json", net / "certificate.float16.json")
+    assert len(load_network(net)[2]) == 3
     for digest in ("0" * 64, None, 3, ["x" * 10_000]):
-        rewrite(tmp_path / "net" / "certificate.float16.json", weights_sha256=digest)
-        refused(tmp_path / "net", "belongs to other weights")
+        rewrite(net / "certificate.float16.json", weights_sha256=digest)
+        refused(net, "belongs to other weights")
 
 
 def test_swapped_files_are_refused(tmp_path: Path) -> None:
@@ -275,26 +273,23 @@ def damaged_tensors(path: Path, **changes: np.ndarray | None) -> None:
         ({"layers.0.line.bias": np.zeros(1)}, "not expected"),
     ],
 )
-def test_damaged_weights_are_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
-    save(tmp_path / "net")
-    damaged_tensors(tmp_path / "net", **changes)
-    refused(tmp_path / "net", complaint)
+def test_damaged_weights_are_refused(net: Path, changes: dict[str, Any], complaint: str) -> None:
+    damaged_tensors(net, **changes)
+    refused(net, complaint)
 
 
-def test_sizes_that_are_promised_are_not_allocated(tmp_path: Path) -> None:
-    save(tmp_path / "net")
-    config = json.loads((tmp_path / "net" / "config.json").read_text())
+def test_sizes_that_are_promised_are_not_allocated(net: Path) -> None:
+    config = json.loads((net / "config.json").read_text())
     weight = config["program"]["layers"][0]["weight"]
     weight.update(shape=[2**15, 2**15, 2**15, 1], num_entries=2**45)
-    rewrite(tmp_path / "net" / "config.json", **config)
-    refused(tmp_path / "net", "expected int32 of shape")
+    rewrite(net / "config.json", **config)
+    refused(net, "expected int32 of shape")
 
 
-def test_max_bytes(tmp_path: Path) -> None:
-    save(tmp_path / "net")
-    load_network(tmp_path / "net", max_bytes=24)
+def test_max_bytes(net: Path) -> None:
+    load_network(net, max_bytes=24)
     with pytest.raises(FileError, match="24 bytes of tensors, more than max_bytes = 23"):
-        load_network(tmp_path / "net", max_bytes=23)
+        load_network(net, max_bytes=23)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -18,40 +18,15 @@ import attnc
 from attnc.errors import FileError, InputError
 from attnc.ir import Attention, Head, Mask, Program
 from attnc.ir.spec import check
-from ir.random_programs import lookup_program, programs_and_inputs, random_inputs
+from engines import agreement
+from ir.random_programs import programs, random_inputs
 from ir.rounding import assert_agrees
-from strategies.programs import programs
 
 EXTRA = "is not installed: pip install -c constraints.txt -e '.[onnx]'"
 onnx = pytest.importorskip("onnx", reason=f"onnx {EXTRA}")
 onnxruntime = pytest.importorskip("onnxruntime", reason=f"onnxruntime {EXTRA}")
 from attnc.exports import onnx_file  # noqa: E402  (imports onnx)
 from attnc.exports.onnx_file import ALLOWED, check_operators, export_onnx, run_onnx, to_model  # noqa: E402
-
-rng = np.random.default_rng(0)
-LINEAR = attnc.TruncatedLinear(rng.normal(size=(3, 2)), 0.1, -1, 1, box=(-1, 1))
-RELU = attnc.ReLUNetwork(
-    [rng.normal(size=(5, 2)), rng.normal(size=(4, 5)), rng.normal(size=(2, 4))],
-    [rng.normal(size=5), rng.normal(size=4), rng.normal(size=2)],
-    (-1, 1),
-)
-SEQUENCE = attnc.SequenceTarget(lambda X: X.mean(axis=1, keepdims=True) + 0 * X, 2, 1, (-1, 1), lipschitz=1.0)
-PAIR = attnc.SequenceTarget(lambda X, Y: X + Y.mean(axis=1, keepdims=True), (2, 1), (1, 1), (-1, 1), lipschitz=2.0)
-NETWORKS = {
-    "max_affine": lambda dtype: attnc.compile("sin(x) + cos(y)", [(-1, 1)] * 2, 0.3, dtype=dtype),
-    "max_affine, sequence": lambda dtype: attnc.compile(SEQUENCE, eps=0.5, dtype=dtype),
-    "max_affine_cross": lambda dtype: attnc.compile(PAIR, eps=0.8, dtype=dtype),
-    "truncated_linear": lambda dtype: attnc.compile(LINEAR, eps=0.05, dtype=dtype),
-    "truncated_linear_heads": lambda dtype: attnc.compile(
-        LINEAR, eps=0.05, dtype=dtype, construction="truncated_linear_heads"
-    ),
-    "relu_network": lambda dtype: attnc.compile(RELU, eps=0.2, dtype=dtype),
-}
-
-
-def small_program(dtype=np.float64) -> Program:
-    anchors = np.linspace(-1, 1, 9)
-    return lookup_program(anchors, np.cos(anchors), 4.0, dtype)
 
 
 def session(model, is_optimised: bool = True):
@@ -71,18 +46,14 @@ def run(session, inputs) -> np.ndarray:
 @pytest.mark.parametrize("dense_cells", [onnx_file.DENSE_CELLS, 0])
 @pytest.mark.parametrize("is_optimised", [True, False])
 def test_random_programs(dense_cells, is_optimised):
-    @settings(max_examples=40, deadline=None)
-    @given(programs_and_inputs(max_tokens=6, scales=(0.1, 1.0, 400.0)))
-    def agree(case):
-        program, inputs = case
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(onnx_file, "DENSE_CELLS", dense_cells)
-            model = to_model(program, {})
+    def run_checked(program, inputs):
+        model = to_model(program, {})
         check_operators(model)
         onnx.checker.check_model(model, full_check=True)
-        assert_agrees(program, inputs, run(session(model, is_optimised), inputs))
+        return run(session(model, is_optimised), inputs)
 
-    agree()
+    sizes = {(onnx_file, "DENSE_CELLS"): dense_cells}
+    agreement.assert_random_programs_agree(run_checked, sizes, max_tokens=6, scales=(0.1, 1.0, 400.0))
 
 
 @settings(max_examples=30, deadline=None)
@@ -93,14 +64,12 @@ def test_any_layer_name(program):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", agreement.NETWORKS)
 def test_constructions(name, dtype, tmp_path):
-    network = NETWORKS[name](dtype)
+    network = agreement.NETWORKS[name](dtype)
     program, path = network.program, tmp_path / "f.onnx"
     export_onnx(program, path)
-    for batch in (0, 1, 7):
-        inputs = tuple(array / 2 for array in random_inputs(program, batch, batch))
-        assert_agrees(program, inputs, run(session(onnx.load(path)), inputs))
+    agreement.assert_batches_agree(program, lambda _, inputs: run(session(onnx.load(path)), inputs))
     inputs = tuple(array / 2 for array in random_inputs(program, 1000, 0))
     expected = network(*inputs)
     scale = np.abs(expected).max()
@@ -110,10 +79,7 @@ def test_constructions(name, dtype, tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_logits_that_span_a_million_give_no_nan(dtype):
-    anchors = np.linspace(-1, 1, 101)
-    program = lookup_program(anchors, np.cos(anchors), 1e6, dtype)
-    points = np.linspace(-1, 1, 37)[:, None].astype(dtype)
-    assert_agrees(program, (points,), run(session(to_model(program, {})), (points,)))
+    agreement.assert_wide_logits_agree(dtype, lambda program, inputs: run(session(to_model(program, {})), inputs))
 
 
 def test_a_mask_is_made_of_its_segments():
@@ -134,7 +100,7 @@ def test_a_mask_is_made_of_its_segments():
 def test_the_contract_of_the_file(tmp_path, dtype):
     """One input (batch, d), a symbolic batch, one output, all in the program's dtype, with names that can be read."""
     path = tmp_path / "f.onnx"
-    export_onnx(small_program(dtype), path, metadata={"expression": "cos(x)", "bound": "0.1"})
+    export_onnx(agreement.small_program(dtype), path, metadata={"expression": "cos(x)", "bound": "0.1"})
     model = onnx.load(path)
     (given,), (made,) = model.graph.input, model.graph.output
     assert [(dim.dim_param, dim.dim_value) for dim in given.type.tensor_type.shape.dim] == [("batch", 0), ("", 1)]
@@ -150,7 +116,7 @@ def test_the_contract_of_the_file(tmp_path, dtype):
 
 @pytest.mark.parametrize("opset", [13, 17, 21])
 def test_opsets(opset, tmp_path):
-    program, path = small_program(), tmp_path / "f.onnx"
+    program, path = agreement.small_program(), tmp_path / "f.onnx"
     export_onnx(program, path, opset=opset)
     points = np.linspace(-1, 1, 5)[:, None]
     assert_agrees(program, (points,), run(session(onnx.load(path)), (points,)))
@@ -159,27 +125,23 @@ def test_opsets(opset, tmp_path):
 @pytest.mark.parametrize("opset", [12, 10**6, True, 17.0])
 def test_opsets_that_do_not_serve_are_refused(opset, tmp_path):
     with pytest.raises(InputError, match="opset must be"):
-        export_onnx(small_program(), tmp_path / "f.onnx", opset=opset)
+        export_onnx(agreement.small_program(), tmp_path / "f.onnx", opset=opset)
 
 
 @pytest.mark.parametrize(("operator", "domain"), [("Exp", ""), ("Attention", ""), ("MatMul", "com.microsoft")])
-def test_a_foreign_operator_is_refused(operator, domain):
-    model = to_model(small_program(), {})
+def test_a_foreign_operator_and_a_function_are_refused(operator, domain):
+    model = to_model(agreement.small_program(), {})
     check_operators(model)
     model.graph.node.append(onnx.helper.make_node(operator, ["input"], ["z"], "stranger", domain=domain))
     with pytest.raises(FileError, match=f"'stranger' is .*{operator}"):
         check_operators(model)
-
-
-def test_a_function_is_refused():
-    model = to_model(small_program(), {})
     model.functions.add().name = "hidden"
     with pytest.raises(FileError, match="hidden"):
         check_operators(model)
 
 
 def test_files_are_run_in_their_own_dtype(tmp_path):
-    program, path, points = small_program(), tmp_path / "f.onnx", np.linspace(-1, 1, 5)[:, None]
+    program, path, points = agreement.small_program(), tmp_path / "f.onnx", np.linspace(-1, 1, 5)[:, None]
     export_onnx(program, path)
     found = run_onnx(path, [points.astype(np.float32).astype(np.float64)])
     assert found.dtype == np.float64
@@ -187,38 +149,34 @@ def test_files_are_run_in_their_own_dtype(tmp_path):
     assert run_onnx(path, [points[:0]]).shape == program(points[:0]).shape
 
 
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path):
-    path = tmp_path / "f.onnx"
-    path.write_bytes(b"old")
-    export_onnx(small_program(), path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["f.onnx"]
-    assert onnx.load(path).producer_name == "attnc"
-
-
 @pytest.mark.parametrize(("name", "complaint"), [("none/f.onnx", "does not exist"), ("", "not a file"), ("\0", "null")])
 def test_paths_that_cannot_be_written(tmp_path, name, complaint):
     with pytest.raises(FileError, match=complaint):
-        export_onnx(small_program(), f"{tmp_path}/{name}")
+        export_onnx(agreement.small_program(), f"{tmp_path}/{name}")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failure_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "f.onnx"
     path.write_bytes(b"old")
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(FileError, match="No space left on device"):
-        export_onnx(small_program(), path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(FileError, match="No space left on device"):
+            export_onnx(agreement.small_program(), path)
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("f.onnx", b"old")]
+    export_onnx(agreement.small_program(), path)  # a success replaces it, and leaves nothing else
+    assert [entry.name for entry in tmp_path.iterdir()] == ["f.onnx"]
+    assert onnx.load(path).producer_name == "attnc"
 
 
 def test_a_model_above_two_gibibytes_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_file, "MAX_ONNX_BYTES", 200)
     with pytest.raises(FileError, match="2 GiB"):
-        export_onnx(small_program(), tmp_path / "f.onnx")
+        export_onnx(agreement.small_program(), tmp_path / "f.onnx")
     assert not list(tmp_path.iterdir())
 
 

@@ -17,7 +17,7 @@ from attnc.exports.tensors import decode, encode, layout
 from attnc.ir.layers import Affine, Attention, Head, Mask, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
-from strategies.programs import programs, random_inputs
+from ir.random_programs import programs, random_inputs
 
 
 def assert_identical(first: Any, second: Any) -> None:

@@ -20,6 +20,25 @@ OLD = {"config.json": json.dumps({"format": FORMAT}).encode(), "model.safetensor
 NEW = {"config.json": json.dumps({"format": FORMAT}).encode(), "model.safetensors": b"new", "certificate.json": b"{}"}
 
 
+PIPE = object()
+
+
+def make(folder: Path, scene: dict[str, Any]) -> None:
+    """Make files of bytes, links of texts, a folder of None, and a pipe; the opposite of `contents`."""
+    for name, content in scene.items():
+        path = folder / name
+        if content is None or content is PIPE:
+            (os.mkfifo if content is PIPE else os.mkdir)(path)
+        elif isinstance(content, str):
+            path.symlink_to(content)
+        else:
+            path.write_bytes(content)
+
+
+def network(extra: str, content: Any) -> dict[str, Any]:
+    return {"net": None, **{f"net/{name}": old for name, old in OLD.items()}, f"net/{extra}": content}
+
+
 def contents(folder: Path) -> dict[str, Any]:
     """Everything below, links as links."""
     found: dict[str, Any] = {}
@@ -30,18 +49,13 @@ def contents(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_new_directory(tmp_path: Path) -> None:
-    write_directory(tmp_path / "net", NEW)
-    assert contents(tmp_path / "net") == NEW
-    assert os.listdir(tmp_path) == ["net"]
-
-
-def test_modes_follow_the_umask(tmp_path: Path) -> None:
+def test_a_new_directory_whose_modes_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         write_directory(tmp_path / "net", NEW)
     finally:
         os.umask(before)
+    assert contents(tmp_path) == {"net": None, **{f"net/{name}": content for name, content in NEW.items()}}
     assert stat.S_IMODE((tmp_path / "net").stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "net" / "config.json").stat().st_mode) == 0o644
 
@@ -57,13 +71,6 @@ def test_ways_to_spell_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     assert sorted(os.listdir(tmp_path)) == ["net", "sub"]
 
 
-def test_a_saved_network_is_replaced_whole(tmp_path: Path) -> None:
-    write_directory(tmp_path / "net", OLD)
-    write_directory(tmp_path / "net", NEW)
-    assert contents(tmp_path / "net") == NEW
-    assert os.listdir(tmp_path) == ["net"]
-
-
 def test_a_link_to_a_saved_network_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     write_directory(tmp_path / "deep" / "real", OLD)
@@ -77,85 +84,27 @@ def test_a_link_to_a_saved_network_stays_a_link(tmp_path: Path) -> None:
     }
 
 
-def make_file(path: Path) -> None:
-    path.write_bytes(b"precious")
-
-
-def make_link_to_file(path: Path) -> None:
-    make_file(path.with_name("other"))
-    path.symlink_to("other")
-
-
-def make_dangling_link(path: Path) -> None:
-    path.symlink_to("nowhere")
-
-
-def make_loop(path: Path) -> None:
-    path.symlink_to(path.name)
-
-
-def make_foreign_folder(path: Path) -> None:
-    path.mkdir()
-    make_file(path / "thesis.tex")
-
-
-def make_link_to_foreign_folder(path: Path) -> None:
-    make_foreign_folder(path.with_name("other"))
-    path.symlink_to("other")
-
-
-def make_other_config(path: Path) -> None:
-    path.mkdir()
-    (path / "config.json").write_text('{"format": "pt", "model_type": "bert"}')
-
-
-def make_broken_config(path: Path) -> None:
-    path.mkdir()
-    (path / "config.json").write_text('{"format": "attnc.network/1"')
-
-
-def make_listed_format(path: Path) -> None:
-    path.mkdir()
-    (path / "config.json").write_text('{"format": ["attnc.network/1"]}')
-
-
-def make_network_with_notes(path: Path) -> None:
-    write_directory(path, OLD)
-    make_file(path / "notes.txt")
-
-
-def make_network_with_folder(path: Path) -> None:
-    write_directory(path, OLD)
-    (path / "certificate.more.json").mkdir()
-
-
-def make_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 @pytest.mark.parametrize(
-    ("make", "found"),
+    ("scene", "found"),
     [
-        (make_file, "a file, not a folder"),
-        (make_link_to_file, "a file, not a folder"),
-        (make_dangling_link, "leads nowhere"),
-        (make_loop, "leads nowhere"),
-        (Path.mkdir, "an empty folder"),
-        (make_foreign_folder, "not a saved network"),
-        (make_link_to_foreign_folder, "not a saved network"),
-        (make_other_config, "not a saved network"),
-        (make_broken_config, "not a saved network"),
-        (make_listed_format, "not a saved network"),
-        (make_network_with_notes, "'notes.txt'"),
-        (make_network_with_folder, "'certificate.more.json'"),
-        (make_pipe, "neither a file nor a folder"),
+        ({"net": b"precious"}, "a file, not a folder"),
+        ({"other": b"precious", "net": "other"}, "a file, not a folder"),
+        ({"net": "nowhere"}, "leads nowhere"),
+        ({"net": "net"}, "leads nowhere"),
+        ({"net": None}, "an empty folder"),
+        ({"net": None, "net/thesis.tex": b"precious"}, "not a saved network"),
+        ({"other": None, "other/thesis.tex": b"precious", "net": "other"}, "not a saved network"),
+        ({"net": None, "net/config.json": b'{"format": "pt", "model_type": "bert"}'}, "not a saved network"),
+        ({"net": None, "net/config.json": b'{"format": "attnc.network/1"'}, "not a saved network"),
+        ({"net": None, "net/config.json": b'{"format": ["attnc.network/1"]}'}, "not a saved network"),
+        (network("notes.txt", b"precious"), "'notes.txt'"),
+        (network("certificate.more.json", None), "'certificate.more.json'"),
+        ({"net": PIPE}, "neither a file nor a folder"),
     ],
 )
 @pytest.mark.parametrize("ending", ["", "/"])
-def test_anything_else_is_refused_and_untouched(
-    tmp_path: Path, make: Callable[[Path], None], found: str, ending: str
-) -> None:
-    make(tmp_path / "net")
+def test_anything_else_is_refused_and_untouched(tmp_path: Path, scene: dict[str, Any], found: str, ending: str) -> None:
+    make(tmp_path, scene)
     before = contents(tmp_path)
     with pytest.raises(FileError, match=found) as caught:
         write_directory(f"{tmp_path}/net{ending}", NEW)
@@ -166,7 +115,7 @@ def test_anything_else_is_refused_and_untouched(
 def test_only_the_last_folder_is_created(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"the folder .*/missing' does not exist"):
         write_directory(tmp_path / "missing" / "net", NEW)
-    make_file(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"precious")
     with pytest.raises(FileError, match="is not a folder"):
         write_directory(tmp_path / "file" / "net", NEW)
     assert os.listdir(tmp_path) == ["file"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,59 @@ from attnc.ir.spec import check
 Shape = tuple[int, int]
 
 
+NAMES = ("embed", "select", "β = 3", "read.out", "层", "a b", "__metadata__", "x")
+WILD = (-0.0, 0.0, 5e-324, -1e-310, 1e-45, 3.4e38, -3.4e38, 0.1)
+
+
 @st.composite
 def programs_and_inputs(
     draw: st.DrawFn, max_layers: int = 4, max_tokens: int = 5, scales: tuple[float, ...] = (0.1, 1.0, 20.0)
 ) -> tuple[Program, tuple[np.ndarray, ...]]:
     """A program and a batch for it, possibly empty. `scales` are factors on W_Q: large ones make wide logits."""
+    program = _program(draw, max_layers, max_tokens, scales)
+    return program, random_inputs(program, draw(st.sampled_from([1, 3, 0, 7])), draw(st.integers(0, 2**32)))
+
+
+@st.composite
+def programs(draw: st.DrawFn, *, wild: bool = False) -> Program:
+    """A program with odd names, integers of either width, and entries in any order.
+
+    With `wild` there are also signed zeros, subnormal and huge numbers, which only survive being stored.
+    """
+    program = _program(draw, max_layers=3, max_tokens=4, scales=(1.0,))
+    rng, integers = np.random.default_rng(draw(st.integers(0, 2**32))), st.sampled_from([np.int32, np.int64])
+
+    def numbers(values: np.ndarray) -> np.ndarray:
+        with np.errstate(under="ignore"):
+            made = np.where(rng.random(values.shape) < 0.3 * wild, rng.choice(WILD, values.shape), values)
+            return made.astype(program.dtype)
+
+    def sparse(tensor: Sparse) -> Sparse:
+        order = rng.permutation(len(tensor.values))
+        return Sparse(tensor.shape, tensor.index[order].astype(draw(integers)), numbers(tensor.values[order]))
+
+    def head(known: Head) -> Head:
+        mask = known.mask
+        if mask is not None:
+            mask = Mask(mask.query_segments.astype(draw(integers)), mask.key_segments.astype(draw(integers)))
+        return Head(**{name: numbers(W) for name, W in known.matrices.items()}, mask=mask)
+
+    def disguised(number: int, layer: Layer) -> Layer:
+        prefix, name = draw(st.sampled_from(["c", "key.", "λ"])), f"{draw(st.sampled_from(NAMES))}{number}"
+        layer = replace(layer, name=name, channels=tuple(f"{prefix}{i}" for i in range(len(layer.channels))))
+        if isinstance(layer, Affine):
+            return replace(layer, weight=sparse(layer.weight), constant=sparse(layer.constant))
+        return replace(layer, heads=tuple(map(head, layer.heads))) if isinstance(layer, Attention) else layer
+
+    layers, memory = (
+        tuple(disguised(i, layer) for i, layer in enumerate(stream)) for stream in (program.layers, program.memory)
+    )
+    size = math.prod(program.output_shape)
+    shapes = [program.output_shape, (1, *program.output_shape)] + ([()] if size == 1 else [])
+    return check(replace(program, layers=layers, memory=memory, output_shape=draw(st.sampled_from(shapes))))
+
+
+def _program(draw: st.DrawFn, max_layers: int, max_tokens: int, scales: tuple[float, ...]) -> Program:
     dtype = np.dtype(draw(st.sampled_from([np.float64, np.float32])))
     factory = Factory(draw, np.random.default_rng(draw(st.integers(0, 2**32))), dtype, max_tokens, scales)
     input_shapes, memory_shape, memory = [factory.input_shape()], None, []
@@ -43,12 +93,10 @@ def programs_and_inputs(
         layers.append(factory.read(shape))
         shape = layers[-1].weight.shape[:2]
     output_shape = draw(st.sampled_from([shape, (shape[0] * shape[1],)]))
-    program = check(Program(tuple(layers), tuple(input_shapes), output_shape, tuple(memory)))
-    batch = draw(st.sampled_from([1, 3, 0, 7]))
-    return program, random_inputs(program, batch, draw(st.integers(0, 2**32)))
+    return check(Program(tuple(layers), tuple(input_shapes), output_shape, tuple(memory)))
 
 
-def random_inputs(program: Program, batch: int, seed: int) -> tuple[np.ndarray, ...]:
+def random_inputs(program: Program, batch: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(seed)
     return tuple(rng.uniform(-2, 2, (batch, *shape)).astype(program.dtype) for shape in program.input_shapes)
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from attnc.errors import InputError
 from attnc.ir import Affine, Attention, Program, reference
 from attnc.ir.reference import evaluate_recorded
+from engines import agreement
 from ir.random_programs import lookup_program, programs_and_inputs, random_inputs
 from ir.rounding import assert_agrees
 
@@ -102,13 +103,9 @@ def test_logits_spanning_hundreds(case):
     assert_agrees(program, inputs, dumb(program, inputs))
 
 
-@settings(max_examples=30, deadline=None)
-@given(programs_and_inputs())
-def test_chunks_of_points_and_queries_change_nothing(case):
-    program, inputs = case
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "WORKING_BYTES", 64)
-        assert_agrees(program, inputs, program(*inputs))
+def test_chunks_of_points_and_queries_change_nothing():
+    sizes = {(reference, "WORKING_BYTES"): 64}
+    agreement.assert_random_programs_agree(lambda program, inputs: program(*inputs), sizes, examples=30)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])

@@ -10,8 +10,8 @@ import attnc
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir.rounding import evaluation_error
 from attnc.proofs.observed import sample_points
+from ir.random_programs import programs, random_inputs
 from ir.rounding import exact_and_bound
-from strategies.programs import programs, random_inputs
 
 
 @settings(max_examples=60)

@@ -87,7 +87,7 @@ class GridTables:
 
     @classmethod
     def of(cls, head: FoldedHead) -> GridTables | None:
-        """The head as a grid, or None if it is none (or has a mask, several queries, or keys or values that move)."""
+        """Return the head as a grid, or None if it is none, or has a mask, several queries or parts that move."""
         is_plain = head.mask is None and head.queries.shape[0] == 1 and head.values.shape[1] > 0
         if not (is_plain and head.keys.is_constant and head.values.is_constant and head.keys.shape[0] >= FEWEST_KEYS):
             return None
@@ -125,7 +125,7 @@ class GridTables:
         return cls(tuple(features.tolist()), axes, values, is_weighted, truncation)
 
     def padded_values(self) -> Float[np.ndarray, "*padded columns"]:
-        """The values, with zeros where no key is."""
+        """Return the values, with zeros where no key is."""
         padded = np.zeros((*(axis.padded for axis in self.axes), self.values.shape[-1]))
         inside = [slice(axis.front, axis.front + p) for axis, p in zip(self.axes, self.values.shape, strict=False)]
         padded[tuple(inside)] = self.values
@@ -136,7 +136,7 @@ class GridTables:
 
 
 class _Compiling:
-    """How much work was done in numpy so far, and whether compiled loops may take over."""
+    """The work done in numpy so far, which decides whether compiled loops take over."""
 
     def __init__(self) -> None:
         self.work_done = 0
@@ -179,7 +179,7 @@ class GridHead:
 
     @classmethod
     def of(cls, head: FoldedHead) -> GridHead | None:
-        """The head evaluated axis by axis, or None if its keys are no grid."""
+        """Return the head evaluated axis by axis, or None if its keys are no grid."""
         grid = GridTables.of(head)
         return None if grid is None else cls(head, grid)
 
@@ -235,7 +235,7 @@ class Tiles:
         self._turn: AbstractContextManager[Any] = nullcontext() if is_large else Lock()
 
     def __call__(self, t: Float[np.ndarray, "axes batch"]) -> Float[np.ndarray, "columns batch"]:
-        """The averages over the grid of each column of values."""
+        """Return the averages over the grid of each column of values."""
         with self._turn:
             return self._averaged(t)
 
@@ -289,7 +289,7 @@ class Tiles:
 def _locate(
     axis: WindowedAxis, t: Float[np.ndarray, " batch"]
 ) -> tuple[Int[np.ndarray, " batch"], Float[np.ndarray, " batch"]]:
-    """The group of every point, counted from 0, and the argument of the weights: E with a table, t without."""
+    """Return the group of every point, counted from 0, and the argument of the weights: E with a table, t without."""
     if axis.num_groups == 1:
         return np.zeros(len(t), np.int64), t
     y = t - axis.origin
@@ -306,7 +306,7 @@ def _locate(
 
 
 def _tiles(ids: Int[np.ndarray, " batch"]) -> tuple[Int[np.ndarray, "tiles points"], Int[np.ndarray, " tiles"]]:
-    """The positions of the points of every tile, and its group."""
+    """Return the positions of the points of every tile, and its group."""
     order = np.argsort(ids, kind="stable")
     ordered = ids[order]
     begins = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
@@ -323,7 +323,7 @@ def _tiles(ids: Int[np.ndarray, " batch"]) -> tuple[Int[np.ndarray, "tiles point
 def _weights(
     axis: WindowedAxis, group: Int[np.ndarray, " tiles"], argument: np.ndarray
 ) -> Float[np.ndarray, "tiles width points"]:
-    """The weights of the places of a window, not normalised."""
+    """Return the weights of the places of a window, not normalised."""
     weights = np.empty((len(group), axis.width, argument.shape[1]))
     if axis.table is None:
         places = axis.starts[group][:, None] + np.arange(axis.width)
@@ -345,7 +345,7 @@ def _weights(
 
 
 def _multiplied_out(weights: list[Any]) -> Float[np.ndarray, "tiles rows points"]:
-    """The products of the weights of several axes, with the last axis running fastest."""
+    """Return the products of the weights of several axes, with the last axis running fastest."""
     rows = weights[0]
     for weight in weights[1:]:
         rows = (rows[:, :, None] * weight[:, None]).reshape(len(rows), rows.shape[1] * weight.shape[1], rows.shape[2])

@@ -78,7 +78,7 @@ class WindowedAxis:
 def make_axis(
     slopes: Float[np.ndarray, " p"], offsets: Float[np.ndarray, " p"], num_axes: int, growth: float = 1.0
 ) -> WindowedAxis:
-    """The axis with these ascending slopes, one of `num_axes` of a grid that multiplies errors by `growth`."""
+    """Return the axis with these ascending slopes, one of `num_axes` of a grid that multiplies errors by `growth`."""
     with np.errstate(over="ignore", invalid="ignore"):  # edges that are not finite are not even
         edges = -np.diff(offsets) / np.diff(slopes)
     even = _EvenEdges.of(slopes, edges, TAIL / (2 * num_axes * growth))
@@ -88,13 +88,6 @@ def make_axis(
         return WindowedAxis(slopes, offsets, 0, width, 0.0, 0.0, 0, 1, np.zeros(1, np.int64), None, 0.0, error)
     direct = even.axis(offsets)
     return even.with_powers(direct, offsets, num_axes, growth) or direct
-
-
-def _padded(slopes: np.ndarray, offsets: np.ndarray, front: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Slopes and offsets of all places. Those without an anchor have the lowest offset, so that they weigh nothing."""
-    a, c = np.zeros(size), np.full(size, -np.finfo(np.float64).max / 4)
-    a[front : front + len(slopes)], c[front : front + len(slopes)] = slopes, offsets
-    return a, c
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,17 +129,20 @@ class _EvenEdges:
         before, after = -(-(middle + 1) // self.group), (p - middle - 2) // self.group + 1
         front = self.w + before * self.group - (middle + 1)
         starts = self.group * np.arange(before + after)
-        padded = _padded(self.slopes, offsets, front, int(starts[-1]) + width)
+        # Places without an anchor have the lowest offset, so that they weigh nothing.
+        around = (front, int(starts[-1]) + width - front - p)
+        slopes = np.pad(self.slopes, around)
+        offsets = np.pad(offsets, around, constant_values=-np.finfo(np.float64).max / 4)
         inverse = 1 / (self.group * self.h)
         error = float(up(2 * self.tail + 2 * width * math.exp(LEAST_EXPONENT), 8))
         return WindowedAxis(
-            *padded, front, width, float(self.edges[middle]), inverse, -before, after, starts, None, 0.0, error
+            slopes, offsets, front, width, float(self.edges[middle]), inverse, -before, after, starts, None, 0.0, error
         )
 
     def with_powers(
         self, axis: WindowedAxis, offsets: Float[np.ndarray, " p"], num_axes: int, growth: float
     ) -> WindowedAxis | None:
-        """The axis with a table, or None unless slopes are equally spaced and the powers accurate and in range.
+        """Return the axis with a table, or None unless slopes are equally spaced and the powers accurate and in range.
 
         E is off by a factor e^{±ε}, ε = 2·LIBM_ULPS·u + 3u·kappa/2; so E^j, once normalised, is off by (width/2)·ε and
         its own roundings. Slopes that miss the spacing by ρ_k change a score by at most ρ_k times half a group. The
@@ -190,7 +186,7 @@ class _EvenEdges:
     def _table(
         self, offsets: np.ndarray, t: np.ndarray, starts: np.ndarray, width: int, depth: float
     ) -> Float[np.ndarray, "groups width"]:
-        """exp(score − largest) at t, of the anchors from `starts` on; 0 below e^−depth and where no anchor is."""
+        """Return exp(score − largest) at t of the anchors from `starts` on; 0 below e^−depth and without an anchor."""
         places = starts[:, None] + np.arange(width)
         is_anchor = (places >= 0) & (places < len(offsets))
         places = np.clip(places, 0, len(offsets) - 1)
@@ -218,7 +214,7 @@ class _Tail:
         return float(up(2 * math.exp(min(700.0, max(-700.0, exponent))) / (1 - ratio), 64)) if ratio < 1 else math.inf
 
     def reach(self, tail: float) -> int:
-        """The smallest w whose tail is at most `tail`."""
+        """Return the smallest w whose tail is at most `tail`."""
         w = math.ceil(math.sqrt(math.log(4 / tail) / (self.least * self.h / 2))) + 1
         while self(w) > tail:
             w *= 2
@@ -228,14 +224,14 @@ class _Tail:
 
 
 def exact_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """fl(ab) and its error (Dekker)."""
+    """Return fl(ab) and its error (Dekker)."""
     product = np.asarray(a * b)
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
     return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
 
 
 def _halves(a: np.ndarray | np.float64) -> tuple[np.ndarray, np.ndarray]:
-    """a as a sum of two floats of at most 26 bits (Veltkamp)."""
+    """Split a into a sum of two floats of at most 26 bits (Veltkamp)."""
     shifted = a * (2.0**27 + 1)
     high = np.asarray(shifted - (shifted - a))
     return high, np.asarray(a - high)

@@ -1,34 +1,50 @@
 """The numpy engine: folded, streamed over keys and points, in the program's dtype.
 
-It works on the normal form, so constant keys are projected once and only the tokens that are read are computed.
-Heads are summed over blocks of keys (`streaming`), or factorised per axis if their keys form a grid (`grid`).
+It works on the normal form, so constant keys are projected once and only the tokens that are read are computed. A head
+is factorised per axis if its keys form a grid (`grid`), and otherwise averaged over blocks of keys: no array of size
+queries × keys ever exists.
+
+Scores are made in two passes over the keys: the first finds each query's largest score, the second sums exponentials
+shifted by it. A head with one block of keys keeps its scores instead of making them again. Weights below
+e^NEGLIGIBLE of the largest count as zero (`ir.rounding`), and a query leaves out the blocks that hold no others. All of
+them together move an average by at most num_keys · e^NEGLIGIBLE · (max v − min v).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from attnc.engines.grid import GridHead
-from attnc.engines.streaming import StreamedHead, streamed
-from attnc.ir.normal_form import AttentionStage, SoftmaxStage, Stage, normal_form
+from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
+from attnc.ir.rounding import NEGLIGIBLE
+from attnc.ir.soft_head import unpacked
+from attnc.ir.summing import MOST_KEYS, key_mix, key_sum
 from attnc.numerics.rounding import up
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float, Int
 
 CELLS_PER_POINT_BLOCK = 2**21
 """Array cells of a block of points altogether: 16 MiB of float64."""
 SCORES_PER_THREAD = 2**18
 """Scores, a millisecond or so of work, below which another thread does not pay."""
+
+KEYS_PER_BLOCK = MOST_KEYS // 4
+"""Keys of a block. Heads with up to four times as many keys have one block, whose scores are made once."""
+SCORES_PER_BLOCK = 2**16
+"""Scores made at a time: 512 KiB of float64 stay in the cache of one core, and the product is below the size at which
+BLAS starts threads of its own, which would compete with those of the engine."""
+GATHERED_KEYS = 2**22
+"""Most (query, visible key) pairs of a masked head whose keys are gathered query by query: 32 MiB of float64."""
 
 Progress = Callable[[float], None]
 
@@ -150,3 +166,246 @@ class StreamedSoftmax:
         weights = softmax(self._logits(u))
         moved = weights.reshape(len(u), weights.shape[1] * weights.shape[2])
         return np.concatenate([moved, u[:, self._carried]], axis=1)
+
+
+# --- heads averaged over blocks of keys -------------------------------------------------------------------------------
+
+
+class StreamedHead(Protocol):
+    """A head as an engine runs it."""
+
+    cells_per_point: int  # array cells alive at once for one point
+    work_per_point: int  # scores made for one point
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]: ...
+
+
+def streamed(head: FoldedHead) -> StreamedHead:
+    """Return the head as it is run: gathered if a mask hides most keys, pruned if its keys are constant."""
+    if head.mask is not None:
+        shared = head.mask.shared
+        visible = [(queries, np.concatenate([shared, own])) for queries, own in head.mask.groups()]
+        pairs = sum(len(queries) * len(keys) for queries, keys in visible)
+        if pairs <= min(GATHERED_KEYS, head.queries.shape[0] * head.keys.shape[0] // 4):
+            return _Gathered(head, visible)
+    return _StreamedSoftHead(head) if head.keys.is_constant else _MovingKeys(head)
+
+
+class _Blocked:
+    """The parts of a head that is averaged over blocks of keys."""
+
+    def __init__(self, head: FoldedHead) -> None:
+        self._queries, self._keys, self._values, self._mask = head.queries, head.keys, head.values, head.mask
+        (self._num_queries, self._d_k), num_keys = head.queries.shape, head.keys.shape[0]
+        self._dtype, self._d_v = head.W_O.dtype, head.W_O.shape[0]
+        self._negligible = NEGLIGIBLE[str(self._dtype)]
+        # Few keys are one block, since scores that are kept need not be made twice.
+        step = num_keys if num_keys <= 4 * KEYS_PER_BLOCK else KEYS_PER_BLOCK
+        self._blocks = [slice(start, min(start + step, num_keys)) for start in range(0, num_keys, step)]
+        self.work_per_point = self._num_queries * num_keys
+
+    def _hidden(
+        self, keys: slice, queries: slice | Int[np.ndarray, " chosen"] = slice(None)
+    ) -> Bool[np.ndarray, "chosen keys"] | None:
+        """Return which of these keys the mask hides from which queries; None if it hides none."""
+        hidden = None if self._mask is None else ~self._mask.visible(queries, keys)
+        return hidden if hidden is not None and hidden.any() else None
+
+
+class _StreamedSoftHead(_Blocked):
+    """A soft head over its queries: those of all points are rows of one matrix, and blocks out of reach are skipped."""
+
+    def __init__(self, head: FoldedHead) -> None:
+        super().__init__(head)
+        self._soft = head.over_queries()
+        self._summarise_blocks()
+        moving = 0 if self._values.is_constant else self._blocks[0].stop * self._d_v
+        self.cells_per_point = self._num_queries * (self._d_k + self._d_v + 4 * len(self._blocks) + moving)
+
+    def _summarise_blocks(self) -> None:
+        """Find the box and the middle key of each block, and which queries see that key, or none of the block."""
+        boxes = []
+        self._is_masked: list[bool] = []
+        self._sees_none = np.zeros((self._num_queries, len(self._blocks)), bool)
+        self._sees_middle = ~self._sees_none
+        for j, block in enumerate(self._blocks):
+            keys = unpacked(self._soft.slopes[block])
+            boxes.append((keys.min(axis=0), keys.max(axis=0), keys[len(keys) // 2]))
+            hidden = self._hidden(block)
+            self._is_masked.append(hidden is not None)
+            if hidden is not None:
+                self._sees_none[:, j] = hidden.all(axis=1)
+                self._sees_middle[:, j] = ~hidden[:, len(keys) // 2]
+        self._low, self._high, self._middle = (np.stack(part).T for part in zip(*boxes, strict=True))
+        self._size = np.maximum(np.abs(self._low), np.abs(self._high))
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]:
+        queries = self._queries(u).reshape(len(u) * self._num_queries, self._d_k)
+        total = np.zeros((len(queries), 1), self._dtype)
+        mixed = np.zeros((len(queries), self._d_v), self._dtype)
+        if len(self._blocks) == 1:
+            for rows in self._chunks(np.arange(len(queries)), 0):
+                scores = self._scores(queries, rows, 0)
+                self._add(scores, scores.max(axis=1), rows, 0, u, total, mixed)
+        else:
+            tops = np.full((len(queries), len(self._blocks)), -np.inf, self._dtype)
+            for j, rows in self._met(self._is_in_reach(queries)):
+                tops[rows, j] = self._scores(queries, rows, j).max(axis=1)
+            top = tops.max(axis=1)
+            for j, rows in self._met(tops >= (top + self._negligible)[:, None]):
+                self._add(self._scores(queries, rows, j), top[rows], rows, j, u, total, mixed)
+        mixed /= total
+        return mixed.reshape(len(u), self._num_queries, self._d_v)
+
+    def _is_in_reach(self, queries: Float[np.ndarray, "rows d_k"]) -> Bool[np.ndarray, "rows blocks"]:
+        """Return False where an upper bound of a block's scores proves that all of its exponentials are negligible."""
+        repeats = len(queries) // max(1, self._num_queries)
+        highest = np.maximum(queries, 0) @ self._high + np.minimum(queries, 0) @ self._low
+        some = queries @ self._middle
+        some[~np.tile(self._sees_middle, (repeats, 1))] = -np.inf
+        # Bound and scores are inner products of d_k terms: each is off by at most γ_{d_k+1}·|q|·|k|.
+        slack = np.abs(queries) @ self._size
+        slack *= 4 * (queries.shape[1] + 2) * np.finfo(self._dtype).eps
+        reach = highest + slack
+        needed = some.max(axis=1) - slack.max(axis=1) + self._negligible
+        is_in_reach: np.ndarray = reach >= needed[:, None]
+        is_in_reach &= ~np.tile(self._sees_none, (repeats, 1))
+        return is_in_reach
+
+    def _met(self, is_met: Bool[np.ndarray, "rows blocks"]) -> Iterator[tuple[int, Int[np.ndarray, " chosen"]]]:
+        for j in np.flatnonzero(is_met.any(axis=0)).tolist():
+            for rows in self._chunks(np.flatnonzero(is_met[:, j]), j):
+                yield j, rows
+
+    def _chunks(self, rows: Int[np.ndarray, " rows"], j: int) -> Iterator[Int[np.ndarray, " chosen"]]:
+        step = max(1, SCORES_PER_BLOCK // (self._blocks[j].stop - self._blocks[j].start))
+        for start in range(0, len(rows), step):
+            yield rows[start : start + step]
+
+    def _scores(self, queries: np.ndarray, rows: np.ndarray, j: int) -> Float[np.ndarray, "chosen keys"]:
+        scores: np.ndarray = queries[rows] @ unpacked(self._soft.slopes[self._blocks[j]]).T
+        hidden = self._hidden(self._blocks[j], rows % self._num_queries) if self._is_masked[j] else None
+        if hidden is not None:
+            np.copyto(scores, -np.inf, where=hidden)
+        return scores
+
+    def _add(
+        self,
+        scores: Float[np.ndarray, "chosen keys"],
+        top: Float[np.ndarray, " chosen"],
+        rows: Int[np.ndarray, " chosen"],
+        j: int,
+        u: np.ndarray,
+        total: Float[np.ndarray, "rows one"],
+        mixed: Float[np.ndarray, "rows d_v"],
+    ) -> None:
+        """Add the exponentials of these scores, and the values times them, to the sums; the scores are overwritten."""
+        weights = _exponentials(scores, top[:, None])
+        total[rows, 0] += key_sum(weights)
+        if self._values.is_constant:
+            mixed[rows] += key_mix(weights, unpacked(self._soft.values[self._blocks[j]]))
+        else:
+            points, which = np.unique(rows // self._num_queries, return_inverse=True)
+            values = self._values.block(self._blocks[j], u[points])
+            mixed[rows] += key_mix(weights[:, None], values[which])[:, 0]
+
+
+class _MovingKeys(_Blocked):
+    """Keys that depend on the point."""
+
+    def __init__(self, head: FoldedHead) -> None:
+        super().__init__(head)
+        keys = self._blocks[0].stop
+        self._queries_per_block = max(1, min(self._num_queries, SCORES_PER_BLOCK // keys))
+        per_key = self._queries_per_block + self._d_k + self._d_v
+        self.cells_per_point = keys * per_key + self._num_queries * (self._d_k + self._d_v)
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]:
+        queries = self._queries(u)
+        mixed = np.empty((*queries.shape[:2], self._d_v), queries.dtype)
+        for start in range(0, queries.shape[1], self._queries_per_block):
+            block = slice(start, start + self._queries_per_block)
+            mixed[:, block] = self._average(queries[:, block], block, u)
+        return mixed
+
+    def _average(self, queries: np.ndarray, which: slice, u: np.ndarray) -> np.ndarray:
+        tops, scores = [], np.zeros(0)
+        for keys in self._blocks:
+            scores = self._scores(queries, which, keys, u)
+            tops.append(scores.max(axis=-1, keepdims=True))
+        top = np.max(tops, axis=0)
+        total = np.zeros_like(top)
+        mixed = np.zeros((*queries.shape[:2], self._d_v), queries.dtype)
+        for keys, block_top in zip(self._blocks, tops, strict=True):
+            if (block_top < top + self._negligible).all():
+                continue
+            if len(self._blocks) > 1:
+                scores = self._scores(queries, which, keys, u)
+            weights = _exponentials(scores, top)
+            total += key_sum(weights)[..., None]
+            mixed += key_mix(weights, self._values.block(keys, u))
+        mixed /= total
+        return mixed
+
+    def _scores(self, queries: np.ndarray, which: slice, keys: slice, u: np.ndarray) -> np.ndarray:
+        scores: np.ndarray = queries @ np.swapaxes(self._keys.block(keys, u), -1, -2)
+        hidden = self._hidden(keys, which)
+        if hidden is not None:
+            np.copyto(scores, -np.inf, where=hidden)
+        return scores
+
+
+class _Gathered:
+    """A mask that hides most keys: each query is given its own few, so that work grows with the visible keys."""
+
+    def __init__(self, head: FoldedHead, visible: list[tuple[np.ndarray, np.ndarray]]) -> None:
+        self._queries, self._d_v = head.queries, head.W_O.shape[0]
+        by_count: dict[int, tuple[list[np.ndarray], list[np.ndarray]]] = {}
+        for queries, keys in visible:
+            all_queries, all_keys = by_count.setdefault(len(keys), ([], []))
+            all_queries.append(queries)
+            all_keys.append(np.broadcast_to(keys, (len(queries), len(keys))))
+        self._pieces: list[tuple[np.ndarray, FloatForm, FloatForm]] = []
+        for count, (all_queries, all_keys) in by_count.items():
+            chosen, keys = np.concatenate(all_queries), np.concatenate(all_keys)
+            step = max(1, SCORES_PER_BLOCK // count)
+            for i in range(0, len(chosen), step):
+                rows = keys[i : i + step].ravel()
+                self._pieces.append((chosen[i : i + step], head.keys.rows(rows), head.values.rows(rows)))
+        sizes = [keys.shape[0] for _, keys, _ in self._pieces]
+        self.work_per_point = sum(sizes)
+        self.cells_per_point = max(sizes, default=0) * (head.keys.shape[1] + self._d_v + 2)
+        self.cells_per_point += head.queries.shape[0] * (head.queries.shape[1] + self._d_v)
+
+    def __call__(self, u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch queries d_v"]:
+        queries = self._queries(u)
+        mixed = np.empty((*queries.shape[:2], self._d_v), queries.dtype)
+        for chosen, key_rows, value_rows in self._pieces:
+            keys, values = (_per_query(rows(u), len(chosen)) for rows in (key_rows, value_rows))
+            scores = np.zeros((len(u), len(chosen), keys.shape[2]), queries.dtype)
+            for column in range(keys.shape[3]):
+                scores += keys[..., column] * queries[:, chosen, column, None]
+            weights = _exponentials(scores, scores.max(axis=-1, keepdims=True))
+            total = key_sum(weights)
+            for column in range(self._d_v):
+                mixed[:, chosen, column] = key_sum(weights * values[..., column]) / total
+        return mixed
+
+
+def _per_query(rows: np.ndarray, num_queries: int) -> Float[np.ndarray, "batch queries keys columns"]:
+    return rows.reshape(len(rows), num_queries, rows.shape[1] // num_queries, rows.shape[2])
+
+
+def _exponentials(scores: np.ndarray, top: np.ndarray) -> np.ndarray:
+    """Return exp(scores − top), made in place; negligible ones are zero."""
+    scores -= top
+    least = NEGLIGIBLE[str(scores.dtype)]
+    if not scores.size or scores.min() >= least:
+        np.exp(scores, out=scores)
+        return scores
+    is_zero = scores < least
+    # A row instead of a number: numpy's loop over two contiguous arrays is the faster one.
+    np.maximum(scores, np.full(scores.shape[-1], least, scores.dtype), out=scores)
+    np.exp(scores, out=scores)
+    np.copyto(scores, 0.0, where=is_zero)
+    return scores

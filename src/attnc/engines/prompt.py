@@ -192,7 +192,7 @@ class ScoreForm:
         return left @ (self.A @ right.T)
 
     def rowwise(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """The scores of every query with its own keys (queries, seen, width)."""
+        """Return the scores of every query with its own keys (queries, seen, width)."""
         made: np.ndarray = np.einsum("qa,qsa->qs", queries[:, self.q] @ self.A, keys[:, :, self.k])
         return made
 
@@ -223,20 +223,20 @@ class HeadFamily:
         return cls(forms, values, W_V[values], _outputs(heads), split, own)
 
     def __call__(self, state: np.ndarray, keyed: np.ndarray) -> list[tuple[Rows, Rows, np.ndarray]]:
-        made = []
+        made: list[tuple[Rows, Rows, np.ndarray]] = []
         for rows, seen, silent in self.groups:
-            keys, quiet = keyed[seen], keyed[silent]
-            if len(keys) == 1 and not len(quiet):
-                made += [(rows, columns, added) for columns, added in self._alone(keys)]
-                continue
-            queries = state[rows]
+            queries, keys, quiet = state[rows], keyed[seen], keyed[silent]
             step = max(1, WORKING_CELLS // (len(self.alphas) * max(1, len(keys) + len(quiet))))
-            if step >= len(queries):
-                made += [(rows, columns, added) for columns, added in self._group(queries, keys, quiet)]
+            if len(keys) == 1 and not len(quiet):
+                parts = self._alone(keys)
+            elif step >= len(queries):
+                parts = self._group(queries, keys, quiet)
             else:
                 blocks = [self._group(queries[i : i + step], keys, quiet) for i in range(0, len(queries), step)]
-                for parts in zip(*blocks, strict=True):
-                    made.append((rows, parts[0][0], np.concatenate([added for _, added in parts])))
+                parts = [
+                    (same[0][0], np.concatenate([added for _, added in same])) for same in zip(*blocks, strict=True)
+                ]
+            made += [(rows, columns, added) for columns, added in parts]
         for own_rows, seen in self.own:
             made += [(own_rows, columns, added) for columns, added in self._each(state[own_rows], keyed[seen])]
         return made
@@ -279,21 +279,14 @@ class HeadFamily:
         for row, form in zip(stacked, self.forms, strict=True):
             if form.is_common and not is_led:
                 is_led = True
-                common = row.reshape(shape)
-                top = common.max(axis=-1, keepdims=True)
-                top = top if quiet is None else np.maximum(top, quiet.max(axis=-1, keepdims=True))
-                common -= top
-                quiet = None if quiet is None else quiet - top
+                quiet = _shift(row.reshape(shape), quiet)
             else:
                 spread += float(np.abs(form.alphas).max()) * max(float(row.max()), -float(row.min()))
         flat = np.matmul(self.alphas, stacked, out=self._buffer("patterns", len(self.alphas), scores[0]))
         patterns = flat.reshape(len(self.alphas), *shape)
         # The key of the largest common score has an exponential of at least e^{−spread}: no shift is needed.
         if not spread <= SAFE_SPREAD[str(patterns.dtype)]:
-            top = patterns.max(axis=-1, keepdims=True)
-            top = top if quiet is None else np.maximum(top, quiet.max(axis=-1, keepdims=True))
-            patterns -= top
-            quiet = None if quiet is None else quiet - top
+            quiet = _shift(patterns, quiet)
         np.exp(patterns, out=patterns)
         norms = patterns.sum(axis=-1)
         if quiet is not None:
@@ -315,8 +308,16 @@ class HeadFamily:
         return np.stack([form.alphas for form in self.forms], axis=1)
 
 
+def _shift(scores: np.ndarray, quiet: np.ndarray | None) -> np.ndarray | None:
+    """Subtract the largest score of every query from its scores, in place, and return its quiet ones, likewise."""
+    top = scores.max(axis=-1, keepdims=True)
+    top = top if quiet is None else np.maximum(top, quiet.max(axis=-1, keepdims=True))
+    scores -= top
+    return None if quiet is None else quiet - top
+
+
 def _forms(heads: Sequence[Head]) -> tuple[ScoreForm, ...]:
-    """The score forms: columns of A_h = W_Q W_Kᵀ that are the same multiples of the first head's make one form.
+    """Return the score forms: columns of A_h = W_Q W_Kᵀ that are the same multiples of the first head's make one form.
 
     If some column is no multiple, every head has a form of its own.
     """
@@ -390,7 +391,7 @@ def _groups(
 
 
 def _split(seen: Rows, is_silent: np.ndarray) -> tuple[Rows, Rows]:
-    """The keys that are seen, as two groups: those with values, and those that only add to the denominator."""
+    """Return the keys that are seen, as two groups: those with values, and those that only add to the denominator."""
     keys = np.arange(len(is_silent))[seen]
     if is_silent[keys].all():
         return seen, keys[:0]
@@ -398,11 +399,11 @@ def _split(seen: Rows, is_silent: np.ndarray) -> tuple[Rows, Rows]:
 
 
 def span(rows: np.ndarray) -> Rows:
-    """A slice where the rows are consecutive: then nothing is copied."""
+    """Return a slice where the rows are consecutive: then nothing is copied."""
     is_run = len(rows) > 0 and rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all()
     return slice(int(rows[0]), int(rows[-1]) + 1) if is_run else rows
 
 
 def _cover(columns: np.ndarray) -> slice:
-    """The smallest slice that holds the columns."""
+    """Return the smallest slice that holds the columns."""
     return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)

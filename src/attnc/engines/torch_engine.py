@@ -76,7 +76,7 @@ class TorchNetwork(nn.Module):
         return out.reshape(len(u), *self.output_shape)
 
     def _variables(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """The inputs, flattened and side by side: (batch, variables)."""
+        """Return the inputs, flattened and side by side: (batch, variables)."""
         if len(inputs) != len(self.input_shapes):
             raise InputError(f"the network takes {len(self.input_shapes)} input(s), {len(inputs)} given")
         for given, shape in zip(inputs, self.input_shapes, strict=True):
@@ -317,7 +317,7 @@ def _mix(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def _sum(terms: Tensor) -> Tensor:
-    """The sum over the last axis. A block takes one term of each of 8 runs, so that long rows are added."""
+    """Return the sum over the last axis. A block takes one term of each of 8 runs, so that long rows are added."""
     while (n := terms.shape[-1]) > BLOCK:
         step = n // BLOCK
         sums = terms[..., : step * BLOCK].reshape(*terms.shape[:-1], BLOCK, step).sum(dim=-2)

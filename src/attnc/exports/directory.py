@@ -80,7 +80,7 @@ def load_network(
 
 
 def is_saved_network(path: Path) -> bool:
-    """Whether a directory has the config.json of a network of attnc, of any version."""
+    """Return whether a directory has the config.json of a network of attnc, of any version."""
     try:
         found = read_json(os.path.join(os.fspath(path), CONFIG)).get("format")
     except FileError:
@@ -150,9 +150,8 @@ def _check_format(config: Mapping[str, Any], folder: str) -> None:
 
 def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:
     """Read the certificates that the configuration lists, which must be there, and any others beside them."""
-    if not isinstance(listed, list) or not all(
-        isinstance(name, str) and CERTIFICATE.fullmatch(name) for name in listed
-    ):
+    names = listed if isinstance(listed, list) else [None]
+    if not all(isinstance(name, str) and CERTIFICATE.fullmatch(name) for name in names):
         raise FileError(f"{folder!r}: {CONFIG} does not list its certificates by name")
     try:
         found = [name for name in os.listdir(folder) if CERTIFICATE.fullmatch(name)]

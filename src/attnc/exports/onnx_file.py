@@ -17,7 +17,7 @@ import numpy as np
 from attnc.errors import FileError, InputError
 from attnc.exports.safe_files import Path, write_file_whole
 from attnc.ir.layers import EVERY_QUERY, Mask
-from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
+from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
 from attnc.ir.program import Program
 from attnc.ir.summing import BLOCK
 
@@ -95,11 +95,8 @@ def to_model(program: Program, metadata: Mapping[str, str], opset: int = OPSET) 
     u = variables(graph, names, program.input_shapes)
     for number, stage in enumerate(form.stages):
         name = f"{number}_{stage.name}"
-        u = (
-            attention_stage(graph, name, stage, u)
-            if isinstance(stage, AttentionStage)
-            else softmax_stage(graph, name, stage, u)
-        )
+        add_stage = attention_stage if isinstance(stage, AttentionStage) else softmax_stage
+        u = add_stage(graph, name, stage, u)  # type: ignore[arg-type]
     last = graph.affine("last", form.output, u)
     graph.node("Reshape", "output", last, graph.constant("output/shape", np.array([0, *program.output_shape])))
     made = helper.make_graph(
@@ -193,7 +190,7 @@ def variables(graph: Graph, names: list[str], shapes: tuple[tuple[int, ...], ...
 
 def softmax_stage(graph: Graph, name: str, stage: SoftmaxStage, u: str) -> str:
     weights = graph.node("Softmax", f"{name}/softmax", graph.affine(f"{name}/logits", stage.logits, u), axis=-1)
-    return _next(graph, name, weights, stage.logits.shape, np.arange(stage.logits.linear.shape[0]), u, stage.carried)
+    return _next(graph, name, weights, stage, u)
 
 
 def attention_stage(graph: Graph, name: str, stage: AttentionStage, u: str) -> str:
@@ -203,8 +200,7 @@ def attention_stage(graph: Graph, name: str, stage: AttentionStage, u: str) -> s
     total = parts[0]
     for number, part in enumerate(parts[1:], 1):
         total = graph.node("Add", f"{name}/sum{number}", total, part)
-    shape = (stage.heads[0].queries.shape[0], stage.heads[0].W_O.shape[1])
-    return _next(graph, name, total, shape, stage.written, u, stage.carried)
+    return _next(graph, name, total, stage, u)
 
 
 def _head(graph: Graph, name: str, head: FoldedHead, u: str) -> str:
@@ -304,15 +300,13 @@ def _visible(graph: Graph, name: str, query_segments: np.ndarray, key_segments: 
     return graph.node("Or", f"{name}/visible", is_own, graph.node("Equal", f"{name}/is_shared", of_keys, every))
 
 
-def _next(
-    graph: Graph, name: str, array: str, shape: tuple[int, int], written: np.ndarray, u: str, carried: np.ndarray
-) -> str:
+def _next(graph: Graph, name: str, array: str, stage: Stage, u: str) -> str:
     """Add the variables after a stage: the `written` entries of its flattened array, and those carried on."""
-    size = shape[0] * shape[1]
+    size = len(stage.tokens) * len(stage.channels)
     made = graph.node("Reshape", f"{name}/flat", array, graph.constant(f"{name}/size", np.array([0, size])))
-    if len(written) < size:
-        made = graph.node("Gather", f"{name}/written", made, graph.constant(f"{name}/writes", written), axis=1)
-    if not len(carried):
+    if len(stage.written) < size:
+        made = graph.node("Gather", f"{name}/written", made, graph.constant(f"{name}/writes", stage.written), axis=1)
+    if not len(stage.carried):
         return made
-    kept = graph.node("Gather", f"{name}/carried", u, graph.constant(f"{name}/carries", carried), axis=1)
+    kept = graph.node("Gather", f"{name}/carried", u, graph.constant(f"{name}/carries", stage.carried), axis=1)
     return graph.node("Concat", f"{name}/next", made, kept, axis=1)

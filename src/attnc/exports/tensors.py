@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
 
+T = TypeVar("T")
 Take = Callable[[str, DType, tuple[int, ...]], np.ndarray]
 
 FLOATS: dict[str, DType] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64)}
@@ -201,32 +202,33 @@ def _decode_mask(mask: Any, prefix: str, where: str, take: Take) -> Mask:
 
 def object_with(value: Any, where: str, keys: Sequence[str]) -> dict[str, Any]:
     """Return an object that has exactly these keys, or raise FileError."""
-    if not isinstance(value, dict):
-        raise FileError(f"{where} is an object; found {shown(value)}")
+    a_typed(dict, "an object", value, where)
     for key in keys:
         if key not in value:
             raise FileError(f"{where} lacks the key {key!r}")
-    for key in value:
-        if key not in keys:
-            raise FileError(f"{where} has the key {shown(key)}, which is not known here; it has {', '.join(keys)}")
-    return value
+    if unknown := [key for key in value if key not in keys]:
+        raise FileError(f"{where} has the key {shown(unknown[0])}, which is not known here; it has {', '.join(keys)}")
+    fields: dict[str, Any] = value
+    return fields
 
 
 def a_list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise FileError(f"{where} is a list; found {shown(value)}")
+    return a_typed(list, "a list", value, where)
+
+
+def a_flag(value: Any, where: str) -> bool:
+    return a_typed(bool, "true or false", value, where)
+
+
+def a_typed(kind: type[T], named: str, value: Any, where: str) -> T:
+    if not isinstance(value, kind):
+        raise FileError(f"{where} is {named}; found {shown(value)}")
     return value
 
 
 def a_text(value: Any, where: str) -> str:
     if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
         raise FileError(f"{where} is a text; found {shown(value)}")
-    return value
-
-
-def a_flag(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise FileError(f"{where} is true or false; found {shown(value)}")
     return value
 
 

@@ -60,7 +60,7 @@ def _collect(parts: list[tuple[np.ndarray, np.ndarray]], shape: tuple[int, ...],
 def projection(
     channels_in: Sequence[str], channels_out: Sequence[str], entries: Mapping[tuple[str, str], float], dtype: Any
 ) -> Float[np.ndarray, "inputs outputs"]:
-    """The matrix with `entries[from, to]` at row `from`, column `to`, and zeros elsewhere."""
+    """Return the matrix with `entries[from, to]` at row `from`, column `to`, and zeros elsewhere."""
     rows = {name: i for i, name in enumerate(channels_in)}
     columns = {name: i for i, name in enumerate(channels_out)}
     assert len(rows) == len(channels_in)

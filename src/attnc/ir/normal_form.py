@@ -57,7 +57,7 @@ class AffineForm(Protocol):
     def after_stage(
         cls, writes: Bool[np.ndarray, "rows columns"], residual: Self | None, num_carried: int, dtype: np.dtype[Any]
     ) -> tuple[Self, Int[np.ndarray, " written"]]:
-        """The state after an attention layer, and the entries of it that become the first variables.
+        """Return the state after an attention layer, and the entries of it that become the first variables.
 
         `writes` are the entries that a head may write. Variables that are carried come after those that are written.
         """
@@ -70,13 +70,13 @@ class AffineForm(Protocol):
         ...
 
     def through(self, layer: Affine) -> Self:
-        """The affine map applied to the form."""
+        """Return the affine map applied to the form."""
         ...
 
     def variables_used(self) -> Int[np.ndarray, " used"]: ...
 
     def renumbered(self, positions: Int[np.ndarray, " variables"], count: int) -> Self:
-        """The same form over a vector of `count` variables in which variable i stands at positions[i]."""
+        """Return the same form over a vector of `count` variables in which variable i stands at positions[i]."""
         ...
 
 
@@ -186,7 +186,7 @@ class FloatForm:
 
 
 def _multiply_columns(linear: csr_array, shape: tuple[int, int], matrix: np.ndarray) -> csr_array:
-    """The linear part of (form @ matrix): rows (i, m) = Σ_j matrix[j, m]·linear[(i, j)]."""
+    """Return the linear part of (form @ matrix): rows (i, m) = Σ_j matrix[j, m]·linear[(i, j)]."""
     from scipy.sparse import coo_array, csr_array
 
     entries = linear.tocoo()

@@ -10,7 +10,7 @@ one softmax per axis, up to the part of the offsets that is not a sum over axes 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -64,8 +64,7 @@ class SoftHead(Generic[N]):
     @property
     def mid(self) -> SoftHead[np.ndarray]:
         """The head of the float64 numbers, without the radii of an enclosure."""
-        carried = None if self.carried is None else _mid(self.carried)
-        return SoftHead(_mid(self.slopes), _mid(self.offsets), _mid(self.values), carried)
+        return self._mapped(_mid)
 
     @property
     def num_keys(self) -> int:
@@ -88,14 +87,18 @@ class SoftHead(Generic[N]):
         return np.flatnonzero(differ)
 
     def restricted(self, inputs: Int[np.ndarray, " chosen"]) -> SoftHead[N]:
-        """The head as a function of some of the inputs; the others are 0."""
+        """Return the head as a function of some of the inputs; the others are 0."""
         carried = None if self.carried is None else self.carried[:, :, inputs]
         return SoftHead(self.slopes[:, inputs], self.offsets, self.values, carried)
 
     def chosen(self, keys: Any) -> SoftHead[N]:
-        """The head that has some of the keys alone: an index array, a slice or a mask."""
-        carried = None if self.carried is None else self.carried[keys]
-        return SoftHead(self.slopes[keys], self.offsets[keys], self.values[keys], carried)
+        """Return the head that has some of the keys alone: an index array, a slice or a mask."""
+        return self._mapped(lambda part: part[keys])
+
+    def _mapped(self, function: Callable[[Any], Any]) -> SoftHead[Any]:
+        """Return the head of function(part) for each of its parts."""
+        carried = None if self.carried is None else function(self.carried)
+        return SoftHead(function(self.slopes), function(self.offsets), function(self.values), carried)
 
     # --- floats -------------------------------------------------------------------------------------------------------
 
@@ -106,21 +109,19 @@ class SoftHead(Generic[N]):
         values: Float[np.ndarray, " keys"],
         carried: Float[np.ndarray, " keys"] | None = None,
     ) -> SoftHead[np.ndarray]:
-        """A head with one input and one output."""
+        """Return a head with one input and one output."""
         moving = None if carried is None else carried[:, None, None]
         return SoftHead(slopes[:, None], offsets, values[:, None], moving)
 
     def enclosed(self: SoftHead[np.ndarray]) -> SoftHead[Enclosed]:
-        """The same numbers as enclosures of radius 0."""
-        carried = None if self.carried is None else Enclosed.exact(self.carried)
-        slopes, offsets, values = (Enclosed.exact(part) for part in (self.slopes, self.offsets, self.values))
-        return SoftHead(slopes, offsets, values, carried)
+        """Return the same numbers as enclosures of radius 0."""
+        return self._mapped(Enclosed.exact)
 
     def scores(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points keys"]:
         return np.asarray(x @ self.slopes.T + self.offsets)
 
     def weights(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points keys"]:
-        """The softmax of the scores; the largest score is subtracted first, so that no exponential overflows."""
+        """Return the softmax of the scores; the largest score is subtracted first, so that no exponential overflows."""
         return softmax(self.scores(x))
 
     def __call__(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
@@ -131,20 +132,20 @@ class SoftHead(Generic[N]):
         return np.asarray((weights[:, :, None] * moved).sum(axis=1))
 
     def log_sum(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"]:
-        """log Σ_k e^{s_k(x)}."""
+        """Return log Σ_k e^{s_k(x)}."""
         scores = self.scores(x)
         top = scores.max(axis=1)
         return top + np.log(np.exp(scores - top[:, None]).sum(axis=1))
 
     def shifted(self: SoftHead[np.ndarray], shift: Float[np.ndarray, " d"] | float) -> SoftHead[np.ndarray]:
-        """The head of x ↦ A(x + shift)."""
+        """Return the head of x ↦ A(x + shift)."""
         offsets = self.offsets + (self.slopes * shift).sum(axis=1)
         if self.carried is None:
             return SoftHead(self.slopes, offsets, self.values)
         return SoftHead(self.slopes, offsets, self.values + (self.carried * shift).sum(axis=2), self.carried)
 
     def scaled(self: SoftHead[np.ndarray], scale: Float[np.ndarray, " d"] | float) -> SoftHead[np.ndarray]:
-        """The head of x ↦ A(scale·x), with one scale for each input or one for all."""
+        """Return the head of x ↦ A(scale·x), with one scale for each input or one for all."""
         carried = None if self.carried is None else self.carried * scale
         return SoftHead(self.slopes * scale, self.offsets, self.values, carried)
 
@@ -154,7 +155,7 @@ class SoftHead(Generic[N]):
         slope: Float[np.ndarray, "outputs d"] | float = 0.0,
         constant: Float[np.ndarray, " outputs"] | float = 0.0,
     ) -> SoftHead[np.ndarray]:
-        """The head of x ↦ factor·A(x) + slope·x + constant: weights sum to 1, so the affine part is free."""
+        """Return the head of x ↦ factor·A(x) + slope·x + constant: weights sum to 1, so the affine part is free."""
         values, carried = factor * self.values + constant, self.carried
         if carried is None and not np.any(slope):
             return SoftHead(self.slopes, self.offsets, values)
@@ -165,7 +166,7 @@ class SoftHead(Generic[N]):
     # --- grids --------------------------------------------------------------------------------------------------------
 
     def as_grid(self, groups: Sequence[Int[np.ndarray, " inputs"]] | None = None) -> KeyGrid | None:
-        """The tensor grid that the keys form, with one axis for each group of inputs; None where they form none.
+        """Return the tensor grid that the keys form, with one axis for each group of inputs; None where they form none.
 
         Without `groups` every input is an axis of its own. Slopes must be those of a grid to the last bit: an error
         in a slope grows with the input, and no bound would hold it. Radii of an enclosure play no part.
@@ -224,14 +225,14 @@ class KeyGrid:
         return len(self.places) > self.keys.size
 
     def offsets_through_least(self) -> AdditiveOffsets:
-        """Offsets as sums of the lines through the smallest |c_k|: where all have one sign, no line exceeds them."""
+        """Write offsets as sums of lines through the smallest |c_k|: where all have one sign, no line exceeds them."""
         least = tuple(int(i) for i in np.unravel_index(np.abs(self.offsets).argmin(), self.shape))
         through: list[Any] = [(*least[:i], slice(None), *least[i + 1 :]) for i in range(len(least))]
         constant = float(self.offsets[least])
         return AdditiveOffsets.of(self.offsets, [self.offsets[line] - constant for line in through], constant)
 
     def offsets_by_means(self) -> AdditiveOffsets:
-        """Offsets as sums of their means over the other axes: the misfit with the least sum of squares."""
+        """Write offsets as sums of their means over the other axes: the misfit with the least sum of squares."""
         table, d = self.offsets, self.offsets.ndim
         mean = table.mean() * (d - 1) / d
         lines = [table.mean(axis=tuple(other for other in range(d) if other != i)) - mean for i in range(d)]

@@ -71,7 +71,7 @@ class Sparse:
         return np.ravel_multi_index(tuple(columns), shape) if shape else np.zeros(columns.shape[1], np.int64)
 
     def matrix(self, rank: int) -> csr_array:
-        """The matrix whose rows run over the first `rank` axes and whose columns run over the others."""
+        """Return the matrix whose rows run over the first `rank` axes and whose columns run over the others."""
         from scipy.sparse import coo_array
 
         shape = (math.prod(self.shape[:rank]), math.prod(self.shape[rank:]))

@@ -22,7 +22,7 @@ MOST_KEYS = 4096
 
 
 def depth(num_keys: int, dtype: str) -> int:
-    """The largest number of additions that a term of a sum over the keys passes through, in any engine."""
+    """Return the largest number of additions that a term of a sum over the keys passes through, in any engine."""
     if dtype != "float32" or num_keys > MOST_KEYS:
         return max(0, num_keys - 1)
     additions = 0
@@ -33,7 +33,7 @@ def depth(num_keys: int, dtype: str) -> int:
 
 
 def key_sum(terms: Float[np.ndarray, "... n"]) -> Float[np.ndarray, " ..."]:
-    """The sum over the last axis, in blocks for float32."""
+    """Return the sum over the last axis, in blocks for float32."""
     return _sum(np.moveaxis(terms, -1, 0)) if terms.dtype == np.float32 else np.asarray(terms.sum(axis=-1))
 
 

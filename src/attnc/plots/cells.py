@@ -1,4 +1,4 @@
-"""Which key wins where, for one query and all heads of a layer."""
+"""The cells in which each key wins, for one query and all heads of a layer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WinningCells:
     def at(
         self, points: Float[np.ndarray, "points d"], tiles: Iterable[Int[np.ndarray, " tile"]]
     ) -> tuple[Int[np.ndarray, " points"], Int[np.ndarray, " points"]]:
-        """(cell, head) at every point; a tile holds points that lie together, since few keys can win there."""
+        """Return (cell, head) at every point; a tile holds points that lie together, since few keys can win there."""
         u = state_before(self.form, self.heads[0].stage, points)
         margin = 1.0 if len(self.heads) == 1 else INVISIBLE
         near = [head.near(u.min(axis=0), u.max(axis=0), margin) for head in self.heads]
@@ -83,7 +83,7 @@ class WinningCells:
         return cells, speakers
 
     def _voice(self, head: Selector, keys: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """How loud a head is: its weight on keys with a value, or the size of its output."""
+        """Return the loudness of a head: its weight on keys with a value, or the size of its output."""
         if self.has_sentinels:
             return np.asarray(weights @ ~head.is_sentinel[keys])
         if head.spoken is None:
@@ -91,13 +91,13 @@ class WinningCells:
         return np.asarray(np.abs(weights @ head.spoken[keys]).max(axis=1))
 
     def lattice(self) -> list[int] | None:
-        """The number of cells along each axis, if the keys form a grid in the inputs."""
+        """Return the number of cells along each axis, if the keys form a grid in the inputs."""
         grid = self.heads[0].as_grid() if len(self.heads) == 1 else None
         return None if grid is None or grid.has_duplicates else list(grid.shape)
 
 
 def _first_best(scores: Float[np.ndarray, "points keys"]) -> Int[np.ndarray, " points"]:
-    """The first of the keys that tie, however their scores are rounded."""
+    """Return the first of the keys that tie, however their scores are rounded."""
     return np.argmax(scores >= scores.max(axis=1, keepdims=True) - TIE, axis=1)
 
 
@@ -114,7 +114,7 @@ def line_tiles(count: int) -> list[Int[np.ndarray, " tile"]]:
 def zoom(
     cells_at: Callable[[np.ndarray], np.ndarray], centre: np.ndarray, lo: np.ndarray, hi: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A window around the centre with few cells along each axis: the whole box if it has few.
+    """Return a window around the centre with few cells along each axis: the whole box if it has few.
 
     `cells_at` maps points in the coordinates of the window to cells.
     """
@@ -134,7 +134,7 @@ def zoom(
 
 
 def pixels(lo: np.ndarray, hi: np.ndarray, side: int, scatter: bool = False) -> Float[np.ndarray, "pixels 2"]:
-    """The middles of side × side pixels, row by row from below; with `scatter` a random place in each.
+    """Return the middles of side × side pixels, row by row from below; with `scatter` a random place in each.
 
     Where cells are about as fine as pixels, middles would make a pattern that is not there.
     """
@@ -159,7 +159,7 @@ def side_for(form: NormalForm, found: list[Selector], wanted: int) -> int:
 
 
 def count_along(form: NormalForm, found: list[Selector], at: Callable[[np.ndarray], np.ndarray]) -> int:
-    """The number of cells that a line meets, over all queries; `at` maps [0, 1] to its points."""
+    """Return the number of cells that a line meets, over all queries; `at` maps [0, 1] to its points."""
     queries = sorted({s.query for s in found})
     points, total = at(np.linspace(0, 1, 1000)), 0
     for query in queries[:: max(1, -(-len(queries) // 8))]:
