@@ -5,7 +5,8 @@ Each number here is the room that one such difference needs. A claim with this r
 that is too small makes a checker refuse a true certificate, and never makes it accept a false one.
 
 "The corpus" is `benchmarks/corpus_cases.py`: 87 cases proved by leaves, 45 head by head, ten tables. A number was
-measured by proving these cases without it and checking them. `tests/proofs/test_margins.py` compares found with claimed bounds.
+measured by proving these cases without it and checking them. `tests/proofs/test_margins.py` compares the bounds that
+are found with those that are claimed.
 """
 
 LEAF_ROOM = 2.0**-13
