@@ -6,12 +6,11 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.constructions.beyond.compose_heads import (
-    UnaryFit,
     fit_part,
     fit_unary,
     function_of_one,
@@ -32,7 +31,7 @@ from attnc.constructions.construction import (
     is_plain,
     largest_error,
 )
-from attnc.constructions.fitting.circuit import Circuit, Wire, channel_of
+from attnc.constructions.fitting.circuit import PartFit, build_parts
 from attnc.errors import BoundNotMet, InputError
 from attnc.functions.registry import names_with_economical_gates
 from attnc.numerics.intervals import Interval
@@ -42,8 +41,6 @@ from attnc.targets.expressions.tree import Node, to_text
 from attnc.targets.parts.lowering import Lowering
 from attnc.targets.parts.part import (
     Combination,
-    Derivation,
-    HeadClaim,
     Multiply,
     Part,
     Source,
@@ -127,56 +124,28 @@ class Composition:
     """Parts with their fits, ready to be built."""
 
     target: Target
-    fits: dict[int, FittedPart]
+    fits: dict[int, PartFit]
     ledger: Ledger
     error: float
     eps: float
 
     @property
     def num_anchors(self) -> int:
-        return sum(each.fit.num_anchors for each in self.fits.values())
+        return sum(fit.num_anchors for fit in self.fits.values())
 
     def build(self, dtype: str) -> Built:
-        circuit = Circuit(self.target.box.names)
-        wires: dict[int, Wire] = {}
-        heads: dict[str, HeadClaim] = {}
-        for part in self.ledger.order:
-            if id(part) not in self.ledger.absorbed:
-                wire = wires[id(part)] = self._wire(circuit, part, wires)
-                if isinstance(part, Unary | Multiply):
-                    (signal,) = wire.terms
-                    heads[channel_of(signal)] = self.ledger.claim(part)
-        outputs = self.ledger.outputs
-        program = circuit.build([wires[id(part)] for part in outputs], self.target.output_shape, dtype)
+        ledger = self.ledger
+        program, derivation = build_parts(self.target, ledger.outputs, ledger.factors, self.fits, dtype)
 
         def again(proved: Mapping[str, float]) -> Built:
             for channel, error in proved.items():
-                key = id(self.ledger.fitted_part(heads[channel].part))
-                self.ledger.excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].fit.error, 1e-300)))
-            return _fitted(self.target, self.ledger, self.eps, None).build(dtype)
+                part = derivation.heads[channel].part
+                key = id(ledger.factors[id(part)][0]) if isinstance(part, Multiply) else id(part)
+                ledger.excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].error, 1e-300)))
+            return _fitted(self.target, ledger, self.eps, None).build(dtype)
 
         parameters = (("composed error", self.error),)
-        derivation = Derivation(tuple(outputs), heads)
         return Built(program, NAME, None, parameters=parameters, derivation=derivation, again=again)
-
-    def _wire(self, circuit: Circuit, part: Part, wires: dict[int, Wire]) -> Wire:
-        match part:
-            case Source(index):
-                return circuit.input(index)
-            case Combination(terms, constant):
-                total = Wire({}, constant.value)
-                for inner, coefficient in terms:
-                    total = total + wires[id(inner)] * coefficient.value
-                return total
-            case Unary(base, tree):
-                return self.fits[id(part)].fit.apply(circuit, wires[id(base)], to_text(tree))
-            case Multiply(left, right):
-                factor = self.ledger.absorbed_factor(part)
-                if factor is not None:
-                    function, carrier = factor
-                    fit, name = self.fits[id(function)].fit, to_text(function.tree)
-                    return fit.gate(circuit, wires[id(function.base)], wires[id(carrier)], name)
-                return self.fits[id(part)].fit.gate(circuit, wires[id(left)], wires[id(right)], "product")
 
 
 def _plan(target: Target, expression: Expression, request: Request) -> Composition:
@@ -193,7 +162,7 @@ def _plan(target: Target, expression: Expression, request: Request) -> Compositi
     lowering = Lowering(expression.variables, can_fit, names_with_economical_gates())
     outputs = tuple(lowering.lower(expression.outputs))
     ranges.require_bounded(in_order(outputs))
-    ledger = Ledger(in_order(outputs), outputs, ranges, dtype)
+    ledger = Ledger(outputs, ranges, dtype)
     floor = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(ranges.size(part) for part in outputs)
     if ledger.heads and eps < floor:
         raise BoundNotMet(
@@ -210,7 +179,7 @@ def _fitted(target: Target, ledger: Ledger, eps: float, progress: Progress | Non
     unproved = None
     goal = within = COMPOSED_SHARE * eps
     best: Composition | None = None
-    fits: dict[int, FittedPart] = {}
+    fits: dict[int, PartFit] = {}
     for round_ in range(MAX_SHARINGS):
         if progress is not None:
             progress("composing", round_ / MAX_SHARINGS)
@@ -246,52 +215,21 @@ MODULUS_PIECES = 512
 """Pieces of a range on each of which the slope of a function is enclosed."""
 
 
-class FittedPart(NamedTuple):
-    """A fit, and the function that it approximates: tree(t) on [lo, hi]."""
-
-    fit: UnaryFit
-    tree: Node
-    lo: float
-    hi: float
-
-
 class Ledger:
     """Shares eps over the heads, and adds up their errors.
 
     err_out ≤ ω_g(err_in) + δ_g for a function g of one part, with ω_g its modulus of continuity on the range of the
     argument enlarged by err_in; (|u| + e_u)(|v| + e_v) − |u||v| for a product; Σ |c| err for an affine combination.
+    A product is u·g(w): the weights of its head compute g at w, which is the identity if neither factor is absorbed.
     """
 
-    def __init__(self, order: Sequence[Part], outputs: Sequence[Part], ranges: PartRanges, dtype: str) -> None:
-        self.order, self.outputs, self.ranges, self.dtype = order, outputs, ranges, dtype
-        self.absorbed = _absorbed(order, outputs)
-        self.heads = [part for part in order if isinstance(part, Unary) or self.is_plain_product(part)]
-        self.excess: dict[int, float] = {}  # by which errors were proved to be larger than fits showed
-
-    def is_plain_product(self, part: Part) -> bool:
-        """A product neither of whose factors is computed by the head itself."""
-        return isinstance(part, Multiply) and self.absorbed_factor(part) is None
-
-    def absorbed_factor(self, part: Multiply) -> tuple[Unary, Part] | None:
-        """(g(w), u) when the head's weights are those of g at w and its keys carry u."""
-        for factor, carrier in ((part.left, part.right), (part.right, part.left)):
-            if id(factor) in self.absorbed and isinstance(factor, Unary):
-                return factor, carrier
-        return None
-
-    def fitted_part(self, part: Part) -> Part:
-        """Whose fit the head of this part has."""
-        factor = self.absorbed_factor(part) if isinstance(part, Multiply) else None
-        return part if factor is None else factor[0]
-
-    def claim(self, part: Unary | Multiply) -> HeadClaim:
-        """The function that the head of this part approximates."""
-        if isinstance(part, Unary):
-            return HeadClaim(part, part.base, part.tree)
-        factor = self.absorbed_factor(part)
-        if factor is None:
-            return HeadClaim(part, part.left, T, part.right)
-        return HeadClaim(part, factor[0].base, factor[0].tree, factor[1])
+    def __init__(self, outputs: Sequence[Part], ranges: PartRanges, dtype: str) -> None:
+        self.outputs, self.ranges, self.dtype = outputs, ranges, dtype
+        self.factors = _factors(outputs)
+        self.absorbed = {id(function) for function, _ in self.factors.values()}
+        self.order = in_order(outputs, lambda part: self.factors.get(id(part)) or operands_of(part))
+        self.heads = [part for part in self.order if isinstance(part, Unary)]
+        self.excess: dict[int, float] = {}  # the factor by which a proved error exceeds the one that samples show
 
     def shares(self, eps: float) -> dict[int, float]:
         """δ of every head, so that Σ λδ = eps."""
@@ -303,27 +241,23 @@ class Ledger:
             costs = self.backwards(errors)
             for part in self.heads:
                 key = id(part)
-                size = self.ranges.size(part.left if isinstance(part, Multiply) else part)
-                most = size or eps  # a part that is 0 everywhere need not be 0 to the last digit
+                most = self.ranges.size(part) or eps  # a part that is 0 everywhere need not be 0 to the last digit
                 deltas[key] = min(most, eps * weights[key] / total / max(costs[key], 1e-300))
         return deltas
 
-    def _weight(self, part: Part) -> float:
-        if isinstance(part, Unary) and is_exact(part.tree):
-            return 1e-9
-        return GATE_SHARE if isinstance(part, Unary) and has_two_keys(part.tree) else 1.0
+    def _weight(self, part: Unary) -> float:
+        return 1e-9 if is_exact(part.tree) else GATE_SHARE if has_two_keys(part.tree) else 1.0
 
-    def fit(self, eps: float, target: Target, before: Mapping[int, FittedPart], asked: float) -> dict[int, FittedPart]:
+    def fit(self, eps: float, target: Target, before: Mapping[int, PartFit], asked: float) -> dict[int, PartFit]:
         """A fit for every head. `before`: those for another eps; `asked`: the eps that a refusal names."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
-        fits: dict[int, FittedPart] = {}
+        fits: dict[int, PartFit] = {}
         for part in self.heads:
-            argument, tree = (part.left, T) if isinstance(part, Multiply) else (part.base, part.tree)  # type: ignore[union-attr]
-            lo, hi = self._enlarged(argument, errors[id(argument)], tree)
-            delta = deltas[id(part)] / self.excess.get(id(part), 1.0)
-            earlier = before[id(part)].fit if id(part) in before else None
-            fitted = fit_part(tree, lo, hi, delta, self.dtype, earlier, id(part) not in self.absorbed)
+            key, tree = id(part), part.tree
+            lo, hi = self._enlarged(part.base, errors[id(part.base)], tree)
+            delta = deltas[key] / self.excess.get(key, 1.0)
+            fitted = fit_part(tree, lo, hi, delta, self.dtype, before.get(key), key not in self.absorbed)
             if fitted is None:
                 raise BoundNotMet(
                     f"cannot compose {target.describe()} on {target.box}: {self.ranges.describe(part)} is too hard for "
@@ -332,19 +266,19 @@ class Ledger:
                     eps=asked,
                     bound=None,
                 )
-            fits[id(part)] = FittedPart(fitted, tree, lo, hi)
+            fits[key] = replace(fitted, lo=lo, hi=hi)
         return fits
 
-    def total(self, fits: Mapping[int, FittedPart]) -> float:
-        """The error of the worst output, with the errors that samples of the fits show, or such were proved to be."""
-        return self._worst({key: each.fit.error * self.excess.get(key, 1.0) for key, each in fits.items()})
+    def total(self, fits: Mapping[int, PartFit]) -> float:
+        """The error of the worst output, from the errors of the fits on samples, enlarged by the excess of proofs."""
+        return self._worst({key: fit.error * self.excess.get(key, 1.0) for key, fit in fits.items()})
 
-    def proved_total(self, fits: Mapping[int, FittedPart]) -> float:
-        """The same, with the errors that the fits are proved to have. In float32 these hold the rounding of weights,
-        which no fit makes smaller: they are left to the certificate."""
+    def proved_total(self, fits: Mapping[int, PartFit]) -> float:
+        """The same, from the proved errors of the fits. In float32 these include the rounding of weights, which no fit
+        makes smaller: there the certificate proves them."""
         if self.dtype != "float64":
             return self.total(fits)
-        return self._worst({key: proved_error(*each) for key, each in fits.items()})
+        return self._worst({id(part): proved_error(fits[id(part)], part.tree) for part in self.heads})
 
     def _worst(self, deltas: Mapping[int, float]) -> float:
         errors = self.forwards(deltas)
@@ -361,14 +295,10 @@ class Ledger:
                     error = math.fsum(c.size * errors[id(inner)] for inner, c in terms)
                 case Unary(base, tree):
                     error = self._modulus(base, tree, errors[id(base)]) + deltas[id(part)]
-                case Multiply(left, right):
-                    factor = self.absorbed_factor(part)
-                    if factor is None:
-                        own, other = errors[id(left)] + deltas[id(part)], errors[id(right)]
-                    else:
-                        own, other = errors[id(factor[0])], errors[id(factor[1])]
-                        left, right = factor
-                    error = self.ranges.size(right) * own + (self.ranges.size(left) + own) * other
+                case _:
+                    function, carrier = self.factors[id(part)]
+                    own, other = errors[id(function)], errors[id(carrier)]
+                    error = self.ranges.size(carrier) * own + (self.ranges.size(function) + own) * other
             errors[id(part)] = error
         return errors
 
@@ -386,12 +316,11 @@ class Ledger:
                             of_output[id(inner)] += own * c.size
                     case Unary(base, tree):
                         of_output[id(base)] += own * self._slope(base, tree, errors[id(base)])
-                    case Multiply(left, right):
-                        sizes = self.ranges.size(right) + errors[id(right)], self.ranges.size(left) + errors[id(left)]
-                        of_output[id(left)] += own * sizes[0]
-                        of_output[id(right)] += own * sizes[1]
-                scale = self.ranges.size(part.right) if self.is_plain_product(part) else 1.0  # type: ignore[union-attr]
-                costs[id(part)] = max(costs[id(part)], own * scale)
+                    case Multiply():
+                        factors = self.factors[id(part)]
+                        for factor, other in (factors, reversed(factors)):
+                            of_output[id(factor)] += own * (self.ranges.size(other) + errors[id(other)])
+                costs[id(part)] = max(costs[id(part)], own)
         return costs
 
     def _enlarged(self, base: Part, error: float, tree: Node) -> tuple[float, float]:
@@ -431,23 +360,32 @@ def _sampled_modulus(f: object, lo: float, hi: float, error: float) -> float:
     return float(np.abs(there - here).max())
 
 
-def _absorbed(order: Sequence[Part], outputs: Sequence[Part]) -> set[int]:
-    """Functions that are used once, as a factor: the head of the product computes them."""
+def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
+    """For every product the factor that its head computes, and the factor that its keys carry.
+
+    A head computes a function that is used once, as a factor. If there is none, it computes the left factor from
+    itself.
+    """
+    order = in_order(outputs)
     uses: dict[int, int] = {}
     for used in (*outputs, *(operand for part in order for operand in operands_of(part))):
         uses[id(used)] = uses.get(id(used), 0) + 1
-    absorbed: set[int] = set()
+    factors: dict[int, tuple[Unary, Part]] = {}
     depth: dict[int, int] = {}
     for part in order:
         below = max((depth[id(operand)] for operand in operands_of(part)), default=0)
         depth[id(part)] = below + isinstance(part, Unary | Multiply)
         if isinstance(part, Multiply):
-            factors = [f for f in (part.left, part.right) if isinstance(f, Unary) and uses[id(f)] == 1]
-            free = [f for f in factors if not is_self_gate(f.tree)]
+            both = (part.left, part.right)
+            once = [f for f in both if isinstance(f, Unary) and uses[id(f)] == 1]
+            free = [f for f in once if not is_self_gate(f.tree)]
             if free:  # the deeper one: its layer is the product's
-                absorbed.add(id(max(free, key=lambda f: depth[id(f)])))
-                depth[id(part)] = max(depth[id(f)] for f in (part.left, part.right)) + (len(factors) < 2)
-    return absorbed
+                function = max(free, key=lambda f: depth[id(f)])
+                factors[id(part)] = function, part.right if function is part.left else part.left
+                depth[id(part)] = below + (len(once) < 2)
+            else:
+                factors[id(part)] = Unary(part.left, T), part.right
+    return factors
 
 
 def _suits(target: Target, request: Request) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +12,8 @@ import numpy as np
 from attnc.constructions.beyond.gates import MAX_EXPONENT, function_gate
 from attnc.constructions.beyond.graded import graded_keys
 from attnc.constructions.fitting.axis import MAX_P, AxisSections, SpectralAxis, grid_head, value_limit
-from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.keys import Gate
-from attnc.constructions.fitting.gate.product import product_gate, square_gate
+from attnc.constructions.fitting.circuit import Circuit, PartFit
+from attnc.constructions.fitting.gate.fitted import product_gate, square_gate
 from attnc.constructions.fitting.kinks import find_kinks
 from attnc.constructions.fitting.minimax import Function
 from attnc.errors import AttncError
@@ -41,31 +40,6 @@ BETWEEN = 1.01
 """The factor by which an error between the points of a sample may be larger than at them."""
 
 
-@dataclass(frozen=True, eq=False)
-class UnaryFit:
-    """A(y) at y = scale·t + shift is within `error` of the function on a dense sample; its keys may carry y."""
-
-    keys: SoftHead[np.ndarray]
-    scale: float
-    shift: float
-    error: float
-
-    @property
-    def num_anchors(self) -> int:
-        return self.keys.num_keys
-
-    def __call__(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
-        return self.keys((self.scale * t + self.shift)[:, None])[:, 0]
-
-    def apply(self, circuit: Circuit, argument: Wire, name: str) -> Wire:
-        return circuit.apply(self.keys, argument * self.scale + self.shift, name=name)
-
-    def gate(self, circuit: Circuit, argument: Wire, carrier: Wire, name: str) -> Wire:
-        """carrier·A(argument)."""
-        assert self.keys.carried is None, "a gate carries its own argument: it is never absorbed"
-        return circuit.gate(self.keys, argument * self.scale + self.shift, carrier, name=name)
-
-
 def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray, " points"]:
     """Equally spaced, and crowding towards both ends."""
     edge = (hi - lo) * np.geomspace(EDGE, 0.1, count // 8)
@@ -74,7 +48,7 @@ def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray
 
 def fit_unary(
     f: Function, lo: float, hi: float, delta: float, most: int = MAX_P, dtype: str = "float64"
-) -> UnaryFit | None:
+) -> PartFit | None:
     """The fewest equally spaced anchors; None where `most` of them do not suffice."""
     t = sample_interval(lo, hi)
     wanted = f(t)
@@ -83,7 +57,7 @@ def fit_unary(
         return None
     if hi - lo <= 1e-9 * max(abs(lo), abs(hi)) or size == 0:
         constant = SoftHead.of_one_variable(np.zeros(1), np.zeros(1), np.array([float(wanted[0])]))
-        return UnaryFit(constant, 0.0, 0.0, float(np.abs(wanted - wanted[0]).max()))
+        return PartFit(constant, float(np.abs(wanted - wanted[0]).max()), scale=0.0)
 
     def sections(x: np.ndarray) -> np.ndarray:
         return f(x)[:, None]
@@ -97,15 +71,15 @@ def fit_unary(
         fitted = from_axis(found[0], f)
         error = BETWEEN * float(np.abs(fitted(t) - wanted).max())
         if error <= delta:
-            return UnaryFit(fitted.keys, fitted.scale, fitted.shift, error)
+            return replace(fitted, error=error)
         goal *= 0.5 * delta / error
     return None
 
 
-def from_axis(axis: SpectralAxis, f: Function) -> UnaryFit:
+def from_axis(axis: SpectralAxis, f: Function) -> PartFit:
     """The head over one axis, with values from f at its nodes."""
     head = grid_head([axis.lattice.keys(axis.lo, axis.hi, "float64")], axis.solve(f(axis.nodes())[:, None]), "float64")
-    return UnaryFit(head.keys, float(head.scale[0]), float(head.offset[0]), math.nan)
+    return PartFit(head.keys, math.nan, float(head.scale[0]), float(head.offset[0]))
 
 
 MANY_ANCHORS = 48
@@ -137,90 +111,85 @@ def _recipe(tree: Node) -> GateRecipe | None:
 
 
 def fit_part(
-    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: UnaryFit | None = None, may_carry: bool = True
-) -> UnaryFit | None:
+    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: PartFit | None = None, may_carry: bool = True
+) -> PartFit | None:
     """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none.
 
-    `before`: a head for nearly the same interval and another δ. Taken again, if it does, where a search is long.
-    `may_carry`: whether its keys are free to carry t.
+    `before`: a head for nearly the same interval and another δ. If it is within δ, it is taken again where a search
+    would be long. `may_carry`: whether the keys are free to carry t.
     """
-    if has_two_keys(tree):
-        return next(_gates(tree, lo, hi, delta, dtype), None)
     if tree is T:
         return _identity(lo, hi, delta)
+    if has_two_keys(tree):
+        return _gate(tree, lo, hi, delta, dtype)
     f = function_of_one(tree)
     few = fit_unary(f, lo, hi, delta, MANY_ANCHORS, dtype)
-    gates = [gate for gate in _gates(tree, lo, hi, delta, dtype) if may_carry or gate.keys.carried is None]
-    found = [*([] if few is None else [few]), *gates]
-    if not found:
-        found += _again(before, f, lo, hi, delta) or _graded(tree, f, lo, hi, delta)
-    if not found or min(fit.num_anchors for fit in found) > 2 * MANY_ANCHORS:
-        many = fit_unary(f, lo, hi, delta, dtype=dtype)
-        found += [] if many is None else [many]
-    return min(found, key=lambda fit: fit.num_anchors, default=None)
+    gate = _gate(tree, lo, hi, delta, dtype)
+    if gate is not None and gate.keys.carried is not None and not may_carry:
+        gate = None
+    found = _fewest(few, gate) or _again(before, f, lo, hi, delta) or _graded(tree, f, lo, hi, delta)
+    if found is None or found.num_anchors > 2 * MANY_ANCHORS:
+        found = _fewest(found, fit_unary(f, lo, hi, delta, dtype=dtype))
+    return found
 
 
-def proved_error(fit: UnaryFit, tree: Node, lo: float, hi: float) -> float:
-    """How far the head, in float64, is from tree(t) for t ∈ [lo, hi] in exact arithmetic; as far as samples show if a
-    proof takes long."""
+def _fewest(*fits: PartFit | None) -> PartFit | None:
+    return min((fit for fit in fits if fit is not None), key=lambda fit: fit.num_anchors, default=None)
+
+
+def proved_error(fit: PartFit, tree: Node) -> float:
+    """A proved bound of |head − tree(t)|, the head in float64; the error on samples if a proof takes long."""
     circuit = Circuit(("t",))
-    program = circuit.build([fit.apply(circuit, circuit.input(0), "head")], (), "float64")
+    program = circuit.build([fit.build(circuit, circuit.input(0), None, "head")], (), "float64")
     ((stage, _),) = stages(program)
     (head,) = stage.heads
-    proof, _, _ = prove_line((head,), tree, lo, hi, 0.0, HEAD_PROOF_SECONDS)
+    proof, _, _ = prove_line((head,), tree, fit.lo, fit.hi, 0.0, HEAD_PROOF_SECONDS)
     return proof.bound if proof.complete else fit.error
 
 
-def _identity(lo: float, hi: float, delta: float) -> UnaryFit:
+def _identity(lo: float, hi: float, delta: float) -> PartFit:
     """t on [lo, hi]: a product's head, about the middle of the interval."""
     middle, size = lo / 2 + hi / 2, max(hi / 2 - lo / 2, 1e-300)
     gate = product_gate(delta, 1.0, size)
-    return UnaryFit(gate.keys.combined(1.0, constant=middle), 1.0, -middle, gate.error)
+    return PartFit(gate.keys.combined(1.0, constant=middle), gate.error, shift=-middle)
 
 
-def _gates(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> Iterator[UnaryFit]:
+def _gate(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> PartFit | None:
+    """The gate of the function, if it has one that few keys bring within δ."""
     # A gate need not be finer than the function is large: where relu and abs are below δ, 0 would do.
     delta, recipe = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _recipe(tree)
     is_in_reach = gate_recipes.is_economical(recipe) or (isinstance(recipe, Decay) and hi < MAX_EXPONENT)
     try:
         if isinstance(tree, Call) and is_in_reach:
             gate = function_gate(tree.name, delta, hi)
-        elif tree in (SQUARE, Product((T, T))) and dtype == "float64":  # its values are ten times as large
-            gate = _square(lo, hi, delta)
-        else:
-            return
+            return PartFit(gate.keys, gate.error)
+        if tree in (SQUARE, Product((T, T))) and dtype == "float64":  # its values are ten times as large
+            # t² = (t − m)² + 2mt − m² about the middle m: keys that carry t, and an affine function for free
+            middle = lo / 2 + hi / 2
+            gate = square_gate(delta, max(hi - middle, middle - lo, 1e-300))
+            return PartFit(gate.keys.shifted(-middle).combined(1.0, 2 * middle, -(middle**2)), gate.error)
     except AttncError:
-        return
-    if gate.keys is not None:
-        yield UnaryFit(gate.keys, 1.0, 0.0, gate.error)
+        pass
+    return None
 
 
-def _square(lo: float, hi: float, delta: float) -> Gate:
-    """t² = (t − m)² + 2mt − m² about the middle of the interval: keys that carry t, and an affine function for free."""
-    middle = lo / 2 + hi / 2
-    gate = square_gate(delta, max(hi - middle, middle - lo, 1e-300))
-    assert gate.keys is not None
-    return replace(gate, keys=gate.keys.shifted(-middle).combined(1.0, 2 * middle, -(middle**2)))
-
-
-def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:
+def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> PartFit | None:
     """Anchors that crowd where the function is singular, as √t at 0."""
     try:
         target = ExpressionTarget(function_of_t(tree), Box(("t",), np.array([lo]), np.array([hi])))
-        keys = graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta)
+        fit = PartFit(graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta), math.nan)
     except AttncError:
-        return []
-    fit = UnaryFit(keys, 1.0, 0.0, math.nan)
+        return None
     error = _error(fit, f, lo, hi)
-    return [replace(fit, error=error)] if error <= delta else []
+    return replace(fit, error=error) if error <= delta else None
 
 
-def _again(before: UnaryFit | None, f: Function, lo: float, hi: float, delta: float) -> list[UnaryFit]:
+def _again(before: PartFit | None, f: Function, lo: float, hi: float, delta: float) -> PartFit | None:
     """The same anchors, if they are within δ and not far below it."""
     if before is None or before.keys.carried is not None:
-        return []
+        return None
     error = _error(before, f, lo, hi)
-    return [replace(before, error=error)] if CLOSE_SHARE * delta <= error <= delta else []
+    return replace(before, error=error) if CLOSE_SHARE * delta <= error <= delta else None
 
 
 def _error(fit: Callable[[np.ndarray], np.ndarray], f: Function, lo: float, hi: float) -> float:

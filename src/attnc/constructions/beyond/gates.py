@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-
-import numpy as np
+from functools import partial
+from typing import NamedTuple
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import (
@@ -21,35 +19,22 @@ from attnc.constructions.construction import (
     is_plain,
     largest_error,
 )
-from attnc.constructions.fitting.circuit import Circuit, Wire, channel_of
+from attnc.constructions.fitting.circuit import PartFit, build_parts
 from attnc.constructions.fitting.gate import fitted, kinks, pieces
+from attnc.constructions.fitting.gate.fitted import ProductGate, product_gate, square_gate
 from attnc.constructions.fitting.gate.keys import Gate, OutOfReach, exact_gate, positive
 from attnc.constructions.fitting.gate.kinks import ChoiceGate, max_gate, min_gate
-from attnc.constructions.fitting.gate.product import ProductGate, product_gate, square_gate
 from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.errors import BoundNotMet, InputError
-from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, LargestOf, ThreeLines, TwoLines
+from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, GateRecipe, ThreeLines, TwoLines
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.expressions.canonical import equivalent
-from attnc.targets.expressions.coefficient import UNIT, Coefficient
-from attnc.targets.expressions.evaluation import evaluate_points
+from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.tree import (
-    Call,
-    Negate,
-    Node,
-    Power,
-    Product,
-    Quotient,
-    Step,
-    Sum,
-    Variable,
-    schedule,
-    to_text,
-)
-from attnc.targets.parts.part import Derivation, HeadClaim, Multiply, Part, Source, T, Unary, combination
+from attnc.targets.expressions.substituting import is_constant
+from attnc.targets.expressions.tree import Call, Node, Power, Product
+from attnc.targets.parts.lowering import Lowering, is_exactly
+from attnc.targets.parts.part import Choice, Combination, Multiply, Part, Source, T, Unary, combination, in_order
 from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
 from attnc.targets.target import Target
 
@@ -66,9 +51,13 @@ __all__ = [
 ]
 
 
+OTHER_RECIPES: dict[str, GateRecipe] = {**kinks.CLOSED_FORMS, "gelu_tanh": fitted.GELU_TANH_KEYS}
+"""Recipes of activations that are not in the expression language."""
+
+
 def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
-    """The cheapest gate of an elementary function of one variable with error ≤ eps; exp is for (−∞, hi]."""
-    match FUNCTIONS[name].gate:
+    """The cheapest gate of a function of one variable with error ≤ eps; exp is for (−∞, hi]."""
+    match OTHER_RECIPES.get(name) or FUNCTIONS[name].gate:
         case ExactKeys() as recipe:
             return exact_gate(name, recipe, eps)
         case TwoLines(left, right):
@@ -81,22 +70,17 @@ def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
 
 
 GATES: dict[str, Callable[..., Gate]] = {
-    **{name: functools.partial(function_gate, name) for name in ("sigmoid", "tanh", "silu", "relu", "abs")},
-    **{name: functools.partial(function_gate, name) for name in ("gelu", "erf", "atan")},
-    "tanhshrink": kinks.tanhshrink,
-    "quick_gelu": kinks.quick_gelu,
-    "mish": kinks.mish,
+    **{name: partial(function_gate, name) for name in ("sigmoid", "tanh", "tanhshrink", "silu", "quick_gelu", "mish")},
+    **{name: partial(function_gate, name) for name in ("relu", "abs", "gelu", "gelu_tanh", "erf", "atan", "exp")},
     "leaky_relu": kinks.leaky_relu,
-    "prelu": kinks.prelu,
+    "prelu": partial(kinks.leaky_relu, slope=0.25, name="prelu"),
     "clip": kinks.clip,
-    "hardtanh": kinks.hardtanh,
-    "relu6": kinks.relu6,
+    "hardtanh": partial(kinks.clip, name="hardtanh"),
+    "relu6": partial(kinks.clip, lo=0.0, hi=6.0, name="relu6"),
     "hardsigmoid": kinks.hardsigmoid,
     "soft_threshold": kinks.soft_threshold,
-    "gelu_tanh": fitted.gelu_tanh,
     "softplus": fitted.softplus,
     "logsigmoid": fitted.logsigmoid,
-    "exp": pieces.exp,
     "elu": pieces.elu,
     "celu": pieces.celu,
     "selu": pieces.selu,
@@ -127,115 +111,128 @@ def gates(
               neighbours. A product is taken of factors less the middle of their ranges, the rest of it being affine.
     eps (1e-6 if not given) is shared evenly. Rounding is not part of the error.
     """
-    if not isinstance(target, ExpressionTarget):
+    if target.expression is None:
         raise InputError(f"gates take an expression, not {target.describe()}: gates build its activations")
     if dtype not in UNIT_ROUNDOFF:
         raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {dtype!r}")
     eps = DEFAULT_GATE_EPS if eps is None else positive("eps", eps)
-    forms = read_forms(target.expression)
-    plan = _GatePlan(target)
-    shares = _shares(forms, eps)
-    wires = [plan.form(form, shares) for form in forms]
+    plan = _GatePlan(target, target.expression, eps)
+    num_anchors = sum(head.num_keys for head in plan.heads)
     most = min(max_anchors, max_bytes // bytes_per_anchor(target))
-    if plan.num_anchors > most:
+    if num_anchors > most:
         raise BoundNotMet(
-            f"the gates of {target.describe()} have {plan.num_anchors:,} keys, and max_anchors and max_bytes allow "
+            f"the gates of {target.describe()} have {num_anchors:,} keys, and max_anchors and max_bytes allow "
             f"{most:,}. Raise both, or eps.",
             eps=eps,
             bound=None,
         )
-    program = plan.circuit.build(wires, target.output_shape, dtype)
+    program, derivation = build_parts(target, plan.outputs, plan.factors, plan.fits, dtype)
     if progress is not None:
         progress("building gates", 1.0)
-    error = max(math.fsum(abs(c) * plan.errors[atom] for atom, c in form.atoms) for form in forms)
-    names = ", ".join(f"{atom.inner or atom.name} ({keys})" for atom, keys in plan.keys.items())
-    parameters = (("gates", names), ("error", error))
-    return Built(program, "gates", None, parameters=parameters, derivation=plan.derivation(forms))
+    names = ", ".join(f"{head.name} ({head.num_keys})" for head in plan.heads)
+    parameters = (("gates", names), ("error", plan.error))
+    # A staged proof takes heads of one argument, on a bounded box.
+    is_staged = target.box.is_bounded and not any(isinstance(head.part, Choice) for head in plan.heads)
+    return Built(program, "gates", None, parameters=parameters, derivation=derivation if is_staged else None)
 
 
-def _shares(forms: list[GateForm], eps: float) -> dict[Atom, float]:
-    """The error that each atom may have: in every output, no more than its even part of eps."""
-    shares: dict[Atom, float] = {}
-    for form in forms:
-        for atom, coefficient in form.atoms:
-            share = eps / (len(form.atoms) * abs(coefficient))
-            shares[atom] = min(shares.get(atom, math.inf), share)
-    return shares
+class _Head(NamedTuple):
+    """A head, the part that it computes together with an affine function of the inputs, and its error."""
+
+    name: str
+    num_keys: int
+    part: Part
+    error: float
 
 
 class _GatePlan:
-    """The heads that were added to the circuit, by the functions that they compute."""
+    """The outputs of an expression as sums of parts that one layer of heads computes, with keys for even parts of eps.
 
-    def __init__(self, target: ExpressionTarget) -> None:
-        self.target, self.circuit = target, Circuit(target.box.names)
-        self.wires: dict[Atom, Wire] = {}
-        self.errors: dict[Atom, float] = {}
-        self.keys: dict[Atom, int] = {}
-        self.middles: dict[Atom, tuple[float, float]] = {}  # of products
+    An InputError names the part of the expression that is none of these.
+    """
 
-    @property
-    def num_anchors(self) -> int:
-        return sum(self.keys.values())
+    def __init__(self, target: Target, expression: Expression, eps: float) -> None:
+        self.target, self.expression = target, expression
+        self.factors: dict[int, tuple[Unary, Part]] = {}
+        self.fits: dict[int, PartFit] = {}
+        lowered = Lowering(expression.variables, _is_clip, tuple(FUNCTIONS), one_level=True).lower(expression.outputs)
+        for part in in_order(lowered):
+            self._require_gate(part)
+        sums, parts, shares = [_as_sum(output) for output in lowered], dict[int, Part](), dict[int, float]()
+        for terms, _ in sums:
+            computed = [(part, c) for part, c in terms if not isinstance(part, Source)]
+            for part, coefficient in computed:
+                share = eps / (len(computed) * coefficient.size)
+                parts[id(part)], shares[id(part)] = part, min(shares.get(id(part), math.inf), share)
+        heads = {key: self._head(part, shares[key]) for key, part in parts.items()}
+        self.heads = tuple(heads.values())
+        self.error = max(
+            math.fsum(c.size * heads[id(part)].error for part, c in terms if id(part) in heads) for terms, _ in sums
+        )
+        self.outputs = [
+            combination([(heads[id(part)].part if id(part) in heads else part, c) for part, c in terms], constant)
+            for terms, constant in sums
+        ]
 
-    def form(self, form: GateForm, shares: dict[Atom, float]) -> Wire:
-        total = self.affine(form.affine)
-        for atom, coefficient in form.atoms:
-            if atom not in self.wires:
-                self.wires[atom] = self._head(atom, shares[atom])
-            total = total + self.wires[atom] * coefficient
-        return total
-
-    def derivation(self, forms: list[GateForm]) -> Derivation | None:
-        return derivation_of(self.target, forms, self.wires, self.middles)
-
-    def affine(self, form: AffineSum) -> Wire:
-        total = Wire({}, form.constant)
-        for name, coefficient in form.terms:
-            total = total + self.circuit.input(self.target.box.names.index(name)) * coefficient
-        return total
-
-    def _head(self, atom: Atom, eps: float) -> Wire:
-        wires = [self.affine(argument) for argument in atom.arguments]
-        if atom.name == "product":
-            return self._product(atom, wires[0], wires[1], eps)
-        if _is_choice(atom):
-            choice = (max_gate if atom.name == "max" else min_gate)(eps, len(wires))
-            self._record(atom, choice.error, choice.num_anchors)
-            return choice.build(self.circuit, *wires)
-        if atom.name == "gated":
-            carrier, argument = wires
-            keys = function_gate(atom.inner, eps).keys
-            assert keys is not None
-            self._record(atom, 0.0, keys.num_keys)
-            return self.circuit.gate(keys, argument, carrier, name="gate")
-        gate = self._unary(atom, eps)
-        self._record(atom, gate.error, gate.num_anchors)
-        return gate.build(self.circuit, wires[0])
-
-    def _unary(self, atom: Atom, eps: float) -> Gate:
-        if atom.name == "clip":
-            assert atom.limits is not None
-            return kinks.clip(eps, *atom.limits)
-        if atom.name != "exp":
-            return function_gate(atom.name, eps)
-        _, hi = self._range(atom.arguments[0])
-        if not hi < MAX_EXPONENT:
+    def _require_gate(self, part: Part) -> None:
+        reason = _refusal(part)
+        if reason is not None:
+            text = PartRanges(sub_boxes(self.target.box), self.expression.variables).describe(part)
+            where = "" if text == self.expression.text else f" in {self.expression.text!r}"
             raise InputError(
-                f"exp of an argument up to {hi:g} in {self.target.describe()}: its gate is for (−∞, b], b < "
-                f"{MAX_EXPONENT:g}. Choose a box on which the argument is bounded above."
+                f"gates cannot build {text!r}{where}: {reason}. On a finite box construction='compose' takes any "
+                "expression."
             )
-        return pieces.exp(eps, hi)
 
-    def _product(self, atom: Atom, x: Wire, y: Wire, eps: float) -> Wire:
+    def _head(self, part: Part, eps: float) -> _Head:
+        match part:
+            case Choice(name, operands):
+                choice = (max_gate if name == "max" else min_gate)(eps, len(operands))
+                self.fits[id(part)] = PartFit(choice.keys, choice.error)
+                return _Head(name, choice.num_anchors, part, choice.error)
+            case Multiply(left, right) if (factors := _gated(part)) is not None:
+                self.factors[id(part)] = function, _ = factors
+                return self._function(part, function, eps, error=0.0)
+            case Multiply(left, right):
+                return self._product(left, right, eps)
+            case Unary(base, tree) if _is_square(tree):
+                return self._product(base, base, eps)
+            case Unary():
+                return self._function(part, part, eps)
+        raise AssertionError(part)
+
+    def _function(self, part: Part, function: Unary, eps: float, error: float | None = None) -> _Head:
+        assert isinstance(function.tree, Call)
+        name, limits = function.tree.name, function.tree.arguments[1:]
+        if limits:
+            low, high = (Coefficient(limit).value for limit in limits)
+            gate = kinks.clip(eps, low, high)
+        else:
+            hi = self._range(function.base)[1] if isinstance(FUNCTIONS[name].gate, Decay) else 0.0
+            if not hi < MAX_EXPONENT:
+                raise InputError(
+                    f"exp of an argument up to {hi:g} in {self.target.describe()}: its gate is for (−∞, b], b < "
+                    f"{MAX_EXPONENT:g}. Choose a box on which the argument is bounded above."
+                )
+            gate = function_gate(name, eps, hi)
+        self.fits[id(function)] = PartFit(gate.keys, gate.error)
+        return _Head(name, gate.num_anchors, part, gate.error if error is None else error)
+
+    def _product(self, x: Part, y: Part, eps: float) -> _Head:
         """(x − a)(y − b) by a head, and ay + bx − ab."""
-        (a, size_x), (b, size_y) = (self._middle(argument) for argument in atom.arguments)
+        (a, size_x), (b, size_y) = self._middle(x), self._middle(y)
         gate = product_gate(eps, size_x, size_y)
-        self.middles[atom] = a, b
-        self._record(atom, gate.error, gate.num_anchors)
-        return gate.build(self.circuit, x - a, y - b) + y * a + x * b - a * b
+        carrier, argument = (combination([(u, UNIT)], Coefficient.of(-middle)) for u, middle in ((x, a), (y, b)))
+        product, function = Multiply(carrier, argument), Unary(argument, T)
+        self.factors[id(product)] = function, carrier
+        self.fits[id(function)] = PartFit(gate.keys, gate.error)
+        terms = [(product, UNIT), (y, Coefficient.of(a)), (x, Coefficient.of(b))]
+        whole = combination(terms, Coefficient.of(-Fraction(a) * Fraction(b)))
+        return _Head("product", gate.num_anchors, whole, gate.error)
 
-    def _middle(self, argument: AffineSum) -> tuple[float, float]:
-        lo, hi = self._range(argument)
+    def _middle(self, factor: Part) -> tuple[float, float]:
+        """The middle of the range of a factor, and a little more than half of its width."""
+        lo, hi = self._range(factor)
         if not math.isfinite(hi - lo):
             raise InputError(
                 f"a product needs bounded factors, and one in {self.target.describe()} takes values in "
@@ -244,12 +241,73 @@ class _GatePlan:
         middle = lo / 2 + hi / 2
         return middle, max(hi - middle, middle - lo) * (1 + 1e-12)
 
-    def _range(self, argument: AffineSum) -> tuple[float, float]:
-        box = self.target.box
-        return affine_range(argument, box.names, box.lo.tolist(), box.hi.tolist())
+    def _range(self, part: Part) -> tuple[float, float]:
+        """The least and the greatest value of an affine function on the box, whose ends may be infinite."""
+        terms, constant = _as_sum(part)
+        box, low, high = self.target.box, constant.value, constant.value
+        for source, coefficient in terms:
+            assert isinstance(source, Source)
+            ends = sorted(coefficient.value * float(end[source.index]) for end in (box.lo, box.hi))
+            low, high = low + ends[0], high + ends[1]
+        return low, high
 
-    def _record(self, atom: Atom, error: float, keys: int) -> None:
-        self.errors[atom], self.keys[atom] = error, keys
+
+def _as_sum(part: Part) -> tuple[tuple[tuple[Part, Coefficient], ...], Coefficient]:
+    """The terms and the constant of a combination; any other part is a sum of itself."""
+    return (part.terms, part.constant) if isinstance(part, Combination) else (((part, UNIT),), ZERO)
+
+
+def _is_affine(part: Part) -> bool:
+    return all(isinstance(inner, Source) for inner, _ in _as_sum(part)[0])
+
+
+def _is_square(tree: Node) -> bool:
+    match tree:
+        case Power(base, exponent):
+            return base == T and is_exactly(exponent, 2)
+    return tree == Product((T, T))
+
+
+def _is_clip(base: Part, tree: Node) -> bool:
+    """Whether the tree is a clip of t to two numbers, the first below the second, whatever part t is."""
+    match tree:
+        case Call(name, (argument, low, high)) if isinstance(FUNCTIONS[name].gate, ThreeLines):
+            is_constant_range = is_constant(low) and is_constant(high)
+            return argument == T and is_constant_range and Coefficient(low).value < Coefficient(high).value
+    return False
+
+
+def _gated(product: Multiply) -> tuple[Unary, Part] | None:
+    """(g(w), u) of u·g(w), if the keys of g are exact and carry nothing, so that they may carry an affine u."""
+    for function, carrier in ((product.left, product.right), (product.right, product.left)):
+        match function:
+            case Unary(base, Call(name, _)) if _is_affine(base) and _is_affine(carrier):
+                recipe = FUNCTIONS[name].gate
+                if isinstance(recipe, ExactKeys) and not any(recipe.carried):
+                    return function, carrier
+    return None
+
+
+def _refusal(part: Part) -> str | None:
+    """Why no head of the first layer computes this part; None if one does."""
+    arguments: Sequence[Part] = ()
+    match part:
+        case Multiply(left, right) if not (_is_affine(left) and _is_affine(right)) and _gated(part) is None:
+            return "a gate multiplies two affine functions, or one and a sigmoid or tanh"
+        case Unary(base, tree) if _is_square(tree) and not _is_affine(base):
+            return "a gate multiplies two affine functions, or one and a sigmoid or tanh"
+        case Choice("clip", _):
+            return "clip needs two numbers, the first below the second"
+        case Choice(_, arguments):
+            pass
+        case Unary(base, Call(name, _)):
+            if FUNCTIONS[name].gate is None:
+                others = ", ".join(other for other, function in FUNCTIONS.items() if function.gate is not None)
+                return f"there is no gate for {name}, but for {others}"
+            arguments = (base,)
+        case Unary(_, tree) if not _is_square(tree):
+            return "gates build sums, multiples, products of two and squares, and no other operation"
+    return None if all(map(_is_affine, arguments)) else "the argument of an activation must be affine in the variables"
 
 
 def _build(target: Target, request: Request) -> Built:
@@ -270,233 +328,3 @@ def _suits(target: Target, request: Request) -> bool:
 
 
 GATES_CONSTRUCTION = Construction("gates", _build, (*CONTINUOUS_FUNCTION[1:], largest_error), _suits)
-
-
-# Reading an expression as an affine combination of activations of affine functions, and of products of two
-
-
-@dataclass(frozen=True)
-class AffineSum:
-    """constant + Σ coefficient·variable, with variables in a fixed order."""
-
-    terms: tuple[tuple[str, float], ...] = ()
-    constant: float = 0.0
-
-    def __add__(self, other: AffineSum) -> AffineSum:
-        terms = dict(self.terms)
-        for name, coefficient in other.terms:
-            terms[name] = terms.get(name, 0.0) + coefficient
-        kept = sorted((name, c) for name, c in terms.items() if c != 0)
-        return AffineSum(tuple(kept), self.constant + other.constant)
-
-    def __mul__(self, factor: float) -> AffineSum:
-        return AffineSum(tuple((name, c * factor) for name, c in self.terms if c * factor != 0), self.constant * factor)
-
-
-@dataclass(frozen=True)
-class Atom:
-    """The function that one head computes: `name` of its arguments. "gated" is carrier·f(argument), f = `inner`."""
-
-    name: str
-    arguments: tuple[AffineSum, ...]
-    limits: tuple[float, float] | None = None  # of clip
-    inner: str = ""  # of gated
-
-
-@dataclass(frozen=True)
-class GateForm:
-    """An affine function and a combination of atoms."""
-
-    affine: AffineSum = field(default_factory=AffineSum)
-    atoms: tuple[tuple[Atom, float], ...] = ()
-
-    @property
-    def is_affine(self) -> bool:
-        return not self.atoms
-
-    @property
-    def is_constant(self) -> bool:
-        return not self.atoms and not self.affine.terms
-
-    def __add__(self, other: GateForm) -> GateForm:
-        atoms = dict(self.atoms)
-        for atom, coefficient in other.atoms:
-            atoms[atom] = atoms.get(atom, 0.0) + coefficient
-        return GateForm(self.affine + other.affine, tuple((atom, c) for atom, c in atoms.items() if c != 0))
-
-    def scaled(self, factor: float) -> GateForm:
-        return GateForm(self.affine * factor, tuple((atom, c * factor) for atom, c in self.atoms if c * factor != 0))
-
-
-def read_forms(expression: Expression) -> list[GateForm]:
-    """A form for every output; an InputError names the part of the expression that has none."""
-    steps, outputs = schedule(expression.outputs)
-    forms: list[GateForm] = []
-    for step in steps:
-        forms.append(_form(expression, step, [forms[i] for i in step.arguments]))
-    return [forms[i] for i in outputs]
-
-
-def _form(expression: Expression, step: Step, operands: list[GateForm]) -> GateForm:
-    node = step.node
-    if isinstance(node, Variable):
-        return GateForm(AffineSum(((node.name, 1.0),)))
-    if all(operand.is_constant for operand in operands):
-        return GateForm(AffineSum((), _constant(expression, node)))
-    match node:
-        case Sum():
-            total = operands[0]
-            for operand in operands[1:]:
-                total = total + operand
-            return total
-        case Negate():
-            return operands[0].scaled(-1.0)
-        case Product():
-            total = operands[0]
-            for operand in operands[1:]:
-                total = _times(expression, node, total, operand)
-            return total
-        case Quotient() if operands[1].is_constant:
-            return operands[0].scaled(1 / operands[1].affine.constant)
-        case Power() if operands[1].is_constant and operands[1].affine.constant == 1:
-            return operands[0]
-        case Power() if operands[1].is_constant and operands[1].affine.constant == 2:
-            return _times(expression, node, operands[0], operands[0])
-        case Call(name, _):
-            return _call(expression, node, name, operands)
-    raise _refused(expression, node, "gates build sums, multiples, products of two and squares, and no other operation")
-
-
-def _constant(expression: Expression, node: Node) -> float:
-    """The value of a constant. It may contain variables, as 0*x and x - x do; all their values give the same."""
-    anywhere = dict.fromkeys(expression.variables, np.zeros(()))
-    value = float(np.asarray(evaluate_points(schedule((node,))[0], anywhere)[-1]))
-    if not math.isfinite(value):
-        raise _refused(expression, node, f"its value is {value}")
-    return value
-
-
-def _times(expression: Expression, node: Node, left: GateForm, right: GateForm) -> GateForm:
-    if left.is_constant or right.is_constant:
-        return right.scaled(left.affine.constant) if left.is_constant else left.scaled(right.affine.constant)
-    if left.is_affine and right.is_affine:
-        return GateForm(atoms=((Atom("product", (left.affine, right.affine)), 1.0),))
-    for carrier, other in ((left, right), (right, left)):
-        if carrier.is_affine and len(other.atoms) == 1 and other.affine == AffineSum():
-            atom, coefficient = other.atoms[0]
-            if _is_free_to_carry(atom):
-                gated = Atom("gated", (carrier.affine, *atom.arguments), inner=atom.name)
-                return GateForm(atoms=((gated, coefficient),))
-    raise _refused(expression, node, "a gate multiplies two affine functions, or one and a sigmoid or tanh")
-
-
-def _is_choice(atom: Atom) -> bool:
-    return atom.name in FUNCTIONS and isinstance(FUNCTIONS[atom.name].gate, LargestOf)
-
-
-def _is_free_to_carry(atom: Atom) -> bool:
-    """Whether the keys are exact and carry nothing, so that they may carry the other factor of a product."""
-    recipe = FUNCTIONS[atom.name].gate if atom.name in FUNCTIONS else None
-    return isinstance(recipe, ExactKeys) and not any(recipe.carried)
-
-
-def _call(expression: Expression, node: Node, name: str, operands: list[GateForm]) -> GateForm:
-    if FUNCTIONS[name].gate is None:
-        others = ", ".join(other for other, function in FUNCTIONS.items() if function.gate is not None)
-        raise _refused(expression, node, f"there is no gate for {name}, but for {others}")
-    if not all(operand.is_affine for operand in operands):
-        raise _refused(expression, node, "the argument of an activation must be affine in the variables")
-    if isinstance(FUNCTIONS[name].gate, ThreeLines):
-        argument, low, high = operands
-        if not (low.is_constant and high.is_constant and low.affine.constant < high.affine.constant):
-            raise _refused(expression, node, "clip needs two numbers, the first below the second")
-        limits = (low.affine.constant, high.affine.constant)
-        return GateForm(atoms=((Atom("clip", (argument.affine,), limits), 1.0),))
-    return GateForm(atoms=((Atom(name, tuple(operand.affine for operand in operands)), 1.0),))
-
-
-def _refused(expression: Expression, node: Node, reason: str) -> InputError:
-    part = to_text(node)
-    where = "" if part == expression.text else f" in {expression.text!r}"
-    return InputError(
-        f"gates cannot build {part!r}{where}: {reason}. On a finite box construction='compose' takes any expression."
-    )
-
-
-def affine_range(
-    form: AffineSum, names: Sequence[str], lo: Sequence[float], hi: Sequence[float]
-) -> tuple[float, float]:
-    """The least and the greatest value on a box, whose ends may be infinite."""
-    ends = {name: (a, b) for name, a, b in zip(names, lo, hi, strict=True)}
-    low = form.constant + sum(c * ends[name][0 if c > 0 else 1] for name, c in form.terms)
-    high = form.constant + sum(c * ends[name][1 if c > 0 else 0] for name, c in form.terms)
-    return low, high
-
-
-# The derivation: the function that each head computes, so that a proof takes one variable at a time
-
-
-def derivation_of(
-    target: ExpressionTarget,
-    forms: Sequence[GateForm],
-    wires: Mapping[Atom, Wire],
-    middles: Mapping[Atom, tuple[float, float]],
-) -> Derivation | None:
-    """The derivation; None if an atom is more than a head of one argument, if the box is infinite, or if a coefficient
-    is no decimal number, so that the combination of the heads is not exactly the expression.
-
-    `middles`: (a, b) of a product, whose head computes (x − a)(y − b).
-    """
-    if not target.box.is_bounded:
-        return None
-    reader = _PartReader(target)
-    heads: dict[str, HeadClaim] = {}
-    for atom, wire in wires.items():
-        signals = [signal for signal in wire.terms if signal.level > 0]
-        if _is_choice(atom) or len(signals) != 1:
-            return None
-        heads[channel_of(signals[0])] = reader.claim(atom, *middles.get(atom, (0.0, 0.0)))
-    outputs = tuple(map(reader.form, forms))
-    trees = PartRanges(sub_boxes(target.box), target.expression.variables).tree
-    is_target = equivalent([trees(part) for part in outputs], target.expression.outputs)
-    return Derivation(outputs, heads) if is_target else None
-
-
-class _PartReader:
-    """Turns forms into parts; an atom is one part wherever it occurs."""
-
-    def __init__(self, target: ExpressionTarget) -> None:
-        self.sources = {name: Source(i) for i, name in enumerate(target.box.names)}
-        self.parts: dict[Atom, Part] = {}
-
-    def form(self, form: GateForm) -> Part:
-        atoms = [(self.parts[atom], _decimal(c)) for atom, c in form.atoms]
-        return combination([(self.affine(form.affine), UNIT), *atoms])
-
-    def affine(self, form: AffineSum) -> Part:
-        terms = [(self.sources[name], _decimal(c)) for name, c in form.terms]
-        return combination(terms, _decimal(form.constant))
-
-    def claim(self, atom: Atom, a: float, b: float) -> HeadClaim:
-        """The function that the head of an atom computes in exact arithmetic."""
-        if atom.name == "product":
-            x, y = map(self.affine, atom.arguments)
-            carrier, argument = (combination([(part, UNIT)], Coefficient.of(-c)) for part, c in ((x, a), (y, b)))
-            product = Multiply(carrier, argument)
-            rest = [(y, Coefficient.of(a)), (x, Coefficient.of(b))]
-            self.parts[atom] = combination([(product, UNIT), *rest], Coefficient.of(-Fraction(a) * Fraction(b)))
-            return HeadClaim(product, argument, T, carrier)
-        argument = self.affine(atom.arguments[-1])
-        limits = tuple(_decimal(limit).tree for limit in atom.limits or ())
-        function = Unary(argument, Call(atom.inner or atom.name, (T, *limits)))
-        if atom.name != "gated":
-            self.parts[atom] = function
-            return HeadClaim(function, argument, function.tree)
-        carrier = self.affine(atom.arguments[0])
-        self.parts[atom] = Multiply(carrier, function)
-        return HeadClaim(self.parts[atom], argument, function.tree, carrier)
-
-
-def _decimal(number: float) -> Coefficient:
-    """The shortest decimal number that is read as this one, as 0.3 was written."""
-    return Coefficient.of(Fraction(repr(float(number))))

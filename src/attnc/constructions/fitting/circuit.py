@@ -2,11 +2,13 @@
 
 The state token carries the signals that are still needed. For every level of heads an affine map places the keys, an
 attention layer with a residual writes the new signals into channels of their own, and the next level reads both.
+`build_parts` makes the program of an expression whose parts have fitted heads: `gates` and `compose` end there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,6 +20,20 @@ from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
+from attnc.targets.expressions.tree import to_text
+from attnc.targets.parts.part import (
+    Choice,
+    Combination,
+    Derivation,
+    HeadClaim,
+    Part,
+    Source,
+    T,
+    Unary,
+    in_order,
+    operands_of,
+)
+from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -70,13 +86,12 @@ class Wire:
 
 @dataclass(frozen=True, eq=False)
 class CircuitHead:
-    """Signal m is Σ_k softmax_k(a_k·queries + c_k)·(v_km + Σ_i carried_ikm·carriers_i)."""
+    """Signal m is Σ_k softmax_k(a_k·queries + c_k)·(v_km + V_km·carriers), with the numbers of `keys`."""
 
     signals: tuple[Signal, ...]
     queries: tuple[Wire, ...]
-    keys: SoftHead[np.ndarray]  # of the queries, with constant values
+    keys: SoftHead[np.ndarray]  # its slopes multiply the queries, and its carried parts multiply the carriers
     carriers: tuple[Wire, ...]
-    carried: Float[np.ndarray, "carriers p signals"]
 
     @property
     def name(self) -> str:
@@ -108,59 +123,28 @@ class Circuit:
     def head(
         self,
         queries: Sequence[Wire],
-        slopes: Float[np.ndarray, "p queries"],
-        offsets: Float[np.ndarray, " p"],
-        values: Float[np.ndarray, "p signals"],
+        keys: SoftHead[np.ndarray],
+        carriers: Sequence[Wire] | None = None,
         *,
-        carrier: Wire | None = None,
-        carried: Float[np.ndarray, "p signals"] | None = None,
         name: str = "head",
     ) -> tuple[Wire, ...]:
-        """A head over p keys; its outputs, one for each column of `values`."""
-        carriers = () if carrier is None or carried is None else (carrier,)
-        stacked = np.zeros((0, *values.shape)) if carried is None or not carriers else carried[None]
-        return self._add(queries, slopes, offsets, values, carriers, stacked, name)
-
-    def select(self, scores: Sequence[Wire], values: Sequence[Wire], *, name: str = "select") -> Wire:
-        """Σ_k softmax_k(scores)·values_k: every key has a score and a value of its own."""
-        p = len(scores)
-        slopes, carried = np.eye(p), np.eye(p)[:, :, None]
-        (wire,) = self._add(scores, slopes, np.zeros(p), np.zeros((p, 1)), tuple(values), carried, name)
-        return wire
-
-    def _add(
-        self,
-        queries: Sequence[Wire],
-        slopes: np.ndarray,
-        offsets: np.ndarray,
-        values: np.ndarray,
-        carriers: tuple[Wire, ...],
-        carried: np.ndarray,
-        name: str,
-    ) -> tuple[Wire, ...]:
+        """Add a head, and return its outputs. Its keys carry the carriers, which are the queries if none are given."""
+        carriers = () if keys.carried is None else queries if carriers is None else carriers
         level = 1 + max(wire.level for wire in (*queries, *carriers))
-        columns = values.shape[1]
-        names = [f"{name}#{len(self.heads)}" + (f".{m}" if columns > 1 else "") for m in range(columns)]
-        signals = tuple(Signal(label, level) for label in names)
-        self.heads.append(CircuitHead(signals, tuple(queries), SoftHead(slopes, offsets, values), carriers, carried))
+        label, columns = f"{name}#{len(self.heads)}", range(keys.num_outputs)
+        signals = tuple(Signal(label if len(columns) == 1 else f"{label}.{m}", level) for m in columns)
+        self.heads.append(CircuitHead(signals, tuple(queries), keys, tuple(carriers)))
         return tuple(Wire({signal: 1.0}) for signal in signals)
 
     def apply(self, keys: SoftHead[np.ndarray], query: Wire, *, name: str = "head") -> Wire:
         """A(query), for a head A of one input and one output, whose keys may carry the query."""
-        carried = None if keys.carried is None else keys.carried[:, :, 0]
-        carrier = None if carried is None else query
-        (wire,) = self.head(
-            [query], keys.slopes, keys.offsets, keys.values, carrier=carrier, carried=carried, name=name
-        )
-        return wire
+        return self.head([query], keys, name=name)[0]
 
     def gate(self, keys: SoftHead[np.ndarray], query: Wire, carrier: Wire, *, name: str = "gate") -> Wire:
         """carrier·A(query): the key tokens carry the carrier."""
-        constant = np.zeros_like(keys.values)
-        (wire,) = self.head(
-            [query], keys.slopes, keys.offsets, constant, carrier=carrier, carried=keys.values, name=name
-        )
-        return wire
+        assert keys.carried is None, "a key that carries its own query cannot carry another wire"
+        carrying = SoftHead(keys.slopes, keys.offsets, np.zeros_like(keys.values), keys.values[:, :, None])
+        return self.head([query], carrying, [carrier], name=name)[0]
 
     def build(self, outputs: Sequence[Wire], output_shape: tuple[int, ...], dtype: str) -> Program:
         """Only the heads that the outputs need."""
@@ -169,16 +153,16 @@ class Circuit:
         for number, heads in reversed(list(enumerate(levels))):
             for signal in {s for head in heads for s in head.reads}:
                 last_read.setdefault(signal, number)
-        state: list[Signal] = list(self.inputs)
-        channels_in = [f"in.{i}" for i in range(len(state))]
+        state = {signal: f"in.{i}" for i, signal in enumerate(self.inputs)}  # the channel that carries each signal
+        channels = tuple(state.values())
         tokens, layers = 1, list[Layer]()
         for number, heads in enumerate(levels):
             kept = [s for s in state if last_read.get(s, -1) >= number]
-            place, attend = _level(number + 1, heads, state, kept, channels_in, tokens, dtype)
+            place, attend = _level(number + 1, heads, state, kept, channels, tokens, dtype)
             layers += [place, attend]
-            tokens, channels_in = place.weight.shape[0], list(attend.channels)
-            state = [*kept, *(s for head in heads for s in head.signals)]
-        layers.append(_read(outputs, state, channels_in, tokens, dtype))
+            tokens, channels = place.weight.shape[0], attend.channels
+            state = {s: channel_of(s) for s in (*kept, *(s for head in heads for s in head.signals))}
+        layers.append(_read(outputs, state, channels, tokens, dtype))
         return check(Program(tuple(layers), ((len(self.inputs),),), output_shape))
 
     def _needed(self, outputs: Sequence[Wire]) -> list[list[CircuitHead]]:
@@ -203,14 +187,13 @@ def channel_of(signal: Signal) -> str:
 def _level(
     number: int,
     heads: Sequence[CircuitHead],
-    state: Sequence[Signal],
+    state: Mapping[Signal, str],
     kept: Sequence[Signal],
     channels_in: Sequence[str],
     tokens_in: int,
     dtype: str,
 ) -> tuple[Affine, Attention]:
     """Token 0 is the state and the only query that is read; the keys of all heads lie side by side in every token."""
-    names_in = {signal: channels_in[i] for i, signal in enumerate(state)}
     made = [s for head in heads for s in head.signals]
     tokens = max(head.p for head in heads)
     key_channels = [
@@ -225,7 +208,7 @@ def _level(
     channels = (*(channel_of(s) for s in kept), *(channel_of(s) for s in made), ONE, *key_channels)
     place = AffineBuilder(tokens_in, channels_in, tokens, channels)
     for signal in kept:
-        place.link(0, channel_of(signal), 0, names_in[signal])
+        place.link(0, channel_of(signal), 0, state[signal])
     place.set(0, ONE, 1.0)
     built = []
     for head in heads:
@@ -236,12 +219,13 @@ def _level(
         for m in range(len(head.signals)):
             value, constant = f"value{m}.{head.name}", head.keys.values[:, m]
             linked: dict[Signal, np.ndarray] = {}
-            for carrier, carried in zip(head.carriers, head.carried[:, :, m], strict=True):
+            moving = np.zeros((head.p, 0)) if head.keys.carried is None else head.keys.carried[:, m]
+            for carrier, carried in zip(head.carriers, moving.T, strict=True):
                 constant = constant + carrier.constant * carried
                 for signal, coefficient in carrier.terms.items():
                     linked[signal] = linked.get(signal, 0.0) + coefficient * carried
             for signal, coefficients in linked.items():
-                place.link(keys, value, 0, names_in[signal], coefficients)
+                place.link(keys, value, 0, state[signal], coefficients)
             place.set(keys, value, constant)
         built.append(_head(head, tokens, channels, dtype))
     return place.build(f"place{number}", dtype), Attention(f"attend{number}", tuple(built), channels, residual=True)
@@ -271,12 +255,77 @@ def _head(head: CircuitHead, tokens: int, channels: tuple[str, ...], dtype: str)
 
 
 def _read(
-    outputs: Sequence[Wire], state: Sequence[Signal], channels_in: Sequence[str], tokens_in: int, dtype: str
+    outputs: Sequence[Wire], state: Mapping[Signal, str], channels_in: Sequence[str], tokens_in: int, dtype: str
 ) -> Affine:
     names = [f"out.{j}" for j in range(len(outputs))]
     read = AffineBuilder(tokens_in, channels_in, 1, names)
     for name, wire in zip(names, outputs, strict=True):
         for signal, coefficient in wire.terms.items():
-            read.link(0, name, 0, channels_in[list(state).index(signal)], coefficient)
+            read.link(0, name, 0, state[signal], coefficient)
         read.set(0, name, wire.constant)
     return read.build("read", dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class PartFit:
+    """A(y) at y = scale·t + shift is within `error` of a function of t on [lo, hi]; the keys may carry y."""
+
+    keys: SoftHead[np.ndarray]
+    error: float
+    scale: float = 1.0
+    shift: float = 0.0
+    lo: float = -math.inf
+    hi: float = math.inf
+
+    @property
+    def num_anchors(self) -> int:
+        return self.keys.num_keys
+
+    def __call__(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+        return self.keys((self.scale * t + self.shift)[:, None])[:, 0]
+
+    def build(self, circuit: Circuit, argument: Wire, carrier: Wire | None, name: str) -> Wire:
+        """A(argument), or carrier·A(argument)."""
+        query = argument * self.scale + self.shift
+        if carrier is None:
+            return circuit.apply(self.keys, query, name=name)
+        return circuit.gate(self.keys, query, carrier, name=name)
+
+
+Factors = Mapping[int, tuple[Unary, Part]]
+"""By the identity of a product: the factor that the weights of its head compute, and the one that its keys carry."""
+
+
+def build_parts(
+    target: Target, outputs: Sequence[Part], factors: Factors, fits: Mapping[int, PartFit], dtype: str
+) -> tuple[Program, Derivation]:
+    """The program of these outputs, and a claim for every head. `fits` has the head of each function and choice."""
+
+    def operands(part: Part) -> tuple[Part, ...]:
+        """A function that the head of a product computes needs no head of its own."""
+        function = factors[id(part)][0] if id(part) in factors else None
+        return tuple(function.base if function is inner else inner for inner in operands_of(part))
+
+    circuit = Circuit(target.box.names)
+    wires: dict[int, Wire] = {}
+    claims: dict[str, HeadClaim] = {}
+    for part in in_order(outputs, operands):
+        match part:
+            case Source(index):
+                wire = circuit.input(index)
+            case Combination(terms, constant):
+                wire = Wire({}, constant.value)
+                for inner, coefficient in terms:
+                    wire = wire + wires[id(inner)] * coefficient.value
+            case Choice(name, chosen):
+                (wire,) = circuit.head([wires[id(inner)] for inner in chosen], fits[id(part)].keys, name=name)
+            case _:
+                function, carried = (part, None) if isinstance(part, Unary) else factors[id(part)]
+                carrier = None if carried is None else wires[id(carried)]
+                name = "product" if function.tree is T else to_text(function.tree)
+                wire = fits[id(function)].build(circuit, wires[id(function.base)], carrier, name)
+                (signal,) = wire.terms
+                claims[channel_of(signal)] = HeadClaim(part, function.base, function.tree, carried)
+        wires[id(part)] = wire
+    program = circuit.build([wires[id(part)] for part in outputs], target.output_shape, dtype)
+    return program, Derivation(tuple(outputs), claims)

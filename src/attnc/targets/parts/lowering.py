@@ -7,9 +7,11 @@ themselves are not made part of a longer function: affine arguments, affine term
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial, reduce
 
 from attnc.targets.expressions.coefficient import MINUS, TWO, UNIT, ZERO, Coefficient
 from attnc.targets.expressions.substituting import is_constant, substitute, with_children
@@ -26,7 +28,16 @@ from attnc.targets.expressions.tree import (
     children,
     schedule,
 )
-from attnc.targets.parts.part import Combination, Multiply, Part, Source, T, Unary, combination, is_constant_part
+from attnc.targets.parts.part import (
+    Choice,
+    Combination,
+    Multiply,
+    Part,
+    Source,
+    T,
+    Unary,
+    combination,
+)
 
 ONE = Number(Fraction(1))
 CHOICES = ("max", "min", "clip")
@@ -43,12 +54,15 @@ def affine_in_t(tree: Node) -> tuple[Coefficient, Coefficient] | None:
     """(slope, offset), if the tree is written as an affine function of t."""
     if is_constant(tree):
         return ZERO, Coefficient(tree)
+    scale, rest = _without_scale(tree)
+    if rest is not tree:
+        inner = affine_in_t(rest)
+        return None if inner is None else (scale * inner[0], scale * inner[1])
     match tree:
         case Variable(_):
             return UNIT, ZERO
-        case Negate(operand):
-            inner = affine_in_t(operand)
-            return None if inner is None else (-inner[0], -inner[1])
+        case Power(base, exponent) if is_exactly(exponent, 1):
+            return affine_in_t(base)
         case Sum(terms):
             slope, offset = ZERO, ZERO
             for part in map(affine_in_t, terms):
@@ -56,24 +70,30 @@ def affine_in_t(tree: Node) -> tuple[Coefficient, Coefficient] | None:
                     return None
                 slope, offset = slope + part[0], offset + part[1]
             return slope, offset
-        case Product(factors):
-            scale, moving = _without_constants(factors)
-            inner = affine_in_t(moving[0]) if len(moving) == 1 else None
-            return None if inner is None else (scale * inner[0], scale * inner[1])
+    return None
+
+
+def is_exactly(tree: Node, number: int) -> bool:
+    """Whether the tree is a constant of this value."""
+    return is_constant(tree) and Coefficient(tree).value == number and not Coefficient(tree).slack
+
+
+def _without_scale(tree: Node) -> tuple[Coefficient, Node]:
+    """The sign, the constant factors or the constant divisor of the last operation, and the operand without them."""
+    match tree:
+        case Negate(operand):
+            return MINUS, operand
         case Quotient(dividend, divisor) if is_constant(divisor):
-            inner, inverse = affine_in_t(dividend), Coefficient(Quotient(ONE, divisor))
-            return None if inner is None else (inverse * inner[0], inverse * inner[1])
-        case _:
-            return None
+            return Coefficient(Quotient(ONE, divisor)), dividend
+        case Product(factors) if any(map(is_constant, factors)):
+            constants = [Coefficient(factor) for factor in factors if is_constant(factor)]
+            moving = [factor for factor in factors if not is_constant(factor)]
+            return reduce(operator.mul, constants), _joined(Product, moving)
+    return UNIT, tree
 
 
-def _without_constants(factors: Sequence[Node]) -> tuple[Coefficient, list[Node]]:
-    """The product of the constant factors, and the others."""
-    scale = UNIT
-    for factor in factors:
-        if is_constant(factor):
-            scale = scale * Coefficient(factor)
-    return scale, [factor for factor in factors if not is_constant(factor)]
+def _joined(kind: type[Sum] | type[Product], trees: Sequence[Node]) -> Node:
+    return trees[0] if len(trees) == 1 else kind(tuple(trees))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +105,22 @@ class _Pending:
 
 
 class Lowering:
-    """Turns the outputs of an expression into parts, equal sub-expressions once."""
+    """Turns the outputs of an expression into parts, equal parts once."""
 
-    def __init__(self, variables: Sequence[str], can_fit: CanFit, gates: Sequence[str] = ()) -> None:
-        """`gates`: the functions whose heads have few keys, whatever the range."""
-        self._gates = gates
+    def __init__(
+        self, variables: Sequence[str], can_fit: CanFit, gates: Sequence[str] = (), *, one_level: bool = False
+    ) -> None:
+        """`gates`: the functions whose heads have few keys, whatever the range.
+
+        `one_level`: max, min and clip become one head each, and nothing is taken apart into several layers of heads.
+        """
+        self._gates, self._one_level = gates, one_level
         self._sources = {name: Source(i) for i, name in enumerate(variables)}
         self._can_fit = can_fit
         self._made: dict[tuple[int, int], Part] = {}  # (base, tree) → its part
         self._kept: list[Node] = []  # the trees whose identities are keys
+        self._calls: dict[Call, Call] = {}  # functions of t and of constants, each once
+        self._combined: dict[tuple[frozenset[tuple[int, Coefficient]], Coefficient], Part] = {}
 
     def lower(self, outputs: Sequence[Node]) -> list[Part]:
         steps, numbers = schedule(outputs)
@@ -115,7 +142,7 @@ class Lowering:
         """An operation on functions of different parts."""
         match node:
             case Sum(_):
-                return combination([(self._part(group), UNIT) for group in _grouped(operands, Sum)])
+                return self._combination([(self._part(group), UNIT) for group in _grouped(operands, Sum)])
             case Product(_):
                 return self._product(_grouped(operands, Product))
             case Quotient(_, _):
@@ -126,50 +153,56 @@ class Lowering:
                 base, exponent = operands
                 logarithm = _Pending(base.base, Call("log", (base.tree,)))
                 return self._unary(self._product([exponent, logarithm]), Call("exp", (T,)))
-            case Call("clip", _) if operands[1].base is None and operands[2].base is None:
-                return self._clipped(self._part(operands[0]), *(Coefficient(bound.tree) for bound in operands[1:]))
-            case Call("clip", _):
-                x, low, high = operands
-                return self._least(self._greatest(self._part(x), self._part(low)), self._part(high))
-            case Call("max" | "min", _):
-                parts = [self._part(operand) for operand in operands]
-                choose = self._greatest if node.name == "max" else self._least
-                found = parts[0]
-                for part in parts[1:]:
-                    found = choose(found, part)
-                return found
-            case _:
-                raise AssertionError(f"{type(node).__name__} has one operand")
+            case Call(name, _) if name in CHOICES:
+                return self._choice(name, [self._part(operand) for operand in operands])
+        raise AssertionError(f"{type(node).__name__} has one operand")
 
-    def _greatest(self, u: Part, v: Part) -> Part:
-        """max(u, v) = u + relu(v − u)."""
-        return combination([(u, UNIT), (self._unary(combination([(v, UNIT), (u, MINUS)]), RELU), UNIT)])
+    def _choice(self, name: str, parts: Sequence[Part]) -> Part:
+        if self._one_level:
+            return Choice(name, tuple(parts))
+        if name == "clip":
+            return self._clipped(*parts)
+        return reduce(partial(self._extreme, UNIT if name == "max" else MINUS), parts)
 
-    def _least(self, u: Part, v: Part) -> Part:
-        """min(u, v) = u − relu(u − v)."""
-        return combination([(u, UNIT), (self._unary(combination([(u, UNIT), (v, MINUS)]), RELU), MINUS)])
+    def _extreme(self, sign: Coefficient, u: Part, v: Part) -> Part:
+        """max(u, v) = u + relu(v − u) for the sign 1, and min(u, v) = u − relu(u − v) for −1."""
+        excess = self._unary(self._combination([(v, sign), (u, -sign)]), RELU)
+        return self._combination([(u, UNIT), (excess, sign)])
 
-    def _clipped(self, u: Part, low: Coefficient, high: Coefficient) -> Part:
-        """clip(u, a, b) = a + relu(u − a) − relu(u − b) for a ≤ b: both in one layer."""
-        if low.value >= high.value:
-            return self._least(self._greatest(u, Combination((), low)), Combination((), high))
-        above_low, above_high = (self._unary(combination([(u, UNIT)], -end), RELU) for end in (low, high))
-        return combination([(above_low, UNIT), (above_high, MINUS)], low)
+    def _clipped(self, u: Part, low: Part, high: Part) -> Part:
+        """clip(u, a, b) = a + relu(u − a) − relu(u − b) for constants a ≤ b: both in one layer."""
+        match low, high:
+            case Combination((), a), Combination((), b) if a.value < b.value:
+                above_a, above_b = (self._unary(self._combination([(u, UNIT)], -end), RELU) for end in (a, b))
+                return self._combination([(above_a, UNIT), (above_b, MINUS)], a)
+        return self._extreme(MINUS, self._extreme(UNIT, u, low), high)
 
     def _product(self, factors: Sequence[_Pending]) -> Part:
-        """A balanced tree of products; constants scale."""
+        """A balanced tree of products; constants and constant factors scale."""
         scale, parts = UNIT, list[Part]()
         for part in map(self._part, factors):
-            if is_constant_part(part):
-                scale = scale * part.constant
-            else:
-                parts.append(part)
+            match part:
+                case Combination((), constant):
+                    scale = scale * constant
+                case Combination(((inner, coefficient),), constant, None) if constant == ZERO:
+                    scale = scale * coefficient
+                    parts.append(inner)
+                case _:
+                    parts.append(part)
         if not parts:
             return Combination((), scale)
         while len(parts) > 1:
             pairs = [Multiply(parts[i], parts[i + 1]) for i in range(0, len(parts) - 1, 2)]
             parts = [*pairs, *parts[2 * len(pairs) :]]
-        return combination([(parts[0], scale)])
+        return self._combination([(parts[0], scale)])
+
+    def _combination(self, terms: Sequence[tuple[Part, Coefficient]], constant: Coefficient = ZERO) -> Part:
+        """Combine parts; combinations of the same parts with the same coefficients are one part."""
+        made = combination(terms, constant)
+        if not isinstance(made, Combination):
+            return made
+        key = frozenset((id(part), coefficient) for part, coefficient in made.terms), made.constant
+        return self._combined.setdefault(key, made)
 
     def _part(self, pending: _Pending) -> Part:
         if pending.base is None:
@@ -178,8 +211,10 @@ class Lowering:
 
     def _unary(self, base: Part, tree: Node) -> Part:
         """tree(base) by one head, or taken apart at its last operation."""
-        if is_constant_part(base):
+        if isinstance(base, Combination) and not base.terms:
             return Combination((), Coefficient(substitute(tree, base.constant.tree)))
+        if isinstance(tree, Call) and all(child is T or is_constant(child) for child in tree.arguments):
+            tree = self._calls.setdefault(tree, tree)
         key = (id(base), id(tree))
         if key not in self._made:
             self._kept.append(tree)
@@ -189,25 +224,22 @@ class Lowering:
     def _fitted(self, base: Part, tree: Node) -> Part:
         affine = affine_in_t(tree)
         if affine is not None:
-            return base if affine == (UNIT, ZERO) else combination([(base, affine[0])], affine[1])
+            return base if affine == (UNIT, ZERO) else self._combination([(base, affine[0])], affine[1])
+        scale, rest = _without_scale(tree)
+        if rest is not tree:
+            return self._combination([(self._unary(base, rest), scale)])
         match tree:
-            case Negate(operand):
-                return combination([(self._unary(base, operand), MINUS)])
-            case Product(factors) if any(is_constant(factor) for factor in factors):
-                scale, moving = _without_constants(factors)
-                inner = self._unary(base, moving[0] if len(moving) == 1 else Product(tuple(moving)))
-                return combination([(inner, scale)])
-            case Product((left, right)) if self._is_carried(left, right) or self._is_carried(right, left):
+            case Product((left, right)) if self._is_carried(left, right):
                 return self._product([_Pending(base, left), _Pending(base, right)])
-            case Call(name, (argument,)) if argument is not T and affine_in_t(argument) is not None:
-                return self._unary(self._unary(base, argument), Call(name, (T,)))
+            case Call(name, (argument, *limits)) if self._is_moved(argument) and all(map(is_constant, limits)):
+                return self._unary(self._unary(base, argument), Call(name, (T, *limits)))
             case Sum(terms) if apart := [term for term in terms if self._is_cheap(term)]:
-                rest = tuple(term for term in terms if term not in apart)
-                whole = [*apart, *([rest[0] if len(rest) == 1 else Sum(rest)] if rest else [])]
-                return combination([(self._unary(base, term), UNIT) for term in whole])
+                rest_of_sum = [term for term in terms if term not in apart]
+                whole = [*apart, *([_joined(Sum, rest_of_sum)] if rest_of_sum else [])]
+                return self._combination([(self._unary(base, term), UNIT) for term in whole])
         if self._can_fit(base, tree):
             return Unary(base, tree)
-        wide = self._wide(base, tree)
+        wide = None if self._one_level else self._wide(base, tree)
         if wide is not None:
             return wide
         if isinstance(tree, Call) and tree.name in CHOICES:
@@ -227,20 +259,22 @@ class Lowering:
                 return affine_in_t(argument) is not None
         return False
 
-    def _is_carried(self, carrier: Node, gate: Node) -> bool:
-        """Whether their product costs little more than the gate: keys may carry the other factor, or its head does."""
-        return self._is_gate(gate) and affine_in_t(carrier) is not None
+    def _is_moved(self, argument: Node) -> bool:
+        """Whether this is an affine function of t other than t."""
+        return argument is not T and not is_constant(argument) and affine_in_t(argument) is not None
+
+    def _is_carried(self, left: Node, right: Node) -> bool:
+        """Whether a product costs little more than a gate: its keys may carry the other factor, or its head does."""
+        return any(self._is_gate(g) and affine_in_t(c) is not None for g, c in ((left, right), (right, left)))
 
     def _is_cheap(self, term: Node) -> bool:
-        match term:
-            case Negate(operand):
-                return self._is_cheap(operand)
-            case Product(factors) if any(is_constant(factor) for factor in factors):
-                _, moving = _without_constants(factors)
-                return not moving or self._is_cheap(moving[0] if len(moving) == 1 else Product(tuple(moving)))
+        if affine_in_t(term) is not None:
+            return True
+        _, rest = _without_scale(term)
+        match rest:
             case Product((left, right)):
-                return self._is_carried(left, right) or self._is_carried(right, left)
-        return self._is_gate(term) or affine_in_t(term) is not None
+                return self._is_carried(left, right)
+        return self._is_gate(rest) or (rest is not term and self._is_cheap(rest))
 
     def _wide(self, base: Part, tree: Node) -> Part | None:
         """sin and cos of wide ranges by doubling the angle, powers by squaring: layers instead of anchors."""
@@ -270,7 +304,4 @@ def _grouped(operands: Sequence[_Pending], kind: type[Sum] | type[Product]) -> l
     groups: dict[int, list[_Pending]] = {}
     for operand in operands:
         groups.setdefault(id(operand.base), []).append(operand)
-    return [
-        group[0] if len(group) == 1 else _Pending(group[0].base, kind(tuple(member.tree for member in group)))
-        for group in groups.values()
-    ]
+    return [_Pending(group[0].base, _joined(kind, [member.tree for member in group])) for group in groups.values()]

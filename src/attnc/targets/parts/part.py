@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Node, Variable, to_text
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
 
 T = Variable("t")
 """The argument of a function of one part."""
@@ -43,11 +39,21 @@ class Unary:
 
 @dataclass(frozen=True, eq=False)
 class Multiply:
+    """left·right."""
+
     left: Part
     right: Part
 
 
-Part = Source | Combination | Unary | Multiply
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """max, min or clip of parts, by one head over all of them."""
+
+    name: str
+    operands: tuple[Part, ...]
+
+
+Part = Source | Combination | Unary | Multiply | Choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,20 +81,6 @@ def function_of_t(tree: Node) -> Expression:
     return Expression(to_text(tree), (tree,), ("t",), False, ())
 
 
-def in_order(outputs: Sequence[Part]) -> tuple[Part, ...]:
-    """List every part that the outputs need, operands first."""
-    found: dict[int, Part] = {}
-    pending: list[tuple[Part, bool]] = [(part, False) for part in reversed(outputs)]
-    while pending:
-        part, ready = pending.pop()
-        if ready:
-            found.setdefault(id(part), part)
-        elif id(part) not in found:
-            pending.append((part, True))
-            pending.extend((operand, False) for operand in operands_of(part))
-    return tuple(found.values())
-
-
 def operands_of(part: Part) -> tuple[Part, ...]:
     match part:
         case Source(_):
@@ -99,6 +91,22 @@ def operands_of(part: Part) -> tuple[Part, ...]:
             return (base,)
         case Multiply(left, right):
             return (left, right)
+        case Choice(_, operands):
+            return operands
+
+
+def in_order(outputs: Sequence[Part], operands: Callable[[Part], tuple[Part, ...]] = operands_of) -> tuple[Part, ...]:
+    """List every part that the outputs need, operands first."""
+    found: dict[int, Part] = {}
+    pending: list[tuple[Part, bool]] = [(part, False) for part in reversed(outputs)]
+    while pending:
+        part, ready = pending.pop()
+        if ready:
+            found.setdefault(id(part), part)
+        elif id(part) not in found:
+            pending.append((part, True))
+            pending.extend((operand, False) for operand in operands(part))
+    return tuple(found.values())
 
 
 def combination(terms: Sequence[tuple[Part, Coefficient]], constant: Coefficient = ZERO) -> Part:
@@ -119,7 +127,3 @@ def combination(terms: Sequence[tuple[Part, Coefficient]], constant: Coefficient
         add(part, coefficient)
     kept = tuple((part, coefficient) for part, coefficient in found.values() if coefficient != ZERO)
     return kept[0][0] if len(kept) == 1 and kept[0][1] == UNIT and constant == ZERO else Combination(kept, constant)
-
-
-def is_constant_part(part: Part) -> TypeIs[Combination]:
-    return isinstance(part, Combination) and not part.terms

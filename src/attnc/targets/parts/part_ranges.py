@@ -10,11 +10,12 @@ import numpy as np
 
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
+from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
 from attnc.targets.expressions.evaluation import evaluate_boxes
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.substituting import substitute
-from attnc.targets.expressions.tree import Node, Product, Sum, Variable, to_text
-from attnc.targets.parts.part import Combination, Multiply, Part, Source, Unary
+from attnc.targets.expressions.tree import Call, Node, Product, Sum, Variable, to_text
+from attnc.targets.parts.part import Choice, Combination, Multiply, Part, Source, Unary
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -92,17 +93,24 @@ class PartRanges:
                 case Combination(_, _, Unary() as known):
                     tree = self.tree(known)
                 case Combination(terms, constant):
-                    scaled = [Product((c.tree, self.tree(inner))) for inner, c in terms]
-                    tree = Sum((*scaled, constant.tree))
+                    scaled = [_times(c, self.tree(inner)) for inner, c in terms]
+                    summed = (*scaled, *([] if terms and constant == ZERO else [constant.tree]))
+                    tree = summed[0] if len(summed) == 1 else Sum(summed)
                 case Unary(base, inner):
                     tree = substitute(inner, self.tree(base))
                 case Multiply(left, right):
                     tree = Product((self.tree(left), self.tree(right)))
+                case Choice(name, operands):
+                    tree = Call(name, tuple(map(self.tree, operands)))
             self._trees[id(part)] = tree
         return self._trees[id(part)]
 
     def describe(self, part: Part) -> str:
         return to_text(self.tree(part))
+
+
+def _times(coefficient: Coefficient, tree: Node) -> Node:
+    return tree if coefficient == UNIT else Product((coefficient.tree, tree))
 
 
 def sub_boxes(box: Box) -> Interval:

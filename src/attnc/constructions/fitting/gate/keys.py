@@ -1,4 +1,4 @@
-"""Gates: heads whose keys may carry their own query, and the search for the largest error of such a head.
+"""Gates: heads whose keys may carry their own query, how their values are solved, and how large their errors are.
 
 A head of one variable is G(x) = Σ_k w_k(x)(v_k + u_k·x), w = softmax(a_k·x + c_k): a `SoftHead` with one input and one
 output. Its `carried` is None if every u_k is 0.
@@ -7,7 +7,7 @@ output. Its `carried` is None if every u_k is 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from attnc.constructions.construction import round_above
 from attnc.constructions.fitting.circuit import Circuit, Wire
+from attnc.constructions.fitting.minimax import fit_values
 from attnc.errors import InputError, real_number
 from attnc.functions.gate_recipes import ExactKeys
 from attnc.ir.soft_head import SoftHead
@@ -23,50 +24,52 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 ALL_REALS = (-math.inf, math.inf)
-
-
 SEARCH_SAFETY = 1.01
 """Margin on an error found by a search, which finds peaks to a relative 1e-4."""
 PEAK_ROUNDS, PEAK_PARTS = 2, 24
 """Number of refinements about each peak, and number of parts of each refinement: peaks are then found to 1e-4."""
 NEGLIGIBLE_SCORE = 60.0
 """Keys whose score is lower than that of the largest by this have weights below e^{−60} < 2⁻⁸⁶."""
+FIT_PASSES = 24
+"""Number of reweightings of a fit; the errors in the gate table hold for this number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gate:
-    """One activation f as attention: `build(circuit, wire)` adds its heads.
+    """One activation f as attention.
 
     |gate(x) − f(x)| ≤ error for every x of the domain, in exact arithmetic. `is_proved` tells that this is a closed
-    form; otherwise it is the largest error found by a search. `lipschitz` is that of f on the domain. `keys` is the
-    only head, if there is one.
+    form; otherwise it is the largest error found by a search. `lipschitz` is that of f on the domain.
+
+    With a number `sign` = β the gate has two layers: s = tanh(βx) and y = x·s by two keys, then s·A(y), A the head of
+    `keys`. Only softsign has them.
     """
 
     name: str
+    keys: SoftHead[np.ndarray]
     error: float
-    num_anchors: int
-    num_layers: int
-    domain: tuple[float, float]
-    build: Callable[[Circuit, Wire], Wire]
     lipschitz: float
+    domain: tuple[float, float] = ALL_REALS
     is_proved: bool = False
-    keys: SoftHead[np.ndarray] | None = None
+    sign: float | None = None
 
-    @classmethod
-    def one_head(
-        cls,
-        name: str,
-        keys: SoftHead[np.ndarray],
-        error: float,
-        lipschitz: float,
-        *,
-        domain: tuple[float, float] = ALL_REALS,
-        is_proved: bool = False,
-    ) -> Gate:
-        def build(circuit: Circuit, x: Wire) -> Wire:
-            return circuit.apply(keys, x, name=name)
+    @property
+    def num_layers(self) -> int:
+        return 1 if self.sign is None else 2
 
-        return cls(name, error, keys.num_keys, 1, domain, build, lipschitz, is_proved, keys)
+    @property
+    def num_anchors(self) -> int:
+        return self.keys.num_keys + (0 if self.sign is None else 2)
+
+    def build(self, circuit: Circuit, x: Wire) -> Wire:
+        """Add the heads of the gate at x."""
+        if self.sign is None:
+            return circuit.apply(self.keys, x, name=self.name)
+        sides, zero = np.array([-1.0, 1.0]), np.zeros(2)
+        values, carried = np.stack([sides, zero], axis=1), np.stack([zero, sides], axis=1)
+        steep = SoftHead(self.sign * sides[:, None], zero, values, carried[:, :, None])
+        sign, size = circuit.head([x], steep, name="sign")
+        return circuit.gate(self.keys, size, sign, name=self.name)
 
 
 def exact_gate(name: str, recipe: ExactKeys, eps: float) -> Gate:
@@ -75,7 +78,21 @@ def exact_gate(name: str, recipe: ExactKeys, eps: float) -> Gate:
     slopes, offsets, values = (np.array(numbers) for numbers in (recipe.slopes, recipe.offsets, recipe.values))
     carried = np.array(recipe.carried) if any(recipe.carried) else None
     keys = SoftHead.of_one_variable(slopes, offsets, values, carried)
-    return Gate.one_head(name, keys, recipe.error, recipe.lipschitz, is_proved=True)
+    return Gate(name, keys, recipe.error, recipe.lipschitz, is_proved=True)
+
+
+def min_keys(name: str, eps: float, hints: Mapping[int, float], make: Callable[[int], Gate]) -> Gate:
+    """The gate with the least p whose error is ≤ eps. Rows whose hint is more than 10 % above eps are not tried."""
+    positive("eps", eps)
+    for p, hint in sorted(hints.items()):
+        if 0.9 * hint <= eps:
+            gate = make(p)
+            if gate.error <= eps:
+                return gate
+    best = make(max(hints))
+    if best.error <= eps:
+        return best
+    raise OutOfReach(name, eps, best.error, best.num_anchors)
 
 
 def positive(name: str, given: float) -> float:
@@ -153,3 +170,31 @@ def tail(keys: SoftHead[np.ndarray], x: float) -> float:
     if keys.carried is not None:
         apart = apart + np.abs(keys.carried[:-1, 0, 0] - keys.carried[-1, 0, 0]) * x
     return 1.001 * float((np.exp(behind - gaps * x) * apart).sum())
+
+
+def solved(
+    keys: SoftHead[np.ndarray],
+    x: Float[np.ndarray, " points"],
+    f: Float[np.ndarray, " points"],
+    values: Float[np.ndarray, "keys unknowns"],
+    carried: Float[np.ndarray, "keys unknowns"] | None = None,
+    limit: float = math.inf,
+) -> SoftHead[np.ndarray]:
+    """The keys with values + values·z and carried parts + carried·z, for the z that makes max |G(x) − f| least.
+
+    `limit` bounds |z|.
+    """
+    weights = keys.weights(x[:, None])
+    columns = weights @ values if carried is None else weights @ values + x[:, None] * (weights @ carried)
+    if not columns.shape[1]:
+        return keys
+    rest = (f - at_points(keys, x))[:, None]
+    z = fit_values(columns, rest, np.array([limit]), FIT_PASSES).values
+    moving = keys.carried if carried is None or keys.carried is None else keys.carried + (carried @ z)[:, :, None]
+    return SoftHead(keys.slopes, keys.offsets, keys.values + values @ z, moving)
+
+
+def pairs(p: int, sign: float) -> Float[np.ndarray, "keys pairs"]:
+    """A column for each pair of keys about the middle, from the inside out: 1 on the right, `sign` on the left."""
+    unit, m = np.eye(p), p // 2
+    return unit[:, p - m :] + sign * unit[:, :m][:, ::-1]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate, exact_gate, positive, power_of_two
+from attnc.constructions.fitting.gate.keys import Gate, positive, power_of_two
 from attnc.errors import InputError, real_number
 from attnc.functions.gate_recipes import ExactKeys
 from attnc.functions.logistic import SILU_SLOPE_TURNS
@@ -27,27 +27,18 @@ ROUNDED_UP = 1 + 2.0**-50
 """Factor that covers the roundings of the few products and quotients of an error."""
 
 
-def tanhshrink(eps: float) -> Gate:
-    """x − tanh x: the weights of tanh, values x ± 1."""
-    return exact_gate("tanhshrink", ExactKeys((-1.0, 1.0), (0.0, 0.0), (1.0, -1.0), (1.0, 1.0), lipschitz=1.0), eps)
-
-
-def quick_gelu(eps: float) -> Gate:
-    """x·σ(1.702x)."""
-    # 1.702 is stored with a relative error of 2⁻⁵³, and s²σ′(s)/1.702 ≤ 0.26.
-    keys = ExactKeys((0.0, 1.702), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), SILU_SLOPE_TURNS[1][2], 2.0**-54)
-    return exact_gate("quick_gelu", keys, eps)
-
-
-def mish(eps: float) -> Gate:
-    """x·tanh(log(1 + eˣ)): scores log 2, x + log 2, 2x and values 0, x, x.
-
-    Proof.  With z = eˣ, tanh(log(1 + z)) = ((1 + z)² − 1)/((1 + z)² + 1) = (2z + z²)/(2 + 2z + z²).
-    """
-    # log 2 is stored to within 2⁻⁵⁴, which moves the output by |x|·w₀(1 − w₀)·2⁻⁵⁴, and |x|·w₀(1 − w₀) < ½.
-    offsets, carried = (LOG_2, LOG_2, 0.0), (0.0, 1.0, 1.0)
-    keys = ExactKeys((0.0, 1.0, 2.0), offsets, (0.0, 0.0, 0.0), carried, 1.088498161251728, 2.0**-55)
-    return exact_gate("mish", keys, eps)
+CLOSED_FORMS = {
+    # x − tanh x: the weights of tanh, values x ± 1
+    "tanhshrink": ExactKeys((-1.0, 1.0), (0.0, 0.0), (1.0, -1.0), (1.0, 1.0), lipschitz=1.0),
+    # x·σ(1.702x); 1.702 is stored with a relative error of 2⁻⁵³, and s²σ′(s)/1.702 ≤ 0.26
+    "quick_gelu": ExactKeys((0.0, 1.702), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), SILU_SLOPE_TURNS[1][2], 2.0**-54),
+    # x·tanh(log(1 + eˣ)): with z = eˣ, tanh(log(1 + z)) = ((1 + z)² − 1)/((1 + z)² + 1) = (2z + z²)/(2 + 2z + z²);
+    # log 2 is stored to within 2⁻⁵⁴, which moves the output by |x|·w₀(1 − w₀)·2⁻⁵⁴, and |x|·w₀(1 − w₀) < ½
+    "mish": ExactKeys(
+        (0.0, 1.0, 2.0), (LOG_2, LOG_2, 0.0), (0.0, 0.0, 0.0), (0.0, 1.0, 1.0), 1.088498161251728, 2.0**-55
+    ),
+}
+"""Activations that are a softmax and are not in the expression language."""
 
 
 def steepness(jump: float, eps: float) -> float:
@@ -57,21 +48,23 @@ def steepness(jump: float, eps: float) -> float:
 
 def two_lines(name: str, eps: float, left: float, right: float) -> Gate:
     """Slope `left` below 0, `right` above: scores 0, βx and values left·x, right·x. relu is x·σ(βx)."""
-    jump = abs(right - left)
-    beta = steepness(jump, positive("eps", eps))
-    keys = SoftHead.of_one_variable(np.array([0.0, beta]), np.zeros(2), np.zeros(2), np.array([left, right]))
-    error, lipschitz = jump * W / beta * ROUNDED_UP, max(abs(left), abs(right))
-    return Gate.one_head(name, keys, error, lipschitz, is_proved=True)
+    return _lines(name, eps, (0.0, 1.0), (0.0, 0.0), [(0.0, left), (0.0, right)])
 
 
-def leaky_relu(eps: float, slope: float = 0.01) -> Gate:
+def leaky_relu(eps: float, slope: float = 0.01, name: str = "leaky_relu") -> Gate:
     """Values slope·x, x."""
-    return two_lines("leaky_relu", eps, real_number("slope", slope), 1.0)
+    return two_lines(name, eps, real_number("slope", slope), 1.0)
 
 
-def prelu(eps: float, slope: float = 0.25) -> Gate:
-    """A leaky ReLU whose slope was learnt."""
-    return two_lines("prelu", eps, real_number("slope", slope), 1.0)
+def _lines(
+    name: str, eps: float, slopes: tuple[float, ...], offsets: tuple[float, ...], lines: list[tuple[float, float]]
+) -> Gate:
+    """Scores β(slope·x + offset) between lines (value, slope) whose slopes differ by J from one to the next."""
+    jump = abs(lines[1][1] - lines[0][1])
+    beta = steepness(jump, positive("eps", eps))
+    values, carried = np.array(lines).T
+    keys = SoftHead.of_one_variable(beta * np.array(slopes), beta * np.array(offsets), values, carried)
+    return Gate(name, keys, jump * W / beta * ROUNDED_UP, max(abs(u) for _, u in lines), is_proved=True)
 
 
 def _three_lines(name: str, eps: float, kinks: tuple[float, float], lines: list[tuple[float, float]]) -> Gate:
@@ -85,14 +78,8 @@ def _three_lines(name: str, eps: float, kinks: tuple[float, float], lines: list[
               e^{−βt}, and by +J(hi − lo), weighted e^{−β(hi − lo)}e^{−2βt}: again of opposite signs, and no larger.
     """
     lo, hi = kinks
-    jump = abs(lines[1][1] - lines[0][1])
-    beta = steepness(jump, positive("eps", eps))
     # Middle line at score 0 instead of β(x − lo): the same weights, and each score has one rounding.
-    slopes, offsets = np.array([-beta, 0.0, beta]), np.array([beta * lo, 0.0, -beta * hi])
-    values, carried = np.array(lines).T
-    keys = SoftHead.of_one_variable(slopes, offsets, values, carried)
-    error, lipschitz = jump * W / beta * ROUNDED_UP, max(abs(u) for _, u in lines)
-    return Gate.one_head(name, keys, error, lipschitz, is_proved=True)
+    return _lines(name, eps, (-1.0, 0.0, 1.0), (lo, 0.0, -hi), lines)
 
 
 def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> Gate:
@@ -101,14 +88,6 @@ def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> G
     if not lo < hi:
         raise InputError(f"{name} needs lo < hi, found lo={lo:g}, hi={hi:g}")
     return _three_lines(name, eps, (lo, hi), [(lo, 0.0), (0.0, 1.0), (hi, 0.0)])
-
-
-def hardtanh(eps: float, lo: float = -1.0, hi: float = 1.0) -> Gate:
-    return clip(eps, lo, hi, "hardtanh")
-
-
-def relu6(eps: float) -> Gate:
-    return clip(eps, 0.0, 6.0, "relu6")
 
 
 def hardsigmoid(eps: float) -> Gate:
@@ -132,19 +111,21 @@ class ChoiceGate:
     error: float
     count: int
     beta: float  # negative for min
-    lipschitz: float = 1.0  # with respect to the largest change of a wire
-    domain: tuple[float, float] = ALL_REALS
-    is_proved: bool = True
-    num_layers: int = 1
 
     @property
     def num_anchors(self) -> int:
         return self.count
 
+    @property
+    def keys(self) -> SoftHead[np.ndarray]:
+        """A key for each wire, with the score β·wire, that carries the wire."""
+        unit = np.eye(self.count)
+        return SoftHead(self.beta * unit, np.zeros(self.count), np.zeros((self.count, 1)), unit[:, None, :])
+
     def build(self, circuit: Circuit, *wires: Wire) -> Wire:
         if len(wires) != self.count:
             raise InputError(f"this {self.name} gate is for {self.count} wires, {len(wires)} given")
-        return circuit.select([wire * self.beta for wire in wires], wires, name=self.name)
+        return circuit.head(wires, self.keys, name=self.name)[0]
 
 
 def max_gate(eps: float, count: int = 2) -> ChoiceGate:

@@ -13,24 +13,22 @@ import math
 
 import numpy as np
 
-from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.gate.fitted import FIT_PASSES, min_keys
+from attnc.constructions.fitting.gate.fitted import HINTS as IDENTITY_HINTS
+from attnc.constructions.fitting.gate.fitted import identity
 from attnc.constructions.fitting.gate.keys import (
-    ALL_REALS,
     NEGLIGIBLE_SCORE,
     Gate,
     at_points,
     half_line,
+    min_keys,
     observed,
     positive,
     power_of_two,
     reach_of,
+    solved,
     tail,
 )
 from attnc.constructions.fitting.gate.kinks import W
-from attnc.constructions.fitting.gate.product import HINTS as IDENTITY_HINTS
-from attnc.constructions.fitting.gate.product import identity
-from attnc.constructions.fitting.minimax import fit_values
 from attnc.errors import real_number
 from attnc.functions.gate_table import RECIPROCAL
 from attnc.ir.soft_head import SoftHead
@@ -58,9 +56,7 @@ def decay(p: int) -> tuple[SoftHead[np.ndarray], float]:
     slopes = np.arange(p) - (p - 2.0)  # the keys that matter have small scores, and small rounding errors, near y = 0
     offsets = slopes * math.log(WEIGHT_RATIO)
     t = (1 - np.cos(np.linspace(0.0, math.pi, 300)))[1:] / 2
-    weights = SoftHead.of_one_variable(slopes, offsets, np.zeros(p)).weights(-np.log(t)[:, None])
-    solved = fit_values(weights[:, :-1], t[:, None], np.array([math.inf]), FIT_PASSES).values[:, 0]
-    keys = SoftHead.of_one_variable(slopes, offsets, np.append(solved, 0.0))
+    keys = solved(SoftHead.of_one_variable(slopes, offsets, np.zeros(p)), -np.log(t), t, np.eye(p)[:, :-1])
     reach = reach_of(keys)
     core = observed(lambda y: at_points(keys, y) - np.exp(-y), half_line(reach), 1.0)
     return keys, max(core, tail(keys, reach) + math.exp(-reach))
@@ -74,7 +70,7 @@ def exp(eps: float, hi: float = 0.0) -> Gate:
     def make(p: int) -> Gate:
         keys, error = decay(p)
         found = keys.shifted(hi).scaled(-1.0).combined(scale)
-        return Gate.one_head("exp", found, error * scale * (1 + 1e-14), scale * (1 + 1e-15), domain=(-math.inf, hi))
+        return Gate("exp", found, error * scale * (1 + 1e-14), scale * (1 + 1e-15), domain=(-math.inf, hi))
 
     return min_keys("exp", eps, {p: hint * scale for p, hint in EXP_HINTS.items()}, make)
 
@@ -142,7 +138,7 @@ def _elu(name: str, eps: float, alpha: float, width: float, scale: float) -> Gat
         right = math.exp(-NEGLIGIBLE_SCORE * (1 - (p - 1) / width / beta)) * (most + scale * NEGLIGIBLE_SCORE / beta)
         left = scale * alpha * (tail(keys, reach / width) + math.exp(-reach / width))
         left += math.exp(-(beta - p / width) * reach) * (most + scale * reach)
-        return Gate.one_head(name, joined, max(core, right, left), scale * max(1.0, alpha / width))
+        return Gate(name, joined, max(core, right, left), scale * max(1.0, alpha / width))
 
     return min_keys(name, eps, {p + 1: hint * scale * alpha for p, hint in EXP_HINTS.items()}, lambda q: make(q - 1))
 
@@ -170,7 +166,7 @@ def hardswish(eps: float) -> Gate:
             * (3 + NEGLIGIBLE_SCORE / beta)
             * (1 + float(np.abs(carried).max()))
         )
-        return Gate.one_head("hardswish", joined, max(core, outside), 1.5)
+        return Gate("hardswish", joined, max(core, outside), 1.5)
 
     return min_keys("hardswish", eps, {p + 2: 1.5 * hint for p, hint in IDENTITY_HINTS.items()}, lambda q: make(q - 2))
 
@@ -191,11 +187,9 @@ def reciprocal_keys(p: int, K: float, step: float, first: float) -> tuple[SoftHe
     no_values = SoftHead.of_one_variable(slopes, offsets, np.zeros(p))
     reach = reach_of(no_values)
     y = np.concatenate([[0.0], np.geomspace(1e-4, reach, 300)])
-    weights = no_values.weights(y[:, None])
-    solved = fit_values(weights[:, :-1], 1 / (1 + y)[:, None], np.array([math.inf]), FIT_PASSES).values[:, 0]
-    keys = SoftHead.of_one_variable(slopes, offsets, np.append(solved, 0.0))
+    keys = solved(no_values, y, 1 / (1 + y), np.eye(p)[:, :-1])
     points = np.concatenate([[0.0], np.geomspace(1e-5, reach, 1500)])
-    core = observed(lambda t: at_points(keys, t) - 1 / (1 + t), points, float(np.abs(solved).max()))
+    core = observed(lambda t: at_points(keys, t) - 1 / (1 + t), points, float(np.abs(keys.values).max()))
     return keys, max(core, tail(keys, reach) + 1 / reach)
 
 
@@ -210,21 +204,7 @@ def softsign(eps: float) -> Gate:
 
     def make(p: int) -> Gate:
         keys, error = reciprocal(p)
-
-        def build(circuit: Circuit, x: Wire) -> Wire:
-            sides = np.array([-1.0, 1.0])
-            zero = np.zeros(2)
-            sign, size = circuit.head(
-                [x],
-                beta * sides[:, None],
-                zero,
-                np.stack([sides, zero], axis=1),
-                carrier=x,
-                carried=np.stack([zero, sides], axis=1),
-                name="sign",
-            )
-            return circuit.gate(keys.combined(-1.0, constant=1.0), size, sign, name="softsign")
-
-        return Gate("softsign", error + 0.4478 / beta, 2 + p, 2, ALL_REALS, build, 1.0)
+        complement = keys.combined(-1.0, constant=1.0)
+        return Gate("softsign", complement, error + 0.4478 / beta, 1.0, sign=beta)
 
     return min_keys("softsign", eps, {2 + p: row[-1] for p, row in RECIPROCAL.items()}, lambda q: make(q - 2))
