@@ -43,11 +43,9 @@ GELU_SLOPE_TURNS = (
 # Values and ranges
 
 
-@quiet
 def erf_range(x: Interval) -> Interval:
     """erf t in [−1, 1]."""
-    y = increasing(scipy_special("erf"), x, 0.0)
-    return Interval(np.clip(y.lo, -1.0, 1.0), np.clip(y.hi, -1.0, 1.0))
+    return increasing(scipy_special("erf"), x, 0.0).max(-ONE).min(ONE)
 
 
 def erf_slope(x: Interval) -> Interval:
@@ -82,19 +80,10 @@ def _gelu_at(t: Array) -> Interval:
     return Interval(np.minimum(low, high), np.where(far, t, high))
 
 
-def gelu_range(x: Interval) -> Interval:
-    """tΦ(t)."""
-    return piecewise_monotone(_gelu_at, x, (GELU_TURN,))
-
-
 def _gelu_slope_at(t: Array) -> Interval:
+    """Φ(t) + tφ(t)."""
     x = _where_bell_counts(t)
     return ramp_slope_beyond(t, BELL_VANISHES, _normal_cdf(x) + x * _bell(x))
-
-
-def gelu_slope(x: Interval) -> Interval:
-    """Φ(t) + tφ(t)."""
-    return piecewise_monotone(_gelu_slope_at, x, GELU_SLOPE_TURNS)
 
 
 def _erfc(x: Array) -> Array:
@@ -134,9 +123,9 @@ ERF = smooth(
 GELU = ElementaryFunction(
     "gelu",
     _times_ndtr,
-    gelu_range,
+    lambda x: piecewise_monotone(_gelu_at, x, (GELU_TURN,)),
     _gelu_jet,
-    slope=lambda x, y: gelu_slope(x),
+    slope=lambda x, y: piecewise_monotone(_gelu_slope_at, x, GELU_SLOPE_TURNS),
     asymptotes=ramp(gaussian_remainder(BELL_HEIGHT, 0.5)),  # s − gelu(s) ≤ φ(s), by Mills' ratio
     gate=FittedKeys(
         lambda x: 0.5 * x * _erfc(-math.sqrt(0.5) * x),

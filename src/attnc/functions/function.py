@@ -192,19 +192,23 @@ def smooth(
     slope: Callable[[Interval], Interval],
     *,
     domain: DomainRule | None = None,
+    singularities: tuple[float, ...] = (),
     asymptotes: Mapping[int, Asymptote] = MappingProxyType({}),
     gate: GateRecipe | None = None,
     other_names: tuple[str, ...] = (),
 ) -> ElementaryFunction:
     """A smooth function of one variable, from its jet at a polynomial and the range of its derivative."""
-
-    def slopes(x: Interval, y: Interval) -> Interval:
-        return slope(x)
-
-    names = other_names
-    rule = analytic(jet, range, slope)
     return ElementaryFunction(
-        name, value, range, rule, slopes, domain=domain, asymptotes=asymptotes, gate=gate, other_names=names
+        name,
+        value,
+        range,
+        analytic(jet, range, slope),
+        lambda x, y: slope(x),
+        domain=domain,
+        singularities=singularities,
+        asymptotes=asymptotes,
+        gate=gate,
+        other_names=other_names,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -21,26 +22,15 @@ from attnc.numerics.jet_tables import embedding, num_monomials
 from attnc.numerics.jets import Jet, add, constant, negate, union
 from attnc.numerics.rounding import Array, Mask
 
+IntervalRule = Callable[[Interval], Interval]
+GradientRule = Callable[[Sequence[Interval], Sequence[Gradient]], Gradient]
+
 # Ranges and slopes
 
 
-def _relu_range(x: Interval) -> Interval:
-    """max(t, 0), exactly."""
-    return Interval(np.maximum(x.lo, 0.0), np.maximum(x.hi, 0.0))
-
-
-def _step_range(value: Callable[[Array], Array]) -> Callable[[Interval], Interval]:
-    """The range of an increasing step function whose values are computed exactly."""
+def _exact_range(value: Callable[[Array], Array]) -> IntervalRule:
+    """The range of an increasing function whose values are computed exactly."""
     return lambda x: Interval(value(x.lo), value(x.hi))
-
-
-def _clip_range(x: Interval, low: Interval, high: Interval) -> Interval:
-    """min(max(t, low), high), exactly."""
-    return x.max(low).min(high)
-
-
-def _clip(x: Array, low: Array, high: Array) -> Array:
-    return np.minimum(np.maximum(x, low), high)
 
 
 def _sides(x: Interval, left: float, right: float) -> Interval:
@@ -49,11 +39,6 @@ def _sides(x: Interval, left: float, right: float) -> Interval:
     at_kink = below == above  # on both sides of it, or the point 0 itself
     only = np.where(below, left, right)
     return Interval(np.where(at_kink, min(left, right), only), np.where(at_kink, max(left, right), only))
-
-
-def _jump_slope(inside: Any) -> Interval:
-    """The slopes of an increasing step function: 0, and unbounded above over a jump."""
-    return Interval(np.zeros(np.shape(inside)), np.where(inside, np.inf, 0.0))
 
 
 def _hull(a: Gradient, b: Gradient, only_a: Any, only_b: Any) -> Gradient:
@@ -67,22 +52,21 @@ def _hull(a: Gradient, b: Gradient, only_a: Any, only_b: Any) -> Gradient:
     return result
 
 
-def _max_gradient(ranges: Sequence[Interval], gradients: Sequence[Gradient]) -> Gradient:
-    """max(u, v)(x) − max(u, v)(c) lies between u(x) − u(c) and v(x) − v(c), or equals one of them."""
-    total, gradient = ranges[0], gradients[0]
-    for x, g in zip(ranges[1:], gradients[1:], strict=True):
-        gradient = _hull(gradient, g, total.lo >= x.hi, x.lo >= total.hi)
-        total = total.max(x)
-    return gradient
+def _choice_gradient(*, is_max: bool) -> GradientRule:
+    """max(u, v)(x) − max(u, v)(c) lies between u(x) − u(c) and v(x) − v(c), or equals one of them; so does min."""
+
+    def rule(ranges: Sequence[Interval], gradients: Sequence[Gradient]) -> Gradient:
+        total, gradient = ranges[0], gradients[0]
+        for x, g in zip(ranges[1:], gradients[1:], strict=True):
+            above, below = total.lo >= x.hi, x.lo >= total.hi
+            gradient = _hull(gradient, g, above, below) if is_max else _hull(gradient, g, below, above)
+            total = total.max(x) if is_max else total.min(x)
+        return gradient
+
+    return rule
 
 
-def _min_gradient(ranges: Sequence[Interval], gradients: Sequence[Gradient]) -> Gradient:
-    """As for max: the gradients of min(u, …) are those of −max(−u, …)."""
-    total, gradient = ranges[0], gradients[0]
-    for x, g in zip(ranges[1:], gradients[1:], strict=True):
-        gradient = _hull(gradient, g, total.hi <= x.lo, x.hi <= total.lo)
-        total = total.min(x)
-    return gradient
+_max_gradient, _min_gradient = _choice_gradient(is_max=True), _choice_gradient(is_max=False)
 
 
 def _clip_gradient(ranges: Sequence[Interval], gradients: Sequence[Gradient]) -> Gradient:
@@ -91,13 +75,7 @@ def _clip_gradient(ranges: Sequence[Interval], gradients: Sequence[Gradient]) ->
 
 
 def _fold(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def value(*arguments: Any) -> Any:
-        result = arguments[0]
-        for argument in arguments[1:]:
-            result = operation(result, argument)
-        return result
-
-    return value
+    return lambda *arguments: reduce(operation, arguments)
 
 
 # Jets
@@ -171,25 +149,31 @@ def _sign_remainder(low: float) -> tuple[float, float] | None:
     return (0.0, math.inf) if low > 0 else None
 
 
-ABS = ElementaryFunction(
-    "abs",
-    np.abs,
-    abs,
-    two_lines_jet(-1.0, 1.0),
-    slope=lambda x, y: _sides(x, -1.0, 1.0),
-    kinks=(0.0,),
-    gate=TwoLines(-1.0, 1.0),
-)
-RELU = ElementaryFunction(
-    "relu",
-    lambda x: np.maximum(x, 0.0),
-    _relu_range,
-    two_lines_jet(0.0, 1.0),
-    slope=lambda x, y: _sides(x, 0.0, 1.0),
-    kinks=(0.0,),
-    asymptotes=ramp(_relu_remainder),
-    gate=TwoLines(0.0, 1.0),
-)
+def _two_lines(
+    name: str, value: Callable[[Array], Array], range: IntervalRule, left: float, right: float
+) -> ElementaryFunction:
+    """left·x for x ≤ 0 and right·x for x ≥ 0."""
+    jet, gate = two_lines_jet(left, right), TwoLines(left, right)
+    return ElementaryFunction(
+        name, value, range, jet, slope=lambda x, y: _sides(x, left, right), kinks=(0.0,), gate=gate
+    )
+
+
+def _steps(name: str, value: Callable[[Array], Array]) -> ElementaryFunction:
+    """An increasing step function: its slope is 0, and unbounded above over a jump."""
+
+    def slope(x: Interval, y: Interval) -> Interval:
+        return Interval(np.zeros(y.shape), np.where(y.lo < y.hi, np.inf, 0.0))
+
+    return ElementaryFunction(name, value, _exact_range(value), step_jet(value), slope=slope, is_continuous=False)
+
+
+def _relu(x: Array) -> Array:
+    return np.maximum(x, 0.0)
+
+
+ABS = _two_lines("abs", np.abs, abs, -1.0, 1.0)
+RELU = replace(_two_lines("relu", _relu, _exact_range(_relu), 0.0, 1.0), asymptotes=ramp(_relu_remainder))
 MIN, MAX = (
     ElementaryFunction(
         name, _fold(value), _fold(range), jet, None, gradient, 2, is_variadic=True, chooses=True, gate=LargestOf(sign)
@@ -200,22 +184,14 @@ MIN, MAX = (
     )
 )
 CLIP = ElementaryFunction(
-    "clip", _clip, _clip_range, _clip_jet, gradient=_clip_gradient, arity=3, chooses=True, gate=ThreeLines()
+    "clip",
+    lambda x, low, high: np.minimum(np.maximum(x, low), high),
+    lambda x, low, high: x.max(low).min(high),
+    _clip_jet,
+    gradient=_clip_gradient,
+    arity=3,
+    chooses=True,
+    gate=ThreeLines(),
 )
-SIGN = ElementaryFunction(
-    "sign",
-    np.sign,
-    _step_range(np.sign),
-    step_jet(np.sign),
-    slope=lambda x, y: _jump_slope((x.lo <= 0) & (x.hi >= 0) & (x.lo < x.hi)),
-    is_continuous=False,
-    asymptotes=levels(-ONE, ONE, _sign_remainder),
-)
-FLOOR = ElementaryFunction(
-    "floor",
-    np.floor,
-    _step_range(np.floor),
-    step_jet(np.floor),
-    slope=lambda x, y: _jump_slope(y.lo < y.hi),
-    is_continuous=False,
-)
+SIGN = replace(_steps("sign", np.sign), asymptotes=levels(-ONE, ONE, _sign_remainder))
+FLOOR = _steps("floor", np.floor)

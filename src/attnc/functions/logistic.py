@@ -8,7 +8,6 @@ tests compute them again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -57,8 +56,7 @@ def logistic(x: Array) -> Array:
 
 def tanh_range(x: Interval) -> Interval:
     """tanh t in [−1, 1]."""
-    y = increasing(np.tanh, x, 0.0)
-    return Interval(np.clip(y.lo, -1.0, 1.0), np.clip(y.hi, -1.0, 1.0))
+    return increasing(np.tanh, x, 0.0).max(-ONE).min(ONE)
 
 
 def tanh_slope(x: Interval) -> Interval:
@@ -68,8 +66,7 @@ def tanh_slope(x: Interval) -> Interval:
 
 def sigmoid_range(x: Interval) -> Interval:
     """1/(1 + e⁻ᵗ) in [0, 1]; ½ at 0."""
-    y = increasing(logistic, x, 0.5, LOGISTIC_ULPS)
-    return Interval(np.clip(y.lo, 0.0, 1.0), np.clip(y.hi, 0.0, 1.0))
+    return increasing(logistic, x, 0.5, LOGISTIC_ULPS).max(ZERO).min(ONE)
 
 
 def sigmoid_slope(x: Interval) -> Interval:
@@ -87,16 +84,12 @@ def softplus_range(x: Interval) -> Interval:
 
 
 def _silu_at(t: Array) -> Interval:
+    """tσ(t)."""
     x = Interval.point(np.clip(t, -SILU_VANISHES, LARGEST))
     y = x * sigmoid_range(x)
     low = np.where(t < -SILU_VANISHES, np.minimum(y.lo, 0.0), y.lo)
     high = np.where(t < -SILU_VANISHES, 0.0, np.where(t == np.inf, np.inf, y.hi))
     return Interval(low, high)
-
-
-def silu_range(x: Interval) -> Interval:
-    """tσ(t)."""
-    return piecewise_monotone(_silu_at, x, (SILU_TURN,))
 
 
 def ramp_slope_beyond(t: Array, far: float, y: Interval) -> Interval:
@@ -107,13 +100,9 @@ def ramp_slope_beyond(t: Array, far: float, y: Interval) -> Interval:
 
 
 def _silu_slope_at(t: Array) -> Interval:
+    """σ(t) + tσ(t)σ(−t)."""
     x = Interval.point(np.clip(t, -SLOPE_SETTLES, SLOPE_SETTLES))
     return ramp_slope_beyond(t, SLOPE_SETTLES, sigmoid_range(x) * (x * sigmoid_range(-x) + 1.0))
-
-
-def silu_slope(x: Interval) -> Interval:
-    """σ(t) + tσ(t)σ(−t)."""
-    return piecewise_monotone(_silu_slope_at, x, SILU_SLOPE_TURNS)
 
 
 # Jets
@@ -134,11 +123,6 @@ def _softplus_jet(p: Jet, x: Interval, order: int) -> Jet:
     """softplus′ = σ."""
     slope = multiply(_sigmoid_jet(p, x, order), derivative(p), order)
     return integrate(slope, Ball.around(softplus_range(p.value.interval)), order)
-
-
-def _silu_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
-    """t·σ(t)."""
-    return multiply(jets[0], SIGMOID.jet(jets, ranges, order), order)
 
 
 TANH = smooth(
@@ -163,9 +147,9 @@ SIGMOID = smooth(
 SILU = ElementaryFunction(
     "silu",
     lambda x: x * logistic(x),
-    silu_range,
-    _silu_jet,
-    slope=lambda x, y: silu_slope(x),
+    lambda x: piecewise_monotone(_silu_at, x, (SILU_TURN,)),
+    lambda jets, ranges, order: multiply(jets[0], SIGMOID.jet(jets, ranges, order), order),
+    slope=lambda x, y: piecewise_monotone(_silu_slope_at, x, SILU_SLOPE_TURNS),
     asymptotes=ramp(linear_exponential_remainder),  # s − silu(s) ≤ s·e^{−s}
     # scores 0, x and values 0, x
     gate=ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), lipschitz=SILU_SLOPE_TURNS[1][2]),

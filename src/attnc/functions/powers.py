@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from attnc.numerics.jet_equations import analytic, number, power_jet, quotient
 from attnc.numerics.jets import Jet, constant, multiply, scale
 from attnc.numerics.rounding import LIBM_ULPS, Array, Mask, down, is_short, up
 
+N = TypeVar("N", Array, Jet)
 MAX_SQUARED_EXPONENT = 16  # beyond it the errors of repeated multiplication exceed those of the machine's power
 
 
@@ -30,21 +33,21 @@ def _vanishes(x: Interval) -> Mask:
     return np.asarray((x.lo == 0) & (x.hi == 0))
 
 
-DIVISOR = DomainRule(
-    "the divisor {0} contains 0",
-    "Choose a box that excludes 0, or add to {0} a constant that keeps it away from 0",
-    lambda a: _may_vanish(a[1]),
-    lambda a: _vanishes(a[1]),
-    guard=lambda a: a[1],
-    operand=1,
-)
-NEGATIVE_POWER = DomainRule(
-    "the base {0} of a negative power contains 0",
-    "Choose a box that excludes 0, or add to {0} a constant that keeps it away from 0",
-    lambda a: _may_vanish(a[0]),
-    lambda a: _vanishes(a[0]),
-    guard=lambda a: a[0],
-)
+def _not_zero(complaint: str, operand: int) -> DomainRule:
+    """This operand must not be 0."""
+    remedy = "Choose a box that excludes 0, or add to {0} a constant that keeps it away from 0"
+    return DomainRule(
+        complaint,
+        remedy,
+        lambda a: _may_vanish(a[operand]),
+        lambda a: _vanishes(a[operand]),
+        guard=lambda a: a[operand],
+        operand=operand,
+    )
+
+
+DIVISOR = _not_zero("the divisor {0} contains 0", 1)
+NEGATIVE_POWER = _not_zero("the base {0} of a negative power contains 0", 0)
 REAL_POWER = DomainRule(
     "the base {0} of a power that is not an integer is negative, or zero to an exponent that is not positive,",
     "Choose a box on which {0} is positive, or use an integer exponent",
@@ -68,43 +71,41 @@ def power(x: Interval, n: int) -> Interval:
     if n == 2:
         return x.square()
     if n % 2 == 0:
-        return Interval(_power_down(x.mig, n), _power_up(x.mag, n))
+        return Interval(_power_towards(x.mig, n, -np.inf), _power_towards(x.mag, n, np.inf))
     # An odd power is increasing and odd: bound |t|ⁿ, from below where it is to be rounded towards 0.
-    low, high = np.abs(x.lo), np.abs(x.hi)
-    lo = np.where(x.lo >= 0, _power_down(low, n), -_power_up(low, n))
-    hi = np.where(x.hi >= 0, _power_up(high, n), -_power_down(high, n))
-    return Interval(lo, hi)
+    least, greatest = (
+        np.where(end >= 0, _power_towards(abs(end), n, way), -_power_towards(abs(end), n, -way))
+        for end, way in ((x.lo, -np.inf), (x.hi, np.inf))
+    )
+    return Interval(least, greatest)
 
 
-def _power_down(x: Array, n: int) -> Array:
-    """A lower bound of xⁿ for x ≥ 0."""
-    if n > MAX_SQUARED_EXPONENT:
-        return np.where((x == 0) | (x == 1), x, np.maximum(down(np.power(x, float(n)), LIBM_ULPS), 0.0))
-    return _by_squaring(x, n, -np.inf)
-
-
-def _power_up(x: Array, n: int) -> Array:
-    """An upper bound of xⁿ for x ≥ 0."""
-    if n > MAX_SQUARED_EXPONENT:
-        return np.where((x == 0) | (x == 1), x, up(np.power(x, float(n)), LIBM_ULPS))
-    return _by_squaring(x, n, np.inf)
-
-
-def _by_squaring(x: Array, n: int, towards: float) -> Array:
-    """xⁿ for x ≥ 0 with every product rounded `towards` −∞ or +∞, unless it is exact."""
+def _power_towards(x: Array, n: int, towards: float) -> Array:
+    """A bound of xⁿ for x ≥ 0, from below or above: `towards` −∞ or +∞."""
 
     def product(a: Array, b: Array) -> Array:
+        """ab, rounded unless it is exact."""
         exact = (is_short(a) & is_short(b)) | (a == 0) | (b == 0)
         ab = a * b
         return np.where(exact, ab, np.maximum(np.nextafter(ab, towards), 0.0))
 
-    result: Array | None = None
-    while n:
+    if n <= MAX_SQUARED_EXPONENT:
+        return _by_squaring(x, n, product)
+    computed = np.power(x, float(n))
+    widened = up(computed, LIBM_ULPS) if towards > 0 else np.maximum(down(computed, LIBM_ULPS), 0.0)
+    return np.where((x == 0) | (x == 1), x, widened)
+
+
+def _by_squaring(x: N, n: int, product: Callable[[N, N], N]) -> N:
+    """xⁿ for n ≥ 1 by squares and products."""
+    result: N | None = None
+    while True:
         if n % 2:
             result = x if result is None else product(result, x)
         n //= 2
-        if n:
-            x = product(x, x)
+        if not n:
+            break
+        x = product(x, x)
     assert result is not None
     return result
 
@@ -114,9 +115,8 @@ def real_power(x: Interval, y: Interval) -> Interval:
     """sᵗ for s ≥ 0: monotone in s and in t, so that the extremes are at the four corners. [−∞, ∞] for negative s."""
     bottom = np.maximum(x.lo, 0.0) + 0.0  # + 0.0 makes −0 into 0, whose negative powers are +∞
     top = np.maximum(x.hi, 0.0) + 0.0
-    a, b = np.power(bottom, y.lo), np.power(bottom, y.hi)
-    c, d = np.power(top, y.lo), np.power(top, y.hi)
-    lo, hi = np.minimum(np.minimum(a, b), np.minimum(c, d)), np.maximum(np.maximum(a, b), np.maximum(c, d))
+    corners = [np.power(base, exponent) for base in (bottom, top) for exponent in (y.lo, y.hi)]
+    lo, hi = reduce(np.minimum, corners), reduce(np.maximum, corners)
     one = (lo == 1) & (hi == 1) & (((x.lo == 1) & (x.hi == 1)) | ((y.lo == 0) & (y.hi == 0)))
     low = np.where(one | (lo == 0), lo, np.maximum(down(lo, LIBM_ULPS), 0.0))
     true_zero = (hi == 0) & (x.hi == 0)
@@ -145,14 +145,7 @@ def integer_power_jet(u: Jet, x: Interval, n: int, order: int) -> Jet:
 
         rule = analytic(at, lambda t: power(t, n), lambda t: power(t, n - 1) * float(n))
         return rule([u], [x], order)
-    result: Jet | None = None
-    while n:
-        if n % 2:
-            result = u if result is None else multiply(result, u, order)
-        n //= 2
-        if n:
-            u = multiply(u, u, order)
-    return number(1.0) if result is None else result
+    return _by_squaring(u, n, lambda a, b: multiply(a, b, order)) if n else number(1.0)
 
 
 def positive_power_jet(u: Jet, x: Interval, exponent: Ball, order: int) -> Jet:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attnc.functions.function import DomainRule, ElementaryFunction, levels, smooth, within
+from attnc.functions.function import ONE, DomainRule, levels, smooth, within
 from attnc.functions.gate_recipes import FittedKeys, TableRow
 from attnc.functions.gate_table import ATAN as ATAN_TABLE
 from attnc.functions.powers import positive_power_jet
@@ -16,7 +16,6 @@ from attnc.numerics.elementary import PI, increasing, quiet
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball
 from attnc.numerics.jet_equations import (
-    analytic,
     derivative,
     integrate,
     number,
@@ -92,24 +91,28 @@ def atan_range(x: Interval) -> Interval:
     return increasing(np.arctan, x, 0.0)
 
 
+def _in_domain(x: Interval) -> Interval:
+    """The part of the interval in [−1, 1], or the nearer end."""
+    return x.max(-ONE).min(ONE)
+
+
 def asin_range(x: Interval) -> Interval:
     """arcsin t on [−1, 1]."""
-    y = increasing(np.arcsin, Interval(np.clip(x.lo, -1, 1), np.clip(x.hi, -1, 1)), 0.0)
-    return y.entire_where((x.lo < -1) | (x.hi > 1))
+    return increasing(np.arcsin, _in_domain(x), 0.0).entire_where((x.lo < -1) | (x.hi > 1))
 
 
 @quiet
 def acos_range(x: Interval) -> Interval:
     """arccos t ≥ 0 on [−1, 1], decreasing; arccos 1 = 0."""
-    low, high = np.arccos(np.clip(x.hi, -1, 1)), np.arccos(np.clip(x.lo, -1, 1))
-    lo = np.maximum(down(low, LIBM_ULPS), 0.0)
-    hi = np.where(x.lo == 1, 0.0, up(high, LIBM_ULPS))
+    inside = _in_domain(x)
+    lo = np.maximum(down(np.arccos(inside.hi), LIBM_ULPS), 0.0)
+    hi = np.where(x.lo == 1, 0.0, up(np.arccos(inside.lo), LIBM_ULPS))
     return Interval(lo, hi).entire_where((x.lo < -1) | (x.hi > 1))
 
 
 def _root_slope(x: Interval) -> Interval:
     """1/√(1 − t²) = 1/√((1 − |t|)(1 + |t|)), which does not cancel; it grows with |t|."""
-    size = abs(Interval(np.clip(x.lo, -1, 1), np.clip(x.hi, -1, 1)))
+    size = abs(_in_domain(x))
     least, greatest = (1.0 / elementary.sqrt((1.0 - t) * (1.0 + t)) for t in map(Interval.point, (size.lo, size.hi)))
     # At |t| = 1 the quotient 1/[0, 0] is [−∞, ∞].
     return Interval(np.maximum(least.lo, 1.0), greatest.hi)
@@ -147,10 +150,6 @@ def _acos_jet(p: Jet, x: Interval, order: int) -> Jet:
     return add((number(PI * 0.5), negate(_asin_jet(p, x, order))))
 
 
-def _jet_root_slope(x: Interval) -> Interval:
-    return 1.0 / elementary.sqrt(1.0 - x.square())
-
-
 # Gates
 
 
@@ -168,12 +167,12 @@ def _hyperbolic_remainder(low: float) -> tuple[float, float] | None:
 
 SIN = smooth("sin", np.sin, sin_range, lambda p, x, order: _waves(p, order)[0], cos_range)
 COS = smooth("cos", np.cos, cos_range, lambda p, x, order: _waves(p, order)[1], lambda x: -sin_range(x))
-TAN = ElementaryFunction(
+TAN = smooth(
     "tan",
     np.tan,
     tan_range,
-    analytic(_tan_jet, tan_range, lambda x: tan_range(x).square() + 1.0),
-    slope=lambda x, y: y.square() + 1.0,
+    _tan_jet,
+    lambda x: tan_range(x).square() + 1.0,
     domain=DomainRule(
         "the argument {0} of tan reaches a pole pi/2 + k*pi",
         "Choose a box on which cos({0}) is not 0",
@@ -199,21 +198,11 @@ ATAN = smooth(
         is_economical=False,
     ),
 )
-ASIN = ElementaryFunction(
-    "asin",
-    np.arcsin,
-    asin_range,
-    analytic(_asin_jet, asin_range, _jet_root_slope),
-    slope=lambda x, y: _root_slope(x),
-    domain=within(-1.0, 1.0, "the argument"),
-    singularities=(-1.0, 1.0),
-)
-ACOS = ElementaryFunction(
-    "acos",
-    np.arccos,
-    acos_range,
-    analytic(_acos_jet, acos_range, _jet_root_slope),
-    slope=lambda x, y: -_root_slope(x),
-    domain=within(-1.0, 1.0, "the argument"),
-    singularities=(-1.0, 1.0),
+_UNIT = within(-1.0, 1.0, "the argument")
+ASIN, ACOS = (
+    smooth(name, value, range, jet, slope, domain=_UNIT, singularities=(-1.0, 1.0))
+    for name, value, range, jet, slope in (
+        ("asin", np.arcsin, asin_range, _asin_jet, _root_slope),
+        ("acos", np.arccos, acos_range, _acos_jet, lambda x: -_root_slope(x)),
+    )
 )

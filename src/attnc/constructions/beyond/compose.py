@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.beyond.compose_heads import (
-    fit_part,
-    fit_unary,
-    function_of_one,
-    has_two_keys,
-    is_exact,
-    is_self_gate,
-    proved_error,
-)
+from attnc.constructions.beyond.gates import MAX_EXPONENT, function_gate
+from attnc.constructions.beyond.graded import graded_keys
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import (
     CONTINUOUS_FUNCTION,
@@ -31,14 +24,24 @@ from attnc.constructions.construction import (
     is_plain,
     largest_error,
 )
-from attnc.constructions.fitting.circuit import PartFit, build_parts
-from attnc.errors import BoundNotMet, InputError
-from attnc.functions.registry import names_with_economical_gates
+from attnc.constructions.fitting.axis import MAX_P, AxisSections, SpectralAxis, grid_head, value_limit
+from attnc.constructions.fitting.circuit import Circuit, PartFit, build_parts
+from attnc.constructions.fitting.gate.fitted import product_gate, square_gate
+from attnc.constructions.fitting.kinks import find_kinks
+from attnc.constructions.fitting.minimax import Function
+from attnc.errors import AttncError, BoundNotMet, InputError
+from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe, has_two_keys, is_economical, may_carry
+from attnc.functions.registry import FUNCTIONS, names_with_economical_gates
+from attnc.ir.soft_head import SoftHead
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF
+from attnc.proofs.staged.lines import prove_line
+from attnc.proofs.stages.extraction import stages
+from attnc.targets.box import Box
+from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.tree import Node, to_text
-from attnc.targets.parts.lowering import Lowering
+from attnc.targets.expressions.tree import Call, Node, Product, to_text
+from attnc.targets.parts.lowering import SQUARE, Lowering
 from attnc.targets.parts.part import (
     Combination,
     Multiply,
@@ -108,7 +111,8 @@ def _composition(target: Target, request: Request) -> Composition:
         )
     if not target.is_continuous:
         raise InputError(f"compose takes a continuous function, {target.describe()} may jump; use max_affine, norm=2")
-    found = _plan(target, target.expression, request)
+    ledger = _ledger(target, target.expression, request)
+    found = ledger.composed(request.progress)
     if found.num_anchors > request.max_anchors:
         raise BoundNotMet(
             f"composing {target.describe()} to eps={request.eps:g} takes {found.num_anchors:,} anchors, the limit is "
@@ -119,36 +123,8 @@ def _composition(target: Target, request: Request) -> Composition:
     return found
 
 
-@dataclass(frozen=True, eq=False)
-class Composition:
-    """Parts with their fits, ready to be built."""
-
-    target: Target
-    fits: dict[int, PartFit]
-    ledger: Ledger
-    error: float
-    eps: float
-
-    @property
-    def num_anchors(self) -> int:
-        return sum(fit.num_anchors for fit in self.fits.values())
-
-    def build(self, dtype: str) -> Built:
-        ledger = self.ledger
-        program, derivation = build_parts(self.target, ledger.outputs, ledger.factors, self.fits, dtype)
-
-        def again(proved: Mapping[str, float]) -> Built:
-            for channel, error in proved.items():
-                part = derivation.heads[channel].part
-                key = id(ledger.factors[id(part)][0]) if isinstance(part, Multiply) else id(part)
-                ledger.excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].error, 1e-300)))
-            return _fitted(self.target, ledger, self.eps, None).build(dtype)
-
-        parameters = (("composed error", self.error),)
-        return Built(program, NAME, None, parameters=parameters, derivation=derivation, again=again)
-
-
-def _plan(target: Target, expression: Expression, request: Request) -> Composition:
+def _ledger(target: Target, expression: Expression, request: Request) -> Ledger:
+    """The parts of the expression, each within reach of one head."""
     eps, dtype = request.goal, request.dtype
     ranges = PartRanges(sub_boxes(target.box), expression.variables)
 
@@ -157,13 +133,11 @@ def _plan(target: Target, expression: Expression, request: Request) -> Compositi
         return fit_unary(function_of_one(tree), lo, hi, eps / 8, MOST_FUSED, dtype) is not None
 
     def can_fit(base: Part, tree: Node) -> bool:
-        return has_two_keys(tree) or fits_in_one_head(*ranges(base), tree)
+        return has_two_keys(_recipe(tree)) or fits_in_one_head(*ranges(base), tree)
 
     lowering = Lowering(expression.variables, can_fit, names_with_economical_gates())
-    outputs = tuple(lowering.lower(expression.outputs))
-    ranges.require_bounded(in_order(outputs))
-    ledger = Ledger(outputs, ranges, dtype)
-    floor = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(ranges.size(part) for part in outputs)
+    ledger = Ledger(target, lowering.lower(expression.outputs), ranges, eps, dtype)
+    floor = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(map(ranges.size, ledger.outputs))
     if ledger.heads and eps < floor:
         raise BoundNotMet(
             f"eps={eps:g} is below the resolution of {dtype} for {target.describe()} on {target.box}: the rounding "
@@ -171,44 +145,40 @@ def _plan(target: Target, expression: Expression, request: Request) -> Compositi
             eps=eps,
             bound=None,
         )
-    return _fitted(target, ledger, eps, request.progress)
+    return ledger
 
 
-def _fitted(target: Target, ledger: Ledger, eps: float, progress: Progress | None) -> Composition:
-    """Fits whose proven errors add up to eps, as nearly as their sizes allow; if none are, those whose samples do."""
-    unproved = None
-    goal = within = COMPOSED_SHARE * eps
-    best: Composition | None = None
-    fits: dict[int, PartFit] = {}
-    for round_ in range(MAX_SHARINGS):
-        if progress is not None:
-            progress("composing", round_ / MAX_SHARINGS)
-        fits = ledger.fit(goal, target, fits, eps)
-        found, less = Composition(target, fits, ledger, ledger.total(fits), eps), 0.7
-        if found.error <= within and (best is None or found.num_anchors <= best.num_anchors):
-            best = found
-        if best is not None and found.error <= within and (found.error > 0.5 * within or round_ > 2):
-            found, less = replace(best, error=ledger.proved_total(best.fits)), 0.9  # hardly more
-            if found.error <= within:
-                return found
-            unproved, best = best, None
-        goal *= (
-            less * within / found.error if found.error > within else min(4.0, 0.8 * within / max(found.error, 1e-300))
-        )
-    best = best or unproved
-    if best is not None:
-        return best
-    raise BoundNotMet(
-        f"cannot compose {target.describe()} on {target.box} to eps={eps:g}: the errors of its parts add up to "
-        f"{found.error:.3g}. Choose a larger eps or a smaller box.",
-        eps=eps,
-        bound=None,
-        build=lambda: found.build(ledger.dtype),
-    )
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """Parts with their fits, ready to be built."""
+
+    ledger: Ledger
+    fits: dict[int, PartFit]
+    error: float
+
+    @property
+    def num_anchors(self) -> int:
+        return sum(fit.num_anchors for fit in self.fits.values())
+
+    def build(self, dtype: str) -> Built:
+        ledger = self.ledger
+        program, derivation = build_parts(ledger.target, ledger.outputs, ledger.factors, self.fits, dtype)
+
+        def again(proved: Mapping[str, float]) -> Built:
+            for channel, error in proved.items():
+                part = derivation.heads[channel].part
+                key = id(ledger.factors[id(part)][0]) if isinstance(part, Multiply) else id(part)
+                ledger.excess[key] = min(MOST_EXCESS, max(1.0, error / max(self.fits[key].error, 1e-300)))
+            return ledger.composed(None).build(dtype)
+
+        parameters = (("composed error", self.error),)
+        return Built(program, NAME, None, parameters=parameters, derivation=derivation, again=again)
 
 
 SHARING_PASSES = 6
 """Passes in which shares and enlarged ranges are brought into agreement."""
+EXACT_SHARE = 1e-9
+"""The share of eps of a function that is a softmax already, as sigmoid(t), tanh(t) and silu(t) are: it has no error."""
 GATE_SHARE = 0.02
 """The share of eps of a gate, whose two keys do not grow with 1/δ; a head whose keys do has the share 1."""
 MODULUS_PIECES = 512
@@ -223,13 +193,48 @@ class Ledger:
     A product is u·g(w): the weights of its head compute g at w, which is the identity if neither factor is absorbed.
     """
 
-    def __init__(self, outputs: Sequence[Part], ranges: PartRanges, dtype: str) -> None:
-        self.outputs, self.ranges, self.dtype = outputs, ranges, dtype
+    def __init__(self, target: Target, outputs: Sequence[Part], ranges: PartRanges, eps: float, dtype: str) -> None:
+        self.target, self.outputs, self.ranges, self.eps, self.dtype = target, outputs, ranges, eps, dtype
         self.factors = _factors(outputs)
         self.absorbed = {id(function) for function, _ in self.factors.values()}
         self.order = in_order(outputs, lambda part: self.factors.get(id(part)) or operands_of(part))
         self.heads = [part for part in self.order if isinstance(part, Unary)]
         self.excess: dict[int, float] = {}  # the factor by which a proved error exceeds the one that samples show
+        ranges.require_bounded(self.order)
+
+    def composed(self, progress: Progress | None) -> Composition:
+        """Fits whose proven errors add up to eps, as nearly as their sizes allow.
+
+        If there are none, the errors that samples show add up to eps.
+        """
+        unproved = None
+        goal = within = COMPOSED_SHARE * self.eps
+        best: Composition | None = None
+        fits: dict[int, PartFit] = {}
+        for round_ in range(MAX_SHARINGS):
+            if progress is not None:
+                progress("composing", round_ / MAX_SHARINGS)
+            fits = self.fit(goal, fits)
+            found, less = Composition(self, fits, self.total(fits)), 0.7
+            if found.error <= within and (best is None or found.num_anchors <= best.num_anchors):
+                best = found
+            if best is not None and found.error <= within and (found.error > 0.5 * within or round_ > 2):
+                found, less = replace(best, error=self.proved_total(best.fits)), 0.9  # hardly more
+                if found.error <= within:
+                    return found
+                unproved, best = best, None
+            spare = within / max(found.error, 1e-300)
+            goal *= less * spare if found.error > within else min(4.0, 0.8 * spare)
+        best = best or unproved
+        if best is not None:
+            return best
+        raise BoundNotMet(
+            f"cannot compose {self.target.describe()} on {self.target.box} to eps={self.eps:g}: the errors of its "
+            f"parts add up to {found.error:.3g}. Choose a larger eps or a smaller box.",
+            eps=self.eps,
+            bound=None,
+            build=lambda: found.build(self.dtype),
+        )
 
     def shares(self, eps: float) -> dict[int, float]:
         """δ of every head, so that Σ λδ = eps."""
@@ -246,10 +251,11 @@ class Ledger:
         return deltas
 
     def _weight(self, part: Unary) -> float:
-        return 1e-9 if is_exact(part.tree) else GATE_SHARE if has_two_keys(part.tree) else 1.0
+        recipe = _recipe(part.tree)
+        return EXACT_SHARE if isinstance(recipe, ExactKeys) else GATE_SHARE if has_two_keys(recipe) else 1.0
 
-    def fit(self, eps: float, target: Target, before: Mapping[int, PartFit], asked: float) -> dict[int, PartFit]:
-        """A fit for every head. `before`: those for another eps; `asked`: the eps that a refusal names."""
+    def fit(self, eps: float, before: Mapping[int, PartFit]) -> dict[int, PartFit]:
+        """A fit for every head. `before`: those for another eps."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
         fits: dict[int, PartFit] = {}
@@ -260,10 +266,10 @@ class Ledger:
             fitted = fit_part(tree, lo, hi, delta, self.dtype, before.get(key), key not in self.absorbed)
             if fitted is None:
                 raise BoundNotMet(
-                    f"cannot compose {target.describe()} on {target.box}: {self.ranges.describe(part)} is too hard for "
-                    f"one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {delta:.2g}. Choose "
+                    f"cannot compose {self.target.describe()} on {self.target.box}: {self.ranges.describe(part)} is "
+                    f"too hard for one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {delta:.2g}. Choose "
                     "a larger eps or a smaller box.",
-                    eps=asked,
+                    eps=self.eps,
                     bound=None,
                 )
             fits[key] = replace(fitted, lo=lo, hi=hi)
@@ -378,7 +384,7 @@ def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
         if isinstance(part, Multiply):
             both = (part.left, part.right)
             once = [f for f in both if isinstance(f, Unary) and uses[id(f)] == 1]
-            free = [f for f in once if not is_self_gate(f.tree)]
+            free = [f for f in once if not may_carry(_recipe(f.tree))]
             if free:  # the deeper one: its layer is the product's
                 function = max(free, key=lambda f: depth[id(f)])
                 factors[id(part)] = function, part.right if function is part.left else part.left
@@ -386,6 +392,169 @@ def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
             else:
                 factors[id(part)] = Unary(part.left, T), part.right
     return factors
+
+
+# The heads of functions of one number: a gate where there is one, else soft anchors with solved values
+
+
+EDGE = 1e-7
+"""The least distance of a sample point from an end, as a share of the interval."""
+
+BETWEEN = 1.01
+"""The factor by which an error between the points of a sample may be larger than at them."""
+
+
+def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray, " points"]:
+    """Equally spaced, and crowding towards both ends."""
+    edge = (hi - lo) * np.geomspace(EDGE, 0.1, count // 8)
+    return np.clip(np.concatenate([np.linspace(lo, hi, count), lo + edge, hi - edge]), lo, hi)
+
+
+def fit_unary(
+    f: Function, lo: float, hi: float, delta: float, most: int = MAX_P, dtype: str = "float64"
+) -> PartFit | None:
+    """The fewest equally spaced anchors; None where `most` of them do not suffice."""
+    t = sample_interval(lo, hi)
+    wanted = f(t)
+    size = float(np.abs(wanted).max())
+    if not math.isfinite(size):
+        return None
+    if hi - lo <= 1e-9 * max(abs(lo), abs(hi)) or size == 0:
+        constant = SoftHead.of_one_variable(np.zeros(1), np.zeros(1), np.array([float(wanted[0])]))
+        return PartFit(constant, float(np.abs(wanted - wanted[0]).max()), scale=0.0)
+
+    def sections(x: np.ndarray) -> np.ndarray:
+        return f(x)[:, None]
+
+    lines = AxisSections(lo, hi, sections, sections)
+    goal = delta
+    for _ in range(4):
+        found = lines.smallest(goal, value_limit(delta, size, dtype) * size, most=most)
+        if found is None:
+            return None
+        fitted = from_axis(found[0], f)
+        error = BETWEEN * float(np.abs(fitted(t) - wanted).max())
+        if error <= delta:
+            return replace(fitted, error=error)
+        goal *= 0.5 * delta / error
+    return None
+
+
+def from_axis(axis: SpectralAxis, f: Function) -> PartFit:
+    """The head over one axis, with values from f at its nodes."""
+    head = grid_head([axis.lattice.keys(axis.lo, axis.hi, "float64")], axis.solve(f(axis.nodes())[:, None]), "float64")
+    return PartFit(head.keys, math.nan, float(head.scale[0]), float(head.offset[0]))
+
+
+MANY_ANCHORS = 48
+"""Largest number of evenly spaced keys before graded keys are tried: at kinks, and for √t at 0, even grids have
+hundreds of keys, and counting them takes long."""
+CLOSE_SHARE = 0.05
+"""Least share of δ at which a head for another δ is used again: it has hardly more keys than a head for δ."""
+HEAD_PROOF_SECONDS = 1.0
+"""Time limit of the proof of one head, in seconds."""
+
+
+def _recipe(tree: Node) -> GateRecipe | None:
+    """The gate of f, if the tree is f(t)."""
+    return FUNCTIONS[tree.name].gate if isinstance(tree, Call) and tree.arguments == (T,) else None
+
+
+def fit_part(
+    tree: Node, lo: float, hi: float, delta: float, dtype: str, before: PartFit | None = None, is_free: bool = True
+) -> PartFit | None:
+    """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none.
+
+    `before`: a head for nearly the same interval and another δ. If it is within δ, it is taken again where a search
+    would be long. `is_free`: whether the keys are free to carry t.
+    """
+    if tree is T:
+        return _identity(lo, hi, delta)
+    if has_two_keys(_recipe(tree)):
+        return _gate(tree, lo, hi, delta, dtype)
+    f = function_of_one(tree)
+    few = fit_unary(f, lo, hi, delta, MANY_ANCHORS, dtype)
+    gate = _gate(tree, lo, hi, delta, dtype)
+    if gate is not None and gate.keys.carried is not None and not is_free:
+        gate = None
+    found = _fewest(few, gate) or _again(before, f, lo, hi, delta) or _graded(tree, f, lo, hi, delta)
+    if found is None or found.num_anchors > 2 * MANY_ANCHORS:
+        found = _fewest(found, fit_unary(f, lo, hi, delta, dtype=dtype))
+    return found
+
+
+def _fewest(*fits: PartFit | None) -> PartFit | None:
+    return min((fit for fit in fits if fit is not None), key=lambda fit: fit.num_anchors, default=None)
+
+
+def proved_error(fit: PartFit, tree: Node) -> float:
+    """A proved bound of |head − tree(t)|, the head in float64; the error on samples if a proof takes long."""
+    circuit = Circuit(("t",))
+    program = circuit.build([fit.build(circuit, circuit.input(0), None, "head")], (), "float64")
+    ((stage, _),) = stages(program)
+    (head,) = stage.heads
+    proof, _, _ = prove_line((head,), tree, fit.lo, fit.hi, 0.0, HEAD_PROOF_SECONDS)
+    return proof.bound if proof.complete else fit.error
+
+
+def _identity(lo: float, hi: float, delta: float) -> PartFit:
+    """t on [lo, hi]: a product's head, about the middle of the interval."""
+    middle, size = lo / 2 + hi / 2, max(hi / 2 - lo / 2, 1e-300)
+    gate = product_gate(delta, 1.0, size)
+    return PartFit(gate.keys.combined(1.0, constant=middle), gate.error, shift=-middle)
+
+
+def _gate(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> PartFit | None:
+    """The gate of the function, if it has one that few keys bring within δ."""
+    # A gate need not be finer than the function is large: where relu and abs are below δ, 0 would do.
+    delta, recipe = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _recipe(tree)
+    is_in_reach = is_economical(recipe) or (isinstance(recipe, Decay) and hi < MAX_EXPONENT)
+    try:
+        if isinstance(tree, Call) and is_in_reach:
+            gate = function_gate(tree.name, delta, hi)
+            return PartFit(gate.keys, gate.error)
+        if tree in (SQUARE, Product((T, T))) and dtype == "float64":  # its values are ten times as large
+            # t² = (t − m)² + 2mt − m² about the middle m: keys that carry t, and an affine function for free
+            middle = lo / 2 + hi / 2
+            gate = square_gate(delta, max(hi - middle, middle - lo, 1e-300))
+            return PartFit(gate.keys.shifted(-middle).combined(1.0, 2 * middle, -(middle**2)), gate.error)
+    except AttncError:
+        pass
+    return None
+
+
+def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> PartFit | None:
+    """Anchors that crowd where the function is singular, as √t at 0."""
+    try:
+        target = ExpressionTarget(function_of_t(tree), Box(("t",), np.array([lo]), np.array([hi])))
+        fit = PartFit(graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta), math.nan)
+    except AttncError:
+        return None
+    error = _error(fit, f, lo, hi)
+    return replace(fit, error=error) if error <= delta else None
+
+
+def _again(before: PartFit | None, f: Function, lo: float, hi: float, delta: float) -> PartFit | None:
+    """The same anchors, if they are within δ and not far below it."""
+    if before is None or before.keys.carried is not None:
+        return None
+    error = _error(before, f, lo, hi)
+    return replace(before, error=error) if CLOSE_SHARE * delta <= error <= delta else None
+
+
+def _error(fit: Callable[[np.ndarray], np.ndarray], f: Function, lo: float, hi: float) -> float:
+    t = sample_interval(lo, hi, 8001)
+    return BETWEEN * float(np.abs(fit(t) - f(t)).max())
+
+
+def function_of_one(tree: Node) -> Function:
+    """tree(t) on arrays; NaN and inf where it is not defined."""
+    expression = function_of_t(tree)
+
+    def value(t: np.ndarray) -> np.ndarray:
+        return expression(t[:, None])[:, 0]
+
+    return value
 
 
 def _suits(target: Target, request: Request) -> bool:

@@ -15,6 +15,7 @@ from attnc.numerics.intervals import Interval
 from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Negate, Node, Number, Power, Step, Sum, schedule, walk
+from attnc.targets.parts.part_ranges import halved
 from attnc.targets.target import Target
 
 SMALLEST_CELL = 2.0**-26
@@ -38,13 +39,11 @@ def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool
     spent = 0
     while len(cells):
         evaluated = evaluate_boxes(steps, (name,), cells, gradients=True, centred=True)
-        y = _spread(evaluated.ranges[-1], len(cells))
-        slope = evaluated.gradients[-1].get(0)
+        y, slope = evaluated.ranges[-1], evaluated.gradients[-1].get(0)
         spent += len(cells)
-        alive = (y.lo <= 0) & (y.hi >= 0) & ((y.lo < 0) | (y.hi > 0))
         if slope is None:
             break  # a constant
-        slope = _spread(slope, len(cells))
+        alive = np.broadcast_to((y.lo <= 0) & (y.hi >= 0) & ((y.lo < 0) | (y.hi > 0)), len(cells))
         is_monotone = alive & ((slope.lo > 0) | (slope.hi < 0))
         value = _value_of(steps, name)
         for row in np.flatnonzero(is_monotone):
@@ -54,19 +53,9 @@ def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool
         if spent > MAX_CELLS_EVALUATED:
             is_small[:] = True
         doubtful.append(cells[is_small])
-        cells = _halved(cells[~is_small])
+        cells = halved(cells[~is_small], 0)
     touching = _touching(doubtful, steps, name, SMALLEST_CELL * (hi - lo))
     return [(x, True) for x in found] + [(x, False) for x in touching]
-
-
-def _spread(y: Interval, count: int) -> Interval:
-    """A range of a constant is one number for all cells."""
-    return Interval(np.broadcast_to(y.lo, count), np.broadcast_to(y.hi, count))
-
-
-def _halved(cells: Interval) -> Interval:
-    middle = cells.mid
-    return Interval(np.concatenate([cells.lo, middle]), np.concatenate([middle, cells.hi]))
 
 
 def _value_of(steps: Sequence[Step], name: str) -> Callable[[float], float]:

@@ -121,7 +121,7 @@ def exactly(circuit: Circuit, wire: Wire, inputs: dict[str, float]) -> arb:
         weights = [(score - top).exp() for score in scores]
         for m, signal in enumerate(head.signals):
             values = [
-                sum((arb(float(head.carried[i, k, m])) * c for i, c in enumerate(carriers)), arb(float(v)))
+                sum((arb(float(head.keys.carried[k, m, i])) * c for i, c in enumerate(carriers)), arb(float(v)))
                 for k, v in enumerate(head.keys.values[:, m])
             ]
             known[signal] = sum((w * v for w, v in zip(weights, values, strict=True)), arb(0)) / sum(weights, arb(0))

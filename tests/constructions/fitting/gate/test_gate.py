@@ -34,7 +34,7 @@ def test_every_gate_has_a_reference():
 @pytest.mark.parametrize("factor", [1.0, 1e3])
 def test_error_holds_in_exact_arithmetic(name, factor):
     gate = GATES[name](ROUGH.get(name, 1e-7) * factor)
-    steep = 1.0 if gate.keys is None else float(np.abs(gate.keys.slopes).max())
+    steep = float(np.abs(gate.keys.slopes).max())
     near = np.linspace(-40, 40, 401) / max(steep, 1.0)
     kinks = np.concatenate([near + kink for kink in (-3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 6.0)])
     points = np.concatenate([np.linspace(-12, 12, 4001), np.linspace(-60, 60, 200), kinks, [1e4, -1e4, 1e7, -1e7]])
