@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -267,8 +268,8 @@ class Ledger:
             if fitted is None:
                 raise BoundNotMet(
                     f"cannot compose {self.target.describe()} on {self.target.box}: {self.ranges.describe(part)} is "
-                    f"too hard for one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {delta:.2g}. Choose "
-                    "a larger eps or a smaller box.",
+                    f"too hard for one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {delta:.2g}. "
+                    "Choose a larger eps or a smaller box.",
                     eps=self.eps,
                     bound=None,
                 )
@@ -321,7 +322,8 @@ class Ledger:
                         for inner, c in terms:
                             of_output[id(inner)] += own * c.size
                     case Unary(base, tree):
-                        of_output[id(base)] += own * self._slope(base, tree, errors[id(base)])
+                        error = max(errors[id(base)], 1e-15 * self.ranges.size(base), 1e-300)
+                        of_output[id(base)] += own * self._modulus(base, tree, error) / error
                     case Multiply():
                         factors = self.factors[id(part)]
                         for factor, other in (factors, reversed(factors)):
@@ -332,14 +334,9 @@ class Ledger:
     def _enlarged(self, base: Part, error: float, tree: Node) -> tuple[float, float]:
         """The range of the argument, with its error, where the function is defined there."""
         lo, hi = self.ranges(base)
-        whole = function_of_t(tree).ranges(
-            Interval(np.array([[lo - error]]), np.array([[hi + error]])), violations="infinite"
-        )
-        return (lo - error, hi + error) if np.isfinite(whole.hi).all() else (lo, hi)
-
-    def _slope(self, base: Part, tree: Node, error: float) -> float:
-        error = max(error, 1e-15 * self.ranges.size(base), 1e-300)
-        return self._modulus(base, tree, error) / error
+        whole = Interval(np.array([[lo - error]]), np.array([[hi + error]]))
+        is_defined = np.isfinite(function_of_t(tree).ranges(whole, violations="infinite").hi).all()
+        return (lo - error, hi + error) if is_defined else (lo, hi)
 
     def _modulus(self, base: Part, tree: Node, error: float) -> float:
         """max |g(t + s) − g(t)| over |s| ≤ error: by the slope where that is bounded."""
@@ -349,19 +346,17 @@ class Ledger:
         lo, hi = lo - error, hi + error
         edges = lo + (hi - lo) * (np.arange(MODULUS_PIECES + 1) / MODULUS_PIECES)
         pieces = Interval(edges[:-1, None], edges[1:, None])
-        function = function_of_t(tree)
-        slopes = function.ranges_and_gradients(pieces, violations="infinite")[1]
-        steepest = float(max(np.abs(slopes.lo).max(), np.abs(slopes.hi).max()))
+        slopes = function_of_t(tree).ranges_and_gradients(pieces, violations="infinite")[1]
+        steepest = float(slopes.mag.max())
         if math.isfinite(steepest):
             return steepest * error
         return _sampled_modulus(function_of_one(tree), *self.ranges(base), error)
 
 
-def _sampled_modulus(f: object, lo: float, hi: float, error: float) -> float:
+def _sampled_modulus(f: Function, lo: float, hi: float, error: float) -> float:
     """For functions that are steep at an end (√t at 0): differences at points that crowd towards both ends."""
-    assert callable(f)
     steps = np.concatenate([[0.0], np.geomspace(min(error, hi - lo) / 8, hi - lo, 2000)])
-    starts: Float[np.ndarray, " points"] = np.clip(np.concatenate([lo + steps, hi - steps]), lo, hi)
+    starts = np.clip(np.concatenate([lo + steps, hi - steps]), lo, hi)
     here, there = f(starts), f(np.clip(starts + error, lo, hi))
     return float(np.abs(there - here).max())
 
@@ -373,17 +368,14 @@ def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
     itself.
     """
     order = in_order(outputs)
-    uses: dict[int, int] = {}
-    for used in (*outputs, *(operand for part in order for operand in operands_of(part))):
-        uses[id(used)] = uses.get(id(used), 0) + 1
+    uses = Counter(map(id, (*outputs, *(operand for part in order for operand in operands_of(part)))))
     factors: dict[int, tuple[Unary, Part]] = {}
     depth: dict[int, int] = {}
     for part in order:
         below = max((depth[id(operand)] for operand in operands_of(part)), default=0)
         depth[id(part)] = below + isinstance(part, Unary | Multiply)
         if isinstance(part, Multiply):
-            both = (part.left, part.right)
-            once = [f for f in both if isinstance(f, Unary) and uses[id(f)] == 1]
+            once = [f for f in (part.left, part.right) if isinstance(f, Unary) and uses[id(f)] == 1]
             free = [f for f in once if not may_carry(_recipe(f.tree))]
             if free:  # the deeper one: its layer is the product's
                 function = max(free, key=lambda f: depth[id(f)])
@@ -396,10 +388,8 @@ def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
 
 # The heads of functions of one number: a gate where there is one, else soft anchors with solved values
 
-
 EDGE = 1e-7
 """The least distance of a sample point from an end, as a share of the interval."""
-
 BETWEEN = 1.01
 """The factor by which an error between the points of a sample may be larger than at them."""
 

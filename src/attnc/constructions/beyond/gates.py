@@ -20,20 +20,19 @@ from attnc.constructions.construction import (
     largest_error,
 )
 from attnc.constructions.fitting.circuit import PartFit, build_parts
-from attnc.constructions.fitting.gate import fitted, kinks, pieces
+from attnc.constructions.fitting.gate import fitted, pieces
 from attnc.constructions.fitting.gate.fitted import ProductGate, product_gate, square_gate
 from attnc.constructions.fitting.gate.keys import Gate, OutOfReach, exact_gate, positive
-from attnc.constructions.fitting.gate.kinks import ChoiceGate, max_gate, min_gate
+from attnc.constructions.fitting.gate.pieces import ChoiceGate, max_gate, min_gate
 from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.errors import BoundNotMet, InputError
-from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, GateRecipe, ThreeLines, TwoLines
+from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, GateRecipe, TwoLines
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.substituting import is_constant
-from attnc.targets.expressions.tree import Call, Node, Power, Product
-from attnc.targets.parts.lowering import Lowering, is_exactly
+from attnc.targets.expressions.tree import Call
+from attnc.targets.parts.lowering import Lowering
 from attnc.targets.parts.part import Choice, Combination, Multiply, Part, Source, T, Unary, combination, in_order
 from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
 from attnc.targets.target import Target
@@ -51,7 +50,7 @@ __all__ = [
 ]
 
 
-OTHER_RECIPES: dict[str, GateRecipe] = {**kinks.CLOSED_FORMS, "gelu_tanh": fitted.GELU_TANH_KEYS}
+OTHER_RECIPES: dict[str, GateRecipe] = {**pieces.CLOSED_FORMS, "gelu_tanh": fitted.GELU_TANH_KEYS}
 """Recipes of activations that are not in the expression language."""
 
 
@@ -61,7 +60,7 @@ def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
         case ExactKeys() as recipe:
             return exact_gate(name, recipe, eps)
         case TwoLines(left, right):
-            return kinks.two_lines(name, eps, left, right)
+            return pieces.two_lines(name, eps, left, right)
         case FittedKeys() as recipe:
             return fitted.fitted_gate(name, recipe, eps)
         case Decay():
@@ -72,13 +71,13 @@ def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
 GATES: dict[str, Callable[..., Gate]] = {
     **{name: partial(function_gate, name) for name in ("sigmoid", "tanh", "tanhshrink", "silu", "quick_gelu", "mish")},
     **{name: partial(function_gate, name) for name in ("relu", "abs", "gelu", "gelu_tanh", "erf", "atan", "exp")},
-    "leaky_relu": kinks.leaky_relu,
-    "prelu": partial(kinks.leaky_relu, slope=0.25, name="prelu"),
-    "clip": kinks.clip,
-    "hardtanh": partial(kinks.clip, name="hardtanh"),
-    "relu6": partial(kinks.clip, lo=0.0, hi=6.0, name="relu6"),
-    "hardsigmoid": kinks.hardsigmoid,
-    "soft_threshold": kinks.soft_threshold,
+    "leaky_relu": pieces.leaky_relu,
+    "prelu": partial(pieces.leaky_relu, slope=0.25, name="prelu"),
+    "clip": pieces.clip,
+    "hardtanh": partial(pieces.clip, name="hardtanh"),
+    "relu6": partial(pieces.clip, lo=0.0, hi=6.0, name="relu6"),
+    "hardsigmoid": pieces.hardsigmoid,
+    "soft_threshold": pieces.soft_threshold,
     "softplus": fitted.softplus,
     "logsigmoid": fitted.logsigmoid,
     "elu": pieces.elu,
@@ -107,8 +106,8 @@ def gates(
 
     Theorem.  |out − f| ≤ Σ |coefficient|·error of the gate, on the whole box, whose ends may be infinite wherever the
               gates are global: all but products, and exp upwards.
-    Weights.  Every gate is a head on the state token, over keys that carry its argument: see `gate.kinks` and its
-              neighbours. A product is taken of factors less the middle of their ranges, the rest of it being affine.
+    Weights.  Every gate is a head on the state token, over keys that carry its argument: see `gate.pieces` and
+              `gate.fitted`. A product is taken of factors less the middle of their ranges, the rest of it being affine.
     eps (1e-6 if not given) is shared evenly. Rounding is not part of the error.
     """
     if target.expression is None:
@@ -155,7 +154,7 @@ class _GatePlan:
         self.target, self.expression = target, expression
         self.factors: dict[int, tuple[Unary, Part]] = {}
         self.fits: dict[int, PartFit] = {}
-        lowered = Lowering(expression.variables, _is_clip, tuple(FUNCTIONS), one_level=True).lower(expression.outputs)
+        lowered = Lowering(expression.variables).lower(expression.outputs)
         for part in in_order(lowered):
             self._require_gate(part)
         sums, parts, shares = [_as_sum(output) for output in lowered], dict[int, Part](), dict[int, float]()
@@ -190,33 +189,30 @@ class _GatePlan:
                 choice = (max_gate if name == "max" else min_gate)(eps, len(operands))
                 self.fits[id(part)] = PartFit(choice.keys, choice.error)
                 return _Head(name, choice.num_anchors, part, choice.error)
-            case Multiply(left, right) if (factors := _gated(part)) is not None:
-                self.factors[id(part)] = function, _ = factors
-                return self._function(part, function, eps, error=0.0)
+            case Unary(base, Call() as call):
+                gate = self._gate(base, call, eps)
+                self.fits[id(part)] = PartFit(gate.keys, gate.error)
+                return _Head(call.name, gate.num_anchors, part, gate.error)
             case Multiply(left, right):
-                return self._product(left, right, eps)
-            case Unary(base, tree) if _is_square(tree):
-                return self._product(base, base, eps)
-            case Unary():
-                return self._function(part, part, eps)
-        raise AssertionError(part)
+                factors = _gated(part)
+                if factors is None:
+                    return self._product(left, right, eps)
+                self.factors[id(part)] = factors
+                return self._head(factors[0], eps)._replace(part=part, error=0.0)
+        raise AssertionError("every other part was refused")
 
-    def _function(self, part: Part, function: Unary, eps: float, error: float | None = None) -> _Head:
-        assert isinstance(function.tree, Call)
-        name, limits = function.tree.name, function.tree.arguments[1:]
-        if limits:
-            low, high = (Coefficient(limit).value for limit in limits)
-            gate = kinks.clip(eps, low, high)
-        else:
-            hi = self._range(function.base)[1] if isinstance(FUNCTIONS[name].gate, Decay) else 0.0
-            if not hi < MAX_EXPONENT:
-                raise InputError(
-                    f"exp of an argument up to {hi:g} in {self.target.describe()}: its gate is for (−∞, b], b < "
-                    f"{MAX_EXPONENT:g}. Choose a box on which the argument is bounded above."
-                )
-            gate = function_gate(name, eps, hi)
-        self.fits[id(function)] = PartFit(gate.keys, gate.error)
-        return _Head(name, gate.num_anchors, part, gate.error if error is None else error)
+    def _gate(self, argument: Part, call: Call, eps: float) -> Gate:
+        """The gate of a function of t, or of its clip to two numbers."""
+        if len(call.arguments) > 1:
+            low, high = (Coefficient(limit).value for limit in call.arguments[1:])
+            return pieces.clip(eps, low, high)
+        hi = self._range(argument)[1] if isinstance(FUNCTIONS[call.name].gate, Decay) else 0.0
+        if not hi < MAX_EXPONENT:
+            raise InputError(
+                f"exp of an argument up to {hi:g} in {self.target.describe()}: its gate is for (−∞, b], b < "
+                f"{MAX_EXPONENT:g}. Choose a box on which the argument is bounded above."
+            )
+        return function_gate(call.name, eps, hi)
 
     def _product(self, x: Part, y: Part, eps: float) -> _Head:
         """(x − a)(y − b) by a head, and ay + bx − ab."""
@@ -261,22 +257,6 @@ def _is_affine(part: Part) -> bool:
     return all(isinstance(inner, Source) for inner, _ in _as_sum(part)[0])
 
 
-def _is_square(tree: Node) -> bool:
-    match tree:
-        case Power(base, exponent):
-            return base == T and is_exactly(exponent, 2)
-    return tree == Product((T, T))
-
-
-def _is_clip(base: Part, tree: Node) -> bool:
-    """Whether the tree is a clip of t to two numbers, the first below the second, whatever part t is."""
-    match tree:
-        case Call(name, (argument, low, high)) if isinstance(FUNCTIONS[name].gate, ThreeLines):
-            is_constant_range = is_constant(low) and is_constant(high)
-            return argument == T and is_constant_range and Coefficient(low).value < Coefficient(high).value
-    return False
-
-
 def _gated(product: Multiply) -> tuple[Unary, Part] | None:
     """(g(w), u) of u·g(w), if the keys of g are exact and carry nothing, so that they may carry an affine u."""
     for function, carrier in ((product.left, product.right), (product.right, product.left)):
@@ -292,20 +272,19 @@ def _refusal(part: Part) -> str | None:
     """Why no head of the first layer computes this part; None if one does."""
     arguments: Sequence[Part] = ()
     match part:
-        case Multiply(left, right) if not (_is_affine(left) and _is_affine(right)) and _gated(part) is None:
-            return "a gate multiplies two affine functions, or one and a sigmoid or tanh"
-        case Unary(base, tree) if _is_square(tree) and not _is_affine(base):
-            return "a gate multiplies two affine functions, or one and a sigmoid or tanh"
+        case Multiply(left, right):
+            if not (_is_affine(left) and _is_affine(right)) and _gated(part) is None:
+                return "a gate multiplies two affine functions, or one and a sigmoid or tanh"
         case Choice("clip", _):
             return "clip needs two numbers, the first below the second"
-        case Choice(_, arguments):
-            pass
+        case Choice(_, operands):
+            arguments = operands
         case Unary(base, Call(name, _)):
             if FUNCTIONS[name].gate is None:
                 others = ", ".join(other for other, function in FUNCTIONS.items() if function.gate is not None)
                 return f"there is no gate for {name}, but for {others}"
             arguments = (base,)
-        case Unary(_, tree) if not _is_square(tree):
+        case Unary():
             return "gates build sums, multiples, products of two and squares, and no other operation"
     return None if all(map(_is_affine, arguments)) else "the argument of an activation must be affine in the variables"
 

@@ -61,7 +61,7 @@ def affine_in_t(tree: Node) -> tuple[Coefficient, Coefficient] | None:
     match tree:
         case Variable(_):
             return UNIT, ZERO
-        case Power(base, exponent) if is_exactly(exponent, 1):
+        case Power(base, exponent) if _is_exactly(exponent, 1):
             return affine_in_t(base)
         case Sum(terms):
             slope, offset = ZERO, ZERO
@@ -73,7 +73,7 @@ def affine_in_t(tree: Node) -> tuple[Coefficient, Coefficient] | None:
     return None
 
 
-def is_exactly(tree: Node, number: int) -> bool:
+def _is_exactly(tree: Node, number: int) -> bool:
     """Whether the tree is a constant of this value."""
     return is_constant(tree) and Coefficient(tree).value == number and not Coefficient(tree).slack
 
@@ -107,16 +107,14 @@ class _Pending:
 class Lowering:
     """Turns the outputs of an expression into parts, equal parts once."""
 
-    def __init__(
-        self, variables: Sequence[str], can_fit: CanFit, gates: Sequence[str] = (), *, one_level: bool = False
-    ) -> None:
+    def __init__(self, variables: Sequence[str], can_fit: CanFit | None = None, gates: Sequence[str] = ()) -> None:
         """`gates`: the functions whose heads have few keys, whatever the range.
 
-        `one_level`: max, min and clip become one head each, and nothing is taken apart into several layers of heads.
+        Without `can_fit` every call of a function and every product is a part of its own. Then max and min are one part
+        however many operands they have, so that one layer of heads computes as much as possible.
         """
-        self._gates, self._one_level = gates, one_level
+        self._can_fit, self._gates = can_fit, gates
         self._sources = {name: Source(i) for i, name in enumerate(variables)}
-        self._can_fit = can_fit
         self._made: dict[tuple[int, int], Part] = {}  # (base, tree) → its part
         self._kept: list[Node] = []  # the trees whose identities are keys
         self._calls: dict[Call, Call] = {}  # functions of t and of constants, each once
@@ -158,24 +156,23 @@ class Lowering:
         raise AssertionError(f"{type(node).__name__} has one operand")
 
     def _choice(self, name: str, parts: Sequence[Part]) -> Part:
-        if self._one_level:
+        """max, min, or clip(u, a, b): a + relu(u − a) − relu(u − b) for constants a < b, both in one layer."""
+        match parts:
+            case [u, Combination((), a), Combination((), b)] if name == "clip" and a.value < b.value:
+                if self._can_fit is None:
+                    return Unary(u, Call(name, (T, a.tree, b.tree)))
+                above_a, above_b = (self._unary(self._combination([(u, UNIT)], -end), RELU) for end in (a, b))
+                return self._combination([(above_a, UNIT), (above_b, MINUS)], a)
+        if self._can_fit is None:
             return Choice(name, tuple(parts))
         if name == "clip":
-            return self._clipped(*parts)
+            return self._extreme(MINUS, self._extreme(UNIT, *parts[:2]), parts[2])
         return reduce(partial(self._extreme, UNIT if name == "max" else MINUS), parts)
 
     def _extreme(self, sign: Coefficient, u: Part, v: Part) -> Part:
         """max(u, v) = u + relu(v − u) for the sign 1, and min(u, v) = u − relu(u − v) for −1."""
         excess = self._unary(self._combination([(v, sign), (u, -sign)]), RELU)
         return self._combination([(u, UNIT), (excess, sign)])
-
-    def _clipped(self, u: Part, low: Part, high: Part) -> Part:
-        """clip(u, a, b) = a + relu(u − a) − relu(u − b) for constants a ≤ b: both in one layer."""
-        match low, high:
-            case Combination((), a), Combination((), b) if a.value < b.value:
-                above_a, above_b = (self._unary(self._combination([(u, UNIT)], -end), RELU) for end in (a, b))
-                return self._combination([(above_a, UNIT), (above_b, MINUS)], a)
-        return self._extreme(MINUS, self._extreme(UNIT, u, low), high)
 
     def _product(self, factors: Sequence[_Pending]) -> Part:
         """A balanced tree of products; constants and constant factors scale."""
@@ -229,19 +226,22 @@ class Lowering:
         if rest is not tree:
             return self._combination([(self._unary(base, rest), scale)])
         match tree:
-            case Product((left, right)) if self._is_carried(left, right):
-                return self._product([_Pending(base, left), _Pending(base, right)])
+            case Product(factors) if self._can_fit is None or self._is_carried(factors):
+                return self._product([_Pending(base, factor) for factor in factors])
+            case Power(root, exponent) if self._can_fit is None and _is_exactly(exponent, 2):
+                return self._product([_Pending(base, root)] * 2)
             case Call(name, (argument, *limits)) if self._is_moved(argument) and all(map(is_constant, limits)):
                 return self._unary(self._unary(base, argument), Call(name, (T, *limits)))
             case Sum(terms) if apart := [term for term in terms if self._is_cheap(term)]:
                 rest_of_sum = [term for term in terms if term not in apart]
                 whole = [*apart, *([_joined(Sum, rest_of_sum)] if rest_of_sum else [])]
                 return self._combination([(self._unary(base, term), UNIT) for term in whole])
-        if self._can_fit(base, tree):
-            return Unary(base, tree)
-        wide = None if self._one_level else self._wide(base, tree)
-        if wide is not None:
-            return wide
+        if self._can_fit is not None:
+            if self._can_fit(base, tree):
+                return Unary(base, tree)
+            wide = self._wide(base, tree, self._can_fit)
+            if wide is not None:
+                return wide
         if isinstance(tree, Call) and tree.name in CHOICES:
             return self._several(tree, [_Pending(None if is_constant(c) else base, c) for c in children(tree)])
         arguments = [child for child in children(tree) if not is_constant(child)]
@@ -263,26 +263,27 @@ class Lowering:
         """Whether this is an affine function of t other than t."""
         return argument is not T and not is_constant(argument) and affine_in_t(argument) is not None
 
-    def _is_carried(self, left: Node, right: Node) -> bool:
+    def _is_carried(self, factors: Sequence[Node]) -> bool:
         """Whether a product costs little more than a gate: its keys may carry the other factor, or its head does."""
-        return any(self._is_gate(g) and affine_in_t(c) is not None for g, c in ((left, right), (right, left)))
+        if len(factors) != 2:
+            return False
+        return any(self._is_gate(g) and affine_in_t(c) is not None for g, c in (factors, reversed(factors)))
 
     def _is_cheap(self, term: Node) -> bool:
         if affine_in_t(term) is not None:
             return True
         _, rest = _without_scale(term)
-        match rest:
-            case Product((left, right)):
-                return self._is_carried(left, right)
+        if isinstance(rest, Product):
+            return self._is_carried(rest.factors)
         return self._is_gate(rest) or (rest is not term and self._is_cheap(rest))
 
-    def _wide(self, base: Part, tree: Node) -> Part | None:
+    def _wide(self, base: Part, tree: Node, can_fit: CanFit) -> Part | None:
         """sin and cos of wide ranges by doubling the angle, powers by squaring: layers instead of anchors."""
         match tree:
             case Call("sin" | "cos", (Variable(_),)):
                 for halvings in range(1, MAX_ANGLE_HALVINGS):
                     angle = Quotient(T, Number(Fraction(2**halvings)))
-                    if all(self._can_fit(base, Call(name, (angle,))) for name in ("sin", "cos")):
+                    if all(can_fit(base, Call(name, (angle,))) for name in ("sin", "cos")):
                         sine, cosine = (self._unary(base, Call(name, (angle,))) for name in ("sin", "cos"))
                         for step in reversed(range(halvings)):
                             square = self._unary(sine, SQUARE)
