@@ -35,15 +35,8 @@ class TwoLines:
 
 
 @dataclass(frozen=True)
-class ThreeLines:
-    """The function clips its first argument to the two numbers that follow."""
-
-
-@dataclass(frozen=True)
-class LargestOf:
-    """The function is the largest of its arguments for sign 1, and the smallest for sign −1."""
-
-    sign: float
+class PickedValue:
+    """The function picks one of its arguments by size, as max, min and clip do: a head has a key for each of them."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ class FittedKeys:
     is_economical: bool = True  # False if soft anchors on a bounded interval take fewer keys
 
 
-GateRecipe = ExactKeys | TwoLines | ThreeLines | LargestOf | Decay | FittedKeys
+GateRecipe = ExactKeys | TwoLines | PickedValue | Decay | FittedKeys
 
 
 def has_two_keys(recipe: GateRecipe | None) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnc.functions.function import ONE, ZERO, ElementaryFunction, Gradient, levels, ramp
-from attnc.functions.gate_recipes import LargestOf, ThreeLines, TwoLines
+from attnc.functions.gate_recipes import PickedValue, TwoLines
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball
 from attnc.numerics.jet_equations import JetRule
@@ -176,11 +176,11 @@ ABS = _two_lines("abs", np.abs, abs, -1.0, 1.0)
 RELU = replace(_two_lines("relu", _relu, _exact_range(_relu), 0.0, 1.0), asymptotes=ramp(_relu_remainder))
 MIN, MAX = (
     ElementaryFunction(
-        name, _fold(value), _fold(range), jet, None, gradient, 2, is_variadic=True, chooses=True, gate=LargestOf(sign)
+        name, _fold(value), _fold(range), jet, None, gradient, 2, is_variadic=True, chooses=True, gate=PickedValue()
     )
-    for name, value, range, jet, gradient, sign in (
-        ("min", np.minimum, Interval.min, min_jet, _min_gradient, -1.0),
-        ("max", np.maximum, Interval.max, max_jet, _max_gradient, 1.0),
+    for name, value, range, jet, gradient in (
+        ("min", np.minimum, Interval.min, min_jet, _min_gradient),
+        ("max", np.maximum, Interval.max, max_jet, _max_gradient),
     )
 )
 CLIP = ElementaryFunction(
@@ -191,7 +191,7 @@ CLIP = ElementaryFunction(
     gradient=_clip_gradient,
     arity=3,
     chooses=True,
-    gate=ThreeLines(),
+    gate=PickedValue(),
 )
 SIGN = replace(_steps("sign", np.sign), asymptotes=levels(-ONE, ONE, _sign_remainder))
 FLOOR = _steps("floor", np.floor)

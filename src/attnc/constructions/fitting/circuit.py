@@ -167,16 +167,13 @@ class Circuit:
 
     def _needed(self, outputs: Sequence[Wire]) -> list[list[CircuitHead]]:
         """The heads that the outputs need, level by level; levels that nothing needs are closed up."""
-        makers = {signal: head for head in self.heads for signal in head.signals}
-        wanted = [s for wire in outputs for s in wire.terms]
-        needed: dict[int, CircuitHead] = {}
-        while wanted:
-            head = makers.get(wanted.pop())
-            if head is not None and id(head) not in needed:
-                needed[id(head)] = head
-                wanted.extend(head.reads)
-        chosen = [head for head in self.heads if id(head) in needed]
-        return [[head for head in chosen if head.level == level] for level in sorted({head.level for head in chosen})]
+        wanted = {s for wire in outputs for s in wire.terms}
+        by_level: dict[int, list[CircuitHead]] = {}
+        for head in reversed(self.heads):  # a head reads signals of earlier heads only
+            if wanted.intersection(head.signals):
+                wanted |= head.reads
+                by_level.setdefault(head.level, []).append(head)
+        return [heads[::-1] for _, heads in sorted(by_level.items())]
 
 
 def channel_of(signal: Signal) -> str:

@@ -45,28 +45,23 @@ def test_error_holds_in_exact_arithmetic(name, factor):
         assert error >= 0.3 * gate.error  # the claim is not vacuous
 
 
-@BY_NAME
-def test_float64_adds_a_few_ulps(name):
-    gate = usual(name)
-    points = np.concatenate([np.linspace(-50, 50, 1501), [0, 5e-324, -5e-324, 1e-8, -1e-8, 1e4, -1e4, 700, -700, -750]])
-    points = within(gate, points)
-    expected = reference(name, points)
-    allowed = gate.error + (4 if name in EXACT else 16) * ULP64 * np.maximum(1.0, np.abs(expected))
-    built = program(gate)
-    assert (np.abs(built(points[:, None]) - expected) <= allowed).all()
-    assert (np.abs(NumpyEngine(built)(points[:, None]) - expected) <= allowed).all()
-    assert built.num_anchors == gate.num_anchors
-    assert built.num_attention_layers == gate.num_layers
+SMALL_AND_LARGE = {"float64": [0, 5e-324, 1e-8, 1e4, 700, -750], "float32": [0, 1e-30, 1e4]}
 
 
 @BY_NAME
-def test_float32_adds_a_few_ulps(name):
-    gate = usual(name)
-    points = np.concatenate([np.linspace(-50, 50, 801), [0, 1e-30, -1e-30, 1e4, -1e4]]).astype(np.float32)
+@pytest.mark.parametrize(("dtype", "ulp", "ulps"), [("float64", ULP64, 16), ("float32", ULP32, 8)])
+def test_rounding_adds_a_few_ulps(name, dtype, ulp, ulps):
+    gate, built = usual(name), program(usual(name), dtype)
+    special = np.array(SMALL_AND_LARGE[dtype])
+    points = np.concatenate([np.linspace(-50, 50, 1501), special, -special]).astype(dtype)
     points = within(gate, points.astype(np.float64))
     expected = reference(name, points)
-    error = np.abs(program(gate, "float32")(points[:, None]).astype(np.float64) - expected)
-    assert (error <= gate.error + 8 * ULP32 * np.maximum(1.0, np.abs(expected))).all()
+    ulps = 4 if name in EXACT and dtype == "float64" else ulps
+    allowed = gate.error + ulps * ulp * np.maximum(1.0, np.abs(expected))
+    engines = (built, NumpyEngine(built)) if dtype == "float64" else (built,)
+    for engine in engines:
+        assert (np.abs(engine(points[:, None]).astype(np.float64) - expected) <= allowed).all()
+    assert (built.num_anchors, built.num_attention_layers) == (gate.num_anchors, gate.num_layers)
 
 
 LIMITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -8,9 +8,23 @@ from flint import arb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.constructions.beyond.gates import GATES, max_gate, min_gate, product_gate, square_gate
-from attnc.constructions.fitting.circuit import Circuit
+from attnc.constructions.beyond.gates import (
+    GATES,
+    ChoiceGate,
+    ProductGate,
+    max_gate,
+    min_gate,
+    product_gate,
+    square_gate,
+)
+from attnc.constructions.fitting.circuit import Circuit, Wire
 from constructions.fitting.gate.references import ULP32, ULP64, exactly, program, reference
+
+
+def built(gate: ProductGate | ChoiceGate, count: int) -> tuple[Circuit, Wire]:
+    """The gate of the inputs x0, x1, …"""
+    circuit = Circuit([f"x{i}" for i in range(count)])
+    return circuit, gate.build(circuit, *map(circuit.input, range(count)))
 
 
 @pytest.mark.parametrize(
@@ -31,14 +45,13 @@ def test_products(eps, sizes, keys):
     assert np.abs(gate.keys.values).max() <= 10.1 * sizes[1]
     rng = np.random.default_rng(1)
     points = np.concatenate([rng.uniform(-1, 1, (4000, 2)), [[1, t] for t in np.linspace(-1, 1, 800)]]) * sizes
-    circuit = Circuit(["x", "y"])
-    wire = gate.build(circuit, circuit.input(0), circuit.input(1))
+    circuit, wire = built(gate, 2)
     product = points.prod(axis=1)
     error = np.abs(circuit.build([wire], (), "float64")(points) - product)
     assert 0.4 * gate.error <= error.max() <= gate.error + 64 * ULP64 * sizes[0] * sizes[1]
     worst = points[np.argsort(error)[-20:]]
     for x, y in worst.tolist():
-        assert abs(exactly(circuit, wire, {"x": x, "y": y}) - arb(x) * arb(y)) <= gate.error
+        assert abs(exactly(circuit, wire, {"x0": x, "x1": y}) - arb(x) * arb(y)) <= gate.error
     single = circuit.build([wire], (), "float32")(points.astype(np.float32)).astype(np.float64)
     rounding = 24 * ULP32 * sizes[0] * sizes[1]
     assert (np.abs(single - points.astype(np.float32).astype(np.float64).prod(axis=1)) <= gate.error + rounding).all()
@@ -61,8 +74,7 @@ def test_squares():
 )
 def test_choices(values, eps, make):
     gate = make(eps, len(values))
-    circuit = Circuit([f"x{i}" for i in range(len(values))])
-    wire = gate.build(circuit, *(circuit.input(i) for i in range(len(values))))
+    circuit, wire = built(gate, len(values))
     found = float(circuit.build([wire], (), "float64")(np.array([values]))[0])
     expected = max(values) if make is max_gate else min(values)
     assert abs(found - expected) <= gate.error + 8 * ULP64 * max(map(abs, values))
@@ -72,16 +84,14 @@ def test_choices(values, eps, make):
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_the_error_of_a_maximum_is_reached(count):
     gate = max_gate(1e-3, count)
-    circuit = Circuit([f"x{i}" for i in range(count)])
-    wire = gate.build(circuit, *(circuit.input(i) for i in range(count)))
+    circuit, wire = built(gate, count)
     apart = np.linspace(0, 6, 601) / gate.beta
     points = np.concatenate([np.zeros((601, 1)), -np.repeat(apart[:, None], count - 1, axis=1)], axis=1)
     assert np.abs(circuit.build([wire], (), "float64")(points)).max() == pytest.approx(gate.error, rel=1e-3)
 
 
 def test_a_maximum_keeps_the_smaller_numbers_digits():
-    circuit = Circuit(["x", "y"])
-    wire = max_gate(1e-6).build(circuit, circuit.input(0), circuit.input(1))
+    circuit, wire = built(max_gate(1e-6), 2)
     assert circuit.build([wire], (), "float64")(np.array([[-1e16, 1.25]]))[0] == 1.25
 
 
