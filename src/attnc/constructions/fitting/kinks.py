@@ -37,6 +37,10 @@ def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool
     found: list[float] = []
     doubtful: list[Interval] = []
     spent = 0
+
+    def value(x: float) -> float:
+        return float(evaluate_points(steps, {name: np.array([x])})[-1].reshape(-1)[0])
+
     while len(cells):
         evaluated = evaluate_boxes(steps, (name,), cells, gradients=True, centred=True)
         y, slope = evaluated.ranges[-1], evaluated.gradients[-1].get(0)
@@ -45,7 +49,6 @@ def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool
             break  # a constant
         alive = np.broadcast_to((y.lo <= 0) & (y.hi >= 0) & ((y.lo < 0) | (y.hi > 0)), len(cells))
         is_monotone = alive & ((slope.lo > 0) | (slope.hi < 0))
-        value = _value_of(steps, name)
         for row in np.flatnonzero(is_monotone):
             found += _bisect(value, float(cells.lo[row, 0]), float(cells.hi[row, 0]))
         cells = cells[alive & ~is_monotone]
@@ -56,10 +59,6 @@ def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool
         cells = halved(cells[~is_small], 0)
     touching = _touching(doubtful, steps, name, SMALLEST_CELL * (hi - lo))
     return [(x, True) for x in found] + [(x, False) for x in touching]
-
-
-def _value_of(steps: Sequence[Step], name: str) -> Callable[[float], float]:
-    return lambda x: float(evaluate_points(steps, {name: np.array([x])})[-1].reshape(-1)[0])
 
 
 def _bisect(value: Callable[[float], float], lo: float, hi: float) -> list[float]:
@@ -85,11 +84,8 @@ def _bisect(value: Callable[[float], float], lo: float, hi: float) -> list[float
 
 def _touching(doubtful: list[Interval], steps: Sequence[Step], name: str, width: float) -> list[float]:
     """The clusters of cells in doubt: where the slope changes sign, or else where the value is least."""
-    cells = sorted(
-        (float(lo), float(hi)) for part in doubtful for lo, hi in zip(part.lo[:, 0], part.hi[:, 0], strict=True)
-    )
     clusters: list[tuple[float, float]] = []
-    for lo, hi in cells:
+    for lo, hi in sorted((lo, hi) for part in doubtful for (lo, hi) in np.hstack([part.lo, part.hi]).tolist()):
         if clusters and lo <= clusters[-1][1] + 0.5 * width:
             clusters[-1] = clusters[-1][0], max(hi, clusters[-1][1])
         else:
@@ -97,8 +93,7 @@ def _touching(doubtful: list[Interval], steps: Sequence[Step], name: str, width:
 
     def slope(x: float) -> float:
         point = evaluate_boxes(steps, (name,), Interval.point(np.array([[x]])), gradients=True)
-        found = point.gradients[-1][0]
-        return float(found.mid.reshape(-1)[0])
+        return float(point.gradients[-1][0].mid.reshape(-1)[0])
 
     places: list[float] = []
     for lo, hi in clusters:
@@ -118,51 +113,6 @@ SMOOTH_ORDER = 1.7
 """Second differences of a smooth function fall like t²."""
 
 
-def bends(f: Function, lo: float, hi: float) -> Iterator[tuple[float, float]]:
-    """(x, α) where second differences stand out among their neighbours and fall with the step t like t^α, α < 1.7."""
-    x = np.linspace(lo, hi, BEND_CELLS + 1)
-    values = f(x)
-    scale = float(np.abs(values).max()) or 1.0
-    bend = np.abs(values[2:] - 2 * values[1:-1] + values[:-2]).max(axis=1)
-    noise = 2.0**-46 * scale
-    h = (hi - lo) / BEND_CELLS
-    for i in range(len(bend)):
-        around = bend[max(0, i - 12) : i + 13]
-        if bend[i] > noise and bend[i] == around.max() and bend[i] > 6 * np.median(around):
-            place = _zoom(f, float(x[i]), float(x[i + 2]), noise)
-            if not lo + h / 4 <= place <= hi - h / 4:
-                continue  # the ends are asked about below
-            order = _order(f, (place, -1.0, 1.0), h, noise)
-            if order < SMOOTH_ORDER:
-                yield place, order
-    for place, first, last in ((lo, 0.0, 2.0), (hi, -2.0, 0.0)):
-        order = _order(f, (place, first, last), h, noise)
-        if order < SMOOTH_ORDER:
-            yield place, order
-
-
-def _zoom(f: Function, lo: float, hi: float, noise: float) -> float:
-    """The middle of the smallest interval that still bends more than rounding does."""
-    for _ in range(40):
-        x = np.linspace(lo, hi, 17)
-        values = f(x)
-        bend = np.abs(values[2:] - 2 * values[1:-1] + values[:-2]).max(axis=1)
-        i = int(np.argmax(bend))
-        if bend[i] <= 4 * noise or not x[i] < x[i + 1] < x[i + 2]:
-            break
-        lo, hi = float(x[i]), float(x[i + 2])
-    return 0.5 * (lo + hi)
-
-
-def _order(f: Function, where: tuple[float, float, float], h: float, noise: float) -> float:
-    """α of |second difference| ~ t^α as t → 0, between x + first·t and x + last·t; 2 where it is lost in rounding."""
-    x, first, last = where
-    t = h * 4.0 ** -np.arange(1.0, 8.0)
-    size = np.abs(f(x + first * t) - 2 * f(x + 0.5 * (first + last) * t) + f(x + last * t)).max(axis=1)
-    count = int(np.argmin(np.append(size > 64 * noise, False)))
-    return float(np.polyfit(np.log(t[:count]), np.log(size[:count]), 1)[0]) if count >= 3 else 2.0
-
-
 @dataclass(frozen=True)
 class Kink:
     """A point at which the function bends; `is_singular` where it is not smooth up to the point, as √x at 0."""
@@ -170,6 +120,52 @@ class Kink:
     x: float
     is_singular: bool = False
     is_sharp: bool = True  # found to the last digits
+
+
+def _of_samples(f: Function, lo: float, hi: float) -> Iterator[Kink]:
+    """The points whose second differences stand out among their neighbours and fall with the step t like t^α, α < 1.7.
+
+    A second difference that falls like the step shows a kink; like another power below its square, a singularity.
+    """
+    x = np.linspace(lo, hi, BEND_CELLS + 1)
+    values = f(x)
+    bend, noise, h = _bend(values), 2.0**-46 * (float(np.abs(values).max()) or 1.0), (hi - lo) / BEND_CELLS
+    steps = [(lo, 0.0, 2.0), (hi, -2.0, 0.0)]
+    for i in range(len(bend)):
+        around = bend[max(0, i - 12) : i + 13]
+        if bend[i] > noise and bend[i] == around.max() and bend[i] > 6 * np.median(around):
+            place = _zoom(f, float(x[i]), float(x[i + 2]), noise)
+            if lo + h / 4 <= place <= hi - h / 4:
+                steps.append((place, -1.0, 1.0))
+    for place, first, last in steps:
+        order = _order(f, place, first, last, h, noise)
+        if order < SMOOTH_ORDER:
+            yield Kink(place, place in (lo, hi) or abs(order - 1) > 0.15)
+
+
+def _bend(values: np.ndarray) -> np.ndarray:
+    """The largest second difference of all outputs, at every inner point."""
+    return np.asarray(np.abs(values[2:] - 2 * values[1:-1] + values[:-2]).max(axis=1))
+
+
+def _zoom(f: Function, lo: float, hi: float, noise: float) -> float:
+    """The middle of the smallest interval that still bends more than rounding does."""
+    for _ in range(40):
+        x = np.linspace(lo, hi, 17)
+        bend = _bend(f(x))
+        i = int(np.argmax(bend))
+        if bend[i] <= 4 * noise or not x[i] < x[i + 1] < x[i + 2]:
+            break
+        lo, hi = float(x[i]), float(x[i + 2])
+    return 0.5 * (lo + hi)
+
+
+def _order(f: Function, x: float, first: float, last: float, h: float, noise: float) -> float:
+    """α of |second difference| ~ t^α as t → 0, between x + first·t and x + last·t; 2 where it is lost in rounding."""
+    t = h * 4.0 ** -np.arange(1.0, 8.0)
+    size = np.abs(f(x + first * t) - 2 * f(x + 0.5 * (first + last) * t) + f(x + last * t)).max(axis=1)
+    count = int(np.argmin(np.append(size > 64 * noise, False)))
+    return float(np.polyfit(np.log(t[:count]), np.log(size[:count]), 1)[0]) if count >= 3 else 2.0
 
 
 def find_kinks(target: Target) -> tuple[Kink, ...]:
@@ -236,12 +232,6 @@ def _of_tree(expression: Expression, lo: float, hi: float) -> Iterator[Kink]:
             if difference not in seen:
                 seen.add(difference)
                 yield from (Kink(x, is_singular, is_sharp) for x, is_sharp in zeros(difference, name, lo, hi))
-
-
-def _of_samples(f: Function, lo: float, hi: float) -> Iterator[Kink]:
-    """A second difference that falls like the step shows a kink; like another power below its square, a singularity."""
-    for x, order in bends(f, lo, hi):
-        yield Kink(x, x in (lo, hi) or abs(order - 1) > 0.15)
 
 
 def _differences(node: Node) -> Iterator[tuple[Node, bool]]:

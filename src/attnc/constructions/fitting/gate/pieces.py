@@ -166,23 +166,14 @@ def min_gate(eps: float, count: int = 2) -> ChoiceGate:
 
 
 def _choice(name: str, eps: float, count: int, sign: float) -> ChoiceGate:
+    import scipy.special
+
     positive("eps", eps)
     if isinstance(count, bool) or not isinstance(count, int) or count < 2:
         raise InputError(f"{name} needs two wires or more, found count={count!r}")
-    largest = _lambert((count - 1) / math.e) * (1 + 1e-12)  # Newton's last step is far smaller
+    largest = float(scipy.special.lambertw((count - 1) / math.e).real) * (1 + 1e-12)  # its error is far smaller
     beta = power_of_two(largest / eps * ROUNDED_UP)
     return ChoiceGate(name, largest / beta * ROUNDED_UP, count, sign * beta)
-
-
-def _lambert(z: float) -> float:
-    """W(z) for z > 0, by Newton's method for w + log w = log z, which is concave: it converges from below."""
-    w = min(z, 1.0) / math.e
-    for _ in range(100):
-        step = (math.log(z / w) - w) / (1 + 1 / w)
-        w += step
-        if abs(step) < 1e-15 * w:
-            break
-    return w
 
 
 # Smooth pieces and lines
