@@ -108,11 +108,6 @@ def test_doubling_the_angle_takes_layers_instead_of_anchors() -> None:
     assert worst_error(program, target) <= 1e-4
 
 
-def test_python_code_has_no_structure() -> None:
-    with pytest.raises(InputError, match="structure"):
-        compose(attnc.as_target(lambda X: X[:, 0], [(-1, 1)]), eps=0.1)
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_what_is_0_all_over_is_made_by_a_gate_like_others(dtype: str) -> None:
     """1 + x² is above y: relu(y − 1 − x²) is 0, and need not be so to 300 digits, with scores that no number holds."""
@@ -122,9 +117,10 @@ def test_what_is_0_all_over_is_made_by_a_gate_like_others(dtype: str) -> None:
     assert max(sizes) < 1e9
 
 
-def test_jumps_are_refused() -> None:
-    target = attnc.as_target("sign(x)", {"x": (-1, 1)}, p=2)
-    with pytest.raises(InputError, match="continuous"):
+@pytest.mark.parametrize(("function", "reason"), [(lambda X: X[:, 0], "structure"), ("sign(x)", "continuous")])
+def test_python_code_and_jumps_are_refused(function: object, reason: str) -> None:
+    target = attnc.as_target(function, {"x": (-1, 1)} if isinstance(function, str) else [(-1, 1)], p=2)
+    with pytest.raises(InputError, match=reason):
         compose(target, eps=0.1)
 
 
@@ -141,27 +137,20 @@ def test_any_expression_that_is_composed_is_within_eps(text: str, eps: float) ->
     assert worst_error(built.program, target, 500, 3) <= eps + 1e-12 * (1 + size)
 
 
-(SQRT,) = Expression.parse("sqrt(t)").outputs
-
-
-def test_a_large_head_is_taken_again_where_it_is_within_delta() -> None:
-    first = fit_part(SQRT, 0.0, 2.0, 1e-5, "float64")
+def test_a_large_head_is_taken_again_where_it_is_within_delta_and_not_far_below() -> None:
+    (sqrt,) = Expression.parse("sqrt(t)").outputs
+    first = fit_part(sqrt, 0.0, 2.0, 1e-5, "float64")
     assert first is not None
-    wider = fit_part(SQRT, 0.0, 2.00001, 2e-5, "float64", before=first)
-    assert wider is not None
-    assert wider.keys is first.keys
-    t = sample_interval(0.0, 2.00001)
-    assert abs(first(t) - function_of_one(SQRT)(t)).max() <= wider.error <= 2e-5
-
-
-def test_it_is_not_taken_where_it_is_too_coarse_or_far_too_fine() -> None:
-    first = fit_part(SQRT, 0.0, 2.0, 1e-5, "float64")
-    assert first is not None
-    for delta in (0.9 * first.error, 1.1 * first.error / CLOSE_SHARE):
-        other = fit_part(SQRT, 0.0, 2.0, delta, "float64", before=first)
+    for delta, hi, is_taken in (
+        (2e-5, 2.00001, True),
+        (0.9 * first.error, 2.0, False),
+        (1.1 * first.error / CLOSE_SHARE, 2.0, False),
+    ):
+        other = fit_part(sqrt, 0.0, hi, delta, "float64", before=first)
         assert other is not None
-        assert other.keys is not first.keys
-        assert other.error <= delta
+        assert (other.keys is first.keys) == is_taken
+        t = sample_interval(0.0, hi)
+        assert abs(other(t) - function_of_one(sqrt)(t)).max() <= other.error <= delta
 
 
 def test_small_heads_are_always_searched_for() -> None:

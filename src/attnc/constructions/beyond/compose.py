@@ -90,9 +90,9 @@ def compose(
     Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. With λ_g the most that an
               error of g moves the output, eps is shared so that Σ λ_g δ_g = eps at the least number of anchors: keys
               grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed. In float64
-              the δ_g that add up to eps are those that heads are proved to have. In float32, where these hold the
-              rounding of weights, which no fit makes smaller, they are first those that samples show; where the
-              certificate then misses eps, those that it proved (`Built.again`).
+              δ_g is the proved error of the head. In float32 the proved error includes the rounding of weights, which
+              no fit makes smaller: there δ_g is first the error on samples. If the certificate then misses eps, it is
+              the error that the certificate proved (`Built.again`).
     Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
     """
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
@@ -256,7 +256,7 @@ class Ledger:
         return EXACT_SHARE if isinstance(recipe, ExactKeys) else GATE_SHARE if has_two_keys(recipe) else 1.0
 
     def fit(self, eps: float, before: Mapping[int, PartFit]) -> dict[int, PartFit]:
-        """A fit for every head. `before`: those for another eps."""
+        """A fit for every head. `before` holds the fits for another eps."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
         fits: dict[int, PartFit] = {}

@@ -19,9 +19,9 @@ from attnc.targets.parts.part_ranges import halved
 from attnc.targets.target import Target
 
 SMALLEST_CELL = 2.0**-26
-"""Least width of a cell in doubt, as a share of the box: in smaller cells rounding hides zeros that only touch."""
+"""Least width of an undecided cell, as a share of the box: in smaller cells rounding hides zeros that only touch."""
 MAX_CELLS_EVALUATED = 20_000
-"""Largest number of cells on which an expression is enclosed: cells in doubt then remain undecided."""
+"""Largest number of cells on which an expression is enclosed; the cells that are left then remain undecided."""
 
 
 def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool]]:
@@ -83,7 +83,7 @@ def _bisect(value: Callable[[float], float], lo: float, hi: float) -> list[float
 
 
 def _touching(doubtful: list[Interval], steps: Sequence[Step], name: str, width: float) -> list[float]:
-    """The clusters of cells in doubt: where the slope changes sign, or else where the value is least."""
+    """One point of each cluster of undecided cells: where the slope changes sign, or else where the value is least."""
     clusters: list[tuple[float, float]] = []
     for lo, hi in sorted((lo, hi) for part in doubtful for (lo, hi) in np.hstack([part.lo, part.hi]).tolist()):
         if clusters and lo <= clusters[-1][1] + 0.5 * width:
@@ -102,7 +102,7 @@ def _touching(doubtful: list[Interval], steps: Sequence[Step], name: str, width:
             x = np.linspace(lo, hi, 65)
             values = np.abs(np.broadcast_to(evaluate_points(steps, {name: x})[-1], x.shape))
             at = [float(x[np.argmin(values)])]
-        # A long cluster is where the budget was spent: both its ends are as likely.
+        # In a long cluster the search ended early: a zero may as well be at either end.
         places += at if hi - lo < 64 * width else [lo, *at, hi]
     return places
 
@@ -169,7 +169,7 @@ def _order(f: Function, x: float, first: float, last: float, h: float, noise: fl
 
 
 def find_kinks(target: Target) -> tuple[Kink, ...]:
-    """All kinks that the tree of an expression shows, or those that samples of a callable show, which may not be all.
+    """All kinks that the tree of an expression shows. Samples of a callable may not show all of them.
 
     abs, relu, clip, min and max bend where an argument passes 0 or another one. Roots, powers that are not integers,
     asin and acos are singular where their argument reaches the edge of their domain.
@@ -198,8 +198,10 @@ def _distinct(found: list[Kink], lo: float, hi: float) -> list[Kink]:
 
 
 def _that_bend(f: Function, kinks: list[Kink], lo: float, hi: float) -> tuple[Kink, ...]:
-    """Without those across which f is smooth (zeros that touch, a branch that another covers); where f is smooth up to
-    the point on either side the kink is not singular, whatever the tree suggests (√x²)."""
+    """Leave out points across which f is smooth, as zeros that touch, or a branch that another one covers.
+
+    Where f is smooth up to the point on either side the kink is not singular, whatever the tree suggests (√x²).
+    """
     edges = [lo, *(kink.x for kink in kinks), hi]
     scale = float(np.abs(f(np.linspace(lo, hi, 257))).max())
     bending: list[Kink] = []

@@ -1,8 +1,8 @@
 """The outputs of an expression as parts, each within reach of one head.
 
-Whatever depends on one part only is one function of it, however long: sin(x)² + exp(x) is a single head. Where such a
-function is too hard for one head it is taken apart again, operation by operation. Parts that cost next to nothing by
-themselves are not made part of a longer function: affine arguments, affine terms of a sum, and gates.
+A sub-expression that depends on one part only is one function of it, however long: sin(x)² + exp(x) is a single head.
+If such a function is too hard for one head, it is taken apart again, operation by operation. Parts that cost next to
+nothing by themselves are not made part of a longer function: affine arguments, affine terms of a sum, and gates.
 """
 
 from __future__ import annotations

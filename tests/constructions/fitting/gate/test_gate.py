@@ -65,27 +65,21 @@ def test_rounding_adds_a_few_ulps(name, dtype, ulp, ulps):
 
 
 LIMITS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "sigmoid": lambda x: (x > 0) * 1.0,
-    "tanh": np.sign,
+    **dict.fromkeys(("tanh", "clip", "hardtanh", "erf", "softsign"), np.sign),
+    **dict.fromkeys(("sigmoid", "hardsigmoid"), lambda x: (x > 0) * 1.0),
+    **dict.fromkeys(("elu", "celu"), lambda x: np.maximum(x, -1)),
     "tanhshrink": lambda x: x - np.sign(x),
     "leaky_relu": lambda x: np.maximum(x, 0.01 * x),
     "prelu": lambda x: np.maximum(x, 0.25 * x),
     "abs": np.abs,
-    "clip": np.sign,
-    "hardtanh": np.sign,
     "relu6": lambda x: 6.0 * (x > 0),
-    "hardsigmoid": lambda x: (x > 0) * 1.0,
     "soft_threshold": lambda x: x,
     "logsigmoid": lambda x: np.minimum(x, 0),
-    "erf": np.sign,
     "atan": lambda x: np.sign(x) * np.pi / 2,
     "exp": np.zeros_like,
-    "elu": lambda x: np.maximum(x, -1),
-    "celu": lambda x: np.maximum(x, -1),
     "selu": lambda x: float(SELU_SCALE) * np.maximum(x, -float(SELU_ALPHA)),
-    "softsign": np.sign,
 }
-"""At huge arguments; of the others max(x, 0)."""
+"""The values at huge arguments. For the other gates these are max(x, 0)."""
 
 
 @BY_NAME

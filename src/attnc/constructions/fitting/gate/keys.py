@@ -160,7 +160,7 @@ def reach_of(keys: SoftHead[np.ndarray]) -> float:
 
 
 def tail(keys: SoftHead[np.ndarray], x: float) -> float:
-    """sup |G(t) − (v + ut)| over t ≥ x, (v, u) those of the last key, whose slope is the largest; x ≥ reach_of(keys).
+    """sup |G(t) − (v + ut)| over t ≥ x, with v and u of the last key, whose slope is the largest; x ≥ reach_of(keys).
 
     Proof.  |G − (v + ut)| ≤ Σ_k e^{s_k − s_last}(|v_k − v| + |u_k − u|t), and t·e^{−gap·t} falls for t ≥ 1/gap.
     """
