@@ -115,8 +115,7 @@ class Lowering:
         """
         self._can_fit, self._gates = can_fit, gates
         self._sources = {name: Source(i) for i, name in enumerate(variables)}
-        self._made: dict[tuple[int, int], Part] = {}  # (base, tree) → its part
-        self._kept: list[Node] = []  # the trees whose identities are keys
+        self._made: dict[tuple[int, int], tuple[Node, Part]] = {}  # (base, tree) → the tree and its part
         self._calls: dict[Call, Call] = {}  # functions of t and of constants, each once
         self._combined: dict[tuple[frozenset[tuple[int, Coefficient]], Coefficient], Part] = {}
 
@@ -214,9 +213,8 @@ class Lowering:
             tree = self._calls.setdefault(tree, tree)
         key = (id(base), id(tree))
         if key not in self._made:
-            self._kept.append(tree)
-            self._made[key] = self._fitted(base, tree)
-        return self._made[key]
+            self._made[key] = tree, self._fitted(base, tree)
+        return self._made[key][1]
 
     def _fitted(self, base: Part, tree: Node) -> Part:
         affine = affine_in_t(tree)
