@@ -81,30 +81,29 @@ def points_in(rng: np.random.Generator, centre: np.ndarray, radius: np.ndarray) 
     return np.clip(centre + radius * offsets, centre - radius, centre + radius)
 
 
+def assert_no_engine_leaves_the_bound(program: Program, rng: np.random.Generator, radius: float, run_all) -> None:
+    centre, radii = rng.uniform(-2, 2, num_inputs(program)), radius * rng.uniform(0.3, 1, num_inputs(program))
+    (bound,) = bounds_of(program, centre[None], radii[None])
+    points = points_in(rng, centre, radii)
+    with precision(200):
+        exact = [exact_output(program, point) for point in points]
+        for run in run_all(program):
+            assert_covered(run(*split_columns(points, program.input_shapes)), exact, bound)
+
+
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10**6))
 def test_no_engine_leaves_the_bound(seed):
     """Hard and soft heads, wide logits, gates, masks, residuals, memories, in both dtypes."""
-    program, rng = random_program(seed), np.random.default_rng(seed)
-    d = num_inputs(program)
-    centre, radius = rng.uniform(-2, 2, d), 10 ** rng.uniform(-4, 0.5) * rng.uniform(0.3, 1, d)
-    (bound,) = bounds_of(program, centre[None], radius[None])
-    points = points_in(rng, centre, radius)
-    with precision(200):
-        exact = [exact_output(program, point) for point in points]
-        for run in engines(program).values():
-            assert_covered(run(*split_columns(points, program.input_shapes)), exact, bound)
+    rng = np.random.default_rng(seed)
+    radius = 10 ** rng.uniform(-4, 0.5)
+    assert_no_engine_leaves_the_bound(random_program(seed), rng, radius, lambda program: engines(program).values())
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_onnxruntime_does_not_either(seed):
-    program, rng = random_program(seed), np.random.default_rng(seed)
-    centre, radius = rng.uniform(-2, 2, num_inputs(program)), np.full(num_inputs(program), 0.1)
-    (bound,) = bounds_of(program, centre[None], radius[None])
-    points = points_in(rng, centre, radius)
-    with precision(200):
-        exact = [exact_output(program, point) for point in points]
-        assert_covered(onnx_engine(program)(*split_columns(points, program.input_shapes)), exact, bound)
+    rng = np.random.default_rng(seed)
+    assert_no_engine_leaves_the_bound(random_program(seed), rng, 0.2, lambda program: [onnx_engine(program)])
 
 
 def grid_program(per_axis: int, c: float, dtype: str) -> Program:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attnc.numerics.intervals import Interval
+from attnc.numerics.rounding import LARGEST
 from attnc.proofs.staged.error_flow import (
     CLOSE_TO_POINTS,
     FAR_FROM_POINTS,
@@ -241,36 +242,27 @@ def test_a_head_is_off_by_what_its_cells_and_its_carrier_say(fixed):
     assert found.min() < 0.1 * own + fixed
 
 
-# The box in parts: they cover it, and are as many as the distance to single points asks for
-
 BOX = Interval(np.full((1, 10), -1.0), np.full((1, 10), 1.0))
 
 
-def volume(parts: Interval) -> float:
-    return float(np.prod(parts.hi - parts.lo, axis=1).sum())
+DIVIDED = [  # the error over boxes, the range of the number of parts, and that of the largest error
+    (lambda boxes: 1.0 + boxes.width.sum(axis=1), (MANY_PARTS, 2 * MANY_PARTS), (FAR_FROM_POINTS, math.inf)),
+    # An excess over 1.1 is not worth more parts if it is below 1.5.
+    (lambda boxes: 1.0 + boxes.width.sum(axis=1) / 50, (1, 2 * MOST_PARTS), (CLOSE_TO_POINTS, FAR_FROM_POINTS)),
+    (lambda boxes: np.ones(len(boxes)), (1, 1), (0.0, 1.0)),
+    # An error that is infinite everywhere is given up early.
+    (lambda boxes: np.where(boxes.width.max(axis=1) > 0, math.inf, 1.0), (1, MOST_PARTS), (LARGEST, math.inf)),
+]
 
 
-def test_a_bound_that_stays_far_takes_many_parts():
-    parts, found, axes = divided(BOX, lambda boxes: 1.0 + boxes.width.sum(axis=1))
-    assert MANY_PARTS <= len(parts) <= 2 * MANY_PARTS
-    assert volume(parts) == volume(BOX)
-    assert found.max() > FAR_FROM_POINTS
+@pytest.mark.parametrize(("largest", "counts", "errors"), DIVIDED)
+def test_parts_cover_the_box_and_are_as_many_as_the_distance_to_points_asks_for(largest, counts, errors):
+    parts, found, axes = divided(BOX, largest)
+    assert counts[0] <= len(parts) <= counts[1]
+    assert np.prod(parts.hi - parts.lo, axis=1).sum() == np.prod(BOX.hi - BOX.lo)
+    assert errors[0] < found.max() <= errors[1]
+    assert np.isfinite(found).all() or np.isinf(found).all()
     assert set(axes) <= set(range(10))
-
-
-def test_a_bound_that_is_near_takes_few():
-    """What is left above 1.1 is not worth more parts, as it is below 1.5."""
-    parts, found, _ = divided(BOX, lambda boxes: 1.0 + boxes.width.sum(axis=1) / 50)
-    assert len(parts) <= 2 * MOST_PARTS
-    assert CLOSE_TO_POINTS < found.max() <= FAR_FROM_POINTS
-    assert volume(parts) == volume(BOX)
-    assert len(divided(BOX, lambda boxes: np.ones(len(boxes)))[0]) == 1
-
-
-def test_what_is_infinite_everywhere_is_given_up_early():
-    parts, found, _ = divided(BOX, lambda boxes: np.where(boxes.width.max(axis=1) > 0, math.inf, 1.0))
-    assert len(parts) <= MOST_PARTS
-    assert np.isinf(found).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
