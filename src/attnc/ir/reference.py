@@ -15,7 +15,7 @@ import numpy as np
 from attnc.errors import InputError
 from attnc.ir.layers import Affine, Attention, Mask
 from attnc.ir.program import Program
-from attnc.ir.shapes import Step, Stream, streams
+from attnc.ir.shapes import PlacedLayer, Stream, streams
 from attnc.ir.summing import key_mix, key_sum
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _affine(layer: Affine, state: Float[np.ndarray, "batch tokens_in width_in"])
 def _attention(
     layer: Attention,
     state: Float[np.ndarray, "batch live_in width"],
-    step: Step,
+    step: PlacedLayer,
     memory: np.ndarray | None,
     record: Record | None,
     name: str,

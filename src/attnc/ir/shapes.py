@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class PlacedLayer:
     """A layer in its place: the states before and after it, and the tokens of them that are read."""
 
     layer: Layer
@@ -57,7 +57,7 @@ class Stream:
 
     start: tuple[int, int]
     first: Int[np.ndarray, " live"]
-    steps: tuple[Step, ...]
+    steps: tuple[PlacedLayer, ...]
 
     @classmethod
     def of(cls, layers: Sequence[Layer], start: tuple[int, int], memory: Stream | None) -> Stream:
@@ -71,7 +71,7 @@ class Stream:
         steps = []
         for i, layer in enumerate(layers):
             num_keys = memory.end[0] if layer.cross and memory is not None else shapes[i][0]
-            steps.append(Step(layer, shapes[i], shapes[i + 1], live[i], live[i + 1], num_keys))
+            steps.append(PlacedLayer(layer, shapes[i], shapes[i + 1], live[i], live[i + 1], num_keys))
         return cls(start, live[0], tuple(steps))
 
     @property

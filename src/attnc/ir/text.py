@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnc.ir.program import Program, token_shape
-from attnc.ir.shapes import Step, streams
+from attnc.ir.shapes import PlacedLayer, streams
 
 CHANNELS_SHOWN = 8
 """Maximum number of channel names on a line; chosen for the width of a terminal, not measured."""
@@ -32,7 +32,7 @@ def layer_rows(program: Program) -> list[Row]:
     return [_row(step, name) for name, stream in named for step in stream.steps]
 
 
-def _row(step: Step, stream: str) -> Row:
+def _row(step: PlacedLayer, stream: str) -> Row:
     layer, heads = step.layer, step.layer.heads
     return {
         "name": layer.name,
