@@ -24,7 +24,7 @@ and any average G = Σ p_k(x) g_k by these weights, of values as of their errors
 No average leaves the hull of the numbers that it averages. Σ p_k τ_k |v_k − A| is convex in A: for |A − A_0| ≤ a it is
 largest at A_0 ± a.
 
-Rounding changes slowly from place to place, but its bound over a box grows with the box. So many boxes share one bound
+Rounding changes slowly from place to place, but its bound over a box grows with the box. One bound holds for many boxes
 where it is small enough, and a box is bounded in parts where it is not.
 """
 
