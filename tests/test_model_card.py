@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -96,30 +95,27 @@ def test_rounding_is_not_claimed_beyond_the_core_of_an_infinite_range() -> None:
     assert summary(network)["box"] == {"x": ["-inf", "inf"]}
 
 
-def test_the_snippet_runs(network: Network, tmp_path: Path) -> None:
-    network.save(tmp_path / "net")
-    card = (tmp_path / "net" / "README.md").read_text(encoding="utf-8")
+def run_snippet(network: Network, folder: Path) -> str:
+    """Return what the four lines of the card print in the folder of the network."""
+    network.save(folder)
+    card = (folder / "README.md").read_text(encoding="utf-8")
     (snippet,) = [token.content for token in tokens(card) if token.type == "fence" and token.info == "python"]
     assert len(snippet.strip().splitlines()) == 4
-    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
-    ran = subprocess.run(
-        [sys.executable, "-c", snippet], cwd=tmp_path / "net", capture_output=True, env=environment, encoding="utf-8"
-    )
+    command = [sys.executable, "-X", "utf8", "-c", snippet]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", check=False)
     assert ran.returncode == 0, ran.stderr
-    value, bound = ran.stdout.strip("[]\n").replace("] ±", " ±").split("±")
+    return ran.stdout
+
+
+def test_the_snippet_runs(network: Network, tmp_path: Path) -> None:
+    value, bound = run_snippet(network, tmp_path / "net").strip("[]\n").replace("] ±", " ±").split("±")
     assert float(bound) == network.certificate.bound
     assert abs(float(value) - 1.0) <= float(bound)
 
 
 def test_the_snippet_fits_a_sequence(tmp_path: Path) -> None:
     target = attnc.SequenceTarget(lambda X: X.mean(axis=1, keepdims=True) + 0 * X, tokens=2, width=1, lipschitz=1.0)
-    network = attnc.compile(target, eps=0.5)
-    (snippet,) = [token.content for token in tokens(model_card(network)) if token.info == "python"]
-    network.save(tmp_path / "net")
-    ran = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", snippet], cwd=tmp_path / "net", capture_output=True, encoding="utf-8"
-    )
-    assert ran.returncode == 0, ran.stderr
+    assert "±" in run_snippet(attnc.compile(target, eps=0.5), tmp_path / "net")
 
 
 def test_hostile_text_cannot_break_the_markdown(network: Network) -> None:
@@ -129,15 +125,8 @@ def test_hostile_text_cannot_break_the_markdown(network: Network) -> None:
         assumptions=(HOSTILE, "plain"),
         method=HOSTILE,
     )
-    parameters = {HOSTILE: HOSTILE}
-    hostile = dataclasses.replace(
-        network,
-        certificate=certificate,
-        expression=HOSTILE,
-        construction=HOSTILE,
-        command=HOSTILE,
-        parameters=parameters,
-    )
+    texts = dict.fromkeys(("expression", "construction", "command"), HOSTILE)
+    hostile = dataclasses.replace(network, certificate=certificate, parameters={HOSTILE: HOSTILE}, **texts)
     before, after = tokens(model_card(network)), tokens(model_card(hostile))
 
     def kinds(found, kind):
@@ -155,7 +144,7 @@ def test_hostile_text_cannot_break_the_markdown(network: Network) -> None:
     assert "\x1b" not in model_card(hostile).replace(fenced(HOSTILE, "sh"), "")
 
 
-def test_no_bound_is_called_none(network: Network) -> None:
+def test_a_network_of_which_nothing_is_known(network: Network) -> None:
     unproved = dataclasses.replace(network.certificate, bound=None, observed=None, terms=(), assumptions=())
     card = model_card(dataclasses.replace(network, certificate=unproved, expression=None, eps=None, command=None))
     assert "**Bound (proven):** none. Nothing was proved" in card

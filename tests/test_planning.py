@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -72,14 +74,7 @@ def test_python_code_in_many_variables_gets_the_table_and_the_reason() -> None:
     assert "lipschitz" in str(refusal.value)
 
 
-def test_an_unknown_criterion_is_named() -> None:
-    with pytest.raises(InputError, match="criterion"):
-        attnc.compile(*WAVE, criterion="beauty")
-
-
 def test_the_command_lists_every_construction(capsys: pytest.CaptureFixture[str]) -> None:
-    import json
-
     with pytest.raises(SystemExit) as ending:
         main(["plan", "x*y", "--box", "x=-1:1", "--box", "y=-1:1", "--eps", "1e-4", "--json"])
     assert ending.value.code == 0
