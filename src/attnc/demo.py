@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnc.constructions.built import Progress
 from attnc.errors import FileError, InputError
 from attnc.model_card import summary
 from attnc.wording import ceiling
 
 if TYPE_CHECKING:
     from attnc.network import Network
-
-Progress = Callable[[str, float], None]
 
 EXPRESSION = "sin(x)+cos(y)"
 BOX = {"x": (-3.0, 3.0), "y": (-3.0, 3.0)}
@@ -80,17 +78,11 @@ def _print_table(networks: list[Network], figures: list[Path], missing: str | No
     sizes = ("eps", "anchors", "heads", "layers", "parameters")
     table = plain_table("construction", *sizes, "bound\n(proven)", "observed\n(sampled)", is_tight=True)
     for network in networks:
-        certificate = network.certificate
-        table.add_row(
-            network.construction,
-            f"{network.eps:g}",
-            f"{network.num_anchors:,}",
-            f"{network.program.num_heads}",
-            f"{len(network.program.all_layers)}",
-            f"{network.num_parameters:,}",
-            "none" if certificate.bound is None else ceiling(certificate.bound),
-            "–" if certificate.observed is None else f"{certificate.observed:.3g}",
-        )
+        program, claim = network.program, network.certificate
+        counts = (network.num_anchors, program.num_heads, len(program.all_layers), network.num_parameters)
+        assert claim.bound is not None  # these networks are proved, or compile raises
+        errors = ceiling(claim.bound), f"{claim.observed:.3g}"
+        table.add_row(network.construction, f"{network.eps:g}", *(f"{count:,}" for count in counts), *errors)
     console = Console(highlight=False)
     console.print(Text.assemble((EXPRESSION, "bold"), f" on {first.box}"))
     console.print("as affine maps and softmax attention, constructed, not trained:")

@@ -90,7 +90,7 @@ def certificate_lines(claim: Certificate, box: Box) -> list[str]:
 
 
 def value_note(claim: Certificate, *, is_claimed: bool, is_rounding_counted: bool) -> str:
-    """Return the words behind a value at one point; `is_claimed` says whether the point is in the box, or moved there.
+    """Return the words behind a value at one point; `is_claimed`: it is in the box, or was moved there.
 
     `is_rounding_counted` is false far out on an infinite box, where the bound is about exact arithmetic.
     """

@@ -136,7 +136,7 @@ def _names(option: str, given: str | None) -> tuple[str, ...]:
 
 
 def read_text(path: Path, max_bytes: int, remedy: str) -> str:
-    """Read a UTF-8 file of at most `max_bytes` bytes; `remedy` says what to do about a longer one."""
+    """Read a UTF-8 file of at most `max_bytes` bytes; `remedy` is the advice about a longer one."""
     try:
         size = path.stat().st_size
         if size > max_bytes:

@@ -57,7 +57,7 @@ WHERE, TITLE_HEIGHT = "Where the error sits", 22
 
 
 def plot_certificate(network: Network, path: str | os.PathLike[str]) -> None:
-    """Writes the picture as SVG, PDF or PNG."""
+    """Write the picture as SVG, PDF or PNG."""
     if network.certificate.bound is None:
         raise InputError("nothing was proved of this network, so there is no ledger to draw; plot() shows its error")
     write_figure(path, lambda: certificate_figure(network))

@@ -56,18 +56,13 @@ class PlotLine:
 
 def along_variable(box: Box, variable: int, note: str = "", share: float = 0.5) -> PlotLine:
     """The line along one variable; the others stay in the middle of their intervals, or at another share of them."""
-    if not box.is_bounded:
-        return _along_all_numbers(box)
+    if not box.is_bounded:  # only boxes of one variable are infinite, and a part is drawn
+        line = along_variable(box.core(SHOWN_REACH), 0)
+        return replace(line, note=f"drawn from {number(line.lo)} to {number(line.hi)}, a part of {box}")
     origin, direction = (1 - share) * box.lo + share * box.hi, np.zeros(box.d)
     origin[variable], direction[variable] = 0.0, 1.0
     lo, hi = float(box.lo[variable]), float(box.hi[variable])
     return PlotLine(one_line(box.names[variable]), lo, hi, origin, direction, box, note)
-
-
-def _along_all_numbers(box: Box) -> PlotLine:
-    """A part of an infinite range; only boxes of one variable have such a range."""
-    line = along_variable(box.core(SHOWN_REACH), 0)
-    return replace(line, note=f"drawn from {number(line.lo)} to {number(line.hi)}, a part of {box}")
 
 
 def cut(subject: PlotSubject) -> PlotLine:
