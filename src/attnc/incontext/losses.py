@@ -23,7 +23,7 @@ from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions import tree
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.substituting import substitute
+from attnc.targets.expressions.tree import substitute
 
 SLOPES = {
     "exp": "exp(u)",

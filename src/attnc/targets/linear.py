@@ -14,7 +14,7 @@ from attnc.errors import InputError
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box, BoxLike
-from attnc.targets.expressions.lexing import MAX_LENGTH
+from attnc.targets.expressions.parsing import MAX_LENGTH
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from attnc.constructions.built import Built
+from attnc.constructions.fitting.bumps import Steps
 from attnc.constructions.papers.attention_softmax import attention_softmax
 from attnc.constructions.papers.two_layer import two_layer
 from attnc.engines.numpy_engine import NumpyEngine
@@ -157,8 +157,7 @@ def test_l_p_by_eps_in_float32(build):
 
 @BOTH
 def test_too_small_an_eps_names_the_size_before_allocating(build, monkeypatch):
-    module = sys.modules[build.__module__]
-    monkeypatch.setattr(module, "_program", lambda *_: pytest.fail("built something large"))
+    monkeypatch.setattr(Steps, "layers", lambda *_: pytest.fail("built something large"))
     target = target_of("sin(x)+cos(y)", (-3, 3), (-3, 3))
     with pytest.raises(BoundNotMet, match="anchors") as caught:
         build(target, eps=1e-4)

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnc.constructions.built import Built, require
 from attnc.constructions.construction import Request, round_above
-from attnc.constructions.fitting.cell_head import CellHead, build_on_grid
+from attnc.constructions.fitting.cell_head import CellHead, NearestCentresBuilder
 from attnc.constructions.fitting.grid_partition import check_cells
 from attnc.constructions.fitting.leaves import GradedLattice, LatticeLeaves, Profile, profile, winning_pieces
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
@@ -134,7 +134,7 @@ class AdaptivePartition:
         return Box(self.target.box.names, cells.lo[worst], cells.hi[worst]).as_dict()
 
     @property
-    def cells(self) -> CellHead:
+    def head(self) -> CellHead:
         lattice, leaves = self.leaves.lattice, self.leaves
         cells = SoftHead(2 * leaves.anchors, leaves.bias, self.stored_values)
         return CellHead(self.target, lattice.dtype, lattice.scale, lattice.offset, cells, self.beta, self.positions)
@@ -157,7 +157,7 @@ def build_cells(target: Target, request: Request, name: str, program: Callable[[
         raise InputError(f"centres must be 'grid' or 'adaptive', found {request.centres!r}")
     if request.centres == "adaptive":
         return build_adaptive(target, request, name, program)
-    return build_on_grid(target, request, name, program)
+    return NearestCentresBuilder(target, request, name, program).build()
 
 
 def build_adaptive(target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> Built:
@@ -171,7 +171,7 @@ def build_adaptive(target: Target, request: Request, name: str, program: Callabl
         raise DomainError(f"{target.describe()} jumps: no bound on the largest error can be small")
 
     def build(partition: AdaptivePartition) -> Built:
-        made = program(partition.cells)
+        made = program(partition.head)
         return Built(made, name, partition.bound, partition.worst_box, partition.parameters)
 
     search = LeafSearch(target, request)

@@ -2,36 +2,29 @@
 
 In coordinates y in which cells have width 1, axis i has inner edges E_1 … E_{P−1}. Token (i, m) makes the step
 T_m = clip((y_i − E_m)/2δ + ½, 0, 1); with T_0 = 1 and T_P = 0 the bumps b_m = T_m − T_{m+1}, m < P, sum to 1.
-A softmax over cells v of β·Σ_i b_{v_i} then selects the cell that holds x; `select` is the proof.
+A softmax over cells v of β·Σ_i b_{v_i} then selects the cell that holds x; `BumpCells` has the proof.
 """
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.built import Built, require
 from attnc.constructions.construction import Estimate, Request
 from attnc.constructions.fitting.cell_grid import CellGrid
-from attnc.constructions.fitting.clips import ClipLayer, HeadedClipLayer
-from attnc.constructions.fitting.grid_partition import (
-    GridPartition,
-    check_cells,
-    choose_grid,
-    estimated_counts,
-    sample,
-)
-from attnc.constructions.fitting.positions import Positions, num_positions
+from attnc.constructions.fitting.clips import ClipLayer
+from attnc.constructions.fitting.grid_partition import Counts, GridBuilder, GridPartition
+from attnc.constructions.fitting.positions import num_positions
 from attnc.constructions.fitting.selection import CellSelection, round_up, score_error
 from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Affine, Attention
-from attnc.ir.program import Program, token_shape
+from attnc.ir.program import token_shape
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
 from attnc.targets.target import Target
 
@@ -47,18 +40,19 @@ GOOD_STEP_ERROR = 1 / 16
 
 
 @lru_cache(maxsize=64)
-def _clip_layer(heads: int | None, num_anchors: int, dtype: str) -> ClipLayer | HeadedClipLayer:
+def _clip_layer(heads: int | None, num_anchors: int, dtype: str) -> ClipLayer:
     if heads is None:
         return ClipLayer(num_anchors, dtype=dtype)
-    return HeadedClipLayer(2 + max(1 + (heads == 1), math.ceil(num_anchors / heads)), heads, dtype=dtype)
+    num_keys = 2 + max(1 + (heads == 1), math.ceil(num_anchors / heads))
+    return ClipLayer(num_keys, None, dtype, heads, sentinels=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Steps:
     """All steps of a grid by one attention layer, each exact to `eta` for edges moved by at most `shift`.
 
-    Weights.  Token (i, m) carries Y = K(y_i − E_m), K = (q−1)/2δ, which a `ClipLayer` or `HeadedClipLayer` of q anchors
-              clips to ±(q−1)/2, so T = out/(q−1) + ½. The layer's keys are repeated until there is one for every
+    Weights.  Token (i, m) carries Y = K(y_i − E_m), K = (q−1)/2δ, which a `ClipLayer` of q anchors clips
+              to ±(q−1)/2, so T = out/(q−1) + ½. The layer's keys are repeated until there is one for every
               token: equal repetition changes no softmax. So q, and with it the rounding of scores, does not grow with
               the grid.
     Proof.    An error of Y moves the edge, by 1/K of it: `shift`, in units of a cell, whatever δ. The rest is an error
@@ -67,7 +61,7 @@ class Steps:
     """
 
     grid: CellGrid
-    clip: ClipLayer | HeadedClipLayer
+    clip: ClipLayer
     width: float  # 2δ in units of a cell: a power of two, so that K is exact
 
     @property
@@ -145,7 +139,7 @@ class Steps:
         for column, once in enumerate(keys.build("keys").constant.dense().T):
             embed.set(np.arange(self.num_tokens), clip.channels[column], np.tile(once, self.repeats))
         embed.set(np.arange(self.num_steps), "one", 1.0)
-        return embed.build("embed", dtype), clip.attention("steps", clip.num_keys)
+        return embed.build("embed", dtype), clip.attention("steps")
 
 
 def choose_steps(grid: CellGrid, request: Request) -> Steps:
@@ -164,21 +158,8 @@ def choose_steps(grid: CellGrid, request: Request) -> Steps:
 
 
 @dataclass(frozen=True, eq=False)
-class Bumps:
-    """A partition whose cells are selected by bumps, and the steps that make them."""
-
-    partition: GridPartition
-    steps: Steps
-
-    @property
-    def parameters(self) -> tuple[tuple[str, float | int | str], ...]:
-        clip = self.steps.clip
-        more = (("step_anchors", clip.num_anchors), ("step_width", self.steps.width), ("step_heads", clip.num_heads))
-        return (*self.partition.parameters, *more)
-
-
-def select(steps: Steps, beta: float, positions: Positions) -> CellSelection:
-    """How well a softmax over cells v of β·Σ_i b_{v_i} (+ M at the same position) selects.
+class BumpCells(GridPartition):
+    """A grid whose cells v are selected by a softmax of β·Σ_i b_{v_i} (+ M at the same position).
 
     Theorem.  Let steps be exact to η for edges moved by at most e, and 2δ ≤ 1 − 2e. Then all cells that do not hold x
               when widened to ½ + δ + e have together weight at most
@@ -193,18 +174,29 @@ def select(steps: Steps, beta: float, positions: Positions) -> CellSelection:
               A cell m with b_m > 0 has E_m − δ − e < y < E_{m+1} + δ + e: it holds x when widened to ½ + δ + e.
               Those are at most two per axis. T̃_0 = 1 and T̃_P = 0 are exact; outside the grid the end cell has b = 1.
     """
-    grid, eta = steps.grid, steps.eta
-    delta = grid_score_error(steps, beta, positions.margin)
-    near = positions.n * math.prod(min(count, 2) for count in grid.counts)
-    if steps.width + 2 * steps.shift > 1 or 2 * delta >= beta * (0.5 - 3 * eta):
-        return CellSelection(delta, 1.0, near)
-    sure = [(count - 1) * math.exp(2 * delta - beta * (1 - 4 * eta)) for count in grid.counts]
-    torn = [(count - 2) / 2 * math.exp(2 * delta - beta * (0.5 - 3 * eta)) for count in grid.counts]
-    leak = sum(max(pair) for pair in zip(sure, torn, strict=True))
-    return CellSelection(delta, min(1.0, round_up(leak)), near)
+
+    steps: Steps
+
+    @cached_property
+    def selection(self) -> CellSelection:
+        steps, counts, beta, eta = self.steps, self.grid.counts, self.beta, self.steps.eta
+        delta = _score_error(steps, beta, self.positions.margin)
+        near = self.positions.n * math.prod(min(count, 2) for count in counts)
+        if steps.width + 2 * steps.shift > 1 or 2 * delta >= beta * (0.5 - 3 * eta):
+            return CellSelection(delta, 1.0, near)
+        sure = [(count - 1) * math.exp(2 * delta - beta * (1 - 4 * eta)) for count in counts]
+        torn = [(count - 2) / 2 * math.exp(2 * delta - beta * (0.5 - 3 * eta)) for count in counts]
+        leak = sum(max(pair) for pair in zip(sure, torn, strict=True))
+        return CellSelection(delta, min(1.0, round_up(leak)), near)
+
+    @property
+    def parameters(self) -> tuple[tuple[str, float | int | str], ...]:
+        clip = self.steps.clip
+        more = (("step_anchors", clip.num_anchors), ("step_width", self.steps.width), ("step_heads", clip.num_heads))
+        return (*super().parameters, *more)
 
 
-def grid_score_error(steps: Steps, beta: float, margin: float) -> float:
+def _score_error(steps: Steps, beta: float, margin: float) -> float:
     """δ_s. A score sums, times β, two steps or a step and ½ for every axis, |gain·out| ≤ ½ + η, and M.
 
     Three terms per axis and M; 8 roundings more than usual cover gain and β made and cast, and the bumps' own sums.
@@ -213,69 +205,52 @@ def grid_score_error(steps: Steps, beta: float, margin: float) -> float:
     return score_error(3 * d + 9, (1 + 2 * steps.eta) * d * beta + margin, u)
 
 
-def build_on_bumps(
-    target: Target,
-    request: Request,
-    name: str,
-    program: Callable[[Bumps], Program],
-    cost: Callable[[Steps], tuple[int, int]],
-    max_cells: int,
-    positions: Positions,
-) -> Built:
-    """Choose grid, steps, β and values, and build `program` on them.
+@dataclass(frozen=True, eq=False)
+class BumpBuilder(GridBuilder[BumpCells]):
+    """A grid of cells that is selected by bumps, in `layers` attention layers."""
 
-    `cost` counts the anchors and bytes of the program for given steps; more than `max_cells` cells cost too much.
-    """
-    check_cells(request)
-    if len(target.input_shapes) > 1:
-        raise InputError(
-            f"this construction is self-attention over one input, but {target.describe()} takes two sequences: use "
-            "construction='max_affine_cross'"
-        )
+    layers: int
 
-    def rebuild(counts: tuple[int, ...]) -> Built:
-        again = replace(request, eps=None, points_per_axis=counts, progress=None)
-        return build_on_bumps(target, again, name, program, cost, max_cells, positions)
+    def __post_init__(self) -> None:
+        if len(self.target.input_shapes) > 1:
+            raise InputError(
+                f"this construction is self-attention over one input, but {self.target.describe()} takes two "
+                "sequences: use construction='max_affine_cross'"
+            )
 
-    def steps_on(grid: CellGrid) -> Steps:
-        return choose_steps(grid, request)
+    @abc.abstractmethod
+    def cost_on(self, steps: Steps) -> tuple[int, int]:
+        """The anchors and bytes of a program on these steps."""
 
-    def widened(grid: CellGrid) -> float:
-        steps = steps_on(grid)
+    def cost(self, counts: Counts) -> tuple[int, int]:
+        return self.cost_on(choose_steps(CellGrid(self.target.box, counts, self.request.dtype), self.request))
+
+    def eta(self, grid: CellGrid) -> float:
+        steps = choose_steps(grid, self.request)
         return steps.delta + steps.shift
 
-    def cost_of(counts: tuple[int, ...]) -> tuple[int, int]:
-        return cost(steps_on(CellGrid(target.box, counts, request.dtype)))
+    def partition(self, grid: CellGrid, values: Float[np.ndarray, "cells outputs"]) -> BumpCells:
+        steps, request = choose_steps(grid, self.request), self.request
+        beta = request.beta if request.beta is not None else _sufficient_beta(values, steps, request)
+        eta = steps.delta + steps.shift
+        return BumpCells(self.target, grid, values, beta, eta, self.positions, request.p, steps)
 
-    grid = choose_grid(target, request, widened, cost_of, max_cells, rebuild)
-    steps = steps_on(grid)
-    values = sample(target, grid, request)
-    beta = request.beta if request.beta is not None else _beta_for_bumps(values, steps, request)
-    selection = select(steps, beta, positions)
-    partition = GridPartition(target, grid, values, beta, widened(grid), positions, request.p, selection)
-    bumps = Bumps(partition, steps)
-    built = Built(program(bumps), name, partition.bound, partition.variation.cell, bumps.parameters)
-    return require(built, request.eps, target)
-
-
-def estimate_on_bumps(name: str, layers: int, target: Target, request: Request) -> Estimate:
-    """The cost of a grid of cells that is selected by bumps in one or two attention layers."""
-    counts, d, n = estimated_counts(target, request), target.box.d, num_positions(target)
-    keys, outputs = n * math.prod(counts), target.num_outputs // n
-    steps = sum(counts) - d
-    step_keys = max(STEP_ANCHORS[0], steps)
-    return Estimate(
-        name,
-        anchors=keys + step_keys,
-        heads=layers,
-        layers=layers,
-        parameters=keys * (d + outputs) + 6 * step_keys,
-        multiply_adds=keys * (d + outputs) + 3 * steps * step_keys,
-        error=request.eps,
-    ).within(request)
+    def estimate(self) -> Estimate:
+        counts, d, n = self.estimated_counts(), self.target.box.d, num_positions(self.target)
+        keys, outputs, steps = n * math.prod(counts), self.target.num_outputs // n, sum(counts) - d
+        step_keys = max(STEP_ANCHORS[0], steps)
+        return Estimate(
+            self.name,
+            anchors=keys + step_keys,
+            heads=self.layers,
+            layers=self.layers,
+            parameters=keys * (d + outputs) + 6 * step_keys,
+            multiply_adds=keys * (d + outputs) + 3 * steps * step_keys,
+            error=self.request.eps,
+        ).within(self.request)
 
 
-def _beta_for_bumps(values: np.ndarray, steps: Steps, request: Request) -> float:
+def _sufficient_beta(values: np.ndarray, steps: Steps, request: Request) -> float:
     """A β for which the leak costs less than 0.2 % of eps, or else of osc/P.
 
     The leak costs leak·(at most 4 osc + 5 max|v|): `GridPartition._spread`, and the 5 of `average_error`. In L_p it
@@ -286,6 +261,6 @@ def _beta_for_bumps(values: np.ndarray, steps: Steps, request: Request) -> float
     eps = request.eps if request.eps is not None else (spread or size) / max(grid.counts)
     if request.eps is not None and request.p < math.inf:
         eps /= float(grid.box.widths.prod()) ** (1 / request.p)
-    gap = max(1 / 64, 0.5 - 3 * steps.eta - 2 * grid_score_error(steps, 1.0, 0.0))
+    gap = max(1 / 64, 0.5 - 3 * steps.eta - 2 * _score_error(steps, 1.0, 0.0))
     beta = max(4.0, math.log(max(2.0, grid.box.d * max(grid.counts) * size / (0.002 * eps))) / gap)
     return 2.0 ** math.ceil(math.log2(beta))  # a power of two: β·½ and β times an incidence are exact

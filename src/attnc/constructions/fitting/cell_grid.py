@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -93,32 +93,30 @@ class CellGrid:
         centres = [self.centres(axis) for axis in range(self.box.d)]
         for start in range(0, self.num_cells, GRID_CELLS_PER_BLOCK):
             block = slice(start, min(start + GRID_CELLS_PER_BLOCK, self.num_cells))
-            index = np.unravel_index(np.arange(block.start, block.stop), self.counts)
-            lo = np.stack([side.lo[i] for side, i in zip(sides, index, strict=True)], axis=1)
-            hi = np.stack([side.hi[i] for side, i in zip(sides, index, strict=True)], axis=1)
-            yield block, Interval(lo, hi), np.stack([c[i] for c, i in zip(centres, index, strict=True)], axis=1)
+            yield block, self._cells_of(sides, block), self._product(centres, block)
 
-    def values(
-        self, target: Target, block: slice, centres: Float[np.ndarray, "cells d"], p: float
-    ) -> Float[np.ndarray, "cells outputs"] | None:
-        """The values of cells: averages for p < ∞, and None for the values at the centres."""
-        return None if p == math.inf else self.averages(target, block)
+    def _cells_of(self, sides: Sequence[Interval], block: slice) -> Interval:
+        return Interval(self._product([s.lo for s in sides], block), self._product([s.hi for s in sides], block))
 
-    def averages(self, target: Target, block: slice) -> Float[np.ndarray, "cells outputs"]:
-        """The target's mean over each cell of a block, by Gauss–Legendre quadrature: ≤ 4 nodes per axis, 256 in all.
+    def _product(self, columns: Sequence[np.ndarray], block: slice) -> Float[np.ndarray, "cells d"]:
+        """The rows of a block of the product of one column per axis."""
+        index = np.unravel_index(np.arange(block.start, block.stop), self.counts)
+        return np.stack([column[i] for column, i in zip(columns, index, strict=True)], axis=1)
 
-        A poor mean costs accuracy, never soundness: the bound is about the values as they are.
+    def averages(self, target: Target, block: slice, p: float) -> Float[np.ndarray, "cells outputs"] | None:
+        """The target's mean over each cell of a block; None for p = ∞, where cells have the values at their centres.
+
+        Gauss–Legendre quadrature has at most 4 nodes per axis and 256 in all. A poor mean costs accuracy, never
+        soundness: the bound is about the values as they are.
         """
+        if p == math.inf:
+            return None
         nodes = max(1, min(4, int(256 ** (1 / self.box.d))))
         t, weight = np.polynomial.legendre.leggauss(nodes)
-        sides = [self.intervals(axis, 0.5) for axis in range(self.box.d)]
-        index = np.unravel_index(np.arange(block.start, block.stop), self.counts)
-        lo = np.stack([side.lo[i] for side, i in zip(sides, index, strict=True)], axis=1)
-        hi = np.stack([side.hi[i] for side, i in zip(sides, index, strict=True)], axis=1)
-        total = np.zeros((len(lo), target.num_outputs))
+        cells = self._cells_of([self.intervals(axis, 0.5) for axis in range(self.box.d)], block)
+        total = np.zeros((len(cells), target.num_outputs))
         for chosen in itertools.product(range(nodes), repeat=self.box.d):
-            place = (t[list(chosen)] + 1) / 2
-            points = np.clip(lo + place * (hi - lo), lo, hi)
+            points = np.clip(cells.lo + (t[list(chosen)] + 1) / 2 * (cells.hi - cells.lo), cells.lo, cells.hi)
             total += float(np.prod(weight[list(chosen)] / 2)) * target(points)
         return total
 
@@ -139,7 +137,7 @@ def variation_norm(target: Target, grid: CellGrid, rho: float, p: float = math.i
     """
     worst, total, lo, hi = 0.0, 0.0, grid.box.lo, grid.box.hi
     for block, cells, centres in grid.cells(rho):
-        found = target.variation(cells, centres, grid.values(target, block, centres, p))
+        found = target.variation(cells, centres, grid.averages(target, block, p))
         largest = int(np.argmax(found))
         if found[largest] > worst:
             # Sums of powers are kept in units of the largest, so that no power under- or overflows where it matters.
@@ -160,125 +158,115 @@ def constant_norm(box: Box, p: float) -> float:
     return 1.0 if p == math.inf else math.exp(float(np.log(box.widths).sum()) / p) * (1 + 2.0**-30)
 
 
-def choose_counts(
-    target: Target, eps: float, rho: Callable[[CellGrid], float], max_cells: int, dtype: str, p: float = math.inf
-) -> tuple[int, ...]:
-    """The coarsest grid found whose variation over cells widened to rho(grid) is ≤ eps.
+@dataclass(frozen=True, eq=False)
+class GridSearch:
+    """The search for the coarsest grid whose variation over cells widened to rho(grid) is at most eps, in L_p."""
 
-    Where that needs more than max_cells, about the size it needs.
-    """
-    aligned = None if target.is_continuous else _on_borders(target, eps, rho, max_cells, dtype, p)
-    if aligned is None:
-        return _scaled_grid(target, eps, rho, max_cells, dtype, p)[0]
-    refined, is_met = _scaled_grid(
-        target, eps, rho, min(max_cells, 16 * math.prod(aligned)), dtype, p
-    )  # starts too fine
-    return refined if is_met and math.prod(refined) < math.prod(aligned) else aligned
+    target: Target
+    eps: float
+    rho: Callable[[CellGrid], float]
+    dtype: str
+    p: float
 
+    def counts(self, max_cells: int) -> tuple[int, ...]:
+        """The cells per axis; where more than max_cells are needed, about as many as are needed."""
+        aligned = None if self.target.is_continuous else self._on_borders(max_cells)
+        if aligned is None:
+            return self._scaled_grid(max_cells)[0]
+        refined, is_met = self._scaled_grid(min(max_cells, 16 * math.prod(aligned)))  # starts too fine
+        return refined if is_met and math.prod(refined) < math.prod(aligned) else aligned
 
-def _scaled_grid(
-    target: Target, eps: float, rho: Callable[[CellGrid], float], max_cells: int, dtype: str, p: float
-) -> tuple[tuple[int, ...], bool]:
-    """A grid, and whether it was found to meet eps.
+    def _scaled_grid(self, max_cells: int) -> tuple[tuple[int, ...], bool]:
+        """A grid, and whether it was found to meet eps.
 
-    Each axis gets an equal share of eps: the variation
-    along one axis alone, at two resolutions, gives the proportions and the rate at which it falls (1 for Lipschitz
-    functions, ½ for √x at 0). A common factor of all axes is then searched for: by the rate while only one side is
-    known, by halving once a grid that meets eps and one that does not are.
-    """
-    d = target.box.d
-    needed, rates = zip(*(_axis_need(target, axis, eps / d, rho, p) for axis in range(d)), strict=True)
-    needed = tuple(min(need, 1e15) for need in needed)
-    multiple = 1 if target.is_continuous else 2  # jumps are often in the middle: better at a border than in a cell
-    rate, factor = min(rates), 1.0
-    bracket = Bracket()
-    best: tuple[int, ...] | None = None
-    tried: set[tuple[int, ...]] = set()
-    for _ in range(24):
-        counts = _scaled(needed, factor, multiple)
-        if math.prod(counts) > max_cells and best is None:
-            return counts, False
-        if counts in tried:
-            break
-        tried.add(counts)
-        grid = CellGrid(target.box, counts, dtype)
-        found = variation_norm(target, grid, rho(grid), p).value
-        if found <= eps:
-            best = counts
-            if found >= 0.985 * eps:
+        Each axis gets an equal share of eps: the variation along one axis alone, at two resolutions, gives the
+        proportions and the rate at which it falls (1 for Lipschitz functions, ½ for √x at 0). A common factor of all
+        axes is then searched for: by the rate while only one side is known, by halving once a grid that meets eps and
+        one that does not are known.
+        """
+        needed, rates = zip(*(self._axis_need(axis) for axis in range(self.target.box.d)), strict=True)
+        needed = tuple(min(need, 1e15) for need in needed)
+        multiple = 1 if self.target.is_continuous else 2  # jumps are often in the middle: a border fits them best
+        rate, factor, bracket = min(rates), 1.0, Bracket()
+        best: tuple[int, ...] | None = None
+        tried: set[tuple[int, ...]] = set()
+        for _ in range(24):
+            counts = _scaled(needed, factor, multiple)
+            if math.prod(counts) > max_cells and best is None:
+                return counts, False
+            if counts in tried:
                 break
-        ratio = found / (0.995 * eps) if math.isfinite(found) else 4.0
-        factor = bracket.next(factor, found <= eps, min(16.0, max(ratio, 1e-3) ** (1 / rate)))
-    return (_scaled(needed, factor * 1.05, multiple), False) if best is None else (best, True)
+            tried.add(counts)
+            grid = CellGrid(self.target.box, counts, self.dtype)
+            found = variation_norm(self.target, grid, self.rho(grid), self.p).value
+            if found <= self.eps:
+                best = counts
+                if found >= 0.985 * self.eps:
+                    break
+            ratio = found / (0.995 * self.eps) if math.isfinite(found) else 4.0
+            factor = bracket.next(factor, found <= self.eps, min(16.0, max(ratio, 1e-3) ** (1 / rate)))
+        return (_scaled(needed, factor * 1.05, multiple), False) if best is None else (best, True)
 
+    def _on_borders(self, max_cells: int) -> tuple[int, ...] | None:
+        """Few cells whose borders are where f jumps, if there are such and they meet eps; then finer is not better.
 
-def _on_borders(
-    target: Target, eps: float, rho: Callable[[CellGrid], float], max_cells: int, dtype: str, p: float
-) -> tuple[int, ...] | None:
-    """Few cells whose borders are where f jumps, if there are such and they meet eps; then finer is not better.
+        On every axis the count with the least variation on lines along it is taken, and then lowered as far as eps
+        allows, the layer at the borders included (see `GridPartition`).
+        """
+        few = range(2, FEW_CELLS + 1, 2)
+        axes = range(self.target.box.d)
+        counts = tuple(min(few, key=lambda count: self._axis_variation(i, count, 16)) for i in axes)
+        if math.prod(counts) > max_cells or not self._is_met_with_borders(counts):
+            return None
+        for i in sorted(axes, key=lambda i: -counts[i]):
+            fewer = ((*counts[:i], count, *counts[i + 1 :]) for count in few if count < counts[i])
+            counts = next(filter(self._is_met_with_borders, fewer), counts)
+        return counts
 
-    On every axis the count with the least variation on lines along it is taken, and then lowered as far as eps allows,
-    the layer at the borders included (see `GridPartition`).
-    """
-    few = range(2, FEW_CELLS + 1, 2)
+    def _is_met_with_borders(self, counts: tuple[int, ...]) -> bool:
+        grid = CellGrid(self.target.box, counts, self.dtype)
+        narrow = self.rho(grid)
+        layer = (1 - (narrow / (1 - narrow)) ** self.target.box.d) ** (1 / self.p)
+        total = variation_norm(self.target, grid, narrow, self.p).value
+        if total > self.eps:
+            return False
+        return total + layer * variation_norm(self.target, grid, 1 - narrow, self.p).value <= self.eps
 
-    def is_met(counts: tuple[int, ...]) -> bool:
-        grid = CellGrid(target.box, counts, dtype)
-        narrow = rho(grid)
-        layer = (1 - (narrow / (1 - narrow)) ** target.box.d) ** (1 / p)
-        total = variation_norm(target, grid, narrow, p).value
-        return total <= eps and total + layer * variation_norm(target, grid, 1 - narrow, p).value <= eps
+    def _axis_need(self, axis: int) -> tuple[float, float]:
+        """How many cells one axis alone needs for its share of eps, and the rate at which its variation falls."""
+        share = self.eps / self.target.box.d
+        coarse = self._axis_variation(axis, 32, 64)
+        for count, num_lines in ((512, 64), (8192, 16)):
+            fine = self._axis_variation(axis, count, num_lines)
+            if not (math.isfinite(coarse) and math.isfinite(fine)):
+                return float(count), 1.0
+            if fine <= 1e-6 * share or not coarse > fine:
+                return (1.0 if fine <= share else float(count)), 1.0
+            rate = min(1.0, max(0.2, math.log(coarse / fine) / math.log(16)))
+            if rate > 0.45 or fine <= share:
+                break
+            coarse = fine  # cells may hold whole periods of f, and do not show its rate
+        return max(1.0, count * min(1e15, fine / max(share, 1e-300)) ** (1 / rate)), rate
 
-    axes = range(target.box.d)
-    counts = tuple(min(few, key=lambda count: _axis_variation(target, i, count, rho, p, 16)) for i in axes)
-    if math.prod(counts) > max_cells or not is_met(counts):
-        return None
-    for i in sorted(axes, key=lambda i: -counts[i]):
-        fewer = ((*counts[:i], count, *counts[i + 1 :]) for count in few if count < counts[i])
-        counts = next(filter(is_met, fewer), counts)
-    return counts
+    def _axis_variation(self, axis: int, count: int, num_lines: int) -> float:
+        """The variation over cells of one axis, on lines at fixed places of the other axes."""
+        box, p = self.target.box, self.p
+        num_lines = 2 if box.d == 1 else num_lines
+        lines = box.lo + np.random.default_rng(0).random((num_lines, box.d)) * box.widths
+        lines[0], lines[1] = box.lo, box.hi
+        grid = CellGrid(box, (count,) * box.d)
+        side = grid.intervals(axis, self.rho(grid))
+        centres = np.repeat(lines, count, axis=0)
+        centres[:, axis] = np.tile(grid.centres(axis), num_lines)
+        lo, hi = centres.copy(), centres.copy()
+        lo[:, axis], hi[:, axis] = np.tile(side.lo, num_lines), np.tile(side.hi, num_lines)
+        found = self.target.variation(Interval(lo, hi), centres)
+        worst = float(found.max())
+        if p == math.inf or not 0 < worst < math.inf:
+            return worst
+        return worst * float(((found / worst) ** p).mean()) ** (1 / p) * constant_norm(box, p)
 
 
 def _scaled(needed: tuple[float, ...], factor: float, multiple: int) -> tuple[int, ...]:
     scaled = (max(1.0, min(need * factor, 1e15)) for need in needed)
     return tuple(1 if count <= 1 else multiple * math.ceil(count / multiple) for count in scaled)
-
-
-def _axis_need(
-    target: Target, axis: int, share: float, rho: Callable[[CellGrid], float], p: float
-) -> tuple[float, float]:
-    """How many cells axis `axis` alone needs for a variation of `share`, and the rate at which it falls."""
-    coarse = _axis_variation(target, axis, 32, rho, p)
-    for count, num_lines in ((512, 64), (8192, 16)):
-        fine = _axis_variation(target, axis, count, rho, p, num_lines)
-        if not (math.isfinite(coarse) and math.isfinite(fine)):
-            return float(count), 1.0
-        if fine <= 1e-6 * share or not coarse > fine:
-            return (1.0 if fine <= share else float(count)), 1.0
-        rate = min(1.0, max(0.2, math.log(coarse / fine) / math.log(16)))
-        if rate > 0.45 or fine <= share:
-            break
-        coarse = fine  # cells may hold whole periods of f, and do not show its rate
-    return max(1.0, count * min(1e15, fine / max(share, 1e-300)) ** (1 / rate)), rate
-
-
-def _axis_variation(
-    target: Target, axis: int, count: int, rho: Callable[[CellGrid], float], p: float, num_lines: int = 64
-) -> float:
-    """The variation over cells of one axis, on lines at fixed places of the other axes."""
-    box = target.box
-    rng = np.random.default_rng(0)
-    num_lines = 2 if box.d == 1 else num_lines
-    lines = box.lo + rng.random((num_lines, box.d)) * box.widths
-    lines[0], lines[1] = box.lo, box.hi
-    grid = CellGrid(Box((box.names[axis],), box.lo[axis : axis + 1], box.hi[axis : axis + 1]), (count,))
-    side, centres_1d = grid.intervals(0, rho(CellGrid(box, (count,) * box.d))), grid.centres(0)
-    centres = np.repeat(lines, count, axis=0)
-    centres[:, axis] = np.tile(centres_1d, num_lines)
-    lo, hi = centres.copy(), centres.copy()
-    lo[:, axis], hi[:, axis] = np.tile(side.lo, num_lines), np.tile(side.hi, num_lines)
-    found = target.variation(Interval(lo, hi), centres)
-    worst = float(found.max())
-    if p == math.inf or not 0 < worst < math.inf:
-        return worst
-    return worst * float(((found / worst) ** p).mean()) ** (1 / p) * constant_norm(box, p)

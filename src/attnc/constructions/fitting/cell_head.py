@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.built import Built, require
-from attnc.constructions.construction import Estimate, Request
-from attnc.constructions.fitting.grid_partition import GridPartition, estimated_counts, make_partition
-from attnc.constructions.fitting.positions import Positions, num_positions
+from attnc.constructions.construction import Estimate
+from attnc.constructions.fitting.cell_grid import CellGrid, variation_norm
+from attnc.constructions.fitting.grid_partition import CELL_OVERHANG, Counts, GridBuilder, GridPartition
+from attnc.constructions.fitting.positions import Positions, bytes_per_anchor
+from attnc.constructions.fitting.selection import CellSelection, far_weight, score_error
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program, token_shape
 from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
+from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+CELL_OVERHANG_LP = 2.0**-14
+"""CELL_OVERHANG for L_p norms, where the whole jump is lost on a layer of this width about the cells' borders."""
+OVERHANGS = (1 / 512, 1 / 128, 1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Values of η, in cells, that are compared for a given β: about a factor of four apart."""
 
 
 @dataclass(frozen=True, eq=False)
 class CellHead:
     """A soft head in the coordinates y = scale·x + offset, whose scores are multiplied by β.
 
-    Cell j has the score β(2L_j·y + bias_j), and a value for each position: key (j, i) is the one for position i.
+    Query token i < n carries y, 1 and its position; key (j, i) carries L_j, a bias, its position and its value:
+    score = β(2L_j·y + bias_j) + M·[same position]. To bias_j is added 2L_j·y over the axes of the second input, if
+    any: those are on the side of the keys, and linear in that input.
     """
 
     target: Target
@@ -39,132 +49,199 @@ class CellHead:
     beta: float
     positions: Positions
 
-    @classmethod
-    def of_grid(cls, partition: GridPartition) -> CellHead:
-        """The head in which the nearest centre of the grid wins: bias = −|L|²."""
-        grid = partition.grid
-        index = np.unravel_index(np.arange(grid.num_cells), grid.counts)
-        anchors = np.stack([grid.lattice(axis)[i] for axis, i in enumerate(index)], axis=1)
-        cells = SoftHead(2 * anchors, -(anchors**2).sum(axis=1), partition.stored_values)
-        return cls(partition.target, grid.dtype, grid.scale, grid.offset, cells, partition.beta, partition.positions)
+    @property
+    def num_keys(self) -> int:
+        return self.positions.n * len(self.cells.offsets)
 
     @property
     def anchors(self) -> Float[np.ndarray, "cells d"]:
         """The L_j: half the slopes, which is exact."""
         return self.cells.slopes / 2
 
+    @property
+    def query_axes(self) -> tuple[str, ...]:
+        """The variables of the first input."""
+        return self.target.box.names[: math.prod(self.target.input_shapes[0])]
 
-def build_on_grid(target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> Built:
-    """Choose a grid of cells with its bound, and build the program that `program` makes of its cells."""
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"out.{j}" for j in range(self.target.num_outputs // self.positions.n))
 
-    def rebuild(counts: tuple[int, ...]) -> Built:
-        return build_on_grid(target, replace(request, eps=None, points_per_axis=counts), name, program)
+    @property
+    def query_channels(self) -> tuple[str, ...]:
+        return (*(f"query.{name}" for name in (*self.query_axes, *self.positions.names)), "one")
 
-    partition = make_partition(target, request, rebuild)
-    made = program(CellHead.of_grid(partition))
-    return require(
-        Built(made, name, partition.bound, partition.variation.cell, partition.parameters), request.eps, target
-    )
-
-
-def estimate_on_grid(name: str, target: Target, request: Request) -> Estimate:
-    """The cost of a grid of cells that one head selects."""
-    n = num_positions(target)
-    anchors, outputs = n * math.prod(estimated_counts(target, request)), target.num_outputs // n
-    return Estimate.one_layer(name, anchors, target.box.d, outputs, request.goal).within(request)
-
-
-class CellWeights:
-    """Query token i < n carries y, 1 and its position; key (j, i) carries L_j, a bias, its position and its value.
-
-    score = β(2L_j·y + bias_j) + M·[same position]; to bias_j is added 2L_j·y over the axes of the second input, if any:
-    those are on the side of the keys, and linear in that input.
-    """
-
-    def __init__(self, cells: CellHead) -> None:
-        self.cells, self.positions, self.dtype = cells, cells.positions, cells.dtype
-        target, names = cells.target, cells.target.box.names
-        self.n = self.positions.n
-        self.num_keys = self.n * len(cells.cells.offsets)
-        self.k = target.num_outputs // self.n
-        self.tokens_in, self.width_in = token_shape(target.input_shapes[0])
-        self.inputs = tuple(f"in.{c}" for c in range(self.width_in))
-        self.query_axes = names[: math.prod(target.input_shapes[0])]
-        self.places = tuple(f"position.{i}" for i in range(self.n)) if self.n > 1 else ()
-        self.outputs = tuple(f"out.{j}" for j in range(self.k))
-        self.query_channels = (*(f"query.{name}" for name in (*self.query_axes, *self.places)), "one")
-        self.key_channels = (
+    @property
+    def key_channels(self) -> tuple[str, ...]:
+        return (
             *(f"anchor.{name}" for name in self.query_axes),
             "bias",
-            *(f"key.{place}" for place in self.places),
-            *(f"value.{j}" for j in range(self.k)),
+            *(f"key.{place}" for place in self.positions.names),
+            *(f"value.{j}" for j in range(len(self.outputs))),
         )
 
-    def place_queries(self, builder: AffineBuilder) -> None:
-        """Into the first n tokens, from the first input."""
-        tokens = np.arange(self.n)
+    def embedding(self, num_tokens: int, channels: tuple[str, ...]) -> AffineBuilder:
+        """A map from the first input to tokens, with the queries in the first n."""
+        tokens_in, width_in = token_shape(self.target.input_shapes[0])
+        builder = AffineBuilder(tokens_in, tuple(f"in.{c}" for c in range(width_in)), num_tokens, channels)
+        tokens = np.arange(self.positions.n)
         for axis, name in enumerate(self.query_axes):
-            token, column = divmod(axis, self.width_in)
-            builder.link(tokens, f"query.{name}", token, self.inputs[column], self.cells.scale[axis])
-            builder.set(tokens, f"query.{name}", self.cells.offset[axis])
-        for i, place in enumerate(self.places):
+            token, column = divmod(axis, width_in)
+            builder.link(tokens, f"query.{name}", token, builder.channels_in[column], self.scale[axis])
+            builder.set(tokens, f"query.{name}", self.offset[axis])
+        for i, place in enumerate(self.positions.names):
             builder.set(i, f"query.{place}", 1.0)
         builder.set(tokens, "one", 1.0)
+        return builder
 
     def place_keys(self, builder: AffineBuilder) -> None:
-        """Into all tokens; axes beyond those of the query are taken from the builder's input."""
-        keys, n, cells = np.arange(self.num_keys), self.n, self.cells
-        bias = cells.cells.offsets.copy()
-        width = len(builder.channels_in)
-        for axis, L in enumerate(cells.anchors.T):
-            if axis < len(self.query_axes):
-                builder.set(keys, f"anchor.{self.query_axes[axis]}", np.repeat(L, n))
+        """Set the keys in all tokens; axes beyond those of the query are taken from the builder's input."""
+        keys, n, axes = np.arange(self.num_keys), self.positions.n, self.query_axes
+        bias = self.cells.offsets.copy()
+        for axis, L in enumerate(self.anchors.T):
+            if axis < len(axes):
+                builder.set(keys, f"anchor.{axes[axis]}", np.repeat(L, n))
             else:
-                token, column = divmod(axis - len(self.query_axes), width)
-                slope = np.repeat(2 * L * cells.scale[axis], n)
+                token, column = divmod(axis - len(axes), len(builder.channels_in))
+                slope = np.repeat(2 * L * self.scale[axis], n)
                 builder.link(keys, "bias", token, builder.channels_in[column], slope)
-                bias += 2 * L * cells.offset[axis]
+                bias += 2 * L * self.offset[axis]
         builder.set(keys, "bias", np.repeat(bias, n))
-        for i, place in enumerate(self.places):
+        for i, place in enumerate(self.positions.names):
             builder.set(np.arange(i, self.num_keys, n), f"key.{place}", 1.0)
-        for j in range(self.k):
-            builder.set(keys, f"value.{j}", cells.cells.values[:, j])
+        for j in range(len(self.outputs)):
+            builder.set(keys, f"value.{j}", self.cells.values[:, j])
 
-    def attention(
-        self, query_channels: tuple[str, ...], key_channels: tuple[str, ...], cross: bool = False
-    ) -> Attention:
-        """One head over states with these channels."""
-        beta, named = self.cells.beta, (*self.query_axes, *self.places)
+    def attention(self, query_channels: tuple[str, ...], key_channels: tuple[str, ...]) -> Attention:
+        """One head over states with these channels: cross-attention if the two sides differ."""
+        named = (*self.query_axes, *self.positions.names)
         scores = (*(f"by.{name}" for name in named), "constant")  # a variable may be called anything
         queries = {(f"query.{name}", f"by.{name}"): 1.0 for name in named} | {("one", "constant"): 1.0}
-        keys = {(f"anchor.{name}", f"by.{name}"): 2 * beta for name in self.query_axes} | {("bias", "constant"): beta}
-        keys |= {(f"key.{place}", f"by.{place}"): self.positions.M for place in self.places}
+        keys = {(f"anchor.{name}", f"by.{name}"): 2 * self.beta for name in self.query_axes}
+        keys |= {("bias", "constant"): self.beta}
+        keys |= {(f"key.{place}", f"by.{place}"): self.positions.M for place in self.positions.names}
         values = {(f"value.{j}", name): 1.0 for j, name in enumerate(self.outputs)}
         head = Head(
             projection(query_channels, scores, queries, self.dtype),
             projection(key_channels, scores, keys, self.dtype),
             projection(key_channels, self.outputs, values, self.dtype),
-            np.eye(self.k, dtype=self.dtype),
+            np.eye(len(self.outputs), dtype=self.dtype),
         )
-        return Attention("select", (head,), self.outputs, cross=cross)
-
-    def read(self, num_tokens: int) -> Affine:
-        """The first n tokens."""
-        builder = AffineBuilder(num_tokens, self.outputs, self.n, self.outputs)
-        for name in self.outputs:
-            builder.link(np.arange(self.n), name, np.arange(self.n), name)
-        return builder.build("read", self.dtype)
+        return Attention("select", (head,), self.outputs, cross=query_channels != key_channels)
 
 
-def self_attention(cells: CellHead) -> Program:
+def read_first(num_tokens: int, n: int, outputs: Sequence[str], dtype: str) -> Affine:
+    """The map that reads the outputs of the first n tokens."""
+    builder = AffineBuilder(num_tokens, outputs, n, outputs)
+    for name in outputs:
+        builder.link(np.arange(n), name, np.arange(n), name)
+    return builder.build("read", dtype)
+
+
+def self_attention(head: CellHead) -> Program:
     """One head in which every token is a key, and the first n are queries."""
-    weights = CellWeights(cells)
-    embed = AffineBuilder(
-        weights.tokens_in, weights.inputs, weights.num_keys, weights.query_channels + weights.key_channels
-    )
-    weights.place_queries(embed)
-    weights.place_keys(embed)
-    select = weights.attention(embed.channels_out, embed.channels_out)
-    read = weights.read(weights.num_keys)
-    layers = (embed.build("embed", weights.dtype), select, read)
-    return check(Program(layers, cells.target.input_shapes, cells.target.output_shape))
+    embed = head.embedding(head.num_keys, head.query_channels + head.key_channels)
+    head.place_keys(embed)
+    select = head.attention(embed.channels_out, embed.channels_out)
+    read = read_first(head.num_keys, head.positions.n, head.outputs, head.dtype)
+    layers = (embed.build("embed", head.dtype), select, read)
+    return check(Program(layers, head.target.input_shapes, head.target.output_shape))
+
+
+class NearestCentres(GridPartition):
+    """A grid in which the nearest centre wins: the scores are −β|y − L|², up to a term that all cells share.
+
+    The weights factorise over the axes. Centres farther than ρ from y on some axis get at most `leak`
+    (`selection.far_weight`, the union over axes).
+    """
+
+    @cached_property
+    def selection(self) -> CellSelection:
+        delta = _score_error(self.target, self.grid, self.beta, self.positions.margin)
+        near = self.positions.n * math.prod(min(count, math.floor(1 + 2 * self.eta) + 1) for count in self.grid.counts)
+        return CellSelection(delta, _leak(self.grid, self.beta, self.eta, delta), near)
+
+    @property
+    def head(self) -> CellHead:
+        """The head with bias = −|L|²."""
+        grid = self.grid
+        index = np.unravel_index(np.arange(grid.num_cells), grid.counts)
+        anchors = np.stack([grid.lattice(axis)[i] for axis, i in enumerate(index)], axis=1)
+        cells = SoftHead(2 * anchors, -(anchors**2).sum(axis=1), self.stored_values)
+        return CellHead(self.target, grid.dtype, grid.scale, grid.offset, cells, self.beta, self.positions)
+
+
+def _score_error(target: Target, grid: CellGrid, beta: float, margin: float) -> float:
+    """δ of the scores: the sum of 2βL_i·y_i over the axes, −β|L|², and M.
+
+    An axis of the second input is on the side of the keys: its 2L_i(scale·x_i + offset) is multiplied out there, so
+    the sizes of both parts count. Four roundings more than usual cover the making of those coefficients.
+    """
+    reach = grid.radius + 0.5 + grid.query_error
+    if len(target.input_shapes) > 1:
+        start = math.prod(target.input_shapes[0])
+        reach[start:] = (grid.scale * grid.box.magnitude + np.abs(grid.offset))[start:]
+    with np.errstate(over="ignore"):
+        size = beta * float((2 * grid.radius * reach + grid.radius**2).sum()) + margin
+    return score_error(grid.box.d + 6, size, UNIT_ROUNDOFF[grid.dtype])
+
+
+def _leak(grid: CellGrid, beta: float, eta: float, delta: float) -> float:
+    """The weight of all centres farther than ½ + η on some axis: the union over the axes."""
+    overhang = float(grid.query_error.max())  # at the ends of the box r may exceed ½ by this much
+    if eta <= overhang:
+        return 1.0
+    return min(1.0, sum(far_weight(beta, 0.5 + eta, count, delta, overhang) for count in grid.counts))
+
+
+@dataclass(frozen=True, eq=False)
+class NearestCentresBuilder(GridBuilder[NearestCentres]):
+    """One head that selects the nearest centre of a grid; `make` turns the head into a program."""
+
+    make: Callable[[CellHead], Program]
+
+    def cost(self, counts: Counts) -> tuple[int, int]:
+        anchors = self.positions.n * math.prod(counts)
+        return anchors, anchors * bytes_per_anchor(self.target)
+
+    def eta(self, grid: CellGrid) -> float:
+        """At least twice the error of a score per unit of β, so that a large β always separates."""
+        overhang = CELL_OVERHANG if self.request.p == math.inf else CELL_OVERHANG_LP
+        return max(overhang, 2 * _score_error(self.target, grid, 1.0, 0.0), 2 * float(grid.query_error.max()))
+
+    def partition(self, grid: CellGrid, values: Float[np.ndarray, "cells outputs"]) -> NearestCentres:
+        request, spread = self.request, float(np.ptp(values, axis=0).max())
+        if request.beta is None:
+            eta = self.eta(grid)
+            beta = _sufficient_beta(spread or 1.0, grid, eta, request.eps)
+        else:
+            beta, eta = request.beta, self._best_eta(grid, request.beta, spread)
+        return NearestCentres(self.target, grid, values, beta, eta, self.positions, request.p)
+
+    def program(self, partition: NearestCentres) -> Program:
+        return self.make(partition.head)
+
+    def estimate(self) -> Estimate:
+        n, target = self.positions.n, self.target
+        anchors, outputs = n * math.prod(self.estimated_counts()), target.num_outputs // n
+        return Estimate.one_layer(self.name, anchors, target.box.d, outputs, self.request.goal).within(self.request)
+
+    def _best_eta(self, grid: CellGrid, beta: float, spread: float) -> float:
+        """For a given β: the η with the smallest variation + leak."""
+        best, chosen = math.inf, CELL_OVERHANG
+        for eta in OVERHANGS:
+            leaked = _leak(grid, beta, eta, 0.0) * spread
+            if leaked >= best or eta > 2 * max(grid.counts):
+                continue
+            total = leaked + variation_norm(self.target, grid, 0.5 + eta, self.request.p).value
+            if total < best:
+                best, chosen = total, eta
+        return chosen
+
+
+def _sufficient_beta(spread: float, grid: CellGrid, eta: float, eps: float | None) -> float:
+    """A β for which leak·osc is below 0.2 % of eps (or of the variation): leak ≈ e^{−β(2η − 2δ)}, δ ≤ η/2 per β."""
+    goal = 0.002 * (eps if eps is not None else spread / max(grid.counts))
+    ratio = min(1e300, spread / max(goal, 1e-300))
+    beta = max(math.log(max(2.0, 64 * grid.box.d * ratio)) / eta, 4.0)
+    return 2.0 ** math.ceil(math.log2(beta))  # a power of two: 2βL and β|L|² are then exact

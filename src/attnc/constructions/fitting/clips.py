@@ -7,7 +7,7 @@ Tokens carry a number y, a constant 1, an anchor L and L². Query (y, 1), key β
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,122 +25,42 @@ BEST_BETA = 2.72
 
 @dataclass(frozen=True)
 class ClipLayer:
-    """clip(y, −radius, radius), radius = (num_anchors − 1)/2, for every token that carries y, on all of R."""
+    """clip(y, −radius, radius), radius = (N−1)/2, for every token that carries y, on all of R.
 
-    num_anchors: int
-    beta: float = BEST_BETA
-    dtype: str = "float64"
+    One head without sentinels has a key for each of its N anchors. H heads of n keys have s sentinels per side
+    (arXiv 2504.15956): the anchors 0 … N−1, N = (n−2s)·H, are dealt out in blocks of q = n−2s. Head h sees its block
+    and s sentinels per side, which stand where the neighbours' anchors do. In coordinates centred on its block every
+    head has the same keys l = −(n−1)/2 … (n−1)/2, so tokens carry l and l² once, and W_Q shifts y to the head.
+    Sentinels have value 0: a head is silent where another one holds y, and at a seam two heads share the value as one
+    softmax would. The outer sentinels of the first and last head carry the ends of the range.
 
-    channels = ("y", "one", "anchor", "anchor.square")
-    output = "clip"
-    num_heads = 1
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.beta) and self.beta > 0):
-            raise InputError(f"beta must be a finite number > 0, found {self.beta}")
-
-    @property
-    def radius(self) -> float:
-        return (self.num_anchors - 1) / 2
-
-    @property
-    def num_keys(self) -> int:
-        """Tokens that must exist to carry the anchors."""
-        return self.num_anchors
-
-    def place(self, builder: AffineBuilder, queries: Any) -> None:
-        """Anchors into the first tokens, a one beside every number."""
-        L = np.arange(self.num_anchors) - self.radius
-        builder.set(np.arange(self.num_anchors), "anchor", L)
-        builder.set(np.arange(self.num_anchors), "anchor.square", L * L)
-        builder.set(queries, "one", 1.0)
-
-    def attention(self, name: str, num_tokens: int) -> Attention:
-        """Tokens beyond the anchors have key 0, a score of 0 like an anchor at 0: they may not exist."""
-        assert num_tokens == self.num_keys
-        scores = ("linear", "square")
-        W_Q = projection(self.channels, scores, {("y", "linear"): 1.0, ("one", "square"): 1.0}, self.dtype)
-        keys = {("anchor", "linear"): 2 * self.beta, ("anchor.square", "square"): -self.beta}
-        W_K = projection(self.channels, scores, keys, self.dtype)
-        W_V = projection(self.channels, (self.output,), {("anchor", self.output): 1.0}, self.dtype)
-        return Attention(name, (Head(W_Q, W_K, W_V, np.ones((1, 1), self.dtype)),), (self.output,))
-
-    @cached_property
-    def error(self) -> float:
-        """|out − clip(y)| for the y that the head computes with, in units of the spacing, before rounding of sums.
-
-        Scores are taken at |y| ≤ radius + ½: a y farther beyond an end puts every other anchor further behind, by
-        2r per step, which outweighs the rounding of a larger score (relative γ·radius < ½).
-        """
-        u = UNIT_ROUNDOFF[self.dtype]
-        require_fine(self.radius, u)
-        size = self.beta * (2 * self.radius * (self.radius + 0.5) + self.radius**2)
-        return mean_error(self.beta, self.num_anchors, score_error(2, size, u))
-
-    def leak(self, query_error: float) -> float:
-        """One head has no other to disagree with; an error of y passes through clip once, and is counted there."""
-        return 0.0
-
-    @cached_property
-    def rounding(self) -> float:
-        """Rounding of the sums over keys, relative to the largest value, in units of the spacing."""
-        sums = gamma(2 * self.num_anchors + 16, UNIT_ROUNDOFF[self.dtype]) * self.radius
-        return round_up(sums + underflow(self.num_anchors, self.dtype))
-
-
-def require_fine(radius: float, u: float) -> None:
-    """γ·radius < ½: see `ClipLayer.error`."""
-    if gamma(8, u) * radius >= 0.5:
-        raise InputError(f"{2 * radius + 1:,.0f} anchors are more than this arithmetic (unit {u:.1g}) tells apart")
-
-
-@dataclass(frozen=True)
-class HeadedClipLayer:
-    """clip(y, −radius, radius), radius = (N−1)/2, by H heads of n keys with s sentinels per side (arXiv 2504.15956).
-
-    The anchors 0 … N−1, N = (n−2s)·H, are dealt out in blocks of q = n−2s. Head h sees its block and s sentinels per
-    side, which stand where the neighbours' anchors do. In coordinates centred on its block every head has the same keys
-    l = −(n−1)/2 … (n−1)/2, so tokens carry l and l² once, and W_Q shifts y to the head. Sentinels have value 0: a head
-    is silent where another one holds y, and at a seam two heads share the value as one softmax would. The outer
-    sentinels of the first and last head carry the ends of the range.
+    The tokens of the layer are its n keys: another token would be an anchor at 0. Errors are in units of the spacing.
     """
 
-    num_tokens: int
-    num_heads: int
-    sentinels: int = 1
+    num_keys: int
     given_beta: float | None = None
     dtype: str = "float64"
+    num_heads: int = 1
+    sentinels: int = 0
 
-    channels: tuple[str, ...] = field(
-        default=("y", "one", "anchor", "anchor.square", "own", "own.anchor", "first", "last"), init=False
-    )
     output = "clip"
 
     def __post_init__(self) -> None:
-        for name, value, least in (("num_heads", self.num_heads, 1), ("sentinels", self.sentinels, 1)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{name} must be a whole number ≥ {least}, found {value!r}")
-        if not isinstance(self.num_tokens, int) or self.num_tokens < 2 * self.sentinels + 1:
-            raise InputError(
-                f"num_tokens must be at least {2 * self.sentinels + 1}: {self.sentinels} sentinel(s) per side and one "
-                f"anchor; found {self.num_tokens}"
-            )
-        if self.num_anchors < 2:
-            raise InputError("one head of one anchor has no range: use more heads or more tokens")
         if self.given_beta is not None and not (math.isfinite(self.given_beta) and self.given_beta > 0):
             raise InputError(f"beta must be a finite number > 0, found {self.given_beta}")
 
     @property
+    def channels(self) -> tuple[str, ...]:
+        shared = ("y", "one", "anchor", "anchor.square")
+        return (*shared, "own", "own.anchor", "first", "last") if self.sentinels else shared
+
+    @property
     def per_head(self) -> int:
-        return self.num_tokens - 2 * self.sentinels
+        return self.num_keys - 2 * self.sentinels
 
     @property
     def num_anchors(self) -> int:
         return self.per_head * self.num_heads
-
-    @property
-    def num_keys(self) -> int:
-        return self.num_tokens
 
     @property
     def radius(self) -> float:
@@ -157,60 +77,73 @@ class HeadedClipLayer:
         return max(BEST_BETA, quiet)
 
     def place(self, builder: AffineBuilder, queries: Any) -> None:
-        n, s = self.num_tokens, self.sentinels
+        """Put the anchors into the first tokens, and a one beside every number y."""
+        n, s = self.num_keys, self.sentinels
         tokens, l = np.arange(n), np.arange(n) - (n - 1) / 2  # noqa: E741  (the proof's letter)
-        own = tokens[s : n - s]
         builder.set(tokens, "anchor", l)
         builder.set(tokens, "anchor.square", l * l)
-        builder.set(own, "own", 1.0)
-        builder.set(own, "own.anchor", l[own])
-        builder.set(tokens[:s], "first", 1.0)
-        builder.set(tokens[n - s :], "last", 1.0)
+        if s:
+            builder.set(tokens[s:-s], "own", 1.0)
+            builder.set(tokens[s:-s], "own.anchor", l[s:-s])
+            builder.set(tokens[:s], "first", 1.0)
+            builder.set(tokens[-s:], "last", 1.0)
         builder.set(queries, "one", 1.0)
 
-    def attention(self, name: str, num_tokens: int) -> Attention:
-        assert num_tokens == self.num_keys
+    def attention(self, name: str) -> Attention:
         return Attention(name, tuple(self._head(h) for h in range(self.num_heads)), (self.output,))
 
     def _head(self, h: int) -> Head:
         centre = h * self.per_head + (self.per_head - 1) / 2 - self.radius
         scores = ("linear", "square")
-        queries = {("y", "linear"): 1.0, ("one", "linear"): -centre, ("one", "square"): 1.0}
+        queries = {("y", "linear"): 1.0, ("one", "square"): 1.0}
         keys = {("anchor", "linear"): 2 * self.beta, ("anchor.square", "square"): -self.beta}
-        values = {("own.anchor", self.output): 1.0, ("own", self.output): centre}
-        if h == 0:
-            values["first", self.output] = -self.radius
-        if h == self.num_heads - 1:
-            values["last", self.output] = self.radius
+        values = {"anchor": 1.0}
+        if self.sentinels:
+            queries["one", "linear"] = -centre
+            values = {"own.anchor": 1.0, "own": centre}
+        if self.sentinels and h == 0:
+            values["first"] = -self.radius
+        if self.sentinels and h == self.num_heads - 1:
+            values["last"] = self.radius
+        read = {(channel, self.output): value for channel, value in values.items()}
         return Head(
             projection(self.channels, scores, queries, self.dtype),
             projection(self.channels, scores, keys, self.dtype),
-            projection(self.channels, (self.output,), values, self.dtype),
+            projection(self.channels, (self.output,), read, self.dtype),
             np.ones((1, 1), self.dtype),
         )
 
     @cached_property
     def _delta(self) -> float:
-        """Score error of one head, in its own coordinates."""
-        local = (self.num_tokens - 1) / 2
-        require_fine(self.radius, UNIT_ROUNDOFF[self.dtype])
-        size = self.beta * (2 * local * (local + 1) + local**2)
-        return score_error(2, size, UNIT_ROUNDOFF[self.dtype])
+        """The score error of one head, in its own coordinates.
+
+        One head takes scores at |y| ≤ radius + ½, several at one more than their keys: a y farther beyond an end puts
+        every other anchor further behind, by 2r per step, which outweighs the rounding of a larger score (relative
+        γ·radius < ½).
+        """
+        u, local = UNIT_ROUNDOFF[self.dtype], (self.num_keys - 1) / 2
+        if gamma(8, u) * self.radius >= 0.5:
+            raise InputError(f"{self.num_anchors:,} anchors are more than this arithmetic (unit {u:.1g}) tells apart")
+        beyond = 1.0 if self.sentinels else 0.5
+        return score_error(2, self.beta * (2 * local * (local + beyond) + local**2), u)
 
     @cached_property
     def error(self) -> float:
-        """As for one softmax over all N anchors and the outer sentinels, which carry the ends of the range.
+        """|out − clip(y)| for the y that the heads compute with, before rounding of sums.
 
-        An outer sentinel stands beyond its end but has the end's value: for |y| ≤ radius that is nearer to y than the
-        sentinel's own place, beyond it the value is the end itself.
+        As for one softmax over all N anchors and the outer sentinels, which carry the ends of the range. An outer
+        sentinel stands beyond its end but has the end's value: for |y| ≤ radius that is nearer to y than the sentinel's
+        own place, beyond it the value is the end itself. Placing them at the ends costs their weights × their distance.
         """
-        return mean_error(self.beta, self.num_anchors + 2 * self.sentinels, self._delta) + self._ends
+        found = mean_error(self.beta, self.num_anchors + 2 * self.sentinels, self._delta)
+        if not self.sentinels:
+            return found
+        n = np.arange(1, min(self.num_anchors, 2 + int(math.sqrt(750 / self.beta))) + 1, dtype=np.float64)
+        return found + round_up(float((n * np.exp(2 * self._delta - self.beta * n * n)).sum()))
 
     @cached_property
-    def _ends(self) -> float:
-        """The change from placing the outer sentinels at the ends: Σ of their weights × their distance."""
-        n = np.arange(1, min(self.num_anchors, 2 + int(math.sqrt(750 / self.beta))) + 1, dtype=np.float64)
-        return round_up(float((n * np.exp(2 * self._delta - self.beta * n * n)).sum()))
+    def _silence(self) -> float:
+        return silence(self.beta, self.sentinels, self._delta, self.num_heads)
 
     def leak(self, query_error: float) -> float:
         """Residual output of inactive heads, and of two heads that disagree about a seam.
@@ -218,27 +151,27 @@ class HeadedClipLayer:
         S (see `silence`) and 2(e^{2δ} − 1) of the largest value. And each head rounds y − its centre by itself: its
         output has slope 2β·Cov(l, value) ≤ 2β·κ·radius. No more than 2s + 3 heads have y in or beside their window; of
         the others, the j-th has own weight e^{−2βsj} and a slope of n times that, so all of them n/(e^{2βs} − 1).
+        One head has no other to disagree with: an error of y passes through clip once, and is counted there.
         """
         if self.num_heads == 1:
             return 0.0
         s, beta, delta = self.sentinels, self.beta, self._delta
         if delta > 1:  # heads may disagree about anything
             return round_up(2.0 * (self.num_heads + 1) * self.radius)
-        quiet = silence(beta, s, delta, self.num_heads) + 2 * math.expm1(2 * delta)
-        speaking = min(self.num_heads, (2 * s + 3) * (1 + self.num_tokens / math.expm1(min(700.0, 2 * beta * s))))
-        slope = 2 * beta * max(1.0, mean_distance(beta, self.num_tokens, delta))
+        quiet = self._silence + 2 * math.expm1(2 * delta)
+        speaking = min(self.num_heads, (2 * s + 3) * (1 + self.num_keys / math.expm1(min(700.0, 2 * beta * s))))
+        slope = 2 * beta * max(1.0, mean_distance(beta, self.num_keys, delta))
         return round_up((quiet + query_error * speaking * slope) * self.radius)
 
     @cached_property
     def rounding(self) -> float:
-        terms = 2 * self.num_tokens + self.num_heads + 16
-        sums = (
-            gamma(terms, UNIT_ROUNDOFF[self.dtype])
-            * (1 + silence(self.beta, self.sentinels, self._delta, self.num_heads))
-            * 2
-            * self.radius
-        )
-        return round_up(sums + underflow(self.num_tokens * self.num_heads, self.dtype))
+        """The rounding of the sums over keys and heads."""
+        terms, u = 2 * self.num_keys + 16, UNIT_ROUNDOFF[self.dtype]
+        if self.sentinels:
+            sums = gamma(terms + self.num_heads, u) * (1 + self._silence) * 2 * self.radius
+        else:
+            sums = gamma(terms, u) * self.radius
+        return round_up(sums + underflow(self.num_keys * self.num_heads, self.dtype))
 
 
 def silence(beta: float, s: int, delta: float, num_heads: int) -> float:

@@ -37,6 +37,11 @@ class Positions:
     def margin(self) -> float:
         return self.M if self.n > 1 else 0.0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The channels that tell the positions apart: none for one position."""
+        return tuple(f"position.{i}" for i in range(self.n)) if self.n > 1 else ()
+
     def stored(self, values: Float[np.ndarray, "cells outputs"]) -> Float[np.ndarray, "keys outputs_per_position"]:
         """The value of key (j, i), cells first: C⁻¹f = ((a+n) f_i − Σ f)/a, which undoes the leak between positions."""
         f = values.reshape(len(values), self.n, -1)

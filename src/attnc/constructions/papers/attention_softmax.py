@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
-from attnc.constructions.fitting.bumps import Bumps, Steps, build_on_bumps, estimate_on_bumps
+from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps
 from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
 from attnc.constructions.fitting.positions import Positions, num_positions
 from attnc.ir.layers import Affine, Softmax
@@ -43,7 +43,7 @@ def attention_softmax(
     Weights.  Layer 1 (`bumps.Steps`): token (i, m) clips (y_i − E_m)/2δ + ½ to [0, 1], one head or `heads` of them. An
               affine map makes the G features R_v = β·Σ_i b_{v_i}, b_m = T_m − T_{m+1}, of one token; then comes a
               softmax; then an affine map, Σ_v w_v·f(v) with row i of f(v) at output token i.
-    Proof.    As for `two_layer`: the weights are those of `bumps.select`. The softmax is over G features, its sums and
+    Proof.    As for `two_layer`: the weights are those of `BumpCells`. The softmax is over G features, its sums and
               the sums of the last map are counted by `selection.average_error`.
 
     The features of the softmax count as anchors for max_anchors, although no query meets them as keys.
@@ -61,34 +61,38 @@ def attention_softmax(
         beta,
         num_step_anchors=num_step_anchors,
     )
-    return _build(target, request)
+    return ATTENTION_SOFTMAX.build(target, request)
 
 
-def _build(target: Target, request: Request) -> Built:
-    # A number is stored with an index of 16 bytes, folded and copied on the way; a feature has a name.
-    per_cell = 64 * (2 * target.box.d + target.num_outputs + 2)
+@dataclass(frozen=True, eq=False)
+class _SoftmaxBuilder(BumpBuilder):
+    name: str = "attention_softmax"
+    layers: int = 1
 
-    def cost(steps: Steps) -> tuple[int, int]:
+    @property
+    def positions(self) -> Positions:
+        """One: the last map makes the tokens of the output."""
+        return Positions(1, self.request.margin)
+
+    def cost_on(self, steps: Steps) -> tuple[int, int]:
         G = steps.grid.num_cells
+        # A number is stored with an index of 16 bytes, folded and copied on the way; a feature has a name.
+        per_cell = 64 * (2 * self.target.box.d + self.target.num_outputs + 2)
         return steps.num_anchors + G, G * per_cell + 8 * 64 * steps.num_tokens
 
-    max_cells = min(request.max_anchors, request.max_bytes // per_cell)
-    return build_on_bumps(target, request, "attention_softmax", _program, cost, max_cells, Positions(1, request.margin))
+    def program(self, partition: BumpCells) -> Program:
+        target, G, dtype = self.target, partition.grid.num_cells, partition.grid.dtype
+        names, n = tuple(f"cell.{v}" for v in range(G)), num_positions(target)
+        k = target.num_outputs // n
+        F = Sparse.from_dense(partition.values.T.reshape(n, k, 1, G).astype(dtype))
+        read = Affine("read", F, Sparse.zeros((n, k), dtype), tuple(f"out.{j}" for j in range(k)))
+        layers = (*partition.steps.layers(target), _scores(partition, names), Softmax("select", names), read)
+        return check(Program(layers, target.input_shapes, target.output_shape))
 
 
-def _program(bumps: Bumps) -> Program:
-    target, G, dtype = bumps.partition.target, bumps.partition.grid.num_cells, bumps.partition.grid.dtype
-    names, n = tuple(f"cell.{v}" for v in range(G)), num_positions(target)
-    k = target.num_outputs // n
-    F = Sparse.from_dense(bumps.partition.values.T.reshape(n, k, 1, G).astype(dtype))
-    read = Affine("read", F, Sparse.zeros((n, k), dtype), tuple(f"out.{j}" for j in range(k)))
-    layers = (*bumps.steps.layers(target), _scores(bumps, names), Softmax("select", names), read)
-    return check(Program(layers, target.input_shapes, target.output_shape))
-
-
-def _scores(bumps: Bumps, names: tuple[str, ...]) -> Affine:
+def _scores(partition: BumpCells, names: tuple[str, ...]) -> Affine:
     """R_v = β·Σ_i b_{v_i} = Σ_i β(gain·out[left] − gain·out[right] + constant), for all cells at once."""
-    grid, steps, beta = bumps.partition.grid, bumps.steps, bumps.partition.beta
+    grid, steps, beta = partition.grid, partition.steps, partition.beta
     cells = np.arange(grid.num_cells)
     constant, found, coefficients = np.zeros(grid.num_cells), [], []
     for axis, where in enumerate(np.unravel_index(cells, grid.counts)):
@@ -111,8 +115,8 @@ def _scores(bumps: Bumps, names: tuple[str, ...]) -> Affine:
 
 ATTENTION_SOFTMAX = Construction(
     "attention_softmax",
-    _build,
+    lambda target, request: _SoftmaxBuilder(target, request).build(),
     (one_input, *CELL_CONDITIONS),
-    estimated=functools.partial(estimate_on_bumps, "attention_softmax", 1),
+    estimated=lambda target, request: _SoftmaxBuilder(target, request).estimate(),
     options=frozenset({"heads", "norm"}),
 )

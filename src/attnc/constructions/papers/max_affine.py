@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
 from attnc.constructions.fitting.adaptive_partition import build_cells
-from attnc.constructions.fitting.cell_head import estimate_on_grid, self_attention
+from attnc.constructions.fitting.cell_head import NearestCentresBuilder, self_attention
 from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
 from attnc.errors import InputError
 from attnc.targets.target import Target
@@ -59,6 +58,6 @@ MAX_AFFINE = Construction(
     _build,
     (one_input, *CELL_CONDITIONS),
     _suits,
-    functools.partial(estimate_on_grid, "max_affine"),
+    lambda target, request: NearestCentresBuilder(target, request, "max_affine", self_attention).estimate(),
     frozenset({"centres", "norm"}),
 )

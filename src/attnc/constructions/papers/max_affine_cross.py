@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request
 from attnc.constructions.fitting.adaptive_partition import build_cells
-from attnc.constructions.fitting.cell_head import CellHead, CellWeights, estimate_on_grid
+from attnc.constructions.fitting.cell_head import CellHead, NearestCentresBuilder, read_first
 from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program, token_shape
@@ -46,16 +45,15 @@ def _build(target: Target, request: Request) -> Built:
     return build_cells(target, request, "max_affine_cross", _program)
 
 
-def _program(cells: CellHead) -> Program:
-    target, weights = cells.target, CellWeights(cells)
-    ask = AffineBuilder(weights.tokens_in, weights.inputs, weights.n, weights.query_channels)
-    weights.place_queries(ask)
+def _program(head: CellHead) -> Program:
+    target, n = head.target, head.positions.n
+    ask = head.embedding(n, head.query_channels)
     tokens, width = token_shape(target.input_shapes[1]) if len(target.input_shapes) > 1 else (0, 0)
-    remember = AffineBuilder(tokens, [f"in.{c}" for c in range(width)], weights.num_keys, weights.key_channels)
-    weights.place_keys(remember)
-    select = weights.attention(ask.channels_out, remember.channels_out, cross=True)
-    layers = (ask.build("ask", weights.dtype), select, weights.read(weights.n))
-    memory = (remember.build("remember", weights.dtype),)
+    remember = AffineBuilder(tokens, [f"in.{c}" for c in range(width)], head.num_keys, head.key_channels)
+    head.place_keys(remember)
+    select = head.attention(head.query_channels, head.key_channels)
+    layers = (ask.build("ask", head.dtype), select, read_first(n, n, head.outputs, head.dtype))
+    memory = (remember.build("remember", head.dtype),)
     return check(Program(layers, target.input_shapes, target.output_shape, memory))
 
 
@@ -69,6 +67,6 @@ MAX_AFFINE_CROSS = Construction(
     _build,
     CELL_CONDITIONS,
     _suits,
-    functools.partial(estimate_on_grid, "max_affine_cross"),
+    lambda target, request: NearestCentresBuilder(target, request, "max_affine_cross", _program).estimate(),
     frozenset({"centres", "norm"}),
 )

@@ -171,7 +171,7 @@ def _program(target: ReLUNetwork, scales: list[np.ndarray], clips: list[ClipLaye
         builder.set(np.arange(len(W)), out, to_y * (b + W @ shift) + offset)
         if clip is not None:
             clip.place(builder, np.arange(len(W)))
-            layers += [builder.build(f"affine{l}", dtype), clip.attention(f"relu{l}", clip.num_keys)]
+            layers += [builder.build(f"affine{l}", dtype), clip.attention(f"relu{l}")]
             tokens_in, channels_in = clip.num_keys, [clip.output]
             gain, shift = scales[l] / (clip.num_anchors - 1), scales[l] / 2
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from attnc.constructions.construction import (
     function,
     made_for,
 )
-from attnc.constructions.fitting.clips import BEST_BETA, ClipLayer, HeadedClipLayer
+from attnc.constructions.fitting.clips import BEST_BETA, ClipLayer
 from attnc.constructions.fitting.selection import round_up
 from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder
@@ -50,21 +51,23 @@ def truncated_linear(
     Proof.    Weights ∝ exp(−β(y − L_k)²); `selection.mean_error` bounds |Σ w_k L_k − clip(y)| on all of R. An error
               in y passes through clip at most once.
     """
-    target = _as_truncated(target)
-    limit = _anchor_limit(target, max_anchors, max_bytes)
+    target, limit = _checked(target, max_anchors, max_bytes)
+    n = len(target.W)
+    if num_anchors is not None and (
+        isinstance(num_anchors, bool) or not isinstance(num_anchors, int) or num_anchors < 2
+    ):
+        raise InputError(f"num_anchors must be a whole number ≥ 2, found {num_anchors!r}")
     if num_anchors is None:
         if eps is None:
             raise InputError("truncated_linear: give eps or num_anchors")
         num_anchors = 2
         for _ in range(6):  # the error of a spacing grows slowly with their number, by rounding
             unit = min(0.6, ClipLayer(min(num_anchors, limit), beta, dtype).error)
-            num_anchors = max(len(target.W), _count_for(target, eps, unit))
+            num_anchors = max(n, _count_for(target, eps, unit))
         if num_anchors > limit:
             best = _build(target, ClipLayer(limit, beta, dtype), "truncated_linear")
             raise beyond_limits(target, eps, num_anchors, limit, best, "a larger eps")
-    if isinstance(num_anchors, bool) or not isinstance(num_anchors, int) or num_anchors < 2:
-        raise InputError(f"num_anchors must be a whole number ≥ 2, found {num_anchors!r}")
-    num_anchors = max(num_anchors, len(target.W))
+    num_anchors = max(num_anchors, n)
     if num_anchors > limit:
         raise InputError(f"{num_anchors:,} anchors are more than max_anchors or max_bytes allow ({limit:,})")
     return require(_build(target, ClipLayer(num_anchors, beta, dtype), "truncated_linear"), eps, target)
@@ -87,69 +90,73 @@ def truncated_linear_heads(
 
     Theorem.  With N = (n−2s)H anchors Δ = (b−a)/(N−1) apart, s ≥ 1 sentinels per side, β in units of Δ⁻²:
               |program(x)_i − clip(w_i·x_i + t_i, a, b)| ≤ ε(β)·Δ + (b−a)/2·S, S ≈ (2s+4)·e^{−β⌊(s+1)²/2⌋}.
-    Weights.  See `clip_heads`: head h sees the same n keys, shifted by its own centre through W_Q; sentinels have value
+    Weights.  See `ClipLayer`: head h sees the same n keys, shifted by its own centre through W_Q; sentinels have value
               0 (after centring [a, b] at 0), so that a head is silent where another one holds the input, and the
               outer sentinels of the first and last head carry the ends: truncation on all of R.
     Proof.    Against one softmax over all anchors, each weight of head h is off by the weight outside its window,
               divided by that inside; summed over heads this is S. Then as for one head.
     """
-    target = _as_truncated(target)
-    n, limit = len(target.W), _anchor_limit(target, max_anchors, max_bytes)
-    if num_heads is None and eps is not None:
-        num_tokens, num_heads = _sizes_for(target, eps, num_tokens, sentinels, beta, dtype, limit)
-    elif num_heads is None or num_tokens is None:
+    target, limit = _checked(target, max_anchors, max_bytes)
+    n, least = len(target.W), 2 * sentinels + 1
+    for name, value in (("num_heads", num_heads), ("sentinels", sentinels)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"{name} must be a whole number ≥ 1, found {value!r}")
+    if num_tokens is not None and (not isinstance(num_tokens, int) or num_tokens < least):
+        raise InputError(
+            f"num_tokens must be at least {least}: {sentinels} sentinel(s) per side and one anchor; found {num_tokens}"
+        )
+    if num_heads is not None and num_tokens is not None:
+        layer = ClipLayer(num_tokens, beta, dtype, num_heads, sentinels)
+    elif num_heads is None and eps is not None:
+        layer = _layer_for(target, eps, num_tokens, ClipLayer(max(n, least), beta, dtype, 2, sentinels), limit)
+    else:
         raise InputError("truncated_linear_heads: give eps, or num_heads and num_tokens")
-    layer = HeadedClipLayer(num_tokens, num_heads, sentinels, beta, dtype)
-    if num_tokens < n:
-        raise InputError(f"num_tokens={num_tokens} is less than the {n} tokens of the target")
-    if num_tokens * num_heads > limit:
-        message = f"{num_heads} heads of {num_tokens} keys are more than max_anchors or max_bytes allow ({limit:,})"
-        if eps is None:
-            raise InputError(message)
-        tokens = max(n, 2 * sentinels + 1, math.isqrt(limit))
-        fewer = HeadedClipLayer(tokens, max(2, limit // tokens), sentinels, beta, dtype)
+    if layer.num_anchors < 2:
+        raise InputError("one head of one anchor has no range: use more heads or more tokens")
+    if layer.num_keys < n:
+        raise InputError(f"num_tokens={layer.num_keys} is less than the {n} tokens of the target")
+    needed = layer.num_keys * layer.num_heads
+    if needed > limit and eps is None:
+        raise InputError(
+            f"{layer.num_heads} heads of {layer.num_keys} keys are more than max_anchors or max_bytes allow ({limit:,})"
+        )
+    if needed > limit and eps is not None:
+        tokens = max(n, least, math.isqrt(limit))
+        fewer = replace(layer, num_keys=tokens, num_heads=max(2, limit // tokens))
         best = _build(target, fewer, "truncated_linear_heads")
-        raise beyond_limits(target, eps, num_tokens * num_heads, limit, best, "a larger eps")
+        raise beyond_limits(target, eps, needed, limit, best, "a larger eps")
     return require(_build(target, layer, "truncated_linear_heads"), eps, target)
 
 
-def _sizes_for(
-    target: TruncatedLinear,
-    eps: float,
-    num_tokens: int | None,
-    sentinels: int,
-    beta: float | None,
-    dtype: str,
-    limit: int,
-) -> tuple[int, int]:
-    """Tokens and heads for eps: about as many of each, unless the tokens are given."""
-    unit, least = 0.5, max(len(target.W), 2 * sentinels + 1)
+def _layer_for(
+    target: TruncatedLinear, eps: float, num_tokens: int | None, smallest: ClipLayer, limit: int
+) -> ClipLayer:
+    """A layer for eps: about as many tokens as heads, unless the tokens are given."""
+    unit, ends = 0.5, 2 * smallest.sentinels
     for _ in range(6):
         anchors = _count_for(target, eps, unit)
-        tokens = num_tokens or max(least, math.isqrt(anchors) + 2 * sentinels)
-        heads = max(2, math.ceil(anchors / max(1, tokens - 2 * sentinels)))
-        if tokens * heads > limit:
+        tokens = num_tokens or max(smallest.num_keys, math.isqrt(anchors) + ends)
+        layer = replace(smallest, num_keys=tokens, num_heads=max(2, math.ceil(anchors / max(1, tokens - ends))))
+        if layer.num_keys * layer.num_heads > limit:
             break
-        layer = HeadedClipLayer(tokens, heads, sentinels, beta, dtype)
         spacing = (target.b - target.a) / (layer.num_anchors - 1)
         # Where rounding, not spacing, decides, more anchors do not help: the bound will show it.
-        unit = min(0.6, layer.error + layer.leak(_query_error(target, dtype) / spacing))
-    return tokens, heads
+        unit = min(0.6, layer.error + layer.leak(_query_error(target, layer.dtype) / spacing))
+    return layer
 
 
-def _as_truncated(target: Target) -> TruncatedLinear:
+def _checked(target: Target, max_anchors: int, max_bytes: int) -> tuple[TruncatedLinear, int]:
+    """The target, and the largest number of anchors.
+
+    A token takes some five stored numbers, an index of 8 bytes and a value of 8 each, and as much again folded.
+    """
     if not isinstance(target, TruncatedLinear):
         raise InputError(
             "this construction clips linear functions that are given by their weights, in Python: "
             f"attnc.TruncatedLinear(W, t, a, b, box), not {type(target).__name__}. For clip(…) in an expression use "
             "construction='compose' or 'gates', for other functions 'max_affine'."
         )
-    return target
-
-
-def _anchor_limit(target: TruncatedLinear, max_anchors: int, max_bytes: int) -> int:
-    """A token takes some five stored numbers, an index of 8 bytes and a value of 8 each, and as much again folded."""
-    return max(2, min(max_anchors, max_bytes // 200))
+    return target, max(2, min(max_anchors, max_bytes // 200))
 
 
 def _count_for(target: TruncatedLinear, eps: float, unit: float) -> int:
@@ -157,28 +164,27 @@ def _count_for(target: TruncatedLinear, eps: float, unit: float) -> int:
     return max(3, math.ceil(min(1e15, (target.b - target.a) * unit / (0.99 * eps))) + 1)
 
 
-def _build(target: TruncatedLinear, layer: ClipLayer | HeadedClipLayer, name: str) -> Built:
+def _build(target: TruncatedLinear, layer: ClipLayer, name: str) -> Built:
     n, d = target.W.shape
     m, spacing = (target.a + target.b) / 2, (target.b - target.a) / (layer.num_anchors - 1)
-    T = max(n, layer.num_keys)
     bound = _bound(target, layer, spacing, m)
     inputs = [f"in.{c}" for c in range(d)]
-    embed = AffineBuilder(n, inputs, T, layer.channels)
+    embed = AffineBuilder(n, inputs, layer.num_keys, layer.channels)
     for i in range(n):
         for c in range(d):
             embed.link(i, "y", i, inputs[c], target.W[i, c] / spacing)
     embed.set(np.arange(n), "y", (target.t - m) / spacing)
     layer.place(embed, np.arange(n))
-    read = AffineBuilder(T, (layer.output,), n, ("out",))
+    read = AffineBuilder(layer.num_keys, (layer.output,), n, ("out",))
     read.link(np.arange(n), "out", np.arange(n), layer.output, spacing)
     read.set(np.arange(n), "out", m)
-    layers = (embed.build("embed", layer.dtype), layer.attention("clip", T), read.build("read", layer.dtype))
+    layers = (embed.build("embed", layer.dtype), layer.attention("clip"), read.build("read", layer.dtype))
     program = check(Program(layers, target.input_shapes, target.output_shape))
     parameters = (("num_anchors", layer.num_anchors), ("num_heads", layer.num_heads), ("beta", layer.beta))
     return Built(program, name, bound, target.box.as_dict(), parameters)
 
 
-def _bound(target: TruncatedLinear, layer: ClipLayer | HeadedClipLayer, spacing: float, m: float) -> Bound:
+def _bound(target: TruncatedLinear, layer: ClipLayer, spacing: float, m: float) -> Bound:
     u, linear = UNIT_ROUNDOFF[layer.dtype], _query_error(target, layer.dtype)
     reach = linear / gamma(target.W.shape[1] + 8, u) / spacing  # the largest |y| on the box
     if not 4 * layer.beta * (reach + layer.radius) * layer.radius < float(np.finfo(layer.dtype).max) / 8:

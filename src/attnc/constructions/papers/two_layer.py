@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
-from attnc.constructions.fitting.bumps import Bumps, Steps, build_on_bumps, estimate_on_bumps
+from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps
+from attnc.constructions.fitting.cell_head import read_first
 from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
-from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
+from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program
@@ -45,67 +46,63 @@ def two_layer(
               Then token (v, j) of G·n carries the incidence vector of cell v (D ones among Σ P_i), position e_j and
               value; the first n also carry all bumps of the point and their own position. Query: bumps and position;
               key: β·incidence and M·position. `Positions` undoes the leak between positions.
-    Proof.    The score of (v, j) is β·Σ_i b_{v_i}: `bumps.select` bounds the weight of all cells but those that hold x
+    Proof.    The score of (v, j) is β·Σ_i b_{v_i}: `BumpCells` bounds the weight of all cells but those that hold x
               when widened to ρ. An average of the values of those is off by at most the largest of |f(x) − f(v)|,
               whatever their weights; so an error δ_s of the scores only multiplies the leak, by e^{2δ_s}.
     """
     request = Request(
         eps, dtype, norm, max_anchors, max_bytes, None, heads, progress, points_per_axis, beta, margin, num_step_anchors
     )
-    return _build(target, request)
+    return TWO_LAYER.build(target, request)
 
 
-def _build(target: Target, request: Request) -> Built:
-    n, per_anchor = num_positions(target), bytes_per_anchor(target)
+@dataclass(frozen=True, eq=False)
+class _TwoLayerBuilder(BumpBuilder):
+    name: str = "two_layer"
+    layers: int = 2
 
-    def cost(steps: Steps) -> tuple[int, int]:
+    def cost_on(self, steps: Steps) -> tuple[int, int]:
+        n = self.positions.n
         num_keys, d_k = n * steps.grid.num_cells, sum(steps.grid.counts) + n
-        width = 2 * d_k + target.num_outputs // n
+        width = 2 * d_k + self.target.num_outputs // n
         # W_Q and W_K are dense, 8 bytes per entry, and folded once; tokens of layer 1 have 8 channels at most. Folding
         # the second layer counts the rows of a matrix with one row for every channel of every token.
-        dense = 2 * 2 * 8 * width * d_k + 8 * num_keys * width
-        return steps.num_anchors + num_keys, num_keys * per_anchor + dense + 8 * 64 * steps.num_tokens
+        size = 2 * 2 * 8 * width * d_k + 8 * num_keys * width + 8 * 64 * steps.num_tokens
+        return steps.num_anchors + num_keys, num_keys * bytes_per_anchor(self.target) + size
 
-    max_cells = min(request.max_anchors, request.max_bytes // per_anchor) // n
-    return build_on_bumps(target, request, "two_layer", _program, cost, max_cells, Positions(n, request.margin))
-
-
-def _program(bumps: Bumps) -> Program:
-    target, grid, n = bumps.partition.target, bumps.partition.grid, bumps.partition.positions.n
-    k = target.num_outputs // n
-    features = [f"{name}.{m}" for name, count in zip(grid.box.names, grid.counts, strict=True) for m in range(count)]
-    places = [f"position.{i}" for i in range(n)] if n > 1 else []
-    outputs = [f"out.{j}" for j in range(k)]
-    channels = [
-        *(f"bump.{feature}" for feature in (*features, *places)),
-        *(f"cell.{feature}" for feature in (*features, *places)),
-        *(f"value.{j}" for j in range(k)),
-    ]
-    scores = [*features, *places]
-    keys = {(f"cell.{feature}", feature): bumps.partition.beta for feature in features}
-    keys |= {(f"cell.{place}", place): bumps.partition.positions.M for place in places}
-    head = Head(
-        projection(channels, scores, {(f"bump.{name}", name): 1.0 for name in scores}, grid.dtype),
-        projection(channels, scores, keys, grid.dtype),
-        projection(channels, outputs, {(f"value.{j}", f"out.{j}"): 1.0 for j in range(k)}, grid.dtype),
-        np.eye(k, dtype=grid.dtype),
-    )
-    read = AffineBuilder(n * grid.num_cells, outputs, n, outputs)
-    for name in outputs:
-        read.link(np.arange(n), name, np.arange(n), name)
-    layers = (
-        *bumps.steps.layers(target),
-        _tokens(bumps, channels, places),
-        Attention("select", (head,), tuple(outputs)),
-        read.build("read", grid.dtype),
-    )
-    return check(Program(layers, target.input_shapes, target.output_shape))
+    def program(self, partition: BumpCells) -> Program:
+        target, grid, positions = self.target, partition.grid, partition.positions
+        features = [
+            f"{name}.{m}" for name, count in zip(grid.box.names, grid.counts, strict=True) for m in range(count)
+        ]
+        outputs = [f"out.{j}" for j in range(target.num_outputs // positions.n)]
+        scores = [*features, *positions.names]
+        channels = [
+            *(f"bump.{feature}" for feature in scores),
+            *(f"cell.{feature}" for feature in scores),
+            *(f"value.{j}" for j in range(len(outputs))),
+        ]
+        keys = {(f"cell.{feature}", feature): partition.beta for feature in features}
+        keys |= {(f"cell.{place}", place): positions.M for place in positions.names}
+        head = Head(
+            projection(channels, scores, {(f"bump.{name}", name): 1.0 for name in scores}, grid.dtype),
+            projection(channels, scores, keys, grid.dtype),
+            projection(channels, outputs, {(f"value.{j}", name): 1.0 for j, name in enumerate(outputs)}, grid.dtype),
+            np.eye(len(outputs), dtype=grid.dtype),
+        )
+        layers = (
+            *partition.steps.layers(target),
+            _tokens(partition, channels),
+            Attention("select", (head,), tuple(outputs)),
+            read_first(positions.n * grid.num_cells, positions.n, outputs, grid.dtype),
+        )
+        return check(Program(layers, target.input_shapes, target.output_shape))
 
 
-def _tokens(bumps: Bumps, channels: list[str], places: list[str]) -> Affine:
+def _tokens(partition: BumpCells, channels: list[str]) -> Affine:
     """From steps to the tokens of layer 2."""
-    partition, grid, steps = bumps.partition, bumps.partition.grid, bumps.steps
-    n, G, step = partition.positions.n, grid.num_cells, steps.clip.output
+    grid, steps, positions = partition.grid, partition.steps, partition.positions
+    n, G, step = positions.n, grid.num_cells, steps.clip.output
     builder = AffineBuilder(steps.num_tokens, (step,), n * G, channels)
     read, cells = np.arange(n), np.arange(G).reshape(grid.counts)
     for axis, name in enumerate(grid.box.names):
@@ -118,7 +115,7 @@ def _tokens(bumps: Bumps, channels: list[str], places: list[str]) -> Affine:
             builder.set(read, bump, constant)
             inside = cells.take(m, axis).ravel()
             builder.set((inside[:, None] * n + read).ravel(), f"cell.{name}.{m}", 1.0)
-    for i, place in enumerate(places):
+    for i, place in enumerate(positions.names):
         builder.set(i, f"bump.{place}", 1.0)
         builder.set(np.arange(i, n * G, n), f"cell.{place}", 1.0)
     for j in range(partition.stored_values.shape[1]):
@@ -128,8 +125,8 @@ def _tokens(bumps: Bumps, channels: list[str], places: list[str]) -> Affine:
 
 TWO_LAYER = Construction(
     "two_layer",
-    _build,
+    lambda target, request: _TwoLayerBuilder(target, request).build(),
     (one_input, *CELL_CONDITIONS),
-    estimated=functools.partial(estimate_on_bumps, "two_layer", 2),
+    estimated=lambda target, request: _TwoLayerBuilder(target, request).estimate(),
     options=frozenset({"heads", "norm"}),
 )

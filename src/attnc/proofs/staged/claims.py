@@ -32,8 +32,7 @@ from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.canonical import equivalent
 from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.substituting import is_constant
-from attnc.targets.expressions.tree import Call, Negate, Node, Number, Product, Sum, Variable, to_text
+from attnc.targets.expressions.tree import Call, Negate, Node, Number, Product, Sum, Variable, is_constant, to_text
 from attnc.targets.linear import ReLUNetwork, TruncatedLinear, affine_range, affine_text, exact_text, free_letter
 from attnc.targets.parts.part import (
     Combination,

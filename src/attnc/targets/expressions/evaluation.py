@@ -1,13 +1,18 @@
 """Evaluate a scheduled tree: at points in float64, over boxes in interval arithmetic with gradients.
 
 Gradients are slopes: f(x) − f(c) ∈ Σ_i G_i·(x_i − c_i) for all x, c in the box. Each rule below keeps that true.
+Where an operation may leave its domain, the evaluation notes a violation and goes on.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add, mul
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,9 +34,14 @@ from attnc.targets.expressions.tree import (
     Step,
     Sum,
     Variable,
+    children,
+    to_text,
 )
 
+Value = TypeVar("Value", Array, Interval)
 ONE = Interval.point(1.0)
+MAX_SHOWN_TEXT = 200
+"""Maximum number of characters of an expression in a message: two or three lines of a terminal."""
 _CONSTANTS = {"pi": elementary.PI, "e": elementary.E}
 
 
@@ -47,11 +57,54 @@ class Violation:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The ranges (and gradients) of every step, and every violation met, in the order of the steps."""
+    """The ranges (and gradients) of every step over boxes (n, d), and all violations in the order of the steps."""
 
-    ranges: list[Interval]
-    gradients: list[Gradient]
-    violations: list[Violation]
+    steps: Sequence[Step]
+    names: Sequence[str]
+    boxes: Interval
+    ranges: list[Interval] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+
+    @property
+    def broken(self) -> Mask:
+        """The boxes on which some operation may leave its domain."""
+        broken = np.zeros(len(self.boxes), dtype=bool)
+        for violation in self.violations:
+            broken |= violation.mask
+        return broken
+
+    def first_violation(self) -> tuple[int, Violation]:
+        """The first box with a violation, and the first operation that fails on it: those before it are sound there."""
+        row = int(np.argmax(self.broken))
+        return row, next(v for v in self.violations if np.broadcast_to(v.mask, len(self.boxes))[row])
+
+    def describe(self, text: str, row: int, violation: Violation, verdict: str = "") -> str:
+        """Name the operation that fails on box number `row`, the range found there, the reason, and the remedy."""
+        node, domain = self.steps[violation.step].node, violation.domain
+        # The operand of an overflow is the operation itself.
+        blamed, index = (node, 0) if domain is BOUNDED else (children(node)[domain.operand], domain.operand)
+        operand, found = _shortened(to_text(blamed)), violation.operands[index]
+        lo, hi = (number_text(np.broadcast_to(end, len(self.boxes))[row]) for end in (found.lo, found.hi))
+        return (
+            f"cannot bound {_shortened(text)}: {domain.complaint.format(operand)} on {self._box_text(row)}. "
+            f"There {operand} was found to lie in [{lo}, {hi}]{verdict}. {domain.remedy.format(operand)}."
+        )
+
+    def _box_text(self, row: int) -> str:
+        """x in [0, 1], y in [2, 3]."""
+        sides = zip(self.names, self.boxes.lo[row].tolist(), self.boxes.hi[row].tolist(), strict=True)
+        texts = (f"{name} in [{number_text(lo)}, {number_text(hi)}]" for name, lo, hi in sides)
+        return ", ".join(texts) or "the empty box"
+
+
+def number_text(x: float) -> str:
+    """The shortest decimal that gives this float64, without a trailing .0."""
+    return repr(float(x)).removesuffix(".0")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN_TEXT else text[: MAX_SHOWN_TEXT - 3] + "..."
 
 
 def enclose(number: Number) -> Interval:
@@ -80,24 +133,25 @@ def _value(node: Node, a: list[Array], columns: Mapping[str, Array]) -> Array:
             return np.asarray(_CONSTANTS[name].lo)
         case Variable(name):
             return columns[name]
-        case Sum():
-            total = a[0]
-            for term in a[1:]:
-                total = total + term
-            return total
         case Product():
-            total = a[0]
-            for factor in a[1:]:
-                total = total * factor
-            return total
-        case Quotient():
-            return np.asarray(np.divide(a[0], a[1]))
+            return reduce(mul, a)
         case Power():
             return np.asarray(np.power(a[0], a[1]))
-        case Negate():
-            return np.negative(a[0])
         case Call(name):
             return np.asarray(FUNCTIONS[name].value(*a))
+        case _:
+            return _arithmetic(node, a)
+
+
+def _arithmetic(node: Sum | Quotient | Negate, a: list[Value]) -> Value:
+    """A sum, a quotient or a negation, of numbers as of intervals."""
+    match node:
+        case Sum():
+            return reduce(add, a)
+        case Quotient():
+            return a[0] / a[1]
+        case Negate():
+            return -a[0]
 
 
 def evaluate_boxes(
@@ -114,7 +168,7 @@ def evaluate_boxes(
     }
     centre = evaluate_boxes(steps, names, Interval.point(boxes.mid), gradients=False).ranges if centred else []
     offsets = [x - x.mid for _, x in columns.values()] if centred else []
-    done = Evaluated([], [], [])
+    done = Evaluated(steps, names, boxes)
     for number, step in enumerate(steps):
         operands = [done.ranges[i] for i in step.arguments]
         y = _range(step, operands, columns)
@@ -162,17 +216,10 @@ def _domain(node: Node) -> DomainRule | None:
             return None
 
 
-def _multiplicities(arguments: Sequence[int]) -> dict[int, int]:
-    """The number of times each step occurs among the factors: x*x is bounded as x², which is not negative."""
-    counts: dict[int, int] = {}
-    for i in arguments:
-        counts[i] = counts.get(i, 0) + 1
-    return counts
-
-
 def _powers(step: Step, a: Sequence[Interval]) -> list[Interval]:
+    """The distinct factors with their multiplicities: x*x is bounded as x², which is not negative."""
     by_number = dict(zip(step.arguments, a, strict=True))
-    return [power(by_number[i], n) for i, n in _multiplicities(step.arguments).items()]
+    return [power(by_number[i], n) for i, n in Counter(step.arguments).items()]
 
 
 def _range(step: Step, a: list[Interval], columns: Mapping[str, tuple[int, Interval]]) -> Interval:
@@ -183,26 +230,15 @@ def _range(step: Step, a: list[Interval], columns: Mapping[str, tuple[int, Inter
             return _CONSTANTS[name]
         case Variable(name):
             return columns[name][1]
-        case Sum():
-            total = a[0]
-            for term in a[1:]:
-                total = total + term
-            return total
         case Product():
-            factors = _powers(step, a)
-            total = factors[0]
-            for factor in factors[1:]:
-                total = total * factor
-            return total
-        case Quotient():
-            return a[0] / a[1]
+            return reduce(mul, _powers(step, a))
         case Power(_, exponent):
             n = _integer(exponent)
             return real_power(a[0], a[1]) if n is None else power(a[0], n)
-        case Negate():
-            return -a[0]
         case Call(name):
             return FUNCTIONS[name].range(*a)
+        case node:
+            return _arithmetic(node, a)
 
 
 def _scaled(slope: Interval, gradient: Gradient) -> Gradient:
@@ -254,14 +290,13 @@ def _gradient(
 
 def _product_gradient(step: Step, a: Sequence[Interval], done: Sequence[Gradient]) -> Gradient:
     """∏u − ∏u′ = Σ_i u_1⋯u_{i−1}·(u_i − u_i′)·u′_{i+1}⋯u′_k, over the distinct factors with their multiplicities."""
-    counts = _multiplicities(step.arguments)
     by_number = dict(zip(step.arguments, a, strict=True))
     factors = _powers(step, a)
     after = [ONE] * len(factors)
     for i in range(len(factors) - 2, -1, -1):
         after[i] = _times(factors[i + 1], after[i + 1])
     before, total = ONE, Gradient()
-    for i, (number, n) in enumerate(counts.items()):
+    for i, (number, n) in enumerate(Counter(step.arguments).items()):
         if done[number]:
             slope = _times(before, after[i])
             if n > 1:

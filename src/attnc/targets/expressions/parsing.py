@@ -1,19 +1,60 @@
-"""Text → tree, by a walk of Python's syntax tree that accepts a short list of nodes. Nothing is ever evaluated."""
+"""Text → tree, in two passes. Nothing is ever evaluated.
+
+The first pass checks that the text is made of numbers, names, + - * / ** ( ) and commas: nothing that Python could read
+as an attribute, a string, a comprehension, a lambda or a statement. The second pass walks the syntax tree that Python's
+`ast` makes of it, and accepts a short list of nodes.
+"""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import keyword
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from operator import add, mul
 
 from attnc.errors import ExpressionError
 from attnc.functions.registry import FUNCTIONS
-from attnc.targets.expressions.lexing import ALLOWED, lex, read_number
 from attnc.targets.expressions.tree import Call, Constant, Negate, Node, Number, Power, Product, Quotient, Sum, Variable
 
-MAX_DEPTH = 100  # levels of nesting, far below the recursion limit of Python
-MAX_WRITTEN_EXPONENT = 1000  # 2 to a larger power is near the end of float64
+MAX_LENGTH = 10_000
+"""Maximum number of characters of an expression: longer text comes from a program, which can split it."""
+MAX_DIGITS = 400
+"""Maximum number of digits of a number: more than the 309 of the largest float64."""
+ALLOWED = "An expression is made of numbers, variables, + - * / **, parentheses and calls such as sin(x)"
+
+_TOKEN = re.compile(
+    r"(?P<space>[ \t\r\n\f\v]+)"
+    r"|(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<operator>\*\*|//|[-+*/(),])"
+)
+_HINTS = {
+    "^": "Write x**2 for a power",
+    "//": "Write floor(x/y)",
+    "%": "Write x - y*floor(x/y)",
+    ".": "There are no attributes; a decimal point needs a digit beside it",
+    "=": "Give the right-hand side only",
+    "[": "Use parentheses",
+    "{": "Use parentheses",
+    "|": "Write abs(x)",
+    "×": "Write * for a product",
+    "·": "Write * for a product",
+    "÷": "Write / for a quotient",
+    "−": "Write the ASCII sign - for minus",
+    "–": "Write the ASCII sign - for minus",
+    "π": "Write pi",
+    "²": "Write **2",
+    "³": "Write **3",
+    "√": "Write sqrt(x)",
+}
+MAX_DEPTH = 100
+"""Maximum number of levels of nesting: far below the recursion limit of Python."""
+MAX_WRITTEN_EXPONENT = 1000
+"""Largest exponent, as a number: 2 to a larger power is near the end of float64."""
 CONSTANTS = ("pi", "e")
 OTHER_NAMES = {
     "log2": "log(x)/log(2)",
@@ -34,33 +75,92 @@ OTHER_NAMES = {
     "hypot": "sqrt(x**2 + y**2)",
 }
 """Functions that the language does not have, and how to write them."""
-MAX_FOLDED = 2**53  # constants are folded while numerators and denominators are exact in float64
+MAX_FOLDED = 2**53
+"""Constants are folded while numerators and denominators are at most this, and so exact in float64."""
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """The outputs, the variables in order of first appearance, and whether the text was a tuple."""
+def parse(text: str) -> tuple[tuple[Node, ...], tuple[str, ...], bool]:
+    """Read an expression or a tuple of them; an ExpressionError names the part that is not allowed, and its place.
 
-    outputs: tuple[Node, ...]
-    variables: tuple[str, ...]
-    is_tuple: bool
-
-
-def parse(text: str) -> Parsed:
-    """Read an expression or a tuple of them; an ExpressionError names the part that is not allowed, and its place."""
+    Returns the outputs, the variables in order of first appearance, and whether the text was a tuple.
+    """
     if not isinstance(text, str):
         raise ExpressionError(f"an expression is text, such as 'sin(x)*y'; this is a {type(text).__name__}.")
-    lexed = lex(text)
-    line = lexed.line.lstrip()
-    reader = _SyntaxReader(text, len(lexed.line) - len(line))
-    body = reader.syntax_tree(line)
-    is_tuple = isinstance(body, ast.Tuple)
+    names = _checked_names(text)
+    line = re.sub(r"[\t\r\n\f\v]", " ", text)
+    reader = _SyntaxReader(text, len(line) - len(line.lstrip()))
+    body = reader.syntax_tree(line.lstrip())
     parts = body.elts if isinstance(body, ast.Tuple) else [body]
     if not parts:
         raise ExpressionError(f"() holds no expression. {ALLOWED}.", text, reader.start)
     outputs = tuple(reader.read(part, 1) for part in parts)
-    names = dict.fromkeys(name for name, _ in lexed.names if name not in FUNCTIONS and name not in CONSTANTS)
-    return Parsed(outputs, tuple(names), is_tuple)
+    variables = dict.fromkeys(name for name in names if name not in FUNCTIONS and name not in CONSTANTS)
+    return outputs, tuple(variables), isinstance(body, ast.Tuple)
+
+
+def _checked_names(text: str) -> list[str]:
+    """Check every token of the text, and list the names; an ExpressionError names the first token not allowed."""
+    if len(text) > MAX_LENGTH:
+        raise ExpressionError(
+            f"the expression has {len(text)} characters, more than the {MAX_LENGTH} allowed. Split it into several."
+        )
+    if not text.strip():
+        raise ExpressionError(f"the expression is empty. {ALLOWED}.", text, 0)
+    names: list[str] = []
+    position, after_number = 0, False
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None or match.group() == "//":
+            raise _unexpected(text, position, "//" if match else text[position])
+        token, kind = match.group(), match.lastgroup
+        if kind == "name":
+            if after_number:
+                raise ExpressionError(
+                    f"the number before {token!r} runs into it. Write * for a product, as in 2*x.", text, position
+                )
+            _check_name(token, text, position)
+            names.append(token)
+        elif kind == "number" and sum(character.isdigit() for character in token) > MAX_DIGITS:
+            raise ExpressionError(f"this number has more than {MAX_DIGITS} digits.", text, position)
+        after_number = kind == "number"
+        position = match.end()
+    return names
+
+
+def _unexpected(text: str, position: int, found: str) -> ExpressionError:
+    shown = found if found.isprintable() else f"character U+{ord(found):04X}"
+    hint = _HINTS.get(found, "")
+    return ExpressionError(f"{shown!r} is not allowed. {hint + '. ' if hint else ''}{ALLOWED}.", text, position)
+
+
+def _check_name(name: str, text: str, position: int) -> None:
+    if keyword.iskeyword(name):
+        raise ExpressionError(f"{name!r} is a word of Python and cannot be used here. {ALLOWED}.", text, position)
+    if name.startswith("_"):
+        raise ExpressionError(
+            f"{name!r} cannot be a name: names start with a letter and go on with letters, digits, _.", text, position
+        )
+
+
+def _number(token: str, text: str, position: int) -> Fraction:
+    """The rational number that a literal denotes: 0.1 is 1/10."""
+    nearest = float(token)
+    digits, _, exponent = token.lower().partition("e")
+    if not digits.strip("0."):
+        return Fraction(0)
+    if nearest == float("inf"):
+        raise ExpressionError(f"{_short(token)} is larger than the largest float64, 1.8e308.", text, position)
+    if nearest == 0:
+        raise ExpressionError(f"{_short(token)} is smaller than the smallest float64, 5e-324.", text, position)
+    # A finite float with few digits has a small exponent, so that the power of ten is small as well.
+    whole, _, decimals = digits.partition(".")
+    shift = int(exponent or "0") - len(decimals)
+    mantissa = int(whole + decimals)
+    return Fraction(mantissa * 10**shift) if shift >= 0 else Fraction(mantissa, 10**-shift)
+
+
+def _short(token: str) -> str:
+    return token if len(token) <= 30 else token[:27] + "..."
 
 
 @dataclass(frozen=True)
@@ -90,7 +190,7 @@ class _SyntaxReader:
         match node:
             case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
                 token = self.text[self.start + node.col_offset : self.start + (node.end_col_offset or 0)]
-                return Number(read_number(token, self.text, self.start + node.col_offset))
+                return Number(_number(token, self.text, self.start + node.col_offset))
             case ast.Name(id=name):
                 return self._name(name, node)
             case ast.UnaryOp(op=ast.UAdd(), operand=operand):
@@ -123,12 +223,7 @@ class _SyntaxReader:
         terms = [self.read(first, depth + 1)]
         for link in chain:
             term = self.read(link.right, depth + 1)
-            term = _negated(term) if isinstance(link.op, ast.Sub) else term
-            folded = _folded_sum(terms[0], term) if len(terms) == 1 else None
-            if folded:
-                terms = [folded]
-            else:
-                terms.append(term)
+            _extend(terms, _negated(term) if isinstance(link.op, ast.Sub) else term, add)
         return terms[0] if len(terms) == 1 else Sum(tuple(terms))
 
     def _product(self, node: ast.BinOp, depth: int) -> Node:
@@ -140,14 +235,9 @@ class _SyntaxReader:
             depth -= isinstance(link.op, ast.Div)
             right = self.read(link.right, depth)
             if isinstance(link.op, ast.Mult):
-                folded = _folded_product(factors[0], right) if len(factors) == 1 else None
-                if folded:
-                    factors = [folded]
-                else:
-                    factors.append(right)
+                _extend(factors, right, mul)
             else:
-                dividend = factors[0] if len(factors) == 1 else Product(tuple(factors))
-                factors = [_quotient(dividend, right)]
+                factors = [_quotient(factors[0] if len(factors) == 1 else Product(tuple(factors)), right)]
         return factors[0] if len(factors) == 1 else Product(tuple(factors))
 
     def _power(self, base: Node, exponent: Node, where: ast.expr) -> Node:
@@ -208,24 +298,21 @@ def _small(*values: Fraction) -> bool:
     return all(abs(value.numerator) <= MAX_FOLDED and value.denominator <= MAX_FOLDED for value in values)
 
 
-def _folded_sum(a: Node, b: Node) -> Number | None:
-    """a + b as one number, if both are numbers and all stay small."""
-    if isinstance(a, Number) and isinstance(b, Number) and _small(a.value, b.value, total := a.value + b.value):
-        return Number(total)
-    return None
-
-
-def _folded_product(a: Node, b: Node) -> Number | None:
-    if isinstance(a, Number) and isinstance(b, Number) and _small(a.value, b.value, product := a.value * b.value):
-        return Number(product)
-    return None
+def _extend(operands: list[Node], node: Node, operation: Callable[[Fraction, Fraction], Fraction]) -> None:
+    """Append to a chain of operands, or fold into its only one if both are numbers and all stay small."""
+    match operands, node:
+        case [Number(a)], Number(b) if _small(a, b, operation(a, b)):
+            operands[0] = Number(operation(a, b))
+        case _:
+            operands.append(node)
 
 
 def _quotient(a: Node, b: Node) -> Node:
     if isinstance(b, Number) and b.value:
-        folded = _folded_product(a, Number(1 / b.value))
-        if folded:
-            return folded
+        factors = [a]
+        _extend(factors, Number(1 / b.value), mul)
+        if len(factors) == 1:
+            return factors[0]
     return Quotient(a, b)
 
 

@@ -8,8 +8,8 @@ outside the domain, or a continuous quantity that must not vanish has both signs
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,19 +17,22 @@ from attnc.errors import DomainError
 from attnc.functions.function import BOUNDED
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import Array
-from attnc.targets.expressions.evaluation import evaluate_boxes
-from attnc.targets.expressions.tree import Step
-from attnc.targets.expressions.violations import describe, first_violation, number_text, violated
+from attnc.targets.expressions.evaluation import evaluate_boxes, number_text
 
-BOXES_PER_ROUND = 2048  # boxes evaluated at a time: the temporaries then stay in the cache
-LEAST_WIDTH = 2.0**-45  # in widths of the whole box; smaller boxes are not halved, since rounding decides there
-BOXES_PROBED = 16  # boxes in doubt that are probed at points in each round; one real violation is enough
+if TYPE_CHECKING:
+    from attnc.targets.expressions.expression import Expression
+
+BOXES_PER_ROUND = 2048
+"""Number of boxes evaluated at a time: the temporaries then stay in the cache."""
+LEAST_WIDTH = 2.0**-45
+"""In widths of the whole box. Smaller boxes are not halved, since rounding decides there."""
+BOXES_PROBED = 16
+"""Number of boxes in doubt that are probed at points in each round; one real violation is enough."""
 
 
-def check_domain(
-    text: str, steps: Sequence[Step], names: Sequence[str], whole: Interval, budget: int, *, continuous: bool
-) -> None:
+def check_domain(expression: Expression, whole: Interval, budget: int) -> None:
     """Raise a DomainError unless every operation is proved to stay in its domain on the box `whole` (1, d)."""
+    steps, names = expression.schedule[0], expression.variables
     scale = np.where(whole.width > 0, whole.width, 1.0)
     doubtful, spent = whole, 0
     while len(doubtful):
@@ -37,15 +40,13 @@ def check_domain(
         now, rest = doubtful[order[:BOXES_PER_ROUND]], doubtful[order[BOXES_PER_ROUND:]]
         evaluated = evaluate_boxes(steps, names, now, gradients=False, centred=True)
         spent += len(now)
-        broken = violated(evaluated, len(now))
+        broken = evaluated.broken
         for row in np.flatnonzero(broken)[:BOXES_PROBED]:
-            _raise_if_real(text, steps, names, now[row : row + 1], continuous)
+            _raise_if_real(expression, now[row : row + 1])
         halves, stuck = _halved(now[broken], scale)
-        if stuck or spent + len(halves) > budget:
-            row, violation = first_violation(evaluated, len(now)) if broken.any() else (0, None)
-            if violation is not None:
-                verdict = f", which {spent} sub-boxes could neither confirm nor refute"
-                raise DomainError(describe(text, steps, names, now, row, violation, verdict))
+        if broken.any() and (stuck or spent + len(halves) > budget):
+            verdict = f", which {spent} sub-boxes could neither confirm nor refute"
+            raise DomainError(evaluated.describe(expression.text, *evaluated.first_violation(), verdict))
         doubtful = Interval(np.concatenate([rest.lo, halves.lo]), np.concatenate([rest.hi, halves.hi]))
 
 
@@ -61,9 +62,9 @@ def _halved(boxes: Interval, scale: Array) -> tuple[Interval, bool]:
     return Interval(np.concatenate([boxes.lo, right]), np.concatenate([left, boxes.hi])), stuck
 
 
-def _raise_if_real(text: str, steps: Sequence[Step], names: Sequence[str], box: Interval, continuous: bool) -> None:
+def _raise_if_real(expression: Expression, box: Interval) -> None:
     """Probe one box in doubt at some of its points, and raise if they prove a violation."""
-    points = _probes(box)
+    steps, names, points = expression.schedule[0], expression.variables, _probes(box)
     over_box = evaluate_boxes(steps, names, box, gradients=False)
     at_points = evaluate_boxes(steps, names, Interval.point(points), gradients=False)
     for proved in at_points.violations:
@@ -74,15 +75,14 @@ def _raise_if_real(text: str, steps: Sequence[Step], names: Sequence[str], box: 
             # The operands of BOUNDED are the step itself.
             numbers = steps[proved.step].arguments if proved.domain is not BOUNDED else (proved.step,)
             seen = replace(proved, operands=tuple(over_box.ranges[i] for i in numbers))
-            raise DomainError(
-                describe(text, steps, names, box, 0, seen, f"; the violation is at {where or 'any point'}")
-            )
-    first = first_violation(over_box, 1)[1]
-    if continuous and first.domain.guard is not None:
+            verdict = f"; the violation is at {where or 'any point'}"
+            raise DomainError(over_box.describe(expression.text, 0, seen, verdict))
+    _, first = over_box.first_violation()
+    if not expression.discontinuous and first.domain.guard is not None:
         # The steps before the first violation are defined on the whole box, hence the guard is continuous on it.
         guard = first.domain.guard([at_points.ranges[i] for i in steps[first.step].arguments])
         if (guard.hi < 0).any() and (guard.lo > 0).any():
-            raise DomainError(describe(text, steps, names, box, 0, first, first.domain.proof))
+            raise DomainError(over_box.describe(expression.text, 0, first, first.domain.proof))
 
 
 def _probes(box: Interval) -> Array:

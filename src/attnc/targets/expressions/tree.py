@@ -1,4 +1,4 @@
-"""The expression tree, its text, and the order in which to evaluate it.
+"""The expression tree, its text, the order in which to evaluate it, and trees made from trees.
 
 Numbers are exact: 0.1 is the fraction 1/10. Subtraction is a Sum with a Negate, so that a chain of + and − is one node.
 """
@@ -26,6 +26,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Variable:
+    """A variable, by its name."""
+
     name: str
 
 
@@ -45,24 +47,30 @@ class Product:
 
 @dataclass(frozen=True)
 class Quotient:
+    """dividend / divisor."""
+
     dividend: Node
     divisor: Node
 
 
 @dataclass(frozen=True)
 class Power:
+    """base ** exponent."""
+
     base: Node
     exponent: Node
 
 
 @dataclass(frozen=True)
 class Negate:
+    """−operand."""
+
     operand: Node
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function of the table in `functions`."""
+    """A call of a function of the registry in `functions`."""
 
     name: str
     arguments: tuple[Node, ...]
@@ -74,20 +82,29 @@ Node = Number | Constant | Variable | Sum | Product | Quotient | Power | Negate 
 def children(node: Node) -> tuple[Node, ...]:
     """The operands, in order."""
     match node:
-        case Sum(terms):
-            return terms
-        case Product(factors):
-            return factors
-        case Quotient(dividend, divisor):
-            return (dividend, divisor)
-        case Power(base, exponent):
-            return (base, exponent)
+        case Sum(operands) | Product(operands) | Call(_, operands):
+            return operands
+        case Quotient(left, right) | Power(left, right):
+            return (left, right)
         case Negate(operand):
             return (operand,)
-        case Call(_, arguments):
-            return arguments
         case _:
             return ()
+
+
+def with_children(node: Node, operands: Sequence[Node]) -> Node:
+    """The same operation on other operands."""
+    match node:
+        case Sum() | Product():
+            return type(node)(tuple(operands))
+        case Quotient() | Power():
+            return type(node)(*operands)
+        case Negate():
+            return Negate(*operands)
+        case Call(name):
+            return Call(name, tuple(operands))
+        case _:
+            return node
 
 
 @dataclass(frozen=True)
@@ -127,6 +144,21 @@ def walk(outputs: Sequence[Node]) -> Iterator[Node]:
     """Every distinct sub-expression, operands first."""
     for step in schedule(outputs)[0]:
         yield step.node
+
+
+def is_constant(tree: Node) -> bool:
+    """Whether no variable occurs in the tree."""
+    return not any(isinstance(node, Variable) for node in walk([tree]))
+
+
+def substitute(tree: Node, argument: Node) -> Node:
+    """tree(t) at t = argument; shared sub-expressions stay shared."""
+    steps, (last,) = schedule([tree])
+    made: list[Node] = []
+    for step in steps:
+        operands = [made[i] for i in step.arguments]
+        made.append(argument if isinstance(step.node, Variable) else with_children(step.node, operands))
+    return made[last]
 
 
 _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)

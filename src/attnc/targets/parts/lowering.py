@@ -14,7 +14,6 @@ from fractions import Fraction
 from functools import partial, reduce
 
 from attnc.targets.expressions.coefficient import MINUS, TWO, UNIT, ZERO, Coefficient
-from attnc.targets.expressions.substituting import is_constant, substitute, with_children
 from attnc.targets.expressions.tree import (
     Call,
     Negate,
@@ -26,7 +25,10 @@ from attnc.targets.expressions.tree import (
     Sum,
     Variable,
     children,
+    is_constant,
     schedule,
+    substitute,
+    with_children,
 )
 from attnc.targets.parts.part import (
     Choice,

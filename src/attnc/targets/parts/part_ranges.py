@@ -13,8 +13,7 @@ from attnc.targets.box import Box
 from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
 from attnc.targets.expressions.evaluation import evaluate_boxes
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.substituting import substitute
-from attnc.targets.expressions.tree import Call, Node, Product, Sum, Variable, to_text
+from attnc.targets.expressions.tree import Call, Node, Product, Sum, Variable, substitute, to_text
 from attnc.targets.parts.part import Choice, Combination, Multiply, Part, Source, Unary
 
 if TYPE_CHECKING:
