@@ -15,8 +15,7 @@ import pytest
 import attnc
 from attnc import constructions, incontext
 
-UNFINISHED = {"attnc.Built", "attnc.Estimate"}
-UNFINISHED |= {f"attnc.constructions.{name}" for name in constructions.__all__}
+UNFINISHED = {"attnc.constructions.compose", "attnc.constructions.gates"}
 """Names whose sections are still to be written. This set may only shrink."""
 NEEDS = {
     "attnc.convert": "torch",

@@ -12,12 +12,34 @@ from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
 Progress = Callable[[str, float], None]
-"""A callback that is told the current step and the fraction of it that is done."""
+"""A callback that gets the current step and the fraction of it that is done."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A program, the name of the theorem that made it, and the theorem's bound for it (None where there is none)."""
+    """The result of a construction: a program, the name of its theorem, and the theorem's bound for it.
+
+    Attributes
+    ----------
+    program : Program
+        The layers.
+    construction : str
+        The name of the construction.
+    bound : Bound or None
+        The bound of the theorem, a ledger of named terms; None for a fit, which only a prover bounds.
+    worst_box : dict or None
+        The place {name: (lo, hi)} where the bound is largest.
+    parameters : tuple of (str, value)
+        The sizes that were chosen.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> target = attnc.as_target("x", {"x": (0, 1)})
+    >>> built = attnc.constructions.max_affine(target, points_per_axis=4, beta=1024.0)
+    >>> built.construction, dict(built.parameters)["points_per_axis"], built.bound.value < 0.14
+    ('max_affine', '4', True)
+    """
 
     program: Program
     construction: str
@@ -30,7 +52,7 @@ class Built:
 
 
 def require(built: Built, eps: float | None, target: Target) -> Built:
-    """The network, or BoundNotMet if its bound is above eps: then rounding is the limit, and anchors do not help."""
+    """Return the network, or raise BoundNotMet if its bound is above eps: then rounding is the limit."""
     bound = built.bound
     if eps is None or bound is None or bound.value <= eps:
         return built

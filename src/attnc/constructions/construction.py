@@ -53,9 +53,37 @@ def exponent(norm: Any) -> float:
 class Request:
     """The arguments of `attnc.compile`, or of the function of one theorem, checked.
 
-    Without eps the size is given, by parameters of the theorem's own function. `p` is the exponent of the norm in which
-    the error is measured. `centres` and `heads` are options that some constructions take. `construction` is a name, or
-    "auto" for the cheapest by `criterion`. `also` is a second dtype in which the network is certified.
+    Parameters
+    ----------
+    eps : float, optional
+        The largest error. Without it the size is given, by parameters of the theorem.
+    dtype : {"float64", "float32"}
+        The arithmetic of the program.
+    p : float
+        The exponent of the norm in which the error is measured.
+    max_anchors, max_bytes : int
+        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+    centres, heads
+        Options that some constructions take.
+    construction, criterion : str
+        The name of a construction, or "auto" for the cheapest by the criterion.
+    also : str, optional
+        A second dtype in which the network is certified.
+    progress : callable, optional
+        Called with the current step and the fraction of it that is done.
+    points_per_axis, beta, margin, num_step_anchors
+        Parameters of the theorems that select cells. Those that are None are chosen for eps.
+
+    Raises
+    ------
+    InputError
+        If a number is out of its range.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> attnc.constructions.Request(eps=0.1, heads=2).options
+    {'heads': 2}
     """
 
     eps: float | None = None
@@ -66,7 +94,6 @@ class Request:
     centres: str | None = None
     heads: int | None = None
     progress: Progress | None = field(default=None, compare=False, repr=False)
-    # parameters of the theorems that select cells; those that are None are chosen for eps
     points_per_axis: int | tuple[int, ...] | None = None
     beta: float | None = None
     margin: float = 40.0
@@ -133,7 +160,7 @@ class Request:
         return {name: value for name, value in given.items() if value is not None}
 
     def report(self, doing: str, fraction: float) -> None:
-        """Tell the caller how far the work is, if the caller asked to be told."""
+        """Call `progress`, if there is one."""
         if self.progress is not None:
             self.progress(doing, fraction)
 
@@ -146,11 +173,29 @@ class Request:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A row of `attnc plan`.
+    """A row of `attnc.plan`: the cost of a construction for a request.
 
-    `error` is the expected error, not a bound. `multiply_adds` counts those of the heads for one query: a key costs as
-    many as it has numbers. `why_not` is the reason why a construction cannot be used; `build` goes on from the work
-    that the estimate has done already.
+    Attributes
+    ----------
+    name : str
+        The name of the construction.
+    anchors, heads, layers, parameters : int
+        The sizes of the program.
+    multiply_adds : int
+        The multiply-adds of the heads for one query: a key costs as many as it has numbers.
+    error : float or None
+        The expected error, not a bound.
+    why_not : str or None
+        The reason why the construction cannot be used.
+    build : callable or None
+        Goes on from the work that the estimate has done already.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> best = attnc.plan("sin(x)", {"x": (-1, 1)}, 1e-3)[0]
+    >>> best.why_not is None, best.layers, best.anchors < 20
+    (True, 1, True)
     """
 
     name: str
@@ -165,13 +210,7 @@ class Estimate:
 
     @classmethod
     def one_layer(
-        cls,
-        name: str,
-        anchors: int,
-        d: int,
-        outputs: int,
-        error: float,
-        build: Callable[[], Built] | None = None,
+        cls, name: str, anchors: int, d: int, outputs: int, error: float, build: Callable[[], Built] | None = None
     ) -> Estimate:
         """Estimate one head over constant keys: d slopes, an offset and the values each."""
         each = d + 1 + outputs
@@ -216,9 +255,28 @@ Requirement = Callable[[Target, Request], str | None]
 class Construction:
     """A way from a target to a program.
 
-    `requires` are its conditions, asked in order. `suits` tells whether "auto" considers it for a target;
-    by default `auto` never does. `estimated` finds its cost without building; by default it is built and counted.
-    `options` names those of OPTIONS that it takes.
+    Parameters
+    ----------
+    name : str
+        The name that `construction=…` of `attnc.compile` takes.
+    build : callable
+        Makes a `Built` from a target and a `Request`.
+    requires : tuple of callable
+        The conditions, asked in order: each returns None, or the reason why it does not hold.
+    suits : callable
+        Whether "auto" considers the construction for a target; by default it never does.
+    estimated : callable, optional
+        Finds the cost without building; by default the program is built and counted.
+    options : frozenset of str
+        The names of OPTIONS that it takes.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> by_name = {each.name: each for each in attnc.constructions.CATALOGUE}
+    >>> target = attnc.as_target("sin(x)", {"x": (-1, 1)})
+    >>> by_name["relu_network"].why_not(target, attnc.constructions.Request(eps=0.1))
+    'takes a ReLUNetwork'
     """
 
     name: str
@@ -263,10 +321,12 @@ def for_eps(theorem: Callable[..., Built]) -> Callable[[Target, Request], Built]
 
 
 def finite_box(target: Target, request: Request) -> str | None:
+    """The condition that all ends of the box are finite."""
     return None if target.box.is_bounded else "takes a finite box"
 
 
 def function(target: Target, request: Request) -> str | None:
+    """The condition that the target has values everywhere on its box."""
     return None if target.kind != "TableTarget" else "takes functions; a table has no values between its points"
 
 
@@ -276,18 +336,22 @@ def made_for(kind: str) -> Requirement:
 
 
 def one_input(target: Target, request: Request) -> str | None:
+    """The condition that the target does not take two sequences."""
     return None if len(target.input_shapes) == 1 else "takes one input; the target has two"
 
 
 def one_variable(target: Target, request: Request) -> str | None:
+    """The condition that the box has one axis."""
     return None if target.box.d == 1 else f"takes a function of one variable; the target has {target.box.d}"
 
 
 def continuous(target: Target, request: Request) -> str | None:
+    """The condition that the target has no jumps."""
     return None if target.is_continuous else "approximates continuous functions"
 
 
 def largest_error(target: Target, request: Request) -> str | None:
+    """The condition that the error is not measured in an L_p norm."""
     return None if request.p == math.inf else "measures the largest error"
 
 

@@ -18,6 +18,8 @@ from attnc.targets.target import Target, show_point
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+    from attnc.targets.target import Points, Values
+
 
 class ExpressionTarget(Target):
     """An expression; everything about it is proved with intervals, nothing is sampled."""
@@ -36,7 +38,7 @@ class ExpressionTarget(Target):
         self.input_shapes = ((box.d,),)
         self.output_shape = (len(expression.outputs),) if expression.is_tuple else ()
 
-    def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
+    def __call__(self, points: Points) -> Values:
         values = self.expression(points)
         bad = ~np.isfinite(values).all(axis=1)
         if bad.any():
@@ -47,12 +49,7 @@ class ExpressionTarget(Target):
     def critical_points(self) -> Float[np.ndarray, "points d"]:
         return points_at_kinks(self.expression, self.box if self.box.is_bounded else self.box.core(REACH))
 
-    def variation(
-        self,
-        cells: Interval,
-        centres: Float[np.ndarray, "cells d"],
-        values: Float[np.ndarray, "cells outputs"] | None = None,
-    ) -> Float[np.ndarray, " cells"]:
+    def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
         """The smaller of two enclosures: the interval range, and the mean value form f(c) + Σ ∂_i f(cell)·(x_i − c_i).
 
         The first holds where derivatives are unbounded (√x at 0), the second is tight on small cells.

@@ -18,13 +18,15 @@ from attnc.targets.target import Target, show_point
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+    from attnc.targets.target import Points, Values
+
 
 MAX_CORNERS = 64
-"""A cell is sampled at its corners where second derivatives are bounded: up to six variables."""
+"""Maximum number of corners of a cell at which f is sampled where second derivatives are bounded: six variables."""
 
 
 class FunctionTarget(Target, abc.ABC):
-    """A vectorised Python function, and what is given of it, never derived from samples.
+    """A vectorised Python function, with constants that are given, never derived from samples.
 
     `lipschitz` is with respect to the 2-norm of all inputs together and the max-norm of the output; `hessian_bound` is
     the largest |∂²f/∂x_i²| of any output along any axis, so that a bound of the Hessian's norm is one.
@@ -70,7 +72,7 @@ class FunctionTarget(Target, abc.ABC):
                 "its own rounding is not counted",
             )
 
-    def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
+    def __call__(self, points: Points) -> Values:
         found = self._call(points)
         if found.shape != (len(points), *self.output_shape):
             wanted = ", ".join(["batch", *map(str, self.output_shape)])
@@ -85,7 +87,7 @@ class FunctionTarget(Target, abc.ABC):
             raise InputError(f"the function {self.describe()} returned NaN or inf at {where}")
         return values
 
-    def _call(self, points: Float[np.ndarray, "batch d"]) -> np.ndarray:
+    def _call(self, points: Points) -> np.ndarray:
         inputs = [part.copy() for part in self.split(points)]
         try:
             found = np.asarray(self.fn(*inputs))
@@ -113,12 +115,7 @@ class FunctionTarget(Target, abc.ABC):
             raise InputError(f"the function {self.describe()} returned shape {found.shape}: it has no output")
         return found.shape[1:]
 
-    def variation(
-        self,
-        cells: Interval,
-        centres: Float[np.ndarray, "cells d"],
-        values: Float[np.ndarray, "cells outputs"] | None = None,
-    ) -> Float[np.ndarray, " cells"]:
+    def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
         if self.given is None:
             raise InputError(
                 f"the function {self.describe()} is given as Python code: samples of it prove nothing. State a "
@@ -138,14 +135,19 @@ class FunctionTarget(Target, abc.ABC):
 
     def enclosure(self, cells: Interval) -> Interval:
         """By the centre and the Lipschitz constant, and by the corners: an interpolant is largest at one of them."""
-        by_corners = self.hessian_bound is not None and self._has_corners
-        found = super().enclosure(cells) if self.lipschitz is not None or not by_corners else None
-        if not by_corners:
-            assert found is not None
-            return found
+        if self.hessian_bound is None or not self._has_corners:
+            return super().enclosure(cells)
+        found = super().enclosure(cells) if self.lipschitz is not None else None
         corners, off = self.corners(cells), self.interpolation_error(cells)[:, None]
         lo, hi = -up(off - corners.min(axis=1)), up(corners.max(axis=1) + off)
-        return Interval(lo, hi) if found is None else self._agreed(found, Interval(lo, hi))
+        if found is not None:
+            lo, hi = np.maximum(found.lo, lo), np.minimum(found.hi, hi)
+        if (lo > hi).any():
+            raise InputError(
+                f"the Lipschitz constant {self.lipschitz!r} and the bound {self.hessian_bound!r} of second derivatives "
+                f"that were given contradict the values of {self.describe()}. State larger ones."
+            )
+        return Interval(lo, hi)
 
     def corners(self, cells: Interval) -> Float[np.ndarray, "cells corners outputs"]:
         """The values at the corners of every cell, the last axis running fastest."""
@@ -153,7 +155,7 @@ class FunctionTarget(Target, abc.ABC):
         upper = np.array(list(itertools.product((False, True), repeat=d)))
         points = np.where(upper, cells.hi[:, None], cells.lo[:, None])
         values = self(points.reshape(-1, d)).reshape(n, len(upper), self.num_outputs)
-        self._check_what_was_given(cells, points, values)
+        self._check_constants(cells, points, values)
         return values
 
     def interpolation_error(self, cells: Interval) -> Float[np.ndarray, " cells"]:
@@ -171,13 +173,13 @@ class FunctionTarget(Target, abc.ABC):
     def _has_corners(self) -> bool:
         if 2**self.box.d > MAX_CORNERS and self.lipschitz is None:
             raise InputError(
-                f"hessian_bound serves functions of up to {MAX_CORNERS.bit_length() - 1} variables, which are sampled "
+                f"hessian_bound takes functions of up to {MAX_CORNERS.bit_length() - 1} variables, which are sampled "
                 f"at the corners of cells; {self.describe()} has {self.box.d}. State lipschitz=… instead."
             )
         return 2**self.box.d <= MAX_CORNERS
 
-    def _check_what_was_given(self, cells: Interval, points: np.ndarray, values: np.ndarray) -> None:
-        """Values that contradict it beyond rounding, at two corners or at a middle: nothing may be built on it."""
+    def _check_constants(self, cells: Interval, points: np.ndarray, values: np.ndarray) -> None:
+        """Refuse constants that values contradict beyond rounding, at two corners of a cell or at its middle."""
         rounding = 1e-12 * np.abs(values).max(initial=0.0)
         if self.lipschitz is not None:
             reach = np.sqrt(((points[:, 1:] - points[:, :1]) ** 2).sum(axis=2))
@@ -199,15 +201,6 @@ class FunctionTarget(Target, abc.ABC):
                 f"what was given of {self.describe()} ({self.given}) cannot be right: it bends more than that near "
                 f"{where}. State a larger number."
             )
-
-    def _agreed(self, one: Interval, other: Interval) -> Interval:
-        lo, hi = np.maximum(one.lo, other.lo), np.minimum(one.hi, other.hi)
-        if (lo > hi).any():
-            raise InputError(
-                f"the Lipschitz constant {self.lipschitz!r} and the bound {self.hessian_bound!r} of second derivatives "
-                f"that were given contradict the values of {self.describe()}. State larger ones."
-            )
-        return Interval(lo, hi)
 
     def describe(self) -> str:
         return getattr(self.fn, "__name__", type(self.fn).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
@@ -20,14 +21,34 @@ from attnc.targets.target import Target
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+    from attnc.targets.target import Points, Values
+
 U = UNIT_ROUNDOFF["float64"]
 MAX_HALVINGS = 500
-"""In one power of two: larger numbers are not computed with when they are read."""
+"""Largest exponent of one power of two in a text: the parser refuses exponents above 1000. Chosen, not measured."""
 MAX_STATED, MAX_DEFINITION = 2**14, 50_000
-"""Weights of which an expression is made, and characters of a definition of it."""
+"""Maximum number of weights that are written as text, and of characters of one definition. Chosen, not measured."""
 
 
-class TruncatedLinear(Target):
+class WeightedTarget(Target):
+    """A target whose error bounds follow from the absolute values of its weights."""
+
+    @abc.abstractmethod
+    def _through(self, reach: Points, size: Points) -> tuple[Values, Values, int]:
+        """The largest changes of the outputs for inputs that move by up to `reach`, rounded up.
+
+        And the sums of the absolute values of all terms of an output at inputs of this size, with their number.
+        """
+
+    def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
+        """The change from the centre, and γ of the sum of absolute values for the rounding of the value there."""
+        reach = up(np.maximum(cells.hi - centres, centres - cells.lo))
+        moved, size, count = self._through(reach, np.abs(centres))
+        found = np.asarray(up(moved + up(gamma(count, U) * size)).max(axis=1))
+        return found if values is None else up(found + self.distance(centres, values))
+
+
+class TruncatedLinear(WeightedTarget):
     """clip(w_i·x_i + t_i, a, b) for tokens i < n: the papers' generalised ReLU, n of them at once.
 
     Parameters
@@ -63,7 +84,9 @@ class TruncatedLinear(Target):
     ) -> None:
         self.W, self.is_single = _matrix("W", W)
         n, d = self.W.shape
-        self.t = np.broadcast_to(_array("t", t), (n,)) if np.size(t) in (1, n) else _mismatch("t", np.size(t), n)
+        if np.size(t) not in (1, n):
+            raise InputError(f"t has {np.size(t)} entries, {n} are needed")
+        self.t = np.broadcast_to(_array("t", t), (n,))
         self.a, self.b = float(a), float(b)
         if not (math.isfinite(self.a) and math.isfinite(self.b) and self.a < self.b):
             raise InputError(f"truncation needs finite a < b, found a={a}, b={b}")
@@ -100,34 +123,26 @@ class TruncatedLinear(Target):
         ends = f"{exact_text(self.a)}, {exact_text(self.b)}"
         return ", ".join(f"clip({text}, {ends})" for text in texts)
 
-    def linear(self, points: Float[np.ndarray, "batch inputs"]) -> Float[np.ndarray, "batch n"]:
+    def linear(self, points: Points) -> Values:
         """w_i·x_i + t_i, not truncated."""
         n, d = self.W.shape
         return np.asarray(np.einsum("bnd,nd->bn", points.reshape(len(points), n, d), self.W) + self.t)
 
-    def __call__(self, points: Float[np.ndarray, "batch inputs"]) -> Float[np.ndarray, "batch n"]:
+    def __call__(self, points: Points) -> Values:
         return np.clip(self.linear(points), self.a, self.b)
 
-    def variation(
-        self,
-        cells: Interval,
-        centres: Float[np.ndarray, "cells inputs"],
-        values: Float[np.ndarray, "cells outputs"] | None = None,
-    ) -> Float[np.ndarray, " cells"]:
+    def _through(self, reach: Points, size: Points) -> tuple[Values, Values, int]:
         """Clipping does not increase distances; the sum at the centre has d + 1 roundings."""
         n, d = self.W.shape
-        reach = up(np.maximum(cells.hi - centres, centres - cells.lo)).reshape(-1, n, d)
-        moved = up((reach * np.abs(self.W)).sum(axis=2), d + 1)
-        size = up((np.abs(centres).reshape(-1, n, d) * np.abs(self.W)).sum(axis=2) + np.abs(self.t), d + 2)
-        found = np.asarray(up(moved + up(gamma(d + 2, U) * size)).max(axis=1))
-        return found if values is None else up(found + self.distance(centres, values))
+        moved = up((reach.reshape(-1, n, d) * np.abs(self.W)).sum(axis=2), d + 1)
+        return moved, up((size.reshape(-1, n, d) * np.abs(self.W)).sum(axis=2) + np.abs(self.t), d + 2), d + 2
 
     def describe(self) -> str:
         n, d = self.W.shape
         return f"clip(w·x + t, {self.a:g}, {self.b:g}) with {n} row(s) of {d} weights"
 
 
-class ReLUNetwork(Target):
+class ReLUNetwork(WeightedTarget):
     """x ↦ W_L·relu(… relu(W_1·x + b_1) …) + b_L.
 
     Parameters
@@ -186,7 +201,7 @@ class ReLUNetwork(Target):
         arrays = [[array.detach().cpu().double().numpy() for array in pair] for pair in given]
         return cls([W for W, _ in arrays], [b for _, b in arrays], box)
 
-    def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
+    def __call__(self, points: Points) -> Values:
         state = points
         for W, b in zip(self.weights[:-1], self.biases[:-1], strict=True):
             state = np.maximum(state @ W.T + b, 0.0)
@@ -219,22 +234,14 @@ class ReLUNetwork(Target):
             names = [f"{h}{unit}" for unit in units]
         return "; ".join([*found, ", ".join(f"{z}{unit}" for unit in units)])
 
-    def variation(
-        self,
-        cells: Interval,
-        centres: Float[np.ndarray, "cells d"],
-        values: Float[np.ndarray, "cells outputs"] | None = None,
-    ) -> Float[np.ndarray, " cells"]:
-        """By the Lipschitz constants Π|W_l|, entry by entry, and γ of the same product for the value at the centre."""
-        moved = up(np.maximum(cells.hi - centres, centres - cells.lo))
-        size = np.abs(centres)
+    def _through(self, reach: Points, size: Points) -> tuple[Values, Values, int]:
+        """By the Lipschitz constants Π|W_l|, entry by entry."""
         count = 0
         for W, b in zip(self.weights, self.biases, strict=True):
             count += W.shape[1] + 2
-            moved = up(moved @ np.abs(W).T, W.shape[1] + 1)
+            reach = up(reach @ np.abs(W).T, W.shape[1] + 1)
             size = up(size @ np.abs(W).T + np.abs(b), W.shape[1] + 2)
-        found = np.asarray(up(moved + up(gamma(count, U) * size)).max(axis=1))
-        return found if values is None else up(found + self.distance(centres, values))
+        return reach, size, count
 
     def describe(self) -> str:
         return "ReLU network " + "→".join(map(str, [self.box.d, *(len(W) for W in self.weights)]))
@@ -266,7 +273,8 @@ def exact_text(x: float) -> str:
 
 def affine_range(W: Float[np.ndarray, "out in"], b: Float[np.ndarray, " out"], x: Interval) -> Interval:
     """An enclosure of W·x + b: midpoint and radius, each rounded outward."""
-    mid, radius = x.lo / 2 + x.hi / 2, up(np.maximum(x.hi - (x.lo / 2 + x.hi / 2), (x.lo / 2 + x.hi / 2) - x.lo))
+    mid = x.lo / 2 + x.hi / 2
+    radius = up(np.maximum(x.hi - mid, mid - x.lo))
     centre = mid @ W.T + b
     slack = up(gamma(W.shape[1] + 2, U) * up(np.abs(mid) @ np.abs(W).T + np.abs(b), W.shape[1] + 2))
     spread = up(up(radius @ np.abs(W).T, W.shape[1] + 1) + slack)
@@ -301,7 +309,3 @@ def _matrix(name: str, given: Any) -> tuple[np.ndarray, bool]:
     if array.ndim not in (1, 2) or array.size == 0:
         raise InputError(f"{name} must be a matrix (or one row of it), found shape {array.shape}")
     return np.atleast_2d(array), array.ndim == 1
-
-
-def _mismatch(name: str, found: int, wanted: int) -> Any:
-    raise InputError(f"{name} has {found} entries, {wanted} are needed")

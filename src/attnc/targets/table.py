@@ -15,6 +15,8 @@ from attnc.targets.target import Target, show_point
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+    from attnc.targets.target import Points, Values
+
 MAX_COLUMNS = 3
 """Inputs of a table. A grid of ten nodes an axis has a thousand points in three dimensions, and a million in six."""
 
@@ -123,7 +125,7 @@ class TableTarget(Target):
     def check_points(self) -> Float[np.ndarray, "points d"]:
         return self.points
 
-    def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
+    def __call__(self, points: Points) -> Values:
         """The values in the table; other points have none."""
         if points is self.points:
             return self.values
@@ -138,12 +140,7 @@ class TableTarget(Target):
             raise InputError(f"the {self.describe()} has no value at {where}, which is none of its points")
         return self.values[rows]
 
-    def variation(
-        self,
-        cells: Interval,
-        centres: Float[np.ndarray, "cells d"],
-        values: Float[np.ndarray, "cells outputs"] | None = None,
-    ) -> Float[np.ndarray, " cells"]:
+    def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
         raise InputError(
             f"a {self.describe()} says nothing between its points, so no bound over a box follows from it. Use a "
             "construction made for tables (construction='auto'), or give an expression or a function."

@@ -1,4 +1,4 @@
-"""A target: what is to be compiled, on which box, and what is known of it there."""
+"""A target: the function to compile, its box, and the questions that constructions and proofs ask about it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,27 @@ if TYPE_CHECKING:
     from attnc.targets.expressions.expression import Expression
     from attnc.targets.function_target import FunctionTarget
 
+    Points = Float[np.ndarray, "batch d"]
+    Values = Float[np.ndarray, "batch outputs"]
+
 
 class Target(abc.ABC):
     """A function of a flat vector of d variables on a box, and the shapes of its inputs and outputs.
 
-    `attnc.as_target` makes one from an expression, a callable or a torch.nn.Sequential.
+    `attnc.as_target` makes one from an expression, a callable or a torch.nn.Sequential. The classes of this module
+    take their own parameters; a target of another kind is a subclass that defines `__call__`, `variation` and
+    `describe`.
+
+    Attributes
+    ----------
+    box : Box
+        The domain.
+    input_shapes, output_shape : tuple
+        The shapes of the inputs and the output of a network for the target, without the batch.
+    num_outputs : int
+        The number of outputs of one input, over all positions.
+    assumptions : tuple of str
+        The facts that every certificate about the target takes on trust.
 
     Examples
     --------
@@ -35,17 +51,18 @@ class Target(abc.ABC):
 
     box: Box
     expression: Expression | None = None
-    text: str | None = None  # that of the expression, where there is one
-    definitions: str | None = None  # in its place, where it takes definitions to state
+    text: str | None = None  # the text of the expression, if there is one
+    definitions: str | None = None  # a list of definitions in place of the text, if the function needs them
     kind: str = "function"  # or the name of the class that some constructions are made for
     is_continuous: bool = True
     assumptions: tuple[str, ...] = ()
-    given: str | None = None  # what a proof about it has to believe, in a few words
+    given: str | None = None  # the constants that proofs take on trust, in a few words
     input_shapes: tuple[tuple[int, ...], ...]
     output_shape: tuple[int, ...]
 
     @property
     def num_outputs(self) -> int:
+        """The number of outputs of one input, over all positions."""
         return math.prod(self.output_shape)
 
     @property
@@ -58,29 +75,24 @@ class Target(abc.ABC):
         """The target itself if only its values are known, and constants that were given; None otherwise."""
         return None
 
-    def split(self, points: Float[np.ndarray, "batch d"]) -> list[np.ndarray]:
+    def split(self, points: Points) -> list[np.ndarray]:
         """Flat points as the inputs that a network for this target takes."""
         return split_columns(points, self.input_shapes)
 
     def check_points(self) -> Float[np.ndarray, "points d"] | None:
-        """The points that the claim is about, where they are finitely many, as a table's; None: the whole box."""
+        """The points that the claim is about if they are finitely many, as for a table; None for the whole box."""
         return None
 
     def critical_points(self) -> Float[np.ndarray, "points d"]:
-        """Points of the box at which an error may be larger than anywhere near, as kinks; there need not be any."""
+        """Points of the box, such as kinks, at which an error may be larger than anywhere near."""
         return np.zeros((0, self.box.d))
 
     @abc.abstractmethod
-    def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
+    def __call__(self, points: Points) -> Values:
         """Values, all finite, in floating point."""
 
     @abc.abstractmethod
-    def variation(
-        self,
-        cells: Interval,
-        centres: Float[np.ndarray, "cells d"],
-        values: Float[np.ndarray, "cells outputs"] | None = None,
-    ) -> Float[np.ndarray, " cells"]:
+    def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
         """For every cell, an upper bound on |f(x) − value| over x in the cell, in the max-norm of the output.
 
         The values are those given, or self(centres); the centres lie in their cells.
@@ -92,9 +104,7 @@ class Target(abc.ABC):
         values, reach = self(centres), self.variation(cells, centres)[:, None]
         return Interval(-up(reach - values), up(values + reach))
 
-    def distance(
-        self, points: Float[np.ndarray, "batch d"], values: Float[np.ndarray, "batch outputs"]
-    ) -> Float[np.ndarray, " batch"]:
+    def distance(self, points: Points, values: Values) -> Float[np.ndarray, " batch"]:
         """|self(point) − value| in the max-norm, rounded up."""
         return up(np.abs(self(points) - values).max(axis=1))
 
@@ -104,4 +114,5 @@ class Target(abc.ABC):
 
 
 def show_point(names: tuple[str, ...], point: np.ndarray) -> str:
+    """x = 1, y = 2."""
     return ", ".join(f"{name} = {value:.6g}" for name, value in zip(names, point, strict=True))

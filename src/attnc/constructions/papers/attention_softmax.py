@@ -47,6 +47,49 @@ def attention_softmax(
               the sums of the last map are counted by `selection.average_error`.
 
     The features of the softmax count as anchors for max_anchors, although no query meets them as keys.
+
+    Parameters
+    ----------
+    target : Target
+        The function on a finite box: an expression, or Python code with a Lipschitz constant.
+    eps : float, optional
+        The largest error. Give either this or points_per_axis.
+    points_per_axis : int or tuple of int, optional
+        The number of cells of every axis, or of all axes.
+    beta : float, optional
+        The inverse temperature, in units of a cell: chosen for eps by default.
+    norm : float
+        The exponent p of the L_p norm in which the error is measured.
+    dtype : {"float64", "float32"}
+        The arithmetic that the program runs in, and that the bound holds in.
+    heads : int, optional
+        The number of heads of the first layer: one head without sentinels by default.
+    num_step_anchors : int, optional
+        The number of anchors of a step: up to 33 by default.
+    max_anchors, max_bytes : int
+        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+    progress : callable, optional
+        Called with the current step and the fraction of it that is done.
+
+    Returns
+    -------
+    Built
+        The program, and the bound of the theorem for it.
+
+    Raises
+    ------
+    InputError
+        If the target or the parameters do not fit the theorem.
+    BoundNotMet
+        If the bound cannot be brought to eps within the limits.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> target = attnc.as_target("sin(x)", {"x": (-1, 1)})
+    >>> built = attnc.constructions.attention_softmax(target, eps=0.1)
+    >>> [type(layer).__name__ for layer in built.program.layers]
+    ['Affine', 'Attention', 'Affine', 'Softmax', 'Affine']
     """
     request = Request(
         eps,

@@ -37,6 +37,49 @@ def max_affine(
               their own position: score = β(2L_j·y − |L_j|²) + M·[same position], so weights ∝ exp(−β|y − L_j|²).
               `Positions` undoes the leak between positions exactly, for every M > 0 (M is `margin`).
     Proof.    See `GridPartition`.
+
+    Parameters
+    ----------
+    target : Target
+        The function on a finite box: an expression, or Python code with a Lipschitz constant.
+    eps : float, optional
+        The largest error. Give either this or points_per_axis.
+    centres : {"grid", "adaptive"}
+        Equal cells, or cells that are small where f varies most. The second needs eps and chooses beta itself.
+    points_per_axis : int or tuple of int, optional
+        The number of cells of every axis, or of all axes.
+    beta : float, optional
+        The inverse temperature, in units of a cell: chosen for eps by default.
+    margin : float
+        The score bonus M for keys at the position of the query, where the output has several tokens.
+    norm : float
+        The exponent p of the L_p norm in which the error is measured.
+    dtype : {"float64", "float32"}
+        The arithmetic that the program runs in, and that the bound holds in.
+    max_anchors, max_bytes : int
+        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+    progress : callable, optional
+        Called with the current step and the fraction of it that is done.
+
+    Returns
+    -------
+    Built
+        The program, and the bound of the theorem for it.
+
+    Raises
+    ------
+    InputError
+        If the target or the parameters do not fit the theorem.
+    BoundNotMet
+        If the bound cannot be brought to eps within the limits.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> target = attnc.as_target("sin(x)", {"x": (-1, 1)})
+    >>> built = attnc.constructions.max_affine(target, eps=0.1)
+    >>> built.program.num_anchors, built.bound.value <= 0.1
+    (11, True)
     """
     request = Request(eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin)
     return _build(target, request)

@@ -53,6 +53,43 @@ def relu_network(
     Weights.  Token j carries y_j = (z_j/B_j − ½)(p−1); one `ClipLayer` clips all units, each in units of its own B_j;
               the next affine map undoes the scaling: its rows are W·B/(p−1), its constants b + W·B/2.
     Proof.    clip is 1-Lipschitz and holds on all of R, so an input that is off may leave [0, B_j] without harm.
+
+    Parameters
+    ----------
+    target : Target
+        A `attnc.ReLUNetwork`.
+    eps : float, optional
+        The largest error. Give either this or num_anchors.
+    num_anchors : int or tuple of int, optional
+        The number p of anchors of every hidden layer, or of all; at least as many as the layer has units are used.
+    beta : float
+        The inverse temperature, in units of the spacing of the anchors: the default has the smallest error.
+    dtype : {"float64", "float32"}
+        The arithmetic that the program runs in, and that the bound holds in.
+    max_anchors, max_bytes : int
+        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+    progress : callable, optional
+        Called with the current step and the fraction of it that is done.
+
+    Returns
+    -------
+    Built
+        The program, and the bound of the theorem for it.
+
+    Raises
+    ------
+    InputError
+        If the target or the parameters do not fit the theorem.
+    BoundNotMet
+        If the bound cannot be brought to eps within the limits.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> relu = attnc.ReLUNetwork([[[1.0], [-1.0]], [[1.0, 1.0]]], [[0.0, 0.0], [0.0]], box=(-1, 1))
+    >>> built = attnc.constructions.relu_network(relu, num_anchors=33)
+    >>> built.program.num_anchors, built.bound.value < 0.01
+    (33, True)
     """
     if not isinstance(target, ReLUNetwork):
         raise InputError("relu_network: give attnc.ReLUNetwork(weights, biases, box)")

@@ -50,6 +50,43 @@ def truncated_linear(
               value L; the last affine map returns m + Δ·out.
     Proof.    Weights ∝ exp(−β(y − L_k)²); `selection.mean_error` bounds |Σ w_k L_k − clip(y)| on all of R. An error
               in y passes through clip at most once.
+
+    Parameters
+    ----------
+    target : Target
+        A `attnc.TruncatedLinear`.
+    eps : float, optional
+        The largest error. Give either this or num_anchors.
+    num_anchors : int, optional
+        The number p of anchors; at least as many as the target has tokens are used.
+    beta : float
+        The inverse temperature, in units of the spacing of the anchors: the default has the smallest error.
+    dtype : {"float64", "float32"}
+        The arithmetic that the program runs in, and that the bound holds in.
+    max_anchors, max_bytes : int
+        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+    progress : callable, optional
+        Called with the current step and the fraction of it that is done.
+
+    Returns
+    -------
+    Built
+        The program, and the bound of the theorem for it.
+
+    Raises
+    ------
+    InputError
+        If the target or the parameters do not fit the theorem.
+    BoundNotMet
+        If the bound cannot be brought to eps within the limits.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> clip = attnc.TruncatedLinear([2.0, 1.0], t=-0.5, a=0.0, b=1.0, box=(-1, 1))
+    >>> built = attnc.constructions.truncated_linear(clip, num_anchors=33)
+    >>> print(built.bound)
+    0.00194 (approximation) + ... (rounding)
     """
     target, limit = _checked(target, max_anchors, max_bytes)
     n = len(target.W)
@@ -95,6 +132,45 @@ def truncated_linear_heads(
               outer sentinels of the first and last head carry the ends: truncation on all of R.
     Proof.    Against one softmax over all anchors, each weight of head h is off by the weight outside its window,
               divided by that inside; summed over heads this is S. Then as for one head.
+
+    Parameters
+    ----------
+    target : Target
+        A `attnc.TruncatedLinear`.
+    eps : float, optional
+        The largest error. Give either this or num_heads and num_tokens.
+    num_heads, num_tokens : int, optional
+        The number H of heads, and the number n of keys of each.
+    sentinels : int
+        The number s of keys on each side of a head that stand where the neighbours' anchors do.
+    beta : float, optional
+        The inverse temperature, in units of the spacing of the anchors: just hard enough by default.
+    dtype : {"float64", "float32"}
+        The arithmetic that the program runs in, and that the bound holds in.
+    max_anchors, max_bytes : int
+        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+    progress : callable, optional
+        Called with the current step and the fraction of it that is done.
+
+    Returns
+    -------
+    Built
+        The program, and the bound of the theorem for it.
+
+    Raises
+    ------
+    InputError
+        If the target or the parameters do not fit the theorem.
+    BoundNotMet
+        If the bound cannot be brought to eps within the limits.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> clip = attnc.TruncatedLinear([2.0, 1.0], t=-0.5, a=0.0, b=1.0, box=(-1, 1))
+    >>> built = attnc.constructions.truncated_linear_heads(clip, num_heads=4, num_tokens=10)
+    >>> built.program.num_heads, built.program.num_anchors
+    (4, 40)
     """
     target, limit = _checked(target, max_anchors, max_bytes)
     n, least = len(target.W), 2 * sentinels + 1

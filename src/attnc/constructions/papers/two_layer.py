@@ -49,6 +49,51 @@ def two_layer(
     Proof.    The score of (v, j) is β·Σ_i b_{v_i}: `BumpCells` bounds the weight of all cells but those that hold x
               when widened to ρ. An average of the values of those is off by at most the largest of |f(x) − f(v)|,
               whatever their weights; so an error δ_s of the scores only multiplies the leak, by e^{2δ_s}.
+
+    Parameters
+    ----------
+    target : Target
+        The function on a finite box: an expression, or Python code with a Lipschitz constant.
+    eps : float, optional
+        The largest error. Give either this or points_per_axis.
+    points_per_axis : int or tuple of int, optional
+        The number of cells of every axis, or of all axes.
+    beta : float, optional
+        The inverse temperature, in units of a cell: chosen for eps by default.
+    margin : float
+        The score bonus M for keys at the position of the query, where the output has several tokens.
+    norm : float
+        The exponent p of the L_p norm in which the error is measured.
+    dtype : {"float64", "float32"}
+        The arithmetic that the program runs in, and that the bound holds in.
+    heads : int, optional
+        The number of heads of the first layer: one head without sentinels by default.
+    num_step_anchors : int, optional
+        The number of anchors of a step: up to 33 by default.
+    max_anchors, max_bytes : int
+        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+    progress : callable, optional
+        Called with the current step and the fraction of it that is done.
+
+    Returns
+    -------
+    Built
+        The program, and the bound of the theorem for it.
+
+    Raises
+    ------
+    InputError
+        If the target or the parameters do not fit the theorem.
+    BoundNotMet
+        If the bound cannot be brought to eps within the limits.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> target = attnc.as_target("sin(x)", {"x": (-1, 1)})
+    >>> built = attnc.constructions.two_layer(target, eps=0.1)
+    >>> built.program.num_attention_layers, built.bound.value <= 0.1
+    (2, True)
     """
     request = Request(
         eps, dtype, norm, max_anchors, max_bytes, None, heads, progress, points_per_axis, beta, margin, num_step_anchors
