@@ -30,12 +30,12 @@ ROOT = Path(__file__).parents[3]
 
 def borders(partition: AdaptivePartition, count: int = 300) -> np.ndarray:
     """Points where the best score changes hands, found by bisection between random points, and corners of leaves."""
-    box, cells = partition.target.box, partition.cells
+    box, head = partition.target.box, partition.head
     rng = np.random.default_rng(2)
 
     def best(points: np.ndarray) -> np.ndarray:
-        y = points * cells.scale + cells.offset
-        return np.argmax(cells.cells.scores(y), axis=1)
+        y = points * head.scale + head.offset
+        return np.argmax(head.cells.scores(y), axis=1)
 
     a, b = box.lo + rng.random((2, count, box.d)) * box.widths
     first = best(a)

@@ -8,8 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc.constructions.fitting.adaptive_partition import regions
-from attnc.constructions.fitting.leaves import GradedLattice, LatticeLeaves, profile, winning_pieces
+from attnc.constructions.fitting.adaptive_partition import (
+    GradedLattice,
+    LatticeLeaves,
+    profile,
+    regions,
+    winning_pieces,
+)
 from constructions.errors import target_of
 from constructions.fitting.searching import partition_of
 

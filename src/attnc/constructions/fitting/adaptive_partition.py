@@ -1,9 +1,14 @@
-"""Max-affine partitions that are not grids: cells are small where the function varies, and large where it does not."""
+"""Max-affine partitions that are not grids: cells are small where the function varies, and large where it does not.
+
+The cells are dyadic boxes of a lattice whose spacing follows the function. `winning_pieces` finds where the score of
+each can win, `AdaptivePartition` has the bound, and `LeafSearch` chooses the lattice and the boxes.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,7 +19,6 @@ from attnc.constructions.built import Built, require
 from attnc.constructions.construction import Request, round_above
 from attnc.constructions.fitting.cell_head import CellHead, NearestCentresBuilder
 from attnc.constructions.fitting.grid_partition import check_cells
-from attnc.constructions.fitting.leaves import GradedLattice, LatticeLeaves, Profile, profile, winning_pieces
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
 from attnc.constructions.fitting.search import Bracket
 from attnc.constructions.fitting.selection import CellSelection, round_up, score_error
@@ -29,6 +33,373 @@ from attnc.targets.target import Target
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+
+NOMINAL = 4
+"""Lattice cells per side of the smallest planned leaf; repairs may go down to one."""
+ETA = 1 / 128
+"""The distance beyond the smallest leaf, in its widths, at which its score may still be near the best."""
+PROFILE_LINES = 48
+"""Number of lines along an axis on which the change of f is measured, in several variables."""
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """How much f changes on each piece of one axis: the most that is seen on any of a few lines along it."""
+
+    ends: Float[np.ndarray, " pieces_and_one"]
+    changes: Float[np.ndarray, " pieces"]
+
+    @property
+    def total(self) -> float:
+        return float(self.changes.sum())
+
+    def edges(self, count: int, uniform: float) -> Float[np.ndarray, " edges"]:
+        """At most `count` intervals with equal shares of the change; the part `uniform` of it is shared by length."""
+        lengths = np.diff(self.ends)
+        share = uniform * lengths / lengths.sum() + (1 - uniform) * self.changes / (self.total or 1.0)
+        reached = np.concatenate([[0.0], np.cumsum(share)])
+        edges = np.interp(np.linspace(0, reached[-1], count + 1), reached, self.ends)
+        edges[0], edges[-1] = self.ends[0], self.ends[-1]
+        return np.unique(edges)
+
+
+def profile(target: Target, axis: int, change: float) -> Profile:
+    """Pieces on which f changes by at most `change` on each line, or by a small part of the whole change.
+
+    Lines guide, and prove nothing.
+    """
+    box = target.box
+    num_lines, most_pieces = (1, 2**16) if box.d == 1 else (PROFILE_LINES, 2**9)
+    rng = np.random.default_rng(0)
+    places = np.stack([rng.permutation(num_lines) for _ in range(box.d)], axis=1)  # a Latin square: no gaps on any axis
+    lines = box.lo + (places + 0.5) / num_lines * box.widths
+    ends = np.linspace(box.lo[axis], box.hi[axis], 65)
+    changes = _changes(target, axis, lines, ends[:-1], ends[1:])
+    for _ in range(50):
+        large = changes > max(change, float(changes.sum()) / most_pieces)
+        if not large.any() or len(changes) > 4 * most_pieces:
+            break
+        where, lo, hi = np.flatnonzero(large), ends[:-1][large], ends[1:][large]
+        middles = lo / 2 + hi / 2
+        changes[where] = _changes(target, axis, lines, lo, middles)
+        changes = np.insert(changes, where + 1, _changes(target, axis, lines, middles, hi))
+        ends = np.insert(ends, where + 1, middles)
+    return Profile(ends, changes)
+
+
+def _changes(target: Target, axis: int, lines: np.ndarray, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
+    low = np.repeat(lines, len(lo), axis=0)
+    high = low.copy()
+    low[:, axis], high[:, axis] = np.tile(lo, len(lines)), np.tile(hi, len(lines))
+    found = target.enclosure(Interval(low, np.maximum(low, high)))
+    widths = np.minimum((found.hi - found.lo).max(axis=1), 1e100)
+    return np.asarray(widths.reshape(len(lines), len(lo)).max(axis=0))
+
+
+@dataclass(frozen=True, eq=False)
+class GradedAxis:
+    """Edges in y = scale·x + offset, and φ: convex, linear between edges, bent by 1/(narrower neighbour) at each.
+
+    So a cell is the unit of length everywhere: neighbours' chords differ by t/width at distance t from their border.
+    """
+
+    scale: float
+    offset: float
+    edges: Float[np.ndarray, " count_and_one"]
+
+    @classmethod
+    def make(cls, x_edges: Float[np.ndarray, " edges"], dtype: str) -> GradedAxis:
+        """y = 0 is where cells are narrowest, and scores must be told apart most finely; scale is a power of 2."""
+        widths = np.diff(x_edges)
+        exponent = -round(math.log2(float(widths.min())))
+        if abs(exponent) > math.log2(float(np.finfo(dtype).max)) / 2:
+            raise InputError(
+                f"cells {widths.min():.3g} wide are too small or too large for {dtype}: rescale the variables"
+            )
+        scale = 2.0**exponent
+        narrowest = int(np.argmin(widths)) if widths.min() < 0.25 * np.median(widths) else len(widths) // 2
+        offset = float(np.asarray(-x_edges[narrowest] * scale, dtype))
+        edges = np.unique(x_edges * scale + offset)
+        # More than `GradedLattice.query_error`: every y that can be computed lies inside.
+        slack = 8 * UNIT_ROUNDOFF[dtype] * (scale * float(np.abs(x_edges).max()) + abs(offset))
+        edges[0] -= slack
+        edges[-1] += slack
+        return cls(scale, offset, edges)
+
+    @property
+    def count(self) -> int:
+        return len(self.edges) - 1
+
+    @cached_property
+    def slopes(self) -> Float[np.ndarray, " count"]:
+        """The slope of φ on each cell; it is 0 at y = 0, as any affine function may be subtracted from all scores."""
+        widths = np.diff(self.edges)
+        bends = 1 / np.minimum(widths[:-1], widths[1:])
+        slopes = np.concatenate([[0.0], np.cumsum(bends)])
+        return slopes - slopes[self._origin]
+
+    @cached_property
+    def phi(self) -> Float[np.ndarray, " count_and_one"]:
+        """At the edges."""
+        phi = np.concatenate([[0.0], np.cumsum(self.slopes * np.diff(self.edges))])
+        return phi - phi[self._origin]
+
+    @property
+    def _origin(self) -> int:
+        return int(np.clip(np.searchsorted(self.edges, 0.0, "right") - 1, 0, self.count - 1))
+
+    @cached_property
+    def phi_error(self) -> float:
+        """The stored values of φ are this close to a convex function: they are sums of `count` products."""
+        return 8 * self.count * UNIT_ROUNDOFF["float64"] * float(np.ptp(self.phi))
+
+    def chords(self, lo: Int[np.ndarray, " n"], hi: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+        """Slope and value at 0 of the chord of φ over edges lo … hi."""
+        slope = (self.phi[hi] - self.phi[lo]) / (self.edges[hi] - self.edges[lo])
+        return slope, self.phi[lo] - slope * self.edges[lo]
+
+    def sag(self, lo: Int[np.ndarray, " n"], hi: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """How far φ hangs below that chord, at most: down to where the tangents at its ends meet."""
+        slope, _ = self.chords(lo, hi)
+        left, right = slope - self.slopes[lo], self.slopes[hi - 1] - slope
+        with np.errstate(invalid="ignore", divide="ignore"):
+            sag = left * right / (left + right) * (self.edges[hi] - self.edges[lo])
+        return np.maximum(np.nan_to_num(sag, posinf=0.0, neginf=0.0), 0.0) * (1 + 2.0**-20)
+
+    def reach(self, lo: np.ndarray, hi: np.ndarray, depth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Edges on either side beyond which φ is more than `depth` above the chord over lo … hi: by bisection.
+
+        φ minus the chord is convex and 0 at lo and hi, so it grows outward from there.
+        """
+        slope, at_0 = self.chords(lo, hi)
+        ends = []
+        for inner, outer in ((lo, np.zeros_like(lo)), (hi, np.full_like(hi, self.count))):
+            for _ in range(self.count.bit_length() + 1):
+                middle = np.where(np.abs(outer - inner) <= 1, outer, (inner + outer) // 2)
+                is_far = self.phi[middle] - (slope * self.edges[middle] + at_0) > depth
+                inner, outer = np.where(is_far, inner, middle), np.where(is_far, middle, outer)
+            ends.append(outer)
+        return ends[0], ends[1]
+
+
+@dataclass(frozen=True, eq=False)
+class GradedLattice:
+    """A graded axis for every variable of a box."""
+
+    box: Box
+    axes: tuple[GradedAxis, ...]
+    dtype: str
+
+    @classmethod
+    def make(cls, box: Box, profiles: list[Profile], counts: list[int], dtype: str) -> GradedLattice:
+        """About `counts` cells per axis. From two dimensions on 5 % are evenly spread: no cell is then very long."""
+        uniform = 1e-3 if box.d == 1 else 0.05
+        axes = (GradedAxis.make(p.edges(count, uniform), dtype) for p, count in zip(profiles, counts, strict=True))
+        return cls(box, tuple(axes), dtype)
+
+    @cached_property
+    def counts(self) -> Int[np.ndarray, " d"]:
+        return np.array([axis.count for axis in self.axes])
+
+    @cached_property
+    def scale(self) -> Float[np.ndarray, " d"]:
+        return np.array([axis.scale for axis in self.axes])
+
+    @cached_property
+    def offset(self) -> Float[np.ndarray, " d"]:
+        return np.array([axis.offset for axis in self.axes])
+
+    @cached_property
+    def size(self) -> Float[np.ndarray, " d"]:
+        """scale·|x| + |offset|, at most."""
+        return np.asarray(up(self.scale * self.box.magnitude + np.abs(self.offset), 2))
+
+    @cached_property
+    def query_error(self) -> Float[np.ndarray, " d"]:
+        """|computed y − (scale·x + offset)|: casting x, one product and one sum are three roundings, one to spare."""
+        return np.asarray(up(gamma(4, UNIT_ROUNDOFF[self.dtype]) * self.size))
+
+    def ys(self, index: Int[np.ndarray, "cells d"]) -> Float[np.ndarray, "cells d"]:
+        return np.stack([axis.edges[index[:, i]] for i, axis in enumerate(self.axes)], axis=1)
+
+    def preimage(self, lo: Float[np.ndarray, "cells d"], hi: Float[np.ndarray, "cells d"]) -> Interval:
+        """All x of the box whose computed y can lie in [lo, hi]."""
+        y = Interval(-up(self.query_error - lo), up(hi + self.query_error))
+        x = (y - Interval.point(self.offset)) / Interval.point(self.scale)
+        return Interval(np.clip(x.lo, self.box.lo, self.box.hi), np.clip(x.hi, self.box.lo, self.box.hi))
+
+
+PAIRS_PER_BLOCK = 2**19
+"""Pairs of leaves that are examined at once: about 50 MB of arrays."""
+
+
+@dataclass(frozen=True, eq=False)
+class LatticeLeaves:
+    """Leaf j covers m_j lattice cells from lo_j on, on every axis (fewer at the end). Its score is 2L_j·y + bias_j:
+
+    Φ = Σ_i φ_i interpolated at the leaf's corners (the sum of its chords), less lift(m_j). Among leaves of one size
+    this selects exactly the leaves. Where sizes meet it cannot; the lift lets small leaves win a little of large ones,
+    where f is flat, rather than the other way round.
+    """
+
+    lattice: GradedLattice
+    lo: Int[np.ndarray, "leaves d"]
+    m: Int[np.ndarray, " leaves"]
+    num_query_axes: int  # axes from here on belong to the second input
+
+    @property
+    def d(self) -> int:
+        return self.lo.shape[1]
+
+    @property
+    def count(self) -> int:
+        return len(self.lo)
+
+    @cached_property
+    def hi(self) -> Int[np.ndarray, "leaves d"]:
+        return np.minimum(self.lo + self.m[:, None], self.lattice.counts)
+
+    @cached_property
+    def bottom(self) -> Float[np.ndarray, "leaves d"]:
+        return self.lattice.ys(self.lo)
+
+    @cached_property
+    def top(self) -> Float[np.ndarray, "leaves d"]:
+        return self.lattice.ys(self.hi)
+
+    @cached_property
+    def _scores(self) -> tuple[np.ndarray, np.ndarray]:
+        slopes, bias = np.empty(self.lo.shape), -self.lift(self.m)
+        for i, axis in enumerate(self.lattice.axes):
+            slopes[:, i], at_0 = axis.chords(self.lo[:, i], self.hi[:, i])
+            bias += at_0
+        return slopes / 2, bias
+
+    @property
+    def anchors(self) -> Float[np.ndarray, "leaves d"]:
+        """L_j; `relative_error` covers the cast to the program's dtype."""
+        return self._scores[0]
+
+    @property
+    def bias(self) -> Float[np.ndarray, " leaves"]:
+        return self._scores[1]
+
+    def lift(self, m: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """(d−1)m²/12: half of the lift that keeps a leaf of size m, beside ones of size m/2, from passing its face.
+
+        In units of a cell φ is t²/2. Let the large leaf be centred at 0 and the small ones at (¾, ±¼, …)·m. At the
+        middle of the face, t = (½, 0, …)·m, the scores are d·m²/8 − lift(m) and m²/8 − lift(m/2), equal for
+        lift = (d−1)m²/6. Half of it needs the fewest leaves in practice; the bound holds for any.
+        """
+        return (self.d - 1) / 12 * np.asarray(m, np.float64) ** 2
+
+    @cached_property
+    def reach(self) -> Float[np.ndarray, "leaves d"]:
+        """|y| on the leaf; on axes of the second input, where 2L(scale·x + offset) is multiplied out, of both parts."""
+        reach = np.maximum(np.abs(self.bottom), np.abs(self.top))
+        reach[:, self.num_query_axes :] = self.lattice.size[self.num_query_axes :]
+        return reach
+
+    def size(self, keys: np.ndarray, reach: np.ndarray) -> Float[np.ndarray, " n"]:
+        """The sum of the absolute values of a score's terms, for these keys and |y| ≤ reach."""
+        offsets = 2 * np.abs(self.anchors[keys]) * reach
+        return np.asarray(offsets.sum(axis=1) + np.abs(self.bias[keys]))
+
+    @cached_property
+    def largest_size(self) -> float:
+        """The largest size of any score anywhere."""
+        return float(self.size(np.arange(self.count), self.reach.max(axis=0)[None]).max())
+
+    @cached_property
+    def relative_error(self) -> float:
+        """The error of a score per unit of size: casts, products and sums of the program, and the sums made here."""
+        u = UNIT_ROUNDOFF[self.lattice.dtype]
+        return gamma(self.d + 12, u) + gamma(4 * self.d + 24, UNIT_ROUNDOFF["float64"])
+
+    @cached_property
+    def errors(self) -> Float[np.ndarray, " leaves"]:
+        """The error of the difference of the scores of a leaf and of a neighbour like it, on the leaf."""
+        return 2 * self.relative_error * self.size(np.arange(self.count), self.reach)
+
+    def widened(self, gap: float) -> tuple[np.ndarray, np.ndarray]:
+        """About the regions on which leaves come within `gap` of the best, if neighbours are of the same size."""
+        share = np.minimum((gap + self.errors) / self.m.astype(np.float64) ** 2, 0.5)[:, None]
+        width = share * (self.top - self.bottom)
+        return self.bottom - width, self.top + width
+
+    def split(self, which: np.ndarray) -> LatticeLeaves:
+        """These leaves halved along every axis, the others as they are."""
+        half = self.m[which] // 2
+        corners = np.array(list(itertools.product((0, 1), repeat=self.d)))
+        lo = (self.lo[which][:, None] + half[:, None, None] * corners).reshape(-1, self.d)
+        m = np.repeat(half, len(corners))
+        inside = (lo < self.lattice.counts).all(axis=1)
+        lo, m = np.concatenate([self.lo[~which], lo[inside]]), np.concatenate([self.m[~which], m[inside]])
+        return LatticeLeaves(self.lattice, lo, m, self.num_query_axes)
+
+
+@dataclass(frozen=True, eq=False)
+class WinningPieces:
+    """Boxes in y: within leaf j, all points where k ≠ j can be near."""
+
+    j: Int[np.ndarray, " n"]
+    k: Int[np.ndarray, " n"]
+    lo: Float[np.ndarray, "n d"]
+    hi: Float[np.ndarray, "n d"]
+    sizes: Float[np.ndarray, " n"]  # of the score of k there
+
+
+def winning_pieces(leaves: LatticeLeaves, gap: float, keys: Int[np.ndarray, " keys"]) -> Iterator[WinningPieces]:
+    """For these keys k, in blocks, every place outside leaf k where the computed s_k is above the computed max s − gap.
+
+    Proof.  Let y be in leaf j. Where s_k < s_j − gap − errors, k is not near. The difference is affine, so the rest
+            of leaf j shrinks to a box.
+            Which j there are: Φ is convex, so s_j ≥ Φ − lift_j on leaf j, and where k is near Φ − (sum of its chords)
+            ≤ gap + lift_j − lift_k + errors. On each axis φ_i − chord ≥ −sag. So along one axis it is at most that
+            plus the other axes' sags, and as it grows outward y lies within `Axis.reach`.
+    """
+    for j, k in _pairs(leaves, gap, keys):
+        slope = 2 * (leaves.anchors[k] - leaves.anchors[j])
+        bottom, top, reach = leaves.bottom[j], leaves.top[j], leaves.reach[j]
+        sizes = leaves.size(k, reach)
+        errors = leaves.relative_error * (sizes + leaves.size(j, reach))
+        most = np.maximum(slope * bottom, slope * top).sum(axis=1) + (leaves.bias[k] - leaves.bias[j])
+        slack = (most + gap + errors) * (1 + 2.0**-30)
+        near = slack >= 0
+        slope, slack, bottom, top = slope[near], slack[near, None], bottom[near], top[near]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            depth = up(slack / np.abs(slope))  # from the side of leaf j that is best for k; not used where slope is 0
+        lo = np.where(slope > 0, np.maximum(bottom, -up(depth - top)), bottom)
+        hi = np.where(slope < 0, np.minimum(top, up(bottom + depth)), top)
+        yield WinningPieces(j[near], k[near], lo, hi, sizes[near])
+
+
+def _pairs(leaves: LatticeLeaves, gap: float, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Blocks of (j, k), j ≠ k, with every pair for which k can be near somewhere on leaf j."""
+    from scipy.spatial import cKDTree
+
+    if len(keys) == 0:
+        return
+    axes, lo, hi = leaves.lattice.axes, leaves.lo[keys], leaves.hi[keys]
+    errors = 4 * leaves.relative_error * leaves.largest_size + sum(axis.phi_error for axis in axes)
+    sags = np.stack([axis.sag(lo[:, i], hi[:, i]) for i, axis in enumerate(axes)], axis=1)
+    for m in np.unique(leaves.m):
+        depth = gap + errors + leaves.lift(m) - leaves.lift(leaves.m[keys])
+        depths = np.maximum(depth[:, None] + sags.sum(axis=1, keepdims=True) - sags, 0.0)
+        ends = [axis.reach(lo[:, i], hi[:, i], depths[:, i]) for i, axis in enumerate(axes)]
+        first, last = np.stack([e[0] for e in ends], axis=1), np.stack([e[1] for e in ends], axis=1)
+        of_size_m = np.flatnonzero(leaves.m == m)
+        tree = cKDTree(leaves.lo[of_size_m] + m / 2)
+        most = np.minimum(((last - first) / m + 2.0).prod(axis=1), len(of_size_m))
+        radius = (last - first).max(axis=1) / 2 + m / 2
+        order = np.argsort(radius)  # blocks of keys with about the same radius
+        block = np.floor(np.cumsum(most[order]) / PAIRS_PER_BLOCK) + np.floor(4 * np.log2(radius[order]))
+        for part in np.split(order, np.flatnonzero(np.diff(block)) + 1):
+            near = cKDTree((first[part] + last[part]) / 2)
+            found = near.sparse_distance_matrix(tree, radius[part[-1]], p=math.inf, output_type="ndarray")
+            of_key, j = part[found["i"]], of_size_m[found["j"]]
+            touch = ((leaves.lo[j] <= last[of_key]) & (leaves.hi[j] >= first[of_key])).all(axis=1) & (j != keys[of_key])
+            yield j[touch], keys[of_key[touch]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,12 +514,6 @@ class AdaptivePartition:
     def parameters(self) -> tuple[tuple[str, float | int | str], ...]:
         sizes = ", ".join(f"{count:,} of size {m}" for m, count in zip(*np.unique_counts(self.leaves.m), strict=True))
         return (("centres", "adaptive"), ("cells", self.leaves.count), ("sizes", sizes), ("beta", self.beta))
-
-
-NOMINAL = 4
-"""Lattice cells per side of the smallest planned leaf; repairs may go down to one."""
-ETA = 1 / 128
-"""The distance beyond the smallest leaf, in its widths, at which its score may still be near the best."""
 
 
 def build_cells(target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> Built:

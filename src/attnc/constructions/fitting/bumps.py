@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.construction import Estimate, Request
-from attnc.constructions.fitting.cell_grid import CellGrid
 from attnc.constructions.fitting.clips import ClipLayer
-from attnc.constructions.fitting.grid_partition import Counts, GridBuilder, GridPartition
+from attnc.constructions.fitting.grid_partition import CellGrid, Counts, GridBuilder, GridPartition
 from attnc.constructions.fitting.positions import num_positions
 from attnc.constructions.fitting.selection import CellSelection, round_up, score_error
 from attnc.errors import InputError

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.constructions.construction import Estimate
-from attnc.constructions.fitting.cell_grid import CellGrid, variation_norm
-from attnc.constructions.fitting.grid_partition import CELL_OVERHANG, Counts, GridBuilder, GridPartition
+from attnc.constructions.fitting.grid_partition import (
+    CELL_OVERHANG,
+    CellGrid,
+    Counts,
+    GridBuilder,
+    GridPartition,
+    variation_norm,
+)
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor
 from attnc.constructions.fitting.selection import CellSelection, far_weight, score_error
 from attnc.ir.building import AffineBuilder, projection

@@ -212,17 +212,10 @@ def _number_text(value: Fraction) -> tuple[str, int]:
     numerator, denominator = value.numerator, value.denominator
     if denominator == 1 and numerator < 10**16:
         return str(numerator), _ATOM
-    shift = 0
-    while denominator % 10 == 0:
-        denominator //= 10
-        shift += 1
-    for prime, other in ((2, 5), (5, 2)):
-        while denominator % prime == 0:
-            denominator //= prime
-            numerator *= other
-            shift += 1
-    if denominator != 1:
-        return f"{value.numerator}/{value.denominator}", _PRODUCT
+    shift = next((n for n in range(denominator.bit_length()) if 10**n % denominator == 0), None)
+    if shift is None:
+        return f"{numerator}/{denominator}", _PRODUCT
+    numerator = numerator * 10**shift // denominator
     digits = str(numerator)
     if 0 < shift <= 20:
         digits = digits.rjust(shift + 1, "0")
