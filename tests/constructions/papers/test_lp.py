@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import attnc
 import attnc_checker
 from attnc.constructions import max_affine, max_affine_cross
 from attnc.errors import BoundNotMet, DomainError, InputError
-from attnc.targets.box import Box
-from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.expressions.expression import Expression
-
-
-def target_of(text, box) -> ExpressionTarget:
-    expression = Expression.parse(text)
-    return ExpressionTarget(expression, Box.parse(box, expression.variables))
-
-
-def norm_by_quadrature(program, target, p, per_axis) -> float:
-    """Midpoints of a fine grid: exact for steps on borders of its cells, and second order elsewhere."""
-    box = target.box
-    axes = [lo + (np.arange(per_axis) + 0.5) / per_axis * (hi - lo) for lo, hi in zip(box.lo, box.hi, strict=True)]
-    points = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
-    errors = np.abs(program(points).reshape(len(points), -1) - target(points)).max(axis=1)
-    return float((box.widths.prod() * np.mean(errors**p)) ** (1 / p))
-
+from constructions.errors import lp_error, target_of
 
 CASES = [
     ("sign(x)*y", [(-1, 1)] * 2, 20, 300),
@@ -42,9 +24,9 @@ CASES = [
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.5])
 @pytest.mark.parametrize(("text", "box", "cells", "nodes"), CASES)
 def test_the_bound_holds_and_is_not_vacuous(text, box, cells, nodes, p, build):
-    target = target_of(text, box)
+    target = target_of(text, *box)
     built = build(target, points_per_axis=cells, norm=p)
-    error = norm_by_quadrature(built.program, target, p, nodes)
+    error = lp_error(built.program, target, p, nodes)
     # The quadrature of a jump inside a cell is good to one part in nodes/cells; the bound is far from that here.
     assert error * (1 - cells / nodes) <= built.bound.value
     if p <= 2:  # for larger p the layer, however thin, weighs more: its share is the p-th root of its width
@@ -60,17 +42,17 @@ def test_compile_meets_eps(text, norm):
 
 
 def test_the_layer_is_stated_where_f_jumps():
-    built = max_affine(target_of("sign(x)", [(-1, 1)]), points_per_axis=10, norm=2.0)
+    built = max_affine(target_of("sign(x)", (-1, 1)), points_per_axis=10, norm=2.0)
     layer = next(term for term in built.bound.terms if term.name == "boundary layer")
     assert 0 < layer.value < 0.05
 
 
 def test_averages_beat_samples_in_L2():
     """A cell average is the best constant in L2: sampling at centres cannot do better."""
-    target = target_of("x**2 + y", [(-1, 1)] * 2)
+    target = target_of("x**2 + y", (-1, 1), (-1, 1))
     averaged = max_affine(target, points_per_axis=6, norm=2.0)
     sampled = max_affine(target, points_per_axis=6)
-    errors = [norm_by_quadrature(b.program, target, 2.0, 240) for b in (averaged, sampled)]
+    errors = [lp_error(b.program, target, 2.0, 240) for b in (averaged, sampled)]
     assert errors[0] < errors[1]
 
 
@@ -117,7 +99,7 @@ def test_smooth_functions_need_few_keys_and_the_norm_is_proved_again(tmp_path, t
     net = attnc.compile(text, box=box, eps=eps, norm=p, construction=construction)
     claim = net.certificate
     assert (net.construction, claim.norm) == (made, str(p))
-    seen = norm_by_quadrature(net, target_of(text, box), p, 3000 if len(box) == 1 else 200)
+    seen = lp_error(net, target_of(text, *box), p, 3000 if len(box) == 1 else 200)
     assert 0.999 * seen <= claim.bound <= eps
     assert claim.bound <= (1.06 if len(box) == 1 else 5) * seen
     net.save(tmp_path / "net")

@@ -14,6 +14,7 @@ from attnc import ReLUNetwork
 from attnc.constructions import relu_network
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir import Attention
+from constructions.errors import reference_error
 
 
 def random_network(sizes, seed, scale=1.0, box=(-1, 1)) -> ReLUNetwork:
@@ -25,7 +26,7 @@ def random_network(sizes, seed, scale=1.0, box=(-1, 1)) -> ReLUNetwork:
 
 def error_at(program, target, count=500):
     points = target.box.lo + np.random.default_rng(1).random((count, target.box.d)) * target.box.widths
-    return float(np.abs(program(points) - target(points)).max())
+    return reference_error(program, target, points)
 
 
 @settings(max_examples=40)

@@ -14,16 +14,12 @@ from attnc.constructions.fitting.clips import silence
 from attnc.constructions.fitting.selection import far_weight, mean_distance, mean_error
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, InputError
+from constructions.errors import error_at, reference_error
 
 
 def points_for(target: TruncatedLinear, count: int = 600, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     return target.box.lo + rng.random((count, target.box.d)) * target.box.widths
-
-
-def error_at(built, target, points) -> float:
-    found = built.program(*target.split(points)).reshape(len(points), -1)
-    return float(np.abs(found - target(points)).max())
 
 
 @st.composite
@@ -45,7 +41,7 @@ def targets(draw) -> TruncatedLinear:
 )
 def test_one_head_keeps_its_bound_at_any_temperature(target, p, exponent, dtype):
     built = truncated_linear(target, num_anchors=p, beta=10.0**exponent, dtype=dtype)
-    assert error_at(built, target, points_for(target)) <= built.bound.value
+    assert reference_error(built.program, target, points_for(target)) <= built.bound.value
 
 
 @settings(max_examples=60)
@@ -62,7 +58,7 @@ def test_many_heads_keep_their_bound(target, n, H, s, hardness, dtype):
     H = max(H, 2) if n - 2 * s == 1 else H
     beta = hardness * dict(truncated_linear_heads(target, num_heads=H, num_tokens=n, sentinels=s).parameters)["beta"]
     built = truncated_linear_heads(target, num_heads=H, num_tokens=n, sentinels=s, beta=beta, dtype=dtype)
-    assert error_at(built, target, points_for(target)) <= built.bound.value
+    assert reference_error(built.program, target, points_for(target)) <= built.bound.value
     assert built.program.num_heads == H
 
 
@@ -80,8 +76,10 @@ def seam_points(target: TruncatedLinear, num_anchors: int) -> np.ndarray:
 def test_seams_between_heads(n, H, s, dtype):
     target = TruncatedLinear([1.0], 0.0, -1.0, 2.0, (-2, 3))
     built = truncated_linear_heads(target, num_heads=H, num_tokens=n, sentinels=s, dtype=dtype)
-    error = error_at(built, target, seam_points(target, (n - 2 * s) * H))
-    assert error <= built.bound.value <= 3 * max(error, error_at(built, target, points_for(target, 5000)))
+    error = reference_error(built.program, target, seam_points(target, (n - 2 * s) * H))
+    assert (
+        error <= built.bound.value <= 3 * max(error, reference_error(built.program, target, points_for(target, 5000)))
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +89,7 @@ def test_many_soft_heads_all_speak(H, n, s, beta):
     """Each of H soft heads may add its own share: the bound must not pretend that only two do."""
     target = TruncatedLinear([1.0], 0.0, -1.0, 1.0, (-1, 1))
     built = truncated_linear_heads(target, num_heads=H, num_tokens=n, sentinels=s, beta=beta)
-    assert error_at(built, target, points_for(target, 2000)) <= built.bound.value
+    assert reference_error(built.program, target, points_for(target, 2000)) <= built.bound.value
 
 
 @pytest.mark.parametrize("build", [truncated_linear, truncated_linear_heads])
@@ -113,12 +111,10 @@ def test_the_bound_is_tight_for_one_head(dtype):
     target = TruncatedLinear([1.0], 0.0, 0.0, 1.0, (-0.5, 1.5))
     for beta in (1.0, 2.72, 8.0, 100.0, 1e4):
         built = truncated_linear(target, num_anchors=20, beta=beta, dtype=dtype)
-        error = error_at(built, target, np.concatenate([points_for(target, 20_000), seam_points(target, 20)]))
+        error = reference_error(
+            built.program, target, np.concatenate([points_for(target, 20_000), seam_points(target, 20)])
+        )
         assert error <= built.bound.value <= 1.2 * error
-
-
-def engine_error(built, target, points) -> float:
-    return float(np.abs(NumpyEngine(built.program)(points) - target(points)[:, 0]).max())
 
 
 def slope(sizes, errors) -> float:
@@ -130,7 +126,7 @@ def test_rate_in_p():
     target = TruncatedLinear([1.0], 0.0, 0.0, 1.0, (-0.2, 1.2))
     points = np.linspace(-0.2, 1.2, 40_001)[:, None]
     sizes = [10, 20, 50, 100, 200, 500, 1000]
-    errors = [engine_error(truncated_linear(target, num_anchors=p), target, points) for p in sizes]
+    errors = [error_at(truncated_linear(target, num_anchors=p).program, target, points) for p in sizes]
     assert slope(sizes, errors) == pytest.approx(-1, abs=0.1)
 
 
@@ -141,7 +137,7 @@ def test_rate_in_n_times_H():
 
     def error(n, H):
         built = truncated_linear_heads(target, num_tokens=n, num_heads=H, beta=100.0)
-        return engine_error(built, target, points)
+        return error_at(built.program, target, points)
 
     heads = [1, 2, 5, 10, 20, 50, 100]
     assert slope(heads, [error(12, H) for H in heads]) == pytest.approx(-1, abs=0.1)

@@ -71,13 +71,14 @@ def test_shapes_and_columns() -> None:
 
 
 def test_decimals_are_reals() -> None:
-    tenth = Expression.parse("0.1").ranges(Interval(np.empty((1, 0)), np.empty((1, 0))))
+    nowhere = Interval(np.empty((1, 0)), np.empty((1, 0)))
+    tenth = Expression.parse("0.1").ranges(nowhere)
     assert tenth.lo.item() == 0.09999999999999999
     assert tenth.hi.item() == 0.1  # the float is above 1/10
-    assert Expression.parse("0.5").ranges(Interval(np.empty((1, 0)), np.empty((1, 0)))).width.item() == 0
-    beyond = Expression.parse("1.7976931348623158e308").ranges(Interval(np.empty((1, 0)), np.empty((1, 0))))
+    assert Expression.parse("0.5").ranges(nowhere).width.item() == 0
+    beyond = Expression.parse("1.7976931348623158e308").ranges(nowhere)
     assert ends(beyond) == [np.finfo(float).max, np.inf]
-    zero = Expression.parse("sin(pi)").ranges(Interval(np.empty((1, 0)), np.empty((1, 0))))
+    zero = Expression.parse("sin(pi)").ranges(nowhere)
     assert zero.contains(0.0).all()
 
 

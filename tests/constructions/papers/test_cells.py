@@ -1,0 +1,207 @@
+"""Grids of cells, however a cell is selected: sound at the borders of cells, tight on the worst target, for any β."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from attnc.constructions import attention_softmax, max_affine, two_layer
+from attnc.constructions.built import Built
+from attnc.constructions.fitting.bumps import Steps
+from attnc.constructions.fitting.cell_head import CellHead
+from attnc.errors import BoundNotMet, InputError
+from attnc.ir import Softmax
+from attnc.proofs.observed import sample_points
+from attnc.targets.box import Box
+from attnc.targets.function_target import CallableTarget, SequenceTarget
+from attnc.targets.target import Target
+from constructions.errors import error_at, random_requests, random_sequence, reference_error, target_of
+
+DTYPES = st.sampled_from(["float64", "float32"])
+HEADS = st.sampled_from([None, 1, 2, 5])
+ALL = pytest.mark.parametrize("build", [max_affine, two_layer, attention_softmax])
+
+
+def counts_of(built: Built) -> tuple[int, ...]:
+    return tuple(int(c) for c in str(dict(built.parameters)["points_per_axis"]).split(" × "))
+
+
+def hard_points(target: Target, built: Built, count: int = 400, seed: int = 1) -> np.ndarray:
+    """Half at random and on a grid; half at edges of cells, beside them, and at every stage of a transition."""
+    box, counts = target.box, np.array(counts_of(built))
+    delta = float(dict(built.parameters).get("step_width", 2e-3)) / 2
+    rng = np.random.default_rng(seed)
+    edges = rng.integers(0, counts + 1, (count, box.d)).astype(float)
+    stages = [0.0, 1e-15, -1e-15, 1e-9, -1e-9, delta / 3, -delta / 3, delta, -delta, 1.01 * delta, -1.01 * delta, 0.5]
+    places = (edges + rng.choice(stages, (count, box.d))) / counts
+    points = np.clip(box.lo + places * box.widths, box.lo, box.hi)
+    return np.concatenate([sample_points(box, count), points])
+
+
+def error_of(built: Built, target: Target, points: np.ndarray | None = None) -> float:
+    """The engine's error; for max_affine, whose reference is fast, that of the reference."""
+    measure = reference_error if built.construction == "max_affine" else error_at
+    return measure(built.program, target, hard_points(target, built) if points is None else points)
+
+
+def size_of(built: Built) -> int:
+    """What max_anchors limits: the keys that queries meet, and the features of a softmax."""
+    features = sum(len(layer.channels) for layer in built.program.layers if isinstance(layer, Softmax))
+    return built.program.num_anchors + features
+
+
+def with_heads(build, heads: int | None) -> dict[str, int | None]:
+    return {} if build is max_affine else {"heads": heads}
+
+
+@ALL
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(asked=random_requests(0.05, 0.6), dtype=DTYPES, heads=HEADS)
+def test_bound_holds_on_random_expressions(build, asked, dtype, heads):
+    target, eps = asked
+    try:
+        built = build(target, eps=eps, dtype=dtype, max_anchors=4_000, **with_heads(build, heads))
+    except BoundNotMet:
+        assume(False)
+    assert size_of(built) <= 4_000
+    assert error_of(built, target) <= built.bound.value <= eps
+
+
+@ALL
+@settings(max_examples=40, deadline=None)
+@given(
+    exponent=st.floats(-2, 6),
+    count=st.integers(1, 40),
+    slope=st.floats(-5, 5),
+    dtype=DTYPES,
+    heads=HEADS,
+    num_step_anchors=st.sampled_from([None, 2, 3, 9, 40]),
+)
+def test_bound_holds_at_any_temperature(build, exponent, count, slope, dtype, heads, num_step_anchors):
+    """β from too soft to 10⁶ times what is sufficient."""
+    target = CallableTarget(lambda p: slope * p[:, 0] + 1, Box.parse([(-1, 2)]), abs(slope))
+    how = {"points_per_axis": count, "dtype": dtype, **with_heads(build, heads)}
+    how |= {} if build is max_affine else {"num_step_anchors": num_step_anchors}
+    sufficient = dict(build(target, **how).parameters)["beta"]
+    for beta in {sufficient * 10.0**exponent, 10.0**exponent}:
+        built = build(target, beta=beta, **how)
+        assert error_of(built, target) <= built.bound.value
+
+
+@pytest.mark.parametrize(
+    ("build", "heads"),
+    [(max_affine, None), (two_layer, None), (two_layer, 3), (attention_softmax, None), (attention_softmax, 3)],
+)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("text", "box"), [("3*x - 2*y", [(-1, 1), (0, 5)]), ("x", [(0, 1)]), ("abs(x) + y + z", [(-1, 1)] * 3)]
+)
+def test_bound_is_tight_on_linear_targets(build, text, box, dtype, heads):
+    """Linear functions are the worst case: the error reaches the whole variation at a corner of a cell."""
+    target = target_of(text, *box)
+    eps = 0.8 if len(box) == 3 else 0.3 * len(box)
+    built = build(target, eps=eps, dtype=dtype, **with_heads(build, heads))
+    error = error_of(built, target)
+    assert error <= built.bound.value <= eps
+    assert built.bound.value <= (1.1 if heads is None or dtype == "float64" else 3) * error
+
+
+@ALL
+def test_too_small_an_eps_names_the_size_before_allocating(build, monkeypatch):
+    for kind, makes in ((Steps, "layers"), (CellHead, "embedding")):
+        monkeypatch.setattr(kind, makes, lambda *_: pytest.fail("built something large"))
+    target = target_of("sin(x)+cos(y)", (-3, 3), (-3, 3))
+    with pytest.raises(BoundNotMet, match="anchors") as caught:
+        build(target, eps=1e-4)
+    assert caught.value.eps == 1e-4 < caught.value.bound < 1
+    assert "max_anchors=2,000,000" in str(caught.value)
+    needed = int(str(caught.value).split("about ")[1].split(" anchors")[0].replace(",", ""))
+    assert 0.5 < needed / (6 / 1e-4) ** 2 < 2  # Σ slopes × h/2 = eps at h = eps
+
+
+@ALL
+@pytest.mark.parametrize("limits", [{"max_anchors": 900}, {"max_bytes": 500_000}])
+@pytest.mark.parametrize("heads", [None, 4])
+def test_a_refusal_carries_the_best_network(build, limits, heads):
+    target = target_of("sin(x)+cos(y)", (-3, 3), (-3, 3))
+    with pytest.raises(BoundNotMet, match="max_bytes" if "max_bytes" in limits else "max_anchors=900") as caught:
+        build(target, eps=0.02, **with_heads(build, heads), **limits)
+    refusal = caught.value
+    built = refusal.network
+    assert built is refusal.network
+    assert 200 < size_of(built) <= 900 or "max_bytes" in limits
+    assert error_of(built, target) <= built.bound.value <= 1.02 * refusal.bound
+    assert set(refusal.worst_box) == {"x", "y"}
+    assert all(-3 <= lo < hi <= 3 for lo, hi in refusal.worst_box.values())
+
+
+BUMPS = [two_layer, attention_softmax]
+
+
+@pytest.mark.parametrize(
+    ("builds", "arguments", "words"),
+    [
+        ([max_affine, *BUMPS], {"eps": None}, "either eps or points_per_axis"),
+        ([max_affine, *BUMPS], {"eps": 0.1, "points_per_axis": 3}, "either eps or points_per_axis"),
+        ([max_affine, *BUMPS], {"points_per_axis": 0}, "points_per_axis"),
+        ([max_affine, *BUMPS], {"points_per_axis": (2, 3)}, "points_per_axis"),
+        ([max_affine, *BUMPS], {"points_per_axis": 3_000_000}, "max_anchors"),
+        ([max_affine, *BUMPS], {"points_per_axis": 3, "beta": -1.0}, "beta"),
+        ([max_affine, *BUMPS], {"points_per_axis": 3, "beta": math.nan}, "beta"),
+        ([max_affine, *BUMPS], {"points_per_axis": 3, "norm": 0.5}, "norm"),
+        ([max_affine, two_layer], {"points_per_axis": 3, "margin": 0.0}, "margin"),
+        (BUMPS, {"points_per_axis": 3, "heads": 0}, "heads"),
+        (BUMPS, {"points_per_axis": 3, "heads": 2.0}, "heads"),
+        (BUMPS, {"points_per_axis": 3, "num_step_anchors": 1}, "num_step_anchors"),
+        (BUMPS, {"points_per_axis": 3, "num_step_anchors": 10**6}, "num_step_anchors"),
+    ],
+)
+def test_wrong_parameters(builds, arguments, words):
+    target = CallableTarget(lambda p: p[:, 0], Box.parse([(0, 1)]), 1.0)
+    for build in builds:
+        with pytest.raises(InputError, match=words):
+            build(target, **arguments)
+
+
+@ALL
+def test_two_sequences_are_for_cross_attention(build):
+    target = SequenceTarget(lambda X, Y: X + Y, (1, 1), (1, 1), (-1, 1), 2.0)
+    with pytest.raises(InputError, match="max_affine_cross"):
+        build(target, eps=0.5)
+
+
+@ALL
+@pytest.mark.parametrize("heads", [None, 2])
+@pytest.mark.parametrize(("lo", "width", "cells", "count"), [(1e9, 1, 100, 3000), (1e16, 16, 20, 50)])
+def test_a_box_far_from_zero_is_right(build, heads, lo, width, cells, count):
+    """Cancellation in scale·x + offset, and in K(scale·x + offset − E), is part of the bound."""
+    target = CallableTarget(lambda p: p[:, 0] - lo, Box.parse([(lo, lo + width)]), 1.0)
+    built = build(target, points_per_axis=cells, **with_heads(build, heads))
+    assert error_of(built, target, np.linspace(lo, lo + width, count)[:, None]) <= built.bound.value
+
+
+@ALL
+@settings(max_examples=15, deadline=None)
+@given(
+    n=st.integers(1, 3),
+    d=st.integers(1, 2),
+    k=st.integers(1, 2),
+    margin=st.floats(0.05, 60),
+    exponent=st.floats(0, 6),
+    heads=HEADS,
+    seed=st.integers(0, 99),
+)
+def test_sequences_are_position_exact_for_every_margin(build, n, d, k, margin, exponent, heads, seed):
+    """attention_softmax has no margin: its last map writes every position by itself."""
+    assume(n * d <= 4)
+    target = random_sequence(n, d, k, seed)
+    own = with_heads(build, heads) | ({} if build is attention_softmax else {"margin": margin})
+    own |= {} if build is max_affine else {"beta": 64 * 10.0**exponent}
+    built = build(target, points_per_axis=4 if n * d == 4 else 5, **own)
+    assert error_of(built, target, hard_points(target, built, 200)) <= built.bound.value
+    variation = built.bound.terms[0].value
+    assert built.bound.value <= variation * (1 + (1e-3 if build is two_layer else 1e-6))
