@@ -35,8 +35,7 @@ from attnc.proofs.rounding.stage import rounding_bounds
 from attnc.proofs.stages.extraction import OneStage, ProgramStage, StateForm, stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.expressions.tree import substitute
-from attnc.targets.expressions.tree import Call, Node, Number
+from attnc.targets.expressions.tree import Call, Node, Number, substitute
 from attnc.targets.parts.part import T, function_of_t
 
 if TYPE_CHECKING:
