@@ -14,7 +14,8 @@ import pytest
 
 from attnc.errors import FileError
 from attnc.exports import safe_files
-from attnc.exports.directory import FORMAT, is_saved_network, write_directory
+from attnc.exports.directory import FORMAT, NETWORK
+from attnc.exports.safe_files import write_whole
 
 OLD = {"config.json": json.dumps({"format": FORMAT}).encode(), "model.safetensors": b"old", "README.md": b"old"}
 NEW = {"config.json": json.dumps({"format": FORMAT}).encode(), "model.safetensors": b"new", "certificate.json": b"{}"}
@@ -52,7 +53,7 @@ def contents(folder: Path) -> dict[str, Any]:
 def test_a_new_directory_whose_modes_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        write_directory(tmp_path / "net", NEW)
+        write_whole(tmp_path / "net", NEW, NETWORK)
     finally:
         os.umask(before)
     assert contents(tmp_path) == {"net": None, **{f"net/{name}": content for name, content in NEW.items()}}
@@ -64,18 +65,18 @@ def test_a_new_directory_whose_modes_follow_the_umask(tmp_path: Path) -> None:
 def test_ways_to_spell_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)
-    write_directory(name, OLD)
+    write_whole(name, OLD, NETWORK)
     assert contents(tmp_path / "net") == OLD
-    write_directory(name, NEW)
+    write_whole(name, NEW, NETWORK)
     assert contents(tmp_path / "net") == NEW
     assert sorted(os.listdir(tmp_path)) == ["net", "sub"]
 
 
 def test_a_link_to_a_saved_network_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
-    write_directory(tmp_path / "deep" / "real", OLD)
+    write_whole(tmp_path / "deep" / "real", OLD, NETWORK)
     (tmp_path / "net").symlink_to("deep/real")
-    write_directory(f"{tmp_path}/net/", NEW)
+    write_whole(f"{tmp_path}/net/", NEW, NETWORK)
     assert contents(tmp_path) == {
         "deep": None,
         "deep/real": None,
@@ -107,17 +108,17 @@ def test_anything_else_is_refused_and_untouched(tmp_path: Path, scene: dict[str,
     make(tmp_path, scene)
     before = contents(tmp_path)
     with pytest.raises(FileError, match=found) as caught:
-        write_directory(f"{tmp_path}/net{ending}", NEW)
+        write_whole(f"{tmp_path}/net{ending}", NEW, NETWORK)
     assert "Choose another name" in str(caught.value)
     assert contents(tmp_path) == before
 
 
 def test_only_the_last_folder_is_created(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"the folder .*/missing' does not exist"):
-        write_directory(tmp_path / "missing" / "net", NEW)
+        write_whole(tmp_path / "missing" / "net", NEW, NETWORK)
     (tmp_path / "file").write_bytes(b"precious")
     with pytest.raises(FileError, match="is not a folder"):
-        write_directory(tmp_path / "file" / "net", NEW)
+        write_whole(tmp_path / "file" / "net", NEW, NETWORK)
     assert os.listdir(tmp_path) == ["file"]
 
 
@@ -126,14 +127,14 @@ def test_impossible_paths_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(FileError):
-        write_directory(path, NEW)
+        write_whole(path, NEW, NETWORK)
     assert contents(tmp_path) == {"here": None}
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "/a", "a\\b", "a\0"])
 def test_files_have_plain_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(FileError, match="plain name"):
-        write_directory(tmp_path / "net", {**NEW, name: b""})
+        write_whole(tmp_path / "net", {**NEW, name: b""}, NETWORK)
     assert not os.listdir(tmp_path)
 
 
@@ -167,7 +168,7 @@ def test_a_crash_midway_changes_nothing(
     error: BaseException,
 ) -> None:
     if not is_new:
-        write_directory(tmp_path / "net", OLD)
+        write_whole(tmp_path / "net", OLD, NETWORK)
     before = contents(tmp_path)
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else FileError
     for fails_at in range(1, num_calls + 1):
@@ -178,9 +179,9 @@ def test_a_crash_midway_changes_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, Calls(getattr(owner, name), fails_at, error))
             with pytest.raises(expected):
-                write_directory(tmp_path / "net", NEW)
+                write_whole(tmp_path / "net", NEW, NETWORK)
         assert contents(tmp_path) == before
-    write_directory(tmp_path / "net", NEW)
+    write_whole(tmp_path / "net", NEW, NETWORK)
     assert contents(tmp_path / "net") == NEW
 
 
@@ -188,37 +189,37 @@ def test_folders_that_cannot_be_flushed_are_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "open", Calls(os.open, 1, OSError(22, "Invalid argument")))
-    write_directory(tmp_path / "net", NEW)
+    write_whole(tmp_path / "net", NEW, NETWORK)
     assert contents(tmp_path / "net") == NEW
 
 
 def test_an_old_network_that_cannot_be_put_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_directory(tmp_path / "net", OLD)
+    write_whole(tmp_path / "net", OLD, NETWORK)
     monkeypatch.setattr(os, "rename", Calls(os.rename, 2, OSError(5, "Input/output error")))
     monkeypatch.setattr(os, "replace", Calls(os.replace, 1, OSError(5, "Input/output error")))
     with pytest.raises(FileError, match="The former content is now in") as caught:
-        write_directory(tmp_path / "net", NEW)
+        write_whole(tmp_path / "net", NEW, NETWORK)
     (left,) = os.listdir(tmp_path)
     assert left in str(caught.value)
     assert contents(tmp_path / left) == OLD
 
 
 def test_an_old_network_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_directory(tmp_path / "net", OLD)
+    write_whole(tmp_path / "net", OLD, NETWORK)
     monkeypatch.setattr(shutil, "rmtree", Calls(shutil.rmtree, 2, OSError(5, "Input/output error")))
     with pytest.raises(FileError, match="was saved, but"):
-        write_directory(tmp_path / "net", NEW)
+        write_whole(tmp_path / "net", NEW, NETWORK)
     assert contents(tmp_path / "net") == NEW
 
 
 def test_what_is_a_saved_network(tmp_path: Path) -> None:
-    write_directory(tmp_path / "net", OLD)
-    assert is_saved_network(tmp_path / "net")
-    assert is_saved_network(f"{tmp_path}/net/")
+    write_whole(tmp_path / "net", OLD, NETWORK)
+    assert NETWORK.includes(tmp_path / "net")
+    assert NETWORK.includes(f"{tmp_path}/net/")
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "config.json").write_text('{"format": "attnc.network/99"}')
-    assert is_saved_network(tmp_path / "later")
-    assert not is_saved_network(tmp_path)
-    assert not is_saved_network(tmp_path / "absent")
-    assert not is_saved_network(tmp_path / "net" / "config.json")
-    assert not is_saved_network("nul\0")
+    assert NETWORK.includes(tmp_path / "later")
+    assert not NETWORK.includes(tmp_path)
+    assert not NETWORK.includes(tmp_path / "absent")
+    assert not NETWORK.includes(tmp_path / "net" / "config.json")
+    assert not NETWORK.includes("nul\0")

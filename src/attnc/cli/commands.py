@@ -82,11 +82,12 @@ def compile_command(
 ) -> None:
     """Build a network for an expression, with a proven bound on its error, or for a table."""
     from attnc import compile as compile_network
+    from attnc.exports.directory import NETWORK
     from attnc.model_card import summary
 
     source, ranges = read_source(expression, box or [], table, inputs, output)
     if out is not None:
-        check_writable(out)
+        check_writable(out, NETWORK)
     limits = {"centres": centres, "heads": heads, "max_anchors": max_anchors, "max_bytes": max_bytes}
     given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     stated: dict[str, Any] = {"csv": table, "inputs": inputs, "output": output, "eps": eps, "dtype": dtype}
@@ -291,11 +292,9 @@ def convert_command(
     from attnc.converting import need_torch
 
     need_torch()
-    from attnc.converting.huggingface import convert_directory, why_not_writable
+    from attnc.converting.huggingface import CONVERTED, convert_directory
 
-    reason = why_not_writable(out)
-    if reason is not None:
-        raise FileError(f"--out: {reason}")
+    check_writable(out, CONVERTED)
     lines = None if texts is None else _texts(texts)
     with progress_bar():
         report = convert_directory(source, out, eps, texts=lines, strict=strict)

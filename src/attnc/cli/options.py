@@ -18,6 +18,7 @@ from typer.core import TyperCommand
 from attnc.errors import ExpressionError, FileError, InputError
 
 if TYPE_CHECKING:
+    from attnc.exports.safe_files import FolderKind
     from attnc.network import Network
 
 # Options that several commands share; those of one command stand where it is defined.
@@ -158,11 +159,11 @@ def read_point(network: Network, assignments: Sequence[str]) -> dict[str, float]
     return given
 
 
-def check_writable(out: Path) -> None:
-    """Raise before the work what saving would raise after it."""
-    from attnc.exports.directory import why_not_writable
+def check_writable(out: Path, kind: FolderKind) -> None:
+    """Raise FileError before the work if a folder of this kind cannot be saved there after it."""
+    from attnc.exports.safe_files import why_not_writable
 
-    reason = why_not_writable(out)
+    reason = why_not_writable(out, kind)
     if reason is not None:
         raise FileError(f"--out: {reason}")
 

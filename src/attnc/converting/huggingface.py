@@ -19,8 +19,7 @@ from attnc.converting.modules import KEY_TENSORS, AttentionActivation
 from attnc.converting.report import EndToEnd, Report, model_card
 from attnc.converting.walking import convert_module
 from attnc.errors import FileError, InputError
-from attnc.exports import safe_files
-from attnc.exports.safe_files import Path, open_regular, read_json, write_whole
+from attnc.exports.safe_files import CONFIG, FolderKind, Path, open_regular, read_json, write_whole
 
 try:
     import transformers
@@ -33,13 +32,14 @@ except ImportError as error:
         "Install it with: pip install -c constraints.txt 'attnc[models]'"
     ) from error
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 VOCABULARIES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
 )
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_WEIGHT_BYTES = 2**33
-"""Maximum number of bytes of weights that are read, 8 GiB: the model is in memory several times while it is written."""
+"""Maximum number of bytes of weights that are read, 8 GiB: a model is in memory several times while it is written. The
+number was chosen, not measured."""
 SENTENCES = (
     "The committee approved the budget after a long discussion.",
     "A cat sleeps on the warm stones beside the river.",
@@ -67,6 +67,25 @@ COPIED = (
 """The files that are copied if they exist: none of them is code."""
 MAX_COPIED_BYTES = 2**28
 """Maximum number of bytes of a copied file, 256 MiB: the largest vocabularies have some 30 MiB."""
+CONVERTED = FolderKind(
+    "a converted model", FAMILY, ("attnc", "format"), {CONFIG, WEIGHTS, KEYS, REPORT, CARD, *COPIED}.__contains__
+)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' progress bars, and its warnings about weights of another class."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def convert_directory(
@@ -94,7 +113,7 @@ def convert_directory(
         REPORT: _json(facts),
         CARD: model_card(report, name, type(model).__name__).encode(),
     }
-    write_whole(out, files | _copied(folder), _why_not_replace)
+    write_whole(out, files | _copied(folder), CONVERTED)
     return report
 
 
@@ -183,26 +202,7 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _why_not_replace(path: str) -> str | None:
-    """The reason not to overwrite a folder; None for a converted model without other files."""
-    try:
-        names = os.listdir(path)
-        marks = read_json(os.path.join(path, CONFIG)).get("attnc") if CONFIG in names else None
-    except (OSError, FileError) as error:
-        return f"a folder that cannot be read ({error})"
-    if not names:
-        return "an empty folder"
-    if not isinstance(marks, dict) or not str(marks.get("format", "")).startswith(FAMILY):
-        return "a folder that is not a converted model of attnc"
-    foreign = sorted(set(names) - {CONFIG, WEIGHTS, KEYS, REPORT, CARD, *COPIED})
-    return f"a converted model together with {foreign[0]!r}, which is not part of it" if foreign else None
-
-
-def why_not_writable(path: Path) -> str | None:
-    """Return why a converted model cannot be written there, before the work starts; None if it can."""
-    return safe_files.why_not_writable(path, _why_not_replace)
-
-
+@quiet()
 def load_model(folder: str) -> Any:
     """Load the model of a directory with the class that its configuration names, in its stored dtype."""
     if not os.path.isdir(folder):
@@ -210,25 +210,34 @@ def load_model(folder: str) -> Any:
     config = read_json(os.path.join(folder, CONFIG))
     if "auto_map" in config:
         raise FileError(f"{folder!r}: the model needs code of its own (auto_map), and attnc runs none")
-    _check_files(folder)
+    _weight_files(folder)
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     kind: Any = getattr(transformers, name, None) if isinstance(name, str) else None
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         kind = transformers.AutoModel
     try:
-        with quiet():
-            model = kind.from_pretrained(
-                folder, dtype="auto", use_safetensors=True, local_files_only=True, trust_remote_code=False
-            )
+        model = kind.from_pretrained(
+            folder, dtype="auto", use_safetensors=True, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise FileError(f"transformers cannot load {folder!r}: {first[0][:300]}") from error
     return model.eval()
 
 
-def _check_files(folder: str) -> None:
-    names = _weight_files(folder)
+def _weight_files(folder: str) -> list[str]:
+    """The names of the files that hold the weights; FileError if there are none that can be read."""
+    has = {name: os.path.isfile(os.path.join(folder, name)) for name in (WEIGHTS, INDEX)}
+    names = [WEIGHTS] if has[WEIGHTS] else []
+    if has[INDEX] and not names:
+        listed = read_json(os.path.join(folder, INDEX)).get("weight_map")
+        names = sorted(set(listed.values())) if isinstance(listed, dict) else []
+    for name in names:
+        if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(".safetensors"):
+            raise FileError(f"{folder!r}: {INDEX} names {name!r}, which is no safetensors file beside it")
+        if not os.path.isfile(os.path.join(folder, name)):
+            raise FileError(f"{folder!r}: {name!r}, which {INDEX} names, is missing")
     if not names:
         pickles = sorted(name for name in os.listdir(folder) if name.endswith(PICKLES))
         also = f"; {pickles[0]!r} is a pickle, which can run code, and is not read" if pickles else ""
@@ -238,20 +247,6 @@ def _check_files(folder: str) -> None:
     total = sum(os.path.getsize(os.path.join(folder, name)) for name in names)
     if total > MAX_WEIGHT_BYTES:
         raise FileError(f"{folder!r} holds {total:,} bytes of weights; attnc reads at most {MAX_WEIGHT_BYTES:,}")
-
-
-def _weight_files(folder: str) -> list[str]:
-    if os.path.isfile(os.path.join(folder, WEIGHTS)):
-        return [WEIGHTS]
-    if not os.path.isfile(os.path.join(folder, INDEX)):
-        return []
-    listed = read_json(os.path.join(folder, INDEX)).get("weight_map")
-    names = sorted(set(listed.values())) if isinstance(listed, dict) else []
-    for name in names:
-        if not isinstance(name, str) or os.path.basename(name) != name or not name.endswith(".safetensors"):
-            raise FileError(f"{folder!r}: {INDEX} names {name!r}, which is no safetensors file beside it")
-        if not os.path.isfile(os.path.join(folder, name)):
-            raise FileError(f"{folder!r}: {name!r}, which {INDEX} names, is missing")
     return names
 
 
@@ -299,32 +294,14 @@ def example_inputs(model: Any, folder: str, texts: Sequence[str] | None) -> tupl
     return inputs, described
 
 
+@quiet()
 def _tokenizer(folder: str) -> Any:
     if not any(os.path.isfile(os.path.join(folder, name)) for name in VOCABULARIES):
         return None  # transformers would make a tokenizer with an empty vocabulary
     try:
-        with quiet():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception:  # there are dozens of tokenizers, and a model can be measured without one
         return None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer if tokenizer.pad_token is not None and len(tokenizer) > 1 else None
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars, and its warnings about weights of another class."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()

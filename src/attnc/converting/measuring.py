@@ -1,13 +1,14 @@
-"""The figures of a report: block errors, which are proven, and ranges and drift, measured on the same inputs.
+"""The figures of a report: proven block errors, and ranges and drift that are measured on one example.
 
-Block errors hold in exact arithmetic and are rounded outward.
+Block errors hold in exact arithmetic and are rounded up.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import defaultdict
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,18 +41,15 @@ def summed_axes(module: nn.Module) -> tuple[int, ...] | None:
 
 
 def gain(module: nn.Module) -> float:
-    """‖|W|‖_∞ rounded up: a bound of the change of an output when every input changes by at most 1."""
-    axes, sizes = summed_axes(module), absolute(module)
-    assert axes is not None
-    terms = int(np.prod([sizes.shape[axis] for axis in axes]))
-    return float(up(sizes.sum(axis=axes), terms).max(initial=0.0))
+    """‖|W|‖_∞ of a linear module, rounded up: an output changes by at most this if every input changes by at most 1."""
+    sizes = np.abs(numbers(module.weight))
+    sums = sizes.sum(axis=summed_axes(module))
+    return float(up(sums, sizes.size // max(1, sums.size)).max(initial=0.0))
 
 
-def absolute(module: nn.Module) -> Float[np.ndarray, "*shape"]:
-    """The absolute values of the weights of a linear module, in float64."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return np.asarray(weight.detach().abs().double().cpu().numpy())
+def numbers(tensor: Any) -> Float[np.ndarray, "*shape"]:
+    """The numbers of a tensor, in float64."""
+    return np.asarray(tensor.detach().double().cpu().numpy())
 
 
 def add_block_errors(converted: nn.Module, report: Report) -> None:
@@ -60,63 +58,95 @@ def add_block_errors(converted: nn.Module, report: Report) -> None:
     for path, module in modules.items():
         for gate, linear in _in_order(module):
             if gate.entry is not None:
-                gate.entry.add_consumers([f"{path}.{linear}" if path else linear])
+                gate.entry.add_consumer(f"{path}.{linear}" if path else linear)
     for entry in report.replaced:
         gains = [gain(modules[path]) for path in entry.consumers]
         if gains:
             entry.block_error = float(up(max(gains) * entry.error)) if entry.error else 0.0
 
 
-def _in_order(module: nn.Module) -> list[tuple[AttentionActivation, str]]:
+def _in_order(module: nn.Module) -> Iterator[tuple[AttentionActivation, str]]:
     """The activations of one container, each with the name of the linear map behind it."""
-    found: list[tuple[AttentionActivation, str]] = []
     is_layer = isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
     if is_layer and isinstance(module.activation, AttentionActivation):
-        found.append((module.activation, "linear2"))
-    if isinstance(module, nn.Sequential):
-        last: AttentionActivation | None = None
-        for name, child in module._modules.items():  # named_children would name a shared activation once
-            assert child is not None
-            if last is not None and summed_axes(child) is not None:
-                found.append((last, name))
-            if not isinstance(child, nn.Dropout | nn.Identity | nn.Flatten):
-                last = child if isinstance(child, AttentionActivation) else None
-    return found
+        yield module.activation, "linear2"
+    last = None
+    for name, child in module._modules.items() if isinstance(module, nn.Sequential) else ():
+        assert child is not None  # and named_children would name a shared activation once
+        if last is not None and summed_axes(child) is not None:
+            yield last, name
+        if not isinstance(child, nn.Dropout | nn.Identity | nn.Flatten):
+            last = child if isinstance(child, AttentionActivation) else None
 
 
-def compare(original: nn.Module, converted: nn.Module, example: Any, report: Report) -> tuple[Any, Any]:
-    """Add the measurements of a run to the report, and return both outputs. Dropout is off during the run."""
+def compare(original: nn.Module, converted: nn.Module, example: Any, report: Report) -> None:
+    """Add the measurements of a run to the report. Dropout is off during the run."""
+    watched = _Watched()
     with in_evaluation(original), in_evaluation(converted), torch.no_grad():
         _run(converted, example, "the converted model")  # makes the activations that only a run shows
-        kernels = _Kernels()
-        with _watched(converted), kernels:
+        parts = {path: part for path, part in converted.named_modules() if _is_watched(part)}
+        with _after_calls(parts, watched.keep), _Kernels() as kernels:
             ours = _run(converted, example, "the converted model")
         for name in sorted(kernels.seen):
             report.left.append(Left("", f"kernel {name}", "it ran in the converted model, and its call was not seen"))
         consumers = {path for entry in report.replaced for path in entry.consumers}
-        before: dict[str, list[Tensor]] = defaultdict(list)
-        moved: dict[str, float] = {}
-
-        def keep(path: str, output: Tensor) -> None:
-            before[path].append(output.detach().clone())
-
-        def differ(path: str, output: Tensor) -> None:
-            if before[path]:
-                difference = float((before[path].pop(0) - output).abs().max()) if output.numel() else 0.0
-                moved[path] = max(moved.get(path, 0.0), difference)
-
-        with _outputs(original, consumers, keep):
+        watched.calls.clear()
+        with _after_calls({path: original.get_submodule(path) for path in consumers}, watched.differ):
             theirs = _run(original, example, "the model")
-        with _outputs(converted, consumers, differ):
-            _run(converted, example, "the converted model")
     for entry in report.replaced:
-        entry.drift = max((moved[path] for path in entry.consumers if path in moved), default=None)
+        entry.drift = max((watched.moved[path] for path in entry.consumers if path in watched.moved), default=None)
     report.end_to_end = EndToEnd("the example", hidden=largest_difference(theirs, ours))
-    return theirs, ours
+
+
+def _is_watched(module: nn.Module) -> bool:
+    return isinstance(module, AttentionActivation) or summed_axes(module) is not None
+
+
+@dataclasses.dataclass
+class _Watched:
+    """The outputs of linear maps that take the output of an activation, by path and number of the call."""
+
+    calls: Counter[str] = dataclasses.field(default_factory=Counter)
+    outputs: dict[tuple[str, int], Tensor] = dataclasses.field(default_factory=dict)
+    moved: dict[str, float] = dataclasses.field(default_factory=dict)  # path → largest difference of an output
+    last: tuple[AttentionActivation, Tensor] | None = None  # the activation that ran last, and its output
+
+    def keep(self, path: str, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Record the range of an activation's inputs, and the linear map that runs next if it takes the output."""
+        self.calls[path] += 1
+        x = inputs[0] if inputs else None
+        if isinstance(module, AttentionActivation):
+            if x.numel() and module.entry is not None:
+                lo, hi = module.entry.seen or (float("inf"), float("-inf"))
+                module.entry.seen = min(float(x.min()), lo), max(float(x.max()), hi)
+            self.last = module, output
+        elif self.last is not None and isinstance(x, Tensor):
+            gate, made = self.last
+            is_same = x is made or (x.data_ptr() == made.data_ptr() and x.numel() == made.numel())
+            if is_same and gate.entry is not None:
+                gate.entry.add_consumer(path)
+                self.outputs[path, self.calls[path]] = output.detach().clone()
+
+    def differ(self, path: str, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        """Compare the output of the same call in the other model."""
+        self.calls[path] += 1
+        other = self.outputs.pop((path, self.calls[path]), None)
+        if other is not None:
+            difference = float((output - other).abs().max()) if output.numel() else 0.0
+            self.moved[path] = max(self.moved.get(path, 0.0), difference)
+
+
+@contextlib.contextmanager
+def _after_calls(modules: Mapping[str, nn.Module], seen: Callable[[str, nn.Module, Any, Any], None]) -> Iterator[None]:
+    """Call seen(path, module, inputs, output) after every call of one of the modules."""
+    with contextlib.ExitStack() as hooks:
+        for path, module in modules.items():
+            hooks.callback(module.register_forward_hook(functools.partial(seen, path)).remove)
+        yield
 
 
 class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The kernels of activations that run, by whatever call."""
+    """A record of the kernels of activations that run, whichever call starts them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -140,7 +170,7 @@ def _run(model: nn.Module, example: Any, which: str) -> Any:
 
 @contextlib.contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode; afterwards each module is in its mode of before."""
+    """Put the model into evaluation mode, and afterwards each module back into its former mode."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -150,53 +180,8 @@ def in_evaluation(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-@contextlib.contextmanager
-def _watched(converted: nn.Module) -> Iterator[None]:
-    """Record the range of inputs of every activation, and the linear maps that take its output."""
-    paths = {module: path for path, module in converted.named_modules()}
-    last: list[tuple[AttentionActivation, Tensor]] = []  # the activation that ran last: its consumer runs next
-
-    def entered(gate: nn.Module, inputs: Any, output: Any) -> None:
-        assert isinstance(gate, AttentionActivation)
-        x, entry = inputs[0], gate.entry
-        if x.numel() and entry is not None:
-            lo, hi = entry.seen or (float("inf"), float("-inf"))
-            entry.seen = min(float(x.min()), lo), max(float(x.max()), hi)
-        last[:] = [(gate, output)]
-
-    def consumed(linear: nn.Module, inputs: Any) -> None:
-        if not inputs or not isinstance(inputs[0], Tensor):
-            return
-        x = inputs[0]
-        for gate, output in last:
-            is_same = x is output or (x.data_ptr() == output.data_ptr() and x.numel() == output.numel())
-            if is_same and gate.entry is not None:
-                gate.entry.add_consumers([paths[linear]])
-
-    with contextlib.ExitStack() as hooks:
-        for module in paths:
-            if isinstance(module, AttentionActivation):
-                hooks.callback(module.register_forward_hook(entered).remove)
-            elif summed_axes(module) is not None:
-                hooks.callback(module.register_forward_pre_hook(consumed).remove)
-        yield
-
-
-@contextlib.contextmanager
-def _outputs(model: nn.Module, paths: set[str], seen: Callable[[str, Tensor], None]) -> Iterator[None]:
-    """Call seen(path, output) after every call of the modules at these paths."""
-    with contextlib.ExitStack() as hooks:
-        for path in paths:
-
-            def after(module: nn.Module, inputs: Any, output: Tensor, path: str = path) -> None:
-                seen(path, output)
-
-            hooks.callback(model.get_submodule(path).register_forward_hook(after).remove)
-        yield
-
-
 def tensors_in(value: Any) -> list[Tensor]:
-    """The floating-point tensors in the output of a model, in whatever containers."""
+    """The floating-point tensors in the output of a model, from all containers in it."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
     if dataclasses.is_dataclass(value) and not isinstance(value, Mapping):
@@ -206,6 +191,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def largest_difference(before: Any, after: Any) -> float | None:
+    """The largest difference of two numbers in these outputs; None if there are no numbers."""
     pairs = zip(tensors_in(before), tensors_in(after), strict=True)
     differences = [float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()]
     return max(differences, default=None)

@@ -19,7 +19,7 @@ from torch import nn
 from attnc.certifying import certify
 from attnc.constructions.built import Built, Progress
 from attnc.converting.activations import Activation, Solved, exact_number, key_arrays
-from attnc.converting.measuring import absolute
+from attnc.converting.measuring import numbers
 from attnc.converting.modules import DTYPES, HALVES, AttentionActivation, AttentionPReLU, AttentionSoftsign
 from attnc.converting.walking import convert_module
 from attnc.errors import InputError
@@ -129,7 +129,7 @@ def composed_error(converted: Iterable[nn.Module]) -> float:
         if isinstance(module, AttentionActivation):
             off = up(module.solved.lipschitz * off + module.solved.error, 3)
         elif isinstance(module, nn.Linear) and off.any():
-            size = absolute(module)
+            size = np.abs(numbers(module.weight))
             off = up(size @ np.broadcast_to(off, size.shape[1]), size.shape[1] + 1)
         elif not isinstance(module, nn.Linear | nn.Dropout | nn.Identity):
             kind = type(module).__name__
@@ -148,22 +148,18 @@ def _stages(parts: Sequence[nn.Module]) -> list[Stage]:
             if found and found[-1].solved is None:
                 raise InputError("two linear maps follow one another: multiply them first")
             found.append(
-                Stage(_numbers(part.weight), np.zeros(part.out_features) if part.bias is None else _numbers(part.bias))
+                Stage(numbers(part.weight), np.zeros(part.out_features) if part.bias is None else numbers(part.bias))
             )
         elif isinstance(part, AttentionActivation) and found and found[-1].solved is None:
             carried = np.tile(key_arrays(part.solved.keys)["carried"], (len(found[-1].b), 1))
             if isinstance(part, AttentionPReLU):  # keys 0 and 1 carry weight·z and z
-                carried[:, 0] = _numbers(part.weight)
+                carried[:, 0] = numbers(part.weight)
             found[-1] = dataclasses.replace(found[-1], solved=part.solved, carried=carried)
         else:
             raise InputError(
                 f"{type(part).__name__}: a program of this kind has linear maps, and an activation behind each"
             )
     return found
-
-
-def _numbers(tensor: torch.Tensor) -> Float[np.ndarray, "*shape"]:
-    return np.asarray(tensor.detach().double().cpu().numpy())
 
 
 def expression_target(stages: Sequence[Stage], box: Box) -> ExpressionTarget | None:

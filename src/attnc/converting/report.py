@@ -1,9 +1,8 @@
-"""The report of a conversion: activations with keys and errors, parts left with reasons; and the model card."""
+"""The report of a conversion: activations with keys and errors, parts left with reasons. Also its model card."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from attnc.constructions.fitting.gate.keys import ALL_REALS
@@ -11,11 +10,8 @@ from attnc.converting.activations import Solved
 from attnc.model_card import code, escape, fenced
 from attnc.wording import ceiling
 
-IN_JSON = (
-    *("activation", "parameters", "anchors", "error", "method", "dtype", "domain", "found", "block_error", "seen"),
-    *("drift", "also"),
-)
-"""The fields of a replaced activation that its JSON has, in this order, behind the name."""
+HEADERS = ("path", "activation", "keys", "proven error", "proven block error", "range seen", "measured drift")
+"""The heads of the columns of the table."""
 
 
 @dataclass
@@ -29,6 +25,7 @@ class Replaced:
 
     path: str
     activation: str
+    parameters: tuple[tuple[str, float], ...]
     anchors: int
     error: float
     method: str
@@ -40,21 +37,15 @@ class Replaced:
     drift: float | None = None
     also: tuple[str, ...] = ()  # further paths of a shared module
     consumers: tuple[str, ...] = ()  # the linear maps that take the output
-    parameters: tuple[tuple[str, float], ...] = ()
 
     @classmethod
     def of(cls, solved: Solved, path: str, found: str) -> Replaced:
-        activation, keys, dtype = solved.activation, solved.num_anchors, " or ".join(solved.dtypes)
-        figures = (str(activation), keys, solved.error, solved.method, dtype, solved.domain)
-        return cls(path, *figures, found, parameters=activation.parameters)
+        activation, figures = solved.activation, (solved.num_anchors, solved.error, solved.method)
+        dtype = " or ".join(solved.dtypes)
+        return cls(path, str(activation), activation.parameters, *figures, dtype, solved.domain, found)
 
-    def add_consumers(self, paths: Iterable[str]) -> None:
-        self.consumers = tuple(sorted({*self.consumers, *paths}))
-
-    def as_json(self) -> dict[str, Any]:
-        """The entry for JSON; a domain of all real numbers is None."""
-        found = {"name": self.path, **{name: getattr(self, name) for name in IN_JSON}}
-        return found | {"domain": None if self.domain == ALL_REALS else self.domain}
+    def add_consumer(self, path: str) -> None:
+        self.consumers = tuple(sorted({*self.consumers, path}))
 
 
 @dataclass
@@ -78,7 +69,7 @@ class EndToEnd:
 
 @dataclass
 class Report:
-    """The report of `attnc.convert`; `str(report)` is a table.
+    """The report of `attnc.convert`. `str(report)` is a table.
 
     Attributes
     ----------
@@ -112,7 +103,7 @@ class Report:
 
     @property
     def num_anchors(self) -> int:
-        """The number of keys that a query meets, summed over activations."""
+        """The number of keys, summed over all activations."""
         return sum(entry.anchors for entry in self.replaced)
 
     @property
@@ -121,15 +112,14 @@ class Report:
         return max((entry.error for entry in self.replaced), default=0.0)
 
     def as_json(self) -> dict[str, Any]:
-        drift = self.end_to_end
-        return {
-            "eps": self.eps,
-            "dtype": self.dtype,
-            "replaced": [entry.as_json() for entry in self.replaced],
-            "left": [{"name": entry.path, "what": entry.what, "reason": entry.reason} for entry in self.left],
-            "notes": list(self.notes),
-            "end_to_end": None if drift is None else vars(drift),
-        }
+        """The report as JSON values. A path is called name, and a domain of all real numbers is None."""
+        report = asdict(self)
+        for entry in report["replaced"]:
+            del entry["consumers"]
+            entry["domain"] = None if entry["domain"] == ALL_REALS else entry["domain"]
+        for listed in ("replaced", "left"):
+            report[listed] = [{"name": entry.pop("path"), **entry} for entry in report[listed]]
+        return report
 
     def rows(self) -> list[list[str]]:
         """The cells of the table, with proven and measured figures in separate columns."""
@@ -162,9 +152,6 @@ class Report:
         return lines
 
 
-HEADERS = ("path", "activation", "keys", "proven error", "proven block error", "range seen", "measured drift")
-
-
 def model_card(report: Report, source: str, architecture: str) -> str:
     """The README.md of a converted model, in Markdown. All text from the source is escaped."""
     kinds = sorted({entry.activation for entry in report.replaced})
@@ -181,17 +168,15 @@ def model_card(report: Report, source: str, architecture: str) -> str:
         report.markdown(),
     ]
     if drift is not None and drift.hidden is not None:
-        lines = [
-            f"- **largest drift of the last hidden states:** {drift.hidden:.2e} (their size: {drift.size or 0:.3g})"
-        ]
+        moved = f"- **largest drift of the last hidden states:** {drift.hidden:.2e} (their size: {drift.size or 0:.3g})"
         if drift.cosine is not None:
-            lines.append(f"- **1 − cosine of mean-pooled embeddings, at most:** {drift.cosine:.2e}")
-        blocks += ["## End to end, measured", f"On {escape(drift.inputs)}:", "\n".join(lines)]
-    if report.left:
-        rows = [f"- {code(entry.path)} ({escape(entry.what)}): {escape(entry.reason)}" for entry in report.left]
-        blocks += ["## Left as it was", "\n".join(rows)]
-    if report.notes:
-        blocks += ["## Notes", "\n".join(f"- {escape(note)}" for note in report.notes)]
+            moved += f"\n- **1 − cosine of mean-pooled embeddings, at most:** {drift.cosine:.2e}"
+        blocks += ["## End to end, measured", f"On {escape(drift.inputs)}:", moved]
+    left = [f"- {code(entry.path)} ({escape(entry.what)}): {escape(entry.reason)}" for entry in report.left]
+    notes = [f"- {escape(note)}" for note in report.notes]
+    for title, lines in (("## Left as it was", left), ("## Notes", notes)):
+        if lines:
+            blocks += [title, "\n".join(lines)]
     snippet = 'import attnc\n\nmodel = attnc.load_converted(".")   # a torch module, in evaluation mode'
     blocks += ["## Run it", "In this folder, with attnc and its extras torch and models:", fenced(snippet, "python")]
     return "\n\n".join(blocks) + "\n"

@@ -10,16 +10,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnc.errors import FileError, InputError
-from attnc.exports import safe_files
-from attnc.exports.safe_files import MAX_JSON_BYTES, MAX_TENSOR_BYTES, Path, pack_tensors, parse_json, read_json
+from attnc.exports.safe_files import (
+    CONFIG,
+    MAX_JSON_BYTES,
+    MAX_TENSOR_BYTES,
+    FolderKind,
+    Path,
+    pack_tensors,
+    parse_json,
+    read_json,
+    read_tensors,
+    write_whole,
+)
 from attnc.exports.tensors import decode, encode, layout
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 
 FORMAT_FAMILY = "attnc.network/"
 FORMAT = f"{FORMAT_FAMILY}1"
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+WEIGHTS, CARD = "model.safetensors", "README.md"
 CERTIFICATE = re.compile(r"certificate(\.[A-Za-z0-9_-]+)?\.json")
+NETWORK = FolderKind(
+    "a saved network",
+    FORMAT_FAMILY,
+    ("format",),
+    lambda name: name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(name),
+)
 RESERVED = ("format", "program", "certificates")
 """The keys of config.json that `save_network` writes by itself."""
 
@@ -42,7 +58,7 @@ def save_network(
     for name, certificate in certificates.items():
         files[name] = _json_lines({**certificate, "weights_sha256": digest}, name)
     files[CARD] = _utf8(card, CARD)
-    write_directory(path, files)
+    write_whole(path, files, NETWORK)
     return digest
 
 
@@ -65,7 +81,7 @@ def load_network(
     except FileError as error:
         raise FileError(f"{folder!r}: {CONFIG} does not describe a program: {error}") from error
     certificates = _read_certificates(folder, config["certificates"])
-    tensors, digest = safe_files.read_tensors(os.path.join(folder, WEIGHTS), expected, max_bytes)
+    tensors, digest = read_tensors(os.path.join(folder, WEIGHTS), expected, max_bytes)
     for name, certificate in certificates.items():
         if certificate.get("weights_sha256") != digest:
             raise FileError(
@@ -77,15 +93,6 @@ def load_network(
     except FileError as error:
         raise FileError(f"cannot load {folder!r}: {error}") from error
     return program, {key: value for key, value in config.items() if key not in RESERVED}, certificates
-
-
-def is_saved_network(path: Path) -> bool:
-    """Return whether a directory has the config.json of a network of attnc, of any version."""
-    try:
-        found = read_json(os.path.join(os.fspath(path), CONFIG)).get("format")
-    except FileError:
-        return False
-    return isinstance(found, str) and found.startswith(FORMAT_FAMILY)
 
 
 def folder_named(path: Any) -> Path:
@@ -102,38 +109,6 @@ def require_folder(path: Path) -> str:
         problem = "is not a folder" if os.path.lexists(folder) else "does not exist"
         raise FileError(f"cannot load {folder!r}: it {problem}. A saved network is a folder with a {CONFIG} in it.")
     return folder
-
-
-def why_not_writable(path: Path) -> str | None:
-    """Return why a network cannot be saved as `path`, in words, or None if it can; ask before long work."""
-    return safe_files.why_not_writable(path, _why_not_replace)
-
-
-def write_directory(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files as the directory `path`, whole or not at all; only a saved network is ever replaced."""
-    safe_files.write_whole(path, files, _why_not_replace)
-
-
-def _why_not_replace(path: str) -> str | None:
-    """Return why a folder may not be replaced: only a saved network without files of others may."""
-    try:
-        with os.scandir(path) as entries:
-            foreign = [entry.name for entry in entries if not _is_own(entry)]
-            is_empty = not foreign and not os.listdir(path)
-    except OSError as error:
-        return f"a folder that cannot be looked into ({error.strerror or error})"
-    if is_empty:
-        return "an empty folder"
-    if not is_saved_network(path):
-        return "a folder that is not a saved network of attnc"
-    if foreign:
-        return f"a saved network together with {min(foreign)!r}, which is not part of it and would be lost"
-    return None
-
-
-def _is_own(entry: os.DirEntry[str]) -> bool:
-    is_named = entry.name in (CONFIG, WEIGHTS, CARD) or CERTIFICATE.fullmatch(entry.name)
-    return bool(is_named) and not entry.is_dir(follow_symlinks=False)
 
 
 def _check_format(config: Mapping[str, Any], folder: str) -> None:

@@ -16,12 +16,14 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from attnc.errors import FileError
 
+CONFIG = "config.json"
 Path = str | os.PathLike[str]
 DType = np.dtype[Any]
 Layout = Mapping[str, tuple[DType, tuple[int, ...]]]
@@ -237,18 +239,53 @@ def require_expected(found: Mapping[str, tuple[Any, tuple[int, ...]]], expected:
         raise FileError(f"{origin}the tensor {min(extra)!r} is not expected")
 
 
-def write_whole(path: Path, files: Mapping[str, bytes], why_not_replace: Callable[[str], str | None]) -> None:
+@dataclass(frozen=True)
+class FolderKind:
+    """A kind of folder that attnc writes. Such a folder may be replaced, unless it has files of others in it."""
+
+    name: str  # with its article, for messages
+    family: str  # all formats of this kind begin with it
+    keys: tuple[str, ...]  # the keys that lead to the format in config.json
+    is_part: Callable[[str], object]  # true for the names of its files
+
+    def includes(self, path: Path) -> bool:
+        """Return whether the config.json of a folder states a format of this kind, of any version."""
+        try:
+            found: Any = read_json(os.path.join(os.fspath(path), CONFIG))
+        except FileError:
+            return False
+        for key in self.keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        return isinstance(found, str) and found.startswith(self.family)
+
+    def why_not_replace(self, path: str) -> str | None:
+        """Return why a folder may not be replaced, or None if it may."""
+        try:
+            with os.scandir(path) as entries:
+                is_own = {e.name: self.is_part(e.name) and not e.is_dir(follow_symlinks=False) for e in entries}
+        except OSError as error:
+            return f"a folder that cannot be looked into ({error.strerror or error})"
+        if not is_own:
+            return "an empty folder"
+        if not self.includes(path):
+            return f"a folder that is not {self.name} of attnc"
+        if foreign := [name for name, own in is_own.items() if not own]:
+            return f"{self.name} together with {min(foreign)!r}, which is not part of it and would be lost"
+        return None
+
+
+def write_whole(path: Path, files: Mapping[str, bytes], kind: FolderKind) -> None:
     """Make the directory `path` with these files in it, and leave no trace on failure.
 
-    A directory that is already there is replaced if `why_not_replace` returns None for it; anything else stays as it
-    was. Only the last component of the path is created.
+    A directory of this kind that is already there is replaced; anything else stays as it was. Only the last component
+    of the path is created.
     """
     for name in files:
         if name in ("", ".", "..") or any(sign in name for sign in "/\\\0"):
             raise FileError(f"cannot save a file under the name {name!r}: it must be a plain name, without folders")
     try:
         given = os.fspath(path)
-        if reason := why_not_writable(path, why_not_replace):
+        if reason := why_not_writable(path, kind):
             raise FileError(f"cannot save to {given!r}: {reason}")
         target = os.path.realpath(given.rstrip(os.sep) or given)
         parent, token = os.path.dirname(target), secrets.token_hex(8)
@@ -288,15 +325,15 @@ def write_file_whole(target: str, content: bytes) -> None:
             os.unlink(new)
 
 
-def why_not_writable(path: Path, why_not_replace: Callable[[str], str | None]) -> str | None:
-    """Return why `write_whole` cannot write there and what to do about it, or None if it can; ask before long work."""
+def why_not_writable(path: Path, kind: FolderKind) -> str | None:
+    """Return why `write_whole` cannot write there and what to do about it, or None if it can; call before long work."""
     given = os.fspath(path)
     stripped = given.rstrip(os.sep) or given
     if not stripped:
         return "the path is empty. Give the name of a folder to create."
     found = None
     if os.path.isdir(stripped):
-        found = why_not_replace(stripped)
+        found = kind.why_not_replace(stripped)
     elif os.path.islink(stripped) and not os.path.exists(stripped):
         found = "a symbolic link that leads nowhere"
     elif os.path.lexists(stripped):
