@@ -13,7 +13,7 @@ def exact_path(schedule: Schedule, gradient, start: np.ndarray, proximal=lambda 
     """The iterates from `start`; gradient(v) includes the smooth penalty, proximal(x, eta) the other."""
     v = p = start.astype(np.longdouble)
     path = [v]
-    for eta, beta in zip(schedule.etas, schedule.betas, strict=True):
+    for eta, beta in schedule.pairs:
         eta, beta = np.longdouble(eta), np.longdouble(beta)
         step = proximal(v - eta * gradient(v), eta)
         if schedule.method == "nesterov":

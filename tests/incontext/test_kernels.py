@@ -15,15 +15,12 @@ from attnc.incontext.acceleration import Schedule
 from attnc.incontext.kernels import (
     Kernel,
     average_error,
-    beta_for,
-    fill_distance,
     kernel_ridge,
     nadaraya_watson,
     nearest,
     universal_bound,
 )
 from attnc.incontext.prompt import Prompt
-from attnc.targets.box import Box
 
 
 def points(rows=40, features=3, queries=12, seed=0):
@@ -116,14 +113,13 @@ def test_estimators_on_diabetes():
 @pytest.mark.parametrize(("features", "rows", "eps"), [(1, 60, 0.2), (2, 900, 0.6)])
 def test_universal_in_context(features, rows, eps):
     """The same program for two functions: each within the bound, everywhere on the box."""
-    rng = np.random.default_rng(0)
-    box = Box.parse([(-1.0, 1.0)] * features)
-    X = rng.uniform(-1, 1, (rows, features))
-    fill = fill_distance(X, box)
-    asked = rng.uniform(-1, 1, (64, features))
-    nearest_one = np.sqrt(((asked[:, None] - X) ** 2).sum(axis=-1)).min(axis=1)
-    assert nearest_one.max() <= fill
-    kernel = Kernel(Prompt(rows + 20, features), beta_for(eps, 1.0, fill, rows + 20), np.sqrt(features), 64)
+    each = round(rows ** (1 / features))
+    axis = (2 * np.arange(each) + 1) / each - 1  # the centres of the cells of a grid
+    X = np.stack(np.meshgrid(*[axis] * features), axis=-1).reshape(rows, features)
+    fill = np.sqrt(features) / each
+    asked = np.random.default_rng(0).uniform(-1, 1, (64, features))
+    beta = np.log(rows + 20) / (0.99 * (eps**2 - fill**2))
+    kernel = Kernel(Prompt(rows + 20, features), beta, np.sqrt(features), 64)
     program, worst = nadaraya_watson(kernel), 0.0
     for f in (lambda x: np.sin(x).sum(axis=1) / np.sqrt(features), lambda x: np.abs(x - 0.3).max(axis=1)):
         y = f(X)
@@ -132,5 +128,3 @@ def test_universal_in_context(features, rows, eps):
         assert error <= bound.value <= eps * 1.01
         worst = max(worst, error)
     assert bound.value <= 20 * worst
-    with pytest.raises(InputError, match="fill distance"):
-        beta_for(fill / 2, 1.0, fill, rows)

@@ -1,4 +1,4 @@
-"""A Hugging Face model directory, converted into another one. Weights are read from safetensors files only."""
+"""Conversion of a Hugging Face model directory into another one. Weights are read from safetensors files only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SENTENCES = (
     "Les enfants jouent dans le jardin derrière la maison.",
     "In 1969 two people walked on the surface of the Moon for the first time.",
 )
-"""The texts on which a model is measured if none are given: prose, code, signs, and another language."""
+"""The texts for the measurement if none are given: prose, code, signs, and another language."""
 FAMILY = "attnc.converted/"
 FORMAT = f"{FAMILY}1"
 KEYS, REPORT, CARD = "attention_keys.safetensors", "report.json", "README.md"
@@ -64,7 +64,7 @@ COPIED = (
     *("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("generation_config.json", "preprocessor_config.json", "LICENSE"),
 )
-"""The files that are copied if they exist: none of them is code."""
+"""The files that are copied if they exist. None of them is code."""
 MAX_COPIED_BYTES = 2**28
 """Maximum number of bytes of a copied file, 256 MiB: the largest vocabularies have some 30 MiB."""
 CONVERTED = FolderKind(
@@ -118,7 +118,7 @@ def convert_directory(
 
 
 def load_converted(path: Path) -> nn.Module:
-    """Load the model that `attnc convert` wrote. Its keys are proved again, and must equal those in the file."""
+    """Load the model that `attnc convert` wrote. Its keys are proved again and must equal those in the file."""
     folder = os.fspath(path)
     config = read_json(os.path.join(folder, CONFIG))
     found = config.get("attnc")
@@ -155,7 +155,7 @@ def _stored_keys(converted: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _made_by_runs(converted: nn.Module, facts: dict[str, Any]) -> None:
-    """Make the activations again that only a run had shown."""
+    """Make those activations again that were found in a run, and not in the code."""
     for entry in facts.get("replaced", ()):
         if entry["found"] == "function":
             owner = converted.get_submodule(str(entry["name"]).rpartition(".")[0])
@@ -251,7 +251,7 @@ def _weight_files(folder: str) -> list[str]:
 
 
 def unpacked(folder: str, *names: str) -> dict[str, Tensor]:
-    """The tensors of these files together."""
+    """The tensors of all these files."""
     found: dict[str, Tensor] = {}
     for path in (os.path.join(folder, name) for name in names):
         with open_regular(path) as file:
@@ -264,7 +264,7 @@ def unpacked(folder: str, *names: str) -> dict[str, Tensor]:
 
 
 def example_inputs(model: Any, folder: str, texts: Sequence[str] | None) -> tuple[dict[str, Tensor] | None, str]:
-    """The arguments of one call and their description; no arguments for models with other inputs."""
+    """The arguments of one call and their description. There are no arguments for models with other inputs."""
     main = getattr(model, "main_input_name", "input_ids")
     config = model.config
     if main == "pixel_values":

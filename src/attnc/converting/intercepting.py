@@ -1,9 +1,9 @@
-"""Activations that are function calls in a module's code: found in the code, and replaced while it runs.
+"""Activations that are function calls in a module's code: they are found in the code, and replaced while it runs.
 
-There are three views. The names in the code of functions and methods, followed through the package that defines the
-module, show which modules call activations: this needs no inputs, and control flow cannot hide a call. torch.fx shows
-the arguments, for modules that it can trace. While a module runs, a mode of torch hands every call of a torch function
-to `_Mode`, which computes activations by attention.
+There are three views. The names in the code of functions and methods show which modules call activations. They are
+followed through the package that defines the module. This needs no inputs, and control flow cannot hide a call.
+torch.fx shows the arguments, for modules that it can trace. While a module runs, torch passes every call of a torch
+function to `_Mode`, which computes activations by attention.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from attnc.converting.recognising import READERS, ActivationCall, name_of, read_
 HOLDER = "attention_functions"
 """The name of the submodule that answers the calls."""
 MAX_FUNCTIONS = 400
-"""Maximum number of functions that are read for one module, against endless code; the rest is found when it runs."""
+"""Maximum number of functions that are read for one module. The calls in the others are found when it runs. Chosen, not
+measured."""
 CALLED_NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
 """The names in code that may be activations."""
 Answer = Callable[[ActivationCall, Tensor], Tensor | None]
-"""A call and its input → the result, or None to let the framework's own function run."""
+"""A call and its input → the result, or None if the framework's own function shall run."""
 
 
 class Running(threading.local):
@@ -42,20 +43,18 @@ RUNNING = Running()
 
 
 class _Mode(TorchFunctionMode):
-    """While active, calls of activations are answered by the innermost module of `RUNNING`."""
+    """While it is active, the innermost module of `RUNNING` computes the calls of activations."""
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), options: Any = None) -> Any:
-        options = options or {}
+        options, found = options or {}, None
         call = read_call(function, args, options)
         if call is not None and isinstance(call.input, Tensor):
             found = RUNNING.answers[-1](call, call.input)
-            if found is not None:
-                return found
-        return function(*args, **options)
+        return function(*args, **options) if found is None else found
 
 
 def _answered(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, with its activations answered by the module's own `HOLDER`. Its signature stays."""
+    """The method, with its activations computed by the module's own `HOLDER`. Its signature stays."""
 
     @functools.wraps(method)
     def run(self: nn.Module, *args: Any, **options: Any) -> Any:
@@ -101,7 +100,7 @@ def methods_with_activations(module: nn.Module) -> dict[str, set[str]]:
 
 
 def compiled_functions(module: nn.Module) -> set[str]:
-    """The functions of TorchScript that the module's code names; their activations cannot be seen."""
+    """The functions of TorchScript that the module's code names. Their activations cannot be found."""
     return {
         name
         for function in _followed(type(module).forward, module)
@@ -145,7 +144,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 class _Shallow(fx.Tracer):
-    """A tracer for which every submodule is a leaf, so that it sees the calls in the module's own code alone."""
+    """A tracer for which every submodule is a leaf, so that it records the calls in the module's own code alone."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True

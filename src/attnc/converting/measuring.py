@@ -114,7 +114,7 @@ class _Watched:
     def keep(self, path: str, module: nn.Module, inputs: Any, output: Any) -> None:
         """Record the range of an activation's inputs, and the linear map that runs next if it takes the output."""
         self.calls[path] += 1
-        x = inputs[0] if inputs else None
+        x: Any = inputs[0] if inputs else None
         if isinstance(module, AttentionActivation):
             if x.numel() and module.entry is not None:
                 lo, hi = module.entry.seen or (float("inf"), float("-inf"))

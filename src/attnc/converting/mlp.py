@@ -28,35 +28,38 @@ from attnc.ir.layers import Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.network import Network
-from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.leaves_prover import MAX_VARIABLES
 from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.linear import ReLUNetwork, feature_box
-from attnc.targets.target import Target
+from attnc.targets.linear import ReLUNetwork, WeightedTarget, feature_box
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+    from attnc.targets.target import Points, Values
+
 MAX_LINKS = 2**24
-"""Maximum number of entries of all affine maps together: each is stored with its index, 24 bytes, so 400 MB in all."""
+"""Maximum number of entries of all affine maps together: an entry takes 24 bytes with its index, so 400 MB in all."""
 FINEST_PROOF = 1e-9
-"""The eps for the proof of a network with exact gates, whose error is the remainder of the proof alone."""
+"""The least eps for a proof. With exact gates the bound is the remainder of the proof alone. Chosen, not measured."""
 LAYERED_PROOF_SECONDS = 1.0
-"""Seconds for a proof through several layers that are not ReLUs: its enclosures are wide, and time helps little."""
+"""Seconds for a proof through several layers that are not ReLUs: its enclosures are wide, and more time helps little.
+Chosen, not measured."""
 LOOSE_BOUND = 10.0
-"""A bound of a deep network is dropped if it is larger than this many times its proven error in exact arithmetic."""
+"""The certified bound of a deep network is dropped if it exceeds this multiple of the proven error in exact arithmetic.
+Chosen, not measured."""
 MAX_PROVED_UNITS = 16
-"""Maximum number of hidden units of a network that is proved as one expression: the proof's time grows with them."""
+"""Maximum number of hidden units of a network that is proved as one expression: the time of the proof grows with them.
+Chosen, not measured."""
 CHANNELS, SCORES = ("z", "one", "slope", "offset", "value"), ("by_z", "constant")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """f(W·y + b) of the outputs y of the stage before, or of the input. The last stage may be without activation f.
+    """f(W·y + b), with y the outputs of the stage before, or the input. The last stage may have no activation f.
 
     One gate, `solved`, computes f for all units. Its carried parts may differ from unit to unit.
     """
@@ -76,7 +79,7 @@ def mlp_network(
     parts = in_a_row(converted)
     stages = _stages(parts)
     domain, error = feature_box(box, stages[0].W.shape[1]), composed_error(parts)
-    gates = [stage.solved for stage in stages if stage.solved is not None]
+    gates = (stage.solved for stage in stages if stage.solved is not None)
     described = ", ".join(f"{solved.activation} ({solved.num_anchors})" for solved in gates)
     built = Built(_program(stages, dtype), "feed_forward", None, parameters=(("gates", described), ("error", error)))
     finest = max(4 * error, FINEST_PROOF)
@@ -101,10 +104,8 @@ def in_a_row(module: nn.Module) -> list[Any]:
     if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
         return [module.linear1, module.activation, module.linear2]
     if isinstance(module, nn.Sequential):
-        parts = [
-            part for child in module for part in (in_a_row(child) if isinstance(child, nn.Sequential) else [child])
-        ]
-        return [part for part in parts if not isinstance(part, nn.Dropout | nn.Identity)]
+        parts = (in_a_row(child) if isinstance(child, nn.Sequential) else [child] for child in module)
+        return [part for row in parts for part in row if not isinstance(part, nn.Dropout | nn.Identity)]
     raise InputError(
         f"give nn.Sequential(first_linear, activation, second_linear): a program is made of an nn.Sequential, or of "
         f"the block of a transformer layer; found {type(module).__name__}"
@@ -121,7 +122,7 @@ def _dtype(chain: Sequence[Any]) -> str:
 def composed_error(converted: Iterable[nn.Module]) -> float:
     """A bound of |converted − original| over all inputs, for linear maps and activations in a row, in exact arithmetic.
 
-    Proof.  Through a linear map an error e becomes |W|·e. An activation of Lipschitz constant L and error δ makes it
+    Proof.  A linear map turns an error e into |W|·e. An activation of Lipschitz constant L and error δ turns it into
             L·e + δ for every input, since gates are within δ of f everywhere.
     """
     off = np.zeros(1)
@@ -140,17 +141,17 @@ def composed_error(converted: Iterable[nn.Module]) -> float:
 def _stages(parts: Sequence[nn.Module]) -> list[Stage]:
     found: list[Stage] = []
     for part in parts:
+        is_complete = not found or found[-1].solved is not None
         if isinstance(part, AttentionSoftsign):
             raise InputError(
                 "softsign takes two layers of attention, and a program of this kind has one per activation"
             )
         if isinstance(part, nn.Linear):
-            if found and found[-1].solved is None:
+            if not is_complete:
                 raise InputError("two linear maps follow one another: multiply them first")
-            found.append(
-                Stage(numbers(part.weight), np.zeros(part.out_features) if part.bias is None else numbers(part.bias))
-            )
-        elif isinstance(part, AttentionActivation) and found and found[-1].solved is None:
+            bias = np.zeros(part.out_features) if part.bias is None else numbers(part.bias)
+            found.append(Stage(numbers(part.weight), bias))
+        elif isinstance(part, AttentionActivation) and not is_complete:
             carried = np.tile(key_arrays(part.solved.keys)["carried"], (len(found[-1].b), 1))
             if isinstance(part, AttentionPReLU):  # keys 0 and 1 carry weight·z and z
                 carried[:, 0] = numbers(part.weight)
@@ -187,7 +188,7 @@ def expression_target(stages: Sequence[Stage], box: Box) -> ExpressionTarget | N
 
 
 def relu_target(stages: Sequence[Stage], box: Box) -> ReLUNetwork | None:
-    """The module as a network of ReLUs, if all its activations are: of any size, proved unit by unit."""
+    """The module as a network of ReLUs, if it has no other activation. Its size does not matter to the proof."""
     if any(stage.solved is not None and stage.solved.activation.name != "relu" for stage in stages):
         return None
     linear = [*stages, *_last_affine(stages)]
@@ -200,7 +201,7 @@ def _last_affine(stages: Sequence[Stage]) -> list[Stage]:
     return [] if stages[-1].solved is None else [Stage(np.eye(units), np.zeros(units))]
 
 
-class ModuleTarget(Target):
+class ModuleTarget(WeightedTarget):
     """The function that the parts of the torch module compute in float64, one after the other."""
 
     def __init__(self, parts: Sequence[Any], stages: Sequence[Stage], box: Box) -> None:
@@ -208,27 +209,20 @@ class ModuleTarget(Target):
         self.input_shapes = ((box.d,),)
         self.output_shape = (len(stages[-1].b),)
 
-    def __call__(self, points: Float[np.ndarray, "batch d"]) -> Float[np.ndarray, "batch outputs"]:
+    def __call__(self, points: Points) -> Values:
         with torch.no_grad():
             x = torch.tensor(np.asarray(points, np.float64))
             for part in self.parts:
                 x = part(x)
         return np.asarray(x.numpy())
 
-    def variation(
-        self,
-        cells: Interval,
-        centres: Float[np.ndarray, "cells d"],
-        values: Float[np.ndarray, "cells outputs"] | None = None,
-    ) -> Float[np.ndarray, " cells"]:
-        """Bound the variation by the Lipschitz constants of linear maps and activations."""
-        moved = up(np.maximum(cells.hi - centres, centres - cells.lo))
+    def _through(self, reach: Points, size: Points) -> tuple[Values, Values, int]:
+        """By the Lipschitz constants of linear maps and activations. Rounding at the centres is not counted."""
         for stage in self.stages:
-            moved = up(moved @ np.abs(stage.W).T, stage.W.shape[1] + 1)
+            reach = up(reach @ np.abs(stage.W).T, stage.W.shape[1] + 1)
             if stage.solved is not None:
-                moved = up(moved * stage.solved.lipschitz)
-        found = np.asarray(moved.max(axis=1))
-        return found if values is None else up(found + self.distance(centres, values))
+                reach = up(reach * stage.solved.lipschitz)
+        return reach, np.zeros_like(reach), 0
 
     def describe(self) -> str:
         return "a torch module of " + " → ".join(str(len(stage.b)) for stage in self.stages)
@@ -269,7 +263,7 @@ def _program(stages: Sequence[Stage], dtype: str) -> Program:
 def _link(
     builder: AffineBuilder, tokens: np.ndarray, channel: str, results: np.ndarray, W: np.ndarray, b: np.ndarray
 ) -> None:
-    """Write W·y + b into a channel of the tokens; y are the input channels of one token, or one channel of several."""
+    """Write W·y + b into a channel of the tokens. y are all input channels of one token, or one channel of several."""
     for name, columns in zip(builder.channels_in, np.split(W, len(builder.channels_in), axis=1), strict=True):
         builder.link(tokens[:, None], channel, results, name, columns)
     builder.set(tokens, channel, b)

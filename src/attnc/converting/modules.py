@@ -2,8 +2,8 @@
 
     y = Σ_k w_k(x)(v_k + u_k·x),   w = softmax over k of (a_k·x + c_k)
 
-The softmax is torch's own, over the keys, in blocks of elements whose scores stay in the processor's cache; the mean of
-the values is a product and a sum over the same axis. No other nonlinear kernel runs, forwards or backwards.
+The softmax is torch's own, over the keys. It runs in blocks of elements whose scores stay in the processor's cache. The
+mean of the values is a product and a sum over the same axis. No other nonlinear kernel runs, forwards or backwards.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from attnc.converting.report import Replaced
 from attnc.errors import InputError
 
 BLOCK_BYTES = 2**22
-"""Bytes of the scores of one block, 4 MiB: larger blocks leave the processor's last cache, smaller ones lose time to
-the start of threads."""
+"""Bytes of the scores of one block, 4 MiB: larger blocks do not fit into the processor's last cache, and smaller ones
+spend their time on starting threads."""
 BLOCK_BYTES_ELSEWHERE = 2**26
-"""Bytes of the scores of one block on other devices, 64 MiB: launching a kernel there costs more than memory."""
+"""Bytes of the scores of one block on other devices, 64 MiB: there a start of a kernel costs more than memory. Chosen,
+not measured."""
 HALVES = (torch.float16, torch.bfloat16)
 """The dtypes of half precision."""
 DTYPES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float32", torch.bfloat16: "float32"}
@@ -38,7 +39,7 @@ def scores(x: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
 
 
 def mean(weights: Tensor, values: Tensor) -> Tensor:
-    """The mean Σ_k w_k·v_k. A matrix product might run in TF32, or in bfloat16 under autocast."""
+    """The mean Σ_k w_k·v_k. It is no matrix product, which might run in TF32, or in bfloat16 under autocast."""
     return (weights * values[:, None]).sum(0)
 
 
@@ -54,7 +55,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, slopes: Tensor, offsets: Tensor, values: Tensor | None, carried: Tensor | None) -> Tensor:
-        """`values` and `carried` are None where they are zero."""
+        """Compute the attention. `values` and `carried` are None if they are all zero."""
 
         def block(x: Tensor) -> Tensor:
             weights = torch.softmax(scores(x, slopes, offsets), 0)
@@ -65,7 +66,7 @@ class Attend(torch.autograd.Function):
             return y if constant is None else y.add_(constant)
 
         def limit(x: Tensor) -> Tensor:
-            """The limit for large x: where nothing is carried it is the constant, and not 0·∞."""
+            """The limit for large x. If nothing is carried, it is the constant, and not 0·∞."""
             weights = torch.softmax(scores(within_reach(x), slopes, offsets), 0)
             constant = torch.zeros_like(x) if values is None else mean(weights, values)
             slope = torch.zeros_like(x) if carried is None else mean(weights, carried)
@@ -103,7 +104,7 @@ def within_reach(x: Tensor) -> Tensor:
 
 
 def or_limit(block: Callable[[Tensor], Tensor], limit: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`block`, or `limit` for blocks whose scores overflow. On other devices and in traces `limit` computes all."""
+    """Take `block`, or `limit` if the scores of a block overflow. Other devices and traces always take `limit`."""
 
     def run(x: Tensor) -> Tensor:
         traced = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x)
@@ -116,7 +117,7 @@ def or_limit(block: Callable[[Tensor], Tensor], limit: Callable[[Tensor], Tensor
 
 
 def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tensor:
-    """run(x) of a flat x, in blocks of about BLOCK_BYTES of scores."""
+    """Compute run(x) for a flat x, in blocks of about BLOCK_BYTES of scores."""
     size = BLOCK_BYTES if x.device.type == "cpu" else BLOCK_BYTES_ELSEWHERE
     step = max(1, size // (num_keys * x.element_size()))
     if len(x) <= step:
@@ -128,7 +129,7 @@ def in_blocks(run: Callable[[Tensor], Tensor], x: Tensor, num_keys: int) -> Tens
 
 
 def into(x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
-    """Write run(x) into x. Backward needs the old x, so it is copied if gradients are on."""
+    """Write run(x) into x. If gradients are on, the old x is copied first, since backward needs it."""
     return x.copy_(run(x.clone() if x.requires_grad and torch.is_grad_enabled() else x))
 
 
@@ -148,10 +149,9 @@ class AttentionActivation(nn.Module):
             self.register_buffer(name, torch.tensor(numbers, device=device))
 
     def train_keys(self) -> AttentionActivation:
-        """Turn the keys into parameters; their proven error holds until they change."""
+        """Turn the keys into parameters. Their proven error holds until they change."""
         for name in KEY_TENSORS:
-            tensor = self._buffers.pop(name, None)
-            if tensor is not None:
+            if (tensor := self._buffers.pop(name, None)) is not None:
                 self.register_parameter(name, nn.Parameter(tensor))
         return self
 
@@ -172,7 +172,7 @@ class AttentionActivation(nn.Module):
         return Attend.apply(x, slopes, offsets, *given)  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> AttentionActivation:
-        """Move the keys to the model's device. They stay float64, and are rounded to the dtype of x when used."""
+        """Move the keys to the model's device. They stay float64. They are rounded to the dtype of x when used."""
         before = {name: getattr(self, name).detach() for name in KEY_TENSORS}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name in KEY_TENSORS:
@@ -214,7 +214,7 @@ class AttentionSoftsign(AttentionActivation):
 
 
 class AttentionGLU(nn.Module):
-    """a·f(b) of the two halves of an axis: the keys carry a, and the query is b."""
+    """a·f(b), with a and b the two halves of an axis: the keys carry a, and the query is b."""
 
     def __init__(self, gate: AttentionActivation, dim: int = -1) -> None:
         super().__init__()
@@ -226,6 +226,7 @@ class AttentionGLU(nn.Module):
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which the activation of x is computed; InputError if there is none."""
     if x.dtype not in DTYPES:
         raise InputError(
             f"activations by attention take {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}; "

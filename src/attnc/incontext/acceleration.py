@@ -1,6 +1,6 @@
-"""Gradient steps with momentum: affine maps of two states, and how they shrink and amplify errors.
+"""Gradient steps with momentum: affine maps of two states, with bounds of how they shrink and amplify errors.
 
-State (v, p): the gradient ∇ is taken at v.
+The state is (v, p), and the gradient ∇ is taken at v.
 
     plain, heavy ball, Chebyshev    v' = v − η_t ∇ + β_t (v − p),  p' = v;            the iterate x is v
     Nesterov                        p' = v − η ∇,                  v' = p' + β_t (p' − p);  the iterate x is p
@@ -25,11 +25,11 @@ from attnc.errors import InputError
 from attnc.numerics.rounding import up
 
 Penalty = float | np.ndarray
-"""One number for all weights, or one for each."""
+"""The penalty of the weights: one number for all, or one for each."""
 METHODS = ("plain", "heavy_ball", "nesterov", "chebyshev")
 SUM_SLACK = 2**14
-"""Units in the last place by which powers and sums of positive terms are rounded up: more than their roundings, for up
-to 10⁴ steps."""
+"""Units in the last place by which powers and sums of positive terms are rounded up. With up to 10⁴ steps they have
+fewer roundings."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class Schedule:
 
     def check_steady(self) -> None:
         """Refuse steps whose lengths vary, for programs whose step moves every token of the prompt."""
-        if len(set(zip(self.etas, self.betas, strict=True))) > 1:
+        if len(set(self.pairs)) > 1:
             raise InputError(
                 "a step moves every token, and is stored once: choose plain, heavy_ball, or nesterov with mu > 0"
             )
 
     def step(self, t: int, penalty: Penalty) -> dict[tuple[str, str], Penalty]:
-        """The coefficients [new, old] of step t: (v, p) from v, p and g, where ∇ = g + penalty·v."""
-        eta, beta = self.etas[t], self.betas[t]
+        """The coefficients of step t by (new, old), for v and p from v, p and g, where ∇ = g + penalty·v."""
+        eta, beta = self.pairs[t]
         damped = 1 - eta * penalty
         if self.method == "nesterov":
             made = {("p", "v"): damped, ("p", "g"): -eta, ("v", "v"): (1 + beta) * damped}
@@ -81,46 +81,43 @@ class Schedule:
     @cached_property
     def rho(self) -> float:
         """The rate: an error shrinks like ρ^t (times t for heavy ball and Nesterov)."""
-        root = math.sqrt(self.mu / self.L)
         if self.method == "plain":
-            return max(abs(1 - self.etas[0] * self.L), abs(1 - self.etas[0] * self.mu))
+            eta = self.pairs[0][0]
+            return max(abs(1 - eta * self.L), abs(1 - eta * self.mu))
         if self.method == "nesterov":
-            return math.sqrt(max(0.0, self.betas[0] * (1 - self.mu / self.L))) if self.mu else 1.0
+            return math.sqrt(self._root_rate * (1 - self.mu / self.L)) if self.mu else 1.0
+        return self._root_rate
+
+    @property
+    def _root_rate(self) -> float:
+        """(√L − √μ)/(√L + √μ), the best rate of momentum."""
+        root = math.sqrt(self.mu / self.L)
         return (1 - root) / (1 + root)
 
     @cached_property
+    def pairs(self) -> tuple[tuple[float, float], ...]:
+        """The length η_t and the momentum β_t of every step. Nesterov's momenta are t/(t + 3) if μ = 0.
+
+        Chebyshev: ω_{t+1} = 2ξ₀·T_t(ξ₀)/T_{t+1}(ξ₀), with T_n(ξ₀) = (ρ^{−n} + ρ^n)/2.
+        """
+        L, mu, rho, steps = self.L, self.mu, self._root_rate, range(self.steps)
+        if self.method == "plain":
+            return ((self.eta or (2 / (L + mu) if mu else 1 / L), 0.0),) * self.steps
+        if self.method == "heavy_ball":
+            return ((4 / (math.sqrt(L) + math.sqrt(mu)) ** 2, rho**2),) * self.steps
+        if self.method == "nesterov":
+            return tuple((1 / L, rho if mu else t / (t + 3)) for t in steps)
+        omegas = [(1 + rho**2) * (1 + rho ** (2 * t)) / (1 + rho ** (2 * t + 2)) if t else 1.0 for t in steps]
+        return tuple((2 * omega / (L + mu), omega - 1) for omega in omegas)
+
+    @property
     def etas(self) -> tuple[float, ...]:
         """The lengths η_t of the steps."""
-        L, mu = self.L, self.mu
-        if self.method == "plain":
-            return (self.eta or (2 / (L + mu) if mu else 1 / L),) * self.steps
-        if self.method == "nesterov":
-            return (1 / L,) * self.steps
-        if self.method == "heavy_ball":
-            return (4 / (math.sqrt(L) + math.sqrt(mu)) ** 2,) * self.steps
-        return tuple(2 * omega / (L + mu) for omega in self._omegas)
-
-    @cached_property
-    def betas(self) -> tuple[float, ...]:
-        """The momenta β_t; Nesterov's are t/(t + 3) if μ = 0."""
-        if self.method == "plain":
-            return (0.0,) * self.steps
-        if self.method == "nesterov":
-            root = math.sqrt(self.mu / self.L)
-            return tuple((1 - root) / (1 + root) if self.mu else t / (t + 3) for t in range(self.steps))
-        if self.method == "heavy_ball":
-            return (self.rho**2,) * self.steps
-        return tuple(omega - 1 for omega in self._omegas)
-
-    @cached_property
-    def _omegas(self) -> list[float]:
-        """ω_{t+1} = 2ξ₀·T_t(ξ₀)/T_{t+1}(ξ₀), with T_n(ξ₀) = (ρ^{−n} + ρ^n)/2."""
-        rho = self.rho
-        return [(1 + rho**2) * (1 + rho ** (2 * t)) / (1 + rho ** (2 * t + 2)) if t else 1.0 for t in range(self.steps)]
+        return tuple(eta for eta, _ in self.pairs)
 
     @cached_property
     def contraction(self) -> float:
-        """For a quadratic: |x_T − x*| ≤ contraction·|x₀ − x*|; it is 1 for μ = 0, where nothing is proved."""
+        """The factor with |x_T − x*| ≤ contraction·|x₀ − x*| for a quadratic. It is 1 for μ = 0."""
         rho, T = self.rho, self.steps
         if not self.mu:
             return 1.0
@@ -132,23 +129,23 @@ class Schedule:
 
     @cached_property
     def amplification(self) -> float:
-        """For a quadratic, or plain steps that contract by ρ: |x_T − exact x_T| ≤ amplification·δ.
+        """The factor with |x_T − exact x_T| ≤ amplification·δ, for a quadratic, or for plain steps that contract by ρ.
 
-        It is infinite where nothing is proved: for momentum that varies (Nesterov with μ = 0).
+        It is infinite for momentum that varies (Nesterov with μ = 0): nothing is proved there.
         """
-        rho, T = self.rho, self.steps
+        rho, T, etas = self.rho, self.steps, self.etas
         if self.method == "plain":
-            total = self.etas[0] * (T if rho >= 1 else (1 - rho**T) / (1 - rho))
+            total = etas[0] * (T if rho >= 1 else (1 - rho**T) / (1 - rho))
         elif self.method == "chebyshev":
             ratios = (rho ** (T - t - 1) * (1 + rho ** (2 * t + 2)) / (1 + rho ** (2 * T)) for t in range(T))
-            total = math.fsum((T - t) * ratio * self.etas[t] for t, ratio in enumerate(ratios))
+            total = math.fsum((T - t) * ratio * etas[t] for t, ratio in enumerate(ratios))
         else:
-            total = self.etas[0] * math.fsum((t + 1) * rho**t for t in range(T)) if self.mu else math.inf
+            total = etas[0] * math.fsum((t + 1) * rho**t for t in range(T)) if self.mu else math.inf
         return float(up(total, SUM_SLACK))
 
     @cached_property
     def swing(self) -> float:
-        """The amplification for every v on the way: |v_t − exact v_t| ≤ swing·δ.
+        """The factor with |v_t − exact v_t| ≤ swing·δ for every v on the way.
 
         Plain and heavy ball: x_t is v_t, and the sums grow with t. Nesterov: v = x + β(x − x₋), β ≤ 1. Chebyshev: the
         terms of the sum for t are at most 2·max η/min η ≤ 4 times those for T.
@@ -157,7 +154,7 @@ class Schedule:
 
     @cached_property
     def overshoot(self) -> float:
-        """A bound of the residuals on the way over those at the start, in the 2-norm over the examples.
+        """A bound of the ratio of the residuals on the way to those at the start, in the 2-norm over the examples.
 
         Chebyshev and plain polynomials stay below 1. Heavy ball swings like its impulse response. For Nesterov, on
         any convex F and with any proximal map, F(x') + L/2·|x'−x|² ≤ F(x) + L/2·|v−x|² and β ≤ 1 give F(x_t) ≤ F(x₀),

@@ -89,8 +89,10 @@ class Task:
                 )
         if self.loss not in self.losses:
             raise InputError(f"{type(self).__name__} takes the loss {' or '.join(self.losses)}, found {self.loss!r}")
-        if self.l1 and self.schedule.method not in ("plain", "nesterov"):
-            raise InputError(f"l1 takes plain or nesterov steps, found {self.schedule.method}")
+        if self.l1 and (self.loss != "squared" or self.schedule.method not in ("plain", "nesterov")):
+            raise InputError(
+                f"l1 takes the squared loss and plain or nesterov steps, found {self.loss} and {self.schedule.method}"
+            )
 
     @property
     def sinks(self) -> int:
@@ -253,7 +255,7 @@ class _DescentBuilder:
         heads = self._gradient_heads(task, attending)
         gradient = Attention("gradient", heads, self.channels, residual=True, cross=True)
         made: dict[tuple[float, float], list[Layer]] = {}
-        for t, numbers in enumerate(zip(schedule.etas, schedule.betas, strict=True)):
+        for t, numbers in enumerate(schedule.pairs):
             if numbers not in made:
                 made[numbers] = self._threshold(task, *numbers) if task.l1 else [self._update(task, t)]
             layers += [replace(layer, name=f"{prefix}{layer.name}{t + 1}") for layer in (gradient, *made[numbers])]
@@ -317,10 +319,6 @@ class _DescentBuilder:
             update.link(0, f"v.{c}", 1 + k, source, 1 + momentum)
             update.link(0, f"p.{c}", 1 + k, source, 1.0)
             update.link(0, f"v.{c}", 0, f"p.{c}", -momentum)
-            if task.has_offset:
-                spread.link(1 + k, "u", 0, f"s.{c}", eta)
-                for layer in (spread, update):
-                    layer.link(0, f"s.{c}", 0, f"s.{c}")
         units = range(1, num + 1)
         mask = Mask(  # the state sees the last key alone
             np.array([num + 2, *units, num + 1], np.int32), np.array([0, *units, EVERY_QUERY], np.int32)
@@ -350,8 +348,6 @@ class GLMTask(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.l1:
-            raise InputError(f"a loss that takes two layers has no l1 penalty, found {self.l1}")
         self.schedule.check_steady()
 
     @property

@@ -1,4 +1,4 @@
-"""Bounds of the distance from a program's weights to the optimum; the steps and heads that an accuracy takes.
+"""Bounds of the distance from a program's weights to the optimum, and the steps and heads that an accuracy needs.
 
 For Σ ½(w·x_i − y_i)² + ½ Σ λ_c w_c², started at w₀, with eigenvalues of its Hessian in [μ, L]:
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 HEADROOM = 0.25
-"""The part h of the exact residuals by which errors of the gradients may raise them: a quarter costs the heads
-little accuracy, and errors stay far below it unless the spacing is too coarse."""
+"""The largest growth h of residuals by errors of the gradients, as a part of the exact residuals. A quarter costs the
+heads little accuracy, and errors stay far below it unless the spacing is too coarse. Chosen, not measured."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def compose(first: Plan, second: Plan, dtype: str = "float64") -> tuple[Program,
 def proximal_step(
     weights: Float[np.ndarray, " d"], gradient: Float[np.ndarray, " d"], l1: Float[np.ndarray, " d"], L: float
 ) -> float:
-    """The norm of w − prox(w − ∇/L), which is zero at the optimum."""
+    """The norm of the proximal step w − prox(w − ∇/L), which is zero at the optimum."""
     moved = weights - gradient / L
     return float(np.linalg.norm(weights - np.sign(moved) * np.maximum(np.abs(moved) - l1 / L, 0.0)))
 

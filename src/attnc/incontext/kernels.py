@@ -1,7 +1,7 @@
 """Kernels on the prompt: Nadaraya–Watson, kernel ridge and nearest neighbours, for a block of queries at a time.
 
-The memory holds the examples, the main stream the queries. Keys need |x_i|², which is not affine in the prompt: a
-squares layer makes it, each token looking at itself and a sink, by difference heads (`differences`) on r = x_i·x_i.
+The memory holds the examples, the main stream the queries. Keys need |x_i|², which is not affine in the prompt. A
+squares layer makes it by difference heads (`differences`) on r = x_i·x_i: each token attends to itself and a sink.
 
     nadaraya_watson    softmax over −β|x − x_i|², values y_i: one head; |x|² is the same for all keys and drops out
     kernel_ridge       a ← a − η(Ka + λa − y), K_ij = e^{−β|x_i−x_j|²}: a head beside a sink sums K_ij·a_j, where
@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,17 +38,14 @@ from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.numerics.bound import Bound
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
-from attnc.targets.box import Box
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 SQUARE, ABSENT = "square", "absent"
 CLEAR_SCORE = 40.0
-"""The difference of scores between two neighbours: the further one keeps e^−40 < 5e-18 of the weight, less than
-float64 rounding."""
+"""The difference of scores between two neighbours. The further one keeps e^−40 < 5e-18 of the weight, less than a
+rounding in float64."""
 MAX_NAMED = 4096
-"""Maximum number of rows that get one-hot names: the memory is then as wide as it is long, 128 MiB in float64."""
+"""Maximum number of rows that get one-hot names: the memory is then as wide as it is long, and takes 128 MiB in
+float64."""
 
 
 @dataclass(frozen=True)
@@ -82,17 +78,23 @@ class Kernel:
 
     @property
     def points(self) -> tuple[str, ...]:
-        return tuple(f"x.{c}" for c in range(self.prompt.features))
+        """The channels of a point."""
+        return self.prompt.inputs[: self.prompt.features]
+
+    @property
+    def memory(self) -> tuple[str, ...]:
+        """The channels of the memory that all programs have."""
+        return (*self.points, TARGET, ONE, SINK, SQUARE, ABSENT)
 
     @property
     def outside(self) -> float:
-        """The score M that an absent key loses, so that all of them weigh less than rounding."""
+        """The score M that an absent key loses: all absent keys together then weigh less than rounding."""
         return sink_score(self.prompt.rows + 1, 4 * self.beta * self.size**2, self.dtype)
 
 
 def nadaraya_watson(kernel: Kernel) -> Program:
-    """The program with inputs (queries, features) and (rows, features + 2), the prompt; its output is (queries,)."""
-    channels = _memory_channels(kernel)
+    """The program with inputs (queries, features) and (rows, features + 2), the prompt. Its output is (queries,)."""
+    channels = kernel.memory
     main = (*kernel.points, ONE, "out")
     queries = {(c, c): 1.0 for c in kernel.points} | {(ONE, SQUARE): 1.0, (ONE, ABSENT): 1.0}
     keys = {(c, c): 2 * kernel.beta for c in kernel.points}
@@ -114,7 +116,7 @@ def average_error(kernel: Kernel, spread: float) -> float:
 
 
 def universal_bound(kernel: Kernel, modulus: Callable[[float], float], fill: float, oscillation: float) -> Bound:
-    """A bound of sup |program − f| for prompts of fill distance ≤ `fill`; `modulus` is concave and not decreasing."""
+    """A bound of sup |program − f| for prompts of fill distance ≤ `fill`. `modulus` is concave and never falls."""
     rows, u = kernel.prompt.rows, UNIT_ROUNDOFF[kernel.dtype]
     distance = math.sqrt(fill**2 + math.log(rows) / kernel.beta + 2 * kernel.square_error)
     # Scores of size ≤ 4β·size² are off by γ of that, weights by twice as much, and averages round once more.
@@ -127,40 +129,13 @@ def universal_bound(kernel: Kernel, modulus: Callable[[float], float], fill: flo
     )
 
 
-def beta_for(eps: float, lipschitz: float, fill: float, rows: int) -> float:
-    """The least β (softest kernel) with Λ·√(fill² + (log N)/β) ≤ eps, apart from the squares layer's error."""
-    room = (eps / lipschitz) ** 2 - fill**2
-    if not room > 0:
-        raise InputError(
-            f"eps={eps:g} with Lipschitz constant {lipschitz:g} needs a fill distance below {eps / lipschitz:.3g}, "
-            f"found {fill:.3g}: give more examples, or a larger eps"
-        )
-    return max(1.0, math.log(rows)) / (0.99 * room)
-
-
-def fill_distance(points: Float[np.ndarray, "n d"], box: Box, cells: int = 2**14) -> float:
-    """An upper bound of max over the box of the distance to the nearest point.
-
-    It is the largest distance from the centres of a grid of cells, plus half a diagonal, since the distance is
-    1-Lipschitz.
-    """
-    from scipy.spatial import cKDTree
-
-    each = max(1, round(cells ** (1 / box.d)))
-    steps = (box.hi - box.lo) / each
-    axes = [lo + step * (np.arange(each) + 0.5) for lo, step in zip(box.lo, steps, strict=True)]
-    centres = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, box.d)
-    distances = np.asarray(cKDTree(points).query(centres)[0])
-    return float(up(float(distances.max()) + float(np.linalg.norm(steps)) / 2, 2**20))
-
-
 def kernel_ridge(kernel: Kernel, penalty: float, schedule: Schedule) -> Program:
     """The program for Σ_i a_i e^{−β|x−x_i|²}, with a after the schedule's steps from 0.
 
     Its inputs and its output are those of `nadaraya_watson`.
     """
     schedule.check_steady()
-    channels = (*_memory_channels(kernel), "v", "p", "product")
+    channels = (*kernel.memory, "v", "p", "product")
     C = sink_score(kernel.prompt.rows + 1, 0.0, kernel.dtype)
     multiply = Attention("product", (_kernel_head(kernel, channels, channels, C, "v", "product"),), channels, True)
     update = _dual_update(kernel, channels, penalty, schedule)
@@ -215,7 +190,7 @@ def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
     # No two scores differ by more than this. A found key loses twice as much, and an absent one four times.
     widest = beta * 4 * kernel.size**2 + CLEAR_SCORE * (rows + 2)
     names = tuple(f"name.{i}" for i in range(rows))
-    channels = (*_memory_channels(kernel), "rank", *names)
+    channels = (*kernel.memory, "rank", *names)
     main = (*kernel.points, ONE, "out", *names)
     queries = {(c, c): 1.0 for c in (*kernel.points, *names)} | {(ONE, c): 1.0 for c in (SQUARE, ABSENT, "rank")}
     keys = {(c, c): 2 * beta for c in kernel.points}
@@ -229,12 +204,8 @@ def nearest(kernel: Kernel, neighbours: int, resolution: float) -> Program:
     return _program(kernel, main, rounds, _memory(kernel, channels))
 
 
-def _memory_channels(kernel: Kernel) -> tuple[str, ...]:
-    return (*kernel.points, TARGET, ONE, SINK, SQUARE, ABSENT)
-
-
 def _memory(kernel: Kernel, channels: tuple[str, ...]) -> tuple[Layer, ...]:
-    """The examples, marked where absent, and the sink; then their squares."""
+    """The layers of the memory: the examples, with a mark if absent, and the sink; then their squares."""
     prompt = kernel.prompt
     rows = np.arange(prompt.rows)
     place = AffineBuilder(prompt.rows, prompt.inputs, prompt.rows + 1, channels)

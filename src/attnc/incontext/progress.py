@@ -1,4 +1,4 @@
-"""A fit, layer by layer: its objective, exact steps to compare with, and the attention of chosen heads."""
+"""The progress of a fit, layer by layer: its objective, exact steps to compare with, and attention of chosen heads."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Objective:
 
     @classmethod
     def of(cls, task: Task, tokens: Float[np.ndarray, "rows width"]) -> Objective:
+        """The objective on the tokens of a prompt, without its padding."""
         is_present = tokens[:, -2] != 0
         return cls(task, tokens[is_present, : task.prompt.num_weights], tokens[is_present, -1])
 
@@ -62,11 +63,11 @@ class Objective:
             return np.asarray(self.X.T @ residuals / self._count + np.array(self.task.penalty) * w)
 
     def exact_trajectory(self, start: Float[np.ndarray, " weights"]) -> Float[np.ndarray, "steps weights"]:
-        """The iterates of the same steps with exact gradients, in float64; the program approximates them."""
+        """The iterates of the same steps with exact gradients, in float64. The program approximates them."""
         schedule, l1 = self.task.schedule, self._l1
         v = p = np.array(start, np.float64)
         path = [v]
-        for eta, beta in zip(schedule.etas, schedule.betas, strict=True):
+        for eta, beta in schedule.pairs:
             moved = v - eta * self.gradient(v)
             step = np.sign(moved) * np.maximum(np.abs(moved) - eta * l1, 0.0)
             if schedule.method == "nesterov":
