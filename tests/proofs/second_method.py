@@ -8,29 +8,18 @@ No moments, no Taylor polynomials, no quotients of series; and nothing of the pa
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from flint import arb
 
-from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program
 from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.expressions.tree import (
-    Call,
-    Constant,
-    Negate,
-    Node,
-    Number,
-    Power,
-    Product,
-    Quotient,
-    Sum,
-    Variable,
-    children,
-)
-from strategies.reference import DERIVATIVES, VALUES, precision, rational
+from proofs.exact_programs import LayerArithmetic
+from strategies.reference import DERIVATIVES, VALUES, TreeArithmetic, precision
 
 BITS = 120
 ZERO, UNIT = arb(0), arb(0, 1)
@@ -50,17 +39,22 @@ class Dual:
         slopes = tuple(a + b for a, b in zip(self.slopes, other.slopes, strict=True))
         return self.tight(self.value + other.value, slopes, self.centre + other.centre)
 
-    def __sub__(self, other: Dual) -> Dual:
-        return self + other.scaled(arb(-1))
+    def __neg__(self) -> Dual:
+        return self * arb(-1)
 
-    def __mul__(self, other: Dual) -> Dual:
+    def __sub__(self, other: Dual) -> Dual:
+        return self + -other
+
+    def __truediv__(self, other: Dual) -> Dual:
+        return self * other.inverse()
+
+    def __mul__(self, other: Dual | arb) -> Dual:
+        if isinstance(other, arb):
+            slopes = tuple(slope * other for slope in self.slopes)
+            return Dual(self.value * other, slopes, self.centre * other, self.radii)
         pairs = zip(self.slopes, other.slopes, strict=True)
         slopes = tuple(a * other.value + self.value * b for a, b in pairs)
         return self.tight(self.value * other.value, slopes, self.centre * other.centre)
-
-    def scaled(self, factor: arb) -> Dual:
-        slopes = tuple(slope * factor for slope in self.slopes)
-        return Dual(self.value * factor, slopes, self.centre * factor, self.radii)
 
     def constant(self, value: arb) -> Dual:
         return Dual(value, (ZERO,) * len(self.radii), value, self.radii)
@@ -88,94 +82,35 @@ def kinked(x: Dual, left: int, right: int) -> Dual:
     return x.through(values, slope, centre)
 
 
-def differentiate(node: Node, at: dict[str, Dual], zero: Dual) -> Dual:
-    a = [differentiate(child, at, zero) for child in children(node)]
-    match node:
-        case Number(value):
-            return zero.constant(rational(value))
-        case Constant(name):
-            return zero.constant(arb.pi() if name == "pi" else arb(1).exp())
-        case Variable(name):
-            return at[name]
-        case Sum():
-            return sum(a[1:], a[0])
-        case Product():
-            result = a[0]
-            for factor in a[1:]:
-                result = result * factor
-            return result
-        case Quotient():
-            return a[0] * a[1].inverse()
-        case Negate():
-            return a[0].scaled(arb(-1))
-        case Power(_, Number(value)) if value.denominator == 1 and value > 0:
-            result = a[0]
-            for _ in range(int(value) - 1):
-                result = result * a[0]
-            return result
-        case Call("abs" | "relu" as name):
-            return kinked(a[0], -1 if name == "abs" else 0, 1)
-        case Call("max"):
-            result = a[0]
-            for other in a[1:]:
-                result = result + kinked(other - result, 0, 1)
-            return result
-        case Call(name):
-            function = VALUES[name]
-            return a[0].through(function(a[0].value), DERIVATIVES[name](a[0].value), function(a[0].centre))
-    raise AssertionError(f"no rule for {node}")
+def through_max(*operands: Dual) -> Dual:
+    return reduce(lambda largest, x: largest + kinked(x - largest, 0, 1), operands)
 
 
-def run(program: Program, x: Sequence[Dual]) -> list[Dual]:
-    """The first token's outputs of a program whose queries are made in token 0."""
-    zero = x[0].scaled(ZERO)
-    state: list[list[Dual]] = [list(x)]
-    for layer in program.layers:
-        state = _affine(layer, state, zero) if isinstance(layer, Affine) else _attention(layer, state, zero)
-    return [entry for row in state for entry in row]
+def through_smooth(name: str) -> Callable[[Dual], Dual]:
+    function, derivative = VALUES[name], DERIVATIVES[name]
+    return lambda x: x.through(function(x.value), derivative(x.value), function(x.centre))
 
 
-def _affine(layer: Affine, state: list[list[Dual]], zero: Dual) -> list[list[Dual]]:
-    tokens, width = layer.constant.shape
-    out = [[zero] * width for _ in range(tokens)]
-    for (t, c), value in zip(layer.constant.index.tolist(), layer.constant.values.tolist(), strict=True):
-        out[t][c] = zero.constant(arb(value))
-    for (t, c, i, j), value in zip(layer.weight.index.tolist(), layer.weight.values.tolist(), strict=True):
-        out[t][c] = out[t][c] + state[i][j].scaled(arb(value))
-    return out
+FUNCTIONS = {
+    **{name: through_smooth(name) for name in DERIVATIVES},
+    "abs": lambda x: kinked(x, -1, 1),
+    "relu": lambda x: kinked(x, 0, 1),
+    "max": through_max,
+}
 
 
-def _attention(layer: Attention, state: list[list[Dual]], zero: Dual) -> list[list[Dual]]:
-    """Of query 0. Averages are taken of the values less their mean at the centre: an average of 1 is 1."""
-    first = list(state[0]) if layer.residual else [zero] * len(layer.channels)
-    for head in layer.heads:
-        q, keys, values = _times([state[0]], head.W_Q)[0], _times(state, head.W_K), _times(state, head.W_V)
-        seen = np.flatnonzero(head.mask.visible(np.array([0]), slice(None))[0]) if head.mask else range(len(keys))
-        scores = [sum((a * b for a, b in zip(q, keys[k], strict=True)), zero) for k in seen]
-        best = max(scores, key=lambda score: float(score.centre))
-        weights = [_exponential(score - best) for score in scores]
-        below = sum(weights[1:], weights[0]).inverse()
-        average = []
-        for m in range(head.W_V.shape[1]):
-            column = [values[k][m] for k in seen]
-            middle = sum((w.centre * v.centre for w, v in zip(weights, column, strict=True)), ZERO) * below.centre
-            shift = zero.constant(middle.mid())
-            above = sum((w * (v - shift) for w, v in zip(weights, column, strict=True)), zero)
-            average.append(above * below + shift)
-        for c, entry in enumerate(_times([average], head.W_O)[0]):
-            first[c] = first[c] + entry
-    return [first, *([zero] * len(first) for _ in state[1:])]
-
-
-def _exponential(x: Dual) -> Dual:
-    power = x.value.exp()
-    return x.through(power, power, x.centre.exp())
-
-
-def _times(rows: list[list[Dual]], matrix: np.ndarray) -> list[list[Dual]]:
-    columns = [[(i, arb(value)) for i, value in enumerate(column) if value] for column in matrix.T.tolist()]
-    zero = rows[0][0].scaled(ZERO)
-    return [[sum((row[i].scaled(w) for i, w in column), zero) for column in columns] for row in rows]
+def average(scores: list[Dual], values: list[list[Dual]]) -> list[Dual]:
+    """Average the values less their mean at the centre, and add it: an average of 1 is 1."""
+    best = max(scores, key=lambda score: float(score.centre))
+    weights = [FUNCTIONS["exp"](score - best) for score in scores]
+    below = reduce(operator.add, weights).inverse()
+    found = []
+    for column in zip(*values, strict=True):
+        middle = sum((w.centre * v.centre for w, v in zip(weights, column, strict=True)), ZERO) * below.centre
+        shift = best.constant(middle.mid())
+        above = reduce(operator.add, (w * (v - shift) for w, v in zip(weights, column, strict=True)))
+        found.append(above * below + shift)
+    return found
 
 
 Gap = Callable[[Sequence[arb], Sequence[arb]], list[Dual]]
@@ -191,9 +126,9 @@ def gap_of(program: Program, target: ExpressionTarget) -> Gap:
             for i in range(d)
         ]
         named = dict(zip(target.expression.variables, at, strict=True))
-        zero = at[0].constant(ZERO)
-        f = [differentiate(tree, named, zero) for tree in target.expression.outputs]
-        return [a - b for a, b in zip(f, run(program, at), strict=True)]
+        f = [TreeArithmetic(FUNCTIONS, at[0].constant).value(tree, named) for tree in target.expression.outputs]
+        network = LayerArithmetic(constant=at[0].constant, average=average).outputs(program, at)
+        return [a - b for a, b in zip(f, network, strict=True)]
 
     return gap
 

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from flint import arb
 
+from attnc.ir.reference import softmax
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.expressions.expression import Expression
+from proofs.exact_programs import softmax_average
+from strategies.reference import tree_value
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
 """Slopes, offsets, values and value slopes."""
 VARIABLES = ("x", "y", "z", "t")
 
 
-def exact(values) -> Enclosed:
-    mid = np.asarray(values, dtype=np.float64)
-    return Enclosed(mid, np.zeros(mid.shape))
+def enclosed(mid: Any, radius: float = 0.0) -> Enclosed:
+    """Numbers, each known to a relative `radius`."""
+    mid = np.array(mid, np.float64)
+    return Enclosed(mid, np.abs(mid) * radius)
 
 
-def stage_of(heads: list[SoftHead], d: int) -> OneStage:
+def stage_of(heads: Sequence[SoftHead], d: int) -> OneStage:
     outputs = heads[0].values.mid.shape[1]
-    return OneStage(tuple(heads), exact(np.zeros(outputs)), exact(np.zeros((outputs, d))))
+    return OneStage(tuple(heads), enclosed(np.zeros(outputs)), enclosed(np.zeros((outputs, d))))
 
 
-def head_of(arrays: Arrays) -> SoftHead:
-    slopes, offsets, values, gates = arrays
-    return SoftHead(exact(slopes), exact(offsets), exact(values), None if gates is None else exact(gates))
+def head_of(arrays: Arrays, radius: float = 0.0) -> SoftHead:
+    """A head whose weights are known to a relative `radius`."""
+    return SoftHead(*(None if part is None else enclosed(part, radius) for part in arrays))
 
 
 def random_arrays(rng: np.random.Generator, kind: str, d: int) -> Arrays:
@@ -54,33 +61,83 @@ def random_arrays(rng: np.random.Generator, kind: str, d: int) -> Arrays:
     return slopes, offsets, values, gates
 
 
-def enclosed(rng: np.random.Generator, arrays: Arrays, size: float) -> tuple[SoftHead, Arrays]:
-    """A head that knows its weights to within a relative `size`, and weights that it may have."""
-    parts = [None if part is None else Enclosed(part, np.abs(part) * size) for part in arrays]
-    inside = [
-        None if part is None else part.mid + rng.uniform(-0.99, 0.99, part.mid.shape) * part.radius for part in parts
-    ]
-    return SoftHead(*parts), tuple(inside)
+def random_stage(
+    rng: np.random.Generator, d: int, num_outputs: int = 1, *, num_heads: int = 1, gates: bool = False
+) -> OneStage:
+    """Anchors in clusters, on grids or anywhere, β from 10⁻² to 10⁸, values of mixed sign and size."""
+    heads = []
+    for _ in range(num_heads):
+        p = int(rng.integers(1, 14))
+        anchors = rng.uniform(-1.2, 1.2, (p, d))
+        if rng.random() < 0.3:
+            anchors = np.round(anchors * 3) / 3  # some twice
+        if rng.random() < 0.3:
+            anchors = anchors[rng.integers(0, p, p)] + rng.normal(size=(p, d)) * 10.0 ** rng.uniform(-8, -2)
+        beta = 10 ** rng.uniform(-2, 8)
+        offsets = -beta * (anchors**2).sum(axis=1) + rng.normal(size=p) * rng.choice([0.0, 1.0, 0.1 * beta])
+        values = rng.normal(size=(p, num_outputs)) * 10.0 ** rng.uniform(-3, 2, (p, num_outputs))
+        radius = float(rng.choice([0.0, 1e-16, 1e-12]))
+        slopes = rng.normal(size=(p, num_outputs, d)) if gates else None
+        heads.append(head_of((2 * beta * anchors, offsets, values, slopes), radius))
+    linear = rng.normal(size=(num_outputs, d)) * float(rng.choice([0.0, 1.0]))
+    return OneStage(tuple(heads), enclosed(rng.normal(size=num_outputs)), enclosed(linear))
 
 
-def head_value(arrays: Arrays, x: list[arb]) -> list[arb]:
-    """Σ_k softmax_k(a_k·x + c_k)(v_k + V_k·x), in balls."""
-    slopes, offsets, values, gates = arrays
-    scores = [dot(row, x) + arb(c) for row, c in zip(slopes.tolist(), offsets.tolist(), strict=True)]
-    top = max(scores, key=lambda score: float(score.mid()))
-    weights = [(score - top).exp() for score in scores]
-    total = sum(weights[1:], weights[0])
-    result = []
-    for output in range(values.shape[1]):
-        terms = [arb(float(v)) for v in values[:, output]]
-        if gates is not None:
-            terms = [v + dot(row, x) for v, row in zip(terms, gates[:, output].tolist(), strict=True)]
-        result.append(sum((w * v for w, v in zip(weights, terms, strict=True)), arb(0)) / total)
-    return result
+def weights_within(rng: np.random.Generator, head: SoftHead) -> SoftHead:
+    """Exact weights that the head may have."""
+    parts = (head.slopes, head.offsets, head.values, head.carried)
+    return head_of(
+        tuple(
+            None if part is None else part.mid + rng.uniform(-0.99, 0.99, part.mid.shape) * part.radius
+            for part in parts
+        )
+    )
 
 
-def dot(row: list[float], x: list[arb]) -> arb:
-    return sum((arb(a) * t for a, t in zip(row, x, strict=True)), arb(0))
+def head_value(head: SoftHead, x: Sequence[arb], shifts: Sequence[float] | None = None) -> list[arb]:
+    """Σ_k softmax_k(a_k·x + c_k + shift_k)(v_k + V_k·x), its numbers as balls."""
+    scores = [c + dot(row, x) for row, c in zip(balls(head.slopes), balls(head.offsets), strict=True)]
+    if shifts is not None:
+        scores = [score + float(by) for score, by in zip(scores, shifts, strict=True)]
+    values = balls(head.values)
+    if head.carried is not None:
+        pairs = zip(values, balls(head.carried), strict=True)
+        values = [[v + dot(row, x) for v, row in zip(row_of_v, rows, strict=True)] for row_of_v, rows in pairs]
+    return softmax_average(scores, values)
+
+
+def stage_output(stage: OneStage, point: Sequence[float | arb], shifts: Sequence[Any] | None = None) -> list[arb]:
+    """The stage in Arb, its numbers as balls; `shifts` are added to the scores of each head."""
+    x = [arb(entry) for entry in point]
+    total = [c + dot(row, x) for c, row in zip(balls(stage.constant), balls(stage.linear), strict=True)]
+    for number, head in enumerate(stage.heads):
+        found = head_value(head, x, None if shifts is None else shifts[number])
+        total = [a + b for a, b in zip(total, found, strict=True)]
+    return total
+
+
+def exact_errors(
+    stage: OneStage, expression: Expression, point: Sequence[float | arb], shifts: Sequence[Any] | None = None
+) -> list[arb]:
+    """|stage − f| in Arb, for every output."""
+    at = {name: arb(x) for name, x in zip(expression.variables, point, strict=True)}
+    found = stage_output(stage, point, shifts)
+    return [abs(a - tree_value(node, at)) for a, node in zip(found, expression.outputs, strict=True)]
+
+
+def balls(part: Enclosed) -> Any:
+    """Nested lists of balls, in the shape of the numbers."""
+
+    def nested(mid: Any, radius: Any) -> Any:
+        if isinstance(mid, float):
+            return arb(mid, radius)
+        return [nested(*pair) for pair in zip(mid, radius, strict=True)]
+
+    return nested(part.mid.tolist(), part.radius.tolist())
+
+
+def dot(row: Sequence[arb], x: Sequence[arb]) -> arb:
+    return sum((a * t for a, t in zip(row, x, strict=True)), arb(0))
 
 
 def spectral_stage(text: str, box: list[tuple[float, float]], n: int, *, c=0.3, pad=None, cut=1e-9):
@@ -105,11 +162,6 @@ def spectral_stage(text: str, box: list[tuple[float, float]], n: int, *, c=0.3, 
     offsets = np.asarray(sum(np.meshgrid(*(b for _, b in axes), indexing="ij"))).ravel()
     head = head_of((slopes, offsets, values.reshape(len(slopes), -1), None))
     return stage_of([head], d), expression
-
-
-def softmax(scores: np.ndarray) -> np.ndarray:
-    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def stage_values(stage: OneStage, points: np.ndarray) -> np.ndarray:

@@ -11,9 +11,10 @@ import pytest
 import attnc
 from attnc import constructions
 from attnc.proofs.cells.dyadic import cell_boxes
-from proofs.arb_networks import ArbNetwork, exact_values
+from proofs.exact_programs import exact_output, exact_values
 from proofs.proving import core_of, proven
 from proofs.second_method import bound_over, confirmed, gap_of
+from strategies.reference import precision
 
 pytestmark = pytest.mark.slow  # minutes of comparisons
 
@@ -38,7 +39,7 @@ def test_leaves_are_confirmed_by_mean_values_in_balls(name, text, box, options):
     target = attnc.as_target(text, box)
     program = getattr(constructions, name)(target, **options).program
     found = proven(program, target)
-    gap, network, rng = gap_of(program, target), ArbNetwork(program), np.random.default_rng(3)
+    gap, rng = gap_of(program, target), np.random.default_rng(3)
     (large,) = np.nonzero(found.evidence.bounds >= LARGE * found.bound)
     for number in {int(np.argmax(found.evidence.bounds)), *rng.choice(large, LEAVES[target.box.d]).tolist()}:
         leaf, bound = found.evidence.leaves[number], float(found.evidence.bounds[number])
@@ -46,9 +47,10 @@ def test_leaves_are_confirmed_by_mean_values_in_balls(name, text, box, options):
         second = confirmed(gap, centre - radius, centre + radius, bound * (1 + TOLERANCE))
         assert second is not None
         points = np.clip(centre + radius * rng.uniform(-1, 1, (8, target.box.d)), target.box.lo, target.box.hi)
-        for point in points:
-            pairs = zip(exact_values(target.expression, point), network(point), strict=True)
-            assert max(float(abs(f - y).lower()) for f, y in pairs) <= second
+        with precision(200):
+            for point in points:
+                pairs = zip(exact_values(target.expression, point), exact_output(program, point), strict=True)
+                assert max(float(abs(f - y).lower()) for f, y in pairs) <= second
 
 
 def test_the_method_converges_to_the_largest_error():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
+from typing import Any
 
 import flint
 from flint import arb, fmpq
@@ -108,37 +112,48 @@ def rational(value: Fraction) -> arb:
     return arb(fmpq(value.numerator, value.denominator))
 
 
-def tree_value(node: Node, point: Mapping[str, arb]) -> arb:
-    """The value of a tree at a point."""
-    a = [tree_value(child, point) for child in children(node)]
-    match node:
-        case Number(value):
-            return rational(value)
-        case Constant(name):
-            return arb.pi() if name == "pi" else arb(1).exp()
-        case Variable(name):
-            return point[name]
-        case Sum():
-            return sum(a[1:], a[0])
-        case Product():
-            result = a[0]
-            for factor in a[1:]:
-                result = result * factor
-            return result
-        case Quotient():
-            return a[0] / a[1]
-        case Power(_, Number(value)) if value.denominator == 1:
-            result = arb(1)
-            for _ in range(abs(int(value))):
-                result = result * a[0]
-            return 1 / result if value < 0 else result
-        case Power():
-            return a[0] ** a[1]
-        case Negate():
-            return -a[0]
-        case Call(name):
-            return VALUES[name](*a)
-    raise AssertionError(node)
+@dataclass(frozen=True)
+class TreeArithmetic:
+    """Functions of any numbers that can be added, multiplied and divided; `constant` makes one of a ball."""
+
+    functions: Mapping[str, Callable[..., Any]]
+    constant: Callable[[arb], Any] = lambda ball: ball
+    power: Callable[[Any, Any], Any] = operator.pow
+
+    def value(self, node: Node, point: Mapping[str, Any]) -> Any:
+        """The value of a tree at a point."""
+        a = [self.value(child, point) for child in children(node)]
+        match node:
+            case Number(value):
+                return self.constant(rational(value))
+            case Constant(name):
+                return self.constant(arb.pi() if name == "pi" else arb(1).exp())
+            case Variable(name):
+                return point[name]
+            case Sum():
+                return reduce(operator.add, a)
+            case Product():
+                return reduce(operator.mul, a)
+            case Quotient():
+                return a[0] / a[1]
+            case Power(_, Number(value)) if value.denominator == 1:
+                one = self.constant(arb(1))
+                result = reduce(operator.mul, [a[0]] * abs(int(value))) if value else one
+                return one / result if value < 0 else result
+            case Power():
+                return self.power(*a)
+            case Negate():
+                return -a[0]
+            case Call(name):
+                return self.functions[name](*a)
+        raise AssertionError(node)
+
+
+tree_value = TreeArithmetic(VALUES).value
+
+
+def monomial(tau: Sequence[arb], exponents: Sequence[int]) -> arb:
+    return math.prod((t for t, times in zip(tau, exponents, strict=True) for _ in range(times)), start=arb(1))
 
 
 def surely_outside(value: arb, interval: Interval) -> bool:

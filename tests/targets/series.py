@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import flint
 import numpy as np
@@ -11,20 +11,7 @@ from flint import arb, arb_series
 from attnc.numerics.jet_tables import monomials
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.taylor import Taylor, taylor
-from attnc.targets.expressions.tree import (
-    Call,
-    Constant,
-    Negate,
-    Node,
-    Number,
-    Power,
-    Product,
-    Quotient,
-    Sum,
-    Variable,
-    children,
-)
-from strategies.reference import precision, rational, tree_value
+from strategies.reference import TreeArithmetic, monomial, precision, tree_value
 
 
 def boxes(expression: Expression, count: int, seed: int, low: float = -1.0, high: float = 1.0, widest: float = 0.3):
@@ -54,11 +41,8 @@ def check_points(expression: Expression, centres: np.ndarray, radii: np.ndarray,
                 allowed = allowed * arb(max(map(abs, point), default=0.0))
             for j, m, r in zip(exponents, mid, radius, strict=True):
                 if m or r:
-                    monomial = arb(1)
-                    for t, k in zip(tau, j, strict=True):
-                        for _ in range(k):
-                            monomial = monomial * t
-                    error, allowed = error - arb(m) * monomial, allowed + arb(r) * abs(monomial)
+                    power = monomial(tau, j)
+                    error, allowed = error - arb(m) * power, allowed + arb(r) * abs(power)
             assert error.is_finite()
             assert not abs(error) > allowed, (expression.text, centres[box], radii[box], point, error, allowed)
 
@@ -84,37 +68,10 @@ SERIES: dict[str, Callable[[arb_series], arb_series]] = {
 }
 
 
-def tree_series(node: Node, point: Mapping[str, arb_series]) -> arb_series:
-    """The series of a tree without kinks along a line."""
-    a = [tree_series(child, point) for child in children(node)]
-    match node:
-        case Number(value):
-            return arb_series([rational(value)])
-        case Constant(name):
-            return arb_series([arb.pi() if name == "pi" else arb(1).exp()])
-        case Variable(name):
-            return point[name]
-        case Sum():
-            return sum(a[1:], a[0])
-        case Product():
-            result = a[0]
-            for factor in a[1:]:
-                result = result * factor
-            return result
-        case Quotient():
-            return a[0] / a[1]
-        case Power(_, Number(value)) if value.denominator == 1:
-            result = arb_series([arb(1)])
-            for _ in range(abs(int(value))):
-                result = result * a[0]
-            return 1 / result if value < 0 else result
-        case Power():
-            return (a[0].log() * a[1]).exp()
-        case Negate():
-            return -a[0]
-        case Call(name):
-            return SERIES[name](a[0])
-    raise AssertionError(node)
+along_a_line = TreeArithmetic(
+    SERIES, lambda ball: arb_series([ball]), lambda base, exponent: (base.log() * exponent).exp()
+)
+"""Series of trees without kinks along a line."""
 
 
 def line_coefficients(expression: Expression, centre: np.ndarray, radius: np.ndarray, along: np.ndarray, order: int):
@@ -126,7 +83,7 @@ def line_coefficients(expression: Expression, centre: np.ndarray, radius: np.nda
             name: arb_series([arb(c), arb(r) * arb(t)])
             for name, c, r, t in zip(expression.variables, centre, radius, along, strict=True)
         }
-        series = [tree_series(output, point) for output in expression.outputs]
+        series = [along_a_line.value(output, point) for output in expression.outputs]
         return [[each[k] for k in range(order + 1)] for each in series]
     finally:
         flint.ctx.cap = before

@@ -19,7 +19,7 @@ from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from proofs.exact_cells import cell_ends
 from proofs.given_kinds import GivenKind
-from proofs.small_stages import VARIABLES, exact, head_of, seen_error, spectral_stage, stage_of
+from proofs.small_stages import VARIABLES, enclosed, head_of, seen_error, spectral_stage, stage_of
 from strategies.reference import precision
 
 
@@ -269,6 +269,6 @@ def test_read_outs_are_subtracted():
     stage, f = spectral_stage("sin(x)", [(-3, 3)], 13)
     f = Expression.parse("sin(x) + 2*x - 1")
     plain, _ = prove(stage, Expression.parse("sin(x)"), [(-3, 3)])
-    with_slope = type(stage)(stage.heads, exact([-1.0]), exact([[2.0]]))
+    with_slope = type(stage)(stage.heads, enclosed([-1.0]), enclosed([[2.0]]))
     proof, _ = prove(with_slope, f, [(-3, 3)])
     assert proof.bound == pytest.approx(plain.bound, rel=0.05)

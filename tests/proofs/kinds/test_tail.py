@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.errors import InputError
-from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.kinds.tail import expression_tails, tail_bound
 from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.expressions.expression import Expression
-from proofs.one_stage_programs import enclosed, rational, stage_output
+from proofs.small_stages import enclosed, exact_errors, head_of, stage_of
 from strategies.reference import precision, tree_value
 
 DISTANCES = (0.0, 1e-9, 1e-3, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1e4, 1e8)
@@ -43,28 +42,18 @@ FUNCTIONS = {  # slopes at −∞ and ∞
 }
 
 
-def exact_errors(stage: OneStage, text: str, points) -> list[arb]:
-    (node,) = Expression.parse(text).outputs
-    found = []
-    for x in points:
-        value = tree_value(node, {"x": arb(rational(x))})
-        error = abs(stage_output(stage, np.array([x]))[0] - value)
+def errors_at(stage: OneStage, expression: Expression, points) -> list[arb]:
+    found = [exact_errors(stage, expression, [float(x)])[0] for x in points]
+    for error in found:
         assert error.is_finite()
         assert float(error.rad()) < 1e-25
-        found.append(error)
     return found
 
 
 def gate(slopes, offsets, values, carried=None, radius: float = 0.0) -> OneStage:
     """One head of one variable, one output."""
-    moving = None if carried is None else enclosed(np.array(carried)[:, None, None], radius)
-    head = SoftHead(
-        enclosed(np.array(slopes)[:, None], radius),
-        enclosed(offsets, radius),
-        enclosed(np.array(values)[:, None], radius),
-        moving,
-    )
-    return OneStage((head,), enclosed([0.0]), enclosed([[0.0]]))
+    moving = None if carried is None else np.array(carried)[:, None, None]
+    return stage_of([head_of((np.array(slopes)[:, None], offsets, np.array(values)[:, None], moving), radius)], 1)
 
 
 def random_gate(rng: np.random.Generator, ends: tuple[float, float]) -> OneStage:
@@ -81,14 +70,13 @@ def random_gate(rng: np.random.Generator, ends: tuple[float, float]) -> OneStage
 
 @given(text=st.sampled_from(sorted(FUNCTIONS)), seed=st.integers(0, 10**6), R=st.sampled_from([3.0, 5.5, 12.0, 40.0]))
 def test_no_point_beyond_R_is_farther_off(text, seed, R):
-    rng = np.random.default_rng(seed)
-    stage = random_gate(rng, FUNCTIONS[text])
+    stage, expression = random_gate(np.random.default_rng(seed), FUNCTIONS[text]), Expression.parse(text)
     for side in (1, -1):
-        (bound,) = tail_bound(stage, Expression.parse(text), side, R)
+        (bound,) = tail_bound(stage, expression, side, R)
         assert math.isfinite(bound)
-        points = [side * (R + t) for t in DISTANCES]
         with precision(2000):
-            assert not any(error > arb(rational(bound)) for error in exact_errors(stage, text, points))
+            found = errors_at(stage, expression, [side * (R + t) for t in DISTANCES])
+            assert not any(error > arb(float(bound)) for error in found)
 
 
 @given(text=st.sampled_from(sorted(FUNCTIONS)), R=st.floats(3, 30), side=st.sampled_from([1, -1]))
@@ -97,14 +85,11 @@ def test_tails_of_expressions_enclose_them(text, R, side):
     (tail,) = expression_tails(expression, side, R)
     assert float(tail.q.lo) == float(tail.q.hi) == side * FUNCTIONS[text][side > 0]
     with precision(2000):
-        for t in DISTANCES[:-2]:
-            x = arb(rational(R)) + arb(rational(t))
-            value = tree_value(expression.outputs[0], {"x": side * x})
-            value -= arb(rational(float(tail.q.lo))) * arb(rational(t))
-            rate = min(tail.rate, 1e6)
-            reach = arb(rational(tail.error)) * (arb(rational(-rate)) * arb(rational(t))).exp()
-            assert not value > arb(rational(float(tail.p.hi))) + reach
-            assert not value < arb(rational(float(tail.p.lo))) - reach
+        for t in map(arb, DISTANCES[:-2]):
+            value = tree_value(expression.outputs[0], {"x": side * (arb(R) + t)}) - float(tail.q.lo) * t
+            reach = float(tail.error) * (-min(float(tail.rate), 1e6) * t).exp()
+            assert not value > float(tail.p.hi) + reach
+            assert not value < float(tail.p.lo) - reach
 
 
 @pytest.mark.parametrize(
@@ -117,47 +102,46 @@ def test_tails_of_expressions_enclose_them(text, R, side):
     ],
 )
 def test_bounds_are_of_the_size_of_the_error(text, stage, R, most):
+    expression = Expression.parse(text)
     for side in (1, -1):
-        (bound,) = tail_bound(stage, Expression.parse(text), side, R)
+        (bound,) = tail_bound(stage, expression, side, R)
         with precision(300):
-            seen = max(
-                float(e) for e in exact_errors(stage, text, [side * (R + t) for t in np.linspace(0, 3 * R, 200)])
-            )
+            seen = max(map(float, errors_at(stage, expression, side * (R + np.linspace(0, 3 * R, 200)))))
         assert seen <= bound <= most * seen
 
 
-def test_exact_gates_are_exact_far_out():
-    silu = gate([0, 1.0], [0, 0], [0, 0], [0, 1.0])
-    for side in (1, -1):
-        assert tail_bound(silu, Expression.parse("silu(x)"), side, 40.0)[0] < 1e-15
-        assert tail_bound(silu, Expression.parse("x/(1+exp(-x))"), side, 40.0)[0] < 1e-15
+SILU = gate([0, 1.0], [0, 0], [0, 0], [0, 1.0])
+TANH = head_of(([[-1.0], [1.0]], [0.0, 0.0], [[-1.0, 0.0], [1.0, 0.0]], None))
+FLAT = head_of(([[0.0]], [3.0], [[0.0, 1.0]], None))
+WITH_RESIDUAL = OneStage((TANH, FLAT), enclosed([0.0, 0.0]), enclosed([[1.0], [-1.0]]))
 
 
-def test_several_heads_outputs_and_a_residual():
-    """(x + tanh(x), −x + 1): the first head is tanh in output 0, the residual carries x."""
-    head = SoftHead(enclosed([[-1.0], [1.0]]), enclosed([0.0, 0.0]), enclosed([[-1.0, 0.0], [1.0, 0.0]]))
-    flat = SoftHead(enclosed([[0.0]]), enclosed([3.0]), enclosed([[0.0, 1.0]]))
-    stage = OneStage((head, flat), enclosed([0.0, 0.0]), enclosed([[1.0], [-1.0]]))
+@pytest.mark.parametrize(
+    ("stage", "text", "R"),
+    [(SILU, "silu(x)", 40.0), (SILU, "x/(1+exp(-x))", 40.0), (WITH_RESIDUAL, "(x + tanh(x), 1 - x)", 20.0)],
+)
+def test_exact_gates_are_exact_far_out(stage, text, R):
+    """Also with several heads and outputs: tanh in output 0, 1 in output 1, and the residual carries x to both."""
     for side in (1, -1):
-        bounds = tail_bound(stage, Expression.parse("(x + tanh(x), 1 - x)"), side, 20.0)
-        assert bounds.shape == (2,)
+        bounds = tail_bound(stage, Expression.parse(text), side, R)
+        assert bounds.shape == stage.constant.mid.shape
         assert (bounds < 1e-15).all()
 
 
-def test_what_has_no_bound_is_infinite_or_refused():
-    relu = gate([0, 10.0], [0, 0], [0, 0], [0, 1.0])
-    assert tail_bound(relu, Expression.parse("0.999*x"), 1, 5.0)[0] == math.inf
-    almost = gate([0, 10.0], [0, 0], [0, 0], [0, 1.0], radius=1e-16)
-    assert tail_bound(almost, Expression.parse("relu(x)"), 1, 5.0)[0] == math.inf  # the slope is known to 10⁻¹⁶ only
-    slopes = Enclosed(np.array([[1.0], [1.0]]), np.full((2, 1), 1e-9))
-    head = SoftHead(slopes, enclosed([0, 0]), enclosed([[0.0], [1.0]]))
-    unclear = OneStage((head,), enclosed([0.0]), enclosed([[0.0]]))
-    assert tail_bound(unclear, Expression.parse("tanh(x)"), 1, 5.0)[0] == math.inf
-    for text in ("x**2", "sqrt(x)", "sin(x)", "x*atan(x)", "exp(x)", "log(x)"):
-        with pytest.raises(InputError, match="cannot bound the tail of"):
-            tail_bound(relu, Expression.parse(text), 1, 5.0)
-    with pytest.raises(InputError, match="one variable"):
-        tail_bound(relu, Expression.parse("x + y"), 1, 5.0)
+RELU = gate([0, 10.0], [0, 0], [0, 0], [0, 1.0])
+VAGUE_RELU = gate([0, 10.0], [0, 0], [0, 0], [0, 1.0], radius=1e-16)
+UNORDERED = gate([1.0, 1.0], [0, 0], [0.0, 1.0], radius=1e-9)
+
+
+@pytest.mark.parametrize(("stage", "text"), [(RELU, "0.999*x"), (VAGUE_RELU, "relu(x)"), (UNORDERED, "tanh(x)")])
+def test_another_slope_or_one_that_is_not_known_has_no_bound(stage, text):
+    assert tail_bound(stage, Expression.parse(text), 1, 5.0)[0] == math.inf
+
+
+@pytest.mark.parametrize("text", ["x**2", "sqrt(x)", "sin(x)", "x*atan(x)", "exp(x)", "log(x)", "x + y"])
+def test_expressions_without_a_tail_are_refused(text):
+    with pytest.raises(InputError, match="one variable" if "y" in text else "cannot bound the tail of"):
+        tail_bound(RELU, Expression.parse(text), 1, 5.0)
 
 
 @pytest.mark.parametrize("text", ["1.7*x", "gelu(0.3*x)", "0.1*x + tanh(x)"])

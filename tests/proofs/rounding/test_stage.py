@@ -29,7 +29,8 @@ from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from ir.random_programs import lookup_program
-from proofs.one_stage_programs import exact_output, random_program, rational
+from proofs.exact_programs import exact_output, rational
+from proofs.one_stage_programs import random_program
 from strategies.reference import precision
 
 

@@ -21,14 +21,9 @@ from attnc.proofs.stages.enclosed_sparse import EnclosedForm, SizeForm
 from attnc.proofs.stages.extraction import one_stage, only_stage, stages
 from attnc.targets.function_target import SequenceTarget
 from ir.random_programs import lookup_program
-from proofs.one_stage_programs import (
-    exact_head,
-    exact_output,
-    random_program,
-    rational,
-    read_out,
-    stage_output,
-)
+from proofs.exact_programs import exact_head, exact_output, rational, read_out
+from proofs.one_stage_programs import random_program
+from proofs.small_stages import stage_output
 from strategies.reference import precision
 
 
