@@ -6,10 +6,12 @@ which is nearly everywhere; otherwise in Arb. So a comparison that passes is a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from flint import arb
 
 from attnc.engines.numpy_engine import NumpyEngine
@@ -17,10 +19,11 @@ from attnc.ir.program import Program
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.targets.expression_target import ExpressionTarget
+from attnc.targets.target import Target
 from proofs.exact_programs import exact_output, exact_values
 from strategies.reference import precision
 
-Engine = Callable[[np.ndarray], np.ndarray]
+Engine = Callable[..., np.ndarray]
 BITS = 200
 """Precision of Arb: errors of 1e-50 are far below every bound."""
 MOST_IN_ARB = 60
@@ -29,23 +32,46 @@ MOST_EXACT = 6
 """Points at which the program itself is evaluated in Arb."""
 
 
-def engines_of(program: Program, *, torch: bool = False) -> dict[str, Engine]:
-    """Flat points to flat outputs, in float64."""
-    fast = NumpyEngine(program)
-    found: dict[str, Engine] = {"reference": lambda x: program(x), "numpy": lambda x: fast(x)}
-    if torch:
-        import torch as library
+def torch_engine(program: Program) -> Engine:
+    torch = pytest.importorskip("torch")
+    from attnc.engines.torch_engine import to_torch
 
-        from attnc.engines.torch_engine import to_torch
+    module = to_torch(program)
+    return lambda *inputs: module(*map(torch.as_tensor, inputs)).numpy()
 
-        network = to_torch(program)
 
-        def run(x: np.ndarray) -> np.ndarray:
-            with library.no_grad():
-                return network(library.as_tensor(x, dtype=network.dtype)).numpy()
+def onnx_engine(program: Program) -> Engine:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from attnc.exports.onnx_file import to_model
 
-        found["torch"] = run
-    return found
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    model = to_model(program, {}).SerializeToString()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    names = [port.name for port in session.get_inputs()]
+
+    def run(*inputs: np.ndarray) -> np.ndarray:
+        return session.run(None, {n: np.asarray(x, program.dtype) for n, x in zip(names, inputs, strict=True)})[0]
+
+    return run
+
+
+ENGINES: dict[str, Callable[[Program], Engine]] = {
+    "reference": lambda program: program,
+    "numpy": NumpyEngine,
+    "torch": torch_engine,
+    "onnxruntime": onnx_engine,
+}
+"""The engines that a certificate names."""
+
+
+def engines_of(program: Program, names: Iterable[str] = ("reference", "numpy")) -> dict[str, Engine]:
+    return {name: ENGINES[name](program) for name in names}
+
+
+def errors_at(engine: Engine, target: Target, points: np.ndarray) -> np.ndarray:
+    """The largest error over the outputs at each point, in float64."""
+    return np.abs(engine(*target.split(points)).reshape(len(points), -1) - target(points)).max(axis=1)
 
 
 def worst_error(program: Program, target: ExpressionTarget, bound: float, count: int, seed: int = 0) -> float:
@@ -57,12 +83,11 @@ def worst_error(program: Program, target: ExpressionTarget, bound: float, count:
 class Comparisons:
     """How many were made, and how close a bound came to be reached."""
 
-    count: int = 0
     in_arb: int = 0
     proofs: int = 0
     closest: float = 0.0  # the largest error/bound
     unproved: int = 0  # programs whose bound was ∞
-    seen: dict[str, int] = field(default_factory=dict)
+    seen: Counter[str] = field(default_factory=Counter)  # comparisons by each engine
 
     def check(
         self,
@@ -89,21 +114,21 @@ class Comparisons:
             error = np.abs(middle - y).max(axis=1)
             order = np.argsort(-error)
             chosen = doubtful[np.argsort(-error[doubtful])][:MOST_IN_ARB]
-            self._count(name, len(points) - len(doubtful) + len(chosen))
+            self.seen[name] += len(points) - len(doubtful) + len(chosen)
             for i in chosen:
                 self._decide(name, target, bound, points[i], [arb(float(value)) for value in y[i]])
             worst = max(worst, float(error[order[0]]))
         for i in order[:MOST_EXACT]:
-            self._count("exact", 1)
+            self.seen["exact"] += 1
             with precision(BITS):
                 y = exact_output(program, points[i])
             self._decide("exact", target, bound, points[i], y)
         self.closest = max(self.closest, worst / bound if bound else 0.0)
         return worst
 
-    def _count(self, name: str, number: int) -> None:
-        self.count += number
-        self.seen[name] = self.seen.get(name, 0) + number
+    @property
+    def count(self) -> int:
+        return self.seen.total()
 
     def _decide(self, name: str, target: ExpressionTarget, bound: float, point: np.ndarray, y: list[arb]) -> None:
         self.in_arb += 1
@@ -122,20 +147,21 @@ class Comparisons:
         )
 
 
-def uphill(
-    errors_at: Callable[[np.ndarray], np.ndarray], target: ExpressionTarget, points: np.ndarray, seed: int = 0
-) -> np.ndarray:
+def uphill(engine: Engine, target: ExpressionTarget, points: np.ndarray, seed: int) -> np.ndarray:
     """Points on the way up from the worst of these, in ever shorter steps, some along one axis."""
     rng = np.random.default_rng(seed)
-    box, found = target.box, []
-    errors = errors_at(points)
-    best, step = points[np.argsort(-errors)[:8]], 0.1
+    box, found, step = target.box, [], 0.1
+
+    def worst_of(candidates: np.ndarray) -> np.ndarray:
+        return candidates[np.argsort(-errors_at(engine, target, candidates))[:8]]
+
+    best = worst_of(points)
     for _ in range(14):
         moves = rng.normal(size=(len(best), 12, box.d)) * step * box.widths
         moves[:, ::3] *= rng.random((len(best), 4, box.d)) < 1 / box.d
         near = np.concatenate([best, np.clip(best[:, None] + moves, box.lo, box.hi).reshape(-1, box.d)])
         found.append(near)
-        best, step = near[np.argsort(-errors_at(near))[:8]], step * 0.35
+        best, step = worst_of(near), step * 0.35
     return np.concatenate(found)
 
 
@@ -156,9 +182,4 @@ def adversarial_points(
         chosen = borders[rng.integers(0, len(borders), min(len(borders), count // 4))]
         parts += [chosen, np.nextafter(chosen, np.inf), np.nextafter(chosen, -np.inf)]
     points = np.clip(np.concatenate(parts), box.lo, box.hi)
-    engine = NumpyEngine(program)
-
-    def errors_at(x: np.ndarray) -> np.ndarray:
-        return np.abs(target.expression(x) - engine(x).reshape(len(x), -1)).max(axis=1)
-
-    return np.concatenate([points, uphill(errors_at, target, points, seed)])
+    return np.concatenate([points, uphill(NumpyEngine(program), target, points, seed)])

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
 
 
-@dataclass(frozen=True, eq=False)
 class GivenKind(Kind):
-    title: str
-    find: Callable[[np.ndarray, np.ndarray, Goal], Bounds]
-    stated_order: int | None = None
+    name, order, bounds = "", None, None  # set for each instance
 
-    @property
-    def name(self) -> str:
-        return self.title
-
-    @property
-    def order(self) -> int | None:
-        return self.stated_order
-
-    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        return self.find(centres, radii, goal)
+    def __init__(
+        self, name: str, bounds: Callable[[np.ndarray, np.ndarray, Goal], Bounds], order: int | None = None
+    ) -> None:
+        self.name, self.bounds, self.order = name, bounds, order

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -13,39 +14,70 @@ from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
 from attnc.targets.expressions.coefficient import Coefficient
 from attnc.targets.expressions.tree import Call, Node, Number, Product, Sum
-from attnc.targets.parts.part import Combination, Derivation, HeadClaim, Multiply, Part, Source, T, Unary
+from attnc.targets.parts.part import (
+    Combination,
+    Derivation,
+    HeadClaim,
+    Multiply,
+    Part,
+    Source,
+    T,
+    Unary,
+    in_order,
+    operands_of,
+)
 
 Rng = np.random.Generator
+Change = Callable[[Any], Any]
 
 
-def _attentions(program: Program) -> list[int]:
-    return [i for i, layer in enumerate(program.layers) if isinstance(layer, Attention)]
-
-
-def _with_layer(program: Program, number: int, layer: Affine | Attention) -> Program:
+def with_layer(program: Program, number: int, layer: Affine | Attention) -> Program:
     layers = list(program.layers)
     layers[number] = layer
     return dataclasses.replace(program, layers=tuple(layers))
 
 
-def with_read_out_weight(program: Program, change: Callable[[float], float]) -> Program:
-    """Another first weight in the last affine map."""
-    read = program.layers[-1]
-    values = read.weight.values.copy()
-    values[0] = change(values[0])
-    weight = dataclasses.replace(read.weight, values=values)
-    return _with_layer(program, len(program.layers) - 1, dataclasses.replace(read, weight=weight))
-
-
-def _with_head(program: Program, number: int, which: int, head: Head) -> Program:
+def _with_head(program: Program, number: int, which: int, **changes: Any) -> Program:
     layer = program.layers[number]
     heads = list(layer.heads)
-    heads[which] = head
-    return _with_layer(program, number, dataclasses.replace(layer, heads=tuple(heads)))
+    heads[which] = dataclasses.replace(heads[which], **changes)
+    return with_layer(program, number, dataclasses.replace(layer, heads=tuple(heads)))
+
+
+def with_number(program: Program, layer: int, name: str, place: int, change: Change) -> Program:
+    """Another number of an affine map, in its `weight` or its `constant`."""
+    sparse = getattr(program.layers[layer], name)
+    values = sparse.values.copy()
+    values[place] = change(values[place])
+    changed = dataclasses.replace(sparse, values=values)
+    return with_layer(program, layer, dataclasses.replace(program.layers[layer], **{name: changed}))
+
+
+def with_entry(program: Program, layer: int, head: int, name: str, place: Sequence[int], change: Change) -> Program:
+    """Another entry of a head's matrix."""
+    matrix = getattr(program.layers[layer].heads[head], name).copy()
+    matrix[tuple(place)] = change(matrix[tuple(place)])
+    return _with_head(program, layer, head, **{name: matrix})
+
+
+def with_read_out_weight(program: Program, change: Change) -> Program:
+    """Another first weight in the last affine map."""
+    return with_number(program, -1, "weight", 0, change)
+
+
+def _some_attention(rng: Rng, program: Program) -> int:
+    return int(rng.choice([i for i, layer in enumerate(program.layers) if isinstance(layer, Attention)]))
+
+
+def _some_affine(rng: Rng, program: Program, name: str) -> tuple[int, Sparse]:
+    """An affine map with numbers in its `weight` or its `constant`, and these."""
+    affine = {i: getattr(layer, name) for i, layer in enumerate(program.layers) if isinstance(layer, Affine)}
+    number = int(rng.choice([i for i, sparse in affine.items() if len(sparse.values)]))
+    return number, affine[number]
 
 
 def _some_head(rng: Rng, program: Program) -> tuple[int, int, Head]:
-    number = int(rng.choice(_attentions(program)))
+    number = _some_attention(rng, program)
     heads = program.layers[number].heads
     which = int(rng.integers(len(heads)))
     return number, which, heads[which]
@@ -61,41 +93,31 @@ def hide_a_key(rng: Rng, program: Program) -> Program:
     of_keys[place] = 1 if of_keys[place] == EVERY_QUERY else EVERY_QUERY
     if not (of_keys == EVERY_QUERY).any():
         of_keys[:] = EVERY_QUERY
-    return _with_head(program, number, which, dataclasses.replace(head, mask=Mask(of_queries, of_keys)))
+    return _with_head(program, number, which, mask=Mask(of_queries, of_keys))
 
 
 def change_a_constant(rng: Rng, program: Program) -> Program:
     """Of a key, a value, a bias or the read-out."""
-    choices = [i for i, x in enumerate(program.layers) if isinstance(x, Affine) and len(x.constant.values)]
-    number = int(rng.choice(choices))
-    layer = program.layers[number]
-    values = layer.constant.values.copy()
-    values[rng.integers(len(values))] += values.dtype.type(rng.normal() * 10.0 ** rng.uniform(-9, 1))
-    constant = Sparse(layer.constant.shape, layer.constant.index, values)
-    return _with_layer(program, number, dataclasses.replace(layer, constant=constant))
+    number, sparse = _some_affine(rng, program, "constant")
+    place, change = rng.integers(len(sparse.values)), rng.normal() * 10.0 ** rng.uniform(-9, 1)
+    return with_number(program, number, "constant", place, lambda value: value + value.dtype.type(change))
 
 
 def change_a_link(rng: Rng, program: Program) -> Program:
     """A coefficient of a channel that is passed on, of a carrier, or of the read-out."""
-    choices = [i for i, x in enumerate(program.layers) if isinstance(x, Affine) and len(x.weight.values)]
-    number = int(rng.choice(choices))
-    layer = program.layers[number]
-    values = layer.weight.values.copy()
-    values[rng.integers(len(values))] *= values.dtype.type(1 + rng.normal() * 10.0 ** rng.uniform(-14, 0))
-    weight = Sparse(layer.weight.shape, layer.weight.index, values)
-    return _with_layer(program, number, dataclasses.replace(layer, weight=weight))
+    number, sparse = _some_affine(rng, program, "weight")
+    place, change = rng.integers(len(sparse.values)), rng.normal() * 10.0 ** rng.uniform(-14, 0)
+    return with_number(program, number, "weight", place, lambda value: value * value.dtype.type(1 + change))
 
 
 def read_another_channel(rng: Rng, program: Program) -> Program:
     """A map reads its number from elsewhere in the state."""
-    choices = [i for i, x in enumerate(program.layers) if isinstance(x, Affine) and len(x.weight.values)]
-    number = int(rng.choice(choices))
-    layer = program.layers[number]
-    index = layer.weight.index.copy()
-    index[rng.integers(len(index)), 3] = rng.integers(layer.weight.shape[3])
+    number, sparse = _some_affine(rng, program, "weight")
+    index = sparse.index.copy()
+    index[rng.integers(len(index)), 3] = rng.integers(sparse.shape[3])
     kept = np.unique(index, axis=0, return_index=True)[1]
-    weight = Sparse(layer.weight.shape, index[kept], layer.weight.values[kept])
-    return _with_layer(program, number, dataclasses.replace(layer, weight=weight))
+    weight = Sparse(sparse.shape, index[kept], sparse.values[kept])
+    return with_layer(program, number, dataclasses.replace(program.layers[number], weight=weight))
 
 
 def swap_channels(rng: Rng, program: Program) -> Program:
@@ -104,46 +126,41 @@ def swap_channels(rng: Rng, program: Program) -> Program:
     a, b = rng.integers(0, head.W_O.shape[1], 2)
     W_O = head.W_O.copy()
     W_O[:, [a, b]] = W_O[:, [b, a]]
-    return _with_head(program, number, which, dataclasses.replace(head, W_O=W_O))
+    return _with_head(program, number, which, W_O=W_O)
 
 
 def swap_names(rng: Rng, program: Program) -> Program:
     """Of two channels, so that each claim is made of the other's head."""
-    number = int(rng.choice(_attentions(program)))
+    number = _some_attention(rng, program)
     layer = program.layers[number]
     names = list(layer.channels)
     a, b = rng.integers(0, len(names), 2)
     names[a], names[b] = names[b], names[a]
-    return _with_layer(program, number, dataclasses.replace(layer, channels=tuple(names)))
+    return with_layer(program, number, dataclasses.replace(layer, channels=tuple(names)))
 
 
 def swap_heads(rng: Rng, program: Program) -> Program:
     number, which, head = _some_head(rng, program)
     other = program.layers[number].heads[-1 - which]
-    return _with_head(
-        program,
-        number,
-        which,
-        dataclasses.replace(head, W_Q=other.W_Q, W_K=other.W_K) if (other.W_Q.shape == head.W_Q.shape) else head,
-    )
+    fits = other.W_Q.shape == head.W_Q.shape
+    return _with_head(program, number, which, W_Q=other.W_Q, W_K=other.W_K) if fits else program
 
 
 def drop_the_residual(rng: Rng, program: Program) -> Program:
-    number = int(rng.choice(_attentions(program)))
-    return _with_layer(program, number, dataclasses.replace(program.layers[number], residual=False))
+    number = _some_attention(rng, program)
+    return with_layer(program, number, dataclasses.replace(program.layers[number], residual=False))
 
 
 def change_a_projection(rng: Rng, program: Program) -> Program:
     """Of a query, a key, a value or an output: an entry that is there, or one that was zero."""
     number, which, head = _some_head(rng, program)
     name = str(rng.choice(["W_Q", "W_K", "W_V", "W_O"]))
-    matrix = getattr(head, name).copy()
+    matrix = getattr(head, name)
     places = np.argwhere(matrix != 0) if rng.random() < 0.7 else np.argwhere(matrix == 0)
     if not len(places):
         return program
-    place = tuple(rng.choice(places))
-    matrix[place] += matrix.dtype.type(rng.normal() * 10.0 ** rng.uniform(-12, 1))
-    return _with_head(program, number, which, dataclasses.replace(head, **{name: matrix}))
+    place, change = rng.choice(places), rng.normal() * 10.0 ** rng.uniform(-12, 1)
+    return with_entry(program, number, which, name, place, lambda value: value + value.dtype.type(change))
 
 
 PROGRAM_MUTATIONS: tuple[Callable[[Rng, Program], Program], ...] = (
@@ -189,18 +206,18 @@ class Liar:
 
     def another_part(self) -> Derivation:
         """A coefficient, a function, a factor or a source, in the outputs and in all claims alike."""
-        parts = list(self._parts().values())
+        parts = in_order(self.derivation.outputs)
         victim = parts[int(self.rng.integers(len(parts)))]
-        return self._with({id(victim): self._changed(victim, parts)})
+        return self._with(victim, self._changed(victim, parts))
 
     def another_known(self) -> Derivation:
         """A combination of which it is said that it is tiny."""
-        parts = [part for part in self._parts().values() if isinstance(part, Combination) and part.terms]
+        parts = [p for p in in_order(self.derivation.outputs) if isinstance(p, Combination) and p.terms]
         if not parts:
             return self.another_part()
         victim = parts[int(self.rng.integers(len(parts)))]
         tiny = Product((Number(Fraction(1, 100)), Call("sin", (T,))))
-        return self._with({id(victim): dataclasses.replace(victim, known=Unary(victim.terms[0][0], tiny))})
+        return self._with(victim, dataclasses.replace(victim, known=Unary(victim.terms[0][0], tiny)))
 
     def permuted_outputs(self) -> Derivation:
         outputs = list(self.derivation.outputs)
@@ -214,22 +231,7 @@ class Liar:
         heads[a], heads[b] = heads[b], heads[a]
         return Derivation(self.derivation.outputs, heads)
 
-    def _parts(self) -> dict[int, Part]:
-        found: dict[int, Part] = {}
-        pending = list(self.derivation.outputs)
-        while pending:
-            part = pending.pop()
-            if id(part) not in found:
-                found[id(part)] = part
-                pending += {
-                    Source: lambda p: [],
-                    Combination: lambda p: [inner for inner, _ in p.terms],
-                    Unary: lambda p: [p.base],
-                    Multiply: lambda p: [p.left, p.right],
-                }[type(part)](part)
-        return found
-
-    def _changed(self, part: Part, parts: list[Part]) -> Part:
+    def _changed(self, part: Part, parts: Sequence[Part]) -> Part:
         other = parts[int(self.rng.integers(len(parts)))]
         match part:
             case Source(index):
@@ -246,53 +248,39 @@ class Liar:
             case Unary(base, tree):
                 return Unary(base, another_function(self.rng, tree))
             case Multiply(left, _):
-                return (
-                    Multiply(left, left) if self.rng.random() < 0.5 or _contains(other, part) else Multiply(left, other)
-                )
+                keeps = self.rng.random() < 0.5 or part in in_order([other])  # a part is not made of itself
+                return Multiply(left, left if keeps else other)
         raise AssertionError(part)
 
-    def _with(self, changed: dict[int, Part]) -> Derivation:
+    def _with(self, victim: Part, changed: Part) -> Derivation:
+        """The derivation with another part for one, in the outputs and in all claims alike."""
+        heads = self.derivation.heads
+        claimed = [part for claim in heads.values() for part in (claim.part, claim.argument, claim.carrier) if part]
         made: dict[int, Part] = {}
+        for part in in_order([*self.derivation.outputs, *claimed]):
+            same = all(made[id(inner)] is inner for inner in operands_of(part))
+            made[id(part)] = changed if part is victim else part if same else _rebuilt(part, made)
 
-        def new(part: Part) -> Part:
-            if id(part) not in made:
-                if id(part) in changed:
-                    made[id(part)] = changed[id(part)]
-                    return made[id(part)]
-                match part:
-                    case Combination(terms, constant, known):
-                        inner = tuple((new(p), c) for p, c in terms)
-                        same = all(a is b for (a, _), (b, _) in zip(inner, terms, strict=True))
-                        made[id(part)] = part if same else Combination(inner, constant, known)
-                    case Unary(base, tree):
-                        made[id(part)] = part if new(base) is base else Unary(new(base), tree)
-                    case Multiply(left, right):
-                        same = new(left) is left and new(right) is right
-                        made[id(part)] = part if same else Multiply(new(left), new(right))
-                    case _:
-                        made[id(part)] = part
-            return made[id(part)]
-
-        heads = {}
-        for channel, claim in self.derivation.heads.items():
-            part = new(claim.part)
+        def renewed(claim: HeadClaim) -> HeadClaim:
+            part = made[id(claim.part)]
             tree = part.tree if isinstance(part, Unary) else claim.tree
-            carrier = None if claim.carrier is None else new(claim.carrier)
-            heads[channel] = HeadClaim(part, new(claim.argument), tree, carrier)
-        return Derivation(tuple(new(part) for part in self.derivation.outputs), heads)
+            carrier = None if claim.carrier is None else made[id(claim.carrier)]
+            return HeadClaim(part, made[id(claim.argument)], tree, carrier)
+
+        outputs = tuple(made[id(part)] for part in self.derivation.outputs)
+        return Derivation(outputs, {channel: renewed(claim) for channel, claim in heads.items()})
 
 
-def _contains(part: Part, wanted: Part) -> bool:
+def _rebuilt(part: Part, made: dict[int, Part]) -> Part:
+    """The same part of other operands."""
     match part:
-        case Combination(terms, _):
-            inside = [inner for inner, _ in terms]
-        case Unary(base, _):
-            inside = [base]
+        case Combination(terms):
+            return dataclasses.replace(part, terms=tuple((made[id(inner)], c) for inner, c in terms))
+        case Unary(base):
+            return dataclasses.replace(part, base=made[id(base)])
         case Multiply(left, right):
-            inside = [left, right]
-        case _:
-            inside = []
-    return part is wanted or any(_contains(inner, wanted) for inner in inside)
+            return Multiply(made[id(left)], made[id(right)])
+    raise AssertionError(part)
 
 
 def another_function(rng: Rng, tree: Node) -> Node:

@@ -62,12 +62,10 @@ class _Maker:
     def affine(self, name: str, start: tuple[int, int], shape: tuple[int, int], dense: bool = False) -> Affine:
         weight, constant = self.numbers(*shape, *start), self.numbers(*shape)
         if not dense:  # only the first two channels may move, and only by what moved before
-            weight[:, 2:] = 0
-            if name[-1] != "0":
-                weight[..., 2:] = 0
-                later = self.numbers(shape[0], shape[1] - 2, *start)
-                later[..., :2] = 0
-                weight[:, 2:] = later
+            if name.endswith("0"):
+                weight[:, 2:] = 0
+            else:
+                weight[:, 2:, :, :2] = weight[:, :2, :, 2:] = 0
         return Affine(name, Sparse.from_dense(weight), Sparse.from_dense(constant), _names(shape[1]))
 
     def attention(self, state: tuple[int, int], keyed: tuple[int, int] | None, scale: float, gates: bool) -> Attention:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
+import attnc
+from attnc import constructions
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
@@ -17,6 +22,7 @@ from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
+from proofs.comparisons import Comparisons, Engine, adversarial_points
 
 
 def proven(program: Program, target: ExpressionTarget, seconds: float = 1.0, tolerance: float = 0.03) -> Proof:
@@ -24,6 +30,28 @@ def proven(program: Program, target: ExpressionTarget, seconds: float = 1.0, tol
     observed = observed_error(lambda x: engine(x).reshape(len(x), -1), target, engine.work_per_point)
     request = ProofRequest(observed=observed, truncation=engine.truncation, seconds=seconds, tolerance=tolerance)
     return LeavesProver().prove(program, target, request)
+
+
+def constructed(name: str, text: str, box: Mapping[str, tuple[float, float]], **options: Any) -> tuple[Program, Target]:
+    """The program that a construction makes of an expression, and the target."""
+    target = attnc.as_target(text, box)
+    return getattr(constructions, name)(target, **options).program, target
+
+
+def compare(
+    made: Comparisons,
+    program: Program,
+    target: ExpressionTarget,
+    seed: int = 0,
+    *,
+    count: int = 1500,
+    seconds: float = 0.7,
+    engines: Mapping[str, Engine] | None = None,
+) -> tuple[Proof, float]:
+    """The proof by leaves, and the largest error that was found; an error above the bound raises."""
+    found = proven(program, target, seconds)
+    points = adversarial_points(program, target, count, seed, borders(found, target))
+    return found, made.check(program, target, found.bound, points, engines)
 
 
 def prove_heads(

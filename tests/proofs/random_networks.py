@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -12,12 +11,12 @@ import attnc
 from attnc.constructions.fitting.cell_head import CellHead, self_attention
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.constructions.fitting.positions import Positions
-from attnc.ir.layers import Affine, Attention
+from attnc.ir.layers import Affine
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
-from attnc.ir.sparse import Sparse
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
+from proofs.mutations import with_entry, with_number
 
 VARIABLES = ("x", "y", "z")
 MANY = tuple("abcdfghijk")
@@ -74,13 +73,15 @@ def random_target(rng: np.random.Generator, text: str, d: int) -> ExpressionTarg
     ends = np.sort(rng.uniform(-4, 4, (d, 2)), axis=1)
     if rng.random() < 0.5:
         ends = np.round(ends * 4) / 4 + np.array([0.0, 0.25])
-    present = [name for name in names if name in Expression.parse(text).variables]
-    missing = [name for name in names if name not in present]
-    whole = text
-    if missing:
-        outputs = " + ".join(f"{name} - {name}" for name in missing)
-        whole = f"({text}) + {outputs}"
+    missing = [name for name in names if name not in Expression.parse(text).variables]
+    whole = " + ".join([f"({text})", *(f"{name} - {name}" for name in missing)])
     return attnc.as_target(whole, {name: tuple(map(float, pair)) for name, pair in zip(names, ends, strict=True)})
+
+
+def random_composed(rng: np.random.Generator) -> ExpressionTarget:
+    """One to three variables; DomainError where it is not defined on the box for certain."""
+    d = int(rng.choice([1, 1, 2, 2, 3]))
+    return random_target(rng, random_composition(rng, int(rng.integers(1, 5)), VARIABLES[:d]), d)
 
 
 def random_values(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -131,12 +132,10 @@ def circuit(rng: np.random.Generator, target: ExpressionTarget) -> Program:
         queries = [_wire(rng, made, d) for _ in range(int(rng.integers(1, d + 1)))]
         slopes = rng.normal(size=(p, len(queries))) * 10.0 ** rng.uniform(-2, 3)
         offsets = rng.normal(size=p) * 10.0 ** rng.uniform(-3, 3)
-        values = random_values(rng, (p, target.num_outputs))
+        values, gate = random_values(rng, (p, target.num_outputs)), {}
         if rng.random() < 0.4:
-            carried = random_values(rng, (p, target.num_outputs))
-            wires = made.head(queries, slopes, offsets, values, carrier=_wire(rng, made, d), carried=carried)
-        else:
-            wires = made.head(queries, slopes, offsets, values)
+            gate = {"carried": random_values(rng, (p, target.num_outputs)), "carrier": _wire(rng, made, d)}
+        wires = made.head(queries, slopes, offsets, values, **gate)
         outputs = [
             out + wire * float(rng.choice([1.0, -1.0, rng.normal()])) for out, wire in zip(outputs, wires, strict=True)
         ]
@@ -173,6 +172,14 @@ def exactly_described(rng: np.random.Generator, d: int) -> tuple[Program, Expres
     return made.build([out], (), dtype), target
 
 
+def random_case(rng: np.random.Generator, kind: int) -> tuple[Program, ExpressionTarget]:
+    """A circuit, a partition or, of kind 3, a head that its target describes exactly."""
+    if kind == 3:
+        return exactly_described(rng, int(rng.integers(1, 3)))
+    target = random_composed(rng)
+    return (partition, circuit)[kind % 2](rng, target), target
+
+
 def _exact(value: float) -> str:
     exact = Fraction(value)
     return f"({exact.numerator}/{exact.denominator})"
@@ -189,23 +196,11 @@ def perturbed(rng: np.random.Generator, program: Program, size: float) -> Progra
     for number, name in rng.permutation(np.array(places, dtype=object)):
         layer = program.layers[number]
         if isinstance(layer, Affine):
-            sparse: Sparse = getattr(layer, name)
-            if not len(sparse.values):
-                continue
-            values = sparse.values.copy()
-            values[rng.integers(len(values))] *= factor
-            changed: Affine | Attention = dataclasses.replace(
-                layer, **{name: Sparse(sparse.shape, sparse.index, values)}
-            )
+            count = len(getattr(layer, name).values)
+            if count:
+                return with_number(program, number, name, rng.integers(count), lambda value: value * factor)
         else:
-            assert isinstance(layer, Attention)
             which = int(rng.integers(len(layer.heads)))
-            matrix = getattr(layer.heads[which], name).copy()
-            matrix[tuple(rng.choice(np.argwhere(matrix != 0)))] *= factor
-            heads = list(layer.heads)
-            heads[which] = dataclasses.replace(heads[which], **{name: matrix})
-            changed = dataclasses.replace(layer, heads=tuple(heads))
-        layers = list(program.layers)
-        layers[number] = changed
-        return dataclasses.replace(program, layers=tuple(layers))
+            place = rng.choice(np.argwhere(getattr(layer.heads[which], name) != 0))
+            return with_entry(program, number, which, name, place, lambda value: value * factor)
     raise AssertionError("a program without weights")

@@ -10,7 +10,9 @@ from flint import arb
 
 from attnc.ir.reference import softmax
 from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.proofs.observed import sample_points
 from attnc.proofs.stages.extraction import OneStage
+from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
 from proofs.exact_programs import softmax_average
 from strategies.reference import tree_value
@@ -177,8 +179,5 @@ def stage_values(stage: OneStage, points: np.ndarray) -> np.ndarray:
 
 def seen_error(stage: OneStage, expression: Expression, box: list[tuple[float, float]], count: int = 4000) -> float:
     """The largest error at random points and on a grid."""
-    lo, hi = np.array(box, dtype=float).T
-    per_axis = int(count ** (1 / len(box)))
-    grid = np.stack(np.meshgrid(*[np.linspace(0, 1, per_axis)] * len(box)), axis=-1).reshape(-1, len(box))
-    points = lo + np.concatenate([grid, np.random.default_rng(5).random((count, len(box)))]) * (hi - lo)
+    points = sample_points(Box.parse(box), 2 * count)
     return float(np.abs(stage_values(stage, points) - expression(points)).max())

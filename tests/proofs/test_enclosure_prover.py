@@ -16,7 +16,6 @@ from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine, Attention, Head, Layer, Softmax
 from attnc.ir.program import Program
-from attnc.ir.reference import softmax
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
@@ -28,8 +27,9 @@ from attnc.proofs.proof import Proof
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.stages.extraction import ProgramStage, stage_chain, stages, stages_and_read_out
 from attnc.targets.expression_target import ExpressionTarget
-from proofs.comparisons import Comparisons, adversarial_points
-from proofs.mutations import PROGRAM_MUTATIONS
+from proofs.comparisons import Comparisons, adversarial_points, errors_at, worst_error
+from proofs.mutations import PROGRAM_MUTATIONS, with_layer
+from proofs.small_stages import stage_values
 
 
 def prove_deep(program: Program, target: ExpressionTarget, **request: float) -> Proof:
@@ -50,8 +50,7 @@ def selecting(name: str, case: int, dtype: str) -> tuple[ExpressionTarget, Built
     target = attnc.as_target(text, box)
     built = getattr(constructions, name)(target, eps=eps, dtype=dtype)
     points = adversarial_points(built.program, target, 800)
-    error = np.abs(NumpyEngine(built.program)(points).reshape(len(points), -1) - target.expression(points)).max()
-    return target, built, points, float(error)
+    return target, built, points, float(errors_at(NumpyEngine(built.program), target, points).max())
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -72,7 +71,7 @@ def test_norms_hold_and_are_tight(text, p):
     built = constructions.two_layer(target, eps=0.5, norm=p)
     middles = (np.arange(400) + 0.5) / 200 - 1
     points = np.stack(np.meshgrid(middles, middles), axis=-1).reshape(-1, 2)
-    errors = np.abs(NumpyEngine(built.program)(points).ravel() - target(points).ravel())
+    errors = errors_at(NumpyEngine(built.program), target, points)
     seen = float((4 * np.mean(errors**p)) ** (1 / p))
     found = prove_deep(built.program, target, p=p, observed=seen, eps=0.5, seconds=10)
     assert seen <= 1.001 * found.bound
@@ -117,7 +116,7 @@ def test_one_stage_that_selects(dtype):
     target = attnc.as_target("x*y + max(z, w)", {name: (-1, 1) for name in "xyzw"})
     built = constructions.max_affine(target, eps=0.8, dtype=dtype)
     points = adversarial_points(built.program, target, 2000)
-    seen = float(np.abs(NumpyEngine(built.program)(points).ravel() - target(points).ravel()).max())
+    seen = float(errors_at(NumpyEngine(built.program), target, points).max())
     found = prove_deep(built.program, target, observed=seen, eps=0.8, seconds=10)
     Comparisons().check(built.program, target, found.bound, points)
     assert found.complete
@@ -132,26 +131,21 @@ def test_keys_of_another_kind_are_not_taken_apart():
     """Layers of random weights mix the variables, or read several heads; a key that is missing leaves a gap."""
     assert all(keys_of(*random_deep(np.random.default_rng(seed))) is None for seed in range(6))
     target, built, _, _ = selecting("attention_softmax", 1, "float64")
-    *before, scores, softmax, read = built.program.layers
-    last = scores.weight.shape[1] - 1
-    kept = scores.weight.index[:, 1] != last
+    scores = built.program.layers[-3]
+    kept = scores.weight.index[:, 1] != scores.weight.shape[1] - 1
     weight = dataclasses.replace(scores.weight, index=scores.weight.index[kept], values=scores.weight.values[kept])
-    program = dataclasses.replace(
-        built.program, layers=(*before, dataclasses.replace(scores, weight=weight), softmax, read)
-    )
-    assert keys_of(program, target) is None
+    assert keys_of(with_layer(built.program, -3, dataclasses.replace(scores, weight=weight)), target) is None
 
 
 @pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)
 def test_programs_that_were_tampered_with(mutate):
     """Refused, or the bound is that of what is there now."""
-    made = Comparisons()
     for seed, name in enumerate(SELECTING):
         target, built, _, seen = selecting(name, 2, "float64")
         program = mutate(np.random.default_rng(seed), built.program)
         with contextlib.suppress(ProgramError):
             found = prove_deep(program, target, observed=seen, eps=1.0, seconds=2)
-            made.check(program, target, found.bound, adversarial_points(program, target, 200, seed))
+            worst_error(program, target, found.bound, 200, seed)
 
 
 def test_stages_in_another_order():
@@ -161,9 +155,9 @@ def test_stages_in_another_order():
     index = select.weight.index.copy()
     index[:, 2] = index[:, 2].max() - index[:, 2]
     other = dataclasses.replace(select, weight=dataclasses.replace(select.weight, index=index))
-    program = dataclasses.replace(built.program, layers=(*built.program.layers[:2], other, *built.program.layers[3:]))
+    program = with_layer(built.program, 2, other)
     found = prove_deep(program, target, observed=seen, eps=1.0, seconds=3)
-    assert Comparisons().check(program, target, found.bound, adversarial_points(program, target, 300)) > 2 * seen
+    assert worst_error(program, target, found.bound, 300) > 2 * seen
 
 
 def random_layers(rng: np.random.Generator, depth: int, dtype: str) -> Program:
@@ -171,47 +165,33 @@ def random_layers(rng: np.random.Generator, depth: int, dtype: str) -> Program:
     layers: list[Layer] = []
     tokens, width = 1, 2
 
-    def affine(name: str, new_tokens: int, new_width: int, scale: float) -> Affine:
-        weight = rng.normal(size=(new_tokens, new_width, tokens, width)) * scale
-        constant = rng.normal(size=(new_tokens, new_width))
-        channels = tuple(f"c{i}" for i in range(new_width))
-        return Affine(
-            name, Sparse.from_dense(weight.astype(dtype)), Sparse.from_dense(constant.astype(dtype)), channels
-        )
+    def affine(name: str, weight: np.ndarray, constant: np.ndarray) -> Affine:
+        weight, constant = (Sparse.from_dense(part.astype(dtype)) for part in (weight, constant))
+        return Affine(name, weight, constant, names_of(constant.shape[1]))
+
+    def names_of(count: int) -> tuple[str, ...]:
+        return tuple(f"c{i}" for i in range(count))
 
     for number in range(depth):
         new_tokens, new_width = int(rng.integers(2, 5)), int(rng.integers(2, 5))
-        fixed = affine(f"affine{number}", new_tokens, new_width, 1.0)
         if rng.random() < 0.5:
-            layers += [fixed, Softmax(f"softmax{number}", fixed.channels)]
+            weight = rng.normal(size=(new_tokens, new_width, tokens, width))
+            layers.append(affine(f"affine{number}", weight, rng.normal(size=(new_tokens, new_width))))
+            layers.append(Softmax(f"softmax{number}", names_of(new_width)))
         else:
-            # Keys are constant: only the first token moves, and its own key and value are zero.
-            keep = fixed.weight.index[:, 0] == 0
-            moving = Sparse(fixed.weight.shape, fixed.weight.index[keep], fixed.weight.values[keep])
-            weights = [rng.normal(size=(new_width + 1, new_width)) * 2 for _ in range(3)]
-            weights[1][-1] = weights[2][-1] = 0.0
-            extended = dataclasses.replace(fixed, weight=moving)
-            extended = with_place(extended, dtype)
-            W_Q, W_K, W_V = (W.astype(dtype) for W in weights)
-            W_K[0], W_V[0] = 0.0, 0.0
+            # Only the first token moves, in channel 0, which keys and values never read; the last channel is 1.
+            weight = np.zeros((new_tokens, new_width + 1, tokens, width))
+            weight[0, 0] = rng.normal(size=(tokens, width))
+            constant = rng.normal(size=(new_tokens, new_width + 1))
+            constant[1:, 0], constant[:, -1] = 0.0, 1.0
+            W_Q, W_K, W_V = (2 * rng.normal(size=(3, new_width + 1, new_width))).astype(dtype)
+            W_K[[0, -1]] = W_V[[0, -1]] = 0.0
             head = Head(W_Q, W_K, W_V, np.eye(new_width, dtype=dtype))
-            layers += [extended, Attention(f"attention{number}", (head,), fixed.channels)]
+            layers.append(affine(f"affine{number}", weight, constant))
+            layers.append(Attention(f"attention{number}", (head,), names_of(new_width)))
         tokens, width = new_tokens, new_width
-    layers.append(affine("read", 1, 1, 1.0))
+    layers.append(affine("read", rng.normal(size=(1, 1, tokens, width)), rng.normal(size=(1, 1))))
     return check(Program(tuple(layers), ((2,),), ()))
-
-
-def with_place(layer: Affine, dtype: str) -> Affine:
-    """Tokens after the first carry constants alone; the first has its numbers in channel 0, which keys never see."""
-    tokens, width, *taken = layer.weight.shape
-    index = layer.weight.index.copy()
-    index[:, 1] = 0
-    _, kept = np.unique(index, axis=0, return_index=True)
-    weight = Sparse((tokens, width + 1, *taken), index[kept], layer.weight.values[kept])
-    constant = layer.constant.dense()
-    constant[1:, 0] = 0.0
-    widened = np.concatenate([constant, np.ones((tokens, 1), constant.dtype)], axis=1).astype(dtype)
-    return Affine(layer.name, weight, Sparse.from_dense(widened), (*layer.channels, "one"))
 
 
 def random_deep(rng: np.random.Generator) -> tuple[Program, ExpressionTarget]:
@@ -225,8 +205,7 @@ def random_deep(rng: np.random.Generator) -> tuple[Program, ExpressionTarget]:
 def test_stages_of_any_kind(seed):
     program, target = random_deep(np.random.default_rng(seed))
     found = prove_deep(program, target, seconds=2)
-    points = adversarial_points(program, target, 300, seed)
-    Comparisons().check(program, target, found.bound, points)
+    worst_error(program, target, found.bound, 300, seed)
 
 
 def computed(stage: ProgramStage, u: np.ndarray) -> np.ndarray:
@@ -234,12 +213,7 @@ def computed(stage: ProgramStage, u: np.ndarray) -> np.ndarray:
     parts = stages(stage)
     out = np.empty((len(u), sum(len(outputs) for _, outputs in parts)))
     for part, outputs in parts:
-        out[:, outputs] = part.constant.mid + u @ part.linear.mid.T
-        for head in part.heads:
-            weights = softmax(u @ head.slopes.mid.T + head.offsets.mid)
-            out[:, outputs] += weights @ head.values.mid
-            if head.carried is not None:
-                out[:, outputs] += np.einsum("bk,koi,bi->bo", weights, head.carried.mid, u)
+        out[:, outputs] = stage_values(part, u)
     return out
 
 
@@ -294,9 +268,8 @@ def test_cells_are_cut_into_pieces_that_cover_them():
 
 def test_what_cannot_be_cut_into_stages_is_refused():
     target, built, _, _ = selecting("two_layer", 2, "float64")
-    twice = (built.program.layers[0], *built.program.layers)
     with pytest.raises(ProgramError, match="alternate"):
-        prove_deep(dataclasses.replace(built.program, layers=twice[1:-1]), target)
+        prove_deep(dataclasses.replace(built.program, layers=built.program.layers[:-1]), target)
     with pytest.raises(ProgramError, match="the target"):
         prove_deep(built.program, attnc.as_target("x*y", {"x": (0, 1), "y": (0, 1)}))
 

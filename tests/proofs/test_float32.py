@@ -10,44 +10,23 @@ import pytest
 
 import attnc
 from attnc.engines.grid import GridHead
-from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import BoundNotMet, DomainError
 from attnc.ir.program import Program
 from attnc.network import Network
-from proofs.comparisons import Comparisons, Engine, adversarial_points, engines_of
-from proofs.proving import borders, proven
-from proofs.random_networks import (
-    VARIABLES,
-    circuit,
-    exactly_described,
-    partition,
-    random_composition,
-    random_target,
-)
-
-NAMED = ("reference", "numpy", "torch", "onnxruntime")
+from proofs.comparisons import ENGINES, Comparisons, Engine, adversarial_points, engines_of
+from proofs.proving import compare, constructed, proven
+from proofs.random_networks import random_case, random_composed
 
 
 def engines(program: Program) -> dict[str, Engine]:
     """All that a certificate names; numpy's is the grid engine where the anchors are a grid."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("torch")
-    from attnc.exports.onnx_file import to_model
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        to_model(program, {}).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    name = session.get_inputs()[0].name
-    found = engines_of(program, torch=True)
-    found["onnxruntime"] = lambda x: session.run(None, {name: np.asarray(x, program.dtype)})[0]
-    if any(isinstance(head, GridHead) for stage in NumpyEngine(program)._stages for head in stage.heads):
+    found = engines_of(program, ENGINES)
+    if any(isinstance(head, GridHead) for stage in found["numpy"]._stages for head in stage.heads):
         found["grid"] = found.pop("numpy")
     return found
 
 
-def compare(made: Comparisons, network: Network, count: int, seed: int = 0) -> None:
+def compare_certified(made: Comparisons, network: Network, count: int, seed: int = 0) -> None:
     claim = network.certificate
     assert claim.dtype == str(network.program.dtype) == "float32"
     target = attnc.as_target(network.expression, network.box.as_dict())
@@ -68,7 +47,7 @@ CASES = [
 def test_a_bound_proved_in_float32_holds_in_every_engine(text, box, eps, construction):
     network, made = attnc.compile(text, box=box, eps=eps, dtype="float32", construction=construction), Comparisons()
     assert network.certificate.bound <= eps
-    compare(made, network, 150)
+    compare_certified(made, network, 150)
     assert len(made.seen) == 5  # and exact arithmetic, at the worst points
     assert made.closest < 1
 
@@ -103,8 +82,8 @@ SOFT_GRIDS = [("tanh(x*y)", 2), ("sin(x)+cos(y)", 3), ("exp(-x*x-y*y)", 2), ("1/
 @pytest.mark.parametrize(("text", "end"), SOFT_GRIDS)
 def test_the_rounding_term_is_not_far_above_what_is_observed(text, end):
     """On a 2-D grid, against the float32 errors of the engines that compute in it."""
-    target = attnc.as_target(text, {"x": (-end, end), "y": (-end, end)})
-    program = attnc.constructions.spectral_grid(target, num_anchors=17, dtype="float32").program
+    box = {"x": (-end, end), "y": (-end, end)}
+    program, target = constructed("spectral_grid", text, box, num_anchors=17, dtype="float32")
     points = np.random.default_rng(0).uniform(-end, end, (20_000, 2))
     exact = program.astype("float64")(points)  # of the very weights
     seen = max(float(np.abs(np.asarray(run(points), np.float64) - exact).max()) for run in engines(program).values())
@@ -119,28 +98,21 @@ def test_hundreds_of_networks_in_float32(capsys):
     while made.proofs < 300:
         seed += 1
         rng = np.random.default_rng(20_000 + seed)
-        d = int(rng.choice([1, 1, 2, 2, 3]))
         try:
-            target = random_target(rng, random_composition(rng, int(rng.integers(1, 5)), VARIABLES[:d]), d)
             if seed % 4 == 0:
-                network = attnc.compile(target, eps=10 ** rng.uniform(-4, -1), dtype="float32")
+                network = attnc.compile(random_composed(rng), eps=10 ** rng.uniform(-4, -1), dtype="float32")
                 if network.certificate.bound is not None:
-                    compare(made, network, 500, seed)
+                    compare_certified(made, network, 500, seed)
                 continue
+            program, target = random_case(rng, seed % 4)
         except DomainError:
             continue
         except BoundNotMet:
             made.unproved += 1
             continue
-        if seed % 4 == 3:
-            program, target = exactly_described(rng, min(d, 2))
-        else:
-            program = (partition, circuit)[seed % 2](rng, target)
         program = program.astype("float32")
-        found = proven(program, target, 0.7)
-        points = adversarial_points(program, target, 500, seed, borders(found, target))
-        made.check(program, target, found.bound, points, engines(program))
+        compare(made, program, target, seed, count=500, engines=engines(program))
     with capsys.disabled():
         print(f"\nfloat32: {made}")
-    assert all(made.seen[name] >= 100_000 for name in NAMED)
+    assert all(made.seen[name] >= 100_000 for name in ENGINES)
     assert made.unproved <= 0.2 * made.proofs

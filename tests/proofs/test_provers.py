@@ -19,7 +19,8 @@ from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.proof import Leaves, Points, Stages
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.provers import AT_POINTS, BY_LEAVES, HEAD_BY_HEAD, best_proof
-from proofs.comparisons import Comparisons, adversarial_points
+from proofs.comparisons import Comparisons, adversarial_points, errors_at
+from proofs.proving import constructed
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +45,9 @@ def cut_at_zero(stage, target):
 
 
 def test_a_kind_from_the_outside_proves_a_network():
-    target = attnc.as_target("abs(x)", {"x": (-1, 1.1)})
-    program = constructions.spectral_grid(target, num_anchors=33).program
+    program, target = constructed("spectral_grid", "abs(x)", {"x": (-1, 1.1)}, num_anchors=33)
     points = adversarial_points(program, target, 4000)
-    seen = float(np.abs(NumpyEngine(program)(points).ravel() - target(points).ravel()).max())
+    seen = float(errors_at(NumpyEngine(program), target, points).max())
     request = ProofRequest(observed=seen)
     usual, found = (prover.prove(program, target, request) for prover in (LeavesProver(), LeavesProver(cut_at_zero)))
     assert "cut at zero" in {leaf.kind for leaf in found.evidence.leaves}
@@ -68,15 +68,8 @@ def test_compile_uses_it_where_it_is_in_the_list_of_provers(monkeypatch):
     assert net.certificate.observed <= net.certificate.bound <= 0.1
 
 
-def mixed(X):
-    return np.tanh(X.sum(axis=1, keepdims=True)) * X / 2
-
-
-def accepted(built, target, **request):
-    asked = ProofRequest(derivation=built.derivation, **request)
-    found = best_proof(built.program, target, asked)
-    provers_of = (AT_POINTS, HEAD_BY_HEAD, *BY_LEAVES)
-    return [prover.name for prover in provers_of if prover.accepts(built.program, target, asked)], found
+SQUARE = {"x": (-1, 1), "y": (-1, 1)}
+HALF = {"eps": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -84,26 +77,19 @@ def accepted(built, target, **request):
     [
         ("sin(x)", {"x": (-1, 1)}, "spectral_grid", {"num_anchors": 9}, {}, ["leaves"], Leaves),
         ("x + 1", {"x": (-1, 1)}, "compose", {"eps": 1e-3}, {}, ["head by head", "affine", "enclosure"], Leaves),
-        ("sin(x*y)", {"x": (-1, 1), "y": (-1, 1)}, "compose", {"eps": 1e-2}, {}, ["head by head", "enclosure"], Stages),
-        ("x*y", {"x": (-1, 1), "y": (-1, 1)}, "two_layer", {"eps": 0.5}, {"eps": 0.5}, ["enclosure"], Leaves),
-        (
-            "x*y",
-            {"x": (-1, 1), "y": (-1, 1)},
-            "max_affine",
-            {"eps": 0.5},
-            {"eps": 0.5, "has_theorem": True},
-            ["enclosure", "leaves"],
-            Leaves,
-        ),
+        ("sin(x*y)", SQUARE, "compose", {"eps": 1e-2}, {}, ["head by head", "enclosure"], Stages),
+        ("x*y", SQUARE, "two_layer", HALF, HALF, ["enclosure"], Leaves),
+        ("x*y", SQUARE, "max_affine", HALF, {**HALF, "has_theorem": True}, ["enclosure", "leaves"], Leaves),
     ],
 )
 def test_provers_accept_what_they_can_prove(text, box, construction, options, request_, names, evidence):
     target = attnc.as_target(text, box)
     built = getattr(constructions, construction)(target, **options)
-    seen = float(np.abs(NumpyEngine(built.program)(target.box.lo[None]).ravel() - target(target.box.lo[None])).max())
-    found_names, found = accepted(built, target, observed=seen, seconds=5.0, **request_)
-    assert found_names == names
-    assert isinstance(found.evidence, evidence)
+    (seen,) = errors_at(built.program, target, target.box.lo[None])
+    asked = ProofRequest(derivation=built.derivation, observed=float(seen), seconds=5.0, **request_)
+    accepting = [p.name for p in (AT_POINTS, HEAD_BY_HEAD, *BY_LEAVES) if p.accepts(built.program, target, asked)]
+    assert accepting == names
+    assert isinstance(best_proof(built.program, target, asked).evidence, evidence)
 
 
 def test_tables_are_proved_at_their_points_and_code_without_a_constant_not_at_all():

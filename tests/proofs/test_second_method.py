@@ -8,12 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import attnc
-from attnc import constructions
 from attnc.proofs.cells.dyadic import cell_boxes
+from proofs.comparisons import errors_at
 from proofs.exact_programs import exact_output, exact_values
-from proofs.proving import core_of, proven
-from proofs.second_method import bound_over, confirmed, gap_of
+from proofs.proving import constructed, core_of, proven
+from proofs.second_method import Gap, bound_over, confirmed, gap_of
 from strategies.reference import precision
 
 pytestmark = pytest.mark.slow  # minutes of comparisons
@@ -36,8 +35,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "text", "box", "options"), CASES, ids=[f"{case[0]} {case[1]}" for case in CASES])
 def test_leaves_are_confirmed_by_mean_values_in_balls(name, text, box, options):
-    target = attnc.as_target(text, box)
-    program = getattr(constructions, name)(target, **options).program
+    program, target = constructed(name, text, box, **options)
     found = proven(program, target)
     gap, rng = gap_of(program, target), np.random.default_rng(3)
     (large,) = np.nonzero(found.evidence.bounds >= LARGE * found.bound)
@@ -53,28 +51,27 @@ def test_leaves_are_confirmed_by_mean_values_in_balls(name, text, box, options):
                 assert max(float(abs(f - y).lower()) for f, y in pairs) <= second
 
 
-def test_the_method_converges_to_the_largest_error():
-    """On one box, ever finer pieces: from above, to what a dense sample shows."""
-    target = attnc.as_target("sin(2*x)", {"x": (0, 1)})
-    program = constructions.max_affine(target, points_per_axis=6, beta=40.0).program
-    gap = gap_of(program, target)
+@pytest.fixture
+def coarse() -> tuple[Gap, np.ndarray, np.ndarray]:
+    """The gap of a coarse network, points that are dense in [0, 1], and the errors at these."""
+    program, target = constructed("max_affine", "sin(2*x)", {"x": (0, 1)}, points_per_axis=6, beta=40.0)
     x = np.linspace(0, 1, 2001)[:, None]
-    seen = float(np.abs(target(x)[:, 0] - program(x).ravel()).max())
+    return gap_of(program, target), x, errors_at(program, target, x)
+
+
+def test_the_method_converges_to_the_largest_error(coarse):
+    """On one box, ever finer pieces: from above, to what a dense sample shows."""
+    gap, _, errors = coarse
     bounds = []
     for pieces in (16, 64, 256):
-        ends = np.linspace(0, 1, pieces + 1)
-        bounds.append(max(bound_over(gap, ends[i : i + 1], ends[i + 1 : i + 2]) for i in range(pieces)))
+        ends = np.linspace(0, 1, pieces + 1)[:, None]
+        bounds.append(max(map(bound_over, [gap] * pieces, ends[:-1], ends[1:])))
     assert bounds == sorted(bounds, reverse=True)
-    assert seen <= bounds[-1] <= 1.05 * seen
+    assert errors.max() <= bounds[-1] <= 1.05 * errors.max()
 
 
-def test_near_the_largest_error_it_is_confirmed_and_nothing_less():
-    target = attnc.as_target("sin(2*x)", {"x": (0, 1)})
-    program = constructions.max_affine(target, points_per_axis=6, beta=40.0).program
-    gap = gap_of(program, target)
-    x = np.linspace(0, 1, 2001)
-    errors = np.abs(target(x[:, None])[:, 0] - program(x[:, None]).ravel())
+def test_near_the_largest_error_it_is_confirmed_and_nothing_less(coarse):
+    gap, x, errors = coarse
     at = x[int(np.argmax(errors))]
-    near = np.array([at - 1e-3]), np.array([at + 1e-3])
-    assert bound_over(gap, *near) >= errors.max()
-    assert confirmed(gap, *near, 1.05 * errors.max()) is not None
+    assert bound_over(gap, at - 1e-3, at + 1e-3) >= errors.max()
+    assert confirmed(gap, at - 1e-3, at + 1e-3, 1.05 * errors.max()) is not None

@@ -13,43 +13,23 @@ from hypothesis import strategies as st
 import attnc
 from attnc import constructions
 from attnc.errors import AttncError, DomainError
-from attnc.ir.program import Program
-from attnc.targets.expression_target import ExpressionTarget
-from proofs.comparisons import Comparisons, adversarial_points, engines_of
-from proofs.proving import borders, proven
+from proofs.comparisons import Comparisons, engines_of
+from proofs.proving import compare, constructed
 from proofs.random_networks import (
     VARIABLES,
     circuit,
     exactly_described,
     partition,
     perturbed,
-    random_composition,
+    random_case,
     random_target,
 )
 from strategies.expressions import expressions
 
 pytestmark = pytest.mark.slow  # minutes of comparisons
 
-FAMILIES = (partition, circuit)
 
-
-def compare(
-    made: Comparisons,
-    program: Program,
-    target: ExpressionTarget,
-    seed: int = 0,
-    *,
-    count: int = 1500,
-    seconds: float = 0.7,
-    torch: bool = False,
-) -> tuple[float, float]:
-    """The bound, and the largest error that was found; an error above the bound raises."""
-    found = proven(program, target, seconds)
-    points = adversarial_points(program, target, count, seed, borders(found, target))
-    return found.bound, made.check(program, target, found.bound, points, engines_of(program, torch=torch))
-
-
-@given(expressions(VARIABLES[:2], max_depth=3), st.integers(0, 2**32 - 1), st.sampled_from(FAMILIES))
+@given(expressions(VARIABLES[:2], max_depth=3), st.integers(0, 2**32 - 1), st.sampled_from([partition, circuit]))
 @settings(max_examples=20)
 def test_any_program_against_any_expression(text, seed, family):
     rng = np.random.default_rng(seed)
@@ -63,8 +43,8 @@ def test_any_program_against_any_expression(text, seed, family):
 @pytest.mark.parametrize("seed", range(16))
 def test_only_rounding_is_left_where_the_expression_is_the_network(seed):
     program, target = exactly_described(np.random.default_rng(seed), 1 + seed % 2)
-    bound, _ = compare(Comparisons(), program, target, seed, count=400, seconds=20.0)
-    assert bound <= (1e-12 if program.dtype == np.float64 else 1e-4)
+    found, _ = compare(Comparisons(), program, target, seed, count=400, seconds=20.0)
+    assert found.bound <= (1e-12 if program.dtype == np.float64 else 1e-4)
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-9, 1e-6, 1e-3, 1e-1])
@@ -96,9 +76,8 @@ CONSTRUCTED = [
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(("name", "text", "box", "options"), CONSTRUCTED, ids=[f"{c[0]} {c[1]}" for c in CONSTRUCTED])
 def test_constructions_and_the_same_with_a_weight_changed(name, text, box, options, dtype):
-    target, made = attnc.as_target(text, box), Comparisons()
-    rng = np.random.default_rng(4)
-    program = getattr(constructions, name)(target, dtype=dtype, **options).program
+    program, target = constructed(name, text, box, dtype=dtype, **options)
+    made, rng = Comparisons(), np.random.default_rng(4)
     for size in (0.0, 1e-6, 1e-1):
         compare(made, perturbed(rng, program, size) if size else program, target, count=250)
     assert made.unproved == 0
@@ -111,59 +90,32 @@ def test_clipped_linear_functions():
     for options in ({"num_anchors": 33}, {"num_anchors": 9, "beta": 40.0}, {"num_anchors": 17, "dtype": "float32"}):
         program = constructions.truncated_linear(own, **options).program
         if program.input_shapes == ((1,),):
-            bound, worst = compare(Comparisons(), program, expression, count=400)
-            assert bound <= 1.1 * worst + 1e-5
+            found, worst = compare(Comparisons(), program, expression, count=400)
+            assert found.bound <= 1.1 * worst + 1e-5
 
 
-def test_other_engines():
-    pytest.importorskip("torch")
+@pytest.mark.parametrize(("engine", "cases"), [("torch", CONSTRUCTED[::5]), ("onnxruntime", CONSTRUCTED[1::4])])
+def test_other_engines(engine, cases):
     made = Comparisons()
-    for name, text, box, options in CONSTRUCTED[::5]:
+    for name, text, box, options in cases:
         for dtype in ("float64", "float32"):
-            target = attnc.as_target(text, box)
-            program = getattr(constructions, name)(target, dtype=dtype, **options).program
-            compare(made, program, target, count=400, torch=True)
-    assert made.seen["torch"] >= 5_000
+            program, target = constructed(name, text, box, dtype=dtype, **options)
+            compare(made, program, target, count=400, engines=engines_of(program, ["numpy", engine]))
+    assert made.seen[engine] >= 5_000
 
 
-def test_files_for_onnxruntime(tmp_path):
-    pytest.importorskip("onnxruntime")
-    from attnc.exports.onnx_file import export_onnx, run_onnx
-
-    made = Comparisons()
-    for number, (name, text, box, options) in enumerate(CONSTRUCTED[1::4]):
-        for dtype in ("float64", "float32"):
-            target = attnc.as_target(text, box)
-            program = getattr(constructions, name)(target, dtype=dtype, **options).program
-            path = tmp_path / f"{number}{dtype}.onnx"
-            export_onnx(program, path)
-            found = proven(program, target)
-            points = adversarial_points(program, target, 400, 0, borders(found, target))
-            run = {"onnxruntime": lambda x, path=path, dtype=dtype: run_onnx(path, [x.astype(dtype)])}
-            made.check(program, target, found.bound, points, run)
-    assert made.seen["onnxruntime"] >= 5_000
-
-
-@pytest.mark.slow
 def test_a_million_comparisons(capsys):
     """Hundreds of programs: wide logits, any temperature, clusters, values of all sizes, one to three variables."""
     made, seed = Comparisons(), 0
     while made.count < 1_500_000 or made.proofs < 400:
-        rng = np.random.default_rng(10_000 + seed)
-        d = int(rng.choice([1, 1, 2, 2, 3]))
-        if seed % 4 == 3:
-            program, target = exactly_described(rng, min(d, 2))
-            program = perturbed(rng, program, 10 ** rng.uniform(-12, -1)) if seed % 8 == 3 else program
-        else:
-            try:
-                text = random_composition(rng, int(rng.integers(1, 5)), VARIABLES[:d])
-                target = random_target(rng, text, d)
-            except DomainError:
-                seed += 1
-                continue
-            program = FAMILIES[seed % 2](rng, target)
-        compare(made, program, target, seed)
         seed += 1
+        rng = np.random.default_rng(10_000 + seed)
+        try:
+            program, target = random_case(rng, seed % 4)
+        except DomainError:
+            continue
+        program = perturbed(rng, program, 10 ** rng.uniform(-12, -1)) if seed % 8 == 3 else program
+        compare(made, program, target, seed)
     with capsys.disabled():
         print(f"\n{made}")
     assert made.unproved <= 0.02 * made.proofs

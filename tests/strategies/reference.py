@@ -48,33 +48,14 @@ def _normal_cdf(x: arb) -> arb:
     return (-x / arb(2).sqrt()).erfc() / 2
 
 
-def _normal_pdf(x: arb) -> arb:
-    return (-x * x / 2).exp() / (2 * arb.pi()).sqrt()
-
-
 def _softplus(x: arb) -> arb:
     return x + (-x).exp().log1p() if x > 0 else x.exp().log1p()
 
 
-def _clip(x: arb, low: arb, high: arb) -> arb:
-    return x.max(low).min(high)
-
-
 VALUES: dict[str, Callable[..., arb]] = {
-    "sin": arb.sin,
-    "cos": arb.cos,
-    "tan": arb.tan,
-    "exp": arb.exp,
-    "log": arb.log,
-    "sqrt": arb.sqrt,
+    **{name: getattr(arb, name) for name in ("sin", "cos", "tan", "atan", "asin", "acos", "tanh", "sinh", "cosh")},
+    **{name: getattr(arb, name) for name in ("exp", "log", "sqrt", "erf", "floor")},
     "abs": abs,
-    "tanh": arb.tanh,
-    "sinh": arb.sinh,
-    "cosh": arb.cosh,
-    "atan": arb.atan,
-    "asin": arb.asin,
-    "acos": arb.acos,
-    "erf": arb.erf,
     "sigmoid": _sigmoid,
     "relu": lambda x: x.max(arb(0)),
     "gelu": lambda x: x * _normal_cdf(x),
@@ -82,9 +63,8 @@ VALUES: dict[str, Callable[..., arb]] = {
     "softplus": _softplus,
     "min": lambda *a: reduce(arb.min, a),  # not the built-in: balls need not be ordered
     "max": lambda *a: reduce(arb.max, a),
-    "clip": _clip,
-    "sign": lambda x: x.sgn(),
-    "floor": lambda x: x.floor(),
+    "clip": lambda x, low, high: x.max(low).min(high),
+    "sign": arb.sgn,
 }
 
 DERIVATIVES: dict[str, Callable[[arb], arb]] = {
@@ -102,7 +82,7 @@ DERIVATIVES: dict[str, Callable[[arb], arb]] = {
     "acos": lambda x: -1 / (1 - x * x).sqrt(),
     "erf": lambda x: 2 * (-x * x).exp() / arb.pi().sqrt(),
     "sigmoid": lambda x: _sigmoid(x) * _sigmoid(-x),
-    "gelu": lambda x: _normal_cdf(x) + x * _normal_pdf(x),
+    "gelu": lambda x: _normal_cdf(x) + x * (-x * x / 2).exp() / (2 * arb.pi()).sqrt(),
     "silu": lambda x: _sigmoid(x) * (1 + x * _sigmoid(-x)),
     "softplus": _sigmoid,
 }

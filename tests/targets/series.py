@@ -47,22 +47,14 @@ def check_points(expression: Expression, centres: np.ndarray, radii: np.ndarray,
             assert not abs(error) > allowed, (expression.text, centres[box], radii[box], point, error, allowed)
 
 
-def _tanh(x: arb_series) -> arb_series:
-    return 1 - 2 / ((2 * x).exp() + 1)
-
-
-def _normal_cdf(x: arb_series) -> arb_series:
-    return (1 + (x * (1 / arb(2).sqrt())).erf()) / 2
-
-
 SERIES: dict[str, Callable[[arb_series], arb_series]] = {
     "sinh": lambda x: (x.exp() - (-x).exp()) / 2,
     "cosh": lambda x: (x.exp() + (-x).exp()) / 2,
-    "tanh": _tanh,
+    "tanh": lambda x: 1 - 2 / ((2 * x).exp() + 1),
     "sigmoid": lambda x: 1 / (1 + (-x).exp()),
     "silu": lambda x: x / (1 + (-x).exp()),
     "softplus": lambda x: (1 + x.exp()).log(),
-    "gelu": lambda x: x * _normal_cdf(x),
+    "gelu": lambda x: x * (1 + (x * (1 / arb(2).sqrt())).erf()) / 2,
     **{name: getattr(arb_series, name) for name in ("sin", "cos", "tan", "exp", "log", "sqrt")},
     **{name: getattr(arb_series, name) for name in ("atan", "asin", "acos", "erf")},
 }
@@ -103,14 +95,9 @@ def check_coefficients(expression: Expression, centres, radii, order: int, resul
             if not np.isfinite(result.remainder[box, output]):
                 continue
             for k in range(order + 1):
-                chosen = degrees == k
                 difference, allowed = exact[output][k], arb(0)
-                for m, r, t in zip(
-                    result.mid[box, output, chosen].tolist(),
-                    result.radius[box, output, chosen].tolist(),
-                    powers[chosen].tolist(),
-                    strict=True,
-                ):
+                known = np.stack([result.mid[box, output], result.radius[box, output], powers], axis=1)
+                for m, r, t in known[degrees == k].tolist():
                     difference, allowed = difference - arb(m) * arb(t), allowed + arb(r) * abs(arb(t))
                 assert difference.is_finite()
                 assert not abs(difference) > allowed, (expression.text, centres[box], radii[box], k, difference)

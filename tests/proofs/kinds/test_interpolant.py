@@ -21,13 +21,10 @@ def wave(points):
     return np.sin(points @ np.arange(1, points.shape[1] + 1))
 
 
-def steepness(d: int) -> dict[str, float]:
-    """Of the wave: its gradient is at most |(1, …, d)|, its second derivatives at most d²."""
-    return {"lipschitz": float(np.linalg.norm(np.arange(1, d + 1))), "hessian_bound": float(d * d)}
-
-
 def given(d: int, *names: str) -> dict[str, float]:
-    return {name: value for name, value in steepness(d).items() if name in names}
+    """Of the wave: its gradient is at most |(1, …, d)|, its second derivatives at most d²."""
+    known = {"lipschitz": float(np.linalg.norm(np.arange(1, d + 1))), "hessian_bound": float(d * d)}
+    return {name: known[name] for name in names}
 
 
 BOTH = ("lipschitz", "hessian_bound")
@@ -93,22 +90,22 @@ def test_smooth_constructions_are_proved_under_the_assumption(d, eps, names):
     assert "its own rounding is not counted" in claim.assumptions[0]
 
 
+def bound_for(function, curvature: float, **request: float) -> float:
+    """The bound of a network for the wave, proved against another function or under another assumption."""
+    target = CallableTarget(wave, Box.parse([(-1, 1)]), hessian_bound=1.0)
+    other = CallableTarget(function, target.box, hessian_bound=curvature)
+    program = constructions.spectral_grid(target, num_anchors=9).program
+    return LeavesProver().prove(program, other, ProofRequest(**request)).bound
+
+
 def test_what_is_given_decides_the_bound():
     """A larger constant is a weaker assumption: the same network, a larger bound; the truth is in none of them."""
-    target = CallableTarget(wave, Box.parse([(-1, 1)]), hessian_bound=1.0)
-    program = constructions.spectral_grid(target, num_anchors=9).program
-    bounds = []
-    for curvature in (1.0, 4.0, 16.0):
-        weaker = CallableTarget(wave, Box.parse([(-1, 1)]), hessian_bound=curvature)
-        bounds.append(LeavesProver().prove(program, weaker, ProofRequest(cells=600)).bound)
-    assert bounds[0] < bounds[1] < bounds[2]
+    weak, weaker, weakest = (bound_for(wave, curvature, cells=600) for curvature in (1.0, 4.0, 16.0))
+    assert weak < weaker < weakest
 
 
 def test_a_weight_that_is_off_is_found():
-    target = CallableTarget(wave, Box.parse([(-1, 1)]), hessian_bound=1.0)
-    program = constructions.spectral_grid(target, num_anchors=9).program
-    other = CallableTarget(lambda p: wave(p) + 0.3 * p[:, 0] ** 2, Box.parse([(-1, 1)]), hessian_bound=1.6)
-    assert LeavesProver().prove(program, other, ProofRequest(eps=1e-3)).bound >= 0.29
+    assert bound_for(lambda p: wave(p) + 0.3 * p[:, 0] ** 2, 1.6, eps=1e-3) >= 0.29
 
 
 def test_the_best_bound_so_far_when_time_runs_out(monkeypatch):
@@ -119,45 +116,44 @@ def test_the_best_bound_so_far_when_time_runs_out(monkeypatch):
     assert refused.value.network.certificate.complete is False
 
 
+OWN = CallableTarget(wave, Box.parse([(-1, 1)]), lipschitz=1.0)
+
+
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("source", "box", "options", "words"),
     [
-        ({"lipschitz": 0.5}, r"Lipschitz constant 0.5 .* cannot be right"),
-        ({"hessian_bound": 0.1}, r"second derivatives at most 0.1\) cannot be right"),
-        ({"hessian_bound": -1.0}, "hessian_bound must be ≥ 0"),
-        ({"hessian_bound": float("nan")}, "hessian_bound must be a finite number"),
-        ({"hessian_bound": float("inf")}, "hessian_bound must be a finite number"),
-        ({"hessian_bound": "4"}, "hessian_bound must be a finite number"),
-        ({"lipschitz": True}, "lipschitz must be a finite number"),
+        (wave, [(-1, 1)], {"lipschitz": 0.5}, r"Lipschitz constant 0.5 .* cannot be right"),
+        (wave, [(-1, 1)], {"hessian_bound": 0.1}, r"second derivatives at most 0.1\) cannot be right"),
+        (wave, [(-1, 1)], {"hessian_bound": -1.0}, "hessian_bound must be ≥ 0"),
+        (wave, [(-1, 1)], {"hessian_bound": float("nan")}, "hessian_bound must be a finite number"),
+        (wave, [(-1, 1)], {"hessian_bound": float("inf")}, "hessian_bound must be a finite number"),
+        (wave, [(-1, 1)], {"hessian_bound": "4"}, "hessian_bound must be a finite number"),
+        (wave, [(-1, 1)], {"lipschitz": True}, "lipschitz must be a finite number"),
+        (OWN, None, {"hessian_bound": 1.0}, "hessian_bound: the target has its own"),
+        ("sin(x)", {"x": (-1, 1)}, {"hessian_bound": 1.0}, "hessian_bound: an expression's constants are derived"),
+        (wave, [(-1, 1)] * 7, {"hessian_bound": 49.0}, "up to 6 variables"),
     ],
 )
-def test_nonsense_is_refused(options, words):
+def test_nonsense_is_refused(source, box, options, words):
+    """Also what is given twice, or in the wrong place."""
     with pytest.raises(InputError, match=words):
-        attnc.compile(wave, [(-1, 1)], 1e-3, **options)
+        attnc.compile(source, box, 1e-3, **options)
 
 
-def test_what_is_given_twice_or_in_the_wrong_place_is_refused():
-    target = CallableTarget(wave, Box.parse([(-1, 1)]), lipschitz=1.0)
-    with pytest.raises(InputError, match="hessian_bound: the target has its own"):
-        attnc.compile(target, eps=0.1, hessian_bound=1.0)
-    with pytest.raises(InputError, match="hessian_bound: an expression's constants are derived"):
-        attnc.compile("sin(x)", {"x": (-1, 1)}, 0.1, hessian_bound=1.0)
-    with pytest.raises(InputError, match="up to 6 variables"):
-        attnc.compile(wave, [(-1, 1)] * 7, 1.0, hessian_bound=49.0)
+def pair(points):
+    return np.stack([wave(points), points[:, 0] ** 2], axis=1)
 
 
-def test_partitions_take_second_derivatives_too():
-    net = attnc.compile(wave, [(-1, 1)] * 2, 0.2, hessian_bound=4.0, construction="max_affine")
-    assert net.certificate.observed <= net.certificate.bound <= 0.2
-    assert net.certificate.method.startswith("proof under the stated assumption")
-
-
-def test_several_outputs_and_norms():
-    def pair(points):
-        return np.stack([wave(points), points[:, 0] ** 2], axis=1)
-
-    net = attnc.compile(pair, [(-1, 1)], 1e-3, hessian_bound=2.0)
-    assert net.certificate.observed <= net.certificate.bound <= 1e-3
-    in_mean = attnc.compile(pair, [(-1, 1)], 0.1, lipschitz=3.0, norm=2)
-    assert in_mean.certificate.norm == "2"
-    assert in_mean.certificate.observed <= in_mean.certificate.bound <= 0.1
+@pytest.mark.parametrize(
+    ("function", "d", "eps", "options"),
+    [
+        (wave, 2, 0.2, {"hessian_bound": 4.0, "construction": "max_affine"}),
+        (pair, 1, 1e-3, {"hessian_bound": 2.0}),
+        (pair, 1, 0.1, {"lipschitz": 3.0, "norm": 2}),
+    ],
+)
+def test_partitions_several_outputs_and_norms(function, d, eps, options):
+    claim = attnc.compile(function, [(-1, 1)] * d, eps, **options).certificate
+    assert claim.observed <= claim.bound <= eps
+    assert claim.norm == str(options.get("norm", "inf"))
+    assert claim.method.startswith("proof under the stated assumption")

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
-
 import numpy as np
 import pytest
 
 import attnc
 from attnc.errors import ProgramError
-from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.kind import SHARP
 from attnc.proofs.kinds.point import PointKind, PointProver
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.stages.extraction import stages
-from attnc.targets.box import Box
-from proofs.exact_cells import cell_ends
 
 RNG = np.random.default_rng(3)
 X = np.linspace(-1, 1, 60)
@@ -57,21 +51,3 @@ def test_a_part_of_a_table_proves_nothing():
         PointProver().prove(program, TABLES[0], ProofRequest(seconds=-1.0))
     with pytest.raises(ProgramError, match="one that makes them all"):
         PointProver().prove(program, TABLES[1], ProofRequest())
-
-
-def test_cells_are_covered_by_the_least_floats_there_are():
-    """Exact and inexact widths, wide and tiny, by rational arithmetic."""
-    for trial in range(300):
-        kind = trial % 4
-        ends = RNG.normal(size=2) * (1.0, 10.0 ** RNG.integers(-300, 300), (1e-308, 1e300), 1.0)[kind]
-        lo, hi = sorted(np.round(8 * ends) / 8 if kind == 0 else ends)
-        if not lo < hi:
-            continue
-        box, level = Box(("x",), np.array([lo]), np.array([hi])), int(RNG.integers(0, 49))
-        index = RNG.integers(0, 2**level, (4, 1))
-        for (centre,), (radius,), row in zip(*cell_boxes(box, level, index), index, strict=True):
-            ((start, end),) = cell_ends(box, level, row)
-            assert centre == float((start + end) / 2)
-            reach = max(end - Fraction(centre), Fraction(centre) - start)
-            assert Fraction(radius) >= reach
-            assert radius == 0 or Fraction(math.nextafter(radius, 0)) < reach

@@ -8,20 +8,21 @@ from flint import arb
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import attnc
 from attnc.constructions import max_affine, max_affine_cross, truncated_linear
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError
-from attnc.proofs.kinds.selection import selection_bounds
+from attnc.proofs.cells.branching import branch_and_bound
+from attnc.proofs.kinds.selection import SelectionKind, selection_bounds
 from attnc.proofs.observed import sample_points
 from attnc.proofs.rounding.program import roundings
 from attnc.proofs.rounding.stage import rounding_bounds, score_errors
 from attnc.proofs.stages.extraction import OneStage, one_stage, stages
 from attnc.targets.box import Box
-from attnc.targets.expression_target import ExpressionTarget
-from attnc.targets.expressions.expression import Expression
 from attnc.targets.function_target import CallableTarget, SequenceTarget
 from attnc.targets.linear import TruncatedLinear
 from attnc.targets.target import Target
+from proofs.comparisons import errors_at
 from proofs.small_stages import exact_errors, random_stage
 from strategies.reference import precision
 
@@ -32,10 +33,9 @@ TEXTS = {
 }
 
 
-def target_of(text: str, d: int, ends: tuple[float, float] = (-1, 1)) -> ExpressionTarget:
+def target_of(text: str, d: int, ends: tuple[float, float] = (-1, 1)) -> Target:
     names = "xyz"[:d]
-    expression = Expression.parse("+".join([f"({text})", *(f"0*{name}" for name in names)]))
-    return ExpressionTarget(expression, Box.parse({name: ends for name in names}))
+    return attnc.as_target("+".join([f"({text})", *(f"0*{name}" for name in names)]), dict.fromkeys(names, ends))
 
 
 def random_boxes(rng: np.random.Generator, d: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,27 +76,15 @@ def test_no_point_of_a_box_is_farther_off(seed, d, heads):
 
 
 def proved(stage: OneStage, target: Target, observed: float, outputs=None, goal: float = 1.1) -> float:
-    """Halve boxes until the bound is within `goal` of what was observed, or a box is a millionth of the whole."""
-    centres, radii = (target.box.lo / 2 + target.box.hi / 2)[None], (target.box.widths / 2)[None]
-    d, bound = target.box.d, 0.0
-    signs = np.stack(np.meshgrid(*[[-0.5, 0.5]] * d, indexing="ij"), axis=-1).reshape(-1, d)
-    for _ in range(20):
-        found = selection_bounds(stage, target, centres, radii, outputs=outputs).max(axis=1)
-        is_open = found > goal * observed
-        bound = max(bound, found[~is_open].max(initial=0.0))
-        if not is_open.any() or len(centres) > 200_000:
-            return max(bound, found.max())
-        centres, radii = centres[is_open], radii[is_open] / 2
-        centres = (centres[:, None] + 2 * signs * radii[:, None]).reshape(-1, d)
-        radii = np.repeat(radii, len(signs), axis=0)
-    return max(bound, found.max())
+    """Halve cells until the bound is within `goal` of the error that was observed."""
+    kind = SelectionKind(stage, target, outputs=outputs)
+    return branch_and_bound([kind], target.box, observed=observed, tolerance=goal - 1).bound
 
 
 def check_close(program, target: Target, most: float, goal: float = 1.1) -> None:
     """The proved bound is between the error seen at samples and `most` times it."""
     points = sample_points(target.box, 20_000)
-    found = NumpyEngine(program)(*target.split(points)).reshape(len(points), -1)
-    observed = float(np.abs(found - target(points)).max())
+    observed = float(errors_at(NumpyEngine(program), target, points).max())
     assert observed <= proved(one_stage(program), target, observed, goal=goal) <= most * observed
 
 
@@ -111,12 +99,12 @@ def check_close(program, target: Target, most: float, goal: float = 1.1) -> None
     ],
 )
 def test_max_affine_is_proved_to_what_is_seen(text, box, counts, dtype):
-    target = ExpressionTarget(Expression.parse(text), Box.parse(box))
+    target = attnc.as_target(text, box)
     check_close(max_affine(target, points_per_axis=counts, dtype=dtype).program, target, 1.15)
 
 
 def test_adaptive_centres_callables_and_clips():
-    target = ExpressionTarget(Expression.parse("exp(-20*(x**2+y**2))"), Box.parse([(-2, 2)] * 2, ("x", "y")))
+    target = attnc.as_target("exp(-20*(x**2+y**2))", {"x": (-2, 2), "y": (-2, 2)})
     check_close(max_affine(target, eps=0.05, centres="adaptive").program, target, 1.2)
     bend = CallableTarget(lambda x: np.abs(x).sum(axis=1), Box.parse([(-1, 1)] * 2), lipschitz=2**0.5)
     check_close(max_affine(bend, points_per_axis=20).program, bend, 1.5, goal=1.5)
@@ -137,7 +125,7 @@ def test_sequences_position_by_position():
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_with_the_rounding_of_the_sums_it_covers_what_engines_compute(dtype):
     """In float32 the scores of a hard head are off by more than 1, and the bound is hardly larger for it."""
-    target = ExpressionTarget(Expression.parse("sin(x)+cos(y)"), Box.parse({"x": (-3, 3), "y": (-3, 3)}))
+    target = attnc.as_target("sin(x)+cos(y)", {"x": (-3, 3), "y": (-3, 3)})
     program = max_affine(target, points_per_axis=(64, 64), dtype=dtype, beta=2.0**16).program
     ((stage, _),), (rounding,) = stages(program), roundings(program)
     N = 64
@@ -163,7 +151,7 @@ def test_crowds_and_empty_batches():
     stage = random_stage(rng, 2)
     target = target_of("x*y", 2)
     assert selection_bounds(stage, target, np.zeros((0, 2)), np.zeros((0, 2))).shape == (0, 1)
-    soft = ExpressionTarget(Expression.parse("x+y"), Box.parse({"x": (-1, 1), "y": (-1, 1)}))
+    soft = attnc.as_target("x+y", {"x": (-1, 1), "y": (-1, 1)})
     program = max_affine(soft, points_per_axis=(80, 80), beta=1e-6).program  # all weights are nearly equal
     bounds = selection_bounds(one_stage(program), soft, *random_boxes(rng, 2, 50))
     assert (bounds < 4.1).all()

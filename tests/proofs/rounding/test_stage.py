@@ -29,33 +29,12 @@ from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from ir.random_programs import lookup_program
+from proofs.comparisons import ENGINES, engines_of
 from proofs.exact_programs import exact_output, rational
 from proofs.one_stage_programs import random_program
 from strategies.reference import precision
 
-
-def engines(program: Program) -> dict[str, object]:
-    found = {"reference": program, "numpy": NumpyEngine(program)}
-    torch = pytest.importorskip("torch")
-    from attnc.engines.torch_engine import to_torch
-
-    module = to_torch(program)
-    found["torch"] = lambda *inputs: module(*map(torch.tensor, inputs)).numpy()
-    return found
-
-
-def onnx_engine(program: Program):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    from attnc.exports.onnx_file import to_model
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    model = to_model(program, {}).SerializeToString()
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    names = [port.name for port in session.get_inputs()]
-    return lambda *inputs: session.run(
-        None, {name: np.asarray(given, program.dtype) for name, given in zip(names, inputs, strict=True)}
-    )[0]
+OUR_ENGINES = ("reference", "numpy", "torch")
 
 
 def num_inputs(program: Program) -> int:
@@ -82,13 +61,13 @@ def points_in(rng: np.random.Generator, centre: np.ndarray, radius: np.ndarray) 
     return np.clip(centre + radius * offsets, centre - radius, centre + radius)
 
 
-def assert_no_engine_leaves_the_bound(program: Program, rng: np.random.Generator, radius: float, run_all) -> None:
+def assert_no_engine_leaves_the_bound(program: Program, rng: np.random.Generator, radius: float, names) -> None:
     centre, radii = rng.uniform(-2, 2, num_inputs(program)), radius * rng.uniform(0.3, 1, num_inputs(program))
     (bound,) = bounds_of(program, centre[None], radii[None])
     points = points_in(rng, centre, radii)
     with precision(200):
         exact = [exact_output(program, point) for point in points]
-        for run in run_all(program):
+        for run in engines_of(program, names).values():
             assert_covered(run(*split_columns(points, program.input_shapes)), exact, bound)
 
 
@@ -98,13 +77,13 @@ def test_no_engine_leaves_the_bound(seed):
     """Hard and soft heads, wide logits, gates, masks, residuals, memories, in both dtypes."""
     rng = np.random.default_rng(seed)
     radius = 10 ** rng.uniform(-4, 0.5)
-    assert_no_engine_leaves_the_bound(random_program(seed), rng, radius, lambda program: engines(program).values())
+    assert_no_engine_leaves_the_bound(random_program(seed), rng, radius, OUR_ENGINES)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_onnxruntime_does_not_either(seed):
     rng = np.random.default_rng(seed)
-    assert_no_engine_leaves_the_bound(random_program(seed), rng, 0.2, lambda program: [onnx_engine(program)])
+    assert_no_engine_leaves_the_bound(random_program(seed), rng, 0.2, ["onnxruntime"])
 
 
 def grid_program(per_axis: int, c: float, dtype: str) -> Program:
@@ -153,7 +132,10 @@ def exact_grid(program: Program, points: np.ndarray) -> np.ndarray:
 def observed(program: Program, points: np.ndarray) -> float:
     """The largest error of three engines."""
     exact = exact_grid(program, points)
-    return max(float(np.abs(np.asarray(run(points)).ravel() - exact).max()) for run in engines(program).values())
+    return max(
+        float(np.abs(np.asarray(run(points)).ravel() - exact).max())
+        for run in engines_of(program, OUR_ENGINES).values()
+    )
 
 
 @pytest.mark.parametrize(("c", "dtype"), [(0.3, "float64"), (0.3, "float32"), (1.0, "float64"), (1.0, "float32")])
@@ -177,7 +159,7 @@ def test_small_terms_are_not_lost_beside_a_large_one(place):
     lost = 4095 * 2.0**-25 / 4096
     bound = bounds_of(program, points, np.zeros_like(points)).max()
     assert bound <= lost / 20
-    for run in (*engines(program).values(), onnx_engine(program)):
+    for run in engines_of(program, ENGINES).values():
         assert np.abs(np.asarray(run(points), np.float64).ravel() - exact).max() <= bound
 
 
@@ -226,7 +208,7 @@ def test_what_keys_share_is_left_out_of_all_errors_or_of_none():
         (bound,) = bounds_of(program, np.array([[(lo + hi) / 2]]), np.array([[(hi - lo) / 2]]))
         with precision(200):
             exact = [exact_output(program, point) for point in points[::40]]
-            for run in engines(program).values():
+            for run in engines_of(program, OUR_ENGINES).values():
                 assert_covered(run(points[::40]), exact, bound)
         off = np.abs(program(points) - Expression.parse(text)(points)[:, 0]).max()
         assert off <= bound[0] <= 5 * off
