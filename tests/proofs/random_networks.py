@@ -132,10 +132,10 @@ def circuit(rng: np.random.Generator, target: ExpressionTarget) -> Program:
         queries = [_wire(rng, made, d) for _ in range(int(rng.integers(1, d + 1)))]
         slopes = rng.normal(size=(p, len(queries))) * 10.0 ** rng.uniform(-2, 3)
         offsets = rng.normal(size=p) * 10.0 ** rng.uniform(-3, 3)
-        values, gate = random_values(rng, (p, target.num_outputs)), {}
+        values, carried, carriers = random_values(rng, (p, target.num_outputs)), None, None
         if rng.random() < 0.4:
-            gate = {"carried": random_values(rng, (p, target.num_outputs)), "carrier": _wire(rng, made, d)}
-        wires = made.head(queries, slopes, offsets, values, **gate)
+            carried, carriers = random_values(rng, (p, target.num_outputs, 1)), [_wire(rng, made, d)]
+        wires = made.head(queries, SoftHead(slopes, offsets, values, carried), carriers)
         outputs = [
             out + wire * float(rng.choice([1.0, -1.0, rng.normal()])) for out, wire in zip(outputs, wires, strict=True)
         ]
@@ -168,7 +168,7 @@ def exactly_described(rng: np.random.Generator, d: int) -> tuple[Program, Expres
     box = {name: (-1.5, float(rng.choice([1.5, 2.0, 0.7]))) for name in names}
     target = attnc.as_target(f"({above})/({' + '.join(powers)})", box)
     made = Circuit(names)
-    (out,) = made.head([made.input(i) for i in range(d)], slopes, offsets, values[:, None])
+    (out,) = made.head([made.input(i) for i in range(d)], SoftHead(slopes, offsets, values[:, None]))
     return made.build([out], (), dtype), target
 
 
