@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ def random_program(seed: int, *, scale: float | None = None, gates: bool | None 
     dtype = np.dtype(rng.choice(["float64", "float32"]))
     gates = bool(rng.random() < 0.4) if gates is None else gates
     scale = float(10 ** rng.uniform(-2, 4)) if scale is None else scale
-    make = _Maker(rng, dtype)
+    make = Maker(rng, dtype)
     input_shapes = [(int(rng.integers(1, 4)),), (int(rng.integers(1, 3)), int(rng.integers(1, 3)))][rng.integers(2)]
     memory_kind = rng.choice(["none", "constant", "second"], p=[0.5, 0.3, 0.2])
     shapes, memory, keyed = [input_shapes], [], None
@@ -49,7 +50,11 @@ def random_program(seed: int, *, scale: float | None = None, gates: bool | None 
     return check(Program(tuple(layers), tuple(shapes), (state[0] * state[1],), tuple(memory)))
 
 
-class _Maker:
+def num_inputs(program: Program) -> int:
+    return sum(math.prod(shape) for shape in program.input_shapes)
+
+
+class Maker:
     def __init__(self, rng: np.random.Generator, dtype: Any) -> None:
         self.rng, self.dtype = rng, dtype
 

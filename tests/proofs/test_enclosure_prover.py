@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -14,10 +15,9 @@ from attnc import constructions
 from attnc.constructions import Built
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import ProgramError
-from attnc.ir.layers import Affine, Attention, Head, Layer, Softmax
+from attnc.ir.layers import Layer, Softmax
 from attnc.ir.program import Program
 from attnc.ir.rounding import evaluation_error
-from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
 from attnc.numerics.intervals import Interval
 from attnc.proofs.enclosure_prover import EnclosureProver
@@ -29,6 +29,7 @@ from attnc.proofs.stages.extraction import ProgramStage, stage_chain, stages, st
 from attnc.targets.expression_target import ExpressionTarget
 from proofs.comparisons import Comparisons, adversarial_points, errors_at, worst_error
 from proofs.mutations import PROGRAM_MUTATIONS, with_layer
+from proofs.one_stage_programs import Maker
 from proofs.small_stages import stage_values
 
 
@@ -36,11 +37,13 @@ def prove_deep(program: Program, target: ExpressionTarget, **request: float) -> 
     return EnclosureProver().prove(program, target, ProofRequest(**request))
 
 
+DTYPES = ("float64", "float32")
 SELECTING = ("two_layer", "attention_softmax")
 CASES = [
     ("sin(x) + cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 0.6),
     ("(x*y, max(x, y) - 0.3)", {"x": (-1, 1), "y": (-1.5, 1)}, 0.4),
     ("sqrt(abs(x))", {"x": (-1, 1)}, 0.2),
+    ("x*y + max(z, w)", dict.fromkeys("xyzw", (-1, 1)), 0.8),
 ]
 
 
@@ -49,19 +52,21 @@ def selecting(name: str, case: int, dtype: str) -> tuple[ExpressionTarget, Built
     text, box, eps = CASES[case]
     target = attnc.as_target(text, box)
     built = getattr(constructions, name)(target, eps=eps, dtype=dtype)
-    points = adversarial_points(built.program, target, 800)
+    points = adversarial_points(built.program, target, 800 if name in SELECTING else 2000)
     return target, built, points, float(errors_at(NumpyEngine(built.program), target, points).max())
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("case", range(len(CASES)))
-@pytest.mark.parametrize("name", SELECTING)
-def test_bounds_hold_and_are_tight(name, case, dtype):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("name", "case", "most"), [*((name, case, 1.5) for name in SELECTING for case in range(3)), ("max_affine", 3, 1.1)]
+)
+def test_bounds_hold_and_are_tight(name, case, most, dtype):
     target, built, points, seen = selecting(name, case, dtype)
     found = prove_deep(built.program, target, observed=seen, eps=CASES[case][2], seconds=30)
     Comparisons().check(built.program, target, found.bound, points)
     assert found.complete
-    assert found.bound <= 1.5 * seen
+    assert found.bound <= most * seen
+    assert len(found.evidence.leaves) <= 512 or name in SELECTING  # one stage needs few leaves, in four variables too
 
 
 @pytest.mark.parametrize(("text", "p"), [("x*y", 2.0), ("max(x, y)", 3.5), ("sign(x)*y", 1.0)])
@@ -110,23 +115,6 @@ def test_keys_of_a_grid_are_combinations_of_rows(name):
         assert max(map(len, rows)) <= 2
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_one_stage_that_selects(dtype):
-    """In four variables a few leaves do; a soft stage is refused."""
-    target = attnc.as_target("x*y + max(z, w)", {name: (-1, 1) for name in "xyzw"})
-    built = constructions.max_affine(target, eps=0.8, dtype=dtype)
-    points = adversarial_points(built.program, target, 2000)
-    seen = float(errors_at(NumpyEngine(built.program), target, points).max())
-    found = prove_deep(built.program, target, observed=seen, eps=0.8, seconds=10)
-    Comparisons().check(built.program, target, found.bound, points)
-    assert found.complete
-    assert len(found.evidence.leaves) <= 512
-    assert found.bound <= 1.1 * seen
-    soft = constructions.max_affine(target, points_per_axis=4, beta=1.0, dtype=dtype)
-    with pytest.raises(ProgramError, match="selects"):
-        prove_deep(soft.program, target, observed=seen, eps=0.8)
-
-
 def test_keys_of_another_kind_are_not_taken_apart():
     """Layers of random weights mix the variables, or read several heads; a key that is missing leaves a gap."""
     assert all(keys_of(*random_deep(np.random.default_rng(seed))) is None for seed in range(6))
@@ -160,43 +148,18 @@ def test_stages_in_another_order():
     assert worst_error(program, target, found.bound, 300) > 2 * seen
 
 
-def random_layers(rng: np.random.Generator, depth: int, dtype: str) -> Program:
-    """Affine maps and softmaxes of random weights, of attention or of features; 2 inputs, 1 output."""
-    layers: list[Layer] = []
-    tokens, width = 1, 2
-
-    def affine(name: str, weight: np.ndarray, constant: np.ndarray) -> Affine:
-        weight, constant = (Sparse.from_dense(part.astype(dtype)) for part in (weight, constant))
-        return Affine(name, weight, constant, names_of(constant.shape[1]))
-
-    def names_of(count: int) -> tuple[str, ...]:
-        return tuple(f"c{i}" for i in range(count))
-
-    for number in range(depth):
-        new_tokens, new_width = int(rng.integers(2, 5)), int(rng.integers(2, 5))
-        if rng.random() < 0.5:
-            weight = rng.normal(size=(new_tokens, new_width, tokens, width))
-            layers.append(affine(f"affine{number}", weight, rng.normal(size=(new_tokens, new_width))))
-            layers.append(Softmax(f"softmax{number}", names_of(new_width)))
-        else:
-            # Only the first token moves, in channel 0, which keys and values never read; the last channel is 1.
-            weight = np.zeros((new_tokens, new_width + 1, tokens, width))
-            weight[0, 0] = rng.normal(size=(tokens, width))
-            constant = rng.normal(size=(new_tokens, new_width + 1))
-            constant[1:, 0], constant[:, -1] = 0.0, 1.0
-            W_Q, W_K, W_V = (2 * rng.normal(size=(3, new_width + 1, new_width))).astype(dtype)
-            W_K[[0, -1]] = W_V[[0, -1]] = 0.0
-            head = Head(W_Q, W_K, W_V, np.eye(new_width, dtype=dtype))
-            layers.append(affine(f"affine{number}", weight, constant))
-            layers.append(Attention(f"attention{number}", (head,), names_of(new_width)))
-        tokens, width = new_tokens, new_width
-    layers.append(affine("read", rng.normal(size=(1, 1, tokens, width)), rng.normal(size=(1, 1))))
-    return check(Program(tuple(layers), ((2,),), ()))
-
-
 def random_deep(rng: np.random.Generator) -> tuple[Program, ExpressionTarget]:
-    dtype = "float32" if rng.random() < 0.4 else "float64"
-    program = random_layers(rng, int(rng.integers(2, 5)), dtype)
+    """Affine maps and softmaxes of random weights, of attention or of features; 2 inputs, 1 output."""
+    make, state = Maker(rng, np.dtype(rng.choice(["float32", "float64"], p=[0.4, 0.6]))), (1, 2)
+    layers: list[Layer] = []
+    for number in range(int(rng.integers(2, 5))):
+        of_features, state_after = rng.random() < 0.5, (int(rng.integers(2, 5)), int(rng.integers(3, 6)))
+        fixed = make.affine(f"affine{number}.0", state, state_after, dense=of_features)
+        attends = make.attention(state_after, None, 1.0, gates=False)
+        layers += [fixed, Softmax("softmax", fixed.channels) if of_features else attends]
+        state = (state_after[0], len(layers[-1].channels))
+    layers = [dataclasses.replace(layer, name=f"{layer.name}{i}") for i, layer in enumerate(layers)]
+    program = check(Program((*layers, make.affine("read", state, (1, 1), dense=True)), ((2,),), ()))
     ends = np.sort(rng.uniform(-2, 2, (2, 2)), axis=1)
     return program, attnc.as_target("sin(x)*y + 0.3", {"x": tuple(ends[0]), "y": tuple(ends[1])})
 
@@ -205,7 +168,7 @@ def random_deep(rng: np.random.Generator) -> tuple[Program, ExpressionTarget]:
 def test_stages_of_any_kind(seed):
     program, target = random_deep(np.random.default_rng(seed))
     found = prove_deep(program, target, seconds=2)
-    worst_error(program, target, found.bound, 300, seed)
+    assert worst_error(program, target, found.bound, 300, seed) < math.inf
 
 
 def computed(stage: ProgramStage, u: np.ndarray) -> np.ndarray:
@@ -227,12 +190,14 @@ def test_stages_one_after_the_other_are_the_program(seed):
     wanted = program(points).reshape(50, -1)
     slack = evaluation_error(program, [points]).reshape(50, -1)
     found, read = stages_and_read_out(program)
-    state = points
+    chained = state = points
+    for stage in stage_chain(program):
+        chained = computed(stage, chained)
     for stage in found:
-        before, state = state, computed(stage, state)
-        assert before.shape[1] == len(stage.reads)
+        assert state.shape[1] == len(stage.reads)
+        state = computed(stage, state)
         assert state.shape[1] == len(stage.outputs) == len(stage.tokens)
-    for outputs in (computed(stage_chain(program)[-1], before), state @ read.weights.T + read.constant):
+    for outputs in (chained, state @ read.weights.T + read.constant):
         assert (np.abs(outputs - wanted) <= 4 * slack).all()
 
 
@@ -266,12 +231,17 @@ def test_cells_are_cut_into_pieces_that_cover_them():
         assert not inside.any()
 
 
-def test_what_cannot_be_cut_into_stages_is_refused():
+def test_what_cannot_be_proved_in_stages_is_refused():
     target, built, _, _ = selecting("two_layer", 2, "float64")
-    with pytest.raises(ProgramError, match="alternate"):
-        prove_deep(dataclasses.replace(built.program, layers=built.program.layers[:-1]), target)
-    with pytest.raises(ProgramError, match="the target"):
-        prove_deep(built.program, attnc.as_target("x*y", {"x": (0, 1), "y": (0, 1)}))
+    four, _, _, seen = selecting("max_affine", 3, "float32")
+    soft = [constructions.max_affine(four, points_per_axis=4, beta=1.0, dtype=dtype) for dtype in DTYPES]
+    for program, given, match in (
+        (dataclasses.replace(built.program, layers=built.program.layers[:-1]), target, "alternate"),
+        (built.program, attnc.as_target("x*y", {"x": (0, 1), "y": (0, 1)}), "the target"),
+        *((other.program, four, "selects") for other in soft),
+    ):
+        with pytest.raises(ProgramError, match=match):
+            prove_deep(program, given, observed=seen, eps=0.8)
 
 
 def test_a_part_of_the_box_has_a_bound_of_its_own():

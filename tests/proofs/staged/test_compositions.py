@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from fractions import Fraction
 
@@ -17,12 +18,13 @@ from attnc.ir.program import Program
 from attnc.proofs.proof import Proof
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.coefficient import Coefficient
+from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call
 from attnc.targets.parts.part import Combination, Derivation, HeadClaim, Multiply, Source, T, Unary
 from proofs.comparisons import Comparisons, adversarial_points, worst_error
 from proofs.mutations import PROGRAM_MUTATIONS, Liar, with_read_out_weight
 from proofs.proving import prove_heads, proved_or_refused
-from proofs.random_networks import MANY, random_composition
+from proofs.random_networks import MANY, OF_ONE, OF_TWO, random_composition
 
 COMPOSED = [
     ("sin(a*b) + c*exp(a)", 1e-4),
@@ -36,13 +38,22 @@ COMPOSED = [
 ]
 
 
+Ends = tuple[float, float]
+
+
 @functools.cache
-def composed(text: str, eps: float, dtype: str) -> tuple[ExpressionTarget, Built, Proof]:
-    names = sorted(attnc.targets.expressions.expression.Expression.parse(text).variables)
-    target = attnc.as_target(text, {name: (-1.0, 1.5) for name in names})
+def composed(text: str, eps: float, dtype: str = "float64", *ends: Ends) -> tuple[ExpressionTarget, Built, Proof]:
+    """The text on [−1, 1.5] in every variable, or between these ends; its program and proof."""
+    names = sorted(Expression.parse(text).variables)
+    target = attnc.as_target(text, dict(zip(names, ends or [(-1.0, 1.5)] * len(names), strict=True)))
     built = compose(target, eps=eps, dtype=dtype)
     assert built.derivation is not None
     return target, built, prove_heads(built.program, target, built.derivation)
+
+
+def with_slope(slope: float) -> str:
+    exact = Fraction(slope)
+    return f"sin({exact.numerator}/{exact.denominator}*a + b)*b"
 
 
 CLOSE = [
@@ -57,12 +68,21 @@ CLOSE = [
     # An error of 1e-8 of a head, times 1e-43, is less than the numbers of float32 are apart there.
     ("1e-43*a*b + 1e-42*sin(a)", 3e-44, "float32", math.inf),
     ("1e-40*relu(a - b)", 3e-44, "float32", math.inf),
+    # relu(−a) where a ≥ 0: all values of its head are 0, and it was not known for the one that writes the channel.
+    ("sqrt(1.1 + (relu(-a) + 3*a + b)**2)", 1e-3, "float64", 1.5, (0.01, 2.0), (0.5, 1.5)),
+    ("exp(relu(a - 5)*b + sin(b)*a)", 1e-3, "float64", 1.5, (0.01, 2.0), (0.5, 1.5)),
+    # The product κ·w is exact for w = 2^k alone, not for its neighbours.
+    *(
+        (with_slope(slope), 1e-9, "float64", math.inf, (-1e-3, 1e-3), (-1.0, 1.0))
+        for slope in (1024.0, math.nextafter(1024.0, 2000.0), math.nextafter(1024.0, 0.0), 3.0)
+    ),
 ]
 
 
-@pytest.mark.parametrize(("text", "eps", "dtype", "most"), CLOSE)
-def test_bounds_hold_and_are_not_loose(text, eps, dtype, most):
-    target, built, found = composed(text, eps, dtype)
+@pytest.mark.parametrize("case", CLOSE, ids=lambda case: f"{case[0]}-{case[2]}")
+def test_bounds_hold_and_are_not_loose(case):
+    text, eps, dtype, most, *ends = case
+    target, built, found = composed(text, eps, dtype, *ends)
     assert found.complete
     assert math.fsum(term.value for term in found.terms) == pytest.approx(found.bound)
     worst = worst_error(built.program, target, found.bound, 1500 if math.isinf(most) else 3000)
@@ -85,143 +105,157 @@ def refused_or_true(
 def test_programs_that_were_tampered_with(mutate):
     made = Comparisons()
     for number, (text, _) in enumerate(COMPOSED[:3]):
-        target, built, _ = composed(text, 1e-3, "float64")
+        target, built, _ = composed(text, 1e-3)
         rng = np.random.default_rng(number)
         refused_or_true(made, mutate(rng, built.program), target, built.derivation, number)
 
 
-@pytest.mark.parametrize(("text", "eps"), COMPOSED[:4])
-def test_derivations_that_lie(text, eps):
+@pytest.mark.parametrize(
+    ("texts", "dtypes", "seeds", "least"),
+    [
+        *(([text], ["float64"], 25, 15) for text, _ in COMPOSED[:4]),
+        pytest.param([text for text, _ in COMPOSED], ["float64", "float32"], 60, 500, marks=pytest.mark.slow),
+    ],
+)
+def test_derivations_that_lie(texts, dtypes, seeds, least):
+    """Also, in the slow test, with a program that was tampered with as well."""
     made, refused = Comparisons(), 0
-    target, built, _ = composed(text, 1e-3, "float64")
-    for seed in range(25):
-        lie = Liar(np.random.default_rng(seed), built.derivation).lie()
-        refused += refused_or_true(made, built.program, target, lie, seed)
-    assert refused >= 15
+    for (number, text), dtype, seed in itertools.product(enumerate(texts), dtypes, range(seeds)):
+        target, built, _ = composed(text, 1e-3, dtype)
+        rng, program = np.random.default_rng(1000 * number + seed), built.program
+        lie = Liar(rng, built.derivation).lie()
+        if len(texts) > 1 and seed % 3 == 0:
+            program = PROGRAM_MUTATIONS[seed % len(PROGRAM_MUTATIONS)](rng, program)
+        refused += refused_or_true(made, program, target, lie, seed)
+    assert refused >= least
 
 
-# One lie at a time
-
-TEXT = "(sin(a)*b, cos(a*b))"
-
-
-def honest() -> tuple[ExpressionTarget, Built, Derivation]:
-    target, built, _ = composed(TEXT, 1e-3, "float64")
-    return target, built, built.derivation
-
-
-def refuse(derivation: Derivation, match: str, target: ExpressionTarget | None = None) -> None:
-    own, built, _ = honest()
-    with pytest.raises(ProgramError, match=match):
-        prove_heads(built.program, own if target is None else target, derivation)
-
-
-def test_the_derivation_of_another_function():
-    """The program is what the derivation says, and neither is what was asked for."""
-    _, _, derivation = honest()
-    for text in (
-        "(sin(a)*b, sin(a*b))",
-        "(sin(a)*b, cos(a*b) + 0.0001)",
-        "(cos(a*b), sin(a)*b)",
-        "(sin(b)*a, cos(a*b))",
-    ):
-        target = attnc.as_target(text, {"a": (-1.0, 1.5), "b": (-1.0, 1.5)})
-        refuse(derivation, "not known to be one of", target)
-    first, second = derivation.outputs
-    refuse(dataclasses.replace(derivation, outputs=(second, first)), "not known to be one of")
-    refuse(dataclasses.replace(derivation, outputs=(first,)), "has 1 outputs")
-
-
-def test_claims_about_another_part_or_another_head():
-    """The head computes sin and is proved to; the state then is said to hold atan. Or the head is said to."""
-    _, _, derivation = honest()
-    for channel, claim in derivation.heads.items():
+def test_one_lie_at_a_time():
+    """The program is that of the derivation, and neither is of the target; or the claim about one head is wrong."""
+    target, built, _ = composed("(sin(a)*b, cos(a*b))", 1e-3)
+    heads, (first, second) = built.derivation.heads, built.derivation.outputs
+    lies = [
+        (attnc.as_target(text, target.box.as_dict()), built.derivation, "not known to be one of")
+        for text in (
+            "(sin(a)*b, sin(a*b))",
+            "(sin(a)*b, cos(a*b) + 0.0001)",
+            "(cos(a*b), sin(a)*b)",
+            "(sin(b)*a, cos(a*b))",
+        )
+    ]
+    lies.append((target, Derivation((second, first), heads), "not known to be one of"))
+    lies.append((target, Derivation((first,), heads), "has 1 outputs"))
+    lies.append((target, Derivation((first, Source(7)), heads), "reads input 7"))
+    for channel, claim in heads.items():
         double = Combination(((claim.argument, Coefficient.of(2)),), Coefficient.of(0))
-        for change in (
-            {"part": Unary(claim.argument, Call("atan", (T,)))},
-            {"part": Source(0)},
-            {"part": Multiply(claim.argument, claim.argument)},
-            {"tree": Call("atan", (T,))},
-            {"carrier": Source(0)},
-            {"argument": double},
+        for change, match in (
+            # The head computes sin and is proved to; the state then is said to hold atan.
+            ({"part": Unary(claim.argument, Call("atan", (T,)))}, "another function of its head|not in the state"),
+            ({"part": Source(0)}, "another function of its head|not in the state"),
+            ({"part": Multiply(claim.argument, claim.argument)}, "another function of its head|not in the state"),
+            ({"tree": Call("atan", (T,))}, "another function"),
+            ({"carrier": Source(0)}, "another function"),
+            ({"argument": double}, "another function"),
         ):
-            heads = {**derivation.heads, channel: dataclasses.replace(claim, **change)}
-            match = "another function of its head|not in the state" if "part" in change else "another function"
-            refuse(Derivation(derivation.outputs, heads), match)
+            changed = {**heads, channel: dataclasses.replace(claim, **change)}
+            lies.append((target, Derivation((first, second), changed), match))
+    for given, lie, match in lies:
+        with pytest.raises(ProgramError, match=match):
+            prove_heads(built.program, given, lie)
 
 
-def test_a_range_that_is_made_up_and_a_source_that_is_not_there():
-    """`known` says of a combination what its range is read from."""
-    target = attnc.as_target("sin(a + b)", {"a": (-1.0, 1.0), "b": (-1.0, 1.0)})
-    built = compose(target, eps=1e-3)
+def test_a_range_that_is_made_up():
+    """A combination's `known` is the part from which its range is read."""
+    target, built, _ = composed("sin(a + b)", 1e-3, "float64", (-1.0, 1.0), (-1.0, 1.0))
     ((channel, claim),) = built.derivation.heads.items()
     assert isinstance(claim.argument, Combination)
     tiny = Unary(claim.argument.terms[0][0], Call("sin", (Call("sin", (T,)),)))
     argument = dataclasses.replace(claim.argument, known=tiny)
     part = Unary(argument, claim.tree)
-    lie = Derivation((part,), {channel: HeadClaim(part, argument, claim.tree)})
     with pytest.raises(ProgramError, match="is not known to be the combination"):
-        prove_heads(built.program, target, lie)
-    with pytest.raises(ProgramError, match="reads input 7"):
-        prove_heads(built.program, target, Derivation((Source(7),), built.derivation.heads))
+        prove_heads(built.program, target, Derivation((part,), {channel: HeadClaim(part, argument, claim.tree)}))
 
 
 def test_coefficients_that_differ_are_an_error_not_a_refusal():
     """A derivation of the target whose program has another coefficient: the bound pays for it."""
-    target, built, found = composed("sin(a*b) + c*exp(a)", 1e-4, "float64")
+    target, built, found = composed("sin(a*b) + c*exp(a)", 1e-4)
     program = with_read_out_weight(built.program, lambda weight: weight + 1e-3)
     paid = prove_heads(program, target, built.derivation)
     assert found.bound < paid.bound <= 5 * worst_error(program, target, paid.bound, 500)
 
 
 def test_programs_of_another_shape():
-    target, built, _ = composed("sin(a*b) + c*exp(a)", 1e-4, "float64")
+    target, built, _ = composed("sin(a*b) + c*exp(a)", 1e-4)
     other = attnc.as_target("sin(a*b)", {"a": (-1.0, 1.5), "b": (-1.0, 1.5)})
-    for program, given in ((built.program, other), (dataclasses.replace(built.program, output_shape=(2,)), target)):
-        with pytest.raises(ProgramError):
-            prove_heads(program, given, built.derivation)
+    with pytest.raises(ProgramError, match=r"maps \(\(3,\),\) to \(\), the target \(\(2,\),\) to \(\)"):
+        prove_heads(built.program, other, built.derivation)
+    with pytest.raises(ProgramError, match=r"not the output shape \(2,\)"):
+        prove_heads(dataclasses.replace(built.program, output_shape=(2,)), target, built.derivation)
 
 
 def test_an_enclosure_that_is_too_wide_gives_no_bound(monkeypatch):
     """That a² − ab + 0.3 > 0 on [0, 1]² takes small boxes to be seen: from one box its inverse has no range."""
-    target = attnc.as_target("b/(a*a - a*b + 0.3) + sin(a*b)", {"a": (0.0, 1.0), "b": (0.0, 1.0)})
-    built = compose(target, eps=1e-2)
-    assert prove_heads(built.program, target, built.derivation).bound <= 1e-2
+    target, built, found = composed("b/(a*a - a*b + 0.3) + sin(a*b)", 1e-2, "float64", (0.0, 1.0), (0.0, 1.0))
+    assert found.bound <= 1e-2
     monkeypatch.setattr("attnc.targets.parts.part_ranges.RANGE_HALVINGS", 0)
     assert prove_heads(built.program, target, built.derivation).bound == math.inf
 
 
 def test_wider_boxes_cost_more():
     """The same program and derivation where the heads were not made for it."""
-    target, built, found = composed("sin(a*b) + c*exp(a)", 1e-4, "float64")
+    target, built, found = composed("sin(a*b) + c*exp(a)", 1e-4)
     wide = attnc.as_target(target.text, {name: (-1.2, 1.6) for name in target.box.names})
     wider = prove_heads(built.program, wide, built.derivation)
     assert wider.bound > found.bound
     worst_error(built.program, wide, wider.bound, 800)
 
 
-def test_slopes_that_are_nearly_powers_of_two():
-    """The product κ·w is exact for w = 2^k alone, not for its neighbours."""
-    for scale in (1024.0, math.nextafter(1024.0, 2000.0), math.nextafter(1024.0, 0.0), 3.0):
-        exact = Fraction(scale)
-        text = f"sin({exact.numerator}/{exact.denominator}*a + b)*b"
-        target = attnc.as_target(text, {"a": (-1e-3, 1e-3), "b": (-1.0, 1.0)})
-        built = compose(target, eps=1e-9)
-        found = prove_heads(built.program, target, built.derivation)
-        worst_error(built.program, target, found.bound, 300)
+SMOOTH = (*(text for text in OF_ONE if "40" not in text), "sqrt(1 + ({})**2)", "1/(1.5 + ({})**2)", "exp(-({})**2)")
+JOINS = (*OF_TWO, "({})*({})", "({})*({})", "({})/(1.5 + ({})**2)", "sqrt(1 + ({})**2 + ({})**2)")
 
 
-def random_case(seed: int) -> tuple[ExpressionTarget, Built] | None:
+def random_expression(rng: np.random.Generator, num_operations: int, names: tuple[str, ...]) -> str:
+    """A random tree; variables occur as often as it has leaves for them, so that errors are correlated."""
+    if num_operations == 0:
+        return str(rng.choice(names))
+    if rng.random() < 0.4:
+        return str(rng.choice(SMOOTH)).format(random_expression(rng, num_operations - 1, names))
+    left = int(rng.integers(num_operations))
+    parts = [random_expression(rng, n, names) for n in (left, num_operations - 1 - left)]
+    return str(rng.choice(JOINS)).format(*parts)
+
+
+Case = tuple[ExpressionTarget, Built]
+
+
+def case_of(text: str, box: dict[str, Ends], eps: float, dtype: str = "float64") -> Case | None:
+    """The target and its program; None if it is refused."""
+    try:
+        target = attnc.as_target(text, box)
+        return target, compose(target, eps=eps, dtype=dtype)
+    except (BoundNotMet, DomainError, RuntimeWarning):  # the last: weights beyond float32
+        return None
+
+
+def random_case(seed: int) -> Case | None:
+    """5 to 15 operations, 2 to 10 variables, each of them once, in both dtypes."""
     rng = np.random.default_rng(seed)
     d = int(rng.integers(2, 11))
     text = random_composition(rng, int(rng.integers(5, 16)), MANY[:d])
     dtype = "float32" if seed % 3 == 0 else "float64"
     eps = 10.0 ** -int(rng.integers(2, 4) if dtype == "float32" else rng.integers(2, 6))
-    try:
-        target = attnc.as_target(text, {name: (-1.0, float(rng.choice([1.0, 0.7]))) for name in MANY[:d]})
-        return target, compose(target, eps=eps, dtype=dtype)
-    except (BoundNotMet, DomainError, RuntimeWarning):  # the last: weights beyond float32
-        return None
+    return case_of(text, {name: (-1.0, float(rng.choice([1.0, 0.7]))) for name in MANY[:d]}, eps, dtype)
+
+
+def correlated_case(seed: int) -> Case | None:
+    """5 to 15 operations, 2 to 10 variables, any number of times each."""
+    rng, used = np.random.default_rng(20_000 + seed), list[str]()
+    while len(used) < 2:
+        d = int(rng.integers(2, 11))
+        text = random_expression(rng, int(rng.integers(max(5, d - 1), 16)), MANY[:d])
+        used = sorted(Expression.parse(text).variables)
+    eps = 10.0 ** -int(rng.integers(2, 6))
+    return case_of(text, {name: (-1.0, float(rng.choice([1.0, 0.7, 2.0]))) for name in used}, eps)
 
 
 @pytest.mark.parametrize("seed", [14, 23, 30, 34, 37])
@@ -234,42 +268,33 @@ def test_random_compositions(seed):
 
 
 @pytest.mark.slow
-def test_many_random_compositions(capsys):
-    """5 to 15 operations in 2 to 10 variables, in both dtypes; each also tampered with."""
+@pytest.mark.parametrize(
+    ("make", "seeds", "count", "median", "most"),
+    [(random_case, 30, 2500, 5.0, math.inf), (correlated_case, 60, 8000, 2.5, 5.0)],
+)
+def test_many_random_compositions(capsys, make, seeds, count, median, most):
+    """Bounds hold and are close; those of each program hold also where it was tampered with."""
     made, ratios, refused = Comparisons(), [], 0
-    for seed in range(30):
-        case = random_case(seed)
+    for seed, case in enumerate(map(make, range(seeds))):
         if case is None:
             continue
         target, built = case
-        found = prove_heads(built.program, target, built.derivation, seconds=10.0)
-        worst = made.check(built.program, target, found.bound, adversarial_points(built.program, target, 2500, seed))
-        ratios += [found.bound / worst] if built.program.dtype == np.float64 else []
+        found = proved_or_refused(built.program, target, built.derivation, seconds=60.0)  # enough on a busy machine
+        if found is None:
+            assert make is correlated_case  # (1 + x)**(c − c) is not known to be 1
+            continue
+        worst = made.check(built.program, target, found.bound, adversarial_points(built.program, target, count, seed))
+        is_exact = make is correlated_case and worst <= 64 * np.finfo(float).eps  # but for rounding
+        if built.program.dtype == np.float64 and not is_exact:
+            ratios.append(found.bound / worst)
         rng = np.random.default_rng(seed)
         for mutate in rng.permutation(np.array(PROGRAM_MUTATIONS, dtype=object))[:2]:
             refused += refused_or_true(made, mutate(rng, built.program), target, built.derivation, seed)
     with capsys.disabled():
         print(f"\n{made}; {refused} refused; bound/error {np.median(ratios):.2f}, at most {max(ratios):.1f}")
-    assert np.median(ratios) <= 5
+    assert np.median(ratios) <= median
+    assert max(ratios) <= most
     assert made.count >= 200_000
-
-
-@pytest.mark.slow
-def test_many_lies(capsys):
-    made, refused = Comparisons(), 0
-    for number, (text, _) in enumerate(COMPOSED):
-        for dtype in ("float64", "float32"):
-            target, built, _ = composed(text, 1e-3, dtype)
-            for seed in range(60):
-                rng = np.random.default_rng(1000 * number + seed)
-                lie = Liar(rng, built.derivation).lie()
-                program = built.program
-                if seed % 3 == 0:
-                    program = PROGRAM_MUTATIONS[seed % len(PROGRAM_MUTATIONS)](rng, program)
-                refused += refused_or_true(made, program, target, lie, seed)
-    with capsys.disabled():
-        print(f"\n{made}; {refused} refused")
-    assert refused >= 500
 
 
 @pytest.mark.parametrize("text", ["tanh(5*x + y)", "sigmoid(3*x - 4*y)"])
@@ -278,14 +303,3 @@ def test_what_leaves_do_not_prove_closely_heads_do(text):
     claim = attnc.compile(text, [(-1, 1)] * 2, eps=1e-5).certificate
     assert claim.method == "staged proof"
     assert claim.observed <= claim.bound < 1e-13
-
-
-@pytest.mark.parametrize("text", ["sqrt(1.1 + (relu(-a) + 3*a + b)**2)", "exp(relu(a - 5)*b + sin(b)*a)"])
-def test_a_head_that_says_nothing_but_0(text):
-    """relu(−a) where a ≥ 0: all values of its head are 0, and it was not known for the one that writes the channel."""
-    target = attnc.as_target(text, {"a": (0.01, 2), "b": (0.5, 1.5)})
-    built = compose(target, eps=1e-3)
-    assert built.derivation is not None
-    found = prove_heads(built.program, target, built.derivation)
-    worst = worst_error(built.program, target, found.bound, 1500)
-    assert found.bound <= min(1e-3, 1.5 * worst)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ from attnc.targets.box import Box
 from attnc.targets.expressions.coefficient import MINUS, UNIT, ZERO
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Node
-from attnc.targets.parts.part import Combination, Multiply, Part, Source, T, Unary, function_of_t, in_order
+from attnc.targets.parts.part import Combination, Multiply, Part, Source, T, Unary, function_of_t
 from attnc.targets.parts.part_ranges import PartRanges, halved, sub_boxes
 
 
@@ -65,62 +67,69 @@ def test_roots_are_held_where_they_begin():
     assert np.sqrt(error) <= found.change[0] <= 3 * np.sqrt(error)
 
 
-def parts() -> tuple[Part, ...]:
-    """(x·y, sin(x·y), x·y − sin(x·y), (x·y)·(x·y − sin(x·y))): all errors reach the last one along several ways."""
-    x, y = Source(0), Source(1)
-    product = Multiply(x, y)
-    sine = Unary(product, tree_of("sin(t)"))
-    difference = Combination(((product, UNIT), (sine, MINUS)), ZERO)
-    return product, sine, difference, Multiply(difference, product)
-
-
-def reads(weights: list[float], error: float = 0.0) -> Readings:
+def reads(weights: Sequence[float], error: float = 0.0) -> Readings:
     """One combination of earlier heads."""
     return Readings(np.array([weights]), np.zeros(1), np.zeros(1), np.array([error]))
 
 
-def head(
-    argument: Readings, slopes: Slopes, own: float, carrier: Readings | None = None, *deviations: Deviations
-) -> FlowStage:
-    return FlowStage(argument, slopes, np.array([own]), np.zeros(1), carrier, deviations)
-
-
-def over(ranges: PartRanges, parts: list[Part | None]) -> Interval:
+def over(ranges: PartRanges, parts: Sequence[Part | None]) -> Interval:
     """(boxes, parts); None stands for 1."""
     found = [Interval.point(np.ones(len(ranges.boxes))) if part is None else ranges.over(part) for part in parts]
     return Interval(np.array([x.lo for x in found]).T, np.array([x.hi for x in found]).T)
 
 
-def flow_of(ranges: PartRanges, own: tuple[float, float, float], widest: float) -> ErrorFlow:
-    product, _, difference, last = PARTS
-    x, y = (part for part in in_order([last]) if isinstance(part, Source))
-    stages = []
-    for argument, weights, tree, carried, adds in (
-        (x, [], T, [], own[0]),
-        (product, [1.0], tree_of("sin(t)"), None, own[1]),
-        (difference, [1.0, -1.0], T, [1.0, 0.0], own[2]),
-    ):
-        slopes = Slopes.of(tree, *ranges(argument), widest)
-        carrier = None if carried is None else reads(carried, widest if carried else 0.0)
-        stages.append(head(reads(weights, widest if weights else 0.0), slopes, adds, carrier))
-    return ErrorFlow(stages, over(ranges, [x, product, difference]), over(ranges, [y, None, product]))
+@dataclass(frozen=True)
+class FlowHead:
+    """carrier·tree(argument): both are combinations of earlier heads, with the weights given, and of the inputs."""
+
+    argument: Part
+    tree: Node
+    weights: Sequence[float]
+    error: float  # of the argument and of the carrier
+    own: float
+    carrier: Part | None = None
+    carrier_weights: Sequence[float] = ()
+    deviations: tuple[Deviations, ...] = ()
+
+    def stage(self, ranges: PartRanges) -> FlowStage:
+        slopes = Slopes.of(self.tree, *ranges(self.argument), self.error)
+        carrier = None if self.carrier is None else reads(self.carrier_weights, self.error)
+        own = np.array([self.own])
+        return FlowStage(reads(self.weights, self.error), slopes, own, np.zeros(1), carrier, self.deviations)
 
 
-PARTS = parts()
+def flow_of(ranges: PartRanges, heads: Sequence[FlowHead]) -> ErrorFlow:
+    carriers = [head.carrier for head in heads]
+    carried = over(ranges, carriers) if any(carriers) else None
+    return ErrorFlow([head.stage(ranges) for head in heads], over(ranges, [head.argument for head in heads]), carried)
+
+
+def whole_bound(flow: ErrorFlow, output: np.ndarray) -> np.ndarray:
+    """The bound on every box from all forms together."""
+    return (flow.combined(output).mag[:, 0] * flow.own).sum(axis=1)
+
+
+X, Y, SIN = Source(0), Source(1), tree_of("sin(t)")
 
 
 @pytest.mark.parametrize("size", [1e-8, 1e-3, 0.05])
 def test_errors_arrive_no_larger_than_their_forms(size):
-    rng = np.random.default_rng(2)
+    """(x·y − sin(x·y))·(x·y): all errors reach the product at the end along several ways."""
+    product = Multiply(X, Y)
+    difference = Combination(((product, UNIT), (Unary(product, SIN), MINUS)), ZERO)
+    rng, own = np.random.default_rng(2), (size, 0.7 * size, 2 * size)
     box = Box.parse({"x": (-1.0, 2.0), "y": (0.5, 1.5)})
-    ranges, own = PartRanges(sub_boxes(box), box.names), (size, 0.7 * size, 2 * size)
-    flow = flow_of(ranges, own, 4 * size)
-    bound = float((flow.combined(np.array([[0.0, 0.0, 1.0]])).mag[:, 0] * flow.own).sum(axis=1).max())
+    heads = [
+        FlowHead(X, T, [], 0.0, own[0], Y),
+        FlowHead(product, SIN, [1.0], 4 * size, own[1]),
+        FlowHead(difference, T, [1.0, -1.0], 4 * size, own[2], product, [1.0, 0.0]),
+    ]
+    bound = float(whole_bound(flow_of(PartRanges(sub_boxes(box), box.names), heads), np.array([[0.0, 0.0, 1.0]])).max())
     x, y = rng.uniform(box.lo, box.hi, (20_000, 2)).T
     x[:2000], y[:2000] = 2.0, 1.5
     d = rng.choice([-1.0, 1.0], (3, len(x))) * np.array(own)[:, None]
-    product = x * y + d[0]
-    found = (product - np.sin(product) - d[1]) * product + d[2]
+    computed = x * y + d[0]
+    found = (computed - np.sin(computed) - d[1]) * computed + d[2]
     error = np.abs(found - (x * y - np.sin(x * y)) * x * y).max()
     assert error <= bound <= (1.1 + 10 * size) * error
 
@@ -135,7 +144,7 @@ def test_halves_are_the_whole():
     assert np.isclose(np.prod(whole.hi - whole.lo, axis=1).sum(), 2.0)
 
 
-def larger(u: Part, v: Part) -> tuple[Part, Part, Part]:
+def larger(u: Part, v: Part) -> tuple[Part, Unary, Part]:
     """v − u, relu(v − u), and max(u, v) = u + relu(v − u)."""
     apart = Combination(((v, UNIT), (u, MINUS)), ZERO)
     gate = Unary(apart, tree_of("relu(t)"))
@@ -145,29 +154,26 @@ def larger(u: Part, v: Part) -> tuple[Part, Part, Part]:
 @pytest.mark.parametrize("own", [(1e-3, 1e-3, 1e-3, 0.0), (1e-3, 3e-3, 2e-3, 1e-5)])
 def test_of_a_maximum_one_error_counts(own):
     """max(max(x², sin(y)), exp(x)): whichever is largest, there is the error of one, and of two gates."""
-    x, y = Source(0), Source(1)
-    first, second, third = Unary(x, tree_of("t**2")), Unary(y, tree_of("sin(t)")), Unary(x, tree_of("exp(t)"))
+    first, second, third = Unary(X, tree_of("t**2")), Unary(Y, SIN), Unary(X, tree_of("exp(t)"))
     apart, gate, inner = larger(first, second)
     outer_apart, outer_gate, _ = larger(inner, third)
     box = Box.parse({"x": (-2.0, 2.0), "y": (-1.0, 3.0)})
-    ranges = PartRanges(Interval(box.lo[None], box.hi[None]), box.names)
-    stages = []
-    for part, argument, weights, adds in (
-        (first, x, [], own[0]),
-        (second, y, [0.0], own[1]),
-        (third, x, [0.0, 0.0], own[2]),
-        (gate, apart, [-1.0, 1.0, 0.0], own[3]),
-        (outer_gate, outer_apart, [-1.0, 0.0, 1.0, -1.0], own[3]),
-    ):
-        assert isinstance(part, Unary)
-        error = 6e-3 * any(weights)
-        stages.append(head(reads(weights, error), Slopes.of(part.tree, *ranges(argument), error), adds))
-    flow, output = ErrorFlow(stages, over(ranges, [x, y, x, apart, outer_apart])), np.array([[1.0, 0.0, 0.0, 1.0, 1.0]])
-    bent = bypassed(stages, output)
+    flow = flow_of(
+        PartRanges(Interval(box.lo[None], box.hi[None]), box.names),
+        [
+            FlowHead(X, first.tree, [], 0.0, own[0]),
+            FlowHead(Y, second.tree, [0.0], 0.0, own[1]),
+            FlowHead(X, third.tree, [0.0, 0.0], 0.0, own[2]),
+            FlowHead(apart, gate.tree, [-1.0, 1.0, 0.0], 6e-3, own[3]),
+            FlowHead(outer_apart, outer_gate.tree, [-1.0, 0.0, 1.0, -1.0], 6e-3, own[3]),
+        ],
+    )
+    output = np.array([[1.0, 0.0, 0.0, 1.0, 1.0]])
+    bent = bypassed(flow.stages, output)
     assert bent == [3, 4]
     bound = float((flow.sizes(output, bent) * flow.own).sum(axis=3).max())
     assert bound == pytest.approx(max(own[:3]) + 2 * own[3], rel=1e-6)
-    assert bound < 0.7 * float((flow.combined(output).mag[:, 0] * flow.own).sum(axis=1).max())
+    assert bound < 0.7 * whole_bound(flow, output).max()
 
     rng = np.random.default_rng(3)
     at = rng.uniform(box.lo, box.hi, (20_000, 2)).T
@@ -186,33 +192,24 @@ def test_slopes_at_their_ends_dominate_all_between(seed):
     functions = ("relu(t)", "abs(t)", "sin(3*t)", "t**2", "relu(t)")
     box = Box.parse({"x": (-1.0, 2.0), "y": (0.5, 1.5)})
     ranges = PartRanges(halved(Interval(box.lo[None], box.hi[None]), 0), box.names)
-    sources, stages, known, arguments = [Source(0), Source(1)], list[FlowStage](), list[Part](), list[Part]()
+    known, heads = list[Part](), list[FlowHead]()
     for text in functions:
         weights = rng.choice([-1.0, 1.0], len(known)).tolist()
         signs = [UNIT if weight > 0 else MINUS for weight in weights]
-        terms = [(sources[0], UNIT), (sources[1], MINUS), *zip(known, signs, strict=True)]
-        argument = Combination(tuple(terms), ZERO)
-        part = Unary(argument, tree_of(text))
-        slopes = Slopes.of(part.tree, *ranges(argument), 1e-3)
-        stages.append(head(reads(weights, 1e-3), slopes, float(rng.uniform(0.5, 1.0))))
-        known.append(part)
-        arguments.append(argument)
-    t, output = over(ranges, arguments), np.ones((1, 5))
-    flow = ErrorFlow(stages, t)
-    bounds = (flow.sizes(output, bypassed(stages, output))[:, 0] * flow.own).sum(axis=2).max(axis=0)
-    whole = (flow.combined(output).mag[:, 0] * flow.own).sum(axis=1)
-    G = [stage.slopes.over(t[:, [number]])[0][:, 0] for number, stage in enumerate(stages)]
-    worst = np.zeros(len(bounds))
-    for _ in range(3000):
-        sigma: list[np.ndarray] = []
-        for number, stage in enumerate(stages):
-            slope = np.where(
-                rng.random(2) < 0.5, rng.choice([G[number].lo, G[number].hi]), rng.uniform(G[number].lo, G[number].hi)
-            )
-            weights = stage.arguments.weights[0]
-            form = sum((weight * sigma[i] for i, weight in enumerate(weights)), np.zeros((2, 5)))
-            sigma.append(form * slope[:, None] + np.eye(5)[number])
-        worst = np.maximum(worst, (np.abs(sum(sigma)) * flow.own).sum(axis=1))
+        argument = Combination(((X, UNIT), (Y, MINUS), *zip(known, signs, strict=True)), ZERO)
+        known.append(Unary(argument, tree_of(text)))
+        heads.append(FlowHead(argument, known[-1].tree, weights, 1e-3, float(rng.uniform(0.5, 1.0))))
+    flow, output = flow_of(ranges, heads), np.ones((1, 5))
+    bounds = (flow.sizes(output, bypassed(flow.stages, output))[:, 0] * flow.own).sum(axis=2).max(axis=0)
+    whole, t = whole_bound(flow, output), over(ranges, [head.argument for head in heads])
+    G = [stage.slopes.over(t[:, [number]])[0][:, 0] for number, stage in enumerate(flow.stages)]
+    count, sigma = 3000, list[np.ndarray]()
+    for head, g, unit in zip(heads, G, np.eye(5), strict=True):
+        at_one_end = np.where(rng.random((count, 1)) < 0.5, g.lo, g.hi)
+        slope = np.where(rng.random((count, 2)) < 0.5, at_one_end, rng.uniform(g.lo, g.hi, (count, 2)))
+        form = sum((weight * one for weight, one in zip(head.weights, sigma, strict=True)), np.zeros((count, 2, 5)))
+        sigma.append(form * slope[..., None] + unit)
+    worst = (np.abs(sum(sigma)) * flow.own).sum(axis=2).max(axis=0)
     assert (worst <= bounds).all()
     assert (bounds <= whole).all()
     assert (bounds < whole).any()
@@ -222,7 +219,6 @@ def test_slopes_at_their_ends_dominate_all_between(seed):
 def test_a_head_is_off_by_what_its_cells_and_its_carrier_say(fixed):
     """y·(t + d(t)) at t = x: errors are small where y is, and where d is."""
     box = Box.parse({"x": (-1.0, 1.0), "y": (-2.0, 0.5)})
-    x, y = Source(0), Source(1)
     boxes = Interval(box.lo[None], box.hi[None])
     for number in range(8):
         boxes = halved(boxes, number % 2)
@@ -232,8 +228,7 @@ def test_a_head_is_off_by_what_its_cells_and_its_carrier_say(fixed):
     deltas = np.abs(np.sin(7 * at)).max(axis=0) + 1e-3
     deviations = Deviations(Interval(edges[:-1], edges[1:]), deltas, 2.0, fixed, 1e-4)
     own = 2.0 * float(deltas.max()) + 1e-4
-    stage = head(reads([]), Slopes.of(T, -1.0, 1.0, 0.0), own, reads([]), deviations)
-    (found,) = ErrorFlow([stage], over(ranges, [x]), over(ranges, [y])).own.T
+    (found,) = flow_of(ranges, [FlowHead(X, T, [], 0.0, own, Y, deviations=(deviations,))]).own.T
     assert found.max() <= own * (1 + 1e-12)
     points = np.random.default_rng(0).uniform(boxes.lo, boxes.hi, (64, *boxes.shape))
     true = np.abs(points[..., 1] * np.sin(7 * points[..., 0])).max(axis=0)
@@ -265,41 +260,34 @@ def test_parts_cover_the_box_and_are_as_many_as_the_distance_to_points_asks_for(
     assert set(axes) <= set(range(10))
 
 
+def relu_layer(weights: np.ndarray, ends: np.ndarray, own: np.ndarray) -> FlowStage:
+    nothing, errors = np.zeros(len(own)), np.full(len(own), 1e-3)
+    slopes = Slopes.of(tree_of("relu(t)"), *ends.T, 1e-3, None, 1)
+    return FlowStage(Readings(weights, nothing, nothing, errors), slopes, own, nothing)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_layers_at_once_are_as_heads_one_by_one(seed):
     """Interval matrix products against the same sums term by term, and against slopes chosen at random."""
-    rng = np.random.default_rng(seed)
-    sizes, relu = (5, 7, 4), tree_of("relu(t)")
-    layers, t = list[FlowStage](), list[np.ndarray]()
-    before = 0
-    for count in sizes:
-        weights = rng.normal(size=(count, before)) * (np.arange(before) >= before - ((layers and len(layers[-1])) or 0))
-        ends = np.sort(rng.normal(size=(count, 2)) + 0.5, axis=1)
-        readings = Readings(weights, np.zeros(count), np.zeros(count), np.full(count, 1e-3))
-        slopes = Slopes.of(relu, ends[:, 0], ends[:, 1], 1e-3, None, 1)
-        layers.append(FlowStage(readings, slopes, rng.uniform(0.5, 1.0, count), np.zeros(count)))
-        t.append(ends)
-        before += count
-    ends = np.concatenate(t)
-    flow = ErrorFlow(layers, Interval(ends[None, :, 0], ends[None, :, 1]))
-    G = np.concatenate([np.stack([layer.slopes.G.lo[:, 0], layer.slopes.G.hi[:, 0]], axis=1) for layer in layers])
-    outputs = np.zeros((2, before))
-    outputs[:, -sizes[-1] :] = rng.normal(size=(2, sizes[-1]))
-    found = flow.combined(outputs)
-    single, row = list[FlowStage](), 0
-    for layer in layers:
-        for j in range(len(layer)):
-            weights = np.zeros((1, row))
-            weights[0, : layer.arguments.weights.shape[1]] = layer.arguments.weights[j]
-            slopes = Slopes.of(relu, *ends[row], 1e-3, None, 1)
-            single.append(FlowStage(reads(weights[0].tolist(), 1e-3), slopes, layer.own[[j]], np.zeros(1)))
-            row += 1
-    apart = ErrorFlow(single, Interval(ends[None, :, 0], ends[None, :, 1])).combined(outputs)
+    rng, starts = np.random.default_rng(seed), (0, 0, 5, 12, 16)
+    ends = np.sort(rng.normal(size=(16, 2)) + 0.5, axis=1)
+    layers, single = list[FlowStage](), list[FlowStage]()
+    for before, first, after in zip(starts, starts[1:], starts[2:], strict=False):
+        weights, own = np.zeros((after - first, first)), rng.uniform(0.5, 1.0, after - first)
+        weights[:, before:] = rng.normal(size=(after - first, first - before))
+        layers.append(relu_layer(weights, ends[first:after], own))
+        for j in range(after - first):
+            single.append(relu_layer(np.pad(weights[[j]], ((0, 0), (0, j))), ends[[first + j]], own[[j]]))
+    outputs = np.zeros((2, 16))
+    outputs[:, 12:] = rng.normal(size=(2, 4))
+    t = Interval(ends[None, :, 0], ends[None, :, 1])
+    found, apart = (ErrorFlow(stages, t).combined(outputs) for stages in (layers, single))
     np.testing.assert_allclose(found.lo, apart.lo, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(found.hi, apart.hi, rtol=1e-12, atol=1e-12)
+    G = np.concatenate([np.stack([layer.slopes.G.lo[:, 0], layer.slopes.G.hi[:, 0]], axis=1) for layer in layers])
     for _ in range(300):
         slope = rng.uniform(G[:, 0], G[:, 1])
-        sigma = np.eye(before)
+        sigma = np.eye(16)
         for number, stage in enumerate(single):
             sigma[number] += slope[number] * (stage.arguments.weights[0] @ sigma[:number])
         exact = outputs @ sigma

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import attnc
-from attnc import TruncatedLinear
 from attnc.targets.target import Target
 from attnc_checker.checking import precision, proof_of, read
-from proofs.staged.test_units import random_clips, random_network
+from proofs.staged.test_units import CONSTANT_ROW, random_clips, random_network
 
 BOX = dict.fromkeys("abc", (-1.0, 1.5))
 CASES = {
@@ -27,12 +26,7 @@ CASES = {
     "clip": (random_clips(13, 1, 3), 0.02, "float64", "truncated_linear"),
     "clips in float32": (random_clips(42, 4, 2), 0.02, "float32", "truncated_linear"),
     "several heads": (random_clips(12, 1, 2), 0.2, "float32", "truncated_linear_heads"),
-    "a constant row": (
-        TruncatedLinear([[1.0, -2.0], [0.0, 0.0]], [0.1, 0.4], -1.0, 1.0, (-1, 1)),
-        0.02,
-        "float64",
-        "truncated_linear",
-    ),
+    "a constant row": (CONSTANT_ROW, 0.02, "float64", "truncated_linear"),
 }
 LEAST_RATIO = 0.9
 """What the checker finds for the whole network is at least this share of the claim: more room would be waste."""

@@ -22,13 +22,9 @@ from attnc.proofs.stages.extraction import one_stage, only_stage, stages
 from attnc.targets.function_target import SequenceTarget
 from ir.random_programs import lookup_program
 from proofs.exact_programs import exact_head, exact_output, rational, read_out
-from proofs.one_stage_programs import random_program
+from proofs.one_stage_programs import num_inputs, random_program
 from proofs.small_stages import stage_output
 from strategies.reference import precision
-
-
-def num_inputs(program: Program) -> int:
-    return sum(math.prod(shape) for shape in program.input_shapes)
 
 
 def coefficients(function, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -126,31 +122,27 @@ def test_keys_of_a_second_input_are_affine_in_both():
     assert len(np.unique(head.slopes.mid[:, 1])) == 3
 
 
-def attending(W_K: np.ndarray) -> Program:
-    """(x, 1) asks two tokens (x, 1) and (1, 1) with these keys."""
+def attending(W_K: float, size: float = 1.0, moves: bool = False) -> Program:
+    """(x, size) asks two tokens, (x, size) and (size, size), for their first channel with keys from either channel."""
     weight = np.zeros((2, 2, 1, 1))
     weight[0, 0] = 1
-    constant = np.array([[0.0, 1.0], [1.0, 1.0]])
+    constant = size * np.array([[0.0, 1.0], [1.0, 1.0]])
     embed = Affine("embed", Sparse.from_dense(weight), Sparse.from_dense(constant), ("x", "one"))
-    head = Head(np.array([[1.0], [0.0]]), W_K, np.eye(2), np.ones((2, 1)))
+    keys = np.array([[W_K], [0.0]] if moves else [[0.0], [W_K]])
+    head = Head(np.array([[1.0], [0.0]]), keys, np.eye(2), np.ones((2, 1)))
     return Program((embed, Attention("ask", (head,), ("y",))), ((1,),), (2,))
 
 
 def test_what_is_not_one_stage_is_refused():
-    with pytest.raises(ProgramError, match="bilinear"):
-        one_stage(attending(np.array([[1.0], [0.0]])))
-    assert one_stage(attending(np.array([[0.0], [1.0]]))).heads[0].carried is not None
-    program = attending(np.array([[0.0], [1.0]]))
-    twice = Program((*program.layers[:1], Softmax("s", ("x", "one")), *program.layers[1:]), ((1,),), (2,))
-    with pytest.raises(ProgramError, match="'s' \\(softmax\\), 'ask' \\(attention\\)"):
-        stages(twice)
-    with pytest.raises(ProgramError, match="found, beside affine maps: none"):
-        stages(Program(program.layers[:1], ((1,),), (4,)))
-    big = attending(np.array([[0.0], [1e300]]))
-    embed = big.layers[0]
-    big = Program(
-        (Affine("e", embed.weight, embed.constant.astype(np.float64), embed.channels), *big.layers[1:]), ((1,),), (2,)
-    )
-    big.layers[0].constant.values[:] = 1e300
-    with pytest.raises(ProgramError, match="overflows"):
-        one_stage(big)
+    program = attending(1.0)
+    assert one_stage(program).heads[0].carried is not None
+    embed, ask = program.layers
+    twice = Program((embed, Softmax("s", ("x", "one")), ask), ((1,),), (2,))
+    for refused, match in (
+        (attending(1.0, moves=True), "bilinear"),
+        (twice, r"'s' \(softmax\), 'ask' \(attention\)"),
+        (Program((embed,), ((1,),), (4,)), "found, beside affine maps: none"),
+        (attending(1e300, size=1e300), "overflows"),
+    ):
+        with pytest.raises(ProgramError, match=match):
+            one_stage(refused)

@@ -118,7 +118,7 @@ class ChannelClaim:
     argument: Stated
     carrier: Stated | None = None
     limit: float = math.inf
-    wording: str | None = None  # of the function, where it is not that of the tree
+    wording: str | None = None  # the text of the function, if it is not that of its tree
 
     @property
     def function_text(self) -> str:
@@ -161,7 +161,7 @@ class ExpressionClaims(Claims):
         self._ranges.require_bounded(parts)
         variables = target.expression.variables
         self._names = {id(part): variables[part.index] for part in parts if isinstance(part, Source)}
-        self._prefix = "s" + "_" * max(map(len, variables))  # no variable is called so
+        self._prefix = "s" + "_" * max(map(len, variables))  # no variable has this name
         self._heads: list[HeadClaim] = []
 
     def of_stage(self, part: ProgramStage, channels: Mapping[int, Channel], state: State) -> list[ChannelClaim]:
@@ -229,10 +229,10 @@ class ExpressionClaims(Claims):
 
 
 def check_derivation(derivation: Derivation, target: ExpressionTarget, ranges: PartRanges) -> None:
-    """ProgramError unless the outputs are the target's, and every claim about a head is the part it stands for.
+    """Raise ProgramError unless the outputs are the target's, and every head is claimed to be the part it stands for.
 
-    A proof of the heads shows that the program computes the derivation. This is the other half, that the derivation is
-    one of the target; without it the proof would be of another function.
+    A proof of the heads shows that the program computes the derivation. This check shows that the derivation is one of
+    the target; without it the proof would be of another function.
     """
     wanted = target.expression.outputs
     if len(derivation.outputs) != len(wanted):
@@ -246,12 +246,12 @@ def check_derivation(derivation: Derivation, target: ExpressionTarget, ranges: P
             terms = ranges.tree(dataclasses.replace(part, known=None))
             if not equivalent([terms], [ranges.tree(part.known)]):
                 raise ProgramError(
-                    f"{ranges.describe(part)} is not known to be the combination that the derivation says it is"
+                    f"{ranges.describe(part)} is not known to be the combination that the derivation states"
                 )
     for channel, claim in derivation.heads.items():
         if not _is_of_its_part(claim):
             raise ProgramError(
-                f"the derivation says that {channel} stands for {ranges.describe(claim.part)}, but claims another "
+                f"by the derivation {channel} stands for {ranges.describe(claim.part)}, but it claims another "
                 f"function of its head, of {ranges.describe(claim.argument)}"
             )
     if not equivalent([ranges.tree(part) for part in derivation.outputs], wanted):
@@ -427,7 +427,7 @@ class NetworkClaims(Claims):
 
 
 def _require_moving(weights: Sequence[Float[np.ndarray, "out in"]]) -> None:
-    """ProgramError where a unit reads constant units only: its scores do not show which ones."""
+    """Raise ProgramError where a unit reads constant units only: its scores do not show which ones."""
     moves: np.ndarray = np.ones(weights[0].shape[1], dtype=bool)
     for W in weights[:-1]:
         moves, reads = np.any(W[:, moves], axis=1), np.any(W, axis=1)
@@ -555,5 +555,5 @@ CLAIMS: Mapping[tuple[type, type], Callable[..., Claims]] = {
 
 
 def has_derivation(target: Target, derivation: Derivation | None) -> bool:
-    """Whether a derivation is given that the target needs, or none is and it has its own."""
+    """Whether the derivation that the target needs is given, or none is given and the target has its own."""
     return (type(target), type(derivation)) in CLAIMS

@@ -1,4 +1,4 @@
-"""How errors travel from the heads to the outputs: with their signs, over many boxes at once, a stage at a time.
+"""Errors on their way from the heads to the outputs: with their signs, over many boxes at once, stage by stage.
 
 Theorem.  Let a head compute û_j = F_j(û) + d_j where u_j = F_j(u) is exact, F_j = carrier·g(t), and |d_j| ≤ own_j. With
           t̂, Ĉ the argument and the carrier as computed, and g(t̂) − g(t) = G·(t̂ − t) for a slope G of g between them,
@@ -87,7 +87,7 @@ class Slopes:
         held: tuple[float, float] | None = None,
         num_pieces: int = SLOPE_PIECES,
     ) -> Slopes:
-        """By slopes, or by ranges where these are steep; a single piece for each head if `num_pieces` is 1."""
+        """Enclose g(t̂) − g(t) by slopes, or by ranges where slopes are steep, on `num_pieces` pieces or more."""
         lo, hi, error = (np.atleast_1d(np.asarray(x, np.float64))[:, None] for x in (lo, hi, error))
         edges = _edges(lo, hi, error, num_pieces)
         t = Interval(edges[:, :-1], edges[:, 1:])
@@ -118,7 +118,7 @@ class Slopes:
 
     @classmethod
     def stacked(cls, parts: Sequence[Slopes]) -> Slopes:
-        """The heads of all parts, which have equally many pieces."""
+        """Stack the heads of all parts, which have equal numbers of pieces."""
         edges, jumps, change = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("edges", "jumps", "change")
         )
@@ -139,7 +139,7 @@ class Slopes:
 
 
 def _edges(lo: np.ndarray, hi: np.ndarray, error: np.ndarray, num_pieces: int) -> Float[np.ndarray, "heads edges"]:
-    """Equally spaced, and besides geometric towards both ends; some pieces may have no width."""
+    """Edges of pieces: equally spaced ones, and geometric ones towards both ends. Some pieces may have no width."""
     if num_pieces == 1:
         return np.concatenate([lo, hi], axis=1)
     width = hi - lo
@@ -164,7 +164,7 @@ class Deviations:
     unsure: float
 
     def over(self, t: Interval, error: float, carrier: Float[np.ndarray, " boxes"] | float) -> np.ndarray:
-        """For t̂ within an error of each of these intervals, and carriers that are as large."""
+        """Bound the deviation for t̂ within `error` of each of these intervals, and for carriers of this size."""
         met = (self.edges.lo <= up(t.hi + error)[:, None]) & (self.edges.hi >= down(t.lo - error)[:, None])
         delta = np.where(met, self.deltas, 0.0).max(axis=1)
         scaled = up(products(delta, np.minimum(carrier, self.size)) + self.fixed)
@@ -173,7 +173,7 @@ class Deviations:
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """Affine combinations of earlier heads, one in each row, as errors see them.
+    """Affine combinations of earlier heads, one per row, and their errors.
 
     At exact values of the heads a row is off by `slack`, of which `casts` is the rounding of inputs; as computed it is
     off by `error`, whatever the signs of errors.
@@ -195,7 +195,7 @@ class FlowStage:
     arguments: Readings
     slopes: Slopes  # of the g
     own: Float[np.ndarray, " heads"]
-    rounding: Float[np.ndarray, " heads"]  # the part of `own` that is
+    rounding: Float[np.ndarray, " heads"]  # the part of `own` that is rounding
     carriers: Readings | None = None
     deviations: tuple[Deviations, ...] = ()
 
@@ -211,7 +211,7 @@ class ErrorFlow:
     """
 
     def __init__(self, stages: Sequence[FlowStage], t: Interval, C: Interval | None = None) -> None:
-        self._stages, count = stages, sum(map(len, stages))
+        self.stages, count = stages, sum(map(len, stages))
         ends = np.cumsum([0, *map(len, stages)]).tolist()
         self._rows = [slice(*pair) for pair in itertools.pairwise(ends)]
         self.own, self.rounding, *numbers = np.zeros((6, len(t), count))
@@ -237,7 +237,7 @@ class ErrorFlow:
 
     def _computed(self, C: Interval) -> Interval:
         """The carriers as computed: enlarged by their errors."""
-        off = [np.zeros(len(stage)) if stage.carriers is None else stage.carriers.error for stage in self._stages]
+        off = [np.zeros(len(stage)) if stage.carriers is None else stage.carriers.error for stage in self.stages]
         error = np.concatenate([np.zeros(0), *off])
         return Interval(np.where(error, down(C.lo - error), C.lo), np.where(error, up(C.hi + error), C.hi))
 
@@ -272,14 +272,14 @@ class ErrorFlow:
     def _kinks(
         self, sizes: Float[np.ndarray, "boxes heads"], bent: Sequence[int]
     ) -> Bool[np.ndarray, "kinks boxes heads"]:
-        """For each box the few of these heads whose slopes are to be at an end, because their widths cost most.
+        """Choose the few of these heads per box whose slopes are taken at an end, because their widths cost most.
 
-        `sizes` are how far their errors move the worst output.
+        `sizes` are the largest |σ| with which the error of each head arrives at an output.
         """
         costs, (G, C, _) = np.zeros(sizes.shape), self._factors
         least = LEAST_COST * products(sizes, self.own).sum(axis=1)
         is_wide = G.is_bounded & (G.width > WIDE_SLOPES * G.mag)
-        read = [row for stage in self._stages for row in stage.arguments.weights]
+        read = [row for stage in self.stages for row in stage.arguments.weights]
         for number in bent:
             if is_wide[:, number].any():
                 arrives = products(self.combined(read[number][None]).mag[:, 0], self.own).sum(axis=1)
@@ -292,7 +292,7 @@ class ErrorFlow:
     def _forms_of(self, G: Interval, C: Interval, g: Interval) -> Interval:
         """(boxes, heads, heads): the σ_js of every head j."""
         lo, hi = np.zeros((2, *G.shape, G.shape[1]))
-        for stage, rows in zip(self._stages, self._rows, strict=True):
+        for stage, rows in zip(self.stages, self._rows, strict=True):
             before = Interval(lo[:, :, : rows.start], hi[:, :, : rows.start])
             form = _combined(stage.arguments.weights, before) * G[:, rows, None]
             if stage.carriers is not None:
@@ -316,7 +316,7 @@ def bypassed(stages: Sequence[FlowStage], outputs: Float[np.ndarray, "outputs he
     ends = set(np.flatnonzero(outputs.any(axis=0)).tolist())
 
     def reached(found: set[int], without: int | None = None) -> set[int]:
-        """All heads whose errors reach these, but for the argument of one."""
+        """All heads whose errors reach these heads, except through the argument of one of them."""
         found = set(found)
         for number in reversed(range(len(by_argument))):
             if number in found:
@@ -354,7 +354,7 @@ def products(sizes: np.ndarray, errors: np.ndarray | float) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Rows Σ weight·head and inputs, whose stored coefficients are off by `differs`; and their rounding."""
+    """Outputs as sums of weight·head and of inputs, the error of their stored coefficients, and their rounding."""
 
     weights: Float[np.ndarray, "outputs heads"]
     differs: Float[np.ndarray, " outputs"]
@@ -376,7 +376,7 @@ TERM_REASONS = {
     COEFFICIENTS: "affine coefficients of the target, as they are stored",
     ROUNDING: "of the engine, in all stages",
 }
-"""What a term of the ledger is about; every other one is the error of heads."""
+"""The reasons of these two terms of the ledger; every other term is the error of heads."""
 
 Ranges = Callable[[Interval], tuple[Interval, Interval | None]]
 """(boxes, d) → the ranges of arguments and of carriers, (boxes, heads)."""
@@ -466,7 +466,7 @@ def divided(
 
 
 def _axis(parts: Interval, depth: int, largest: Callable[[Interval], Float[np.ndarray, " boxes"]]) -> int:
-    """The axis without whose width the errors would be smallest; one after the other where none would be finite."""
+    """The axis without whose width the errors would be smallest; the axes take turns if no error would be finite."""
     d = parts.shape[1]
     lo, hi = np.tile(parts.lo, (d, 1, 1)), np.tile(parts.hi, (d, 1, 1))
     for axis in range(d):

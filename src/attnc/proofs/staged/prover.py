@@ -5,8 +5,8 @@ weights of a stage show how its scores and values depend on the state; where tha
 claimed, the difference counts as an error. Then the heads of a channel are a function of t alone, and are proved
 against g on the range of t, enlarged by the error that t already has:
     |heads − carrier·g(t̂)| ≤ |carrier|·δ + the difference of the weights + rounding.
-Channels whose heads are the same function of t share their leaves. How such errors travel to the outputs, and where
-they cancel, is found by `error_flow`.
+Channels whose heads are the same function of t share their leaves. `error_flow` follows these errors to the outputs,
+and finds where they cancel.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class StagedProver(Prover):
 
 
 class _StageWalk:
-    """From stage to stage: `state` is the state after the last one, `flow` has the errors of all heads so far."""
+    """A walk through the stages: `state` is the state after the last one, `flow` has the errors of all heads so far."""
 
     def __init__(self, claims: Claims, target: Target, dtype: str) -> None:
         self.claims, self.box = claims, target.box
@@ -146,7 +146,7 @@ class _StageWalk:
                 continue
             if channel.numbers:
                 raise ProgramError(
-                    f"{channel.name} is written by {len(channel.numbers)} heads, and the derivation does not say why"
+                    f"{channel.name} is written by {len(channel.numbers)} heads, and no claim is about it"
                 )
             if channel.source is None:
                 raise ProgramError(f"{channel.name} is neither made by a head nor passed on as it is")
@@ -179,7 +179,7 @@ class _StageWalk:
         return FlowStage(arguments, slopes, own, rounding, carried, deviations)
 
     def _readings(self, forms: StateForm, errors: Float[np.ndarray, " rows"]) -> Readings:
-        """Combinations of channels as ones of the heads that they hold. An input adds no error but its rounding."""
+        """Rewrite combinations of channels in terms of the heads that these hold. An input adds only its rounding."""
         numbers = {head.name: number for number, head in enumerate(self.heads)}
         weights, casts = np.zeros((len(errors), len(numbers))), np.zeros(len(errors))
         for name, column, error in zip(self.state.names, forms.weights.T, self.state.errors, strict=True):
