@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from functools import cache
 from typing import Any
@@ -43,10 +42,18 @@ TARGETS: dict[str, Target] = {
     "relu": attnc.ReLUNetwork([W1[:, :1], W2], [B1, B2], (-2, 2)),
     "relu of two": attnc.ReLUNetwork([W1, W2], [B1, B2], (-2, 2)),
     "relu of three": attnc.ReLUNetwork(DEEP[:3], DEEP[3:], (-1, 1)),
+    "small relu": attnc.ReLUNetwork(
+        [[[1.0, 0.5], [-0.7, 0.3], [0.2, 0.9]], [[1.0, -1.0, 0.1]]], [[0.1, 0.2, 0.3], [0.0]], (-1, 1)
+    ),
+    "table": attnc.TableTarget(np.linspace(0, 3, 9)[:, None], np.sin(np.linspace(0, 3, 9))),
+    "scattered table": attnc.TableTarget([[0, 0], [1, 0.2], [0.3, 1], [0.8, 0.7]], [0, 1, 2, 3]),
     "sequence of two": attnc.SequenceTarget(waves, 2, 1, (-1, 1), lipschitz=4.0),
     "sequence of three": attnc.SequenceTarget(waves, 3, 1, (-1, 1), lipschitz=5.0),
     "two inputs": attnc.SequenceTarget(product, (1, 1), (1, 1), (-1, 1), lipschitz=2.0),
 }
+
+EPS = {"relu": 0.1, "relu of two": 0.3, "relu of three": 0.5, "small relu": 0.1, "table": 1e-3, "scattered table": 1e-3}
+EPS |= {"sequence of two": 0.6, "sequence of three": 1.5, "two inputs": 0.3}
 
 
 def as_network(built: Built, target: Target) -> Network:
@@ -80,18 +87,14 @@ def network(name: str) -> Network:
         "sum": lambda: attnc.compile("sin(x)+cos(y)", plane, 1e-6),
         "deep": lambda: attnc.compile("exp(sin(x)*y)", plane, 1e-3, construction="compose"),
         "deep of three": lambda: attnc.compile("exp(sin(x)*y)+z*x", dict.fromkeys("xyz", (-1, 1)), 1e-3),
-        "relu": lambda: attnc.compile(TARGETS["relu"], eps=0.1),
-        "relu of two": lambda: attnc.compile(TARGETS["relu of two"], eps=0.3),
-        "relu of three": lambda: attnc.compile(TARGETS["relu of three"], eps=0.5),
-        "sequence of two": lambda: attnc.compile(TARGETS["sequence of two"], eps=0.6),
-        "sequence of three": lambda: attnc.compile(TARGETS["sequence of three"], eps=1.5),
-        "two inputs": lambda: attnc.compile(TARGETS["two inputs"], eps=0.3),
         "two layers": lambda: _grid(constructions.two_layer, "x*sin(3*x)", line, 9),
         "two layers of two": lambda: _grid(constructions.two_layer, "sin(x)+cos(y)", plane, 5),
         "two layers, heads": lambda: _grid(constructions.two_layer, "sin(x)+cos(y)", plane, 4, heads=3),
         "softmax": lambda: _grid(constructions.attention_softmax, "x*sin(3*x)", line, 9),
         "softmax of two": lambda: _grid(constructions.attention_softmax, "sin(x)+cos(y)", plane, 5),
     }
+    if name in EPS:
+        return attnc.compile(TARGETS[name], eps=EPS[name])
     if name in compiled:
         return compiled[name]()
     kind, _, heads = name.partition(", ")
@@ -115,10 +118,6 @@ def picture(name: str) -> Figure:
     """With the target where there is one that the network does not know of itself."""
     needs_target = name.startswith(("relu", "sequence", "two inputs"))
     return figure(network(name), TARGETS[name] if needs_target else None)
-
-
-def without_target(known: Network) -> Network:
-    return dataclasses.replace(known, expression=None)
 
 
 def titles(drawn: Figure) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,25 @@ from attnc.network import Network
 
 pytest.importorskip("matplotlib")
 from attnc.plots.certificate import certificate_figure
-from plots.pictures import require_readable
+from plots.pictures import network, require_readable
+
+INTERVAL, SPACE, REALS = {"x": (-1.0, 1.0)}, dict.fromkeys("xyz", (-1.0, 1.0)), {"x": (-np.inf, np.inf)}
+PLANE = dict.fromkeys("xy", (-1.0, 1.0))
+LONG = "sin(x)*cos(y)*exp(z)+sqrt(x**2+y**2+z**2+1)*atan(x*y)+log(2+x*z)*tanh(y-z)+abs(x-y)*sigmoid(x+y+z)"
+
+
+@cache
+def jump() -> Network:
+    return attnc.compile("sign(x)*y", PLANE, 0.3, norm=2)
 
 
 @pytest.mark.parametrize(
     ("text", "box", "panels"),
     [
         ("sin(x)", {"x": (-3, 3)}, 1 + 1),
-        ("x*y", {"x": (-1, 1), "y": (-1, 1)}, 1 + 2),
-        ("exp(sin(x)*y)*z", {"x": (-1, 1), "y": (-1, 1), "z": (-1, 1)}, 1 + 3),
-        ("gelu(x)", {"x": (-np.inf, np.inf)}, 1 + 1),
+        ("x*y", PLANE, 1 + 2),
+        ("exp(sin(x)*y)*z", SPACE, 1 + 3),
+        ("gelu(x)", REALS, 1 + 1),
     ],
 )
 def test_a_bar_for_every_term(text: str, box: dict[str, tuple[float, float]], panels: int) -> None:
@@ -34,28 +44,19 @@ def test_a_bar_for_every_term(text: str, box: dict[str, tuple[float, float]], pa
     assert widths == pytest.approx(sorted(term.value for term in network.certificate.terms))
 
 
-PLANE = {"x": (-1.0, 1.0), "y": (-1.0, 1.0)}
-TABLE = attnc.TableTarget(np.linspace(0, 3, 9)[:, None], np.sin(np.linspace(0, 3, 9)))
-SCATTERED = attnc.TableTarget([[0, 0], [1, 0.2], [0.3, 1], [0.8, 0.7]], [0, 1, 2, 3])
-RELU = attnc.ReLUNetwork([[[1.0, 0.5], [-0.7, 0.3], [0.2, 0.9]], [[1.0, -1.0, 0.1]]], [[0.1, 0.2, 0.3], [0.0]], (-1, 1))
-LONG = "sin(x)*cos(y)*exp(z)+sqrt(x**2+y**2+z**2+1)*atan(x*y)+log(2+x*z)*tanh(y-z)+abs(x-y)*sigmoid(x+y+z)"
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: attnc.compile("x", {"x": (-1, 1)}, 1e-3),  # nothing to see: the error is 0
-        lambda: attnc.compile("abs(x - 0.3)", {"x": (-1, 1)}, 1e-4),
-        lambda: attnc.compile("gelu(x)", {"x": (-np.inf, np.inf)}, 1e-4),
+        lambda: attnc.compile("x", INTERVAL, 1e-3),  # nothing to see: the error is 0
+        lambda: attnc.compile("abs(x - 0.3)", INTERVAL, 1e-4),
+        lambda: attnc.compile("gelu(x)", REALS, 1e-4),
         lambda: attnc.compile("(x*y, x + 2*y)", PLANE, 1e-2),
         lambda: attnc.compile("exp(sin(x)*y)", PLANE, 1e-2),
-        lambda: attnc.compile("sign(x)*y", PLANE, 0.3, norm=2),
-        lambda: attnc.compile(LONG, dict.fromkeys("xyz", (-1, 1)), 1e-1),
+        jump,
+        lambda: attnc.compile(LONG, SPACE, 1e-1),
         lambda: attnc.compile(lambda p: np.abs(p).max(axis=1), [(-1, 1)] * 2, 0.2, lipschitz=1.0),
-        lambda: attnc.compile(RELU, eps=0.1),
-        lambda: attnc.compile(TABLE, eps=1e-3),
-        lambda: attnc.compile(SCATTERED, eps=1e-3),
+        *(partial(network, name) for name in ("small relu", "table", "scattered table")),
     ],
 )
 def test_it_can_be_read(make: Callable[[], Network], monkeypatch) -> None:
@@ -64,7 +65,7 @@ def test_it_can_be_read(make: Callable[[], Network], monkeypatch) -> None:
 
 def test_the_error_seen_is_that_of_the_network() -> None:
     """Along each variable, the largest over the others; below the bound everywhere, and next to the observed error."""
-    network = attnc.compile("exp(sin(x)*y)*z", dict.fromkeys("xyz", (-1, 1)), 1e-2)
+    network = attnc.compile("exp(sin(x)*y)*z", SPACE, 1e-2)
     claim = network.certificate
     for axes in certificate_figure(network).axes[1:]:
         (seen,) = (patch for patch in axes.patches if patch.get_label() == "seen")
@@ -72,7 +73,7 @@ def test_the_error_seen_is_that_of_the_network() -> None:
 
 
 def test_a_theorem_is_not_called_a_proof_head_by_head() -> None:
-    network = attnc.compile("x*y*z", dict.fromkeys("xyz", (-1, 1)), 0.3, construction="max_affine", norm=2)
+    network = attnc.compile("x*y*z", SPACE, 0.3, construction="max_affine", norm=2)
     shown = certificate_figure(network)
     texts = [text.get_text() for text in shown.texts]
     assert ("head by head" in " ".join(texts)) == (network.certificate.method == "staged proof")
@@ -80,20 +81,15 @@ def test_a_theorem_is_not_called_a_proof_head_by_head() -> None:
 
 
 def test_beside_a_jump_colours_are_those_of_the_rest() -> None:
-    network = attnc.compile("sign(x)*y", PLANE, 0.3, norm=2)
-    drawn = certificate_figure(network).axes[1].collections[0]
-    bounds = np.array(network.certificate.leaf_bounds)
-    assert drawn.get_clim()[1] < bounds.max()
+    drawn = certificate_figure(jump()).axes[1].collections[0]
+    assert drawn.get_clim()[1] < np.max(jump().certificate.leaf_bounds)
     assert drawn.colorbar.extend == "max"
 
 
 def test_it_is_written_whole(tmp_path: Path) -> None:
     network = attnc.compile("sin(x)", {"x": (-3, 3)}, 1e-3)
     network.plot_certificate(tmp_path / "ledger.svg")
-    assert (
-        "Where the error sits" in (tmp_path / "ledger.svg").read_text(encoding="utf-8")
-        or (tmp_path / "ledger.svg").stat().st_size > 10_000
-    )
+    assert (tmp_path / "ledger.svg").stat().st_size > 10_000
     assert [path.name for path in tmp_path.iterdir()] == ["ledger.svg"]
 
 

@@ -13,9 +13,30 @@ import pytest
 import attnc
 from attnc.errors import FileError, InputError
 from attnc.plots import figure, plot
-from plots.pictures import network, picture, texts, titles
+from plots.pictures import image, network, panel, picture, require_readable, texts, titles
 
-RELU = attnc.ReLUNetwork([[[1.0, 0.5], [-0.7, 0.3], [0.2, 0.9]], [[1.0, -1.0, 0.1]]], [[0.1, 0.2, 0.3], [0.0]], (-1, 1))
+LAYOUTS = [
+    "plane",
+    "fine plane",
+    "line",
+    "clip, heads",
+    "clip of two, heads",
+    "clips",
+    "clips, heads",
+    "relu",
+    "relu of two",
+    "sequence of three",
+    "two layers",
+    "two layers, heads",
+    "adaptive",
+    "graded",
+    "spectral line",
+    "all numbers",
+    "spectral plane",
+    "sum",
+    "deep",
+    "deep of three",
+]
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
@@ -45,13 +66,14 @@ def test_a_loaded_network_has_the_same_picture(tmp_path: Path, name: str) -> Non
 
 
 def test_bad_paths_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"\.png, \.svg, \.pdf"):
-        plot(network("line"), tmp_path / "figure.jpg")
-    with pytest.raises(FileError, match="does not exist"):
-        plot(network("line"), tmp_path / "none" / "figure.png")
     (tmp_path / "folder.png").mkdir()
-    with pytest.raises(FileError, match="folder"):
-        plot(network("line"), tmp_path / "folder.png")
+    for path, error, message in (
+        ("figure.jpg", InputError, r"\.png, \.svg, \.pdf"),
+        ("none/figure.png", FileError, "does not exist"),
+        ("folder.png", FileError, "folder"),
+    ):
+        with pytest.raises(error, match=message):
+            plot(network("line"), tmp_path / path)
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
@@ -98,9 +120,7 @@ def test_text_is_never_read_as_mathematics(tmp_path: Path) -> None:
 
 
 def test_where_the_error_is_not_drawn_the_header_says_what_is_claimed() -> None:
-    xs = np.linspace(0, 3, 9)
-    table = attnc.compile(attnc.TableTarget(xs[:, None], np.sin(xs)), eps=1e-3)
-    shown = [text.get_text() for text in figure(table).texts]
+    shown = [text.get_text() for text in picture("table").texts]
     assert shown[0] == "table of 9 points"
     assert any(text.startswith("error: at the table's 9 points: bound") for text in shown)
     code = attnc.compile(lambda p: np.sin(p[:, 0]), [(0, 3)], 0.1, lipschitz=1.0)
@@ -108,18 +128,20 @@ def test_where_the_error_is_not_drawn_the_header_says_what_is_claimed() -> None:
 
 
 def test_of_a_table_no_bound_is_drawn_between_its_points() -> None:
-    xs = np.linspace(0, 3, 9)
-    table = attnc.TableTarget(xs[:, None], np.sin(xs))
-    shown = figure(attnc.compile(table, eps=1e-3), lambda p: np.sin(p[:, 0]))
+    shown = figure(network("table"), lambda p: np.sin(p[:, 0]))
     assert "error" in titles(shown)
     assert not any("bound" in text.get_text() for axes in shown.axes for text in axes.texts if "+" in text.get_text())
 
 
 def test_a_loaded_relu_network_knows_what_it_stands_for(tmp_path: Path) -> None:
-    relu = attnc.compile(RELU, eps=0.1)
+    relu = network("small relu")
     relu.save(tmp_path / "net")
     shown = figure(attnc.load(tmp_path / "net"))
     assert titles(shown)[:3] == ["target", "network", "error"]
-    (error,) = (axes for axes in shown.axes if axes.get_title(loc="left") == "error")
-    drawn = np.abs(error.collections[0].get_array() if error.collections else error.images[0].get_array()).max()
+    drawn = np.abs(image(panel(shown, "error"))).max()
     assert 0.3 * relu.certificate.observed <= drawn <= relu.certificate.bound
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_text_overlaps_or_is_cut_off(name: str, monkeypatch) -> None:
+    require_readable(picture(name), monkeypatch)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -82,7 +84,7 @@ def test_a_truncation_is_drawn_over_its_own_input(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["clip", "clip of two", "clip of three", "clips", "clip, heads", "clips, heads"])
 def test_the_truncated_functions_are_read_from_the_weights(name: str) -> None:
-    clip, target = read_clip(network(name)._engine.form), TARGETS[name.partition(",")[0]]
+    clip, target = read_clip(network(name)), TARGETS[name.partition(",")[0]]
     assert clip is not None
     n, d = target.W.shape
     rows = clip.W.reshape(n, n, d)[np.arange(n), np.arange(n)]
@@ -100,12 +102,11 @@ def test_a_single_truncation_is_named_in_full() -> None:
 def test_what_cannot_be_read_is_said_and_the_target_helps() -> None:
     single = attnc.TruncatedLinear([1.0] * 3)
     coarse = as_network(constructions.truncated_linear(single, num_anchors=2), single)
-    assert read_clip(coarse._engine.form) is None
+    assert read_clip(coarse) is None
     assert any("cannot be read from these weights: give target=" in text for text in texts(figure(coarse)))
     assert panel(figure(coarse, target=single), "target and network").get_xlabel() == "u = w·x + t"
-    for name in ("line", "plane", "relu", "two layers", "sequence of two"):
-        form = network(name)._engine.form
-        assert name == "line" or read_clip(form) is None
+    for name in ("plane", "relu", "two layers", "sequence of two"):
+        assert read_clip(network(name)) is None
 
 
 def test_a_target_may_take_points_or_the_networks_inputs() -> None:
@@ -123,10 +124,26 @@ def test_a_target_may_take_points_or_the_networks_inputs() -> None:
     assert "target" in titles(figure(network("two inputs"), target=product))
 
 
-def test_a_target_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(InputError, match=r"1 variable\(s\) and 1 output\(s\), the network 2 and 1"):
-        figure(network("plane"), target=TARGETS["clip"])
-    with pytest.raises(InputError, match="neither the network's inputs nor flat points"):
-        figure(network("sequence of two"), target=lambda points: points[:, 0])
-    with pytest.raises(InputError, match="found a str"):
-        figure(network("plane"), target="x")
+@pytest.mark.parametrize(
+    ("name", "target", "message"),
+    [
+        ("plane", TARGETS["clip"], r"1 variable\(s\) and 1 output\(s\), the network 2 and 1"),
+        ("sequence of two", lambda points: points[:, 0], "neither the network's inputs nor flat points"),
+        ("plane", "x", "found a str"),
+        ("line", lambda points: points[:, 0] * np.nan, "no finite value"),
+        ("line", lambda points: np.zeros((len(points), 2)), "returned shape"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_refused(name: str, target: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        figure(network(name), target=target)
+
+
+def test_a_cut_goes_where_something_happens() -> None:
+    """Through the middle, exp(sin(x)·y) + z·x is 1 along every axis."""
+    shown = picture("deep of three")
+    assert any("a cut along x at y = 0.5, z = 0.5" in text for text in texts(shown))
+    x, drawn = curves(panel(shown, "target and network"))["network"]
+    points = np.stack([x, np.full(len(x), 0.5), np.full(len(x), 0.5)], axis=1)
+    np.testing.assert_array_equal(drawn, network("deep of three")(points))
+    assert np.ptp(drawn) > 1

@@ -10,12 +10,11 @@ from scipy.sparse import csr_array
 
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Attention, Head
-from attnc.ir.program import Program
+from attnc.ir.program import Program, split_columns
 from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
 from attnc.plots import figure
-from attnc.plots.cells import WinningCells, pixels, square_tiles
-from attnc.plots.selectors import Selector, gaussian_places, read_selectors, reads, run_places, state_before
+from attnc.plots.selectors import LayerSoftmaxes, Selector, gaussian_places, pixels, read_layer, reads, run_places
 from plots.pictures import network, titles
 
 
@@ -32,7 +31,7 @@ def test_pruning_drops_no_winner(seed: int) -> None:
     lo = rng.normal(size=2)
     hi = lo + rng.random(2)
     points = pixels(lo, hi, 50)
-    won, _ = WinningCells(dataclasses.replace(network("plane")._engine.form), [selector]).at(points, square_tiles(50))
+    won = LayerSoftmaxes(network("plane")._engine.form, [selector]).cells_at(points, 50)
     everything = points @ a.T + selector.soft.offsets
     np.testing.assert_array_equal(won, everything.argmax(axis=1))
     kept = selector.near(lo, hi, 2.0)
@@ -45,14 +44,11 @@ def test_scores_are_those_of_the_reference(name: str) -> None:
     known = network(name)
     form, box = known._engine.form, known.box
     points = box.lo + np.random.default_rng(0).random((50, box.d)) * box.widths
-    sizes = [int(np.prod(shape)) for shape in known.program.input_shapes]
-    inputs = np.split(points, np.cumsum(sizes)[:-1], axis=1)
-    shaped = [part.reshape(50, *shape) for part, shape in zip(inputs, known.program.input_shapes, strict=True)]
-    cache = known.run(*shaped, cache=True).cache
+    cache = known.run(*split_columns(points, known.program.input_shapes), cache=True).cache
     for stage in range(len(form.stages)):
-        u = state_before(form, stage, points)
-        for selector in read_selectors(form, stage, 0):
-            weights = selector.weights(u, np.arange(len(selector)))
+        layer = read_layer(form, stage, 0)
+        for selector in layer.members:
+            weights = selector.weights(layer.state(points), np.arange(len(selector)))
             if selector.head is None:
                 wanted = np.stack([cache[f"{selector.layer}.cell.{v}"][:, 0] for v in range(len(selector))], axis=1)
             else:
@@ -68,10 +64,10 @@ def test_an_output_reads_its_own_query() -> None:
 
 
 def test_sentinels_say_nothing_at_the_inner_ends() -> None:
-    heads = read_selectors(network("clip, heads")._engine.form, 0, 0)
+    heads = read_layer(network("clip, heads")._engine.form, 0, 0).members
     found = [np.flatnonzero(head.is_sentinel).tolist() for head in heads]
     assert found == [[7], [0, 7], [0, 7], [0]]
-    repeated = read_selectors(network("two layers, heads")._engine.form, 0, 0)
+    repeated = read_layer(network("two layers, heads")._engine.form, 0, 0).members
     assert any(selector.is_sentinel.any() for selector in repeated)
 
 
@@ -102,15 +98,13 @@ def test_keys_that_move_with_the_query_are_looked_at_one_by_one() -> None:
     one = np.ones((1, 1))
     attend = Attention("attend", (Head(8 * one, one, one, one),), ("out",))
     program = check(Program((start.build("copy"), attend), ((2, 1),), (2, 1)))
-    box = dataclasses.replace(network("sequence of two").box)
-    moving = dataclasses.replace(
-        network("sequence of two"), program=program, box=box, construction="by hand", expression=None
-    )
+    known = network("sequence of two")
+    moving, box = dataclasses.replace(known, program=program, construction="by hand", expression=None), known.box
     form = moving._engine.form
-    (selector,) = read_selectors(form, 0, 0)
-    assert selector.soft is None
+    layer = read_layer(form, 0, 0)
+    assert [member.soft for member in layer.members] == [None]
     points = pixels(box.lo, box.hi, 30)
-    won, _ = WinningCells(form, [selector]).at(points, square_tiles(30))
+    won = layer.cells_at(points, 30)
     pattern = moving.run(points[..., None], cache=True).cache["attend.head0.pattern"][:, 0]
     np.testing.assert_array_equal(won, pattern.argmax(axis=1))
     assert titles(figure(moving)) == ["network", "partition"]

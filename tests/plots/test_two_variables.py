@@ -6,33 +6,38 @@ import numpy as np
 import pytest
 
 import attnc
-from attnc.network import Network
+from attnc.ir.program import split_columns
 from attnc.plots import figure
-from attnc.plots.cells import WinningCells, pixels, square_tiles
-from attnc.plots.selectors import read_selectors
-from plots.pictures import TARGETS, image, network, panel, picture, texts, titles
+from attnc.plots.selectors import last_layer, pixels
+from plots.pictures import BOX, TARGETS, image, network, panel, picture, texts, titles
+
+MAPS, CURVES = ["target", "network", "error"], ["target and network", "error"]
 
 
-def cells_of(found: Network, stage: int = -1, output: int = 0) -> WinningCells:
-    form = found._engine.form
-    return WinningCells(form, read_selectors(form, stage % len(form.stages), output))
+@pytest.mark.parametrize(
+    ("name", "panels"),
+    [
+        ("plane", [*MAPS, "partition"]),
+        ("cross", [*MAPS, "partition"]),
+        ("spectral plane", [*MAPS, "partition"]),
+        ("clip of two, heads", [*MAPS, "partition", "heads, layer clip"]),
+        ("two layers, heads", [*MAPS, "partition", "heads, layer steps"]),
+        ("relu of two", [*MAPS, "keys of each query, layer relu0"]),
+        ("sum", [*MAPS, "keys of each head, layer attend1"]),
+        ("deep", [*MAPS, "keys of each head, layer attend2"]),
+        ("line", [*CURVES, "attention weights"]),
+        ("fine line", [*CURVES, "attention weights, zoomed"]),
+        ("two layers", [*CURVES, "attention weights, layer steps", "attention weights, layer select"]),
+        ("softmax", [*CURVES, "attention weights, layer steps", "softmax weights, layer select"]),
+    ],
+)
+def test_panels(name: str, panels: list[str]) -> None:
+    assert titles(picture(name)) == panels
 
 
-def inputs_of(found: Network, points: np.ndarray) -> list[np.ndarray]:
-    shapes = found.program.input_shapes
-    parts = np.split(points, np.cumsum([np.prod(shape) for shape in shapes])[:-1].astype(int), axis=1)
-    return [part.reshape(len(points), *shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def test_panels() -> None:
-    assert titles(picture("plane")) == ["target", "network", "error", "partition"]
-    assert titles(picture("cross")) == ["target", "network", "error", "partition"]
-    assert titles(picture("clip of two, heads")) == ["target", "network", "error", "partition", "heads, layer clip"]
-    assert titles(picture("relu of two")) == ["target", "network", "error", "keys of each query, layer relu0"]
-    assert titles(picture("two layers, heads"))[-2:] == ["partition", "heads, layer steps"]
+def test_the_axes_of_maps_are_named() -> None:
     named = [axes for axes in picture("plane").axes if axes.get_title("left")]
-    assert {axes.get_xlabel() for axes in named} == {"x"}
-    assert {axes.get_ylabel() for axes in named} == {"y"}
+    assert {(axes.get_xlabel(), axes.get_ylabel()) for axes in named} == {("x", "y")}
 
 
 def test_bound_and_observed_error_are_two_figures() -> None:
@@ -51,8 +56,7 @@ def test_panels_show_the_function_and_the_network(name: str) -> None:
     target, drawn, error = (image(panel(picture(name), title)) for title in ("target", "network", "error"))
     side = len(target)
     points = pixels(known.box.lo, known.box.hi, side)
-    values = known(*inputs_of(known, points)).reshape(len(points), -1)[:, 0]
-    np.testing.assert_array_equal(drawn.ravel(), values)
+    np.testing.assert_array_equal(drawn.ravel(), known.at(points)[:, 0])
     x, y = points.T
     functions = {"plane": np.sin(x) + np.cos(y), "cross": np.sin(x) * np.cos(y)}
     functions["two layers of two"] = functions["plane"]
@@ -64,40 +68,32 @@ def test_panels_show_the_function_and_the_network(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern"),
-    [
-        ("plane", "select.head0.pattern"),
-        ("cross", "select.head0.pattern"),
-        ("adaptive", "select.head0.pattern"),
-        ("two inputs", "select.head0.pattern"),
-        ("sequence of two", "select.head0.pattern"),
-        ("two layers of two", "select.head0.pattern"),
-        ("softmax of two", None),
-    ],
+    "name", ["plane", "cross", "adaptive", "two inputs", "sequence of two", "two layers of two", "softmax of two"]
 )
-def test_cells_are_the_largest_weight_and_have_the_networks_values(name: str, pattern: str | None) -> None:
-    known, cells = network(name), cells_of(network(name))
+def test_cells_are_the_largest_weight_and_have_the_networks_values(name: str) -> None:
+    known, cells = network(name), last_layer(network(name)._engine.form, 0)
     points = pixels(known.box.lo, known.box.hi, 40)
-    won, _ = cells.at(points, square_tiles(40))
-    cache = known.run(*inputs_of(known, points), cache=True).cache
-    if pattern is None:
+    won = cells.cells_at(points, 40)
+    cache = known.run(*split_columns(points, known.program.input_shapes), cache=True).cache
+    if name == "softmax of two":
         weights = np.stack([cache[f"select.cell.{v}"][:, 0] for v in range(25)], axis=1)
     else:
-        weights = cache[pattern][:, 0]
+        weights = cache["select.head0.pattern"][:, 0]
     is_clear = weights.max(axis=1) > 0.6  # at a border, rounding decides
     assert is_clear.mean() > 0.9
     np.testing.assert_array_equal(won[is_clear], weights.argmax(axis=1)[is_clear])
     assert cells.outputs is not None
-    returned = known(*inputs_of(known, points)).reshape(len(points), -1)[:, 0]
+    returned = known.at(points)[:, 0]
     is_sure = weights.max(axis=1) > 1 - 1e-6
     assert is_sure.mean() > 0.5
     np.testing.assert_allclose(returned[is_sure], cells.outputs[won[is_sure]], atol=1e-4)
 
 
 def test_the_head_that_speaks_is_the_one_whose_block_holds_the_input() -> None:
-    known, cells = network("clip of two, heads"), cells_of(network("clip of two, heads"))
+    known = network("clip of two, heads")
+    cells = last_layer(known._engine.form, 0)
     points = pixels(known.box.lo, known.box.hi, 60)
-    won, speakers = cells.at(points, square_tiles(60))
+    won, speakers = cells.winners_at(points, 60)
     u = points @ [2.0, -1.0] + 0.3
     place = (np.clip(u, -1, 1) + 1) / 2 * 23  # in units of anchors 0 … 23, six a head
     block = np.clip(np.round(place), 0, 23) // 6
@@ -137,18 +133,47 @@ def test_level_lines_of_a_relu_network_are_those_of_its_units() -> None:
             assert np.ptp(unit) < 2 * 4 / 119 * np.abs(weights[q]).sum() or len(unit) == 0
 
 
-def test_scattered_and_constant() -> None:
-    flat = attnc.compile("0*x+0*y+2", {"x": (-3, 3), "y": (-3, 3)}, 0.5, construction="max_affine")
-    assert titles(figure(flat)) == ["target", "network", "error", "partition"]
-    affine = attnc.compile("0*x+0*y+2", {"x": (-3, 3), "y": (-3, 3)}, 0.5)
-    assert titles(figure(affine)) == ["target", "network", "error"]  # there is no attention in it
+def test_constant_functions() -> None:
+    flat = attnc.compile("0*x+0*y+2", BOX, 0.5, construction="max_affine")
+    assert titles(figure(flat)) == [*MAPS, "partition"]
+    affine = attnc.compile("0*x+0*y+2", BOX, 0.5)
+    assert titles(figure(affine)) == MAPS  # there is no attention in it
 
+
+@pytest.mark.parametrize(
+    ("variables", "known", "attention"), [(1, CURVES, "attention weights"), (2, MAPS, "partition")]
+)
+def test_without_a_known_function_the_network_is_drawn(variables: int, known: list[str], attention: str) -> None:
     def bowl(points):
         return (points**2).sum(axis=1)
 
-    plane = attnc.compile(bowl, box=[(-1, 1)] * 2, eps=0.5, lipschitz=3.0)
-    assert titles(figure(plane)) == ["network", "partition"]
-    assert titles(figure(plane, target=bowl)) == ["target", "network", "error", "partition"]
-    assert cells_of(plane).lattice() is not None
-    assert cells_of(network("two layers of two")).lattice() is None
-    assert cells_of(network("adaptive")).lattice() is None
+    made = attnc.compile(bowl, box=[(-1, 1)] * variables, eps=0.5, lipschitz=variables + 1.0)
+    assert titles(figure(made)) == ["network", attention]
+    assert titles(figure(made, target=bowl)) == [*known, attention]
+    assert last_layer(made._engine.form, 0).lattice() is not None
+
+
+def test_scattered_keys_form_no_lattice() -> None:
+    for name in ("two layers of two", "adaptive"):
+        assert last_layer(network(name)._engine.form, 0).lattice() is None
+
+
+@pytest.mark.parametrize("name", ["spectral plane", "sum", "deep"])
+def test_maps_show_the_network_within_its_bound(name: str) -> None:
+    known, shown = network(name), picture(name)
+    error = image(panel(shown, "error"))
+    assert known.certificate.bound is not None
+    assert 0.1 * known.certificate.bound < np.abs(error).max() <= known.certificate.bound
+    assert panel(shown, "error").images[0].get_clim()[1] == pytest.approx(known.certificate.bound)
+
+
+def test_heads_of_a_sum_have_lines_across_their_own_variable() -> None:
+    """sin(x) is a head that reads x alone: its lines are vertical; those of cos(y) are horizontal."""
+    axes = panel(picture("sum"), "keys of each head, layer attend1")
+    directions = set()
+    for drawn in axes.collections:
+        lines = [path.vertices for path in drawn.get_paths() if len(path.vertices) > 1]
+        assert lines
+        directions.add(tuple(bool(moves) for moves in np.ptp(lines[0], axis=0) > 1e-6))
+    assert directions == {(True, False), (False, True)}
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["head 0", "head 1"]

@@ -11,21 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.plots import style
 from attnc.plots.drawing import write_figure
-from attnc.plots.style import (
-    BLUE,
-    GREY,
-    INK,
-    ORANGE,
-    SIZES,
-    add_colorbar,
-    new_figure,
-    set_labels,
-    set_plain,
-    set_plane,
-    set_title,
-    shortened,
-)
 from attnc.plots.subject import PICTURE_SCORES, PlotSubject
 from attnc.proofs.error_tree import ErrorNode, error_tree
 from attnc.targets.box import Box
@@ -81,8 +68,8 @@ def certificate_figure(network: Network) -> Figure:
     lines = [
         part for line in certificate_lines(claim, network.box) for part in textwrap.wrap(line, int(LETTERS * width))
     ]
-    title = shortened(function_of(network), int(TITLE_LETTERS * width))
-    picture = new_figure(width, max(4.2, PROFILE * profiles), title, *lines)
+    title = style.shortened(function_of(network), int(TITLE_LETTERS * width))
+    picture = style.new_figure(width, max(4.2, PROFILE * profiles), title, *lines)
     ratios = (1, 1) if profiles else (1.1, *[1] * len(panels))
     grid = picture.add_gridspec(1, len(ratios), width_ratios=ratios)
     _draw_ledger(picture.add_subplot(grid[0]), network)
@@ -102,17 +89,17 @@ def _draw_ledger(axes: Axes, network: Network) -> None:
     if rest:
         rows.append((f"{len(rest)} more", sum(node.adds for node in rest), sum(node.share for node in rest)))
     places = np.arange(len(rows))
-    set_plain(axes, grid=False)
-    axes.barh(places, [adds for _, adds, _ in rows], color=BLUE, height=0.6)
+    style.set_plain(axes, grid=False)
+    axes.barh(places, [adds for _, adds, _ in rows], color=style.BLUE, height=0.6)
     axes.set_yticks(places, [name for name, _, _ in rows], parse_math=False)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.45 * max((adds for _, adds, _ in rows), default=0.0) or 1.0)
     axes.locator_params(axis="x", nbins=4)
     for place, (_, adds, share) in zip(places, rows, strict=True):
-        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9, "color": INK}
-        axes.annotate(f"{ceiling(adds)}  ({percent(share)})", (adds, place), (4, 0), **style)
+        text = f"{ceiling(adds)}  ({percent(share)})"
+        axes.annotate(text, (adds, place), (4, 0), "data", "offset points", va="center", fontsize=9, color=style.INK)
     worst = "at the worst place" if network.certificate.norm == "inf" else "over the box"
-    set_title(axes, "Ledger", f"what each source adds, {worst}")
+    style.set_title(axes, "Ledger", f"what each source adds, {worst}")
 
 
 def _leaves_of(node: ErrorNode) -> list[ErrorNode]:
@@ -121,18 +108,13 @@ def _leaves_of(node: ErrorNode) -> list[ErrorNode]:
 
 def _label(node: ErrorNode) -> str:
     if node.own is None:
-        return shortened(one_line(node.name), LONGEST)
+        return style.shortened(one_line(node.name), LONGEST)
     what, others = one_line(node.what), re.search(r", and (\d+ more) of this kind$", node.what)
     if others is not None:
         what = f"{what[: others.start()]}, and {others[1]}"
-    return _shortened_within(f"{one_line(node.name)} = {what}", keep=0 if others is None else len(others[1]) + 6)
-
-
-def _shortened_within(text: str, keep: int) -> str:
-    """Shorten a label in the middle, so that its last letters stay."""
-    if len(text) <= LONGEST:
-        return text
-    return f"{text[: LONGEST - 1 - keep]}…{text[len(text) - keep :]}"
+    text, keep = f"{one_line(node.name)} = {what}", 0 if others is None else len(others[1]) + 6
+    # A long label is shortened in the middle, so that its last letters stay.
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1 - keep]}…{text[len(text) - keep :]}"
 
 
 # --- where the error sits ---------------------------------------------------------------------------------------------
@@ -156,8 +138,8 @@ def _draw_line(axes: Axes, subject: PlotSubject) -> None:
     lo, hi = float(network.box.lo[0]), float(network.box.hi[0])
     edges, bounds = subject.leaf_steps()
     if len(bounds):
-        axes.stairs(bounds, edges, color=BLUE, fill=True, alpha=0.25, label="proven: bound of each leaf")
-        axes.stairs(bounds, edges, color=BLUE, lw=0.8)  # leaves at a jump are thinner than a pixel
+        axes.stairs(bounds, edges, color=style.BLUE, fill=True, alpha=0.25, label="proven: bound of each leaf")
+        axes.stairs(bounds, edges, color=style.BLUE, lw=0.8)  # leaves at a jump are thinner than a pixel
         what.append(_leaves(len(bounds)))
         if claim.core is not None:
             _draw_tails(axes, network, edges)
@@ -170,9 +152,9 @@ def _draw_line(axes: Axes, subject: PlotSubject) -> None:
         xs = np.unique(np.concatenate([xs, edges, (edges[1:] + edges[:-1]) / 2])).clip(lo, hi)
     errors, top = subject.errors_at(xs[:, None]), float(bounds.max(initial=bound or 0.0))
     if bound is not None:
-        axes.axhline(bound, color=ORANGE, lw=1.4, label="proven: bound")
+        axes.axhline(bound, color=style.ORANGE, lw=1.4, label="proven: bound")
     if errors is not None:
-        axes.plot(xs, errors, color=INK, lw=0.9, label="seen, no proof")
+        axes.plot(xs, errors, color=style.INK, lw=0.9, label="seen, no proof")
         what.append(f"seen at {len(xs):,} points")
         top = max(top, float(errors.max()))
     _finish_line(axes, network, top, ", ".join(what))
@@ -181,10 +163,10 @@ def _draw_line(axes: Axes, subject: PlotSubject) -> None:
 def _finish_line(axes: Axes, network: Network, top: float, note: str) -> None:
     """Style a panel of the error over one variable."""
     axes.set_ylim(0, 1.35 * top or 1.0)
-    set_labels(axes, network.variables[0], "error", GREY)
+    style.set_labels(axes, network.variables[0], "error", style.GREY)
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper center")
-    set_plain(axes)
-    set_title(axes, WHERE, note)
+    style.set_plain(axes)
+    style.set_title(axes, WHERE, note)
 
 
 def _draw_tails(axes: Axes, network: Network, edges: np.ndarray) -> None:
@@ -196,7 +178,7 @@ def _draw_tails(axes: Axes, network: Network, edges: np.ndarray) -> None:
         (edges[-1], edges[-1] + width, network.box.hi[0]),
     ):
         if np.isinf(end):
-            axes.stairs([claim.bound or 0.0], [start, stop], fill=True, color=GREY, alpha=0.25, label=label)
+            axes.stairs([claim.bound or 0.0], [start, stop], fill=True, color=style.GREY, alpha=0.25, label=label)
             label = None
 
 
@@ -211,8 +193,10 @@ def _draw_cells(axes: Axes, subject: PlotSubject) -> None:
     lo, hi = claim.cells(box)
     bounds = claim.leaf_bounds
     corners = np.stack([lo, np.stack([hi[:, 0], lo[:, 1]], 1), hi, np.stack([lo[:, 0], hi[:, 1]], 1)], axis=1)
-    outline = GREY if len(lo) <= MOST_OUTLINED else "face"  # lines would hide cells that are thinner than they are
-    drawn = PolyCollection(list(corners), array=bounds, cmap=SIZES, edgecolors=outline, linewidths=0.2)
+    outline = (
+        style.GREY if len(lo) <= MOST_OUTLINED else "face"
+    )  # lines would hide cells that are thinner than they are
+    drawn = PolyCollection(list(corners), array=bounds, cmap=style.SIZES, edgecolors=outline, linewidths=0.2)
     axes.add_collection(drawn)
     axes.set(xlim=(box.lo[0], box.hi[0]), ylim=(box.lo[1], box.hi[1]))
     note, top = f"{_leaves(len(lo))} cover{'s' * (len(lo) == 1)} the box", float(bounds.max())
@@ -220,14 +204,14 @@ def _draw_cells(axes: Axes, subject: PlotSubject) -> None:
         top = _scale(bounds, (hi - lo).prod(axis=1))
     elif len(lo) > 1:
         worst = corners[int(bounds.argmax())]
-        axes.fill(worst[:, 0], worst[:, 1], facecolor="none", edgecolor=BLUE, linewidth=1.6, clip_on=False)
+        axes.fill(worst[:, 0], worst[:, 1], facecolor="none", edgecolor=style.BLUE, linewidth=1.6, clip_on=False)
         note += ", the worst in a frame"
     drawn.set_clim(0, top or 1.0)
-    set_plane(axes, box)
+    style.set_plane(axes, box)
     is_more = float(bounds.max()) > top
     label = f"error at most (up to {bounds.max():.2g} where f jumps)" if is_more else "error at most"
-    add_colorbar(axes, drawn, label, extend="max" if is_more else "neither")
-    set_title(axes, f"{WHERE}: proven", note)
+    style.add_colorbar(axes, drawn, label, extend="max" if is_more else "neither")
+    style.set_title(axes, f"{WHERE}: proven", note)
 
 
 def _scale(bounds: Float[np.ndarray, " leaves"], volumes: Float[np.ndarray, " leaves"]) -> float:
@@ -245,11 +229,11 @@ def _draw_plane(axes: Axes, subject: PlotSubject) -> None:
     points = np.stack([line.ravel() for line in np.meshgrid(*lines, indexing="ij")], axis=1)
     errors = subject.errors_at(points)
     assert errors is not None
-    drawn = axes.pcolormesh(*lines, errors.reshape(side, side).T, cmap=SIZES, vmin=0, rasterized=True)
+    drawn = axes.pcolormesh(*lines, errors.reshape(side, side).T, cmap=style.SIZES, vmin=0, rasterized=True)
     drawn.set_clim(0, float(errors.max()) or 1.0)
-    set_plane(axes, network.box)
-    add_colorbar(axes, drawn, "error seen")
-    set_title(axes, f"{WHERE}: seen", f"at {len(points):,} points, which proves nothing between them")
+    style.set_plane(axes, network.box)
+    style.add_colorbar(axes, drawn, "error seen")
+    style.set_title(axes, f"{WHERE}: seen", f"at {len(points):,} points, which proves nothing between them")
 
 
 # --- more variables ---------------------------------------------------------------------------------------------------
@@ -264,31 +248,26 @@ def _draw_profiles(panels: list[Axes], subject: PlotSubject) -> None:
     errors = subject.errors_at(points)
     for i, axes in enumerate(panels):
         lo, hi = float(network.box.lo[i]), float(network.box.hi[i])
-        if len(claim.leaf_bounds):
-            starts, stops = (ends[:, i] for ends in claim.cells(network.box))
-            edges = np.unique(np.concatenate([starts, stops]))
-            bounds = np.zeros(len(edges) - 1)
-            for start, stop, bound in zip(starts, stops, claim.leaf_bounds, strict=True):
-                within = slice(*np.searchsorted(edges, (start, stop)))
-                bounds[within] = np.maximum(bounds[within], bound)
-            axes.stairs(bounds, edges, color=BLUE, fill=True, alpha=0.25, label="leaf bounds")
+        edges, bounds = subject.leaf_steps(i)
+        if len(bounds):
+            axes.stairs(bounds, edges, color=style.BLUE, fill=True, alpha=0.25, label="leaf bounds")
         if claim.norm == "inf":
-            axes.axhline(claim.bound or 0.0, color=ORANGE, lw=1.4, label="bound")
+            axes.axhline(claim.bound or 0.0, color=style.ORANGE, lw=1.4, label="bound")
         if errors is not None:
             edges = np.linspace(lo, hi, PROFILE_BINS + 1)
             bins = np.clip(np.searchsorted(edges, points[:, i], "right") - 1, 0, PROFILE_BINS - 1)
             largest = np.zeros(PROFILE_BINS)
             np.maximum.at(largest, bins, errors)
-            axes.stairs(largest, edges, color=INK, lw=0.9, label="seen")
+            axes.stairs(largest, edges, color=style.INK, lw=0.9, label="seen")
         axes.set(xlim=(lo, hi), ylim=(0, None))
-        set_labels(axes, network.variables[i])
-        set_plain(axes)
+        style.set_labels(axes, network.variables[i])
+        style.set_plain(axes)
         axes.locator_params(axis="y", nbins=3)
     beside_title = panels[0].transAxes + ScaledTranslation(0, TITLE_HEIGHT / 72, panels[0].figure.dpi_scale_trans)
-    style: dict[str, Any] = {"frameon": False, "fontsize": 9, "borderpad": 0, "borderaxespad": 0, "columnspacing": 1.2}
-    panels[0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), bbox_transform=beside_title, **style)
+    room: dict[str, Any] = {"frameon": False, "fontsize": 9, "borderpad": 0, "borderaxespad": 0, "columnspacing": 1.2}
+    panels[0].legend(ncols=3, loc="lower right", bbox_to_anchor=(1.0, 1.0), bbox_transform=beside_title, **room)
     note = "largest over the other variables"
-    set_title(panels[0], WHERE, note if errors is None else f"{note}; seen at {len(points):,} points")
+    style.set_title(panels[0], WHERE, note if errors is None else f"{note}; seen at {len(points):,} points")
 
 
 def _random_points(box: Box, count: int) -> Float[np.ndarray, "points d"]:
@@ -312,13 +291,13 @@ def _draw_points(axes: Axes, subject: PlotSubject) -> None:
     errors = np.abs(subject.network_at(inside) - wanted).max(axis=1)
     note = f"{at_points(claim)}; nothing is claimed between them"
     if network.box.d == 1:
-        axes.vlines(points[:, 0], 0, errors, color=BLUE, lw=1.0)
-        axes.plot(points[:, 0], errors, "o", color=BLUE, ms=3, label="seen")
-        axes.axhline(claim.bound or 0.0, color=ORANGE, lw=1.4, label="proven: bound")
+        axes.vlines(points[:, 0], 0, errors, color=style.BLUE, lw=1.0)
+        axes.plot(points[:, 0], errors, "o", color=style.BLUE, ms=3, label="seen")
+        axes.axhline(claim.bound or 0.0, color=style.ORANGE, lw=1.4, label="proven: bound")
         _finish_line(axes, network, claim.bound or 0.0, note)
         return
     x, y = points.T
-    drawn = axes.scatter(x, y, c=errors, cmap=SIZES, vmin=0, s=24, edgecolors=GREY, linewidths=0.4)
-    set_plane(axes, network.box)
-    add_colorbar(axes, drawn, "error seen")
-    set_title(axes, WHERE, note)
+    drawn = axes.scatter(x, y, c=errors, cmap=style.SIZES, vmin=0, s=24, edgecolors=style.GREY, linewidths=0.4)
+    style.set_plane(axes, network.box)
+    style.add_colorbar(axes, drawn, "error seen")
+    style.set_title(axes, WHERE, note)

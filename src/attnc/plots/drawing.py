@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnc.errors import FileError, InputError
-from attnc.plots.lines import along_variable, cut, ridge_lines
 from attnc.plots.one_variable import draw_lines
-from attnc.plots.subject import PlotSubject, TargetLike
+from attnc.plots.subject import PlotSubject, TargetLike, along_variable, cut, ridge_lines
 from attnc.plots.two_variables import draw_maps
 
 if TYPE_CHECKING:

@@ -10,18 +10,8 @@ import numpy as np
 
 from attnc.errors import InputError
 from attnc.incontext.progress import Objective, attention_map, loss_path
+from attnc.plots import style
 from attnc.plots.drawing import write_figure
-from attnc.plots.style import (
-    BLUE,
-    ERRORS,
-    GREY,
-    INK,
-    ORANGE,
-    add_colorbar,
-    new_figure,
-    set_plain,
-    set_title,
-)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,29 +35,27 @@ def loss_figure(model: Any) -> Figure:
     _, by_numpy = loss_path(objective, exact)
     least = min(by_attention.min(), by_numpy.min())
     floor = max(1e-16 * abs(least), 1e-300)
-    picture = new_figure(
-        8.0,
-        5.6,
-        f"{type(model).__name__}: loss against layer",
-        f"{model.n_iter_} steps of {model.task_.schedule.method}, {objective.X.shape[0]} examples of "
-        f"{objective.X.shape[1]} weights; the attention program and exact gradient steps",
-    )
+    note = f"{model.n_iter_} steps of {model.task_.schedule.method}, {objective.X.shape[0]} examples of "
+    note += f"{objective.X.shape[1]} weights; the attention program and exact gradient steps"
+    picture = style.new_figure(8.0, 5.6, f"{type(model).__name__}: loss against layer", note)
     above, below = picture.subplots(2, 1, sharex=True)
-    above.plot(
-        steps, np.maximum(by_numpy - least, floor), color=ORANGE, linewidth=4.0, alpha=0.5, label="exact gradient"
-    )
-    above.plot(steps, np.maximum(by_attention - least, floor), color=BLUE, linewidth=1.3, label="attention program")
-    set_title(above, "loss above the least")
+    for losses, colour, width, opacity, name in (
+        (by_numpy, style.ORANGE, 4.0, 0.5, "exact gradient"),
+        (by_attention, style.BLUE, 1.3, 1.0, "attention program"),
+    ):
+        shown = np.maximum(losses - least, floor)
+        above.plot(steps, shown, color=colour, linewidth=width, alpha=opacity, label=name)
+    style.set_title(above, "loss above the least")
     above.legend(frameon=False, fontsize=9)
     apart = np.linalg.norm(model.trajectory_ - exact, axis=1)[steps]
-    below.plot(steps, np.maximum(apart, 1e-300), color=BLUE, linewidth=1.3)
-    set_title(below, "distance of the two", "|w by attention − w by exact steps|")
-    below.set_xlabel("step", color=INK)
+    below.plot(steps, np.maximum(apart, 1e-300), color=style.BLUE, linewidth=1.3)
+    style.set_title(below, "distance of the two", "|w by attention − w by exact steps|")
+    below.set_xlabel("step", color=style.INK)
     for axes, values in ((above, by_attention - least), (below, apart)):
         if (values > 0).sum() > 1:
             axes.set_yscale("log")
             axes.set_ylim(values[values > 0].min() / 3, 3 * values.max())
-        set_plain(axes)
+        style.set_plain(axes)
     return picture
 
 
@@ -89,19 +77,16 @@ def attention_figure(model: Any, *, layer: str = "gradient1", heads: Sequence[in
     shown = (weights / weights.mean(axis=1, keepdims=True) - 1)[:, :TOKENS_SHOWN]
     most = float(np.abs(shown).max()) or 1.0
     chosen = list(heads) if heads is not None else list(range(len(maps)))
-    picture = new_figure(
-        9.0,
-        0.6 + 0.42 * len(chosen),
-        f"{type(model).__name__}: attention of layer {layer}",
-        f"the first {shown.shape[1]} of {rows} tokens: weight over the mean, less 1; all of them together have at most "
-        f"{weights.sum(axis=1).max():.1e}, the rest is the sinks'",
-    )
+    note = f"the first {shown.shape[1]} of {rows} tokens: weight over the mean, less 1; "
+    note += f"all of them together have at most {weights.sum(axis=1).max():.1e}, the rest is the sinks'"
+    title = f"{type(model).__name__}: attention of layer {layer}"
+    picture = style.new_figure(9.0, 0.6 + 0.42 * len(chosen), title, note)
     axes = picture.subplots()
-    drawn = axes.imshow(shown, aspect="auto", cmap=ERRORS, vmin=-most, vmax=most, interpolation="nearest")
+    drawn = axes.imshow(shown, aspect="auto", cmap=style.ERRORS, vmin=-most, vmax=most, interpolation="nearest")
     axes.set_yticks(range(len(chosen)), [f"head {h}" for h in chosen])
-    axes.set_xlabel("token of the prompt", color=INK)
-    axes.tick_params(colors=GREY, labelsize=9, length=0)
-    add_colorbar(axes, drawn, "weight / mean − 1", 0.02)
+    axes.set_xlabel("token of the prompt", color=style.INK)
+    axes.tick_params(colors=style.GREY, labelsize=9, length=0)
+    style.add_colorbar(axes, drawn, "weight / mean − 1", 0.02)
     return picture
 
 
@@ -118,19 +103,14 @@ def function_figure(model: Any, X: Any, y: Any) -> Figure:
     low, high = float(X.min()), float(X.max())
     margin = 0.08 * (high - low or 1.0)
     at = np.linspace(low - margin, high + margin, 600)
-    predicted = (
-        model.predict_proba(at[:, None])[:, 1] if hasattr(model, "predict_proba") else model.predict(at[:, None])
-    )
-    picture = new_figure(
-        8.0,
-        4.2,
-        f"{type(model).__name__}: the function found in context",
-        f"{len(X)} examples in the prompt",
-    )
+    is_classifier = hasattr(model, "predict_proba")
+    predicted = model.predict_proba(at[:, None])[:, 1] if is_classifier else model.predict(at[:, None])
+    title = f"{type(model).__name__}: the function found in context"
+    picture = style.new_figure(8.0, 4.2, title, f"{len(X)} examples in the prompt")
     axes = picture.subplots()
-    axes.scatter(X[:, 0], y, s=16, color=ORANGE, alpha=0.8, linewidths=0, label="examples")
-    axes.plot(at, predicted, color=BLUE, linewidth=1.8, label="prediction")
-    axes.set_xlabel("x", color=INK)
-    set_plain(axes)
+    axes.scatter(X[:, 0], y, s=16, color=style.ORANGE, alpha=0.8, linewidths=0, label="examples")
+    axes.plot(at, predicted, color=style.BLUE, linewidth=1.8, label="prediction")
+    axes.set_xlabel("x", color=style.INK)
+    style.set_plain(axes)
     axes.legend(frameon=False, fontsize=9)
     return picture

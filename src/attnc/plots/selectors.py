@@ -1,24 +1,42 @@
-"""One softmax of a network at a time: the scores that one query of one head meets, read from the normal form."""
+"""The softmaxes of a network, read from its normal form: scores, weights, and the cells in which each key wins."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from attnc.engines.numpy_engine import advanced
 from attnc.ir.normal_form import AttentionStage, FoldedHead, NormalForm, SoftmaxStage, Stage
 from attnc.ir.reference import softmax
-from attnc.ir.soft_head import KeyGrid, SoftHead
+from attnc.ir.soft_head import SoftHead
+from attnc.plots.style import distinct_colours
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
+Item = TypeVar("Item")
+
 SCORE_ROUNDING = {np.dtype(np.float64): 1e-9, np.dtype(np.float32): 2e-6}
 """Largest deviation of scores from a formula, relative to their range, that counts as rounding. It is far above the
 roundings of β|L|² and far below the deviation of scores of another shape."""
+PIXELS_PER_TILE = 32
+"""Pixels along a side of a tile: few keys can win in it, and Python between tiles is still cheap."""
+WHOLE = 40
+"""Most cells along an axis that are shown whole: a cell is then 12 pixels wide. Beyond, a window of ZOOMED is shown."""
+ZOOMED = 24
+"""Cells along an axis of a window: few enough for their borders to be seen."""
+PIXEL_SCORES, PIXEL_STATES, LEAST_PIXELS = 6e7, 2.0**24, 60
+"""Scores, and numbers of the state, that the pixels of one panel may cost, about a second; and the fewest pixels along
+a side, whatever their cost."""
+TIE = 1e-6
+"""Scores this close have the same weight to the eye."""
+INVISIBLE = 40.0
+"""Scores by which a key is behind everywhere when it is left out: its weight is below e⁻⁴⁰, which no picture shows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,16 +126,6 @@ class Selector:
             return None if self.gain is None else self.gain + self.base
         return None if self.spoken is None else self.spoken @ self.gain + self.base
 
-    def on_line(
-        self, origin: Float[np.ndarray, " variables"], direction: Float[np.ndarray, " variables"]
-    ) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return (slope, constant) of every score along u = origin + t·direction."""
-        return None if self.soft is None else (self.soft.slopes @ direction, self.soft.scores(origin[None])[0])
-
-    def as_grid(self) -> KeyGrid | None:
-        """Return the grid that the keys form in the inputs, if they form one."""
-        return None if self.soft is None or self.stage > 0 else self.soft.as_grid()
-
 
 def common_direction(heads: list[Selector]) -> Float[np.ndarray, " variables"] | None:
     """Return a vector w such that the gradient of every score is a multiple of it; None if there is none."""
@@ -137,35 +145,159 @@ def common_direction(heads: list[Selector]) -> Float[np.ndarray, " variables"] |
     return found
 
 
-# --- from the normal form to softmaxes --------------------------------------------------------------------------------
+# --- the softmaxes of a layer -----------------------------------------------------------------------------------------
 
 
-def selectors(form: NormalForm, stage: int, output: int, queries: Int[np.ndarray, " queries"]) -> list[Selector]:
-    """Return every head of a stage for every one of the queries, query by query."""
+@dataclass(frozen=True, eq=False)
+class LayerSoftmaxes:
+    """Softmaxes of one layer, and their cells: in cell `starts[h] + k` softmax h is the loudest and its key k wins."""
+
+    form: NormalForm
+    members: list[Selector]
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def stage(self) -> int:
+        return self.members[0].stage
+
+    @property
+    def name(self) -> str:
+        """The name of the layer."""
+        return self.members[0].layer
+
+    @property
+    def heads(self) -> list[int]:
+        return sorted({member.head or 0 for member in self.members})
+
+    @property
+    def queries(self) -> list[int]:
+        return sorted({member.query for member in self.members})
+
+    def of_query(self, query: int) -> LayerSoftmaxes:
+        """Return the softmaxes of one query."""
+        return replace(self, members=[member for member in self.members if member.query == query])
+
+    def of_head(self, head: int) -> LayerSoftmaxes:
+        """Return the softmaxes of one head."""
+        return replace(self, members=[member for member in self.members if (member.head or 0) == head])
+
+    def colour_of(self, member: Selector) -> Float[np.ndarray, " rgb"]:
+        """Return the colour of a head, or of a query if the layer has one head."""
+        heads, queries = self.heads, self.queries
+        numbers, number = (queries, member.query) if len(heads) == 1 else (heads, member.head or 0)
+        return distinct_colours(len(numbers))[numbers.index(number)]
+
+    @cached_property
+    def starts(self) -> Int[np.ndarray, " softmaxes"]:
+        return np.cumsum([0, *(len(member) for member in self.members)])[:-1]
+
+    @property
+    def num_cells(self) -> int:
+        return sum(len(member) for member in self.members)
+
+    @cached_property
+    def outputs(self) -> Float[np.ndarray, " cells"] | None:
+        """The output of the network in each cell, up to the other weights; None if it is not constant."""
+        known = [outputs for member in self.members if (outputs := member.outputs) is not None]
+        return np.concatenate(known) if len(known) == len(self) else None
+
+    @property
+    def has_sentinels(self) -> bool:
+        return any(member.is_sentinel.any() for member in self.members)
+
+    def state(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points variables"]:
+        """Return the variables u before the layer, computed in the program's dtype."""
+        u = np.asarray(points, self.form.output.linear.dtype)
+        return advanced(self.form.stages[: self.stage], u).astype(np.float64)
+
+    def cells_at(self, points: Float[np.ndarray, "points d"], side: int | None = None) -> Int[np.ndarray, " points"]:
+        """Return the cell of every point of a line, or of every pixel of a square with this side."""
+        return self.winners_at(points, side)[0]
+
+    def winners_at(
+        self, points: Float[np.ndarray, "points d"], side: int | None = None
+    ) -> tuple[Int[np.ndarray, " points"], Int[np.ndarray, " points"]]:
+        """Return (cell, softmax) at every point of a line or of a square.
+
+        The points are taken in tiles of neighbours, because few keys can win in a tile.
+        """
+        u = self.state(points)
+        margin = 1.0 if len(self) == 1 else INVISIBLE
+        near = [member.near(u.min(axis=0), u.max(axis=0), margin) for member in self.members]
+        cells, speakers = np.empty(len(u), np.int64), np.zeros(len(u), np.int64)
+        for tile in _line_tiles(len(u)) if side is None else _square_tiles(side):
+            block = u[tile]
+            lo, hi = block.min(axis=0), block.max(axis=0)
+            won, voices = [], []
+            for member, among in zip(self.members, near, strict=True):
+                keys = member.near(lo, hi, margin, among)
+                if len(self) == 1:
+                    cells[tile] = keys[_first_best(member.scores(block, keys))]
+                    break
+                weights = member.weights(block, keys)
+                won.append(keys[_first_best(weights)])
+                voices.append(self._voice(member, keys, weights))
+            else:
+                speaker = np.argmax(voices, axis=0)
+                cells[tile] = self.starts[speaker] + np.array(won)[speaker, np.arange(len(block))]
+                speakers[tile] = speaker
+        return cells, speakers
+
+    def _voice(self, member: Selector, keys: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Return the loudness of a softmax: its weight on keys with a value, or the size of its output."""
+        if self.has_sentinels:
+            return np.asarray(weights @ ~member.is_sentinel[keys])
+        if member.spoken is None:
+            return np.asarray(weights.max(axis=1))
+        return np.asarray(np.abs(weights @ member.spoken[keys]).max(axis=1))
+
+    def lattice(self) -> list[int] | None:
+        """Return the number of cells along each axis, if the keys form a grid in the inputs."""
+        soft = self.members[0].soft if len(self) == 1 and self.stage == 0 else None
+        grid = None if soft is None else soft.as_grid()
+        return None if grid is None or grid.has_duplicates else list(grid.shape)
+
+    def count_along(self, at: Callable[[np.ndarray], np.ndarray]) -> int:
+        """Return the number of cells that a line meets, over all queries; `at` maps [0, 1] to its points."""
+        points, queries = at(np.linspace(0, 1, 1000)), self.queries
+        some = queries[:: max(1, -(-len(queries) // 8))]
+        return sum(len(runs(self.of_query(query).cells_at(points))[0]) for query in some)
+
+    def affordable_side(self, wanted: int) -> int:
+        """Return the pixels along a side: fewer if many stages come first, or if keys move and all are computed."""
+        before = self.form.stages[: self.stage]
+        variables = len(before[-1].written) if before else 1
+        work = 1 + sum(len(member) for member in self.members if member.soft is None) + sum(map(num_scores, before))
+        affordable = min(PIXEL_SCORES / work, PIXEL_STATES / variables) ** 0.5
+        return int(np.clip(affordable, LEAST_PIXELS, wanted))
+
+
+def read_layer(form: NormalForm, stage: int, output: int) -> LayerSoftmaxes:
+    """Return every head of a stage for every query that the output reads, query by query."""
     found = form.stages[stage]
-    is_last = stage == len(form.stages) - 1
-    gains, base = _gains(form, output) if is_last else ({}, 0.0)
+    gains, base = _gains(form, output) if stage == len(form.stages) - 1 else ({}, 0.0)
     if isinstance(found, AttentionStage) and found.is_residual:
         gains = {}
-    heads = range(len(found.heads)) if isinstance(found, AttentionStage) else [None]
-    return [_selector(found, stage, head, int(query), gains, base) for query in queries for head in heads]
+    members = []
+    for query in map(int, reads(form, output)[stage]):
+        gain = gains[query] if set(gains) == {query} else None  # otherwise other queries add to the same output
+        at = (stage, found.name)
+        if isinstance(found, SoftmaxStage):
+            keys = np.arange(len(found.channels))
+            members.append(Selector(*at, None, query, keys, found.soft_head(query), gain, base))
+            continue
+        for number, head in enumerate(found.heads):
+            members.append(
+                Selector(*at, number, query, head.seen(query), head.soft_head(query), gain, base, folded=head)
+            )
+    return LayerSoftmaxes(form, members)
 
 
-def read_selectors(form: NormalForm, stage: int, output: int) -> list[Selector]:
-    """Return every head of a stage for the queries that the output reads."""
-    return selectors(form, stage, output, reads(form, output)[stage])
-
-
-def _selector(
-    stage: Stage, position: int, head: int | None, query: int, gains: dict[int, np.ndarray], base: float
-) -> Selector:
-    gain = gains[query] if set(gains) == {query} else None  # otherwise other queries add to the same output
-    if isinstance(stage, SoftmaxStage):
-        keys, soft = np.arange(len(stage.channels)), stage.soft_head(query)
-        return Selector(position, stage.name, None, query, keys, soft, gain, base)
-    assert head is not None
-    folded = stage.heads[head]
-    return Selector(position, stage.name, head, query, folded.seen(query), folded.soft_head(query), gain, base, folded)
+def last_layer(form: NormalForm, output: int) -> LayerSoftmaxes:
+    """Return the softmaxes of the last layer that the output reads; there are none in an affine map."""
+    return read_layer(form, len(form.stages) - 1, output) if form.stages else LayerSoftmaxes(form, [])
 
 
 def _gains(form: NormalForm, output: int) -> tuple[dict[int, Float[np.ndarray, " channels"]], float]:
@@ -185,14 +317,7 @@ def _gains(form: NormalForm, output: int) -> tuple[dict[int, Float[np.ndarray, "
     return gains, base
 
 
-# --- the way of points and outputs through the stages -----------------------------------------------------------------
-
-
-def state_before(
-    form: NormalForm, stage: int, points: Float[np.ndarray, "points d"]
-) -> Float[np.ndarray, "points variables"]:
-    """Return the variables u after the stages before this one, computed in the program's dtype."""
-    return advanced(form.stages[:stage], np.asarray(points, form.output.linear.dtype)).astype(np.float64)
+# --- the way of outputs back through the stages -----------------------------------------------------------------------
 
 
 def reads(form: NormalForm, output: int) -> list[Int[np.ndarray, " queries"]]:
@@ -215,6 +340,13 @@ def _used(stage: Stage, queries: np.ndarray) -> list[np.ndarray]:
     if stage.residual is not None:
         forms.append(stage.residual.rows(queries))
     return [form.variables_used() for form in forms]
+
+
+def num_scores(stage: Stage) -> int:
+    """Return the number of scores that a stage computes for one point."""
+    if isinstance(stage, AttentionStage):
+        return sum(head.queries.shape[0] * head.keys.shape[0] for head in stage.heads)
+    return math.prod(stage.logits.shape)
 
 
 # --- where anchors stand ----------------------------------------------------------------------------------------------
@@ -257,3 +389,61 @@ def run_places(x: Float[np.ndarray, " samples"], ids: Int[np.ndarray, " samples"
         middles[0] = edges[1] - min(half[0], half[1])
         middles[-1] = edges[-2] + min(half[-1], half[-2])
     return np.asarray(middles)
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """Return some of the items, at even distances."""
+    if not items:
+        return []
+    return [items[i] for i in np.unique(np.linspace(0, len(items) - 1, count).round().astype(int))]
+
+
+# --- pixels and windows -----------------------------------------------------------------------------------------------
+
+
+def _first_best(scores: Float[np.ndarray, "points keys"]) -> Int[np.ndarray, " points"]:
+    """Return the first of the keys that tie, however their scores are rounded."""
+    return np.argmax(scores >= scores.max(axis=1, keepdims=True) - TIE, axis=1)
+
+
+def _square_tiles(side: int) -> list[Int[np.ndarray, " tile"]]:
+    index, step = np.arange(side * side).reshape(side, side), PIXELS_PER_TILE
+    return [index[i : i + step, j : j + step].ravel() for i in range(0, side, step) for j in range(0, side, step)]
+
+
+def _line_tiles(count: int) -> list[Int[np.ndarray, " tile"]]:
+    step = 2 * PIXELS_PER_TILE
+    return [np.arange(i, min(count, i + step)) for i in range(0, count, step)]
+
+
+def zoom(
+    cells_at: Callable[[np.ndarray], np.ndarray], centre: np.ndarray, lo: np.ndarray, hi: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a window around the centre with few cells along each axis: the whole box if it has few.
+
+    `cells_at` maps points in the coordinates of the window to cells.
+    """
+    for _ in range(8):
+        counts = []
+        for axis in range(len(lo)):
+            points = np.repeat(centre[None], 1000, axis=0)
+            points[:, axis] = np.linspace(lo[axis], hi[axis], 1000)
+            counts.append(len(runs(cells_at(points))[0]))
+        share = np.array([1.0 if count <= WHOLE else ZOOMED / count for count in counts])
+        if (share == 1).all():
+            break
+        size = share * (hi - lo)
+        start = np.clip(centre - size / 2, lo, hi - size)
+        lo, hi = np.where(share == 1, lo, start), np.where(share == 1, hi, start + size)
+    return lo, hi
+
+
+def pixels(lo: np.ndarray, hi: np.ndarray, side: int, scatter: bool = False) -> Float[np.ndarray, "pixels 2"]:
+    """Return the middles of side × side pixels, row by row from below; with `scatter` a random place in each.
+
+    Where cells are about as fine as pixels, middles would make a pattern that is not there.
+    """
+    rows, columns = np.divmod(np.arange(side * side), side)
+    places = np.random.default_rng(0).random((side * side, 2)) if scatter else 0.5
+    share = (np.stack([columns, rows], axis=1) + places) / side
+    return np.asarray(np.clip(lo + share * (hi - lo), lo, hi))

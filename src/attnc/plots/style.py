@@ -51,35 +51,23 @@ def new_figure(width: float, height: float, title: str, *lines: str) -> Figure:
 def add_header_legend(picture: Figure, line: int, handles: list[Any], labels: list[str]) -> None:
     """Draw the legend in place of a line of the header, counted from the one under the title."""
     width, height = picture.get_size_inches()
-    picture.legend(
-        handles,
-        labels,
-        frameon=False,
-        fontsize=10,
-        loc="center left",
-        bbox_to_anchor=(0.15 / width, 1 - (0.57 + LINE * (line - 1)) / height),
-        ncols=len(handles),
-        borderaxespad=0,
-        borderpad=0,
-    )
+    place: dict[str, Any] = {"loc": "center left", "borderaxespad": 0, "borderpad": 0}
+    place["bbox_to_anchor"] = (0.15 / width, 1 - (0.57 + LINE * (line - 1)) / height)
+    picture.legend(handles, labels, frameon=False, fontsize=10, ncols=len(handles), **place)
 
 
 def set_title(axes: Axes, name: str, note: str = "") -> None:
     """Write the title of a panel, and a note under it."""
     axes.set_title(name, loc="left", pad=22 if note else 7, fontsize=12.5, weight="bold", color=INK, parse_math=False)
     if note:
-        axes.annotate(
-            note,
-            (0, 1),
-            (0, 7),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            ha="left",
-            va="bottom",
-            fontsize=9.5,
-            color=GREY,
-            parse_math=False,
-        ).set_in_layout(False)  # a long note must not squeeze the panel
+        place: dict[str, Any] = {
+            "xycoords": "axes fraction",
+            "textcoords": "offset points",
+            "ha": "left",
+            "va": "bottom",
+        }
+        text = axes.annotate(note, (0, 1), (0, 7), fontsize=9.5, color=GREY, parse_math=False, **place)
+        text.set_in_layout(False)  # a long note must not squeeze the panel
 
 
 def set_plain(axes: Axes, grid: bool = True) -> None:

@@ -1,10 +1,10 @@
-"""The subject of a picture: a network, the function that it stands for, and the output that is shown."""
+"""The subject of a picture: a network, its function, the output that is shown, and the lines that it is drawn along."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,14 @@ import numpy as np
 from attnc.errors import AttncError, InputError
 from attnc.ir.normal_form import AttentionStage, NormalForm
 from attnc.ir.program import split_columns
-from attnc.plots.selectors import SCORE_ROUNDING, common_direction, gaussian_places, reads, selectors
+from attnc.plots.selectors import (
+    SCORE_ROUNDING,
+    LayerSoftmaxes,
+    common_direction,
+    gaussian_places,
+    last_layer,
+    num_scores,
+)
 from attnc.plots.style import number, shortened
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from attnc.network import Network
+    from attnc.targets.box import Box
 
 TargetLike = Target | Callable[..., Any]
 """A Target, or a function of flat points (batch, d), or of the inputs that the network takes."""
@@ -33,6 +41,17 @@ PICTURE_SCORES = 8e8
 """Points × scores per point that the values in a picture may cost: some seconds."""
 SMALLEST_REACH = 1e-290
 """Smallest bound that sets the scale of an axis: matplotlib needs numbers whose tenths and squares are not zero."""
+BEYOND = 0.3
+"""A truncation to [a, b] is shown this share of b − a beyond both ends."""
+MANY_VARIABLES = 64
+"""Variables, from the first on, among which a cut is chosen: each costs 33 evaluations."""
+NAMED_VARIABLES = 5
+"""Most other variables whose values the note on a cut lists: more would not fit on its line."""
+SHOWN_REACH = 8.0
+"""Length of an infinite range that is shown on either side of 0: the usual activations are straight beyond it."""
+ELSEWHERE, LITTLE = 0.75, 0.02
+"""If the output changes along cuts through the middle of the box by less than the share LITTLE of its spread, cuts
+through the share ELSEWHERE of each interval are tried."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +99,14 @@ class PlotSubject:
 
     @classmethod
     def of(cls, network: Network, target: TargetLike | None, output: int) -> PlotSubject:
-        outputs = math.prod(network.program.output_shape)
+        outputs, is_clip = math.prod(network.program.output_shape), network.construction.startswith("truncated_linear")
         if not 0 <= output < outputs:
             raise InputError(f"output must be from 0 to {outputs - 1}, found {output}")
         if target is not None and not callable(target):
             raise InputError(f"target: expected a Target or a function, found a {type(target).__name__}")
-        is_clip = network.construction.startswith("truncated_linear")
-        clip = read_clip(network._engine.form) if is_clip else None
+        clip = Clip.of(target) if isinstance(target, TruncatedLinear) else read_clip(network) if is_clip else None
+        function: Callable[[np.ndarray], Any] | None = None
+        name, is_read = without_expression(network), False
         if isinstance(target, Target):
             wanted, found = (network.box.d, outputs), (target.box.d, target.num_outputs)
             if wanted != found:
@@ -94,22 +114,20 @@ class PlotSubject:
                     f"target: {target.describe()} has {found[0]} variable(s) and {found[1]} output(s), the network "
                     f"{wanted[0]} and {wanted[1]}. Give the target that the network was compiled from."
                 )
-            name = target.text or target.describe()
-            if isinstance(target, TruncatedLinear):
-                clip = Clip.of(target)
-                name = clip.describe(network.variables)
-            return cls(network, target, output, name, clip)
-        if target is not None:
+            function, name = target, target.text or target.describe()
+        elif target is not None:
+            function = _of_points(network, target)
             name = network.expression or str(getattr(target, "__name__", type(target).__name__))
-            return cls(network, _of_points(network, target), output, name, clip)
-        if network.expression is not None:
+        elif network.expression is not None:
             function = Expression.parse(network.expression).with_variables(network.variables)
-            name = network.expression if clip is None else clip.describe(network.variables)
-            return cls(network, function, output, name, clip)
-        if clip is not None:
-            return cls(network, clip, output, clip.describe(network.variables), clip, is_read=True)
-        name = without_expression(network)
-        return cls(network, None if network.definitions is None else _defined(network), output, name)
+            name = network.expression
+        elif clip is not None:
+            function, is_read = clip, True
+        elif network.definitions is not None:
+            function = _defined(network)
+        if clip is not None and (target is None or isinstance(target, TruncatedLinear)):
+            name = clip.describe(network.variables)
+        return cls(network, function, output, name, clip, is_read)
 
     @property
     def form(self) -> NormalForm:
@@ -128,16 +146,13 @@ class PlotSubject:
     @property
     def work_per_point(self) -> int:
         """The scores that one point costs, over all layers."""
-        heads = [h for stage in self.form.stages if isinstance(stage, AttentionStage) for h in stage.heads]
-        softmaxes = [stage.logits for stage in self.form.stages if not isinstance(stage, AttentionStage)]
-        of_softmaxes = sum(math.prod(logits.shape) for logits in softmaxes)
-        return max(1, of_softmaxes + sum(h.queries.shape[0] * h.keys.shape[0] for h in heads))
+        return max(1, sum(map(num_scores, self.form.stages)))
 
     def network_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
         return np.asarray(self.network.at(points), np.float64)
 
     def target_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
-        """The values of the function; NaN where they are not finite."""
+        """Return the values of the function; NaN where they are not finite."""
         assert self.function is not None
         array = np.asarray(self.function(points), np.float64)
         if array.size != len(points) * self.num_outputs:
@@ -151,23 +166,30 @@ class PlotSubject:
         return array
 
     def error_reach(self, error: Float[np.ndarray, "*shape"]) -> float:
-        """The largest number on the scale of the error: the bound if the error is of its size, else the error."""
+        """Return the end of the scale of the error: the bound if the error is of its size, else the largest error."""
         largest, bound = float(np.nanmax(np.abs(error))), self.network.certificate.pointwise_bound
         if bound is not None and (bound < 5 * largest or (largest == 0 and bound > SMALLEST_REACH)):
             return max(largest, bound)
         return largest or 1.0
 
-    def leaf_steps(self) -> tuple[Float[np.ndarray, " edges"], Float[np.ndarray, " leaves"]]:
-        """The edges and the bounds of the leaves of one variable, from left to right; both are empty without leaves."""
+    def leaf_steps(self, variable: int = 0) -> tuple[Float[np.ndarray, " edges"], Float[np.ndarray, " steps"]]:
+        """Return the edges of steps along a variable, and the largest bound of the leaves over each step.
+
+        Both are empty without leaves.
+        """
         claim = self.network.certificate
-        if self.network.box.d > 1 or not len(claim.leaf_bounds):
+        if not len(claim.leaf_bounds):
             return np.zeros(0), np.zeros(0)
-        lo, hi = (ends[:, 0] for ends in claim.cells(self.network.box))
-        order = np.argsort(lo)
-        return np.append(lo[order], hi[order[-1]]), claim.leaf_bounds[order]
+        starts, stops = (ends[:, variable] for ends in claim.cells(self.network.box))
+        edges = np.unique(np.concatenate([starts, stops]))
+        bounds = np.zeros(len(edges) - 1)
+        for start, stop, bound in zip(starts, stops, claim.leaf_bounds, strict=True):
+            within = slice(*np.searchsorted(edges, (start, stop)))
+            bounds[within] = np.maximum(bounds[within], bound)
+        return edges, bounds
 
     def errors_at(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, " points"] | None:
-        """The largest error over the outputs; None if the function of the network is not known."""
+        """Return the largest error over the outputs; None if the function of the network is not known."""
         if self.function is None:
             return None
         errors = np.abs(self.network_at(points) - self.target_at(points))
@@ -203,7 +225,7 @@ class PlotSubject:
 
 
 def _defined(network: Network) -> Callable[[np.ndarray], Any]:
-    """The function of the definitions of a network, evaluated one after the other: name = expression; …; outputs."""
+    """Return the function that a network's definitions state: name = expression; …; outputs, one after the other."""
     *steps, outputs = (network.definitions or "").split(";")
 
     def function(points: np.ndarray) -> np.ndarray:
@@ -220,7 +242,7 @@ def _defined(network: Network) -> Callable[[np.ndarray], Any]:
 
 
 def _of_points(network: Network, function: Callable[..., Any]) -> Callable[[np.ndarray], Any]:
-    """The function on flat points, whether it takes these or the network's own inputs: the latter are tried first."""
+    """Return the function on flat points. It may take these or the network's inputs, which are tried first."""
     shapes, outputs = network.program.input_shapes, math.prod(network.program.output_shape)
     if len(shapes) == 1 and len(shapes[0]) == 1:
         return function
@@ -247,40 +269,34 @@ def _of_points(network: Network, function: Callable[..., Any]) -> Callable[[np.n
 # --- truncated linear functions, read from the weights ----------------------------------------------------------------
 
 
-def read_clip(form: NormalForm) -> Clip | None:
-    """The functions that one attention layer truncates; None if they cannot be read from the weights.
+def read_clip(network: Network) -> Clip | None:
+    """Return the functions that one attention layer truncates; None if they cannot be read from the weights.
 
     An output reads one query, whose scores depend on one direction of x and stand like −γ(s − S_k)² along it. Where
     the keys' values are clip(μ + λ·S_k), the function is clip(μ + λ·s).
     """
+    form = network._engine.form
     if len(form.stages) != 1 or not isinstance(form.stages[0], AttentionStage):
         return None
-    rows = [_read_row(form, output) for output in range(math.prod(form.output.shape))]
-    if any(row is None for row in rows):
-        return None
+    rows = [_read_row(last_layer(form, output)) for output in range(math.prod(form.output.shape))]
     known = [row for row in rows if row is not None]
     ends = np.array([[a, b] for _, _, a, b in known])
-    if np.ptp(ends, axis=0).max() > 1e-6 * np.ptp(ends):
+    if len(known) < len(rows) or np.ptp(ends, axis=0).max() > 1e-6 * np.ptp(ends):
         return None
     return Clip(np.array([w for w, *_ in known]), np.array([t for _, t, *_ in known]), *map(float, ends[0]))
 
 
-def _read_row(form: NormalForm, output: int) -> tuple[np.ndarray, float, float, float] | None:
-    queries = reads(form, output)[0]
-    if len(queries) != 1:
+def _read_row(layer: LayerSoftmaxes) -> tuple[np.ndarray, float, float, float] | None:
+    direction = common_direction(layer.members)
+    if len(layer.queries) != 1 or direction is None:
         return None
-    heads = selectors(form, 0, output, queries)
-    direction = common_direction(heads)
-    if direction is None:
-        return None
-    places, values = [], []
-    for head in heads:
+    places, values, rounding = [], [], SCORE_ROUNDING[layer.form.output.linear.dtype]
+    for head in layer.members:
         assert head.soft is not None
-        rounding = SCORE_ROUNDING[form.output.linear.dtype]
         found = gaussian_places(head.soft.slopes @ direction / (direction @ direction), head.soft.offsets, rounding)
         if found is None or head.outputs is None:
             return None
-        has_value = ~head.is_sentinel if len(heads) > 1 else np.ones(len(head), bool)
+        has_value = ~head.is_sentinel if len(layer) > 1 else np.ones(len(head), bool)
         places.append(found[has_value])
         values.append(head.outputs[has_value])
     return _linear_between(np.concatenate(places), np.concatenate(values), direction)
@@ -289,7 +305,7 @@ def _read_row(form: NormalForm, output: int) -> tuple[np.ndarray, float, float, 
 def _linear_between(
     S: np.ndarray, v: np.ndarray, direction: np.ndarray
 ) -> tuple[np.ndarray, float, float, float] | None:
-    """(w, t, a, b) of v = clip(μ + λS, min v, max v), fitted where v is not truncated and checked everywhere."""
+    """Return (w, t, a, b) of v = clip(μ + λS, min v, max v), fitted where v is not truncated and checked everywhere."""
     a, b = float(v.min()), float(v.max())
     slack = 1e-4 * (b - a) / max(1, len(v) - 1)
     inside = (v > a + slack) & (v < b - slack)
@@ -303,3 +319,96 @@ def _linear_between(
     if np.abs(np.clip(constant + slope * S, a, b) - v).max() > 1e-3 * (b - a) / max(1, len(chosen) - 1):
         return None
     return slope * direction, float(constant), a, b
+
+
+# --- lines through the box: a variable, a cut, the input of a truncation ----------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PlotLine:
+    """The points origin + t·direction for t from lo to hi, inside the box; the axis goes from shown[0] to shown[1]."""
+
+    name: str  # of t
+    lo: float
+    hi: float
+    origin: Float[np.ndarray, " d"]
+    direction: Float[np.ndarray, " d"]
+    box: Box
+    note: str = ""  # which part of the box the picture leaves out, if any
+    shown: tuple[float, float] | None = None
+
+    def at(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points d"]:
+        return np.clip(self.origin + t[:, None] * self.direction, self.box.lo, self.box.hi)
+
+    def share(self, s: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points d"]:
+        """Return the points at shares of the line, from s = 0 at lo to s = 1 at hi."""
+        return self.at(self.lo + s * (self.hi - self.lo))
+
+    @property
+    def axis(self) -> tuple[float, float]:
+        return self.shown or (self.lo, self.hi)
+
+
+def along_variable(box: Box, variable: int, note: str = "", share: float = 0.5) -> PlotLine:
+    """Return the line along one variable; the others stay in the middle of their intervals, or at another share."""
+    if not box.is_bounded:  # only boxes of one variable are infinite, and a part is drawn
+        line = along_variable(box.core(SHOWN_REACH), 0)
+        return replace(line, note=f"drawn from {number(line.lo)} to {number(line.hi)}, a part of {box}")
+    origin, direction = (1 - share) * box.lo + share * box.hi, np.zeros(box.d)
+    origin[variable], direction[variable] = 0.0, 1.0
+    lo, hi = float(box.lo[variable]), float(box.hi[variable])
+    return PlotLine(one_line(box.names[variable]), lo, hi, origin, direction, box, note)
+
+
+def cut(subject: PlotSubject) -> PlotLine:
+    """Return the line along the variable that changes the shown outputs most."""
+    box = subject.network.box
+    corners = np.random.default_rng(0).random((33, box.d))
+    spread = np.ptp(subject.network_at(box.lo + corners * box.widths)[:, subject.shown_outputs], axis=0).max()
+    for share in (0.5, ELSEWHERE):
+        lines = [along_variable(box, i, share=share) for i in range(min(box.d, MANY_VARIABLES))]
+        points = np.concatenate([line.at(np.linspace(line.lo, line.hi, 33)) for line in lines])
+        values = subject.network_at(points)[:, subject.shown_outputs].reshape(len(lines), 33, -1)
+        changes = np.ptp(values, axis=1).max(axis=1)
+        if changes.max() > LITTLE * spread:
+            break
+    best = int(np.argmax(changes > changes.max() * (1 - 1e-6)))
+    others = [
+        f"{one_line(name)} = {number(place)}"
+        for i, (name, place) in enumerate(zip(box.names, lines[best].origin, strict=True))
+        if i != best
+    ]
+    left_out = f", … ({len(others) - NAMED_VARIABLES} more)" if len(others) > NAMED_VARIABLES else ""
+    at = ", ".join(others[:NAMED_VARIABLES]) + left_out
+    unread = subject.network.construction.startswith("truncated_linear") and subject.clip is None
+    why = "   (w·x + t cannot be read from these weights: give target=)" if unread else ""
+    return replace(lines[best], note=f"a cut along {one_line(box.names[best])} at {at}{why}")
+
+
+def ridge_lines(subject: PlotSubject) -> list[tuple[int, PlotLine]] | None:
+    """Return (output, line) of the shown outputs that are truncated linear functions; None without the chosen one."""
+    if subject.clip is None:
+        return None
+    found = [(output, _ridge(subject, subject.clip, output)) for output in subject.shown_outputs]
+    lines = [(output, line) for output, line in found if line is not None]
+    return lines if any(output == subject.output for output, _ in lines) else None
+
+
+def _ridge(subject: PlotSubject, clip: Clip, output: int) -> PlotLine | None:
+    """Return the line of u = w·x + t_i, from the corner of the box where u is least to that where it is largest."""
+    box, w = subject.network.box, clip.W[output]
+    middle = box.lo / 2 + box.hi / 2
+    corner = np.sign(w) * (box.hi - middle)
+    reach, centre = float(w @ corner), float(w @ middle + clip.t[output])
+    if not reach > 0:
+        return None
+    wanted = clip.a - BEYOND * (clip.b - clip.a), clip.b + BEYOND * (clip.b - clip.a)
+    lo, hi = max(wanted[0], centre - reach), min(wanted[1], centre + reach)
+    if lo >= hi:  # the box does not touch the range
+        lo, hi, wanted = centre - reach, centre + reach, (centre - reach, centre + reach)
+    is_one = subject.num_outputs == 1
+    moved = "x goes" if is_one else "each output over its own w·x + t; x goes"
+    beyond = "" if (lo, hi) == wanted else "; grey: what the box does not reach"
+    name = "u = w·x + t" if is_one else f"u = w·x + t of {subject.entry(output)}"
+    origin, direction = middle - centre / reach * corner, corner / reach
+    return PlotLine(name, lo, hi, origin, direction, box, f"{moved} from corner to corner of the box{beyond}", wanted)

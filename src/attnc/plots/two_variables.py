@@ -7,26 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.ir.normal_form import AttentionStage, NormalForm
-from attnc.plots.cells import WinningCells, count_along, line_tiles, pixels, side_for, square_tiles, zoom
-from attnc.plots.lines import along_variable
-from attnc.plots.selectors import Selector, read_selectors, reads
-from attnc.plots.style import (
-    ERRORS,
-    FAINT,
-    GREY,
-    INK,
-    SIZES,
-    VALUES,
-    add_colorbar,
-    distinct_colours,
-    draw_image,
-    limits,
-    new_figure,
-    set_plane,
-    set_title,
-)
-from attnc.plots.subject import PICTURE_SCORES, PlotSubject
+from attnc.ir.normal_form import AttentionStage
+from attnc.plots import style
+from attnc.plots.selectors import LayerSoftmaxes, last_layer, pixels, read_layer, reads, spread, zoom
+from attnc.plots.subject import PICTURE_SCORES, PlotSubject, along_variable
 from attnc.targets.box import Box
 from attnc.wording import headline, one_line
 
@@ -61,28 +45,28 @@ def draw_maps(subject: PlotSubject) -> Figure:
     points = pixels(box.lo, box.hi, side, scatter=is_fine)
     network = subject.network_at(points)[:, subject.output]
     target = None if subject.function is None else subject.target_at(points)[:, subject.output]
-    scale = limits(network if target is None else np.concatenate([network, target]))
+    scale = style.limits(network if target is None else np.concatenate([network, target]))
     selecting = list(_selecting(subject))
 
     count = (1 if target is None else 3) + len(selecting)
     rows, columns = (1, count) if count <= 3 else (2, -(-count // 2))
-    picture = new_figure(max(7.6, 5.0 * columns), 4.7 * rows, subject.entry_title, *subject.header)
+    picture = style.new_figure(max(7.6, 5.0 * columns), 4.7 * rows, subject.entry_title, *subject.header)
     panels = iter(picture.subplots(rows, columns, squeeze=False).ravel())
 
     def image(name: str, note: str, values: np.ndarray, cmap: str, ends: tuple[float, float], label: str) -> Axes:
         axes: Axes = next(panels)
-        set_title(axes, name, note)
-        set_plane(axes, box)
-        drawn = draw_image(axes, values.reshape(round(values.size**0.5), -1), _extent(box.lo, box.hi), cmap, ends)
-        add_colorbar(axes, drawn, label)
+        style.set_title(axes, name, note)
+        style.set_plane(axes, box)
+        drawn = style.draw_image(axes, values.reshape(round(values.size**0.5), -1), _extent(box.lo, box.hi), cmap, ends)
+        style.add_colorbar(axes, drawn, label)
         return axes
 
     names = ", ".join(one_line(name) for name in box.names)
     if target is not None:
         smooth = subject.target_at(pixels(box.lo, box.hi, side))[:, subject.output] if is_fine else target
         note = "read from the weights" if subject.is_read else "the function itself"
-        image("target", note, smooth, VALUES, scale, f"f({names})")
-    marked = [image("network", "what the attention computes", network, VALUES, scale, f"network({names})")]
+        image("target", note, smooth, style.VALUES, scale, f"f({names})")
+    marked = [image("network", "what the attention computes", network, style.VALUES, scale, f"network({names})")]
     centre = (box.lo + box.hi) / 2
     if target is not None:
         error, claims = network - target, headline(subject.network.certificate)
@@ -90,53 +74,44 @@ def draw_maps(subject: PlotSubject) -> Figure:
         if is_fine:
             blocks = np.abs(error).reshape(side // block, block, side // block, block).max(axis=(1, 3))
             label = f"largest |network − target| of {block**2} samples"
-            marked.append(image("error", claims, blocks, SIZES, (0, reach), label))
+            marked.append(image("error", claims, blocks, style.SIZES, (0, reach), label))
         else:
-            marked.append(image("error", claims, error, ERRORS, (-reach, reach), "network − target"))
+            marked.append(image("error", claims, error, style.ERRORS, (-reach, reach), "network − target"))
         centre = points[int(np.nanargmax(np.abs(error)))]
-    for kind, found in selecting:
+    for kind, layer in selecting:
         axes = next(panels)
         if kind == "cells":
-            _draw_partition(axes, subject, WinningCells(subject.form, found), centre, scale, marked)
+            _draw_partition(axes, subject, layer, centre, scale, marked)
         elif kind == "heads":
-            side, queries = side_for(subject.form, found, PIXELS_OF_HEADS), reads(subject.form, subject.output)
-            is_one = len(queries[found[0].stage]) == 1
-            of = "" if is_one else f" for query {found[0].query}"
-            _draw_heads(axes, WinningCells(subject.form, found), box, side, of)
+            _draw_heads(axes, subject, layer)
         else:
-            _draw_levels(axes, subject.form, found, box, side_for(subject.form, found, PIXELS_OF_HEADS))
+            _draw_levels(axes, layer, box)
     for unused in panels:
         unused.set_axis_off()
     return picture
 
 
-def _selecting(subject: PlotSubject) -> Iterator[tuple[str, list[Selector]]]:
-    """The panels of the attention, as (kind, softmaxes): cells or level lines of the last layer, and heads."""
-    stages = subject.form.stages
-    if not stages:
-        return
-    last = read_selectors(subject.form, len(stages) - 1, subject.output)
-    if subject.network.construction in OF_HEADS and last:
-        yield "levels", last
-        return
+def _selecting(subject: PlotSubject) -> Iterator[tuple[str, LayerSoftmaxes]]:
+    """Yield the panels of the attention, as (kind, softmaxes): cells or level lines of the last layer, and heads."""
+    form, last = subject.form, last_layer(subject.form, subject.output)
     if last:
-        yield ("cells" if len({s.query for s in last}) == 1 else "levels"), last
-    for position in range(len(stages) - 1, -1, -1):
-        stage = stages[position]
+        is_of_heads = subject.network.construction in OF_HEADS
+        yield ("cells" if len(last.queries) == 1 and not is_of_heads else "levels"), last
+        if is_of_heads:
+            return
+    for position in range(len(form.stages) - 1, -1, -1):
+        stage = form.stages[position]
         if isinstance(stage, AttentionStage) and len(stage.heads) > 1:
-            found = read_selectors(subject.form, position, subject.output)
-            if found:
-                middle = found[len(found) // 2].query
-                yield "heads", [s for s in found if s.query == middle]
+            layer = read_layer(form, position, subject.output)
+            if layer:
+                yield "heads", layer.of_query(layer.members[len(layer) // 2].query)
             return
 
 
 def _cells_along(subject: PlotSubject) -> int:
-    """The largest number of cells along an axis through the middle of the box."""
-    box, last = subject.network.box, len(subject.form.stages) - 1
-    found = read_selectors(subject.form, last, subject.output) if last >= 0 else []
-    lines = [along_variable(box, axis) for axis in range(box.d)]
-    return max(count_along(subject.form, found, line.share) for line in lines)
+    """Return the largest number of cells along an axis through the middle of the box."""
+    box, last = subject.network.box, last_layer(subject.form, subject.output)
+    return max(last.count_along(along_variable(box, axis).share) for axis in range(box.d))
 
 
 # --- cells of the last layer, coloured by their values ----------------------------------------------------------------
@@ -145,7 +120,7 @@ def _cells_along(subject: PlotSubject) -> int:
 def _draw_partition(
     axes: Axes,
     subject: PlotSubject,
-    cells: WinningCells,
+    cells: LayerSoftmaxes,
     centre: np.ndarray,
     scale: tuple[float, float],
     marked: list[Axes],
@@ -157,35 +132,35 @@ def _draw_partition(
     from matplotlib.patches import Rectangle
 
     box = subject.network.box
-    lo, hi = zoom(lambda points: cells.at(points, line_tiles(len(points)))[0], centre, box.lo, box.hi)
-    side = side_for(subject.form, cells.heads, PIXELS if len(cells.heads) == 1 else PIXELS_OF_HEADS)
-    winner = cells.at(pixels(lo, hi, side), square_tiles(side))[0].reshape(side, side)
+    lo, hi = zoom(cells.cells_at, centre, box.lo, box.hi)
+    side = cells.affordable_side(PIXELS if len(cells) == 1 else PIXELS_OF_HEADS)
+    winner = cells.cells_at(pixels(lo, hi, side), side).reshape(side, side)
     winner = winner.repeat(PIXELS // side, axis=0).repeat(PIXELS // side, axis=1)  # lines of one pixel stay thin
     is_zoomed = bool((lo > box.lo).any() or (hi < box.hi).any())
     values = cells.outputs
     norm, cmap, label = None, "cividis", "key"
     shown = (np.random.default_rng(0).permutation(cells.num_cells) / max(1, cells.num_cells - 1))[winner]
     if values is not None:
-        norm, cmap, label = Normalize(*scale), VALUES, "value of the winning key"
+        norm, cmap, label = Normalize(*scale), style.VALUES, "value of the winning key"
         if is_zoomed:
-            norm = Normalize(*limits(values[winner]))
+            norm = Normalize(*style.limits(values[winner]))
         shown = norm(values[winner])
     note = _partition_note(subject, cells, winner, (hi - lo) / box.widths)
-    set_title(axes, f"partition{', zoomed' if is_zoomed else ''}", note)
-    set_plane(axes, box)
+    style.set_title(axes, f"partition{', zoomed' if is_zoomed else ''}", note)
+    style.set_plane(axes, box)
     image = _bordered(colormaps[cmap](shown)[..., :3], winner)
     axes.imshow(image, origin="lower", extent=_extent(lo, hi), aspect="auto")
-    bar = add_colorbar(axes, ScalarMappable(norm, cmap), label)
+    bar = style.add_colorbar(axes, ScalarMappable(norm, cmap), label)
     if norm is None:
         bar.set_ticks([])
     if is_zoomed:
         for other in marked:
-            for colour, width in (("white", 2.6), (INK, 1.2)):
+            for colour, width in (("white", 2.6), (style.INK, 1.2)):
                 other.add_patch(Rectangle((lo[0], lo[1]), *(hi - lo), fill=False, edgecolor=colour, linewidth=width))
 
 
-def _partition_note(subject: PlotSubject, cells: WinningCells, winner: np.ndarray, shares: np.ndarray) -> str:
-    layer = f", layer {cells.heads[0].layer}" if len(subject.form.stages) > 1 else ""
+def _partition_note(subject: PlotSubject, cells: LayerSoftmaxes, winner: np.ndarray, shares: np.ndarray) -> str:
+    layer = f", layer {cells.name}" if len(subject.form.stages) > 1 else ""
     if (shares == 1).all():
         by = "coloured by its value" if cells.outputs is not None else "one colour each"
         return f"one cell per key, {by}{layer}"
@@ -200,44 +175,44 @@ def _partition_note(subject: PlotSubject, cells: WinningCells, winner: np.ndarra
 # --- heads, and level lines of several queries ------------------------------------------------------------------------
 
 
-def _draw_heads(axes: Axes, cells: WinningCells, box: Box, side: int, of: str = "") -> None:
-    """Colour every pixel by the loudest head there; `of` names the query if there are several."""
+def _draw_heads(axes: Axes, subject: PlotSubject, layer: LayerSoftmaxes) -> None:
+    """Colour every pixel by the loudest head there, for one query, which is named if the layer has several."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
-    count = len(cells.heads)
-    speakers = cells.at(pixels(box.lo, box.hi, side), square_tiles(side))[1].reshape(side, side)
-    palette = distinct_colours(count)
-    how = "most weight on keys with a value" if cells.has_sentinels else "largest output"
-    set_title(axes, f"heads, layer {cells.heads[0].layer}", f"which speaks{of}: {how}")
-    set_plane(axes, box)
-    draw_image(axes, _bordered(palette[speakers], speakers), _extent(box.lo, box.hi))
+    box, count, side = subject.network.box, len(layer), layer.affordable_side(PIXELS_OF_HEADS)
+    has_queries = len(reads(subject.form, subject.output)[layer.stage]) > 1
+    of = f" for query {layer.queries[0]}" if has_queries else ""
+    speakers = layer.winners_at(pixels(box.lo, box.hi, side), side)[1].reshape(side, side)
+    palette = style.distinct_colours(count)
+    how = "most weight on keys with a value" if layer.has_sentinels else "largest output"
+    style.set_title(axes, f"heads, layer {layer.name}", f"which speaks{of}: {how}")
+    style.set_plane(axes, box)
+    style.draw_image(axes, _bordered(palette[speakers], speakers), _extent(box.lo, box.hi))
     norm = BoundaryNorm(np.arange(count + 1) - 0.5, count)
-    bar = add_colorbar(axes, ScalarMappable(norm, ListedColormap(list(palette))), "")
+    bar = style.add_colorbar(axes, ScalarMappable(norm, ListedColormap(list(palette))), "")
     named = np.arange(0, count, -(-count // NAMED_HEADS))
     bar.set_ticks(named, labels=[f"head {h}" for h in named])
     bar.ax.minorticks_off()
 
 
-def _draw_levels(axes: Axes, form: NormalForm, found: list[Selector], box: Box, side: int) -> None:
+def _draw_levels(axes: Axes, layer: LayerSoftmaxes, box: Box) -> None:
     """Draw some of the lines between the cells of the keys of every query, or of every head of one query."""
     from matplotlib.lines import Line2D
 
-    is_of_heads = len({s.query for s in found}) == 1
+    is_of_heads, side = len(layer.queries) == 1, layer.affordable_side(PIXELS_OF_HEADS)
     kind, kinds, many = ("head", "heads", LEVELS_PER_HEAD) if is_of_heads else ("query", "queries", LEVELS_PER_QUERY)
-    numbers = [(s.head or 0) if is_of_heads else s.query for s in found]
-    all_numbers = sorted(set(numbers))
-    shown = [all_numbers[i] for i in np.unique(np.linspace(0, len(all_numbers) - 1, MOST_LEVELS).round().astype(int))]
+    all_numbers = layer.heads if is_of_heads else layer.queries
+    shown = spread(all_numbers, MOST_LEVELS)
     part = f"{len(shown)} of {len(all_numbers)} {kinds}, " if len(shown) < len(all_numbers) else ""
     note = "lines: where the key with most weight changes" if is_of_heads else "thick: where it leaves its first key"
-    set_title(axes, f"keys of each {kind}, layer {found[0].layer}", part + note)
-    set_plane(axes, box)
+    style.set_title(axes, f"keys of each {kind}, layer {layer.name}", part + note)
+    style.set_plane(axes, box)
     x, y = (np.linspace(lo, hi, side) for lo, hi in zip(box.lo, box.hi, strict=True))
     points = np.stack([axis.ravel() for axis in np.meshgrid(x, y)], axis=1)
-    palette, handles = distinct_colours(len(shown)), []
+    palette, handles = style.distinct_colours(len(shown)), []
     for number, colour in zip(shown, palette, strict=True):
-        of_number = [s for s, its in zip(found, numbers, strict=True) if its == number]
-        cells = WinningCells(form, of_number).at(points, square_tiles(side))[0]
+        cells = (layer.of_head(number) if is_of_heads else layer.of_query(number)).cells_at(points, side)
         handles.append(Line2D([], [], color=colour, linewidth=2, label=f"{kind} {number}"))
         present = np.unique(cells)
         if len(present) == 1:
@@ -248,9 +223,9 @@ def _draw_levels(axes: Axes, form: NormalForm, found: list[Selector], box: Box, 
         widths = [1.2] * len(levels) if is_of_heads else [2.2, *[0.8] * (len(levels) - 1)]
         axes.contour(x, y, rank, levels=levels, colors=[colour], linewidths=widths)
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
-    axes.legend(handles=handles, frameon=False, fontsize=9, labelcolor=GREY, **place)
+    axes.legend(handles=handles, frameon=False, fontsize=9, labelcolor=style.GREY, **place)
     for spine in axes.spines.values():
-        spine.set(visible=True, color=FAINT)
+        spine.set(visible=True, color=style.FAINT)
 
 
 def _extent(lo: Float[np.ndarray, " d"], hi: Float[np.ndarray, " d"]) -> tuple[float, float, float, float]:
