@@ -170,13 +170,6 @@ def test_what_is_no_file_for_a_picture(net):
         net.plot(None)
 
 
-def test_a_single_range_is_no_box():
-    for box in ((-1, 1), [-1.0, 1.0], np.array([-1.0, 1.0])):
-        for source in ("x*x", np.sin):
-            with pytest.raises(InputError, match=r"is a single range; write \[\(-1"):
-                attnc.compile(source, box, eps=0.1)
-
-
 def test_layers_say_what_their_heads_write():
     """In the order of the heads, so that a pattern of the cache has a meaning."""
     net = attnc.compile("tanh(x*y)+sin(2*x)", [(-1, 1), (0, 2)], eps=1e-3)

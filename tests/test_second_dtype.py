@@ -99,15 +99,3 @@ def test_a_certificate_of_another_dtype_than_its_name_is_not_loaded(saved):
     edit(saved, "certificate.float32.json", lambda data: data.update(dtype="float64"))
     with pytest.raises(attnc.FileError, match="dtype"):
         attnc.load(saved)
-
-
-def test_also_is_a_second_dtype():
-    for also in ("float64", "float16"):
-        with pytest.raises(attnc.InputError, match="also is a second dtype beside float64: float32"):
-            attnc.compile("sin(x)", box={"x": (-2, 2)}, also=also)
-
-
-@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"also": "float32"}])
-def test_variables_too_small_for_float32_are_refused(options):
-    with pytest.raises(attnc.InputError, match="too small for float32: scale the variable"):
-        attnc.compile("x + y", box={"x": (0, 1e-42), "y": (0, 1)}, eps=1e-3, **options)

@@ -8,7 +8,7 @@ import pytest
 
 import attnc
 from attnc.cli import main
-from cli.running import Ran
+from cli.running import Ran, is_clean
 
 
 @pytest.fixture
@@ -20,6 +20,20 @@ def run(capsys, monkeypatch):
             main([str(argument) for argument in arguments])
         code = ending.value.code
         return Ran(0 if code is None else int(code), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def refused(run):
+    """Run a command that must end as bad input, and return its message."""
+
+    def call(*arguments: str | Path) -> str:
+        ran = run(*arguments)
+        assert (ran.code, ran.out) == (2, ""), arguments
+        assert ran.err.startswith("error: ")
+        assert is_clean(ran)
+        return " ".join(ran.err.split())
 
     return call
 

@@ -52,17 +52,11 @@ def test_the_page_for_people(run, table, tmp_path):
 
 def test_all_other_columns_and_standardising(run, table):
     ran = run("icl", "linear", "--csv", table, "--target", "y", "--standardise", "--json")
-    assert [row["name"] for row in ran.json["coefficients"]] == [
-        "a",
-        "b",
-        "c",
-        "class",
-        "count",
-        "(intercept)",
-    ]
+    names = [row["name"] for row in ran.json["coefficients"]]
+    assert names == ["a", "b", "c", "class", "count", "(intercept)"]
 
 
-def test_labels_that_are_words(run, tmp_path):
+def test_labels_that_are_words(run, refused, tmp_path):
     path = tmp_path / "words.csv"
     path.write_text("a,b,kind\n1,2,cat\n2,1,dog\n3,5,cat\n4,4,dog\n5,0,dog\n")
     ran = run("icl", "logistic", "--csv", path, "--target", "kind", "--json")
@@ -71,11 +65,9 @@ def test_labels_that_are_words(run, tmp_path):
     assert report["largest_difference"]["predictions"] == 0
     assert report["largest_difference"]["coefficients"] <= 1e-7
     path.write_text("a,kind\n1,cat\n2,\n")
-    ran = run("icl", "logistic", "--csv", path, "--target", "kind")
-    assert ran.code == 2
-    assert "line 3, column 'kind'" in ran.err
+    assert "line 3, column 'kind'" in refused("icl", "logistic", "--csv", path, "--target", "kind")
     path.write_text("a,kind\n1,cat\n2,dog\n")
-    assert "'cat' is not a number" in run("icl", "ridge", "--csv", path, "--target", "kind").err
+    assert "'cat' is not a number" in refused("icl", "ridge", "--csv", path, "--target", "kind")
 
 
 @pytest.mark.parametrize(
@@ -95,11 +87,9 @@ def test_labels_that_are_words(run, tmp_path):
         (("poisson", "--target", "y"), "counts"),
     ],
 )
-def test_bad_input(run, table, arguments, complaint):
-    ran = run("icl", arguments[0], "--csv", table, *arguments[1:])
-    assert ran.code == 2
-    assert re.search(complaint, ran.err), ran.err
-    assert "Traceback" not in ran.err
+def test_bad_input(refused, table, arguments, complaint):
+    message = refused("icl", arguments[0], "--csv", table, *arguments[1:])
+    assert re.search(complaint, message), message
 
 
 def test_warnings_are_printed(run, table):

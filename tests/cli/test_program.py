@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,29 +34,29 @@ def test_version_and_help(run) -> None:
 
 
 def test_usage_errors_exit_2(run) -> None:
-    for arguments in (["nonsense"], ["eval"], ["compile"], ["info"], ["compile", "x", "y", "--box", "x=0:1"]):
+    for arguments, message in (
+        (["nonsense"], "No such command"),
+        (["eval"], "Missing argument"),
+        (["compile"], "nothing to compile"),
+        (["info"], "Missing argument"),
+        (["compile", "x", "y", "--box", "x=0:1"], "unexpected extra argument"),
+        (["compile", "x", "--box", "x=-1:1", "-eps", "0.1"], "No such option"),
+        (["compile", "x", "--box", "x=-1:1", "--eps", "small"], "--eps"),
+    ):
         ran = run(*arguments)
-        assert ran.code == 2
-        assert ran.out == ""
+        assert (ran.code, ran.out) == (2, "")
+        assert message in ran.err
         assert is_clean(ran)
 
 
-def test_running_out_of_memory_is_an_error(run, monkeypatch) -> None:
-    def too_much(*args, **options):
-        raise MemoryError
-
-    monkeypatch.setattr(attnc, "compile", too_much)
+@pytest.mark.parametrize(
+    ("error", "code", "message"), [(MemoryError, 2, "error: not enough memory"), (KeyboardInterrupt, 130, "")]
+)
+def test_running_out_of_memory_and_interrupts(run, monkeypatch, error, code: int, message: str) -> None:
+    monkeypatch.setattr(attnc, "compile", Mock(side_effect=error))
     ran = run("compile", "x", "--box", "x=0:1")
-    assert ran.code == 2
-    assert ran.err.startswith("error: not enough memory")
-
-
-def test_an_interrupt_exits_130_quietly(run, monkeypatch) -> None:
-    def interrupted(*args, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(attnc, "compile", interrupted)
-    assert run("compile", "x", "--box", "x=0:1") == (130, "", "")
+    assert (ran.code, ran.out, bool(ran.err)) == (code, "", bool(message))
+    assert ran.err.startswith(message)
 
 
 def test_a_real_interrupt(tmp_path: Path) -> None:

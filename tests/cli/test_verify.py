@@ -36,9 +36,14 @@ def test_a_smaller_claim_is_refused(run, tmp_path: Path) -> None:
     assert run("verify", tmp_path / "net").code == 1
 
 
-def test_a_missing_folder_is_bad_input_in_the_words_of_every_command(run, tmp_path: Path) -> None:
-    checked, shown = (run(command, tmp_path / "nowhere", "--json") for command in ("verify", "info"))
-    assert (checked.code, checked.err) == (shown.code, shown.err)
-    assert checked.code == 2
-    assert checked.json == shown.json
-    assert "it does not exist" in checked.err
+@pytest.mark.parametrize(
+    "command", [("verify", "nowhere"), ("eval", "nowhere", "x=1"), ("info", "."), ("eval", ".", "x=1")]
+)
+def test_what_is_no_network_is_bad_input_in_the_words_of_every_command(run, refused, tmp_path: Path, command) -> None:
+    name, folder, *rest = command
+    message = refused(name, tmp_path / folder, *rest)
+    assert message == refused("info", tmp_path / folder)
+    assert folder == "." or "it does not exist" in message
+    error = run(name, tmp_path / folder, *rest, "--json").json["error"]
+    assert error == run("info", tmp_path / folder, "--json").json["error"]
+    assert error["type"] == "FileError"

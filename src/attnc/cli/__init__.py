@@ -28,14 +28,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     code = _run(list(sys.argv[1:] if argv is None else argv))
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        code = CLOSED_PIPE
     except OSError as error:
-        print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
-        code = BAD_INPUT
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if code == CLOSED_PIPE:  # or the rest of the buffer would fail once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the rest of the buffer would fail once more at exit
+        code = CLOSED_PIPE
+        if not isinstance(error, BrokenPipeError):
+            code = BAD_INPUT
+            print(f"error: cannot write the output: {error.strerror or error}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from attnc.converting.report import Report
 
+COMPILE_OPTIONS = ("eps", "dtype", "also", "construction", "criterion", "centres", "heads", "max_anchors", "max_bytes")
+"""The options of `attnc compile` that attnc.compile takes as they are."""
 PLAN_FIELDS = ("name", "anchors", "heads", "layers", "parameters", "multiply_adds", "error", "why_not")
 MAX_TEXT_BYTES = 2**20
 """The longest file of texts for `convert`, which bounds the time of measuring."""
@@ -57,12 +59,13 @@ app = typer.Typer(
     "attnc compile --csv table.csv --inputs x,y --output z --eps 1e-3 --out net",
 )
 def compile_command(
+    context: typer.Context,
     expression: Annotated[
         str | None,
         typer.Argument(metavar="EXPR", help="The function, e.g. 'sin(x)*y' or '(x+y, x*y)'.", show_default=False),
     ] = None,
     box: Ranges = None,
-    table: Annotated[Path | None, optional("A table instead of an expression: a CSV file.", "--csv")] = None,
+    csv: Annotated[Path | None, optional("A table instead of an expression: a CSV file.")] = None,
     inputs: Annotated[str | None, optional("The table's input columns.", metavar="X,Y")] = None,
     output: Annotated[str | None, optional("The table's output column, or columns.", metavar="Z")] = None,
     eps: Eps = 1e-2,
@@ -85,27 +88,15 @@ def compile_command(
     from attnc.exports.directory import NETWORK
     from attnc.model_card import summary
 
-    source, ranges = read_source(expression, box or [], table, inputs, output)
+    source, ranges = read_source(expression, box or [], csv, inputs, output)
     if out is not None:
         check_writable(out, NETWORK)
-    limits = {"centres": centres, "heads": heads, "max_anchors": max_anchors, "max_bytes": max_bytes}
-    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
-    stated: dict[str, Any] = {"csv": table, "inputs": inputs, "output": output, "eps": eps, "dtype": dtype}
-    stated |= {"construction": construction, "norm": norm, **given, "also": also, "criterion": criterion, "out": out}
+    names = [param.name for param in context.command.params if param.name not in (None, "expression", "json_output")]
+    given = {name: context.params[name] for name in names if name in context.params}  # there is no value for --help
+    options = {name: given[name] for name in COMPILE_OPTIONS if given[name] is not None} | {"norm": read_norm(norm)}
     with progress_bar() as progress:
-        network = compile_network(
-            source,
-            box=ranges,
-            eps=eps,
-            dtype=dtype,
-            also=also,
-            construction=construction,
-            criterion=criterion,
-            norm=read_norm(norm),
-            progress=progress,
-            command=command_line(expression, box or [], stated),
-            **given,
-        )
+        command = command_line(expression, given)
+        network = compile_network(source, box=ranges, progress=progress, command=command, **options)
         if out is not None:
             network.save(out)
     if json_output:

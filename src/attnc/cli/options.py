@@ -86,11 +86,12 @@ def shield_expression(args: Sequence[str], takes_value: Mapping[str, bool]) -> l
     return [*others, "--", args[at]]
 
 
-def command_line(expression: str | None, box: Sequence[str], options: Mapping[str, Any]) -> str:
+def command_line(expression: str | None, given: Mapping[str, Any]) -> str:
     """Return the command that makes the same network again, without options that are None or the usual criterion."""
-    stated = [("box", text) for text in box]
-    stated += [(name, value) for name, value in options.items() if value not in (None, "multiply_adds")]
-    words = [word for name, value in stated for word in (f"--{name.replace('_', '-')}", str(value))]
+    words = []
+    for name, value in given.items():
+        for one in value if isinstance(value, list) else [value]:
+            words += [] if one in (None, "multiply_adds") else [f"--{name.replace('_', '-')}", str(one)]
     if expression is not None:  # a table has none
         words = [*words, "--", expression] if expression.startswith("-") else [expression, *words]
     return shlex.join(["attnc", "compile", *words])

@@ -110,12 +110,12 @@ def _read(
                 f"{path}, line {line}: {plural(len(cells), 'cell')}, but the header names {len(header)} columns"
             )
         where = f"{path}, line {line}, column"
-        if labels is None:
-            numbers.append([_number(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns])
-        else:
+        first = list[float]()
+        if labels is not None:
             labels.append(_label(cells[columns[0]], f"{where} {header[columns[0]]!r}"))
-            first = float(labels[-1]) if NUMBER.fullmatch(labels[-1]) else math.nan
-            numbers.append([first, *(_number(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns[1:])])
+            first = [float(labels[-1]) if NUMBER.fullmatch(labels[-1]) else math.nan]
+        others = (_number(cells[i], f"{where} {header[i]!r}", delimiter) for i in columns[len(first) :])
+        numbers.append([*first, *others])
         lines.append(line)
     if not lines:
         raise InputError(f"{path}: there is no row below the header")
