@@ -90,7 +90,7 @@ def command_line(expression: str | None, given: Mapping[str, Any]) -> str:
     """Return the command that makes the same network again, without options that are None or the usual criterion."""
     words = []
     for name, value in given.items():
-        for one in value if isinstance(value, list) else [value]:
+        for one in value if isinstance(value, list | tuple) else [value]:
             words += [] if one in (None, "multiply_adds") else [f"--{name.replace('_', '-')}", str(one)]
     if expression is not None:  # a table has none
         words = [*words, "--", expression] if expression.startswith("-") else [expression, *words]
