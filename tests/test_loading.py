@@ -7,7 +7,7 @@ import pytest
 
 import attnc
 from attnc.errors import FileError
-from checker.networks import edit
+from checker.tampering import edit
 
 
 @pytest.fixture(scope="module")

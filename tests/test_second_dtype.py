@@ -8,7 +8,7 @@ import pytest
 import attnc
 from attnc.model_card import model_card, summary
 from attnc_checker.__main__ import main as verify
-from checker.networks import edit
+from checker.tampering import edit
 
 BOX = {"x": (-2, 2), "y": (-1, 1)}
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,14 +10,11 @@ from typing import Any
 import numpy as np
 from flint import arb, fmpq
 
-import attnc
 from attnc.exports.directory import save_network
 from attnc.exports.tensors import encode
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Attention, Head, Mask
 from attnc.ir.program import Program
-from attnc_checker import check
-from attnc_checker.checking import Verdict
 from attnc_checker.files import Tensor
 from attnc_checker.forms import ONE, Form, stacked
 from attnc_checker.forms import Head as ReducedHead
@@ -191,61 +185,3 @@ def save(
     config = {"expression": expression, "box": ends, "variables": list(ends)}
     save_network(path, program, config, {"certificate.json": certificate | fields}, "a network for a test\n")
     return path
-
-
-def edit(path: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Changes a JSON file of the directory."""
-    data = json.loads((path / name).read_text(encoding="utf-8"))
-    change(data)
-    (path / name).write_text(json.dumps(data), encoding="utf-8")
-
-
-def edit_both(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the certificate and the configuration alike."""
-    for name in ("certificate.json", "config.json"):
-        edit(path, name, change)
-
-
-def proved(path: Path, **options: Any) -> Verdict:
-    """Require that the checker proves the certificate."""
-    verdict = check(path, **{"processes": 1, **options})
-    assert verdict.proved, verdict.reason
-    return verdict
-
-
-def proved_again(path: Path, net: attnc.Network, loosest: float) -> None:
-    """Save a network with a staged proof, and require that it is proved again to the same bound, which is close."""
-    assert net.certificate.method == "staged proof"
-    net.save(path)
-    verdict = proved(path)
-    assert verdict.reproved <= verdict.bound == net.certificate.bound <= net.eps
-    assert net.certificate.bound <= loosest * net.certificate.observed
-    loaded = attnc.load(path)
-    assert (loaded.expression, loaded.definitions) == (net.expression, net.definitions)
-
-
-def change_weight(path: Path, tensor: str, number: int, factor: float, *, rehash: bool) -> None:
-    """Multiplies one float64 of model.safetensors, and rewrites the certificate's hash if asked."""
-    raw = bytearray((path / "model.safetensors").read_bytes())
-    start = 8 + int.from_bytes(raw[:8], "little")
-    at = start + json.loads(raw[8:start])[tensor]["data_offsets"][0] + 8 * number
-    raw[at : at + 8] = struct.pack("<d", factor * struct.unpack("<d", raw[at : at + 8])[0])
-    if rehash:
-        write_weights(path, raw)
-    else:
-        (path / "model.safetensors").write_bytes(raw)
-
-
-def write_weights(path: Path, raw: bytes) -> None:
-    """Write model.safetensors, and its hash into the certificate."""
-    (path / "model.safetensors").write_bytes(raw)
-    edit(path, "certificate.json", lambda data: data.update(weights_sha256=hashlib.sha256(raw).hexdigest()))
-
-
-def refusal(net: Path, code: int = 1) -> str:
-    """Why the checker does not prove it."""
-    verdict = check(net, processes=1)
-    assert not verdict.proved
-    assert verdict.exit_code == code, verdict.reason
-    assert "broke off" not in verdict.reason
-    return verdict.reason

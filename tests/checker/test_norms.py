@@ -6,7 +6,7 @@ import pytest
 
 import attnc
 from attnc_checker import check
-from checker.networks import change_weight, edit, proved, refusal
+from checker.tampering import change_weight, changes, edit, proved, proved_again, refusal
 
 CASES = [("floor(2*x) + sin(x)", 1, 0.5), ("sign(x)", 3.5, 0.4), ("floor(x + 0.3)", 2, 0.3)]
 
@@ -22,26 +22,21 @@ def saved(tmp_path_factory):
 def test_proved_again(tmp_path, expression, p, eps):
     net = attnc.compile(expression, [(-1, 1)], eps=eps, norm=p)
     assert net.certificate.method == "proof"
-    net.save(tmp_path / "net")
-    verdict = proved(tmp_path / "net")
+    verdict = proved_again(tmp_path / "net", net)
     assert net.certificate.observed <= 1.001 * verdict.reproved  # by quadrature
-    assert verdict.reproved <= verdict.bound == net.certificate.bound
 
 
 def test_a_sum_of_many_leaves_is_not_looser_than_stated(tmp_path):
     """2,037 leaves, of which each may be found up to 1% worse: together they are not, at a second look."""
-    net = attnc.compile("sin(x)", [(-3, 3)], eps=0.1, norm=2, construction="max_affine")
-    net.save(tmp_path / "net")
-    proved(tmp_path / "net")
+    proved_again(tmp_path / "net", attnc.compile("sin(x)", [(-3, 3)], 0.1, norm=2, construction="max_affine"))
 
 
 def test_a_chain_is_proved_again(tmp_path):
     net = attnc.compile("sign(x) + x", [(-1, 1)], eps=0.5, norm=2, construction="two_layer")
     assert {leaf.kind for leaf in net.certificate.by_leaves.leaves} == {"enclosure"}
-    net.save(tmp_path / "net")
-    proved(tmp_path / "net")
+    proved_again(tmp_path / "net", net)
     edit(tmp_path / "net", "certificate.json", lambda data: data.update(bound=0.99 * data["bound"], observed=None))
-    assert "the leaves add up to the norm" in check(tmp_path / "net", processes=1).reason
+    assert "the leaves add up to the norm" in refusal(tmp_path / "net")
 
 
 def test_the_norm_is_named_as_exactly_as_it_is_proved(tmp_path):
@@ -56,28 +51,28 @@ def _worst(data):
     return data["leaf_bounds"].index(max(data["leaf_bounds"]))
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "reason"),
-    [
-        (lambda data: data.update(bound=0.97 * data["bound"], observed=None), 1, "the leaves add up to the norm"),
-        (lambda data: data.update(norm="1", observed=None), 1, "the leaves add up to the norm"),
-        (lambda data: data.update(norm="0.5"), 1, "neither 'inf' nor a number from 1 on"),
-        (lambda data: data.update(norm="nan"), 1, "neither 'inf' nor a number from 1 on"),
-        (lambda data: data.update(norm=2), 1, "neither 'inf' nor a number from 1 on"),
-        (lambda data: data.update(norm="inf"), 1, "is not re-proved to"),
-        (lambda data: data["leaf_bounds"].__setitem__(_worst(data), 1e-6), 1, "is not re-proved to 1.01e-06"),
-        (lambda data: data["leaf_bounds"].__setitem__(0, "1"), 2, "leaf_bounds[0] is '1', not a number"),
-        (lambda data: data["leaf_bounds"].pop(), 1, "every leaf needs a bound of its own"),
-        (lambda data: data.pop("leaf_bounds"), 1, "every leaf needs a bound of its own"),
-        (lambda data: (data["leaf_bounds"].pop(), data["leaves"].pop()), 1, "do not cover the box"),
-    ],
+test_changed_certificates_are_refused = changes(
+    {
+        ("certificate.json", 1): [
+            (lambda data: data.update(bound=0.97 * data["bound"], observed=None), "the leaves add up to the norm"),
+            (lambda data: data.update(norm="1", observed=None), "the leaves add up to the norm"),
+            (lambda data: data.update(norm="0.5"), "neither 'inf' nor a number from 1 on"),
+            (lambda data: data.update(norm="nan"), "neither 'inf' nor a number from 1 on"),
+            (lambda data: data.update(norm=2), "neither 'inf' nor a number from 1 on"),
+            (lambda data: data.update(norm="inf"), "is not re-proved to"),
+            (lambda data: data["leaf_bounds"].__setitem__(_worst(data), 1e-6), "is not re-proved to 1.01e-06"),
+            (lambda data: data["leaf_bounds"].pop(), "every leaf needs a bound of its own"),
+            (lambda data: data.pop("leaf_bounds"), "every leaf needs a bound of its own"),
+            (lambda data: (data["leaf_bounds"].pop(), data["leaves"].pop()), "do not cover the box"),
+        ],
+        ("certificate.json", 2): [
+            (lambda data: data["leaf_bounds"].__setitem__(0, "1"), "leaf_bounds[0] is '1', not a number"),
+        ],
+    }
 )
-def test_changed_certificates_are_refused(net, change, code, reason):
-    edit(net, "certificate.json", change)
-    assert reason in refusal(net, code)
 
 
 def test_a_changed_value_is_refused(net):
     proved(net, processes=2)
-    change_weight(net, "layers.0.embed.constant.values", 2, 1.1, rehash=True)
+    change_weight(net, "layers.0.embed.constant.values", 2, 1.1)
     refusal(net)

@@ -1,19 +1,23 @@
-"""Numbers that no output needs may overflow, too: engines multiply them by 0, and 0·∞ is nan."""
+"""Numbers that leave the range of floats, and what engines and later layers make of them.
+
+Numbers that no output needs may overflow, too: engines multiply them by 0, and 0·∞ is nan. Products with small numbers
+underflow, and later layers may make the lost part large again.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
+import attnc
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir.building import AffineBuilder
-from attnc.ir.layers import Attention, Head, Mask
+from attnc.ir.layers import Attention, Head, Layer, Mask
 from attnc.ir.program import Program
-from attnc_checker import check
-from checker.networks import edit, refusal, save
+from checker.networks import save
+from checker.tampering import edit_tensors, proved, proved_again, refusal
 
 KEYS = 8
 POINTS = np.array([[0.25], [1.0]])
@@ -36,42 +40,27 @@ def half(factor: float, scale: float, *, is_hidden: bool) -> Program:
     return Program(layers, ((1,),), ())
 
 
-def claimed(path, program: Program, end: float = 1.0):
-    return save(path, program, "0.5 + 0*x", [(0, end)], [["taylor", 2, 0, 0]], 1e-10)
+def claimed(path, program: Program, expression: str = "0.5 + 0*x", end: float = 1.0, bound: float = 1e-10):
+    return save(path, program, expression, [(0, end)], [["taylor", 2, 0, 0]], bound)
 
 
 @pytest.mark.parametrize("is_hidden", [False, True])
-def test_a_dead_number_that_overflows(tmp_path, is_hidden):
-    program = half(1e200, 1e200, is_hidden=is_hidden)
+def test_a_dead_number_may_be_large_but_may_not_overflow(tmp_path, is_hidden):
+    """Products of weights alone overflow where variables are small."""
+    fine, program = half(1e200, 1e50, is_hidden=is_hidden), half(1e200, 1e200, is_hidden=is_hidden)
+    assert np.abs(fine(POINTS) - 0.5).max() <= 1e-10
+    proved(claimed(tmp_path / "fine", fine))
     with np.errstate(all="ignore"):
         found = [program(POINTS), NumpyEngine(program)(POINTS)]
     assert not np.isfinite(found).all()
-    assert "may overflow" in refusal(claimed(tmp_path / "net", program))
-
-
-@pytest.mark.parametrize("is_hidden", [False, True])
-def test_products_of_weights_overflow_where_variables_are_small(tmp_path, is_hidden):
-    program = half(1e200, 1e200, is_hidden=is_hidden)
-    assert "may overflow" in refusal(claimed(tmp_path / "net", program, 1e-200))
-
-
-@pytest.mark.parametrize("is_hidden", [False, True])
-def test_a_dead_number_may_be_large(tmp_path, is_hidden):
-    program = half(1e200, 1e50, is_hidden=is_hidden)
-    assert np.abs(program(POINTS) - 0.5).max() <= 1e-10
-    assert check(claimed(tmp_path / "net", program), processes=1).proved
+    for end in (1.0, 1e-200):
+        assert "may overflow" in refusal(claimed(tmp_path / str(end), program, end=end))
 
 
 def test_a_dead_query_that_sees_no_key(tmp_path):
     net = claimed(tmp_path / "net", half(1.0, 1.0, is_hidden=True))
-    path = net / "model.safetensors"
-    raw = bytearray(path.read_bytes())
-    start = 8 + int.from_bytes(raw[:8], "little")
-    (asked,) = (entry for name, entry in json.loads(raw[8:start]).items() if name.endswith("query_segments"))
-    end = start + asked["data_offsets"][1]
-    raw[end - 4 : end] = (9).to_bytes(4, "little")  # of the last token, which nothing reads
-    path.write_bytes(raw)
-    edit(net, "certificate.json", lambda data: data.update(weights_sha256=hashlib.sha256(raw).hexdigest()))
+    last = "layers.2.attend.head0.mask.query_segments"
+    edit_tensors(net, lambda tensors: tensors[last].__setitem__(-1, 9))  # of the last token, which nothing reads
     assert "sees no key" in refusal(net)
 
 
@@ -84,4 +73,50 @@ def test_variables_are_cast_to_float32(tmp_path, end):
     with np.errstate(all="ignore"):
         assert np.isfinite(program(np.array([[end]]))).all() == (end < 2.0**128)
     assert "may overflow" in refusal(save(tmp_path / "net", program, "x/2**120", [(0, end)], LEAF, 1.0))
-    assert check(save(tmp_path / "fine", program, "x/2**120", [(0, 2.0**100)], LEAF, 1.0), processes=1).proved
+    proved(save(tmp_path / "fine", program, "x/2**120", [(0, 2.0**100)], LEAF, 1.0))
+
+
+def scaled(exponents: tuple[int, ...], *, has_head: bool) -> Program:
+    """x times 2^k for every k, one layer after the other; maybe as the value of both keys of a head."""
+    tokens, layers = 1 + has_head, list[Layer]()
+    for i, k in enumerate(exponents):
+        layer, token = AffineBuilder(tokens if i else 1, ["x"], tokens, ["x"]), np.arange(tokens)
+        layer.link(token, "x", token if i else 0, "x", 2.0**k)
+        layers.append(layer.build(f"times{i}"))
+    if has_head:
+        head = Head(np.zeros((1, 1)), np.zeros((1, 1)), np.eye(1), np.eye(1))
+        read = AffineBuilder(2, ["x"], 1, ["x"])
+        read.link(0, "x", 0, "x")
+        layers += [Attention("attend", (head,), ("x",)), read.build("read")]
+    return Program(tuple(layers), ((1,),), ())
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_powers_of_two_underflow_layer_by_layer(tmp_path, has_head):
+    program = scaled((-600, -600, 600, 600), has_head=has_head)
+    assert program(np.ones((1, 1)))[0] == 0
+    assert "is not re-proved" in refusal(claimed(tmp_path / "net", program, "x", 1, 0.5))
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_folded_coefficients_underflow_where_variables_are_large(tmp_path, has_head):
+    """Layer by layer x = 2^20 keeps numbers above 2^−1074, but 2^−1080 is 0."""
+    program = scaled((-540, -540, 1000, 60), has_head=has_head)
+    x = np.full((1, 1), 2.0**20)
+    assert program(x)[0] == 1
+    assert NumpyEngine(program)(x)[0] == 0
+    assert "is not re-proved" in refusal(claimed(tmp_path / "net", program, "x*2**(-20)", 2.0**20, 0.1))
+
+
+def test_powers_of_two_that_do_not_underflow_are_exact(tmp_path):
+    proved(claimed(tmp_path / "net", scaled((600, 300), has_head=False), "2**900*x", 1, 0.0))
+
+
+@pytest.mark.parametrize("text", ["0.5*x", "x/4", "2*x", "-x"])
+def test_affine_functions_of_the_least_numbers(tmp_path, text):
+    net = attnc.compile(text, {"x": (-1, 1)}, 1e-9)
+    proved_again(tmp_path / "net", net)
+    points = np.array([5e-324, 1.5e-323, 2.5e-323, 1.0, -1.0])
+    for x, y in zip(points, np.ravel(net(points[:, None])), strict=True):
+        exact = {"0.5*x": Fraction(x) / 2, "x/4": Fraction(x) / 4, "2*x": 2 * Fraction(x), "-x": -Fraction(x)}[text]
+        assert abs(Fraction(y) - exact) <= Fraction(net.certificate.bound)

@@ -1,4 +1,4 @@
-"""What a stage passes on of the error of its argument, against differences of its function."""
+"""Errors of a stage: how far it may be off, and how much it passes on of the error of its argument."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from flint import arb
 
+from attnc_checker.cells import Leaf
 from attnc_checker.deep.claims import StageClaim
+from attnc_checker.deep.deviations import Deviations
 from attnc_checker.deep.pieces import SLOPES, Pieces, slopes_of
 from attnc_checker.expressions import parse
 from attnc_checker.ranges import coefficients
@@ -23,12 +25,16 @@ CASES = [  # (function, in Python, [low, high], held)
 ]
 
 
+def claim(function, ends, held, bound=0.0, leaves=(), leaf_bounds=()) -> StageClaim:
+    names = ("layer", "channel", "s", "x", None, None, None, None, function)
+    return StageClaim(*names, ends, held, bound, None, leaves, leaf_bounds)
+
+
 @pytest.mark.parametrize("e", [1e-9, 1e-3, 0.2])
 @pytest.mark.parametrize(("text", "g", "ends", "held"), CASES)
 def test_differences_are_within_what_is_said_of_a_range(text, g, ends, held, e):
     rng, (low, high) = np.random.default_rng(0), ends
-    stage = StageClaim("layer", "channel", "s", "x", None, None, None, None, text, ends, held, 0.0, None, (), ())
-    pieces = Pieces(stage, arb(low), arb(high), arb(e), True)
+    pieces = Pieces(claim(text, ends, held), arb(low), arb(high), arb(e), True)
     narrowest = math.inf
     for _ in range(200):
         width = (high - low) * 2.0 ** -rng.uniform(0, 16)
@@ -59,3 +65,40 @@ def test_slopes_are_no_wider_than_those_at_points(name):
         assert all(slope.overlaps(x) for x in at)
         assert float(slope.lower()) >= least - 1e-6 * (1 + abs(least))
         assert float(slope.upper()) <= greatest + 1e-6 * (1 + abs(greatest))
+
+
+CELLS = [(1, 1), (3, 2), (3, 3), (2, 0)]
+BOUNDS = (0.25, 0.5, 2.0, 1.0)
+
+
+def deviations(leaves=CELLS, bounds=BOUNDS, size=3.0, growth=0.5, fixed=0.125, unsure=0.0625) -> Deviations:
+    stated = tuple(Leaf("taylor", 4, (level, (i,))) for level, i in leaves)
+    stage = claim("t", (-1.0, 3.0), None, 2.0, stated, bounds)
+    return Deviations(stage, *map(arb, (size, growth, fixed, unsure)))
+
+
+def test_the_leaves_that_can_hold_the_argument_count_and_no_others():
+    rng, found = np.random.default_rng(0), deviations()
+    cells = [(4 * i / 2**level - 1, 4 * (i + 1) / 2**level - 1) for level, i in CELLS]
+    for _ in range(500):
+        low, high = np.sort(rng.uniform(-1, 3, 2)) if rng.random() < 0.8 else np.sort(rng.choice(np.ravel(cells), 2))
+        off, carrier = float(rng.choice([0.0, 1e-3, 0.3])), float(rng.choice([0.0, 0.5, 3.0]))
+        delta = max(x for (a, b), x in zip(cells, BOUNDS, strict=True) if a <= high + off and b >= low - off)
+        wanted = min(3.0 * delta, carrier * delta + 0.125) + 0.0625
+        assert wanted <= float(found.over((arb(low), arb(high)), arb(off), arb(carrier))) <= wanted * (1 + 1e-9)
+
+
+def test_what_is_not_known_is_as_bad_as_it_gets():
+    nan = arb("nan")
+    assert float(deviations().over((nan, nan), arb(0), arb(0.5))) >= 0.5 * 2.0
+    assert float(deviations().over((arb(0), nan), arb(0), arb(0.5))) >= 0.5 * 2.0
+    unknown = deviations().over((arb(0), arb(1)), arb(0), nan)
+    assert unknown.is_nan() or unknown >= 3.0 * 2.0
+    assert float(deviations((), ()).over((arb(0), arb(1)), arb(0), arb(9))) >= 3.0 * 2.0  # of a stage like another
+
+
+def test_a_carrier_that_is_less_than_its_range_says_counts_for_more():
+    """Rounding was measured on an input of half the size."""
+    at = (arb(0), arb(0.25)), arb(0), arb(0.5)
+    for growth, wanted in ((0.5, 0.5 + 0.125), (2.0, 1.0 + 0.125), (9.0, 3.0)):  # δ = 1 there
+        assert float(deviations(growth=growth).over(*at)) == wanted + 0.0625

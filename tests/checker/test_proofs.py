@@ -19,13 +19,21 @@ from attnc.ir.sparse import Sparse
 from attnc_checker import check
 from attnc_checker.__main__ import main
 from attnc_checker.ranges import Ranges
-from checker.networks import edit, edit_both, gate, proved, sampled_error, save, spectral, uniform
+from checker.networks import gate, sampled_error, save, spectral, uniform
+from checker.tampering import BOTH, edit, proved, refusal
+
+LINE = [(-3.0, 3.0)]
+SINE = spectral(np.sin, LINE, 17)
+
+
+def sine(path, bound, program=SINE):
+    """Save a network that is fitted to sin, with this bound."""
+    return save(path, program, "sin(x)", LINE, uniform("taylor", 4, 1), bound)
 
 
 def test_a_fitted_network_on_a_line(tmp_path):
-    program = spectral(np.sin, [(-3, 3)], 17)
-    observed = sampled_error(program, np.sin, [(-3, 3)])
-    verdict = proved(save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1.02 * observed))
+    observed = sampled_error(SINE, np.sin, LINE)
+    verdict = proved(sine(tmp_path / "net", 1.02 * observed))
     assert verdict.exit_code == 0
     assert 0.99 * observed <= verdict.reproved <= verdict.bound  # the checker's own figure is no looser than claimed
     assert any("4 ulp" in text for text in verdict.assumptions)
@@ -43,9 +51,8 @@ def test_a_fitted_network_on_a_square(tmp_path):
 
 
 def test_float32(tmp_path):
-    program = spectral(np.sin, [(-3, 3)], 17, dtype=np.float32)
-    bound = 30 * sampled_error(program, np.sin, [(-3, 3)])
-    path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), bound)
+    program = spectral(np.sin, LINE, 17, dtype=np.float32)
+    path = sine(tmp_path / "net", 30 * sampled_error(program, np.sin, LINE), program)
     proved(path)
     edit(path, "certificate.json", lambda data: data.update(dtype="float64"))
     assert "claimed for float64, but the weights are float32" in check(path).reason
@@ -71,37 +78,28 @@ def test_a_kink_within_a_leaf(tmp_path):
     assert not check(path).proved
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("construction", ["max_affine", "max_affine_cross"])
-def test_hard_attention_by_selection(tmp_path, construction, dtype):
-    net = attnc.compile("sin(x)", box={"x": (-3, 3)}, eps=0.15, construction=construction, dtype=dtype)
-    net.save(tmp_path / "net")
-    leaves = uniform("selection", 8, 1)
-    edit(tmp_path / "net", "certificate.json", lambda data: data.update(method="proof", leaves=leaves))
+@pytest.mark.parametrize(
+    ("text", "box", "eps", "construction", "dtype", "level"),
+    [
+        ("sin(x)", {"x": (-3, 3)}, 0.15, "max_affine", "float64", 8),
+        ("sin(x)", {"x": (-3, 3)}, 0.15, "max_affine", "float32", 8),
+        ("sin(x)", {"x": (-3, 3)}, 0.15, "max_affine_cross", "float64", 8),
+        ("sin(x)", {"x": (-3, 3)}, 0.15, "max_affine_cross", "float32", 8),
+        # By where each key can win: the bound of the construction, from 64 cells of which each holds several keys.
+        ("sin(x)+cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 0.5, "max_affine", "float64", 3),
+        ("sqrt(x)", {"x": (0, 1)}, 0.2, "max_affine", "float64", 8),
+    ],
+)
+def test_hard_attention_by_selection(tmp_path, text, box, eps, construction, dtype, level):
+    attnc.compile(text, box=box, eps=eps, construction=construction, dtype=dtype).save(tmp_path / "net")
+    fields = {"method": "proof", "leaves": uniform("selection", level, len(box))}
+    if text == "sqrt(x)":
+        fields["bound"] = 0.2
+    edit(tmp_path / "net", "certificate.json", lambda data: data.update(fields))
     verdict = proved(tmp_path / "net")
-    assert verdict.reproved <= net.certificate.bound
-
-
-def test_hard_attention_on_cells_that_hold_many_keys(tmp_path):
-    """By where each key can win: the bound of the construction, from 64 cells of which each holds several keys."""
-    net = attnc.compile("sin(x)+cos(y)", box={"x": (-3, 3), "y": (-3, 3)}, eps=0.5, construction="max_affine")
-    net.save(tmp_path / "net")
-    leaves = uniform("selection", 3, 2)
-    edit(tmp_path / "net", "certificate.json", lambda data: data.update(method="proof", leaves=leaves))
-    proved(tmp_path / "net")
+    assert verdict.reproved <= verdict.bound
     edit(tmp_path / "net", "certificate.json", lambda data: data.update(bound=0.97 * data["observed"], observed=None))
-    assert not check(tmp_path / "net").proved
-
-
-def test_a_square_root_at_zero_by_selection(tmp_path):
-    net = attnc.compile("sqrt(x)", box={"x": (0, 1)}, eps=0.2, construction="max_affine")
-    net.save(tmp_path / "net")
-    edit(
-        tmp_path / "net",
-        "certificate.json",
-        lambda data: data.update(method="proof", leaves=uniform("selection", 8, 1), bound=0.2),
-    )
-    proved(tmp_path / "net")
+    refusal(tmp_path / "net")
 
 
 TWO = [(0, 0), (0, 1)]
@@ -185,7 +183,7 @@ def test_several_heads_outputs_and_affine_layers(tmp_path):
     path = save(tmp_path / "net", program, "(sin(x), 0.5*cos(x) + 3)", box, uniform("taylor", 4, 1), bound)
     proved(path)
     swapped = "(0.5*cos(x) + 3, sin(x))"
-    edit_both(path, lambda data: data.update(expression=swapped))
+    edit(path, BOTH, lambda data: data.update(expression=swapped))
     assert check(path).exit_code == 1
 
 
@@ -205,8 +203,7 @@ def test_rounding_of_affine_parts_is_part_of_the_bound(tmp_path, dtype):
 
 
 def test_the_command_line(tmp_path, capsys):
-    program = spectral(np.sin, [(-3, 3)], 17)
-    path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1e-9)
+    path = sine(tmp_path / "net", 1e-9)
     assert main([str(path)]) == 0
     assert "re-proved: the error is at most 1e-09 at every point of the box, in float64" in capsys.readouterr().out
     done = subprocess.run(
@@ -229,15 +226,13 @@ def test_the_command_line(tmp_path, capsys):
 
 
 def test_what_is_printed_is_not_below_the_bound(tmp_path, capsys):
-    program = spectral(np.sin, [(-3, 3)], 17)
-    path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1.0000004e-9)
+    path = sine(tmp_path / "net", 1.0000004e-9)
     assert main([str(path)]) == 0
     assert "at most 1.00001e-09 at every point of the box, in float64" in capsys.readouterr().out
 
 
 def test_a_reader_that_has_seen_enough(tmp_path):
-    program = spectral(np.sin, [(-3, 3)], 17)
-    path = save(tmp_path / "net", program, "sin(x)", [(-3, 3)], uniform("taylor", 4, 1), 1e-9)
+    path = sine(tmp_path / "net", 1e-9)
     command = [sys.executable, "-m", "attnc_checker", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()

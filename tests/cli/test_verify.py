@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import attnc
-from checker.networks import edit
+from checker.tampering import edit
 
 
 @pytest.mark.parametrize(

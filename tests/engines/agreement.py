@@ -1,26 +1,14 @@
-"""Networks of each construction, and checks that every engine and export passes: it computes what the reference does.
-
-The tolerance is `ir.rounding`: the error that any evaluation in the program's dtype may have. `run(program, inputs)`
-returns the outputs of the engine.
-"""
+"""Programs and networks on which every engine and export must compute what the reference computes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
 
 import numpy as np
-import pytest
-from hypothesis import given, settings
 
 import attnc
 from attnc.ir import Program
-from ir.random_programs import lookup_program, programs_and_inputs, random_inputs
-from ir.rounding import assert_agrees
-
-Sizes = dict[tuple[Any, str], int]
-"""New values of constants, by module and name."""
-Run = Callable[[Program, tuple[np.ndarray, ...]], np.ndarray]
+from ir.random_programs import lookup_program
 
 rng = np.random.default_rng(0)
 LINEAR = attnc.TruncatedLinear(rng.normal(size=(3, 2)), 0.1, -1, 1, box=(-1, 1))
@@ -32,51 +20,22 @@ RELU = attnc.ReLUNetwork(
 SEQUENCE = attnc.SequenceTarget(lambda X: X.mean(axis=1, keepdims=True) + 0 * X, 2, 1, (-1, 1), lipschitz=1.0)
 PAIR = attnc.SequenceTarget(lambda X, Y: X + Y.mean(axis=1, keepdims=True), (2, 1), (1, 1), (-1, 1), lipschitz=2.0)
 NETWORKS = {
-    "max_affine": lambda dtype: attnc.compile("sin(x) + cos(y)", [(-1, 1)] * 2, 0.3, dtype=dtype),
-    "max_affine, sequence": lambda dtype: attnc.compile(SEQUENCE, eps=0.5, dtype=dtype),
-    "max_affine_cross": lambda dtype: attnc.compile(PAIR, eps=0.8, dtype=dtype),
-    "truncated_linear": lambda dtype: attnc.compile(LINEAR, eps=0.05, dtype=dtype),
-    "truncated_linear_heads": lambda dtype: attnc.compile(
-        LINEAR, eps=0.05, dtype=dtype, construction="truncated_linear_heads"
-    ),
-    "relu_network": lambda dtype: attnc.compile(RELU, eps=0.2, dtype=dtype),
+    "max_affine": (attnc.as_target("sin(x) + cos(y)", [(-1, 1)] * 2), 0.3, "auto"),
+    "max_affine, sequence": (SEQUENCE, 0.5, "auto"),
+    "max_affine_cross": (PAIR, 0.8, "auto"),
+    "truncated_linear": (LINEAR, 0.05, "auto"),
+    "truncated_linear_heads": (LINEAR, 0.05, "truncated_linear_heads"),
+    "relu_network": (RELU, 0.2, "auto"),
 }
+"""The target, eps and construction of each network."""
 
 
-def small_program(dtype=np.float64) -> Program:
-    anchors = np.linspace(-1, 1, 9)
-    return lookup_program(anchors, np.cos(anchors), 4.0, dtype)
+@functools.cache
+def network(name: str, dtype: str = "float64") -> attnc.Network:
+    target, eps, construction = NETWORKS[name]
+    return attnc.compile(target, eps=eps, construction=construction, dtype=dtype)
 
 
-def set_sizes(patch: pytest.MonkeyPatch, sizes: Sizes) -> None:
-    for (module, name), size in sizes.items():
-        patch.setattr(module, name, size)
-
-
-def assert_random_programs_agree(run: Run, sizes: Sizes, examples: int = 40, **options: Any) -> None:
-    """Run random programs, with the constants `sizes` of modules changed so that tiny ones meet every path."""
-
-    @settings(max_examples=examples, deadline=None)
-    @given(programs_and_inputs(**options))
-    def agree(case):
-        program, inputs = case
-        with pytest.MonkeyPatch.context() as patch:
-            set_sizes(patch, sizes)
-            assert_agrees(program, inputs, run(program, inputs))
-
-    agree()
-
-
-def assert_batches_agree(program: Program, run: Run) -> None:
-    for batch in (0, 1, 7):
-        inputs = tuple(array / 2 for array in random_inputs(program, batch, batch))
-        assert_agrees(program, inputs, run(program, inputs))
-
-
-def assert_wide_logits_agree(dtype, run: Run) -> tuple[Program, np.ndarray]:
-    """Logits that span a million give no NaN. Return the program and its points."""
-    anchors = np.linspace(-1, 1, 101)
-    program = lookup_program(anchors, np.cos(anchors), 1e6, dtype)
-    points = np.linspace(-1, 1, 37)[:, None].astype(dtype)
-    assert_agrees(program, (points,), run(program, (points,)))
-    return program, points
+def small_program(dtype=np.float64, beta: float = 4.0, num_anchors: int = 9) -> Program:
+    anchors = np.linspace(-1, 1, num_anchors)
+    return lookup_program(anchors, np.cos(anchors), beta, dtype)

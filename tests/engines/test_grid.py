@@ -6,7 +6,9 @@ The tolerance is that of `ir.rounding` for any evaluation, next to a long-double
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import types
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +18,85 @@ from hypothesis import strategies as st
 from attnc.constructions.papers.attention_softmax import attention_softmax
 from attnc.constructions.papers.max_affine import max_affine
 from attnc.constructions.papers.two_layer import two_layer
-from attnc.engines import grid
+from attnc.engines import grid, grid_axis
 from attnc.engines.grid import GridHead
 from attnc.engines.numpy_engine import NumpyEngine
-from attnc.ir import Softmax
+from attnc.ir import Attention, Head, Program, Softmax
+from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.spec import check
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
-from engines.anchors import Anchors, assert_agrees, head_of
 from ir.random_programs import lookup_program
+from ir.rounding import exact_and_bound
 
-pytestmark = pytest.mark.usefixtures("any_number_of_keys")
+
+@pytest.fixture(autouse=True)
+def any_number_of_keys(monkeypatch):
+    """Grids are taken for such, however small."""
+    monkeypatch.setattr(grid, "FEWEST_KEYS", 1)
+
+
+@dataclass
+class Anchors:
+    """Keys with these slopes and offsets for queries t = scale·x + shift; `weights_out` is W_O."""
+
+    slopes: np.ndarray  # (keys, axes)
+    offsets: np.ndarray
+    values: np.ndarray  # (keys, d_v)
+    scale: np.ndarray
+    shift: np.ndarray
+    dtype: Any = np.float64
+    weights_out: np.ndarray | None = None
+
+    @classmethod
+    def gaussian(cls, lattices: list[np.ndarray], beta: float, values: np.ndarray, dtype: Any = np.float64) -> Anchors:
+        """Weights ∝ exp(−β|x − L|²)."""
+        L = np.stack([column.ravel() for column in np.meshgrid(*lattices, indexing="ij")], axis=1)
+        d = len(lattices)
+        values = np.asarray(values, np.float64).reshape(len(L), -1)
+        return cls(2 * beta * L, -beta * (L**2).sum(axis=1), values, np.ones(d), np.zeros(d), dtype)
+
+    def reordered(self, order: np.ndarray) -> Anchors:
+        return replace(self, slopes=self.slopes[order], offsets=self.offsets[order], values=self.values[order])
+
+    def program(self) -> Program:
+        keys, d = self.slopes.shape
+        axes, values = [f"t{i}" for i in range(d)], [f"v{j}" for j in range(self.values.shape[1])]
+        ask = AffineBuilder(1, [f"x{i}" for i in range(d)], 1, [*axes, "one"])
+        for i in range(d):
+            ask.link(0, axes[i], 0, f"x{i}", self.scale[i])
+            ask.set(0, axes[i], self.shift[i])
+        ask.set(0, "one", 1.0)
+        know = AffineBuilder(0, [], keys, [*axes, "offset", *values])
+        for i in range(d):
+            know.set(np.arange(keys), axes[i], self.slopes[:, i])
+        know.set(np.arange(keys), "offset", self.offsets)
+        for j, name in enumerate(values):
+            know.set(np.arange(keys), name, self.values[:, j])
+        entries = {(name, name): 1.0 for name in axes}
+        W_O = np.eye(len(values)) if self.weights_out is None else self.weights_out
+        head = Head(
+            projection(ask.channels_out, [*axes, "c"], entries | {("one", "c"): 1.0}, self.dtype),
+            projection(know.channels_out, [*axes, "c"], entries | {("offset", "c"): 1.0}, self.dtype),
+            projection(know.channels_out, values, {(name, name): 1.0 for name in values}, self.dtype),
+            W_O.astype(self.dtype),
+        )
+        out = tuple(f"out{j}" for j in range(W_O.shape[1]))
+        layers = (ask.build("ask", self.dtype), Attention("look", (head,), out, cross=True))
+        return check(Program(layers, ((d,),), (len(out),), (know.build("know", self.dtype),)))
+
+
+def head_of(engine: NumpyEngine) -> Any:
+    (head,) = engine._stages[-1].heads
+    return head
+
+
+def assert_agrees(program: Program, points: np.ndarray, found: np.ndarray, truncation: float) -> None:
+    exact, bound = exact_and_bound(program, (points,))
+    error = np.abs(found - exact)
+    assert found.dtype == program.dtype
+    assert (error <= bound + truncation).all(), f"off by {error.max()}, allowed {bound.min()} and {truncation}"
 
 
 def is_grid(made: Anchors) -> bool:
@@ -259,3 +328,116 @@ def test_few_keys_are_streamed(monkeypatch):
     enough = Anchors.gaussian([np.arange(grid.FEWEST_KEYS * 1.0)], 0.4, np.ones(grid.FEWEST_KEYS))
     assert not is_grid(few)
     assert is_grid(enough)
+
+
+def weights_on(axis: grid_axis.WindowedAxis, t: np.ndarray) -> np.ndarray:
+    """(points, anchors): the weights that `grid.Tiles` makes, normalised, outside of its window 0."""
+    group, argument = grid._locate(axis, t.copy())
+    made = grid._weights(axis, group, argument[:, None])[:, :, 0]
+    made /= made.sum(axis=1, keepdims=True)
+    spread = np.zeros((len(t), axis.padded), np.longdouble)
+    np.put_along_axis(spread, axis.starts[group][:, None] + np.arange(axis.width), made, axis=1)
+    return spread
+
+
+def exact_weights(axis: grid_axis.WindowedAxis, t: np.ndarray) -> np.ndarray:
+    scores = axis.slopes.astype(np.longdouble) * t[:, None] + axis.offsets
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("tail", [1e-1, 1e-3, 1e-6, 1e-13])
+@pytest.mark.parametrize("c", [0.05, 0.3, 1.0, 3.0, 30.0])
+def test_windows_leave_out_what_is_stated_and_not_much_less(c, tail, monkeypatch):
+    """At the edges of a group the next anchor outside is nearest: there the tail is what the theorem says, nearly."""
+    monkeypatch.setattr(grid_axis, "TAIL", tail)
+    L = np.arange(200) - 99.5
+    axis = grid_axis.make_axis(2 * c * L, -c * L**2, 1)
+    assert axis.width < 200
+    step = 1 / axis.inverse
+    edges = axis.origin + np.arange(axis.first, axis.last + 1) * step
+    t = np.concatenate([edges - 1e-9, edges + 1e-9, np.linspace(-130, 130, 999)])
+    off = np.abs(weights_on(axis, t) - exact_weights(axis, t)).sum(axis=1)
+    rounding = 1e-13 if c < 1 else 2e-12  # of the scores themselves, in either
+    assert off.max() <= axis.error + rounding
+    assert axis.error <= tail + 1e-12
+    if tail > 1e-7 and c < 1:
+        assert axis.error <= 20 * off.max()
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_uneven_slopes_under_even_edges_have_windows_too(seed):
+    rng = np.random.default_rng(seed)
+    gaps = 10 ** rng.uniform(0, seed, 99)
+    slopes = np.concatenate([[0.0], np.cumsum(gaps)]) - gaps.sum() / 2
+    edges = np.arange(99) - 49.0
+    offsets = np.concatenate([[0.0], -np.cumsum(gaps * edges)])
+    axis = grid_axis.make_axis(slopes, offsets, 1)
+    assert axis.width < 40
+    assert axis.table is None
+    t = rng.uniform(-60, 60, 2000)
+    rounding = 1e-14 * (np.abs(slopes).max() * 60 + np.abs(offsets).max())
+    assert np.abs(weights_on(axis, t) - exact_weights(axis, t)).sum(axis=1).max() <= axis.error + rounding
+
+
+@pytest.mark.parametrize("spacing", [5e-324, 1e-300, 1e-9, 1e9, 1e300])
+def test_extreme_spacings(spacing):
+    """Too flat for a window, or so steep that neighbours are out of reach."""
+    slopes = spacing * np.arange(90.0)
+    made = Anchors(slopes[:, None], -slopes * np.arange(90.0), np.arange(90.0), np.ones(1), np.zeros(1))
+    made.values = made.values[:, None]
+    engine = NumpyEngine(made.program())
+    points = np.linspace(0, 1, 7)[:, None]
+    assert_agrees(made.program(), points, engine(points), engine.truncation)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Compiled from the first point on."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(grid, "WORK_WORTH", 0)
+
+
+@pytest.mark.parametrize("counts", [(300,), (60, 40), (60, 7), (1, 50), (12, 11, 14), (5, 6, 7, 4), (3, 2, 3, 2, 3)])
+def test_compiled_loops_agree(counts, compiled, monkeypatch):
+    rng = np.random.default_rng(len(counts))
+    lattices = [np.arange(p) - (p - 1) / 2 for p in counts]
+    for c, columns in [(0.3, 2), (1.5, 1), (40.0, 1), (1e4, 3)]:
+        made = Anchors.gaussian(lattices, c, rng.normal(size=(math.prod(counts), columns)))
+        reach = np.array(counts) / 2 + 3
+        points = rng.uniform(-reach, reach, (700, len(counts)))
+        points[:3] = [[np.nan], [1e12], [-1e12]]
+        engine = NumpyEngine(made.program())
+        found = engine(points)
+        assert "_compiled" in vars(head_of(engine))
+        with monkeypatch.context() as patch:
+            patch.setattr(grid, "MOST_GROUPS", 0)
+            expected = NumpyEngine(made.program())(points)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * np.abs(made.values).max() * (1 + c))
+        assert_agrees(made.program(), points[3:20], found[3:20], engine.truncation)
+
+
+def test_code_that_cannot_be_kept_is_compiled_all_the_same():
+    """A function of no file has no place on disk, like one in folders that are read-only."""
+    pytest.importorskip("numba")
+    from attnc.engines import grid_numba
+
+    def tripled(x):
+        return 3 * x
+
+    homeless = types.FunctionType(tripled.__code__.replace(co_filename="/nowhere/at_all.py"), {})
+    assert grid_numba._kept(homeless)(2) == 6
+
+
+def test_loops_are_compiled_once_they_are_worth_it(monkeypatch):
+    monkeypatch.setattr(grid, "COMPILING", grid._Compiling())
+    monkeypatch.setattr(grid, "WORK_WORTH", 1000)
+    engine = NumpyEngine(Anchors.gaussian([np.arange(100.0)], 0.3, np.ones(100)).program())
+    head = head_of(engine)
+    batches = -(-1000 // head.work_per_point)
+    head._compiled = lambda t: np.full((1, t.shape[1]), 7.0)
+    grid.COMPILING.is_possible = True
+    found = [float(engine(np.zeros((1, 1)))[0, 0]) for _ in range(batches + 2)]
+    np.testing.assert_allclose(found, [1.0] * batches + [7.0] * 2, rtol=1e-14)
+    grid.COMPILING.is_possible = False
+    np.testing.assert_allclose(engine(np.zeros((1, 1))), 1.0, rtol=1e-14)

@@ -1,38 +1,17 @@
-"""The prompt engine computes what the reference computes, within the rounding of any evaluation."""
+"""The prompt engine: heads that share scores, and refusals. Its values are tested in test_agreement."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from attnc.engines import prompt
 from attnc.errors import InputError
 from attnc.ir import Attention, Head, Mask, Program
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.spec import check
-from engines import agreement
-from ir.random_programs import programs_and_inputs
+from engines.test_agreement import run_prompt
 from ir.rounding import assert_agrees
-
-
-def run_batch(program: Program, inputs: tuple[np.ndarray, ...]) -> np.ndarray:
-    outputs = [prompt.run(program, [given[i] for given in inputs]) for i in range(len(inputs[0]))]
-    return np.stack(outputs) if outputs else np.zeros((0, *program.output_shape), program.dtype)
-
-
-@settings(max_examples=120, deadline=None)
-@given(programs_and_inputs(max_tokens=9))
-def test_engine_equals_reference(case):
-    program, inputs = case
-    before = [given.copy() for given in inputs]
-    assert_agrees(program, inputs, run_batch(program, inputs))
-    assert all((given == kept).all() for given, kept in zip(inputs, before, strict=True))
-
-
-def test_blocks_of_queries():
-    sizes = {(prompt, "WORKING_CELLS"): 5}
-    agreement.assert_random_programs_agree(run_batch, sizes, max_tokens=9, scales=(1.0, 400.0))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -64,7 +43,7 @@ def test_heads_that_share_scores_and_values(dtype, scale):
         program = check(Program((layer,), shapes, (tokens, width)))
         inputs = tuple(rng.normal(size=(1, *shape)).astype(dtype) for shape in shapes)
         inputs[-1][0, 30:, : width - 1] = 0
-        assert_agrees(program, inputs, run_batch(program, inputs))
+        assert_agrees(program, inputs, run_prompt(program, inputs))
 
 
 def test_values_that_are_not_finite_are_refused():

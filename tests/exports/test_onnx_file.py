@@ -1,25 +1,18 @@
-"""An ONNX file computes what the reference computes, in the same dtype, for any batch, with the allowed operators only.
-
-The tolerance is `ir.rounding`: what any evaluation in the program's dtype may be off by. onnxruntime is run as users
-run it, with all of its optimisations, and some of the time with none.
-"""
+"""ONNX files: their contract, their operators, and how they are written. Their values are tested in test_agreement."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 import attnc
 from attnc.errors import FileError, InputError
 from attnc.ir import Attention, Head, Mask, Program
 from attnc.ir.spec import check
 from engines import agreement
-from ir.random_programs import programs, random_inputs
+from ir.random_programs import random_inputs
 from ir.rounding import assert_agrees
 
 EXTRA = "is not installed: pip install -c constraints.txt -e '.[onnx]'"
@@ -29,60 +22,19 @@ from attnc.exports import onnx_file  # noqa: E402  (imports onnx)
 from attnc.exports.onnx_file import ALLOWED, check_operators, export_onnx, run_onnx, to_model  # noqa: E402
 
 
-def session(model, is_optimised: bool = True):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    if not is_optimised:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def run(session, inputs) -> np.ndarray:
-    names = [wanted.name for wanted in session.get_inputs()]
-    (found,) = session.run(None, dict(zip(names, inputs, strict=True)))
-    return found
-
-
-@pytest.mark.parametrize("dense_cells", [onnx_file.DENSE_CELLS, 0])
-@pytest.mark.parametrize("is_optimised", [True, False])
-def test_random_programs(dense_cells, is_optimised):
-    def run_checked(program, inputs):
-        model = to_model(program, {})
-        check_operators(model)
-        onnx.checker.check_model(model, full_check=True)
-        return run(session(model, is_optimised), inputs)
-
-    sizes = {(onnx_file, "DENSE_CELLS"): dense_cells}
-    agreement.assert_random_programs_agree(run_checked, sizes, max_tokens=6, scales=(0.1, 1.0, 400.0))
-
-
-@settings(max_examples=30, deadline=None)
-@given(programs())
-def test_any_layer_name(program):
-    inputs = random_inputs(program, 2, 0)
-    assert_agrees(program, inputs, run(session(to_model(program, {})), inputs))
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", agreement.NETWORKS)
 def test_constructions(name, dtype, tmp_path):
-    network = agreement.NETWORKS[name](dtype)
-    program, path = network.program, tmp_path / "f.onnx"
-    export_onnx(program, path)
-    agreement.assert_batches_agree(program, lambda _, inputs: run(session(onnx.load(path)), inputs))
-    inputs = tuple(array / 2 for array in random_inputs(program, 1000, 0))
+    """In files, run by users' own call; test_agreement compares any batch with the reference."""
+    network, path = agreement.network(name, dtype), tmp_path / "f.onnx"
+    export_onnx(network.program, path)
+    inputs = tuple(array / 2 for array in random_inputs(network.program, 1000, 0))
     expected = network(*inputs)
-    scale = np.abs(expected).max()
     difference = np.abs(run_onnx(path, inputs) - expected).max()
-    assert difference <= 1000 * np.finfo(dtype).eps * scale  # with float32 inside it is 1e8
+    assert difference <= 1000 * np.finfo(dtype).eps * np.abs(expected).max()  # with float32 inside it is 1e8
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_logits_that_span_a_million_give_no_nan(dtype):
-    agreement.assert_wide_logits_agree(dtype, lambda program, inputs: run(session(to_model(program, {})), inputs))
-
-
-def test_a_mask_is_made_of_its_segments():
+def test_a_mask_is_made_of_its_segments(tmp_path):
     """1,000 × 1,000 entries would take a megabyte; the file has no such constant."""
     segments = np.arange(1000) // 2
     head = Head(*(np.ones((1, 1)) for _ in range(4)), Mask(segments, segments))
@@ -93,7 +45,8 @@ def test_a_mask_is_made_of_its_segments():
     pairs = x.reshape(2, 500, 2)
     expected = [np.exp(x[0, i] * pairs[0, i // 2]) for i in range(4)]
     expected = [(weights * pairs[0, i // 2]).sum() / weights.sum() for i, weights in enumerate(expected)]
-    np.testing.assert_allclose(run(session(model), (x,))[0, :4, 0], expected, rtol=1e-14)
+    onnx.save(model, tmp_path / "f.onnx")
+    np.testing.assert_allclose(run_onnx(tmp_path / "f.onnx", [x])[0, :4, 0], expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -119,7 +72,7 @@ def test_opsets(opset, tmp_path):
     program, path = agreement.small_program(), tmp_path / "f.onnx"
     export_onnx(program, path, opset=opset)
     points = np.linspace(-1, 1, 5)[:, None]
-    assert_agrees(program, (points,), run(session(onnx.load(path)), (points,)))
+    assert_agrees(program, (points,), run_onnx(path, [points]))
 
 
 @pytest.mark.parametrize("opset", [12, 10**6, True, 17.0])
@@ -178,13 +131,3 @@ def test_a_model_above_two_gibibytes_is_refused(tmp_path, monkeypatch):
     with pytest.raises(FileError, match="2 GiB"):
         export_onnx(agreement.small_program(), tmp_path / "f.onnx")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
-def test_without_the_extra_the_error_says_what_to_install(missing):
-    code = (
-        f"import sys; sys.modules['{missing}'] = None; from attnc.exports.onnx_file import run_onnx; run_onnx('f', [])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "InputError" in done.stderr
-    assert "pip install -c constraints.txt 'attnc[onnx]'" in done.stderr

@@ -17,7 +17,7 @@ from attnc.exports.tensors import decode, encode, layout
 from attnc.ir.layers import Affine, Attention, Head, Mask, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
-from ir.random_programs import programs, random_inputs
+from ir.random_programs import programs
 
 
 def assert_identical(first: Any, second: Any) -> None:
@@ -59,21 +59,10 @@ def test_round_trip_is_bit_for_bit(program: Program) -> None:
     assert layout(structure) == {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
-@given(programs())
-def test_drawn_programs_can_be_run(program: Program) -> None:
-    outputs = program(*random_inputs(program, batch=3))
-    assert outputs.shape == (3, *program.output_shape)
-    assert np.isfinite(outputs).all()
-    np.testing.assert_array_equal(decode(*encode(program))(*random_inputs(program, batch=3)), outputs)
-
-
 def test_names_are_readable() -> None:
-    _, tensors = encode(example())
-    assert "layers.0.embed.weight.index" in tensors
-    assert "layers.0.embed.constant.values" in tensors
-    assert "layers.1.select.head0.W_Q" in tensors
-    assert "layers.1.select.head0.mask.query_segments" in tensors
-    assert "layers.2.look.head1.W_O" in tensors
+    names = {"layers.0.embed.weight.index", "layers.0.embed.constant.values", "layers.1.select.head0.W_Q"}
+    names |= {"layers.1.select.head0.mask.query_segments", "layers.2.look.head1.W_O"}
+    assert names <= encode(example())[1].keys()
 
 
 def test_contiguous_arrays_are_not_copied() -> None:

@@ -1,0 +1,135 @@
+"""Changes to saved networks, and the verdicts of the checker on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import attnc
+from attnc.exports.safe_files import pack_tensors
+from attnc.ir.program import Program
+from attnc_checker import check
+from attnc_checker.checking import Verdict
+
+BOTH = ("certificate.json", "config.json")
+Change = Callable[[dict[str, Any]], Any]
+
+
+def edit(path: Path, name: str | tuple[str, ...], change: Change) -> None:
+    """Change a JSON file of the directory, or several files alike."""
+    for each in (name,) if isinstance(name, str) else name:
+        data = json.loads((path / each).read_text(encoding="utf-8"))
+        change(data)
+        (path / each).write_text(json.dumps(data), encoding="utf-8")
+
+
+def edit_tensors(path: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:
+    """Change the tensors of model.safetensors, and the certificate's hash."""
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    write_weights(path, pack_tensors(tensors))
+
+
+def edit_header(path: Path, change: Change) -> None:
+    """Change the header of model.safetensors, and the certificate's hash."""
+    raw = (path / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    change(header)
+    packed = json.dumps(header).encode()
+    write_weights(path, len(packed).to_bytes(8, "little") + packed + raw[start:])
+
+
+def write_weights(path: Path, raw: bytes) -> None:
+    """Write model.safetensors, and its hash into the certificate."""
+    (path / "model.safetensors").write_bytes(raw)
+    edit(path, "certificate.json", lambda data: data.update(weights_sha256=hashlib.sha256(raw).hexdigest()))
+
+
+def change_weight(path: Path, tensor: str, number: int, factor: float) -> None:
+    """Multiply one number of model.safetensors, and rewrite the certificate's hash."""
+
+    def multiply(tensors: dict[str, np.ndarray]) -> None:
+        tensors[tensor].flat[number] *= factor
+
+    edit_tensors(path, multiply)
+
+
+def changes(table: dict[tuple[str | tuple[str, ...], int], list[tuple[Change, str]]]) -> Callable[..., None]:
+    """Make a test that changes a file of the fixture `net`: by the file and the exit code, the changes and the reasons.
+
+    The checker must refuse every changed network for its reason.
+    """
+
+    @pytest.mark.parametrize(
+        ("name", "code", "change", "reason"), [(*place, *row) for place, rows in table.items() for row in rows]
+    )
+    def refuses(net: Path, name: str | tuple[str, ...], code: int, change: Change, reason: str) -> None:
+        edit(net, name, change)
+        found = refusal(net, code)
+        assert reason in found, found
+
+    return refuses
+
+
+def replaced(old: str, new: str, count: int = -1) -> Change:
+    """Another expression."""
+
+    def change(data: dict[str, Any]) -> None:
+        assert old in data["expression"]
+        data["expression"] = data["expression"].replace(old, new, count)
+
+    return change
+
+
+def refused_or_true(path: Path, net: attnc.Network, mutate: Callable[..., Program], target: Any) -> None:
+    """Change the program, with a hash that fits: it is refused, or the bound has room for the change."""
+    tampered = dataclasses.replace(net, program=mutate(np.random.default_rng(1), net.program))
+    tampered.save(path)
+    verdict = check(path, processes=1)
+    if verdict.proved:
+        points = net.box.lo + np.random.default_rng(1).random((2000, net.box.d)) * net.box.widths
+        found = tampered(points.reshape(-1, *net.program.input_shapes[0]))
+        assert np.abs(found - target(points)).max() <= verdict.bound
+
+
+def proved(path: Path, **options: Any) -> Verdict:
+    """Require that the checker proves the certificate."""
+    verdict = check(path, **{"processes": 1, **options})
+    assert verdict.proved, verdict.reason
+    return verdict
+
+
+def proved_again(path: Path, net: attnc.Network, loosest: float | None = None) -> Verdict:
+    """Save a network, and require that it is proved again to the same bound, which is close to the observed error."""
+    net.save(path)
+    verdict = proved(path)
+    assert verdict.reproved <= verdict.bound == net.certificate.bound <= net.eps
+    assert loosest is None or net.certificate.bound <= loosest * net.certificate.observed
+    loaded = attnc.load(path)
+    assert (loaded.expression, loaded.definitions) == (net.expression, net.definitions)
+    return verdict
+
+
+def staged(*target: Any, **options: Any) -> attnc.Network:
+    """Compile a network, and require a staged proof."""
+    net = attnc.compile(*target, **options)
+    assert net.certificate.method == "staged proof"
+    return net
+
+
+def refusal(net: Path, code: int = 1) -> str:
+    """Why the checker does not prove it."""
+    verdict = check(net, processes=1)
+    assert not verdict.proved
+    assert verdict.exit_code == code, verdict.reason
+    assert "broke off" not in verdict.reason
+    return verdict.reason
