@@ -18,14 +18,14 @@ from attnc.exports.safe_files import pack_tensors
 from attnc.ir.program import Program
 from attnc_checker import check
 from attnc_checker.checking import Verdict
+from proofs.mutations import PROGRAM_MUTATIONS
 
-BOTH = ("certificate.json", "config.json")
 Change = Callable[[dict[str, Any]], Any]
 
 
-def edit(path: Path, name: str | tuple[str, ...], change: Change) -> None:
-    """Change a JSON file of the directory, or several files alike."""
-    for each in (name,) if isinstance(name, str) else name:
+def edit(path: Path, name: str, change: Change) -> None:
+    """Change a JSON file of the directory, or "both" alike: the certificate and the configuration."""
+    for each in ("certificate.json", "config.json") if name == "both" else (name,):
         data = json.loads((path / each).read_text(encoding="utf-8"))
         change(data)
         (path / each).write_text(json.dumps(data), encoding="utf-8")
@@ -63,7 +63,7 @@ def change_weight(path: Path, tensor: str, number: int, factor: float) -> None:
     edit_tensors(path, multiply)
 
 
-def changes(table: dict[tuple[str | tuple[str, ...], int], list[tuple[Change, str]]]) -> Callable[..., None]:
+def changes(table: dict[tuple[str, int], list[tuple[Change, str]]]) -> Callable[..., None]:
     """Make a test that changes a file of the fixture `net`: by the file and the exit code, the changes and the reasons.
 
     The checker must refuse every changed network for its reason.
@@ -72,12 +72,24 @@ def changes(table: dict[tuple[str | tuple[str, ...], int], list[tuple[Change, st
     @pytest.mark.parametrize(
         ("name", "code", "change", "reason"), [(*place, *row) for place, rows in table.items() for row in rows]
     )
-    def refuses(net: Path, name: str | tuple[str, ...], code: int, change: Change, reason: str) -> None:
+    def refuses(net: Path, name: str, code: int, change: Change, reason: str) -> None:
         edit(net, name, change)
         found = refusal(net, code)
         assert reason in found, found
 
     return refuses
+
+
+def saved_once(save: Callable[[Path], Any]) -> Any:
+    """Make a fixture: the folder of a network that `save` writes once for all tests of a module."""
+
+    @pytest.fixture(scope="module")
+    def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp("saved") / "net"
+        save(path)
+        return path
+
+    return saved
 
 
 def replaced(old: str, new: str, count: int = -1) -> Change:
@@ -90,15 +102,20 @@ def replaced(old: str, new: str, count: int = -1) -> Change:
     return change
 
 
-def refused_or_true(path: Path, net: attnc.Network, mutate: Callable[..., Program], target: Any) -> None:
-    """Change the program, with a hash that fits: it is refused, or the bound has room for the change."""
-    tampered = dataclasses.replace(net, program=mutate(np.random.default_rng(1), net.program))
-    tampered.save(path)
-    verdict = check(path, processes=1)
-    if verdict.proved:
-        points = net.box.lo + np.random.default_rng(1).random((2000, net.box.d)) * net.box.widths
-        found = tampered(points.reshape(-1, *net.program.input_shapes[0]))
-        assert np.abs(found - target(points)).max() <= verdict.bound
+def mutations(net: attnc.Network, target: Any) -> Callable[..., None]:
+    """Make a test that changes the program: it is refused, or the bound has room for the change."""
+
+    @pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)
+    def refuses(tmp_path: Path, mutate: Callable[..., Program]) -> None:
+        tampered = dataclasses.replace(net, program=mutate(np.random.default_rng(1), net.program))
+        tampered.save(tmp_path / "net")
+        verdict = check(tmp_path / "net", processes=1)
+        if verdict.proved:
+            points = net.box.lo + np.random.default_rng(1).random((2000, net.box.d)) * net.box.widths
+            found = tampered(points.reshape(-1, *net.program.input_shapes[0]))
+            assert np.abs(found - target(points)).max() <= verdict.bound
+
+    return refuses
 
 
 def proved(path: Path, **options: Any) -> Verdict:
@@ -108,22 +125,20 @@ def proved(path: Path, **options: Any) -> Verdict:
     return verdict
 
 
-def proved_again(path: Path, net: attnc.Network, loosest: float | None = None) -> Verdict:
-    """Save a network, and require that it is proved again to the same bound, which is close to the observed error."""
+def reproved(path: Path, net: attnc.Network, loosest: float | None = None) -> Verdict:
+    """Save a network, and require that it is proved again to the same bound.
+
+    With `loosest` the proof must be staged, and its bound at most this many times the observed error.
+    """
     net.save(path)
     verdict = proved(path)
     assert verdict.reproved <= verdict.bound == net.certificate.bound <= net.eps
-    assert loosest is None or net.certificate.bound <= loosest * net.certificate.observed
+    if loosest is not None:
+        assert net.certificate.method == "staged proof"
+        assert net.certificate.bound <= loosest * net.certificate.observed
     loaded = attnc.load(path)
     assert (loaded.expression, loaded.definitions) == (net.expression, net.definitions)
     return verdict
-
-
-def staged(*target: Any, **options: Any) -> attnc.Network:
-    """Compile a network, and require a staged proof."""
-    net = attnc.compile(*target, **options)
-    assert net.certificate.method == "staged proof"
-    return net
 
 
 def refusal(net: Path, code: int = 1) -> str:

@@ -14,7 +14,7 @@ import attnc
 from attnc_checker import check
 from attnc_checker.checking import proof_of, read
 from attnc_checker.deep.chains import Chain
-from checker.tampering import BOTH, change_weight, changes, edit, proved_again
+from checker.tampering import change_weight, changes, edit, reproved
 
 CASES = {  # flat between steps, so that few leaves do
     "two_layer": ("sin(x)", {"x": (0, 3)}, 0.3, "float64"),
@@ -33,7 +33,7 @@ def enclosed(*target, **options):
 def saved(request, tmp_path_factory):
     expression, box, eps, dtype = CASES[request.param]
     net, path = enclosed(expression, box, eps, construction=request.param, dtype=dtype), tmp_path_factory.mktemp("deep")
-    verdict = proved_again(path / "net", net)
+    verdict = reproved(path / "net", net)
     assert net.certificate.observed <= verdict.reproved * (1 + 1e-9)
     return path / "net"
 
@@ -41,7 +41,7 @@ def saved(request, tmp_path_factory):
 def test_one_stage_in_four_variables(tmp_path):
     """A chain without links."""
     net = enclosed("x*y + max(z, w)", dict.fromkeys("xyzw", (-1, 1)), eps=0.8, construction="max_affine")
-    verdict = proved_again(tmp_path / "net", net)
+    verdict = reproved(tmp_path / "net", net)
     assert net.certificate.observed <= verdict.reproved * (1 + 1e-9)
     change_weight(tmp_path / "net", "layers.0.embed.constant.values", 0, 2.0)
     assert check(tmp_path / "net", processes=1).exit_code == 1
@@ -49,7 +49,7 @@ def test_one_stage_in_four_variables(tmp_path):
 
 def test_at_the_edge_of_a_domain(tmp_path):
     net = attnc.compile("sqrt(x)", box={"x": (0, 1)}, eps=0.3, construction="attention_softmax")
-    proved_again(tmp_path / "net", net)
+    reproved(tmp_path / "net", net)
 
 
 def _can_win_at(winners, row, x):
@@ -113,14 +113,14 @@ test_changed_certificates_are_refused = changes(
             (lambda data: data.update(cuts=[0.5]), "cuts[0] is 0.5, not a list"),
             (lambda data: data.update(cuts=[["0.5"] for _ in data["box"]]), "cuts[0][0] is '0.5', not a number"),
         ],
-        (BOTH, 1): [(_wider, "enclosure")],
+        ("both", 1): [(_wider, "enclosure")],
     }
 )
 
 
 def test_cuts_are_hints(tmp_path):
     """Without them, or with others, the leaves are not proved; with more they are, as any parts are the whole."""
-    net = attnc.compile("sin(x)", box={"x": (0, 3)}, eps=0.1, construction="attention_softmax")
+    net = attnc.compile("sin(x)", box={"x": (0, 3)}, eps=0.05, construction="attention_softmax")
     net.save(tmp_path / "net")
     ((*cuts,),) = net.certificate.by_leaves.cuts
     assert cuts
@@ -137,11 +137,11 @@ def test_changed_weights_are_refused(tmp_path, construction):
     """Or they do not matter: what is proved of the network as it now is, is true."""
     net, path = attnc.compile("sin(x)", box={"x": (0, 3)}, eps=0.3, construction=construction), tmp_path / "net"
     net.save(path)
-    sizes = {name: t.size for name, t in load_file(path / "model.safetensors").items() if t.dtype == np.float64}
+    sizes = {name: t.size for name, t in load_file(path / "model.safetensors").items() if t.dtype == float and t.size}
     x = np.linspace(net.box.lo, net.box.hi, 4001)
     refused = []
     for number, (name, size) in enumerate(sizes.items()):
-        for i in {0, size - 1} - {-1}:
+        for i in {0, size - 1}:
             changed = shutil.copytree(path, tmp_path / f"{number}.{i}")
             change_weight(changed, name, i, -1.5)
             verdict = check(changed, processes=1)

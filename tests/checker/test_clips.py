@@ -7,18 +7,7 @@ import pytest
 
 import attnc
 from attnc import TruncatedLinear
-from checker.tampering import (
-    BOTH,
-    change_weight,
-    changes,
-    proved,
-    proved_again,
-    refusal,
-    refused_or_true,
-    replaced,
-    staged,
-)
-from proofs.mutations import PROGRAM_MUTATIONS
+from checker.tampering import change_weight, changes, mutations, proved, refusal, replaced, reproved, saved_once
 
 RNG = np.random.default_rng(0)
 TARGETS = {
@@ -46,8 +35,8 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "eps", "construction", "dtype"), CASES)
 def test_proofs_are_proved_again(tmp_path, name, eps, construction, dtype):
-    net = staged(TARGETS[name], eps=eps, construction=construction, dtype=dtype)
-    proved_again(tmp_path / "net", net, loosest=1.1)
+    net = attnc.compile(TARGETS[name], eps=eps, construction=construction, dtype=dtype)
+    reproved(tmp_path / "net", net, loosest=1.1)
 
 
 def test_a_second_dtype(tmp_path):
@@ -57,17 +46,9 @@ def test_a_second_dtype(tmp_path):
     assert verdict.bound == net.certified_in("float32").bound
 
 
-@pytest.fixture(scope="module")
-def honest():
-    target = TruncatedLinear([[2.0, -1.0], [0.5, 0.75]], [0.5, -0.25], 0.0, 1.0, (-1, 1))
-    return target, staged(target, eps=0.02)
-
-
-@pytest.fixture(scope="module")
-def saved(honest, tmp_path_factory):
-    path = tmp_path_factory.mktemp("saved") / "net"
-    proved_again(path, honest[1], loosest=1.1)
-    return path
+TARGET = TruncatedLinear([[2.0, -1.0], [0.5, 0.75]], [0.5, -0.25], 0.0, 1.0, (-1, 1))
+HONEST = attnc.compile(TARGET, eps=0.02)
+saved = saved_once(lambda path: reproved(path, HONEST, loosest=1.1))
 
 
 def first(**fields):
@@ -79,7 +60,7 @@ UNKNOWN = "not known to be the expression"
 
 test_a_changed_claim = changes(
     {
-        (BOTH, 1): [
+        ("both", 1): [
             (replaced("2*x0_0", "2.0000000000000004*x0_0", 1), UNKNOWN),
             (replaced("2*x0_0", "2*x1_0", 1), UNKNOWN),
             (replaced("- 0.25", "- 0.2500000000000001", 1), UNKNOWN),
@@ -89,7 +70,7 @@ test_a_changed_claim = changes(
             (replaced(", 0, 1)", ", 0.01, 1)", 1), UNKNOWN),
             (lambda data: data["box"].update(x0_0=[-1.0, 1.5]), "may leave the claimed interval"),
         ],
-        (BOTH, 2): [(replaced("clip(2*x0_0", "(2*x0_0", 1), "cannot be read")],
+        ("both", 2): [(replaced("clip(2*x0_0", "(2*x0_0", 1), "cannot be read")],
         ("certificate.json", 1): [
             (first(function="clip(t, 0, 1)"), UNKNOWN),
             (first(argument="2*x0_0 - x0_1 + 0.25"), UNKNOWN),
@@ -116,6 +97,4 @@ def test_a_changed_weight(net, tensor):
     assert any(reason in found for reason in reasons), found
 
 
-@pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)
-def test_programs_that_were_tampered_with(honest, tmp_path, mutate):
-    refused_or_true(tmp_path / "net", honest[1], mutate, honest[0])
+test_programs_that_were_tampered_with = mutations(HONEST, TARGET)

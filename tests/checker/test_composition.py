@@ -17,14 +17,16 @@ from attnc_checker.expressions import Reader, evaluate, parse
 from attnc_checker.forms import ONE
 from attnc_checker.network import Stage
 from checker.networks import form, reduced_head
-from checker.tampering import BOTH, change_weight, changes, edit, edit_tensors, proved_again, refusal, staged
+from checker.tampering import change_weight, changes, edit, edit_tensors, refusal, reproved, saved_once
 
 BOX = (-1.0, 1.5)
 
 
 def composed(text, eps, dtype="float64"):
     names = sorted(attnc.targets.expressions.expression.Expression.parse(text).variables)
-    return staged(text, dict.fromkeys(names, BOX), eps, construction="compose", dtype=dtype)
+    net = attnc.compile(text, dict.fromkeys(names, BOX), eps, construction="compose", dtype=dtype)
+    assert net.certificate.method == "staged proof"
+    return net
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def composed(text, eps, dtype="float64"):
     ],
 )
 def test_staged_proofs_are_proved_again(tmp_path, text, eps, dtype):
-    proved_again(tmp_path / "net", composed(text, eps, dtype))
+    reproved(tmp_path / "net", composed(text, eps, dtype))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_staged_proofs_are_proved_again(tmp_path, text, eps, dtype):
     ],
 )
 def test_the_ends_of_domains_are_followed(tmp_path, text, box, eps):
-    proved_again(tmp_path / "net", attnc.compile(text, box, eps, construction="compose"))
+    reproved(tmp_path / "net", attnc.compile(text, box, eps, construction="compose"))
 
 
 @pytest.mark.slow
@@ -83,15 +85,11 @@ def test_more_staged_proofs(tmp_path, text, eps, dtype):
     except attnc.BoundNotMet:
         assert dtype == "float32"
         return
-    proved_again(tmp_path / "net", net)
+    reproved(tmp_path / "net", net)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """s_0 = relu(a·b …) and the like: a product, a function of it, a gate of two."""
-    path = tmp_path_factory.mktemp("saved") / "net"
-    proved_again(path, composed("relu(a*b - c) + sin(a*b)*c", 1e-4))
-    return path
+saved = saved_once(lambda path: reproved(path, composed("relu(a*b - c) + sin(a*b)*c", 1e-4)))
+"""s_0 = relu(a·b …) and the like: a product, a function of it, a gate of two."""
 
 
 def stage(number, **fields):
@@ -171,7 +169,7 @@ test_a_changed_claim = changes(
             (lambda data: data.update(stages=[{}] * 1001), "more than 1000 stages"),
             (stage(2, carrier_size="1"), "stages[2].carrier_size is '1'"),
         ],
-        (BOTH, 1): [
+        ("both", 1): [
             (lambda data: data["box"].update(a=[-1.0, 1.5001]), "may leave the claimed interval"),
             (lambda data: data.update(expression=f"{data['expression']}*1.0001"), "are not known to be the expression"),
             (lambda data: data.update(expression=f"{data['expression']} + 0*log(a)"), "may be undefined"),

@@ -8,7 +8,7 @@ import pytest
 
 import attnc
 from attnc_checker import check
-from checker.tampering import change_weight, proved_again, refusal
+from checker.tampering import change_weight, refusal, reproved
 
 REALS = {"x": (-math.inf, math.inf)}
 
@@ -40,12 +40,12 @@ REALS = {"x": (-math.inf, math.inf)}
 def test_honest_certificates_are_proved_again(tmp_path, expression, box, eps, options):
     net = attnc.compile(expression, box=box, eps=eps, **options)
     assert net.certificate.method in ("proof", "staged proof")
-    proved_again(tmp_path / "net", net)
+    reproved(tmp_path / "net", net)
 
 
 @pytest.mark.parametrize(("tensor", "reason"), [("weight", "drift apart"), ("constant", "is not re-proved to")])
 def test_another_affine_map_on_all_reals_is_refused(tmp_path, tensor, reason):
-    proved_again(tmp_path / "net", attnc.compile("2*x + 1/3", box=REALS, eps=1e-6))
+    reproved(tmp_path / "net", attnc.compile("2*x + 1/3", box=REALS, eps=1e-6))
     change_weight(tmp_path / "net", f"layers.0.read.{tensor}.values", 0, 1 + 1e-13)
     found = refusal(tmp_path / "net")
     assert "taylor leaf" in found or reason in found

@@ -10,7 +10,7 @@ import pytest
 
 from attnc_checker.__main__ import main
 from checker.networks import sampled_error, save, spectral, uniform
-from checker.tampering import BOTH, change_weight, changes, edit, edit_header, proved, refusal, write_weights
+from checker.tampering import change_weight, changes, edit, edit_header, proved, refusal, saved_once, write_weights
 
 BOX = [(-3.0, 3.0)]
 VALUES = "layers.0.embed.constant.values"
@@ -18,13 +18,13 @@ PROGRAM = spectral(np.sin, BOX, 17)
 OBSERVED = sampled_error(PROGRAM, np.sin, BOX)
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def save_sine(path):
     """A network that is re-proved."""
-    path = tmp_path_factory.mktemp("saved") / "net"
     save(path, PROGRAM, "sin(x)", BOX, uniform("taylor", 4, 1), 1.02 * OBSERVED, observed=OBSERVED)
     proved(path)
-    return path
+
+
+saved = saved_once(save_sine)
 
 
 def set_leaf(index, leaf):
@@ -124,7 +124,7 @@ test_a_changed_file = changes(
             (lambda data: data["program"]["layers"].pop(), "output's shape"),
             (lambda data: layer(data, 1).update(cross=True), "no"),  # computes something else with the same weights
         ],
-        (BOTH, 1): [
+        ("both", 1): [
             (lambda data: data.update(box={"x": [-3.0, 3.25]}), "is not re-proved"),
             (expressed("sin(x)*(1 + 1e-8)"), "is not re-proved to"),
             (expressed("sin(x) + 0*log(x)"), "is not re-proved to"),  # undefined somewhere, like the next two
@@ -132,7 +132,7 @@ test_a_changed_file = changes(
             (expressed("sin(x) + 0/(x - 1)"), "is not re-proved to"),
             (expressed("(sin(x), x)"), "the network has 1 output(s), the expression 2"),
         ],
-        (BOTH, 2): [
+        ("both", 2): [
             (expressed("__import__('os')"), "unknown characters"),
             (expressed("sin(x).real"), "unknown characters"),
             (expressed("sin(x) if x else 0"), "is not allowed"),
@@ -177,7 +177,7 @@ def test_files_that_are_not_json(net, name, text, reason):
 
 
 def test_a_power_of_zero_is_defined_everywhere(net):
-    edit(net, BOTH, expressed("sin(x)*x**0"))
+    edit(net, "both", expressed("sin(x)*x**0"))
     proved(net)
 
 
@@ -255,7 +255,7 @@ def test_what_an_engine_leaves_out_is_part_of_the_bound(net):
 def test_names_do_not_steer_a_terminal(net, name, options, capsys):
     """Else a refusal could be erased, and what it should not say be written in its place."""
 
-    edit(net, BOTH, expressed("1", box={name: [-3.0, 3.0]}, variables=[name]))
+    edit(net, "both", expressed("1", box={name: [-3.0, 3.0]}, variables=[name]))
     assert "the taylor leaf ?" in refusal(net)
     assert main([str(net), "--processes", "1", *options]) == 1
     said = "".join(capsys.readouterr())

@@ -6,35 +6,29 @@ import pytest
 
 import attnc
 from attnc_checker import check
-from checker.tampering import change_weight, changes, edit, proved, proved_again, refusal
+from checker.tampering import change_weight, changes, edit, proved, refusal, reproved, saved_once
 
 CASES = [("floor(2*x) + sin(x)", 1, 0.5), ("sign(x)", 3.5, 0.4), ("floor(x + 0.3)", 2, 0.3)]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    path = tmp_path_factory.mktemp("norm") / "net"
-    attnc.compile("floor(2*x) + sin(x)", [(-1, 1)], eps=0.5, norm=2).save(path)
-    return path
+saved = saved_once(lambda path: attnc.compile("floor(2*x) + sin(x)", [(-1, 1)], eps=0.5, norm=2).save(path))
 
 
 @pytest.mark.parametrize(("expression", "p", "eps"), CASES)
 def test_proved_again(tmp_path, expression, p, eps):
     net = attnc.compile(expression, [(-1, 1)], eps=eps, norm=p)
     assert net.certificate.method == "proof"
-    verdict = proved_again(tmp_path / "net", net)
+    verdict = reproved(tmp_path / "net", net)
     assert net.certificate.observed <= 1.001 * verdict.reproved  # by quadrature
 
 
 def test_a_sum_of_many_leaves_is_not_looser_than_stated(tmp_path):
     """2,037 leaves, of which each may be found up to 1% worse: together they are not, at a second look."""
-    proved_again(tmp_path / "net", attnc.compile("sin(x)", [(-3, 3)], 0.1, norm=2, construction="max_affine"))
+    reproved(tmp_path / "net", attnc.compile("sin(x)", [(-3, 3)], 0.1, norm=2, construction="max_affine"))
 
 
 def test_a_chain_is_proved_again(tmp_path):
     net = attnc.compile("sign(x) + x", [(-1, 1)], eps=0.5, norm=2, construction="two_layer")
     assert {leaf.kind for leaf in net.certificate.by_leaves.leaves} == {"enclosure"}
-    proved_again(tmp_path / "net", net)
+    reproved(tmp_path / "net", net)
     edit(tmp_path / "net", "certificate.json", lambda data: data.update(bound=0.99 * data["bound"], observed=None))
     assert "the leaves add up to the norm" in refusal(tmp_path / "net")
 

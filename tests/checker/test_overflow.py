@@ -17,7 +17,7 @@ from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from checker.networks import save
-from checker.tampering import edit_tensors, proved, proved_again, refusal
+from checker.tampering import edit_tensors, proved, refusal, reproved
 
 KEYS = 8
 POINTS = np.array([[0.25], [1.0]])
@@ -115,7 +115,7 @@ def test_powers_of_two_that_do_not_underflow_are_exact(tmp_path):
 @pytest.mark.parametrize("text", ["0.5*x", "x/4", "2*x", "-x"])
 def test_affine_functions_of_the_least_numbers(tmp_path, text):
     net = attnc.compile(text, {"x": (-1, 1)}, 1e-9)
-    proved_again(tmp_path / "net", net)
+    reproved(tmp_path / "net", net)
     points = np.array([5e-324, 1.5e-323, 2.5e-323, 1.0, -1.0])
     for x, y in zip(points, np.ravel(net(points[:, None])), strict=True):
         exact = {"0.5*x": Fraction(x) / 2, "x/4": Fraction(x) / 4, "2*x": 2 * Fraction(x), "-x": -Fraction(x)}[text]

@@ -20,7 +20,7 @@ from attnc_checker import check
 from attnc_checker.__main__ import main
 from attnc_checker.ranges import Ranges
 from checker.networks import gate, sampled_error, save, spectral, uniform
-from checker.tampering import BOTH, edit, proved, refusal
+from checker.tampering import edit, proved, refusal
 
 LINE = [(-3.0, 3.0)]
 SINE = spectral(np.sin, LINE, 17)
@@ -183,7 +183,7 @@ def test_several_heads_outputs_and_affine_layers(tmp_path):
     path = save(tmp_path / "net", program, "(sin(x), 0.5*cos(x) + 3)", box, uniform("taylor", 4, 1), bound)
     proved(path)
     swapped = "(0.5*cos(x) + 3, sin(x))"
-    edit(path, BOTH, lambda data: data.update(expression=swapped))
+    edit(path, "both", lambda data: data.update(expression=swapped))
     assert check(path).exit_code == 1
 
 

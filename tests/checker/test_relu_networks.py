@@ -13,19 +13,7 @@ import attnc
 from attnc.ir.layers import Mask
 from attnc.targets.linear import exact_text
 from attnc_checker.expressions import Reader
-from checker.tampering import (
-    BOTH,
-    change_weight,
-    changes,
-    edit,
-    proved,
-    proved_again,
-    refusal,
-    refused_or_true,
-    replaced,
-    staged,
-)
-from proofs.mutations import PROGRAM_MUTATIONS
+from checker.tampering import change_weight, changes, edit, mutations, proved, refusal, replaced, reproved, saved_once
 
 
 def random_network(seed, sizes, box=(-1.0, 1.5)):
@@ -50,7 +38,7 @@ LARGER = [
     ("seed", "sizes", "eps", "dtype"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGER)]
 )
 def test_proofs_are_proved_again(tmp_path, seed, sizes, eps, dtype):
-    proved_again(tmp_path / "net", staged(random_network(seed, sizes), eps=eps, dtype=dtype), loosest=20)
+    reproved(tmp_path / "net", attnc.compile(random_network(seed, sizes), eps=eps, dtype=dtype), loosest=20)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -62,11 +50,11 @@ def test_a_torch_module(tmp_path, dtype):
     with pytest.raises(attnc.InputError, match=r"Linear, ReLU, …, Linear; found Linear, ReLU, Linear, ReLU"):
         attnc.compile(module, box=(-1, 1), eps=0.1)
     module = module.append(nn.Linear(3, 2)).to(getattr(torch, dtype))
-    net = staged(module, box=(-1, 1), eps=0.1)
+    net = attnc.compile(module, box=(-1, 1), eps=0.1)
     points = np.random.default_rng(0).uniform(-1, 1, (100, 2)).astype(dtype).astype(np.float64)
     wanted = module.double().eval()(torch.tensor(points)).detach().numpy()
     assert np.abs(net(points) - wanted).max() <= net.certificate.bound
-    proved_again(tmp_path / "net", net, loosest=20)
+    reproved(tmp_path / "net", net, loosest=20)
 
 
 @pytest.mark.parametrize(("sizes", "is_open"), [((4, 6, 5, 2), False), ((5, 4, 3), True)])
@@ -95,16 +83,9 @@ def test_numbers_are_exact(x):
     assert Fraction(int(number.p), int(number.q)) == Fraction(x)
 
 
-@pytest.fixture(scope="module")
-def honest():
-    return staged(random_network(2, (2, 4, 3, 2)), eps=0.3)
-
-
-@pytest.fixture(scope="module")
-def saved(honest, tmp_path_factory):
-    path = tmp_path_factory.mktemp("saved") / "net"
-    proved_again(path, honest, loosest=20)
-    return path
+TARGET = random_network(2, (2, 4, 3, 2))
+HONEST = attnc.compile(TARGET, eps=0.3)
+saved = saved_once(lambda path: reproved(path, HONEST, loosest=20))
 
 
 def stage(name, **fields):
@@ -151,13 +132,13 @@ test_a_changed_claim = changes(
             (lambda data: data.update(bound=0.9 * data["bound"], observed=0.0), "the errors of the stages add up to"),
         ],
         ("config.json", 1): [(replaced("z1_0)", "z1_1)"), "differ in the variables or the expression")],
-        (BOTH, 1): [
+        ("both", 1): [
             (replaced("h1_0 = relu(z1_0)", "h1_0 = relu(z1_1)"), "does not follow from the stages"),
             (replaced("h1_0 = relu(z1_0)", "h1_0 = z1_0"), "does not follow from the stages"),
             (replaced("*x0", "*1.0000000000001*x0", 1), "does not follow from the stages"),
             (replaced("*h2_0", "*1.0000000000001*h2_0", 1), "not known to be the expression"),
         ],
-        (BOTH, 2): [
+        ("both", 2): [
             (replaced("h1_0 = ", "h1_9 = "), "'h1_0' is not allowed here"),
             (replaced("h1_0 = ", "x0 = "), "defines 'x0', which is no name, or known already"),
             (replaced("h1_0 = ", "h1_0 = 1; h1_0 = "), "defines 'h1_0'"),
@@ -184,22 +165,20 @@ def test_changed_weights(net, place, kind):
     assert any(reason in found for reason in reasons), found
 
 
-@pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)
-def test_programs_that_were_tampered_with(honest, tmp_path, mutate):
-    refused_or_true(tmp_path / "net", honest, mutate, random_network(2, (2, 4, 3, 2)))
+test_programs_that_were_tampered_with = mutations(HONEST, TARGET)
 
 
-def test_a_mask(honest, tmp_path):
+def test_a_mask(tmp_path):
     """One that hides a key from the first unit alone."""
-    attention = honest.program.layers[1]
-    tokens = honest.program.layers[0].weight.shape[0]
+    attention = HONEST.program.layers[1]
+    tokens = HONEST.program.layers[0].weight.shape[0]
     queries, keys = np.ones(tokens, np.int32), np.full(tokens, -1, np.int32)
     queries[0], keys[-1] = 0, 1
     head = dataclasses.replace(attention.heads[0], mask=Mask(queries, keys))
-    layers = list(honest.program.layers)
+    layers = list(HONEST.program.layers)
     layers[1] = dataclasses.replace(attention, heads=(head,))
-    program = dataclasses.replace(honest.program, layers=tuple(layers))
-    dataclasses.replace(honest, program=program).save(tmp_path / "net")
+    program = dataclasses.replace(HONEST.program, layers=tuple(layers))
+    dataclasses.replace(HONEST, program=program).save(tmp_path / "net")
     assert "is not like s1_0: its keys have other values" in refusal(tmp_path / "net")
 
 
@@ -212,7 +191,7 @@ def test_units_that_are_constant_or_never_read(tmp_path, layer, rows, columns, d
     weights = [W.copy() for W in target.weights]
     weights[layer][rows], weights[layer][:, columns] = 0.0, 0.0
     odd = attnc.ReLUNetwork(weights, target.biases, (-1, 1))
-    proved_again(tmp_path / "net", staged(odd, eps=0.1, dtype=dtype), loosest=20)
+    reproved(tmp_path / "net", attnc.compile(odd, eps=0.1, dtype=dtype), loosest=20)
 
 
 def test_a_constant_unit_of_another_value(tmp_path):
@@ -220,15 +199,15 @@ def test_a_constant_unit_of_another_value(tmp_path):
     target = random_network(0, (2, 5, 2))
     weights = [W.copy() for W in target.weights]
     weights[0][1] = 0.0
-    net = staged(attnc.ReLUNetwork(weights, target.biases, (-1, 1)), eps=0.1)
-    proved_again(tmp_path / "net", net, loosest=20)
+    net = attnc.compile(attnc.ReLUNetwork(weights, target.biases, (-1, 1)), eps=0.1)
+    reproved(tmp_path / "net", net, loosest=20)
     bias = exact_text(float(target.biases[0][1]))
 
     def constant_claim(data):
         for stage in data["stages"]:
             stage["argument"] = stage["argument"].replace(f"({bias})", "(1.5)")
 
-    edit(tmp_path / "net", BOTH, replaced(bias, "1.5", 1))
+    edit(tmp_path / "net", "both", replaced(bias, "1.5", 1))
     assert "does not follow from the stages before" in refusal(tmp_path / "net")
     edit(tmp_path / "net", "certificate.json", constant_claim)
     found = refusal(tmp_path / "net")

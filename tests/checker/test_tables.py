@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import attnc
-from checker.tampering import change_weight, changes, proved, proved_again, refusal
+from checker.tampering import change_weight, changes, refusal, reproved, saved_once
 
 
 def table_of(seed, count, d, outputs=1, *, is_smooth=True, scale=1.0):
@@ -44,18 +44,13 @@ def test_tables_are_proved_again(tmp_path, table, eps, dtype):
     net = attnc.compile(table, eps=eps, dtype=dtype)
     claim = net.certificate
     assert claim.method == f"proof at the table's {table.num_points} points"
-    verdict = proved_again(tmp_path / "net", net)
+    verdict = reproved(tmp_path / "net", net)
     assert attnc.load(tmp_path / "net").certificate == claim
     assert verdict.leaves == table.num_points
     assert claim.observed * (1 - 1e-6) <= verdict.reproved
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    path = tmp_path_factory.mktemp("saved") / "net"
-    attnc.compile(table_of(0, 40, 2), eps=1e-3).save(path)
-    proved(path)
-    return path
+saved = saved_once(lambda path: reproved(path, attnc.compile(table_of(0, 40, 2), eps=1e-3)))
 
 
 def entry(row, column, change):

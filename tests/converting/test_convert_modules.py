@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 
 import pytest
 
@@ -298,8 +299,6 @@ def test_a_converted_mlp_fine_tunes_like_the_original():
 
 
 def test_report_is_a_table_and_json():
-    import json
-
     _, report = attnc.convert(mlp(nn.GELU, 4, 8, 2), eps=1e-5, example=torch.randn(9, 4))
     assert json.loads(json.dumps(report.as_json()))["replaced"][0]["name"] == "1"
     text = str(report)

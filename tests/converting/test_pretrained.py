@@ -12,8 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import attnc
-from attnc.errors import FileError, InputError
+torch = pytest.importorskip("torch")
+
+import attnc  # noqa: E402
+from attnc.converting.huggingface import convert_directory, example_inputs, load_model  # noqa: E402
+from attnc.converting.measuring import largest_difference  # noqa: E402
+from attnc.errors import FileError, InputError  # noqa: E402
+from converting.trace import traced  # noqa: E402
 
 pytestmark = [pytest.mark.models, pytest.mark.filterwarnings("default")]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -46,12 +51,6 @@ ARCHITECTURES = {
 }
 
 
-def traced(model, inputs):
-    from converting.trace import traced
-
-    return traced(model, **inputs)
-
-
 def folder_of(package: str) -> Path:
     found = importlib.util.find_spec(package)
     assert found is not None, f"{package} is not installed: run make test-models"
@@ -66,7 +65,6 @@ def minilm() -> Path:
 @pytest.fixture(scope="session")
 def albert(tmp_path_factory) -> Path:
     """rxnmapper's ALBERT as safetensors. It comes as a pickle, of a package that is pinned by its hash."""
-    import torch
     from transformers import AlbertConfig, AlbertForMaskedLM
 
     (source,) = (folder_of("rxnmapper") / "models" / "transformers").iterdir()
@@ -81,8 +79,6 @@ def albert(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def reactions(albert) -> dict:
     """Token numbers of two reactions, by the vocabulary's own single characters."""
-    import torch
-
     vocabulary = {word: i for i, word in enumerate((albert / "vocab.txt").read_text().split("\n"))}
     texts = ("C C ( = O ) O . O C C >> C C ( = O ) O C C . O", "O C C . C C ( = O ) O >> C C ( = O ) O C C . O")
     ids = [[vocabulary[word] for word in ("[CLS]", *text.split(), "[SEP]")] for text in texts]
@@ -90,15 +86,11 @@ def reactions(albert) -> dict:
 
 
 def test_minilm_reaches_the_figures(minilm):
-    import torch
-
-    from attnc.converting.huggingface import example_inputs, load_model
-
     model = load_model(str(minilm))
     inputs, _ = example_inputs(model, str(minilm), None)
     converted, report = attnc.convert(model, eps=1e-6, example=inputs)
-    before, original_kernels = traced(model, inputs)
-    after, kernels = traced(converted, inputs)
+    before, original_kernels = traced(model, **inputs)
+    after, kernels = traced(converted, **inputs)
     assert {"gelu", "tanh"} <= original_kernels.activations
     assert not kernels.activations - {"where"}  # of the attention mask
     mask = inputs["attention_mask"][..., None].double()
@@ -113,10 +105,6 @@ def test_minilm_reaches_the_figures(minilm):
 
 def test_minilm_takes_at_most_three_times_the_processor_time(minilm):
     """One thread, processor time: what other programs do does not count."""
-    import torch
-
-    from attnc.converting.huggingface import load_model
-
     model = load_model(str(minilm))
     converted, _ = attnc.convert(model, eps=1e-6)
     ids = torch.randint(1000, 20000, (32, 32))
@@ -135,13 +123,11 @@ def test_minilm_takes_at_most_three_times_the_processor_time(minilm):
 
 
 def test_albert_uses_one_block_twelve_times(albert, reactions):
-    from attnc.converting.huggingface import load_model
-
     model = load_model(str(albert))
     assert type(model).__name__ == "AlbertForMaskedLM"
     converted, report = attnc.convert(model, eps=1e-7, example=reactions)
-    after, kernels = traced(converted, reactions)
-    before, original_kernels = traced(model, reactions)
+    after, kernels = traced(converted, **reactions)
+    before, original_kernels = traced(model, **reactions)
     assert "gelu" in original_kernels.activations
     assert not kernels.activations - {"where"}
     assert kernels.counts["_softmax"] >= 12
@@ -152,10 +138,6 @@ def test_albert_uses_one_block_twelve_times(albert, reactions):
 
 
 def test_command_line_and_one_call_to_load(minilm, tmp_path):
-    import torch
-
-    from attnc.converting.huggingface import example_inputs, load_model
-
     out = tmp_path / "converted"
     command = [sys.executable, "-m", "attnc.cli", "convert", str(minilm), "--out", str(out), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -167,7 +149,7 @@ def test_command_line_and_one_call_to_load(minilm, tmp_path):
     loaded = attnc.load_converted(out)
     inputs, _ = example_inputs(loaded, str(out), None)
     converted, _ = attnc.convert(load_model(str(minilm)), eps=1e-6)
-    a, b = traced(loaded, inputs)[0], traced(converted, inputs)[0]
+    a, b = traced(loaded, **inputs)[0], traced(converted, **inputs)[0]
     assert torch.equal(a.last_hidden_state, b.last_hidden_state)
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr  # its own output may be replaced
@@ -194,10 +176,7 @@ def test_the_example_ranks_alike(minilm, monkeypatch):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name, tmp_path):
     """Random weights: what counts is that everything is found, saved, loaded, and runs no kernel of an activation."""
-    import torch
     import transformers
-
-    from attnc.converting.huggingface import convert_directory, example_inputs, load_model
 
     torch.manual_seed(0)
     kind = getattr(transformers, name)
@@ -207,18 +186,14 @@ def test_architectures(name, tmp_path):
     assert report.replaced
     model, converted = load_model(str(tmp_path / "source")), attnc.load_converted(tmp_path / "out")
     inputs, _ = example_inputs(model, str(tmp_path / "source"), None)
-    before, original_kernels = traced(model, inputs)
-    after, kernels = traced(converted, inputs)
+    before, original_kernels = traced(model, **inputs)
+    after, kernels = traced(converted, **inputs)
     assert original_kernels.activations
     assert not kernels.activations & original_kernels.activations - {"where", "clamp", "maximum", "minimum"}
-    from attnc.converting.measuring import largest_difference
-
     assert largest_difference(before, after) <= 1e-4
 
 
 def test_directories_that_are_refused(minilm, albert, tmp_path):
-    from attnc.converting.huggingface import convert_directory
-
     (pickled := tmp_path / "pickled").mkdir()
     shutil.copy(minilm / "config.json", pickled)
     (pickled / "pytorch_model.bin").write_bytes(b"\x80\x02")

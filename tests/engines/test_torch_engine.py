@@ -31,9 +31,11 @@ SMALL = {
 }
 
 
-def set_sizes(patch: pytest.MonkeyPatch, sizes: dict[str, int]) -> None:
-    for name, size in sizes.items():
-        patch.setattr(torch_engine, name, size)
+@pytest.fixture(params=SMALL.values(), ids=SMALL)
+def sizes(request, monkeypatch):
+    """Blocks of these sizes."""
+    for name, size in request.param.items():
+        monkeypatch.setattr(torch_engine, name, size)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -52,17 +54,16 @@ def many_segments(num_tokens: int, residual: bool) -> Program:
     return check(Program((Attention("mix", heads, ("a", "b"), residual),), ((num_tokens, 2),), (num_tokens, 2)))
 
 
-@pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
+@pytest.mark.usefixtures("sizes")
 @pytest.mark.parametrize("residual", [True, False])
-def test_masks_of_many_segments(sizes, residual, monkeypatch):
-    set_sizes(monkeypatch, sizes)
+def test_masks_of_many_segments(residual):
     program = many_segments(40, residual)
     inputs = random_inputs(program, 3, 0)
     assert_agrees(program, inputs, to_torch(program)(*map(torch.from_numpy, inputs)).numpy())
 
 
-@pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
-def test_gradients_of_random_programs(sizes):
+@pytest.mark.usefixtures("sizes")
+def test_gradients_of_random_programs():
     """Against torch's own finite differences, with and without checkpoints."""
 
     @settings(max_examples=15, deadline=None)
@@ -70,19 +71,16 @@ def test_gradients_of_random_programs(sizes):
     def agree(case):
         program, inputs = case
         if program.dtype == np.float64 and len(inputs[0]):
-            with pytest.MonkeyPatch.context() as patch:
-                set_sizes(patch, sizes)
-                points = [torch.tensor(array[:2], requires_grad=True) for array in inputs]
-                module = to_torch(program)
-                if module(*points).requires_grad:
-                    assert torch.autograd.gradcheck(module, points)
+            points = [torch.tensor(array[:2], requires_grad=True) for array in inputs]
+            module = to_torch(program)
+            if module(*points).requires_grad:
+                assert torch.autograd.gradcheck(module, points)
 
     agree()
 
 
-@pytest.mark.parametrize("sizes", SMALL.values(), ids=SMALL)
-def test_second_derivatives(sizes, monkeypatch):
-    set_sizes(monkeypatch, sizes)
+@pytest.mark.usefixtures("sizes")
+def test_second_derivatives():
     module = to_torch(agreement.small_program())
     assert torch.autograd.gradgradcheck(module, torch.tensor([[0.3], [-0.2]], dtype=torch.float64, requires_grad=True))
 
@@ -172,16 +170,15 @@ def test_wrong_inputs_are_refused(inputs, complaint):
         module(*inputs)
 
 
-def test_weights_go_through_safetensors(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("sizes")
+def test_weights_go_through_safetensors(tmp_path):
     from safetensors.torch import load_file, save_file
 
     anchors = np.linspace(-1, 1, 9)
-    for sizes in SMALL.values():
-        set_sizes(monkeypatch, sizes)
-        first, second = (to_torch(lookup_program(anchors, values, 4.0)) for values in (np.cos(anchors), anchors))
-        save_file(first.state_dict(), tmp_path / "weights.safetensors")
-        second.load_state_dict(load_file(tmp_path / "weights.safetensors"))
-        points = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
-        assert (first(points) == second(points)).all()
+    first, second = (to_torch(lookup_program(anchors, values, 4.0)) for values in (np.cos(anchors), anchors))
+    save_file(first.state_dict(), tmp_path / "weights.safetensors")
+    second.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    points = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
+    assert (first(points) == second(points)).all()
     assert "stages.0_select.heads.0.keys.constant" in first.state_dict()
     assert not any(tensor.requires_grad for tensor in first.state_dict().values())

@@ -84,17 +84,10 @@ def _product(left: list[list[float]], right: np.ndarray) -> list[list[float]]:
     return [[sum(a * b for a, b in zip(row, column, strict=True)) for column in columns] for row in left]
 
 
-@settings(max_examples=120, deadline=None)
-@given(programs_and_inputs())
+@settings(max_examples=180)
+@given(programs_and_inputs(scales=(0.1, 1.0, 20.0, 100.0, 400.0)))
 def test_reference_equals_dumb_loops(case):
-    program, inputs = case
-    assert_agrees(program, inputs, program(*inputs))
-    assert_agrees(program, inputs, dumb(program, inputs))
-
-
-@settings(max_examples=60, deadline=None)
-@given(programs_and_inputs(max_layers=2, scales=(1.0, 100.0, 400.0)))
-def test_logits_spanning_hundreds(case):
+    """Logits may span hundreds."""
     program, inputs = case
     found = program(*inputs)
     assert np.isfinite(found).all()

@@ -165,10 +165,6 @@ def test_the_page_needs_nothing_else(folder: Path) -> None:
     assert {name[1:] for name in re.findall(r'href="(#[^"]+)"', page)} <= set(ids)
     assert "attnc lab run &amp; more" in page
     assert "seed 3" in page
-
-
-def test_unfinished_experiments_are_named(folder: Path) -> None:
-    page = (folder / "report.html").read_text(encoding="utf-8")
     assert "Not in this run: Rate in the number of anchors" in page
 
 

@@ -131,8 +131,7 @@ def test_a_table_is_read_as_it_was_written(rows: list[dict[str, Any]]) -> None:
 
 
 def test_a_torn_table_is_refused(tmp_path: Path) -> None:
-    made = experiment("squares", 2)
-    folder = open_run(tmp_path / "run")
+    made, folder = experiment("squares", 2), open_run(tmp_path / "run")
     folder.table_path(made).write_text("k,square\n1,2\n3\n")
     with pytest.raises(FileError, match="line 3"):
         folder.table(made)
@@ -157,19 +156,25 @@ def test_a_power_is_recognised_with_its_confidence() -> None:
     assert math.isinf(fit_power([1, 2], [1, 2]).high)
 
 
+def started(path: Path, num_cells: int) -> tuple[list[str], subprocess.Popen[str], Path]:
+    """A run in a session of its own, after more than this number of cells: the command, the process, the cells."""
+    command = [sys.executable, "-m", "attnc.cli", "lab", "run", "temperature", "--out"]
+    process = subprocess.Popen([*command, str(path)], start_new_session=True, stderr=subprocess.PIPE, text=True)
+    cells, until = path / "cells/temperature", time.monotonic() + 300
+    while time.monotonic() < until and not (cells.exists() and len(os.listdir(cells)) > num_cells):
+        time.sleep(0.01)
+    return command, process, cells
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """SIGKILL in the middle: no worker is left, cells are whole, and the end is as if nothing had happened."""
-    command = [sys.executable, "-m", "attnc.cli", "lab", "run", "temperature", "--out"]
-    killed = subprocess.Popen([*command, str(tmp_path / "killed")], start_new_session=True)
-    cells = tmp_path / "killed/cells/temperature"
-    until = time.monotonic() + 300
-    while time.monotonic() < until and not (cells.exists() and len(os.listdir(cells)) > 5):
-        time.sleep(0.01)
+    command, killed, cells = started(tmp_path / "killed", 5)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     done = {path.name: path.read_bytes() for path in cells.glob("*.csv")}
     assert 5 < len(done) < 87
+    until = time.monotonic() + 300
     while time.monotonic() < until and _alive(killed.pid):
         time.sleep(0.1)
     assert not _alive(killed.pid)
@@ -183,18 +188,13 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "attnc.cli", "lab", "run", "temperature", "--out", str(tmp_path / "run")]
-    running_now = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
-    cells = tmp_path / "run/cells/temperature"
-    until = time.monotonic() + 300
-    while time.monotonic() < until and not (cells.exists() and len(os.listdir(cells)) > 2):
-        time.sleep(0.01)
-    running_now.send_signal(signal.SIGINT)  # to this process alone: it ends its workers
-    _, said = running_now.communicate(timeout=120)
-    assert running_now.returncode == 130
+    _, process, _ = started(tmp_path / "run", 2)
+    process.send_signal(signal.SIGINT)  # to this process alone: it ends its workers
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
     assert "the same command goes on from there" in said
     assert "Traceback" not in said
-    assert not _alive(running_now.pid)
+    assert not _alive(process.pid)
 
 
 def test_an_unreachable_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
