@@ -219,7 +219,10 @@ def test_a_certificate_that_was_added_must_fit_too(net: Path) -> None:
         refused(net, "belongs to other weights")
 
 
-@pytest.mark.parametrize("names", itertools.combinations(["config.json", "model.safetensors", "certificate.json"], 2))
+FILES = ("config.json", "model.safetensors", "certificate.json")
+
+
+@pytest.mark.parametrize("names", [*itertools.combinations(FILES, 2)])
 def test_swapped_files_are_refused(net: Path, names: tuple[str, str]) -> None:
     contents = [(net / name).read_bytes() for name in names]
     for name, content in zip(names, reversed(contents), strict=True):
