@@ -29,34 +29,33 @@ ANY_ORDER = {"contract", "reassoc", "nsz"}
 
 
 class _Axes(NamedTuple):
-    """The axes of a grid as compiled loops take them: numbers per axis, and the arrays of all axes in a row."""
+    """The axes of a grid as compiled loops take them: numbers and rows of numbers per axis, filled up with zeros."""
 
     widths: Int[np.ndarray, " axes"]
     strides: Int[np.ndarray, " axes"]  # of the padded values
     groups: Int[np.ndarray, " axes"]
     has_table: Int[np.ndarray, " axes"]
-    first_start: Int[np.ndarray, " axes"]  # the place of the axis in `starts`
-    first_place: Int[np.ndarray, " axes"]  # its place in `slopes` and `offsets`
-    first_entry: Int[np.ndarray, " axes"]  # its place in `table`
-    starts: Int[np.ndarray, " all_groups"]
-    slopes: Float[np.ndarray, " all_places"]
-    offsets: Float[np.ndarray, " all_places"]
-    table: Float[np.ndarray, " all_entries"]
+    starts: Int[np.ndarray, "axes most_groups"]
+    slopes: Float[np.ndarray, "axes most_places"]
+    offsets: Float[np.ndarray, "axes most_places"]
+    table: Float[np.ndarray, "axes most_entries"]
     floor: float  # exponents below this count as this; no global, since compiled code is kept when globals change
 
     @classmethod
     def of(cls, axes: tuple[WindowedAxis, ...]) -> _Axes:
-        padded, groups = [axis.padded for axis in axes], [axis.num_groups for axis in axes]
+        strides = [math.prod(axis.padded for axis in axes[i + 1 :]) for i in range(len(axes))]
         tables = [np.zeros(0) if axis.table is None else axis.table.ravel() for axis in axes]
-        strides = [math.prod(padded[i + 1 :]) for i in range(len(axes))]
         has_table = [axis.table is not None for axis in axes]
-        begins = (_starts(counts) for counts in (groups, padded, [len(table) for table in tables]))
-        numbers = ([axis.width for axis in axes], strides, groups, has_table, *begins)
-        starts, slopes, offsets = (
-            np.concatenate([getattr(axis, name) for axis in axes]) for name in ("starts", "slopes", "offsets")
-        )
-        integers = (np.array(part, np.uint64) for part in (*numbers, starts))
-        return cls._make([*integers, slopes, offsets, np.concatenate(tables), LEAST_EXPONENT])
+        numbers = ([axis.width for axis in axes], strides, [axis.num_groups for axis in axes], has_table)
+        integers = [np.array(part, np.uint64) for part in (*numbers, _rows([axis.starts for axis in axes]))]
+        slopes, offsets = _rows([axis.slopes for axis in axes]), _rows([axis.offsets for axis in axes])
+        return cls(*integers, slopes, offsets, _rows(tables), LEAST_EXPONENT)
+
+
+def _rows(arrays: list[np.ndarray]) -> np.ndarray:
+    """Return the arrays as the rows of one, filled up with zeros."""
+    longest = max(map(len, arrays))
+    return np.stack([np.pad(array, (0, longest - len(array))) for array in arrays])
 
 
 class CompiledTiles:
@@ -91,10 +90,6 @@ def _places(strides: np.ndarray, widths: np.ndarray) -> Int[np.ndarray, " places
     return np.concatenate([places, np.zeros(-len(places) % PLACES_PER_BLOCK, np.uint64)])
 
 
-def _starts(counts: list[int]) -> list[int]:
-    return [0, *np.cumsum(counts).tolist()][:-1]
-
-
 def _locate_points(
     t: Any, origin: Any, inverse: Any, first: Any, last: Any, kappa: Any, has_table: Any, num_groups: Any, ids: Any
 ) -> None:
@@ -122,8 +117,9 @@ def _sort_groups(ids: Any, num_groups: Any) -> Any:
     return ends, order
 
 
-def _powers(table: Any, entry: Any, width: Any, factors: Any, axis: Any, points: Any, weights: Any, sums: Any) -> None:
-    """weights[j] = table[entry + j]·factor^j."""
+def _powers(axes: Any, axis: Any, own: Any, factors: Any, points: Any, weights: Any, sums: Any) -> None:
+    """weights[j] = table[own, j]·factor^j, `own` the group."""
+    width, table = axes.widths[axis], axes.table[axis]
     one = np.uint64(1)
     for b in range(points):
         weights[0, b], sums[b] = 1.0, 0.0
@@ -131,20 +127,21 @@ def _powers(table: Any, entry: Any, width: Any, factors: Any, axis: Any, points:
         for b in range(points):
             weights[j, b] = weights[j - one, b] * factors[axis, b]
     for j in range(width):
-        a = table[entry + j]
+        a = table[own * width + j]
         for b in range(points):
             weight = weights[j, b] * a
             weights[j, b] = weight
             sums[b] += weight
 
 
-def _exponentials(axes: Any, place: Any, width: Any, t: Any, axis: Any, points: Any, weights: Any, sums: Any) -> None:
+def _exponentials(axes: Any, axis: Any, start: Any, t: Any, points: Any, weights: Any, sums: Any) -> None:
     """weights[j] = exp(slope_j·t + offset_j − the largest), or e^floor if that is smaller."""
+    width, slopes, offsets = axes.widths[axis], axes.slopes[axis], axes.offsets[axis]
     least, top = math.exp(axes.floor), np.empty(POINTS_PER_TILE)
     for b in range(points):
         top[b], sums[b] = -np.inf, 0.0
     for j in range(width):
-        a, c = axes.slopes[place + j], axes.offsets[place + j]
+        a, c = slopes[start + j], offsets[start + j]
         for b in range(points):
             score = a * t[axis, b] + c
             weights[j, b] = score
@@ -220,15 +217,15 @@ def _average_groups(
                 stride //= axes.groups[i]
                 own = rest // stride
                 rest -= own * stride
-                width, start = axes.widths[i], axes.starts[axes.first_start[i] + own]
+                width, start = axes.widths[i], axes.starts[i, own]
                 base += start * axes.strides[i]
                 is_first = i == 0 or i == split
                 side = left if i < split else right
                 target = side if is_first else weights
                 if axes.has_table[i]:
-                    _powers(axes.table, axes.first_entry[i] + own * width, width, given, i, points, target, sums)
+                    _powers(axes, i, own, given, points, target, sums)
                 else:
-                    _exponentials(axes, axes.first_place[i] + start, width, given, i, points, target, sums)
+                    _exponentials(axes, i, start, given, points, target, sums)
                 if not is_first:
                     _multiply_out(weights, width, side, num_rows, points)
                 num_rows = width if is_first else num_rows * width

@@ -11,6 +11,7 @@ States are kept in place: a layer with a residual touches the channels that it w
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -102,41 +103,31 @@ def _run_layers(
 
 @dataclass(frozen=True, eq=False)
 class _AffinePlan:
-    """An affine map: channels of tokens that stay as they are stay where they are, the others are computed."""
+    """An affine map. If it keeps the shape of the state, only the entries that change are computed, in place."""
 
-    is_in_place: bool
-    moved: Rows
+    changed: np.ndarray | None  # flat positions of the entries that change; None: the map makes a new state
     weight: np.ndarray | csr_array
     constant: np.ndarray
-    cleared: np.ndarray  # flat positions that become zero, in tokens that stay otherwise
 
     @classmethod
     def of(cls, layer: Affine) -> _AffinePlan:
-        tokens, width, tokens_in, width_in = layer.weight.shape
-        none = np.zeros(0, np.int64)
-        if tokens * width * tokens_in * width_in <= SMALL_MATRIX:
-            dense = layer.weight.dense().reshape(tokens * width, tokens_in * width_in)
-            return cls(False, slice(None), dense, layer.constant.dense(), none)
-        index, values = layer.weight.index, layer.weight.values
-        is_in_place = (tokens, width) == (tokens_in, width_in)
-        is_same = (index[:, 0] == index[:, 2]) & (index[:, 1] == index[:, 3]) & (values == 1)
-        others = np.bincount(index[~is_same, 0], minlength=tokens)
-        others += np.bincount(layer.constant.index[:, 0], minlength=tokens)
-        does_stay = (others == 0) & is_in_place
-        moved = np.flatnonzero(~does_stay)
-        is_kept = np.zeros((tokens, width), bool)
-        is_kept[index[is_same, 0], index[is_same, 1]] = True
-        cleared = np.flatnonzero(~is_kept & does_stay[:, None]) if is_in_place else none
-        rows = (moved[:, None] * width + np.arange(width)).ravel()
-        matrix = layer.weight.matrix(2)[rows]
-        return cls(is_in_place, span(moved), matrix, layer.constant.dense()[moved], cleared)
+        from scipy.sparse import eye_array
+
+        before, after, constant = layer.weight.shape[2:], layer.weight.shape[:2], layer.constant.dense()
+        if math.prod(layer.weight.shape) <= SMALL_MATRIX:
+            return cls(None, layer.weight.dense().reshape(constant.size, math.prod(before)), constant)
+        matrix = layer.weight.matrix(2)
+        if before != after:
+            return cls(None, matrix, constant)
+        is_changed = np.diff((matrix - eye_array(constant.size, format="csr")).indptr) > 0
+        changed = np.flatnonzero(is_changed | (constant.ravel() != 0))
+        return cls(changed, matrix[changed], constant.ravel()[changed])
 
     def __call__(self, state: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
         made: np.ndarray = (self.weight @ state.reshape(-1)).reshape(self.constant.shape) + self.constant
-        if not self.is_in_place:
+        if self.changed is None:
             return made
-        state[self.moved] = made
-        state.reshape(-1)[self.cleared] = 0
+        state.reshape(-1)[self.changed] = made
         return state
 
 
