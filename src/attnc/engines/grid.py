@@ -236,26 +236,24 @@ class Tiles:
 
     def __call__(self, t: Float[np.ndarray, "axes batch"]) -> Float[np.ndarray, "columns batch"]:
         """Return the averages over the grid of each column of values."""
-        with self._turn:
-            return self._averaged(t)
-
-    def _averaged(self, t: Float[np.ndarray, "axes batch"]) -> Float[np.ndarray, "columns batch"]:
         out = np.empty((self._columns, t.shape[1]))
         if not t.shape[1]:
             return out
-        ids: Any = np.zeros(t.shape[1], np.uint16 if self.num_groups < 2**16 else np.int64)  # short ones sort faster
-        arguments = []
-        for axis, row in zip(self._axes, t, strict=True):
-            group, argument = _locate(axis, row)
-            ids *= ids.dtype.type(axis.num_groups)
-            ids += group.astype(ids.dtype)
-            arguments.append(argument)
-        places, groups = _tiles(ids)
-        per_batch = max(1, CELLS_PER_BATCH // (self._cells * places.shape[1]))
-        for i in range(0, len(groups), per_batch):
-            where = places[i : i + per_batch]
-            of_axes = np.unravel_index(groups[i : i + per_batch], [axis.num_groups for axis in self._axes])
-            out[:, where] = self._averages(of_axes, [argument[where] for argument in arguments]).swapaxes(0, 1)
+        with self._turn:
+            # Short integers sort faster.
+            ids: Any = np.zeros(t.shape[1], np.uint16 if self.num_groups < 2**16 else np.int64)
+            arguments = []
+            for axis, row in zip(self._axes, t, strict=True):
+                group, argument = _locate(axis, row)
+                ids *= ids.dtype.type(axis.num_groups)
+                ids += group.astype(ids.dtype)
+                arguments.append(argument)
+            places, groups = _tiles(ids)
+            per_batch = max(1, CELLS_PER_BATCH // (self._cells * places.shape[1]))
+            for i in range(0, len(groups), per_batch):
+                where = places[i : i + per_batch]
+                of_axes = np.unravel_index(groups[i : i + per_batch], [axis.num_groups for axis in self._axes])
+                out[:, where] = self._averages(of_axes, [argument[where] for argument in arguments]).swapaxes(0, 1)
         return out
 
     def _averages(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, compensated_sum, up
+from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, compensated_sum, halves, product_and_error, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -156,7 +156,7 @@ class _EvenEdges:
         sizes = (np.abs(part).max() for part in (self.slopes, offsets, self.edges))
         if reach > LARGEST_EXPONENT / num_axes or max(sizes) > 1e100:  # products of halves stay in range
             return None
-        high, low = _halves(np.float64(spacing))
+        high, low = halves(np.asarray(spacing))
         k = np.arange(float(p))
         off, _ = compensated_sum(self.slopes, -self.slopes[0] * np.ones(p), -high * k, -low * k)
         theta = width / 2 * (2 * LIBM_ULPS + 3 * kappa / 2 + 3 * kappa) * U + (width + 2 * LIBM_ULPS + 4) * U
@@ -190,7 +190,7 @@ class _EvenEdges:
         places = starts[:, None] + np.arange(width)
         is_anchor = (places >= 0) & (places < len(offsets))
         places = np.clip(places, 0, len(offsets) - 1)
-        product, rest = exact_product(self.slopes[places], t[:, None])
+        product, rest = product_and_error(self.slopes[places], t[:, None])
         parts = (product, offsets[places], rest)
         top = np.where(is_anchor, product + offsets[places], -np.inf).argmax(axis=1)[:, None]
         exponents, _ = compensated_sum(*parts, *(-np.take_along_axis(part, top, axis=1) for part in parts))
@@ -221,17 +221,3 @@ class _Tail:
         while w > 1 and self(w - 1) <= tail:
             w -= 1
         return w
-
-
-def exact_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return fl(ab) and its error (Dekker)."""
-    product = np.asarray(a * b)
-    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
-    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-
-
-def _halves(a: np.ndarray | np.float64) -> tuple[np.ndarray, np.ndarray]:
-    """Split a into a sum of two floats of at most 26 bits (Veltkamp)."""
-    shifted = a * (2.0**27 + 1)
-    high = np.asarray(shifted - (shifted - a))
-    return high, np.asarray(a - high)

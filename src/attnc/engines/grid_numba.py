@@ -49,7 +49,7 @@ class _Axes(NamedTuple):
         numbers = ([axis.width for axis in axes], strides, [axis.num_groups for axis in axes], has_table)
         integers = [np.array(part, np.uint64) for part in (*numbers, _rows([axis.starts for axis in axes]))]
         slopes, offsets = _rows([axis.slopes for axis in axes]), _rows([axis.offsets for axis in axes])
-        return cls(*integers, slopes, offsets, _rows(tables), LEAST_EXPONENT)
+        return cls._make([*integers, slopes, offsets, _rows(tables), LEAST_EXPONENT])
 
 
 def _rows(arrays: list[np.ndarray]) -> np.ndarray:

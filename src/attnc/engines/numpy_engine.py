@@ -103,7 +103,7 @@ class NumpyEngine:
 
 
 def advanced(stages: Sequence[Stage], u: Float[np.ndarray, "batch variables"]) -> Float[np.ndarray, "batch moved"]:
-    """The variables after some stages of a normal form, block by block of points, without the truncation of grids."""
+    """Return the variables after some stages of a normal form, without the truncation of grids."""
     for stage in stages:
         run = _stream(stage, may_be_grid=False)
         step = max(1, CELLS_PER_POINT_BLOCK // max(1, run.cells_per_point))
@@ -149,7 +149,7 @@ class StreamedAttention:
 
 
 def _projected(mixed: Float[np.ndarray, "batch queries d_v"], W_O: Float[np.ndarray, "d_v width_out"]) -> np.ndarray:
-    """mixed @ W_O, without a product for every point where that is one number."""
+    """Return mixed @ W_O. If W_O is one number, no matrix product is made for every point."""
     return mixed * W_O[0, 0] if W_O.shape == (1, 1) else mixed @ W_O
 
 
@@ -311,7 +311,7 @@ class _StreamedSoftHead(_Blocked):
 
 
 class _MovingKeys(_Blocked):
-    """Keys that depend on the point."""
+    """A head whose keys depend on the point."""
 
     def __init__(self, head: FoldedHead) -> None:
         super().__init__(head)
@@ -381,8 +381,9 @@ class _Gathered:
         queries = self._queries(u)
         mixed = np.empty((*queries.shape[:2], self._d_v), queries.dtype)
         for chosen, key_rows, value_rows in self._pieces:
-            keys, values = (_per_query(rows(u), len(chosen)) for rows in (key_rows, value_rows))
-            scores = np.zeros((len(u), len(chosen), keys.shape[2]), queries.dtype)
+            shape = (len(u), len(chosen), key_rows.shape[0] // len(chosen))
+            keys, values = (rows(u).reshape(*shape, rows.shape[1]) for rows in (key_rows, value_rows))
+            scores = np.zeros(shape, queries.dtype)
             for column in range(keys.shape[3]):
                 scores += keys[..., column] * queries[:, chosen, column, None]
             weights = _exponentials(scores, scores.max(axis=-1, keepdims=True))
@@ -390,10 +391,6 @@ class _Gathered:
             for column in range(self._d_v):
                 mixed[:, chosen, column] = key_sum(weights * values[..., column]) / total
         return mixed
-
-
-def _per_query(rows: np.ndarray, num_queries: int) -> Float[np.ndarray, "batch queries keys columns"]:
-    return rows.reshape(len(rows), num_queries, rows.shape[1] // num_queries, rows.shape[2])
 
 
 def _exponentials(scores: np.ndarray, top: np.ndarray) -> np.ndarray:

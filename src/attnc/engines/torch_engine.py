@@ -38,7 +38,7 @@ DENSE_CELLS = 2**16
 
 
 def to_torch(program: Program) -> TorchNetwork:
-    """The program as a module; its weights are buffers with names like `stages.0_select.heads.0.keys.constant`."""
+    """Return the program as a module. Its weights are buffers, named like `stages.0_select.heads.0.keys.constant`."""
     return TorchNetwork(program)
 
 
@@ -96,7 +96,7 @@ class TorchNetwork(nn.Module):
 
 
 class _Blocks(torch.autograd.Function):
-    """run(u), block by block. Only u is kept for backward, which makes every block again.
+    """The function run(u), applied block by block. Only u is kept for backward, which makes every block again.
 
     There is one node for all blocks, and not a checkpoint for each: the arrays that checkpoints keep lie scattered
     among the freed ones, whose memory the C library then cannot use again (a million keys and 1,000 points took 6 GiB).
@@ -127,7 +127,7 @@ class _Blocks(torch.autograd.Function):
 
 
 def _sparing_memory(run: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """run(*tensors); where a gradient is wanted, backward computes the inner arrays again."""
+    """Return run(*tensors). If a gradient is wanted, backward computes the inner arrays again."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         made: Tensor = checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=False)
         return made
@@ -160,7 +160,7 @@ class _TorchForm(nn.Module):
             self.register_buffer("entries", torch.tensor(entries.data))
 
     def forward(self, u: Tensor) -> Tensor:
-        """(batch, rows, columns), or (rows, columns) if the form is constant."""
+        """Return the array (batch, rows, columns), or (rows, columns) if the form is constant."""
         if self.is_constant:
             return self.constant
         if self.is_dense:
@@ -302,8 +302,11 @@ class _Piece(nn.Module):
 
 
 def _mix(weights: Tensor, values: Tensor) -> Tensor:
-    """weights @ values. In float32 both the products and the weights are summed in blocks (`ir.summing`), and the sums
-    divided, because a softmax adds its weights up in any order."""
+    """Return weights @ values.
+
+    In float32 both the products and the weights are summed in blocks (`ir.summing`), and the sums are divided, because
+    a softmax adds its weights up in any order.
+    """
     n = weights.shape[-1]
     if weights.dtype != torch.float32 or n <= BLOCK:
         return weights @ values

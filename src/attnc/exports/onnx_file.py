@@ -17,7 +17,7 @@ import numpy as np
 from attnc.errors import FileError, InputError
 from attnc.exports.safe_files import Path, write_file_whole
 from attnc.ir.layers import EVERY_QUERY, Mask
-from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
+from attnc.ir.normal_form import FloatForm, FoldedHead, SoftmaxStage, Stage, normal_form
 from attnc.ir.program import Program
 from attnc.ir.summing import BLOCK
 
@@ -94,21 +94,12 @@ def to_model(program: Program, metadata: Mapping[str, str], opset: int = OPSET) 
     names = ["input"] if len(program.input_shapes) == 1 else ["input0", "input1"]
     u = variables(graph, names, program.input_shapes)
     for number, stage in enumerate(form.stages):
-        name = f"{number}_{stage.name}"
-        add_stage = attention_stage if isinstance(stage, AttentionStage) else softmax_stage
-        u = add_stage(graph, name, stage, u)  # type: ignore[arg-type]
+        u = add_stage(graph, f"{number}_{stage.name}", stage, u)
     last = graph.affine("last", form.output, u)
     graph.node("Reshape", "output", last, graph.constant("output/shape", np.array([0, *program.output_shape])))
-    made = helper.make_graph(
-        graph.nodes,
-        "attnc",
-        [
-            helper.make_tensor_value_info(name, element, ["batch", *shape])
-            for name, shape in zip(names, program.input_shapes, strict=True)
-        ],
-        [helper.make_tensor_value_info("output", element, ["batch", *program.output_shape])],
-        graph.initializers,
-    )
+    shapes = zip([*names, "output"], [*program.input_shapes, program.output_shape], strict=True)
+    *given, result = (helper.make_tensor_value_info(name, element, ["batch", *shape]) for name, shape in shapes)
+    made = helper.make_graph(graph.nodes, "attnc", given, [result], graph.initializers)
     opsets = [helper.make_opsetid("", opset)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=helper.find_min_ir_version_for(opsets))
     model.producer_name, model.producer_version = "attnc", version("attnc")
@@ -188,19 +179,25 @@ def variables(graph: Graph, names: list[str], shapes: tuple[tuple[int, ...], ...
     return flat[0] if len(flat) == 1 else graph.node("Concat", "inputs", *flat, axis=1)
 
 
-def softmax_stage(graph: Graph, name: str, stage: SoftmaxStage, u: str) -> str:
-    weights = graph.node("Softmax", f"{name}/softmax", graph.affine(f"{name}/logits", stage.logits, u), axis=-1)
-    return _next(graph, name, weights, stage, u)
-
-
-def attention_stage(graph: Graph, name: str, stage: AttentionStage, u: str) -> str:
-    parts = [_head(graph, f"{name}/head{h}", head, u) for h, head in enumerate(stage.heads)]
-    if stage.residual is not None:
-        parts.append(graph.affine(f"{name}/residual", stage.residual, u))
-    total = parts[0]
-    for number, part in enumerate(parts[1:], 1):
-        total = graph.node("Add", f"{name}/sum{number}", total, part)
-    return _next(graph, name, total, stage, u)
+def add_stage(graph: Graph, name: str, stage: Stage, u: str) -> str:
+    """Add the variables after a stage: the `written` entries of its flattened array, and those carried on."""
+    if isinstance(stage, SoftmaxStage):
+        array = graph.node("Softmax", f"{name}/softmax", graph.affine(f"{name}/logits", stage.logits, u), axis=-1)
+    else:
+        parts = [_head(graph, f"{name}/head{h}", head, u) for h, head in enumerate(stage.heads)]
+        if stage.residual is not None:
+            parts.append(graph.affine(f"{name}/residual", stage.residual, u))
+        array = parts[0]
+        for number, part in enumerate(parts[1:], 1):
+            array = graph.node("Add", f"{name}/sum{number}", array, part)
+    size = len(stage.tokens) * len(stage.channels)
+    made = graph.node("Reshape", f"{name}/flat", array, graph.constant(f"{name}/size", np.array([0, size])))
+    if len(stage.written) < size:
+        made = graph.node("Gather", f"{name}/written", made, graph.constant(f"{name}/writes", stage.written), axis=1)
+    if not len(stage.carried):
+        return made
+    kept = graph.node("Gather", f"{name}/carried", u, graph.constant(f"{name}/carries", stage.carried), axis=1)
+    return graph.node("Concat", f"{name}/next", made, kept, axis=1)
 
 
 def _head(graph: Graph, name: str, head: FoldedHead, u: str) -> str:
@@ -298,15 +295,3 @@ def _visible(graph: Graph, name: str, query_segments: np.ndarray, key_segments: 
     is_own = graph.node("Equal", f"{name}/is_own", of_queries, of_keys)
     every = graph.constant(f"{name}/every_query", np.array(EVERY_QUERY))
     return graph.node("Or", f"{name}/visible", is_own, graph.node("Equal", f"{name}/is_shared", of_keys, every))
-
-
-def _next(graph: Graph, name: str, array: str, stage: Stage, u: str) -> str:
-    """Add the variables after a stage: the `written` entries of its flattened array, and those carried on."""
-    size = len(stage.tokens) * len(stage.channels)
-    made = graph.node("Reshape", f"{name}/flat", array, graph.constant(f"{name}/size", np.array([0, size])))
-    if len(stage.written) < size:
-        made = graph.node("Gather", f"{name}/written", made, graph.constant(f"{name}/writes", stage.written), axis=1)
-    if not len(stage.carried):
-        return made
-    kept = graph.node("Gather", f"{name}/carried", u, graph.constant(f"{name}/carries", stage.carried), axis=1)
-    return graph.node("Concat", f"{name}/next", made, kept, axis=1)

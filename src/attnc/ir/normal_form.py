@@ -66,7 +66,7 @@ class AffineForm(Protocol):
     def rows(self, rows: Int[np.ndarray, " chosen"]) -> Self: ...
 
     def times(self, matrix: Float[np.ndarray, "columns new_columns"]) -> Self:
-        """form @ matrix."""
+        """Return form @ matrix."""
         ...
 
     def through(self, layer: Affine) -> Self:
@@ -101,32 +101,26 @@ class FloatForm:
 
     @classmethod
     def identity(cls, shape: tuple[int, int], variables: np.ndarray, count: int, dtype: np.dtype[Any]) -> FloatForm:
-        from scipy.sparse import coo_array, csr_array
+        from scipy.sparse import csr_array
 
         size = shape[0] * shape[1]
-        linear = coo_array((np.ones(size, dtype), (np.arange(size), variables)), shape=(size, count)).tocsr()
-        return cls(linear, csr_array(shape, dtype=dtype))
+        return cls(_ones((np.arange(size), variables), (size, count), dtype), csr_array(shape, dtype=dtype))
 
     @classmethod
     def after_stage(
         cls, writes: np.ndarray, residual: FloatForm | None, num_carried: int, dtype: np.dtype[Any]
     ) -> tuple[FloatForm, np.ndarray]:
         """An entry that no head writes and whose residual is constant stays the constant that it is."""
-        from scipy.sparse import coo_array, csr_array
+        from scipy.sparse import csr_array
 
-        is_written = writes
-        if residual is not None:
-            is_written = writes | (np.diff(residual.linear.indptr) > 0).reshape(writes.shape)
-        written = np.flatnonzero(is_written)
-        count = len(written)
-        linear = coo_array(
-            (np.ones(count, dtype), (written, np.arange(count))), shape=(is_written.size, count + num_carried)
-        ).tocsr()
         constant = csr_array(writes.shape, dtype=dtype)
         if residual is not None:
-            constant = csr_array(residual.constant.multiply(~is_written))
+            writes = writes | (np.diff(residual.linear.indptr) > 0).reshape(writes.shape)
+            constant = csr_array(residual.constant.multiply(~writes))
             constant.eliminate_zeros()
-        return cls(linear, constant), written
+        written = np.flatnonzero(writes)
+        count = len(written)
+        return cls(_ones((written, np.arange(count)), (writes.size, count + num_carried), dtype), constant), written
 
     @cached_property
     def constants(self) -> Any:
@@ -183,6 +177,13 @@ class FloatForm:
             (self.linear.data, positions[self.linear.indices], self.linear.indptr), (self.linear.shape[0], count)
         )
         return FloatForm(linear, self.constant)
+
+
+def _ones(places: tuple[np.ndarray, np.ndarray], shape: tuple[int, int], dtype: np.dtype[Any]) -> csr_array:
+    """Return the matrix with ones at these (rows, columns)."""
+    from scipy.sparse import coo_array
+
+    return coo_array((np.ones(len(places[0]), dtype), places), shape=shape).tocsr()
 
 
 def _multiply_columns(linear: csr_array, shape: tuple[int, int], matrix: np.ndarray) -> csr_array:
@@ -329,7 +330,7 @@ Stage = AttentionStage[F] | SoftmaxStage[F]
 
 
 def entry_name(stage: Stage[F], entry: int) -> str:
-    """The name of a flat entry of the state after a stage: the channel; for tokens after the first, channel@token."""
+    """Return the name of a flat entry of the state after a stage: channel, or channel@token after the first token."""
     row, column = divmod(entry, len(stage.channels))
     token = stage.tokens[row]
     return stage.channels[column] if token == 0 else f"{stage.channels[column]}@{token}"

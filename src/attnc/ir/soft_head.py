@@ -140,9 +140,8 @@ class SoftHead(Generic[N]):
     def shifted(self: SoftHead[np.ndarray], shift: Float[np.ndarray, " d"] | float) -> SoftHead[np.ndarray]:
         """Return the head of x ↦ A(x + shift)."""
         offsets = self.offsets + (self.slopes * shift).sum(axis=1)
-        if self.carried is None:
-            return SoftHead(self.slopes, offsets, self.values)
-        return SoftHead(self.slopes, offsets, self.values + (self.carried * shift).sum(axis=2), self.carried)
+        values = self.values if self.carried is None else self.values + (self.carried * shift).sum(axis=2)
+        return SoftHead(self.slopes, offsets, values, self.carried)
 
     def scaled(self: SoftHead[np.ndarray], scale: Float[np.ndarray, " d"] | float) -> SoftHead[np.ndarray]:
         """Return the head of x ↦ A(scale·x), with one scale for each input or one for all."""

@@ -40,7 +40,7 @@ def key_sum(terms: Float[np.ndarray, "... n"]) -> Float[np.ndarray, " ..."]:
 def key_mix(
     weights: Float[np.ndarray, "... q n"], values: Float[np.ndarray, "... n v"]
 ) -> Float[np.ndarray, "... q v"]:
-    """weights @ values, in blocks for float32."""
+    """Return weights @ values, in blocks for float32."""
     n, v = values.shape[-2:]
     if weights.dtype != np.float32 or n <= BLOCK:
         return weights @ values

@@ -84,6 +84,20 @@ def sum_and_error(a: Array, b: Array) -> tuple[Array, Array]:
     return s, error
 
 
+def halves(a: Array) -> tuple[Array, Array]:
+    """Split a into a sum of two floats of at most 26 bits (Veltkamp)."""
+    shifted = a * (2.0**27 + 1)
+    high = np.asarray(shifted - (shifted - a))
+    return high, np.asarray(a - high)
+
+
+def product_and_error(a: Array, b: Array) -> tuple[Array, Array]:
+    """fl(ab) and the error ab − fl(ab), exact if nothing overflows or underflows (Dekker's product)."""
+    product = np.asarray(a * b)
+    (a_high, a_low), (b_high, b_low) = halves(a), halves(b)
+    return product, ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
 def compensated_sum(*terms: Array) -> tuple[Array, Array]:
     """The sum as if made in twice the precision, and Σ|e| over the errors e of its additions, up to rounding.
 

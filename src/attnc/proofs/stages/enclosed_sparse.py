@@ -18,7 +18,7 @@ import numpy as np
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.ir.soft_head import Enclosed
-from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, sum_and_error, up
+from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, product_and_error, sum_and_error, up
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 U = UNIT_ROUNDOFF["float64"]
 TERMS_PER_BLOCK = 2**20
 """The number of products that are made before they are summed: 2**20 of them take about 100 MB."""
-_SPLITTER = 2.0**27 + 1  # Dekker's constant: it cuts a float64 number into two halves of 26 bits
 _LEAST_EXPONENT = -900  # below it the error of a product may be no float, and is bounded instead
 
 
@@ -136,10 +135,7 @@ def _product_block(a: EnclosedSparse, b: EnclosedSparse) -> EnclosedSparse:
 def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(p, e, ζ) with |ab − p − e| ≤ ζ; ζ = 0 unless ab is tiny and not exact (Dekker's product, on the mantissas)."""
     (m, i), (n, j) = np.frexp(a), np.frexp(b)
-    p = m * n
-    m_high, n_high = _high_half(m), _high_half(n)
-    m_low, n_low = m - m_high, n - n_high
-    e = ((m_high * n_high - p) + m_high * n_low + m_low * n_high) + m_low * n_low
+    p, e = product_and_error(m, n)
     exponent = i + j
     with np.errstate(over="ignore", under="ignore"):
         value, error = np.ldexp(p, exponent), np.ldexp(e, exponent)
@@ -149,11 +145,6 @@ def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, 
         raise ProgramError("folding the stored weights overflows float64: scale them down")
     unknown = np.where(is_tiny, 2.0 ** (_LEAST_EXPONENT - 52), 0.0)
     return value, np.where(is_tiny, 0.0, error), unknown
-
-
-def _high_half(x: np.ndarray) -> np.ndarray:
-    c = _SPLITTER * x
-    return c - (c - x)
 
 
 def _summed(terms: EnclosedSparse, error: np.ndarray) -> EnclosedSparse:
