@@ -71,7 +71,7 @@ class Request:
         A second dtype in which the network is certified.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
-    points_per_axis, beta, margin, num_step_anchors
+    points_per_axis, beta, num_step_anchors, margin
         Parameters of the theorems that select cells. Those that are None are chosen for eps.
 
     Raises
@@ -96,8 +96,8 @@ class Request:
     progress: Progress | None = field(default=None, compare=False, repr=False)
     points_per_axis: int | tuple[int, ...] | None = None
     beta: float | None = None
-    margin: float = 40.0
     num_step_anchors: int | None = None
+    margin: float = 40.0
     # the choice of the construction, and a second certificate: arguments of `attnc.compile` alone
     construction: str = "auto"
     criterion: str = "multiply_adds"

@@ -35,13 +35,14 @@ class WeightedTarget(Target):
 
     @abc.abstractmethod
     def _through(self, reach: Points, size: Points) -> tuple[Values, Values, int]:
-        """The largest changes of the outputs for inputs that move by up to `reach`, rounded up.
+        """Return the largest changes of the outputs for inputs that move by up to `reach`, rounded up.
 
-        And the sums of the absolute values of all terms of an output at inputs of this size, with their number.
+        Also return, for inputs of this size, the sums of the absolute values of all terms of an output, and the number
+        of these terms.
         """
 
     def variation(self, cells: Interval, centres: Points, values: Values | None = None) -> Float[np.ndarray, " cells"]:
-        """The change from the centre, and γ of the sum of absolute values for the rounding of the value there."""
+        """Bound the change from the centre, and add γ times the sum of absolute values for the rounding there."""
         reach = up(np.maximum(cells.hi - centres, centres - cells.lo))
         moved, size, count = self._through(reach, np.abs(centres))
         found = np.asarray(up(moved + up(gamma(count, U) * size)).max(axis=1))
@@ -189,7 +190,7 @@ class ReLUNetwork(WeightedTarget):
 
     @classmethod
     def of_torch(cls, module: Any, box: BoxLike | tuple[float, float]) -> ReLUNetwork:
-        """A torch.nn.Sequential of Linear and ReLU in turn, as it is in evaluation."""
+        """Read a torch.nn.Sequential of Linear and ReLU in turn, in evaluation mode."""
         parts = [part for part in module if type(part).__name__ not in ("Dropout", "Identity")]
         names = [type(part).__name__ for part in parts]
         if not names or names != [("Linear", "ReLU")[i % 2] for i in range(len(names))] or names[-1] != "Linear":
@@ -218,7 +219,7 @@ class ReLUNetwork(WeightedTarget):
 
     @cached_property
     def letters(self) -> tuple[str, str, str]:
-        """z, h and s, under which no variable hides."""
+        """z, h and s, each with underscores if a variable begins with that letter."""
         z, h, s = (free_letter(letter, self.box.names) for letter in "zhs")
         return z, h, s
 
@@ -227,12 +228,12 @@ class ReLUNetwork(WeightedTarget):
         """z1_0 = w·x + b; h1_0 = relu(z1_0); …; z2_0 = w·h + b; …; and the outputs: with exact numbers."""
         (z, h, _), names, found = self.letters, list(self.box.names), []
         for l, (W, b) in enumerate(zip(self.weights, self.biases, strict=True), 1):  # noqa: E741
-            units = [f"{l}_{j}" for j in range(len(W))]
-            found += [f"{z}{unit} = {affine_text(w, names, c)}" for unit, w, c in zip(units, W, b, strict=True)]
+            sums = [f"{z}{l}_{j}" for j in range(len(W))]
+            found += [f"{unit} = {affine_text(w, names, c)}" for unit, w, c in zip(sums, W, b, strict=True)]
+            names = [f"{h}{l}_{j}" for j in range(len(W))]
             if l < len(self.weights):
-                found += [f"{h}{unit} = relu({z}{unit})" for unit in units]
-            names = [f"{h}{unit}" for unit in units]
-        return "; ".join([*found, ", ".join(f"{z}{unit}" for unit in units)])
+                found += [f"{unit} = relu({below})" for unit, below in zip(names, sums, strict=True)]
+        return "; ".join([*found, ", ".join(sums)])
 
     def _through(self, reach: Points, size: Points) -> tuple[Values, Values, int]:
         """By the Lipschitz constants Π|W_l|, entry by entry."""
@@ -248,21 +249,21 @@ class ReLUNetwork(WeightedTarget):
 
 
 def free_letter(letter: str, names: Sequence[str]) -> str:
-    """With underscores behind it, so that no name begins so."""
+    """The letter with underscores added until no name begins with it."""
     while any(name.startswith(letter) for name in names):
         letter += "_"
     return letter
 
 
 def affine_text(row: Iterable[float], names: Sequence[str], constant: float, *, with_zeros: bool = False) -> str:
-    """Σ w·name + constant, each number exactly; `with_zeros` for all names."""
+    """Σ w·name + constant with exact numbers. Terms with w = 0 are left out unless `with_zeros`."""
     pairs = [(w, name) for w, name in zip(row, names, strict=True) if w or with_zeros]
     terms = [f"{exact_text(w)}*{name}" for w, name in pairs] + [exact_text(constant)]
     return " + ".join(terms).replace("+ -", "- ")
 
 
 def exact_text(x: float) -> str:
-    """A float as a short decimal, if that is exactly the number, or as p/2**q."""
+    """A float as a short decimal if that is exact, and as p/2**q otherwise."""
     p, q = float(x).as_integer_ratio()
     text, halvings = f"{x:.15g}", q.bit_length() - 1
     if Fraction(text) == Fraction(p, q):
@@ -282,7 +283,7 @@ def affine_range(W: Float[np.ndarray, "out in"], b: Float[np.ndarray, " out"], x
 
 
 def feature_box(box: Any, d: int) -> Box:
-    """One interval for all features, or one for each."""
+    """Read a box of d features: one interval for all features, or one for each."""
     if isinstance(box, Box):
         return box
     if not isinstance(box, dict) and np.ndim(box) == 1 and len(box) == 2:

@@ -1,4 +1,4 @@
-"""A table: points, and the values that a network shall have there."""
+"""A table: points, and the values of the function there."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from attnc.targets.target import Points, Values
 
 MAX_COLUMNS = 3
-"""Inputs of a table. A grid of ten nodes an axis has a thousand points in three dimensions, and a million in six."""
+"""Largest number of input columns: ten nodes per axis are a thousand points in three columns, and a million in six."""
 
 
 class TableTarget(Target):
     """A table of points and values, the rows in any order.
 
-    A network for a table claims its error at these points, every one of which is checked. The box is the bounding box
-    of the points; between them nothing is known, and nothing is claimed. Equal rows are merged.
+    A certificate for a table bounds the error at these points, and all of them are checked. Nothing is claimed between
+    them. The box is the bounding box of the points. Equal rows are merged.
 
     Parameters
     ----------
@@ -83,28 +83,26 @@ class TableTarget(Target):
             raise InputError(f"a table has 1 to {MAX_COLUMNS} input columns; the points have {x.shape[1]}")
         if not f.shape[1]:
             raise InputError("a table needs at least one column of values; found none")
-        self._take(x, f, _names(names, x.shape[1]), label)
-
-    def _take(self, x: np.ndarray, f: np.ndarray, names: tuple[str, ...], label: Callable[[int], str]) -> None:
-        _require_finite(x, [f"column {name}" for name in names], "points", label)
+        columns = _names(names, x.shape[1])
+        _require_finite(x, [f"column {name}" for name in columns], "points", label)
         _require_finite(f, [f"output {j}" for j in range(f.shape[1])], "values", label)
-        for name, column in zip(names, x.T, strict=True):
+        for name, column in zip(columns, x.T, strict=True):
             if column.min() == column.max():
                 raise InputError(
                     f"column {name} is {column[0]:g} in all {len(x):,} rows: nothing depends on it. Leave this column "
                     "out of the points."
                 )
-        x = x + 0.0  # makes −0 and 0 one point
+        x = x + 0.0  # −0 becomes 0
         order = np.lexsort(x.T[::-1])
         x, f = x[order], f[order]
         is_repeated = (x[1:] == x[:-1]).all(axis=1)
-        _require_agreement(x, f, is_repeated, names, lambda i: label(int(order[i])))
+        _require_agreement(x, f, is_repeated, columns, lambda i: label(int(order[i])))
         is_first = np.concatenate([[True], ~is_repeated])
         self.points, self.values = x[is_first], f[is_first]
-        self.box = Box.parse(list(zip(x.min(axis=0).tolist(), x.max(axis=0).tolist(), strict=True)), names)
+        self.box = Box.parse(list(zip(x.min(axis=0).tolist(), x.max(axis=0).tolist(), strict=True)), columns)
         self.input_shapes = ((x.shape[1],),)
         nodes = tuple(np.unique(column) for column in self.points.T)
-        # Distinct points that all lie on a grid, as many as it has, are the grid; sorted, they are in its order.
+        # Distinct points of a grid are the whole grid if their number is its size. Sorted, they are in its order.
         self.grid = nodes if np.prod([float(len(axis)) for axis in nodes]) == self.num_points else None
         for array in (self.points, self.values, *nodes):
             array.flags.writeable = False
@@ -115,7 +113,7 @@ class TableTarget(Target):
 
     @property
     def num_points(self) -> int:
-        """Distinct ones."""
+        """The number of distinct points."""
         return len(self.points)
 
     @property
@@ -126,17 +124,17 @@ class TableTarget(Target):
         return self.points
 
     def __call__(self, points: Points) -> Values:
-        """The values in the table; other points have none."""
+        """Look up the values in the table; other points are refused."""
         if points is self.points:
             return self.values
         points = np.asarray(points, np.float64) + 0.0
-        everything = np.concatenate([self.points, points])
-        _, which = np.unique(everything, axis=0, return_inverse=True)
-        row_of = np.full(len(everything), -1)
-        row_of[which.ravel()[: self.num_points]] = np.arange(self.num_points)
-        rows = row_of[which.ravel()[self.num_points :]]
-        if (rows < 0).any():
-            where = show_point(self.box.names, points[np.argmax(rows < 0)])
+        _, first, which = np.unique(
+            np.concatenate([self.points, points]), axis=0, return_index=True, return_inverse=True
+        )
+        rows = first[which.ravel()[self.num_points :]]  # the first row with the same numbers, in the table if possible
+        outside = rows >= self.num_points
+        if outside.any():
+            where = show_point(self.box.names, points[np.argmax(outside)])
             raise InputError(f"the {self.describe()} has no value at {where}, which is none of its points")
         return self.values[rows]
 
@@ -199,7 +197,7 @@ def _require_finite(array: np.ndarray, columns: list[str], what: str, label: Cal
 def _require_agreement(
     x: np.ndarray, f: np.ndarray, is_repeated: np.ndarray, names: tuple[str, ...], label: Callable[[int], str]
 ) -> None:
-    """Sorted rows: those at one point have one value. `label` names a sorted row."""
+    """Raise InputError if sorted rows state two values for one point. `label` names a sorted row."""
     differs = is_repeated & (f[1:] != f[:-1]).any(axis=1)
     if not differs.any():
         return

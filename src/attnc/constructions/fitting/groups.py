@@ -1,4 +1,4 @@
-"""Groups of keys: each computes one smooth piece of a function of one variable, or is graded to singular points."""
+"""Groups of keys: each group computes one piece of a function of one variable, which may have singular points."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.fitting.minimax import Function, SolvedValues, chebyshev, fit_values
+from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
 from attnc.constructions.fitting.search import Shape, descend, fewest, ladder
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Grading:
-    """Anchors that crowd at given points, and the scores that select among them.
+    """Anchors that are denser near given points, and the scores that select among the anchors.
 
-    A density ρ is the number of anchors per unit of length. Equidistribute them, and let the scores be the tangents at
-    the anchors of a convex φ with φ″ = cρ²: then a step from one anchor to the next looks the same everywhere, and the
-    weights about an anchor are those of a Gaussian softmax whose spacing is the local h = 1/ρ. Here
+    The density ρ is the number of anchors per unit of length. The scores are the tangents, at the anchors, of a convex
+    φ with φ″ = cρ². In units of the local spacing h = 1/ρ, neighbouring anchors then look the same everywhere, and the
+    weights about an anchor are those of a Gaussian softmax with spacing h. Here
 
     ρ(t) ∝ 1/(t0 + |t − κ|) + u/(hi − lo), κ the nearest of `points`; without points ρ is constant.
 
-    Near κ the spacing is that of t = κ ± t0(e^{|s|} − 1), s uniform; u > 0 keeps it from growing too much far away.
-    Everything has a closed form between the middles of neighbouring points: with r = |t − κ|, l = log(1 + r/t0) and
-    U = u/(hi − lo), integrated from κ,
+    Near κ the anchors are at κ ± t0(e^{|s|} − 1) for equidistant s. With u > 0 the spacing grows less far from κ.
+    Between the middles of neighbouring points the integrals have closed forms. With r = |t − κ|, l = log(1 + r/t0) and
+    U = u/(hi − lo) they are, integrated from κ,
 
         ∫ρ = l + Ur,   ∫ρ² = 1/t0 − 1/(t0 + r) + 2Ul + U²r,   ∫∫ρ² = r/t0 − l + 2U((t0 + r)l − r) + U²r²/2.
     """
@@ -45,18 +45,21 @@ class Grading:
     def tangents(
         self, num_anchors: int, c: float, steps: float, shift: float = 0.0
     ) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
-        """(slopes, offsets, anchors). `steps` spacings, a real number, fill [lo, hi]; the other anchors
-        lie outside, as many on either side, or 2·shift more on the right."""
+        """Return (slopes, offsets, anchors).
+
+        [lo, hi] is `steps` spacings wide, which need not be a whole number. The other anchors lie outside: equally many
+        on both sides for shift = 0, and 2·shift more on the right otherwise.
+        """
         number = np.arange(num_anchors) - (num_anchors - 1) / 2 + shift
         if not self.points:
             h = (self.hi - self.lo) / steps
             middle, off = 0.5 * (self.lo + self.hi), h * number
             slopes = c * off / h**2
             return slopes, -slopes * middle - c * off**2 / (2 * h**2), middle + off
-        first, last = self._count(np.array([self.lo, self.hi]))
+        first, last = self._integrals(np.array([self.lo, self.hi]))[0]
         density = steps / (last - first)  # anchors per unit of ∫ρ
         anchors = self._place(0.5 * (first + last) + number / density)
-        height, slope = self._phi(anchors)
+        _, slope, height = self._integrals(anchors)
         slopes = c * density**2 * slope
         return slopes, c * density**2 * height - slopes * anchors, anchors
 
@@ -69,42 +72,33 @@ class Grading:
         return np.array(self.points)
 
     @cached_property
-    def _middles(self) -> Float[np.ndarray, " gaps"]:
-        return (self._kappa[1:] + self._kappa[:-1]) / 2
-
-    @cached_property
     def _at_points(self) -> tuple[Float[np.ndarray, " points"], ...]:
-        """∫ρ, φ′ and φ (for c = 1) at the points, from the first one on: two half gaps at a time."""
-        count, slope, height = [0.0], [0.0], [0.0]
-        for gap in np.diff(self._kappa):
-            half_count, half_slope, _ = (float(part[0]) for part in self._from_point(np.array([gap / 2])))
-            height.append(height[-1] + (slope[-1] + half_slope) * gap)  # ρ is symmetric about the middle of a gap
-            slope.append(slope[-1] + 2 * half_slope)
-            count.append(count[-1] + 2 * half_count)
-        return np.array(count), np.array(slope), np.array(height)
+        """∫ρ, φ′ and φ (for c = 1) at the points, integrated from the first point on."""
+        gaps = np.diff(self._kappa)
+        half_count, half_slope, _ = self._from_point(gaps / 2)
+        count, slope = (np.concatenate([[0.0], np.cumsum(2 * half)]) for half in (half_count, half_slope))
+        rises = (slope[:-1] + half_slope) * gaps  # ρ is symmetric about the middle of a gap
+        return count, slope, np.concatenate([[0.0], np.cumsum(rises)])
 
     def _from_point(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """∫ρ, ∫ρ², ∫∫ρ² over a distance r from a point."""
+        """∫ρ, ∫ρ² and ∫∫ρ² over a distance r from a point."""
         t0, U = self.t0, self._U
         log = np.log1p(r / t0)
         first = r / (t0 * (t0 + r)) + 2 * U * log + U**2 * r
         second = r / t0 - log + 2 * U * ((t0 + r) * log - r) + U**2 * r**2 / 2
         return log + U * r, first, second
 
-    def _count(self, t: np.ndarray) -> np.ndarray:
-        nearest = np.searchsorted(self._middles, t)
+    def _integrals(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """∫ρ, φ′ and φ (for c = 1) at t."""
+        nearest = np.searchsorted((self._kappa[1:] + self._kappa[:-1]) / 2, t)
         off = t - self._kappa[nearest]
-        return self._at_points[0][nearest] + np.sign(off) * self._from_point(np.abs(off))[0]
-
-    def _phi(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        nearest = np.searchsorted(self._middles, t)
-        off = t - self._kappa[nearest]
-        _, slope, height = self._from_point(np.abs(off))
-        _, base_slope, base = self._at_points
-        return base[nearest] + base_slope[nearest] * off + height, base_slope[nearest] + np.sign(off) * slope
+        count, slope, height = self._from_point(np.abs(off))
+        at_count, at_slope, at_height = (base[nearest] for base in self._at_points)
+        side = np.sign(off)
+        return at_count + side * count, at_slope + side * slope, at_height + at_slope * off + height
 
     def _place(self, wanted: np.ndarray) -> np.ndarray:
-        """The t with ∫ρ = wanted: on each side of a point l + Ur = s, by Newton's method in l from above."""
+        """Solve ∫ρ = wanted for t: on each side of a point l + Ur = s, by Newton's method in l from above."""
         counts = self._at_points[0]
         nearest = np.searchsorted((counts[1:] + counts[:-1]) / 2, wanted)
         off = wanted - counts[nearest]
@@ -122,19 +116,19 @@ class Grading:
 
 
 GROUP_PASSES = 8
-"""Passes of the reweighted least squares of a thorough fit."""
+"""Number of passes of the reweighted least squares in a thorough fit. Chosen, not measured."""
 
 
 @dataclass(frozen=True, eq=False)
 class SmoothPiece:
-    """f on [lo, hi]; `points` are where it is not smooth, at the ends or inside."""
+    """A function f on [lo, hi]. `points` are the places where f is not smooth, at the ends or inside."""
 
     f: Function
     lo: float
     hi: float
-    limits: Float[np.ndarray, " outputs"]  # of the values
+    limits: Float[np.ndarray, " outputs"]  # the largest |value| of a key, per output
     points: tuple[float, ...] = ()
-    unit: float = UNIT_ROUNDOFF["float64"]  # of the arithmetic that the head runs in
+    unit: float = UNIT_ROUNDOFF["float64"]  # the unit roundoff of the arithmetic that the head runs in
     _samples: dict[int, tuple[np.ndarray, np.ndarray]] = field(init=False, default_factory=dict)  # by number of keys
 
     @property
@@ -142,7 +136,7 @@ class SmoothPiece:
         return self.hi - self.lo
 
     def sample(self, anchors: np.ndarray, t0: float) -> tuple[np.ndarray, np.ndarray]:
-        """Points dense enough for these anchors, and f there."""
+        """Sample points, dense enough for these anchors, and the values of f there."""
         if not self.points:
             if len(anchors) not in self._samples:
                 x = chebyshev(self.lo, self.hi, (6 if len(anchors) <= 64 else 4) * len(anchors) + 24)
@@ -154,10 +148,12 @@ class SmoothPiece:
 
 @dataclass(frozen=True, eq=False)
 class KeyGroup:
+    """The keys that compute one piece, and their error."""
+
     piece: SmoothPiece
     keys: SoftHead[np.ndarray]
     anchors: Float[np.ndarray, " p"]
-    error: float  # the largest on the sample of the piece
+    error: float  # the largest error on the sample of the piece
     shape: Shape  # (log c, log steps, shift), for a graded group (…, log t0, u), and () for a constant
 
     @property
@@ -168,7 +164,7 @@ class KeyGroup:
 def graded_points(
     lo: float, hi: float, points: tuple[float, ...], anchors: np.ndarray, t0: float, per_gap: int
 ) -> Float[np.ndarray, " sample"]:
-    """Chebyshev points in every gap between anchors, and ever closer to the singular points."""
+    """Chebyshev points in every gap between anchors, and points that approach the singular points geometrically."""
     near = t0 * 10.0 ** -np.arange(0.0, 16.1, 0.5)
     marks = np.concatenate([anchors, [lo, hi], np.array(points)])
     marks = np.unique(marks[(marks >= lo) & (marks <= hi)])
@@ -182,7 +178,7 @@ def graded_points(
 def make_group(
     piece: SmoothPiece, num_keys: int, shape: Shape, passes: int = GROUP_PASSES, goal: float = 0.0
 ) -> KeyGroup:
-    """The keys of this shape with their values solved."""
+    """Make the keys of this shape and solve for their values."""
     c, steps, shift = math.exp(shape[0]), math.exp(shape[1]), shape[2]
     t0, u = (math.exp(shape[3]), shape[4]) if piece.points else (1.0, 0.0)
     slopes, offsets, anchors = Grading(piece.lo, piece.hi, piece.points, t0, u).tangents(num_keys, c, steps, shift)
@@ -193,15 +189,13 @@ def make_group(
 
 
 def constant_group(piece: SmoothPiece) -> KeyGroup:
-    """One key: the middle of the range."""
+    """One key, whose value is the middle of the range of f."""
     x = graded_points(piece.lo, piece.hi, piece.points, np.linspace(piece.lo, piece.hi, 17), piece.width, 6)
     f = piece.f(x)
     least, most = f.min(axis=0), f.max(axis=0)
-    fit = SolvedValues(
-        np.clip(0.5 * least + 0.5 * most, -piece.limits, piece.limits)[None], float((most - least).max() / 2)
-    )
+    values = np.clip(0.5 * least + 0.5 * most, -piece.limits, piece.limits)[None]
     zero, middle = np.zeros(1), np.array([0.5 * piece.lo + 0.5 * piece.hi])
-    return KeyGroup(piece, SoftHead(zero[:, None], zero, fit.values), middle, fit.error, ())
+    return KeyGroup(piece, SoftHead(zero[:, None], zero, values), middle, float((most - least).max() / 2), ())
 
 
 LARGEST_GROUP = 512
@@ -209,27 +203,27 @@ LARGEST_GROUP = 512
 GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, LARGEST_GROUP)
 """Numbers of keys that are tried in turn: each is about 1.4 times the one before."""
 FIRST_STEP, LAST_STEP = 0.17, 0.012
-"""The first and the last step of the way downhill."""
+"""The first and the last step length of the descent, in the logarithms of the shape. Chosen, not measured."""
 DOWNHILL_FACTOR = 300.0
-"""Errors up to this multiple of the goal are still lowered by steps downhill; larger ones seldom come down to it."""
+"""The descent starts from errors up to this multiple of the goal; larger errors seldom come down to the goal."""
 FEW_KEYS, MANY_KEYS = 16, 64
-"""Up to 16 keys the search is thorough, as fits are quick; beyond 64 it tries few shapes."""
+"""The search is thorough up to 16 keys, since fits are quick there; beyond 64 keys it tries few shapes."""
 AT_END = 1 / 16
 """Share of the width of a piece: an error this close to an end comes from a singular point beyond the end."""
 CURVATURES, LEAST_STEPS = (0.02, 6.0), 0.1
-"""The range of c, and the least number of spacings that fill a piece, within which the search stays."""
+"""The search keeps c in this range, and at least this number of spacings on a piece. Chosen, not measured."""
 GRADED_ROUNDING = 0.0007
-"""The rounding of a graded group's output, in units of u × largest score × limit of the values (measured)."""
+"""The rounding of a graded group's output, in units of u × largest score × limit of the values. Measured."""
 
 
 def search_group(
     piece: SmoothPiece, num_keys: int, goal: float | None = None, near: KeyGroup | None = None
 ) -> KeyGroup:
-    """The first group of this size with an error of at most `goal` that is found, or the best.
+    """Return the first group found with this size and an error of at most `goal`; the best group if there is none.
 
-    The search is over the curvature c, the number of spacings that fill the piece, the shift of the anchors, and for a
-    graded group t0 and u. The error as a function of these has narrow valleys, so the search is coarse at first and
-    then goes downhill from the best places.
+    The search is over the curvature c, the number of spacings on the piece, the shift of the anchors, and for a graded
+    group t0 and u. The error has narrow valleys as a function of these. So the search first tries a coarse net, and
+    then descends from the best places.
     """
     if num_keys == 1:
         return constant_group(piece)
@@ -252,7 +246,7 @@ def search_group(
 
 
 def _try(piece: SmoothPiece, num_keys: int, shape: Shape, passes: int, goal: float | None) -> KeyGroup:
-    """A quick fit; a thorough one where that may reach the goal."""
+    """Fit quickly, and thoroughly where a thorough fit may reach the goal."""
     if goal is None:
         return make_group(piece, num_keys, shape, passes)
     group = make_group(piece, num_keys, shape, passes, goal)
@@ -262,16 +256,16 @@ def _try(piece: SmoothPiece, num_keys: int, shape: Shape, passes: int, goal: flo
 
 
 def smallest_group(piece: SmoothPiece, goal: float, most: int) -> KeyGroup:
-    """A group with an error of at most `goal` and the fewest keys, or the best of those up to `most` keys.
+    """Return the group with the fewest keys and an error of at most `goal`; else the best group of up to `most` keys.
 
-    Where a smooth piece takes many keys, a group graded to where its error is largest is tried as well: f may have a
-    singular point nearby, off the real line or beyond an end.
+    Where a smooth piece needs many keys, f may have a singular point nearby, off the real line or beyond an end. So a
+    group that is graded to the place of the largest error is tried as well.
     """
     goal = max(goal, _reachable(piece, goal))
 
     def attempt(size: int, before: Sequence[KeyGroup]) -> KeyGroup:
         near = min(before, key=lambda group: group.error, default=None)
-        same = before[-1].piece if before else piece  # graded already, if that helped before
+        same = before[-1].piece if before else piece  # graded if that helped before
         group = search_group(same, size, goal, near)
         is_growing = near is None or near.error > goal
         if is_growing and group.error > goal and FEW_KEYS < size <= MANY_KEYS and not same.points:
@@ -280,10 +274,18 @@ def smallest_group(piece: SmoothPiece, goal: float, most: int) -> KeyGroup:
         return group
 
     def gives_up(failed: Sequence[KeyGroup]) -> bool:
+        """Whether more keys will not help: the rest of the error is rounding, or it falls too slowly."""
         if len(failed) < 2:
             return False
-        best = min(failed[:-1], key=lambda group: group.error)
-        return _is_floor(failed[-1], best) or _is_slow(failed[-1], best, goal)
+        best, last = min(failed[:-1], key=lambda group: group.error), failed[-1]
+        if last.error > 0.5 * best.error and best.error < 2.0**-36 * float(last.piece.limits.max()):
+            return True
+        # An error that does not fall at all proves nothing: there may be too few keys for the waves of f.
+        if last.p <= MANY_KEYS or not 0.05 < last.error / best.error < 0.95:
+            return False
+        # The error falls like a power of the number of keys.
+        power = math.log(best.error / last.error) / math.log(last.p / best.p)
+        return last.error * (last.p / LARGEST_GROUP) ** power > 10 * goal
 
     sizes = ladder(GROUP_SIZES, min(most, LARGEST_GROUP))
     found = fewest(sizes, attempt, goal, resolution=20, gives_up=gives_up)
@@ -293,9 +295,9 @@ def smallest_group(piece: SmoothPiece, goal: float, most: int) -> KeyGroup:
 
 
 def _reachable(piece: SmoothPiece, goal: float) -> float:
-    """The least error that rounding allows a graded group: scores grow like width/t0, and with them their errors.
+    """The least error that rounding allows for a graded group. Scores and their errors grow like width/t0.
 
-    t0 is as small as the goal makes it, so this asks for the least goal with width/t0(goal)·u below it.
+    t0 shrinks with the goal. So this is the least goal that is above width/t0(goal)·u.
     """
     if not piece.points:
         return 0.0
@@ -306,7 +308,7 @@ def _reachable(piece: SmoothPiece, goal: float) -> float:
 
 
 def _worst_place(group: KeyGroup) -> float:
-    """Where the error is largest; next to an end, that end."""
+    """The place of the largest error, or an end of the piece if that is close."""
     piece = group.piece
     x, f = piece.sample(group.anchors, 1.0)
     worst = float(x[np.argmax(np.abs(group.keys(x[:, None]) - f).max(axis=1))])
@@ -314,24 +316,8 @@ def _worst_place(group: KeyGroup) -> float:
     return end if abs(worst - end) <= AT_END * piece.width else worst
 
 
-def _is_floor(group: KeyGroup, before: KeyGroup) -> bool:
-    """Whether the rest of the error is rounding: more keys do not help any more."""
-    return group.error > 0.5 * before.error and before.error < 2.0**-36 * float(group.piece.limits.max())
-
-
-def _is_slow(group: KeyGroup, before: KeyGroup, goal: float) -> bool:
-    """Whether the error of many keys falls like a power, and would be far from the goal even for the largest group.
-
-    An error that does not fall at all proves nothing: there may be too few keys for the waves of f.
-    """
-    if group.p <= MANY_KEYS or not 0.05 < group.error / before.error < 0.95:
-        return False
-    power = math.log(before.error / group.error) / math.log(group.p / before.p)
-    return group.error * (group.p / LARGEST_GROUP) ** power > 10 * goal
-
-
 def _starts(piece: SmoothPiece, num_keys: int, goal: float | None, near: KeyGroup | None) -> Iterator[Shape]:
-    """The shape of a group of another size, with as many anchors outside, and a coarse net."""
+    """Start shapes: that of `near`, with the same number of anchors outside the piece, and then a coarse net."""
     if near is not None and near.shape and bool(near.piece.points) == bool(piece.points):
         steps = max(0.5, math.exp(near.shape[1]) + num_keys - near.p)
         yield near.shape[0], math.log(steps), *near.shape[2:]
@@ -356,7 +342,7 @@ def _starts(piece: SmoothPiece, num_keys: int, goal: float | None, near: KeyGrou
 
 
 def _inner_scale(piece: SmoothPiece, goal: float) -> float:
-    """The distance from a singular point within which f bends by less than `goal`: below it no anchors are needed."""
+    """The distance from a singular point within which f bends by less than `goal`, so that no anchors are needed."""
     scales = piece.width * 2.0 ** -np.arange(1.0, 90.0)
     least = piece.width
     for kappa in piece.points:
@@ -370,7 +356,7 @@ def _inner_scale(piece: SmoothPiece, goal: float) -> float:
 
 
 def _downhill(start: KeyGroup, goal: float | None) -> KeyGroup:
-    """Along c, the spacing, c against the spacing, the shift, and t0."""
+    """Descend along c, the spacing, c against the spacing, the shift, and t0."""
     piece, p = start.piece, start.p
     axes = np.zeros((5 if piece.points else 4, len(start.shape)))
     axes[0, :2], axes[1, 1], axes[2, 2], axes[-1, 0] = (1, -1), 1, 2, 1
@@ -378,11 +364,8 @@ def _downhill(start: KeyGroup, goal: float | None) -> KeyGroup:
         axes[3, 3] = 3
 
     def attempt(shape: Shape) -> KeyGroup | None:
-        return _try(piece, p, shape, 2, goal) if _is_legal(shape, p) else None
+        is_legal = LEAST_STEPS <= math.exp(shape[1]) <= p + 1 and abs(shape[2]) < p
+        is_legal = is_legal and CURVATURES[0] <= math.exp(shape[0]) <= CURVATURES[1]
+        return _try(piece, p, shape, 2, goal) if is_legal else None
 
     return descend(start, attempt, axes, FIRST_STEP, LAST_STEP if p <= FEW_KEYS else 4 * LAST_STEP, goal or 0.0)
-
-
-def _is_legal(shape: Shape, num_keys: int) -> bool:
-    is_wide = LEAST_STEPS <= math.exp(shape[1]) <= num_keys + 1
-    return is_wide and CURVATURES[0] <= math.exp(shape[0]) <= CURVATURES[1] and abs(shape[2]) < num_keys

@@ -92,17 +92,7 @@ def attention_softmax(
     ['Affine', 'Attention', 'Affine', 'Softmax', 'Affine']
     """
     request = Request(
-        eps,
-        dtype,
-        norm,
-        max_anchors,
-        max_bytes,
-        None,
-        heads,
-        progress,
-        points_per_axis,
-        beta,
-        num_step_anchors=num_step_anchors,
+        eps, dtype, norm, max_anchors, max_bytes, None, heads, progress, points_per_axis, beta, num_step_anchors
     )
     return ATTENTION_SOFTMAX.build(target, request)
 

@@ -81,7 +81,9 @@ def max_affine(
     >>> built.program.num_anchors, built.bound.value <= 0.1
     (11, True)
     """
-    request = Request(eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin)
+    request = Request(
+        eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin=margin
+    )
     return _build(target, request)
 
 

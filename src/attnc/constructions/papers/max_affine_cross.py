@@ -81,7 +81,9 @@ def max_affine_cross(
     >>> built.program([[[0.5]]], [[[0.25]]]).shape, built.bound.value <= 0.5
     ((1, 1, 1), True)
     """
-    request = Request(eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin)
+    request = Request(
+        eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin=margin
+    )
     return _build(target, request)
 
 

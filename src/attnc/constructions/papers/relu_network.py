@@ -30,8 +30,8 @@ from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target
 
 LEAST, TINY = 2.0**-6, 2.0**-100
-"""Least scale of a unit, as a share of the width of its range, and in absolute terms: with a smaller scale the scores
-of a unit that is hardly ever positive would be huge, and their rounding large."""
+"""Least scale of a unit, as a share of the width of its range and in absolute terms. With a smaller scale, a unit that
+is hardly ever positive would have huge scores with large rounding errors. Chosen, not measured."""
 
 
 def relu_network(
@@ -95,11 +95,11 @@ def relu_network(
         raise InputError("relu_network: give attnc.ReLUNetwork(weights, biases, box)")
     hidden = len(target.weights) - 1
     scales = [
-        # A unit that is constant is best in the middle of the anchors, or, if it is negative, far from them.
+        # A constant unit is best in the middle of the anchors, or far from them if it is negative.
         np.where(W.any(axis=1), np.maximum(pre.hi, LEAST * (pre.hi - pre.lo)), 2 * np.abs(b))
         for W, b, pre in zip(target.weights[:-1], target.biases[:-1], target.ranges()[:-1], strict=True)
     ]
-    scales = [np.where(B > TINY, B, 1.0) for B in scales]  # a unit that is always 0: any range holds it
+    scales = [np.where(B > TINY, B, 1.0) for B in scales]  # any range holds a unit that is always 0
     widths = [len(W) for W in target.weights[:-1]]
     if num_anchors is None:
         if eps is None:
@@ -124,17 +124,15 @@ def relu_network(
 
 def _build(target: ReLUNetwork, scales: list[np.ndarray], counts: tuple[int, ...], beta: float, dtype: str) -> Built:
     clips = [ClipLayer(p, beta, dtype) for p in counts]
-    bound = _bound(target, scales, clips, dtype)
+    bound, program = _bound(target, scales, clips, dtype), _program(target, scales, clips, dtype)
     parameters = (("num_anchors", " + ".join(map(str, counts))), ("beta", beta))
-    program = _program(target, scales, clips, dtype)
     return Built(program, "relu_network", bound, target.box.as_dict(), parameters)
 
 
 def _sensitivities(target: ReLUNetwork, scales: list[np.ndarray]) -> list[float]:
     """‖|W_L|⋯|W_{l+1}|·B^l‖_∞ for every hidden layer l."""
     found = []
-    for l in range(len(scales)):  # noqa: E741  (the theorem's letter)
-        moved = scales[l]
+    for l, moved in enumerate(scales):  # noqa: E741  (the theorem's letter)
         for W in target.weights[l + 1 :]:
             moved = up(np.abs(W) @ moved, len(moved) + 1)
         found.append(float(np.max(moved)))
@@ -144,7 +142,7 @@ def _sensitivities(target: ReLUNetwork, scales: list[np.ndarray]) -> list[float]
 def _counts_for(target: ReLUNetwork, scales: list[np.ndarray], eps: float, beta: float, dtype: str) -> tuple[int, ...]:
     """Minimise Σ p_l with Σ sensitivity_l·ε/(p_l − 1) = 0.98·eps: p_l − 1 ∝ √sensitivity_l.
 
-    ε is that of few keys first; for many it is a little larger, as their scores are rounded.
+    ε is at first that of 64 keys. It is then computed again, since it grows a little with the number of keys.
     """
     roots = [math.sqrt(s) for s in _sensitivities(target, scales)]
 
@@ -158,28 +156,26 @@ def _counts_for(target: ReLUNetwork, scales: list[np.ndarray], eps: float, beta:
 
 def _bound(target: ReLUNetwork, scales: list[np.ndarray], clips: list[ClipLayer], dtype: str) -> Bound:
     u = UNIT_ROUNDOFF[dtype]
-    off = np.zeros(target.box.d)  # how far each input of the layer can be off, in all
-    rounded = np.zeros(target.box.d)  # the part of it that is rounding
+    off = np.zeros(target.box.d)  # the error of each input of the layer
+    rounded = np.zeros(target.box.d)  # the part of it that comes from rounding
     size = target.box.magnitude
     for l, (W, b) in enumerate(zip(target.weights, target.biases, strict=True)):  # noqa: E741
-        # Coefficients W·B/(p−1) made and cast, the constant b + W·B/2, the sum: fewer than fan-in + 16 roundings each.
+        # W·B/(p−1) and b + W·B/2 are computed and cast, and then summed: fewer than fan-in + 16 roundings each.
         slack = gamma(W.shape[1] + 16, u) * (np.abs(W) @ size * 2 + np.abs(b))
         rounded = up(np.abs(W) @ rounded + slack, W.shape[1] + 2)
         off = up(np.abs(W) @ off + slack, W.shape[1] + 2)
         if l < len(clips):
             B, clip = scales[l], clips[l]
             spacing = B / (clip.num_anchors - 1)
-            # y = (z/B − ½)(p−1) is made by the same sum as z; adding the constant (p−1)/2 costs a rounding of it.
+            # y = (z/B − ½)(p−1) is computed by the same sum as z. Adding the constant (p−1)/2 costs one more rounding.
             slack = spacing * clip.rounding + gamma(8, u) * B
             rounded, off = up(rounded + slack, 2), up(off + slack + spacing * clip.error, 3)
             size = B
     rounding = float(rounded.max())
-    approximation = float(off.max()) - rounding
+    approximation = round_up(float(off.max()) - rounding)
+    clipped = Term("approximation", approximation, "the clips of every layer, through |W| of the layers above")
     return Bound(
-        (
-            Term("approximation", round_up(approximation), "the clips of every layer, through |W| of the layers above"),
-            Term("rounding", round_up(rounding), f"{dtype} sums over units and over keys, through |W| alike"),
-        )
+        (clipped, Term("rounding", round_up(rounding), f"{dtype} sums over units and over keys, through |W| alike"))
     )
 
 
@@ -188,31 +184,23 @@ def _program(target: ReLUNetwork, scales: list[np.ndarray], clips: list[ClipLaye
     tokens_in, channels_in = 1, [f"in.{c}" for c in range(target.box.d)]
     gain, shift = np.ones(target.box.d), np.zeros(target.box.d)  # input unit i = gain·channel + shift
     for l, (W, b) in enumerate(zip(target.weights, target.biases, strict=True)):  # noqa: E741
-        is_hidden = l < len(clips)
-        clip = clips[l] if is_hidden else None
-        if clip is not None:
-            to_y, offset = (clip.num_anchors - 1) / scales[l], -clip.radius
-            builder = AffineBuilder(tokens_in, channels_in, clip.num_keys, clip.channels)
-            out = "y"
+        clip, units = clips[l] if l < len(clips) else None, np.arange(len(W))
+        to_y, offset, out = ((clip.num_anchors - 1) / scales[l], -clip.radius, "y") if clip else (1.0, 0.0, "out")
+        tokens, channels = (clip.num_keys, clip.channels) if clip else (len(W), ("out",))
+        builder = AffineBuilder(tokens_in, channels_in, tokens, channels)
+        weight = (to_y * W.T).T * gain
+        if l:
+            builder.link(units[:, None], out, np.arange(W.shape[1]), channels_in[0], weight)
         else:
-            to_y, offset = np.ones(len(W)), 0.0
-            builder = AffineBuilder(tokens_in, channels_in, len(W), ("out",))
-            out = "out"
-        rows, columns = (axis.ravel() for axis in np.indices(W.shape))
-        weight = (to_y[:, None] * W * gain).ravel()
-        if l == 0:
             for c, name in enumerate(channels_in):
-                builder.link(rows[columns == c], out, 0, name, weight[columns == c])
-        else:
-            builder.link(rows, out, columns, channels_in[0], weight)
-        builder.set(np.arange(len(W)), out, to_y * (b + W @ shift) + offset)
+                builder.link(units, out, 0, name, weight[:, c])
+        builder.set(units, out, to_y * (b + W @ shift) + offset)
         if clip is not None:
-            clip.place(builder, np.arange(len(W)))
-            layers += [builder.build(f"affine{l}", dtype), clip.attention(f"relu{l}")]
-            tokens_in, channels_in = clip.num_keys, [clip.output]
+            clip.place(builder, units)
             gain, shift = scales[l] / (clip.num_anchors - 1), scales[l] / 2
-        else:
-            layers.append(builder.build("read", dtype))
+            tokens_in, channels_in = clip.num_keys, [clip.output]
+        layers.append(builder.build("read" if clip is None else f"affine{l}", dtype))
+        layers += [] if clip is None else [clip.attention(f"relu{l}")]
     return check(Program(tuple(layers), target.input_shapes, target.output_shape))
 
 

@@ -90,10 +90,7 @@ def truncated_linear(
     """
     target, limit = _checked(target, max_anchors, max_bytes)
     n = len(target.W)
-    if num_anchors is not None and (
-        isinstance(num_anchors, bool) or not isinstance(num_anchors, int) or num_anchors < 2
-    ):
-        raise InputError(f"num_anchors must be a whole number ≥ 2, found {num_anchors!r}")
+    _check_whole("num_anchors", num_anchors, 2)
     if num_anchors is None:
         if eps is None:
             raise InputError("truncated_linear: give eps or num_anchors")
@@ -174,9 +171,8 @@ def truncated_linear_heads(
     """
     target, limit = _checked(target, max_anchors, max_bytes)
     n, least = len(target.W), 2 * sentinels + 1
-    for name, value in (("num_heads", num_heads), ("sentinels", sentinels)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"{name} must be a whole number ≥ 1, found {value!r}")
+    _check_whole("num_heads", num_heads, 1)
+    _check_whole("sentinels", sentinels, 1)
     if num_tokens is not None and (not isinstance(num_tokens, int) or num_tokens < least):
         raise InputError(
             f"num_tokens must be at least {least}: {sentinels} sentinel(s) per side and one anchor; found {num_tokens}"
@@ -233,6 +229,11 @@ def _checked(target: Target, max_anchors: int, max_bytes: int) -> tuple[Truncate
             "construction='compose' or 'gates', for other functions 'max_affine'."
         )
     return target, max(2, min(max_anchors, max_bytes // 200))
+
+
+def _check_whole(name: str, value: int | None, least: int) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+        raise InputError(f"{name} must be a whole number ≥ {least}, found {value!r}")
 
 
 def _count_for(target: TruncatedLinear, eps: float, unit: float) -> int:

@@ -96,7 +96,7 @@ def two_layer(
     (2, True)
     """
     request = Request(
-        eps, dtype, norm, max_anchors, max_bytes, None, heads, progress, points_per_axis, beta, margin, num_step_anchors
+        eps, dtype, norm, max_anchors, max_bytes, None, heads, progress, points_per_axis, beta, num_step_anchors, margin
     )
     return TWO_LAYER.build(target, request)
 

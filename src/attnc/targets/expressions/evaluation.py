@@ -6,27 +6,39 @@ Where an operation may leave its domain, the evaluation notes a violation and go
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import add, mul
-from typing import TypeVar
+from operator import add, mul, neg, truediv
+from typing import Any
 
 import numpy as np
 
-from attnc.functions.function import BOUNDED, DomainRule, Gradient
-from attnc.functions.powers import DIVISOR, NEGATIVE_POWER, REAL_POWER, power, real_power
+from attnc.functions.function import BOUNDED, ONE, DomainRule, ElementaryFunction, Gradient
+from attnc.functions.powers import (
+    DIVISOR,
+    NEGATIVE_POWER,
+    REAL_POWER,
+    divide_jets,
+    integer_power_jet,
+    power,
+    real_power,
+    real_power_jet,
+)
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
+from attnc.numerics.jet_equations import JetRule
+from attnc.numerics.jets import Jet, multiply, negate
+from attnc.numerics.jets import add as add_jets
 from attnc.numerics.rounding import Array, Mask
 from attnc.targets.expressions.tree import (
     Call,
     Constant,
     Negate,
-    Node,
     Number,
     Power,
     Product,
@@ -38,8 +50,6 @@ from attnc.targets.expressions.tree import (
     to_text,
 )
 
-Value = TypeVar("Value", Array, Interval)
-ONE = Interval.point(1.0)
 MAX_SHOWN_TEXT = 200
 """Maximum number of characters of an expression in a message: two or three lines of a terminal."""
 _CONSTANTS = {"pi": elementary.PI, "e": elementary.E}
@@ -121,37 +131,16 @@ def evaluate_points(steps: Sequence[Step], columns: Mapping[str, Array]) -> list
     values: list[Array] = []
     with np.errstate(all="ignore"):
         for step in steps:
-            values.append(_value(step.node, [values[i] for i in step.arguments], columns))
+            match step.node:
+                case Number(value):
+                    values.append(np.asarray(value.numerator / value.denominator))
+                case Constant(name):
+                    values.append(_CONSTANTS[name].lo)
+                case Variable(name):
+                    values.append(columns[name])
+                case _:
+                    values.append(np.asarray(operation(step).value(*(values[i] for i in step.arguments))))
     return values
-
-
-def _value(node: Node, a: list[Array], columns: Mapping[str, Array]) -> Array:
-    match node:
-        case Number(value):
-            return np.asarray(value.numerator / value.denominator)
-        case Constant(name):
-            return np.asarray(_CONSTANTS[name].lo)
-        case Variable(name):
-            return columns[name]
-        case Product():
-            return reduce(mul, a)
-        case Power():
-            return np.asarray(np.power(a[0], a[1]))
-        case Call(name):
-            return np.asarray(FUNCTIONS[name].value(*a))
-        case _:
-            return _arithmetic(node, a)
-
-
-def _arithmetic(node: Sum | Quotient | Negate, a: list[Value]) -> Value:
-    """A sum, a quotient or a negation, of numbers as of intervals."""
-    match node:
-        case Sum():
-            return reduce(add, a)
-        case Quotient():
-            return a[0] / a[1]
-        case Negate():
-            return -a[0]
 
 
 def evaluate_boxes(
@@ -162,24 +151,31 @@ def evaluate_boxes(
     `centred` also bounds every step by its mean value form f(c) + Σ_i G_i·(X_i − c_i), c the centre of the box, whose
     excess falls with the square of the width of the box where that of the natural extension falls with the width.
     """
-    columns = {
-        name: (i, Interval(np.ascontiguousarray(boxes.lo[:, i]), np.ascontiguousarray(boxes.hi[:, i])))
-        for i, name in enumerate(names)
-    }
+    columns = {name: Interval(*np.ascontiguousarray([boxes.lo[:, i], boxes.hi[:, i]])) for i, name in enumerate(names)}
     centre = evaluate_boxes(steps, names, Interval.point(boxes.mid), gradients=False).ranges if centred else []
-    offsets = [x - x.mid for _, x in columns.values()] if centred else []
+    offsets = [x - x.mid for x in columns.values()] if centred else []
     done = Evaluated(steps, names, boxes)
     for number, step in enumerate(steps):
         operands = [done.ranges[i] for i in step.arguments]
-        y = _range(step, operands, columns)
-        _note_violations(done, number, _domain(step.node), operands, y)
-        if gradients or centred:
-            gradient = _gradient(step, operands, y, done.gradients, columns)
-            done.gradients.append(gradient)
-            if centred and operands:
-                for i, g in gradient.items():
-                    centre[number] = centre[number] + g * offsets[i]
-                y = y.intersect(centre[number])
+        gradient: Gradient = {}
+        match step.node:
+            case Number() as written:
+                y = enclose(written)
+            case Constant(name):
+                y = _CONSTANTS[name]
+            case Variable(name):
+                y, gradient = columns[name], {names.index(name): ONE}
+            case _:
+                rules = operation(step)
+                y = rules.range(*operands)
+                _note_violations(done, number, rules.domain, operands, y)
+                if gradients or centred:
+                    gradient = rules.gradient(operands, [done.gradients[i] for i in step.arguments], y)
+                if centred:
+                    for i, g in gradient.items():
+                        centre[number] = centre[number] + g * offsets[i]
+                    y = y.intersect(centre[number])
+        done.gradients.append(gradient)
         done.ranges.append(y)
     return done
 
@@ -199,46 +195,110 @@ def _note_violations(
             done.violations.append(Violation(number, BOUNDED, overflow, (y,)))
 
 
-def _integer(node: Node) -> int | None:
-    return int(node.value) if isinstance(node, Number) and node.value.denominator == 1 else None
+@dataclass(frozen=True)
+class Operation:
+    """The rules of an operation: for numbers, ranges, gradients and Taylor jets; and the domain that it must not leave.
+
+    `gradient` takes the ranges and the gradients of the operands, and the range of the result.
+    """
+
+    value: Callable[..., Array]
+    range: Callable[..., Interval]
+    gradient: Callable[[Sequence[Interval], Sequence[Gradient], Interval], Gradient]
+    jet: JetRule
+    domain: DomainRule | None = None
 
 
-def _domain(node: Node) -> DomainRule | None:
-    match node:
-        case Quotient():
-            return DIVISOR
-        case Power(_, exponent):
-            n = _integer(exponent)
-            return REAL_POWER if n is None else NEGATIVE_POWER if n < 0 else None
-        case Call(name):
-            return FUNCTIONS[name].domain
-        case _:
-            return None
-
-
-def _powers(step: Step, a: Sequence[Interval]) -> list[Interval]:
-    """The distinct factors with their multiplicities: x*x is bounded as x², which is not negative."""
-    by_number = dict(zip(step.arguments, a, strict=True))
-    return [power(by_number[i], n) for i, n in Counter(step.arguments).items()]
-
-
-def _range(step: Step, a: list[Interval], columns: Mapping[str, tuple[int, Interval]]) -> Interval:
+def operation(step: Step) -> Operation:
+    """The rules of a step that has operands."""
     match step.node:
-        case Number() as number:
-            return enclose(number)
-        case Constant(name):
-            return _CONSTANTS[name]
-        case Variable(name):
-            return columns[name][1]
-        case Product():
-            return reduce(mul, _powers(step, a))
-        case Power(_, exponent):
-            n = _integer(exponent)
-            return real_power(a[0], a[1]) if n is None else power(a[0], n)
         case Call(name):
-            return FUNCTIONS[name].range(*a)
+            return _call(FUNCTIONS[name])
+        case Power(_, Number(exponent)) if exponent.denominator == 1:
+            return _integer_power(int(exponent))
+        case Product():
+            return _product(step.arguments)
         case node:
-            return _arithmetic(node, a)
+            return _OPERATIONS[type(node)]
+
+
+def _call(function: ElementaryFunction) -> Operation:
+    def gradient(a: Sequence[Interval], g: Sequence[Gradient], y: Interval) -> Gradient:
+        if not any(g):
+            return {}
+        if function.slope is not None:
+            return _scaled(function.slope(a[0], y), g[0])
+        assert function.gradient is not None
+        return function.gradient(a, g)
+
+    return Operation(function.value, function.range, gradient, function.jet, function.domain)
+
+
+def _integer_power(n: int) -> Operation:
+    return Operation(
+        np.power,
+        lambda base, _: power(base, n),
+        lambda a, g, _: _scaled(float(n) * power(a[0], n - 1), g[0]) if n and g[0] else {},
+        lambda jets, ranges, order: integer_power_jet(jets[0], ranges[0], n, order),
+        NEGATIVE_POWER if n < 0 else None,
+    )
+
+
+def _product(arguments: Sequence[int]) -> Operation:
+    """The product of the distinct factors to their multiplicities: x*x is bounded as x², which is not negative."""
+    multiplicities = [(arguments.index(i), n) for i, n in Counter(arguments).items()]
+
+    def powers(a: Sequence[Interval]) -> list[Interval]:
+        return [power(a[i], n) for i, n in multiplicities]
+
+    def gradient(a: Sequence[Interval], g: Sequence[Gradient], _: Interval) -> Gradient:
+        """∏u − ∏u′ = Σ_i u_1⋯u_{i−1}·(u_i − u_i′)·u′_{i+1}⋯u′_k."""
+        factors = powers(a)
+        after = list(itertools.accumulate(factors[:0:-1], lambda b, factor: _times(factor, b), initial=ONE))[::-1]
+        before, total = ONE, Gradient()
+        for (i, n), factor, rest in zip(multiplicities, factors, after, strict=True):
+            if g[i]:
+                slope = _times(before, rest)
+                if n > 1:
+                    slope = _times(float(n) * power(a[i], n - 1), slope)
+                total = _added(total, _scaled(slope, g[i]))
+            before = _times(before, factor)
+        return total
+
+    def jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+        """Constants first, then equal factors together, then from the fewest variables to the most."""
+        factors = [integer_power_jet(jets[i], ranges[i], n, order) for i, n in multiplicities]
+        factors.sort(key=lambda jet: (len(jet.variables), jet.degree))
+        return reduce(lambda u, v: multiply(u, v, order), factors)
+
+    return Operation(lambda *a: reduce(mul, a), lambda *a: reduce(mul, powers(a)), gradient, jet)
+
+
+def _quotient_gradient(a: Sequence[Interval], g: Sequence[Gradient], y: Interval) -> Gradient:
+    """u/v − u′/v′ = (u − u′)/v − (u′/v′)(v − v′)/v."""
+    return _added(_scaled(1.0 / a[1], g[0]) if g[0] else {}, _scaled(-y / a[1], g[1]) if g[1] else {})
+
+
+def _power_gradient(a: Sequence[Interval], g: Sequence[Gradient], y: Interval) -> Gradient:
+    base = _scaled(a[1] * real_power(a[0], a[1] - 1.0), g[0]) if g[0] else {}
+    return _added(base, _scaled(y * elementary.log(a[0]), g[1])) if g[1] else base
+
+
+def _sum(*a: Any) -> Any:
+    return reduce(add, a)
+
+
+_OPERATIONS = {
+    Sum: Operation(_sum, _sum, lambda a, g, y: _added(*g), lambda jets, ranges, order: add_jets(jets)),
+    Negate: Operation(
+        neg,
+        neg,
+        lambda a, g, y: {i: -slope for i, slope in g[0].items()},
+        lambda jets, ranges, order: negate(jets[0]),
+    ),
+    Quotient: Operation(truediv, truediv, _quotient_gradient, divide_jets, DIVISOR),
+    Power: Operation(np.power, real_power, _power_gradient, real_power_jet, REAL_POWER),
+}
 
 
 def _scaled(slope: Interval, gradient: Gradient) -> Gradient:
@@ -251,58 +311,6 @@ def _added(*gradients: Gradient) -> Gradient:
     for gradient in gradients:
         for i, g in gradient.items():
             total[i] = total[i] + g if i in total else g
-    return total
-
-
-def _gradient(
-    step: Step, a: list[Interval], y: Interval, done: list[Gradient], columns: Mapping[str, tuple[int, Interval]]
-) -> Gradient:
-    g = [done[i] for i in step.arguments]
-    match step.node:
-        case Number() | Constant():
-            return {}
-        case Variable(name):
-            return {columns[name][0]: ONE}
-        case Sum():
-            return _added(*g)
-        case Product():
-            return _product_gradient(step, a, done)
-        case Quotient():
-            # u/v − u′/v′ = (u − u′)/v − (u′/v′)(v − v′)/v
-            return _added(_scaled(1.0 / a[1], g[0]) if g[0] else {}, _scaled(-y / a[1], g[1]) if g[1] else {})
-        case Power(_, exponent):
-            n = _integer(exponent)
-            if n is not None:
-                return _scaled(float(n) * power(a[0], n - 1), g[0]) if n and g[0] else {}
-            base = _scaled(a[1] * real_power(a[0], a[1] - 1.0), g[0]) if g[0] else {}
-            return _added(base, _scaled(y * elementary.log(a[0]), g[1])) if g[1] else base
-        case Negate():
-            return {i: -slope for i, slope in g[0].items()}
-        case Call(name):
-            function = FUNCTIONS[name]
-            if not any(g):
-                return {}
-            if function.slope is not None:
-                return _scaled(function.slope(a[0], y), g[0])
-            assert function.gradient is not None
-            return function.gradient(a, g)
-
-
-def _product_gradient(step: Step, a: Sequence[Interval], done: Sequence[Gradient]) -> Gradient:
-    """∏u − ∏u′ = Σ_i u_1⋯u_{i−1}·(u_i − u_i′)·u′_{i+1}⋯u′_k, over the distinct factors with their multiplicities."""
-    by_number = dict(zip(step.arguments, a, strict=True))
-    factors = _powers(step, a)
-    after = [ONE] * len(factors)
-    for i in range(len(factors) - 2, -1, -1):
-        after[i] = _times(factors[i + 1], after[i + 1])
-    before, total = ONE, Gradient()
-    for i, (number, n) in enumerate(Counter(step.arguments).items()):
-        if done[number]:
-            slope = _times(before, after[i])
-            if n > 1:
-                slope = _times(float(n) * power(by_number[number], n - 1), slope)
-            total = _added(total, _scaled(slope, done[number]))
-        before = _times(before, factors[i])
     return total
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.functions.powers import divide_jets, integer_power_jet, real_power_jet
-from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, above
 from attnc.numerics.jet_tables import degree_blocks, embedding, num_monomials
-from attnc.numerics.jets import Jet, add, constant, multiply, negate, variable
+from attnc.numerics.jets import Jet, constant, variable
 from attnc.numerics.rounding import Array, Mask, add_down, add_up
-from attnc.targets.expressions.evaluation import evaluate_boxes
+from attnc.targets.expressions.evaluation import evaluate_boxes, operation
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.tree import Call, Negate, Number, Power, Product, Quotient, Step, Sum, Variable
+from attnc.targets.expressions.tree import Variable
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -109,7 +105,10 @@ def _jets(expression: Expression, centres: Array, radii: Array, order: int) -> d
     done: dict[int, _Done] = {}
     for number, (step, known) in enumerate(zip(steps, natural, strict=True)):
         arguments = [done[i] for i in step.arguments]
-        jet = _jet(step, [a.jet for a in arguments], [a.range for a in arguments], known, columns, order)
+        if arguments:
+            jet = operation(step).jet([a.jet for a in arguments], [a.range for a in arguments], order)
+        else:
+            jet = columns[step.node.name] if isinstance(step.node, Variable) else constant(Ball.around(known))
         holds = jet.is_finite
         for argument in arguments:
             holds = holds & argument.holds
@@ -125,42 +124,6 @@ def _common(a: Interval, b: Interval, holds: Mask) -> Interval:
     lo, hi = np.maximum(a.lo, b.lo), np.minimum(a.hi, b.hi)
     known = holds & (lo <= hi)
     return Interval(np.where(known, lo, -np.inf), np.where(known, hi, np.inf))
-
-
-def _jet(
-    step: Step, jets: list[Jet], ranges: list[Interval], known: Interval, columns: dict[str, Jet], order: int
-) -> Jet:
-    match step.node:
-        case Variable(name):
-            return columns[name]
-        case Sum():
-            return add(jets)
-        case Product():
-            return _product(step, jets, ranges, order)
-        case Quotient():
-            return divide_jets(jets, ranges, order)
-        case Power(_, Number(value)) if value.denominator == 1:
-            return integer_power_jet(jets[0], ranges[0], int(value), order)
-        case Power():
-            return real_power_jet(jets, ranges, order)
-        case Negate():
-            return negate(jets[0])
-        case Call(name):
-            return FUNCTIONS[name].jet(jets, ranges, order)
-        case _:  # a number, pi or e
-            return constant(Ball.around(known))
-
-
-def _product(step: Step, jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
-    """Constants first, then equal factors together, then from the fewest variables to the most."""
-    counts = Counter(step.arguments)
-    arguments = dict(zip(step.arguments, zip(jets, ranges, strict=True), strict=True))
-    factors = [integer_power_jet(*arguments[number], n, order) for number, n in counts.items()]
-    factors.sort(key=lambda jet: (len(jet.variables), jet.degree))
-    result = factors[0]
-    for factor in factors[1:]:
-        result = multiply(result, factor, order)
-    return result
 
 
 def _store(done: _Done, d: int, order: int, mid: Array, radius: Array, remainder: Array) -> None:
