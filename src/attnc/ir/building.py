@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnc.ir.layers import Affine
+from attnc.ir.layers import Affine, Head
 from attnc.ir.sparse import Sparse
 
 if TYPE_CHECKING:
@@ -69,3 +69,24 @@ def projection(
     for (source, sink), value in entries.items():
         matrix[rows[source], columns[sink]] = value
     return matrix
+
+
+def named_head(
+    query_channels: Sequence[str],
+    key_channels: Sequence[str],
+    queries: Mapping[tuple[str, str], float],
+    keys: Mapping[tuple[str, str], float],
+    values: Mapping[tuple[str, str], float],
+    dtype: Any,
+) -> Head:
+    """A head from the entries of W_Q, W_K and W_V, with W_O = 1.
+
+    The terms of a score, and the outputs, are numbered in the order in which `queries` and `values` name them.
+    """
+    terms, outputs = (tuple(dict.fromkeys(sink for _, sink in entries)) for entries in (queries, values))
+    return Head(
+        projection(query_channels, terms, queries, dtype),
+        projection(key_channels, terms, keys, dtype),
+        projection(key_channels, outputs, values, dtype),
+        np.eye(len(outputs), dtype=dtype),
+    )

@@ -56,16 +56,20 @@ class ExpressionTarget(Target):
         """
         values = self(centres) if values is None else values
         ranges, gradients = self.expression.ranges_and_gradients(cells, violations="infinite")
-        by_range = np.maximum(up(ranges.hi - values), up(values - ranges.lo))
         at_centre = self.expression.ranges(Interval(centres, centres), violations="infinite")
-        off_centre = np.maximum(up(at_centre.hi - values), up(values - at_centre.lo))
-        reach = up(np.maximum(cells.hi - centres, centres - cells.lo))
-        slopes = np.maximum(np.abs(gradients.lo), np.abs(gradients.hi))
-        with np.errstate(invalid="ignore", over="ignore"):
-            steps = np.where(reach[:, None] > 0, up(slopes * reach[:, None]), 0.0)
-            by_slope = up(off_centre + up(steps.sum(axis=2), self.box.d))
-        by_slope = np.where(np.isnan(by_slope), np.inf, by_slope)
+        by_range, off_centre = (
+            np.maximum(up(found.hi - values), up(values - found.lo)) for found in (ranges, at_centre)
+        )
+        by_slope = up(off_centre + self._change(cells, centres, gradients, np.zeros(gradients.shape, bool)))
         return np.asarray(np.minimum(by_range, by_slope).max(axis=1))
+
+    def _change(self, cells: Interval, centres: Points, gradients: Interval, is_exempt: np.ndarray) -> Values:
+        """Σ |∂_i f(cell)|·reach_i from the centres over all axes that are not exempt, rounded up."""
+        slopes = np.maximum(np.abs(gradients.lo), np.abs(gradients.hi))
+        reach = up(np.maximum(cells.hi - centres, centres - cells.lo))[:, None]
+        with np.errstate(invalid="ignore", over="ignore"):
+            steps = np.where(is_exempt | (reach <= 0), 0.0, up(slopes * reach))
+            return np.nan_to_num(up(steps.sum(axis=2), self.box.d), nan=np.inf, posinf=np.inf)
 
     def enclosure(self, cells: Interval) -> Interval:
         """The common part of the interval range and, for either end, a mean value form about the likeliest corner.
@@ -74,13 +78,8 @@ class ExpressionTarget(Target):
         along the others f changes by at most Σ |∂_i f(cell)|·reach_i from the middle.
         """
         ranges, gradients = self.expression.ranges_and_gradients(cells, violations="infinite")
-        slopes = np.maximum(np.abs(gradients.lo), np.abs(gradients.hi))
-        rises, falls = gradients.lo >= 0, gradients.hi <= 0
-        middle = cells.mid
-        reach = up(np.maximum(cells.hi - middle, middle - cells.lo))[:, None]
-        with np.errstate(invalid="ignore", over="ignore"):
-            steps = np.where(rises | falls | (reach <= 0), 0.0, up(slopes * reach))
-            change = np.nan_to_num(up(steps.sum(axis=2), self.box.d), nan=np.inf, posinf=np.inf)
+        rises, falls, middle = gradients.lo >= 0, gradients.hi <= 0, cells.mid
+        change = self._change(cells, middle, gradients, rises | falls)
         lo, hi = ranges.lo.copy(), ranges.hi.copy()
         for j in range(self.num_outputs):
             up_j, down_j = rises[:, j], falls[:, j]

@@ -51,6 +51,7 @@ class FunctionTarget(Target, abc.ABC):
         return self
 
     def _take(self, fn: Callable[..., Any], lipschitz: float | None, hessian_bound: float | None) -> None:
+        """Check the function and its constants; the box and the shapes of the inputs are set before."""
         if not callable(fn):
             raise InputError(f"expected a function, found a {type(fn).__name__}")
         self.fn = fn
@@ -71,6 +72,7 @@ class FunctionTarget(Target, abc.ABC):
                 f"given, not proved: {self.describe()} {' and '.join(long)}, and the values that it returns are exact: "
                 "its own rounding is not counted",
             )
+        self.output_shape = self._probed_shape()
 
     def __call__(self, points: Points) -> Values:
         found = self._call(points)
@@ -102,7 +104,7 @@ class FunctionTarget(Target, abc.ABC):
             raise InputError(f"the function {self.describe()} returned {found.dtype}: it must return real numbers")
         return found.astype(np.float64)
 
-    def _probe(self) -> tuple[int, ...]:
+    def _probed_shape(self) -> tuple[int, ...]:
         """The shape that the function returns for a batch of three."""
         box = self.box
         found = self._call(np.stack([box.lo, box.lo / 2 + box.hi / 2, box.hi]))
@@ -122,11 +124,9 @@ class FunctionTarget(Target, abc.ABC):
                 "Lipschitz constant (lipschitz=…) or a bound of its second derivatives (hessian_bound=…), or give an "
                 "expression."
             )
-        found = np.full(len(centres), np.inf)
-        if self.lipschitz is not None:
-            reach = up(np.maximum(cells.hi - centres, centres - cells.lo))
-            found = np.asarray(up(self.lipschitz * _length(reach)))
-            found = found if values is None else up(found + self.distance(centres, values))
+        found = self._change(up(np.maximum(cells.hi - centres, centres - cells.lo)))
+        if values is not None and self.lipschitz is not None:
+            found = up(found + self.distance(centres, values))
         if self.hessian_bound is not None and self._has_corners:
             held = self(centres) if values is None else values
             farthest = up(np.abs(self.corners(cells) - held[:, None]).max(axis=(1, 2)))
@@ -137,10 +137,10 @@ class FunctionTarget(Target, abc.ABC):
         """By the centre and the Lipschitz constant, and by the corners: an interpolant is largest at one of them."""
         if self.hessian_bound is None or not self._has_corners:
             return super().enclosure(cells)
-        found = super().enclosure(cells) if self.lipschitz is not None else None
         corners, off = self.corners(cells), self.interpolation_error(cells)[:, None]
         lo, hi = -up(off - corners.min(axis=1)), up(corners.max(axis=1) + off)
-        if found is not None:
+        if self.lipschitz is not None:
+            found = super().enclosure(cells)
             lo, hi = np.maximum(found.lo, lo), np.minimum(found.hi, hi)
         if (lo > hi).any():
             raise InputError(
@@ -161,13 +161,16 @@ class FunctionTarget(Target, abc.ABC):
     def interpolation_error(self, cells: Interval) -> Float[np.ndarray, " cells"]:
         """How far f may be from its multilinear interpolant on each cell."""
         radii = up(up(cells.hi - cells.lo) / 2)
-        found = np.full(len(radii), np.inf)
-        if self.lipschitz is not None:
-            found = np.asarray(up(self.lipschitz * _length(radii)))
+        found = self._change(radii)
         if self.hessian_bound is not None:
-            by_curvature = up(self.hessian_bound * up((radii**2).sum(axis=1), self.box.d + 1) / 2)
-            found = np.minimum(found, by_curvature)
+            found = np.minimum(found, up(self.hessian_bound * up((radii**2).sum(axis=1), self.box.d + 1) / 2))
         return found
+
+    def _change(self, reach: Float[np.ndarray, "rows d"]) -> Float[np.ndarray, " rows"]:
+        """lipschitz·|reach|₂ rounded up; infinite without a Lipschitz constant."""
+        if self.lipschitz is None:
+            return np.full(len(reach), np.inf)
+        return np.asarray(up(self.lipschitz * up(np.sqrt(up((reach**2).sum(axis=1), reach.shape[1] + 1)))))
 
     @property
     def _has_corners(self) -> bool:
@@ -222,7 +225,6 @@ class CallableTarget(FunctionTarget):
             )
         self.box, self.input_shapes = box, ((box.d,),)
         self._take(fn, lipschitz, hessian_bound)
-        self.output_shape = self._probe()
         if len(self.output_shape) > 1:
             raise InputError(
                 f"the function {self.describe()} returned shape (batch, {', '.join(map(str, self.output_shape))}); "
@@ -282,15 +284,12 @@ class SequenceTarget(FunctionTarget):
         ]
         self.box = Box.parse([box] * len(names), names)
         self._take(fn, lipschitz, hessian_bound)
-        found = self._probe()
-        n = self.input_shapes[0][0]
+        n, found = self.input_shapes[0][0], self.output_shape
         if len(found) != 2 or found[0] != n:
-            shape = ", ".join(map(str, found))
             raise InputError(
-                f"the sequence function {self.describe()} returned shape (batch, {shape}); it must return "
-                f"(batch, {n}, k): one row for each of the {n} tokens of its first input"
+                f"the sequence function {self.describe()} returned shape (batch, {', '.join(map(str, found))}); it "
+                f"must return (batch, {n}, k): one row for each of the {n} tokens of its first input"
             )
-        self.output_shape = found
 
 
 def _size(name: str, given: float | None) -> float | None:
@@ -298,11 +297,6 @@ def _size(name: str, given: float | None) -> float | None:
     if value is not None and value < 0:
         raise InputError(f"{name} must be ≥ 0, found {given}")
     return value
-
-
-def _length(vectors: Float[np.ndarray, "rows d"]) -> Float[np.ndarray, " rows"]:
-    """2-norms, rounded up."""
-    return up(np.sqrt(up((vectors**2).sum(axis=1), vectors.shape[1] + 1)))
 
 
 def _sizes(name: str, given: Any) -> tuple[int, ...]:

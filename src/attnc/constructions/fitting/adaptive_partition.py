@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from attnc.constructions.fitting.cell_head import CellHead, NearestCentresBuilde
 from attnc.constructions.fitting.grid_partition import check_cells
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
 from attnc.constructions.fitting.search import Bracket
-from attnc.constructions.fitting.selection import CellSelection, round_up, score_error
+from attnc.constructions.fitting.selection import CellSelection, score_error
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
@@ -335,7 +335,7 @@ class LatticeLeaves:
         m = np.repeat(half, len(corners))
         inside = (lo < self.lattice.counts).all(axis=1)
         lo, m = np.concatenate([self.lo[~which], lo[inside]]), np.concatenate([self.m[~which], m[inside]])
-        return LatticeLeaves(self.lattice, lo, m, self.num_query_axes)
+        return replace(self, lo=lo, m=m)
 
 
 @dataclass(frozen=True, eq=False)
@@ -387,7 +387,7 @@ def _pairs(leaves: LatticeLeaves, gap: float, keys: np.ndarray) -> Iterator[tupl
         depth = gap + errors + leaves.lift(m) - leaves.lift(leaves.m[keys])
         depths = np.maximum(depth[:, None] + sags.sum(axis=1, keepdims=True) - sags, 0.0)
         ends = [axis.reach(lo[:, i], hi[:, i], depths[:, i]) for i, axis in enumerate(axes)]
-        first, last = np.stack([e[0] for e in ends], axis=1), np.stack([e[1] for e in ends], axis=1)
+        first, last = np.stack(ends, axis=-1)
         of_size_m = np.flatnonzero(leaves.m == m)
         tree = cKDTree(leaves.lo[of_size_m] + m / 2)
         most = np.minimum(((last - first) / m + 2.0).prod(axis=1), len(of_size_m))
@@ -491,13 +491,10 @@ class AdaptivePartition:
         variation, stored = float(self.radii.max()), self.stored_values
         all_values = np.concatenate([stored, self.values.reshape(len(stored), -1)])
         spread = float(np.ptp(all_values, axis=0).max()) + variation
-        terms = (
-            Term("leak", leak * spread, f"weight of all cells behind by g = {self.g:.3g} or more"),
-            *positions.value_terms(self.values, selection, leaves.lattice.dtype),
-        )
+        leaked = Term("leak", leak * spread, f"weight of all cells behind by g = {self.g:.3g} or more")
         reason = f"half the range of f where a cell can win, the largest of {leaves.count:,}"
-        rounded = (Term(t.name, round_up(t.value), t.reason) for t in terms)
-        return Bound((Term("variation", variation, reason), *rounded))
+        terms = [Term("variation", variation, reason)]
+        return positions.bound(terms, leaked, self.values, selection, leaves.lattice.dtype)
 
     @property
     def worst_box(self) -> dict[str, tuple[float, float]]:
@@ -628,27 +625,23 @@ class LeafSearch:
         level = LatticeLeaves(lattice, np.zeros((1, d), np.int64), np.array([m]), self.num_query_axes)
         done_lo, done_m = [], []
         while True:
-            bounds = self._radii(lattice, *level.widened(ETA * NOMINAL**2))
+            found = target.enclosure(lattice.preimage(*level.widened(ETA * NOMINAL**2)))
+            bounds = ((found.hi - found.lo) / 2).max(axis=1)
             if m <= NOMINAL:
                 break
             fits = bounds <= self.share * eps
             done_lo.append(level.lo[fits])
             done_m.append(level.m[fits])
             m //= 2
-            level = LatticeLeaves(lattice, level.lo[~fits], level.m[~fits], self.num_query_axes)
+            level = replace(level, lo=level.lo[~fits], m=level.m[~fits])
             level = level.split(np.ones(level.count, bool))
             if sum(map(len, done_m)) + level.count > 2 * self.limit or level.count == 0:
                 bounds = np.zeros(level.count)
                 break
-        lo, sizes = np.concatenate([*done_lo, level.lo]), np.concatenate([*done_m, level.m])
-        leaves = LatticeLeaves(lattice, lo, sizes, self.num_query_axes)
+        leaves = replace(level, lo=np.concatenate([*done_lo, level.lo]), m=np.concatenate([*done_m, level.m]))
         few = int(0.02 * leaves.count / (2**d - 1))
         worst = float(np.sort(bounds)[-1 - few]) if few < len(bounds) else 0.0
         return _Grown(leaves, worst, leaves.count + (2**d - 1) * int(np.count_nonzero(bounds > self.share * eps)))
-
-    def _radii(self, lattice: GradedLattice, lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
-        found = self.target.enclosure(lattice.preimage(lo, hi))
-        return np.asarray(((found.hi - found.lo) / 2).max(axis=1))
 
     def _repair(self, leaves: LatticeLeaves, eps: float) -> AdaptivePartition:
         """Splits leaves until all regions do: a leaf that wins too much of a larger one has that one split.

@@ -21,8 +21,8 @@ from attnc.constructions.fitting.grid_partition import (
 )
 from attnc.constructions.fitting.positions import Positions, bytes_per_anchor
 from attnc.constructions.fitting.selection import CellSelection, far_weight, score_error
-from attnc.ir.building import AffineBuilder, projection
-from attnc.ir.layers import Affine, Attention, Head
+from attnc.ir.building import AffineBuilder, named_head
+from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program, token_shape
 from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
@@ -121,18 +121,13 @@ class CellHead:
     def attention(self, query_channels: tuple[str, ...], key_channels: tuple[str, ...]) -> Attention:
         """One head over states with these channels: cross-attention if the two sides differ."""
         named = (*self.query_axes, *self.positions.names)
-        scores = (*(f"by.{name}" for name in named), "constant")  # a variable may be called anything
+        # Scores have prefixes, since a variable may have any name.
         queries = {(f"query.{name}", f"by.{name}"): 1.0 for name in named} | {("one", "constant"): 1.0}
         keys = {(f"anchor.{name}", f"by.{name}"): 2 * self.beta for name in self.query_axes}
         keys |= {("bias", "constant"): self.beta}
         keys |= {(f"key.{place}", f"by.{place}"): self.positions.M for place in self.positions.names}
         values = {(f"value.{j}", name): 1.0 for j, name in enumerate(self.outputs)}
-        head = Head(
-            projection(query_channels, scores, queries, self.dtype),
-            projection(key_channels, scores, keys, self.dtype),
-            projection(key_channels, self.outputs, values, self.dtype),
-            np.eye(len(self.outputs), dtype=self.dtype),
-        )
+        head = named_head(query_channels, key_channels, queries, keys, values, self.dtype)
         return Attention("select", (head,), self.outputs, cross=query_channels != key_channels)
 
 
@@ -236,12 +231,10 @@ class NearestCentresBuilder(GridBuilder[NearestCentres]):
         """For a given β: the η with the smallest variation + leak."""
         best, chosen = math.inf, CELL_OVERHANG
         for eta in OVERHANGS:
-            leaked = _leak(grid, beta, eta, 0.0) * spread
-            if leaked >= best or eta > 2 * max(grid.counts):
-                continue
-            total = leaked + variation_norm(self.target, grid, 0.5 + eta, self.request.p).value
-            if total < best:
-                best, chosen = total, eta
+            total = _leak(grid, beta, eta, 0.0) * spread
+            if total < best and eta <= 2 * max(grid.counts):
+                total += variation_norm(self.target, grid, 0.5 + eta, self.request.p).value
+                best, chosen = (total, eta) if total < best else (best, chosen)
         return chosen
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from attnc.constructions.fitting.selection import mean_distance, mean_error, round_up, score_error, underflow
 from attnc.errors import InputError
-from attnc.ir.building import AffineBuilder, projection
+from attnc.ir.building import AffineBuilder, named_head
 from attnc.ir.layers import Attention, Head
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
 
@@ -94,7 +94,6 @@ class ClipLayer:
 
     def _head(self, h: int) -> Head:
         centre = h * self.per_head + (self.per_head - 1) / 2 - self.radius
-        scores = ("linear", "square")
         queries = {("y", "linear"): 1.0, ("one", "square"): 1.0}
         keys = {("anchor", "linear"): 2 * self.beta, ("anchor.square", "square"): -self.beta}
         values = {"anchor": 1.0}
@@ -106,12 +105,7 @@ class ClipLayer:
         if self.sentinels and h == self.num_heads - 1:
             values["last"] = self.radius
         read = {(channel, self.output): value for channel, value in values.items()}
-        return Head(
-            projection(self.channels, scores, queries, self.dtype),
-            projection(self.channels, scores, keys, self.dtype),
-            projection(self.channels, (self.output,), read, self.dtype),
-            np.ones((1, 1), self.dtype),
-        )
+        return named_head(self.channels, self.channels, queries, keys, read, self.dtype)
 
     @cached_property
     def _delta(self) -> float:

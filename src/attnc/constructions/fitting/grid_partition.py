@@ -354,24 +354,21 @@ class GridPartition(abc.ABC):
 
     @cached_property
     def bound(self) -> Bound:
-        leak = self.selection.leak * self._spread
-        terms = [
-            Term("leak", leak, f"weight of all farther cells at β = {self.beta:.6g} in units of a cell"),
-            *self.positions.value_terms(self.values, self.selection, self.grid.dtype),
-        ]
+        reason = f"weight of all farther cells at β = {self.beta:.6g} in units of a cell"
+        leak = Term("leak", self.selection.leak * self._spread, reason)
         # ‖constant‖_p over the box is the constant times vol^{1/p}.
         volume = constant_norm(self.grid.box, self.p)
-        constants = (Term(t.name, round_up(t.value * volume), t.reason) for t in terms)
-        return Bound((*self._variation_terms, *constants))
+        terms = self._variation_terms
+        return self.positions.bound(terms, leak, self.values, self.selection, self.grid.dtype, volume)
 
     @property
     def _spread(self) -> float:
         """|f(x) − v_j| ≤ |v_near − v_j| + variation, as x lies in some cell."""
-        largest = self.variation.value
+        largest, spread = self.variation.value, float(np.ptp(self.values, axis=0).max())
         if self.p < math.inf:
-            largest = variation_norm(self.target, self.grid, 0.5 + self.eta).value
-            largest += float(np.ptp(self.values, axis=0).max())  # the average of a cell is within its variation
-        return float(np.ptp(self.values, axis=0).max()) + largest
+            # The average of a cell is within its variation.
+            largest = variation_norm(self.target, self.grid, 0.5 + self.eta).value + spread
+        return spread + largest
 
 
 def few_variables(target: Target, request: Request) -> str | None:

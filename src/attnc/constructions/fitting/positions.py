@@ -1,16 +1,16 @@
-"""Output positions: one head tells them apart by a score bonus, and its values undo the leak between them."""
+"""Output positions: a score bonus separates them in one head, and the stored values undo the leak between them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.fitting.selection import CellSelection, average_error, underflow
-from attnc.numerics.bound import Term
+from attnc.constructions.fitting.selection import CellSelection, average_error, round_up, underflow
+from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.target import Target
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Positions:
-    """n output positions, told apart by a score bonus of M; a = e^M − 1.
+    """n output positions, separated by a score bonus of M; a = e^M − 1.
 
-    A query at position i gives its keys weights in proportion to C = (aI + 11ᵀ)/(a + n) over positions, so values
-    C⁻¹f return f exactly, for every M > 0.
+    The weights of a query at position i over the positions of the keys are row i of C = (aI + 11ᵀ)/(a + n). So the
+    stored values C⁻¹f return f exactly, for every M > 0.
     """
 
     n: int
@@ -39,20 +39,31 @@ class Positions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The channels that tell the positions apart: none for one position."""
+        """The channels of the positions; none for a single position."""
         return tuple(f"position.{i}" for i in range(self.n)) if self.n > 1 else ()
 
     def stored(self, values: Float[np.ndarray, "cells outputs"]) -> Float[np.ndarray, "keys outputs_per_position"]:
-        """The value of key (j, i), cells first: C⁻¹f = ((a+n) f_i − Σ f)/a, which undoes the leak between positions."""
+        """The values C⁻¹f = ((a+n) f_i − Σ f)/a of the keys (j, i), ordered by cell j and then by position i."""
         f = values.reshape(len(values), self.n, -1)
         if self.n > 1:
             f = f + (self.n * f - f.sum(axis=1, keepdims=True)) / self.a
         return f.reshape(len(values) * self.n, -1)
 
-    def value_terms(
-        self, values: Float[np.ndarray, "cells outputs"], selection: CellSelection, dtype: str
-    ) -> Iterator[Term]:
-        """The errors of the stored values: the leak between positions that is not undone, and rounding."""
+    def bound(
+        self,
+        variation: Sequence[Term],
+        leak: Term,
+        values: Float[np.ndarray, "cells outputs"],
+        selection: CellSelection,
+        dtype: str,
+        volume: float = 1.0,
+    ) -> Bound:
+        """The ledger: the variation, and, times `volume`, the leak of the selection and the errors of the values."""
+        constants = (leak, *self._value_terms(values, selection, dtype))
+        return Bound((*variation, *(Term(t.name, round_up(t.value * volume), t.reason) for t in constants)))
+
+    def _value_terms(self, values: np.ndarray, selection: CellSelection, dtype: str) -> Iterator[Term]:
+        """The errors of the stored values: the part of the leak between positions that remains, and rounding."""
         stored, delta, near = self.stored(values), selection.delta, selection.near
         largest = float(np.abs(stored).max(initial=0.0))
         cast = float(np.abs(stored - stored.astype(dtype)).max(initial=0.0))
@@ -68,9 +79,10 @@ class Positions:
         yield Term("rounding", rounding, reason)
 
     def _residue(self, f: np.ndarray, stored: np.ndarray) -> tuple[float, float]:
-        """(max Σ_i' C_ii'|stored_i' − f_i|, rounding of `stored`).
+        """Return (max Σ_i' C_ii'|stored_i' − f_i|, the rounding of `stored`).
 
-        The sum without absolute values is 0; weights off by factors e^{±2δ} leave e^{2δ} − 1 of the first figure.
+        Without absolute values the sum is 0. If the weights are off by factors e^{±2δ}, the error is at most e^{2δ} − 1
+        times the first figure.
         """
         own = float(np.abs(stored - f).max())
         elsewhere = float(max(stored.max() - f.min(), f.max() - stored.min()))
@@ -79,11 +91,11 @@ class Positions:
 
 
 def num_positions(target: Target) -> int:
-    """The tokens of the output: n for (n, k), one for (k,) and ()."""
+    """The number of tokens of the output: n for the shape (n, k), one for (k,) and ()."""
     return target.output_shape[0] if len(target.output_shape) == 2 else 1
 
 
 def bytes_per_anchor(target: Target) -> int:
-    """Bytes of one anchor: 16 stored per non-zero (index and value), the folded copy, and the copies on the way."""
+    """Bytes per anchor. A non-zero number takes 16 (index and value), and is copied, folded, and copied again."""
     numbers = target.box.d + 1 + target.num_outputs // num_positions(target) + (num_positions(target) > 1)
     return 64 * numbers

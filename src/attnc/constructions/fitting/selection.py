@@ -1,4 +1,4 @@
-"""Selection by a Gaussian softmax on a lattice of spacing 1: how much weight far centres get, rounding included."""
+"""Selection by a Gaussian softmax on a lattice of spacing 1: the weight of far centres, with rounding."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
 
 @dataclass(frozen=True)
 class CellSelection:
-    """How well a softmax over cells selects those that hold x when widened."""
+    """The quality of a selection of the widened cells that hold x by a softmax over cells."""
 
-    delta: float  # the error of a score
-    leak: float  # the weight of all other cells, score errors included
-    near: int  # how many keys can belong to the widened cells that hold x
+    delta: float  # the largest error of a score
+    leak: float  # the weight of all other cells, with score errors
+    near: int  # the largest number of keys of the widened cells that hold x
 
 
 def far_weight(beta: float, rho: float, count: int, delta: float = 0.0, overhang: float = 0.0) -> float:
     """An upper bound on the weight, on one axis of `count` centres, of all centres farther than rho ≥ ½ from y.
 
-    Let r be the distance of y to the nearest centre. Scores are −β·dist² (up to a constant), each off by at most δ.
-    A far centre n steps from the nearest one is, on the other side of y, behind by β(dist² − r²) = βn(dist − r)
-    ≥ βn·max(n − 1 − 2·overhang, 2ρ − n), as r ≤ ½ + overhang where y has a centre on that side and dist > ρ; on the
-    same side by βn(n + 2r) ≥ βn·max(n, 2ρ − n), however large r is. An error of δ in each of two scores costs e^{2δ}.
+    Let r be the distance of y to the nearest centre. Scores are −β·dist² up to a constant, each off by at most δ. Take
+    a far centre, n steps from the nearest one. On the other side of y its score is lower by
+    β(dist² − r²) = βn(dist − r) ≥ βn·max(n − 1 − 2·overhang, 2ρ − n), since r ≤ ½ + overhang if y has a centre on that
+    side, and dist > ρ. On the same side it is lower by βn(n + 2r) ≥ βn·max(n, 2ρ − n) for every r. Errors of δ in two
+    scores cost a factor e^{2δ}.
     """
     if count == 1:
         return 0.0
@@ -38,11 +39,11 @@ def far_weight(beta: float, rho: float, count: int, delta: float = 0.0, overhang
 
 
 def score_error(num_terms: int, size: float, u: float) -> float:
-    """δ: how far a computed score, less the computed maximum, can be off.
+    """δ: an upper bound on the error of a computed score minus the computed maximum.
 
-    A score sums `num_terms` products whose absolute values sum to at most `size`. Each product has at most two
-    roundings of its own (the key's projection, the product), the sum one per term, in any order: γ_{num_terms+2}.
-    Subtracting the maximum rounds a difference of at most 2·size, and an exponential is good to 8 ulp: 2u·size + 16u.
+    A score is a sum of `num_terms` products whose absolute values sum to at most `size`. Each product has at most two
+    roundings (the key's projection and the product), and the sum has one per term, in any order: γ_{num_terms+2}. The
+    difference from the maximum is at most 2·size and is rounded. The exponential is exact to 8 ulp: 2u·size + 16u.
     """
     largest = next(float(np.finfo(name).max) for name, unit in UNIT_ROUNDOFF.items() if unit == u)
     if not size < largest / 8:
@@ -53,45 +54,43 @@ def score_error(num_terms: int, size: float, u: float) -> float:
 
 
 def average_error(num_keys: int, num_near: int, far: float, u: float) -> float:
-    """Rounding of Σ w_k v_k / Σ w_k, relative to max |v|: sums over num_keys terms in any order.
+    """The rounding of Σ w_k v_k / Σ w_k, relative to max |v|, for sums over num_keys terms in any order.
 
-    Plainly γ_{2·num_keys} and a few roundings more (products, division, projections: 16 to be generous). But rounding
-    a + b costs at most min(|a|, |b|): a sum of far terms, when it meets a near one, costs at most itself. So only
-    merges of near terms count, and the far ones add twice their weight above and twice below the fraction bar.
+    It is at most γ_{2·num_keys + 16}: products, the division and projections have fewer than 16 roundings. But rounding
+    a + b costs at most min(|a|, |b|), so adding a sum of far terms to a near term costs at most that sum. Hence only
+    additions of near terms count. The far terms add twice their weight to the numerator and twice to the denominator.
     """
     plain = gamma(2 * num_keys + 16, u)
-    if far > 0.01:  # the 5 below is 4 and the terms of second order in far
+    if far > 0.01:  # the 5 below is 4, and 1 for the terms of second order in `far`
         return plain
     return min(plain, gamma(2 * num_near + 16, u) + 5 * far)
 
 
 def underflow(num_keys: int, dtype: str) -> float:
-    """The part that γ leaves out: a product or sum below the least normal number is off by half a subnormal."""
+    """The error that γ does not cover: below the least normal number a product or sum is off by half a subnormal."""
     return (4 * num_keys + 16) * float(np.finfo(dtype).smallest_subnormal)
 
 
 def round_up(x: float) -> float:
-    """Up by 2⁻³⁰ relative: far more than the roundings of the scalar formula, or sum of positives, that made x."""
+    """x·(1 + 2⁻³⁰). This covers the roundings of a short formula, or of a sum of positive numbers, that gave x."""
     return x * (1 + 2.0**-30)
 
 
 def mean_distance(beta: float, count: int, delta: float = 0.0) -> float:
-    """κ: an upper bound, for every real y, on the average distance from clip(y) of a centre, weighted by the softmax.
+    """κ: an upper bound, for every real y, on the softmax-weighted average distance of the centres from clip(y).
 
-    Lattice of `count` centres L_k of spacing 1, weights ∝ exp(−β(y − L_k)²), scores off by at most δ each; clip(y) is
-    y truncated to the lattice. So |Σ w_k L_k − clip(y)| ≤ κ, and κ → ½ as β grows.
+    The lattice has `count` centres L_k of spacing 1. Weights are ∝ exp(−β(y − L_k)²), and each score is off by at most
+    δ. clip(y) is y truncated to the lattice. So |Σ w_k L_k − clip(y)| ≤ κ, and κ → ½ as β grows.
 
     Between two centres let r ≤ ½ be the distance to the nearest, and divide all weights by its weight. The nearest
-    contributes r − ½ to (average − ½), the second (½ − r)·e^{−β(1−2r)} at most, all others n + r − ½ or n − r − ½
-    times e^{−βn(n±2r)}: a function of r alone, bounded here on many pieces of [0, ½] by the ends of each piece.
+    contributes r − ½ to (average − ½), the second at most (½ − r)·e^{−β(1−2r)}, and each other centre n + r − ½ or
+    n − r − ½ times e^{−βn(n±2r)}. This depends on r alone. It is bounded on many pieces of [0, ½] by their ends.
     A score error multiplies a ratio of weights by e^{2δ}. The first two terms, divided by their own weights, are then
     (½ − r)·tanh(δ − β(½ − r)) at most: positive only for ½ − r < δ/β, so at most δ/β.
     Beyond an end at distance r, the average distance to that end is at most Σ n e^{−βn²}.
     """
     if count == 1 or beta < 0.01:
-        return float(
-            count - 1
-        )  # no average is farther off than the whole lattice; this soft, little better can be said
+        return float(count - 1)  # the width of the lattice; for a β this small there is hardly a better bound
     n = np.arange(1, min(count, 2 + int(np.sqrt((750 + 2 * delta) / beta))), dtype=np.float64)[:, None]
     edges = np.linspace(0.0, 0.5, 1 + (1024 if len(n) < 100 else 64))
     lo, hi = edges[:-1], edges[1:]
@@ -109,14 +108,14 @@ def mean_error(beta: float, count: int, delta: float = 0.0) -> float:
     """An upper bound, for every real y, on |Σ w_k L_k − clip(y)|, in the setting of `mean_distance`.
 
     At moderate β the centres on both sides of y balance each other, and the error is far below ½: 0.062 at β = 2.7.
-    E(y) = Σ w_k L_k has E′ = 2β·Var, so E − y has slope at most max(1, 2β·Var − 1) in size and its maximum is within
-    half a step times that of its maximum over samples. Samples: from one end to K steps inside, K = √(40/β) + 2, and
-    the same again in the middle of a long lattice; elsewhere the lattice looks the same up to weights of e^{−40}.
-    Beyond an end, E is monotone in y and so closer to the end than at it. A score error multiplies weights by e^{±2δ}.
+    E(y) = Σ w_k L_k has E′ = 2β·Var, so |E − y| has slope at most max(1, 2β·Var − 1). So its maximum exceeds the
+    maximum over samples by at most this slope times half a step. Samples go from one end to 2K + 1 steps inside with
+    K = √(40/β) + 2. Elsewhere the lattice looks the same up to weights of e^{−40}. Beyond an end E is monotone in y, so
+    it is closer to the end than E at the end. A score error multiplies weights by e^{±2δ}.
     """
     coarse = mean_distance(beta, count, delta)
     if count == 1 or beta > 64 or beta < 0.05:
-        return coarse  # too hard to gain by it, or too soft to be of use
+        return coarse  # a large β gains nothing here, and a small β is of no use
     K = int(np.sqrt(40 / beta)) + 2
     num_seen, is_cut = min(count, 4 * K + 2), count > 4 * K + 2
     L = np.arange(num_seen) - (num_seen - 1) / 2

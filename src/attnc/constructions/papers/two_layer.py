@@ -13,8 +13,8 @@ from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps
 from attnc.constructions.fitting.cell_head import read_first
 from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
 from attnc.constructions.fitting.positions import bytes_per_anchor
-from attnc.ir.building import AffineBuilder, projection
-from attnc.ir.layers import Affine, Attention, Head
+from attnc.ir.building import AffineBuilder, named_head
+from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.targets.target import Target
@@ -129,12 +129,9 @@ class _TwoLayerBuilder(BumpBuilder):
         ]
         keys = {(f"cell.{feature}", feature): partition.beta for feature in features}
         keys |= {(f"cell.{place}", place): positions.M for place in positions.names}
-        head = Head(
-            projection(channels, scores, {(f"bump.{name}", name): 1.0 for name in scores}, grid.dtype),
-            projection(channels, scores, keys, grid.dtype),
-            projection(channels, outputs, {(f"value.{j}", name): 1.0 for j, name in enumerate(outputs)}, grid.dtype),
-            np.eye(len(outputs), dtype=grid.dtype),
-        )
+        queries = {(f"bump.{name}", name): 1.0 for name in scores}
+        values = {(f"value.{j}", name): 1.0 for j, name in enumerate(outputs)}
+        head = named_head(channels, channels, queries, keys, values, grid.dtype)
         layers = (
             *partition.steps.layers(target),
             _tokens(partition, channels),

@@ -1,21 +1,22 @@
-"""Whether two expressions are the same function, decided by exact canonical forms: "yes" is a proof, "no" is not.
+"""Compare two expressions by exact canonical forms: "equal" is proved, "different" is not.
 
-A form is a rational combination of monomials of atoms. Atoms are variables, π and e, calls of functions, powers that
-are not integral, and sums that stand below a fraction bar or are not multiplied out; equal atoms have equal arguments,
-as forms. Beyond the laws of a commutative ring these are used:
+A form is a rational combination of monomials of atoms. Atoms are variables, π and e, calls of functions, powers whose
+exponents are not integers, and sums that are divisors or are not multiplied out. Two atoms are equal if their arguments
+are equal forms. The laws used are those of a commutative ring and
 
     a/b = a·b⁻¹, a^m·a^n = a^(m+n) for integers,      a^b = exp(b·log a) unless b is a constant,
     max(a, b) = a + relu(b − a),                      min(a, b) = a − relu(a − b),
     clip(u, a, b) = min(max(u, a), b),                and for constants a < b: a + relu(u − a) − relu(u − b),
     sin w = (E − E⁻¹)/2i, cos w = (E + E⁻¹)/2,        E = exp(iw), whose powers are those of multiples of w.
 
-All hold wherever both sides are defined. The caller checks the domains.
+All hold where both sides are defined. The caller checks the domains.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from fractions import Fraction
 from functools import reduce
 
@@ -31,18 +32,21 @@ from attnc.targets.expressions.tree import (
     Quotient,
     Sum,
     Variable,
+    is_constant,
     schedule,
 )
 
 Monomial = tuple[tuple[int, Fraction], ...]
-"""(atom, exponent), by atom; exponents are not 0, and integers but for waves."""
-Form = tuple[tuple[Monomial, Fraction], ...]
-"""(monomial, coefficient), by monomial; coefficients are not 0."""
+"""Pairs (atom, exponent), sorted by atom. Exponents are not 0; only those of waves may be fractions."""
+Term = tuple[Monomial, Fraction]
+"""A monomial and its coefficient."""
+Form = tuple[Term, ...]
+"""Terms, sorted by monomial. Coefficients are not 0."""
 
 MAX_TERMS = 2**12
-"""Maximum number of terms of a product that is multiplied out, which bounds time and memory."""
+"""Maximum number of terms of a product that is multiplied out, to bound time and memory. Chosen, not measured."""
 MAX_EXPANDED_EXPONENT = 4096
-"""Larger exponents make an atom of the power; Python integers of such powers would take kilobytes each."""
+"""Powers with a larger exponent are atoms. Multiplied out, their coefficients would take kilobytes each."""
 IMAGINARY_UNIT = 0
 """The number of the atom i."""
 
@@ -50,7 +54,8 @@ IMAGINARY_UNIT = 0
 def equivalent(left: Sequence[Node], right: Sequence[Node]) -> bool:
     """Whether the expressions are equal, one by one. True is proved; False means that no proof was found.
 
-    Forms in which less is multiplied out are shorter and come first. Forms with more laws are tried if these differ.
+    Forms in which less is multiplied out are shorter, so they are compared first. If they differ, forms that use more
+    laws are compared.
     """
     if len(left) != len(right):
         return False
@@ -62,7 +67,7 @@ def equivalent(left: Sequence[Node], right: Sequence[Node]) -> bool:
 
 
 class _CanonicalForms:
-    """Makes forms that can be compared, since they share the numbers of their atoms."""
+    """Maker of forms that can be compared, since they share the numbers of their atoms."""
 
     def __init__(self, *, expands: bool = True, trigonometry: bool = False) -> None:
         self._expands, self._trigonometry = expands, trigonometry
@@ -72,13 +77,11 @@ class _CanonicalForms:
     def of(self, trees: Sequence[Node]) -> list[Form]:
         steps, numbers = schedule(trees)
         forms: list[Form] = []
-        is_constant: list[bool] = []
         for step in steps:
-            is_constant.append(not isinstance(step.node, Variable) and all(is_constant[i] for i in step.arguments))
-            forms.append(self._operation(step.node, [forms[i] for i in step.arguments], step.arguments, is_constant))
+            forms.append(self._operation(step.node, [forms[i] for i in step.arguments]))
         return [forms[i] for i in numbers]
 
-    def _operation(self, node: Node, a: list[Form], arguments: Sequence[int], is_constant: Sequence[bool]) -> Form:
+    def _operation(self, node: Node, a: list[Form]) -> Form:
         match node:
             case Number(value):
                 return _number(value)
@@ -91,22 +94,19 @@ class _CanonicalForms:
             case Negate(_):
                 return _scaled(a[0], -1)
             case Product(_):
-                product = a[0]
-                for factor in a[1:]:
-                    product = self._times(product, factor)
-                return product
+                return reduce(self._times, a)
             case Quotient(_, _):
                 return self._times(a[0], self._power(a[1], -1))
-            case Power(_, _):
-                return self._raised(*a, exponent_is_constant=is_constant[arguments[1]])
+            case Power(_, exponent):
+                return self._raised(*a, exponent_is_constant=is_constant(exponent))
             case Call("max", _):
                 return reduce(self._greatest, a)
             case Call("min", _):
                 return reduce(self._least, a)
-            case Call("clip", (_, low, high)):
-                if is_constant[arguments[1]] and is_constant[arguments[2]] and _is_below(low, high):
-                    above_low, above_high = (self._relu(_sum(a[0], _scaled(end, -1))) for end in a[1:])
-                    return _sum(a[1], above_low, _scaled(above_high, -1))
+            case Call("clip", (_, low, high)) if is_constant(low) and is_constant(high) and _is_below(low, high):
+                above_low, above_high = (self._relu(_sum(a[0], _scaled(end, -1))) for end in a[1:])
+                return _sum(a[1], above_low, _scaled(above_high, -1))
+            case Call("clip", _):
                 return self._least(self._greatest(a[0], a[1]), a[2])
             case Call("sin" | "cos", _) if self._trigonometry and a[0]:
                 return self._wave(node.name, a[0])
@@ -128,8 +128,8 @@ class _CanonicalForms:
         forth, back = (self._atom(("wave", _scaled(angle, 1 / scale)), sign * scale) for sign in (1, -1))
         if name == "cos":
             return _sum(_scaled(forth, Fraction(1, 2)), _scaled(back, Fraction(1, 2)))
-        over_i = (((IMAGINARY_UNIT, Fraction(1)),), Fraction(-1, 2))  # 1/2i = −i/2
-        return self._times((over_i,), _sum(forth, _scaled(back, -1)))
+        over_2i = (((IMAGINARY_UNIT, Fraction(1)),), Fraction(-1, 2))  # 1/2i = −i/2
+        return self._times((over_2i,), _sum(forth, _scaled(back, -1)))
 
     def _atom(self, key: Hashable, exponent: Fraction | int = 1) -> Form:
         number = self._atoms.setdefault(key, len(self._atoms))
@@ -138,21 +138,16 @@ class _CanonicalForms:
     def _times(self, a: Form, b: Form) -> Form:
         if len(a) * len(b) > MAX_TERMS or not (self._expands or self._is_short(a, b)):
             a, b = self._whole(a, 1), self._whole(b, 1)
-        found: dict[Monomial, Fraction] = {}
-        for left, p in a:
-            for right, q in b:
-                monomial, sign = _product(left, right)
-                found[monomial] = found.get(monomial, Fraction(0)) + sign * p * q
-        return _sorted(found)
+        return _collected(_product(left, right) for left in a for right in b)
 
     def _is_short(self, a: Form, b: Form) -> bool:
-        """Two monomials, or a constant one and a sum."""
+        """Whether the factors are two monomials, or a constant monomial and a sum."""
         few, many = sorted((a, b), key=len)
         constant = len(few) == 1 and all(atom in self._constants for atom, _ in few[0][0])
         return len(many) <= 1 or not few or constant
 
     def _whole(self, a: Form, exponent: int) -> Form:
-        """A sum to a power, as one atom but for its scale."""
+        """A sum to a power: its scale times one atom."""
         if len(a) == 1:
             return self._power(a, exponent)
         if not a:
@@ -167,14 +162,10 @@ class _CanonicalForms:
             return a if n else _number(Fraction(1))
         if len(a) == 1:
             ((monomial, coefficient),) = a
-            raised, sign = _reduced({atom: exponent * n for atom, exponent in monomial})
-            return ((raised, sign * coefficient**n),)
+            return (_term({atom: exponent * n for atom, exponent in monomial}, coefficient**n),)
         if n < 0 or not self._expands or math.comb(len(a) + n - 1, n) > MAX_TERMS:
             return self._whole(a, n)
-        found = a
-        for _ in range(n - 1):
-            found = self._times(found, a)
-        return found
+        return reduce(self._times, [a] * n)
 
     def _raised(self, base: Form, exponent: Form, *, exponent_is_constant: bool) -> Form:
         value = Fraction(0) if not exponent else exponent[0][1] if exponent[0][0] == () and len(exponent) == 1 else None
@@ -195,32 +186,31 @@ def _number(value: Fraction) -> Form:
 
 
 def _sum(*forms: Form) -> Form:
-    found: dict[Monomial, Fraction] = {}
-    for form in forms:
-        for monomial, coefficient in form:
-            found[monomial] = found.get(monomial, Fraction(0)) + coefficient
-    return _sorted(found)
+    return _collected(itertools.chain(*forms))
 
 
 def _scaled(a: Form, factor: Fraction | int) -> Form:
     return tuple((monomial, coefficient * factor) for monomial, coefficient in a) if factor else ()
 
 
-def _product(a: Monomial, b: Monomial) -> tuple[Monomial, int]:
-    exponents = dict(a)
-    for atom, exponent in b:
+def _product(a: Term, b: Term) -> Term:
+    exponents = dict(a[0])
+    for atom, exponent in b[0]:
         exponents[atom] = exponents.get(atom, Fraction(0)) + exponent
-    return _reduced(exponents)
+    return _term(exponents, a[1] * b[1])
 
 
-def _reduced(exponents: dict[int, Fraction]) -> tuple[Monomial, int]:
-    """A monomial and its sign: i² = −1."""
-    sign = 1
+def _term(exponents: dict[int, Fraction], coefficient: Fraction) -> Term:
+    """The term with i² = −1."""
     if IMAGINARY_UNIT in exponents:
         turns = int(exponents[IMAGINARY_UNIT]) % 4
-        exponents[IMAGINARY_UNIT], sign = Fraction(turns % 2), 1 - 2 * (turns // 2)
-    return tuple(sorted((atom, exponent) for atom, exponent in exponents.items() if exponent)), sign
+        exponents[IMAGINARY_UNIT], coefficient = Fraction(turns % 2), coefficient * (1 - 2 * (turns // 2))
+    return tuple(sorted((atom, exponent) for atom, exponent in exponents.items() if exponent)), coefficient
 
 
-def _sorted(found: dict[Monomial, Fraction]) -> Form:
+def _collected(terms: Iterable[Term]) -> Form:
+    """The sum of the terms."""
+    found: dict[Monomial, Fraction] = {}
+    for monomial, coefficient in terms:
+        found[monomial] = found.get(monomial, Fraction(0)) + coefficient
     return tuple(sorted((monomial, coefficient) for monomial, coefficient in found.items() if coefficient))

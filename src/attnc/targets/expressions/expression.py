@@ -30,9 +30,9 @@ Violations = Literal["raise", "infinite"]
 BOXES_PER_CHUNK = 8192
 """Number of boxes evaluated at a time: the temporaries then stay in the cache."""
 BOXES_PER_ROUND = 2048
-"""Number of boxes evaluated at a time: the temporaries then stay in the cache."""
+"""Number of boxes in doubt that are evaluated in each round: the temporaries then stay in the cache."""
 LEAST_WIDTH = 2.0**-45
-"""In widths of the whole box. Smaller boxes are not halved, since rounding decides there."""
+"""Least width of a box that is halved, in widths of the whole box. In smaller boxes rounding decides."""
 BOXES_PROBED = 16
 """Number of boxes in doubt that are probed at points in each round; one real violation is enough."""
 
@@ -128,7 +128,7 @@ class Expression:
         ends = np.asarray(box, dtype=np.float64).reshape(len(self.variables), 2)
         if not np.isfinite(ends).all():
             raise InputError(f"the domain of {self.text!r} can be checked on a bounded box only, not on {list(box)}.")
-        _check_domain(self, Interval(ends[None, :, 0], ends[None, :, 1]), budget)
+        _check_domain(self, Interval(*ends.T[:, None]), budget)
 
     def _check_width(self, shape: tuple[int, ...]) -> None:
         if len(shape) != 2 or shape[1] != len(self.variables):
@@ -196,11 +196,8 @@ def _raise_if_real(expression: Expression, box: Interval) -> None:
 def _probes(box: Interval) -> Array:
     """The centre, up to 16 corners and the middles of the faces."""
     lo, hi, middle = box.lo[0], box.hi[0], box.mid[0]
-    d = len(middle)
-    points = [middle]
-    for corner in itertools.islice(itertools.product((False, True), repeat=d), 16):
-        points.append(np.where(np.array(corner, dtype=bool), hi, lo))
-    for i in range(d):
-        for end in (lo, hi):
-            points.append(np.where(np.arange(d) == i, end, middle))
-    return np.array(points).reshape(len(points), d)
+    corners = [
+        np.where(np.array(corner, bool), hi, lo) for corner in itertools.islice(np.ndindex(*[2] * len(middle)), 16)
+    ]
+    faces = [np.where(axis, end, middle) for axis in np.eye(len(middle), dtype=bool) for end in (lo, hi)]
+    return np.stack([middle, *corners, *faces])

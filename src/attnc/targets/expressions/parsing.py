@@ -111,14 +111,23 @@ def _checked_names(text: str) -> list[str]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None or match.group() == "//":
-            raise _unexpected(text, position, "//" if match else text[position])
+            found = "//" if match else text[position]
+            shown = found if found.isprintable() else f"character U+{ord(found):04X}"
+            hint = f"{_HINTS[found]}. " if found in _HINTS else ""
+            raise ExpressionError(f"{shown!r} is not allowed. {hint}{ALLOWED}.", text, position)
         token, kind = match.group(), match.lastgroup
         if kind == "name":
             if after_number:
                 raise ExpressionError(
                     f"the number before {token!r} runs into it. Write * for a product, as in 2*x.", text, position
                 )
-            _check_name(token, text, position)
+            if keyword.iskeyword(token):
+                raise ExpressionError(
+                    f"{token!r} is a word of Python and cannot be used here. {ALLOWED}.", text, position
+                )
+            if token.startswith("_"):
+                why = "names start with a letter and go on with letters, digits, _"
+                raise ExpressionError(f"{token!r} cannot be a name: {why}.", text, position)
             names.append(token)
         elif kind == "number" and sum(character.isdigit() for character in token) > MAX_DIGITS:
             raise ExpressionError(f"this number has more than {MAX_DIGITS} digits.", text, position)
@@ -127,36 +136,16 @@ def _checked_names(text: str) -> list[str]:
     return names
 
 
-def _unexpected(text: str, position: int, found: str) -> ExpressionError:
-    shown = found if found.isprintable() else f"character U+{ord(found):04X}"
-    hint = _HINTS.get(found, "")
-    return ExpressionError(f"{shown!r} is not allowed. {hint + '. ' if hint else ''}{ALLOWED}.", text, position)
-
-
-def _check_name(name: str, text: str, position: int) -> None:
-    if keyword.iskeyword(name):
-        raise ExpressionError(f"{name!r} is a word of Python and cannot be used here. {ALLOWED}.", text, position)
-    if name.startswith("_"):
-        raise ExpressionError(
-            f"{name!r} cannot be a name: names start with a letter and go on with letters, digits, _.", text, position
-        )
-
-
 def _number(token: str, text: str, position: int) -> Fraction:
     """The rational number that a literal denotes: 0.1 is 1/10."""
     nearest = float(token)
-    digits, _, exponent = token.lower().partition("e")
-    if not digits.strip("0."):
+    if not token.lower().partition("e")[0].strip("0."):
         return Fraction(0)
     if nearest == float("inf"):
         raise ExpressionError(f"{_short(token)} is larger than the largest float64, 1.8e308.", text, position)
     if nearest == 0:
         raise ExpressionError(f"{_short(token)} is smaller than the smallest float64, 5e-324.", text, position)
-    # A finite float with few digits has a small exponent, so that the power of ten is small as well.
-    whole, _, decimals = digits.partition(".")
-    shift = int(exponent or "0") - len(decimals)
-    mantissa = int(whole + decimals)
-    return Fraction(mantissa * 10**shift) if shift >= 0 else Fraction(mantissa, 10**-shift)
+    return Fraction(token)  # quick: a finite float with few digits has a small exponent
 
 
 def _short(token: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_MONOMIALS = 20_000
 """Maximum number of monomials of a jet; the bounds of rounding errors in `jet_balls` hold for 2¹⁶ summands."""
 COEFFICIENTS_PER_CHUNK = 2**16
-"""Number of coefficients of one jet that are computed at a time: a few jets then stay in the cache."""
+"""Number of coefficients of a jet that are computed at a time. A few jets of this size fit the cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +31,8 @@ class Taylor:
     """f(c + rτ) = Σ_j p_j τ^j + e(τ) on τ ∈ [−1, 1]^d, |p_j − mid_j| ≤ radius_j, |e| ≤ remainder.
 
     The p_j are the Taylor coefficients of f at the centre times r^j, in the order of `jets.monomials`. The error falls
-    towards the centre: |e(sτ)| ≤ s^{order+1}·remainder for 0 ≤ s ≤ 1. Where the remainder is infinite there is no jet
-    (a kink inside, a domain that is left, an overflow), and mid and radius are 0 without meaning.
+    towards the centre: |e(sτ)| ≤ s^{order+1}·remainder for 0 ≤ s ≤ 1. Where there is no jet (a kink, a value outside
+    the domain, an overflow) the remainder is infinite, and mid and radius are 0 and without meaning.
     """
 
     mid: Float[np.ndarray, "boxes outputs count"]
@@ -45,7 +45,7 @@ def taylor(
 ) -> Taylor:
     """The Taylor polynomials of the expression's outputs, up to degree `order`, on the boxes {c + rτ : τ ∈ [−1, 1]^d}.
 
-    Jets are computed to one order more, whose terms then go into the remainder: it is that much closer to the error.
+    Jets are computed to one order more. Their last terms are added to the remainder, which makes it tighter.
     All bounds rest on IEEE arithmetic and on `rounding.LIBM_ASSUMPTION`.
     """
     centres, radii = np.asarray(centres, dtype=np.float64), np.asarray(radii, dtype=np.float64)
@@ -93,7 +93,7 @@ class _Done:
 
 
 def _jets(expression: Expression, centres: Array, radii: Array, order: int) -> dict[int, _Done]:
-    """The outputs, by the numbers of their steps."""
+    """The jets of the outputs, by the numbers of their steps."""
     (steps, outputs), names = expression.schedule, expression.variables
     box = Interval(add_down(centres, -radii), add_up(centres, radii))
     natural = evaluate_boxes(steps, names, box, gradients=False).ranges
@@ -113,7 +113,7 @@ def _jets(expression: Expression, centres: Array, radii: Array, order: int) -> d
         for argument in arguments:
             holds = holds & argument.holds
         done[number] = _Done(jet, holds, _common(known, jet.range, holds))
-        for i in set(step.arguments):  # a long expression has many steps, and jets are large
+        for i in set(step.arguments):  # frees memory: jets are large
             if last_use[i] == number and i not in outputs:
                 del done[i]
     return done
@@ -127,7 +127,7 @@ def _common(a: Interval, b: Interval, holds: Mask) -> Interval:
 
 
 def _store(done: _Done, d: int, order: int, mid: Array, radius: Array, remainder: Array) -> None:
-    """Write the jet, of order one more, with all monomials in d variables; its last degree goes into the remainder."""
+    """Write the jet with all monomials in d variables. Its degree order + 1 is added to the remainder."""
     jet, holds = done.jet, done.holds
     degree = min(jet.degree, order)
     where = embedding(jet.variables, degree, d)
