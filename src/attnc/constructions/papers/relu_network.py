@@ -11,7 +11,6 @@ from attnc.constructions.construction import (
     MAX_ANCHORS,
     MAX_BYTES,
     Construction,
-    Request,
     finite_box,
     for_eps,
     function,
@@ -204,10 +203,9 @@ def _program(target: ReLUNetwork, scales: list[np.ndarray], clips: list[ClipLaye
     return check(Program(tuple(layers), target.input_shapes, target.output_shape))
 
 
-def _suits(target: Target, request: Request) -> bool:
-    return RELU_NETWORK.why_not(target, request) is None
-
-
 RELU_NETWORK = Construction(
-    "relu_network", for_eps(relu_network), (finite_box, function, made_for("ReLUNetwork")), _suits
+    "relu_network",
+    for_eps(relu_network),
+    (finite_box, function, made_for("ReLUNetwork")),
+    lambda target, request: target.kind == "ReLUNetwork" and target.box.is_bounded,
 )

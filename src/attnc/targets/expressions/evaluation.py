@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import add, mul, neg, truediv
+from operator import add, and_, mul, neg, or_, truediv
 from typing import Any
 
 import numpy as np
@@ -79,10 +79,19 @@ class Evaluated:
     @property
     def broken(self) -> Mask:
         """The boxes on which some operation may leave its domain."""
-        broken = np.zeros(len(self.boxes), dtype=bool)
-        for violation in self.violations:
-            broken |= violation.mask
-        return broken
+        return reduce(or_, (violation.mask for violation in self.violations), np.zeros(len(self.boxes), dtype=bool))
+
+    def note_violations(
+        self, number: int, domain: DomainRule | None, operands: Sequence[Interval], y: Interval
+    ) -> None:
+        """Note the boxes on which this step may leave its domain, or may overflow though its operands are bounded."""
+        broken = np.asarray(False) if domain is None else domain.may_leave(operands)
+        if domain is not None and broken.any():
+            self.violations.append(Violation(number, domain, broken, tuple(operands)))
+        if not y.is_bounded.all():
+            overflow = reduce(and_, (operand.is_bounded for operand in operands), ~y.is_bounded & ~broken)
+            if overflow.any():
+                self.violations.append(Violation(number, BOUNDED, overflow, (y,)))
 
     def first_violation(self) -> tuple[int, Violation]:
         """The first box with a violation, and the first operation that fails on it: those before it are sound there."""
@@ -168,7 +177,7 @@ def evaluate_boxes(
             case _:
                 rules = operation(step)
                 y = rules.range(*operands)
-                _note_violations(done, number, rules.domain, operands, y)
+                done.note_violations(number, rules.domain, operands, y)
                 if gradients or centred:
                     gradient = rules.gradient(operands, [done.gradients[i] for i in step.arguments], y)
                 if centred:
@@ -178,21 +187,6 @@ def evaluate_boxes(
         done.gradients.append(gradient)
         done.ranges.append(y)
     return done
-
-
-def _note_violations(
-    done: Evaluated, number: int, domain: DomainRule | None, operands: Sequence[Interval], y: Interval
-) -> None:
-    broken = domain.may_leave(operands) if domain is not None else np.asarray(False)
-    if domain is not None and broken.any():
-        done.violations.append(Violation(number, domain, broken, tuple(operands)))
-    if operands and not y.is_bounded.all():
-        # Unbounded boxes may have unbounded values; but from bounded operands only an overflow makes them.
-        overflow = ~y.is_bounded & ~broken
-        for operand in operands:
-            overflow = overflow & operand.is_bounded
-        if overflow.any():
-            done.violations.append(Violation(number, BOUNDED, overflow, (y,)))
 
 
 @dataclass(frozen=True)

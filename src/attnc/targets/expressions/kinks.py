@@ -7,17 +7,15 @@ clip are equal. Bisection between two points with different signs finds it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.functions.registry import FUNCTIONS
-from attnc.numerics.rounding import Array
 from attnc.targets.box import Box
 from attnc.targets.expressions.evaluation import evaluate_points
 from attnc.targets.expressions.expression import Expression
-from attnc.targets.expressions.tree import Call, Step
+from attnc.targets.expressions.tree import Call
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -63,14 +61,11 @@ def _switches(expression: Expression, points: Float[np.ndarray, "n d"]) -> Float
     """The quantities that change sign at a kink, one row for each."""
     steps = expression.schedule[0]
     values = evaluate_points(steps, {name: points[:, i] for i, name in enumerate(expression.variables)})
-    rows = [row for step in steps for row in _differences(step, values)]
-    return np.stack([np.broadcast_to(row, len(points)) for row in rows]) if rows else np.zeros((0, len(points)))
-
-
-def _differences(step: Step, values: Sequence[Array]) -> Iterator[Array]:
-    """The quantities that change sign where this operation has a kink."""
-    if isinstance(step.node, Call):
-        function, arguments = FUNCTIONS[step.node.name], [values[i] for i in step.arguments]
-        yield from (arguments[0] - kink for kink in function.kinks)
-        if function.chooses:
-            yield from (u - v for u, v in itertools.combinations(arguments, 2))
+    rows = [np.zeros((0, len(points)))]
+    for step in steps:
+        if isinstance(step.node, Call):
+            function, arguments = FUNCTIONS[step.node.name], [values[i] for i in step.arguments]
+            pairs = itertools.combinations(arguments, 2) if function.chooses else ()
+            found = [*(arguments[0] - kink for kink in function.kinks), *(u - v for u, v in pairs)]
+            rows += [np.broadcast_to(row, (1, len(points))) for row in found]
+    return np.concatenate(rows)
