@@ -83,7 +83,7 @@ def compose(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
-    """A deep program: affine maps for sums, a head for every function of one part and for every product.
+    """A deep program of affine maps for sums and of one head for every function of one part and every product.
 
     Weights.  A function of one part by soft anchors with solved values, or by a gate; a product u·g(w) by a head whose
               keys carry u and whose weights are those of g at w; u·v likewise, with g the identity.
@@ -94,6 +94,40 @@ def compose(
               no fit makes smaller: there δ_g is first the error on samples. If the certificate then misses eps, it is
               the error that the certificate proved (`Built.again`).
     Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
+
+    Parameters
+    ----------
+    target : Target
+        A continuous expression on a finite box.
+    eps : float
+        The largest error allowed.
+    dtype : str
+        The arithmetic of the program: "float64" or "float32".
+    max_anchors, max_bytes : int
+        Limits of the number of anchors and of the memory for the program.
+    progress : callable, optional
+        A function of a step's name and of the fraction of it that is done, called during the search.
+
+    Returns
+    -------
+    Built
+        The program, with the sum of the errors of its heads as its `parameters`. It has no bound: the certificate
+        proves one head by head, from the parts in `derivation`.
+
+    Raises
+    ------
+    InputError
+        If the target is not an expression, or may jump.
+    BoundNotMet
+        If no heads reach eps, or if they need more than `max_anchors` anchors.
+
+    Examples
+    --------
+    >>> import attnc
+    >>> target = attnc.as_target("sin(x) * y", {"x": (-3, 3), "y": (-1, 1)})
+    >>> built = attnc.constructions.compose(target, eps=1e-6)
+    >>> built.program.num_anchors
+    11
     """
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
     return _composition(target, request).build(dtype)

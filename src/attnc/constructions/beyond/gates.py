@@ -102,13 +102,47 @@ def gates(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
-    """Affine combinations of activations of affine functions, and of products of two; one layer of heads.
+    """One layer of heads for affine combinations of activations of affine functions, and of products of two.
 
     Theorem.  |out − f| ≤ Σ |coefficient|·error of the gate, on the whole box, whose ends may be infinite wherever the
               gates are global: all but products, and exp upwards.
     Weights.  Every gate is a head on the state token, over keys that carry its argument: see `gate.pieces` and
-              `gate.fitted`. A product is taken of factors less the middle of their ranges, the rest of it being affine.
-    eps (1e-6 if not given) is shared evenly. Rounding is not part of the error.
+              `gate.fitted`. A product is taken of factors less the middle of their ranges; the rest of it is affine.
+    Errors.   eps is shared evenly. Rounding is not part of the error.
+
+    Parameters
+    ----------
+    target : Target
+        A sum of multiples of activations, and of products, of affine functions. The box of one variable may be infinite.
+    eps : float, optional
+        The largest error allowed; 1e-6 if it is not given.
+    dtype : str
+        The arithmetic of the program: "float64" or "float32".
+    max_anchors, max_bytes : int
+        Limits of the number of keys and of the memory for the program.
+    progress : callable, optional
+        A function of a step's name and of the fraction of it that is done, called once.
+
+    Returns
+    -------
+    Built
+        The program, with the names and keys of its gates and the sum of their errors as its `parameters`.
+
+    Raises
+    ------
+    InputError
+        If the target is no such expression: the message names the part that no gate builds.
+    BoundNotMet
+        If the gates have more keys than `max_anchors` and `max_bytes` allow.
+
+    Examples
+    --------
+    >>> import math
+    >>> import attnc
+    >>> target = attnc.as_target("tanh(x) + relu(x)", {"x": (-math.inf, math.inf)})
+    >>> built = attnc.constructions.gates(target, eps=1e-6)
+    >>> built.program.num_anchors
+    4
     """
     if target.expression is None:
         raise InputError(f"gates take an expression, not {target.describe()}: gates build its activations")
