@@ -29,8 +29,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares, linprog
 
-from attnc.constructions.fitting.gate.fitted import GELU_TANH_KEYS, solved_gate
-from attnc.constructions.fitting.gate.pieces import reciprocal_keys
+from attnc.constructions.fitting.gate import OTHER_RECIPES, reciprocal_keys, solved_gate
 from attnc.functions import gate_table
 from attnc.functions.gate_recipes import FittedKeys
 from attnc.functions.registry import FUNCTIONS
@@ -370,7 +369,7 @@ def _rounded(problem: RowProblem, z: np.ndarray) -> tuple[Any, ...]:
 def problems() -> dict[str, tuple[Mapping[int, Any], Callable[[int], RowProblem]]]:
     """By name: the stored rows, and the problem of a row."""
     recipes = {name: FUNCTIONS[name].gate for name in ("gelu", "erf", "softplus", "atan")}
-    recipes["gelu_tanh"] = GELU_TANH_KEYS
+    recipes["gelu_tanh"] = OTHER_RECIPES["gelu_tanh"]
     found: dict[str, tuple[Mapping[int, Any], Callable[[int], RowProblem]]] = {}
     for name in ("gelu", "gelu_tanh", "erf", "softplus"):
         recipe = recipes[name]

@@ -9,26 +9,23 @@ import pytest
 
 PROGRAM = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "gate_table.py"))
 QUICK = [("gelu", 4), ("erf", 3), ("reciprocal", 4)]
-ROWS = [(name, p) for name, (rows, _) in PROGRAM["problems"]().items() for p in rows]
 NOT_FOUND = {("softplus", 4)}
 """The search ends at 2.43e-6 for this row, the table has 1.38e-6: a start that leads there is still to be found."""
 
 
-def check(name: str, p: int) -> None:
-    """As many keys, and an error at most 2 % larger than that of the stored row."""
+ROWS = [
+    pytest.param(name, p, marks=() if (name, p) in QUICK else pytest.mark.slow)
+    for name, (rows, _) in PROGRAM["problems"]().items()
+    for p in rows
+    if (name, p) not in NOT_FOUND
+]
+
+
+@pytest.mark.parametrize(("name", "p"), ROWS)
+def test_the_search_finds_the_row_again(name: str, p: int) -> None:
+    """The search ends with as many keys, and with an error at most 2 % larger than that of the stored row."""
     row = PROGRAM["search"](PROGRAM["problems"]()[name][1](p))
     assert row[-1] <= (1 + PROGRAM["TOLERANCE"]) * PROGRAM["stored_error"](name, p)
-
-
-@pytest.mark.parametrize(("name", "p"), QUICK)
-def test_the_search_finds_the_row_again(name: str, p: int) -> None:
-    check(name, p)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "p"), [row for row in ROWS if row not in QUICK and row not in NOT_FOUND])
-def test_the_search_finds_all_rows_again(name: str, p: int) -> None:
-    check(name, p)
 
 
 def test_a_row_is_written_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

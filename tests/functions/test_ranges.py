@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -68,23 +68,14 @@ def _defined(name: str, y: Interval) -> np.ndarray:
     return defined
 
 
-def _check_ranges(name: str, count: int, seed: int) -> None:
-    x = _boxes(name, count, seed)
-    y = FUNCTIONS[name].range(x)
-    keep = _defined(name, y)
-    _check(VALUES[name], x[keep], y[keep], _points(x, seed + 100)[:, keep])
-
-
 @pytest.mark.parametrize("name", UNARY)
-def test_ranges_contain_arb(name: str) -> None:
-    _check_ranges(name, 400, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", UNARY)
-def test_ranges_contain_arb_at_many_boxes(name: str) -> None:
-    for seed in range(10):
-        _check_ranges(name, 3000, seed)
+@pytest.mark.parametrize(("count", "seeds"), [(400, [1]), pytest.param(3000, range(10), marks=pytest.mark.slow)])
+def test_ranges_contain_arb(name: str, count: int, seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        x = _boxes(name, count, seed)
+        y = FUNCTIONS[name].range(x)
+        keep = _defined(name, y)
+        _check(VALUES[name], x[keep], y[keep], _points(x, seed + 100)[:, keep])
 
 
 @pytest.mark.parametrize("name", DERIVATIVES)

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.beyond.gates import GATES
 from attnc.constructions.fitting.circuit import Circuit
-from attnc.constructions.fitting.gate.keys import ALL_REALS, Gate
-from attnc.constructions.fitting.gate.pieces import SELU_ALPHA, SELU_SCALE, reciprocal
+from attnc.constructions.fitting.gate import ALL_REALS, GATES, SELU_ALPHA, SELU_SCALE, Gate, reciprocal
 from attnc.errors import InputError, real_number
 from attnc.functions.gate_table import RECIPROCAL
 from attnc.ir.soft_head import SoftHead
@@ -148,7 +146,6 @@ def solve(activation: Activation, eps: float, dtypes: tuple[str, ...]) -> Solved
 
 
 def _proved(activation: Activation, gate: Gate, dtypes: tuple[str, ...], eps: float) -> Solved:
-    assert gate.keys is not None
     errors, method = list[float](), "closed form"
     for dtype in dtypes:
         keys = stored_keys(gate.keys, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from attnc.constructions.fitting.gate.keys import ALL_REALS
+from attnc.constructions.fitting.gate import ALL_REALS
 from attnc.converting.activations import Solved
 from attnc.model_card import code, escape, fenced
 from attnc.wording import ceiling

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnc.constructions.fitting.gate.pieces import ROUNDED_UP
+from attnc.constructions.fitting.gate import ROUNDED_UP
 from attnc.converting import measuring
 from attnc.converting.activations import Activation, Solved, solve
 from attnc.converting.intercepting import compiled_functions, intercept, methods_with_activations, traced_calls

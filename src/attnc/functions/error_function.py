@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -111,12 +112,8 @@ def _gelu_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Je
     return multiply(jets[0], add((half, scale(erf_part, half))), order)
 
 
-ERF = smooth(
-    "erf",
-    scipy_special("erf"),
-    erf_range,
-    _erf_jet,
-    erf_slope,
+ERF = replace(
+    smooth("erf", scipy_special("erf"), erf_range, _erf_jet, erf_slope),
     asymptotes=levels(-ONE, ONE, gaussian_remainder(1.0, 1.0)),  # erfc(s) ≤ e^{−s²}
     gate=FittedKeys(lambda x: _erfc(-x) - 1.0, lambda x: math.exp(-x * x), 1.1283791670955128, ERF_TABLE, limit=1.0),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from attnc.functions.function import ZERO, Asymptote, ElementaryFunction, at_least, exponential_remainder, smooth
@@ -45,6 +47,6 @@ EXP = ElementaryFunction(
     gate=Decay(),
 )
 POSITIVE = at_least(0.0, "the argument", strict=True)
-LOG = smooth("log", np.log, elementary.log, _log_jet, lambda x: 1.0 / x, domain=POSITIVE, other_names=("ln",))
+LOG = replace(smooth("log", np.log, elementary.log, _log_jet, lambda x: 1.0 / x), domain=POSITIVE, other_names=("ln",))
 SINH = smooth("sinh", np.sinh, sinh_range, lambda p, x, order: _half_sum(p, order, -1.0), cosh_range)
 COSH = smooth("cosh", np.cosh, cosh_range, lambda p, x, order: _half_sum(p, order, 1.0), sinh_range)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import numpy as np
 
@@ -50,12 +49,14 @@ class DomainRule:
 
 def at_least(low: float, name: str, *, strict: bool) -> DomainRule:
     """The first operand must be ≥ low, or > low if strict."""
-    problem = "is not positive" if strict else "is negative"
+    is_outside, outside, inside = (
+        (np.less_equal, "not positive", "positive") if strict else (np.less, "negative", "not negative")
+    )
     return DomainRule(
-        f"{name} {{0}} {problem}",
-        f"Choose a box on which {{0}} is {'positive' if strict else 'not negative'}, or add a constant to it",
-        (lambda a: a[0].lo <= low) if strict else (lambda a: a[0].lo < low),
-        (lambda a: a[0].hi <= low) if strict else (lambda a: a[0].hi < low),
+        f"{name} {{0}} is {outside}",
+        f"Choose a box on which {{0}} is {inside}, or add a constant to it",
+        lambda a: is_outside(a[0].lo, low),
+        lambda a: is_outside(a[0].hi, low),
     )
 
 
@@ -190,26 +191,9 @@ def smooth(
     range: Callable[[Interval], Interval],
     jet: Callable[[Jet, Interval, int], Jet],
     slope: Callable[[Interval], Interval],
-    *,
-    domain: DomainRule | None = None,
-    singularities: tuple[float, ...] = (),
-    asymptotes: Mapping[int, Asymptote] = MappingProxyType({}),
-    gate: GateRecipe | None = None,
-    other_names: tuple[str, ...] = (),
 ) -> ElementaryFunction:
     """A smooth function of one variable, from its jet at a polynomial and the range of its derivative."""
-    return ElementaryFunction(
-        name,
-        value,
-        range,
-        analytic(jet, range, slope),
-        lambda x, y: slope(x),
-        domain=domain,
-        singularities=singularities,
-        asymptotes=asymptotes,
-        gate=gate,
-        other_names=other_names,
-    )
+    return ElementaryFunction(name, value, range, analytic(jet, range, slope), lambda x, y: slope(x))
 
 
 def scipy_special(name: str) -> Callable[[Array], Array]:

@@ -8,6 +8,7 @@ tests compute them again.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -125,21 +126,13 @@ def _softplus_jet(p: Jet, x: Interval, order: int) -> Jet:
     return integrate(slope, Ball.around(softplus_range(p.value.interval)), order)
 
 
-TANH = smooth(
-    "tanh",
-    np.tanh,
-    tanh_range,
-    _tanh_jet,
-    tanh_slope,
+TANH = replace(
+    smooth("tanh", np.tanh, tanh_range, _tanh_jet, tanh_slope),
     asymptotes=levels(-ONE, ONE, exponential_remainder(2.0, 2.0)),  # 1 − tanh s ≤ 2e^{−2s}
     gate=ExactKeys((-1.0, 1.0), (0.0, 0.0), (-1.0, 1.0), (0.0, 0.0), lipschitz=1.0),  # scores ∓x, values ∓1
 )
-SIGMOID = smooth(
-    "sigmoid",
-    logistic,
-    sigmoid_range,
-    _sigmoid_jet,
-    sigmoid_slope,
+SIGMOID = replace(
+    smooth("sigmoid", logistic, sigmoid_range, _sigmoid_jet, sigmoid_slope),
     asymptotes=levels(ZERO, ONE, exponential_remainder(1.0, 1.0)),  # 1 − σ(s) ≤ e^{−s}
     gate=ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), lipschitz=0.25),  # scores 0, x and values 0, 1
     other_names=("logistic",),
@@ -155,12 +148,8 @@ SILU = ElementaryFunction(
     gate=ExactKeys((0.0, 1.0), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), lipschitz=SILU_SLOPE_TURNS[1][2]),
     other_names=("swish",),
 )
-SOFTPLUS = smooth(
-    "softplus",
-    lambda x: np.logaddexp(0.0, x),
-    softplus_range,
-    _softplus_jet,
-    sigmoid_range,
+SOFTPLUS = replace(
+    smooth("softplus", lambda x: np.logaddexp(0.0, x), softplus_range, _softplus_jet, sigmoid_range),
     asymptotes=ramp(exponential_remainder(1.0, 1.0)),  # softplus(s) − s ≤ e^{−s}
     gate=FittedKeys(lambda x: np.log1p(np.exp(x)), lambda x: math.exp(-x), 1.0, SOFTPLUS_TABLE, is_pure=False),
 )

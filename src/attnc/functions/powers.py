@@ -16,7 +16,7 @@ from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball
 from attnc.numerics.jet_equations import analytic, number, power_jet, quotient
 from attnc.numerics.jets import Jet, constant, multiply, scale
-from attnc.numerics.rounding import LIBM_ULPS, Array, Mask, down, is_short, up
+from attnc.numerics.rounding import LIBM_ULPS, Array, down, is_short, up
 
 N = TypeVar("N", Array, Jet)
 MAX_SQUARED_EXPONENT = 16  # beyond it the errors of repeated multiplication exceed those of the machine's power
@@ -25,22 +25,14 @@ MAX_SQUARED_EXPONENT = 16  # beyond it the errors of repeated multiplication exc
 # Domains
 
 
-def _may_vanish(x: Interval) -> Mask:
-    return np.asarray((x.lo <= 0) & (x.hi >= 0))
-
-
-def _vanishes(x: Interval) -> Mask:
-    return np.asarray((x.lo == 0) & (x.hi == 0))
-
-
 def _not_zero(complaint: str, operand: int) -> DomainRule:
     """This operand must not be 0."""
     remedy = "Choose a box that excludes 0, or add to {0} a constant that keeps it away from 0"
     return DomainRule(
         complaint,
         remedy,
-        lambda a: _may_vanish(a[operand]),
-        lambda a: _vanishes(a[operand]),
+        lambda a: a[operand].contains(0.0),
+        lambda a: a[operand].mag == 0,
         guard=lambda a: a[operand],
         operand=operand,
     )
@@ -52,7 +44,7 @@ REAL_POWER = DomainRule(
     "the base {0} of a power that is not an integer is negative, or zero to an exponent that is not positive,",
     "Choose a box on which {0} is positive, or use an integer exponent",
     lambda a: (a[0].lo < 0) | ((a[0].lo <= 0) & (a[1].lo <= 0)),
-    lambda a: (a[0].hi < 0) | (_vanishes(a[0]) & (a[1].hi <= 0)),
+    lambda a: (a[0].hi < 0) | ((a[0].mag == 0) & (a[1].hi <= 0)),
 )
 
 

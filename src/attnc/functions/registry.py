@@ -9,7 +9,6 @@ from attnc.errors import InputError
 from attnc.functions.error_function import ERF, GELU
 from attnc.functions.exponential import COSH, EXP, LOG, SINH
 from attnc.functions.function import ElementaryFunction
-from attnc.functions.gate_recipes import is_economical
 from attnc.functions.kinked import ABS, CLIP, FLOOR, MAX, MIN, RELU, SIGN
 from attnc.functions.logistic import SIGMOID, SILU, SOFTPLUS, TANH
 from attnc.functions.powers import SQRT
@@ -20,11 +19,6 @@ ALL = (
     *(RELU, GELU, SILU, SOFTPLUS, MIN, MAX, CLIP, SIGN, FLOOR),
 )
 FUNCTIONS: dict[str, ElementaryFunction] = {function.name: function for function in ALL}
-
-
-def names_with_economical_gates() -> tuple[str, ...]:
-    """The functions that deserve a head of their own in a composition."""
-    return tuple(name for name, function in FUNCTIONS.items() if is_economical(function.gate))
 
 
 def register(function: ElementaryFunction) -> None:

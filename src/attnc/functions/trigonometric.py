@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -167,12 +168,8 @@ def _hyperbolic_remainder(low: float) -> tuple[float, float] | None:
 
 SIN = smooth("sin", np.sin, sin_range, lambda p, x, order: _waves(p, order)[0], cos_range)
 COS = smooth("cos", np.cos, cos_range, lambda p, x, order: _waves(p, order)[1], lambda x: -sin_range(x))
-TAN = smooth(
-    "tan",
-    np.tan,
-    tan_range,
-    _tan_jet,
-    lambda x: tan_range(x).square() + 1.0,
+TAN = replace(
+    smooth("tan", np.tan, tan_range, _tan_jet, lambda x: tan_range(x).square() + 1.0),
     domain=DomainRule(
         "the argument {0} of tan reaches a pole pi/2 + k*pi",
         "Choose a box on which cos({0}) is not 0",
@@ -182,12 +179,8 @@ TAN = smooth(
         proof=", and its cosine takes both signs",
     ),
 )
-ATAN = smooth(
-    "atan",
-    np.arctan,
-    atan_range,
-    _atan_jet,
-    lambda x: 1.0 / (x.square() + 1.0),
+ATAN = replace(
+    smooth("atan", np.arctan, atan_range, _atan_jet, lambda x: 1.0 / (x.square() + 1.0)),
     asymptotes=levels(PI * -0.5, PI * 0.5, _hyperbolic_remainder),
     gate=FittedKeys(
         np.arctan,
@@ -198,11 +191,10 @@ ATAN = smooth(
         is_economical=False,
     ),
 )
-_UNIT = within(-1.0, 1.0, "the argument")
 ASIN, ACOS = (
-    smooth(name, value, range, jet, slope, domain=_UNIT, singularities=(-1.0, 1.0))
-    for name, value, range, jet, slope in (
-        ("asin", np.arcsin, asin_range, _asin_jet, _root_slope),
-        ("acos", np.arccos, acos_range, _acos_jet, lambda x: -_root_slope(x)),
+    replace(function, domain=within(-1.0, 1.0, "the argument"), singularities=(-1.0, 1.0))
+    for function in (
+        smooth("asin", np.arcsin, asin_range, _asin_jet, _root_slope),
+        smooth("acos", np.arccos, acos_range, _acos_jet, lambda x: -_root_slope(x)),
     )
 )

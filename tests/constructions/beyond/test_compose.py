@@ -17,6 +17,7 @@ from constructions.adversary import worst_error
 from proofs.proving import prove_heads
 from strategies.expressions import expressions
 
+FACTORS = ["sin(a)", "exp(b)", "cos(c)", "tanh(d)", "1/(2+f)", "log(3+g)", "sqrt(4+h)", "atan(i)", "erf(j)", "k**2"]
 CASES = [
     ("sin(x)+cos(y)", {"x": (-3, 3), "y": (-3, 3)}, 1e-9, 40),
     ("x*y", {"x": (-1, 1), "y": (-1, 1)}, 1e-8, 8),
@@ -38,6 +39,8 @@ CASES = [
     ("exp(-x**2-y**2)", {"x": (-2, 2), "y": (-2, 2)}, 1e-6, 18),
     ("(x-5)*(x-5)+exp(3*y)", {"x": (1, 3), "y": (-1, 1)}, 1e-7, 15),
     ("(x-5)**2*sin(y)", {"x": (1, 3), "y": (-1, 1)}, 1e-6, 20),  # a square that carries cannot be carried
+    ("sin(x)", {"x": (-1000, 1000)}, 1e-4, 499),  # the angle is doubled: 1,000 periods in one head would take 700
+    ("*".join(FACTORS), {name: (-1, 1) for name in "abcdfghijk"}, 1e-6, 1000),
 ]
 
 
@@ -52,14 +55,6 @@ def test_eps_is_met_with_few_anchors(text: str, box: dict[str, tuple[float, floa
     assert built.program.num_anchors <= most
     assert ledger_of(built) <= eps
     assert worst_error(built.program, target) <= ledger_of(built) + 1e-14
-
-
-def test_ten_unary_terms_and_nine_products_of_ten_variables() -> None:
-    factors = ["sin(a)", "exp(b)", "cos(c)", "tanh(d)", "1/(2+f)", "log(3+g)", "sqrt(4+h)", "atan(i)", "erf(j)", "k**2"]
-    target = attnc.as_target("*".join(factors), {name: (-1, 1) for name in "abcdfghijk"})
-    built = compose(target, eps=1e-6)
-    assert built.program.num_anchors <= 1000
-    assert worst_error(built.program, target) <= 1e-6
 
 
 @pytest.mark.parametrize("d", [2, 8, 32])
@@ -82,30 +77,20 @@ def test_eps_is_shared_over_proven_errors(text: str) -> None:
     assert ledger_of(built) == pytest.approx(sum(stated), rel=0.06)  # both within the tolerance of a line's proof
 
 
-def test_a_shared_sub_expression_is_one_head() -> None:
-    box = {"x": (-1, 1), "y": (-1, 1)}
-    once = compose(attnc.as_target("sin(x*y)", box), eps=1e-6).program
-    twice = compose(attnc.as_target("(sin(x*y), 2*sin(x*y)+x)", box), eps=1e-6).program
-    assert once.num_heads == twice.num_heads == 2
-
-
-def test_an_affine_expression_needs_no_attention() -> None:
-    target = attnc.as_target("2*x - 3*(y - x)/4 + pi", {"x": (-1, 1), "y": (0, 5)})
-    built = compose(target, eps=1e-9)
-    assert built.program.num_heads == 0
-    assert worst_error(built.program, target) <= 1e-14
-
-
-def test_a_function_of_one_variable_is_one_head_however_long() -> None:
-    target = attnc.as_target("sin(x)**2 + exp(x)*cos(x) - x/(3+x) + y", {"x": (-1, 1), "y": (-1, 1)})
-    assert compose(target, eps=1e-8).program.num_heads == 1
-
-
-def test_doubling_the_angle_takes_layers_instead_of_anchors() -> None:
-    target = attnc.as_target("sin(x)", {"x": (-1000, 1000)})
-    program = compose(target, eps=1e-4).program
-    assert program.num_anchors < 500  # 1,000 periods in one head would take 700
-    assert worst_error(program, target) <= 1e-4
+@pytest.mark.parametrize(
+    ("text", "eps", "num_heads", "error"),
+    [
+        ("sin(x*y)", 1e-6, 2, 1e-6),
+        ("(sin(x*y), 2*sin(x*y)+x)", 1e-6, 2, 1e-6),  # a shared sub-expression is one head
+        ("2*x - 3*(y - x)/4 + pi", 1e-9, 0, 1e-14),  # an affine expression needs no attention
+        ("sin(x)**2 + exp(x)*cos(x) - x/(3+x) + y", 1e-8, 1, 1e-8),  # a function of one variable, however long
+    ],
+)
+def test_numbers_of_heads(text: str, eps: float, num_heads: int, error: float) -> None:
+    target = attnc.as_target(text, {"x": (-1, 1), "y": (-1, 1)})
+    program = compose(target, eps=eps).program
+    assert program.num_heads == num_heads
+    assert worst_error(program, target) <= error
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

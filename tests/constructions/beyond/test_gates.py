@@ -11,15 +11,13 @@ import attnc
 from attnc.constructions.beyond.gates import GATES, gates, max_gate, product_gate
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from attnc.errors import BoundNotMet, InputError
-from attnc.targets.box import Box
-from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
+from attnc.targets.target import Target
 from constructions.fitting.gate.references import ULP64, reference
 
 
-def target(text: str, lo: float = -3.0, hi: float = 3.0) -> ExpressionTarget:
-    expression = Expression.parse(text)
-    return ExpressionTarget(expression, Box.parse({name: (lo, hi) for name in expression.variables}))
+def target(text: str, lo: float = -3.0, hi: float = 3.0) -> Target:
+    return attnc.as_target(text, {name: (lo, hi) for name in Expression.parse(text).variables})
 
 
 @pytest.mark.parametrize(
@@ -61,7 +59,7 @@ def test_construction(text, anchors):
 
 
 def test_a_narrow_box_far_from_0_costs_a_product_little():
-    wanted = ExpressionTarget(Expression.parse("x*y"), Box.parse({"x": (100, 101), "y": (-50, -49)}))
+    wanted = attnc.as_target("x*y", {"x": (100, 101), "y": (-50, -49)})
     assert gates(wanted, eps=1e-6).program.num_anchors == 4
 
 

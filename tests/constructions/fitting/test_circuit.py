@@ -25,10 +25,10 @@ def deep() -> tuple[Circuit, list[Wire], np.ndarray]:
     x, y = circuit.input(0), circuit.input(1)
     wide = SoftHead.of_one_variable(np.linspace(-3, 3, 7), np.log(np.arange(1.0, 8.0)), np.arange(7.0) - 3)
     circuit.apply(wide, x, name="unread")
-    silu = circuit.gate(SIGMOID, x, x)
+    silu = circuit.apply(SIGMOID, x, x)
     bumpy = circuit.apply(wide, 2 * x - y + 0.5)
     inner = circuit.apply(SIGMOID, silu - 3 * bumpy + y)
-    last = circuit.gate(SIGMOID, inner * -1.0, x + 1)
+    last = circuit.apply(SIGMOID, inner * -1.0, x + 1)
     X, Y = POINTS.T
     s = X * sigmoid(X)
     b = wide((2 * X - Y + 0.5)[:, None])[:, 0]

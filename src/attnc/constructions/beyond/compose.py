@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.beyond.gates import MAX_EXPONENT, function_gate
+from attnc.constructions.beyond.gates import MAX_EXPONENT
 from attnc.constructions.beyond.graded import graded_keys
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import (
@@ -25,14 +25,14 @@ from attnc.constructions.construction import (
     is_plain,
     largest_error,
 )
-from attnc.constructions.fitting.axis import MAX_P, AxisSections, SpectralAxis, grid_head, value_limit
+from attnc.constructions.fitting.axis import MAX_P, AxisSections, grid_head, value_limit
 from attnc.constructions.fitting.circuit import Circuit, PartFit, build_parts
-from attnc.constructions.fitting.gate.fitted import product_gate, square_gate
+from attnc.constructions.fitting.gate import function_gate, product_gate, square_gate
 from attnc.constructions.fitting.kinks import find_kinks
 from attnc.constructions.fitting.minimax import Function
 from attnc.errors import AttncError, BoundNotMet, InputError
 from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe, has_two_keys, is_economical, may_carry
-from attnc.functions.registry import FUNCTIONS, names_with_economical_gates
+from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -170,7 +170,8 @@ def _ledger(target: Target, expression: Expression, request: Request) -> Ledger:
     def can_fit(base: Part, tree: Node) -> bool:
         return has_two_keys(_recipe(tree)) or fits_in_one_head(*ranges(base), tree)
 
-    lowering = Lowering(expression.variables, can_fit, names_with_economical_gates())
+    gates = [name for name, function in FUNCTIONS.items() if is_economical(function.gate)]
+    lowering = Lowering(expression.variables, can_fit, gates)
     ledger = Ledger(target, lowering.lower(expression.outputs), ranges, eps, dtype)
     floor = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(map(ranges.size, ledger.outputs))
     if ledger.heads and eps < floor:
@@ -273,9 +274,9 @@ class Ledger:
 
     def shares(self, eps: float) -> dict[int, float]:
         """δ of every head, so that Σ λδ = eps."""
-        weights = {id(part): self._weight(part) for part in self.heads}
+        weights = {id(part): _weight(_recipe(part.tree)) for part in self.heads}
         total = sum(weights.values())
-        deltas = {id(part): eps * weights[id(part)] / max(total, 1e-300) for part in self.heads}
+        deltas = {key: eps * weight / max(total, 1e-300) for key, weight in weights.items()}
         for _ in range(SHARING_PASSES):  # λ depends on the errors through the enlarged ranges
             errors = self.forwards(deltas)
             costs = self.backwards(errors)
@@ -284,10 +285,6 @@ class Ledger:
                 most = self.ranges.size(part) or eps  # a part that is 0 everywhere need not be 0 to the last digit
                 deltas[key] = min(most, eps * weights[key] / total / max(costs[key], 1e-300))
         return deltas
-
-    def _weight(self, part: Unary) -> float:
-        recipe = _recipe(part.tree)
-        return EXACT_SHARE if isinstance(recipe, ExactKeys) else GATE_SHARE if has_two_keys(recipe) else 1.0
 
     def fit(self, eps: float, before: Mapping[int, PartFit]) -> dict[int, PartFit]:
         """A fit for every head. `before` holds the fits for another eps."""
@@ -384,15 +381,16 @@ class Ledger:
         steepest = float(slopes.mag.max())
         if math.isfinite(steepest):
             return steepest * error
-        return _sampled_modulus(function_of_one(tree), *self.ranges(base), error)
+        # A function that is steep at an end (√t at 0): differences at points that crowd towards both ends.
+        f, (lo, hi) = function_of_one(tree), self.ranges(base)
+        steps = np.concatenate([[0.0], np.geomspace(min(error, hi - lo) / 8, hi - lo, 2000)])
+        starts = np.clip(np.concatenate([lo + steps, hi - steps]), lo, hi)
+        return float(np.abs(f(np.clip(starts + error, lo, hi)) - f(starts)).max())
 
 
-def _sampled_modulus(f: Function, lo: float, hi: float, error: float) -> float:
-    """For functions that are steep at an end (√t at 0): differences at points that crowd towards both ends."""
-    steps = np.concatenate([[0.0], np.geomspace(min(error, hi - lo) / 8, hi - lo, 2000)])
-    starts = np.clip(np.concatenate([lo + steps, hi - steps]), lo, hi)
-    here, there = f(starts), f(np.clip(starts + error, lo, hi))
-    return float(np.abs(there - here).max())
+def _weight(recipe: GateRecipe | None) -> float:
+    """The share of eps of a head, in units of the share of a head whose keys grow with 1/δ."""
+    return EXACT_SHARE if isinstance(recipe, ExactKeys) else GATE_SHARE if has_two_keys(recipe) else 1.0
 
 
 def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
@@ -450,24 +448,20 @@ def fit_unary(
     def sections(x: np.ndarray) -> np.ndarray:
         return f(x)[:, None]
 
-    lines = AxisSections(lo, hi, sections, sections)
-    goal = delta
+    lines, goal = AxisSections(lo, hi, sections, sections), delta
     for _ in range(4):
         found = lines.smallest(goal, value_limit(delta, size, dtype) * size, most=most)
         if found is None:
             return None
-        fitted = from_axis(found[0], f)
+        axis = found[0]
+        keys_on_axis = axis.lattice.keys(lo, hi, "float64")
+        head = grid_head([keys_on_axis], axis.solve(sections(axis.nodes())), "float64")
+        fitted = PartFit(head.keys, math.nan, keys_on_axis.scale, keys_on_axis.offset)
         error = BETWEEN * float(np.abs(fitted(t) - wanted).max())
         if error <= delta:
             return replace(fitted, error=error)
         goal *= 0.5 * delta / error
     return None
-
-
-def from_axis(axis: SpectralAxis, f: Function) -> PartFit:
-    """The head over one axis, with values from f at its nodes."""
-    head = grid_head([axis.lattice.keys(axis.lo, axis.hi, "float64")], axis.solve(f(axis.nodes())[:, None]), "float64")
-    return PartFit(head.keys, math.nan, float(head.scale[0]), float(head.offset[0]))
 
 
 MANY_ANCHORS = 48
@@ -499,7 +493,7 @@ def fit_part(
     f = function_of_one(tree)
     few = fit_unary(f, lo, hi, delta, MANY_ANCHORS, dtype)
     gate = _gate(tree, lo, hi, delta, dtype)
-    if gate is not None and gate.keys.carried is not None and not is_free:
+    if gate is not None and not is_free and gate.keys.carried is not None:
         gate = None
     found = _fewest(few, gate) or _again(before, f, lo, hi, delta) or _graded(tree, f, lo, hi, delta)
     if found is None or found.num_anchors > 2 * MANY_ANCHORS:
@@ -574,11 +568,7 @@ def _error(fit: Callable[[np.ndarray], np.ndarray], f: Function, lo: float, hi: 
 def function_of_one(tree: Node) -> Function:
     """tree(t) on arrays; NaN and inf where it is not defined."""
     expression = function_of_t(tree)
-
-    def value(t: np.ndarray) -> np.ndarray:
-        return expression(t[:, None])[:, 0]
-
-    return value
+    return lambda t: expression(t[:, None])[:, 0]
 
 
 def _suits(target: Target, request: Request) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from functools import partial
 from typing import NamedTuple
 
 from attnc.constructions.built import Built, Progress
@@ -20,13 +19,20 @@ from attnc.constructions.construction import (
     largest_error,
 )
 from attnc.constructions.fitting.circuit import PartFit, build_parts
-from attnc.constructions.fitting.gate import fitted, pieces
-from attnc.constructions.fitting.gate.fitted import ProductGate, product_gate, square_gate
-from attnc.constructions.fitting.gate.keys import Gate, OutOfReach, exact_gate, positive
-from attnc.constructions.fitting.gate.pieces import ChoiceGate, max_gate, min_gate
+from attnc.constructions.fitting.gate import (
+    GATES,
+    Gate,
+    OutOfReach,
+    function_gate,
+    max_gate,
+    min_gate,
+    positive,
+    product_gate,
+    square_gate,
+)
 from attnc.constructions.fitting.positions import bytes_per_anchor
 from attnc.errors import BoundNotMet, InputError
-from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, GateRecipe, TwoLines
+from attnc.functions.gate_recipes import Decay, ExactKeys
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
@@ -37,56 +43,8 @@ from attnc.targets.parts.part import Choice, Combination, Multiply, Part, Source
 from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
 from attnc.targets.target import Target
 
-__all__ = [
-    "GATES",
-    "ChoiceGate",
-    "Gate",
-    "ProductGate",
-    "gates",
-    "max_gate",
-    "min_gate",
-    "product_gate",
-    "square_gate",
-]
+__all__ = ["GATES", "Gate", "gates", "max_gate", "min_gate", "product_gate", "square_gate"]
 
-
-OTHER_RECIPES: dict[str, GateRecipe] = {**pieces.CLOSED_FORMS, "gelu_tanh": fitted.GELU_TANH_KEYS}
-"""Recipes of activations that are not in the expression language."""
-
-
-def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
-    """The cheapest gate of a function of one variable with error ≤ eps; exp is for (−∞, hi]."""
-    match OTHER_RECIPES.get(name) or FUNCTIONS[name].gate:
-        case ExactKeys() as recipe:
-            return exact_gate(name, recipe, eps)
-        case TwoLines(left, right):
-            return pieces.two_lines(name, eps, left, right)
-        case FittedKeys() as recipe:
-            return fitted.fitted_gate(name, recipe, eps)
-        case Decay():
-            return pieces.exp(eps, hi)
-    raise InputError(f"there is no gate of one variable for {name}")
-
-
-GATES: dict[str, Callable[..., Gate]] = {
-    **{name: partial(function_gate, name) for name in ("sigmoid", "tanh", "tanhshrink", "silu", "quick_gelu", "mish")},
-    **{name: partial(function_gate, name) for name in ("relu", "abs", "gelu", "gelu_tanh", "erf", "atan", "exp")},
-    "leaky_relu": pieces.leaky_relu,
-    "prelu": partial(pieces.leaky_relu, slope=0.25, name="prelu"),
-    "clip": pieces.clip,
-    "hardtanh": partial(pieces.clip, name="hardtanh"),
-    "relu6": partial(pieces.clip, lo=0.0, hi=6.0, name="relu6"),
-    "hardsigmoid": pieces.hardsigmoid,
-    "soft_threshold": pieces.soft_threshold,
-    "softplus": fitted.softplus,
-    "logsigmoid": fitted.logsigmoid,
-    "elu": pieces.elu,
-    "celu": pieces.celu,
-    "selu": pieces.selu,
-    "hardswish": pieces.hardswish,
-    "softsign": pieces.softsign,
-}
-"""name → the cheapest gate with error ≤ eps: GATES["gelu"](1e-7). Parameters by name: GATES["elu"](1e-6, alpha=0.5)."""
 DEFAULT_GATE_EPS = 1e-6
 """The error asked for if none is given."""
 MAX_EXPONENT = 300.0
@@ -106,14 +64,15 @@ def gates(
 
     Theorem.  |out − f| ≤ Σ |coefficient|·error of the gate, on the whole box, whose ends may be infinite wherever the
               gates are global: all but products, and exp upwards.
-    Weights.  Every gate is a head on the state token, over keys that carry its argument: see `gate.pieces` and
-              `gate.fitted`. A product is taken of factors less the middle of their ranges; the rest of it is affine.
+    Weights.  Every gate is a head on the state token, over keys that carry its argument: see `fitting.gate`. A
+              product is taken of factors less the middle of their ranges; the rest of it is affine.
     Errors.   eps is shared evenly. Rounding is not part of the error.
 
     Parameters
     ----------
     target : Target
-        A sum of multiples of activations, and of products, of affine functions. The box of one variable may be infinite.
+        A sum of multiples of activations, and of products, of affine functions. The range of a single variable may be
+        infinite.
     eps : float, optional
         The largest error allowed; 1e-6 if it is not given.
     dtype : str
@@ -150,7 +109,7 @@ def gates(
         raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {dtype!r}")
     eps = DEFAULT_GATE_EPS if eps is None else positive("eps", eps)
     plan = _GatePlan(target, target.expression, eps)
-    num_anchors = sum(head.num_keys for head in plan.heads)
+    num_anchors = sum(head.gate.num_anchors for head in plan.heads)
     most = min(max_anchors, max_bytes // bytes_per_anchor(target))
     if num_anchors > most:
         raise BoundNotMet(
@@ -162,7 +121,7 @@ def gates(
     program, derivation = build_parts(target, plan.outputs, plan.factors, plan.fits, dtype)
     if progress is not None:
         progress("building gates", 1.0)
-    names = ", ".join(f"{head.name} ({head.num_keys})" for head in plan.heads)
+    names = ", ".join(f"{head.gate.name} ({head.gate.num_anchors})" for head in plan.heads)
     parameters = (("gates", names), ("error", plan.error))
     # A staged proof takes heads of one argument, on a bounded box.
     is_staged = target.box.is_bounded and not any(isinstance(head.part, Choice) for head in plan.heads)
@@ -170,12 +129,10 @@ def gates(
 
 
 class _Head(NamedTuple):
-    """A head, the part that it computes together with an affine function of the inputs, and its error."""
+    """A gate, and the part that its head computes together with an affine function of the inputs."""
 
-    name: str
-    num_keys: int
+    gate: Gate
     part: Part
-    error: float
 
 
 class _GatePlan:
@@ -200,7 +157,8 @@ class _GatePlan:
         heads = {key: self._head(part, shares[key]) for key, part in parts.items()}
         self.heads = tuple(heads.values())
         self.error = max(
-            math.fsum(c.size * heads[id(part)].error for part, c in terms if id(part) in heads) for terms, _ in sums
+            math.fsum(c.size * heads[id(part)].gate.error for part, c in terms if id(part) in heads)
+            for terms, _ in sums
         )
         self.outputs = [
             combination([(heads[id(part)].part if id(part) in heads else part, c) for part, c in terms], constant)
@@ -219,27 +177,26 @@ class _GatePlan:
 
     def _head(self, part: Part, eps: float) -> _Head:
         match part:
-            case Choice(name, operands):
-                choice = (max_gate if name == "max" else min_gate)(eps, len(operands))
-                self.fits[id(part)] = PartFit(choice.keys, choice.error)
-                return _Head(name, choice.num_anchors, part, choice.error)
-            case Unary(base, Call() as call):
-                gate = self._gate(base, call, eps)
-                self.fits[id(part)] = PartFit(gate.keys, gate.error)
-                return _Head(call.name, gate.num_anchors, part, gate.error)
             case Multiply(left, right):
                 factors = _gated(part)
                 if factors is None:
                     return self._product(left, right, eps)
                 self.factors[id(part)] = factors
-                return self._head(factors[0], eps)._replace(part=part, error=0.0)
-        raise AssertionError("every other part was refused")
+                return self._head(factors[0], eps)._replace(part=part)
+            case Choice(name, operands):
+                gate = (max_gate if name == "max" else min_gate)(eps, len(operands))
+            case Unary(base, Call() as call):
+                gate = self._gate(base, call, eps)
+            case _:
+                raise AssertionError("every other part was refused")
+        self.fits[id(part)] = PartFit(gate.keys, gate.error)
+        return _Head(gate, part)
 
     def _gate(self, argument: Part, call: Call, eps: float) -> Gate:
         """The gate of a function of t, or of its clip to two numbers."""
         if len(call.arguments) > 1:
             low, high = (Coefficient(limit).value for limit in call.arguments[1:])
-            return pieces.clip(eps, low, high)
+            return GATES[call.name](eps, low, high)
         hi = self._range(argument)[1] if isinstance(FUNCTIONS[call.name].gate, Decay) else 0.0
         if not hi < MAX_EXPONENT:
             raise InputError(
@@ -258,7 +215,7 @@ class _GatePlan:
         self.fits[id(function)] = PartFit(gate.keys, gate.error)
         terms = [(product, UNIT), (y, Coefficient.of(a)), (x, Coefficient.of(b))]
         whole = combination(terms, Coefficient.of(-Fraction(a) * Fraction(b)))
-        return _Head("product", gate.num_anchors, whole, gate.error)
+        return _Head(gate, whole)
 
     def _middle(self, factor: Part) -> tuple[float, float]:
         """The middle of the range of a factor, and a little more than half of its width."""

@@ -101,10 +101,6 @@ class CircuitHead:
     def level(self) -> int:
         return self.signals[0].level
 
-    @property
-    def p(self) -> int:
-        return self.keys.num_keys
-
     @cached_property
     def reads(self) -> set[Signal]:
         return {signal for wire in (*self.queries, *self.carriers) for signal in wire.terms}
@@ -136,12 +132,12 @@ class Circuit:
         self.heads.append(CircuitHead(signals, tuple(queries), keys, tuple(carriers)))
         return tuple(Wire({signal: 1.0}) for signal in signals)
 
-    def apply(self, keys: SoftHead[np.ndarray], query: Wire, *, name: str = "head") -> Wire:
-        """A(query), for a head A of one input and one output, whose keys may carry the query."""
-        return self.head([query], keys, name=name)[0]
-
-    def gate(self, keys: SoftHead[np.ndarray], query: Wire, carrier: Wire, *, name: str = "gate") -> Wire:
-        """carrier·A(query): the key tokens carry the carrier."""
+    def apply(
+        self, keys: SoftHead[np.ndarray], query: Wire, carrier: Wire | None = None, *, name: str = "head"
+    ) -> Wire:
+        """A(query) for a head A of one input and one output, whose keys may carry the query; or carrier·A(query)."""
+        if carrier is None:
+            return self.head([query], keys, name=name)[0]
         assert keys.carried is None, "a key that carries its own query cannot carry another wire"
         carrying = SoftHead(keys.slopes, keys.offsets, np.zeros_like(keys.values), keys.values[:, :, None])
         return self.head([query], carrying, [carrier], name=name)[0]
@@ -192,7 +188,7 @@ def _level(
 ) -> tuple[Affine, Attention]:
     """Token 0 is the state and the only query that is read; the keys of all heads lie side by side in every token."""
     made = [s for head in heads for s in head.signals]
-    tokens = max(head.p for head in heads)
+    tokens = max(head.keys.num_keys for head in heads)
     key_channels = [
         f"{part}.{head.name}"
         for head in heads
@@ -209,14 +205,14 @@ def _level(
     place.set(0, ONE, 1.0)
     built = []
     for head in heads:
-        keys = np.arange(head.p)
+        keys = np.arange(head.keys.num_keys)
         for i, slopes in enumerate(head.keys.slopes.T):
             place.set(keys, f"key{i}.{head.name}", slopes)
         place.set(keys, f"bias.{head.name}", head.keys.offsets)
         for m in range(len(head.signals)):
             value, constant = f"value{m}.{head.name}", head.keys.values[:, m]
             linked: dict[Signal, np.ndarray] = {}
-            moving = np.zeros((head.p, 0)) if head.keys.carried is None else head.keys.carried[:, m]
+            moving = np.zeros((len(keys), 0)) if head.keys.carried is None else head.keys.carried[:, m]
             for carrier, carried in zip(head.carriers, moving.T, strict=True):
                 constant = constant + carrier.constant * carried
                 for signal, coefficient in carrier.terms.items():
@@ -239,8 +235,8 @@ def _head(head: CircuitHead, tokens: int, channels: tuple[str, ...], dtype: str)
     values = {(f"value{m}.{head.name}", s.name): 1.0 for m, s in enumerate(head.signals)}
     names = [s.name for s in head.signals]
     mask = None
-    if head.p < tokens:  # the tokens beyond are keys of other heads
-        segments = np.where(np.arange(tokens) < head.p, EVERY_QUERY, 1).astype(np.int32)
+    if head.keys.num_keys < tokens:  # the tokens beyond are keys of other heads
+        segments = np.where(np.arange(tokens) < head.keys.num_keys, EVERY_QUERY, 1).astype(np.int32)
         mask = Mask(np.zeros(tokens, np.int32), segments)
     return Head(
         projection(channels, scores, queries, dtype),
@@ -283,10 +279,7 @@ class PartFit:
 
     def build(self, circuit: Circuit, argument: Wire, carrier: Wire | None, name: str) -> Wire:
         """A(argument), or carrier·A(argument)."""
-        query = argument * self.scale + self.shift
-        if carrier is None:
-            return circuit.apply(self.keys, query, name=name)
-        return circuit.gate(self.keys, query, carrier, name=name)
+        return circuit.apply(self.keys, argument * self.scale + self.shift, carrier, name=name)
 
 
 Factors = Mapping[int, tuple[Unary, Part]]

@@ -10,7 +10,7 @@ import numpy as np
 
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
-from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
+from attnc.targets.expressions.coefficient import UNIT, ZERO
 from attnc.targets.expressions.evaluation import evaluate_boxes
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Node, Product, Sum, Variable, substitute, to_text
@@ -92,7 +92,8 @@ class PartRanges:
                 case Combination(_, _, Unary() as known):
                     tree = self.tree(known)
                 case Combination(terms, constant):
-                    scaled = [_times(c, self.tree(inner)) for inner, c in terms]
+                    trees = [self.tree(inner) for inner, _ in terms]
+                    scaled = [u if c == UNIT else Product((c.tree, u)) for u, (_, c) in zip(trees, terms, strict=True)]
                     summed = (*scaled, *([] if terms and constant == ZERO else [constant.tree]))
                     tree = summed[0] if len(summed) == 1 else Sum(summed)
                 case Unary(base, inner):
@@ -106,10 +107,6 @@ class PartRanges:
 
     def describe(self, part: Part) -> str:
         return to_text(self.tree(part))
-
-
-def _times(coefficient: Coefficient, tree: Node) -> Node:
-    return tree if coefficient == UNIT else Product((coefficient.tree, tree))
 
 
 def sub_boxes(box: Box) -> Interval:

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from attnc.constructions.beyond.gates import GATES
 from attnc.constructions.fitting.circuit import Circuit
-from attnc.constructions.fitting.gate import fitted, pieces
+from attnc.constructions.fitting.gate import (
+    EXP_HINTS,
+    IDENTITY_HINTS,
+    OTHER_RECIPES,
+    decay,
+    identity,
+    reciprocal,
+    solved_gate,
+)
 from attnc.errors import InputError
 from attnc.functions.gate_table import RECIPROCAL
 from attnc.functions.registry import FUNCTIONS
@@ -58,21 +66,17 @@ def test_the_error_is_at_most_eps_or_the_refusal_says_what_is_possible(name, exp
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "softplus", "erf", "atan"])
 def test_the_table_says_what_its_rows_give(name):
-    recipe = fitted.GELU_TANH_KEYS if name == "gelu_tanh" else FUNCTIONS[name].gate
+    recipe = OTHER_RECIPES.get(name) or FUNCTIONS[name].gate
     for p, row in recipe.rows.items():
-        error = fitted.solved_gate(name, recipe, p).error
+        error = solved_gate(name, recipe, p).error
         assert 0.92 * row[-1] <= error <= 1.03 * row[-1]
     errors = [row[-1] for row in recipe.rows.values()]
     assert errors == sorted(errors, reverse=True)
 
 
 def test_hints_say_what_fits_give():
-    reciprocal = {p: row[-1] for p, row in RECIPROCAL.items()}
-    for hints, keys in (
-        (fitted.HINTS, fitted.identity),
-        (pieces.EXP_HINTS, pieces.decay),
-        (reciprocal, pieces.reciprocal),
-    ):
+    reciprocal_hints = {p: row[-1] for p, row in RECIPROCAL.items()}
+    for hints, keys in ((IDENTITY_HINTS, identity), (EXP_HINTS, decay), (reciprocal_hints, reciprocal)):
         for p, hint in hints.items():
             assert 0.92 * hint <= keys(p)[1] <= hint
 

@@ -8,20 +8,12 @@ from flint import arb
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnc.constructions.beyond.gates import (
-    GATES,
-    ChoiceGate,
-    ProductGate,
-    max_gate,
-    min_gate,
-    product_gate,
-    square_gate,
-)
+from attnc.constructions.beyond.gates import GATES, Gate, max_gate, min_gate, product_gate, square_gate
 from attnc.constructions.fitting.circuit import Circuit, Wire
 from constructions.fitting.gate.references import ULP32, ULP64, exactly, program, reference
 
 
-def built(gate: ProductGate | ChoiceGate, count: int) -> tuple[Circuit, Wire]:
+def built(gate: Gate, count: int) -> tuple[Circuit, Wire]:
     """The gate of the inputs x0, x1, …"""
     circuit = Circuit([f"x{i}" for i in range(count)])
     return circuit, gate.build(circuit, *map(circuit.input, range(count)))
@@ -85,7 +77,7 @@ def test_choices(values, eps, make):
 def test_the_error_of_a_maximum_is_reached(count):
     gate = max_gate(1e-3, count)
     circuit, wire = built(gate, count)
-    apart = np.linspace(0, 6, 601) / gate.beta
+    apart = np.linspace(0, 6, 601) / gate.keys.slopes.max()
     points = np.concatenate([np.zeros((601, 1)), -np.repeat(apart[:, None], count - 1, axis=1)], axis=1)
     assert np.abs(circuit.build([wire], (), "float64")(points)).max() == pytest.approx(gate.error, rel=1e-3)
 

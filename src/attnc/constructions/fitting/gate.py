@@ -1,0 +1,663 @@
+"""Gates: the activations, the product, max and min as heads whose keys may carry their own query.
+
+A head of one variable is G(x) = Σ_k w_k(x)(v_k + u_k·x), w = softmax(a_k·x + c_k): a `SoftHead` with one input and one
+output. Its `carried` is None if every u_k is 0. There are four kinds of gates:
+
+Closed forms: activations that are a softmax already.
+
+Lines: piecewise linear activations are a steep softmax between lines, with an error of W(1/e)/β on all of R. Two lines
+that meet at κ and whose slopes differ by J have weights σ(±β(x − κ)): the error is J·|t|σ(−β|t|), t = x − κ, at most
+J·max_s s/(e^s + 1)/β = J·W(1/e)/β, with W Lambert's function. Far from κ it is zero in floating point as well.
+
+Fitted keys: smooth activations on all of R, and products on a box, have a few keys with solved values. The end keys of
+an activation carry its limits exactly. For x·y the keys carry x, and the weights at y average to y.
+
+Curves and lines: a curve G is a group of keys, and every line beside it is a steep key. The line that meets the curve
+at κ has the score ±β(x − κ) + log Σ e^{s_k(κ)}, summed over the group. The ratios of the weights inside the group do
+not change, so the head is G + σ(±β(x − κ) + …)(line − G). Where the slopes differ by J the error is J·W(1/e)/β, and
+where they do not, J₂·0.2415/β² with J₂ the difference of the second derivatives, as max_s s²/(2(e^s + 1)) = 0.2415.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnc.constructions.construction import round_above
+from attnc.constructions.fitting.circuit import Circuit, Wire
+from attnc.constructions.fitting.minimax import chebyshev, fit_values
+from attnc.errors import InputError, real_number
+from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, GateRecipe, TwoLines
+from attnc.functions.gate_table import GELU_TANH, RECIPROCAL
+from attnc.functions.logistic import SILU_SLOPE_TURNS, logistic
+from attnc.functions.registry import FUNCTIONS
+from attnc.ir.soft_head import SoftHead
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+ALL_REALS = (-math.inf, math.inf)
+SEARCH_SAFETY = 1.01
+"""Margin on an error found by a search, which finds peaks to a relative 1e-4."""
+PEAK_ROUNDS, PEAK_PARTS = 2, 24
+"""Number of refinements about each peak, and number of parts of each refinement: peaks are then found to 1e-4."""
+NEGLIGIBLE_SCORE = 60.0
+"""Keys whose score is lower than that of the largest by this have weights below e^{−60} < 2⁻⁸⁶."""
+FIT_PASSES = 24
+"""Number of reweightings of a fit; the errors in the gate table hold for this number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """One function f as attention: an activation, max or min of several wires, or a product.
+
+    |gate(x) − f(x)| ≤ error for every x of the domain, in exact arithmetic. `is_proved` tells that this is a closed
+    form; otherwise it is the largest error found by a search. `lipschitz` is that of f on the domain.
+
+    A product is x·A(y), A the head of `keys`: it is linear in x, and `domain` is that of y.
+
+    With a number `sign` = β the gate has two layers: s = tanh(βx) and y = x·s by two keys, then s·A(y). Only softsign
+    has them.
+    """
+
+    name: str
+    keys: SoftHead[np.ndarray]
+    error: float
+    lipschitz: float
+    domain: tuple[float, float] = ALL_REALS
+    is_proved: bool = False
+    sign: float | None = None
+    is_product: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        return 1 if self.sign is None else 2
+
+    @property
+    def num_anchors(self) -> int:
+        return self.keys.num_keys + (0 if self.sign is None else 2)
+
+    def build(self, circuit: Circuit, *wires: Wire) -> Wire:
+        """Add the heads of the gate at these wires: one for an activation, x and y for a product."""
+        count = self.keys.num_inputs + self.is_product
+        if len(wires) != count:
+            raise InputError(f"this {self.name} gate is for {count} wires, {len(wires)} given")
+        if self.is_product:
+            return circuit.apply(self.keys, wires[1], wires[0], name=self.name)
+        if self.sign is None:
+            return circuit.head(wires, self.keys, name=self.name)[0]
+        sides, zero = np.array([-1.0, 1.0]), np.zeros(2)
+        values, carried = np.stack([sides, zero], axis=1), np.stack([zero, sides], axis=1)
+        steep = SoftHead(self.sign * sides[:, None], zero, values, carried[:, :, None])
+        sign, size = circuit.head(wires, steep, name="sign")
+        return circuit.apply(self.keys, size, sign, name=self.name)
+
+
+def min_keys(name: str, eps: float, hints: Mapping[int, float], make: Callable[[int], Gate]) -> Gate:
+    """The gate with the least p whose error is ≤ eps. Rows whose hint is more than 10 % above eps are not tried."""
+    positive("eps", eps)
+    for p, hint in sorted(hints.items()):
+        if 0.9 * hint <= eps:
+            gate = make(p)
+            if gate.error <= eps:
+                return gate
+    best = make(max(hints))
+    if best.error <= eps:
+        return best
+    raise OutOfReach(name, eps, best.error, best.num_anchors)
+
+
+def positive(name: str, given: float) -> float:
+    value = real_number(name, given)
+    if not value > 0:
+        raise InputError(f"{name} must be a finite number > 0, found {given!r}")
+    return value
+
+
+def power_of_two(at_least: float) -> float:
+    """The least power of two that is not below: products with it are exact, and so are scores β·x."""
+    if not at_least < 2.0**1000:
+        raise InputError(f"the error asked for needs an inverse temperature of {at_least:.3g}; choose a larger eps")
+    mantissa, exponent = math.frexp(max(at_least, 2.0**-1000))
+    return math.ldexp(1.0, exponent - 1 if mantissa == 0.5 else exponent)
+
+
+class OutOfReach(InputError):
+    """No gate is as accurate as `eps`; the most accurate one has the error `error`."""
+
+    def __init__(self, name: str, eps: float, error: float, keys: int) -> None:
+        self.eps, self.error = eps, error
+        super().__init__(
+            f"no {name} gate has an error ≤ eps={eps:g}: the most accurate one has {keys} keys and an error of "
+            f"{error:.2g}. Choose eps ≥ {round_above(error):.2g}."
+        )
+
+
+def observed(error_at: Callable[[np.ndarray], np.ndarray], points: Float[np.ndarray, " points"], size: float) -> float:
+    """max |error| over sorted points, refined about every peak of at least 70 % of the largest, and rounded up.
+
+    It includes the rounding errors of float64, for summed terms of this size.
+    """
+    errors = np.abs(error_at(points))
+    found = float(errors.max())
+    for _ in range(PEAK_ROUNDS):
+        padded = np.concatenate([[0.0], errors, [0.0]])
+        at = np.flatnonzero((errors >= padded[:-2]) & (errors >= padded[2:]) & (errors >= 0.7 * found))
+        left, right = points[np.maximum(at - 1, 0)], points[np.minimum(at + 1, len(points) - 1)]
+        points = np.unique((left[:, None] + (right - left)[:, None] * (np.arange(PEAK_PARTS + 1) / PEAK_PARTS)).ravel())
+        errors = np.abs(error_at(points))
+        found = max(found, float(errors.max()))
+    return SEARCH_SAFETY * found + 16 * 2.0**-53 * size
+
+
+def half_line(reach: float, core: float = 12.0, count: int = 1000) -> Float[np.ndarray, " points"]:
+    """Points from 0 to reach: evenly spaced up to `core`, geometrically beyond."""
+    near = np.linspace(0.0, min(core, reach), count)
+    return near if reach <= core else np.concatenate([near, np.geomspace(core, reach, 300)[1:]])
+
+
+def at_points(keys: SoftHead[np.ndarray], x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
+    """G(x), for a head of one variable."""
+    return keys(x[:, None])[:, 0]
+
+
+def reach_of(keys: SoftHead[np.ndarray]) -> float:
+    """The x beyond which the score of the last key exceeds all others by `NEGLIGIBLE_SCORE`."""
+    slopes = keys.slopes[:, 0]
+    gaps, behind = slopes[-1] - slopes[:-1], keys.offsets[:-1] - keys.offsets[-1]
+    return float(((NEGLIGIBLE_SCORE + np.maximum(behind, 0.0)) / gaps).max())
+
+
+def tail(keys: SoftHead[np.ndarray], x: float) -> float:
+    """sup |G(t) − (v + ut)| over t ≥ x, with v and u of the last key, whose slope is the largest; x ≥ reach_of(keys).
+
+    Proof.  |G − (v + ut)| ≤ Σ_k e^{s_k − s_last}(|v_k − v| + |u_k − u|t), and t·e^{−gap·t} falls for t ≥ 1/gap.
+    """
+    slopes, values = keys.slopes[:, 0], keys.values[:, 0]
+    gaps, behind = slopes[-1] - slopes[:-1], keys.offsets[:-1] - keys.offsets[-1]
+    apart = np.abs(values[:-1] - values[-1])
+    if keys.carried is not None:
+        apart = apart + np.abs(keys.carried[:-1, 0, 0] - keys.carried[-1, 0, 0]) * x
+    return 1.001 * float((np.exp(behind - gaps * x) * apart).sum())
+
+
+def solved(
+    keys: SoftHead[np.ndarray],
+    x: Float[np.ndarray, " points"],
+    f: Float[np.ndarray, " points"],
+    values: Float[np.ndarray, "keys unknowns"],
+    carried: Float[np.ndarray, "keys unknowns"] | None = None,
+    limit: float = math.inf,
+) -> SoftHead[np.ndarray]:
+    """The keys with values + values·z and carried parts + carried·z, for the z that makes max |G(x) − f| least.
+
+    `limit` bounds |z|.
+    """
+    weights = keys.weights(x[:, None])
+    columns = weights @ values if carried is None else weights @ values + x[:, None] * (weights @ carried)
+    if not columns.shape[1]:
+        return keys
+    rest = (f - at_points(keys, x))[:, None]
+    z = fit_values(columns, rest, np.array([limit]), FIT_PASSES).values
+    moving = keys.carried if carried is None or keys.carried is None else keys.carried + (carried @ z)[:, :, None]
+    return SoftHead(keys.slopes, keys.offsets, keys.values + values @ z, moving)
+
+
+def pairs(p: int, sign: float) -> Float[np.ndarray, "keys pairs"]:
+    """A column for each pair of keys about the middle, from the inside out: 1 on the right, `sign` on the left."""
+    unit, m = np.eye(p), p // 2
+    return unit[:, p - m :] + sign * unit[:, :m][:, ::-1]
+
+
+# Closed forms and lines
+
+W = 0.2784645427610739
+"""W(1/e), rounded up."""
+ROUNDED_UP = 1 + 2.0**-50
+"""Factor that covers the roundings of the few products and quotients of an error."""
+
+
+def two_lines(name: str, eps: float, left: float, right: float) -> Gate:
+    """Slope `left` below 0, `right` above: scores 0, βx and values left·x, right·x. relu is x·σ(βx)."""
+    return _lines(name, eps, (0.0, 1.0), (0.0, 0.0), [(0.0, left), (0.0, right)])
+
+
+def leaky_relu(eps: float, slope: float = 0.01, name: str = "leaky_relu") -> Gate:
+    """Values slope·x, x."""
+    return two_lines(name, eps, real_number("slope", slope), 1.0)
+
+
+def _lines(
+    name: str, eps: float, slopes: tuple[float, ...], offsets: tuple[float, ...], lines: list[tuple[float, float]]
+) -> Gate:
+    """Scores β(slope·x + offset) between lines (value, slope) whose slopes differ by J from one to the next."""
+    jump = abs(lines[1][1] - lines[0][1])
+    beta = power_of_two(jump * W / positive("eps", eps) * ROUNDED_UP)  # so that jump·W(1/e)/β ≤ eps
+    values, carried = np.array(lines).T
+    keys = SoftHead.of_one_variable(beta * np.array(slopes), beta * np.array(offsets), values, carried)
+    return Gate(name, keys, jump * W / beta * ROUNDED_UP, max(abs(u) for _, u in lines), is_proved=True)
+
+
+def _three_lines(name: str, eps: float, kinks: tuple[float, float], lines: list[tuple[float, float]]) -> Gate:
+    """Lines (value, slope) that meet at the kinks; the outer two have equal slopes.
+
+    Theorem.  |gate − f| ≤ J·W(1/e)/β on all of R.
+    Weights.  Scores 0, β(x − lo), β(x − lo) + β(x − hi): the middle line leads between the kinks.
+    Proof.    Let u = x − lo, v = hi − x. Between the kinks the outer two lines are off by −Ju and +Jv, so the error is
+              J(v·e^{−βv} − u·e^{−βu})/(1 + e^{−βu} + e^{−βv}): two terms of opposite signs, and neither exceeds
+              J·s·e^{−s}/(1 + e^{−s})/β, s = βv or βu. Below lo, with t = lo − x, the others are off by −Jt, weighted
+              e^{−βt}, and by +J(hi − lo), weighted e^{−β(hi − lo)}e^{−2βt}: again of opposite signs, and no larger.
+    """
+    lo, hi = kinks
+    # Middle line at score 0 instead of β(x − lo): the same weights, and each score has one rounding.
+    return _lines(name, eps, (-1.0, 0.0, 1.0), (lo, 0.0, -hi), lines)
+
+
+def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> Gate:
+    """min(max(x, lo), hi): values lo, x, hi. No digits cancel, even for large x."""
+    lo, hi = real_number("lo", lo), real_number("hi", hi)
+    if not lo < hi:
+        raise InputError(f"{name} needs lo < hi, found lo={lo:g}, hi={hi:g}")
+    return _three_lines(name, eps, (lo, hi), [(lo, 0.0), (0.0, 1.0), (hi, 0.0)])
+
+
+def hardsigmoid(eps: float) -> Gate:
+    """clip(x/6 + ½, 0, 1)."""
+    gate = _three_lines("hardsigmoid", eps, (-3.0, 3.0), [(0.0, 0.0), (0.5, 1 / 6), (1.0, 0.0)])
+    return replace(gate, error=gate.error + 2.0**-54)  # 1/6 is stored rounded
+
+
+def soft_threshold(eps: float, threshold: float = 0.5) -> Gate:
+    """x ∓ λ beyond ±λ, 0 between: values x + λ, 0, x − λ."""
+    threshold = positive("threshold", threshold)
+    lines = [(threshold, 1.0), (0.0, 0.0), (-threshold, 1.0)]
+    return _three_lines("soft_threshold", eps, (-threshold, threshold), lines)
+
+
+def max_gate(eps: float, count: int = 2) -> Gate:
+    """One key for each of n wires: score βx_i, value x_i.
+
+    Theorem.  0 ≤ max x − Σ w_i x_i ≤ W((n − 1)/e)/β.
+    Proof.    With d_i = max x − x_i the error is Σ d_i e^{−βd_i}/(1 + Σ e^{−βd_i}), sums over the other n − 1. It is at
+              most λ where Σ (d_i − λ)e^{−βd_i} ≤ λ for all d; the terms are alike, so the worst d_i are equal, and
+              (n − 1)s/(e^s + n − 1) is largest, W((n − 1)/e), where (s − 1)e^{s−1} = (n − 1)/e.
+    """
+    return _choice("max", eps, count, 1.0)
+
+
+def min_gate(eps: float, count: int = 2) -> Gate:
+    """−max(−x): scores −βx_i, values x_i."""
+    return _choice("min", eps, count, -1.0)
+
+
+def _choice(name: str, eps: float, count: int, sign: float) -> Gate:
+    import scipy.special
+
+    positive("eps", eps)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 2:
+        raise InputError(f"{name} needs two wires or more, found count={count!r}")
+    largest = float(scipy.special.lambertw((count - 1) / math.e).real) * (1 + 1e-12)  # its error is far smaller
+    beta = power_of_two(largest / eps * ROUNDED_UP)
+    unit = np.eye(count)
+    keys = SoftHead(sign * beta * unit, np.zeros(count), np.zeros((count, 1)), unit[:, None, :])
+    return Gate(name, keys, largest / beta * ROUNDED_UP, 1.0, is_proved=True)
+
+
+# Fitted keys
+
+PRODUCT_VALUE_LIMIT = 10.0
+"""Limit of the values of a product gate: larger ones need fewer keys and have larger rounding errors."""
+IDENTITY_HINTS = {2: 8.5e-4, 3: 1.5e-5, 4: 9.8e-8, 5: 3.1e-9, 6: 3.2e-11, 7: 1.3e-12, 8: 3.6e-14}
+"""Number of keys, and the largest error measured on [−1, 1], rounded up; a test compares both."""
+TANH_CUBIC = 0.044715
+"""The coefficient of x³ in the tanh approximation of GELU."""
+
+
+@functools.lru_cache(maxsize=256)
+def solved_gate(name: str, recipe: FittedKeys, p: int) -> Gate:
+    """The gate of one row: its slopes and offsets, and the values that make the largest error least."""
+    right, height, _ = recipe.rows[p]
+    middle = [0.0] * (p % 2)
+    slopes = np.array([*(-a for a in reversed(right)), *middle, *right])
+    offsets = np.array([*reversed(height), *middle, *height])
+    if recipe.limit is None:
+        keys = _ramp(recipe, slopes, offsets)
+    else:  # ν_k on the right and −ν_k on the left, the limits at the ends
+        ends = np.array([-recipe.limit, *[0.0] * (p - 2), recipe.limit])
+        keys = _fitted(recipe, SoftHead.of_one_variable(slopes, offsets, ends), pairs(p, -1.0)[:, :-1])
+    reach = reach_of(keys)
+    # |gate − f| is even: x ≤ 0 is enough, where a ramp is small and float64 hides nothing of it.
+    size = max(1.0, float(np.abs(keys.values).max()))
+    core = observed(lambda t: at_points(keys, -t) - recipe.below(-t), half_line(reach), size)
+    return Gate(name, keys, max(core, tail(keys, reach) + recipe.tail(reach)), recipe.lipschitz)
+
+
+def _ramp(recipe: FittedKeys, slopes: np.ndarray, offsets: np.ndarray) -> SoftHead[np.ndarray]:
+    """Carried parts ½ ± μ_k, 0 and 1 at the ends; unless the ramp is pure, equal values ν_k on both sides."""
+    p, odd, even = len(slopes), pairs(len(slopes), -1.0)[:, :-1], pairs(len(slopes), 1.0)[:, :-1]
+    if p % 2:
+        even = np.concatenate([even, np.eye(p)[:, [p // 2]]], axis=1)
+    even = even[:, :0] if recipe.is_pure else even
+    carried = np.array([0.0, *[0.5] * (p - 2), 1.0])
+    start = SoftHead.of_one_variable(slopes, offsets, np.zeros(p), carried)
+    values, moving = (np.concatenate(both, axis=1) for both in ((0.0 * odd, even), (odd, 0.0 * even)))
+    return _fitted(recipe, start, values, moving)
+
+
+def _fitted(
+    recipe: FittedKeys, keys: SoftHead[np.ndarray], values: np.ndarray, carried: np.ndarray | None = None
+) -> SoftHead[np.ndarray]:
+    reach = max(30.1, reach_of(keys))
+    x = -np.concatenate([np.linspace(0.0, 1.0, 300)[1:] ** 1.5 * min(reach, 30.0), np.geomspace(30.0, reach, 100)[1:]])
+    return solved(keys, x, recipe.below(x), values, carried)
+
+
+def _gelu_tanh_below(x: np.ndarray) -> np.ndarray:
+    x = np.maximum(x, -100.0)  # below −100 the value is 0 in float64, and x³ might overflow
+    return x * logistic(2 * math.sqrt(2 / math.pi) * (x + TANH_CUBIC * x**3))
+
+
+def softplus(eps: float, beta: float = 1.0) -> Gate:
+    """log(1 + e^{βx})/β: values that are affine in x, x and 0 at the ends."""
+    beta = positive("beta", beta)
+    gate = function_gate("softplus", positive("eps", eps) * beta)
+    # G(βx)/β carries the same multiples of x as G. Rounded, (u·β)/β is not 1 for every β: the error would grow with x.
+    keys = replace(gate.keys.scaled(beta).combined(1 / beta), carried=gate.keys.carried)
+    return Gate("softplus", keys, gate.error / beta * (1 + 1e-14), 1.0)
+
+
+def logsigmoid(eps: float) -> Gate:
+    """log σ(x) = −softplus(−x)."""
+    gate = softplus(eps)
+    return replace(gate, name="logsigmoid", keys=gate.keys.scaled(-1.0).combined(-1.0))
+
+
+# Products
+
+
+@functools.lru_cache(maxsize=16)
+def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
+    """Keys of A(y) ≈ y on [−1, 1], odd, with |v| ≤ about 10, and the largest error found.
+
+    With n = p − 1, slopes (k − n/2)δ, offsets 2 log C(n, k), A is a quotient of polynomials of degree n in z = e^{δy},
+    whose denominator Σ C(n, k)² z^k = (1 − z)ⁿP_n((1 + z)/(1 − z)) is that of the [n/n] Padé approximant of log z at 1,
+    P_n Legendre's polynomial. Its error is of order 2n + 1 in δ, where binomial weights C(n, k) have order n + 1; and
+    its coefficients are positive, so that it is a softmax. The end values of the approximant are ±2(1 + ½ + … + 1/n)/δ:
+    δ is chosen so that they are ±10. The values are solved, which spreads the error evenly.
+    """
+    n = p - 1
+    delta = 2 * sum(1 / k for k in range(1, p)) / PRODUCT_VALUE_LIMIT
+    slopes = delta * (np.arange(p) - n / 2)
+    offsets = np.array([2 * math.log(math.comb(n, k)) for k in range(p)])
+    y = chebyshev(0.0, 1.0, 160)[1:]
+    start = SoftHead.of_one_variable(slopes, offsets, np.zeros(p))
+    keys = solved(start, y, y, pairs(p, -1.0), limit=1.2 * PRODUCT_VALUE_LIMIT)
+    size = float(np.abs(keys.values).max())
+    return keys, observed(lambda t: at_points(keys, t) - t, chebyshev(0.0, 1.0, 600), size)
+
+
+def product_gate(eps: float, size_x: float = 1.0, size_y: float = 1.0) -> Gate:
+    """x·y with the fewest keys and an error ≤ eps for |x| ≤ size_x and |y| ≤ size_y: x·size_y·A(y/size_y)."""
+    gate = _scaled_identity("product", eps, positive("size_x", size_x), positive("size_y", size_y))
+    return replace(gate, is_product=True)
+
+
+def square_gate(eps: float, size: float = 1.0) -> Gate:
+    """x² for |x| ≤ size: x·A(x), with weights and carrier from one wire."""
+    size = positive("size", size)
+    gate = _scaled_identity("square", eps, size, size)
+    keys = SoftHead(gate.keys.slopes, gate.keys.offsets, 0.0 * gate.keys.values, gate.keys.values[:, :, None])
+    return replace(gate, keys=keys, lipschitz=2 * size)
+
+
+def _scaled_identity(name: str, eps: float, factor: float, size: float) -> Gate:
+    """The fewest keys of A(y) ≈ y for |y| ≤ size, with factor·|A(y) − y| ≤ eps."""
+    scale = factor * size
+
+    def make(p: int) -> Gate:
+        keys, error = identity(p)
+        scaled = SoftHead(keys.slopes / size, keys.offsets, keys.values * size)
+        return Gate(name, scaled, error * scale * (1 + 1e-14), factor, domain=(-size, size))
+
+    return min_keys(name, eps, {p: hint * scale for p, hint in IDENTITY_HINTS.items()}, make)
+
+
+# Curves and lines
+
+WEIGHT_RATIO = 8.0
+"""Ratio of neighbouring weights of the exponential at y = 0; the largest value is about the same, and 8 is small."""
+EXP_HINTS = {2: 2.1e-2, 3: 5.8e-4, 4: 1.7e-5, 5: 5.2e-7, 6: 1.6e-8, 7: 4.9e-10, 8: 1.5e-11, 9: 4.8e-13}
+"""Number of keys of the exponential, and the largest error measured, rounded up; a test compares both."""
+KINK_SHARE = 0.04
+"""Part of eps that each kink may take; it is small, since a larger β costs nothing."""
+BEND_ERROR = 0.2415
+"""max_s s²/(2(e^s + 1)), rounded up."""
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # the constants of PyTorch, in float64
+
+
+@functools.lru_cache(maxsize=16)
+def decay(p: int) -> tuple[SoftHead[np.ndarray], float]:
+    """Keys of A(y) ≈ e^{−y} on [0, ∞), and the largest error found.
+
+    With scores k(y + log V), A is a quotient of polynomials of degree n = p − 1 in z = e^y, over
+    D(z) = Σ (Vz)^k. Then D(z)(1/z − A) = 1/z − (a polynomial of degree n that the values choose), so with t = 1/z in
+    (0, 1] the error is |t^p − q(t)|/Σ V^k t^{n−k}, q of degree ≤ n and q(0) = 0: about 2·4^{−p}·V^{−n}, with the
+    Chebyshev polynomial above. Values are close to V, except the last, which is 0: the limit at ∞.
+    """
+    slopes = np.arange(p) - (p - 2.0)  # the keys that matter have small scores, and small rounding errors, near y = 0
+    offsets = slopes * math.log(WEIGHT_RATIO)
+    t = (1 - np.cos(np.linspace(0.0, math.pi, 300)))[1:] / 2
+    keys = solved(SoftHead.of_one_variable(slopes, offsets, np.zeros(p)), -np.log(t), t, np.eye(p)[:, :-1])
+    reach = reach_of(keys)
+    core = observed(lambda y: at_points(keys, y) - np.exp(-y), half_line(reach), 1.0)
+    return keys, max(core, tail(keys, reach) + math.exp(-reach))
+
+
+def exp(eps: float, hi: float = 0.0) -> Gate:
+    """eˣ on (−∞, hi]."""
+    hi = real_number("hi", hi)
+    scale = math.exp(min(hi, 700.0))
+
+    def make(p: int) -> Gate:
+        keys, error = decay(p)
+        found = keys.shifted(hi).scaled(-1.0).combined(scale)
+        return Gate("exp", found, error * scale * (1 + 1e-14), scale * (1 + 1e-15), domain=(-math.inf, hi))
+
+    return min_keys("exp", eps, {p: hint * scale for p, hint in EXP_HINTS.items()}, make)
+
+
+def _with_line(group: SoftHead[np.ndarray], kink: float, beta: float, line: float) -> SoftHead[np.ndarray]:
+    """One more key with the value line·x, on the right of the kink for β > 0 and on its left for β < 0.
+
+    Its score is steeper by |β| than the log-sum-exp of the group, and equal to it at the kink.
+    """
+    at_kink = np.array([[kink]])
+    slope = float((group.weights(at_kink) @ group.slopes)[0, 0]) + beta
+    offset = float(group.log_sum(at_kink)[0]) - slope * kink
+    carried = np.zeros(group.num_keys) if group.carried is None else group.carried[:, 0, 0]
+    return SoftHead.of_one_variable(
+        np.append(group.slopes, slope),
+        np.append(group.offsets, offset),
+        np.append(group.values, 0.0),
+        np.append(carried, line),
+    )
+
+
+def _near(kink: float, beta: float) -> np.ndarray:
+    """Points about a kink, where the weight passes from one piece to the other."""
+    t = np.concatenate([np.linspace(0.0, 8.0, 200), np.linspace(8.0, NEGLIGIBLE_SCORE, 100)[1:]]) / beta
+    return np.concatenate([kink - t[:0:-1], kink + t])
+
+
+def elu(eps: float, alpha: float = 1.0) -> Gate:
+    """x above 0, α(eˣ − 1) below."""
+    return _elu("elu", eps, positive("alpha", alpha), 1.0, 1.0)
+
+
+def celu(eps: float, alpha: float = 1.0) -> Gate:
+    """x above 0, α(e^{x/α} − 1) below: no kink."""
+    alpha = positive("alpha", alpha)
+    return _elu("celu", eps, alpha, alpha, 1.0)
+
+
+def selu(eps: float) -> Gate:
+    """1.0507·elu(x, α = 1.6733)."""
+    return _elu("selu", eps, SELU_ALPHA, 1.0, SELU_SCALE)
+
+
+def _elu(name: str, eps: float, alpha: float, width: float, scale: float) -> Gate:
+    """scale·x above 0, scale·α(e^{x/width} − 1) below; one head."""
+    jump, bend = scale * abs(alpha / width - 1), scale * alpha / width**2
+    share = KINK_SHARE * positive("eps", eps)
+    beta = power_of_two(max(2 * jump * W / share, math.sqrt(2 * BEND_ERROR * bend / share), 128 / width))
+
+    def make(p: int) -> Gate:
+        keys, _ = decay(p)
+        curve = keys.scaled(-1.0 / width).combined(scale * alpha, constant=-scale * alpha)
+        joined = _with_line(curve, 0.0, beta, scale)
+
+        def error_at(x: np.ndarray) -> np.ndarray:
+            return at_points(joined, x) - np.where(
+                x > 0, scale * x, scale * alpha * np.expm1(np.minimum(x, 0.0) / width)
+            )
+
+        reach = width * reach_of(keys)
+        points = np.unique(np.concatenate([-half_line(reach, 12 * width), _near(0.0, beta)]))
+        core = observed(error_at, points, scale * alpha)
+        # Beyond 60/β on the right the group is behind by (β − (p − 1)/width)·x or more.
+        most = scale * alpha * (1 + float(np.abs(keys.values).max()))
+        right = math.exp(-NEGLIGIBLE_SCORE * (1 - (p - 1) / width / beta)) * (most + scale * NEGLIGIBLE_SCORE / beta)
+        left = scale * alpha * (tail(keys, reach / width) + math.exp(-reach / width))
+        left += math.exp(-(beta - p / width) * reach) * (most + scale * reach)
+        return Gate(name, joined, max(core, right, left), scale * max(1.0, alpha / width))
+
+    return min_keys(name, eps, {p + 1: hint * scale * alpha for p, hint in EXP_HINTS.items()}, lambda q: make(q - 1))
+
+
+def hardswish(eps: float) -> Gate:
+    """0 below −3, x(x + 3)/6, x above 3: a product of x with itself between two steep keys; one head."""
+    beta = power_of_two(0.5 * W / (KINK_SHARE * positive("eps", eps)) + 64.0)
+
+    def make(p: int) -> Gate:
+        keys, _ = identity(p)
+        carried = keys.values[:, 0] / 2 + 0.5
+        middle = SoftHead.of_one_variable(keys.slopes[:, 0] / 3, keys.offsets, np.zeros(p), carried)
+        joined = _with_line(_with_line(middle, -3.0, -beta, 0.0), 3.0, beta, 1.0)
+
+        def error_at(x: np.ndarray) -> np.ndarray:
+            return at_points(joined, x) - x * np.clip(x + 3, 0.0, 6.0) / 6
+
+        points = np.concatenate([_near(-3.0, beta), np.linspace(-3.0, 3.0, 800), _near(3.0, beta)])
+        core = observed(error_at, np.unique(points), 3 * float(np.abs(carried).max()))
+        # Beyond ±(3 + 60/β) the middle is behind by (β − 2·its largest slope)·60/β and falls back further.
+        steepest = float(np.abs(middle.slopes).max())
+        outside = (
+            (p + 1)
+            * math.exp(-NEGLIGIBLE_SCORE * (1 - 2 * steepest / beta))
+            * (3 + NEGLIGIBLE_SCORE / beta)
+            * (1 + float(np.abs(carried).max()))
+        )
+        return Gate("hardswish", joined, max(core, outside), 1.5)
+
+    return min_keys("hardswish", eps, {p + 2: 1.5 * hint for p, hint in IDENTITY_HINTS.items()}, lambda q: make(q - 2))
+
+
+@functools.lru_cache(maxsize=16)
+def reciprocal(p: int) -> tuple[SoftHead[np.ndarray], float]:
+    """Keys of A(y) ≈ 1/(1 + y) on [0, ∞), and the largest error found."""
+    return reciprocal_keys(p, *RECIPROCAL[p][:3])
+
+
+def reciprocal_keys(p: int, K: float, step: float, first: float) -> tuple[SoftHead[np.ndarray], float]:
+    """Slopes −e^{−s_j} with evenly spaced s_j: the weights look the same at every scale of 1 + y, as the function does.
+
+    The values are solved. The second number is the largest error found.
+    """
+    s = first + step * np.arange(p)
+    slopes, offsets = -np.exp(-s), -K * s
+    no_values = SoftHead.of_one_variable(slopes, offsets, np.zeros(p))
+    reach = reach_of(no_values)
+    y = np.concatenate([[0.0], np.geomspace(1e-4, reach, 300)])
+    keys = solved(no_values, y, 1 / (1 + y), np.eye(p)[:, :-1])
+    points = np.concatenate([[0.0], np.geomspace(1e-5, reach, 1500)])
+    core = observed(lambda t: at_points(keys, t) - 1 / (1 + t), points, float(np.abs(keys.values).max()))
+    return keys, max(core, tail(keys, reach) + 1 / reach)
+
+
+def softsign(eps: float) -> Gate:
+    """x/(1 + |x|) in two layers: s = tanh(βx) and y = x·tanh(βx) by two keys, then s·(1 − A(y)), A(y) ≈ 1/(1 + y).
+
+    Error.  |s(1 − A(y)) − sy/(1 + y)| ≤ error of A on y ≥ 0. With T = |s|, |sy/(1 + y) − x/(1 + |x|)| is
+            |x|(1 − T)(1 + T + T|x|)/((1 + |x|)(1 + T|x|)) ≤ |x|(1 − T²) = |x|/cosh²(βx) ≤ 0.4478/β.
+    Two layers, since float32 would not resolve keys of such different scales beside steep ones.
+    """
+    beta = power_of_two(0.4478 / (0.005 * positive("eps", eps)))
+
+    def make(p: int) -> Gate:
+        keys, error = reciprocal(p)
+        complement = keys.combined(-1.0, constant=1.0)
+        return Gate("softsign", complement, error + 0.4478 / beta, 1.0, sign=beta)
+
+    return min_keys("softsign", eps, {2 + p: row[-1] for p, row in RECIPROCAL.items()}, lambda q: make(q - 2))
+
+
+# The gate of every activation
+
+ACTIVATIONS = ("sigmoid", "tanh", "silu", "relu", "abs", "gelu", "erf", "atan", "exp")
+"""Functions of the expression language whose gates have no parameters but eps, and hi for exp."""
+OTHER_RECIPES: dict[str, GateRecipe] = {
+    # x − tanh x: the weights of tanh, values x ± 1
+    "tanhshrink": ExactKeys((-1.0, 1.0), (0.0, 0.0), (1.0, -1.0), (1.0, 1.0), lipschitz=1.0),
+    # x·σ(1.702x); 1.702 is stored with a relative error of 2⁻⁵³, and s²σ′(s)/1.702 ≤ 0.26
+    "quick_gelu": ExactKeys((0.0, 1.702), (0.0, 0.0), (0.0, 0.0), (0.0, 1.0), SILU_SLOPE_TURNS[1][2], 2.0**-54),
+    # x·tanh(log(1 + eˣ)): with z = eˣ, tanh(log(1 + z)) = ((1 + z)² − 1)/((1 + z)² + 1) = (2z + z²)/(2 + 2z + z²);
+    # log 2 is stored to within 2⁻⁵⁴, which moves the output by |x|·w₀(1 − w₀)·2⁻⁵⁴, and |x|·w₀(1 − w₀) < ½
+    "mish": ExactKeys(
+        (0.0, 1.0, 2.0), (math.log(2), math.log(2), 0.0), (0.0, 0.0, 0.0), (0.0, 1.0, 1.0), 1.088498161251728, 2.0**-55
+    ),
+    # x·σ(2√(2/π)(x + 0.044715x³)), which is ½x(1 + tanh(√(2/π)(x + 0.044715x³)))
+    "gelu_tanh": FittedKeys(_gelu_tanh_below, lambda x: x * math.exp(-1.59 * x), 1.128993068658772, GELU_TANH),
+}
+"""Recipes of activations that are not in the expression language."""
+
+
+def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
+    """The cheapest gate of a function of one variable with error ≤ eps; exp is for (−∞, hi]."""
+    match OTHER_RECIPES.get(name) or FUNCTIONS[name].gate:
+        case ExactKeys(slopes, offsets, values, carried, lipschitz, error):
+            positive("eps", eps)  # checked, and not needed
+            numbers = map(np.array, (slopes, offsets, values, *([carried] if any(carried) else [])))
+            return Gate(name, SoftHead.of_one_variable(*numbers), error, lipschitz, is_proved=True)
+        case TwoLines(left, right):
+            return two_lines(name, eps, left, right)
+        case FittedKeys() as recipe:
+            errors = {p: row[-1] for p, row in recipe.rows.items()}
+            return min_keys(name, eps, errors, lambda p: solved_gate(name, recipe, p))
+        case Decay():
+            return exp(eps, hi)
+    raise InputError(f"there is no gate of one variable for {name}")
+
+
+GATES: dict[str, Callable[..., Gate]] = {
+    **{name: functools.partial(function_gate, name) for name in (*OTHER_RECIPES, *ACTIVATIONS)},
+    "leaky_relu": leaky_relu,
+    "prelu": functools.partial(leaky_relu, slope=0.25, name="prelu"),
+    "clip": clip,
+    "hardtanh": functools.partial(clip, name="hardtanh"),
+    "relu6": functools.partial(clip, lo=0.0, hi=6.0, name="relu6"),
+    "hardsigmoid": hardsigmoid,
+    "soft_threshold": soft_threshold,
+    "softplus": softplus,
+    "logsigmoid": logsigmoid,
+    "elu": elu,
+    "celu": celu,
+    "selu": selu,
+    "hardswish": hardswish,
+    "softsign": softsign,
+}
+"""name → the cheapest gate with error ≤ eps: GATES["gelu"](1e-7). Parameters by name: GATES["elu"](1e-6, alpha=0.5)."""
