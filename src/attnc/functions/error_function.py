@@ -91,10 +91,6 @@ def _erfc(x: Array) -> Array:
     return np.array([math.erfc(t) for t in x.tolist()])
 
 
-def _times_ndtr(x: Array) -> Array:
-    return np.asarray(x * scipy_special("ndtr")(x))
-
-
 # Jets
 
 
@@ -119,7 +115,7 @@ ERF = replace(
 )
 GELU = ElementaryFunction(
     "gelu",
-    _times_ndtr,
+    lambda x: x * scipy_special("ndtr")(x),
     lambda x: piecewise_monotone(_gelu_at, x, (GELU_TURN,)),
     _gelu_jet,
     slope=lambda x, y: piecewise_monotone(_gelu_slope_at, x, GELU_SLOPE_TURNS),

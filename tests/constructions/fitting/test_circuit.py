@@ -36,24 +36,19 @@ def deep() -> tuple[Circuit, list[Wire], np.ndarray]:
     return circuit, [last + y - 1, silu * 2 - inner], np.stack([sigmoid(-i) * (X + 1) + Y - 1, 2 * s - i], axis=1)
 
 
-def test_the_program_computes_what_the_wires_say_and_nothing_else() -> None:
+@pytest.mark.parametrize(("dtype", "atol"), [("float64", 1e-14), ("float32", 3e-6)])
+def test_the_program_computes_what_the_wires_say_and_nothing_else(dtype: str, atol: float) -> None:
     circuit, outputs, expected = deep()
-    program = circuit.build(outputs, (2,), "float64")
-    np.testing.assert_allclose(program(POINTS), expected, atol=1e-14, rtol=0)
-    np.testing.assert_allclose(NumpyEngine(program)(POINTS), expected, atol=1e-14, rtol=0)
+    program = circuit.build(outputs, (2,), dtype)
+    assert program.dtype == dtype
+    np.testing.assert_allclose(program(POINTS), expected, atol=atol, rtol=0)
+    np.testing.assert_allclose(NumpyEngine(program)(POINTS), expected, atol=atol, rtol=0)
     assert program.num_heads == 4
     assert program.num_attention_layers == 3
     assert program.num_anchors == 2 + 7 + 2 + 2  # masks hide the keys of wider heads
     assert check(program) is program
     with pytest.raises(ProgramError, match="output shape"):
-        circuit.build(outputs, (3,), "float64")
-
-
-def test_float32_is_float32_throughout() -> None:
-    circuit, outputs, expected = deep()
-    program = circuit.build(outputs, (2,), "float32")
-    assert program.dtype == np.float32
-    np.testing.assert_allclose(program(POINTS), expected, atol=3e-6, rtol=0)
+        circuit.build(outputs, (3,), dtype)
 
 
 def test_a_circuit_without_heads_is_an_affine_map() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnc.constructions.beyond.gates import MAX_EXPONENT
 from attnc.constructions.beyond.graded import graded_keys
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import (
@@ -27,7 +26,7 @@ from attnc.constructions.construction import (
 )
 from attnc.constructions.fitting.axis import MAX_P, AxisSections, grid_head, value_limit
 from attnc.constructions.fitting.circuit import Circuit, PartFit, build_parts
-from attnc.constructions.fitting.gate import function_gate, product_gate, square_gate
+from attnc.constructions.fitting.gate import MAX_EXPONENT, function_gate, product_gate, square_gate
 from attnc.constructions.fitting.kinks import find_kinks
 from attnc.constructions.fitting.minimax import Function
 from attnc.errors import AttncError, BoundNotMet, InputError
@@ -548,21 +547,21 @@ def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> Part
         fit = PartFit(graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta), math.nan)
     except AttncError:
         return None
-    error = _error(fit, f, lo, hi)
-    return replace(fit, error=error) if error <= delta else None
+    return _within(fit, f, lo, hi, 0.0, delta)
 
 
 def _again(before: PartFit | None, f: Function, lo: float, hi: float, delta: float) -> PartFit | None:
     """The same anchors, if they are within δ and not far below it."""
     if before is None or before.keys.carried is not None:
         return None
-    error = _error(before, f, lo, hi)
-    return replace(before, error=error) if CLOSE_SHARE * delta <= error <= delta else None
+    return _within(before, f, lo, hi, CLOSE_SHARE * delta, delta)
 
 
-def _error(fit: Callable[[np.ndarray], np.ndarray], f: Function, lo: float, hi: float) -> float:
+def _within(fit: PartFit, f: Function, lo: float, hi: float, least: float, most: float) -> PartFit | None:
+    """The fit with the error that samples show, if this error is between `least` and `most`."""
     t = sample_interval(lo, hi, 8001)
-    return BETWEEN * float(np.abs(fit(t) - f(t)).max())
+    error = BETWEEN * float(np.abs(fit(t) - f(t)).max())
+    return replace(fit, error=error) if least <= error <= most else None
 
 
 def function_of_one(tree: Node) -> Function:

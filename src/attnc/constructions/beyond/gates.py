@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import (
@@ -21,6 +20,7 @@ from attnc.constructions.construction import (
 from attnc.constructions.fitting.circuit import PartFit, build_parts
 from attnc.constructions.fitting.gate import (
     GATES,
+    MAX_EXPONENT,
     Gate,
     OutOfReach,
     function_gate,
@@ -47,8 +47,6 @@ __all__ = ["GATES", "Gate", "gates", "max_gate", "min_gate", "product_gate", "sq
 
 DEFAULT_GATE_EPS = 1e-6
 """The error asked for if none is given."""
-MAX_EXPONENT = 300.0
-"""Largest argument of exp: e^88 is the end of float32, and e^709 that of float64."""
 
 
 def gates(
@@ -109,7 +107,7 @@ def gates(
         raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {dtype!r}")
     eps = DEFAULT_GATE_EPS if eps is None else positive("eps", eps)
     plan = _GatePlan(target, target.expression, eps)
-    num_anchors = sum(head.gate.num_anchors for head in plan.heads)
+    num_anchors = sum(gate.num_anchors for gate, _ in plan.heads)
     most = min(max_anchors, max_bytes // bytes_per_anchor(target))
     if num_anchors > most:
         raise BoundNotMet(
@@ -121,18 +119,11 @@ def gates(
     program, derivation = build_parts(target, plan.outputs, plan.factors, plan.fits, dtype)
     if progress is not None:
         progress("building gates", 1.0)
-    names = ", ".join(f"{head.gate.name} ({head.gate.num_anchors})" for head in plan.heads)
+    names = ", ".join(f"{gate.name} ({gate.num_anchors})" for gate, _ in plan.heads)
     parameters = (("gates", names), ("error", plan.error))
     # A staged proof takes heads of one argument, on a bounded box.
-    is_staged = target.box.is_bounded and not any(isinstance(head.part, Choice) for head in plan.heads)
+    is_staged = target.box.is_bounded and not any(isinstance(part, Choice) for _, part in plan.heads)
     return Built(program, "gates", None, parameters=parameters, derivation=derivation if is_staged else None)
-
-
-class _Head(NamedTuple):
-    """A gate, and the part that its head computes together with an affine function of the inputs."""
-
-    gate: Gate
-    part: Part
 
 
 class _GatePlan:
@@ -157,11 +148,10 @@ class _GatePlan:
         heads = {key: self._head(part, shares[key]) for key, part in parts.items()}
         self.heads = tuple(heads.values())
         self.error = max(
-            math.fsum(c.size * heads[id(part)].gate.error for part, c in terms if id(part) in heads)
-            for terms, _ in sums
+            math.fsum(c.size * heads[id(part)][0].error for part, c in terms if id(part) in heads) for terms, _ in sums
         )
         self.outputs = [
-            combination([(heads[id(part)].part if id(part) in heads else part, c) for part, c in terms], constant)
+            combination([(heads[id(part)][1] if id(part) in heads else part, c) for part, c in terms], constant)
             for terms, constant in sums
         ]
 
@@ -175,14 +165,15 @@ class _GatePlan:
                 "expression."
             )
 
-    def _head(self, part: Part, eps: float) -> _Head:
+    def _head(self, part: Part, eps: float) -> tuple[Gate, Part]:
+        """The gate of a part, and the part as its head computes it, together with an affine function of the inputs."""
         match part:
             case Multiply(left, right):
                 factors = _gated(part)
                 if factors is None:
                     return self._product(left, right, eps)
                 self.factors[id(part)] = factors
-                return self._head(factors[0], eps)._replace(part=part)
+                return self._head(factors[0], eps)[0], part
             case Choice(name, operands):
                 gate = (max_gate if name == "max" else min_gate)(eps, len(operands))
             case Unary(base, Call() as call):
@@ -190,7 +181,7 @@ class _GatePlan:
             case _:
                 raise AssertionError("every other part was refused")
         self.fits[id(part)] = PartFit(gate.keys, gate.error)
-        return _Head(gate, part)
+        return gate, part
 
     def _gate(self, argument: Part, call: Call, eps: float) -> Gate:
         """The gate of a function of t, or of its clip to two numbers."""
@@ -205,7 +196,7 @@ class _GatePlan:
             )
         return function_gate(call.name, eps, hi)
 
-    def _product(self, x: Part, y: Part, eps: float) -> _Head:
+    def _product(self, x: Part, y: Part, eps: float) -> tuple[Gate, Part]:
         """(x − a)(y − b) by a head, and ay + bx − ab."""
         (a, size_x), (b, size_y) = self._middle(x), self._middle(y)
         gate = product_gate(eps, size_x, size_y)
@@ -215,7 +206,7 @@ class _GatePlan:
         self.fits[id(function)] = PartFit(gate.keys, gate.error)
         terms = [(product, UNIT), (y, Coefficient.of(a)), (x, Coefficient.of(b))]
         whole = combination(terms, Coefficient.of(-Fraction(a) * Fraction(b)))
-        return _Head(gate, whole)
+        return gate, whole
 
     def _middle(self, factor: Part) -> tuple[float, float]:
         """The middle of the range of a factor, and a little more than half of its width."""

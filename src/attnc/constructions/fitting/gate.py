@@ -50,6 +50,8 @@ NEGLIGIBLE_SCORE = 60.0
 """Keys whose score is lower than that of the largest by this have weights below e^{−60} < 2⁻⁸⁶."""
 FIT_PASSES = 24
 """Number of reweightings of a fit; the errors in the gate table hold for this number."""
+MAX_EXPONENT = 300.0
+"""Largest argument of exp: chosen between e^88, the end of float32, and e^709, the end of float64; not measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -522,9 +524,8 @@ def _elu(name: str, eps: float, alpha: float, width: float, scale: float) -> Gat
         joined = _with_line(curve, 0.0, beta, scale)
 
         def error_at(x: np.ndarray) -> np.ndarray:
-            return at_points(joined, x) - np.where(
-                x > 0, scale * x, scale * alpha * np.expm1(np.minimum(x, 0.0) / width)
-            )
+            below = scale * alpha * np.expm1(np.minimum(x, 0.0) / width)
+            return at_points(joined, x) - np.where(x > 0, scale * x, below)
 
         reach = width * reach_of(keys)
         points = np.unique(np.concatenate([-half_line(reach, 12 * width), _near(0.0, beta)]))
@@ -546,6 +547,7 @@ def hardswish(eps: float) -> Gate:
     def make(p: int) -> Gate:
         keys, _ = identity(p)
         carried = keys.values[:, 0] / 2 + 0.5
+        most = float(np.abs(carried).max())
         middle = SoftHead.of_one_variable(keys.slopes[:, 0] / 3, keys.offsets, np.zeros(p), carried)
         joined = _with_line(_with_line(middle, -3.0, -beta, 0.0), 3.0, beta, 1.0)
 
@@ -553,15 +555,11 @@ def hardswish(eps: float) -> Gate:
             return at_points(joined, x) - x * np.clip(x + 3, 0.0, 6.0) / 6
 
         points = np.concatenate([_near(-3.0, beta), np.linspace(-3.0, 3.0, 800), _near(3.0, beta)])
-        core = observed(error_at, np.unique(points), 3 * float(np.abs(carried).max()))
+        core = observed(error_at, np.unique(points), 3 * most)
         # Beyond ±(3 + 60/β) the middle is behind by (β − 2·its largest slope)·60/β and falls back further.
         steepest = float(np.abs(middle.slopes).max())
-        outside = (
-            (p + 1)
-            * math.exp(-NEGLIGIBLE_SCORE * (1 - 2 * steepest / beta))
-            * (3 + NEGLIGIBLE_SCORE / beta)
-            * (1 + float(np.abs(carried).max()))
-        )
+        weight = (p + 1) * math.exp(-NEGLIGIBLE_SCORE * (1 - 2 * steepest / beta))
+        outside = weight * (3 + NEGLIGIBLE_SCORE / beta) * (1 + most)
         return Gate("hardswish", joined, max(core, outside), 1.5)
 
     return min_keys("hardswish", eps, {p + 2: 1.5 * hint for p, hint in IDENTITY_HINTS.items()}, lambda q: make(q - 2))
