@@ -1,4 +1,4 @@
-"""Composition: any expression, its size linear in its length, its ledger above what is seen."""
+"""Compositions take any expression, are linear in its length, and state errors that cover the observed ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_heads_are_linear_in_the_size_of_the_expression(d: int) -> None:
 
 @pytest.mark.parametrize("text", ["sin(3*x)", "exp(x)*1.0 + sin(y)", "sqrt(2 + x)"])
 def test_eps_is_shared_over_proven_errors(text: str) -> None:
-    """Of a sum of functions the composed error is the sum of what is proved of its heads: at least the worst error."""
+    """For a sum of functions the composed error is the sum of the proved errors of its heads."""
     target = attnc.as_target(text, {name: (-1.0, 1.5) for name in Expression.parse(text).variables})
     built = compose(target, eps=1e-5)
     assert built.derivation is not None
@@ -94,8 +94,8 @@ def test_numbers_of_heads(text: str, eps: float, num_heads: int, error: float) -
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_what_is_0_all_over_is_made_by_a_gate_like_others(dtype: str) -> None:
-    """1 + x² is above y: relu(y − 1 − x²) is 0, and need not be so to 300 digits, with scores that no number holds."""
+def test_a_part_that_is_0_everywhere_has_an_ordinary_gate(dtype: str) -> None:
+    """1 + x²z is above y, so relu(y − 1 − x²z) is 0. It need not be 0 to 300 digits, with scores that overflow."""
     target = attnc.as_target("max(1 + x*x*z, y)*sin(y*z)", {"x": (-1.0, 1.0), "y": (-1.0, 0.5), "z": (0.1, 0.4)})
     program = attnc.constructions.compose(target, eps=1e-3, dtype=dtype).program
     sizes = [np.abs(layer.constant.values).max(initial=0.0) for layer in program.layers if isinstance(layer, Affine)]

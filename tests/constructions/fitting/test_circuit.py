@@ -1,4 +1,4 @@
-"""Circuits: what the wires say is what the program computes, in every engine."""
+"""The program of a circuit computes its wires, in every engine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def deep() -> tuple[Circuit, list[Wire], np.ndarray]:
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [("float64", 1e-14), ("float32", 3e-6)])
-def test_the_program_computes_what_the_wires_say_and_nothing_else(dtype: str, atol: float) -> None:
+def test_the_program_computes_the_wires_and_nothing_else(dtype: str, atol: float) -> None:
     circuit, outputs, expected = deep()
     program = circuit.build(outputs, (2,), dtype)
     assert program.dtype == dtype

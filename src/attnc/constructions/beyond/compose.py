@@ -1,4 +1,4 @@
-"""Any expression as a deep attention-only program whose size does not grow with the number of variables."""
+"""Any expression as a deep program of attention alone, whose size does not grow with the number of variables."""
 
 from __future__ import annotations
 
@@ -62,15 +62,17 @@ if TYPE_CHECKING:
 
 NAME = "compose"
 MOST_FUSED = 72
-"""Largest number of anchors of one head for a function of several operations; with more it is taken apart."""
+"""Largest number of anchors of one head for a function of several operations; a function that needs more is taken
+apart. Chosen, not measured."""
 MAX_SHARINGS = 8
-"""Largest number of times that eps is shared anew after the errors of the fits are seen."""
+"""Maximum number of times that eps is shared over the heads: chosen, not measured."""
 ROUNDINGS_OF_HEADS = 4
-"""Least eps, in roundings of max |f|, that a head can reach."""
+"""Least eps that a head can reach, in roundings of max |f|: chosen, not measured."""
 COMPOSED_SHARE = 0.95
-"""The share of eps that the errors of the heads may add up to: the rest is for rounding."""
+"""The share of eps that the errors of the heads may add up to; the rest is for rounding. Chosen, not measured."""
 MOST_EXCESS = 2.0
-"""Largest ratio of a proved to an observed error that a finer fit can correct; a larger one is rounding."""
+"""Largest ratio of a proved to an observed error that a finer fit can correct; a larger one is due to rounding. Chosen,
+not measured."""
 
 
 def compose(
@@ -211,13 +213,15 @@ class Composition:
 
 
 SHARING_PASSES = 6
-"""Passes in which shares and enlarged ranges are brought into agreement."""
+"""Number of passes that bring shares and enlarged ranges into agreement: chosen, not measured."""
 EXACT_SHARE = 1e-9
-"""The share of eps of a function that is a softmax already, as sigmoid(t), tanh(t) and silu(t) are: it has no error."""
+"""The share of eps of a function that is a softmax already, as sigmoid(t), tanh(t) and silu(t) are. Such a function has
+no error, so any small share does."""
 GATE_SHARE = 0.02
-"""The share of eps of a gate, whose two keys do not grow with 1/δ; a head whose keys do has the share 1."""
+"""The share of eps of a gate with two keys, whose number does not grow with 1/δ; a head whose keys do grow has the
+share 1. Chosen, not measured."""
 MODULUS_PIECES = 512
-"""Pieces of a range on each of which the slope of a function is enclosed."""
+"""Number of pieces of a range on each of which the slope of a function is enclosed: chosen, not measured."""
 
 
 class Ledger:
@@ -238,9 +242,9 @@ class Ledger:
         ranges.require_bounded(self.order)
 
     def composed(self, progress: Progress | None) -> Composition:
-        """Fits whose proven errors add up to eps, as nearly as their sizes allow.
+        """Fits whose proved errors add up to eps, as nearly as their sizes allow.
 
-        If there are none, the errors that samples show add up to eps.
+        If no fits have such proved errors, those are returned whose errors on samples add up to eps.
         """
         unproved = None
         goal = within = COMPOSED_SHARE * self.eps
@@ -311,8 +315,11 @@ class Ledger:
         return self._worst({key: fit.error * self.excess.get(key, 1.0) for key, fit in fits.items()})
 
     def proved_total(self, fits: Mapping[int, PartFit]) -> float:
-        """The same, from the proved errors of the fits. In float32 these include the rounding of weights, which no fit
-        makes smaller: there the certificate proves them."""
+        """The error of the worst output, from the proved errors of the fits.
+
+        In float32 a proved error includes the rounding of weights, which no fit makes smaller: there the errors on
+        samples are taken, and the certificate proves them.
+        """
         if self.dtype != "float64":
             return self.total(fits)
         return self._worst({id(part): proved_error(fits[id(part)], part.tree) for part in self.heads})
@@ -340,7 +347,7 @@ class Ledger:
         return errors
 
     def backwards(self, errors: Mapping[int, float]) -> dict[int, float]:
-        """λ of every head: how much an error of its function moves the output, at most."""
+        """λ of every head: the most that an error of its function moves the output, per unit of the error."""
         costs: dict[int, float] = {id(part): 0.0 for part in self.order}
         for output in self.outputs:
             of_output = {id(part): 0.0 for part in self.order}
@@ -420,9 +427,10 @@ def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
 # The heads of functions of one number: a gate where there is one, else soft anchors with solved values
 
 EDGE = 1e-7
-"""The least distance of a sample point from an end, as a share of the interval."""
+"""Least distance of an inner sample point from an end, as a share of the interval: chosen, not measured."""
 BETWEEN = 1.01
-"""The factor by which an error between the points of a sample may be larger than at them."""
+"""Assumed ratio of the largest error between the points of a sample to the largest error at them. Chosen, not
+measured."""
 
 
 def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray, " points"]:
@@ -465,11 +473,12 @@ def fit_unary(
 
 MANY_ANCHORS = 48
 """Largest number of evenly spaced keys before graded keys are tried: at kinks, and for √t at 0, even grids have
-hundreds of keys, and counting them takes long."""
+hundreds of keys, and counting them takes long. Chosen, not measured."""
 CLOSE_SHARE = 0.05
-"""Least share of δ at which a head for another δ is used again: it has hardly more keys than a head for δ."""
+"""Least share of δ at which a head for another δ is used again: it has hardly more keys than a head for δ. Chosen, not
+measured."""
 HEAD_PROOF_SECONDS = 1.0
-"""Time limit of the proof of one head, in seconds."""
+"""Time limit of the proof of one head, in seconds: chosen, not measured."""
 
 
 def _recipe(tree: Node) -> GateRecipe | None:

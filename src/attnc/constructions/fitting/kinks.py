@@ -1,4 +1,4 @@
-"""Where a function of one variable is not smooth: from the tree of an expression, or from differences of samples."""
+"""Finds where a function of one variable is not smooth, from the tree of an expression or from samples."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ from attnc.targets.target import Target
 SMALLEST_CELL = 2.0**-26
 """Least width of an undecided cell, as a share of the box: in smaller cells rounding hides zeros that only touch."""
 MAX_CELLS_EVALUATED = 20_000
-"""Largest number of cells on which an expression is enclosed; the cells that are left then remain undecided."""
+"""Largest number of cells on which an expression is enclosed; the cells that are left then remain undecided. Chosen,
+not measured."""
 
 
 def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool]]:
-    """All zeros of a continuous expression on [lo, hi], and whether it crosses 0 there or may only touch.
+    """All zeros of a continuous expression on [lo, hi], each with a flag: True if the expression crosses 0 there.
 
     Cells whose range excludes 0 are dropped, a cell on which the slope excludes 0 has at most one zero, found by
     bisection, and the rest is halved. Zeros that only touch remain as small clusters of cells.
 
-    Where it vanishes on a whole interval, none is listed inside it: the parts that bend at its ends have zeros there.
+    If the expression vanishes on a whole interval, no zero inside it is listed: the parts that bend at the ends of the
+    interval have zeros there.
     """
     steps, _ = schedule((node,))
     cells = Interval(np.array([[lo]]), np.array([[hi]]))
@@ -108,9 +110,10 @@ def _touching(doubtful: list[Interval], steps: Sequence[Step], name: str, width:
 
 
 BEND_CELLS = 2048
-"""Number of cells whose second differences are compared with those of their neighbours."""
+"""Number of cells whose second differences are compared with those of their neighbours: chosen, not measured."""
 SMOOTH_ORDER = 1.7
-"""Second differences of a smooth function fall like t²."""
+"""Least exponent of the step t with which second differences of a smooth function fall. In theory it is 2; the rest is
+room for rounding, chosen, not measured."""
 
 
 @dataclass(frozen=True)

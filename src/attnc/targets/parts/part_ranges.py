@@ -1,4 +1,4 @@
-"""Where the values of parts lie: their expressions in the inputs, over many sub-boxes at once."""
+"""Ranges of the values of parts, from their expressions in the inputs, over many sub-boxes at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
 
 RANGE_HALVINGS = 12
-"""The box is halved 12 times, into 4,096 parts; the value is not tuned."""
+"""Number of times that the box is halved, into 4,096 parts: chosen, not measured."""
 
 
 class PartRanges:

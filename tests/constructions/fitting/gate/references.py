@@ -60,7 +60,7 @@ REFERENCES: dict[str, Reference] = {
 
 
 ROUGH = {"atan": 1e-4, "softsign": 1e-5}
-"""Those whose keys grow with the square of log 1/eps."""
+"""The errors asked of gates whose number of keys grows with the square of log 1/eps."""
 
 
 EXACT = ("sigmoid", "tanh", "tanhshrink", "silu", "quick_gelu", "mish")
@@ -88,7 +88,7 @@ def program(gate: Gate, dtype: str = "float64"):
 
 
 def exactly(circuit: Circuit, wire: Wire, inputs: dict[str, float]) -> arb:
-    """What a circuit computes in exact arithmetic, to 200 bits."""
+    """The value of a wire of a circuit in exact arithmetic, to 200 bits."""
     known = {signal: arb(inputs[signal.name]) for signal in circuit.inputs}
 
     def value(of: Wire) -> arb:

@@ -1,4 +1,4 @@
-"""How many keys a gate takes for an error, and what its tables say of them."""
+"""The number of keys of a gate for each error, and the tables of these numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_numbers_of_keys(name):
 
 
 LEAST = {"gelu_tanh": 1.8e-10, "atan": 3.9e-5, "softsign": 4.1e-7}
-"""What refusals say is possible; the others reach 1e-12."""
+"""The least eps that refusals name; the other gates reach 1e-12."""
 
 
 @BY_NAME
