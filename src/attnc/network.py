@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from attnc.ir.program import Program, split_columns
 from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.observed import observed_error, sample_points
@@ -30,9 +31,6 @@ from attnc.targets.box import Box, BoxLike
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.wording import NOT_CERTIFIED, ceiling, function_of, plural
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 OUTSIDE = ("raise", "clamp", "allow")
 PART_TOLERANCE = 0.003

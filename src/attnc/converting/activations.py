@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,15 +15,13 @@ from attnc.constructions.fitting.gate import ALL_REALS, GATES, SELU_ALPHA, SELU_
 from attnc.errors import InputError, real_number
 from attnc.functions.gate_table import RECIPROCAL
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import up
 from attnc.proofs.leaves_prover import LeavesProver
 from attnc.proofs.prover import ProofRequest
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 GATE_PROOF_SECONDS = 20.0
 """Seconds after which the proof of one gate stops, with the bound that it has by then."""

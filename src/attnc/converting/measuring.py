@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +21,8 @@ from attnc.converting.modules import AttentionActivation
 from attnc.converting.recognising import READERS
 from attnc.converting.report import EndToEnd, Left, Report
 from attnc.errors import InputError
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import up
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 KERNELS = {*READERS, "log_sigmoid_forward", "_prelu_kernel", "rrelu_with_noise", "special_erf"}
 """The names of torch's kernels that compute activations."""

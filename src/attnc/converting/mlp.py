@@ -28,6 +28,7 @@ from attnc.ir.layers import Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.network import Network
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import up
 from attnc.proofs.certificate import Certificate
 from attnc.proofs.leaves_prover import MAX_VARIABLES
@@ -37,8 +38,6 @@ from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import ReLUNetwork, WeightedTarget, feature_box
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-
     from attnc.targets.target import Points, Values
 
 MAX_LINKS = 2**24

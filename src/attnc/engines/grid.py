@@ -23,17 +23,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attnc.engines.grid_axis import LEAST_EXPONENT, WindowedAxis, make_axis
 from attnc.ir.normal_form import FoldedHead
 from attnc.ir.soft_head import SoftHead, unpacked
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 FEWEST_KEYS = 64
 """Keys below which a plain softmax is as fast as a grid."""

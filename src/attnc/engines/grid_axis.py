@@ -16,14 +16,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, compensated_sum, halves, product_and_error, up
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 TAIL = 1e-13
 """Largest Σ|weight in the window − weight| over all axes of a head: a tenth of the truncation that a grid may have."""

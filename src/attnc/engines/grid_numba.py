@@ -14,10 +14,9 @@ import numpy as np
 from numba import njit  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 from attnc.engines.grid_axis import LEAST_EXPONENT, WindowedAxis
+from attnc.numerics.arrays import Float, Int
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-
     from attnc.engines.grid import GridTables
 
 POINTS_PER_TILE = 64

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -28,10 +28,8 @@ from attnc.ir.reference import softmax
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.soft_head import unpacked
 from attnc.ir.summing import MOST_KEYS, key_mix, key_sum
+from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.rounding import up
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 CELLS_PER_POINT_BLOCK = 2**21
 """Array cells of a block of points altogether: 16 MiB of float64."""

@@ -25,9 +25,9 @@ from attnc.errors import InputError
 from attnc.ir.layers import Affine, Attention, Head, Layer, Mask, Softmax
 from attnc.ir.program import Program
 from attnc.ir.reference import softmax
+from attnc.numerics.arrays import Float
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
     from scipy.sparse import csr_array
 
 SMALL_MATRIX = 2**16

@@ -29,7 +29,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -44,11 +44,9 @@ from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 MU, BIAS, VALUE = "mu", "bias", "value"
 

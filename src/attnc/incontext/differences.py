@@ -16,18 +16,15 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.incontext.prompt import ONE, SINK, Attending, Entries
 from attnc.ir.layers import Head
+from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 SINK_MARGIN = 4.0
 """Natural logarithm of the ratio of one rounding of a denominator to the examples' share in it: the share is below 2 %

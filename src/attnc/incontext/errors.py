@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,11 +31,9 @@ from attnc.incontext.descent import Task, descent_program
 from attnc.incontext.differences import CLOSED_FORM_SLACK, MAX_HEADS, Differences, Sizes, choose, rounded_up
 from attnc.incontext.prompt import Prompt
 from attnc.ir.program import Program
+from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 HEADROOM = 0.25
 """The largest growth h of residuals by errors of the gradients, as a part of the exact residuals. A quarter costs the

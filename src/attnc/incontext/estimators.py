@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -23,9 +23,7 @@ from attnc.incontext.acceleration import METHODS, steps_for
 from attnc.incontext.descent import Task, run_recorded
 from attnc.incontext.progress import Objective
 from attnc.incontext.prompt import Prompt
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from attnc.numerics.arrays import Float
 
 LEFT_OVER = 1e-7
 """A gradient larger than this part of the terms that cancel in it is worth a warning; the limit is not tuned."""

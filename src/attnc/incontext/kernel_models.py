@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from sklearn.base import RegressorMixin
@@ -23,10 +23,8 @@ from attnc.incontext.estimators import (
 )
 from attnc.incontext.kernels import Kernel, kernel_ridge, nadaraya_watson, nearest
 from attnc.ir.program import Program
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 QUERIES = 64
 """The number of queries of one program: predictions are made in blocks of it, the last padded with zeros."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import expit
@@ -25,9 +25,7 @@ from attnc.incontext.estimators import (
     method_rule,
     warn_of,
 )
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from attnc.numerics.arrays import Float
 
 ASSUMED = 1e-4
 """Where the smallest eigenvalue is zero, momentum is chosen for this part of the largest (not tuned); the

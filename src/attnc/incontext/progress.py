@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.special import expit
@@ -15,10 +14,7 @@ from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.reference import evaluate
 from attnc.ir.shapes import streams
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-
+from attnc.numerics.arrays import Float, Int
 
 Array = np.ndarray
 LOSSES: dict[str, tuple[Callable[[Array, Array], Array], Callable[[Array], Array]]] = {

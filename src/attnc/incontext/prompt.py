@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.ir.building import AffineBuilder, projection
 from attnc.ir.layers import Head, Mask
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from attnc.numerics.arrays import Float
 
 ONE, PRESENT, TARGET, SINK = "one", "m", "y", "sink"
 Entries = Mapping[tuple[str, str], float]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from attnc.ir.sparse import Sparse
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+from attnc.numerics.arrays import Bool, Float, Int
 
 EVERY_QUERY = -1
 """The segment of a key that every query may see."""

@@ -22,11 +22,11 @@ from attnc.ir.layers import Affine, Attention, Mask
 from attnc.ir.program import Program
 from attnc.ir.shapes import Stream, streams
 from attnc.ir.soft_head import SoftHead, unpacked
+from attnc.numerics.arrays import Bool, Float, Int
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from jaxtyping import Bool, Float, Int
     from scipy.sparse import csr_array
     from typing_extensions import TypeVar
 else:

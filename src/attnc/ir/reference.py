@@ -8,7 +8,6 @@ are left out as well, which changes no weight.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +16,7 @@ from attnc.ir.layers import Affine, Attention, Mask
 from attnc.ir.program import Program
 from attnc.ir.shapes import PlacedLayer, Stream, streams
 from attnc.ir.summing import key_mix, key_sum
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from attnc.numerics.arrays import Float
 
 FEW_SEGMENTS = 4
 """The largest number of segments of a mask that is evaluated segment by segment, with the keys that each sees."""

@@ -27,12 +27,12 @@ import numpy as np
 from attnc.ir.layers import Affine, Attention, Head
 from attnc.ir.program import Program
 from attnc.ir.shapes import Stream, streams
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jaxtyping import Float
 
 NEGLIGIBLE = {"float64": -700.0, "float32": -80.0}
 """Exponents below which engines may take exponentials for zero."""

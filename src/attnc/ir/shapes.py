@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.layers import Affine, Attention, Layer
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
+from attnc.numerics.arrays import Int
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,15 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from attnc.ir.reference import softmax
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF, compensated_sum, gamma, up
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnc.numerics.arrays import Float, Int
+
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
     from scipy.sparse import csr_array
 
 

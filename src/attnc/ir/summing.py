@@ -8,12 +8,9 @@ matter, products are left to the BLAS.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from attnc.numerics.arrays import Float
 
 BLOCK = 8
 """The number of terms that are added in any order."""

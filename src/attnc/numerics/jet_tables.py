@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from jaxtyping import Int
+from attnc.numerics.arrays import Int
 
 Rows = slice | npt.NDArray[np.int64]
 Places = tuple[int, ...]

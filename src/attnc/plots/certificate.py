@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Float
 from attnc.plots import style
 from attnc.plots.drawing import write_figure
 from attnc.plots.subject import PICTURE_SCORES, PlotSubject
@@ -19,7 +20,6 @@ from attnc.targets.box import Box
 from attnc.wording import at_points, ceiling, certificate_lines, function_of, one_line, percent
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

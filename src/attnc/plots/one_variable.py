@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.ir.normal_form import SoftmaxStage
+from attnc.numerics.arrays import Float, Int
 from attnc.plots import style
 from attnc.plots.selectors import (
     INVISIBLE,
@@ -25,7 +26,6 @@ from attnc.plots.subject import PICTURE_SCORES, PlotLine, PlotSubject
 from attnc.wording import headline, one_line
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,10 +14,8 @@ from attnc.engines.numpy_engine import advanced
 from attnc.ir.normal_form import AttentionStage, FoldedHead, NormalForm, SoftmaxStage, Stage
 from attnc.ir.reference import softmax
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Bool, Float, Int
 from attnc.plots.style import distinct_colours
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 Item = TypeVar("Item")
 

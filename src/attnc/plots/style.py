@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Float
 from attnc.wording import one_line
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure

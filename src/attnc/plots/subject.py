@@ -12,6 +12,7 @@ import numpy as np
 from attnc.errors import AttncError, InputError
 from attnc.ir.normal_form import AttentionStage, NormalForm
 from attnc.ir.program import split_columns
+from attnc.numerics.arrays import Float
 from attnc.plots.selectors import (
     SCORE_ROUNDING,
     LayerSoftmaxes,
@@ -27,8 +28,6 @@ from attnc.targets.target import Target
 from attnc.wording import headline, one_line, plural, without_expression
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-
     from attnc.network import Network
     from attnc.targets.box import Box
 

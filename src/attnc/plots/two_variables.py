@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.ir.normal_form import AttentionStage
+from attnc.numerics.arrays import Bool, Float, Int
 from attnc.plots import style
 from attnc.plots.selectors import LayerSoftmaxes, last_layer, pixels, read_layer, reads, spread, zoom
 from attnc.plots.subject import PICTURE_SCORES, PlotSubject, along_variable
@@ -15,7 +16,6 @@ from attnc.targets.box import Box
 from attnc.wording import headline, one_line
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

@@ -10,18 +10,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from attnc.errors import FileError
+from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.proofs.cells.branching import Leaf
 from attnc.proofs.proof import Evidence, HeadProof, Leaves, Points, Proof, Stages
 from attnc.targets.box import Box, show_intervals
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 FORMAT = "attnc.certificate/1"
 TAIL = "tail"  # the first entry of a leaf that is a half-line, before its side

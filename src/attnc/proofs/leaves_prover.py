@@ -9,12 +9,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError, ProgramError
 from attnc.ir.program import Program
+from attnc.numerics.arrays import Int
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.branching import Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
@@ -30,9 +30,6 @@ from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes, require_sam
 from attnc.proofs.rounding.program import Roundings, roundings
 from attnc.proofs.stages.extraction import OneStage, stages
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
 
 MAX_VARIABLES, MAX_SELECTING_VARIABLES = 3, 4
 """The most variables of Taylor leaves, and of selection leaves: with more variables the leaves are too many."""

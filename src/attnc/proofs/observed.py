@@ -6,18 +6,15 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Float
 from attnc.proofs.kinds.tail import expression_tails
 from attnc.targets.box import Box
 from attnc.targets.expressions.kinks import REACH
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 MAX_SAMPLES = 20_000  # the most points of a sample; chosen, not measured
 MAX_WORK = 4 * 10**8  # the most scores that a sample may cost: about two seconds of exponentials

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.proofs.cells.branching import Covering, Leaf
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 REASONS = {
     "jump": "cells across which f jumps, or is infinitely steep: at most its whole height, on their small volume",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attnc.errors import InputError
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from attnc.numerics.arrays import Float
 
 BoxLike = Mapping[str, tuple[float, float]] | Sequence[tuple[float, float]]
 

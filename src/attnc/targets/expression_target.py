@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.errors import DomainError, InputError
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ASSUMPTION, up
 from attnc.targets.box import Box
@@ -16,8 +17,6 @@ from attnc.targets.expressions.parsing import CONSTANTS
 from attnc.targets.target import Target, show_point
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-
     from attnc.targets.target import Points, Values
 
 

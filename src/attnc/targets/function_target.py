@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.errors import AttncError, InputError, real_number
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
 from attnc.targets.target import Target, show_point
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-
     from attnc.targets.target import Points, Values
 
 

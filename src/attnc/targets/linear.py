@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box, BoxLike
@@ -19,8 +20,6 @@ from attnc.targets.expressions.parsing import MAX_LENGTH
 from attnc.targets.target import Target
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-
     from attnc.targets.target import Points, Values
 
 U = UNIT_ROUNDOFF["float64"]

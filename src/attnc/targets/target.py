@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnc.ir.program import split_columns
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-
     from attnc.targets.expressions.expression import Expression
     from attnc.targets.function_target import FunctionTarget
 

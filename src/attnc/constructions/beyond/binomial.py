@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,11 +23,8 @@ from attnc.constructions.fitting.stored_head import (
 )
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Float
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 MAX_BINOMIAL_KEYS = 128
 """Largest number of keys: fits of more lose their digits, as log C(n, k) spans hundreds."""

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from attnc.errors import AttncError, BoundNotMet, InputError
 from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe, has_two_keys, is_economical, may_carry
 from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.staged.lines import prove_line
@@ -55,10 +55,6 @@ from attnc.targets.parts.part import (
 )
 from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 NAME = "compose"
 MOST_FUSED = 72

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -36,13 +35,10 @@ from attnc.constructions.fitting.stored_head import (
 )
 from attnc.errors import BoundNotMet, DomainError, real_number
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.box import Box
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 MAX_GRADED_KEYS = 4096
 """Default limit of keys: fitting more takes minutes."""

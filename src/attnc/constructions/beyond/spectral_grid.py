@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,14 +36,11 @@ from attnc.constructions.fitting.search import thinned
 from attnc.constructions.fitting.stored_head import allowed_anchors, check_fit
 from attnc.errors import BoundNotMet, InputError
 from attnc.functions.registry import FUNCTIONS
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.proofs.leaves_prover import MAX_VARIABLES
 from attnc.targets.expressions.tree import Call, walk
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-
 
 NAME = "spectral_grid"
 MAX_GRID_DIMENSIONS = 6

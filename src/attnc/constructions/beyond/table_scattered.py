@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +29,10 @@ from attnc.constructions.fitting.search import fewest, thinned
 from attnc.constructions.fitting.stored_head import StoredHead, stored
 from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, as_table, table_construction
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
-
 
 NAME = "table_scattered"
 ROUGH_GROWTH = 3.0

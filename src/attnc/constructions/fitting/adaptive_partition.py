@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,14 +24,12 @@ from attnc.constructions.fitting.selection import CellSelection, score_error
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 NOMINAL = 4
 """Lattice cells per side of the smallest planned leaf; repairs may go down to one."""

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,8 @@ from attnc.constructions.fitting.stored_head import StoredHead, stored
 from attnc.errors import InputError
 from attnc.ir.reference import softmax
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 MAX_VALUE = 10.0
 """Default limit of |values|/max|f|: rounding grows with it. Chosen, not measured."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,11 +25,9 @@ from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program, token_shape
 from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 CELL_OVERHANG_LP = 2.0**-14
 """CELL_OVERHANG for L_p norms, where the whole jump is lost on a layer of this width about the cells' borders."""

@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
 from attnc.ir.spec import check
+from attnc.numerics.arrays import Float
 from attnc.targets.expressions.tree import to_text
 from attnc.targets.parts.part import (
     Choice,
@@ -34,9 +34,6 @@ from attnc.targets.parts.part import (
     operands_of,
 )
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 ONE = "one"
 """The channel of the state that holds the constant 1."""

@@ -24,7 +24,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,9 +36,7 @@ from attnc.functions.gate_table import GELU_TANH, RECIPROCAL
 from attnc.functions.logistic import SILU_SLOPE_TURNS, logistic
 from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
+from attnc.numerics.arrays import Float
 
 ALL_REALS = (-math.inf, math.inf)
 SEARCH_SAFETY = 1.01

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -22,14 +22,12 @@ from attnc.constructions.fitting.search import Bracket, least
 from attnc.constructions.fitting.selection import CellSelection, round_up
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.program import Program
+from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.targets.box import Box, show_intervals
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 MAX_CELLS_TRIED = 20_000
 """Largest grid, in cells, whose variation an estimate computes; larger grids are extrapolated. Chosen, not measured."""

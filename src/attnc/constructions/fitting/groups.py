@@ -6,17 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
 from attnc.constructions.fitting.search import Shape, descend, fewest, ladder
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.constructions.fitting.selection import CellSelection, average_error, round_up, underflow
+from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound, Term
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 
 @dataclass(frozen=True)

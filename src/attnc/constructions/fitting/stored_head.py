@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -24,11 +24,9 @@ from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, n
 from attnc.errors import InputError
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
+from attnc.numerics.arrays import Float
 from attnc.targets.box import Box
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 WIDTHS = (1e-100, 1e100)
 """Least and largest width of a box: slopes are up to 10¹⁵ divided by it."""

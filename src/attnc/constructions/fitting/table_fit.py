@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,12 +16,10 @@ from attnc.constructions.built import Built
 from attnc.constructions.construction import Construction, Request, finite_box, for_eps, made_for
 from attnc.constructions.fitting.stored_head import StoredHead, allowed_anchors, check_max_value
 from attnc.errors import BoundNotMet, InputError
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 TABLE_SHARE = 0.95
 """The share of eps for a fit: the rest is for rounding. Chosen, not measured."""

@@ -13,19 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.jet_balls import TINY
 from attnc.numerics.rounding import TINIEST, up
 from attnc.proofs.cells.dyadic import cell_boxes, cells, children
 from attnc.proofs.cells.kind import Bounds, Goal, Kind, meets
 from attnc.targets.box import Box
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 MAX_LEVEL = 48  # beyond it a cell is a few units in the last place of its ends
 _FIRST_CELLS = 8  # the most cells to begin with; chosen, not measured

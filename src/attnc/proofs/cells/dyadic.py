@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.numerics.arrays import Float, Int
 from attnc.targets.box import Box
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 
 def cells(d: int, level: int) -> Int[np.ndarray, "cells d"]:

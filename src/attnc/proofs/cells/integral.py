@@ -12,18 +12,15 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
 from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, best_of, leaves_of
 from attnc.proofs.cells.dyadic import cells, children
 from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.targets.box import Box
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 SUMMED = 1 + 2.0**-30  # factor on a sum over cells: with up to 2^20 cells, roundings are below 2^−32 of it
 _FIRST_CELLS, _CELLS = 64, 8192  # the most cells to begin with, and to examine at a time; chosen, not measured

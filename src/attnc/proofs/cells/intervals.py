@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from attnc.ir.soft_head import Enclosed
+from attnc.numerics.arrays import Bool, Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.targets.box import Box
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 def around(centres: np.ndarray, radii: np.ndarray) -> Interval:

@@ -9,14 +9,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.numerics.arrays import Bool, Float
 from attnc.numerics.rounding import up
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.intervals import affine_range, around, centred, hull, interval
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 PAIRS_PER_CLUSTER = 2**13
 """A cluster with at most this many pairs of a box and a key is not halved further. Chosen, not measured."""

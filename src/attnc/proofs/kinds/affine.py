@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.ir.program import Program
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
@@ -29,9 +29,6 @@ from attnc.proofs.prover import ProofRequest, Prover
 from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 AFFINE_REACH = 16.0  # on an infinite range rounding is counted up to this |x|; chosen, not measured
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.intervals import cells_within, centred, distance, hull, interval
@@ -34,9 +34,6 @@ from attnc.proofs.kinds.rounded import rounding_of_sums
 from attnc.proofs.margins import AXIS_DISTANCE, STAGE_ROUNDING
 from attnc.proofs.rounding.stage import score_errors
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 AXIS_PIECES = 256  # pieces of an axis whose rows are compared together; chosen, not measured
 

@@ -21,11 +21,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.program import Program
+from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.intervals import affine_range, cells_within, centred, distance, interval
@@ -39,9 +39,6 @@ from attnc.proofs.stages.extraction import OneStage, ProgramStage, stages
 from attnc.targets.box import Box
 from attnc.targets.parts.part_ranges import halved
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 MOST_CUTS = 4  # a wide box is cut along at most this many inputs, into at most 2⁴ pieces
 CUT_ABOVE = 8.0  # a change of scores against each other, over a box; below it the keys keep their order, or nearly so

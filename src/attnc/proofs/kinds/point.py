@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
+from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.numerics.jet_tables import num_monomials
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
@@ -27,9 +27,6 @@ from attnc.proofs.rounding.program import roundings
 from attnc.proofs.stages.extraction import OneStage, stages
 from attnc.targets.expressions.taylor import Taylor
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 POINTS_AT_ONCE = 1024  # points that are proved between two checks of the time; chosen, not measured
 MAX_STORED = 2**20  # the most numbers of a table that a certificate repeats for a checker: 20 MB of JSON

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.rounding import NEGLIGIBLE
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import gamma, up
 from attnc.proofs.cells.kind import Bounds, Goal, WrappedKind
 from attnc.proofs.margins import LEAF_ROOM, STAGE_ROUNDING
 from attnc.proofs.rounding.program import Roundings, sizes_at
 from attnc.proofs.rounding.stage import rounding_bounds
 from attnc.proofs.stages.extraction import OneStage
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 SMALL_ROUNDING = 1e-3  # a rounding below this part of the goal is not made sharper; chosen, not measured
 

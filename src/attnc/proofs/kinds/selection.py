@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.intervals import affine_range, cells_within, distance, interval
@@ -30,9 +30,6 @@ from attnc.proofs.rounding.program import Roundings
 from attnc.proofs.rounding.stage import score_errors as score_errors_of
 from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 CELL_LEAK_SHARE = 2e-3
 """The part of a bound that the leak may add. It sets g, and g sets the reach of a key beyond its own cell. Chosen, not

@@ -22,7 +22,6 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from attnc.functions.powers import real_power
 from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.numerics import elementary
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import down, up
 from attnc.proofs.cells.intervals import interval, is_same_number
@@ -40,9 +40,6 @@ from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.expressions import tree
 from attnc.targets.expressions.evaluation import enclose
 from attnc.targets.expressions.expression import Expression
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 OUTSIDE = "is not defined on all of the half-line"
 

@@ -19,11 +19,11 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Bool, Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import TINY, U, above
 from attnc.numerics.jet_tables import embedding, monomials, num_monomials
@@ -39,9 +39,6 @@ from attnc.targets.box import Box
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.taylor import Taylor, taylor
 from attnc.targets.function_target import FunctionTarget
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 _BATCH = 2**22  # coefficients that are held at a time: 32 MB
 _CHUNK = 2**19  # numbers in the sums over keys that are held at a time: 4 MB, which stay in the cache

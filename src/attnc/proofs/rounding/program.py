@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from attnc.ir.layers import Affine
 from attnc.ir.normal_form import AttentionStage
 from attnc.ir.program import Program
 from attnc.ir.summing import depth
+from attnc.numerics.arrays import Bool, Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.stages.enclosed_sparse import EnclosedForm, EnclosedSparse, SizeForm
 from attnc.proofs.stages.extraction import (
@@ -38,9 +39,6 @@ from attnc.proofs.stages.extraction import (
     query_heads,
     value_forms,
 )
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
 
 
 @dataclass(frozen=True)

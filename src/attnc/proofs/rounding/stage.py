@@ -32,19 +32,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import ENGINE_ULPS, UNIT_ROUNDOFF, gamma, up
 from attnc.proofs.cells.near_keys import NearPairs, NearValues
 from attnc.proofs.rounding.program import HeadRoundings, Roundings, sizes_at
 from attnc.proofs.stages.extraction import OneStage
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
 LARGEST_EXPONENT = 60.0  # a weight that is off by e^60 is not known at all

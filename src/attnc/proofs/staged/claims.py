@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType, NoneType
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from attnc.errors import ExpressionError, ProgramError
 from attnc.ir.program import Program
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
 from attnc.proofs.margins import RANGE_ROOM
@@ -49,9 +50,6 @@ from attnc.targets.parts.part import (
 )
 from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
 MAX_CLIP_ANCHORS, CLIP_LEAVES = 4000, 4

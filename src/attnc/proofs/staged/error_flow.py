@@ -22,10 +22,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.numerics.arrays import Bool, Float
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
@@ -33,9 +33,6 @@ from attnc.proofs.margins import DIVIDED_ROOM, JUMP_ROOM, MORE_AXES, WHOLE_ROOM
 from attnc.targets.expressions.tree import Node
 from attnc.targets.parts.part import function_of_t
 from attnc.targets.parts.part_ranges import halved
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 U = UNIT_ROUNDOFF["float64"]
 SLOPE_PIECES, PIECES_AT_ENDS = 128, 24

@@ -16,12 +16,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, down, gamma, up
 from attnc.proofs.cells.branching import MAX_LEVEL, Budget, Covering, Leaf, branch_and_bound
@@ -37,9 +38,6 @@ from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.tree import Call, Node, Number, substitute
 from attnc.targets.parts.part import T, function_of_t
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 U = UNIT_ROUNDOFF["float64"]
 MOST_SCORE_SLACK = 0.25

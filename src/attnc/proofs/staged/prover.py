@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.program import Program
 from attnc.ir.spec import check
+from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma, up
@@ -51,9 +51,6 @@ from attnc.proofs.staged.lines import (
 )
 from attnc.proofs.stages.extraction import ProgramStage, StateForm, stages_and_read_out
 from attnc.targets.target import Target
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 U = UNIT_ROUNDOFF["float64"]
 TRUNCATION = "anchors that the engine skips because their weights are negligible"

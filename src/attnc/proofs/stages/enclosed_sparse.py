@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.layers import Affine
 from attnc.ir.soft_head import Enclosed
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, product_and_error, sum_and_error, up
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 U = UNIT_ROUNDOFF["float64"]
 TERMS_PER_BLOCK = 2**20

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,9 @@ from attnc.ir.layers import Affine, Attention
 from attnc.ir.normal_form import AffineForm, AttentionStage, FoldedHead, NormalForm, Stage, entry_name, normal_form
 from attnc.ir.program import Program
 from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import up
 from attnc.proofs.stages.enclosed_sparse import EnclosedForm, EnclosedSparse, SizeForm
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 F = TypeVar("F", bound=AffineForm)
 

@@ -13,11 +13,11 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.arrays import Float
 from attnc.numerics.jet_balls import TINY, above
 from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
@@ -32,9 +32,6 @@ from attnc.proofs.taylor.weights import (
     powers,
     relative_error,
 )
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 LARGEST_MISFIT = 1.0
 """Largest |η_k| of a grid: beyond it e^η is no longer near 1, and the keys near a box are not a window of the grid."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.soft_head import Enclosed, SoftHead
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.jet_balls import TINY, above
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
 from attnc.proofs.taylor.weights import (
@@ -28,9 +28,6 @@ from attnc.proofs.taylor.weights import (
     magnitude,
     powers,
 )
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 _SUMMED = 64
 """Most keys in one inner product: the error of a sum grows with its length, so that longer sums are cut."""

@@ -9,16 +9,13 @@ import functools
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.numerics.arrays import Float, Int
 from attnc.numerics.jet_balls import U
 from attnc.numerics.jet_tables import monomials
 from attnc.numerics.rounding import TINIEST
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 
 _BLOCK = 1024
 """Polynomials divided at a time: their rows stay in the cache."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from attnc.numerics.arrays import Bool, Float
 from attnc.proofs.cells.kind import SHARP, Goal
 from attnc.proofs.taylor.polynomials import Layout, gamma, layout
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
 
 _DEPTH = 10
 """Most halvings of a cube: each divides the overestimate by 4 at least, so that after 10 it is below 10⁻⁶ of Σ|p_j|."""

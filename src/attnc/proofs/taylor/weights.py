@@ -12,18 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.ir.soft_head import Enclosed
+from attnc.numerics.arrays import Float
 from attnc.numerics.jet_balls import U, above
 from attnc.numerics.rounding import LIBM_ULPS, up
 from attnc.proofs.cells.intervals import around, centred, hull
 from attnc.proofs.taylor.polynomials import Layout, gamma
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 LEFT_OUT_BELOW = -50.0
 """A key whose score is this far behind everywhere is left out of the sums. Its leak, e⁻⁵⁰ = 2·10⁻²² of the weight at

@@ -7,18 +7,15 @@ clip are equal. Bisection between two points with different signs finds it.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.functions.registry import FUNCTIONS
+from attnc.numerics.arrays import Float
 from attnc.targets.box import Box
 from attnc.targets.expressions.evaluation import evaluate_points
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 NUM_SIGN_PAIRS = 512
 """Number of random pairs of points whose signs are compared: a kink that cuts off 1 % of the box is then missed with a

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball, above
 from attnc.numerics.jet_tables import degree_blocks, embedding, num_monomials
@@ -16,9 +16,6 @@ from attnc.numerics.rounding import Array, Mask, add_down, add_up
 from attnc.targets.expressions.evaluation import evaluate_boxes, operation
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Variable
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
 
 MAX_MONOMIALS = 20_000
 """Maximum number of monomials of a jet; the bounds of rounding errors in `jet_balls` hold for 2¹⁶ summands."""

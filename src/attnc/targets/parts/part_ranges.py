@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnc.numerics.arrays import Int
 from attnc.numerics.intervals import Interval
 from attnc.targets.box import Box
 from attnc.targets.expressions.coefficient import UNIT, ZERO
@@ -15,9 +15,6 @@ from attnc.targets.expressions.evaluation import evaluate_boxes
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Node, Product, Sum, Variable, substitute, to_text
 from attnc.targets.parts.part import Choice, Combination, Multiply, Part, Source, Unary
-
-if TYPE_CHECKING:
-    from jaxtyping import Int
 
 RANGE_HALVINGS = 12
 """Number of times that the box is halved, into 4,096 parts: chosen, not measured."""
