@@ -43,7 +43,7 @@ LARGER = [
 def test_tables_are_proved_again(tmp_path, table, eps, dtype):
     net = attnc.compile(table, eps=eps, dtype=dtype)
     claim = net.certificate
-    assert claim.method == f"proof at the table's {table.num_points} points"
+    assert claim.method == f"proof at the table's {table.num_points:,} points"
     verdict = reproved(tmp_path / "net", net)
     assert attnc.load(tmp_path / "net").certificate == claim
     assert verdict.leaves == table.num_points

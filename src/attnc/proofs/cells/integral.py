@@ -87,7 +87,7 @@ def _adds(found: CellBounds, p: float, unit: float, d: int) -> Float[np.ndarray,
     """vol(C)·(b_C/unit)^p, rounded up, in units of the volume of the box: powers of two, exact."""
     with np.errstate(over="ignore", under="ignore"):
         powers = up(up(found.upper.max(axis=1) / unit) ** p, LIBM_ULPS)
-        return np.asarray(up(powers * 0.5 ** (d * found.level)))
+        return np.asarray(up(np.ldexp(powers, -d * found.level)))
 
 
 def _norm(box: Box, p: float, unit: float, total: float) -> float:

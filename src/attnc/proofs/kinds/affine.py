@@ -124,8 +124,8 @@ def mean_value_distance(
     found = affine_range(values, slopes, at_centre)
     gap = np.where(is_same_number(there, found), 0.0, distance(there, found))
     steepness = (gradients - slopes).mag
-    reach = up(np.maximum(cells.hi - centres, centres - cells.lo))[:, None]
+    reach = np.maximum(cells.hi - centres, centres - cells.lo)[:, None]
     with np.errstate(invalid="ignore"):
-        change = np.where((steepness == 0) | (cells.hi == cells.lo)[:, None], 0.0, up(steepness * reach))
+        change = np.where((steepness == 0) | (reach == 0), 0.0, up(steepness * up(reach)))
     is_same = (gap == 0) & (change == 0).all(axis=2)
     return np.where(is_same, 0.0, up(gap + up(change.sum(axis=2), cells.shape[1])))

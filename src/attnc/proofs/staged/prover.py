@@ -191,6 +191,8 @@ class _StageWalk:
         reach, unit, divides = self.state.bounded().reach, UNIT_ROUNDOFF[dtype], self.claims.divides
         goals, texts = zip(*self.claims.outputs(self.state), strict=True)
         goal, rows = StateForm.stacked(goals, len(reach)), read.weights
+        if goal.weights.shape != rows.shape:
+            raise ProgramError(f"the program has {len(rows)} outputs, and {len(goals)} are claimed")
         readings = self._readings(read, np.zeros(len(rows)))
         off = np.abs(rows - goal.weights) @ reach + np.abs(read.constant - goal.constant) + goal.slack
         differs = np.where(off > 0, up(off * (1 + 4 * len(reach) * U), 4), 0.0)
@@ -201,9 +203,10 @@ class _StageWalk:
         # One product alone rounds once, unless it is with 1 or 2.
         is_sum, is_easy = (counts > 1) | (read.constant != 0), np.isin(np.abs(rows), (0.0, 1.0, 2.0)).all(axis=1)
         shares = np.array([gamma(int(count) + 2, unit) for count in counts])
-        rounded = sizes * np.where(is_sum, shares, np.where((counts == 1) & ~is_easy, unit, 0.0))
+        shares = np.where(is_sum, shares, np.where((counts == 1) & ~is_easy, unit, 0.0))
+        rounded = np.where(shares > 0, sizes * shares, 0.0)  # a size may be infinite
         total = rounded * (1.0 if divides else ROUNDING_ROOM) + readings.casts
-        rounding = np.where(total > 0, up(total, 8), 0.0)
+        rounding = np.where(total == 0, 0.0, up(total, 8))
         if not divides:  # coefficients are those of the target, up to the rounding of gains
             differs, rounding = np.zeros(len(rows)), up(differs + rounding)
         box, terms = Interval(self.box.lo[None], self.box.hi[None]), [head.term for head in self.heads]

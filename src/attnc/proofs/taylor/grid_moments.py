@@ -135,7 +135,7 @@ class GridMoments(KeyMoments):
             window.append(part)
             outside += float(above(np.exp(np.delete(lag, part))).sum())
         spread = float(np.abs(self.misfit).max()) + self.misfit_error + float(self.unsure(box).max())
-        return window, float(above(np.asarray(outside * math.exp(2 * spread))))
+        return window, float(above(np.asarray(outside * math.exp(2 * spread)))) if outside else 0.0
 
 
 @functools.lru_cache(maxsize=32)
