@@ -17,7 +17,7 @@ from attnc_checker.jets import largest, over
 from attnc_checker.leaves import _largest_mean, _where_winning
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Vector, at
-from checker.networks import form, reduced_head
+from checker.networks import form, reduced, reduced_head, spectral
 
 REAL, FLOAT32 = Arithmetic("real"), Arithmetic("float32")
 
@@ -82,6 +82,16 @@ def test_the_taylor_model_is_nearly_sharp(scores, values, m, ratio):
     poly, error = made(head).model(Box([arb(0)], [arb(0.01)]), m, REAL)[0]
     seen = max(abs(average(head, [arb(0.01) * arb(t)])[0] - at_tau(poly, (t,))).upper() for t in CORNERS)
     assert seen <= error <= ratio * seen
+
+
+def test_the_model_of_a_lattice_contains_its_average():
+    head = reduced(spectral(lambda x, y: x * y, [(-1, 1), (0, 1)], 7, pad=2)).heads[0]
+    box = Box([arb(0.3), arb(0.4)], [arb(0.1), arb(0.2)])
+    poly, error = made(head, 2).model(box, 6, Arithmetic("float64"))[0]
+    assert error < 1e-4
+    for tau in itertools.product(CORNERS, repeat=2):
+        x = [c + r * arb(t) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
+        assert abs(average(head, x)[0] - at_tau(poly, tau)) <= error
 
 
 def test_a_key_that_wins_with_a_slope_of_many_digits():

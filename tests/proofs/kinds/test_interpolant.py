@@ -22,7 +22,7 @@ def wave(points):
 
 
 def given(d: int, *names: str) -> dict[str, float]:
-    """Of the wave: its gradient is at most |(1, …, d)|, its second derivatives at most d²."""
+    """The gradient of the wave is at most |(1, …, d)|, its second derivatives at most d²."""
     known = {"lipschitz": float(np.linalg.norm(np.arange(1, d + 1))), "hessian_bound": float(d * d)}
     return {name: known[name] for name in names}
 
