@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", reason="make test-models installs transformers")
 
 import attnc  # noqa: E402
 from attnc.converting.huggingface import convert_directory, example_inputs, load_model  # noqa: E402
@@ -176,8 +177,6 @@ def test_the_example_ranks_alike(minilm, monkeypatch):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name, tmp_path):
     """Random weights: what counts is that everything is found, saved, loaded, and runs no kernel of an activation."""
-    import transformers
-
     torch.manual_seed(0)
     kind = getattr(transformers, name)
     kind(kind.config_class(**ARCHITECTURES[name])).save_pretrained(tmp_path / "source")
