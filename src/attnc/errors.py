@@ -140,7 +140,7 @@ class BoundNotMet(AttncError):
         message: str,
         *,
         eps: float,
-        bound: float | None,
+        bound: float | None = None,
         worst_box: dict[str, tuple[float, float]] | None = None,
         build: Callable[[], Any] | None = None,
         reach: float | None = None,
@@ -174,3 +174,11 @@ def real_number(name: str, given: Any) -> float:
     if not math.isfinite(value):
         raise InputError(f"{name} must be a finite number, found {given!r:.80}")
     return value
+
+
+def whole_number(name: str, given: Any, least: int, most: float = math.inf) -> int:
+    """Return an int from `least` to `most`, or raise InputError with its name."""
+    if not isinstance(given, int) or isinstance(given, bool) or not least <= given <= most:
+        wanted = f"≥ {least}" if most == math.inf else f"from {least} to {most}"
+        raise InputError(f"{name} must be a whole number {wanted}, found {given!r}")
+    return given

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from attnc.errors import BoundNotMet
+from attnc.errors import BoundNotMet, InputError
 from attnc.ir.program import Program
 from attnc.numerics.bound import Bound
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
+S = TypeVar("S")
 Progress = Callable[[str, float], None]
 """A callback that gets the current step and the fraction of it that is done."""
 
@@ -68,18 +70,43 @@ def require(built: Built, eps: float | None, target: Target) -> Built:
     )
 
 
-def beyond_limits(target: Target, eps: float, needed: int, limit: int, best: Built, change: str) -> BoundNotMet:
-    """The refusal where eps needs more anchors than allowed.
+def require_resolution(target: Target, eps: float, dtype: str, level: float) -> None:
+    """Raise BoundNotMet if eps is below the level of rounding."""
+    if eps < level:
+        raise BoundNotMet(
+            f"eps={eps:g} is below the resolution of {dtype} for {target.describe()} on {target.box}: the rounding "
+            f"level is {level:.2g}. Choose a larger eps{', or float64' if dtype == 'float32' else ''}.",
+            eps=eps,
+        )
 
-    `best` is the largest network within the limit, and `change` is a change of the request that needs fewer anchors.
-    """
-    assert best.bound is not None
+
+def too_many_anchors(
+    target: Target, eps: float, name: str, needed: int, limit: int, best: Built | None = None
+) -> BoundNotMet:
+    """The refusal where eps needs more anchors than allowed; `best` is the largest network within the limit."""
+    bound = None if best is None or best.bound is None else best.bound.value
+    within = "" if bound is None else f"; these have a bound of {bound:.3g}"
     return BoundNotMet(
-        f"cannot bring the bound to eps={eps:g} for {target.describe()} with {best.construction}: it needs {needed:,} "
-        f"anchors, more than max_anchors or max_bytes allow ({limit:,}); these have a bound of {best.bound.value:.3g}. "
-        f"Choose {change}, or raise max_anchors and max_bytes.",
+        f"cannot bring {target.describe()} on {target.box} to eps={eps:g} with {name}: it needs {needed:,} anchors, "
+        f"more than max_anchors or max_bytes allow ({limit:,}){within}. Choose a larger eps or a smaller box, or raise "
+        "max_anchors and max_bytes.",
         eps=eps,
-        bound=best.bound.value,
+        bound=bound,
         worst_box=target.box.as_dict(),
-        build=lambda: best,
+        build=None if best is None else lambda: best,
     )
+
+
+def limited(
+    target: Target, eps: float | None, needed: int, limit: int, build: Callable[[S], Built], size: S, smaller: S
+) -> Built:
+    """The network of a size that needs these anchors, if they are allowed and its bound is at most eps.
+
+    Otherwise the refusal carries the network of the smaller size, which is within the limit.
+    """
+    if needed <= limit:
+        return require(build(size), eps, target)
+    if eps is None:
+        raise InputError(f"{needed:,} anchors are more than max_anchors or max_bytes allow ({limit:,})")
+    best = build(smaller)
+    raise too_many_anchors(target, eps, best.construction, needed, limit, best)

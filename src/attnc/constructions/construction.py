@@ -10,12 +10,12 @@ import math
 import numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.errors import InputError, real_number
+from attnc.errors import InputError, real_number, whole_number
 from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.shapes import key_counts
@@ -115,14 +115,10 @@ class Request:
         if not 0 < self.margin <= 700:
             raise InputError(f"margin must be in (0, 700], found {self.margin}")
         for name, value, least in (("heads", self.heads, 1), ("num_step_anchors", self.num_step_anchors, 2)):
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and not (is_whole and least <= value <= MAX_STEP_ANCHORS):
-                raise InputError(
-                    f"{name} must be None or a whole number from {least} to {MAX_STEP_ANCHORS}, found {value!r}"
-                )
-        for name, limit in (("max_anchors", self.max_anchors), ("max_bytes", self.max_bytes)):
-            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-                raise InputError(f"{name} must be a whole number ≥ 1, found {limit!r}")
+            if value is not None:
+                whole_number(name, value, least, MAX_STEP_ANCHORS)
+        whole_number("max_anchors", self.max_anchors, 1)
+        whole_number("max_bytes", self.max_bytes, 1)
         if self.criterion not in CRITERIA:
             raise InputError(f"criterion must be one of {', '.join(CRITERIA)}; found {self.criterion!r}")
         if self.also is not None and (self.also not in UNIT_ROUNDOFF or self.also == self.dtype):
@@ -296,8 +292,9 @@ class Construction:
         if self.estimated is not None:
             return self.estimated(target, request)
         built = self.build(target, request)
-        seen = dict(built.parameters).get("worst_error")
-        return Estimate.of_built(built, seen if built.bound is None else built.bound.value)  # type: ignore[arg-type]
+        named: dict[str, Any] = dict(built.parameters)
+        seen = named.get("worst_error", named.get("composed error"))
+        return Estimate.of_built(built, seen if built.bound is None else built.bound.value)
 
 
 def for_eps(theorem: Callable[..., Built]) -> Callable[[Target, Request], Built]:
@@ -337,7 +334,7 @@ def made_for(kind: str) -> Requirement:
 
 def one_input(target: Target, request: Request) -> str | None:
     """The condition that the target does not take two sequences."""
-    return None if len(target.input_shapes) == 1 else "takes one input; the target has two"
+    return None if len(target.input_shapes) == 1 else "takes one input; use max_affine_cross for a target with two"
 
 
 def one_variable(target: Target, request: Request) -> str | None:
@@ -347,7 +344,12 @@ def one_variable(target: Target, request: Request) -> str | None:
 
 def continuous(target: Target, request: Request) -> str | None:
     """The condition that the target has no jumps."""
-    return None if target.is_continuous else "approximates continuous functions"
+    return None if target.is_continuous else "approximates continuous functions; use max_affine and norm=2 for jumps"
+
+
+def expression(target: Target, request: Request) -> str | None:
+    """The condition that the target is an expression, whose parts the construction builds."""
+    return None if target.expression is not None else "takes an expression: it follows the structure of the function"
 
 
 def largest_error(target: Target, request: Request) -> str | None:
@@ -360,6 +362,26 @@ def summable(target: Target, request: Request) -> str | None:
     if request.p == math.inf or (target.expression is not None and target.box.d <= MAX_VARIABLES):
         return None
     return f"L_p norms of it are proved of expressions in up to {MAX_VARIABLES} variables"
+
+
+def refuse(name: str, target: Target, request: Request, *conditions: Requirement) -> None:
+    """Raise InputError unless the target meets these conditions of the construction."""
+    for condition in conditions:
+        if (reason := condition(target, request)) is not None:
+            raise InputError(f"cannot build {target.describe()}: {name} {reason}")
+
+
+K = TypeVar("K", bound=Target)
+
+
+def of_kind(name: str, target: Target, kind: type[K]) -> K:
+    """The target, which must be of the class that the construction is made for."""
+    if not isinstance(target, kind):
+        raise InputError(
+            f"cannot build {target.describe()}: {name} takes a target made by attnc.{kind.__name__}. attnc.plan lists "
+            "the constructions that take this one."
+        )
+    return target
 
 
 CONTINUOUS_FUNCTION = (finite_box, function, one_input, continuous)

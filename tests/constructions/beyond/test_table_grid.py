@@ -226,7 +226,7 @@ def test_wrong_targets_and_options_are_refused(points, values, options, message)
 
 
 def test_wrong_parameters_are_refused():
-    with pytest.raises(attnc.InputError, match=re.escape("table_grid takes a table (attnc.TableTarget)")):
+    with pytest.raises(attnc.InputError, match=re.escape("table_grid takes a target made by attnc.TableTarget")):
         attnc.compile("x", box=[(0, 1)], construction="table_grid")
     with pytest.raises(attnc.InputError, match="max_value must be a number ≥ 1"):
         table_grid(attnc.TableTarget(X, X), eps=0.1, max_value=math.nan)

@@ -13,9 +13,9 @@ from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_BYTES, Request, round_above
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
 from attnc.constructions.fitting.search import Shape, descend, fewest, ladder
+from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.constructions.fitting.stored_head import (
     MeasuredHead,
-    allowed_anchors,
     check_unary,
     measured,
     store,
@@ -151,7 +151,6 @@ class _Task:
             f"{self.search.max_value:g} times max|f|. Choose eps ≥ {round_above(best.error):.2g}, a smaller box, more "
             "for max_value, or construction='graded', which handles kinks.",
             eps=eps,
-            bound=None,
             build=lambda: self.built(best),
         )
 

@@ -11,24 +11,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnc.constructions.beyond.graded import graded_keys
-from attnc.constructions.built import Built, Progress
+from attnc.constructions.built import Built, Progress, require_resolution, too_many_anchors
 from attnc.constructions.construction import (
     CONTINUOUS_FUNCTION,
     MAX_ANCHORS,
     MAX_BYTES,
     Construction,
-    Estimate,
     Request,
+    continuous,
+    expression,
     for_eps,
     is_plain,
     largest_error,
+    refuse,
 )
 from attnc.constructions.fitting.axis import MAX_P, AxisSections, grid_head, value_limit
 from attnc.constructions.fitting.circuit import Circuit, PartFit, build_parts
 from attnc.constructions.fitting.gate import MAX_EXPONENT, function_gate, product_gate, square_gate
 from attnc.constructions.fitting.kinks import find_kinks
 from attnc.constructions.fitting.minimax import Function
-from attnc.errors import AttncError, BoundNotMet, InputError
+from attnc.errors import AttncError, BoundNotMet
 from attnc.functions.gate_recipes import Decay, ExactKeys, GateRecipe, has_two_keys, is_economical, may_carry
 from attnc.functions.registry import FUNCTIONS
 from attnc.ir.soft_head import SoftHead
@@ -127,38 +129,18 @@ def compose(
     11
     """
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
-    return _composition(target, request).build(dtype)
+    refuse(NAME, target, request, expression, continuous)
+    assert target.expression is not None
+    found = _ledger(target, target.expression, request).composed(progress)
+    if found.num_anchors > max_anchors:
+        raise too_many_anchors(target, eps, NAME, found.num_anchors, max_anchors)
+    return found.build(dtype)
 
 
-def _estimate(target: Target, request: Request) -> Estimate:
-    """The cost of the composition; its heads are fitted for that, as they are few and quick."""
-    found = _composition(target, request)
-    return Estimate.of_built(found.build(request.dtype), found.error)
-
-
-def _composition(target: Target, request: Request) -> Composition:
-    if target.expression is None:
-        raise InputError(
-            f"compose takes an expression, not {target.describe()}: it composes the structure of an expression"
-        )
-    if not target.is_continuous:
-        raise InputError(f"compose takes a continuous function, {target.describe()} may jump; use max_affine, norm=2")
-    ledger = _ledger(target, target.expression, request)
-    found = ledger.composed(request.progress)
-    if found.num_anchors > request.max_anchors:
-        raise BoundNotMet(
-            f"composing {target.describe()} to eps={request.eps:g} takes {found.num_anchors:,} anchors, the limit is "
-            f"{request.max_anchors:,}; raise max_anchors or eps",
-            eps=request.goal,
-            bound=None,
-        )
-    return found
-
-
-def _ledger(target: Target, expression: Expression, request: Request) -> Ledger:
+def _ledger(target: Target, formula: Expression, request: Request) -> Ledger:
     """The parts of the expression, each within reach of one head."""
     eps, dtype = request.goal, request.dtype
-    ranges = PartRanges(sub_boxes(target.box), expression.variables)
+    ranges = PartRanges(sub_boxes(target.box), formula.variables)
 
     @functools.cache
     def fits_in_one_head(lo: float, hi: float, tree: Node) -> bool:
@@ -168,16 +150,11 @@ def _ledger(target: Target, expression: Expression, request: Request) -> Ledger:
         return has_two_keys(_recipe(tree)) or fits_in_one_head(*ranges(base), tree)
 
     gates = [name for name, function in FUNCTIONS.items() if is_economical(function.gate)]
-    lowering = Lowering(expression.variables, can_fit, gates)
-    ledger = Ledger(target, lowering.lower(expression.outputs), ranges, eps, dtype)
-    floor = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(map(ranges.size, ledger.outputs))
-    if ledger.heads and eps < floor:
-        raise BoundNotMet(
-            f"eps={eps:g} is below the resolution of {dtype} for {target.describe()} on {target.box}: the rounding "
-            f"level is {floor:.2g}. Choose a larger eps" + (", or float64." if dtype == "float32" else "."),
-            eps=eps,
-            bound=None,
-        )
+    lowering = Lowering(formula.variables, can_fit, gates)
+    ledger = Ledger(target, lowering.lower(formula.outputs), ranges, eps, dtype)
+    if ledger.heads:
+        level = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(map(ranges.size, ledger.outputs))
+        require_resolution(target, eps, dtype, level)
     return ledger
 
 
@@ -267,7 +244,6 @@ class Ledger:
             f"cannot compose {self.target.describe()} on {self.target.box} to eps={self.eps:g}: the errors of its "
             f"parts add up to {found.error:.3g}. Choose a larger eps or a smaller box.",
             eps=self.eps,
-            bound=None,
             build=lambda: found.build(self.dtype),
         )
 
@@ -301,7 +277,6 @@ class Ledger:
                     f"too hard for one head, {to_text(tree)} for t in [{lo:.4g}, {hi:.4g}] to within {delta:.2g}. "
                     "Choose a larger eps or a smaller box.",
                     eps=self.eps,
-                    bound=None,
                 )
             fits[key] = replace(fitted, lo=lo, hi=hi)
         return fits
@@ -571,8 +546,8 @@ def _within(fit: PartFit, f: Function, lo: float, hi: float, least: float, most:
 
 def function_of_one(tree: Node) -> Function:
     """tree(t) on arrays; NaN and inf where it is not defined."""
-    expression = function_of_t(tree)
-    return lambda t: expression(t[:, None])[:, 0]
+    f = function_of_t(tree)
+    return lambda t: f(t[:, None])[:, 0]
 
 
 def _suits(target: Target, request: Request) -> bool:
@@ -580,4 +555,4 @@ def _suits(target: Target, request: Request) -> bool:
     return is_plain(target, request) and target.given is None
 
 
-COMPOSE = Construction(NAME, for_eps(compose), (*CONTINUOUS_FUNCTION, largest_error), _suits, _estimate)
+COMPOSE = Construction(NAME, for_eps(compose), (*CONTINUOUS_FUNCTION, largest_error, expression), _suits)

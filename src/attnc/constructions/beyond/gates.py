@@ -6,16 +6,18 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from attnc.constructions.built import Built, Progress
+from attnc.constructions.built import Built, Progress, too_many_anchors
 from attnc.constructions.construction import (
     CONTINUOUS_FUNCTION,
     MAX_ANCHORS,
     MAX_BYTES,
     Construction,
     Request,
+    expression,
     for_eps,
     is_plain,
     largest_error,
+    refuse,
 )
 from attnc.constructions.fitting.circuit import PartFit, build_parts
 from attnc.constructions.fitting.gate import (
@@ -26,15 +28,13 @@ from attnc.constructions.fitting.gate import (
     function_gate,
     max_gate,
     min_gate,
-    positive,
     product_gate,
     square_gate,
 )
-from attnc.constructions.fitting.positions import bytes_per_anchor
+from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.errors import BoundNotMet, InputError
 from attnc.functions.gate_recipes import Decay, ExactKeys
 from attnc.functions.registry import FUNCTIONS
-from attnc.numerics.rounding import UNIT_ROUNDOFF
 from attnc.targets.expressions.coefficient import UNIT, ZERO, Coefficient
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call
@@ -101,24 +101,16 @@ def gates(
     >>> built.program.num_anchors
     4
     """
-    if target.expression is None:
-        raise InputError(f"gates take an expression, not {target.describe()}: gates build its activations")
-    if dtype not in UNIT_ROUNDOFF:
-        raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {dtype!r}")
-    eps = DEFAULT_GATE_EPS if eps is None else positive("eps", eps)
+    eps = DEFAULT_GATE_EPS if eps is None else eps
+    request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
+    refuse("gates", target, request, expression)
+    assert target.expression is not None
     plan = _GatePlan(target, target.expression, eps)
-    num_anchors = sum(gate.num_anchors for gate, _ in plan.heads)
-    most = min(max_anchors, max_bytes // bytes_per_anchor(target))
+    num_anchors, most = sum(gate.num_anchors for gate, _ in plan.heads), allowed_anchors(target, request)
     if num_anchors > most:
-        raise BoundNotMet(
-            f"the gates of {target.describe()} have {num_anchors:,} keys, and max_anchors and max_bytes allow "
-            f"{most:,}. Raise both, or eps.",
-            eps=eps,
-            bound=None,
-        )
+        raise too_many_anchors(target, eps, "gates", num_anchors, most)
     program, derivation = build_parts(target, plan.outputs, plan.factors, plan.fits, dtype)
-    if progress is not None:
-        progress("building gates", 1.0)
+    request.report("building gates", 1.0)
     names = ", ".join(f"{gate.name} ({gate.num_anchors})" for gate, _ in plan.heads)
     parameters = (("gates", names), ("error", plan.error))
     # A staged proof takes heads of one argument, on a bounded box.
@@ -132,11 +124,11 @@ class _GatePlan:
     An InputError names the part of the expression that is none of these.
     """
 
-    def __init__(self, target: Target, expression: Expression, eps: float) -> None:
-        self.target, self.expression = target, expression
+    def __init__(self, target: Target, formula: Expression, eps: float) -> None:
+        self.target, self.expression = target, formula
         self.factors: dict[int, tuple[Unary, Part]] = {}
         self.fits: dict[int, PartFit] = {}
-        lowered = Lowering(expression.variables).lower(expression.outputs)
+        lowered = Lowering(formula.variables).lower(formula.outputs)
         for part in in_order(lowered):
             self._require_gate(part)
         sums, parts, shares = [_as_sum(output) for output in lowered], dict[int, Part](), dict[int, float]()
@@ -278,7 +270,6 @@ def _build(target: Target, request: Request) -> Built:
         raise BoundNotMet(
             f"gates cannot bring {target.describe()} on {target.box} to eps={request.eps:g}: {refusal}",
             eps=request.goal,
-            bound=None,
             reach=request.goal * refusal.error / refusal.eps,
         ) from None
 
@@ -288,4 +279,4 @@ def _suits(target: Target, request: Request) -> bool:
     return not target.box.is_bounded or (is_plain(target, request) and target.expression is not None)
 
 
-GATES_CONSTRUCTION = Construction("gates", _build, (*CONTINUOUS_FUNCTION[1:], largest_error), _suits)
+GATES_CONSTRUCTION = Construction("gates", _build, (*CONTINUOUS_FUNCTION[1:], largest_error, expression), _suits)

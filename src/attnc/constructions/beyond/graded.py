@@ -24,9 +24,9 @@ from attnc.constructions.fitting.groups import (
 from attnc.constructions.fitting.kinks import Kink, find_kinks
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
 from attnc.constructions.fitting.search import least
+from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.constructions.fitting.stored_head import (
     MeasuredHead,
-    allowed_anchors,
     check_fit,
     check_unary,
     measured,
@@ -158,7 +158,6 @@ def graded_keys(
             f"graded keys on [{lo:g}, {hi:g}] have an error of {fitted.error:.3g} with {fitted.p} keys in {dtype}, not "
             f"eps={eps:g}. Choose a larger eps, or a smaller interval.",
             eps=eps,
-            bound=None,
             build=lambda: keys,
         )
     return keys
@@ -187,7 +186,6 @@ def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None,
             f"{asked}: it has {len(line.kinks):,} kinks, so {len(line.pieces):,} pieces that need a key each, and "
             f"max_anchors and max_bytes allow {most:,}. Choose a smaller box, or raise both.",
             eps=eps,
-            bound=None,
         )
     worst = next(group.piece for group in fitted.fit if fitted.at <= group.piece.hi)
     where = {target.box.names[0]: (worst.lo, worst.hi)}
@@ -208,7 +206,6 @@ def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None,
     return BoundNotMet(
         f"{asked}: {seen}. {reason[0].upper()}{reason[1:]}. {change}.",
         eps=eps,
-        bound=None,
         worst_box=where,
         build=(lambda: _built(target, line, fitted)) if fitted.p <= most else None,
     )

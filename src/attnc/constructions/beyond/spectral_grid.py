@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnc.constructions.built import Built, Progress
+from attnc.constructions.built import Built, Progress, require_resolution
 from attnc.constructions.construction import (
     CONTINUOUS_FUNCTION,
     MAX_ANCHORS,
@@ -16,8 +16,11 @@ from attnc.constructions.construction import (
     Construction,
     Estimate,
     Request,
+    continuous,
     for_eps,
     is_plain,
+    one_input,
+    refuse,
     summable,
 )
 from attnc.constructions.fitting.axis import (
@@ -31,9 +34,9 @@ from attnc.constructions.fitting.axis import (
     unit_points,
     value_limit,
 )
-from attnc.constructions.fitting.positions import num_positions
 from attnc.constructions.fitting.search import thinned
-from attnc.constructions.fitting.stored_head import allowed_anchors, check_fit
+from attnc.constructions.fitting.selection import allowed_anchors, num_positions
+from attnc.constructions.fitting.stored_head import check_fit
 from attnc.errors import BoundNotMet, InputError
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics.arrays import Float
@@ -167,17 +170,7 @@ class SpectralSearch:
 
     def __init__(self, target: Target, request: Request, max_value: float) -> None:
         d, box = target.box.d, target.box
-        if len(target.input_shapes) > 1:
-            raise InputError(f"{NAME} takes one input; for f(X, Y) use construction='max_affine_cross'")
-        if d > MAX_GRID_DIMENSIONS:
-            raise InputError(
-                f"{NAME} takes 1 to {MAX_GRID_DIMENSIONS} variables, {target.describe()} has {d}: a grid of 5 anchors "
-                f"per axis would have {5.0**d:.1e}. An expression can be composed instead (construction='compose')."
-            )
-        if not target.is_continuous:
-            raise InputError(
-                f"{NAME} needs a continuous function, {target.describe()} may jump; use max_affine, norm=2"
-            )
+        refuse(NAME, target, request, one_input, few_variables, continuous)
         self.target, self.request, self.max_value, self.dtype = target, request, max_value, request.dtype
         self.limit = allowed_anchors(target, request) // num_positions(target)
         rng = np.random.default_rng(0)
@@ -201,15 +194,8 @@ class SpectralSearch:
 
     def begin(self) -> tuple[tuple[SpectralAxis, ...], list[float]]:
         """The axes by the first sections, and the errors there."""
-        eps, floor = self.request.goal, RESOLVED_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
-        if eps < floor:
-            raise BoundNotMet(
-                f"eps={eps:g} is below the resolution of {self.dtype} for {self.target.describe()} on "
-                f"{self.target.box}: with |f| up to {self.size:.3g} the rounding level is {floor:.2g}. Choose a "
-                "larger eps" + (", or float64." if self.dtype == "float32" else "."),
-                eps=eps,
-                bound=None,
-            )
+        eps, level = self.request.goal, RESOLVED_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
+        require_resolution(self.target, eps, self.dtype, level)
         self.max_value = min(self.max_value, value_limit(eps, self.size, self.dtype))
         axes, errors = self.choose(FIT_SHARE * eps)
         self._check_limits(axes)
@@ -360,7 +346,6 @@ class SpectralSearch:
             f"a narrow feature, or is eps close to the rounding of {self.dtype}? Try construction='compose' (or "
             "'graded' for one variable), a larger eps, or a smaller box.",
             eps=math.nan if self.request.eps is None else self.request.eps,
-            bound=None,
             build=None if best is None else lambda: self.build(best),
         )
 
@@ -411,11 +396,11 @@ def _cells_to_prove(target: Target, eps: float) -> float:
     return math.prod(math.ceil(width / (2 * r)) if width / (2 * r) < 1e9 else math.inf for width in target.box.widths)
 
 
-SPECTRAL_GRID = Construction(
-    NAME,
-    for_eps(spectral_grid),
-    (*CONTINUOUS_FUNCTION, summable),
-    _suits,
-    _estimate,
-    frozenset({"norm"}),
-)
+def few_variables(target: Target, request: Request) -> str | None:
+    """The condition that a grid of a few anchors per axis is not too large."""
+    d, most = target.box.d, MAX_GRID_DIMENSIONS
+    return None if d <= most else f"takes 1 to {most} variables; 5 anchors per axis are {5.0**d:.1e} for {d} variables"
+
+
+_CONDITIONS = (*CONTINUOUS_FUNCTION, few_variables, summable)
+SPECTRAL_GRID = Construction(NAME, for_eps(spectral_grid), _CONDITIONS, _suits, _estimate, frozenset({"norm"}))

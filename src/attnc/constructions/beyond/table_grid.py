@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, of_kind
 from attnc.constructions.fitting.axis import MAX_VALUE, NodeAxis, NodeKeys, Sections, along_axes, grid_head
 from attnc.constructions.fitting.search import thinned
-from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, as_table, table_construction
+from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, table_construction
 from attnc.errors import InputError
 from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
@@ -89,7 +89,7 @@ def table_grid(
     >>> built.program.num_anchors
     11
     """
-    table = as_table(target, NAME)
+    table = of_kind(NAME, target, TableTarget)
     if table.grid is None:
         raise InputError(f"{NAME}: the points of the {table.describe()} are no tensor grid; use table_scattered")
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)

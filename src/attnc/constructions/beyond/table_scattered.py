@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, of_kind
 from attnc.constructions.fitting.axis import (
     MAX_VALUE,
     NEGLIGIBLE_EXPONENT,
@@ -27,7 +27,7 @@ from attnc.constructions.fitting.axis import (
 )
 from attnc.constructions.fitting.search import fewest, thinned
 from attnc.constructions.fitting.stored_head import StoredHead, stored
-from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, as_table, table_construction
+from attnc.constructions.fitting.table_fit import TABLE_SHARE, TableFit, TableSearch, table_construction
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -110,7 +110,7 @@ def table_scattered(
     True
     """
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
-    return ScatteredSearch(as_table(target, NAME), request, max_value).build()
+    return ScatteredSearch(of_kind(NAME, target, TableTarget), request, max_value).build()
 
 
 @dataclass(frozen=True, eq=False)

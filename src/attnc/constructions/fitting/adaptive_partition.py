@@ -15,12 +15,11 @@ from functools import cached_property
 import numpy as np
 
 from attnc.constructions.built import Built, require
-from attnc.constructions.construction import Request, round_above
+from attnc.constructions.construction import Construction, Estimate, Request, Requirement, refuse, round_above
 from attnc.constructions.fitting.cell_head import CellHead, NearestCentresBuilder
-from attnc.constructions.fitting.grid_partition import check_cells
-from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS, check_cells
 from attnc.constructions.fitting.search import Bracket
-from attnc.constructions.fitting.selection import CellSelection, score_error
+from attnc.constructions.fitting.selection import CellSelection, Positions, bytes_per_anchor, num_positions, score_error
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
@@ -510,16 +509,29 @@ class AdaptivePartition:
         return (("centres", "adaptive"), ("cells", self.leaves.count), ("sizes", sizes), ("beta", self.beta))
 
 
-def build_cells(target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> Built:
-    """Build on a grid of cells, or on cells of many sizes if request.centres is "adaptive"."""
-    if request.centres not in (None, "grid", "adaptive"):
-        raise InputError(f"centres must be 'grid' or 'adaptive', found {request.centres!r}")
-    if request.centres == "adaptive":
-        return build_adaptive(target, request, name, program)
-    return NearestCentresBuilder(target, request, name, program).build()
+def cell_construction(
+    name: str,
+    program: Callable[[CellHead], Program],
+    conditions: tuple[Requirement, ...],
+    suits: Callable[[Target, Request], bool],
+) -> Construction:
+    """The construction with one head that selects a cell: of a grid, or of many sizes for centres="adaptive"."""
+
+    def build(target: Target, request: Request) -> Built:
+        refuse(name, target, request, *conditions)
+        if request.centres not in (None, "grid", "adaptive"):
+            raise InputError(f"centres must be 'grid' or 'adaptive', found {request.centres!r}")
+        if request.centres == "adaptive":
+            return _build_adaptive(target, request, name, program)
+        return NearestCentresBuilder(target, request, name, program).build()
+
+    def estimate(target: Target, request: Request) -> Estimate:
+        return NearestCentresBuilder(target, request, name, program).estimate()
+
+    return Construction(name, build, (*conditions, *CELL_CONDITIONS), suits, estimate, frozenset({"centres", "norm"}))
 
 
-def build_adaptive(target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> Built:
+def _build_adaptive(target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> Built:
     """An adaptive partition with bound ≤ eps as a program, or BoundNotMet."""
     check_cells(request)
     if request.eps is None or request.beta is not None:

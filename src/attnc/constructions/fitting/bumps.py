@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from attnc.constructions.construction import Estimate, Request
+from attnc.constructions.construction import Construction, Estimate, Request, one_input, refuse
 from attnc.constructions.fitting.clips import ClipLayer
-from attnc.constructions.fitting.grid_partition import CellGrid, Counts, GridBuilder, GridPartition
-from attnc.constructions.fitting.positions import num_positions
-from attnc.constructions.fitting.selection import CellSelection, round_up, score_error
-from attnc.errors import InputError
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS, CellGrid, Counts, GridBuilder, GridPartition
+from attnc.constructions.fitting.selection import CellSelection, num_positions, round_up, score_error
 from attnc.ir.building import AffineBuilder
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import token_shape
@@ -208,11 +207,7 @@ class BumpBuilder(GridBuilder[BumpCells]):
     layers: int
 
     def __post_init__(self) -> None:
-        if len(self.target.input_shapes) > 1:
-            raise InputError(
-                f"this construction is self-attention over one input, but {self.target.describe()} takes two "
-                "sequences: use construction='max_affine_cross'"
-            )
+        refuse(self.name, self.target, self.request, one_input)
 
     @abc.abstractmethod
     def cost_on(self, steps: Steps) -> tuple[int, int]:
@@ -244,6 +239,17 @@ class BumpBuilder(GridBuilder[BumpCells]):
             multiply_adds=keys * (d + outputs) + 3 * steps * step_keys,
             error=self.request.eps,
         ).within(self.request)
+
+
+def bump_construction(builder: Callable[[Target, Request], BumpBuilder], name: str) -> Construction:
+    """The construction of a theorem whose cells are selected by bumps."""
+    return Construction(
+        name,
+        lambda target, request: builder(target, request).build(),
+        (one_input, *CELL_CONDITIONS),
+        estimated=lambda target, request: builder(target, request).estimate(),
+        options=frozenset({"heads", "norm"}),
+    )
 
 
 def _sufficient_beta(values: np.ndarray, steps: Steps, request: Request) -> float:

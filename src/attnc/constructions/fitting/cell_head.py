@@ -18,8 +18,7 @@ from attnc.constructions.fitting.grid_partition import (
     GridPartition,
     variation_norm,
 )
-from attnc.constructions.fitting.positions import Positions, bytes_per_anchor
-from attnc.constructions.fitting.selection import CellSelection, far_weight, score_error
+from attnc.constructions.fitting.selection import CellSelection, Positions, bytes_per_anchor, far_weight, score_error
 from attnc.ir.building import AffineBuilder, named_head
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program, token_shape

@@ -17,9 +17,8 @@ import numpy as np
 
 from attnc.constructions.built import Built, require
 from attnc.constructions.construction import Estimate, Request, finite_box, function, round_above
-from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
 from attnc.constructions.fitting.search import Bracket, least
-from attnc.constructions.fitting.selection import CellSelection, round_up
+from attnc.constructions.fitting.selection import CellSelection, Positions, allowed_anchors, num_positions, round_up
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
@@ -400,8 +399,7 @@ class GridBuilder(abc.ABC, Generic[Cells]):
     @property
     def max_cells(self) -> int:
         """More cells than these cost too much for sure."""
-        per_anchor = bytes_per_anchor(self.target)
-        return min(self.request.max_anchors, self.request.max_bytes // per_anchor) // self.positions.n
+        return allowed_anchors(self.target, self.request) // self.positions.n
 
     @abc.abstractmethod
     def cost(self, counts: Counts) -> tuple[int, int]:

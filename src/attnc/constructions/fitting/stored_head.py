@@ -20,7 +20,7 @@ from attnc.constructions.construction import (
 )
 from attnc.constructions.fitting.cell_head import CellHead, self_attention
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
-from attnc.constructions.fitting.positions import Positions, bytes_per_anchor, num_positions
+from attnc.constructions.fitting.selection import Positions, num_positions
 from attnc.errors import InputError
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
@@ -177,11 +177,6 @@ def worst_error(head: StoredHead, f: Function, x: Float[np.ndarray, " points"]) 
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
-
-
-def allowed_anchors(target: Target, request: Request) -> int:
-    """The number of anchors that max_anchors and max_bytes allow."""
-    return min(request.max_anchors, request.max_bytes // bytes_per_anchor(target))
 
 
 def check_fit(request: Request, num_anchors: int | tuple[int, ...] | None, max_value: float) -> None:

@@ -13,8 +13,9 @@ from functools import cached_property
 import numpy as np
 
 from attnc.constructions.built import Built
-from attnc.constructions.construction import Construction, Request, finite_box, for_eps, made_for
-from attnc.constructions.fitting.stored_head import StoredHead, allowed_anchors, check_max_value
+from attnc.constructions.construction import Construction, Request, finite_box, for_eps, made_for, of_kind
+from attnc.constructions.fitting.selection import allowed_anchors
+from attnc.constructions.fitting.stored_head import StoredHead, check_max_value
 from attnc.errors import BoundNotMet, InputError
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import UNIT_ROUNDOFF
@@ -130,7 +131,6 @@ class TableSearch(ABC):
             f"best is {error:.3g}, with {len(best.values):,} anchors. {_why(self.table, dtype, error)} "
             f"Choose eps ≥ {1.05 * error:.2g}{', or float64' if dtype == 'float32' else ''}.",
             eps=self.eps,
-            bound=None,
             build=lambda: best.build(self.name),
         )
 
@@ -143,15 +143,8 @@ class TableSearch(ABC):
             f"does, and a key for every point is {self.table.num_points:,} anchors, more than the {self.limit:,} that "
             "max_anchors and max_bytes allow. Choose a larger eps, or raise them.",
             eps=self.eps,
-            bound=None,
             build=(lambda: min(tried, key=lambda fit: fit.error).build(self.name)) if tried else None,
         )
-
-
-def as_table(target: Target, name: str) -> TableTarget:
-    if not isinstance(target, TableTarget):
-        raise InputError(f"{name} takes a table (attnc.TableTarget), and {target.describe()} is none")
-    return target
 
 
 def table_construction(theorem: Callable[..., Built], is_gridded: bool) -> Construction:
@@ -161,7 +154,7 @@ def table_construction(theorem: Callable[..., Built], is_gridded: bool) -> Const
     def suits(target: Target, request: Request) -> bool:
         if is_table(target, request) is not None:
             return False
-        return (as_table(target, theorem.__name__).grid is not None) == is_gridded
+        return (of_kind(theorem.__name__, target, TableTarget).grid is not None) == is_gridded
 
     return Construction(theorem.__name__, for_eps(theorem), (finite_box, is_table), suits)
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
-from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps
-from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
-from attnc.constructions.fitting.positions import Positions, num_positions
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps, bump_construction
+from attnc.constructions.fitting.selection import Positions, num_positions
 from attnc.ir.layers import Affine, Softmax
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
@@ -146,10 +145,4 @@ def _scores(partition: BumpCells, names: tuple[str, ...]) -> Affine:
     return Affine("cells", weight, Sparse.from_dense(constant[None].astype(grid.dtype)), names)
 
 
-ATTENTION_SOFTMAX = Construction(
-    "attention_softmax",
-    lambda target, request: _SoftmaxBuilder(target, request).build(),
-    (one_input, *CELL_CONDITIONS),
-    estimated=lambda target, request: _SoftmaxBuilder(target, request).estimate(),
-    options=frozenset({"heads", "norm"}),
-)
+ATTENTION_SOFTMAX = bump_construction(_SoftmaxBuilder, "attention_softmax")

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
-from attnc.constructions.fitting.adaptive_partition import build_cells
-from attnc.constructions.fitting.cell_head import NearestCentresBuilder, self_attention
-from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
-from attnc.errors import InputError
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request, one_input
+from attnc.constructions.fitting.adaptive_partition import cell_construction
+from attnc.constructions.fitting.cell_head import self_attention
 from attnc.targets.target import Target
 
 
@@ -84,13 +82,7 @@ def max_affine(
     request = Request(
         eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin=margin
     )
-    return _build(target, request)
-
-
-def _build(target: Target, request: Request) -> Built:
-    if len(target.input_shapes) > 1:
-        raise InputError("max_affine takes one input; for f(X, Y) use construction='max_affine_cross'")
-    return build_cells(target, request, "max_affine", self_attention)
+    return MAX_AFFINE.build(target, request)
 
 
 def _suits(target: Target, request: Request) -> bool:
@@ -98,11 +90,4 @@ def _suits(target: Target, request: Request) -> bool:
     return target.kind == "function" and target.box.is_bounded and len(target.input_shapes) == 1
 
 
-MAX_AFFINE = Construction(
-    "max_affine",
-    _build,
-    (one_input, *CELL_CONDITIONS),
-    _suits,
-    lambda target, request: NearestCentresBuilder(target, request, "max_affine", self_attention).estimate(),
-    frozenset({"centres", "norm"}),
-)
+MAX_AFFINE = cell_construction("max_affine", self_attention, (one_input,), _suits)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request
-from attnc.constructions.fitting.adaptive_partition import build_cells
-from attnc.constructions.fitting.cell_head import CellHead, NearestCentresBuilder, read_first
-from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.fitting.adaptive_partition import cell_construction
+from attnc.constructions.fitting.cell_head import CellHead, read_first
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program, token_shape
 from attnc.ir.spec import check
@@ -84,11 +83,7 @@ def max_affine_cross(
     request = Request(
         eps, dtype, norm, max_anchors, max_bytes, centres, None, progress, points_per_axis, beta, margin=margin
     )
-    return _build(target, request)
-
-
-def _build(target: Target, request: Request) -> Built:
-    return build_cells(target, request, "max_affine_cross", _program)
+    return MAX_AFFINE_CROSS.build(target, request)
 
 
 def _program(head: CellHead) -> Program:
@@ -108,11 +103,4 @@ def _suits(target: Target, request: Request) -> bool:
     return target.kind == "function" and target.box.is_bounded and len(target.input_shapes) > 1
 
 
-MAX_AFFINE_CROSS = Construction(
-    "max_affine_cross",
-    _build,
-    CELL_CONDITIONS,
-    _suits,
-    lambda target, request: NearestCentresBuilder(target, request, "max_affine_cross", _program).estimate(),
-    frozenset({"centres", "norm"}),
-)
+MAX_AFFINE_CROSS = cell_construction("max_affine_cross", _program, (), _suits)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
-from attnc.constructions.built import Built, Progress, beyond_limits, require
+from attnc.constructions.built import Built, Progress, limited
 from attnc.constructions.construction import (
     MAX_ANCHORS,
     MAX_BYTES,
@@ -15,6 +16,7 @@ from attnc.constructions.construction import (
     for_eps,
     function,
     made_for,
+    of_kind,
 )
 from attnc.constructions.fitting.clips import BEST_BETA, ClipLayer
 from attnc.constructions.fitting.selection import round_up
@@ -90,8 +92,7 @@ def relu_network(
     >>> built.program.num_anchors, built.bound.value < 0.01
     (33, True)
     """
-    if not isinstance(target, ReLUNetwork):
-        raise InputError("relu_network: give attnc.ReLUNetwork(weights, biases, box)")
+    target = of_kind("relu_network", target, ReLUNetwork)
     hidden = len(target.weights) - 1
     scales = [
         # A constant unit is best in the middle of the anchors, or far from them if it is negative.
@@ -110,18 +111,12 @@ def relu_network(
             raise InputError(f"num_anchors: expected {hidden} whole number(s) ≥ 2, found {num_anchors!r}")
     counts = tuple(max(p, width) for p, width in zip(counts, widths, strict=True))
     limit = min(max_anchors, max_bytes // 200)
-    if sum(counts) > limit:
-        if eps is None:
-            raise InputError(
-                f"relu_network: {sum(counts):,} anchors are more than max_anchors or max_bytes allow ({limit:,})"
-            )
-        shrunk = tuple(max(width, 2, int(p * limit / sum(counts))) for p, width in zip(counts, widths, strict=True))
-        best = _build(target, scales, shrunk, beta, dtype)
-        raise beyond_limits(target, eps, sum(counts), limit, best, "a larger eps or a smaller box")
-    return require(_build(target, scales, counts, beta, dtype), eps, target)
+    share = limit / max(1, sum(counts))
+    fewer = tuple(max(width, 2, int(p * share)) for p, width in zip(counts, widths, strict=True))
+    return limited(target, eps, sum(counts), limit, partial(_build, target, scales, beta, dtype), counts, fewer)
 
 
-def _build(target: ReLUNetwork, scales: list[np.ndarray], counts: tuple[int, ...], beta: float, dtype: str) -> Built:
+def _build(target: ReLUNetwork, scales: list[np.ndarray], beta: float, dtype: str, counts: tuple[int, ...]) -> Built:
     clips = [ClipLayer(p, beta, dtype) for p in counts]
     bound, program = _bound(target, scales, clips, dtype), _program(target, scales, clips, dtype)
     parameters = (("num_anchors", " + ".join(map(str, counts))), ("beta", beta))

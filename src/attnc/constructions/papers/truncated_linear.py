@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from attnc.constructions.built import Built, Progress, beyond_limits, require
+from attnc.constructions.built import Built, Progress, limited
 from attnc.constructions.construction import (
     MAX_ANCHORS,
     MAX_BYTES,
@@ -17,10 +19,11 @@ from attnc.constructions.construction import (
     for_eps,
     function,
     made_for,
+    of_kind,
 )
 from attnc.constructions.fitting.clips import BEST_BETA, ClipLayer
 from attnc.constructions.fitting.selection import round_up
-from attnc.errors import InputError
+from attnc.errors import InputError, whole_number
 from attnc.ir.building import AffineBuilder
 from attnc.ir.program import Program
 from attnc.ir.spec import check
@@ -88,23 +91,19 @@ def truncated_linear(
     >>> print(built.bound)
     0.00194 (approximation) + ... (rounding)
     """
-    target, limit = _checked(target, max_anchors, max_bytes)
-    n = len(target.W)
-    _check_whole("num_anchors", num_anchors, 2)
-    if num_anchors is None:
-        if eps is None:
-            raise InputError("truncated_linear: give eps or num_anchors")
-        num_anchors = 2
-        for _ in range(6):  # the error of a spacing grows slowly with their number, by rounding
-            unit = min(0.6, ClipLayer(min(num_anchors, limit), beta, dtype).error)
-            num_anchors = max(n, _count_for(target, eps, unit))
-        if num_anchors > limit:
-            best = _build(target, ClipLayer(limit, beta, dtype), "truncated_linear")
-            raise beyond_limits(target, eps, num_anchors, limit, best, "a larger eps")
-    num_anchors = max(num_anchors, n)
-    if num_anchors > limit:
-        raise InputError(f"{num_anchors:,} anchors are more than max_anchors or max_bytes allow ({limit:,})")
-    return require(_build(target, ClipLayer(num_anchors, beta, dtype), "truncated_linear"), eps, target)
+    target = of_kind("truncated_linear", target, TruncatedLinear)
+    limit = _limit(max_anchors, max_bytes)
+
+    def layer(count: int) -> ClipLayer:
+        return ClipLayer(max(count, len(target.W)), beta, dtype)
+
+    if num_anchors is not None:
+        chosen = layer(whole_number("num_anchors", num_anchors, 2))
+    elif eps is not None:
+        chosen = _layer_for(target, eps, limit, layer)
+    else:
+        raise InputError("truncated_linear: give eps or num_anchors")
+    return limited(target, eps, chosen.num_keys, limit, partial(_build, target), chosen, layer(limit))
 
 
 def truncated_linear_heads(
@@ -169,79 +168,55 @@ def truncated_linear_heads(
     >>> built.program.num_heads, built.program.num_anchors
     (4, 40)
     """
-    target, limit = _checked(target, max_anchors, max_bytes)
-    n, least = len(target.W), 2 * sentinels + 1
-    _check_whole("num_heads", num_heads, 1)
-    _check_whole("sentinels", sentinels, 1)
-    if num_tokens is not None and (not isinstance(num_tokens, int) or num_tokens < least):
-        raise InputError(
-            f"num_tokens must be at least {least}: {sentinels} sentinel(s) per side and one anchor; found {num_tokens}"
-        )
+    target = of_kind("truncated_linear_heads", target, TruncatedLinear)
+    limit, n = _limit(max_anchors, max_bytes), len(target.W)
+    ends = 2 * whole_number("sentinels", sentinels, 1)
+    if num_tokens is not None:
+        # the sentinels of both sides and one anchor
+        whole_number("num_tokens", num_tokens, ends + 1)
+    fewest = max(n, ends + 1)
+
+    def layer(count: int) -> ClipLayer:
+        """Of this number of anchors or a few more, with about as many tokens as heads unless the tokens are given."""
+        tokens = num_tokens or max(fewest, math.isqrt(count) + ends)
+        return ClipLayer(tokens, beta, dtype, max(2, math.ceil(count / (tokens - ends))), sentinels)
+
     if num_heads is not None and num_tokens is not None:
-        layer = ClipLayer(num_tokens, beta, dtype, num_heads, sentinels)
+        chosen = ClipLayer(num_tokens, beta, dtype, whole_number("num_heads", num_heads, 1), sentinels)
     elif num_heads is None and eps is not None:
-        layer = _layer_for(target, eps, num_tokens, ClipLayer(max(n, least), beta, dtype, 2, sentinels), limit)
+        chosen = _layer_for(target, eps, limit, layer)
     else:
         raise InputError("truncated_linear_heads: give eps, or num_heads and num_tokens")
-    if layer.num_anchors < 2:
+    if chosen.num_anchors < 2:
         raise InputError("one head of one anchor has no range: use more heads or more tokens")
-    if layer.num_keys < n:
-        raise InputError(f"num_tokens={layer.num_keys} is less than the {n} tokens of the target")
-    needed = layer.num_keys * layer.num_heads
-    if needed > limit and eps is None:
-        raise InputError(
-            f"{layer.num_heads} heads of {layer.num_keys} keys are more than max_anchors or max_bytes allow ({limit:,})"
-        )
-    if needed > limit and eps is not None:
-        tokens = max(n, least, math.isqrt(limit))
-        fewer = replace(layer, num_keys=tokens, num_heads=max(2, limit // tokens))
-        best = _build(target, fewer, "truncated_linear_heads")
-        raise beyond_limits(target, eps, needed, limit, best, "a larger eps")
-    return require(_build(target, layer, "truncated_linear_heads"), eps, target)
+    if chosen.num_keys < n:
+        raise InputError(f"num_tokens={chosen.num_keys} is less than the {n} tokens of the target")
+    tokens = max(fewest, math.isqrt(limit))
+    smaller = replace(chosen, num_keys=tokens, num_heads=max(2, limit // tokens))
+    return limited(target, eps, chosen.num_keys * chosen.num_heads, limit, partial(_build, target), chosen, smaller)
 
 
-def _layer_for(
-    target: TruncatedLinear, eps: float, num_tokens: int | None, smallest: ClipLayer, limit: int
-) -> ClipLayer:
-    """A layer for eps: about as many tokens as heads, unless the tokens are given."""
-    unit, ends = 0.5, 2 * smallest.sentinels
-    for _ in range(6):
-        anchors = _count_for(target, eps, unit)
-        tokens = num_tokens or max(smallest.num_keys, math.isqrt(anchors) + ends)
-        layer = replace(smallest, num_keys=tokens, num_heads=max(2, math.ceil(anchors / max(1, tokens - ends))))
-        if layer.num_keys * layer.num_heads > limit:
-            break
-        spacing = (target.b - target.a) / (layer.num_anchors - 1)
+def _layer_for(target: TruncatedLinear, eps: float, limit: int, layer: Callable[[int], ClipLayer]) -> ClipLayer:
+    """The layer whose error is eps, 1 % kept for rounding; its anchors may be more than the limit."""
+    count = 2
+    for _ in range(6):  # the error of a spacing grows slowly with their number, by rounding
+        tried = layer(min(count, limit))
+        spacing = (target.b - target.a) / (tried.num_anchors - 1)
         # Where rounding, not spacing, decides, more anchors do not help: the bound will show it.
-        unit = min(0.6, layer.error + layer.leak(_query_error(target, layer.dtype) / spacing))
-    return layer
+        unit = min(0.6, tried.error + tried.leak(_query_error(target, tried.dtype) / spacing))
+        count = max(3, math.ceil(min(1e15, (target.b - target.a) * unit / (0.99 * eps))) + 1)
+    return layer(count)
 
 
-def _checked(target: Target, max_anchors: int, max_bytes: int) -> tuple[TruncatedLinear, int]:
-    """The target, and the largest number of anchors.
+def _limit(max_anchors: int, max_bytes: int) -> int:
+    """The largest number of anchors.
 
     A token takes some five stored numbers, an index of 8 bytes and a value of 8 each, and as much again folded.
     """
-    if not isinstance(target, TruncatedLinear):
-        raise InputError(
-            "this construction clips linear functions that are given by their weights, in Python: "
-            f"attnc.TruncatedLinear(W, t, a, b, box), not {type(target).__name__}. For clip(…) in an expression use "
-            "construction='compose' or 'gates', for other functions 'max_affine'."
-        )
-    return target, max(2, min(max_anchors, max_bytes // 200))
+    return max(2, min(max_anchors, max_bytes // 200))
 
 
-def _check_whole(name: str, value: int | None, least: int) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise InputError(f"{name} must be a whole number ≥ {least}, found {value!r}")
-
-
-def _count_for(target: TruncatedLinear, eps: float, unit: float) -> int:
-    """Anchors for an error of `unit` spacings to be eps, 1 % kept for rounding."""
-    return max(3, math.ceil(min(1e15, (target.b - target.a) * unit / (0.99 * eps))) + 1)
-
-
-def _build(target: TruncatedLinear, layer: ClipLayer, name: str) -> Built:
+def _build(target: TruncatedLinear, layer: ClipLayer) -> Built:
     n, d = target.W.shape
     m, spacing = (target.a + target.b) / 2, (target.b - target.a) / (layer.num_anchors - 1)
     bound = _bound(target, layer, spacing, m)
@@ -258,6 +233,7 @@ def _build(target: TruncatedLinear, layer: ClipLayer, name: str) -> Built:
     layers = (embed.build("embed", layer.dtype), layer.attention("clip"), read.build("read", layer.dtype))
     program = check(Program(layers, target.input_shapes, target.output_shape))
     parameters = (("num_anchors", layer.num_anchors), ("num_heads", layer.num_heads), ("beta", layer.beta))
+    name = "truncated_linear_heads" if layer.sentinels else "truncated_linear"
     return Built(program, name, bound, target.box.as_dict(), parameters)
 
 

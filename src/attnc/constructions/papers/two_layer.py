@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Request, one_input
-from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
+from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps, bump_construction
 from attnc.constructions.fitting.cell_head import read_first
-from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS
-from attnc.constructions.fitting.positions import bytes_per_anchor
+from attnc.constructions.fitting.selection import bytes_per_anchor
 from attnc.ir.building import AffineBuilder, named_head
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program
@@ -165,10 +164,4 @@ def _tokens(partition: BumpCells, channels: list[str]) -> Affine:
     return builder.build("bumps", grid.dtype)
 
 
-TWO_LAYER = Construction(
-    "two_layer",
-    lambda target, request: _TwoLayerBuilder(target, request).build(),
-    (one_input, *CELL_CONDITIONS),
-    estimated=lambda target, request: _TwoLayerBuilder(target, request).estimate(),
-    options=frozenset({"heads", "norm"}),
-)
+TWO_LAYER = bump_construction(_TwoLayerBuilder, "two_layer")
