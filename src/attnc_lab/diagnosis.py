@@ -113,8 +113,6 @@ def diagnose(
     if isinstance(subject, attnc.Network):
         known: Any = _target_of(subject, target)
         looked = _of_network(subject)
-        if not looked.num_layers:
-            raise attnc.InputError("the network has no attention layer: there is nothing to diagnose")
         box: attnc.Box | None = known.box
         eps = subject.eps if eps is None else eps
         count = _points_allowed(subject) if points is None else NUM_POINTS
@@ -195,6 +193,8 @@ def _of_network(network: attnc.Network) -> Subject:
     """Observe the heads of the last attention layer: in a deep program the earlier ones make its inputs."""
     program = network.program
     layers = [layer for layer in program.layers if isinstance(layer, attnc.Attention)]
+    if not layers:
+        raise attnc.InputError("the network has no attention layer: there is nothing to diagnose")
 
     def look(points: np.ndarray) -> Observation:
         inputs = _inputs(program, points)
@@ -209,7 +209,7 @@ def _of_network(network: attnc.Network) -> Subject:
         harder = replace(program, layers=tuple(_scaled(layer, factor) for layer in program.layers))
         return _flat(harder(*_inputs(program, points)))
 
-    return Subject(look, sharpened, float(np.finfo(network.dtype).eps) / 2, len(layers))
+    return Subject(look, sharpened, float(np.finfo(network.dtype).eps) / 2)
 
 
 def _points_allowed(network: attnc.Network) -> int:
@@ -235,9 +235,10 @@ def _of_module(module: Any) -> Subject:
     import torch
     from torch import nn
 
+    parameter = next(module.parameters(), None)
+    dtype = torch.float32 if parameter is None else parameter.dtype
+
     def look(points: np.ndarray) -> Observation:
-        parameter = next(module.parameters(), None)
-        dtype = torch.float32 if parameter is None else parameter.dtype
         x = torch.as_tensor(points).to(dtype)
         with torch.no_grad():
             if isinstance(module, nn.MultiheadAttention):
@@ -256,13 +257,12 @@ def _of_module(module: Any) -> Subject:
                 "points; outputs are (batch, …), weights (batch, …, keys)"
             )
         if isinstance(module, nn.MultiheadAttention):
-            weights = np.moveaxis(weights, 1, 0)
-            return Observation(_flat(outputs), [_per_query(head) for head in weights], None)
-        return Observation(_flat(outputs), [_per_query(weights.reshape(len(weights), -1, weights.shape[-1]))], None)
+            heads = list(np.moveaxis(weights, 1, 0))
+        else:
+            heads = [weights.reshape(len(weights), -1, weights.shape[-1])]
+        return Observation(_flat(outputs), [_per_query(head) for head in heads], None)
 
-    parameter = next(module.parameters(), None)
-    roundoff = torch.finfo(torch.float32 if parameter is None else parameter.dtype).eps / 2
-    return Subject(look, None, roundoff, 1)
+    return Subject(look, None, torch.finfo(dtype).eps / 2)
 
 
 def _scaled(layer: Any, factor: float) -> Any:

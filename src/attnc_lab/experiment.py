@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-
-import attnc
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -50,47 +48,64 @@ class Verdict:
         object.__setattr__(self, "numbers", {name: float(number) for name, number in self.numbers.items()})
 
 
-class Table(Sequence[Row]):
+Verdicts = Iterator[Verdict]
+
+
+class Table(list[Row]):
     """The rows of an experiment; a column that a row does not have is absent, not empty."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self.rows = list(rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        return self.rows[index]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
 
     def where(self, **wanted: Any) -> Table:
         """Return the rows that have these values."""
-        return Table(row for row in self.rows if all(row.get(name) == value for name, value in wanted.items()))
+        return Table(row for row in self if all(row.get(name) == value for name, value in wanted.items()))
 
     def having(self, name: str) -> Table:
         """Return the rows that have this column."""
-        return Table(row for row in self.rows if name in row)
+        return Table(row for row in self if name in row)
 
     def above(self, name: str, least: float) -> Table:
         """Return the rows in which this column is larger than `least`."""
-        return Table(row for row in self.rows if row[name] > least)
+        return Table(row for row in self if row[name] > least)
 
     def column(self, name: str) -> Float[np.ndarray, " rows"]:
-        return np.array([float(row[name]) for row in self.rows])
+        return np.array([float(row[name]) for row in self])
 
     def distinct(self, name: str) -> list[Any]:
         """Return the values of a column, each once, in the order in which they come."""
-        return list(dict.fromkeys(row[name] for row in self.rows if name in row))
+        return list(dict.fromkeys(row[name] for row in self if name in row))
 
     def ratio(self, over: str, under: str) -> Float[np.ndarray, " rows"]:
         """Return one column divided by another."""
         return self.column(over) / self.column(under)
 
+    def is_within(self, name: str, bound: str) -> bool:
+        """Return whether a column is at most another one in every row."""
+        return bool((self.column(name) <= self.column(bound)).all())
+
     def power(self, x: str, y: str, shift: float = 0.0) -> Power:
         """Fit the column `y` as a power of the column `x`, plus `shift`."""
         return fit_power(self.column(x) + shift, self.column(y))
+
+    def growth(self, y: str) -> Power:
+        """Fit the column `y` as a power of 1/eps."""
+        return fit_power(1 / self.column("eps"), self.column(y))
+
+
+class Span(NamedTuple):
+    """The least and the largest of some values. It is written as "0.5 to 2", each number in the given format."""
+
+    least: float
+    largest: float
+
+    @classmethod
+    def of(cls, values: Float[np.ndarray, " values"] | Sequence[float]) -> Span:
+        return cls(float(np.min(values)), float(np.max(values)))
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.least:{spec}} to {self.largest:{spec}}"
+
+    def numbers(self, name: str) -> dict[str, float]:
+        """Return both ends as numbers of a verdict."""
+        return {f"least_{name}": self.least, f"largest_{name}": self.largest}
 
 
 class Power(NamedTuple):
@@ -138,7 +153,7 @@ class Experiment(About):
     name: str
     cells: Callable[[str], list[Cell]]
     measure: Callable[[Cell, int], list[Row]]
-    judge: Callable[[Table], list[Verdict]]
+    judge: Callable[[Table], Verdicts]
     draw: Callable[[Table], Figure]
 
     @classmethod
@@ -156,40 +171,12 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def listed(template: str, values: Mapping[Any, Any]) -> str:
+    """Return "a, b, c": the template filled with each name, as {0}, and its value, as {1}."""
+    return ", ".join(template.format(name, value) for name, value in values.items())
+
+
 def sweep(**axes: Any) -> list[Cell]:
     """Return a cell for every combination of values. The last name varies fastest; a single value is in all cells."""
     values = [[choice] if isinstance(choice, str | int | float) else choice for choice in axes.values()]
     return [dict(zip(axes, map(_plain, chosen), strict=True)) for chosen in itertools.product(*values)]
-
-
-def lattice(axis: Float[np.ndarray, " places"], d: int) -> Float[np.ndarray, "points d"]:
-    """Return all points whose coordinates are places of the axis; the last coordinate varies fastest."""
-    return np.stack(np.meshgrid(*[axis] * d, indexing="ij"), -1).reshape(-1, d)
-
-
-def middles(lo: float, hi: float, count: int) -> Float[np.ndarray, " points"]:
-    """Return the middles of `count` equal parts of [lo, hi]."""
-    return lo + (hi - lo) * (np.arange(count) + 0.5) / count
-
-
-def unproved(target: attnc.Target, built: attnc.constructions.Built, eps: float | None = None) -> attnc.Network:
-    """Return a construction as a network that claims nothing, ready to run and to record."""
-    nothing = attnc.Certificate(
-        bound=None, observed=None, terms=(), assumptions=(), dtype=str(built.program.dtype), method="none"
-    )
-    return attnc.Network(built.program, nothing, target.box, built.construction, target.text, eps)
-
-
-def errors_at(
-    points: Float[np.ndarray, "points ..."], run: Callable[[np.ndarray], np.ndarray], target: attnc.Target
-) -> Float[np.ndarray, "points outputs"]:
-    """Return |run − target| at the points, in float64, with the outputs of all tokens side by side."""
-    found = run(points).astype(np.float64).reshape(len(points), -1)
-    return np.abs(found - target(points.reshape(len(points), -1)))
-
-
-def sizes_of(built: attnc.constructions.Built) -> Row:
-    """Return the size of a construction and, where its theorem has one, its bound."""
-    program = built.program
-    found: Row = {"anchors": program.num_anchors, "parameters": program.num_parameters}
-    return found | ({} if built.bound is None else {"bound": built.bound.value})

@@ -53,7 +53,7 @@ def _finding(folder: Folder, experiment: Experiment) -> Finding | None:
     if table is None:
         return None
     try:
-        return Finding(experiment, table, experiment.judge(table))
+        return Finding(experiment, table, list(experiment.judge(table)))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise attnc.FileError(
             f"{folder.table_path(experiment)} is not what this version measures ({type(error).__name__}: {error}). "

@@ -15,7 +15,6 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import attnc
 from attnc_lab.catalogue import EXPERIMENTS, named
@@ -23,6 +22,9 @@ from attnc_lab.experiment import PROFILES, Cell, Experiment, Row
 from attnc_lab.folder import Folder
 
 Progress = Callable[[str, float], None]
+Measured = tuple[list[Row], str | None]
+"""The rows of a cell, and the reason if there are none."""
+Submit = Callable[[str, Cell, int], Future[Measured]]
 PACKAGES = ("numpy", "scipy", "torch", "matplotlib", "jinja2")
 """The packages whose versions numbers may depend on."""
 CONNECT_SECONDS = 10
@@ -56,33 +58,27 @@ def run(
         raise attnc.InputError(f"profile must be one of {', '.join(PROFILES)}; found {profile!r}")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise attnc.InputError(f"seed must be a whole number from 0 to 2³²−1, found {seed!r}")
-    _require_packages()
-    with _executor(cluster, processes) as submit:
-        folder = Folder.open(Path(out), profile, seed, versions(), command)
-        _measure(folder, experiments, submit, progress)
+    found = versions()
+    with _processes(processes) if cluster is None else _cluster(cluster) as executor:
+        folder = Folder.open(Path(out), profile, seed, found, command)
+        _measure(folder, experiments, lambda *job: executor.submit(measure_cell, *job), progress)
     return folder
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, of attnc, and of the packages that its numbers depend on."""
-    return {
-        "attnc": attnc.__version__,
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in PACKAGES},
-    }
-
-
-def _require_packages() -> None:
+    found = {"attnc": attnc.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            metadata.version(name)
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             raise attnc.InputError(
                 f"the lab needs {name}: pip install -c constraints.txt 'attnc[lab]' (from a checkout: -e '.[lab]')"
             ) from None
+    return found
 
 
-def _measure(folder: Folder, experiments: Sequence[Experiment], submit: Any, progress: Progress | None) -> None:
+def _measure(folder: Folder, experiments: Sequence[Experiment], submit: Submit, progress: Progress | None) -> None:
     missing = {experiment.name: folder.missing(experiment) for experiment in experiments}
     total, failures = sum(map(len, missing.values())), []
     waiting = {}
@@ -92,7 +88,7 @@ def _measure(folder: Folder, experiments: Sequence[Experiment], submit: Any, pro
         if not missing[experiment.name]:
             folder.finish(experiment)
     left = {name: len(cells) for name, cells in missing.items()}
-    for done, future in enumerate(_completed(waiting), 1):
+    for done, future in enumerate(as_completed(waiting), 1):
         experiment, cell = waiting[future]
         rows, failure = _result(future, folder)
         if failure is None:
@@ -111,9 +107,9 @@ def _measure(folder: Folder, experiments: Sequence[Experiment], submit: Any, pro
         )
 
 
-def _result(future: Any, folder: Folder) -> tuple[list[Row], str | None]:
+def _result(future: Future[Measured], folder: Folder) -> Measured:
     try:
-        found: tuple[list[Row], str | None] = future.result()
+        return future.result()
     except BrokenProcessPool:
         raise RunFailed(
             f"a worker process died (out of memory, or killed). The finished cells are in {folder.path}: the same "
@@ -121,18 +117,9 @@ def _result(future: Any, folder: Folder) -> tuple[list[Row], str | None]:
         ) from None
     except Exception as error:  # a worker of the cluster was lost
         return [], f"{type(error).__name__}: {error}"
-    return found
 
 
-def _completed(waiting: dict[Any, Any]) -> Iterator[Any]:
-    if not waiting:
-        return iter(())
-    if isinstance(next(iter(waiting)), Future):
-        return as_completed(waiting)
-    return iter(_distributed().as_completed(list(waiting)))
-
-
-def measure_cell(name: str, cell: Cell, seed: int) -> tuple[list[Row], str | None]:
+def measure_cell(name: str, cell: Cell, seed: int) -> Measured:
     """Return the rows of a cell, or why there are none.
 
     A process measures one cell at a time, since torch's random numbers belong to the process, and in one thread, since
@@ -150,20 +137,10 @@ def measure_cell(name: str, cell: Cell, seed: int) -> tuple[list[Row], str | Non
 
 
 @contextmanager
-def _executor(cluster: str | None, processes: int | None) -> Iterator[Callable[[str, Cell, int], Any]]:
-    if cluster is None:
-        with _local(processes) as pool:
-            yield lambda name, cell, seed: pool.submit(measure_cell, name, cell, seed)
-        return
-    with _client(cluster) as client:
-        yield lambda name, cell, seed: client.submit(measure_cell, name, dict(cell), seed, pure=False)
-
-
-@contextmanager
-def _local(processes: int | None) -> Iterator[Executor]:
+def _processes(count: int | None) -> Iterator[Executor]:
     """Start processes that end at once when they are interrupted, and when the process that started them ends."""
     pool = ProcessPoolExecutor(
-        processes or os.cpu_count() or 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
+        count or os.cpu_count() or 1, mp_context=multiprocessing.get_context("spawn"), initializer=_begin_worker
     )
     others = set(multiprocessing.active_children())
     try:
@@ -189,9 +166,14 @@ def _begin_worker() -> None:
 
 
 @contextmanager
-def _client(address: str) -> Iterator[Any]:
+def _cluster(address: str) -> Iterator[Executor]:
+    """Connect to a dask.distributed scheduler that has workers."""
     try:
-        client = _distributed().Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+        client = importlib.import_module("distributed").Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except ImportError as error:
+        raise attnc.InputError(
+            f"a cluster needs distributed ({error}): pip install -c constraints.txt 'attnc[cluster]'"
+        ) from None
     except (OSError, ValueError, TypeError) as error:
         raise attnc.InputError(
             f"no dask scheduler answers at {address!r} ({type(error).__name__}: {error}). Start one with `dask "
@@ -202,16 +184,6 @@ def _client(address: str) -> Iterator[Any]:
             raise attnc.InputError(
                 f"the scheduler at {address!r} has no workers: start some with `dask worker {address}`"
             )
-        with client.as_current():
-            yield client
+        yield client.get_executor(pure=False)
     finally:
         client.close()
-
-
-def _distributed() -> Any:
-    try:
-        return importlib.import_module("distributed")
-    except ImportError as error:
-        raise attnc.InputError(
-            f"a cluster needs distributed ({error}): pip install -c constraints.txt 'attnc[cluster]'"
-        ) from None

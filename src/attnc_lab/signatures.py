@@ -15,7 +15,7 @@ oscillation  the selection is sharp, but the target varies by more than eps with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -53,7 +53,6 @@ class Subject:
     look: Callable[[np.ndarray], Observation]
     sharpened: Callable[[float, np.ndarray], np.ndarray] | None
     roundoff: float
-    num_layers: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +121,11 @@ class Evidence:
         activity = np.stack([_activity(weights) for weights in self.seen.heads], axis=1)
         return ((activity > SILENT) & (activity < 1 - SILENT)).sum(axis=1) >= 2
 
+    @cached_property
+    def elsewhere(self) -> np.ndarray:
+        """Whether a point is neither at an end of the box nor at a seam."""
+        return ~(self.at_end | self.at_seam)
+
 
 def _winners(weights: np.ndarray) -> np.ndarray:
     """Return the keys that are first at some point."""
@@ -174,16 +178,14 @@ class Symptom:
 
 def signatures(evidence: Evidence) -> list[Symptom]:
     """Return the failure signatures that the evidence shows."""
-    broken = _underflow(evidence)
-    if broken is not None:
+    if (broken := _underflow(evidence)) is not None:
         return [broken]
     if evidence.eps == math.inf:
-        return [symptom for symptom in (_uniform(evidence),) if symptom is not None]
+        return list(_uniform(evidence))
     if not evidence.is_wrong:
         return []
-    local = [symptom for symptom in (_boundary(evidence), _seams(evidence)) if symptom is not None]
-    elsewhere = ~(evidence.at_end | evidence.at_seam)
-    if local and not (evidence.errors[elsewhere] > evidence.eps).any():
+    local = list(_local(evidence))
+    if local and not (evidence.errors[evidence.elsewhere] > evidence.eps).any():
         return local
     symptom = _soft(evidence) or _oscillation(evidence)
     return local if symptom is None else [*local, symptom]
@@ -217,68 +219,55 @@ def _underflow(evidence: Evidence) -> Symptom | None:
     )
 
 
-def _uniform(evidence: Evidence) -> Symptom | None:
+def _uniform(evidence: Evidence) -> Iterator[Symptom]:
     """Find attention that is all but uniform, without a target."""
     shares = []
     for weights in evidence.seen.heads:
         entropy = -(weights * np.log(np.maximum(weights, 1e-300))).sum(axis=1)
         shares.append(float(entropy.mean()) / math.log(max(2, weights.shape[1])))
-    share = float(np.mean(shares))
-    if share < 0.9 or evidence.peak > DOMINATES:
-        return None
-    return Symptom(
-        "diffuse attention",
-        f"the mean entropy is {100 * share:.1f} % of that of uniform weights, and no key has more than "
-        f"{evidence.peaks.max():.3g} anywhere",
-        f"multiply W_Q or W_K by {_factor(evidence.seen.heads):.3g}: then half of the keys win somewhere",
-        "all points",
-        {"entropy_share": share, "peak": evidence.peak, "factor": _factor(evidence.seen.heads)},
-    )
+    share, factor = float(np.mean(shares)), _factor(evidence.seen.heads)
+    if share >= 0.9 and evidence.peak <= DOMINATES:
+        yield Symptom(
+            "diffuse attention",
+            f"the mean entropy is {100 * share:.1f} % of that of uniform weights, and no key has more than "
+            f"{evidence.peaks.max():.3g} anywhere",
+            f"multiply W_Q or W_K by {factor:.3g}: then half of the keys win somewhere",
+            "all points",
+            {"entropy_share": share, "peak": evidence.peak, "factor": factor},
+        )
 
 
-def _boundary(evidence: Evidence) -> Symptom | None:
-    return _local(
-        evidence,
-        evidence.at_end,
-        "boundary artefacts",
-        "within a cell of the ends of the box",
-        lambda error, eps: (
-            f"let anchors reach {_pad(evidence.softness, error / eps)} spacings beyond the box (pad), or raise beta "
-            f"{max(2.0, 3 / evidence.softness):.2g}-fold"
-        ),
-    )
+def _local(evidence: Evidence) -> Iterator[Symptom]:
+    """Find places where errors are far larger than elsewhere: at the ends of the box, and at seams between heads."""
+    rest, at_seam = evidence.elsewhere, evidence.at_seam & ~evidence.at_end
+    for inside, name, place, remedy in (
+        (evidence.at_end, "boundary artefacts", "within a cell of the ends of the box", _end_remedy),
+        (at_seam, "seams between heads", "where one head hands over to the next", _seam_remedy),
+    ):
+        if not inside.any() or not rest.any():
+            continue
+        here, there = float(evidence.errors[inside].max()), float(evidence.errors[rest].max())
+        if here > evidence.eps and here >= EXCESS * there:
+            yield Symptom(
+                name,
+                f"the error is {here:.3g} {place} and {there:.3g} elsewhere",
+                remedy(evidence.softness, math.log(max(2.0, 2 * here / evidence.eps))),
+                evidence.place(int(np.where(inside, evidence.errors, -1).argmax())),
+                {"error_there": here, "error_elsewhere": there},
+            )
 
 
-def _seams(evidence: Evidence) -> Symptom | None:
-    return _local(
-        evidence,
-        evidence.at_seam & ~evidence.at_end,
-        "seams between heads",
-        "where one head hands over to the next",
-        lambda error, eps: (
-            f"raise beta by ½·log(error/eps) = {0.5 * math.log(max(2.0, 2 * error / eps)):.2f} in units of the "
-            f"spacing⁻², to {evidence.softness + 0.5 * math.log(max(2.0, 2 * error / eps)):.2f}, or use one more "
-            "sentinel per side"
-        ),
-    )
+def _end_remedy(softness: float, log_excess: float) -> str:
+    """Advise k anchors beyond each end: the weight e^{−βh²k²} of the last one is below eps/error."""
+    pad = math.ceil(math.sqrt(log_excess / softness))
+    return f"let anchors reach {pad} spacings beyond the box (pad), or raise beta {max(2.0, 3 / softness):.2g}-fold"
 
 
-def _local(
-    evidence: Evidence, inside: np.ndarray, name: str, place: str, remedy: Callable[[float, float], str]
-) -> Symptom | None:
-    rest = ~(evidence.at_end | evidence.at_seam)
-    if not inside.any() or not rest.any():
-        return None
-    here, there = float(evidence.errors[inside].max()), float(evidence.errors[rest].max())
-    if here <= evidence.eps or here < EXCESS * there:
-        return None
-    worst = int(np.where(inside, evidence.errors, -1).argmax())
-    return Symptom(
-        name,
-        f"the error is {here:.3g} {place} and {there:.3g} elsewhere",
-        remedy(here, evidence.eps),
-        evidence.place(worst),
-        {"error_there": here, "error_elsewhere": there},
+def _seam_remedy(softness: float, log_excess: float) -> str:
+    more = 0.5 * log_excess
+    return (
+        f"raise beta by ½·log(error/eps) = {more:.2f} in units of the spacing⁻², to {softness + more:.2f}, or use one "
+        "more sentinel per side"
     )
 
 
@@ -296,22 +285,19 @@ def _soft(evidence: Evidence) -> Symptom | None:
             return None
     if before <= 0.5 * evidence.eps:
         return None
-    is_diffuse = evidence.peak < DOMINATES
-    shown = "" if math.isnan(after) else f": the error at the keys' own places falls from {before:.3g} to {after:.3g}"
-    seen = (
-        f"no key dominates: the median of their largest weights is {evidence.peak:.2f}"
-        if is_diffuse
-        else f"keys dominate but do not win: the median of their largest weights is {evidence.peak:.2f}, so the "
-        "output passes smoothly between the levels of its anchors"
-    )
-    worst = int(peaks[evidence.errors[peaks].argmax()])
+    name, seen, so = "diffuse attention", "no key dominates", ""
+    if evidence.peak >= DOMINATES:
+        name, seen = "drift between anchors", "keys dominate but do not win"
+        so = ", so the output passes smoothly between the levels of its anchors"
+    cured = {} if math.isnan(after) else {"error_after": after}
+    shown = f": the error at the keys' own places falls from {before:.3g} to {after:.3g}" if cured else ""
     return Symptom(
-        "diffuse attention" if is_diffuse else "drift between anchors",
-        f"{seen}; the error at their own places is {before:.3g}",
+        name,
+        f"{seen}: the median of their largest weights is {evidence.peak:.2f}{so}; the error at their own places is "
+        f"{before:.3g}",
         f"multiply beta (W_K) by {factor:.3g}{shown}",
-        evidence.place(worst),
-        {"peak": evidence.peak, "factor": factor, "error_before": before}
-        | ({} if math.isnan(after) else {"error_after": after}),
+        evidence.place(int(peaks[evidence.errors[peaks].argmax()])),
+        {"peak": evidence.peak, "factor": factor, "error_before": before, **cured},
     )
 
 
@@ -347,8 +333,3 @@ def _factor(heads: list[np.ndarray]) -> float:
         if np.median(_peaks(sharp)) >= WINS:
             return factor
     return FACTORS[-1]
-
-
-def _pad(softness: float, ratio: float) -> int:
-    """The number k of anchors beyond an end whose weight e^{−βh²k²} is below eps/error."""
-    return math.ceil(math.sqrt(math.log(max(2.0, 2 * ratio)) / softness))

@@ -84,34 +84,29 @@ def with_one(x: Tensor) -> Tensor:
 
 def train(
     model: nn.Module,
-    batch: Callable[[int], tuple[Tensor, Tensor]],
+    batch: Callable[[], tuple[Tensor, Tensor]],
     *,
     steps: int,
     rate: float,
     optimiser: str = "adam",
-    watch: Callable[[int, float], None] | None = None,
-    watch_every: int = 0,
-) -> float:
-    """Minimise squares on fresh batches, the rate falling to 0 along a cosine; return the last tenth's mean loss."""
+    watch: Callable[[int], None] = lambda step: None,
+    watch_every: int = 1,
+) -> None:
+    """Minimise squares on fresh batches, the rate falling to 0 along a cosine. Call `watch` on the way and at last."""
     parameters = list(model.parameters())
     chosen = OPTIMISERS[optimiser](parameters, rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(chosen, steps)
-    last: list[float] = []
     for step in range(steps):
-        if watch is not None and step % max(1, watch_every) == 0:
-            watch(step, last[-1] if last else math.nan)
-        inputs, wanted = batch(step)
+        if step % watch_every == 0:
+            watch(step)
+        inputs, wanted = batch()
         loss = ((model(inputs) - wanted) ** 2).mean()
         chosen.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 10.0)
         chosen.step()
         schedule.step()
-        last.append(float(loss.detach()))
-    if watch is not None:
-        watch(steps, last[-1] if last else math.nan)
-    tail = last[-max(1, steps // 10) :]
-    return sum(tail) / len(tail) if tail else math.nan
+    watch(steps)
 
 
 def _free(*shape: int) -> nn.Parameter:

@@ -171,7 +171,7 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """SIGKILL in the middle: no worker is left, cells are whole, and the end is as if nothing had happened."""
     command, killed, cells = started(tmp_path / "killed", 5)
     killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    killed.communicate(timeout=300)  # until its workers have ended as well
     done = {path.name: path.read_bytes() for path in cells.glob("*.csv")}
     assert 5 < len(done) < 87
     until = time.monotonic() + 300

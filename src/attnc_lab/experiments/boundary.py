@@ -8,7 +8,8 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, middles, sweep
+from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
+from attnc_lab.measuring import errors_at, middles
 
 HEADS, PER_HEAD = 4, 8
 ANCHORS = HEADS * PER_HEAD
@@ -93,67 +94,57 @@ def leak(beta: np.ndarray, s: int) -> np.ndarray:
     return RADIUS * np.exp(-beta * ((s + 1) ** 2 // 2))
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     seams = table.where(kind="seam")
     hard, soft = seams.where(beta=8.0, sentinels=1)[0], seams.where(beta=1.0, sentinels=1)[0]
-    ratios = []
+    ratios: list[float] = []
     for s in (1, 2, 3):
         rows = seams.where(sentinels=s)
         predicted = leak(rows.column("beta"), s)
         seen = (predicted > 1e-8) & (predicted < 1)
         ratios += list(rows.column("added")[seen] / predicted[seen])
-    ends = max(row["end"] / row["one_head"] for row in seams.where(beta=8.0))
+    added = Span.of(ratios)
+    yield Verdict(
+        "Errors spike between head partitions (the failure signature), unless β is large enough or sentinels are many.",
+        Status.CONSTANT.when(added.largest < 4 and hard["seam"] < 0.55 < soft["seam"]),
+        f"with one sentinel per side the seam is off by {soft['seam']:.2f} spacings at βΔ² = 1 (inside "
+        f"{soft['inside']:.2f}), by {hard['seam']:.2f} at 8. A seam adds {added:.2f} times "
+        "(N−1)/2·e^(−βΔ²·⌊(s+1)²/2⌋), s = 1, 2, 3.",
+        {"seam_soft": soft["seam"], "seam_hard": hard["seam"], "largest_ratio": added.largest},
+    )
+    ends = seams.where(beta=8.0).ratio("end", "one_head").max()
     spike = soft["end"] / soft["inside"]
+    yield Verdict(
+        "The ends of [a, b] are no worse than the inside: truncation is free.",
+        Status.HOLDS.when(ends <= 1.01),
+        f"within two spacings of a and b, and beyond them, the error is at most {ends:.2f} times that of one head "
+        "inside, at βΔ² = 8: the outer sentinels carry the values a and b. Only where β is too low for selection do "
+        f"the ends spike, {spike:.1f} times the inside at βΔ² = 1, since there is no anchor beyond them to balance.",
+        {"ratio": ends, "ratio_soft": spike},
+    )
     steep = table.where(kind="steep")
-    bound = np.tanh(steep.column("k") * H / 2)
-    off = (steep.column("near") / bound).max()
+    off = (steep.column("near") / np.tanh(steep.column("k") * H / 2)).max()
     by_place = {place: steep.where(place=place).column("near").max() for place in PLACES}
+    yield Verdict(
+        "Steep transitions cost their oscillation over half a cell, wherever they are.",
+        Status.CONSTANT.when(off <= 1.02),
+        f"tanh(k(x−x₀)) is off by at most {off:.2f} times tanh(kh/2); the largest error is "
+        f"{listed('{1:.3f} {0}', by_place)}: the boundary is not special.",
+        {"ratio": off, **{place.replace(" ", "_"): value for place, value in by_place.items()}},
+    )
     jumps = table.where(kind="jump")
     laws = {place: jumps.where(place=place).power("P", "l2") for place in PLACES}
     spread = max(abs(law.exponent + 0.5) for law in laws.values())
     sup, far = jumps.column("near").min(), jumps.column("elsewhere").max()
-    return [
-        Verdict(
-            "Errors spike between head partitions (the failure signature), unless β is large enough or sentinels are "
-            "many.",
-            Status.CONSTANT.when(max(ratios) < 4 and hard["seam"] < 0.55 < soft["seam"]),
-            f"with one sentinel per side the seam is off by {soft['seam']:.2f} spacings at βΔ² = 1 (inside "
-            f"{soft['inside']:.2f}), by {hard['seam']:.2f} at 8. A seam adds {min(ratios):.2f} "
-            f"to {max(ratios):.2f} times (N−1)/2·e^(−βΔ²·⌊(s+1)²/2⌋), s = 1, 2, 3.",
-            {"seam_soft": soft["seam"], "seam_hard": hard["seam"], "largest_ratio": max(ratios)},
-        ),
-        Verdict(
-            "The ends of [a, b] are no worse than the inside: truncation is free.",
-            Status.HOLDS.when(ends <= 1.01),
-            f"within two spacings of a and b, and beyond them, the error is at most {ends:.2f} times that of one head "
-            "inside, at βΔ² = 8: the outer sentinels carry the values a and b. Only where β is too low for selection "
-            f"do the ends spike, {spike:.1f} times the inside at βΔ² = 1, since there is no anchor beyond them to "
-            "balance.",
-            {"ratio": ends, "ratio_soft": spike},
-        ),
-        Verdict(
-            "Steep transitions cost their oscillation over half a cell, wherever they are.",
-            Status.CONSTANT.when(off <= 1.02),
-            f"tanh(k(x−x₀)) is off by at most {off:.2f} times tanh(kh/2); the largest error is "
-            + ", ".join(f"{value:.3f} {place}" for place, value in by_place.items())
-            + ": the boundary is not special.",
-            {"ratio": off, **{place.replace(" ", "_"): float(value) for place, value in by_place.items()}},
-        ),
-        Verdict(
-            "A jump cannot be approximated in L∞, but in L₂ the error falls like √h.",
-            Status.CONSTANT.when(spread < 0.06 and sup > 0.9 and far < 1e-3),
-            f"a jump of 2 leaves a sup error of {sup:.2f} or more at every size (no continuous function has less than "
-            f"1), {far:.1e} or less two cells away; the L₂ exponents in the number of cells are "
-            + ", ".join(f"{law} {place}" for place, law in laws.items())
-            + ", theory −½.",
-            {
-                "sup": sup,
-                "elsewhere": far,
-                "exponent": laws["inside"].exponent,
-                "exponent_at_end": laws["at the end"].exponent,
-            },
-        ),
-    ]
+    exponents = {"exponent": laws["inside"].exponent, "exponent_at_end": laws["at the end"].exponent}
+    yield Verdict(
+        "A jump cannot be approximated in L∞, but in L₂ the error falls like √h.",
+        Status.CONSTANT.when(spread < 0.06 and sup > 0.9 and far < 1e-3),
+        f"a jump of 2 leaves a sup error of {sup:.2f} or more at every size (no continuous function has less than 1), "
+        f"{far:.1e} or less two cells away; the L₂ exponents in the number of cells are {listed('{1} {0}', laws)}, "
+        "theory −½.",
+        {"sup": sup, "elsewhere": far, **exponents},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:

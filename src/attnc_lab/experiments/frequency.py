@@ -8,7 +8,8 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, sizes_of, sweep
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.measuring import errors_at, sizes_of
 
 P = 32
 H = 2 / P
@@ -37,41 +38,36 @@ def oscillation(omega: np.ndarray) -> np.ndarray:
     return 2 * np.sin(np.minimum(omega * H / 4, math.pi / 2))
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     sampled, solved = table.where(kind="sampled"), table.where(kind="solved")
-    omega, error = sampled.column("omega"), sampled.column("max_error")
-    bound = oscillation(omega)
-    low = omega * H < 1.5
-    largest, least = (error / bound).max(), (error / bound)[low].min()
-    breaks = omega[np.argmax(error > 0.5)] * H / math.pi
-    later = solved.column("omega")[np.argmax(solved.column("max_error") > 0.5)] * H / math.pi
+    omega, error, later_error = sampled.column("omega"), sampled.column("max_error"), solved.column("max_error")
+    ratio = error / oscillation(omega)
+    largest, least = ratio.max(), ratio[omega * H < 1.5].min()
+    yield Verdict(
+        "Within a cell of width h, a value per cell is off by the oscillation of f over h/2.",
+        Status.CONSTANT.when(largest <= 1.02 and least > 0.5),
+        f"the error is {least:.2f} to {largest:.2f} times 2·sin(ωh/4) below ωh = 1.5, and never more than "
+        f"{largest:.2f} times it: the oscillation bound is met with equality, but for the softness of the selection.",
+        {"least_ratio": least, "largest_ratio": largest},
+    )
+    breaks, later = (omega[np.argmax(found > 0.5)] * H / math.pi for found in (error, later_error))
+    yield Verdict(
+        "A target that varies fast within a cell cannot be approximated (the break condition).",
+        Status.HOLDS.when(0.1 < breaks < 1),
+        f"the error passes half the amplitude at ωh = {breaks:.2f}·π, about {2 / breaks:.0f} cells per period, and "
+        "reaches twice the amplitude: the output then has nothing to do with the target.",
+        {"breaks_at": breaks},
+    )
     resolved = omega * H < math.pi / 3
-    gain = np.median(error[resolved] / solved.column("max_error")[resolved])
-    return [
-        Verdict(
-            "Within a cell of width h, a value per cell is off by the oscillation of f over h/2.",
-            Status.CONSTANT.when(largest <= 1.02 and least > 0.5),
-            f"the error is {least:.2f} to {largest:.2f} times 2·sin(ωh/4) below ωh = 1.5, and never more than "
-            f"{largest:.2f} times it: the oscillation bound is met with equality, but for the softness of the "
-            "selection.",
-            {"least_ratio": least, "largest_ratio": largest},
-        ),
-        Verdict(
-            "A target that varies fast within a cell cannot be approximated (the break condition).",
-            Status.HOLDS.when(0.1 < breaks < 1),
-            f"the error passes half the amplitude at ωh = {breaks:.2f}·π, about {2 / breaks:.0f} cells per period, and "
-            "reaches twice the amplitude: the output then has nothing to do with the target.",
-            {"breaks_at": breaks},
-        ),
-        Verdict(
-            "Solved values (beyond the papers) break later, and are far more accurate before.",
-            Status.CONSTANT.when(later > breaks and gain > 100),
-            f"with the same {P} anchors and solved values the error passes half the amplitude at ωh = {later:.2f}·π "
-            f"(two anchors per period are 1·π; some anchors lie beyond the ends), and below ωh = π/3 it is {gain:.1e} "
-            "times smaller (median).",
-            {"breaks_at": later, "gain": gain},
-        ),
-    ]
+    gain = np.median(error[resolved] / later_error[resolved])
+    yield Verdict(
+        "Solved values (beyond the papers) break later, and are far more accurate before.",
+        Status.CONSTANT.when(later > breaks and gain > 100),
+        f"with the same {P} anchors and solved values the error passes half the amplitude at ωh = {later:.2f}·π (two "
+        "anchors per period are 1·π; some anchors lie beyond the ends), and below ωh = π/3 it is "
+        f"{gain:.1e} times smaller (median).",
+        {"breaks_at": later, "gain": gain},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:

@@ -6,9 +6,11 @@ import numpy as np
 
 from attnc.incontext import Norms, Plan, Prompt, descent_program, plan_least_squares, run_recorded
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, sweep
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdicts, listed, sweep
 
 ROWS, FEATURES, STEPS = 40, 5, 60
+START = np.zeros(FEATURES)
+"""Every descent starts from these weights."""
 HEADS = (1, 2, 3, 4)
 EPSILONS = tuple(2.0**-k for k in range(5, 11))
 """ε of the difference heads, whose scores are ε times residuals."""
@@ -49,18 +51,21 @@ def exact_path(X: np.ndarray, y: np.ndarray, start: np.ndarray, steps: int) -> n
     return np.stack(path)
 
 
+def attention_path(plans: list[Plan], tasks: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """The iterates of one program that descends from 0 on one task after the other."""
+    tokens = np.concatenate([plan.task.prompt.tokens(X, y) for plan, (X, y) in zip(plans, tasks, strict=True)])
+    program, iterate = descent_program([plan.task for plan in plans]), plans[0].task.iterate
+    return run_recorded(program, [START, tokens], START, iterate)[1]
+
+
 def measure(cell: Cell, seed: int) -> list[Row]:
-    X, y = regression(seed)
-    L, mu = curvatures(X)
-    start = np.zeros(FEATURES)
     if cell["kind"] == "sequence":
         return _sequence(seed)
+    X, y = regression(seed)
+    L, mu = curvatures(X)
     steps = 1 if cell["kind"] == "step" else STEPS
     plan = plan_of(X, y, heads=cell["heads"], steps=steps, eps=cell.get("eps"))
-    _, path = run_recorded(
-        descent_program([plan.task]), [start, plan.task.prompt.tokens(X, y)], start, plan.task.iterate
-    )
-    exact = exact_path(X, y, start, steps)
+    path, exact = attention_path([plan], [(X, y)]), exact_path(X, y, START, steps)
     if cell["kind"] == "step":
         error = np.linalg.norm(path[1] - exact[1])
         return [{"error": error * L, "gradient_bound": plan.gradient.value, "gradient": np.linalg.norm(X.T @ y)}]
@@ -83,13 +88,8 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 def _sequence(seed: int) -> list[Row]:
     """One program: STEPS on the first task, then as many on the second, from where the first ended."""
     tasks = [regression(seed, which) for which in (0, 1)]
-    plans = [plan_of(X, y, heads=4, steps=STEPS) for X, y in tasks]
-    tokens = np.concatenate([plan.task.prompt.tokens(X, y) for plan, (X, y) in zip(plans, tasks, strict=True)])
-    start = np.zeros(FEATURES)
-    _, path = run_recorded(
-        descent_program([plan.task for plan in plans]), [start, tokens], start, plans[0].task.iterate
-    )
-    exact = exact_path(*tasks[0], start, STEPS)
+    path = attention_path([plan_of(X, y, heads=4, steps=STEPS) for X, y in tasks], tasks)
+    exact = exact_path(*tasks[0], START, STEPS)
     exact = np.concatenate([exact, exact_path(*tasks[1], exact[-1], STEPS)[1:]])
     best = [np.linalg.lstsq(X, y, rcond=None)[0] for X, y in tasks]
     return [
@@ -103,44 +103,38 @@ def _sequence(seed: int) -> list[Row]:
     ]
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     single = table.where(kind="step")
     laws = {heads: single.where(heads=heads).power("eps", "error") for heads in HEADS[:2]}
-    within = (single.column("error") <= single.column("gradient_bound")).all()
+    yield Verdict(
+        "One attention layer makes one step of gradient descent.",
+        Status.CONSTANT.when(single.is_within("error", "gradient_bound") and abs(laws[1].exponent - 2) < 0.3),
+        f"the gradient is off by less than its proven bound; by O(ε²) with one pair of heads (exponent {laws[1]}) and "
+        f"O(ε⁴) with two ({laws[2]}), whose leading terms cancel.",
+        {"one_head": laws[1].exponent, "two_heads": laws[2].exponent},
+    )
     depth = table.where(kind="depth")
     worst = {heads: depth.where(heads=heads).column("difference").max() for heads in HEADS}
     later = depth.above("step", 0)
     ratio = (later.column("difference") / np.maximum(later.column("predicted"), 1e-300)).max()
+    yield Verdict(
+        "Depth T: T layers make T steps, and errors do not pile up (an open question of the paper: stability of "
+        "stacked steps).",
+        Status.HOLDS.when(ratio <= 1.0001),
+        f"over {STEPS} steps the iterates stay within {listed('{1:.1e} ({0})', worst)} of exact gradient descent with "
+        f"1 … 4 pairs of heads: {ratio:.2f} of δ(1−ρ^T)/(1−ρ) at most, δ the largest error of a step.",
+        {"ratio": ratio, **{f"heads_{heads}": value for heads, value in worst.items()}},
+    )
     sequence = table.where(kind="sequence")
     drift = sequence.column("difference").max()
     middle, end = sequence.where(step=STEPS)[0], sequence.where(step=2 * STEPS)[0]
-    return [
-        Verdict(
-            "One attention layer makes one step of gradient descent.",
-            Status.CONSTANT.when(within and abs(laws[1].exponent - 2) < 0.3),
-            f"the gradient is off by less than its proven bound; by O(ε²) with one pair of heads (exponent {laws[1]}) "
-            f"and O(ε⁴) with two ({laws[2]}), whose leading terms cancel.",
-            {"one_head": laws[1].exponent, "two_heads": laws[2].exponent},
-        ),
-        Verdict(
-            "Depth T: T layers make T steps, and errors do not pile up (an open question of the paper: stability of "
-            "stacked steps).",
-            Status.HOLDS.when(ratio <= 1.0001),
-            f"over {STEPS} steps the iterates stay within "
-            + ", ".join(f"{value:.1e} ({heads})" for heads, value in worst.items())
-            + f" of exact gradient descent with 1 … 4 pairs of heads: {ratio:.2f} of δ(1−ρ^T)/(1−ρ) at most, δ the "
-            "largest error of a step.",
-            {"ratio": ratio, **{f"heads_{heads}": value for heads, value in worst.items()}},
-        ),
-        Verdict(
-            "Two tasks in sequence: one program descends on the first, then on the second.",
-            Status.HOLDS.when(drift < 1e-6 and end["to_second"] < middle["to_second"]),
-            f"the whole path is within {drift:.1e} of exact gradient descent on both; the distance to the first "
-            f"optimum is {middle['to_first']:.1e} after {STEPS} steps, to the second "
-            f"{end['to_second']:.1e} after {2 * STEPS}.",
-            {"drift": drift, "to_first": middle["to_first"], "to_second": end["to_second"]},
-        ),
-    ]
+    yield Verdict(
+        "Two tasks in sequence: one program descends on the first, then on the second.",
+        Status.HOLDS.when(drift < 1e-6 and end["to_second"] < middle["to_second"]),
+        f"the whole path is within {drift:.1e} of exact gradient descent on both; the distance to the first optimum is "
+        f"{middle['to_first']:.1e} after {STEPS} steps, to the second {end['to_second']:.1e} after {2 * STEPS}.",
+        {"drift": drift, "to_first": middle["to_first"], "to_second": end["to_second"]},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, lattice, middles, sweep
+from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.measuring import lattice, middles
 
 SIDE = 3.0
 PER_AXIS = {2: 8, 3: 5}
@@ -50,7 +51,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     if kind == "from construction":
         head.construct(L, target(L, np), START_BETA / h**2)
 
-    def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
         x = SIDE * (2 * torch.rand(256, d) - 1)
         return with_one(x), target(x, torch)[:, None]
 
@@ -62,7 +63,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
         steps=steps,
         rate=RATES[kind],
         optimiser="sgd" if kind == "sgd" else "adam",
-        watch=lambda step, _: rows.append({"step": step, **_state(head, test, L, h)}),
+        watch=lambda step: rows.append({"step": step, **_state(head, test, L, h)}),
         watch_every=max(1, steps // 20),
     )
     return rows
@@ -106,63 +107,49 @@ def _matched(found: np.ndarray, L: np.ndarray) -> float:
     return distances[linear_sum_assignment(distances)].mean()
 
 
-def last(table: Table, **wanted: Any) -> Table:
-    rows = table.where(**wanted)
-    return rows.where(step=int(rows.column("step").max()))
-
-
-def judge(table: Table) -> list[Verdict]:
-    free = Table(row for d in PER_AXIS for kind in ("adam", "sgd") for row in last(table, kind=kind, d=d))
-    kept = Table(row for d in PER_AXIS for row in last(table, kind="from construction", d=d))
-    sharp, distance = free.column("largest_weight"), free.ratio("distance", "distance_random")
-    adam, start = last(table, kind="adam", d=2), table.where(step=0, kind="adam", d=2)
-    before, after = (rows.column("norm_Q") * rows.column("norm_K") for rows in (start, adam))
-    grown = after / before
-    gap = {kind: np.median(last(table, kind=kind, d=2).ratio("rms", "rms_constructed")) for kind in KINDS}
-    found_partition = (sharp > 0.8).all() and (distance < 0.7).all()
-    drift = kept.column("distance").max()
-    moved = kept.column("beta") / START_BETA
-    return [
-        Verdict(
-            "Gradient descent finds the partition of the construction (the paper does not claim it).",
-            Status.HOLDS.when(found_partition),
-            f"the largest weight is {sharp.mean():.2f} on average (one-hot: 1), a share "
-            f"{free.column('used').mean():.2f} of the keys wins anywhere, and after optimal matching keys are "
-            f"{distance.min():.2f} to {distance.max():.2f} times as far from the constructed centres as random points "
-            "are. Training finds a smooth mixture of few keys, not a partition of all.",
-            {
-                "largest_weight": sharp.mean(),
-                "used": free.column("used").mean(),
-                "least_distance": distance.min(),
-                "largest_distance": distance.max(),
-            },
-        ),
-        Verdict(
-            "A trained head increases the norms of W_Q and W_K to sharpen its partition.",
-            Status.HOLDS.when((grown > 1.2).all()),
-            f"with Adam |W_Q|·|W_K| ends at {grown.min():.2f} to {grown.max():.2f} times its start (2-D), and βh² at "
-            f"{adam.column('beta').min():.2f} to {adam.column('beta').max():.2f}: far below the {START_BETA:g} from "
-            "which one would speak of selection.",
-            {"least_growth": grown.min(), "largest_growth": grown.max(), "beta": adam.column("beta").mean()},
-        ),
-        Verdict(
-            "Other weights than the construction's approximate as well or better.",
-            Status.CONSTANT.when(gap["adam"] < 1),
-            f"rms errors relative to hard selection with as many cells, in 2-D: Adam {gap['adam']:.3f}, SGD "
-            f"{gap['sgd']:.3f}, started from the construction {gap['from construction']:.3f}. A value per cell wastes "
-            "what a soft head can do.",
-            {kind.replace(" ", "_"): value for kind, value in gap.items()},
-        ),
-        Verdict(
-            "Started from the construction, training stays there.",
-            Status.CONSTANT.when(drift < 0.5),
-            f"keys stay within {drift:.2f} spacings of their centres on average (random points: "
-            f"{kept.column('distance_random').mean():.2f}), while βh² goes from {START_BETA:g} to "
-            f"{START_BETA * moved.min():.2f} … {START_BETA * moved.max():.2f}: the geometry is kept, the temperature "
-            "is raised until values can be interpolated.",
-            {"drift": drift, "least_beta": START_BETA * moved.min(), "largest_beta": START_BETA * moved.max()},
-        ),
-    ]
+def judge(table: Table) -> Verdicts:
+    last = table.where(step=table.column("step").max())
+    kept, free = last.where(kind="from construction"), Table(row for row in last if row["kind"] != "from construction")
+    sharp, used, distance = (free.column(name) for name in ("largest_weight", "used", "distance"))
+    distance = distance / free.column("distance_random")
+    yield Verdict(
+        "Gradient descent finds the partition of the construction (the paper does not claim it).",
+        Status.HOLDS.when((sharp > 0.8).all() and (distance < 0.7).all()),
+        f"the largest weight is {sharp.mean():.2f} on average (one-hot: 1), a share {used.mean():.2f} of the keys wins "
+        f"anywhere, and after optimal matching keys are {Span.of(distance):.2f} times as far from the constructed "
+        "centres as random points are. Training finds a smooth mixture of few keys, not a partition of all.",
+        {"largest_weight": sharp.mean(), "used": used.mean(), **Span.of(distance).numbers("distance")},
+    )
+    adam = last.where(kind="adam", d=2)
+    before, after = (
+        rows.column("norm_Q") * rows.column("norm_K") for rows in (table.where(step=0, kind="adam", d=2), adam)
+    )
+    grown = Span.of(after / before)
+    yield Verdict(
+        "A trained head increases the norms of W_Q and W_K to sharpen its partition.",
+        Status.HOLDS.when(grown.least > 1.2),
+        f"with Adam |W_Q|·|W_K| ends at {grown:.2f} times its start (2-D), and βh² at "
+        f"{Span.of(adam.column('beta')):.2f}: far below the {START_BETA:g} from which one would speak of selection.",
+        {**grown.numbers("growth"), "beta": adam.column("beta").mean()},
+    )
+    gap = {kind: np.median(last.where(kind=kind, d=2).ratio("rms", "rms_constructed")) for kind in KINDS}
+    yield Verdict(
+        "Other weights than the construction's approximate as well or better.",
+        Status.CONSTANT.when(gap["adam"] < 1),
+        f"rms errors relative to hard selection with as many cells, in 2-D: Adam {gap['adam']:.3f}, SGD "
+        f"{gap['sgd']:.3f}, started from the construction {gap['from construction']:.3f}. A value per cell wastes what "
+        "a soft head can do.",
+        {kind.replace(" ", "_"): value for kind, value in gap.items()},
+    )
+    drift, moved = kept.column("distance").max(), Span.of(kept.column("beta"))
+    yield Verdict(
+        "Started from the construction, training stays there.",
+        Status.CONSTANT.when(drift < 0.5),
+        f"keys stay within {drift:.2f} spacings of their centres on average (random points: "
+        f"{kept.column('distance_random').mean():.2f}), while βh² goes from {START_BETA:g} to {moved.least:.2f} … "
+        f"{moved.largest:.2f}: the geometry is kept, the temperature is raised until values can be interpolated.",
+        {"drift": drift, **moved.numbers("beta")},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:

@@ -8,8 +8,9 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, fit_power, middles, sweep, unproved
+from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, fit_power, sweep
 from attnc_lab.experiments.learnability import START_BETA
+from attnc_lab.measuring import middles, unproved
 
 OMEGA = 1.5
 """f = sin(ωx), x uniform on [−π, π]: three half periods; anchors reach as far again beyond."""
@@ -75,7 +76,7 @@ def _trained(cell: Cell, sigma: float, seed: int) -> Row:
         L = middles(-PADDED, PADDED, P)[:, None]
         head.construct(L, np.sin(OMEGA * L[:, 0]), START_BETA / H**2)
 
-    def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
         x = REACH * (2 * torch.rand(512, 1) - 1)
         return with_one(x + sigma * torch.randn_like(x)), torch.sin(OMEGA * x)
 
@@ -115,57 +116,48 @@ def _change(rows: Table) -> tuple[float, float]:
     return np.median(norms[high]) / np.median(norms[low]), np.median(betas[high]) / np.median(betas[low])
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     swept = table.where(kind="constructed")
     best = {sigma: best_beta(swept.where(sigma=sigma)) for sigma in SIGMAS}
-    ratio = np.array([best[sigma] / predicted_best(sigma) for sigma in SIGMAS])
+    ratio = Span.of([best[sigma] / predicted_best(sigma) for sigma in SIGMAS])
     strong = [sigma for sigma in SIGMAS if sigma >= H]
     law = fit_power(np.array(strong), np.array([best[sigma] / H**2 for sigma in strong]))
-    closed = np.array([2 * sigma**2 * best[sigma] / H**2 for sigma in strong])
-    least = np.array([swept.where(sigma=sigma).column("mse").min() / bayes(sigma) for sigma in strong])
+    closed = Span.of([2 * sigma**2 * best[sigma] / H**2 for sigma in strong])
+    least = Span.of([swept.where(sigma=sigma).column("mse").min() / bayes(sigma) for sigma in strong])
+    yield Verdict(
+        "With noisy inputs of standard deviation σ the best inverse temperature of the construction is β = 1/(2σ²).",
+        Status.CONSTANT.when(abs(law.exponent + 2) < 0.3 and ratio.least > 0.7 and ratio.largest < 1.4),
+        f"for σ ≥ h, 2σ²β* = {closed:.2f}, exponent {law} in σ, and the error is {least:.3f} times the Bayes error; "
+        f"below h the ripple of the lattice limits β. The closed form with both gives {ratio:.2f} times the measured "
+        "β* at every σ.",
+        {"exponent": law.exponent, **ratio.numbers("ratio"), "bayes_ratio": least.largest},
+    )
     trained = table.where(kind="trained")
     changes = {start: _change(trained.where(start=start)) for start in STARTS}
+    yield Verdict(
+        "A trained head lowers the norms of W_Q and W_K, and so its β, where inputs are noisy.",
+        Status.HOLDS.when(all(norms < 0.9 and beta < 0.9 for norms, beta in changes.values())),
+        f"from σ ≤ {LEARNED[1]:g} to σ ≥ {LEARNED[-2]:g} the product of the norms changes by a factor "
+        f"{changes['random'][0]:.2f} and β by {changes['random'][1]:.2f} if training starts from random weights, by "
+        f"{changes['construction'][0]:.2f} and {changes['construction'][1]:.2f} if from the construction at "
+        f"βh² = {START_BETA:g}; the best β changes by {(LEARNED[1] / LEARNED[-2]) ** 2:.2f} or less. Trained heads "
+        "blur by their values rather than by their temperature.",
+        {
+            f"{what}_{start}": value
+            for start, pair in changes.items()
+            for what, value in zip(("norms", "beta"), pair, strict=True)
+        },
+    )
     free = trained.where(start="random")
     excess = Table(row for row in free if row["sigma"] >= LEARNED[-2]).ratio("mse", "bayes")
     unexplained = np.median(free.column("mse")[free.column("sigma") <= LEARNED[1]])
-    return [
-        Verdict(
-            "With noisy inputs of standard deviation σ the best inverse temperature of the construction is β = "
-            "1/(2σ²).",
-            Status.CONSTANT.when(abs(law.exponent + 2) < 0.3 and ratio.min() > 0.7 and ratio.max() < 1.4),
-            f"for σ ≥ h, 2σ²β* = {closed.min():.2f} to {closed.max():.2f}, exponent {law} in σ, and the error is "
-            f"{least.min():.3f} to {least.max():.3f} times the Bayes error; below h the ripple of the lattice limits "
-            f"β. The closed form with both gives {ratio.min():.2f} to {ratio.max():.2f} times the measured β* at "
-            "every σ.",
-            {
-                "exponent": law.exponent,
-                "least_ratio": ratio.min(),
-                "largest_ratio": ratio.max(),
-                "bayes_ratio": least.max(),
-            },
-        ),
-        Verdict(
-            "A trained head lowers the norms of W_Q and W_K, and so its β, where inputs are noisy.",
-            Status.HOLDS.when(all(norms < 0.9 and beta < 0.9 for norms, beta in changes.values())),
-            f"from σ ≤ {LEARNED[1]:g} to σ ≥ {LEARNED[-2]:g} the product of the norms changes by a factor "
-            f"{changes['random'][0]:.2f} and β by {changes['random'][1]:.2f} if training starts from random weights, "
-            f"by {changes['construction'][0]:.2f} and {changes['construction'][1]:.2f} if from the construction at "
-            f"βh² = {START_BETA:g}; the best β changes by {(LEARNED[1] / LEARNED[-2]) ** 2:.2f} or less. Trained "
-            "heads blur by their values rather than by their temperature.",
-            {
-                f"{what}_{start}": value
-                for start, pair in changes.items()
-                for what, value in zip(("norms", "beta"), pair, strict=True)
-            },
-        ),
-        Verdict(
-            "With strong noise, training comes close to the best possible estimate.",
-            Status.CONSTANT.when(np.median(excess) < 1.5),
-            f"for σ ≥ {LEARNED[-2]:g} the MSE of trained heads is {excess.min():.2f} to {excess.max():.2f} times ½(1 "
-            f"− e^(−ω²σ²)); with little noise what training leaves undone decides, an MSE of {unexplained:.2g}.",
-            {"median": np.median(excess), "largest": excess.max(), "without_noise": unexplained},
-        ),
-    ]
+    yield Verdict(
+        "With strong noise, training comes close to the best possible estimate.",
+        Status.CONSTANT.when(np.median(excess) < 1.5),
+        f"for σ ≥ {LEARNED[-2]:g} the MSE of trained heads is {Span.of(excess):.2f} times ½(1 − e^(−ω²σ²)); with "
+        f"little noise what training leaves undone decides, an MSE of {unexplained:.2g}.",
+        {"median": np.median(excess), "largest": excess.max(), "without_noise": unexplained},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:

@@ -10,7 +10,8 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, sweep
+from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, listed, sweep
+from attnc_lab.measuring import errors_at
 
 SIZES = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 TRIALS = 8
@@ -43,58 +44,42 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     program = build(target).program
     rng = np.random.default_rng(seed)
     points = rng.uniform(target.box.lo, target.box.hi, (150, target.box.d))
-    exact, numbers = program(points), weights_of(program)
-    slopes = np.array([_slope(program, numbers, j, points) for j in range(len(numbers))])  # (numbers, points)
-    error = errors_at(points, program, target).max()
+    exact, count = program(points), program.num_parameters
+    slopes = np.array([_slope(program, step, points) for step in STEP * np.eye(count)])  # (numbers, points)
     worst = int(np.abs(slopes).sum(axis=0).argmax())
 
     def moved_by(relative: np.ndarray) -> float:
-        return float(np.abs(with_weights(program, numbers * (1 + relative))(points) - exact).max())
+        return float(np.abs(perturbed(program, relative)(points) - exact).max())
 
-    slope = {
+    facts = {
         "random_slope": np.linalg.norm(slopes, axis=0).max(),
         "adversarial_slope": np.abs(slopes).sum(axis=0).max(),
+        "numbers": count,
+        "error": errors_at(points, program, target).max(),
+        "spread": np.ptp(exact),
     }
-    facts = {**slope, "numbers": len(numbers), "error": error, "spread": np.ptp(exact)}
     rows: list[Row] = []
     for size in SIZES:
-        changes = [moved_by(size * rng.normal(size=len(numbers))) for _ in range(TRIALS)]
+        changes = [moved_by(size * rng.normal(size=count)) for _ in range(TRIALS)]
         against = [moved_by(sign * size * np.sign(slopes[:, worst])) for sign in (-1, 1)]
         rows.append({"size": size, "random": np.mean(changes), "adversarial": max(against), **facts})
     return rows
 
 
-def _slope(program: attnc.Program, numbers: np.ndarray, j: int, points: np.ndarray) -> np.ndarray:
-    """∂out/∂log|w_j| at the points."""
-    found = []
-    for sign in (1, -1):
-        moved = numbers.copy()
-        moved[j] *= 1 + sign * STEP
-        found.append(with_weights(program, moved)(points))
-    return (found[0] - found[1]) / (2 * STEP)
+def _slope(program: attnc.Program, step: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """∂out/∂log|w_j| at the points, by a relative step of the number w_j alone."""
+    return (perturbed(program, step)(points) - perturbed(program, -step)(points)) / (2 * STEP)
 
 
-def weights_of(program: attnc.Program) -> np.ndarray:
-    """Return every stored number that is not 0."""
-    found: list[np.ndarray] = []
-
-    def collected(array: np.ndarray) -> np.ndarray:
-        found.append(array[array != 0])
-        return array
-
-    mapped(program, collected)
-    return np.concatenate(found)
-
-
-def with_weights(program: attnc.Program, numbers: np.ndarray) -> attnc.Program:
-    """Return the same program with these in place of its stored numbers, in the order of `weights_of`."""
+def perturbed(program: attnc.Program, relative: np.ndarray) -> attnc.Program:
+    """Return the program with every stored number that is not 0 changed by its relative amount."""
     used = 0
 
     def changed(array: np.ndarray) -> np.ndarray:
         nonlocal used
-        made, end = array.astype(np.float64), used + int(np.count_nonzero(array))
-        made[array != 0] = numbers[used:end]
-        used = end
+        made, start = array.astype(np.float64), used
+        used += int(np.count_nonzero(array))
+        made[array != 0] *= 1 + relative[start:used]
         return made
 
     return mapped(program, changed)
@@ -104,7 +89,7 @@ def mapped(program: attnc.Program, change: Callable[[np.ndarray], np.ndarray]) -
     """Return the program with every stored array replaced by `change` of it."""
 
     def of_head(head: Any) -> Any:
-        return replace(head, **{name: change(getattr(head, name)) for name in ("W_Q", "W_K", "W_V", "W_O")})
+        return replace(head, **{name: change(matrix) for name, matrix in head.matrices.items()})
 
     def of_layer(layer: Any) -> Any:
         if isinstance(layer, attnc.Affine):
@@ -117,46 +102,44 @@ def mapped(program: attnc.Program, change: Callable[[np.ndarray], np.ndarray]) -
     return replace(program, layers=tuple(map(of_layer, program.layers)))
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     small = Table(row for row in table if row["size"] <= 1e-6)
-    ratio = small.column("adversarial") / (small.column("size") * small.column("adversarial_slope"))
-    chance = small.column("random") / (small.column("size") * small.column("random_slope"))
-    slopes = {name: float(table.where(subject=name)[0]["adversarial_slope"]) for name in COLOURS}
-    allowed = {name: row["error"] / slopes[name] for name in COLOURS if (row := table.where(subject=name)[0])}
-    return [
-        Verdict(
-            "Small perturbations of the constructed weights change the output by the first-order prediction.",
-            Status.CONSTANT.when(ratio.min() > 0.8 and ratio.max() < 1.25 and chance.max() < 2),
-            f"relative changes of 10⁻⁸ … 10⁻⁶: adversarial ones give {ratio.min():.2f} to {ratio.max():.2f} times "
-            f"Σ|∂out/∂log w|, random ones {chance.min():.2f} to {chance.max():.2f} times its root sum of squares.",
-            {"least_ratio": ratio.min(), "largest_ratio": ratio.max(), "largest_random": chance.max()},
-        ),
-        Verdict(
-            "Hard selection is sensitive: the harder, the more.",
-            Status.CONSTANT.when(slopes["hard clip"] > 3 * slopes["soft clip"]),
-            "amplification of an adversarial relative change: "
-            + ", ".join(f"{name} {value:.3g}" for name, value in slopes.items())
-            + ". It comes from the scores, whose size is β·r²: a hard head moves its boundaries, and between two "
-            "anchors the slope of its output is β times a soft one's.",
-            {name.replace(" ", "_"): value for name, value in slopes.items()},
-        ),
-        Verdict(
-            "Imperfect weights as training makes them (relative 10⁻² … 10⁻¹) destroy the construction.",
-            Status.HOLDS.when(all(row["adversarial"] > row["error"] for row in table.where(size=1e-1))),
-            "relative changes beyond "
-            + ", ".join(f"{value:.1e} ({name})" for name, value in allowed.items())
-            + " add more than the construction's own error if they are adversarial; solved values, whose error is "
-            "tiny, tolerate least before it shows.",
-            {f"allowed_{name.replace(' ', '_')}": value for name, value in allowed.items()},
-        ),
-    ]
+    ratio, chance = (
+        Span.of(small.column(how) / (small.column("size") * small.column(f"{how}_slope")))
+        for how in ("adversarial", "random")
+    )
+    yield Verdict(
+        "Small perturbations of the constructed weights change the output by the first-order prediction.",
+        Status.CONSTANT.when(ratio.least > 0.8 and ratio.largest < 1.25 and chance.largest < 2),
+        f"relative changes of 10⁻⁸ … 10⁻⁶: adversarial ones give {ratio:.2f} times Σ|∂out/∂log w|, random ones "
+        f"{chance:.2f} times its root sum of squares.",
+        {**ratio.numbers("ratio"), "largest_random": chance.largest},
+    )
+    first = {name: table.where(subject=name)[0] for name in COLOURS}
+    slopes = {name: row["adversarial_slope"] for name, row in first.items()}
+    yield Verdict(
+        "Hard selection is sensitive: the harder, the more.",
+        Status.CONSTANT.when(slopes["hard clip"] > 3 * slopes["soft clip"]),
+        f"amplification of an adversarial relative change: {listed('{0} {1:.3g}', slopes)}. It comes from the scores, "
+        "whose size is β·r²: a hard head moves its boundaries, and between two anchors the slope of its output is β "
+        "times a soft one's.",
+        {name.replace(" ", "_"): value for name, value in slopes.items()},
+    )
+    allowed = {name: row["error"] / row["adversarial_slope"] for name, row in first.items()}
+    yield Verdict(
+        "Imperfect weights as training makes them (relative 10⁻² … 10⁻¹) destroy the construction.",
+        Status.HOLDS.when(all(row["adversarial"] > row["error"] for row in table.where(size=1e-1))),
+        f"relative changes beyond {listed('{1:.1e} ({0})', allowed)} add more than the construction's own error if "
+        "they are adversarial; solved values, whose error is tiny, tolerate least before it shows.",
+        {f"allowed_{name.replace(' ', '_')}": value for name, value in allowed.items()},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:
     picture, (left, right) = drawing.panels(2, width=5.3, height=4.2)
     size = np.array(SIZES)
-    for panel, column, name in ((left, "adversarial", "adversarial"), (right, "random", "random")):
-        title = f"{name} perturbation of every stored number"
+    for panel, column in ((left, "adversarial"), (right, "random")):
+        title = f"{column} perturbation of every stored number"
         panel.label(title, "relative size", "largest change of the output", log="xy")
         for (subject, colour), marker in zip(COLOURS.items(), drawing.MARKERS, strict=False):
             rows = table.where(subject=subject)

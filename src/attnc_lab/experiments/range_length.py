@@ -6,8 +6,9 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, sizes_of, sweep
+from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, sweep
 from attnc_lab.experiments.rate_in_p import HARD, SOFT, SOFT_ERROR
+from attnc_lab.measuring import errors_at, sizes_of
 
 P = 33
 FAR = 1000.0
@@ -31,43 +32,31 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     return [{"max_error": errors_at(x, built.program, target).max(), **sizes_of(built)}]
 
 
-def rounding_floor(length: np.ndarray) -> np.ndarray:
-    """2u·|middle|: the input, and w·x + t − m, are rounded where |middle| is much larger than the range."""
-    return 2 * U32 * (FAR + length / 2)
+def with_rounding(length: np.ndarray) -> np.ndarray:
+    """0.062·Δ + 2u·max|x|: the input, and w·x + t − m, are rounded where |middle| is much larger than the range."""
+    return SOFT_ERROR * length / (P - 1) + 2 * U32 * (FAR + length / 2)
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     near = table.where(middle=0.0)
-    laws = {
-        str(kind): rows.power("length", "max_error") for kind in ("hard", "soft") if (rows := near.where(kind=kind))
-    }
-    worst = max(abs(law.exponent - 1) for law in laws.values())
+    hard, soft = (near.where(kind=kind).power("length", "max_error") for kind in ("hard", "soft"))
+    constants = {"hard_constant": hard.factor * (P - 1), "soft_constant": soft.factor * (P - 1)}
+    yield Verdict(
+        "The error is proportional to the length |b−a| of the range.",
+        Status.CONSTANT.when(max(abs(law.exponent - 1) for law in (hard, soft)) < 0.01),
+        f"exponents in |b−a|: {hard} for hard selection, constant {constants['hard_constant']:.3f}/(p−1), and {soft} "
+        f"at the best temperature, constant {constants['soft_constant']:.3f}/(p−1), over six decades.",
+        {"hard_exponent": hard.exponent, "soft_exponent": soft.exponent, **constants},
+    )
     far = table.where(middle=FAR, dtype="float32")
-    predicted = SOFT_ERROR * far.column("length") / (P - 1) + rounding_floor(far.column("length"))
-    ratio = far.column("max_error") / predicted
-    return [
-        Verdict(
-            "The error is proportional to the length |b−a| of the range.",
-            Status.CONSTANT.when(worst < 0.01),
-            f"exponents in |b−a|: {laws['hard']} for hard selection, constant "
-            f"{laws['hard'].factor * (P - 1):.3f}/(p−1), and {laws['soft']} at the best temperature, constant "
-            f"{laws['soft'].factor * (P - 1):.3f}/(p−1), over six decades.",
-            {
-                "hard_exponent": laws["hard"].exponent,
-                "soft_exponent": laws["soft"].exponent,
-                "hard_constant": laws["hard"].factor * (P - 1),
-                "soft_constant": laws["soft"].factor * (P - 1),
-            },
-        ),
-        Verdict(
-            "A range far from 0 costs nothing but the rounding of its inputs.",
-            Status.CONSTANT.when(ratio.max() <= 1.5),
-            f"around {FAR:g} in float32 the error is {ratio.min():.2f} to {ratio.max():.2f} times "
-            "0.062·Δ + 2u·max|x|: the anchors are centred, so only w·x + t is rounded at the size of the range's "
-            "middle.",
-            {"least_ratio": ratio.min(), "largest_ratio": ratio.max()},
-        ),
-    ]
+    ratio = Span.of(far.column("max_error") / with_rounding(far.column("length")))
+    yield Verdict(
+        "A range far from 0 costs nothing but the rounding of its inputs.",
+        Status.CONSTANT.when(ratio.largest <= 1.5),
+        f"around {FAR:g} in float32 the error is {ratio:.2f} times 0.062·Δ + 2u·max|x|: the anchors are centred, so "
+        "only w·x + t is rounded at the size of the range's middle.",
+        ratio.numbers("ratio"),
+    )
 
 
 def draw(table: Table) -> drawing.Figure:
@@ -76,8 +65,7 @@ def draw(table: Table) -> drawing.Figure:
     length = np.array(LENGTHS)
     panel.theory(length, length / (2 * (P - 1)), "theory: |b−a|/(2(p−1))")
     panel.theory(length, SOFT_ERROR * length / (P - 1), "theory: 0.062·|b−a|/(p−1)", drawing.BLUE)
-    floor = SOFT_ERROR * length / (P - 1) + rounding_floor(length)
-    panel.theory(length, floor, "theory: the same + 2u·max|x|, float32", drawing.ORANGE, "-.")
+    panel.theory(length, with_rounding(length), "theory: the same + 2u·max|x|, float32", drawing.ORANGE, "-.")
     for kind, middle, dtype, name, colour, marker in (
         ("hard", 0.0, "float64", "hard, around 0", drawing.INK, "s"),
         ("soft", 0.0, "float64", "soft, around 0", drawing.BLUE, "o"),

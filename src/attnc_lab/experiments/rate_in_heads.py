@@ -6,8 +6,9 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, fit_power, sizes_of, sweep
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdicts, sweep
 from attnc_lab.experiments.rate_in_p import END, HARD, sampled_inputs, target_of, train_clip
+from attnc_lab.measuring import errors_at, sizes_of
 
 TOKENS = 10
 PER_HEAD = TOKENS - 2
@@ -45,39 +46,35 @@ def measure(cell: Cell, seed: int) -> list[Row]:
     return [{"N": PER_HEAD * H, "max_error": errors.max(), **sizes_of(built)}]
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     hard = table.where(kind="hard")
     law = hard.power("N", "max_error", -1)
     ratio = (hard.column("max_error") * hard.column("N") / (2 * END)).max()
-    learned = table.where(kind="trained")
-    trained = learned.power("H", "max_error")
+    yield Verdict(
+        "H heads over n tokens clip with error O(1/(nH)): constructed.",
+        Status.CONSTANT.when(abs(law.exponent + 1) < 0.03 and ratio <= 1),
+        f"the error is at most {ratio:.2f}·|b−a|/((n−2)H), two of the n keys being sentinels; exponent {law} in the "
+        f"number of intervals, H = 1 … {HEADS[-1]}.",
+        {"constant": ratio, "exponent": law.exponent},
+    )
+    trained = table.where(kind="trained").power("H", "max_error")
+    yield Verdict(
+        "Trained heads have the same rate in H.",
+        Status.HOLDS.when(trained.low <= -1 <= trained.high and trained.high < 0),
+        f"the largest error of trained heads has the exponent {trained} in H. Gradient descent does not deal the range "
+        "out among heads; a few heads already reach what training reaches.",
+        {"exponent": trained.exponent},
+    )
     one, many = (table.where(kind=kind) for kind in ("one head", "heads"))
-    growth = [fit_power(1 / rows.column("eps"), rows.column("parameters")) for rows in (one, many)]
-    saved = one.column("parameters")[-1] / many.column("parameters")[-1]
-    return [
-        Verdict(
-            "H heads over n tokens clip with error O(1/(nH)): constructed.",
-            Status.CONSTANT.when(abs(law.exponent + 1) < 0.03 and ratio <= 1),
-            f"the error is at most {ratio:.2f}·|b−a|/((n−2)H), two of the n keys being sentinels; exponent {law} in "
-            f"the number of intervals, H = 1 … {HEADS[-1]}.",
-            {"constant": ratio, "exponent": law.exponent},
-        ),
-        Verdict(
-            "Trained heads have the same rate in H.",
-            Status.HOLDS.when(trained.low <= -1 <= trained.high and trained.high < 0),
-            f"the largest error of trained heads has the exponent {trained} in H. Gradient descent does not deal the "
-            "range out among heads; a few heads already reach what training reaches.",
-            {"exponent": trained.exponent},
-        ),
-        Verdict(
-            "Heads instead of anchors save parameters at equal error.",
-            Status.HOLDS.when(growth[1].exponent < 0.75 * growth[0].exponent),
-            f"parameters grow like ε^−{growth[0].exponent:.2f} with one head and ε^−{growth[1].exponent:.2f} with "
-            f"about as many heads as tokens, since heads share the tokens: {saved:.0f} times fewer at ε = "
-            f"{one.column('eps')[-1]:g}.",
-            {"one_head_exponent": growth[0].exponent, "heads_exponent": growth[1].exponent, "saved": saved},
-        ),
-    ]
+    by_one, by_many = (rows.growth("parameters").exponent for rows in (one, many))
+    saved = one[-1]["parameters"] / many[-1]["parameters"]
+    yield Verdict(
+        "Heads instead of anchors save parameters at equal error.",
+        Status.HOLDS.when(by_many < 0.75 * by_one),
+        f"parameters grow like ε^−{by_one:.2f} with one head and ε^−{by_many:.2f} with about as many heads as tokens, "
+        f"since heads share the tokens: {saved:.0f} times fewer at ε = {one[-1]['eps']:g}.",
+        {"one_head_exponent": by_one, "heads_exponent": by_many, "saved": saved},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:
@@ -91,8 +88,7 @@ def draw(table: Table) -> drawing.Figure:
         ("soft", "constructed, as soft as seams allow", drawing.BLUE, "o"),
         ("trained", "trained (Adam)", drawing.ORANGE, "^"),
     ):
-        rows = table.where(kind=kind)
-        left.points(rows, "H", "max_error", name, colour, marker)
+        left.points(table.where(kind=kind), "H", "max_error", name, colour, marker)
     left.whole_ticks(HEADS)
     right.label("parameters at equal error, clip to [0, 1]", "error asked for, ε", "stored numbers", log="xy")
     for kind, colour, marker, power in (("one head", drawing.INK, "s", 1.0), ("heads", drawing.GREEN, "D", 0.5)):

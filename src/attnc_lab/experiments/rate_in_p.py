@@ -6,7 +6,8 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Power, Row, Status, Table, Verdict, sizes_of, sweep
+from attnc_lab.experiment import About, Cell, Power, Row, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.measuring import sizes_of
 
 TOKENS, WIDTH, END, NORM = 50, 10, 25.0, 15.0
 """The papers' setting: 50 tokens of width 10, clipped to ±25; w·x has a standard deviation of 15."""
@@ -82,7 +83,7 @@ def train_clip(
     n, d = target.W.shape
     W, t = torch.tensor(target.W, dtype=torch.float32) / END, torch.tensor(target.t, dtype=torch.float32) / END
 
-    def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.randn(batch_size, n, d)
         return x, (torch.einsum("bnd,nd->bn", x, W) + t).clamp(-1, 1)
 
@@ -100,70 +101,53 @@ def fits(table: Table, kind: str, setting: str) -> tuple[Power, Power]:
     return rows.power("p", "max_error", -1), rows.power("p", "mse", -1)
 
 
-def judge(table: Table) -> list[Verdict]:
-    found = []
+def judge(table: Table) -> Verdicts:
     for kind, constant, name in (("hard", 0.5, "hard selection"), ("soft", SOFT_ERROR, "the best temperature")):
-        powers = {setting: fits(table, kind, setting) for setting in ("papers", "decades")}
+        most, square = fits(table, kind, "decades")
+        papers_most, papers_square = fits(table, kind, "papers")
         rows = table.where(kind=kind)
-        spacing = 2 * END / (rows.column("p") - 1)
-        measured_constant = (rows.column("max_error") / spacing).max()
-        most, square = powers["decades"]
-        is_met = abs(most.exponent + 1) < 0.03 and abs(square.exponent + 2) < 0.06
-        found.append(
-            Verdict(
-                f"One head with p anchors clips with error O(1/p): constructed, {name}.",
-                Status.CONSTANT.when(is_met),
-                f"max error = {measured_constant:.3f}·Δ (theory: {constant:g}·Δ), Δ = |b−a|/(p−1); exponents {most} "
-                f"for the max error and {square} for the MSE over two decades of p, {powers['papers'][0]} and "
-                f"{powers['papers'][1]} for the papers' p = 60 … 120.",
-                {
-                    "constant": measured_constant,
-                    "max_exponent": most.exponent,
-                    "mse_exponent": square.exponent,
-                    "papers_max_exponent": powers["papers"][0].exponent,
-                    "papers_mse_exponent": powers["papers"][1].exponent,
-                },
-            )
+        measured = (rows.column("max_error") / (2 * END / (rows.column("p") - 1))).max()
+        exponents = {"max_exponent": most.exponent, "mse_exponent": square.exponent}
+        papers = {"papers_max_exponent": papers_most.exponent, "papers_mse_exponent": papers_square.exponent}
+        yield Verdict(
+            f"One head with p anchors clips with error O(1/p): constructed, {name}.",
+            Status.CONSTANT.when(abs(most.exponent + 1) < 0.03 and abs(square.exponent + 2) < 0.06),
+            f"max error = {measured:.3f}·Δ (theory: {constant:g}·Δ), Δ = |b−a|/(p−1); exponents {most} for the max "
+            f"error and {square} for the MSE over two decades of p, {papers_most} and {papers_square} for the papers' "
+            "p = 60 … 120.",
+            {"constant": measured, **exponents, **papers},
         )
-    papers, decades = fits(table, "trained", "papers")[1], fits(table, "trained", "decades")[1]
-    follows = decades.low <= -2 <= decades.high and decades.high < 0
-    trained = table.where(kind="trained", setting="papers")
-    best = table.where(kind="soft", setting="papers")
-    excess = np.sqrt(np.median(trained.column("mse")) / np.median(best.column("mse")))
-    found.append(
-        Verdict(
-            "A trained head follows the same rate: MSE ∝ p⁻².",
-            Status.HOLDS.when(follows),
-            f"the MSE of trained heads has the exponent {decades} over two decades, {papers} for p = 60 … 120. Where "
-            f"anchors are many, training, not p, decides the error: at the papers' sizes its root is {excess:.1f} "
-            "times that of the best construction.",
-            {"mse_exponent": decades.exponent, "papers_mse_exponent": papers.exponent, "excess": excess},
-        )
+    decades, short = (fits(table, "trained", setting)[1] for setting in ("decades", "papers"))
+    trained, best = (table.where(kind=kind, setting="papers").column("mse") for kind in ("trained", "soft"))
+    excess = np.sqrt(np.median(trained) / np.median(best))
+    yield Verdict(
+        "A trained head follows the same rate: MSE ∝ p⁻².",
+        Status.HOLDS.when(decades.low <= -2 <= decades.high and decades.high < 0),
+        f"the MSE of trained heads has the exponent {decades} over two decades, {short} for p = 60 … 120. Where "
+        f"anchors are many, training, not p, decides the error: at the papers' sizes its root is {excess:.1f} times "
+        "that of the best construction.",
+        {"mse_exponent": decades.exponent, "papers_mse_exponent": short.exponent, "excess": excess},
     )
-    return found
 
 
 def draw(table: Table) -> drawing.Figure:
     picture, (left, right) = drawing.panels(2, width=5.0, height=4.0)
     p = np.array([7.0, 1200.0])
-    for panel, column, name in ((left, "max_error", "largest error"), (right, "mse", "mean squared error")):
-        panel.label(name, "anchors p", name, log="xy")
-        spacing = 2 * END / (p - 1)
-        curves = (0.5 * spacing, SOFT_ERROR * spacing) if column == "max_error" else (spacing**2 / 12, None)
-        panel.theory(p, curves[0], "theory: Δ/2" if column == "max_error" else "theory: Δ²/12", drawing.INK)
-        if curves[1] is not None:
-            panel.theory(p, curves[1], "theory: 0.062·Δ", drawing.BLUE)
-        else:
-            soft = table.where(kind="soft", setting="decades")
-            law = soft.power("p", column, -1)
-            panel.theory(p, law.factor * (p - 1) ** -2.0, "slope −2 through the soft ones", drawing.BLUE)
-        for kind, name_of, colour, marker in (
+    spacing = 2 * END / (p - 1)
+    law = table.where(kind="soft", setting="decades").power("p", "mse", -1)
+    left.label("largest error", "anchors p", "largest error", log="xy")
+    left.theory(p, 0.5 * spacing, "theory: Δ/2")
+    left.theory(p, SOFT_ERROR * spacing, "theory: 0.062·Δ", drawing.BLUE)
+    right.label("mean squared error", "anchors p", "mean squared error", log="xy")
+    right.theory(p, spacing**2 / 12, "theory: Δ²/12")
+    right.theory(p, law.factor * (p - 1) ** -2.0, "slope −2 through the soft ones", drawing.BLUE)
+    for panel, column in ((left, "max_error"), (right, "mse")):
+        for kind, name, colour, marker in (
             ("hard", "constructed, hard (βΔ² = 60)", drawing.INK, "s"),
             ("soft", "constructed, βΔ² = 2.72", drawing.BLUE, "o"),
             ("trained", "trained (Adam)", drawing.ORANGE, "^"),
         ):
-            rows = table.where(kind=kind)
-            panel.points(rows, "p", column, name_of, colour, marker)
+            panel.points(table.where(kind=kind), "p", column, name, colour, marker)
         panel.axes.axvspan(60, 120, color=drawing.FAINT, alpha=0.45, lw=0, label="the papers' range")
         panel.whole_ticks((10, 30, 100, 300, 1000))
     return picture

@@ -6,8 +6,9 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, errors_at, sizes_of, sweep, unproved
+from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, sweep
 from attnc_lab.experiments.rate_in_p import END, HARD, inputs_at, target_of
+from attnc_lab.measuring import errors_at, sizes_of, unproved
 
 LENGTHS = (50, 200, 1000, 4000, 10_000)
 HEADS = (1, 4)
@@ -78,44 +79,41 @@ def _length(n: int, H: int, seed: int) -> Row:
     return {"N": anchors, "max_error": errors.max(), "scores": n * built.program.num_anchors, **sizes_of(built)}
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     lengths = table.where(kind="length")
     laws = {H: lengths.where(H=H).power("N", "max_error") for H in HEADS}
     constant = (lengths.column("max_error") * lengths.column("N") / (2 * END)).max()
-    most = lengths.where(n=LENGTHS[-1], H=1)[0]
-    grids, composed = table.where(kind="grid"), table.where(kind="compose")
+    yield Verdict(
+        "The rates O(1/p) and O(1/(nH)) hold for long sequences, n = 50 … 10,000.",
+        Status.CONSTANT.when(all(abs(law.exponent + 1) < 0.1 for law in laws.values())),
+        f"exponents {laws[1]} with one head and {laws[4]} with four, in the number of anchors; the error is at most "
+        f"{constant:.2f}·|b−a|/N. It costs n·N scores per point: "
+        f"{lengths.where(n=LENGTHS[-1], H=1)[0]['scores']:.1e} at n = 10,000 with one head.",
+        {"one_head": laws[1].exponent, "four_heads": laws[4].exponent, "constant": constant},
+    )
+    grids = table.where(kind="grid")
     built = grids.having("anchors")
-    ratio = built.column("anchors") / built.column("predicted")
-    rate = np.polyfit(grids.column("D"), np.log10(grids.column("predicted")), 1)[0]
-    growth = composed.power("D", "anchors", -1)
-    last = int(built.column("D").max())
-    return [
-        Verdict(
-            "The rates O(1/p) and O(1/(nH)) hold for long sequences, n = 50 … 10,000.",
-            Status.CONSTANT.when(all(abs(law.exponent + 1) < 0.1 for law in laws.values())),
-            f"exponents {laws[1]} with one head and {laws[4]} with four, in the number of anchors; the error is at "
-            f"most {constant:.2f}·|b−a|/N. It costs n·N scores per point: {most['scores']:.1e} at n = 10,000 "
-            "with one head.",
-            {"one_head": laws[1].exponent, "four_heads": laws[4].exponent, "constant": constant},
-        ),
-        Verdict(
-            "A grid needs a number of cells that is exponential in the dimension.",
-            Status.CONSTANT.when(len(built) >= 2 and ratio.min() > 0.1 and ratio.max() < 10),
-            f"(Λ₁·w/2ε)^D, Λ₁ = max Σ|∂f/∂x_i|, w = {2 * SIDE:g}, is the prediction; what is built up to D = {last} is "
-            f"{ratio.min():.2f} to {ratio.max():.2f} times that. It grows by a factor {10**rate:.0f} per dimension, to "
-            f"{grids.column('predicted')[-1]:.1e} at D = {DIMENSIONS[-1]}.",
-            {"least_ratio": ratio.min(), "largest_ratio": ratio.max(), "factor": 10**rate},
-        ),
-        Verdict(
-            "Polynomial size for structured functions (an open question of the paper): by composition it is linear "
-            "in D.",
-            Status.CONSTANT.when(growth.exponent < 1.3 and composed.column("max_error").max() <= EPS),
-            f"the same functions to the same ε = {EPS:g} by a deep program: {composed.column('anchors')[0]:.0f} "
-            f"anchors at D = 2, {composed.column('anchors')[-1]:.0f} at D = {DIMENSIONS[-1]}, exponent {growth} in "
-            f"the number of terms; observed error {composed.column('max_error').max():.2g} at most.",
-            {"exponent": growth.exponent, "last": composed.column("anchors")[-1]},
-        ),
-    ]
+    ratio = Span.of(built.ratio("anchors", "predicted"))
+    factor = 10 ** np.polyfit(grids.column("D"), np.log10(grids.column("predicted")), 1)[0]
+    yield Verdict(
+        "A grid needs a number of cells that is exponential in the dimension.",
+        Status.CONSTANT.when(len(built) >= 2 and ratio.least > 0.1 and ratio.largest < 10),
+        f"(Λ₁·w/2ε)^D, Λ₁ = max Σ|∂f/∂x_i|, w = {2 * SIDE:g}, is the prediction; what is built up to D = "
+        f"{max(built.distinct('D'))} is {ratio:.2f} times that. It grows by a factor {factor:.0f} per dimension, to "
+        f"{grids[-1]['predicted']:.1e} at D = {DIMENSIONS[-1]}.",
+        {**ratio.numbers("ratio"), "factor": factor},
+    )
+    composed = table.where(kind="compose")
+    growth, anchors = composed.power("D", "anchors", -1), composed.column("anchors")
+    largest = composed.column("max_error").max()
+    yield Verdict(
+        "Polynomial size for structured functions (an open question of the paper): by composition it is linear in D.",
+        Status.CONSTANT.when(growth.exponent < 1.3 and largest <= EPS),
+        f"the same functions to the same ε = {EPS:g} by a deep program: {anchors[0]:.0f} anchors at D = 2, "
+        f"{anchors[-1]:.0f} at D = {DIMENSIONS[-1]}, exponent {growth} in the number of terms; observed error "
+        f"{largest:.2g} at most.",
+        {"exponent": growth.exponent, "last": anchors[-1]},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:
@@ -123,18 +121,16 @@ def draw(table: Table) -> drawing.Figure:
     left.label("error against sequence length, width 10", "tokens n", "largest error", log="xy")
     n = np.array(LENGTHS, float)
     for H, colour, marker in ((1, drawing.BLUE, "o"), (4, drawing.GREEN, "D")):
-        rows = table.where(kind="length", H=H)
         left.theory(n, END / (n if H == 1 else (n - 2) * H), "theory: |b−a|/2N", colour)
-        left.points(rows, "n", "max_error", f"measured, H = {H}", colour, marker)
+        left.points(table.where(kind="length", H=H), "n", "max_error", f"measured, H = {H}", colour, marker)
     left.whole_ticks(LENGTHS)
     right.label(f"anchors for ε = {EPS:g} on [−2, 2]^D", "dimension D", "anchors", log="y")
     grids, composed = table.where(kind="grid"), table.where(kind="compose")
-    built = grids.having("anchors")
-    right.theory(grids.column("D"), grids.column("predicted"), "theory: (Λ₁w/2ε)^D")
-    right.points(built, "D", "anchors", "grid, built (max_affine)", drawing.ORANGE, "s")
-    D, anchors = composed.column("D"), composed.column("anchors")
-    right.theory(D, anchors[0] * (D - 1), "theory: linear in D", drawing.BLUE)
-    right.measured(D, anchors, "composition, built (compose)", drawing.BLUE, "o")
+    right.law(grids, "D", "predicted", "theory: (Λ₁w/2ε)^D")
+    right.points(grids.having("anchors"), "D", "anchors", "grid, built (max_affine)", drawing.ORANGE, "s")
+    D = composed.column("D")
+    right.theory(D, composed[0]["anchors"] * (D - 1), "theory: linear in D", drawing.BLUE)
+    right.points(composed, "D", "anchors", "composition, built (compose)", drawing.BLUE, "o")
     return picture
 
 

@@ -8,7 +8,8 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, middles, sweep, unproved
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.measuring import middles, unproved
 
 SHOWN = (0.01, 0.1, 1.0, 10.0, 100.0)
 """β in units of Δ⁻², of the heat maps."""
@@ -51,34 +52,32 @@ def soft_entropy(beta: np.ndarray) -> np.ndarray:
     return np.maximum(0.5 * np.log(math.pi * math.e / beta), 1e-9)
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     rows = table.where(kind="entropy", p=LARGE)
     beta, entropy = rows.column("beta"), rows.column("entropy")
     hard, soft = beta > 8, (beta > 0.02) & (beta < 1)
     off_hard = np.abs(entropy[hard] / hard_entropy(beta[hard]) - 1).max()
-    off_soft = np.abs(entropy[soft] / soft_entropy(beta[soft]) - 1).max()
-    uniform = float(entropy[0] / math.log(LARGE))
     sharp = table.where(kind="map", beta=SHOWN[-1])
     x, weights = (sharp.column(name).reshape(-1, SMALL) for name in ("x", "weight"))
     steps = x[:, 0] * (SMALL - 1)
     least = weights.max(axis=1)[np.abs(steps - steps.round()) < 1e-9].min()
-    return [
-        Verdict(
-            "High β makes attention one-hot: it selects the nearest anchor.",
-            Status.HOLDS.when(least > 0.999 and off_hard < 0.1),
-            f"at βΔ² = {SHOWN[-1]:g} the weight of the nearest anchor is {least:.6g} to six digits wherever x is at an "
-            f"anchor; the mean entropy is π²/(6βΔ²) within {100 * off_hard:.1f} % from βΔ² = 8 on: it falls like 1/β, "
-            "since between two anchors a share of 1/β of all x stays undecided.",
-            {"least_weight": least, "off": off_hard},
-        ),
-        Verdict(
-            "Low β makes attention diffuse (the failure signature: uniform attention).",
-            Status.HOLDS.when(uniform > 0.95 and off_soft < 0.1),
-            f"between, the entropy is that of a Gaussian, ½·log(πe/βΔ²), within {100 * off_soft:.1f} % (p = {LARGE}); "
-            f"at βΔ² = {beta[0]:g} it is {100 * uniform:.1f} % of log p, the uniform one.",
-            {"uniform": uniform, "off": off_soft},
-        ),
-    ]
+    yield Verdict(
+        "High β makes attention one-hot: it selects the nearest anchor.",
+        Status.HOLDS.when(least > 0.999 and off_hard < 0.1),
+        f"at βΔ² = {SHOWN[-1]:g} the weight of the nearest anchor is {least:.6g} to six digits wherever x is at an "
+        f"anchor; the mean entropy is π²/(6βΔ²) within {100 * off_hard:.1f} % from βΔ² = 8 on: it falls like 1/β, "
+        "since between two anchors a share of 1/β of all x stays undecided.",
+        {"least_weight": least, "off": off_hard},
+    )
+    off_soft = np.abs(entropy[soft] / soft_entropy(beta[soft]) - 1).max()
+    uniform = entropy[0] / math.log(LARGE)
+    yield Verdict(
+        "Low β makes attention diffuse (the failure signature: uniform attention).",
+        Status.HOLDS.when(uniform > 0.95 and off_soft < 0.1),
+        f"between, the entropy is that of a Gaussian, ½·log(πe/βΔ²), within {100 * off_soft:.1f} % (p = {LARGE}); at "
+        f"βΔ² = {beta[0]:g} it is {100 * uniform:.1f} % of log p, the uniform one.",
+        {"uniform": uniform, "off": off_soft},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:

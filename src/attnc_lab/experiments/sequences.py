@@ -6,19 +6,8 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import (
-    About,
-    Cell,
-    Row,
-    Status,
-    Table,
-    Verdict,
-    errors_at,
-    fit_power,
-    sizes_of,
-    sweep,
-    unproved,
-)
+from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.measuring import errors_at, sizes_of, unproved
 
 TOKENS, WIDTH = 20, 5
 """The papers' task: 20 tokens of width 5."""
@@ -103,7 +92,7 @@ def _trained(model: str, steps: int, seed: int, trial: int) -> Row:
     W, b, x, y = (torch.tensor(array, dtype=torch.float32) for array in _task(seed))
     network = SequenceModel(TOKENS, WIDTH, second="attention" if model == "two layers" else "softmax")
 
-    def batch(_: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch() -> tuple[torch.Tensor, torch.Tensor]:
         drawn = 2 * torch.rand(64, TOKENS * WIDTH) - 1
         return drawn, torch.relu(drawn @ W.T + b)
 
@@ -114,51 +103,41 @@ def _trained(model: str, steps: int, seed: int, trial: int) -> Row:
     return {"max_error": float(errors.abs().max()), "unexplained": unexplained, "parameters": size}
 
 
-def judge(table: Table) -> list[Verdict]:
-    found = []
+def judge(table: Table) -> Verdicts:
     for model in NAMES:
         rows = table.where(kind="constructed", model=model)
-        within = (rows.column("max_error") <= rows.column("bound")).all()
         laws = {n: rows.where(n=n).power("P", "max_error") for n in SMALL}
-        found.append(
-            Verdict(
-                f"Constructed, {model}: a continuous sequence-to-sequence function is approximated, at any accuracy.",
-                Status.CONSTANT.when(within and all(law.exponent < -0.8 for law in laws.values())),
-                f"relu(W·vec X + b) of 2 and 3 tokens: every error is within its proven bound; exponents {laws[2]} "
-                f"and {laws[3]} in the cells per axis (theory −1), P^D cells: "
-                f"{rows.where(n=3).column('parameters').max():,.0f} numbers for 3 tokens already.",
-                {"exponent_2": laws[2].exponent, "exponent_3": laws[3].exponent},
-            )
+        is_falling = all(law.exponent < -0.8 for law in laws.values())
+        yield Verdict(
+            f"Constructed, {model}: a continuous sequence-to-sequence function is approximated, at any accuracy.",
+            Status.CONSTANT.when(rows.is_within("max_error", "bound") and is_falling),
+            f"relu(W·vec X + b) of 2 and 3 tokens: every error is within its proven bound; exponents {laws[2]} and "
+            f"{laws[3]} in the cells per axis (theory −1), P^D cells: "
+            f"{rows.where(n=3).column('parameters').max():,.0f} numbers for 3 tokens already.",
+            {"exponent_2": laws[2].exponent, "exponent_3": laws[3].exponent},
         )
     relu = table.where(kind="relu network")
-    growth = fit_power(1 / relu.column("eps"), relu.column("anchors"))
-    found.append(
-        Verdict(
-            "Attention subsumes ReLU networks: the whole 20×5 task by one attention layer.",
-            Status.HOLDS.when((relu.column("max_error") <= relu.column("bound")).all()),
-            f"100 inputs, 100 hidden units, error {relu.column('max_error')[-1]:.2g} within a proven bound of "
-            f"{relu.column('bound')[-1]:.2g} with {relu.column('anchors')[-1]:,.0f} anchors; these grow like "
-            f"ε^−{growth.exponent:.2f}, not with a grid of 100 dimensions.",
-            {"max_error": relu.column("max_error")[-1], "exponent": growth.exponent},
-        )
+    growth, finest = relu.growth("anchors"), relu[-1]
+    yield Verdict(
+        "Attention subsumes ReLU networks: the whole 20×5 task by one attention layer.",
+        Status.HOLDS.when(relu.is_within("max_error", "bound")),
+        f"100 inputs, 100 hidden units, error {finest['max_error']:.2g} within a proven bound of "
+        f"{finest['bound']:.2g} with {finest['anchors']:,.0f} anchors; these grow like ε^−{growth.exponent:.2f}, not "
+        "with a grid of 100 dimensions.",
+        {"max_error": finest["max_error"], "exponent": growth.exponent},
     )
-    linear = float(table.where(kind="linear")[0]["unexplained"])
-    trained = table.where(kind="trained")
-    left = {model: trained.where(model=model).column("unexplained") for model in NAMES}
+    linear = table.where(kind="linear")[0]["unexplained"]
+    left = {model: table.where(kind="trained", model=model).column("unexplained") for model in NAMES}
     better = [model for model, values in left.items() if values.max() < linear]
-    found.append(
-        Verdict(
-            "Trained, the two architectures solve the 20×5 task.",
-            Status.CONSTANT.when(len(better) == len(left)),
-            "share of the variance left unexplained: "
-            + ", ".join(f"{model} {values.min():.3f} … {values.max():.3f}" for model, values in left.items())
-            + f"; the best affine map leaves {linear:.3f}, the constructed layer "
-            f"{relu.column('unexplained').min():.1e}. "
-            + f"Better than an affine map: {', '.join(better) or 'none'}. Training is far from the construction.",
-            {"linear": linear, **{MODEL_KEYS[model]: values.min() for model, values in left.items()}},
-        )
+    shown = ", ".join(f"{model} {values.min():.3f} … {values.max():.3f}" for model, values in left.items())
+    yield Verdict(
+        "Trained, the two architectures solve the 20×5 task.",
+        Status.CONSTANT.when(len(better) == len(left)),
+        f"share of the variance left unexplained: {shown}; the best affine map leaves {linear:.3f}, the constructed "
+        f"layer {relu.column('unexplained').min():.1e}. Better than an affine map: {', '.join(better) or 'none'}. "
+        "Training is far from the construction.",
+        {"linear": linear, **{MODEL_KEYS[model]: values.min() for model, values in left.items()}},
     )
-    return found
 
 
 def draw(table: Table) -> drawing.Figure:
@@ -182,10 +161,10 @@ def draw(table: Table) -> drawing.Figure:
     for i, (model, colour) in enumerate(COLOURS.items()):
         rows = table.where(kind="trained", model=model)
         right.measured(np.full(len(rows), i), rows.column("unexplained"), f"trained, {model}", colour)
-    linear = float(table.where(kind="linear")[0]["unexplained"])
+    linear = table.where(kind="linear")[0]["unexplained"]
     right.axes.axhline(linear, color=drawing.GREY, ls=":", lw=1.3, label="best affine map")
-    built = table.where(kind="relu network")
-    right.measured([2] * len(built), built.column("unexplained"), "constructed, ε = 10⁻² … 3·10⁻⁴", drawing.INK, "s")
+    built = table.where(kind="relu network").column("unexplained")
+    right.measured([2] * len(built), built, "constructed, ε = 10⁻² … 3·10⁻⁴", drawing.INK, "s")
     right.axes.set_xlim(-0.6, 2.6)
     right.axes.set_xticks([0, 1, 2], labels=["two layers", "attention\n+ softmax", "relu_network"])
     right.legend(1)

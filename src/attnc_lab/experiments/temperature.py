@@ -8,7 +8,8 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, middles, sweep, unproved
+from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.measuring import middles, unproved
 
 ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8}
 LEAST = {"float64": 1075 * math.log(2), "float32": 150 * math.log(2), "bfloat16": 134 * math.log(2)}
@@ -88,53 +89,43 @@ def ideal(beta: np.ndarray) -> np.ndarray:
     return np.array(found)
 
 
-def judge(table: Table) -> list[Verdict]:
+def judge(table: Table) -> Verdicts:
     by_beta, by_size = table.where(sweep="beta"), table.where(sweep="p")
     exact = by_beta.where(dtype="float64")
     off = np.abs(exact.column("max_error") - ideal(exact.column("beta"))).max()
-    gap = max(
-        np.abs(rows.column("zeros") - rows.column("zeros_predicted")).max()
-        for dtype in ("float64", "float32")
-        if (rows := by_beta.where(dtype=dtype))
+    yield Verdict(
+        "A higher β improves selection, up to Δ/2; beyond that it changes nothing, and soft β is better.",
+        Status.HOLDS.when(off < 0.02),
+        f"in float64 the error follows the formula in exact arithmetic within {off:.1e} spacings for β = 1 … 10⁸: "
+        "0.06·Δ near βΔ² = 2.7, rising to Δ/2.",
+        {"off": off},
     )
+    whole = Table(row for row in by_beta if row["dtype"] != "bfloat16")
+    gap = np.abs(whole.column("zeros") - whole.column("zeros_predicted")).max()
     single = by_beta.where(dtype="float32").column("max_error").max()
-    broken = {dtype: [row["p"] for row in by_size.where(dtype=dtype) if row["max_error"] > 1] for dtype in ROUNDOFF}
+    yield Verdict(
+        "A higher β risks numerical underflow.",
+        Status.HOLDS.when(gap < 0.02),
+        f"the share of weights that are exactly 0 is the predicted one within {gap:.1e} in float64 and float32, and up "
+        f"to {by_beta.column('zeros').max():.3f}. But it does no harm: scores are shifted by their maximum, so what "
+        f"underflows did not count; at β = 10⁸ float32 has an error of {single:.4f} spacings at most.",
+        {"gap": gap, "float32_error": single},
+    )
+    broken = {dtype: by_size.where(dtype=dtype).above("max_error", 1).distinct("p") for dtype in ROUNDOFF}
     limits = {dtype: 1 + 2 * math.sqrt(1 / (8 * u)) for dtype, u in ROUNDOFF.items()}
     low = by_size.where(dtype="bfloat16")
-    ratio = low.column("max_error") / farthest(low.column("p"), ROUNDOFF["bfloat16"])
+    ratio = Span.of(low.column("max_error") / farthest(low.column("p"), ROUNDOFF["bfloat16"]))
     first = min(broken["bfloat16"], default=0)
-    return [
-        Verdict(
-            "A higher β improves selection, up to Δ/2; beyond that it changes nothing, and soft β is better.",
-            Status.HOLDS.when(off < 0.02),
-            f"in float64 the error follows the formula in exact arithmetic within {off:.1e} spacings for β = 1 … 10⁸: "
-            "0.06·Δ near βΔ² = 2.7, rising to Δ/2.",
-            {"off": off},
-        ),
-        Verdict(
-            "A higher β risks numerical underflow.",
-            Status.HOLDS.when(gap < 0.02),
-            f"the share of weights that are exactly 0 is the predicted one within {gap:.1e} in float64 and float32, "
-            f"and up to {by_beta.column('zeros').max():.3f}. But it does no harm: scores are shifted by their "
-            f"maximum, so what underflows did not count; at β = 10⁸ float32 has an error of {single:.4f} spacings at "
-            "most.",
-            {"gap": gap, "float32_error": single},
-        ),
-        Verdict(
-            "Each arithmetic breaks where rounded scores let a wrong anchor win, at p ≈ 1 + √(1/2u), whatever β is.",
-            Status.CONSTANT.when(first > 0 and not broken["float64"] and ratio.max() <= 1),
-            f"predicted p = {limits['bfloat16']:.0f} in bfloat16, {limits['float32']:,.0f} in float32, "
-            f"{limits['float64']:.1e} in float64. Measured: bfloat16 is off by more than a spacing from p = {first} "
-            f"on, with {ratio.min():.2f} to {ratio.max():.2f} times the predicted error; float32 "
-            + (f"from p = {min(broken['float32']):,} on." if broken["float32"] else f"not up to p = {SIZES[-1]:,}."),
-            {
-                "bfloat16_first": first,
-                "bfloat16_predicted": limits["bfloat16"],
-                "float32_predicted": limits["float32"],
-                "largest_ratio": ratio.max(),
-            },
-        ),
-    ]
+    single_breaks = f"from p = {min(broken['float32']):,} on" if broken["float32"] else f"not up to p = {SIZES[-1]:,}"
+    predicted = {f"{dtype}_predicted": limits[dtype] for dtype in ("bfloat16", "float32")}
+    yield Verdict(
+        "Each arithmetic breaks where rounded scores let a wrong anchor win, at p ≈ 1 + √(1/2u), whatever β is.",
+        Status.CONSTANT.when(first > 0 and not broken["float64"] and ratio.largest <= 1),
+        f"predicted p = {limits['bfloat16']:.0f} in bfloat16, {limits['float32']:,.0f} in float32, "
+        f"{limits['float64']:.1e} in float64. Measured: bfloat16 is off by more than a spacing from p = {first} on, "
+        f"with {ratio:.2f} times the predicted error; float32 {single_breaks}.",
+        {"bfloat16_first": first, **predicted, "largest_ratio": ratio.largest},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:
@@ -153,9 +144,8 @@ def draw(table: Table) -> drawing.Figure:
             left.theory(beta, reach, f"theory: at most √(¼+6ur²), {dtype}", colour, ":")
         left.points(rows, "beta", "max_error", dtype, colour, marker)
         middle.points(rows, "beta", "zeros", f"measured, {dtype}", colour, marker)
-        middle.theory(rows.column("beta"), rows.column("zeros_predicted"), f"predicted, {dtype}", colour)
-        sizes = table.where(sweep="p", dtype=dtype)
-        right.points(sizes, "p", "max_error", dtype, colour, marker)
+        middle.law(rows, "beta", "zeros_predicted", f"predicted, {dtype}", colour)
+        right.points(table.where(sweep="p", dtype=dtype), "p", "max_error", dtype, colour, marker)
         right.theory(p, farthest(p, u), f"at most √(¼+6ur²), {dtype}", colour)
     left.legend(1)
     return picture

@@ -6,21 +6,8 @@ import numpy as np
 
 import attnc
 from attnc_lab import drawing
-from attnc_lab.experiment import (
-    About,
-    Cell,
-    Row,
-    Status,
-    Table,
-    Verdict,
-    errors_at,
-    fit_power,
-    lattice,
-    middles,
-    sizes_of,
-    sweep,
-    unproved,
-)
+from attnc_lab.experiment import About, Cell, Row, Span, Status, Table, Verdict, Verdicts, sweep
+from attnc_lab.measuring import errors_at, lattice, middles, sizes_of, unproved
 
 TEXT, STEP = "sin(x)+cos(y)", "sign(x+0.3*y)+sign(x**2+y**2-4)"
 EPSILONS = {
@@ -74,47 +61,37 @@ def _partition(eps: float) -> list[Row]:
     ]
 
 
-def judge(table: Table) -> list[Verdict]:
-    found = []
-    sizes = {}
-    for kind, name in (("self", "self-attention"), ("cross", "cross-attention")):
+def judge(table: Table) -> Verdicts:
+    for kind in NAMES:
         rows = table.where(kind=kind)
-        share = rows.column("observed") / rows.column("eps")
-        proven = (rows.column("bound") <= rows.column("eps")).all()
-        sizes[kind] = fit_power(1 / rows.column("eps"), rows.column("anchors"))
-        found.append(
-            Verdict(
-                f"Single-head {name} after a linear map approximates sin(x) + cos(y) within ε.",
-                Status.HOLDS.when(proven and share.max() <= 1),
-                f"proven and observed for ε = {rows.column('eps')[0]:g} … {rows.column('eps')[-1]:g}: the error seen "
-                f"is {share.min():.2f} to {share.max():.2f} of ε; {rows.column('anchors')[-1]:,.0f} cells for the "
-                f"last, growing like ε^−{sizes[kind].exponent:.2f} (theory: −2, one factor 1/ε per axis).",
-                {"least_share": share.min(), "largest_share": share.max(), "exponent": sizes[kind].exponent},
-            )
+        share, exponent = Span.of(rows.ratio("observed", "eps")), rows.growth("anchors").exponent
+        yield Verdict(
+            f"Single-head {kind}-attention after a linear map approximates sin(x) + cos(y) within ε.",
+            Status.HOLDS.when(rows.is_within("bound", "eps") and share.largest <= 1),
+            f"proven and observed for ε = {rows[0]['eps']:g} … {rows[-1]['eps']:g}: the error seen is {share:.2f} of "
+            f"ε; {rows[-1]['anchors']:,.0f} cells for the last, growing like ε^−{exponent:.2f} (theory: −2, one factor "
+            "1/ε per axis).",
+            {**share.numbers("share"), "exponent": exponent},
         )
     jump = table.where(kind="jump")
-    law = jump.power("P", "l2")
+    law, largest = jump.power("P", "l2"), jump.column("max_error").min()
+    yield Verdict(
+        "The result extends to L_p norms, and there to discontinuous functions.",
+        Status.CONSTANT.when(jump.is_within("l2", "bound") and abs(law.exponent + 0.5) < 0.12),
+        f"two jumps, along a line and a circle: the L₂ error falls with exponent {law} in the cells per axis (theory "
+        "−½: a jump spoils a strip of width h) and stays below its proven bound, while the largest error stays at "
+        f"{largest:.2f}.",
+        {"exponent": law.exponent, "max_error": largest},
+    )
     sides = table.where(kind="side")
     saving = sides.power("side", "anchors")
-    within = (jump.column("l2") <= jump.column("bound")).all()
-    found += [
-        Verdict(
-            "The result extends to L_p norms, and there to discontinuous functions.",
-            Status.CONSTANT.when(within and abs(law.exponent + 0.5) < 0.12),
-            f"two jumps, along a line and a circle: the L₂ error falls with exponent {law} in the cells per axis "
-            "(theory −½: a jump spoils a strip of width h) and stays below its proven bound, while the largest error "
-            f"stays at {jump.column('max_error').min():.2f}.",
-            {"exponent": law.exponent, "max_error": jump.column("max_error").min()},
-        ),
-        Verdict(
-            "A Lipschitz function on a smaller domain needs fewer cells.",
-            Status.CONSTANT.when(saving.exponent > 1.5),
-            f"{sides.column('anchors')[0]:,.0f} cells on [−3, 3]², {sides.column('anchors')[-1]:,.0f} on [−½, ½]² for "
-            f"ε = {EPS_SIDE:g}: exponent {saving} in the side (theory 2, and more where the function is flatter).",
-            {"exponent": saving.exponent},
-        ),
-    ]
-    return found
+    yield Verdict(
+        "A Lipschitz function on a smaller domain needs fewer cells.",
+        Status.CONSTANT.when(saving.exponent > 1.5),
+        f"{sides[0]['anchors']:,.0f} cells on [−3, 3]², {sides[-1]['anchors']:,.0f} on [−½, ½]² for ε = {EPS_SIDE:g}: "
+        f"exponent {saving} in the side (theory 2, and more where the function is flatter).",
+        {"exponent": saving.exponent},
+    )
 
 
 def draw(table: Table) -> drawing.Figure:
@@ -140,16 +117,16 @@ def draw(table: Table) -> drawing.Figure:
     third.label("a discontinuous target, in L₂", "cells per axis P", "error", log="xy")
     jump = table.where(kind="jump")
     P = jump.column("P")
-    third.theory(P, jump.column("l2")[0] * np.sqrt(P[0] / P), "theory: P^−½")
-    third.measured(P, jump.column("l2"), "L₂ error", drawing.BLUE)
-    third.measured(P, jump.column("bound"), "proven bound of it", drawing.BLUE, "s", is_open=True)
-    third.measured(P, jump.column("max_error"), "largest error", drawing.ORANGE, "^")
+    third.theory(P, jump[0]["l2"] * np.sqrt(P[0] / P), "theory: P^−½")
+    third.points(jump, "P", "l2", "L₂ error", drawing.BLUE)
+    third.points(jump, "P", "bound", "proven bound of it", drawing.BLUE, "s", is_open=True)
+    third.points(jump, "P", "max_error", "largest error", drawing.ORANGE, "^")
     third.whole_ticks(FINENESS)
     fourth.label(f"a smaller domain, ε = {EPS_SIDE:g}", "half side of the square", "cells", log="xy")
     sides = table.where(kind="side")
     s = sides.column("side")
-    fourth.theory(s, sides.column("anchors")[0] * (s / s[0]) ** 2, "theory: side²")
-    fourth.measured(s, sides.column("anchors"), "measured", drawing.BLUE)
+    fourth.theory(s, sides[0]["anchors"] * (s / s[0]) ** 2, "theory: side²")
+    fourth.points(sides, "side", "anchors", "measured", drawing.BLUE)
     fourth.whole_ticks(SIDES)
     return picture
 
