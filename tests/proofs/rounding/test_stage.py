@@ -143,8 +143,8 @@ def test_what_an_engine_leaves_out_is_added():
     assert rounding_bounds(stage, rounding, centres[:0], radii[:0]).shape == (0, 1)
 
 
-def test_many_boxes_may_share_a_bound_that_is_small_enough():
-    """Above it, a box is looked at in parts: no bound is below that of a point, nor above that of the whole box."""
+def test_a_box_is_bounded_in_parts_where_its_bound_is_not_small_enough():
+    """No bound is below that of a point, nor above that of the whole box."""
     program = grid_program(17, 0.3, "float64")
     ((stage, _),), (rounding,) = stages(program), roundings(program)
     rng = np.random.default_rng(0)
@@ -155,11 +155,10 @@ def test_many_boxes_may_share_a_bound_that_is_small_enough():
     for enough in (1e-16, 1e-13, 1e-9):
         found = rounding_bounds(stage, rounding, centres, radii, enough=enough)
         assert (found >= at_points * (1 - 1e-9)).all()
-        assert (found <= np.maximum(each * (1 + 1e-9), enough)).all()
+        assert (found <= each).all()
         if enough == 1e-16:
             assert (found <= 1.1 * at_points.max()).all()
             assert np.median(found / each) < 0.96
-    assert len(np.unique(found)) < 10
 
 
 def test_what_keys_share_is_left_out_of_all_errors_or_of_none():

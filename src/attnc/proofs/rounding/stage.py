@@ -24,8 +24,8 @@ and any average G = Σ p_k(x) g_k by these weights, of values as of their errors
 No average leaves the hull of the numbers that it averages. Σ p_k τ_k |v_k − A| is convex in A: for |A − A_0| ≤ a it is
 largest at A_0 ± a.
 
-Rounding changes slowly from place to place, but its bound over a box grows with the box. One bound holds for many boxes
-where it is small enough, and a box is bounded in parts where it is not.
+Rounding changes slowly from place to place, but its bound over a box grows with the box. A box whose bound is too large
+is bounded in parts.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def rounding_bounds(
 
     `roundings` are those of the stage (`program.roundings`). An engine may be off by `truncation` besides, in any
     output. With `for_any_weights` the error of the weights is left out: for bounds of |f − stage| that hold whatever
-    the weights are, `selection_bounds` with `score_errors`. A bound of at most `enough` is not made sharper: it may be
-    that of a whole box, or one that many boxes share. Where numbers may overflow, the bound is ∞.
+    the weights are, selection leaves with `score_errors`. A box whose bound is above `enough` is bounded in parts.
+    Where numbers may overflow, the bound is ∞.
     """
 
     def bounds(centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
@@ -88,10 +88,7 @@ def rounding_bounds(
 
     if not len(centres):
         return np.zeros((0, len(stage.constant.mid)))
-    wanted = np.broadcast_to(enough, len(centres))
-    least = float(wanted.min())
-    upper = _shared(bounds, centres, radii, least) if 0 < least < np.inf else bounds(centres, radii)
-    return _in_parts(bounds, upper, centres, radii, wanted)
+    return _in_parts(bounds, centres, radii, np.broadcast_to(enough, len(centres)))
 
 
 def score_errors(
@@ -109,72 +106,28 @@ def score_errors(
     return up(np.array(largest) + 64 * roundings.unit)
 
 
-def _shared(
-    bounds: RoundingOf, centres: Float[np.ndarray, "boxes d"], radii: Float[np.ndarray, "boxes d"], enough: float
-) -> Float[np.ndarray, "boxes outputs"]:
-    """The bound of a box around many boxes, where it is at most `enough`; quarters of them where it is not."""
-    found: np.ndarray | None = None
-    groups = [np.arange(len(centres))]
-    while groups:
-        lo = np.stack([-up(radii[group] - centres[group]).max(axis=0) for group in groups])
-        hi = np.stack([up(centres[group] + radii[group]).max(axis=0) for group in groups])
-        middles = lo / 2 + hi / 2
-        alone = np.array([len(group) == 1 for group in groups])
-        first = np.array([group[0] for group in groups])
-        middles = np.where(alone[:, None], centres[first], middles)
-        reach = np.where(alone[:, None], radii[first], up(np.maximum(hi - middles, middles - lo), 4))
-        upper = bounds(middles, reach)
-        found = np.empty((len(centres), upper.shape[1])) if found is None else found
-        open_groups = []
-        for group, row, is_done in zip(groups, upper, alone | (upper.max(axis=1) <= enough), strict=True):
-            if is_done:
-                found[group] = row
-            else:
-                open_groups += [part for half in _halves(centres, group) for part in _halves(centres, half)]
-        groups = open_groups
-    assert found is not None
-    return found
-
-
-def _halves(centres: np.ndarray, group: np.ndarray) -> list[np.ndarray]:
-    """Cut across the longest side of where the centres lie."""
-    if len(group) == 1:
-        return [group]
-    axis = int(np.argmax(np.ptp(centres[group], axis=0)))
-    order = np.argpartition(centres[group, axis], len(group) // 2)
-    return [group[order[: len(group) // 2]], group[order[len(group) // 2 :]]]
-
-
 def _in_parts(
     bounds: RoundingOf,
-    upper: Float[np.ndarray, "boxes outputs"],
     centres: Float[np.ndarray, "boxes d"],
     radii: Float[np.ndarray, "boxes d"],
     enough: Float[np.ndarray, " boxes"],
+    depth: int = DEPTH,
 ) -> Float[np.ndarray, "boxes outputs"]:
-    """Bounds no larger than `upper`: of a box that has more than `enough`, the largest of its parts."""
-    found, owner = upper.copy(), np.flatnonzero(upper.max(axis=1) > enough)
-    done = np.zeros(upper.shape)  # the largest of the parts that are not halved any more
-    centres, radii = centres[owner], radii[owner]
-    for _ in range(DEPTH):
-        if not 0 < len(owner) << centres.shape[1] <= MOST_PARTS:
-            break
-        for axis in range(centres.shape[1]):
-            step = np.zeros_like(radii)
-            step[:, axis] = radii[:, axis] / 2
-            centres, radii = np.concatenate([centres - step, centres + step]), np.concatenate([radii - step] * 2)
-            radii[:, axis] = up(radii[:, axis] + 4 * U * (np.abs(centres[:, axis]) + radii[:, axis]), 4)
-            owner = np.concatenate([owner, owner])
-        parts = bounds(centres, radii)
-        largest = done.copy()
-        np.maximum.at(largest, owner, parts)
-        touched = np.unique(owner)
-        found[touched] = np.minimum(found[touched], largest[touched])
-        is_open = (parts.max(axis=1) > enough[owner]) & (found[owner].max(axis=1) > enough[owner])
-        np.maximum.at(done, owner[~is_open], parts[~is_open])
-        # If one part of a box stays above `enough`, only parts with equally large bounds matter.
-        owner, centres, radii = owner[is_open], centres[is_open], radii[is_open]
-    return found
+    """Bounds of boxes; for a box with more than `enough` that of its parts, where it is smaller."""
+    upper = bounds(centres, radii)
+    rows = np.flatnonzero(upper.max(axis=1) > enough)
+    if not depth or not 0 < len(rows) << centres.shape[1] <= MOST_PARTS:
+        return upper
+    centres, radii, wanted = centres[rows], radii[rows], enough[rows]
+    for axis in range(centres.shape[1]):
+        step = np.zeros_like(radii)
+        step[:, axis] = radii[:, axis] / 2
+        centres, radii = np.concatenate([centres - step, centres + step]), np.concatenate([radii - step] * 2)
+        radii[:, axis] = up(radii[:, axis] + 4 * U * (np.abs(centres[:, axis]) + radii[:, axis]), 4)
+        wanted = np.tile(wanted, 2)
+    parts = _in_parts(bounds, centres, radii, wanted, depth - 1)
+    upper[rows] = np.minimum(upper[rows], parts.reshape(-1, len(rows), parts.shape[1]).max(axis=0))
+    return upper
 
 
 def _head_bounds(
