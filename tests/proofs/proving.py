@@ -78,11 +78,7 @@ def core_of(found: Proof, target: ExpressionTarget) -> Box:
 
 def borders(found: Proof, target: ExpressionTarget, most: int = 2000) -> np.ndarray:
     """Corners of the leaves with the largest bounds: they crowd at kinks."""
-    leaves = found.evidence.leaves
-    order = np.argsort(-found.evidence.bounds)[:most]
-    points = []
-    for level in {leaves[i].level for i in order}:
-        index = np.array([leaves[i].index for i in order if leaves[i].level == level])
-        centres, radii = cell_boxes(core_of(found, target), level, index)
-        points += [centres - radii, centres + radii]
-    return np.concatenate(points)
+    worst = [found.evidence.leaves[i] for i in np.argsort(-found.evidence.bounds)[:most]]
+    level, index = (np.array([getattr(leaf, name) for leaf in worst]) for name in ("level", "index"))
+    centres, radii = cell_boxes(core_of(found, target), level, index)
+    return np.concatenate([centres - radii, centres + radii])

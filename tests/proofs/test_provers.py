@@ -41,7 +41,7 @@ class CutAtZeroKind(Kind):
 
 
 def cut_at_zero(stage, target):
-    return CutAtZeroKind(TaylorKind(stage, target.expression, 8))
+    return CutAtZeroKind(TaylorKind.of(stage, target.expression, 8))
 
 
 def test_a_kind_from_the_outside_proves_a_network():

@@ -20,11 +20,11 @@ from attnc.proofs.cells.branching import Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.integral import bound_integral
 from attnc.proofs.cells.intervals import cells_within
-from attnc.proofs.cells.kind import SHARP, Bounds, Fallback, Goal, Kind
+from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind
 from attnc.proofs.kinds.rounded import RoundedKind, StageRounding
 from attnc.proofs.kinds.selection import SelectionKind
 from attnc.proofs.kinds.tail import TailKind
-from attnc.proofs.kinds.taylor import DEGREES, InterpolantKind, MeanValueKind, TaylorKind, choose_order
+from attnc.proofs.kinds.taylor import DEGREES, InterpolantKind, TaylorKind, choose_order
 from attnc.proofs.proof import Proof, proof_by_leaves
 from attnc.proofs.prover import ProofRequest, Prover, num_softmaxes, require_same_shapes
 from attnc.proofs.rounding.program import Roundings, roundings
@@ -131,15 +131,9 @@ def _with_jumps(target: Target, found: Covering) -> dict[str, float]:
     """The terms of an L_p norm; those of cells across which the target jumps are gathered in a term of their own."""
     if target.expression is None or target.is_continuous or found.shares is None:
         return found.ledger
-    is_jump = np.zeros(len(found.leaves), dtype=bool)
-    levels = np.array([leaf.level for leaf in found.leaves])
-    for level in np.unique(levels):
-        (rows,) = np.nonzero(levels == level)
-        index = np.array([found.leaves[i].index for i in rows])
-        cells = cells_within(target.box, *cell_boxes(target.box, int(level), index))
-        slopes = target.expression.ranges_and_gradients(cells, violations="infinite")[1]
-        is_jump[rows] = ~np.isfinite(slopes.mag).all(axis=(1, 2))
-    share = float(found.shares[is_jump].sum())
+    cells = cells_within(target.box, *cell_boxes(target.box, found.cells.level, found.cells.index))
+    slopes = target.expression.ranges_and_gradients(cells, violations="infinite")[1]
+    share = float(found.shares[~np.isfinite(slopes.mag).all(axis=(1, 2))].sum())
     jump = float(up(share * found.bound, 16))
     return {name: float(up((1 - share) * value, 16)) for name, value in found.ledger.items()} | {"jump": jump}
 
@@ -280,7 +274,7 @@ class _StageTask:
         if self._num_keys <= FEW_KEYS:
             both = (selection, taylor) if selects else (taylor, selection)
             return [_Way((*both, *self._at_kinks, *self._more), None if selects else level)]
-        by_taylor = _Way((taylor, *map(Fallback, self._at_kinks), *self._more), level)
+        by_taylor = _Way((taylor, *self._at_kinks, *self._more), level)
         return [_Way((selection, *self._more), None, selects=True), by_taylor] if selects else [by_taylor]
 
     def _way_of_norm(self, goal: float) -> _Way:
@@ -296,10 +290,8 @@ class _StageTask:
         if self.target.expression is not None and self.target.is_continuous:
             order, level = choose_order(self._local, self.target.box, goal)
             taylor = self._rounded(self._local(order))
-        if self._num_keys <= FEW_KEYS:
-            return _Way((taylor, selection, *self._at_kinks, *self._more), level)
         # Coarse cells have no Taylor bound at all: a finite bound is needed to choose the cells to halve.
-        return _Way((taylor, *map(Fallback, (*self._at_kinks, selection)), *self._more), level)
+        return _Way((taylor, selection, *self._at_kinks, *self._more), level)
 
     def _selects(self, taylor: Kind, level: int) -> bool:
         """Whether selection leaves do better on a few random cells of the level.
@@ -321,9 +313,9 @@ class _StageTask:
 
     @property
     def _at_kinks(self) -> tuple[Kind, ...]:
-        """Mean values. Selection leaves are finite everywhere: beside them these are no fallback."""
-        expression = self.target.expression
-        return () if expression is None else (self._rounded(MeanValueKind(self.stage, expression, self.target.box)),)
+        """Mean values."""
+        expression, box = self.target.expression, self.target.box
+        return () if expression is None else (self._rounded(TaylorKind.at_kinks(self.stage, expression, box)),)
 
     @property
     def _more(self) -> tuple[Kind, ...]:
@@ -332,9 +324,9 @@ class _StageTask:
     def _local(self, order: int) -> Kind:
         """Polynomials on both sides."""
         if self.target.expression is not None:
-            return TaylorKind(self.stage, self.target.expression, order)
+            return TaylorKind.of(self.stage, self.target.expression, order)
         assert self.target.interpolated is not None
-        return InterpolantKind(self.stage, self.target.interpolated, order)
+        return InterpolantKind.at_corners(self.stage, self.target.interpolated, order)
 
     def _rounded(self, kind: Kind) -> Kind:
         return RoundedKind(kind, self.rounding)

@@ -11,9 +11,9 @@ from flint import arb, arb_series
 
 from attnc.proofs.cells.branching import Budget, Covering, Leaf, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
-from attnc.proofs.cells.kind import Bounds, Fallback, Kind
+from attnc.proofs.cells.kind import Bounds, Kind
 from attnc.proofs.kinds.selection import SelectionKind
-from attnc.proofs.kinds.taylor import MeanValueKind, TaylorKind, choose_order, mean_value_model
+from attnc.proofs.kinds.taylor import TaylorKind, choose_order, mean_value_model
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -27,8 +27,8 @@ def prove(stage, f, pairs, **options) -> tuple[Covering, float]:
     """The proof as it is meant to be run, and the error at samples."""
     box = Box.parse(pairs, VARIABLES[: len(pairs)])
     observed = seen_error(stage, f, pairs)
-    order, level = choose_order(lambda order: TaylorKind(stage, f, order), box, 1.03 * observed)
-    kinds = [TaylorKind(stage, f, order), Fallback(MeanValueKind(stage, f, box))]
+    order, level = choose_order(lambda order: TaylorKind.of(stage, f, order), box, 1.03 * observed)
+    kinds = [TaylorKind.of(stage, f, order), TaylorKind.at_kinks(stage, f, box)]
     return branch_and_bound(kinds, box, observed=observed, start_level=level, **options), observed
 
 
@@ -92,10 +92,17 @@ def test_a_goal_stops_the_search_early():
 
 @pytest.mark.parametrize("limits", [Budget(cells=100), Budget(seconds=0.0)])
 def test_out_of_budget_what_was_proved_is_returned(limits):
-    proof = branch_and_bound([linear_kind(8.0)], UNIT, observed=2.0, tolerance=1e-4, budget=limits)
+    kind, examined = linear_kind(8.0), 0
+
+    def counted(centres, radii, goal):
+        nonlocal examined
+        examined += len(centres)
+        return kind.bounds(centres, radii, goal)
+
+    proof = branch_and_bound([GivenKind("counted", counted)], UNIT, observed=2.0, tolerance=1e-4, budget=limits)
     check_cover(proof, 2, complete=False)
     assert 2.0002 < proof.bound < 8.0
-    assert proof.examined <= 100
+    assert examined <= 100
 
 
 def test_the_best_method_of_each_cell_is_kept():
@@ -106,22 +113,6 @@ def test_the_best_method_of_each_cell_is_kept():
     proof = branch_and_bound([GivenKind("left", only_left), linear_kind(2.0)], UNIT, observed=2.0)
     check_cover(proof, 2)
     assert all((leaf.kind == "left") == (leaf.index[0] / 2**leaf.level < 0.5) for leaf in proof.leaves)
-
-
-def test_a_fallback_is_used_only_where_nothing_else_is_finite():
-    asked: list[int] = []
-
-    def fallback(centres, radii, goal):
-        asked.append(len(centres))
-        return Bounds(np.full((len(centres), 1), 1.0))
-
-    last = Fallback(GivenKind("fallback", fallback))
-    proof = branch_and_bound([linear_kind(2.0), last], UNIT, observed=2.0)
-    assert not asked
-    nothing = GivenKind("nothing", lambda centres, radii, goal: Bounds(np.full((len(centres), 1), np.inf)))
-    proof = branch_and_bound([nothing, last], UNIT, observed=2.0)
-    assert proof.bound == 1.0
-    assert {leaf.kind for leaf in proof.leaves} == {"fallback"}
 
 
 def test_halving_stops_at_the_floor_of_the_method():
@@ -193,7 +184,7 @@ def test_selection_and_taylor_leaves_together():
     f, box = Expression.parse("sin(x)"), Box.parse([(-1.0, 1.0)], ["x"])
     target = ExpressionTarget(f, box)
     observed = seen_error(stage, f, [(-1, 1)])
-    proof = branch_and_bound([SelectionKind(stage, target), TaylorKind(stage, f, 6)], box, observed=observed)
+    proof = branch_and_bound([SelectionKind(stage, target), TaylorKind.of(stage, f, 6)], box, observed=observed)
     check_cover(proof, 1)
     assert observed <= proof.bound <= 1.06 * observed
     assert "selection" in {leaf.kind for leaf in proof.leaves}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
 import attnc
 from attnc.errors import ProgramError
 from attnc.proofs.cells.kind import SHARP
-from attnc.proofs.kinds.point import PointKind, PointProver
+from attnc.proofs.kinds.point import PointProver, constants
+from attnc.proofs.kinds.taylor import TaylorKind
 from attnc.proofs.prover import ProofRequest
 from attnc.proofs.stages.extraction import stages
 
@@ -41,7 +44,7 @@ def test_one_wrong_value_is_seen():
     values[17] += 0.25
     wrong = attnc.TableTarget(table.points, values)
     assert 0.249 <= PointProver().prove(program, wrong, ProofRequest()).bound <= 0.252
-    kind = PointKind(stages(program)[0][0], values)
+    kind = TaylorKind(stages(program)[0][0], functools.partial(constants, values), 1)
     assert np.argmax(kind.bounds(table.points, np.zeros_like(table.points), SHARP).upper[:, 0]) == 17
 
 

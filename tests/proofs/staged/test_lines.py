@@ -8,17 +8,18 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from attnc.proofs.cells.branching import Covering, Leaf
+from attnc.proofs.cells.branching import CellBounds, Covering
 from attnc.proofs.cells.dyadic import cell_boxes, children
 from attnc.proofs.staged.lines import CHECKED_HALVINGS, rounded_leaves
 from attnc.targets.box import Box
+from proofs.given_kinds import GivenKind
 
 
 def proof_of(*cells: tuple[int, int]) -> Covering:
-    leaves = tuple(Leaf("taylor", 10, level, (i,)) for level, i in cells)
-    upper = np.arange(1.0, len(leaves) + 1)[:, None]
-    box = Box(("t",), np.array([-1.0]), np.array([3.0]))
-    return Covering(box, leaves, upper, {"remainder": upper}, 0.0, 0.0, len(leaves), True)
+    (level, index), n = np.array(cells).T, len(cells)
+    upper = np.arange(1.0, n + 1)[:, None]
+    known = CellBounds(level, index[:, None], upper, np.zeros(n, int), np.zeros(n), {"remainder": upper})
+    return Covering(Box(("t",), np.array([-1.0]), np.array([3.0])), [GivenKind("taylor", None, 10)], known, True)
 
 
 @pytest.mark.parametrize("bend", [1e4, 30.0, 0.5])

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -75,22 +75,86 @@ class Leaf:
 
 
 @dataclass(frozen=True, eq=False)
-class Covering:
-    """Leaves that cover a box, with bounds of |f − network| on each.
+class CellBounds:
+    """Cells with the best bound known for each."""
 
-    They bound the largest error by the worst leaf, or, where `norm` is given, the L_p norm of the error.
+    level: Int[np.ndarray, " cells"]
+    index: Int[np.ndarray, "cells d"]
+    upper: Float[np.ndarray, "cells outputs"]
+    kind: Int[np.ndarray, " cells"]
+    floor: Float[np.ndarray, " cells"]
+    terms: dict[str, Float[np.ndarray, "cells outputs"]]
+
+    @classmethod
+    def unknown(cls, level: int | np.ndarray, index: Int[np.ndarray, "cells d"], outputs: int) -> CellBounds:
+        n = len(index)
+        levels, kinds = np.full(n, level), np.zeros(n, dtype=np.int64)
+        return cls(levels, index, np.full((n, outputs), np.inf), kinds, np.zeros(n), {})
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def improve(self, rows: Int[np.ndarray, " some"], number: int, kind: Kind, found: Bounds) -> None:
+        """Keep the bounds found on these rows where they are better."""
+        better = found.upper.max(axis=1) < self.upper[rows].max(axis=1)
+        rows = rows[better]
+        self.upper[rows], self.kind[rows], self.floor[rows] = found.upper[better], number, found.floors[better]
+        for term in self.terms.values():
+            term[rows] = 0.0
+        for name, term in (found.terms or {kind.name: found.upper}).items():
+            self.terms.setdefault(name, np.zeros(self.upper.shape))[rows] = term[better]
+
+    @classmethod
+    def _columns(cls) -> list[str]:
+        """The fields that have an entry for each cell, those of subclasses included."""
+        return [field.name for field in dataclasses.fields(cls) if field.name != "terms"]
+
+    def where(self, rows: np.ndarray | slice) -> Self:
+        terms = {name: term[rows] for name, term in self.terms.items()}
+        return dataclasses.replace(self, terms=terms, **{name: getattr(self, name)[rows] for name in self._columns()})
+
+    def cut(self, depth: Int[np.ndarray, " cells"]) -> Self:
+        """The 2^depth equal parts of every cell of a line, in its place and with its bound."""
+        owner = np.repeat(np.arange(len(self)), 1 << depth)
+        part = np.arange(len(owner)) - np.searchsorted(owner, owner)
+        index = (self.index[owner] << depth[owner, None]) + part[:, None]
+        return dataclasses.replace(self.where(owner), level=(self.level + depth)[owner], index=index)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        names = dict.fromkeys(name for part in parts for name in part.terms)
+        terms = {
+            name: np.concatenate([part.terms.get(name, np.zeros(part.upper.shape)) for part in parts]) for name in names
+        }
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in cls._columns()
+        }
+        return dataclasses.replace(parts[0], terms=terms, **columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Covering:
+    """Cells that cover a box, with bounds of |f − network| on each, by one of the kinds.
+
+    They bound the largest error by the worst cell, or, where `norm` is given, the L_p norm of the error.
     """
 
     box: Box
-    leaves: tuple[Leaf, ...]
-    leaf_bounds: Float[np.ndarray, "leaves outputs"]
-    terms: Mapping[str, Float[np.ndarray, "leaves outputs"]]  # the parts of the bounds of the leaves
-    seen: float
-    goal: float
-    examined: int
+    kinds: Sequence[Kind]
+    cells: CellBounds
     complete: bool  # False: time or cells ran out before the goal was met
+    seen: float = 0.0
     norm: float | None = None
-    shares: Float[np.ndarray, " leaves"] | None = None  # of the leaves in the integral of a norm
+    shares: Float[np.ndarray, " cells"] | None = None  # of the cells in the integral of a norm
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        rows = zip(*(column.tolist() for column in (self.cells.kind, self.cells.level, self.cells.index)), strict=True)
+        return tuple(Leaf(self.kinds[k].name, self.kinds[k].order, level, tuple(index)) for k, level, index in rows)
+
+    @property
+    def leaf_bounds(self) -> Float[np.ndarray, "leaves outputs"]:
+        return self.cells.upper
 
     @property
     def bound(self) -> float:
@@ -102,14 +166,15 @@ class Covering:
 
         b^p = b^{p−1}·Σ terms on every cell, so each term has its share of the integral.
         """
+        terms = self.cells.terms
         if self.norm is None or self.shares is None:
-            values = {name: float(term.flat[np.argmax(self.leaf_bounds)]) for name, term in self.terms.items()}
+            values = {name: float(term.flat[np.argmax(self.leaf_bounds)]) for name, term in terms.items()}
             return {name: value for name, value in values.items() if value > 0}
         rows, worst = np.arange(len(self.leaf_bounds)), np.argmax(self.leaf_bounds, axis=1)
         largest = np.maximum(self.leaf_bounds.max(axis=1), TINIEST)
         with np.errstate(invalid="ignore", over="ignore"):
             parts = {
-                name: (self.shares * term[rows, worst] / largest).sum() * self.norm for name, term in self.terms.items()
+                name: (self.shares * term[rows, worst] / largest).sum() * self.norm for name, term in terms.items()
             }
         return {name: float(up(part, 16)) for name, part in parts.items() if part > 0}
 
@@ -158,66 +223,20 @@ def branch_and_bound(
     return search.proof([], complete=True)
 
 
-@dataclass(frozen=True, eq=False)
-class CellBounds:
-    """Cells with the best bound known for each."""
-
-    level: Int[np.ndarray, " cells"]
-    index: Int[np.ndarray, "cells d"]
-    upper: Float[np.ndarray, "cells outputs"]
-    kind: Int[np.ndarray, " cells"]
-    floor: Float[np.ndarray, " cells"]
-    terms: dict[str, Float[np.ndarray, "cells outputs"]]
-
-    @classmethod
-    def unknown(cls, level: int, index: Int[np.ndarray, "cells d"], outputs: int) -> CellBounds:
-        n = len(index)
-        levels, kinds = np.full(n, level), np.zeros(n, dtype=np.int64)
-        return cls(levels, index, np.full((n, outputs), np.inf), kinds, np.zeros(n), {})
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def improve(self, rows: Int[np.ndarray, " some"], number: int, kind: Kind, found: Bounds) -> None:
-        """Keep the bounds found on these rows where they are better."""
-        better = found.upper.max(axis=1) < self.upper[rows].max(axis=1)
-        rows = rows[better]
-        self.upper[rows], self.kind[rows], self.floor[rows] = found.upper[better], number, found.floors[better]
-        for term in self.terms.values():
-            term[rows] = 0.0
-        for name, term in (found.terms or {kind.name: found.upper}).items():
-            self.terms.setdefault(name, np.zeros(self.upper.shape))[rows] = term[better]
-
-    @classmethod
-    def _columns(cls) -> list[str]:
-        """The fields that have an entry for each cell, those of subclasses included."""
-        return [field.name for field in dataclasses.fields(cls) if field.name != "terms"]
-
-    def where(self, rows: np.ndarray | slice) -> Self:
-        terms = {name: term[rows] for name, term in self.terms.items()}
-        return dataclasses.replace(self, terms=terms, **{name: getattr(self, name)[rows] for name in self._columns()})
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        names = dict.fromkeys(name for part in parts for name in part.terms)
-        terms = {
-            name: np.concatenate([part.terms.get(name, np.zeros(part.upper.shape)) for part in parts]) for name in names
-        }
-        columns: dict[str, Any] = {
-            name: np.concatenate([getattr(part, name) for part in parts]) for name in cls._columns()
-        }
-        return dataclasses.replace(parts[0], terms=terms, **columns)
-
-
 def best_of(
-    kinds: Sequence[Kind], box: Box, level: int, index: Int[np.ndarray, "cells d"], goal: Goal, seen: float = 0.0
+    kinds: Sequence[Kind],
+    box: Box,
+    level: int | Int[np.ndarray, " cells"],
+    index: Int[np.ndarray, "cells d"],
+    goal: Goal,
+    seen: float = 0.0,
 ) -> tuple[CellBounds, float]:
     """The best bound on every cell, and the largest error seen; kinds are tried until one meets the goal."""
     centres, radii = cell_boxes(box, level, index)
     known: CellBounds | None = None
     for number, kind in enumerate(kinds):
         largest = np.full(len(index), np.inf) if known is None else known.upper.max(axis=1)
-        rows = np.flatnonzero(np.isinf(largest) | (largest > goal.value) & (not kind.is_fallback))
+        rows = np.flatnonzero(np.isinf(largest) | (largest > goal.value))
         if not len(rows):
             continue
         found = kind.bounds(centres[rows], radii[rows], goal)
@@ -227,12 +246,6 @@ def best_of(
     if known is None:
         raise InputError("a proof by cells needs a kind of bound for them; none was given.")
     return known, seen
-
-
-def leaves_of(kinds: Sequence[Kind], known: CellBounds) -> tuple[Leaf, ...]:
-    """All of these cells as leaves."""
-    rows = zip(known.kind.tolist(), known.level.tolist(), known.index.tolist(), strict=True)
-    return tuple(Leaf(kinds[kind].name, kinds[kind].order, level, tuple(index)) for kind, level, index in rows)
 
 
 @dataclass(eq=False)
@@ -269,6 +282,4 @@ class _Branching:
         return known.where(~done)
 
     def proof(self, unfinished: Sequence[CellBounds], *, complete: bool) -> Covering:
-        known = CellBounds.joined([*self.leaves, *unfinished])
-        leaves, (seen, goal) = leaves_of(self.kinds, known), (self.seen, self.goal)
-        return Covering(self.box, leaves, known.upper, known.terms, seen, goal, self.examined, complete)
+        return Covering(self.box, self.kinds, CellBounds.joined([*self.leaves, *unfinished]), complete, self.seen)

@@ -10,6 +10,8 @@ import numpy as np
 from attnc.numerics.arrays import Float, Int
 from attnc.targets.box import Box
 
+_INDEX_BITS = 56  # a level and an index below 2^56 are one number of 63 bits: levels are below 128
+
 
 def cells(d: int, level: int) -> Int[np.ndarray, "cells d"]:
     """All cells of a level, neighbours near each other: children of one parent are adjacent."""
@@ -27,16 +29,21 @@ def children(index: Int[np.ndarray, "cells d"]) -> Int[np.ndarray, "children d"]
 
 
 def cell_boxes(
-    box: Box, level: int, index: Int[np.ndarray, "cells d"]
+    box: Box, level: int | Int[np.ndarray, " cells"], index: Int[np.ndarray, "cells d"]
 ) -> tuple[Float[np.ndarray, "cells d"], Float[np.ndarray, "cells d"]]:
-    """Centres c and radii r in float64: {c + rτ : τ ∈ [−1, 1]^d} contains the cell, and is larger by rounding alone."""
+    """Centres c and radii r in float64: {c + rτ : τ ∈ [−1, 1]^d} contains the cell, and is larger by rounding alone.
+
+    The cells are of one level, or of one level each.
+    """
     centres, radii = np.empty(index.shape), np.empty(index.shape)
+    first_of_level = np.full(len(index), level, np.int64) << _INDEX_BITS
     for axis, (lo, hi) in enumerate(zip(box.lo.tolist(), box.hi.tolist(), strict=True)):
         (start, den), (end, den_hi) = lo.as_integer_ratio(), hi.as_integer_ratio()
         scale = max(den, den_hi)  # both are powers of two
         start, end = start * (scale // den), end * (scale // den_hi)
-        distinct, where = np.unique(index[:, axis], return_inverse=True)
-        found = [_covering(start, end - start, scale, level, i) for i in distinct.tolist()]
+        distinct, where = np.unique(first_of_level + index[:, axis], return_inverse=True)
+        cells_there = zip(*(part.tolist() for part in np.divmod(distinct, 1 << _INDEX_BITS)), strict=True)
+        found = [_covering(start, end - start, scale, *cell) for cell in cells_there]
         centres[:, axis], radii[:, axis] = np.array(found).reshape(-1, 2)[where.ravel()].T
     return centres, radii
 

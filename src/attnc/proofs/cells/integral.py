@@ -17,7 +17,7 @@ import numpy as np
 
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
-from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, best_of, leaves_of
+from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, best_of
 from attnc.proofs.cells.dyadic import cells, children
 from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.targets.box import Box
@@ -69,18 +69,15 @@ def bound_integral(
             complete = False
             break
         examined += len(rows) << d
-        halves = []
-        for level in np.unique(known.level[rows]).tolist():
-            parents = known.where(rows[known.level[rows] == level])
-            found, _ = best_of(kinds, box, level + 1, children(parents.index), SHARP)
-            halves.append(_with_gains(found, _adds(found, p, unit, d), parents))
-        known = _WeighedCells.joined([known.where(np.delete(np.arange(len(known)), rows)), *halves])
+        parents = known.where(rows[np.argsort(known.level[rows], kind="stable")])
+        found, _ = best_of(kinds, box, np.repeat(parents.level + 1, 1 << d), children(parents.index), SHARP)
+        halves = _with_gains(found, _adds(found, p, unit, d), parents)
+        known = _WeighedCells.joined([known.where(np.delete(np.arange(len(known)), rows)), halves])
         budget.report(examined / budget.cells)
     known = known.where(np.argsort(known.level, kind="stable"))
     with np.errstate(invalid="ignore"):
         shares = known.adds / max(total, TINIEST)
-    leaves = leaves_of(kinds, known)
-    return Covering(box, leaves, known.upper, known.terms, 0.0, goal, examined, complete, norm, shares)
+    return Covering(box, kinds, known, complete, norm=norm, shares=shares)
 
 
 def _adds(found: CellBounds, p: float, unit: float, d: int) -> Float[np.ndarray, " cells"]:

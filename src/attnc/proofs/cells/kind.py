@@ -78,11 +78,6 @@ class Kind(abc.ABC):
         return None
 
     @property
-    def is_fallback(self) -> bool:
-        """Whether this kind is tried only on cells for which no other kind gives a finite bound."""
-        return False
-
-    @property
     def covers_computed_weights(self) -> bool:
         """Whether the bounds hold for the softmax weights that engines compute, and not only for the exact ones."""
         return False
@@ -90,37 +85,3 @@ class Kind(abc.ABC):
     @abc.abstractmethod
     def bounds(self, centres: Float[np.ndarray, "cells d"], radii: Float[np.ndarray, "cells d"], goal: Goal) -> Bounds:
         """Bounds for every cell; ∞ where there is none. They need not be sharper than the goal asks for."""
-
-
-@dataclass(frozen=True, eq=False)
-class WrappedKind(Kind):
-    """A kind that changes the bounds of another, and goes by its name."""
-
-    kind: Kind
-
-    @property
-    def name(self) -> str:
-        return self.kind.name
-
-    @property
-    def order(self) -> int | None:
-        return self.kind.order
-
-    @property
-    def is_fallback(self) -> bool:
-        return self.kind.is_fallback
-
-    @property
-    def covers_computed_weights(self) -> bool:
-        return self.kind.covers_computed_weights
-
-    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        return self.kind.bounds(centres, radii, goal)
-
-
-class Fallback(WrappedKind):
-    """A kind for the cells on which all others fail."""
-
-    @property
-    def is_fallback(self) -> bool:
-        return True

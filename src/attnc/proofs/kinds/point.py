@@ -6,9 +6,9 @@ rounding of engines is added; no sample of the network is taken on trust.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,14 +17,15 @@ from attnc.ir.program import Program
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Term
 from attnc.numerics.jet_tables import num_monomials
-from attnc.proofs.cells.kind import Bounds, Goal, Kind
+from attnc.numerics.rounding import up
+from attnc.proofs.cells.kind import Goal
 from attnc.proofs.kinds.rounded import RoundedKind, StageRounding
-from attnc.proofs.kinds.taylor import taylor_bounds
+from attnc.proofs.kinds.taylor import TaylorKind
 from attnc.proofs.margins import POINT_ROUNDING
 from attnc.proofs.proof import Points, Proof
 from attnc.proofs.prover import ProofRequest, Prover
 from attnc.proofs.rounding.program import roundings
-from attnc.proofs.stages.extraction import OneStage, stages
+from attnc.proofs.stages.extraction import stages
 from attnc.targets.expressions.taylor import Taylor
 from attnc.targets.target import Target
 
@@ -32,20 +33,13 @@ POINTS_AT_ONCE = 1024  # points that are proved between two checks of the time; 
 MAX_STORED = 2**20  # the most numbers of a table that a certificate repeats for a checker: 20 MB of JSON
 
 
-@dataclass(frozen=True, eq=False)
-class PointKind(Kind):
-    """The values that a stage should have at the centres of cells of width 0, in their order."""
-
-    stage: OneStage
-    values: Float[np.ndarray, "points outputs"]
-    name = "point"
-
-    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        mid = np.zeros((*self.values.shape, num_monomials(centres.shape[1], 1)))
-        mid[:, :, 0] = self.values
-        wanted = Taylor(mid, np.zeros_like(mid), np.zeros(self.values.shape))
-        found = taylor_bounds(self.stage, wanted, centres, radii, 1, goal)
-        return Bounds(found.upper, {"approximation": found.upper}, found.seen, found.floor)
+def constants(
+    values: Float[np.ndarray, "points outputs"], centres: np.ndarray, radii: np.ndarray, degree: int
+) -> Taylor:
+    """The values that a stage should have at cells of width 0, in their order, as polynomials."""
+    mid = np.zeros((*values.shape, num_monomials(centres.shape[1], degree)))
+    mid[:, :, 0] = values
+    return Taylor(mid, np.zeros_like(mid), np.zeros(values.shape))
 
 
 class PointProver(Prover):
@@ -71,9 +65,10 @@ class PointProver(Prover):
             if time.monotonic() - began > request.seconds:
                 raise ProgramError(f"{request.seconds:g} seconds are not enough to prove all {len(points):,} points")
             rows = slice(start, start + POINTS_AT_ONCE)
-            kind = RoundedKind(PointKind(stage, values[rows][:, outputs]), rounding)
+            kind = RoundedKind(TaylorKind(stage, functools.partial(constants, values[rows][:, outputs]), 1), rounding)
             bounds = kind.bounds(points[rows], np.zeros_like(points[rows]), Goal(np.inf))
-            parts.append((bounds.upper, bounds.terms["approximation"], bounds.terms["rounding"]))
+            off = up(bounds.terms["approximation"] + bounds.terms["remainder"])
+            parts.append((bounds.upper, off, bounds.terms["rounding"]))
             request.report((start + POINTS_AT_ONCE) / len(points))
         upper, off, rounded = (np.concatenate(column) for column in zip(*parts, strict=True))
         total = np.nan_to_num(upper, nan=math.inf, posinf=math.inf)

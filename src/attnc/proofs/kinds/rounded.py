@@ -10,7 +10,7 @@ import numpy as np
 from attnc.ir.rounding import NEGLIGIBLE
 from attnc.numerics.arrays import Float
 from attnc.numerics.rounding import gamma, up
-from attnc.proofs.cells.kind import Bounds, Goal, WrappedKind
+from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.margins import LEAF_ROOM, STAGE_ROUNDING
 from attnc.proofs.rounding.program import Roundings, sizes_at
 from attnc.proofs.rounding.stage import rounding_bounds
@@ -60,13 +60,22 @@ class StageRounding:
 
 
 @dataclass(frozen=True, eq=False)
-class RoundedKind(WrappedKind):
+class RoundedKind(Kind):
     """The bounds of a kind, with room for the checker, and with the rounding of engines on the cell."""
 
+    kind: Kind
     rounding: StageRounding
 
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    @property
+    def order(self) -> int | None:
+        return self.kind.order
+
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        if self.covers_computed_weights:
+        if self.kind.covers_computed_weights:
             found = self.kind.bounds(centres, radii, goal).enlarged(1 + LEAF_ROOM)
             rounding = self.rounding.over(centres, radii, for_any_weights=True)
             return self._sum(found, rounding, rounding)

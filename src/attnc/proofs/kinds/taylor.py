@@ -55,58 +55,51 @@ _FINEST = 22  # log₂ of the largest number of cells for which an order is cons
 _MOST_AT_ONCE = 12  # log₂ of the largest number of cells to start from: those examined at a time
 
 
+Model = Callable[[np.ndarray, np.ndarray, int], Taylor]
+"""(centres, radii, degree) → polynomials of f on every cell, with their errors."""
+
+
 @dataclass(frozen=True, eq=False)
 class TaylorKind(Kind):
-    """Taylor polynomials of one order on both sides; no bound where the expression has a kink inside the cell."""
+    """A model of f against Taylor polynomials of the network, of one degree; no bound where the model has none."""
 
     stage: OneStage
-    expression: Expression
+    model: Model
     degree: int
     name = "taylor"
 
+    @classmethod
+    def of(cls, stage: OneStage, expression: Expression, degree: int) -> TaylorKind:
+        """Taylor polynomials on both sides: no bound where the expression has a kink inside the cell."""
+        return cls(stage, functools.partial(taylor, expression), degree)
+
+    @classmethod
+    def at_kinks(cls, stage: OneStage, expression: Expression, box: Box) -> TaylorKind:
+        """The expression by its gradients over the cell, at a kink by the hull of both sides.
+
+        It is stored as a Taylor leaf: a checker that finds a kink inside the cell does the same.
+        """
+        return cls(stage, functools.partial(mean_value_model, expression, box), MEAN_VALUE_ORDER)
+
     @property
-    def order(self) -> int:
+    def order(self) -> int | None:
         return self.degree
 
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        f = taylor(self.expression, centres, radii, self.degree)
+        f = self.model(centres, radii, self.degree)
         return taylor_bounds(self.stage, f, centres, radii, self.degree, goal)
 
 
-@dataclass(frozen=True, eq=False)
-class MeanValueKind(Kind):
-    """The expression by its gradients over the cell, at a kink by the hull of both sides.
+class InterpolantKind(TaylorKind):
+    """Interpolants of f. A leaf does not state their degree: without the code of f no checker can prove it again."""
 
-    It is stored as a Taylor leaf: a checker that finds a kink inside the cell does the same.
-    """
-
-    stage: OneStage
-    expression: Expression
-    box: Box
-    name = "taylor"
-    order = MEAN_VALUE_ORDER
-
-    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        f = mean_value_model(self.expression, self.box, centres, radii, MEAN_VALUE_ORDER)
-        return taylor_bounds(self.stage, f, centres, radii, MEAN_VALUE_ORDER, goal)
-
-
-@dataclass(frozen=True, eq=False)
-class InterpolantKind(Kind):
-    """Interpolants of f against Taylor polynomials of the network, of at least as high a degree as there are variables.
-
-    The degree is not stated with a leaf: without the code of f no checker can prove the leaf again.
-    """
-
-    stage: OneStage
-    target: FunctionTarget
-    degree: int
     name = "interpolant"
+    order = None
 
-    def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        degree = max(self.degree, self.target.box.d)
-        f = interpolant(self.target, centres, radii, degree)
-        return taylor_bounds(self.stage, f, centres, radii, degree, goal)
+    @classmethod
+    def at_corners(cls, stage: OneStage, target: FunctionTarget, degree: int) -> InterpolantKind:
+        """Multilinear interpolants at the corners: their degree is at least the number of variables."""
+        return cls(stage, functools.partial(interpolant, target), max(degree, target.box.d))
 
 
 def taylor_bounds(
@@ -298,9 +291,9 @@ def _coarsest(kind: Kind, box: Box, places: np.ndarray, goal: Goal, finest: int)
     """
 
     def are_met(levels: Sequence[int]) -> Bool[np.ndarray, " levels"]:
-        boxes = [cell_boxes(box, level, np.floor(places * 2.0**level).astype(np.int64)) for level in levels]
-        centres, radii = (np.concatenate(parts) for parts in zip(*boxes, strict=True))
-        met = kind.bounds(centres, radii, goal).meet(goal.value)
+        level = np.repeat(levels, len(places))
+        index = np.floor(np.tile(places, (len(levels), 1)) * 2.0 ** level[:, None]).astype(np.int64)
+        met = kind.bounds(*cell_boxes(box, level, index), goal).meet(goal.value)
         return np.asarray(met.reshape(len(levels), -1).mean(axis=1) >= _MOST_PILOTS)
 
     if box.d == 1:

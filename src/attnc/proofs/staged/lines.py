@@ -22,14 +22,14 @@ import numpy as np
 
 from attnc.errors import ProgramError
 from attnc.ir.soft_head import Enclosed, SoftHead
-from attnc.numerics.arrays import Float, Int
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.rounding import TINIEST, UNIT_ROUNDOFF, down, gamma, up
-from attnc.proofs.cells.branching import MAX_LEVEL, Budget, Covering, Leaf, branch_and_bound
+from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, branch_and_bound
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.proofs.kinds.selection import SelectionKind
-from attnc.proofs.kinds.taylor import MeanValueKind, TaylorKind
+from attnc.proofs.kinds.taylor import TaylorKind
 from attnc.proofs.margins import LEAF_ROOM
 from attnc.proofs.rounding.program import HeadRoundings, Roundings, ScoreRoundings, roundings, sizes_at
 from attnc.proofs.rounding.stage import rounding_bounds
@@ -62,8 +62,8 @@ WORTH_HALVING = 0.8
 CHECKED_HALVINGS = 4
 """log₂ of the number of parts on which the checker bounds the rounding of a leaf of one variable."""
 
-CellBounds = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""(centres, radii) → a bound for every cell."""
+LineRounding = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(centres, radii) → the rounding of every cell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,33 +381,25 @@ def prove_line(
     expression = function_of_t(tree)
     target = _LineTarget(expression, box)
     samples = np.linspace(lo, hi, SAMPLES)[:, None]
-    at_kinks = MeanValueKind(stage, expression, box)
-    kinds: list[Kind] = [TaylorKind(stage, expression, LINE_ORDER), SelectionKind(stage, target), at_kinks]
+    at_kinks = TaylorKind.at_kinks(stage, expression, box)
+    kinds: list[Kind] = [TaylorKind.of(stage, expression, LINE_ORDER), SelectionKind(stage, target), at_kinks]
     carried = [0.0 if head.carried is None else np.abs(head.carried.mid[..., 0]) * box.magnitude for head in heads]
     values = [np.abs(head.values.mid) + moving for head, moving in zip(heads, carried, strict=True)]
     floor = LEAST_GOAL * max(float(np.abs(array).max()) for array in (expression(samples), *values))
     budget = Budget(seconds=seconds)
     proof = branch_and_bound(kinds, box, tolerance=tolerance, floor=floor, start_level=FIRST_LEVEL, budget=budget)
-    finer = _finer(proof, kinds[0], least_level)
-    return dataclasses.replace(finer, leaf_bounds=up(finer.leaf_bounds * (1 + LEAF_ROOM))), box, held
+    finer = _finer(proof, least_level)
+    cells = dataclasses.replace(finer, upper=up(finer.upper * (1 + LEAF_ROOM)))
+    return dataclasses.replace(proof, cells=cells), box, held
 
 
-def _finer(proof: Covering, kind: Kind, least_level: int) -> Covering:
-    """Cut wide leaves into cells of this level, each with a bound of its own where that is smaller."""
-    depths = [max(0, least_level - leaf.level) for leaf in proof.leaves]
-    owner = np.repeat(np.arange(len(depths)), [2**depth for depth in depths])
-    leaves, upper = list[Leaf](), proof.leaf_bounds[owner]
-    for leaf, depth in zip(proof.leaves, depths, strict=True):
-        index = range(leaf.index[0] << depth, leaf.index[0] + 1 << depth)
-        leaves += [dataclasses.replace(leaf, level=leaf.level + depth, index=(i,)) for i in index]
-    rows = np.flatnonzero(np.array(depths)[owner])
+def _finer(proof: Covering, least_level: int) -> CellBounds:
+    """Cut wide leaves into cells of this level, each with a bound of its own by the first kind, where it is smaller."""
+    depth, kind = np.maximum(0, least_level - proof.cells.level), proof.kinds[0]
+    finer, rows = proof.cells.cut(depth), np.flatnonzero(np.repeat(depth, 1 << depth))
     if len(rows):
-        cells = cell_boxes(proof.box, least_level, np.array([leaves[row].index for row in rows.tolist()]))
-        found = kind.bounds(*cells, SHARP).upper
-        for row in rows[(found < upper[rows]).all(axis=1)].tolist():
-            leaves[row] = dataclasses.replace(leaves[row], kind=kind.name, order=kind.order)
-        upper[rows] = np.minimum(upper[rows], found)
-    return dataclasses.replace(proof, leaves=tuple(leaves), leaf_bounds=upper, terms={"head": upper})
+        finer.improve(rows, 0, kind, kind.bounds(*cell_boxes(proof.box, least_level, finer.index[rows]), SHARP))
+    return finer
 
 
 class _LineTarget(ExpressionTarget):
@@ -423,62 +415,36 @@ def _is_defined(tree: Node, lo: float, hi: float) -> bool:
     return bool(np.isfinite(found.lo).all() and np.isfinite(found.hi).all())
 
 
-def rounded_leaves(bounds: CellBounds, proof: Covering) -> tuple[float, Covering]:
+def rounded_leaves(bounds: LineRounding, proof: Covering) -> tuple[float, Covering]:
     """The largest bound of any cell, and the proof by leaves that each hold at most 2^CHECKED_HALVINGS of these cells.
 
     Cells are halved where the bound is largest, as long as that makes it smaller.
     """
-    level, index = _cells(proof)
-    upper, owner, idle = bounds(*_boxes(proof.box, level, index)), np.arange(len(level)), 0
+    known, idle = proof.cells, 0
+    level, index, depth = known.level, known.index, np.zeros_like(known.level)  # the depth of a cell below its leaf
+    upper = bounds(*cell_boxes(proof.box, level, index))
     while idle < MOST_IDLE and len(level) < MOST_ROUNDING_CELLS:
         largest = upper.max()
         wide = (upper > largest / 2) & (level < MAX_LEVEL)
         new = np.tile(level[wide] + 1, 2), np.concatenate([2 * index[wide], 2 * index[wide] + 1])
-        found = bounds(*_boxes(proof.box, *new)) if wide.any() else upper[:0]
+        found = bounds(*cell_boxes(proof.box, *new)) if wide.any() else upper[:0]
         level, index = np.concatenate([level[~wide], new[0]]), np.concatenate([index[~wide], new[1]])
-        upper, owner = np.concatenate([upper[~wide], found]), np.concatenate([owner[~wide], np.tile(owner[wide], 2)])
+        upper, depth = (
+            np.concatenate([upper[~wide], found]),
+            np.concatenate([depth[~wide], np.tile(depth[wide] + 1, 2)]),
+        )
         idle = 0 if upper.max() < WORTH_HALVING * largest else idle + 1
-    return float(upper.max()), _halved_leaves(proof, owner, level, index)
+    halved = {
+        (deep - above, i >> above)
+        for deep, i, below in zip(level.tolist(), index[:, 0].tolist(), depth.tolist(), strict=True)
+        for above in range(CHECKED_HALVINGS + 1, below + 1)
+    }
+    while any(cuts := [cell in halved for cell in zip(known.level.tolist(), known.index[:, 0].tolist(), strict=True)]):
+        known = known.cut(np.array(cuts, np.int64))
+    return float(upper.max()), dataclasses.replace(proof, cells=known)
 
 
 def leaf_intervals(proof: Covering) -> Interval:
     """The leaves of a line, in their order."""
-    centres, radii = _boxes(proof.box, *_cells(proof))
+    centres, radii = cell_boxes(proof.box, proof.cells.level, proof.cells.index)
     return Interval(down(centres - radii)[:, 0], up(centres + radii)[:, 0])
-
-
-def _cells(proof: Covering) -> Int[np.ndarray, "two leaves"]:
-    """The level and the index of every leaf of a line."""
-    return np.array([(leaf.level, leaf.index[0]) for leaf in proof.leaves], np.int64).T
-
-
-def _boxes(
-    box: Box, level: Int[np.ndarray, " cells"], index: Int[np.ndarray, " cells"]
-) -> tuple[Float[np.ndarray, "cells 1"], Float[np.ndarray, "cells 1"]]:
-    """Centres and radii of cells of several levels."""
-    found = np.empty((2, len(level), 1))
-    for each in np.unique(level).tolist():
-        rows = level == each
-        found[:, rows] = cell_boxes(box, each, index[rows][:, None])
-    return found[0], found[1]
-
-
-def _halved_leaves(proof: Covering, owner: np.ndarray, level: np.ndarray, index: np.ndarray) -> Covering:
-    """Halve leaves until no cell is more than CHECKED_HALVINGS levels below its leaf."""
-    halved = {
-        (deep - above, i >> above)
-        for leaf, deep, i in zip(owner.tolist(), level.tolist(), index.tolist(), strict=True)
-        for above in range(CHECKED_HALVINGS + 1, deep - proof.leaves[leaf].level + 1)
-    }
-    leaves, numbers = list[Leaf](), list[int]()
-    for number, leaf in enumerate(proof.leaves):
-        pending = [(leaf.level, leaf.index[0])]
-        while pending:
-            cell = pending.pop()
-            if cell in halved:
-                pending += [(cell[0] + 1, 2 * cell[1] + side) for side in (1, 0)]
-            else:
-                leaves.append(dataclasses.replace(leaf, level=cell[0], index=(cell[1],)))
-                numbers.append(number)
-    terms = {name: term[numbers] for name, term in proof.terms.items()}
-    return dataclasses.replace(proof, leaves=tuple(leaves), leaf_bounds=proof.leaf_bounds[numbers], terms=terms)
