@@ -28,17 +28,17 @@ class NormProof(Proof):
         self.subjects = [replace(subject, bounds=evidence.bounds)]
 
     def prove(self, job: Job) -> float:
-        """A bound of ∫|f − network|^p over the leaf."""
+        """A bound of ∫|f − network|^p over the leaf, in units of bound^p: powers of small bounds would underflow."""
         (subject,), n = self.subjects, job[1]
         leaf = subject.leaves[n]
         assert leaf.cell is not None  # norms are of bounded boxes, which have no tails
         volume = math.prod((hi - lo for lo, hi in subject.sides(leaf.cell)), start=fmpq(1))
         found = subject.prove(leaf, subject.bounds[n], LOOSE).upper()
-        power = arb(volume) * found**self.p if found > 0 else arb(0)
+        power = arb(volume) * (found / self.bound) ** self.p if found > 0 else arb(0)
         return math.nextafter(float(power.upper()), math.inf)
 
     def conclude(self, found: Iterable[float]) -> float:
-        norm = sum(map(arb, found), arb(0)) ** (1 / self.p)
+        norm = self.bound * sum(map(arb, found), arb(0)) ** (1 / self.p)
         if not norm <= self.bound:
             raise Refused(f"the leaves add up to the norm {float(norm):.9g}, the bound is {self.bound:.9g}")
         return float(norm)
