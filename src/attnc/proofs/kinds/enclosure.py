@@ -153,7 +153,7 @@ def cut_wide(
 ) -> tuple[Interval, Int[np.ndarray, " pieces"]]:
     """Halves along the inputs that change the scores most, and the box that each is a piece of."""
     parent, effects = np.arange(len(boxes)), spreads * (boxes.hi - boxes.lo)
-    for _ in range(most_cuts):
+    for _ in range(min(most_cuts, len(spreads))):
         axis, wide = np.argmax(effects, axis=1), effects.max(axis=1) > CUT_ABOVE
         if not wide.any():
             break
