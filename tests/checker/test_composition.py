@@ -42,6 +42,7 @@ def composed(text, eps, dtype="float64"):
         ("relu(a*a - b) + sin(c) + cos(d) + f", 1e-1, "float64"),  # a*a is a square, and not below 0
         ("tanh(5*tanh(5*tanh(5*a*b) + b) + a)", 1e-2, "float64"),  # no slope of tanh may seem to be above 1
         ("a**2*gelu(min(c, b))", 1e-3, "float32"),  # the carrier is smaller than gelu of its argument seems to be
+        ("1.463*x + abs(3.514 - 1.138*x)", 1e-4, "float32"),  # the sizes of values are measured along t
         ("relu(sin(a) - b - c - d + f + g - h)", 1e-3, "float32"),  # what keys share of the rounding of a query
     ],
 )

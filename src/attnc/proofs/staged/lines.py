@@ -153,7 +153,7 @@ class Channel:
                 f"the scores of {self.name} do not depend on the claimed combination of its inputs alone: they differ "
                 f"by {slack:.3g}, at most {MOST_SCORE_SLACK} is allowed"
             )
-        rounds = tuple(self._flat_roundings(self.roundings.heads[number], argument) for number in self.numbers)
+        rounds = tuple(self._flat_roundings(number, argument, carrier is None) for number in self.numbers)
         beside = float(up(gamma(self.roundings.count, self.roundings.unit) * self._added_size, 4))
         peak = float(up(self.roundings.peak * (1 + self._reach.sum()) ** 2, 8))
         return HeadLine(heads, float(up(sum(offs), len(offs))), rounds, beside, peak, self.roundings.dtype)
@@ -199,13 +199,14 @@ class Channel:
         line = SoftHead(Enclosed.exact(kappa[:, None]), offsets, Enclosed.exact(values[:, None]), gates)
         return line, float(up(off.max(initial=0.0)))
 
-    def _flat_roundings(self, rounds: HeadRoundings, argument: StateForm) -> HeadRoundings:
+    def _flat_roundings(self, number: int, argument: StateForm, values_along: bool) -> HeadRoundings:
         """The roundings of a head as a function of t, over all states.
 
         Where t = w·u_i + constant reads one channel, |u_i| ≤ (|t| + |constant|)/|w| in a cell. The other channels are
-        taken as large as they get (`_sizes_along`).
+        taken as large as they get (`_sizes_along`), and so are all channels for values that follow a carrier. The
+        checker measures the same sizes.
         """
-        reach, n = self._reach, 1 + self._reach.sum()
+        rounds, reach, n = self.roundings.heads[number], self._reach, 1 + self._reach.sum()
         lost = up(rounds.score_underflow * n**2, 8)
 
         def with_lost(rows: Float[np.ndarray, "keys forms"]) -> np.ndarray:
@@ -217,9 +218,10 @@ class Channel:
             query, own, added = (_sizes_along(rows, argument, reach) for rows in forms)
             fine = ScoreRoundings(query, fine.keys, own, added, fine.num_terms)
         crude = _sizes_along(with_lost(rounds.score_errors), argument, reach)
-        sizes = sizes_at(rounds.value_sizes[:, self.column], reach[None])[0]
+        values = rounds.value_sizes[:, self.column]
+        sizes = _sizes_along(values if values_along else sizes_at(values, reach[None]).T, argument, reach)
         spent = up(rounds.underflow[[self.column]] * n, 4)
-        return HeadRoundings(crude, np.zeros(len(lost)), sizes[:, None, None], rounds.count, rounds.depth, spent, fine)
+        return HeadRoundings(crude, np.zeros(len(lost)), sizes[:, None], rounds.count, rounds.depth, spent, fine)
 
 
 def channels_of(
@@ -310,7 +312,9 @@ def ratios(
 def _sizes_along(
     rows: Float[np.ndarray, "rows forms"], argument: StateForm, reach: Float[np.ndarray, " channels"]
 ) -> Float[np.ndarray, "rows two"]:
-    """Forms of (|u|, 1) as forms of (|t|, 1) that are no smaller on any state."""
+    """Forms of (|u|, 1), or constants, as forms of (|t|, 1) that are no smaller on any state."""
+    if rows.shape[1] == 1:
+        return np.pad(rows, ((0, 0), (1, 0)))
     slopes, elsewhere = np.zeros(len(rows)), reach.copy()
     (read,) = np.nonzero(argument.weights)
     if len(read) == 1:
