@@ -8,7 +8,12 @@ import attnc
 from attnc_checker import check
 from checker.tampering import change_weight, changes, edit, proved, refusal, reproved, saved_once
 
-CASES = [("floor(2*x) + sin(x)", 1, 0.5), ("sign(x)", 3.5, 0.4), ("floor(x + 0.3)", 2, 0.3), ("1e-300*sign(x)", 2, 5e-301)]
+CASES = [
+    ("floor(2*x) + sin(x)", 1, 0.5),
+    ("sign(x)", 3.5, 0.4),
+    ("floor(x + 0.3)", 2, 0.3),
+    ("1e-300*sign(x)", 2, 5e-301),
+]
 saved = saved_once(lambda path: attnc.compile("floor(2*x) + sin(x)", [(-1, 1)], eps=0.5, norm=2).save(path))
 
 
