@@ -26,29 +26,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from flint import arb, arb_mat
 
 from attnc_checker.forms import Head, Key, Terms, dense
 from attnc_checker.jets import Poly, above, add, norm, variable
+from attnc_checker.ranges import Box
 from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
 FAR = 60
 """Keys whose scores are behind by more than this on a whole box are left out there: e^−60 is counted for each."""
-
-
-@dataclass(frozen=True)
-class Box:
-    """centre ± half."""
-
-    centre: list[arb]
-    half: list[arb]
-
-    @property
-    def reach(self) -> list[arb]:
-        return [(abs(c) + r).upper() for c, r in zip(self.centre, self.half, strict=True)]
 
 
 class Average:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from attnc_checker.files import BadFile, Refused, typed
+from attnc_checker.files import BadFile, Refused, require, typed
 
 MAX_LEVEL = 128
 """Most halvings of the box along each axis: a finer cell is narrower than the last place of its ends."""
@@ -18,6 +18,7 @@ MAX_PRODUCTS = 2**24
 Ends = tuple[float, float]
 """The lower and the upper end of an interval."""
 
+TAYLOR, SELECTION, ENCLOSURE, TAIL = "taylor", "selection", "enclosure", "tail"
 Cell = tuple[int, tuple[int, ...]]
 """A level, and for each variable an index below 2^level."""
 
@@ -42,35 +43,30 @@ def _leaf(entry: Any, d: int) -> Leaf:
     """["taylor", order, level, i_1 … i_d], ["selection", level, …], alike "enclosure"; or ["tail", side]."""
     if not isinstance(entry, list) or not entry or not all(type(x) is int for x in entry[1:]):
         raise BadFile(f"the leaf {entry!r:.60} is no list of a kind and whole numbers")
-    kind, *numbers = entry
-    if kind == "tail" and numbers in ([-1], [1]):
+    (kind, *numbers), leaf = entry, f"the leaf {entry!r:.60}"
+    if kind == TAIL:
+        require(numbers in ([-1], [1]), f"{leaf} has no side, which is -1 or 1")
         return Leaf(kind, numbers[0], None)
-    if kind == "tail":
-        raise Refused(f"the leaf {entry!r:.60} has no side, which is -1 or 1")
-    if kind not in ("taylor", "selection", "enclosure"):
-        raise Refused(f"the leaf {entry!r:.60} is of an unknown kind")
-    if len(numbers) != 1 + d + (kind == "taylor"):
-        raise Refused(f"the leaf {entry!r:.60} has not the numbers of a cell in {d} variable(s)")
-    order, highest = numbers.pop(0) if kind == "taylor" else 1, MAX_ORDERS[min(d, len(MAX_ORDERS)) - 1]
-    if not 1 <= order <= highest:
-        raise Refused(f"the leaf {entry!r:.60} has an order that is not between 1 and {highest}")
-    if math.comb(2 * d + order + 1, order + 1) > MAX_PRODUCTS:
-        raise Refused(f"the leaf {entry!r:.60} has too high an order for {d} variables")
+    require(kind in (TAYLOR, SELECTION, ENCLOSURE), f"{leaf} is of an unknown kind")
+    num_numbers = 1 + d + (kind == TAYLOR)
+    require(len(numbers) == num_numbers, f"{leaf} has not the numbers of a cell in {d} variable(s)")
+    order, highest = numbers.pop(0) if kind == TAYLOR else 1, MAX_ORDERS[min(d, len(MAX_ORDERS)) - 1]
+    require(1 <= order <= highest, f"{leaf} has an order that is not between 1 and {highest}")
+    num_products = math.comb(2 * d + order + 1, order + 1)
+    require(num_products <= MAX_PRODUCTS, f"{leaf} has too high an order for {d} variables")
     level, *index = numbers
-    if not 0 <= level <= MAX_LEVEL or not all(0 <= i < 2**level for i in index):
-        raise Refused(f"the leaf {entry!r:.60} is out of range")
+    in_range = 0 <= level <= MAX_LEVEL and all(0 <= i < 2**level for i in index)
+    require(in_range, f"{leaf} is out of range")
     return Leaf(kind, order, (level, tuple(index)))
 
 
 def _require_cover(cells: list[Cell], d: int) -> None:
     """Cells that are distinct, none within another, and of volume one together, cover the box."""
     known, levels = set(cells), {level for level, _ in cells}
-    if len(known) < len(cells):
-        raise Refused("the leaves do not divide the box: a cell is stated twice")
+    require(len(known) == len(cells), "the leaves do not divide the box: a cell is stated twice")
     for level, index in cells:
         if any((up, tuple(i >> level - up for i in index)) in known for up in levels if up < level):
             raise Refused(f"the leaves do not divide the box: the cell {[level, *index]} lies within another")
     finest = max(levels, default=0)
     volume, whole = sum(2 ** (d * (finest - level)) for level, _ in cells), 2 ** (d * finest)
-    if volume != whole:
-        raise Refused(f"the leaves do not cover the box: they fill {volume} of its {whole} parts")
+    require(volume == whole, f"the leaves do not cover the box: they fill {volume} of its {whole} parts")

@@ -13,16 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flint import ctx
+from flint import arb, ctx
 
-from attnc_checker.claims import LARGEST, AtPoints, Claim, read_claim
+from attnc_checker.claims import AtPoints, ByLeaves, Claim, read_claim
+from attnc_checker.deep.chains import Chain, Links
 from attnc_checker.deep.claims import Stages
-from attnc_checker.deep.proof import ChainProof, StagedProof
-from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, Tensor, parse_safetensors, read_bytes, read_json
-from attnc_checker.norms import NormProof
-from attnc_checker.program import FLOATS
-from attnc_checker.proving import Job, LeavesProof, Proof
-from attnc_checker.tables import TableProof
+from attnc_checker.deep.composition import staged
+from attnc_checker.expressions import parse
+from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, Tensor, parse_safetensors, read_bytes, read_json, require
+from attnc_checker.leaves import Prover
+from attnc_checker.network import Reduction
+from attnc_checker.norms import by_leaves
+from attnc_checker.overflow import require_finite
+from attnc_checker.program import FLOATS, Program
+from attnc_checker.proving import AT_ONCE, Job, Proof
+from attnc_checker.rounding import Arithmetic
+from attnc_checker.tables import by_rows, constants
 
 MAIN, CERTIFICATE = "certificate.json", re.compile(r"certificate\.[A-Za-z0-9_-]+\.json")
 PRECISION = 128
@@ -59,10 +65,7 @@ class Verdict:
 
 def certificates(path: str | os.PathLike[str]) -> list[str]:
     """The names of all certificates in the folder, certificate.json first, whether it is there or not."""
-    try:
-        names = os.listdir(path)
-    except OSError:
-        names = []
+    names = (found.name for found in Path(path).glob("certificate.*.json"))
     return [MAIN, *sorted(name for name in names if CERTIFICATE.fullmatch(name))]
 
 
@@ -100,8 +103,7 @@ def _assumed(claim: Claim) -> tuple[str, ...]:
 
 
 def read(folder: Path, name: str = MAIN) -> Stored:
-    if not folder.is_dir():
-        raise BadFile(f"{folder} is not a folder")
+    require(folder.is_dir(), f"{folder} is not a folder", BadFile)
     certificate, config = read_json(folder / name), read_json(folder / "config.json")
     weights = read_bytes(folder / "model.safetensors", MAX_WEIGHTS)
     if config.get("format") != "attnc.network/1":
@@ -112,8 +114,7 @@ def read(folder: Path, name: str = MAIN) -> Stored:
         raise Refused(f"the certificate belongs to other weights: model.safetensors has SHA-256 {digest}")
     if config.get("variables") != list(claim.variables) or config.get("expression") != claim.expression:
         raise Refused(f"config.json and {name} differ in the variables or the expression")
-    if config.get("box") != certificate["box"]:
-        raise Refused(f"config.json and {name} differ in the box")
+    require(config.get("box") == certificate["box"], f"config.json and {name} differ in the box")
     structure, tensors = config.get("program"), parse_safetensors(weights)
     if name == MAIN:
         return claim, structure, tensors
@@ -125,14 +126,31 @@ def read(folder: Path, name: str = MAIN) -> Stored:
 
 def proof_of(claim: Claim, structure: object, tensors: dict[str, Tensor]) -> Proof:
     """The proof that the evidence of the claim calls for."""
-    evidence = claim.evidence
-    if isinstance(evidence, Stages):
-        return StagedProof(claim, evidence, structure, tensors)
+    evidence, arithmetic = claim.evidence, Arithmetic(claim.dtype)
     if isinstance(evidence, AtPoints):
-        return TableProof(claim, evidence, structure, tensors)
-    kind = ChainProof if any(leaf.kind == "enclosure" for leaf in evidence.leaves) else LeavesProof
-    by_leaves = kind(claim, evidence, structure, tensors)
-    return by_leaves if claim.norm == LARGEST else NormProof(claim, evidence, by_leaves)
+        function = constants(evidence.rows[0][len(claim.ends) :])
+    else:
+        function = parse(claim.expression, claim.variables)
+    program = Program(structure, tensors, len(claim.ends))
+    if claim.dtype not in (program.dtype, "real"):
+        raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {program.dtype}")
+    if len(function.outputs) != program.num_outputs:
+        raise Refused(f"the network has {program.num_outputs} output(s), the expression {len(function.outputs)}")
+    reach = [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
+    if isinstance(evidence, Stages):
+        reduction = Reduction(program, reach, is_deep=True)
+        proof = staged(claim, evidence, reduction, arithmetic)
+    elif isinstance(evidence, ByLeaves) and evidence.encloses:
+        reduction = links = Links(program, reach)
+        proof = by_leaves(claim, evidence, Chain.through(links, function, arithmetic, claim, evidence.cuts))
+    else:
+        reduction = Reduction(program, reach)
+        prover = Prover.of(reduction.stage(), function, arithmetic)
+        proof = (
+            by_rows(claim, evidence, prover) if isinstance(evidence, AtPoints) else by_leaves(claim, evidence, prover)
+        )
+    require_finite(program, reduction.reach)
+    return proof
 
 
 def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | None) -> float:
@@ -141,8 +159,7 @@ def _prove(proof: Proof, stored: Stored, processes: int, progress: Progress | No
         found.append(error)
         if progress:
             progress(len(found), len(jobs))
-    if len(found) != len(jobs):
-        raise Refused(f"only {len(found)} of {len(jobs)} leaves were looked at")
+    require(len(found) == len(jobs), f"only {len(found)} of {len(jobs)} leaves were looked at")
     return proof.conclude(found)
 
 
@@ -151,7 +168,7 @@ def _results(proof: Proof, jobs: list[Job], stored: Stored, processes: int) -> I
         yield from map(proof.prove, jobs)
     else:
         with ProcessPoolExecutor(processes, initializer=_start, initargs=stored) as pool:
-            yield from pool.map(_work, jobs, chunksize=Proof.at_once)
+            yield from pool.map(_work, jobs, chunksize=AT_ONCE)
 
 
 _own: list[Proof] = []

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from attnc_checker.cells import Ends, Leaf, read_leaves
+from attnc_checker.cells import ENCLOSURE, Ends, Leaf, read_leaves
 from attnc_checker.deep.claims import Stages, read_stages
-from attnc_checker.files import BadFile, Refused, field, typed
+from attnc_checker.files import BadFile, Refused, field, require, typed
 from attnc_checker.rounding import FORMATS
 
 NEEDED = "format weights_sha256 expression box dtype norm bound observed terms assumptions method leaves"
@@ -29,6 +29,11 @@ class ByLeaves:
     bounds: tuple[float, ...] | None
     cuts: Rows | None  # the points, for each variable, at which enclosure leaves are cut further
 
+    @property
+    def encloses(self) -> bool:
+        """Whether its leaves are enclosures: all are, or none."""
+        return self.leaves[0].kind == ENCLOSURE
+
 
 @dataclass(frozen=True)
 class AtPoints:
@@ -48,7 +53,6 @@ class Claim:
     bound: float
     dtype: str
     truncation: float  # the part of the bound for engines that leave out far keys
-    method: str
     norm: str
     evidence: ByLeaves | Stages | AtPoints
 
@@ -67,23 +71,19 @@ def read_claim(data: dict[str, Any]) -> Claim:
         raise Refused(f"the dtype {data['dtype']!r:.40} is none of {', '.join(FORMATS)}, real")
     bound, observed = field(data, "bound", float), field(data, "observed", float | None)
     truncation = field(data, "truncation", float | None) or 0.0
-    if bound < 0:
-        raise Refused(f"the bound {bound} is negative")
-    if observed is not None and observed > bound:
-        raise Refused(f"the bound {bound} is below the observed error {observed}")
-    if truncation < 0:
-        raise Refused(f"the truncation {truncation} is negative")
+    require(bound >= 0, f"the bound {bound} is negative")
+    require(observed is None or observed <= bound, f"the bound {bound} is below the observed error {observed}")
+    require(truncation >= 0, f"the truncation {truncation} is negative")
     box = field(data, "box", dict)
     ends, sides = _ends(box, field(data, "core", Ends | None))
-    if method == STAGED and sides:
-        raise Refused("a staged proof is for a bounded box")
+    require(method != STAGED or not sides, "a staged proof is for a bounded box")
     norm = data["norm"]
-    if norm != LARGEST and (method != BY_LEAVES or sides):
-        raise Refused(f"the norm {norm!r:.40} is for leaves of a bounded box")
-    if norm != LARGEST and not (isinstance(norm, str) and NORM.fullmatch(norm) and float(norm) >= 1):
-        raise Refused(f"the norm is {norm!r:.40}: neither 'inf' nor a number from 1 on")
+    if norm != LARGEST:
+        require(method == BY_LEAVES and not sides, f"the norm {norm!r:.40} is for leaves of a bounded box")
+        is_known = isinstance(norm, str) and bool(NORM.fullmatch(norm)) and float(norm) >= 1
+        require(is_known, f"the norm is {norm!r:.40}: neither 'inf' nor a number from 1 on")
     evidence = _evidence(data, method, tuple(box), ends, sides)
-    said = (bound, data["dtype"], truncation, method, norm, evidence)
+    said = (bound, data["dtype"], truncation, norm, evidence)
     return Claim(data["expression"], tuple(box), ends, sides, *said)
 
 
@@ -92,6 +92,8 @@ def _evidence(
 ) -> ByLeaves | Stages | AtPoints:
     if method == BY_LEAVES:
         leaves = read_leaves(data["leaves"], len(ends), sides)
+        are_alike = len({leaf.kind == ENCLOSURE for leaf in leaves}) == 1
+        require(are_alike, "enclosure leaves are for all of a box, or for none of it")
         return ByLeaves(leaves, field(data, "leaf_bounds", tuple[float, ...] | None), field(data, "cuts", Rows | None))
     if method == STAGED:
         return read_stages(data, variables)
@@ -100,6 +102,11 @@ def _evidence(
         raise Refused(f"the method is {method!r:.60}, but the table is not stored, or not whole")
     if data["expression"] is not None or data.get("points", len(rows)) != len(rows):
         raise Refused(f"the claim is about {len(rows):,} rows of a table, and states an expression or other points")
+    for number, row in enumerate(rows):
+        if not len(row) == len(rows[0]) > len(ends):
+            raise BadFile(f"the certificate: row {number} of the table is no list of as many numbers as the first")
+        if not all(lo <= x <= hi for x, (lo, hi) in zip(row, ends, strict=False)):
+            raise Refused(f"the point in row {number} of the table lies outside of the box")
     return AtPoints(rows)
 
 
@@ -112,6 +119,5 @@ def _ends(box: dict[str, Any], core: Ends | None) -> tuple[tuple[Ends, ...], fro
         if len(whole) != 1 or any(x not in either for x, *either in zip(whole[0], INFINITE, core, strict=True)):
             raise Refused(f"the core {core} does not end where the box {box} does")
         ends, sides = (core,), frozenset(side for side, x in zip((-1, 1), whole[0], strict=True) if x in INFINITE)
-    if not ends or not all(lo < hi for lo, hi in ends):
-        raise Refused(f"the box {box!r:.80} is empty or reversed")
+    require(bool(ends) and all(lo < hi for lo, hi in ends), f"the box {box!r:.80} is empty or reversed")
     return ends, sides

@@ -18,7 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from flint import arb, fmpq
 
-from attnc_checker.files import BadFile
+from attnc_checker.files import BadFile, require
 
 
 class Step(int):
@@ -104,8 +104,7 @@ class Reader:
             if not NAME.fullmatch(name) or name in self.variables or name in NAMED:
                 raise BadFile(f"the expression defines {name!r:.40}, which is no name, or known already")
             self.variables[name], *others = self._outputs(body, self.variables)
-            if others:
-                raise BadFile(f"the expression defines {name!r:.40} to be several numbers")
+            require(not others, f"the expression defines {name!r:.40} to be several numbers", BadFile)
         return self._outputs(outputs, self.variables if names is None else names)
 
     def _outputs(self, text: object, names: dict[str, Step]) -> list[Step]:
@@ -152,8 +151,7 @@ class Reader:
         ]
         is_power = operation is ast.Pow and self.steps[b].rule == "constant"
         exponent = numbers[-1] if is_power else fmpq(1)
-        if abs(exponent) > MAX_EXPONENT:
-            raise ValueError(f"an exponent is beyond {MAX_EXPONENT}")
+        require(abs(exponent) <= MAX_EXPONENT, f"an exponent is beyond {MAX_EXPONENT}", ValueError)
         bits = abs(exponent) * sum(int(x.p).bit_length() + int(x.q).bit_length() for x in numbers)
         if len(numbers) == 2 and exponent.q == 1 and bits <= MAX_BITS:
             with contextlib.suppress(ZeroDivisionError):  # left to the evaluation, which finds no bound

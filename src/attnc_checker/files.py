@@ -34,6 +34,12 @@ class BadFile(Exception):
     exit_code = 2
 
 
+def require(holds: bool, reason: str, error: type[Exception] = Refused) -> None:
+    """Refuse, for this reason, unless the condition holds. One with nan in it does not."""
+    if not holds:
+        raise error(reason)
+
+
 class Tensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
@@ -54,8 +60,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe must not make us wait
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise BadFile(f"{path} is not a regular file")
+            require(stat.S_ISREG(found.st_mode), f"{path} is not a regular file", BadFile)
             raw = file.read(limit + 1) if found.st_size <= limit else b""
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror or error}") from None
@@ -72,18 +77,16 @@ def parse_json(raw: bytes, name: str) -> dict[str, Any]:
     """One object; no key twice, no NaN or Infinity, no number beyond float64 or of more than 20 digits."""
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) < len(pairs):
-            raise ValueError("an object states one key twice")
+        require(len(dict(pairs)) == len(pairs), "an object states one key twice", ValueError)
         return dict(pairs)
 
     def number(text: str) -> float:
-        if not math.isfinite(float(text)):
-            raise ValueError(f"{text[:30]} is no number of float64")
+        require(math.isfinite(float(text)), f"{text[:30]} is no number of float64", ValueError)
         return float(text)
 
     def integer(text: str) -> int:
-        if len(text.lstrip("-")) > MAX_DIGITS:
-            raise ValueError(f"{text[:MAX_DIGITS]}… has more than {MAX_DIGITS} digits")
+        has_few = len(text.lstrip("-")) <= MAX_DIGITS
+        require(has_few, f"{text[:MAX_DIGITS]}… has more than {MAX_DIGITS} digits", ValueError)
         return int(text)
 
     hooks: dict[str, Any] = {"parse_constant": number, "parse_float": number, "parse_int": integer}
@@ -93,8 +96,7 @@ def parse_json(raw: bytes, name: str) -> dict[str, Any]:
         raise BadFile(f"{name} is nested too deep") from None
     except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are kinds of it
         raise BadFile(f"{name} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise BadFile(f"{name} holds no JSON object")
+    require(isinstance(value, dict), f"{name} holds no JSON object", BadFile)
     return value
 
 
@@ -102,9 +104,8 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
     """Eight bytes of length, a JSON header, then the tensors, which must fill the rest without gap or overlap."""
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or length > min(MAX_HEADER, len(raw) - 8):
-        raise BadFile(
-            f"model.safetensors is cut short, or no such file: {length:,} of {len(raw):,} bytes as its header"
-        )
+        sizes = f"{length:,} of {len(raw):,} bytes"
+        raise BadFile(f"model.safetensors is cut short, or no such file: {sizes} as its header")
     header, body = parse_json(raw[8 : 8 + length], "the header of model.safetensors"), raw[8 + length :]
     header.pop("__metadata__", None)
     entries = []

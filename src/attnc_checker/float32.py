@@ -12,9 +12,15 @@ MORE = arb(2) ** -26
 """Roundings of float32 that are eight of float64."""
 
 
-def finer(head: Head, q: dict[int, Form], projected: list[dict[int, Form]]) -> Head:
-    """The roundings of scores in float32, apart by where they arise: in the query, in products and keys, in sums.
-    Engines that compute parts of it in float64 are covered by MORE roundings of each."""
+def finer(head: Head, q: dict[int, Form], projected: list[dict[int, Form]], num_tokens: int) -> Head:
+    """Take the roundings of scores in float32 apart by where they arise: in the query, in products and keys, in sums.
+
+    `q` and `projected` are the forms of the query and of the keys, of which the head sees some of `num_tokens`.
+    Engines that compute parts of it in float64 are covered by MORE roundings of each.
+    """
+    head = replace(head, depth=_depth_of_sums(num_tokens))
+    if not all(b.is_constant for key in projected for b in key.values()):
+        return head
     read = {j: [forms.get(j, ZERO) for forms in projected] for j in q if any(j in forms for forms in projected)}
     parts = {j: stacked(forms) for j, forms in read.items()}
     counts = {j: b.n + any(b.sizes and rounds(q[j], b) for b in read[j]) for j, b in parts.items()}
@@ -25,7 +31,7 @@ def finer(head: Head, q: dict[int, Form], projected: list[dict[int, Form]]) -> H
     return replace(head, own=own, n=n + 2, query=query, parts=said, addends=len(parts))
 
 
-def depth_of_sums(keys: int) -> int:
+def _depth_of_sums(keys: int) -> int:
     """Engines sum 8 keys, hidden ones too, then 8 of such sums, and so on, up to 4096 keys."""
     depth = 0 if keys <= 4096 else UNLIMITED
     while keys > 1:

@@ -120,6 +120,12 @@ class Head:
     query: tuple[Terms, ...] = ()
     parts: tuple[Vector, ...] = ()
 
+    @classmethod
+    def of(cls, scores: list[Form], values: dict[int, Form]) -> Head:
+        """All errors of scores are roundings of their terms."""
+        whole = stacked(scores)
+        return cls(whole, values, times(whole.n, whole.sizes), Vector([arb(0)] * len(scores)), whole.n)
+
     @property
     def num_keys(self) -> int:
         return len(self.slack)

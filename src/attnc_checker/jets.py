@@ -8,7 +8,6 @@ the sum of the keys, and sorted keys are sorted by degree.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cache, reduce
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from flint import arb, fmpq
 
 from attnc_checker.expressions import Function, Rules, Smooth, evaluate
-from attnc_checker.ranges import Range, Ranges, coefficients, hull
+from attnc_checker.ranges import Box, Range, Ranges, coefficients, hull
 
 Poly = dict[int, arb]
 """Coefficients by monomial."""
@@ -117,11 +116,10 @@ class Model(NamedTuple):
 
 
 class Models(Rules[Model]):
-    """Rules for models on centre ± half, of degree m."""
+    """Rules for models on a box, of degree m."""
 
-    def __init__(self, centre: Sequence[arb], half: Sequence[arb], m: int) -> None:
-        self.centre, self.half, self.m, self.d = centre, half, m, len(centre)
-        self.ranges = Ranges([((x - r).lower(), (x + r).upper()) for x, r in zip(centre, half, strict=True)])
+    def __init__(self, box: Box, m: int) -> None:
+        self.box, self.m, self.d, self.ranges = box, m, len(box.centre), Ranges(box.sides)
 
     def model(self, poly: Poly, rest: arb, range_: Range) -> Model:
         """A polynomial up to ±rest and a range, each made as narrow as the other allows."""
@@ -138,7 +136,7 @@ class Models(Rules[Model]):
         return Model({0: arb(x)}, self.ranges.constant(x))
 
     def variable(self, i: int) -> Model:
-        return Model({0: self.centre[i], variable(i, self.d): self.half[i]}, self.ranges.variable(i))
+        return Model({0: self.box.centre[i], variable(i, self.d): self.box.half[i]}, self.ranges.variable(i))
 
     def plus(self, a: Model, b: Model, sign: int = 1) -> Model:
         return self.model(add(a.poly, b.poly, sign), arb(0), self.ranges.plus(a.range, b.range, sign))
@@ -188,6 +186,6 @@ class Models(Rules[Model]):
         return Model({0: hull(range_)}, range_)
 
 
-def models(function: Function, centre: Sequence[arb], half: Sequence[arb], m: int) -> list[Poly]:
+def models(function: Function, box: Box, m: int) -> list[Poly]:
     """Each output as a polynomial in τ = (x − centre)/half, of degree m + 1."""
-    return [model.poly for model in evaluate(function, Models(centre, half, m + 1))]
+    return [model.poly for model in evaluate(function, Models(box, m + 1))]

@@ -15,16 +15,18 @@ from dataclasses import dataclass, replace
 
 from flint import arb
 
-from attnc_checker.averages import FAR, Average, Box
+from attnc_checker.averages import FAR, Average
+from attnc_checker.cells import SELECTION
 from attnc_checker.expressions import Function
 from attnc_checker.forms import dense
 from attnc_checker.jets import Poly, add, largest, models, norm, variable
 from attnc_checker.network import Stage
+from attnc_checker.ranges import Box
 from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing
 
-RANGE_ORDER, HALVINGS = 4, 8
-"""A function is compared with a value by Taylor polynomials of this order, on a box that is halved this often."""
+RANGE_ORDER = 4
+"""A function is compared with a value by Taylor polynomials of this order."""
 CROWD = 100
 """With more near keys than this the parts of the box where each can win are not looked for: they would take long."""
 LEAK = 2e-4
@@ -38,6 +40,10 @@ class Prover:
     function: Function
     arithmetic: Arithmetic
 
+    @classmethod
+    def of(cls, stage: Stage, function: Function, arithmetic: Arithmetic) -> Prover:
+        return cls(stage, [Average(head, stage.inputs) for head in stage.heads], function, arithmetic)
+
     def within(self, region: Box) -> Prover:
         """The same, for boxes in this region only."""
         return replace(self, heads=[head.without_far(region, self.arithmetic) for head in self.heads])
@@ -47,7 +53,7 @@ class Prover:
 
         Differences are examined more closely if that may bring them down to the limit.
         """
-        is_selection, errors = kind == "selection", []
+        is_selection, errors = kind == SELECTION, []
         said = [
             selected(head, box, self.arithmetic) if is_selection else head.model(box, order, self.arithmetic)
             for head in self.heads
@@ -66,7 +72,7 @@ class Prover:
     def _without_affine(self, box: Box, m: int) -> list[Poly]:
         """f − b − B·x for every output: the part that the heads have to approximate."""
         rows = [dense(form.terms, self.stage.inputs) for form in self.stage.affine]
-        found = models(self.function, box.centre, box.half, m)
+        found = models(self.function, box, m)
         return [add(f, linear(row, box), -1) for f, row in zip(found, rows, strict=True)]
 
     def _won(self, o: int, f: Poly, box: Box, limit: arb) -> arb:
@@ -90,22 +96,8 @@ class Prover:
                 worst = worst.max(self.distance(o, row_of(head.values[o], k), part, limit - leak))
         return worst + leak
 
-    def distance(self, o: int, row: Row, box: Box, limit: arb, halvings: int = HALVINGS) -> arb:
-        """Above |f − b − B·x − v − V·x| on the box, which is halved where that may bring it down to the limit."""
-        whole, point = self._distance_at_once(o, row, box, limit), Box(box.centre, [arb(0)] * len(box.half))
-        if whole <= limit or not halvings or not self._distance_at_once(o, row, point, limit) < limit:
-            return whole
-        axis, worst = max(range(len(box.half)), key=lambda i: box.half[i].mid()), arb(0)
-        for side in (-1, 1):
-            centre, half = list(box.centre), list(box.half)
-            half[axis] = half[axis] / 2
-            centre[axis] = centre[axis] + side * half[axis]
-            worst = worst.max(self.distance(o, row, Box(centre, half), limit, halvings - 1))
-            if not worst <= limit:
-                return whole
-        return worst
-
-    def _distance_at_once(self, o: int, row: Row, box: Box, limit: arb) -> arb:
+    def distance(self, o: int, row: Row, box: Box, limit: arb) -> arb:
+        """Above |f − b − B·x − v − V·x| on the box; looked at more closely if that may bring it down to the limit."""
         left = self._without_affine(box, RANGE_ORDER)[o]
         return largest(add(left, linear(row, box), -1), limit, len(box.centre))
 
@@ -153,8 +145,8 @@ def _where_winning(leads: list[Row], slacks: list[arb], box: Box) -> Box | None:
     ends = [(low.lower(), high.upper()) for low, high in zip(lows, highs, strict=True)]
     if any(low > high for low, high in ends):
         return None
-    centre = [c + (low + high) / 2 for c, (low, high) in zip(box.centre, ends, strict=True)]
-    return Box(centre, [(high - low) / 2 for low, high in ends])
+    part = Box.between(ends)
+    return Box([c + y for c, y in zip(box.centre, part.centre, strict=True)], part.half)
 
 
 def _largest_mean(values: Vector, weights: Vector) -> arb:

@@ -15,35 +15,10 @@ from typing import Any
 
 from flint import arb, fmpq
 
-from attnc_checker.files import Refused
-from attnc_checker.float32 import depth_of_sums, finer
-from attnc_checker.forms import (
-    ONE,
-    SMALLEST,
-    UNLIMITED,
-    ZERO,
-    Form,
-    Head,
-    Key,
-    Terms,
-    combined,
-    constant,
-    rounds,
-    stacked,
-    times,
-    unit,
-)
-from attnc_checker.program import (
-    SEEN_BY_ALL,
-    AffineLayer,
-    AttentionLayer,
-    HeadWeights,
-    Matrix,
-    Program,
-    SoftmaxLayer,
-    Stream,
-)
-from attnc_checker.vectors import Vector
+from attnc_checker.files import require
+from attnc_checker.float32 import finer
+from attnc_checker.forms import ONE, SMALLEST, ZERO, Form, Head, Key, Terms, combined, constant, rounds, stacked, unit
+from attnc_checker.program import AffineLayer, AttentionLayer, Matrix, Program, SoftmaxLayer, Stream
 
 MAX_KEYS = 2**18
 """Most keys of all heads together: a check of more would take minutes, and few stored numbers can make many keys."""
@@ -65,14 +40,16 @@ def _affine(terms: Terms) -> Terms:
 
 
 class Reduction:
-    """Reduces a program to one stage, or says why it cannot."""
+    """Reduces a program to one stage, or says why it cannot.
 
-    unproved = ""
-    """The end of the refusal of deep programs: which proof they would need."""
+    A deep program is reduced stage by stage: an entry that attention wrote is an input of later stages, named by its
+    place (layer, token, feature), once its `reach` is known. Casting the inputs to float32 counts to the first stages
+    there, and not to the forms here.
+    """
 
-    def __init__(self, program: Program, reach: list[arb]) -> None:
+    def __init__(self, program: Program, reach: list[arb], is_deep: bool = False) -> None:
         """`reach`: the largest |x_i| of the domain."""
-        self.program, self.dtype = program, program.dtype
+        self.program, self.dtype, self.is_deep = program, program.dtype, is_deep
         self.main, self.memory = program.main, program.memory
         self.reach: Terms = {ONE: arb(1), **dict(enumerate(reach))}
         self.num_keys = 0
@@ -82,13 +59,13 @@ class Reduction:
     def stage(self) -> Stage:
         """The whole program; for a deep one, the part after its last proved stage."""
         last, width = len(self.main.layers), self.main.shapes[-1][1]
-        return self._stage([self._entry(self.main, last, *divmod(o, width)) for o in range(self.program.num_outputs)])
+        return self.stage_of([self._entry(self.main, last, *divmod(o, width)) for o in range(self.program.num_outputs)])
 
     @property
     def inputs(self) -> list[Key]:
         return [key for key in self.reach if key != ONE]
 
-    def _stage(self, outputs: list[Form]) -> Stage:
+    def stage_of(self, outputs: list[Form]) -> Stage:
         outputs = [form.folded() for form in outputs]
         heads: dict[tuple[int, int, int], dict[int, Form]] = {}  # (layer, query, number): the outputs that read it
         for o, form in enumerate(outputs):
@@ -113,16 +90,15 @@ class Reduction:
             row = layer.rows.get((token, feature), [])
             parts = [(constant(weight), self._entry(stream, i - 1, *place)) for place, weight in row]
             return self._sum([*parts, (unit(ONE), constant(layer.constant.get((token, feature), fmpq(0))))])
-        if stream is self.memory:
-            raise Refused(f"not a one-stage program: an output depends on {layer.where!r}")
+        require(stream is self.main, f"not a one-stage program: an output depends on {layer.where!r}")
         if isinstance(layer, SoftmaxLayer):  # a head whose keys are the features of the token
             return unit((i, token, 0, feature))
-        written = self._written(i, token, feature)
+        written = self.written(i, token, feature)
         if written is not None:
-            return self._read_later((i, token, feature), written)
+            return unit((i, token, feature)) if (i, token, feature) in self.reach else written
         return self._entry(stream, i - 1, token, feature) if layer.residual else ZERO
 
-    def _written(self, i: int, token: int, feature: int) -> Form | None:
+    def written(self, i: int, token: int, feature: int) -> Form | None:
         """The entry that attention writes, with the residual; None if no head writes there."""
         layer = self.main.layers[i - 1]
         if not isinstance(layer, AttentionLayer):
@@ -136,18 +112,14 @@ class Reduction:
 
     def _input(self, x: int) -> Form:
         """Points are float64 numbers."""
-        is_exact = self.dtype == "float64"
+        is_exact = self.is_deep or self.dtype == "float64"
         return unit(x) if is_exact else Form({x: fmpq(1)}, {x: arb(1), ONE: SMALLEST[self.dtype]}, 1)
-
-    def _read_later(self, place: tuple[int, int, int], written: Form) -> Form:
-        """The form under which later layers read an entry that attention wrote."""
-        return written
 
     def _sum(self, pairs: list[tuple[Form, Form]]) -> Form:
         """Σ a·b, where one of each pair is constant. Zeros, and products with powers of two, do not round."""
         pairs = [(a, b) if b.is_constant else (b, a) for a, b in pairs if a.sizes and b.sizes]
-        if not all(b.is_constant for _, b in pairs):
-            raise Refused("not a one-stage program: queries and keys of a head both depend on the input")
+        is_affine = all(b.is_constant for _, b in pairs)
+        require(is_affine, "not a one-stage program: queries and keys of a head both depend on the input")
         roundings = max(0, len(pairs) - 1) + any(rounds(a, b) for a, b in pairs)
         n, maps = max((a.n + b.n for a, b in pairs), default=0), max((a.maps for a, _ in pairs), default=0)
         sums = combined((b.terms.get(ONE, fmpq(0)), b.sizes[ONE], a) for a, b in pairs)
@@ -172,44 +144,35 @@ class Reduction:
         return self.projected[place]
 
     def _read_by_heads(self, forms: Iterable[Form]) -> None:
-        if any(_is_average(key) for form in forms for key in form.sizes):
-            raise Refused(f"not a one-stage program: attention reads an entry that attention wrote{self.unproved}")
+        unproved = ", and no stage before has proved it" if self.is_deep else ""
+        are_inputs = not any(_is_average(key) for form in forms for key in form.sizes)
+        require(are_inputs, f"not a one-stage program: attention reads an entry that attention wrote{unproved}")
 
     def _head(self, i: int, query: int, h: int, outputs: dict[int, Form]) -> Head:
         """`outputs`: the outputs that read the head."""
         layer = self.main.layers[i - 1]
-        q, projected, depth = dict[int, Form](), list[dict[int, Form]](), UNLIMITED
-        if isinstance(layer, AttentionLayer):
-            head = layer.heads[h]
-            stream, at = (self.memory, len(self.memory.layers)) if layer.cross else (self.main, i - 1)
-            depth = depth_of_sums(stream.shapes[at][0]) if self.dtype == "float32" else depth
-            tokens = self._seen(head, query, stream.shapes[at][0])
-            q = self._projected(self.main, i - 1, query, head.W_Q)
-            projected, values = ([self._projected(stream, at, k, W) for k in tokens] for W in (head.W_K, head.W_V))
-            scores = [self._sum([(q[j], b) for j, b in key.items() if j in q]) for key in projected]
-        else:
+
+        def head(scores: list[Form], values: list[dict[int, Form]]) -> Head:
+            def read(output: Form) -> Form:
+                return stacked([self._read_out(output, (i, query, h), value, len(values)) for value in values])
+
+            return Head.of(scores, {o: read(output) for o, output in outputs.items()})
+
+        if not isinstance(layer, AttentionLayer):
             features = range(self.main.shapes[i][1])
             scores = [self._entry(self.main, i - 1, query, k).folded() for k in features]
-            values = [{k: unit(ONE)} for k in features]
             self._read_by_heads(scores)
-        place = (i, query, h)
-        said = {
-            o: stacked([self._read_out(output, place, v, len(values)) for v in values]) for o, output in outputs.items()
-        }
-        whole, slack = stacked(scores), Vector([arb(0)] * len(scores))
-        found = Head(whole, said, times(whole.n, whole.sizes), slack, whole.n, depth)
-        is_fine = self.dtype == "float32" and projected and all(b.is_constant for k in projected for b in k.values())
-        return finer(found, q, projected) if is_fine else found
-
-    def _seen(self, head: HeadWeights, query: int, num_tokens: int) -> list[int]:
-        """The tokens whose keys the query sees."""
-        tokens = list(range(num_tokens))
-        if head.mask:
-            tokens = [k for k in tokens if head.mask.keys[k] in (head.mask.queries[query], SEEN_BY_ALL)]
-        self.num_keys += len(tokens)
-        if self.num_keys > MAX_KEYS:
-            raise Refused(f"the heads have more than {MAX_KEYS:,} keys in all")
-        return tokens
+            return head(scores, [{k: unit(ONE)} for k in features])
+        weights = layer.heads[h]
+        stream, at = (self.memory, len(self.memory.layers)) if layer.cross else (self.main, i - 1)
+        num_tokens = stream.shapes[at][0]
+        seen = range(num_tokens) if weights.mask is None else weights.mask.seen_by(query)
+        self.num_keys += len(seen)
+        require(self.num_keys <= MAX_KEYS, f"the heads have more than {MAX_KEYS:,} keys in all")
+        q = self._projected(self.main, i - 1, query, weights.W_Q)
+        keys, values = ([self._projected(stream, at, k, W) for k in seen] for W in (weights.W_K, weights.W_V))
+        found = head([self._sum([(q[j], b) for j, b in key.items() if j in q]) for key in keys], values)
+        return finer(found, q, keys, num_tokens) if self.dtype == "float32" else found
 
     def _read_out(self, output: Form, place: tuple[int, int, int], value: dict[int, Form], keys: int) -> Form:
         """One key's value as it arrives in the output. The products of all keys with their weights may underflow."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from flint import arb
 
-from attnc_checker.files import Refused
+from attnc_checker.files import require
 from attnc_checker.forms import Terms
 from attnc_checker.program import AffineLayer, Matrix, Program, SoftmaxLayer, Stream
 from attnc_checker.vectors import most, total
@@ -54,5 +54,4 @@ def _products(columns: Matrix, sizes: list[arb]) -> list[arb]:
 
 
 def _require(program: Program, sizes: list[arb]) -> None:
-    if not most(sizes) < LARGEST[program.dtype]:
-        raise Refused(f"the network may overflow in {program.dtype} on the box")
+    require(most(sizes) < LARGEST[program.dtype], f"the network may overflow in {program.dtype} on the box")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flint import fmpq
 
-from attnc_checker.files import BadFile, Refused, Tensor, are_sizes
+from attnc_checker.files import BadFile, Refused, Tensor, are_sizes, require
 
 MAX_TOKENS = 2**21
 """Most tokens or channels of one layer: `overflow.LARGEST` counts on sums of at most that many terms."""
@@ -43,6 +43,10 @@ class Mask(NamedTuple):
 
     queries: tuple[int, ...]
     keys: tuple[int, ...]
+
+    def seen_by(self, query: int) -> list[int]:
+        """The tokens whose keys the query sees."""
+        return [k for k, segment in enumerate(self.keys) if segment in (self.queries[query], SEEN_BY_ALL)]
 
 
 class HeadWeights(NamedTuple):
@@ -184,5 +188,4 @@ class Program:
 
 
 def _need(holds: bool, where: str) -> None:
-    if not holds:
-        raise BadFile(f"config.json and model.safetensors do not describe a network: {where}")
+    require(holds, f"config.json and model.safetensors do not describe a network: {where}", BadFile)

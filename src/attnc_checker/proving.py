@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from flint import arb, fmpq
 
-from attnc_checker.averages import Average, Box
-from attnc_checker.cells import Cell, Ends, Leaf
-from attnc_checker.claims import ByLeaves, Claim
-from attnc_checker.expressions import Function, parse
-from attnc_checker.files import Refused, Tensor
+from attnc_checker.cells import Cell, Leaf
+from attnc_checker.claims import Claim
+from attnc_checker.deep.claims import StageClaim
+from attnc_checker.files import Refused
 from attnc_checker.leaves import Prover
-from attnc_checker.network import Reduction, Stage
-from attnc_checker.overflow import require_finite
-from attnc_checker.program import Program, exact
-from attnc_checker.rounding import Arithmetic
+from attnc_checker.program import exact
+from attnc_checker.ranges import Box
 from attnc_checker.tails import tail_error
 from attnc_checker.vectors import most
 
@@ -29,28 +24,17 @@ leaf; attnc's margins count on these numbers."""
 FINE = 8
 """In d variables, far keys are left out in cells down to the level FINE/d: finer ones would be too many to store."""
 
+AT_ONCE = 16
+
 Job = tuple[int, int]
 """The number of a subject, and the number of one of its leaves."""
-
-
-class Stated(Protocol):
-    """The part of a claim that leaves prove: of the whole network, or of one stage of a deep one."""
-
-    @property
-    def variables(self) -> tuple[str, ...]: ...
-    @property
-    def ends(self) -> tuple[Ends, ...]: ...
-    @property
-    def truncation(self) -> float: ...
-    @property
-    def title(self) -> str: ...
 
 
 @dataclass(frozen=True)
 class Subject:
     """The whole network or one of its stages, which is claimed to be within a bound of a function on a box."""
 
-    claim: Stated
+    claim: Claim | StageClaim
     leaves: Sequence[Leaf]
     bounds: Sequence[float]  # one for each leaf
     prover: Prover
@@ -63,8 +47,7 @@ class Subject:
         return [(lo + i * width, lo + (i + 1) * width) for (lo, width), i in zip(whole, index, strict=True)]
 
     def box(self, cell: Cell) -> Box:
-        sides = self.sides(cell)
-        return Box([arb((lo + hi) / 2) for lo, hi in sides], [arb((hi - lo) / 2) for lo, hi in sides])
+        return Box.between(self.sides(cell))
 
     def near(self, cell: Cell) -> Prover:
         """The prover for parts of the cell: on the way down to it, keys that are far behind are left out."""
@@ -75,6 +58,10 @@ class Subject:
         if cell not in self.narrowed:
             self.narrowed[cell] = (self.near(above) if level else self.prover).within(self.box(cell))
         return self.narrowed[cell]
+
+    def found(self, n: int) -> float:
+        """The bound that is found on leaf n."""
+        return float(self.prove(self.leaves[n], self.bounds[n]))
 
     def prove(self, leaf: Leaf, bound: float, loose: float = 1) -> arb:
         """A bound of |f − network| on the leaf; Refused if it is above loose·bound."""
@@ -109,57 +96,20 @@ class Subject:
         raise Refused(f"{self.claim.title}{name} is not re-proved to {loose * bound:.6g}: {reason}")
 
 
-class Proof(ABC):
+@dataclass(frozen=True)
+class Proof:
     """Everything that is to be proved of a claim. Every process makes its own, reducing the network once."""
 
-    scope = "at every point of the box"
-    at_once = 16
-    """The number of leaves for which one more process is worth its start."""
     subjects: Sequence[Subject]
+    conclude: Callable[[list[float]], float] = max
+    """The bound that follows from those of all jobs."""
+    scope: str = "at every point of the box"
+    at_once: int = AT_ONCE
+    """The number of leaves for which one more process is worth its start."""
 
     @property
     def jobs(self) -> list[Job]:
-        return [(s, n) for s, subject in enumerate(self.subjects) for n in range(len(subject.leaves))]
+        return [(s, n) for s, subject in enumerate(self.subjects) for n in range(len(subject.bounds))]
 
     def prove(self, job: Job) -> float:
-        """The bound that is found on the leaf."""
-        subject, n = self.subjects[job[0]], job[1]
-        return float(subject.prove(subject.leaves[n], subject.bounds[n]))
-
-    @abstractmethod
-    def conclude(self, found: Iterable[float]) -> float:
-        """The bound that follows from those of all jobs."""
-
-
-class LeavesProof(Proof):
-    """The largest error of a one-stage program: every leaf is proved to the bound of the whole."""
-
-    def __init__(self, claim: Claim, evidence: ByLeaves, structure: object, tensors: dict[str, Tensor]) -> None:
-        function = parse(claim.expression, claim.variables)
-        program = stored_program(claim, structure, tensors, len(function.outputs))
-        reduction = Reduction(program, reach_of(claim))
-        prover = prover_of(reduction.stage(), function, Arithmetic(claim.dtype))
-        self.subjects = [Subject(claim, evidence.leaves, [claim.bound] * len(evidence.leaves), prover)]
-        require_finite(program, reduction.reach)
-
-    def conclude(self, found: Iterable[float]) -> float:
-        return max(found)
-
-
-def stored_program(claim: Claim, structure: object, tensors: dict[str, Tensor], num_outputs: int) -> Program:
-    """The program, if its dtype and the number of its outputs are those of the claim."""
-    program = Program(structure, tensors, len(claim.ends))
-    if claim.dtype not in (program.dtype, "real"):
-        raise Refused(f"the bound is claimed for {claim.dtype}, but the weights are {program.dtype}")
-    if num_outputs != program.num_outputs:
-        raise Refused(f"the network has {program.num_outputs} output(s), the expression {num_outputs}")
-    return program
-
-
-def reach_of(claim: Claim) -> list[arb]:
-    """The largest absolute value of every variable."""
-    return [arb(max(abs(lo), abs(hi))) for lo, hi in claim.ends]
-
-
-def prover_of(stage: Stage, function: Function, arithmetic: Arithmetic) -> Prover:
-    return Prover(stage, [Average(head, stage.inputs) for head in stage.heads], function, arithmetic)
+        return self.subjects[job[0]].found(job[1])

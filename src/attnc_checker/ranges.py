@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
 from typing import Any
@@ -30,31 +31,23 @@ def _first(s: Series) -> arb:
     return s if isinstance(s, arb) else s[0]
 
 
-def _exp(s: Series) -> Any:
-    """e^s; for s = a + b·z by the ends of the ball a, as Arb's own radius is that of the upper end on both sides."""
-    a = _first(s)
-    if isinstance(s, arb):
-        return s.exp()
-    e = a.lower().exp().union(a.upper().exp()) if a.is_finite() else a.exp()
-    return e * arb_series([0, s[1]], s.prec).exp()
-
-
 def _sigmoid(s: Series) -> Any:
     """1/(1 + e^−s); for small arguments e^s/(e^s + 1), in which balls stay narrow."""
-    return 1 / (_exp(-s) + 1) if _first(s) > -1 else _exp(s) / (_exp(s) + 1)
+    return 1 / ((-s).exp() + 1) if _first(s) > -1 else s.exp() / (s.exp() + 1)
 
 
 def _softplus(s: Series) -> Any:
     """log(1 + e^s); for large arguments s + log(1 + e^−s), in which balls stay narrow."""
-    return s + (_exp(-s) + 1).log() if _first(s) > 0 else (_exp(s) + 1).log()
+    return s + ((-s).exp() + 1).log() if _first(s) > 0 else (s.exp() + 1).log()
 
 
 SERIES: dict[str, Callable[[Any], Any]] = {
-    **{name: operator.methodcaller(name) for name in ["sin", "cos", "tan", "log", "atan", "asin", "acos", "erf"]},
-    "exp": _exp,
+    **{
+        name: operator.methodcaller(name) for name in ["sin", "cos", "tan", "exp", "log", "atan", "asin", "acos", "erf"]
+    },
     "tanh": lambda s: 1 - 2 * _sigmoid(s * -2) if _first(s) > 0 else 2 * _sigmoid(s * 2) - 1,
-    "sinh": lambda s: (_exp(s) - _exp(-s)) / 2,
-    "cosh": lambda s: (_exp(s) + _exp(-s)) / 2,
+    "sinh": lambda s: (s.exp() - (-s).exp()) / 2,
+    "cosh": lambda s: (s.exp() + (-s).exp()) / 2,
     "sigmoid": _sigmoid,
     "silu": lambda s: s * _sigmoid(s),
     "gelu": lambda s: s * ((s / arb(2).sqrt()).erf() + 1) / 2,
@@ -87,7 +80,33 @@ def hull(x: Range) -> arb:
     return x[0].union(x[1])
 
 
-def _outward(values: Sequence[arb]) -> Range:
+@dataclass(frozen=True)
+class Box:
+    """centre ± half."""
+
+    centre: list[arb]
+    half: list[arb]
+
+    @classmethod
+    def between(cls, sides: Sequence[Range | tuple[fmpq, fmpq]]) -> Box:
+        return cls([arb((lo + hi) / 2) for lo, hi in sides], [arb((hi - lo) / 2) for lo, hi in sides])
+
+    @property
+    def sides(self) -> list[Range]:
+        return [((c - r).lower(), (c + r).upper()) for c, r in zip(self.centre, self.half, strict=True)]
+
+    @property
+    def reach(self) -> list[arb]:
+        return [(abs(c) + r).upper() for c, r in zip(self.centre, self.half, strict=True)]
+
+    def halves(self, i: int) -> Iterator[Box]:
+        """Its halves along the axis i."""
+        half = [*self.half[:i], self.half[i] / 2, *self.half[i + 1 :]]
+        for side in (-1, 1):
+            yield Box([*self.centre[:i], self.centre[i] + side * half[i], *self.centre[i + 1 :]], half)
+
+
+def outward(values: Sequence[arb]) -> Range:
     """nan if any is."""
     return reduce(arb.min, values).lower(), reduce(arb.max, values).upper()
 
@@ -104,7 +123,7 @@ class Ranges(Rules[Range]):
         self.ends = ends
 
     def constant(self, x: fmpq | arb) -> Range:
-        return _outward([arb(x)])
+        return outward([arb(x)])
 
     def variable(self, i: int) -> Range:
         return self.ends[i]
@@ -113,7 +132,7 @@ class Ranges(Rules[Range]):
         return (a[0] + sign * b[sign < 0]).lower(), (a[1] + sign * b[sign > 0]).upper()
 
     def times(self, a: Range, b: Range) -> Range:
-        return _outward([_product(x, y) for x in a for y in b])
+        return outward([_product(x, y) for x in a for y in b])
 
     def raised(self, a: Range, b: Range) -> Range:
         """0 to a power above 0 is 0."""
@@ -140,17 +159,17 @@ class Ranges(Rules[Range]):
             first, last = ((x / arb.pi() - turn) / 2 for x in a)
             if not last.floor() < first:
                 values.append(value)
-        (low, high), (least, most) = _outward(values), LIMITS.get(name, REALS)
+        (low, high), (least, most) = outward(values), LIMITS.get(name, REALS)
         return low.max(least), high.min(most)
 
     def _raised(self, a: Range, q: fmpq) -> Range:
         a = self.magnitude(a) if q.q == 1 and q.p % 2 == 0 else a
         if q < 0 and not (a[0] > 0 or a[1] < 0):
             return UNKNOWN
-        return _outward([arb(0) if x == 0 and q > 0 else x ** arb(q) for x in a])
+        return outward([arb(0) if x == 0 and q > 0 else x ** arb(q) for x in a])
 
     def step(self, name: str, a: Range) -> Range:
-        return _outward([x if x.is_nan() else x.sgn() if name == "sign" else x.floor() for x in a])
+        return outward([x if x.is_nan() else x.sgn() if name == "sign" else x.floor() for x in a])
 
 
 def coefficients(name: Smooth, y: Range, count: int) -> list[arb]:

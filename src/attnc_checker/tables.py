@@ -2,66 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from fractions import Fraction
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from flint import arb
 
-from attnc_checker.averages import Box
-from attnc_checker.cells import Cell, Leaf
-from attnc_checker.claims import AtPoints, Claim
+from attnc_checker.claims import AtPoints, Claim, Rows
 from attnc_checker.expressions import Function, Operation
-from attnc_checker.files import BadFile, Refused, Tensor
-from attnc_checker.network import Reduction
-from attnc_checker.overflow import require_finite
+from attnc_checker.leaves import Prover
 from attnc_checker.program import exact
-from attnc_checker.proving import Job, Proof, Subject, prover_of, reach_of, stored_program
-from attnc_checker.rounding import Arithmetic
+from attnc_checker.proving import Proof, Subject
+from attnc_checker.ranges import Box
 
 LEVEL = 8
 """The level of the cell that stands for a point while far keys are left out: 256 cells along each axis."""
 
 
-class TableProof(Proof):
-    """A leaf for every row: a cell that holds the point."""
+@dataclass(frozen=True, kw_only=True)
+class Table(Subject):
+    """A point, and the values there, for every row."""
 
-    def __init__(self, claim: Claim, evidence: AtPoints, structure: object, tensors: dict[str, Tensor]) -> None:
-        self.claim, self.rows = claim, evidence.rows
-        first = self.rows[0][len(claim.ends) :]
-        leaves = [Leaf("row", 1, self._cell(number)) for number in range(len(self.rows))]
-        program = stored_program(claim, structure, tensors, len(first))
-        reduction = Reduction(program, reach_of(claim))
-        prover = prover_of(reduction.stage(), constants(first), Arithmetic(claim.dtype))
-        self.subjects = [Subject(claim, leaves, [claim.bound] * len(leaves), prover)]
-        self.scope = f"at the table's {len(self.rows):,} points, and nowhere else"
-        require_finite(program, reduction.reach)
+    rows: Rows
 
-    def _cell(self, number: int) -> Cell:
-        row, ends, parts = self.rows[number], self.claim.ends, 2**LEVEL
-        if not len(row) == len(self.rows[0]) > len(ends):
-            raise BadFile(f"the certificate: row {number} of the table is no list of as many numbers as the first")
-        sides = [(Fraction(x), Fraction(lo), Fraction(hi)) for x, (lo, hi) in zip(row, ends, strict=False)]
-        if not all(lo <= x <= hi for x, lo, hi in sides):
-            raise Refused(f"the point in row {number} of the table lies outside of the box")
-        return LEVEL, tuple(min(parts - 1, int((x - lo) / (hi - lo) * parts)) for x, lo, hi in sides)
-
-    def prove(self, job: Job) -> float:
-        (subject,), number, d = self.subjects, job[1], len(self.claim.ends)
-        point, values = self.rows[number][:d], self.rows[number][d:]
-        prover, box = replace(subject.near(self._cell(number)), function=constants(values)), _at(point)
+    def found(self, n: int) -> float:
+        """The bound that is found at the point of row n."""
+        d = len(self.claim.ends)
+        point, values = self.rows[n][:d], self.rows[n][d:]
+        shares = [
+            (exact(x) - exact(lo)) / (exact(hi) - exact(lo)) for x, (lo, hi) in zip(point, self.claim.ends, strict=True)
+        ]
+        cell = LEVEL, tuple(min(2**LEVEL - 1, int((share * 2**LEVEL).floor())) for share in shares)
+        prover, box = replace(self.near(cell), function=constants(values)), Box([*map(arb, point)], [arb(0)] * d)
         where = ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.claim.variables, point, strict=True))
-        name = f"the row leaf {number}, {where},"
-        return float(subject.hold(name, self.claim.bound, 1, lambda room: prover.error("taylor", 1, box, room)))
+        name = f"the row leaf {n}, {where},"
+        return float(self.hold(name, self.bounds[n], 1, lambda room: prover.error("taylor", 1, box, room)))
 
-    def conclude(self, found: Iterable[float]) -> float:
-        return max(found)
+
+def by_rows(claim: Claim, evidence: AtPoints, prover: Prover) -> Proof:
+    rows = evidence.rows
+    table = Table(claim, (), [claim.bound] * len(rows), prover, rows=rows)
+    return Proof([table], scope=f"at the table's {len(rows):,} points, and nowhere else")
 
 
 def constants(values: Sequence[float]) -> Function:
     """The function that has these values everywhere."""
     return Function({i: Operation("constant", (exact(x),)) for i, x in enumerate(values)}, range(len(values)))
-
-
-def _at(point: Sequence[float]) -> Box:
-    return Box([arb(x) for x in point], [arb(0) for _ in point])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from flint import arb, arb_poly, fmpq
 
 from attnc_checker.expressions import Function, Rules, Smooth, evaluate, parse
+from attnc_checker.files import require
 from attnc_checker.forms import Form, Head, dense
 from attnc_checker.network import Stage
 from attnc_checker.ranges import coefficients
@@ -66,8 +67,7 @@ class _Tails(Rules[Tail]):
         """P·E. Half of the rate is spent on the growth of P."""
         if e.size == 0 or poly.degree() < 1:
             return Tail(arb_poly([]), e.size * abs(poly[0]), e.rate)
-        if not e.rate > 0:
-            raise Undecided("on the tail, a factor that is only bounded is multiplied by one that grows")
+        require(e.rate > 0, "on the tail, a factor that is only bounded is multiplied by one that grows", Undecided)
         return Tail(arb_poly([]), e.size * _peak(poly, e.rate / 2), e.rate / 2)
 
     def maximum(self, a: Tail, b: Tail) -> Tail:
@@ -87,10 +87,8 @@ class _Tails(Rules[Tail]):
             return Tail(arb_poly([value]), abs(slope) * y.size, y.rate)
         if isinstance(name, fmpq) and name.q == 1 and name >= 0:
             return self.power(y, int(name.p))
-        if y.poly.degree() > 1:
-            raise Undecided(f"{name} of a polynomial is not followed on the tail")
-        if not y.poly[1] != 0:
-            raise Undecided(f"whether the argument of {name} rises or falls on the tail is not decided")
+        require(y.poly.degree() <= 1, f"{name} of a polynomial is not followed on the tail", Undecided)
+        require(y.poly[1] != 0, f"whether the argument of {name} rises or falls on the tail is not decided", Undecided)
         if isinstance(name, str) and name in SAME:
             return evaluate(parse(SAME[name], ["y"]), _Tails(y))[0]
         side = 1 if y.poly[1] > 0 else -1
@@ -142,7 +140,6 @@ def tail_error(stage: Stage, function: Function, start: fmpq, side: int) -> arb:
         averages = [_average(head, o, start, side) for head in stage.heads if o in head.values]
         for part in (Tail(arb_poly(_along(stage.affine[o], start, side))), *averages):
             left = rules.plus(left, part, -1)
-        if left.poly.degree() > 0:
-            raise Undecided("function and network drift apart without bound on the tail")
+        require(left.poly.degree() <= 0, "function and network drift apart without bound on the tail", Undecided)
         errors.append(abs(left.poly[0]) + left.size)
     return most(errors)

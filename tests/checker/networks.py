@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,17 @@ from flint import arb, fmpq
 
 from attnc.exports.directory import save_network
 from attnc.exports.tensors import encode
-from attnc.ir.building import AffineBuilder, projection
-from attnc.ir.layers import Attention, Head, Mask
+from attnc.ir.building import AffineBuilder, named_head, projection
+from attnc.ir.layers import Affine, Attention, Head, Mask
 from attnc.ir.program import Program
 from attnc_checker.files import Tensor
 from attnc_checker.forms import ONE, Form, stacked
 from attnc_checker.forms import Head as ReducedHead
+from attnc_checker.jets import Poly, degree
 from attnc_checker.network import Reduction, Stage
 from attnc_checker.overflow import require_finite
 from attnc_checker.program import Program as StoredProgram
-from attnc_checker.vectors import Vector
+from attnc_checker.ranges import Box
 
 Ends = Sequence[tuple[float, float]]
 NAMES = ("x", "y", "z")
@@ -56,6 +58,27 @@ def spectral(
     return lattice_program(anchors, values.ravel(), scales, offsets, c, dtype)
 
 
+def affine(name: str, inputs: Any, outputs: Any, links: Any = (), constants: Any = (), dtype: Any = float) -> Affine:
+    """An affine layer from (tokens, channels) to (tokens, channels).
+
+    A link is (token, channel, token read, channel read, coefficient), a constant (token, channel, value).
+    """
+    builder = AffineBuilder(*inputs, *outputs)
+    for link in links:
+        builder.link(*link)
+    for constant in constants:
+        builder.set(*constant)
+    return builder.build(name, dtype)
+
+
+def one_head(embed: Affine, head: Head, name: str = "attend", channel: str = "out", **options: Any) -> Program:
+    """A program with one output: a head, of which the first token and this channel are read."""
+    (tokens, _, _, d), dtype = embed.weight.shape, embed.weight.values.dtype
+    attention = Attention(name, (head,), **{"channels": (channel,), **options})
+    read = affine("read", (tokens, attention.channels), (1, ["out"]), [(0, "out", 0, channel)], dtype=dtype)
+    return Program((embed, attention, read), ((d,),), (1,))
+
+
 def lattice_program(
     anchors: np.ndarray,
     values: np.ndarray,
@@ -65,48 +88,32 @@ def lattice_program(
     dtype: Any = np.float64,
 ) -> Program:
     """Scores c(2L·y − |L|²), y = scale·x + offset."""
-    d, keys = anchors.shape[1], np.arange(len(anchors))
-    names = NAMES[:d]
+    (num_keys, d), names = anchors.shape, NAMES[: anchors.shape[1]]
+    keys, axes = np.arange(num_keys), [*enumerate(names)]
     channels = (*(f"query.{name}" for name in names), "one", *(f"anchor.{name}" for name in names), "bias", "value")
     inputs = [f"in.{i}" for i in range(d)]
-    embed = AffineBuilder(1, inputs, len(anchors), channels)
-    for i, name in enumerate(names):
-        embed.link(0, f"query.{name}", 0, inputs[i], scales[i])
-        embed.set(0, f"query.{name}", offsets[i])
-        embed.set(keys, f"anchor.{name}", anchors[:, i])
-    embed.set(0, "one", 1.0)
-    embed.set(keys, "bias", -(anchors**2).sum(axis=1))
-    embed.set(keys, "value", values)
-    score = (*(f"by.{name}" for name in names), "constant")
+    links = [(0, f"query.{name}", 0, inputs[i], scales[i]) for i, name in axes]
+    constants = [
+        *((0, f"query.{name}", offsets[i]) for i, name in axes),
+        *((keys, f"anchor.{name}", anchors[:, i]) for i, name in axes),
+        (0, "one", 1.0),
+        (keys, "bias", -(anchors**2).sum(axis=1)),
+        (keys, "value", values),
+    ]
     queries = {(f"query.{name}", f"by.{name}"): 1.0 for name in names} | {("one", "constant"): 1.0}
     slopes = {(f"anchor.{name}", f"by.{name}"): 2 * c for name in names} | {("bias", "constant"): c}
-    head = Head(
-        projection(channels, score, queries, dtype),
-        projection(channels, score, slopes, dtype),
-        projection(channels, ("out",), {("value", "out"): 1.0}, dtype),
-        np.eye(1, dtype=dtype),
-    )
-    read = AffineBuilder(len(anchors), ["out"], 1, ["out"])
-    read.link(0, "out", 0, "out")
-    layers = (embed.build("embed", dtype), Attention("select", (head,), ("out",)), read.build("read", dtype))
-    return Program(layers, ((d,),), (1,))
+    head = named_head(channels, channels, queries, slopes, {("value", "out"): 1.0}, dtype)
+    return one_head(affine("embed", (1, inputs), (num_keys, channels), links, constants, dtype), head, "select")
 
 
 def gate(
     scores: Sequence[tuple[float, float]], values: Sequence[tuple[float, float]], residual: float = 0.0
 ) -> Program:
     """One variable: keys with scores (offset, slope) and values (constant, slope), which only the first token sees."""
-    keys = 1 + np.arange(len(scores))
-    names = ("x", "one", "slope", "offset", "value")
-    embed = AffineBuilder(1, ["in"], len(scores) + 1, names)
-    embed.link(0, "x", 0, "in")
-    embed.set(0, "one", 1.0)
-    embed.link(0, "value", 0, "in", residual)
-    for key, (offset, slope), (constant, moving) in zip(keys, scores, values, strict=True):
-        embed.set(key, "slope", slope)
-        embed.set(key, "offset", offset)
-        embed.set(key, "value", constant)
-        embed.link(key, "value", 0, "in", moving)
+    keys, names = 1 + np.arange(len(scores)), ("x", "one", "slope", "offset", "value")
+    (offsets, slopes), (fixed, moving) = np.transpose(scores), np.transpose(values)
+    links = [(0, "x", 0, "in"), (0, "value", 0, "in", residual), (keys, "value", 0, "in", moving)]
+    constants = [(0, "one", 1.0), (keys, "slope", slopes), (keys, "offset", offsets), (keys, "value", fixed)]
     head = Head(
         projection(names, ("q", "one"), {("x", "q"): 1.0, ("one", "one"): 1.0}, float),
         projection(names, ("q", "one"), {("slope", "q"): 1.0, ("offset", "one"): 1.0}, float),
@@ -114,10 +121,8 @@ def gate(
         projection(("value",), names, {("value", "value"): 1.0}, float),
         Mask(np.zeros(len(scores) + 1, np.int64), np.r_[1, np.zeros(len(scores), np.int64)]),
     )
-    read = AffineBuilder(len(scores) + 1, names, 1, ["out"])
-    read.link(0, "out", 0, "value")
-    layers = (embed.build("embed"), Attention("gate", (head,), names, residual=True), read.build("read"))
-    return Program(layers, ((1,),), (1,))
+    embed = affine("embed", (1, ["in"]), (len(scores) + 1, names), links, constants)
+    return one_head(embed, head, "gate", "value", channels=names, residual=True)
 
 
 def reduced(program: Program, reach: float = 4.0) -> Stage:
@@ -138,9 +143,29 @@ def form(row: Iterable[Any], sizes: Iterable[Any], n: int = 0) -> Form:
 
 def reduced_head(scores: list[Form], values: list[Form]) -> ReducedHead:
     """A head with one output."""
-    whole = stacked(scores)
-    own = {key: whole.n * x for key, x in whole.sizes.items()}
-    return ReducedHead(whole, {0: stacked(values)}, own, Vector([arb(0)] * len(scores)), whole.n)
+    return ReducedHead.of(scores, {0: stacked(values)})
+
+
+def head_of(scores: Iterable[Any], values: Iterable[Any]) -> ReducedHead:
+    """A head with one output, of rows for the scores and the values. Every form is rounded once."""
+    return reduced_head(*([form(row, map(abs, row), 1) for row in rows] for rows in (scores, values)))
+
+
+def box_of(centre: Any, half: Any) -> Box:
+    """centre ± half. A number stands for one variable, or for the half-widths along all axes."""
+    centres, halves = np.broadcast_arrays(np.atleast_1d(centre), half)
+    return Box([*map(arb, centres.tolist())], [*map(arb, halves.tolist())])
+
+
+def point(box: Box, tau: Iterable[float]) -> list[arb]:
+    """The point of the box at τ ∈ [−1, 1]^d."""
+    return [c + r * arb(float(t)) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
+
+
+def at_tau(poly: Poly, tau: Sequence[Any]) -> arb:
+    """The value of a polynomial: powers are products, as Arb has none of balls around 0."""
+    powers = {key: [arb(t) for i, t in enumerate(tau) for _ in range(degree(key, i))] for key in poly}
+    return sum((math.prod(powers[key], start=x) for key, x in poly.items()), arb(0))
 
 
 def grid(box: Ends, per_axis: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from attnc_checker.checking import Verdict
 from proofs.mutations import PROGRAM_MUTATIONS
 
 Change = Callable[[dict[str, Any]], Any]
+OFF = ("do not depend on its input alone", "add up to", "is not re-proved to", "have other scores")
+"""Reasons for which a staged proof of other weights is refused."""
 
 
 def edit(path: Path, name: str, change: Change) -> None:
@@ -76,6 +78,28 @@ def changes(table: dict[tuple[str, int], list[tuple[Change, str]]]) -> Callable[
         edit(net, name, change)
         found = refusal(net, code)
         assert reason in found, found
+
+    return refuses
+
+
+def stage(which: int | str, **fields: Any) -> Change:
+    """Other fields of a stage, which is known by its number or its name; a function makes them of the old ones."""
+
+    def change(data: dict[str, Any]) -> None:
+        (entry,) = [entry for number, entry in enumerate(data["stages"]) if which in (number, entry["name"])]
+        entry.update({name: x(entry[name]) if callable(x) else x for name, x in fields.items()})
+
+    return change
+
+
+def weights(tensors: Iterable[str], factor: float, reasons: Sequence[str] = OFF) -> Callable[..., None]:
+    """Make a test that changes the first number of a tensor: the network is refused for one of the reasons."""
+
+    @pytest.mark.parametrize("tensor", tensors)
+    def refuses(net: Path, tensor: str) -> None:
+        change_weight(net, tensor, 0, factor)
+        found = refusal(net)
+        assert any(reason in found for reason in reasons), found
 
     return refuses
 

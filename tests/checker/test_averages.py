@@ -11,13 +11,14 @@ from flint import arb, ctx, fmpq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnc_checker.averages import Average, Box
+from attnc_checker.averages import Average
 from attnc_checker.forms import Head, dense
 from attnc_checker.jets import largest, over
 from attnc_checker.leaves import _largest_mean, _where_winning
+from attnc_checker.ranges import Box
 from attnc_checker.rounding import Arithmetic
-from attnc_checker.vectors import Vector, at
-from checker.networks import form, reduced, reduced_head, spectral
+from attnc_checker.vectors import Vector, at, most
+from checker.networks import at_tau, box_of, form, head_of, point, reduced, reduced_head, spectral
 
 REAL, FLOAT32 = Arithmetic("real"), Arithmetic("float32")
 
@@ -47,12 +48,13 @@ def average(head: Head, x: list, shifts: list | None = None):
     return weights @ values / whole, weights / whole, values
 
 
-def at_tau(poly: dict, tau: tuple) -> arb:
-    powers = lambda key, i: key >> 6 * i & 63  # noqa: E731
-    return sum(x * np.prod([arb(t) ** powers(key, i) for i, t in enumerate(tau)]) for key, x in poly.items())
-
-
 CORNERS = (-1.0, -0.5, 0.25, 1.0)
+
+
+def farthest(head: Head, poly: dict, box: Box) -> arb:
+    """The largest distance that is seen between the average and a polynomial."""
+    taus = itertools.product(CORNERS, repeat=len(box.half))
+    return most(abs(average(head, point(box, tau))[0] - at_tau(poly, tau)) for tau in taus)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 5), st.sampled_from([0.1, 1.0, 3.0]), st.booleans())
@@ -60,13 +62,9 @@ CORNERS = (-1.0, -0.5, 0.25, 1.0)
 def test_the_taylor_model(seed, d, keys, steepness, moves):
     rng = np.random.default_rng(seed)
     head, m = random_head(rng, d, keys, steepness, moves), int(rng.integers(1, 5))
-    box = Box([arb(float(x)) for x in rng.uniform(-1, 1, d)], [arb(float(r)) for r in rng.uniform(0.05, 0.6, d)])
+    box = box_of(rng.uniform(-1, 1, d), rng.uniform(0.05, 0.6, d))
     poly, error = made(head, d).model(box, m, REAL)[0]
-    seen = arb(0)
-    for tau in itertools.product(CORNERS, repeat=d):
-        x = [c + r * arb(t) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
-        seen = max(seen, abs(average(head, x)[0] - at_tau(poly, tau)).upper())
-    assert seen <= error
+    assert farthest(head, poly, box) <= error
 
 
 @pytest.mark.parametrize(
@@ -78,29 +76,23 @@ def test_the_taylor_model(seed, d, keys, steepness, moves):
     ],
 )
 def test_the_taylor_model_is_nearly_sharp(scores, values, m, ratio):
-    head = reduced_head([form(row, (1, 1), 1) for row in scores], [form((v, 0), (1, 0)) for v in values])
-    poly, error = made(head).model(Box([arb(0)], [arb(0.01)]), m, REAL)[0]
-    seen = max(abs(average(head, [arb(0.01) * arb(t)])[0] - at_tau(poly, (t,))).upper() for t in CORNERS)
+    head, box = head_of(scores, [(v, 0) for v in values]), box_of(0, 0.01)
+    poly, error = made(head).model(box, m, REAL)[0]
+    seen = farthest(head, poly, box)
     assert seen <= error <= ratio * seen
 
 
 def test_the_model_of_a_lattice_contains_its_average():
     head = reduced(spectral(lambda x, y: x * y, [(-1, 1), (0, 1)], 7, pad=2)).heads[0]
-    box = Box([arb(0.3), arb(0.4)], [arb(0.1), arb(0.2)])
+    box = box_of((0.3, 0.4), (0.1, 0.2))
     poly, error = made(head, 2).model(box, 6, Arithmetic("float64"))[0]
-    assert error < 1e-4
-    for tau in itertools.product(CORNERS, repeat=2):
-        x = [c + r * arb(t) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
-        assert abs(average(head, x)[0] - at_tau(poly, tau)) <= error
+    assert farthest(head, poly, box) <= error < 1e-4
 
 
 def test_a_key_that_wins_with_a_slope_of_many_digits():
     """Its slope less the mean of all slopes is a ball around 0."""
-    slope = fmpq(1) + fmpq(1, 2**200)
-    head = reduced_head(
-        [form(row, (1, 1), 1) for row in [(0, slope), (-1000, 0)]], [form((v, 0), (1, 0)) for v in (2, 1)]
-    )
-    poly, error = made(head).model(Box([arb(0)], [arb(0.25)]), 4, REAL)[0]
+    head = head_of([(0, fmpq(1) + fmpq(1, 2**200)), (-1000, 0)], [(2, 0), (1, 0)])
+    poly, error = made(head).model(box_of(0, 0.25), 4, REAL)[0]
     assert abs(poly[0] - 2) + error <= 1e-30
 
 
@@ -110,13 +102,13 @@ def test_errors_of_scores_are_covered(seed, d, steepness, moves):
     """Scores that are off by all that is allowed, in the worst direction."""
     rng = np.random.default_rng(seed)
     head = random_head(rng, d, 4, steepness, moves)
-    box = Box([arb(float(x)) for x in rng.uniform(-1, 1, d)], [arb(float(r)) for r in rng.uniform(0.0, 0.05, d)])
+    box = box_of(rng.uniform(-1, 1, d), rng.uniform(0.0, 0.05, d))
     head_average = made(head, d)
     poly, error = head_average.model(box, 6, FLOAT32)[0]
     plain = head_average.model(box, 6, REAL)[0][1]
     j, gaps, _ = head_average.gaps(box, FLOAT32)
     for tau in itertools.product((-1.0, 0.3, 1.0), repeat=d):
-        x = [c + r * arb(t) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
+        x = point(box, tau)
         exact, _, values = average(head, x)
         off = FLOAT32.gamma(5) * exactly(head.scores.sizes, [abs(v) for v in x])
         worst = [e * (1 if v > exact else -1) for e, v in zip(off, values, strict=True)]
@@ -134,13 +126,12 @@ def test_errors_of_scores_are_covered(seed, d, steepness, moves):
 @pytest.mark.parametrize("slack", [0.3, 1.0, 40.0])
 @pytest.mark.parametrize("seed", range(8))
 def test_where_scores_may_be_off_by_anything_values_are_as_far_apart_as_they_are(seed, slack):
-    rng, box = np.random.default_rng(seed), Box([arb(0.25)], [arb(2) ** -9])
+    rng, box = np.random.default_rng(seed), box_of(0.25, 2.0**-9)
     head = random_head(rng, 1, 4, 2.0, seed % 2 == 0)
     head = replace(head, slack=Vector([arb(slack)] * 4))
     poly, error = made(head).model(box, 6, FLOAT32)[0]
     for tau, signs in itertools.product((-1.0, 0.3, 1.0), itertools.product((-1, 1), repeat=4)):
-        x = [box.centre[0] + box.half[0] * arb(tau)]
-        moved, _, values = average(head, x, [arb(slack * sign) for sign in signs])
+        moved, _, values = average(head, point(box, (tau,)), [arb(slack * sign) for sign in signs])
         assert abs(moved - at_tau(poly, (tau,))) <= error
         apart = max(values) - min(values)
         assert error <= 1.05 * apart + 1e-3
@@ -148,7 +139,7 @@ def test_where_scores_may_be_off_by_anything_values_are_as_far_apart_as_they_are
 
 def test_rounding_of_scores_is_not_overstated():
     head = random_head(np.random.default_rng(1), 1, 4, 1.0, False)
-    box = Box([arb(0.3)], [arb(2) ** -20])
+    box = box_of(0.3, 2.0**-20)
     found = made(head).model(box, 4, FLOAT32)[0][1] - made(head).model(box, 4, REAL)[0][1]
     assert found <= 100 * FLOAT32.u
 
@@ -160,26 +151,23 @@ def test_keys_that_are_left_out_are_paid_for(seed, d):
     ctx.prec = 2000
     rng = np.random.default_rng(seed)
     head = random_head(rng, d, 40, 400.0, moves=bool(rng.integers(2)))
-    half = [arb(float(r)) for r in rng.uniform(0.0001, 0.002, d)]
-    box = Box([arb(float(x)) for x in rng.uniform(-1, 1, d)], half)
+    half = rng.uniform(0.0001, 0.002, d)
+    box = box_of(rng.uniform(-1, 1, d), half)
     near = made(head, d).without_far(box, REAL)
     assert len(near.kept) == 40 or 0 < near.dropped[0] <= 1e-22
     poly, error = near.model(box, 6, REAL)[0]
-    for tau in itertools.product(CORNERS, repeat=d):
-        x = [c + r * arb(t) for c, r, t in zip(box.centre, box.half, tau, strict=True)]
-        assert abs(average(head, x)[0] - at_tau(poly, tau)) <= error
+    assert farthest(head, poly, box) <= error
 
 
 def test_most_of_many_keys_are_left_out():
     head = random_head(np.random.default_rng(0), 1, 40, 400.0, moves=False)
-    assert len(made(head).without_far(Box([arb(0.9)], [arb(0.001)]), REAL).kept) < 20
+    assert len(made(head).without_far(box_of(0.9, 0.001), REAL).kept) < 20
 
 
 def test_what_engines_leave_of_a_key_that_is_left_out_is_paid_for():
     """Of a weight e^−2000 they may make e^−700, and that times 1e300 is seen."""
-    scores, values = [(0, 0), *[(-2000, 0)] * 3], [0, 10**300, 10**300, 10**300]
-    head = reduced_head([form(row, map(abs, row)) for row in scores], [form((v, 0), (v, 0)) for v in values])
-    near = made(head).without_far(Box([arb(0)], [arb(1)]), Arithmetic("float64"))
+    head = head_of([(0, 0), *[(-2000, 0)] * 3], [(0, 0), *[(10**300, 0)] * 3])
+    near = made(head).without_far(box_of(0, 1), Arithmetic("float64"))
     assert len(near.kept) == 1
     weight = arb(-700).exp()
     assert near.dropped[0] >= 3 * weight / (1 + 3 * weight) * arb(10) ** 300
@@ -242,7 +230,7 @@ def test_where_a_key_can_win(seed, d):
     rng = np.random.default_rng(seed)
     leads, slacks = rng.normal(size=(3, d + 1)) * rng.choice([1.0, 20.0]), rng.exponential(size=3)
     centre, half = rng.normal(size=d), rng.exponential(size=d)
-    box = Box([arb(float(c)) for c in centre], [arb(float(r)) for r in half])
+    box = box_of(centre, half)
     found = _where_winning([tuple(arb(float(x)) for x in row) for row in leads], [arb(float(x)) for x in slacks], box)
     points = centre + half * rng.uniform(-1, 1, (2000, d))
     wins = (leads[:, 0] + points @ leads[:, 1:].T >= -slacks).all(axis=1)

@@ -14,6 +14,7 @@ import attnc
 from attnc_checker import check
 from attnc_checker.checking import proof_of, read
 from attnc_checker.deep.chains import Chain
+from checker.networks import box_of
 from checker.tampering import change_weight, changes, edit, reproved
 
 CASES = {  # flat between steps, so that few leaves do
@@ -68,9 +69,8 @@ def test_what_is_said_of_a_box_holds_at_its_points(saved):
         centre = rng.uniform(net.box.lo + half, net.box.hi - half)
         points = np.clip(centre + half * rng.uniform(-1, 1, (200, d)), net.box.lo, net.box.hi)
         values = net(points).reshape(len(points), -1)
-        sides = [*zip(map(arb, (centre - half).tolist()), map(arb, (centre + half).tolist()), strict=True)]
         for o, output in enumerate(subject.prover.outputs):
-            found = output.winners(sides)
+            found = output.winners(box_of(centre, half))
             leak = float(output.growth * sum(leak for _, leak in found))
             stored = [float(arb(value)) for (value,) in output.values.values()]
             rows = [*itertools.product(*(wins for wins, _ in found))]

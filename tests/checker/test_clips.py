@@ -7,7 +7,7 @@ import pytest
 
 import attnc
 from attnc import TruncatedLinear
-from checker.tampering import change_weight, changes, mutations, proved, refusal, replaced, reproved, saved_once
+from checker.tampering import changes, mutations, proved, replaced, reproved, saved_once, stage, weights
 
 RNG = np.random.default_rng(0)
 TARGETS = {
@@ -51,10 +51,6 @@ HONEST = attnc.compile(TARGET, eps=0.02)
 saved = saved_once(lambda path: reproved(path, HONEST, loosest=1.1))
 
 
-def first(**fields):
-    return lambda data: data["stages"][0].update(fields)
-
-
 UNKNOWN = "not known to be the expression"
 
 
@@ -72,13 +68,13 @@ test_a_changed_claim = changes(
         ],
         ("both", 2): [(replaced("clip(2*x0_0", "(2*x0_0", 1), "cannot be read")],
         ("certificate.json", 1): [
-            (first(function="clip(t, 0, 1)"), UNKNOWN),
-            (first(argument="2*x0_0 - x0_1 + 0.25"), UNKNOWN),
-            (first(channel="clip@1"), "do not depend on its input alone"),
-            (lambda data: data["stages"][1].update(channel="clip"), "two stages are said to write"),
-            (first(interval=[-2.0, 3.0]), "may leave the claimed interval"),
+            (stage(0, function="clip(t, 0, 1)"), UNKNOWN),
+            (stage(0, argument="2*x0_0 - x0_1 + 0.25"), UNKNOWN),
+            (stage(0, channel="clip@1"), "do not depend on its input alone"),
+            (stage(1, channel="clip"), "two stages are said to write"),
+            (stage(0, interval=[-2.0, 3.0]), "may leave the claimed interval"),
             (lambda data: data["stages"][0]["leaves"].pop(), "do not cover the box"),
-            (lambda data: data["stages"][0].update(bound=0.99 * data["stages"][0]["bound"]), "is not re-proved to"),
+            (stage(0, bound=lambda x: 0.99 * x), "is not re-proved to"),
             (lambda data: data["stages"].pop(), "an output is no combination"),
             (lambda data: data["outputs"].reverse(), UNKNOWN),
             (lambda data: data.update(bound=0.99 * data["bound"], observed=0.0), "the errors of the stages add up to"),
@@ -88,13 +84,6 @@ test_a_changed_claim = changes(
 )
 
 
-@pytest.mark.parametrize("tensor", ["0.embed.weight", "0.embed.constant", "2.read.weight", "2.read.constant"])
-def test_a_changed_weight(net, tensor):
-    """w, t, Δ and m, as they are stored."""
-    change_weight(net, f"layers.{tensor}.values", 0, 1.01)
-    reasons = ("do not depend on its input alone", "add up to", "is not re-proved to", "have other scores")
-    found = refusal(net)
-    assert any(reason in found for reason in reasons), found
-
-
+STORED = ["0.embed.weight", "0.embed.constant", "2.read.weight", "2.read.constant"]  # w, t, Δ and m
+test_a_changed_weight = weights([f"layers.{tensor}.values" for tensor in STORED], 1.01)
 test_programs_that_were_tampered_with = mutations(HONEST, TARGET)

@@ -11,9 +11,9 @@ from flint import arb, fmpq
 from attnc_checker.deep.pieces import slopes_of
 from attnc_checker.expressions import CALLS, evaluate, parse
 from attnc_checker.files import BadFile
-from attnc_checker.jets import degree, models
-from attnc_checker.ranges import SERIES, Ranges, coefficients
-from checker.networks import NAMES
+from attnc_checker.jets import models
+from attnc_checker.ranges import SERIES, Ranges, coefficients, hull
+from checker.networks import NAMES, at_tau, box_of, point
 
 SMOOTH = ["exp(-x**2)*sin(5*x)/(2 + x)", "tanh(3*x) + softplus(-7*x)", "(x + 1.1)**2.5*log(2 + x)", "x**9 - x**2 + 3"]
 KINKS = [
@@ -41,8 +41,9 @@ PLANE = [
 ]
 
 
-def value(poly, tau, d):
-    return sum((x * math.prod(t ** degree(key, i) for i, t in enumerate(tau)) for key, x in poly.items()), arb(0))
+def values_at(function, points):
+    """Balls around the values, each of which may be nan."""
+    return [hull(evaluate(function, Ranges([(x.lower(), x.upper()) for x in point]))[0]) for point in points]
 
 
 def width(poly):
@@ -56,18 +57,17 @@ def test_models_hold_the_function(text, m):
     function = parse(text, NAMES[:d])
     for half in (0.5, 0.125, 2.0**-9, 0.0):
         for centre in ([0.0] * d, [1 - half] * d, list(np.round(rng.uniform(half - 1, 1 - half, d), 3))):
-            (poly,) = models(function, [*map(arb, centre)], [arb(half)] * d, m)
+            (poly,) = models(function, box_of(centre, half), m)
             assert width(poly) <= 30  # it is known everywhere
-            for tau in [*rng.choice([-1.0, 0.0, 1.0], (4, d)), *rng.uniform(-1, 1, (8, d))]:
-                tau = [*map(arb, tau)]
-                point = [arb(c) + half * t for c, t in zip(centre, tau, strict=True)]
-                low, high = evaluate(function, Ranges([(x.mid(), x.mid()) for x in point]))[0]
-                assert (value(poly, tau, d) + arb(0, 1e-30)).overlaps(low.union(high))
+            taus = [*rng.choice([-1.0, 0.0, 1.0], (4, d)), *rng.uniform(-1, 1, (8, d))]
+            points = [[x.mid() for x in point(box_of(centre, half), tau)] for tau in taus]
+            for tau, seen in zip(taus, values_at(function, points), strict=True):
+                assert (at_tau(poly, tau.tolist()) + arb(0, 1e-30)).overlaps(seen)
 
 
 def test_how_much_models_leave_open():
     def left_open(text, centre, half, m):
-        return width(models(parse(text, ["x"]), [arb(centre)], [arb(half)], m)[0])
+        return width(models(parse(text, ["x"]), box_of(centre, half), m)[0])
 
     for m, half in ((0, 0.25), (3, 0.25), (6, 0.125), (9, 0.5)):
         assert left_open("exp(x)", 0, half, m) <= 1.1 * math.exp(half) * half ** (m + 2) / math.factorial(m + 2)
@@ -107,14 +107,13 @@ def test_what_is_known_of_any_expression_is_true(seed):
     except BadFile:  # a wrong number of arguments
         return
     centre = [float(rng.choice([0, half, -half, 1 - half, round(rng.uniform(-2, 2), 2)])) for _ in range(d)]
-    (poly,) = models(function, [*map(arb, centre)], [arb(half)] * d, m)
+    (poly,) = models(function, box_of(centre, half), m)
     tau = np.sort(rng.choice([-1.0, 0.0, 1.0, *rng.uniform(-1, 1, 6)], (12, d)), axis=0)
-    points = [[arb(c) + half * arb(t) for c, t in zip(centre, row, strict=True)] for row in tau]
-    at = [evaluate(function, Ranges([(x.lower(), x.upper()) for x in point]))[0] for point in points]
-    at = [low.union(high) for low, high in at]
+    points = [point(box_of(centre, half), row) for row in tau]
+    at = values_at(function, points)
     if all(x.is_finite() for x in poly.values()):
         for row, seen in zip(tau, at, strict=True):
-            found = value(poly, [*map(arb, row)], d)
+            found = at_tau(poly, row.tolist())
             assert seen.is_finite()
             assert (found + abs(found) * arb(0, 1e-30) + arb(0, 1e-30)).overlaps(seen)
     if d == 1:
@@ -169,8 +168,7 @@ def test_slopes_hold_differences(text):
             left, right = arb(centre) - half, arb(centre) + half
             slope, values = slopes_of(function, (left, right))
             points = [*map(arb, np.sort(rng.uniform(centre - half, centre + half, 12)))]
-            at = [evaluate(function, Ranges([(x, x)]))[0] for x in points]
-            at = [low.union(high) for low, high in at]
+            at = values_at(function, [[x] for x in points])
             assert all(values[0] <= x.upper() and x.lower() <= values[1] for x in at)
             seen = [(b - a) / (y - x) for x, y, a, b in zip(points, points[1:], at, at[1:], strict=False) if x < y]
             if slope.is_finite():
@@ -185,7 +183,7 @@ def test_slopes_hold_differences(text):
 def test_what_is_undefined_is_unknown():
     """x/x at 0, roots of what is negative, and what is made of them: even acos, which is π of nan in Arb."""
     for text in ("x/x", "acos(x/x)", "asin(x**(1/3))", "sign(1/x)", "(1/x)**0", "max(log(x), 1)", "0*tan(pi/(2 + x))"):
-        (poly,) = models(parse(text, ["x"]), [arb(-0.125)], [arb(0.25)], 3)
+        (poly,) = models(parse(text, ["x"]), box_of(-0.125, 0.25), 3)
         assert not all(x.is_finite() for x in poly.values())
 
 

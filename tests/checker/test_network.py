@@ -9,9 +9,10 @@ from hypothesis import assume, given, settings
 
 from attnc.ir import Affine, Attention, Head, Program, Softmax
 from attnc.ir.sparse import Sparse
-from attnc_checker.averages import Average, Box
+from attnc_checker.averages import Average
 from attnc_checker.files import Refused
 from attnc_checker.forms import dense as row_of
+from attnc_checker.ranges import Box
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import at
 from checker.networks import gate, lattice_program, reduced, spectral

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from attnc.targets.expressions.expression import Expression
 from attnc_checker import check
-from attnc_checker.averages import Box
 from attnc_checker.checking import proof_of, read
 from attnc_checker.expressions import parse
 from attnc_checker.jets import models
-from checker.networks import NAMES, grid, lattice_program, save, spectral, uniform
+from checker.networks import NAMES, at_tau, box_of, grid, lattice_program, save, spectral, uniform
 from strategies.expressions import expressions
 
 BOX = {1: [(-1.5, 1.25)], 2: [(-1.0, 1.0), (-0.5, 1.0)]}
@@ -60,7 +59,7 @@ def test_every_leaf_is_above_what_is_seen_on_it(data, seed, hardness, d):
     with tempfile.TemporaryDirectory() as folder:
         path = save(Path(folder) / "net", program, text, [(-4, 4)] * d, uniform("selection", 0, d), 1.0)
         prover = proof_of(*read(path)).subjects[0].prover
-    box = Box([arb(c) for c in centre], [arb(r) for r in half])
+    box = box_of(centre, half)
     for kind, order in (("taylor", 5), ("taylor", 1), ("selection", 1)):
         try:
             found = prover.error(kind, order, box, arb(1e-3))
@@ -87,24 +86,19 @@ def test_models_enclose_the_function(data, d):
     half = [2.0 ** -data.draw(st.integers(1, 8)) for _ in range(d)]
     m = data.draw(st.integers(0, 5))
     try:
-        (found,) = models(parse(text, NAMES[:d]), [arb(c) for c in centre], [arb(r) for r in half], m)
+        (found,) = models(parse(text, NAMES[:d]), box_of(centre, half), m)
     except ValueError:
         return
     tau = np.random.default_rng(0).uniform(-1, 1, (30, d))
     values = f(np.array(centre) + np.array(half) * tau)[:, 0]
     for t, value in zip(tau, values, strict=True):
-        enclosed = arb(0)
-        for key, x in found.items():
-            for i, t_i in enumerate(t):
-                for _ in range(key >> 6 * i & 63):
-                    x = x * arb(float(t_i))
-            enclosed += x
+        enclosed = at_tau(found, t.tolist())
         assert not enclosed.is_finite() or (enclosed + arb(0, 1e-9 * (1 + abs(value)))).contains(arb(float(value)))
 
 
 def test_numbers_are_exact_and_operators_bind_as_in_python():
     def value(text, *x):
-        return models(parse(text, NAMES), [arb(v) for v in (*x, 0, 0, 0)[:3]], [arb(0)] * 3, 0)[0][0]
+        return models(parse(text, NAMES), box_of((*x, 0, 0, 0)[:3], 0), 0)[0][0]
 
     assert value("0.1*10 - 1") == 0
     assert value("-x**2", 3) == -9

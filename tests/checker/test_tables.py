@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import attnc
-from checker.tampering import change_weight, changes, refusal, reproved, saved_once
+from checker.tampering import changes, refusal, reproved, saved_once, weights
 
 
 def table_of(seed, count, d, outputs=1, *, is_smooth=True, scale=1.0):
@@ -87,10 +87,8 @@ test_a_changed_table = changes(
 )
 
 
-@pytest.mark.parametrize("tensor", ["layers.0.embed.constant.values", "layers.0.embed.weight.values"])
-def test_changed_weights(net, tensor):
-    change_weight(net, tensor, 0, 1.5)
-    assert "is not re-proved to" in refusal(net)
+PLACES = ["layers.0.embed.constant.values", "layers.0.embed.weight.values"]
+test_changed_weights = weights(PLACES, 1.5, ["is not re-proved to"])
 
 
 def test_a_table_that_is_too_large_is_not_stored(tmp_path, monkeypatch):

@@ -15,6 +15,10 @@ SIGMOID = gate([(0, 0), (0, 1)], [(0, 0), (0, 1)])  # x·σ(x)
 THREE = gate([(0.5, -0.75), (0.25, 0), (0, 1)], [(1, -1), (0.5, 0.25), (-1, 1)])
 
 
+def error_beyond(program, text, start=4.0, side=1):
+    return tail_error(reduced(program), parse(text, ["x"]), fmpq(*float(start).as_integer_ratio()), side)
+
+
 @pytest.mark.parametrize(
     ("program", "text", "start", "side", "looseness"),
     [
@@ -36,7 +40,7 @@ THREE = gate([(0.5, -0.75), (0.25, 0), (0, 1)], [(1, -1), (0.5, 0.25), (-1, 1)])
     ],
 )
 def test_above_what_is_seen(program, text, start, side, looseness):
-    found = float(tail_error(reduced(program), parse(text, ["x"]), fmpq(*float(start).as_integer_ratio()), side))
+    found = float(error_beyond(program, text, start, side))
     points = start + side * np.concatenate([np.linspace(0, 20, 4001), np.geomspace(20, 600, 200)])[:, None]
     f = Expression.parse(text).with_variables(["x"])
     seen = float(np.abs(program(points) - f(points)).max())
@@ -48,16 +52,16 @@ def test_above_what_is_seen(program, text, start, side, looseness):
 )
 def test_what_is_not_followed_is_refused(text):
     with pytest.raises(Undecided):
-        tail_error(reduced(SIGMOID), parse(text, ["x"]), fmpq(4), 1)
+        error_beyond(SIGMOID, text)
 
 
 def test_ties_with_different_values_are_refused():
     tie = gate([(0, 0), (0, 1), (1, 1)], [(0, 0), (0, 1), (1, 1)])
     with pytest.raises(Undecided, match="win together"):
-        tail_error(reduced(tie), parse("x", ["x"]), fmpq(4), 1)
+        error_beyond(tie, "x")
     same = gate([(0, 0), (0, 1), (1, 1)], [(0, 0), (0, 1), (0, 1)])
     one = gate([(0, 0), (float(np.log(1 + np.e)), 1)], [(0, 0), (0, 1)])
-    together, alone = (tail_error(reduced(p), parse("x", ["x"]), fmpq(4), 1) for p in (same, one))
+    together, alone = (error_beyond(program, "x") for program in (same, one))
     assert abs(together - alone) < arb(1e-12)
 
 
@@ -66,4 +70,4 @@ def test_a_slope_that_cannot_be_told_from_zero_is_refused():
     above_pi = "3.14159265358979323846264338327950288419716939937510592"
     for text in (f"sigmoid(x*({above_pi} - pi) - 20)", f"exp(x*({above_pi} - pi) - 20)"):
         with pytest.raises(Undecided, match="rises or falls"):
-            tail_error(reduced(SIGMOID), parse(text, ["x"]), fmpq(4), 1)
+            error_beyond(SIGMOID, text)

@@ -17,26 +17,24 @@ scores most. The parts are made here, one beside the other, so that they are the
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 from flint import arb, fmpq
 
-from attnc_checker.averages import Average, Box
+from attnc_checker.averages import Average
 from attnc_checker.claims import Claim, Rows
-from attnc_checker.deep.channels import Channels
 from attnc_checker.expressions import Function, evaluate
-from attnc_checker.files import BadFile, Refused
+from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE, Form, Key, Terms, dense, span
 from attnc_checker.jets import add, over
 from attnc_checker.leaves import Prover, affine_rounding, linear, selected
-from attnc_checker.network import Stage
+from attnc_checker.network import Reduction, Stage
 from attnc_checker.program import AffineLayer, Program
-from attnc_checker.ranges import Range, Ranges
+from attnc_checker.ranges import Box, Range, Ranges
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import Row, Vector, at, minus, most, row_of, swing, total
 
@@ -55,20 +53,21 @@ Winners = tuple[dict[int, Range], arb]
 """For an interval: {row m: the ends of X_m}, and ℓ."""
 
 
-class Links(Channels):
+class Links(Reduction):
     """An entry that attention wrote and later attention reads is an input, with a reach that its link has to prove."""
 
     def __init__(self, program: Program, reach: list[arb]) -> None:
-        super().__init__(program, reach)
+        super().__init__(program, reach, is_deep=True)
         self.links: list[tuple[Key, Stage]] = []
 
-    def _read_later(self, place: tuple[int, int, int], written: Form) -> Form:
-        if not all(isinstance(later, AffineLayer) for later in self.main.layers[place[0] :]):
-            stage = self._stage([written])
-            self.links.append((place, stage))
+    def written(self, i: int, token: int, feature: int) -> Form | None:
+        found = super().written(i, token, feature)
+        if found is not None and not all(isinstance(later, AffineLayer) for later in self.main.layers[i:]):
+            stage = self.stage_of([found])
+            self.links.append(((i, token, feature), stage))
             said = (most(span(head.values[0].sizes, self.reach)) for head in stage.heads)
-            self.reach[place] = 2 * (span(stage.affine[0].sizes, self.reach) + total(said)).upper()
-        return super()._read_later(place, written)
+            self.reach[i, token, feature] = 2 * (span(stage.affine[0].sizes, self.reach) + total(said)).upper()
+        return found
 
 
 @dataclass(frozen=True)
@@ -78,47 +77,41 @@ class Chain(Prover):
     outputs: list[_Output]
 
     @classmethod
-    def of(cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim, cuts: Rows | None) -> Chain:
+    def through(
+        cls, reduction: Links, function: Function, arithmetic: Arithmetic, claim: Claim, cuts: Rows | None
+    ) -> Chain:
         stage, d = reduction.stage(), len(claim.ends)
         stated = cuts or ((),) * d
-        if len(stated) != d:
-            raise BadFile(f"the certificate: cuts has {len(stated)} lists, not one for every variable")
+        require(len(stated) == d, f"the certificate: cuts has {len(stated)} lists, not one for every variable", BadFile)
         ways = [_Way(i, [*map(arb, sorted(cuts))], reduction.reach, arithmetic) for i, cuts in enumerate(stated)]
         owners: dict[Key, int] = {i: i for i in range(len(ways))}
         for link in (_Enclosure(*link) for link in reduction.links):
             read = {owners[key] for key in link.reads}
-            if len(read) > 1:
-                raise Refused("two variables meet in one link before the last head")
+            require(len(read) <= 1, "two variables meet in one link before the last head")
             owners[link.place] = min(read, default=0)
             ways[owners[link.place]].links.append(link)
         outputs = [_Output(stage, o, ways, owners, claim.bound) for o in range(len(stage.affine))]
         return cls(replace(stage, heads=[], inputs=[]), [], function, arithmetic, outputs)
 
-    def within(self, region: Box) -> Chain:
-        return self
-
     def error(self, kind: str, order: int, box: Box, limit: arb) -> arb:
         """Above sup |f − network| over all outputs."""
-        sides = [(c - r, c + r) for c, r in zip(box.centre, box.half, strict=True)]
-        return most(self._off(o, output, box, output.winners(sides), limit) for o, output in enumerate(self.outputs))
+        return most(self._off(o, output, box, output.winners(box), limit) for o, output in enumerate(self.outputs))
 
     def _off(self, o: int, output: _Output, box: Box, winners: list[Winners], limit: arb) -> arb:
-        farthest = most(self._distance_at_once(o, value, box, HUGE) for value in output.extremes)
+        farthest = most(self.distance(o, value, box, HUGE) for value in output.extremes)
         error = output.growth * total(leak for _, leak in winners) * farthest + output.rounding
         found = []
         for rows in itertools.product(*(wins for wins, _ in winners)):
-            sides = [wins[m] for (wins, _), m in zip(winners, rows, strict=True)]
-            part = Box([(lo + hi) / 2 for lo, hi in sides], [(hi - lo) / 2 for lo, hi in sides])
+            part = Box.between([wins[m] for (wins, _), m in zip(winners, rows, strict=True)])
             found.append(self.distance(o, output.values[rows], part, limit - error))
         return most(found) + error
 
-    def _distance_at_once(self, o: int, row: Row, box: Box, limit: arb) -> arb:
+    def distance(self, o: int, row: Row, box: Box, limit: arb) -> arb:
         """By the range of f first: against a constant it is often enough, and sharp at a corner."""
-        ends = [((c - r).lower(), (c + r).upper()) for c, r in zip(box.centre, box.half, strict=True)]
-        low, high = evaluate(self.function, Ranges(ends))[o]
+        low, high = evaluate(self.function, Ranges(box.sides))[o]
         value = row[0] + dense(self.stage.affine[o].terms, ())[0]
         found = (high - value).max(value - low)
-        return found if found <= limit else super()._distance_at_once(o, row, box, limit)
+        return found if found <= limit else super().distance(o, row, box, limit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +122,7 @@ class _Way:
     cuts: list[arb]
     reach: Terms
     arithmetic: Arithmetic
-    links: list[_Enclosure] = dataclasses.field(default_factory=list)
+    links: list[_Enclosure] = field(default_factory=list)
 
     @property
     def places(self) -> list[Key]:
@@ -145,8 +138,8 @@ class _Way:
             for link in self.links:
                 flat = self._flat(link, a, b) if link.reads == [self.i] else None
                 state[link.place] = flat or link([state[key] for key in link.reads], self.arithmetic)
-                if not abs(state[link.place]) <= self.reach[link.place]:
-                    raise Refused("the output of a stage is not bounded well enough to exclude an overflow")
+                is_bounded = abs(state[link.place]) <= self.reach[link.place]
+                require(is_bounded, "the output of a stage is not bounded well enough to exclude an overflow")
             yield a, b, list(state.values())
 
     def _flat(self, link: _Enclosure, lo: arb, hi: arb) -> arb | None:
@@ -181,8 +174,8 @@ class _Output:
             parts = (frozenset((key, slope) for key, slope in read if owners[key] == way.i) for way in ways)
             place = tuple(known.setdefault(part, len(known)) for known, part in zip(rows, parts, strict=True))
             c[place], self.values[place] = x, (value,)
-        if not head.num_keys == len(c) == math.prod(map(len, rows)):
-            raise Refused("the keys of the last head are not all combinations of rows for the variables")
+        are_all = head.num_keys == len(c) == math.prod(map(len, rows))
+        require(are_all, "the keys of the last head are not all combinations of rows for the variables")
         first = (0,) * len(ways)
         lines = [[c[*first[:i], m, *first[i + 1 :]] - c[first] for m in range(len(row))] for i, row in enumerate(rows)]
         off = max(abs(x - c[first] - sum(map(list.__getitem__, lines, place))) for place, x in c.items())
@@ -201,10 +194,10 @@ class _Output:
         self.leak = arb(LEAK) * bound / (_spread([value for (value,) in self.extremes]) + bound)
         self.known: dict[Hashable, Winners] = {}
 
-    def winners(self, sides: list[Range]) -> list[Winners]:
+    def winners(self, box: Box) -> list[Winners]:
         found = []
-        for way, side in zip(self.ways, sides, strict=True):
-            place = (way.i, *(x.man_exp() for end in side for x in (end.mid(), end.rad())))
+        for way, side in zip(self.ways, box.sides, strict=True):
+            place = (way.i, *(end.man_exp() for end in side))
             if place not in self.known:
                 self.known[place] = self._winners(way, *side)
             found.append(self.known[place])
@@ -214,7 +207,7 @@ class _Output:
         wins: dict[int, Range] = {}
         leaks, rows = [arb(0)], self.rows[way.i]
         for a, b, state in way.states(lo, hi):
-            for box in _halves(state, _spreads([rows])):
+            for box in _parts(state, _spreads([rows])):
                 needed, leak = self._needed(rows, box)
                 leaks.append(leak)
                 wins |= {m: (wins.get(m, (a, b))[0], b) for m in needed}
@@ -242,14 +235,11 @@ class _Enclosure:
         forms = [*stage.affine, *(form for head in stage.heads for form in (head.scores, *head.values.values()))]
         read = {key for form in forms for key in form.sizes}
         self.place, self.reads = place, [key for key in stage.inputs if key in read]
-        self.stage, self.heads = (
-            replace(stage, inputs=self.reads),
-            [Average(head, self.reads) for head in stage.heads],
-        )
+        self.stage, self.heads = replace(stage, inputs=self.reads), [Average(head, self.reads) for head in stage.heads]
         self.spreads, self.known = _spreads([head.scores for head in self.heads]), dict[Hashable, arb]()
 
     def __call__(self, balls: list[arb], arithmetic: Arithmetic) -> arb:
-        return reduce(arb.union, (self._at_once(box, arithmetic) for box in _halves(balls, self.spreads)))
+        return reduce(arb.union, (self._at_once(box, arithmetic) for box in _parts(balls, self.spreads)))
 
     def _at_once(self, box: Box, arithmetic: Arithmetic) -> arb:
         row = dense(self.stage.affine[0].terms, self.reads)
@@ -260,16 +250,14 @@ class _Enclosure:
         return over(said, len(self.reads)) + error * arb(0, 1)
 
 
-def _halves(balls: list[arb], spreads: list[arb], done: frozenset[int] = frozenset()) -> Iterator[Box]:
-    """The box, halved along the inputs that change scores most."""
-    changes = {i: x * balls[i].rad() for i, x in enumerate(spreads) if i not in done}
-    widest = max(changes, key=lambda i: changes[i].mid(), default=-1)
-    if len(done) == CUTS or widest < 0 or not changes[widest] > WIDE:
-        yield Box([ball.mid() for ball in balls], [ball.rad() for ball in balls])
-        return
-    for end in (balls[widest].lower(), balls[widest].upper()):
-        half = balls[widest].mid().union(end)
-        yield from _halves([*balls[:widest], half, *balls[widest + 1 :]], spreads, done | {widest})
+def _parts(balls: list[arb], spreads: list[arb]) -> list[Box]:
+    """The box of these balls, halved along the inputs that change scores most."""
+    parts = [Box([ball.mid() for ball in balls], [ball.rad() for ball in balls])]
+    changes = {i: x * ball.rad() for i, (x, ball) in enumerate(zip(spreads, balls, strict=True))}
+    for i in sorted(changes, key=lambda i: changes[i].mid(), reverse=True)[:CUTS]:
+        if changes[i] > WIDE:
+            parts = [half for part in parts for half in part.halves(i)]
+    return parts
 
 
 def _spreads(tables: list[Row]) -> list[arb]:

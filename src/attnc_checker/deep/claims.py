@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
 
-from attnc_checker.cells import MAX_LEVEL, Ends, Leaf, read_leaves
-from attnc_checker.files import BadFile, Refused, field, typed
+from attnc_checker.cells import ENCLOSURE, MAX_LEVEL, Ends, Leaf, read_leaves
+from attnc_checker.files import BadFile, Refused, field, require, typed
 
 MAX_STAGES = 1000
 """Most stages, so that a small file cannot cost hours; the number is not tuned."""
@@ -62,15 +62,14 @@ class Stages(NamedTuple):
 
 def read_stages(data: dict[str, Any], variables: tuple[str, ...]) -> Stages:
     entries, axes = field(data, "stages", list), field(data, "axes", tuple[int, ...] | None) or ()
-    if len(entries) > MAX_STAGES:
-        raise BadFile(f"the certificate has more than {MAX_STAGES} stages")
+    require(len(entries) <= MAX_STAGES, f"the certificate has more than {MAX_STAGES} stages", BadFile)
     if len(axes) > MAX_LEVEL or not all(0 <= i < len(variables) for i in axes):
         raise BadFile(f"the certificate: axes is {axes!r:.40}, not at most {MAX_LEVEL} numbers of variables")
     stages: dict[str, StageClaim] = {}
     for i, entry in enumerate(entries):
         stage = _stage(typed(entry, dict, f"stages[{i}]"), f"stages[{i}].", stages)
-        if stage.name in (*variables, *stages):
-            raise Refused(f"two stages or variables are called {stage.name!r:.40}")
+        is_new = stage.name not in (*variables, *stages)
+        require(is_new, f"two stages or variables are called {stage.name!r:.40}")
         stages[stage.name] = stage
     return Stages(tuple(stages.values()), field(data, "outputs", tuple[str, ...]), axes)
 
@@ -91,12 +90,11 @@ def _stage(entry: dict[str, Any], where: str, known: dict[str, StageClaim]) -> S
     kinds = {name: kind for name, kind in get_type_hints(StageClaim).items() if name not in said}
     claim = StageClaim(**said, **{name: field(entry, name, kind, where) for name, kind in kinds.items()})
     for low, high in (claim.interval, claim.held or claim.interval):
-        if not low < high:
-            raise Refused(f"the interval [{low}, {high}] of {where[:-1]} is empty or reversed")
-    if len(claim.leaf_bounds) != len(claim.leaves):
-        raise Refused(f"stage {claim.name!r:.40} has {len(claim.leaves)} leaves and {len(claim.leaf_bounds)} bounds")
-    if not all(0 <= x <= claim.bound for x in (claim.bound, *claim.leaf_bounds)):
-        raise Refused(f"a bound of stage {claim.name!r:.40} is negative, or that of a leaf above that of the stage")
-    if any(leaf.kind == "enclosure" for leaf in claim.leaves):
-        raise Refused(f"stage {claim.name!r:.40} has enclosure leaves, which are for whole networks")
+        require(low < high, f"the interval [{low}, {high}] of {where[:-1]} is empty or reversed")
+    name, leaves, bounds = f"stage {claim.name!r:.40}", claim.leaves, claim.leaf_bounds
+    require(len(bounds) == len(leaves), f"{name} has {len(leaves)} leaves and {len(bounds)} bounds")
+    in_order = all(0 <= x <= claim.bound for x in (claim.bound, *bounds))
+    require(in_order, f"a bound of {name} is negative, or that of a leaf above that of the stage")
+    is_one_stage = all(leaf.kind != ENCLOSURE for leaf in leaves)
+    require(is_one_stage, f"{name} has enclosure leaves, which are for whole networks")
     return claim

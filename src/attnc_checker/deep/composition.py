@@ -28,17 +28,19 @@ from typing import NamedTuple
 from flint import arb
 
 from attnc_checker.claims import Claim
-from attnc_checker.deep.channels import Channels
 from attnc_checker.deep.claims import StageClaim, Stages
 from attnc_checker.deep.deviations import Deviations
-from attnc_checker.deep.lines import Line, along, held, joined
+from attnc_checker.deep.lines import Line, along, held, joined, stage_at
 from attnc_checker.deep.normal_forms import Forms, are_equal
 from attnc_checker.deep.pieces import ZERO, Piece, Pieces
 from attnc_checker.expressions import Reader, Step, evaluate, parse
-from attnc_checker.files import BadFile, Refused
+from attnc_checker.files import BadFile, Refused, require
 from attnc_checker.forms import ONE as CONSTANT
 from attnc_checker.forms import Key, Terms, span
+from attnc_checker.leaves import Prover
+from attnc_checker.network import Reduction
 from attnc_checker.program import exact
+from attnc_checker.proving import Proof, Subject
 from attnc_checker.ranges import Range, Ranges
 from attnc_checker.rounding import INFINITE, Arithmetic
 from attnc_checker.vectors import most, total
@@ -49,6 +51,8 @@ HALVINGS, HALVINGS_OF_A_CLAIM = 12, 24
 """Most halvings of the box, along its variables in turn, to find a range, or to show that a claimed range holds it."""
 KINKS = 3
 """Most slopes G that are taken at both ends of their intervals: attnc takes as many, and each doubles the work."""
+AT_ONCE_STAGED = 500
+"""The number of leaves for which one more process is worth its start: each goes through the stages for itself."""
 MOST_HALVINGS = 20_000
 """Most parts of the box that are halved in all, so that a check ends; the number is not tuned."""
 
@@ -74,19 +78,24 @@ class Link(NamedTuple):
     own: Deviations
 
 
-def lines(claim: Claim, stages: Stages, reduction: Channels, arithmetic: Arithmetic) -> tuple[list[Line], arb]:
-    """The line that remains to be proved for every stage, and a bound of sup |f − network| if all of them hold."""
-    walk, found = _Walk(claim, stages, reduction, arithmetic), dict[str, Line]()
+def staged(claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> Proof:
+    """The leaves of every stage. The bound that follows from them is computed before they are proved."""
+    walk, lines = _Walk(claim, stages, reduction, arithmetic), dict[str, Line]()
     for stage in stages.stages:
         line = walk.line(stage)
-        found[stage.like or stage.name] = line if stage.like is None else joined(found[stage.like], line)
-    return list(found.values()), walk.outputs()
+        lines[stage.like or stage.name] = line if stage.like is None else joined(lines[stage.like], line)
+    bound = float(walk.outputs())
+    subjects = [
+        Subject(one.claim, one.claim.leaves, one.claim.leaf_bounds, Prover.of(one.stage, one.function, arithmetic))
+        for one in lines.values()
+    ]
+    return Proof(subjects, lambda found: bound, at_once=AT_ONCE_STAGED)
 
 
 class _Walk:
     """From stage to stage: `sizes` of the exact numbers so far, and the `errors` of the computed ones."""
 
-    def __init__(self, claim: Claim, stages: Stages, reduction: Channels, arithmetic: Arithmetic) -> None:
+    def __init__(self, claim: Claim, stages: Stages, reduction: Reduction, arithmetic: Arithmetic) -> None:
         self.claim, self.reduction, self.arithmetic = claim, reduction, arithmetic
         self.stages, self.texts, self.axes = stages
         self._compose()
@@ -120,8 +129,7 @@ class _Walk:
             argument = part(f"the input of stage {stage.name}", stage.argument, stage.argument_as)
             carrier = part(f"the carrier of stage {stage.name}", stage.unit, stage.carrier_as)
             g, *more = reader.parse(stage.function, {"t": argument})
-            if more:
-                raise Refused(f"the function of stage {stage.name!r:.40} has several outputs")
+            require(not more, f"the function of stage {stage.name!r:.40} has several outputs")
             names[stage.name] = reader.add("times", carrier, g)
             self.steps.append((argument, carrier))
         outputs = [part("an output", text) for text in self.texts]
@@ -177,9 +185,8 @@ class _Walk:
     def line(self, claim: StageClaim) -> Line:
         """The stage as one of t; its error is recorded for the stages after it."""
         argument, carrier = self.steps[len(self.links)]
-        place, stage = self.reduction.stage_at(claim.stage, claim.channel)
-        if place in self.errors:
-            raise Refused(f"two stages are said to write {claim.channel!r:.60}")
+        place, stage = stage_at(self.reduction, claim.stage, claim.channel)
+        require(place not in self.errors, f"two stages are said to write {claim.channel!r:.60}")
         t, unit = self.combination(claim.argument), self.combination(claim.unit)
         inner = (claim.interval[0] + t.off).upper(), (claim.interval[1] - t.off).lower()
         low, high = self._range(argument, inner)
@@ -204,8 +211,7 @@ class _Walk:
     def outputs(self) -> arb:
         """A bound of the errors of all outputs. The box is halved along the claimed axes in turn where it must be."""
         stage, wanted = self.reduction.stage(), list[Combination]()
-        if stage.heads:
-            raise Refused("an output reads a softmax that no stage has proved")
+        require(not stage.heads, "an output reads a softmax that no stage has proved")
         for form, text in zip(stage.affine, self.texts, strict=True):
             found = self.combination(text, form.terms)
             rounding = self.arithmetic.gamma(form.n) * span(form.sizes, self.reduction.reach)

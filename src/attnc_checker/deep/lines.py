@@ -3,20 +3,22 @@ Stages that are alike are proved as one."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from flint import arb
 
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.expressions import Function, Reader
-from attnc_checker.files import Refused
+from attnc_checker.files import Refused, require
 from attnc_checker.forms import ONE, Form, Head, Terms, span
-from attnc_checker.network import Stage
+from attnc_checker.network import Reduction, Stage
 from attnc_checker.program import exact
 from attnc_checker.vectors import Vector, most
 
 T = 0
 """The only input of a line."""
+TOKEN = re.compile("[0-9]{0,7}")
 MOST_SLACK = 0.25
 """Scores that are off by more than this are not those of the claimed input."""
 
@@ -30,13 +32,26 @@ class Line:
     function: Function
 
 
+def stage_at(reduction: Reduction, layer: str, channel: str) -> tuple[tuple[int, int, int], Stage]:
+    """The place of a channel and the stage that writes it; a channel of a later token is "channel@token"."""
+    program, (name, _, token) = reduction.program, channel.partition("@")
+    found = [i for i, known in enumerate(program.names) if known == layer]
+    is_there = len(found) == 1 and name in program.channels[found[0]] and TOKEN.fullmatch(token)
+    if not is_there or int(token or 0) >= program.main.shapes[found[0] + 1][0]:
+        raise Refused(f"there is no channel {channel!r:.60} of a layer {layer!r:.60}")
+    place = (found[0] + 1, int(token or 0), program.channels[found[0]].index(name))
+    written = reduction.written(*place)
+    if written is None:
+        raise Refused(f"no head writes into {channel!r:.60}")
+    return place, reduction.stage_of([written])
+
+
 def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, name: str) -> tuple[Stage, arb, arb]:
     """The stage as one of t, in units of the carrier, |carrier| ≤ units; how far its values may be off; and the part of
     their sizes that does not depend on the carrier, if the carrier is one input."""
     t = {key: x for key, x in t.items() if x != 0}
     moving = {key: x for key, x in t.items() if key != ONE}
-    if stage.affine[0].terms:
-        raise Refused(f"stage {name} is not made by its heads alone")
+    require(not stage.affine[0].terms, f"stage {name} is not made by its heads alone")
     carried = {key: x for key, x in (unit or {}).items() if x != 0}
     scales = carried if len(carried) == 1 and ONE not in carried else {}
     reach = reach | {key: reach[key].min(units / abs(arb(x))) for key, x in scales.items()}
@@ -46,8 +61,7 @@ def along(stage: Stage, t: Terms, unit: Terms | None, reach: Terms, units: arb, 
         if not among:
             return 0 * terms[ONE], dict(terms)
         pivot = max(among, key=lambda key: (abs(arb(among[key])) * reach[key]).mid())
-        if by[pivot] == 0:
-            raise Refused(f"the carrier of stage {name} is 0")
+        require(by[pivot] != 0, f"the carrier of stage {name} is 0")
         ratio = terms.get(pivot, 0 * terms[ONE]) / by[pivot]
         rest = {key: terms.get(key, 0) - ratio * by.get(key, 0) for key in terms.keys() | by.keys()}
         return ratio, rest
@@ -101,8 +115,7 @@ def joined(one: Line, other: Line) -> Line:
     reach: Terms = {ONE: arb(1), T: most(map(arb, map(abs, one.claim.interval)))}
     heads = []
     unlike = f"stage {other.claim.name} is not like {one.claim.name}"
-    if len(one.stage.heads) != len(other.stage.heads):
-        raise Refused(f"{unlike}: it has other heads")
+    require(len(one.stage.heads) == len(other.stage.heads), f"{unlike}: it has other heads")
 
     def largest(a: Terms, b: Terms) -> Terms:
         return {key: x.max(b[key]) for key, x in a.items()}
@@ -111,12 +124,11 @@ def joined(one: Line, other: Line) -> Line:
         return Form(a.terms, largest(a.sizes, b.sizes), max(a.n, b.n))
 
     for a, b in zip(one.stage.heads, other.stage.heads, strict=True):
-        if (a.values[0].terms, a.parts) != (b.values[0].terms, b.parts):
-            raise Refused(f"{unlike}: its keys have other values")
+        have_same = (a.values[0].terms, a.parts) == (b.values[0].terms, b.parts)
+        require(have_same, f"{unlike}: its keys have other values")
         apart = span({key: x - b.scores.terms[key] for key, x in a.scores.terms.items()}, reach)
         slack = a.slack.max(b.slack + apart)
-        if not most(slack) <= MOST_SLACK:
-            raise Refused(f"{unlike}: its keys have other scores")
+        require(most(slack) <= MOST_SLACK, f"{unlike}: its keys have other scores")
         counts = (max(a.n, b.n), max(a.depth, b.depth), max(a.addends, b.addends))
         query, values = tuple(map(largest, a.query, b.query)), {0: wider(a.values[0], b.values[0])}
         heads.append(Head(wider(a.scores, b.scores), values, largest(a.own, b.own), slack, *counts, query, a.parts))

@@ -17,7 +17,7 @@ from typing import TypeVar
 from flint import arb, fmpq
 
 from attnc_checker.expressions import NAMED, Reader, Rules, Smooth, Step, evaluate
-from attnc_checker.files import Refused
+from attnc_checker.files import require
 from attnc_checker.ranges import coefficients
 
 Monomial = tuple[tuple[int, fmpq], ...]
@@ -92,8 +92,7 @@ class Forms(Rules[Form]):
                     exponents[atom] = exponents.get(atom, fmpq(0)) + exponent
                 monomial, sign = self._monomial(exponents)
                 product = terms[monomial] = terms.get(monomial, fmpq(0)) + sign * x * y
-                if _bits(product) > MAX_BITS:
-                    raise Refused("the numbers of the expression grow too large")
+                require(_bits(product) <= MAX_BITS, "the numbers of the expression grow too large")
         return _sorted(terms)
 
     def _monomial(self, exponents: dict[int, fmpq]) -> tuple[Monomial, int]:

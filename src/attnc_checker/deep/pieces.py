@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterable
-from functools import reduce
 from typing import NamedTuple
 
 from flint import arb
@@ -13,14 +11,12 @@ from flint import arb
 from attnc_checker.deep.claims import StageClaim
 from attnc_checker.expressions import Function, Smooth, evaluate, parse
 from attnc_checker.jets import Model, Models, Poly, variable
-from attnc_checker.ranges import UNKNOWN, Range, Ranges, coefficients, hull
+from attnc_checker.ranges import UNKNOWN, Box, Range, Ranges, coefficients, hull, outward
 from attnc_checker.vectors import most
 
 PIECES, NEAR_ENDS = 256, 48
 """The equal pieces of an interval on which slopes are found, and the geometric ones towards each end. The prover uses
 half as many, so that its slopes are no narrower than those here."""
-FEW = 4
-"""A range that meets at most this many pieces is looked at as a piece of its own."""
 ZERO, LINEAR = (arb(0), arb(0)), variable(0, 1)
 SLOPES = {
     "sin": "cos(t)",
@@ -57,7 +53,7 @@ class Pieces:
     """The pieces of [low, high], which holds t, while |T − t| ≤ e; one piece if the box is not halved either."""
 
     def __init__(self, claim: StageClaim, low: arb, high: arb, e: arb, are_many: bool) -> None:
-        self.claim, self.function, self.e = claim, parse(claim.function, ["t"]), e
+        function = parse(claim.function, ["t"])
         width, off, steps = (high - low).upper(), e + _beyond(claim, low, high), []
         if are_many:
             steps = [width * i / PIECES for i in range(1, PIECES)]
@@ -65,7 +61,7 @@ class Pieces:
             steps += [width * (off / width) ** (arb(i) / NEAR_ENDS) for i in range(1, NEAR_ENDS + 1)]
         inner = {float(x.mid()) for step in steps for x in (low + step, high - step)}
         edges = [low, *(arb(x) for x in sorted(inner) if low < x < high), high]
-        found = [_piece(claim, self.function, a, b, e) for a, b in itertools.pairwise(edges)]
+        found = [_piece(claim, function, a, b, e) for a, b in itertools.pairwise(edges)]
         jump = most([piece.jump for piece in found])  # smaller ones cost nothing more
         self.pieces = [
             piece._replace(slopes=ZERO, jump=jump) if piece.values[1] - piece.values[0] <= jump else piece
@@ -79,16 +75,8 @@ class Pieces:
         met = self.pieces[first:last]
         low, high = met[0].low.max(t[0]), met[-1].high.min(t[1])
         _, _, slopes, jumps, values, changes = zip(*met, strict=True)
-        found = Piece(low, high, _union(slopes), most(jumps), _union(values), most(changes))
-        if len(met) > FEW or not low < high or ZERO in slopes:
-            return found
-        nearer = _piece(self.claim, self.function, low, high, self.e)
-        return nearer if nearer.slopes[1] - nearer.slopes[0] <= found.slopes[1] - found.slopes[0] else found
-
-
-def _union(ranges: Iterable[Range]) -> Range:
-    lows, highs = zip(*ranges, strict=True)
-    return reduce(arb.min, lows), reduce(arb.max, highs)
+        all_slopes, all_values = (outward([*itertools.chain(*ranges)]) for ranges in (slopes, values))
+        return Piece(low, high, all_slopes, most(jumps), all_values, most(changes))
 
 
 def _beyond(claim: StageClaim, low: arb, high: arb) -> arb:
@@ -127,7 +115,7 @@ class _Slopes(Models):
     """
 
     def __init__(self, ends: Range) -> None:
-        super().__init__([hull(ends)], [arb(1)], 1)
+        super().__init__(Box([hull(ends)], [arb(1)]), 1)
         self.ranges = Ranges([ends])
 
     def model(self, poly: Poly, rest: arb, range_: Range) -> Model:
