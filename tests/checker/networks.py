@@ -16,6 +16,7 @@ from attnc.exports.tensors import encode
 from attnc.ir.building import AffineBuilder, named_head, projection
 from attnc.ir.layers import Affine, Attention, Head, Mask
 from attnc.ir.program import Program
+from attnc.ir.sparse import Sparse
 from attnc_checker.files import Tensor
 from attnc_checker.forms import ONE, Form, stacked
 from attnc_checker.forms import Head as ReducedHead
@@ -37,7 +38,6 @@ def spectral(
     *,
     c: float = 0.3,
     pad: int = 5,
-    rcond: float = 1e-9,
     dtype: Any = np.float64,
 ) -> Program:
     """One head whose weights are ∝ exp(−c(y − L)²) on a lattice of count^d anchors, with values fitted to f.
@@ -53,8 +53,8 @@ def spectral(
     for i in range(d):
         weights = np.exp(-c * (scales[i] * points[i][:, None] + offsets[i] - lattice) ** 2)
         weights /= weights.sum(axis=1, keepdims=True)
-        values = np.moveaxis(np.tensordot(np.linalg.pinv(weights, rcond=rcond), values, axes=(1, i)), 0, i)
-    anchors = np.stack([axis.ravel() for axis in np.meshgrid(*[lattice] * d, indexing="ij")], axis=1)
+        values = np.moveaxis(np.tensordot(np.linalg.pinv(weights, rcond=1e-9), values, axes=(1, i)), 0, i)
+    anchors = grid([(lattice[0], lattice[-1])] * d, count)
     return lattice_program(anchors, values.ravel(), scales, offsets, c, dtype)
 
 
@@ -69,6 +69,13 @@ def affine(name: str, inputs: Any, outputs: Any, links: Any = (), constants: Any
     for constant in constants:
         builder.set(*constant)
     return builder.build(name, dtype)
+
+
+def dense(name: str, weight: np.ndarray, constant: np.ndarray | None = None) -> Affine:
+    """An affine layer with all entries; its channels are c0, c1, …"""
+    constant = np.zeros(weight.shape[:2]) if constant is None else constant
+    channels = tuple(f"c{i}" for i in range(weight.shape[1]))
+    return Affine(name, Sparse.from_dense(weight), Sparse.from_dense(constant), channels)
 
 
 def one_head(embed: Affine, head: Head, name: str = "attend", channel: str = "out", **options: Any) -> Program:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 import attnc
 from attnc.exports.safe_files import pack_tensors
@@ -26,28 +27,24 @@ OFF = ("do not depend on its input alone", "add up to", "is not re-proved to", "
 
 
 def edit(path: Path, name: str, change: Change) -> None:
-    """Change a JSON file of the directory, or "both" alike: the certificate and the configuration."""
-    for each in ("certificate.json", "config.json") if name == "both" else (name,):
-        data = json.loads((path / each).read_text(encoding="utf-8"))
-        change(data)
-        (path / each).write_text(json.dumps(data), encoding="utf-8")
-
-
-def edit_tensors(path: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:
-    """Change the tensors of model.safetensors, and the certificate's hash."""
-    tensors = load_file(path / "model.safetensors")
-    change(tensors)
-    write_weights(path, pack_tensors(tensors))
-
-
-def edit_header(path: Path, change: Change) -> None:
-    """Change the header of model.safetensors, and the certificate's hash."""
+    """Change a JSON file, or "both" alike: the certificate and the configuration. Or change the "tensors" or the
+    "header" of model.safetensors, and the certificate's hash."""
     raw = (path / "model.safetensors").read_bytes()
-    start = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:start])
-    change(header)
-    packed = json.dumps(header).encode()
-    write_weights(path, len(packed).to_bytes(8, "little") + packed + raw[start:])
+    if name == "tensors":
+        tensors = load(raw)
+        change(tensors)
+        write_weights(path, pack_tensors(tensors))
+    elif name == "header":
+        start = 8 + int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8:start])
+        change(header)
+        packed = json.dumps(header).encode()
+        write_weights(path, len(packed).to_bytes(8, "little") + packed + raw[start:])
+    else:
+        for each in ("certificate.json", "config.json") if name == "both" else (name,):
+            data = json.loads((path / each).read_text(encoding="utf-8"))
+            change(data)
+            (path / each).write_text(json.dumps(data), encoding="utf-8")
 
 
 def write_weights(path: Path, raw: bytes) -> None:
@@ -56,13 +53,17 @@ def write_weights(path: Path, raw: bytes) -> None:
     edit(path, "certificate.json", lambda data: data.update(weights_sha256=hashlib.sha256(raw).hexdigest()))
 
 
-def change_weight(path: Path, tensor: str, number: int, factor: float) -> None:
-    """Multiply one number of model.safetensors, and rewrite the certificate's hash."""
+def multiplied(tensor: str, number: int, factor: float) -> Change:
+    """One number of the tensors, times a factor."""
 
-    def multiply(tensors: dict[str, np.ndarray]) -> None:
+    def change(tensors: dict[str, np.ndarray]) -> None:
         tensors[tensor].flat[number] *= factor
 
-    edit_tensors(path, multiply)
+    return change
+
+
+def change_weight(path: Path, tensor: str, number: int, factor: float) -> None:
+    edit(path, "tensors", multiplied(tensor, number, factor))
 
 
 def changes(table: dict[tuple[str, int], list[tuple[Change, str]]]) -> Callable[..., None]:
@@ -131,15 +132,35 @@ def mutations(net: attnc.Network, target: Any) -> Callable[..., None]:
 
     @pytest.mark.parametrize("mutate", PROGRAM_MUTATIONS, ids=lambda mutate: mutate.__name__)
     def refuses(tmp_path: Path, mutate: Callable[..., Program]) -> None:
-        tampered = dataclasses.replace(net, program=mutate(np.random.default_rng(1), net.program))
-        tampered.save(tmp_path / "net")
-        verdict = check(tmp_path / "net", processes=1)
-        if verdict.proved:
-            points = net.box.lo + np.random.default_rng(1).random((2000, net.box.d)) * net.box.widths
-            found = tampered(points.reshape(-1, *net.program.input_shapes[0]))
-            assert np.abs(found - target(points)).max() <= verdict.bound
+        rng = np.random.default_rng(1)
+        dataclasses.replace(net, program=mutate(rng, net.program)).save(tmp_path / "net")
+        points = net.box.lo + rng.random((2000, net.box.d)) * net.box.widths
+        is_refused(tmp_path / "net", points.reshape(-1, *net.program.input_shapes[0]), target(points))
 
     return refuses
+
+
+def is_refused(path: Path, points: np.ndarray, wanted: np.ndarray) -> bool:
+    """Whether the checker refuses the network. If not, its bound must hold at the points."""
+    verdict = check(path, processes=1)
+    assert "broke off" not in verdict.reason
+    assert not verdict.proved or np.abs(np.ravel(attnc.load(path)(points)) - np.ravel(wanted)).max() <= verdict.bound
+    return not verdict.proved
+
+
+Choose = Callable[[int], Iterable[tuple[int, float]]]
+"""For the size of a tensor, the numbers that are changed, and the factors."""
+
+
+def refused_changes(path: Path, points: np.ndarray, wanted: np.ndarray, choose: Choose) -> set[str]:
+    """The tensors by changes of which a network is refused."""
+    tensors, refused = load((path / "model.safetensors").read_bytes()), set()
+    for name, tensor in tensors.items():
+        for number, factor in choose(tensor.size) if tensor.dtype == float and tensor.size else ():
+            changed = shutil.copytree(path, path.with_name(f"{name}.{number}"))
+            change_weight(changed, name, number, factor)
+            refused |= {name} if is_refused(changed, points, wanted) else set()
+    return refused
 
 
 def proved(path: Path, **options: Any) -> Verdict:

@@ -127,14 +127,12 @@ def test_errors_of_scores_are_covered(seed, d, steepness, moves):
 @pytest.mark.parametrize("seed", range(8))
 def test_where_scores_may_be_off_by_anything_values_are_as_far_apart_as_they_are(seed, slack):
     rng, box = np.random.default_rng(seed), box_of(0.25, 2.0**-9)
-    head = random_head(rng, 1, 4, 2.0, seed % 2 == 0)
-    head = replace(head, slack=Vector([arb(slack)] * 4))
+    head = replace(random_head(rng, 1, 4, 2.0, seed % 2 == 0), slack=Vector([arb(slack)] * 4))
     poly, error = made(head).model(box, 6, FLOAT32)[0]
     for tau, signs in itertools.product((-1.0, 0.3, 1.0), itertools.product((-1, 1), repeat=4)):
         moved, _, values = average(head, point(box, (tau,)), [arb(slack * sign) for sign in signs])
         assert abs(moved - at_tau(poly, (tau,))) <= error
-        apart = max(values) - min(values)
-        assert error <= 1.05 * apart + 1e-3
+        assert error <= 1.05 * (max(values) - min(values)) + 1e-3
 
 
 def test_rounding_of_scores_is_not_overstated():
@@ -151,8 +149,7 @@ def test_keys_that_are_left_out_are_paid_for(seed, d):
     ctx.prec = 2000
     rng = np.random.default_rng(seed)
     head = random_head(rng, d, 40, 400.0, moves=bool(rng.integers(2)))
-    half = rng.uniform(0.0001, 0.002, d)
-    box = box_of(rng.uniform(-1, 1, d), half)
+    box = box_of(rng.uniform(-1, 1, d), rng.uniform(0.0001, 0.002, d))
     near = made(head, d).without_far(box, REAL)
     assert len(near.kept) == 40 or 0 < near.dropped[0] <= 1e-22
     poly, error = near.model(box, 6, REAL)[0]
@@ -186,16 +183,13 @@ def test_sums_in_float32(keys):
         weights = np.exp(-rng.uniform(0, rng.choice([1.0, 30.0]), keys)).astype(np.float32)
         weights[0] = 1
         values = rng.choice([-1, 1], keys).astype(np.float32) * (1 + rng.random(keys).astype(np.float32) / 8)
-        exact = [arb(float(w)) for w in weights], [arb(float(v)) for v in values]
-        whole = sum(exact[0])
-        mean = sum(w * v for w, v in zip(*exact, strict=True)) / whole
+        w, v = (Vector(map(arb, numbers.tolist())) for numbers in (weights, values))
+        mean, shares = w @ v / sum(w), w / sum(w)
         for order in (slice(None), slice(None, None, -1)):
             top, bottom = np.float32(0), np.float32(0)
-            for w, v in zip(weights[order], values[order], strict=True):
-                top, bottom = top + w * v, bottom + w
-            off = abs(arb(float(top / bottom)) - mean)
-            terms = Vector(w / whole for w in exact[0]), Vector(map(abs, exact[1])), abs(mean)
-            bound = FLOAT32.summation(head, 0, *terms)
+            for weight, value in zip(weights[order], values[order], strict=True):
+                top, bottom = top + weight * value, bottom + weight
+            off, bound = abs(arb(float(top / bottom)) - mean), FLOAT32.summation(head, 0, shares, abs(v), abs(mean))
             assert off <= bound
             worst = max(worst, float(off / bound))
     assert worst > 1 / (4 * keys)

@@ -15,7 +15,7 @@ from attnc_checker.cells import read_leaves
 from attnc_checker.files import MAX_WEIGHTS, BadFile, Refused, read_bytes
 from attnc_checker.rounding import Arithmetic
 from checker.networks import affine, one_head, save
-from checker.tampering import edit, edit_header, refusal
+from checker.tampering import edit, refusal
 
 NUMBER = 0.5
 
@@ -103,7 +103,7 @@ def test_a_head_that_reads_nothing_is_refused(tmp_path):
     layers = (affine("forget", (1, ["x"]), (1, [])), attention, read)
     net = save(tmp_path / "net", Program(layers, ((1,),), (1,)), "0.5 + 0*x", UNIT, [["taylor", 1, 0, 0]], 1e-3)
     names = [f"layers.1.attend.head0.{name}" for name in ("W_Q", "W_K")]
-    edit_header(net, lambda header: [header[name].update(shape=many) for name in names])
+    edit(net, "header", lambda header: [header[name].update(shape=many) for name in names])
     edit(net, "config.json", lambda data: data["program"]["layers"][1]["heads"][0].update(W_Q=many, W_K=many))
     assert "layers.1.attend.head0" in refusal(net, code=2)
 

@@ -19,6 +19,7 @@ REALS = {"x": (-math.inf, math.inf)}
         ("x**1.5", {"x": (0, 1)}, 1e-6, {"construction": "graded"}),
         ("sqrt(1 - x**2)", {"x": (-1, 1)}, 1e-3, {"construction": "graded"}),
         ("acos(x)", {"x": (-1, 1)}, 1e-2, {"construction": "graded"}),
+        ("sqrt(x)", {"x": (0, 1)}, 0.3, {"construction": "attention_softmax"}),
         ("x**(1/3), sqrt(x)", {"x": (0, 8)}, 3e-2, {"construction": "graded"}),
         ("softplus(x)", REALS, 1e-6, {}),
         ("clip(x, -1, 1)", REALS, 1e-3, {}),

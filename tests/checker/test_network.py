@@ -7,15 +7,14 @@ import pytest
 from flint import arb
 from hypothesis import assume, given, settings
 
-from attnc.ir import Affine, Attention, Head, Program, Softmax
-from attnc.ir.sparse import Sparse
+from attnc.ir import Attention, Head, Program, Softmax
 from attnc_checker.averages import Average
 from attnc_checker.files import Refused
 from attnc_checker.forms import dense as row_of
 from attnc_checker.ranges import Box
 from attnc_checker.rounding import Arithmetic
 from attnc_checker.vectors import at
-from checker.networks import gate, lattice_program, reduced, spectral
+from checker.networks import affine, dense, gate, lattice_program, reduced, spectral
 from ir.random_programs import programs_and_inputs
 
 
@@ -71,12 +70,6 @@ def test_underflow_of_products_is_counted():
     assert_computes(program, (rng.uniform(0, 4, (60, 1)).astype(np.float32),))
 
 
-def dense(name, array, constant=None):
-    constant = np.zeros(array.shape[:2]) if constant is None else constant
-    channels = tuple(f"c{i}" for i in range(array.shape[1]))
-    return Affine(name, Sparse.from_dense(array), Sparse.from_dense(constant), channels)
-
-
 ONES = Head(np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1)))
 COPY = dense("copy", np.ones((2, 1, 1, 1)), np.array([[0.0], [1.0]]))
 READ = dense("read", np.ones((1, 1, 2, 1)))
@@ -105,18 +98,15 @@ def test_what_is_not_one_stage_is_refused(layers, reason):
 
 def test_dead_tokens_do_not_matter():
     """The second token asks about the input with keys that depend on it, but nothing reads its answer."""
-    embed = np.zeros((2, 2, 1, 1))
-    embed[0, 0], embed[1, 1] = 1, 1
-    constant = np.array([[0.0, 1.0], [2.0, 0.0]])
+    names = ("c0", "c1")
+    links, constants = [(0, "c0", 0, "in"), (1, "c1", 0, "in")], [(0, "c1", 1.0), (1, "c0", 2.0)]
     head = Head(np.eye(2)[:, :1], np.eye(2)[:, :1] * 0.5, np.eye(2)[:, 1:], np.eye(1, 2))
-    layers = (dense("embed", embed, constant), Attention("a", (head,), ("c0", "c1")))
+    layers = (affine("embed", (1, ["in"]), (2, names), links, constants), Attention("a", (head,), names))
     alive = Program((*layers, dense("read", np.ones((1, 1, 2, 2)))), ((1,),), (1,))
     with pytest.raises(Refused, match="both depend"):
         reduced(alive)
-    only = np.zeros((1, 1, 2, 2))
-    only[0, 0, 1, 0] = 1
-    program = Program((*layers, dense("read", only)), ((1,),), (1,))
-    assert_computes(program, (np.linspace(-2, 2, 9)[:, None],))
+    read = affine("read", (2, names), (1, ["out"]), [(0, "out", 1, "c0")])
+    assert_computes(Program((*layers, read), ((1,),), (1,)), (np.linspace(-2, 2, 9)[:, None],))
 
 
 def test_overflow_is_refused():

@@ -14,15 +14,18 @@ from attnc.ir.layers import Mask
 from attnc.targets.linear import exact_text
 from attnc_checker.expressions import Reader
 from checker.tampering import changes, edit, mutations, proved, refusal, replaced, reproved, saved_once, stage, weights
+from proofs.mutations import with_layer
+from proofs.staged.test_units import random_network
 
 
-def random_network(seed, sizes, box=(-1.0, 1.5)):
-    rng = np.random.default_rng(seed)
-    pairs = list(itertools.pairwise(sizes))
-    weights = [rng.normal(size=(o, i)) / np.sqrt(i) for i, o in pairs]
-    return attnc.ReLUNetwork(weights, [rng.normal(size=o) * 0.3 for _, o in pairs], box)
+def without(target, layer, rows, columns=()):
+    """The network without the weights of some units, or of some that they read."""
+    weights = [W.copy() for W in target.weights]
+    weights[layer][rows], weights[layer][:, columns] = 0.0, 0.0
+    return attnc.ReLUNetwork(weights, target.biases, (-1, 1))
 
 
+BOX = (-1.0, 1.5)
 CASES = [(0, (2, 5, 1), 0.1, "float64"), (0, (3, 6, 4, 2), 0.2, "float64"), (0, (3, 4, 4), 0.1, "float32")]
 LARGER = [
     (1, (4, 32, 32, 2), 0.1, "float64"),
@@ -38,7 +41,7 @@ LARGER = [
     ("seed", "sizes", "eps", "dtype"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in LARGER)]
 )
 def test_proofs_are_proved_again(tmp_path, seed, sizes, eps, dtype):
-    reproved(tmp_path / "net", attnc.compile(random_network(seed, sizes), eps=eps, dtype=dtype), loosest=20)
+    reproved(tmp_path / "net", attnc.compile(random_network(seed, sizes, BOX), eps=eps, dtype=dtype), loosest=20)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -83,7 +86,7 @@ def test_numbers_are_exact(x):
     assert Fraction(int(number.p), int(number.q)) == Fraction(x)
 
 
-TARGET = random_network(2, (2, 4, 3, 2))
+TARGET = random_network(2, (2, 4, 3, 2), BOX)
 HONEST = attnc.compile(TARGET, eps=0.3)
 saved = saved_once(lambda path: reproved(path, HONEST, loosest=20))
 
@@ -158,9 +161,7 @@ def test_a_mask(tmp_path):
     queries, keys = np.ones(tokens, np.int32), np.full(tokens, -1, np.int32)
     queries[0], keys[-1] = 0, 1
     head = dataclasses.replace(attention.heads[0], mask=Mask(queries, keys))
-    layers = list(HONEST.program.layers)
-    layers[1] = dataclasses.replace(attention, heads=(head,))
-    program = dataclasses.replace(HONEST.program, layers=tuple(layers))
+    program = with_layer(HONEST.program, 1, dataclasses.replace(attention, heads=(head,)))
     dataclasses.replace(HONEST, program=program).save(tmp_path / "net")
     assert "is not like s1_0: its keys have other values" in refusal(tmp_path / "net")
 
@@ -170,20 +171,14 @@ def test_a_mask(tmp_path):
     [(0, [0, 2], [], "float64"), (1, [1], [], "float32"), (1, [], [0, 3], "float64"), (1, [2], [1], "float64")],
 )
 def test_units_that_are_constant_or_never_read(tmp_path, layer, rows, columns, dtype):
-    target = random_network(0, (2, 5, 4, 2))
-    weights = [W.copy() for W in target.weights]
-    weights[layer][rows], weights[layer][:, columns] = 0.0, 0.0
-    odd = attnc.ReLUNetwork(weights, target.biases, (-1, 1))
+    odd = without(random_network(0, (2, 5, 4, 2)), layer, rows, columns)
     reproved(tmp_path / "net", attnc.compile(odd, eps=0.1, dtype=dtype), loosest=20)
 
 
 def test_a_constant_unit_of_another_value(tmp_path):
     """What a unit without weights is said to be must be what the network has."""
-    target = random_network(0, (2, 5, 2))
-    weights = [W.copy() for W in target.weights]
-    weights[0][1] = 0.0
-    net = attnc.compile(attnc.ReLUNetwork(weights, target.biases, (-1, 1)), eps=0.1)
-    reproved(tmp_path / "net", net, loosest=20)
+    target = without(random_network(0, (2, 5, 2)), 0, [1])
+    reproved(tmp_path / "net", attnc.compile(target, eps=0.1), loosest=20)
     bias = exact_text(float(target.biases[0][1]))
 
     def constant_claim(data):

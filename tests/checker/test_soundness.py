@@ -22,20 +22,19 @@ from strategies.expressions import expressions
 BOX = {1: [(-1.5, 1.25)], 2: [(-1.0, 1.0), (-0.5, 1.0)]}
 
 
-def random_network(d: int, seed: int, hardness: float):
-    """Anchors anywhere or on a lattice, values at random."""
-    rng = np.random.default_rng(seed)
-    lattice = np.stack([axis.ravel() for axis in np.meshgrid(*[np.arange(4) - 1.5] * d, indexing="ij")], axis=1)
+def random_case(data: st.DataObject, d: int, seed: int, hardness: float):
+    """A text, the function that it says, and a network: anchors anywhere or on a lattice, values at random."""
+    text, rng = data.draw(expressions(NAMES[:d], max_depth=3)), np.random.default_rng(seed)
+    lattice = grid([(-1.5, 1.5)] * d, 4)
     anchors = lattice if seed % 2 else rng.uniform(-2, 2, lattice.shape)
-    return lattice_program(anchors, rng.uniform(-2, 2, len(anchors)), [1.0] * d, [0.25] * d, hardness)
+    program = lattice_program(anchors, rng.uniform(-2, 2, len(anchors)), [1.0] * d, [0.25] * d, hardness)
+    return text, Expression.parse(text).with_variables(NAMES[:d]), program
 
 
 @given(st.data(), st.integers(0, 2**20), st.sampled_from([0.2, 1.0, 40.0]), st.integers(1, 2))
 @settings(max_examples=40, deadline=None)
 def test_a_bound_one_percent_below_a_seen_error_is_refused(data, seed, hardness, d):
-    text = data.draw(expressions(NAMES[:d], max_depth=3))
-    program, points = random_network(d, seed, hardness), grid(BOX[d], {1: 801, 2: 41}[d])
-    f = Expression.parse(text).with_variables(NAMES[:d])
+    (text, f, program), points = random_case(data, d, seed, hardness), grid(BOX[d], {1: 801, 2: 41}[d])
     seen = float(np.abs(program(points)[:, 0] - f(points)[:, 0]).max())
     assume(1e-6 < seen < 1e6)
     kind = data.draw(st.sampled_from(["taylor", "selection"]))
@@ -49,9 +48,7 @@ def test_a_bound_one_percent_below_a_seen_error_is_refused(data, seed, hardness,
 @given(st.data(), st.integers(0, 2**20), st.sampled_from([0.2, 1.0, 40.0, 3000.0]), st.integers(1, 2))
 @settings(max_examples=80, deadline=None)
 def test_every_leaf_is_above_what_is_seen_on_it(data, seed, hardness, d):
-    text = data.draw(expressions(NAMES[:d], max_depth=3))
-    program = random_network(d, seed, hardness)
-    f = Expression.parse(text).with_variables(NAMES[:d])
+    text, f, program = random_case(data, d, seed, hardness)
     centre = [data.draw(st.floats(lo, hi)) for lo, hi in BOX[d]]
     half = [2.0 ** -data.draw(st.integers(2, 9)) for _ in BOX[d]]
     points = grid([(c - r, c + r) for c, r in zip(centre, half, strict=True)], {1: 301, 2: 25}[d])
@@ -117,17 +114,14 @@ def test_numbers_are_exact_and_operators_bind_as_in_python():
 def test_large_certificates(tmp_path):
     """2,000 leaves of a 17² lattice, and a 9³ lattice: both within minutes, on two cores."""
 
-    def plane(x, y):
-        return np.sin(x) + np.cos(y)
-
-    def space(x, y, z):
-        return np.sin(x) * np.cos(y) * np.exp(z / 4)
-
+    plane, space = "sin(x) + cos(y)", "sin(x)*cos(y)*exp(z/4)"
     cases = [
-        (plane, "sin(x) + cos(y)", [(-3, 3)] * 2, 17, 5, uniform("taylor", 5, 2, 8), 7e-10),
-        (space, "sin(x)*cos(y)*exp(z/4)", [(-1, 1)] * 3, 9, 2, uniform("taylor", 4, 3, 6), 1.02e-5),
+        (plane, [(-3, 3)] * 2, 17, 5, uniform("taylor", 5, 2, 8), 7e-10),
+        (space, [(-1, 1)] * 3, 9, 2, uniform("taylor", 4, 3, 6), 1.02e-5),
     ]
-    for number, (f, text, box, count, pad, leaves, bound) in enumerate(cases):
-        path = save(tmp_path / f"net{number}", spectral(f, box, count, pad=pad), text, box, leaves, bound)
+    for number, (text, box, count, pad, leaves, bound) in enumerate(cases):
+        f = Expression.parse(text).with_variables(NAMES[: len(box)])
+        program = spectral(lambda *x, f=f: f(np.stack(x, axis=-1))[..., 0], box, count, pad=pad)
+        path = save(tmp_path / f"net{number}", program, text, box, leaves, bound)
         verdict = check(path)
         assert verdict.proved, verdict.reason

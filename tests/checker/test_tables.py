@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import attnc
+from checker.networks import grid
 from checker.tampering import changes, refusal, reproved, saved_once, weights
 
 
@@ -17,8 +18,7 @@ def table_of(seed, count, d, outputs=1, *, is_smooth=True, scale=1.0):
 
 
 def grid_of(count, f, d=2):
-    axes = np.meshgrid(*[np.linspace(-1, 1, count)] * d, indexing="ij")
-    points = np.stack([axis.ravel() for axis in axes], axis=1)
+    points = grid([(-1, 1)] * d, count)
     return attnc.TableTarget(points, f(*points.T))
 
 
