@@ -31,8 +31,6 @@ Each such input adds at most 10⁻⁷ to the exponent of a leak."""
 FAR_BEHIND = 40.0  # keys behind by this plus log(number of keys) weigh together at most e^−40, below 10⁻¹⁷
 LEAK_GAPS = (1.0, 4.0, 10.0)
 """Gaps that are tried: a key farther behind counts by its leak, not as a value of the hull. Chosen, not measured."""
-CROWDED_CLUSTER = 3072
-"""A cluster with more near keys than this is taken as a whole if halving sheds none. Chosen, not measured."""
 PAIRS_PER_BATCH = 2**16  # pairs of a box and a near key that are held together: 0.5 MB per array
 
 
@@ -91,30 +89,20 @@ class Scores:
             lead += np.abs(slopes[:, axis] - slopes[best, axis][:, None]) * radii[:, axis][:, None]
         return lead
 
-    def clusters(
-        self, gap: float, crowd: int | None = None
-    ) -> Iterator[tuple[Int[np.ndarray, " boxes"], Int[np.ndarray, " keys"]]]:
-        """(boxes, keys): on each of these boxes every other key is behind the best by more than `gap`.
-
-        Clusters are small, unless halving them no longer sheds keys and more than `crowd` are left.
-        """
-        d = self.centres.shape[1]
-        pending = [(np.arange(len(self.centres)), np.arange(self.num_keys), 0)]
+    def clusters(self, gap: float) -> Iterator[tuple[Int[np.ndarray, " boxes"], Int[np.ndarray, " keys"]]]:
+        """(boxes, keys), few of both: on each of these boxes every other key is behind the best by more than `gap`."""
+        pending = [(np.arange(len(self.centres)), np.arange(self.num_keys))]
         while pending:
-            boxes, keys, idle = pending.pop()
+            boxes, keys = pending.pop()
             whole = Scores(self.head, *centred(hull(self.cells[boxes])))  # the box around all these boxes
             near = keys[whole.leads(np.zeros(1, int), keys)[0] > -gap - self.slack]
-            idle = idle + 1 if len(near) > 0.9 * len(keys) else 0
-            is_small = len(boxes) == 1 or len(boxes) * len(near) <= PAIRS_PER_CLUSTER
-            is_crowded = crowd is not None and len(near) > crowd and idle > 2 * d + 2
-            if is_small or is_crowded:
+            if len(boxes) == 1 or len(boxes) * len(near) <= PAIRS_PER_CLUSTER:
                 yield boxes, near
                 continue
             centres = self.centres[boxes]
             axis = int(np.argmax(np.ptp(centres, axis=0)))
             order = np.argpartition(centres[:, axis], len(boxes) // 2)
-            pending.append((boxes[order[: len(boxes) // 2]], near, idle))
-            pending.append((boxes[order[len(boxes) // 2 :]], near, idle))
+            pending += [(boxes[order[: len(boxes) // 2]], near), (boxes[order[len(boxes) // 2 :]], near)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,21 +123,14 @@ class NearPairs:
 
 
 @dataclass(frozen=True, eq=False)
-class NearValues:
+class NearValues(Scores):
     """A head over boxes, for weights of scores within `score_error` of the exact ones.
 
     Keys that are behind by `far` + log(number of keys) are bounded together, by `rest`.
     """
 
-    head: SoftHead[Enclosed]
-    centres: Float[np.ndarray, "boxes d"]
-    radii: Float[np.ndarray, "boxes d"]
-    score_error: float
+    score_error: float = 0.0
     far: float = FAR_BEHIND
-
-    @cached_property
-    def scores(self) -> Scores:
-        return Scores(self.head, self.centres, self.radii)
 
     @cached_property
     def constants(self) -> Interval:
@@ -161,13 +142,14 @@ class NearValues:
         """(keys, outputs, d): the V_k."""
         return None if self.head.carried is None else interval(self.head.carried)
 
-    @cached_property
-    def slack(self) -> float:
-        return self.scores.slack + 2 * self.score_error
+    @property
+    def unsure(self) -> float:
+        """Bounds the error of every difference of two scores, the errors of the scores included."""
+        return self.slack + 2 * self.score_error
 
-    @cached_property
+    @property
     def gap(self) -> float:
-        return self.far + math.log(self.scores.num_keys)
+        return self.far + math.log(self.num_keys)
 
     @property
     def rest(self) -> float:
@@ -178,11 +160,7 @@ class NearValues:
     @cached_property
     def all_values(self) -> Interval:
         """(1, outputs): every value, anywhere on the boxes."""
-        return self.values_on(np.arange(len(self.centres)), np.arange(self.scores.num_keys))
-
-    def values_on(self, boxes: np.ndarray, keys: np.ndarray) -> Interval:
-        """(1, outputs): the values of these keys, anywhere on these boxes."""
-        return hull(self._values(keys, hull(self.scores.cells[boxes])))
+        return hull(self._values(np.arange(self.num_keys), hull(self.cells)))
 
     def _values(self, keys: np.ndarray, cells: Interval) -> Interval:
         """(keys, outputs) over cells (keys, d), or one cell for all."""
@@ -191,22 +169,13 @@ class NearValues:
         return affine_range(self.constants[keys], self.carried[keys], cells)
 
     def pairs(self) -> Iterator[NearPairs]:
-        """Pairs of boxes and near keys, also where they are many."""
-        for found in self.batches(None):
-            assert isinstance(found, NearPairs)
-            yield found
-
-    def batches(self, crowd: int | None = CROWDED_CLUSTER) -> Iterator[NearPairs | tuple[np.ndarray, np.ndarray]]:
-        """Pairs of boxes and near keys; or (boxes, keys) of a cluster with more than `crowd` keys, as a whole."""
+        """Pairs of boxes and near keys, in batches."""
         gap = self.gap + 2 * self.score_error
         held: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         count = num_boxes = 0
-        for boxes, keys in self.scores.clusters(gap, crowd):
-            if crowd is not None and len(keys) > crowd:
-                yield boxes, keys
-                continue
-            lead = self.scores.leads(boxes, keys)
-            row, column = np.nonzero(lead > -gap - self.scores.slack)
+        for boxes, keys in self.clusters(gap):
+            lead = self.leads(boxes, keys)
+            row, column = np.nonzero(lead > -gap - self.slack)
             held.append((boxes, num_boxes + row, keys[column], lead[row, column]))
             count, num_boxes = count + len(row), num_boxes + len(boxes)
             if count >= PAIRS_PER_BATCH:
@@ -221,7 +190,7 @@ class NearValues:
         return Interval(np.minimum.reduceat(values.lo, pairs.starts), np.maximum.reduceat(values.hi, pairs.starts))
 
     def _pair_values(self, pairs: NearPairs) -> Interval:
-        return self._values(pairs.key, self.scores.cells[pairs.boxes[pairs.row]])
+        return self._values(pairs.key, self.cells[pairs.boxes[pairs.row]])
 
     def _hull_and_leaks(self, pairs: NearPairs) -> Interval:
         """The hull of the keys that are behind by less than a gap, moved by the leaks of the others.
@@ -229,7 +198,7 @@ class NearValues:
         p_k ≤ e^{s_k − s_j} =: w_k, so A ≤ max of the near values + Σ w_k·(v_k − that maximum)⁺ over the others.
         """
         values, starts, row = self._pair_values(pairs), pairs.starts, pairs.row
-        lead = pairs.lead + self.slack
+        lead = pairs.lead + self.unsure
         with np.errstate(under="ignore"):
             weights = up(np.exp(np.minimum(lead, 0.0)), LIBM_ULPS)[:, None]
         margin = 1 + 2.0**-50 * (len(row) + 8)
@@ -243,20 +212,12 @@ class NearValues:
             found = found.intersect(Interval(-up(below * margin - least), up(most + above * margin)))
         return found
 
-    def with_rest(self, hull: Interval) -> Interval:
-        """A convex combination of the hull, and of all values with a weight of `rest`."""
-        everything = self.all_values
-        low, high = up(up(hull.lo - everything.lo) * self.rest), up(up(everything.hi - hull.hi) * self.rest)
-        return Interval(-up(low - hull.lo), up(hull.hi + high))
-
     def hulls(self) -> Interval:
-        """(boxes, outputs): the values that the head can take on each box."""
+        """(boxes, outputs): the values that the head can take on each box; all keys may have a weight of `rest`."""
         lo, hi = np.empty((2, len(self.centres), self.head.values.mid.shape[1]))
-        for batch in self.batches():
-            if isinstance(batch, NearPairs):
-                boxes, found = batch.boxes, self._hull_and_leaks(batch)
-            else:
-                boxes, found = batch[0], self.values_on(*batch)
-            found = self.with_rest(found)
-            lo[boxes], hi[boxes] = found.lo, found.hi
+        everything = self.all_values
+        for pairs in self.pairs():
+            found = self._hull_and_leaks(pairs)
+            low, high = up(up(found.lo - everything.lo) * self.rest), up(up(everything.hi - found.hi) * self.rest)
+            lo[pairs.boxes], hi[pairs.boxes] = -up(low - found.lo), up(found.hi + high)
         return Interval(lo, hi)

@@ -107,19 +107,14 @@ class _Winners:
         values = self.target.enclosure(self.cells)[:, self.outputs]
         bounds = np.empty(values.shape)
         everything = selection.all_values
-        for batch in selection.batches():
-            if not isinstance(batch, NearPairs):
-                boxes, keys = batch
-                hull = selection.with_rest(selection.values_on(boxes, keys))
-                bounds[boxes] = distance(values[boxes], self.own[boxes] + hull)
-                continue
+        for batch in selection.pairs():
             own = self.own[batch.boxes]
             whole = distance(values[batch.boxes], own + selection.hull(batch))
             farthest = distance(values[batch.boxes], own + everything)
             gaps = self._gaps(batch, whole, farthest)
-            is_near = batch.lead > -gaps[batch.row] - selection.slack
+            is_near = batch.lead > -gaps[batch.row] - selection.unsure
             with np.errstate(under="ignore"):
-                leads = np.where(is_near, -gaps[batch.row], batch.lead + selection.slack)
+                leads = np.where(is_near, -gaps[batch.row], batch.lead + selection.unsure)
                 leaks = up(np.exp(np.minimum(leads, 0.0)), LIBM_ULPS)
             leak = np.bincount(batch.row, leaks, len(batch.boxes)) * (1 + 2.0**-52 * len(leaks)) + selection.rest
             best = np.minimum(whole, self._won(batch, is_near, gaps, whole))
@@ -160,11 +155,11 @@ class _Winners:
 
         |y_i| = (g + (s_k − s_j)(c) + Σ_{l≠i} |a_k − a_j|_l r_l) / |a_k − a_j|_i, on the side where the sum falls.
         """
-        scores = self.selection.scores
+        scores = self.selection
         at_centre, slopes = scores.at(boxes[:, None], keys), scores.slopes[keys]
         steps = slopes[:, :, None] - slopes[:, None]
         centres, radii = scores.centres[boxes], scores.radii[boxes]
-        room = at_centre[:, :, None] - at_centre[:, None] + (gaps + self.selection.slack)[:, None, None]
+        room = at_centre[:, :, None] - at_centre[:, None] + (gaps + self.selection.unsure)[:, None, None]
         room = room + (np.abs(steps) @ radii[:, None, :, None])[..., 0]
         with np.errstate(divide="ignore", invalid="ignore"):
             reach = room[..., None] / steps  # less r: the room includes the part |step|·r of this axis itself

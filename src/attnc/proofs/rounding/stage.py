@@ -146,7 +146,7 @@ def _head_bounds(
     for pairs in near.pairs():
         found[pairs.boxes] = _WeightErrors(near, pairs, rounds, reach, unit, for_any_weights).bounds()
     # Exponentials below e^NEGLIGIBLE may be zero, and keys that are behind by the gap are left out.
-    unseen = 2 * near.scores.num_keys * math.exp(NEGLIGIBLE[dtype]) + 8 * near.rest
+    unseen = 2 * near.num_keys * math.exp(NEGLIGIBLE[dtype]) + 8 * near.rest
     spent = up(rounds.underflow * (1 + reach.sum(axis=1))[:, None], 4)
     return up(found + up(unseen * sizes, 2) + spent)
 
@@ -182,7 +182,7 @@ class _WeightErrors:
         for_any_weights: bool,
     ) -> None:
         self.near, self.pairs, self.reach, self.rounds, self.u = near, pairs, reach, rounds, u
-        self.for_any_weights, scores = for_any_weights, near.scores
+        self.for_any_weights, scores = for_any_weights, near
         row, boxes, d = pairs.row, pairs.boxes[pairs.row], near.centres.shape[1]
         longest = int(np.bincount(row).max(initial=1))
         # All that is summed here has fewer than `longest` terms, and some dozens of roundings beside the sums.
@@ -220,8 +220,8 @@ class _WeightErrors:
             self.unsettled = ~(self.mean_tau < 0.5)
             self.settled = 1 - np.minimum(self.mean_tau, 0.5)
             computed = np.where(self.unsettled[row], 1.0, self.exact * (1 + self.tau) / self.settled[row])
-            behind = np.exp(np.minimum(pairs.lead + near.slack, 0.0)) * self.margin
-            # The computed weights are at most this; `near.slack` includes the errors of the scores.
+            behind = np.exp(np.minimum(pairs.lead + near.unsure, 0.0)) * self.margin
+            # The computed weights are at most this; `near.unsure` includes the errors of the scores.
             self.most = behind if for_any_weights else np.minimum(computed, behind)
 
     def _score_errors(self, at_centre: np.ndarray) -> np.ndarray:
@@ -235,7 +235,7 @@ class _WeightErrors:
             return _deltas(rounds, self.reach, key, boxes[row])
         at = np.concatenate([self.reach, np.ones((len(self.reach), 1))], axis=1)
         known = rounds.score_underflow[key] * np.square(at[boxes].sum(axis=1))[row]
-        of_query, score = at[boxes] @ fine.query.T, np.abs(at_centre) + self.near.scores.slack
+        of_query, score = at[boxes] @ fine.query.T, np.abs(at_centre) + self.near.slack
         for j in np.flatnonzero(fine.query.any(axis=1)):
             part = fine.keys[key, j]
             known += np.abs(part - self.sums(self.p * part)[row]) * of_query[row, j]
@@ -244,7 +244,7 @@ class _WeightErrors:
         for i in range(at.shape[1]):
             known += fine.own[key, i] * at[boxes, i][row]
             sizes += fine.sizes[key, i] * at[boxes, i][row]
-        for axis, slopes in enumerate(self.near.scores.slopes[key].T):
+        for axis, slopes in enumerate(self.near.slopes[key].T):
             score += np.abs(slopes) * self.near.radii[boxes, axis][row]
         n = fine.num_terms
         score = score + known
@@ -254,7 +254,7 @@ class _WeightErrors:
     def bounds(self) -> Float[np.ndarray, "rows outputs"]:
         """The errors of all outputs, underflow and keys far behind apart."""
         pairs, u = self.pairs, self.u
-        is_big = (self.most > u / 8) | (self.near.scores.num_keys * u > 0.1)  # with more keys the 2 below is too small
+        is_big = (self.most > u / 8) | (self.near.num_keys * u > 0.1)  # with more keys the 2 below is too small
         num_big = self.sums(is_big)
         columns = []
         for output in range(self.rounds.value_sizes.shape[1]):
