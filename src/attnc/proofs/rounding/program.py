@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from attnc.ir.layers import Affine
-from attnc.ir.normal_form import AttentionStage
+from attnc.ir.normal_form import AttentionStage, FoldedHead, SoftmaxStage
 from attnc.ir.program import Program
 from attnc.ir.summing import depth
 from attnc.numerics.arrays import Bool, Float, Int
@@ -32,7 +32,6 @@ from attnc.proofs.stages.extraction import (
     OutputGroup,
     ProgramStage,
     QueryHead,
-    SoftmaxRow,
     affine_part,
     only_stage,
     output_groups,
@@ -269,12 +268,11 @@ class _Counted:
             if softmax.is_residual:
                 num_terms = np.full(len(softmax.queried.count), softmax.queried.num_variables + 1)
                 residual_count = int(softmax.queried.folded(num_terms).max(initial=0))
-        heads = []
-        for size, signed in zip(query_heads(self.sizes, group), query_heads(self.signed, group), strict=True):
-            if isinstance(size, QueryHead) and isinstance(signed, QueryHead):
-                heads.append(self._head(size, signed, after))
-            elif isinstance(size, SoftmaxRow):
-                heads.append(self._row(size, signed, group))
+        pairs = zip(query_heads(self.sizes, group), query_heads(self.signed, group), strict=True)
+        if isinstance(softmax, AttentionStage):
+            heads = [self._head(size, signed, softmax.heads[size.head_number], after) for size, signed in pairs]
+        else:
+            heads = [self._row(size, signed, softmax, group) for size, signed in pairs if softmax is not None]
         tiny = self.least_normal * (before.terms + gain.terms + 1) * before.factor * gain.factor
         sizes, count = affine_part(self.sizes, group).largest(len(group.outputs)), after + residual_count
         return Roundings(self.dtype, tuple(heads), sizes, count + self.casts_input, tiny, self.peak)
@@ -297,10 +295,10 @@ class _Counted:
         largest = float(written.max(initial=0.0))
         return 2 * max(*found, largest, max(1.0, largest) * read.peak)
 
-    def _head(self, size: QueryHead, signed: QueryHead, after: int) -> HeadRoundings:
+    def _head(
+        self, size: QueryHead, signed: QueryHead, counted: FoldedHead[RoundingForm], after: int
+    ) -> HeadRoundings:
         p = size.num_keys
-        assert isinstance(self.counts.softmax, AttentionStage)
-        counted = self.counts.softmax.heads[size.head_number]
         queries, keys = counted.queries.rows(np.array([size.query_number])), counted.keys.rows(size.seen)
         of_query, of_products, num_active = _score_counts(size, queries, keys)
         factors = self._gammas(of_query + of_products + max(2, num_active - 1))
@@ -315,17 +313,17 @@ class _Counted:
         counts = count, depth(counted.keys.shape[0], self.dtype), values.gain.size + 2 * p + 4, len(W_O)
         return self._made(size, errors, tiny, *counts, fine)
 
-    def _row(self, size: SoftmaxRow, signed: QueryHead | SoftmaxRow, group: OutputGroup) -> HeadRoundings:
+    def _row(
+        self, size: QueryHead, signed: QueryHead, counted: SoftmaxStage[RoundingForm], group: OutputGroup
+    ) -> HeadRoundings:
         """A softmax over features: engines compute its logits by an affine map, and the outputs by another one.
 
         The read-out adds up the products of all rows, in any order. For the m products of this row, m − 1 of the
         additions are those of the sum over the keys; the others count as roundings of the read-out.
         """
-        p = size.num_keys
-        assert not isinstance(self.counts.softmax, AttentionStage | None)
-        logits = self.counts.softmax.logits.rows(np.array([size.query_number]))
-        num_active = len(np.unique(size.logits.entries.column))
-        count = max(3, num_active, int(logits.folded(_num_terms(size.logits)).max(initial=0)))
+        p, logits = size.num_keys, counted.logits.rows(np.array([size.query_number]))
+        num_active = len(np.unique(size.query.entries.column))
+        count = max(3, num_active, int(logits.folded(_num_terms(size.query)).max(initial=0)))
         errors = self._with_cast(up(size.scores().largest(p) * gamma(count, self.unit)), signed.scores)
         own = np.bincount(size.writes.column, minlength=len(group.outputs))
         others = int((self.read_counts[group.outputs] - np.maximum(own - 1, 0)).max(initial=0))
@@ -334,7 +332,7 @@ class _Counted:
 
     def _made(
         self,
-        size: QueryHead | SoftmaxRow,
+        size: QueryHead,
         score_errors: Float[np.ndarray, "keys forms"],
         tiny: Float[np.ndarray, " keys"],
         count: int,

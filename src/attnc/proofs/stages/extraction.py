@@ -254,7 +254,7 @@ def _split(forms: Enclosed) -> tuple[Enclosed, Enclosed]:
     return linear, constants
 
 
-def value_forms(head: QueryHead | SoftmaxRow) -> Enclosed:
+def value_forms(head: QueryHead) -> Enclosed:
     """(keys, outputs, inputs + 1): the values as they arrive in the outputs; (keys, outputs, 1) where none moves."""
     outputs = head.outputs()
     if (outputs.column == outputs.num_columns - 1).all():
@@ -276,7 +276,7 @@ def affine_part(forms: FoldedStage[Any], group: OutputGroup) -> EnclosedSparse:
     return part
 
 
-def query_heads(forms: FoldedStage[Any], group: OutputGroup) -> Iterator[QueryHead | SoftmaxRow]:
+def query_heads(forms: FoldedStage[Any], group: OutputGroup) -> Iterator[QueryHead]:
     """For every query of the group every head of the layer; for a softmax over features, the row of the query."""
     softmax = forms.softmax
     if softmax is None:
@@ -289,7 +289,7 @@ def query_heads(forms: FoldedStage[Any], group: OutputGroup) -> Iterator[QueryHe
             for number, head in enumerate(softmax.heads):
                 yield QueryHead.of(head, number, query, writes)
         else:
-            yield SoftmaxRow(query, softmax.logits.rows(np.array([query])), writes)
+            yield QueryHead.of_logits(softmax.logits.rows(np.array([query])), query, writes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,6 +309,19 @@ class QueryHead:
         seen, own = head.seen(query), head.queries.rows(np.array([query]))
         written = EnclosedSparse.of_matrix(own.stored(head.W_O)).times(writes)
         return cls(number, query, own, head.keys.rows(seen), head.values.rows(seen), written, seen)
+
+    @classmethod
+    def of_logits(cls, logits: EnclosedForm, query: int, writes: EnclosedSparse) -> QueryHead:
+        """One row of a softmax over features: keys and values are unit vectors, and the query is the logits."""
+        p, d = logits.shape[1], logits.num_variables
+        if 8 * p * (d + 1 + writes.num_columns) > MAX_SOFTMAX_BYTES:
+            raise ProgramError(
+                f"a softmax of {p} features, {d} inputs and {writes.num_columns} outputs that are read is too wide to "
+                "be proved"
+            )
+        ones = EnclosedSparse.exact(np.arange(p) * (p + 1), np.full(p, d), np.ones(p), d + 1)
+        units = replace(logits, shape=(p, p), entries=ones)
+        return cls(0, query, logits, units, units, writes, np.arange(p))
 
     @property
     def num_keys(self) -> int:
@@ -348,34 +361,3 @@ class QueryHead:
     def outputs(self) -> EnclosedSparse:
         """(keys·outputs, inputs + 1): the values as they arrive in the outputs."""
         return self.values.times_enclosed(self.writes).entries
-
-
-@dataclass(frozen=True, eq=False)
-class SoftmaxRow:
-    """One row of a softmax over features: the scores are its logits, and the values come from the read-out alone."""
-
-    query_number: int
-    logits: EnclosedForm  # (1, features)
-    writes: EnclosedSparse  # (features, outputs): the read-out
-
-    def __post_init__(self) -> None:
-        inputs, outputs = self.logits.num_variables, self.writes.num_columns
-        if 8 * self.num_keys * (inputs + 1 + outputs) > MAX_SOFTMAX_BYTES:
-            raise ProgramError(
-                f"a softmax of {self.num_keys} features, {inputs} inputs and {outputs} outputs that are read is too "
-                "wide to be proved"
-            )
-
-    @property
-    def num_keys(self) -> int:
-        return self.logits.shape[1]
-
-    def scores(self) -> EnclosedSparse:
-        return self.logits.entries
-
-    def outputs(self) -> EnclosedSparse:
-        """(features·outputs, inputs + 1): constants."""
-        writes, d = self.writes, self.logits.num_variables
-        return writes.relabelled(
-            writes.row * writes.num_columns + writes.column, np.full(len(writes.row), d, np.int64), d + 1
-        )
