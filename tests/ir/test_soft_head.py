@@ -148,14 +148,10 @@ def test_offsets_are_sums_over_the_axes_and_a_misfit_that_is_known(noise):
     head, _ = grid_head((3, 5, 4), beta=1e6)
     grid = SoftHead(head.slopes, head.offsets + noise * RNG.normal(size=60), head.values).as_grid()
     assert grid is not None
-    for found in (grid.offsets_through_least(), grid.offsets_by_means()):
-        assert len(found.lines) == 3
-        assert np.abs(found.misfit).max() <= 1e-9 * 1e6 * (noise == 0) + 6 * noise
-        for place in np.ndindex(*grid.shape):
-            terms = [
-                found.constant,
-                *(line[m] for line, m in zip(found.lines, place, strict=True)),
-                found.misfit[place],
-            ]
-            left = Fraction(float(grid.offsets[place])) - sum(map(Fraction, map(float, terms)))
-            assert abs(left) <= found.misfit_error
+    found = grid.offsets_through_least()
+    assert len(found.lines) == 3
+    assert np.abs(found.misfit).max() <= 1e-9 * 1e6 * (noise == 0) + 6 * noise
+    for place in np.ndindex(*grid.shape):
+        terms = [found.constant, *(line[m] for line, m in zip(found.lines, place, strict=True)), found.misfit[place]]
+        left = Fraction(float(grid.offsets[place])) - sum(map(Fraction, map(float, terms)))
+        assert abs(left) <= found.misfit_error

@@ -228,13 +228,6 @@ class KeyGrid:
         constant = float(self.offsets[least])
         return AdditiveOffsets.of(self.offsets, [self.offsets[line] - constant for line in through], constant)
 
-    def offsets_by_means(self) -> AdditiveOffsets:
-        """Write offsets as sums of their means over the other axes: the misfit with the least sum of squares."""
-        table, d = self.offsets, self.offsets.ndim
-        mean = table.mean() * (d - 1) / d
-        lines = [table.mean(axis=tuple(other for other in range(d) if other != i)) - mean for i in range(d)]
-        return AdditiveOffsets.of(table, lines, 0.0)
-
 
 @dataclass(frozen=True, eq=False)
 class AdditiveOffsets:

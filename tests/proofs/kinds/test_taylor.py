@@ -10,9 +10,8 @@ from attnc.errors import InputError
 from attnc.ir.soft_head import Enclosed, SoftHead
 from attnc.proofs.cells.dyadic import cell_boxes, cells
 from attnc.proofs.cells.kind import Bounds
-from attnc.proofs.kinds.taylor import head_model, prepared, taylor_bounds
+from attnc.proofs.kinds.taylor import head_model, taylor_bounds
 from attnc.proofs.stages.extraction import OneStage
-from attnc.proofs.taylor.grid_moments import GridMoments, moments_of
 from attnc.proofs.taylor.moments import KeyMoments
 from attnc.proofs.taylor.polynomials import layout
 from attnc.targets.box import Box
@@ -65,7 +64,7 @@ def check_model(
 ) -> None:
     """|A − v0 − Q| ≤ error in 900 bits: no slack but the model's own."""
     rng, d = np.random.default_rng(seed), centres.shape[1]
-    model = head_model(moments_of(head), centres, radii, order)
+    model = head_model(KeyMoments.of(head), centres, radii, order)
     exponents = layout(len(model.axes), order).exponents.tolist()
     with precision(900):
         for box in range(len(centres)):
@@ -111,7 +110,6 @@ ALONE = {
 @pytest.mark.parametrize("name", ALONE)
 def test_every_error_is_counted_where_it_is_alone(name):
     head = head_of(ALONE[name])
-    assert isinstance(moments_of(head), GridMoments) == (name == "grid")
     radii = np.geomspace(0.01, 1.5, 12)[:, None] * np.ones(head.slopes.mid.shape[1])
     for order in (1, 2, 3, 4):
         check_model(head, head, np.zeros(radii.shape), radii, order, order)
@@ -180,48 +178,10 @@ def test_the_proof_rounds_little_under_strong_cancellation(text, d, n):
     assert found.terms["remainder"].max() <= 4e-14 * np.abs(stage.heads[0].values.mid).max()
 
 
-@pytest.mark.parametrize(("d", "n", "narrow"), [(2, 17, False), (2, 12, True), (3, 7, False), (3, 6, True)])
-def test_grids_agree_with_sums_over_all_keys(d, n, narrow):
-    """Offsets of float32 miss the sums of the axes by 1e-6 and more: the grid carries that, too."""
-    stage, _ = spectral_stage("exp(-x**2) + " + ("sin(x*y)" if d == 2 else "sin(x*y) + z"), [(-1, 1)] * d, n, pad=2)
-    head = stage.heads[0]
-    if narrow:
-        weights = (np.float32(part.mid).astype(float) for part in (head.slopes, head.offsets, head.values))
-        head = head_of((*weights, None))
-    keys, grid = KeyMoments.of(head), moments_of(head)
-    assert isinstance(grid, GridMoments)
-    centres, radii = cell_boxes(Box.parse([(-1, 1)] * d), 4, cells(d, 4)[::29])
-    dense, factorised = (head_model(part, centres, radii, 6) for part in (keys, grid))
-    values = [part.quotient.copy() for part in (dense, factorised)]
-    for part, value in zip((dense, factorised), values, strict=True):
-        value[0] += part.shift
-    apart = np.abs(values[0] - values[1]).max(axis=0)
-    assert (apart <= dense.error + factorised.error).all()
-    assert (factorised.error <= 8 * dense.error).all()
-
-
-def test_only_tensor_grids_are_taken_for_grids():
-    stage, _ = spectral_stage("x + y", [(-1, 1)] * 2, 7, pad=2)
-    (head,) = stage.heads
-    slopes, offsets, values = head.slopes.mid, head.offsets.mid, head.values.mid
-    assert isinstance(prepared(stage)[0], GridMoments)
-    moved, twice, bent = slopes.copy(), slopes.copy(), offsets.copy()
-    moved[5, 0] *= 1 + 1e-12
-    twice[5] = twice[6]
-    bent[5] += 9.0
-    for other in (
-        (moved, offsets, values),
-        (slopes, bent, values),
-        (twice, offsets, values),
-        (slopes[1:], offsets[1:], values[1:]),
-    ):
-        assert not isinstance(moments_of(head_of((*other, None))), GridMoments)
-
-
 def test_far_keys_are_left_out_and_their_leak_counted():
     """A key 60 behind, with a value of 1e20: its share is 1e-6, which no rounding would explain."""
     head = head_of(([[1.0], [1.5], [0.0]], [0.0, 0.0, -60.0], [[1.0], [2.0], [1e20]], None))
-    model = head_model(moments_of(head), np.array([[0.3]]), np.array([[0.01]]), 4)
+    model = head_model(KeyMoments.of(head), np.array([[0.3]]), np.array([[0.01]]), 4)
     with precision():
         missed = float(abs(head_value(head, [arb(0.3)])[0] - model.shift[0, 0] - model.quotient[0, 0, 0]))
     assert 1e-7 < missed <= model.error[0, 0] <= 3 * missed

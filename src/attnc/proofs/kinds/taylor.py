@@ -31,7 +31,6 @@ from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.intervals import cells_within, centred
 from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind
 from attnc.proofs.stages.extraction import OneStage
-from attnc.proofs.taylor.grid_moments import moments_of
 from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import gamma, layout, quotient, residual
 from attnc.proofs.taylor.ranges import largest
@@ -185,8 +184,8 @@ class HeadModel:
 
 @functools.lru_cache(maxsize=4)
 def prepared(stage: OneStage) -> tuple[KeyMoments, ...]:
-    """The keys of every head, as a tensor grid where they form one."""
-    return tuple(map(moments_of, stage.heads))
+    """The keys of every head, on the axes along which their slopes differ."""
+    return tuple(map(KeyMoments.of, stage.heads))
 
 
 def head_model(head: KeyMoments, centres: np.ndarray, radii: np.ndarray, order: int) -> HeadModel:

@@ -295,9 +295,7 @@ class _Counted:
         largest = float(written.max(initial=0.0))
         return 2 * max(*found, largest, max(1.0, largest) * read.peak)
 
-    def _head(
-        self, size: QueryHead, signed: QueryHead, counted: FoldedHead[RoundingForm], after: int
-    ) -> HeadRoundings:
+    def _head(self, size: QueryHead, signed: QueryHead, counted: FoldedHead[RoundingForm], after: int) -> HeadRoundings:
         p = size.num_keys
         queries, keys = counted.queries.rows(np.array([size.query_number])), counted.keys.rows(size.seen)
         of_query, of_products, num_active = _score_counts(size, queries, keys)

@@ -213,13 +213,5 @@ def _monomials(space: Layout, z: np.ndarray) -> np.ndarray:
         return axes[0]
     result = np.empty((z.shape[1], space.count, z.shape[2]))
     for place, row in enumerate(space.exponents.tolist()):
-        used = [axis[:, j] for axis, j in zip(axes, row, strict=True) if j]
-        if not used:
-            result[:, place] = 1.0
-        elif len(used) == 1:
-            result[:, place] = used[0]
-        else:
-            np.multiply(used[0], used[1], out=result[:, place])
-            for factor in used[2:]:
-                result[:, place] *= factor
+        result[:, place] = math.prod(axis[:, j] for axis, j in zip(axes, row, strict=True) if j)
     return result

@@ -125,7 +125,6 @@ class Weights:
         unsure: Float[np.ndarray, " keys"] | float,
         c: Float[np.ndarray, "boxes d"],
         r: Float[np.ndarray, "boxes d"],
-        steep: float = STEEP,
     ) -> Weights:
         gaps, slack = score_gaps(slopes, offsets, c)
         w = np.exp(gaps)
@@ -135,7 +134,7 @@ class Weights:
         top = gaps + rho
         faint = top < FAINT_EXPONENT
         # The exponent is off by fewer than 2⁸·2⁻⁵³(2·STEEP − FAINT_EXPONENT) where it matters: `above` covers it.
-        most = np.where(faint | (rho <= steep), above(np.exp(top)), np.inf)
+        most = np.where(faint | (rho <= STEEP), above(np.exp(top)), np.inf)
         exponent = _to_reference(unsure + slack + U * np.abs(gaps) + 3 * U * rho, w)
         error = relative_error(exponent, faint)
         if faint.any():
