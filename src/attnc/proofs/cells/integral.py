@@ -8,6 +8,7 @@ was expected before, because a first halving may gain nothing where a second one
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -20,9 +21,12 @@ from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
 from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, best_of
 from attnc.proofs.cells.dyadic import cells, children
 from attnc.proofs.cells.kind import SHARP, Kind
+from attnc.proofs.margins import NORM_FLOOR
 from attnc.targets.box import Box
 
-SUMMED = 1 + 2.0**-30  # factor on a sum over cells: with up to 2^20 cells, roundings are below 2^−32 of it
+SUMMED = 1 + 2.0**-30 + 2 * NORM_FLOOR
+"""Factor on a sum over cells. With up to 2^20 cells, roundings are below 2^−32 of it. Raising bounds to the floor adds
+NORM_FLOOR^p of it at most, and p ≥ 1."""
 _FIRST_CELLS, _CELLS = 64, 8192  # the most cells to begin with, and to examine at a time; chosen, not measured
 _HOPELESS = 2048  # after this many cells without a finite bound the search ends; chosen, not measured
 _WORTHWHILE = 0.005
@@ -75,6 +79,8 @@ def bound_integral(
         known = _WeighedCells.joined([known.where(np.delete(np.arange(len(known)), rows)), halves])
         budget.report(examined / budget.cells)
     known = known.where(np.argsort(known.level, kind="stable"))
+    if math.isfinite(total):
+        known = dataclasses.replace(known, upper=np.maximum(known.upper, NORM_FLOOR * unit * total ** (1 / p)))
     with np.errstate(invalid="ignore"):
         shares = known.adds / max(total, TINIEST)
     return Covering(box, kinds, known, complete, norm=norm, shares=shares)
