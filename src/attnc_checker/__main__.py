@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
             for verdict in verdicts:
                 _tell(verdict)
         sys.stdout.flush()
-    except BrokenPipeError:  # who reads has seen enough; Python would say so once more as it ends
+    except BrokenPipeError:  # the reader has seen enough; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return max(verdict.exit_code for verdict in verdicts)
 

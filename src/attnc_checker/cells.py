@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnc_checker.files import BadFile, Refused, require, typed
 
@@ -29,7 +29,7 @@ class Leaf(NamedTuple):
     cell: Cell | None
 
 
-def read_leaves(entries: Any, d: int, sides: Iterable[int] = ()) -> tuple[Leaf, ...]:
+def read_leaves(entries: object, d: int, sides: Iterable[int] = ()) -> tuple[Leaf, ...]:
     """The leaves of a box in d variables, or of one variable that is unbounded on these sides."""
     leaves = tuple(_leaf(entry, d) for entry in typed(entries, list, "leaves"))
     tails = sorted(leaf.order for leaf in leaves if leaf.cell is None)
@@ -39,7 +39,7 @@ def read_leaves(entries: Any, d: int, sides: Iterable[int] = ()) -> tuple[Leaf, 
     return leaves
 
 
-def _leaf(entry: Any, d: int) -> Leaf:
+def _leaf(entry: object, d: int) -> Leaf:
     """["taylor", order, level, i_1 … i_d], ["selection", level, …], alike "enclosure"; or ["tail", side]."""
     if not isinstance(entry, list) or not entry or not all(type(x) is int for x in entry[1:]):
         raise BadFile(f"the leaf {entry!r:.60} is no list of a kind and whole numbers")

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from flint import arb, ctx
 
@@ -76,23 +75,23 @@ def check(
 
     `name`: a certificate other than certificate.json is for the weights rounded to a second dtype.
     """
-    started, said = time.monotonic(), dict[str, Any]()
-    code, reason = 0, "every leaf is re-proved"
+    started, where = time.monotonic(), os.path.join(path, name) if name != MAIN else os.fspath(path)
+    verdict = Verdict(where, proved=False, reason="", exit_code=1, seconds=0.0)
     try:
         with precision():
             stored = read(Path(path), name)
             claim = stored[0]
-            said = {"bound": claim.bound, "dtype": claim.dtype, "assumptions": _assumed(claim)}
+            verdict = replace(verdict, bound=claim.bound, dtype=claim.dtype, assumptions=_assumed(claim))
             proof = proof_of(*stored)
-            said |= {"scope": proof.scope, "leaves": len(proof.jobs)}
-            said["reproved"] = _prove(proof, stored, processes or os.cpu_count() or 1, progress)
+            verdict = replace(verdict, scope=proof.scope, leaves=len(proof.jobs))
+            found = _prove(proof, stored, processes or os.cpu_count() or 1, progress)
+            verdict = replace(verdict, proved=True, reason="every leaf is re-proved", exit_code=0, reproved=found)
     except (BadFile, Refused) as error:
-        code, reason = error.exit_code, str(error)
+        verdict = replace(verdict, reason=str(error), exit_code=error.exit_code)
     except Exception as error:  # whatever else happens, nothing was proved
-        code, reason = 1, f"the check broke off: {type(error).__name__}: {error}"
-    where = os.path.join(path, name) if name != MAIN else os.fspath(path)
-    reason = "".join(x if x.isprintable() else "?" for x in reason)  # files must not steer a terminal
-    return Verdict(where, code == 0, reason, code, time.monotonic() - started, **said)
+        verdict = replace(verdict, reason=f"the check broke off: {type(error).__name__}: {error}")
+    reason = "".join(x if x.isprintable() else "?" for x in verdict.reason)  # files must not steer a terminal
+    return replace(verdict, reason=reason, seconds=time.monotonic() - started)
 
 
 def _assumed(claim: Claim) -> tuple[str, ...]:

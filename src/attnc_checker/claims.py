@@ -8,7 +8,7 @@ from typing import Any
 
 from attnc_checker.cells import ENCLOSURE, Ends, Leaf, read_leaves
 from attnc_checker.deep.claims import Stages, read_stages
-from attnc_checker.files import BadFile, Refused, field, require, typed
+from attnc_checker.files import BadFile, Object, Refused, field, require, typed
 from attnc_checker.rounding import FORMATS
 
 NEEDED = "format weights_sha256 expression box dtype norm bound observed terms assumptions method leaves"
@@ -59,7 +59,7 @@ class Claim:
     title = ""
 
 
-def read_claim(data: dict[str, Any]) -> Claim:
+def read_claim(data: Object) -> Claim:
     for name in NEEDED.split():
         field(data, name, Any)
     if data["format"] != "attnc.certificate/1":
@@ -83,12 +83,12 @@ def read_claim(data: dict[str, Any]) -> Claim:
         is_known = isinstance(norm, str) and bool(NORM.fullmatch(norm)) and float(norm) >= 1
         require(is_known, f"the norm is {norm!r:.40}: neither 'inf' nor a number from 1 on")
     evidence = _evidence(data, method, tuple(box), ends, sides)
-    said = (bound, data["dtype"], truncation, norm, evidence)
-    return Claim(data["expression"], tuple(box), ends, sides, *said)
+    expression = field(data, "expression", str | None)
+    return Claim(expression, tuple(box), ends, sides, bound, data["dtype"], truncation, str(norm), evidence)
 
 
 def _evidence(
-    data: dict[str, Any], method: str, variables: tuple[str, ...], ends: tuple[Ends, ...], sides: frozenset[int]
+    data: Object, method: str, variables: tuple[str, ...], ends: tuple[Ends, ...], sides: frozenset[int]
 ) -> ByLeaves | Stages | AtPoints:
     if method == BY_LEAVES:
         leaves = read_leaves(data["leaves"], len(ends), sides)
@@ -110,7 +110,7 @@ def _evidence(
     return AtPoints(rows)
 
 
-def _ends(box: dict[str, Any], core: Ends | None) -> tuple[tuple[Ends, ...], frozenset[int]]:
+def _ends(box: Object, core: Ends | None) -> tuple[tuple[Ends, ...], frozenset[int]]:
     """Finite ends, and the sides that are infinite: then the box has one variable, whose finite part is `core`."""
     if core is None:
         ends, sides = tuple(typed(pair, Ends, f"box.{name}") for name, pair in box.items()), frozenset[int]()

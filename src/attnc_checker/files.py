@@ -9,7 +9,7 @@ import stat
 import struct
 from pathlib import Path
 from types import UnionType
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeGuard, get_args
 
 MAX_JSON, MAX_WEIGHTS, MAX_HEADER = 2**26, 2**28, 2**24
 """Most bytes that are read of a JSON file, of the weights, and of their header."""
@@ -19,6 +19,8 @@ LETTERS = {"F64": "d", "F32": "f", "I32": "i", "I64": "q"}
 """The dtypes that are read, and their letters in `struct`."""
 
 
+Object = dict[str, object]
+"""A JSON object from a file, of which nothing is known yet."""
 KINDS = {float: "a number of float64", int: "a whole number", str: "a text", list: "a list", dict: "an object"}
 
 
@@ -69,14 +71,14 @@ def read_bytes(path: Path, limit: int) -> bytes:
     return raw
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Object:
     return parse_json(read_bytes(path, MAX_JSON), path.name)
 
 
-def parse_json(raw: bytes, name: str) -> dict[str, Any]:
+def parse_json(raw: bytes, name: str) -> Object:
     """One object; no key twice, no NaN or Infinity, no number beyond float64 or of more than 20 digits."""
 
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def distinct(pairs: list[tuple[str, object]]) -> Object:
         require(len(dict(pairs)) == len(pairs), "an object states one key twice", ValueError)
         return dict(pairs)
 
@@ -130,18 +132,18 @@ def parse_safetensors(raw: bytes) -> dict[str, Tensor]:
     return tensors
 
 
-def are_sizes(value: Any) -> bool:
+def are_sizes(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**40 for size in value)
 
 
-def field(data: dict[str, Any], name: str, kind: Any, where: str = "") -> Any:
+def field(data: Object, name: str, kind: Any, where: str = "") -> Any:
     """A field of the object `where` of the certificate, of this kind; None if it is missing and may be."""
     if name not in data and type(None) not in get_args(kind):
         raise BadFile(f"the certificate lacks {where + name!r}")
     return typed(data.get(name), kind, where + name)
 
 
-def typed(value: Any, kind: Any, where: str) -> Any:
+def typed(value: object, kind: Any, where: str) -> Any:
     """The value, if it is of the kind: float, int, str, list, dict; a tuple of kinds, a list in JSON; `kind | None`."""
     kinds = get_args(kind)
     if kind is Any or (value is None and type(None) in kinds):

@@ -1,4 +1,4 @@
-"""Where float32 is rounded more closely than by one count for all: in scores, and in sums over keys."""
+"""Closer bounds of rounding in float32 than by one count for all terms: in scores, and in sums over keys."""
 
 from __future__ import annotations
 

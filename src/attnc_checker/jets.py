@@ -148,8 +148,8 @@ class Models(Rules[Model]):
     def apply(self, name: Smooth, a: Model) -> Model:
         """By Lagrange g(p + z) = Σ_{k<n} g_k(p) z^k + g_n(y) z^n with some y between p and p + z, both in the range.
 
-        The n ≤ m + 1 is that which leaves least open. By Horner's rule: what has degree > m − k when k factors are yet
-        to come is at most ‖z‖^k times itself in the end.
+        The n ≤ m + 1 that leaves least open is taken. In Horner's rule, terms of degree > m − k that are cut while k
+        factors are yet to come are multiplied by at most ‖z‖^k in the end.
         """
         p = a.poly[0].mid().max(a.range[0]).min(a.range[1])
         z = a.poly | {0: a.poly[0] - p}

@@ -25,6 +25,7 @@ FINE = 8
 """In d variables, far keys are left out in cells down to the level FINE/d: finer ones would be too many to store."""
 
 AT_ONCE = 16
+"""The leaves that a process is given at a time, and for which one more process is worth its start."""
 
 Job = tuple[int, int]
 """The number of a subject, and the number of one of its leaves."""

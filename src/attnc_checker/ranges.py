@@ -61,7 +61,7 @@ TURNS = {
     "silu": arb("-1.27846454276107379511 +/- 1e-20"),
     "gelu": arb("-0.75179152469356445746 +/- 1e-20"),
 }
-"""Where functions that fall, and then rise, turn."""
+"""The turning points of functions that fall, and then rise."""
 
 WAVES = {
     "sin": ((0.5, arb(1)), (-0.5, arb(-1))),

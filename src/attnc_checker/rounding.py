@@ -1,4 +1,4 @@
-"""What floating-point evaluation may add to the average of a head, for any order of summation.
+"""Bounds of the floating-point error in the average of a head, for any order of summation.
 
 u is the unit roundoff and γ_n = nu/(1 − nu). Assumed of an engine: IEEE 754 arithmetic rounded to nearest, and an
 exponential within 4 ulp, except that results below e^−700 (float32: e^−80) may be anything from 0 to that.
@@ -52,8 +52,9 @@ class Arithmetic:
     def summation(
         self, head: Head, o: int, weights: Vector, sizes: Vector, average: arb = INFINITE, sized: arb = INFINITE
     ) -> arb:
-        """What sums, products, the division and n roundings more add to Σ p̂_k v_k, where p̂_k ≤ weights_k,
-        |v_k| ≤ sizes_k, |Σ p̂_k v_k| ≤ average and Σ p̂_k sizes_k ≤ sized.
+        """A bound of the error that sums, products, the division and n more roundings add to Σ p̂_k v_k.
+
+        Here p̂_k ≤ weights_k, |v_k| ≤ sizes_k, |Σ p̂_k v_k| ≤ average and Σ p̂_k sizes_k ≤ sized.
 
         A rounded a + b errs by u|a + b| at most, and by min(|a|, |b|), as a and b are floating-point numbers. Call keys
         with weights above u/8 near. In any tree of additions at most near − 1 nodes have near terms on both sides;

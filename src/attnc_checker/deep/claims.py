@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
 
 from attnc_checker.cells import ENCLOSURE, MAX_LEVEL, Ends, Leaf, read_leaves
-from attnc_checker.files import BadFile, Refused, field, require, typed
+from attnc_checker.files import BadFile, Object, Refused, field, require, typed
 
 MAX_STAGES = 1000
 """Most stages, so that a small file cannot cost hours; the number is not tuned."""
@@ -60,7 +60,7 @@ class Stages(NamedTuple):
     axes: tuple[int, ...]  # the axes along which the box is halved in turn; the proof holds for any
 
 
-def read_stages(data: dict[str, Any], variables: tuple[str, ...]) -> Stages:
+def read_stages(data: Object, variables: tuple[str, ...]) -> Stages:
     entries, axes = field(data, "stages", list), field(data, "axes", tuple[int, ...] | None) or ()
     require(len(entries) <= MAX_STAGES, f"the certificate has more than {MAX_STAGES} stages", BadFile)
     if len(axes) > MAX_LEVEL or not all(0 <= i < len(variables) for i in axes):
@@ -74,7 +74,7 @@ def read_stages(data: dict[str, Any], variables: tuple[str, ...]) -> Stages:
     return Stages(tuple(stages.values()), field(data, "outputs", tuple[str, ...]), axes)
 
 
-def _stage(entry: dict[str, Any], where: str, known: dict[str, StageClaim]) -> StageClaim:
+def _stage(entry: Object, where: str, known: dict[str, StageClaim]) -> StageClaim:
     """`known`: the stages before it."""
     said: dict[str, Any]
     if (like := field(entry, "like", str | None, where)) is None:

@@ -1,4 +1,4 @@
-"""How far a stage may be from carrier·g(t) itself, by where t lies and how large the carrier is there.
+"""The error that a stage adds itself to carrier·g(t), by where t lies and how large the carrier is there.
 
 Leaves prove that in units of the carrier, |carrier| ≤ size, the stage is within δ of g, rounding included. With
 a smaller carrier the values v_k = ν_k·carrier are smaller. What rounding adds to their sum is, for weights as they are,

@@ -1,4 +1,4 @@
-"""How much of the error of its argument a function passes on: by slopes, or by its range where they are infinite."""
+"""The error that a function passes on from its argument: by slopes, or by its range where they are infinite."""
 
 from __future__ import annotations
 
