@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load
+from safetensors.numpy import load_file
 
 import attnc
 from attnc.exports.safe_files import pack_tensors
@@ -29,12 +29,12 @@ OFF = ("do not depend on its input alone", "add up to", "is not re-proved to", "
 def edit(path: Path, name: str, change: Change) -> None:
     """Change a JSON file, or "both" alike: the certificate and the configuration. Or change the "tensors" or the
     "header" of model.safetensors, and the certificate's hash."""
-    raw = (path / "model.safetensors").read_bytes()
     if name == "tensors":
-        tensors = load(raw)
+        tensors = load_file(path / "model.safetensors")
         change(tensors)
         write_weights(path, pack_tensors(tensors))
     elif name == "header":
+        raw = (path / "model.safetensors").read_bytes()
         start = 8 + int.from_bytes(raw[:8], "little")
         header = json.loads(raw[8:start])
         change(header)
@@ -154,7 +154,7 @@ Choose = Callable[[int], Iterable[tuple[int, float]]]
 
 def refused_changes(path: Path, points: np.ndarray, wanted: np.ndarray, choose: Choose) -> set[str]:
     """The tensors by changes of which a network is refused."""
-    tensors, refused = load((path / "model.safetensors").read_bytes()), set()
+    tensors, refused = load_file(path / "model.safetensors"), set()
     for name, tensor in tensors.items():
         for number, factor in choose(tensor.size) if tensor.dtype == float and tensor.size else ():
             changed = shutil.copytree(path, path.with_name(f"{name}.{number}"))
