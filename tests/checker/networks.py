@@ -13,7 +13,7 @@ from flint import arb, fmpq
 
 from attnc.exports.directory import save_network
 from attnc.exports.tensors import encode
-from attnc.ir.building import AffineBuilder, named_head, projection
+from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import Affine, Attention, Head, Mask
 from attnc.ir.program import Program
 from attnc.ir.sparse import Sparse
@@ -109,7 +109,7 @@ def lattice_program(
     ]
     queries = {(f"query.{name}", f"by.{name}"): 1.0 for name in names} | {("one", "constant"): 1.0}
     slopes = {(f"anchor.{name}", f"by.{name}"): 2 * c for name in names} | {("bias", "constant"): c}
-    head = named_head(channels, channels, queries, slopes, {("value", "out"): 1.0}, dtype)
+    head = Attending(channels, channels, dtype).head(queries, slopes, {("value", "out"): 1.0})
     return one_head(affine("embed", (1, inputs), (num_keys, channels), links, constants, dtype), head, "select")
 
 
@@ -121,13 +121,10 @@ def gate(
     (offsets, slopes), (fixed, moving) = np.transpose(scores), np.transpose(values)
     links = [(0, "x", 0, "in"), (0, "value", 0, "in", residual), (keys, "value", 0, "in", moving)]
     constants = [(0, "one", 1.0), (keys, "slope", slopes), (keys, "offset", offsets), (keys, "value", fixed)]
-    head = Head(
-        projection(names, ("q", "one"), {("x", "q"): 1.0, ("one", "one"): 1.0}, float),
-        projection(names, ("q", "one"), {("slope", "q"): 1.0, ("offset", "one"): 1.0}, float),
-        projection(names, ("value",), {("value", "value"): 1.0}, float),
-        projection(("value",), names, {("value", "value"): 1.0}, float),
-        Mask(np.zeros(len(scores) + 1, np.int64), np.r_[1, np.zeros(len(scores), np.int64)]),
-    )
+    mask = Mask(np.zeros(len(scores) + 1, np.int64), np.r_[1, np.zeros(len(scores), np.int64)])
+    queries, keyed = {("x", "q"): 1.0, ("one", "one"): 1.0}, {("slope", "q"): 1.0, ("offset", "one"): 1.0}
+    value = {("value", "value"): 1.0}
+    head = Attending(names, names, float, mask).head(queries, keyed, value, value)
     embed = affine("embed", (1, ["in"]), (len(scores) + 1, names), links, constants)
     return one_head(embed, head, "gate", "value", channels=names, residual=True)
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import attnc  # noqa: E402
 from attnc.converting.measuring import gain  # noqa: E402
-from attnc.converting.mlp import composed_error  # noqa: E402
+from attnc.converting.mlp import as_stages, composed_error  # noqa: E402
 from converting.trace import Trace, assert_same_by_attention, mlp, traced  # noqa: E402
 
 renamed = F.relu
@@ -64,7 +64,7 @@ def test_relu_mlp_reaches_the_figure():
     converted, report = attnc.convert(model, eps=1e-12)
     x = torch.randn(2000, 64, dtype=torch.float64) * 10
     assert (converted(x) - model(x)).abs().max() <= 1e-9
-    assert composed_error(converted) <= 1e-9
+    assert composed_error(as_stages(converted)) <= 1e-9
     assert report.replaced[0].anchors == 2
 
 
@@ -74,7 +74,7 @@ def test_the_composed_error_is_a_bound_and_not_a_vacuous_one(activation):
     converted, report = attnc.convert(model, eps=1e-3)
     x = torch.randn(20_000, 3, dtype=torch.float64) * 3
     error = (converted(x) - model(x)).abs().max().item()
-    bound = composed_error(converted)
+    bound = composed_error(as_stages(converted))
     assert error <= bound + 1e-14
     assert bound <= 100 * error
     assert report.replaced[-1].block_error == pytest.approx(gain(model[-1]) * report.replaced[-1].error)

@@ -15,7 +15,7 @@ from sklearn.datasets import make_classification
 from attnc.engines.prompt import run
 from attnc.errors import BoundNotMet, ExpressionError, InputError
 from attnc.incontext.acceleration import METHODS, Schedule
-from attnc.incontext.descent import GATE_ERROR, GLMTask, Task, descent_program, gate_slope, run_recorded
+from attnc.incontext.descent import GLMTask, Task, descent_program, gate_slope, run_recorded
 from attnc.incontext.differences import Differences, Sizes, choose
 from attnc.incontext.errors import Norms, compose, plan_least_squares
 from attnc.incontext.losses import mean_function
@@ -189,7 +189,8 @@ def test_plain_steps_stay_within_the_bound_of_exact_ones(rows):
         lambda u, eta: np.sign(u) * np.maximum(np.abs(u) - eta * l1, 0),
     )
     eta = schedule.etas[0]
-    gate = 2 * np.sqrt(4) * GATE_ERROR / gate_slope(task, eta, "float64") + 1e-15
+    # A soft threshold has two gates, and sup |x·σ(βx) − relu(x)| = W(1/e)/β < 0.2785/β.
+    gate = 2 * np.sqrt(4) * 0.2785 / gate_slope(task, eta, "float64") + 1e-15
     a_step = task.differences.bound(sizes, "float64").value + gate / eta
     for t, (found, wanted) in enumerate(zip(path[1:], exact[1:], strict=True), start=1):
         allowed = Schedule("plain", t, schedule.L, schedule.mu).amplification * a_step

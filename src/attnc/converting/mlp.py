@@ -23,8 +23,8 @@ from attnc.converting.measuring import numbers
 from attnc.converting.modules import DTYPES, HALVES, AttentionActivation, AttentionPReLU, AttentionSoftsign
 from attnc.converting.walking import convert_module
 from attnc.errors import InputError
-from attnc.ir.building import AffineBuilder, projection
-from attnc.ir.layers import Attention, Head, Layer, Mask
+from attnc.ir.building import AffineBuilder, Attending
+from attnc.ir.layers import Attention, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.spec import check
 from attnc.network import Network
@@ -53,7 +53,7 @@ Chosen, not measured."""
 MAX_PROVED_UNITS = 16
 """Maximum number of hidden units of a network that is proved as one expression: the time of the proof grows with them.
 Chosen, not measured."""
-CHANNELS, SCORES = ("z", "one", "slope", "offset", "value"), ("by_z", "constant")
+CHANNELS = ("z", "one", "slope", "offset", "value")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,8 +76,8 @@ def mlp_network(
     dtype = _dtype(in_a_row(module))
     converted, _ = convert_module(module, eps, True, None)
     parts = in_a_row(converted)
-    stages = _stages(parts)
-    domain, error = feature_box(box, stages[0].W.shape[1]), composed_error(parts)
+    stages = as_stages(parts)
+    domain, error = feature_box(box, stages[0].W.shape[1]), composed_error(stages)
     gates = (stage.solved for stage in stages if stage.solved is not None)
     described = ", ".join(f"{solved.activation} ({solved.num_anchors})" for solved in gates)
     built = Built(_program(stages, dtype), "feed_forward", None, parameters=(("gates", described), ("error", error)))
@@ -118,26 +118,22 @@ def _dtype(chain: Sequence[Any]) -> str:
     return DTYPES[found.pop()]
 
 
-def composed_error(converted: Iterable[nn.Module]) -> float:
-    """A bound of |converted − original| over all inputs, for linear maps and activations in a row, in exact arithmetic.
+def composed_error(stages: Iterable[Stage]) -> float:
+    """A bound of |converted − original| over all inputs, in exact arithmetic.
 
     Proof.  A linear map turns an error e into |W|·e. An activation of Lipschitz constant L and error δ turns it into
             L·e + δ for every input, since gates are within δ of f everywhere.
     """
     off = np.zeros(1)
-    for number, module in enumerate(converted):
-        if isinstance(module, AttentionActivation):
-            off = up(module.solved.lipschitz * off + module.solved.error, 3)
-        elif isinstance(module, nn.Linear) and off.any():
-            size = np.abs(numbers(module.weight))
-            off = up(size @ np.broadcast_to(off, size.shape[1]), size.shape[1] + 1)
-        elif not isinstance(module, nn.Linear | nn.Dropout | nn.Identity):
-            kind = type(module).__name__
-            raise InputError(f"part {number} ({kind}): errors are composed through linear maps and activations alone")
+    for stage in stages:
+        if off.any():
+            off = up(np.abs(stage.W) @ np.broadcast_to(off, stage.W.shape[1]), stage.W.shape[1] + 1)
+        if stage.solved is not None:
+            off = up(stage.solved.lipschitz * off + stage.solved.error, 3)
     return float(off.max())
 
 
-def _stages(parts: Sequence[nn.Module]) -> list[Stage]:
+def as_stages(parts: Sequence[nn.Module]) -> list[Stage]:
     found: list[Stage] = []
     for part in parts:
         is_complete = not found or found[-1].solved is not None
@@ -270,11 +266,7 @@ def _link(
 
 def _attention(name: str, units: int, p: int, dtype: str) -> Attention:
     segments = np.repeat(np.arange(units), p).astype(np.int32)
-    head = Head(
-        projection(CHANNELS, SCORES, {("z", "by_z"): 1.0, ("one", "constant"): 1.0}, dtype),
-        projection(CHANNELS, SCORES, {("slope", "by_z"): 1.0, ("offset", "constant"): 1.0}, dtype),
-        projection(CHANNELS, ("mean",), {("value", "mean"): 1.0}, dtype),
-        np.ones((1, 1), dtype),
-        Mask(segments, segments),
-    )
+    queries = {("z", "by_z"): 1.0, ("one", "constant"): 1.0}
+    keys = {("slope", "by_z"): 1.0, ("offset", "constant"): 1.0}
+    head = Attending(CHANNELS, CHANNELS, dtype, Mask(segments, segments)).head(queries, keys, {("value", "mean"): 1.0})
     return Attention(name, (head,), ("out",))

@@ -134,17 +134,15 @@ FUSED: dict[type[nn.Module], str] = {
     nn.RNNCellBase: "its activations run inside one fused kernel",
 }
 """Modules whose activations cannot be replaced, and the reason."""
+TANH_GELUS = (
+    *("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh", "PytorchGELUTanh", "BloomGelu"),
+)
 LIBRARY: dict[str, str] = {
+    **dict.fromkeys(TANH_GELUS, "gelu_tanh"),
     "GELUActivation": "gelu",
-    "NewGELUActivation": "gelu_tanh",
-    "FastGELUActivation": "gelu_tanh",
-    "AccurateGELUActivation": "gelu_tanh",
-    "GELUTanh": "gelu_tanh",
-    "PytorchGELUTanh": "gelu_tanh",
     "QuickGELUActivation": "quick_gelu",
     "SiLUActivation": "silu",
     "MishActivation": "mish",
-    "BloomGelu": "gelu_tanh",
 }
 LIBRARIES = ("transformers.activations", "transformers.models.bloom.modeling_bloom")
 """The modules whose classes in LIBRARY are known activations; their other classes are read like any code."""

@@ -21,7 +21,6 @@ from attnc.functions.logistic import ramp_slope_beyond
 from attnc.numerics import elementary
 from attnc.numerics.elementary import PI, increasing, piecewise_monotone, quiet
 from attnc.numerics.intervals import Interval
-from attnc.numerics.jet_balls import Ball
 from attnc.numerics.jet_equations import derivative, integrate, number
 from attnc.numerics.jets import Jet, add, multiply, negate, scale
 from attnc.numerics.rounding import LARGEST, Array
@@ -98,7 +97,7 @@ def _erf_jet(p: Jet, x: Interval, order: int) -> Jet:
     """E erf p = 2/√π·e^(−p²)·Ep."""
     bell = EXP.jet([negate(multiply(p, p, order))], [-x.square()], order)
     slope = multiply(scale(bell, number(TWO_OVER_SQRT_PI)), derivative(p), order)
-    return integrate(slope, Ball.around(erf_range(p.value.interval)), order)
+    return integrate(slope, erf_range(p.value.interval), order)
 
 
 def _gelu_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:

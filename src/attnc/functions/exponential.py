@@ -11,7 +11,6 @@ from attnc.functions.gate_recipes import Decay
 from attnc.numerics import elementary
 from attnc.numerics.elementary import increasing
 from attnc.numerics.intervals import Interval
-from attnc.numerics.jet_balls import Ball
 from attnc.numerics.jet_equations import analytic, derivative, exponential, integrate, number, quotient
 from attnc.numerics.jets import Jet, add, negate, scale
 
@@ -34,7 +33,7 @@ def _half_sum(p: Jet, order: int, sign: float) -> Jet:
 
 def _log_jet(p: Jet, x: Interval, order: int) -> Jet:
     """E log p = Ep/p."""
-    return integrate(quotient(derivative(p), p, x, order), Ball.around(elementary.log(p.value.interval)), order)
+    return integrate(quotient(derivative(p), p, x, order), elementary.log(p.value.interval), order)
 
 
 EXP = ElementaryFunction(

@@ -27,7 +27,6 @@ from attnc.functions.gate_recipes import ExactKeys, FittedKeys
 from attnc.functions.gate_table import SOFTPLUS as SOFTPLUS_TABLE
 from attnc.numerics.elementary import increasing, piecewise_monotone, quiet
 from attnc.numerics.intervals import Interval
-from attnc.numerics.jet_balls import Ball
 from attnc.numerics.jet_equations import derivative, integrate, number, riccati
 from attnc.numerics.jets import Jet, add, multiply, scale
 from attnc.numerics.rounding import LARGEST, LIBM_ULPS, Array
@@ -123,7 +122,7 @@ def _sigmoid_jet(p: Jet, x: Interval, order: int) -> Jet:
 def _softplus_jet(p: Jet, x: Interval, order: int) -> Jet:
     """softplus′ = σ."""
     slope = multiply(_sigmoid_jet(p, x, order), derivative(p), order)
-    return integrate(slope, Ball.around(softplus_range(p.value.interval)), order)
+    return integrate(slope, softplus_range(p.value.interval), order)
 
 
 TANH = replace(

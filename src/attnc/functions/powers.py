@@ -132,8 +132,7 @@ def integer_power_jet(u: Jet, x: Interval, n: int, order: int) -> Jet:
     if n < 0:
 
         def at(p: Jet, around: Interval, order: int) -> Jet:
-            value = Ball.around(power(p.value.interval, n))
-            return power_jet(p, around, Ball.point(float(n)), value, order)
+            return power_jet(p, around, Ball.point(float(n)), power(p.value.interval, n), order)
 
         rule = analytic(at, lambda t: power(t, n), lambda t: power(t, n - 1) * float(n))
         return rule([u], [x], order)
@@ -148,7 +147,7 @@ def positive_power_jet(u: Jet, x: Interval, exponent: Ball, order: int) -> Jet:
         return real_power(t, alpha)
 
     def at(p: Jet, around: Interval, order: int) -> Jet:
-        return power_jet(p, around, exponent, Ball.around(value(p.value.interval)), order)
+        return power_jet(p, around, exponent, value(p.value.interval), order)
 
     return analytic(at, value, lambda t: real_power(t, alpha - 1.0) * alpha)([u], [x], order)
 

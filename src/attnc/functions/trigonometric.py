@@ -136,14 +136,14 @@ def _atan_jet(p: Jet, x: Interval, order: int) -> Jet:
     """E arctan p = Ep/(1 + p²)."""
     divisor = add((number(1.0), multiply(p, p, order)))
     slope = quotient(derivative(p), divisor, x.square() + 1.0, order)
-    return integrate(slope, Ball.around(atan_range(p.value.interval)), order)
+    return integrate(slope, atan_range(p.value.interval), order)
 
 
 def _asin_jet(p: Jet, x: Interval, order: int) -> Jet:
     """E arcsin p = (1 − p²)^(−½)·Ep."""
     under = add((number(1.0), negate(multiply(p, p, order))))
     root = positive_power_jet(under, 1.0 - x.square(), Ball.point(-0.5), order)
-    return integrate(multiply(root, derivative(p), order), Ball.around(asin_range(p.value.interval)), order)
+    return integrate(multiply(root, derivative(p), order), asin_range(p.value.interval), order)
 
 
 def _acos_jet(p: Jet, x: Interval, order: int) -> Jet:

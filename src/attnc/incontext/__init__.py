@@ -11,17 +11,9 @@ from attnc.incontext.descent import descent_program, run_recorded
 from attnc.incontext.errors import Norms, Plan, plan_least_squares
 from attnc.incontext.prompt import Prompt
 
-_ESTIMATORS = {
-    "KNeighborsRegressor": "kernel_models",
-    "KernelRidge": "kernel_models",
-    "NadarayaWatson": "kernel_models",
-    "PoissonRegressor": "linear_models",
-    "ElasticNet": "linear_models",
-    "Lasso": "linear_models",
-    "LogisticRegression": "linear_models",
-    "LinearRegression": "linear_models",
-    "Ridge": "linear_models",
-}
+_LINEAR = ("PoissonRegressor", "ElasticNet", "Lasso", "LogisticRegression", "LinearRegression", "Ridge")
+_KERNEL = ("KNeighborsRegressor", "KernelRidge", "NadarayaWatson")
+_ESTIMATORS = dict.fromkeys(_KERNEL, "kernel_models") | dict.fromkeys(_LINEAR, "linear_models")
 
 __all__ = [
     "Norms",

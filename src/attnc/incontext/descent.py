@@ -37,8 +37,8 @@ from attnc.engines.prompt import run
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Penalty, Schedule
 from attnc.incontext.differences import Differences, Sizes, rounded_up, sink_score
-from attnc.incontext.prompt import ONE, SINK, TARGET, Attending, Entries, Prompt
-from attnc.ir.building import AffineBuilder
+from attnc.incontext.prompt import ONE, SINK, TARGET, Prompt
+from attnc.ir.building import AffineBuilder, Attending, Entries
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
@@ -52,8 +52,6 @@ MU, BIAS, VALUE = "mu", "bias", "value"
 
 LOGISTIC = SoftHead.of_one_variable(np.array([1.0, 0.0]), np.array([0.0, 0.0]), np.array([1.0, 0.0]))
 """The keys of the sigmoid: two, and exact."""
-GATE_ERROR = 0.2785
-"""β times the error of one gate: sup |x·σ(βx) − relu(x)| = W(1/e)/β < 0.2785/β. A soft threshold has two gates."""
 
 
 @dataclass(frozen=True)

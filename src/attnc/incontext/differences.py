@@ -20,7 +20,8 @@ from functools import cached_property
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.incontext.prompt import ONE, SINK, Attending, Entries
+from attnc.incontext.prompt import ONE, SINK
+from attnc.ir.building import Attending, Entries
 from attnc.ir.layers import Head
 from attnc.numerics.arrays import Float
 from attnc.numerics.bound import Bound, Term

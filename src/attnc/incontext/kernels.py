@@ -31,8 +31,8 @@ import numpy as np
 from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.differences import CLOSED_FORM_SLACK, Differences, Sizes, choose, rounded_up, sink_score
-from attnc.incontext.prompt import ONE, PRESENT, SINK, TARGET, Attending, Prompt
-from attnc.ir.building import AffineBuilder
+from attnc.incontext.prompt import ONE, PRESENT, SINK, TARGET, Prompt
+from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.spec import check

@@ -97,7 +97,7 @@ def mean_function(loss: str, reach: float, eps: float) -> MeanFunction:
     edges = np.linspace(-reach, reach, CURVATURE_CELLS + 1)
     cells = Interval(edges[:-1, None], edges[1:, None])
     _, gradients = mean.ranges_and_gradients(cells)
-    curvature = float(np.maximum(np.abs(gradients.lo), np.abs(gradients.hi)).max())
+    curvature = float(gradients.mag.max())
     assert soft is not None
     keys = SoftHead(unpacked(soft.slopes), soft.offsets, soft.values[:, :1])
     return MeanFunction(text, reach, keys, proven.bound, curvature)

@@ -1,21 +1,17 @@
-"""The prompt, tokens (x_i, m_i, y_i) with m_i = 1 for an example and 0 for padding; and heads that read it by name."""
+"""The prompt, tokens (x_i, m_i, y_i) with m_i = 1 for an example and 0 for padding."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.ir.building import AffineBuilder, projection
-from attnc.ir.layers import Head, Mask
+from attnc.ir.building import AffineBuilder
 from attnc.numerics.arrays import Float
 
 ONE, PRESENT, TARGET, SINK = "one", "m", "y", "sink"
-Entries = Mapping[tuple[str, str], float]
-"""A matrix by the names of its rows and columns: (row, column) → entry."""
 
 
 @dataclass(frozen=True)
@@ -107,27 +103,3 @@ class Prompt:
             memory.link(tokens + self.rows, SINK, rows, PRESENT)
         else:
             memory.set(token + self.rows, SINK, 1.0)
-
-
-@dataclass(frozen=True, eq=False)
-class Attending:
-    """Tokens with the channels `asking` that attend to tokens with the channels `keyed`."""
-
-    asking: Sequence[str]
-    keyed: Sequence[str]
-    dtype: str
-    mask: Mask | None = None
-
-    def head(self, queries: Entries, keys: Entries, values: Entries, outputs: Entries) -> Head:
-        """A head whose matrices are given by names.
-
-        The terms of a score are named by the columns of `keys`, in this order, and the values by those of `values`.
-        """
-        terms, carried = (tuple(dict.fromkeys(column for _, column in entries)) for entries in (keys, values))
-        return Head(
-            projection(self.asking, terms, queries, self.dtype),
-            projection(self.keyed, terms, keys, self.dtype),
-            projection(self.keyed, carried, values, self.dtype),
-            projection(carried, self.asking, outputs, self.dtype),
-            self.mask,
-        )

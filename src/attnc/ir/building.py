@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from attnc.ir.layers import Affine, Head
+from attnc.ir.layers import Affine, Head, Mask
 from attnc.ir.sparse import Sparse
 from attnc.numerics.arrays import Float
+
+Entries = Mapping[tuple[str, str], float]
+"""A matrix by the names of its rows and columns: (row, column) → entry. All others are zero."""
 
 
 class AffineBuilder:
@@ -56,7 +60,7 @@ def _collect(parts: list[tuple[np.ndarray, np.ndarray]], shape: tuple[int, ...],
 
 
 def projection(
-    channels_in: Sequence[str], channels_out: Sequence[str], entries: Mapping[tuple[str, str], float], dtype: Any
+    channels_in: Sequence[str], channels_out: Sequence[str], entries: Entries, dtype: Any
 ) -> Float[np.ndarray, "inputs outputs"]:
     """Return the matrix with `entries[from, to]` at row `from`, column `to`, and zeros elsewhere."""
     rows = {name: i for i, name in enumerate(channels_in)}
@@ -69,22 +73,26 @@ def projection(
     return matrix
 
 
-def named_head(
-    query_channels: Sequence[str],
-    key_channels: Sequence[str],
-    queries: Mapping[tuple[str, str], float],
-    keys: Mapping[tuple[str, str], float],
-    values: Mapping[tuple[str, str], float],
-    dtype: Any,
-) -> Head:
-    """A head from the entries of W_Q, W_K and W_V, with W_O = 1.
+@dataclass(frozen=True, eq=False)
+class Attending:
+    """Tokens with the channels `asking` that attend to tokens with the channels `keyed`."""
 
-    The terms of a score, and the outputs, are numbered in the order in which `queries` and `values` name them.
-    """
-    terms, outputs = (tuple(dict.fromkeys(sink for _, sink in entries)) for entries in (queries, values))
-    return Head(
-        projection(query_channels, terms, queries, dtype),
-        projection(key_channels, terms, keys, dtype),
-        projection(key_channels, outputs, values, dtype),
-        np.eye(len(outputs), dtype=dtype),
-    )
+    asking: Sequence[str]
+    keyed: Sequence[str]
+    dtype: Any
+    mask: Mask | None = None
+
+    def head(self, queries: Entries, keys: Entries, values: Entries, outputs: Entries | None = None) -> Head:
+        """Return the head with these entries of W_Q, W_K, W_V and W_O; W_O is 1 if no outputs are given.
+
+        The terms of a score are numbered in the order in which `keys` names them, and the values in that of `values`.
+        """
+        terms, carried = (tuple(dict.fromkeys(column for _, column in entries)) for entries in (keys, values))
+        one = np.eye(len(carried), dtype=self.dtype)
+        return Head(
+            projection(self.asking, terms, queries, self.dtype),
+            projection(self.keyed, terms, keys, self.dtype),
+            projection(self.keyed, carried, values, self.dtype),
+            one if outputs is None else projection(carried, self.asking, outputs, self.dtype),
+            self.mask,
+        )

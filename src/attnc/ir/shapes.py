@@ -20,11 +20,10 @@ from attnc.numerics.arrays import Int
 
 @dataclass(frozen=True, eq=False)
 class PlacedLayer:
-    """A layer in its place: the states before and after it, and the tokens of them that are read."""
+    """A layer in its place: the shape of the state after it, and the tokens before and after it that are read."""
 
     layer: Layer
-    before: tuple[int, int]  # (tokens, width)
-    after: tuple[int, int]
+    after: tuple[int, int]  # (tokens, width)
     read: Int[np.ndarray, " read"]  # the tokens before it that this layer or a later one reads
     tokens: Int[np.ndarray, " live"]  # the tokens after it that something later reads
     num_keys: int
@@ -68,7 +67,7 @@ class Stream:
         steps = []
         for i, layer in enumerate(layers):
             num_keys = memory.end[0] if layer.cross and memory is not None else shapes[i][0]
-            steps.append(PlacedLayer(layer, shapes[i], shapes[i + 1], live[i], live[i + 1], num_keys))
+            steps.append(PlacedLayer(layer, shapes[i + 1], live[i], live[i + 1], num_keys))
         return cls(start, live[0], tuple(steps))
 
     @property

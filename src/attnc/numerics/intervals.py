@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnc.errors import InputError
+from attnc.numerics.arrays import Int
 from attnc.numerics.rounding import TINIEST, Array, Mask, add_down, add_up, is_short, square_down, square_up
 
 _quiet = np.errstate(all="ignore")
@@ -190,6 +191,14 @@ class Interval:
     def entire_where(self, mask: Mask) -> Interval:
         """[−∞, ∞] where the mask holds, and unchanged elsewhere."""
         return Interval(np.where(mask, -np.inf, self.lo), np.where(mask, np.inf, self.hi))
+
+
+def halved(boxes: Interval, axis: int | Int[np.ndarray, " boxes"]) -> Interval:
+    """Both halves of every box (n, d), along one axis or each along its own; all lower halves come first."""
+    rows = np.arange(len(boxes))
+    below, above = boxes.hi.copy(), boxes.lo.copy()
+    below[rows, axis] = above[rows, axis] = boxes.mid[rows, axis]
+    return Interval(np.concatenate([boxes.lo, above]), np.concatenate([below, boxes.hi]))
 
 
 def _interval(x: Interval | npt.ArrayLike) -> Interval:

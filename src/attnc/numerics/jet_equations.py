@@ -74,24 +74,24 @@ def derivative(u: Jet) -> Jet:
     return replace(u, mid=mid, radius=above(column * above(u.radius + U * u.size)))
 
 
-def integrate(slope: Jet, value: Ball, order: int) -> Jet:
-    """f with Ef = slope and f(c) = value. An error ≤ s^{m+1}·R of the slope makes one ≤ ∫_0^1 s^m·R ds of f."""
+def integrate(slope: Jet, value: Interval, order: int) -> Jet:
+    """f with Ef = slope and f(c) in `value`. An error ≤ s^{m+1}·R of the slope makes one ≤ ∫_0^1 s^m·R ds of f."""
     column = np.maximum(np.arange(slope.degree + 1.0), 1.0)[:, None]
     mid = slope.mid / np.maximum(degrees(len(slope.variables), slope.degree), 1.0)
     radius = above(above(slope.radius + U * slope.size) / column)
-    mid[0], radius[0] = value.mid, value.radius
+    mid[0], radius[0] = Ball.around(value).mid, Ball.around(value).radius
     return Jet(slope.variables, slope.degree, mid, radius, above(slope.remainder / (order + 1)))
 
 
 class GrowingPolynomial:
     """A polynomial in d variables, found degree by degree; `size` and `total` are those of `Jet`."""
 
-    def __init__(self, d: int, order: int, num_boxes: int, value: Ball | None = None) -> None:
+    def __init__(self, d: int, order: int, num_boxes: int, value: Interval | None = None) -> None:
         self.blocks = degree_blocks(d, order)
         self.mid = np.zeros((num_monomials(d, order), num_boxes))
         self.radius, self.size, self.total = np.zeros((3, order + 1, num_boxes))
         if value is not None:
-            self.put(0, (value.mid[None], value.radius))
+            self.put(0, (Ball.around(value).mid[None], Ball.around(value).radius))
 
     def put(self, k: int, found: Coefficients) -> None:
         """Set the coefficients of degree k."""
@@ -200,24 +200,28 @@ def _sums(u: Jet, order: int) -> WeightedSums:
     return WeightedSums(u, tuple(range(d)), d, order, np.arange(u.degree + 1.0)[:, None])
 
 
+def _along_rays(u: Jet, order: int, residual: Callable[[int], Array], rate: Array, other: Array | float = 0.0) -> Array:
+    """A bound of the integral of D, whose terms of degree n > m are at most residual(n), on top of `other` errors."""
+    total = np.zeros(len(u.remainder)) + other
+    for n in range(order + 1, order + u.degree + 1):
+        total = above(total + residual(n) / n * growth(rate, n))
+    return total
+
+
 def exponential(u: Jet, order: int) -> Jet:
     """f = e^u: k·f_k = Σ_a a·u_a∗f_{k−a}.
 
     The polynomial f has Ef = f·Eu − D, and e^u − f is the integral of D(sτ)/s·e^{u(τ)−u(sτ)}.
     """
     sums, rate = _sums(u, order), _slopes(u)
-    value = Ball.around(elementary.exp(u.value.interval))
-    f = GrowingPolynomial(len(u.variables), order, len(u.remainder), value)
+    f = GrowingPolynomial(len(u.variables), order, len(u.remainder), elementary.exp(u.value.interval))
     for k in range(1, order + 1):
         f.put(k, over(sums.of_degree(k, f), k))
-    remainder = np.zeros(len(u.remainder))
-    for n in range(order + 1, order + u.degree + 1):
-        remainder = above(remainder + sums.residual(n, f) / n * growth(rate, n))
-    return f.jet(u.variables, remainder)
+    return f.jet(u.variables, _along_rays(u, order, lambda n: sums.residual(n, f), rate))
 
 
-def power_jet(u: Jet, x: Interval, exponent: Ball, value: Ball, order: int) -> Jet:
-    """f = u^α, value = u(c)^α, for u without zeros: k·u_0·f_k = Σ_a (αa − (k − a))·u_a∗f_{k−a}.
+def power_jet(u: Jet, x: Interval, exponent: Ball, value: Interval, order: int) -> Jet:
+    """f = u^α, with u(c)^α in `value`, for u without zeros: k·u_0·f_k = Σ_a (αa − (k − a))·u_a∗f_{k−a}.
 
     The polynomial f has u·Ef = α·f·Eu − D, and u^α − f is the integral of D(sτ)/s·u(τ)^α·u(sτ)^{−α−1}. The ratio of
     u(τ) and u(sτ) is at most e^{(1−s)·L/min|u|}; it occurs to the power α, besides 1/u(sτ), or α + 1, besides 1/u(τ).
@@ -234,9 +238,7 @@ def power_jet(u: Jet, x: Interval, exponent: Ball, value: Ball, order: int) -> J
     for k in range(1, order + 1):
         f.put(k, times(over(sums(k).of_degree(k, f), k), inverse))
     rate = above(above(_slopes(u) / x.mig) * np.minimum(exponent.mag, one_more.mag))
-    remainder = np.zeros(len(u.remainder))
-    for n in range(order + 1, order + u.degree + 1):
-        remainder = above(remainder + sums(n).residual(n, f) / n * growth(rate, n))
+    remainder = _along_rays(u, order, lambda n: sums(n).residual(n, f), rate)
     return f.jet(u.variables, above(remainder / x.mig))
 
 
@@ -247,8 +249,8 @@ def sine_and_cosine(u: Jet, sine_at: Interval, cosine_at: Interval, order: int) 
     """
     sums, rate = _sums(u, order), _slopes(u)
     d, num_boxes = len(u.variables), len(u.remainder)
-    sine = GrowingPolynomial(d, order, num_boxes, Ball.around(sine_at))
-    cosine = GrowingPolynomial(d, order, num_boxes, Ball.around(cosine_at))
+    sine = GrowingPolynomial(d, order, num_boxes, sine_at)
+    cosine = GrowingPolynomial(d, order, num_boxes, cosine_at)
     for k in range(1, order + 1):
         rows, radius = sums.of_degree(k, sine)
         sine.put(k, over(sums.of_degree(k, cosine), k))
@@ -270,8 +272,8 @@ def riccati(u: Jet, value: Interval, slope: Interval, largest: Array, sign: floa
     """
     sums, d, num_boxes = _sums(u, order), len(u.variables), len(u.remainder)
     squares = pairs(tuple(range(d)), order, tuple(range(d)), order, d, order)
-    f = GrowingPolynomial(d, order, num_boxes, Ball.around(value))
-    w = GrowingPolynomial(d, order, num_boxes, Ball.around(slope))
+    f = GrowingPolynomial(d, order, num_boxes, value)
+    w = GrowingPolynomial(d, order, num_boxes, slope)
     for k in range(1, order + 1):
         f.put(k, over(sums.of_degree(k, w), k))
         rows = np.zeros((f.blocks[k].stop - f.blocks[k].start, num_boxes))
@@ -281,7 +283,5 @@ def riccati(u: Jet, value: Interval, slope: Interval, largest: Array, sign: floa
         w.put(k, (sign * rows, above(product_total(f.total[: k + 1], off, k))))
     rate = above(_slopes(u) * above(largest + f.total.sum(axis=0)))
     of_square = sum((product_total(f.total, f.total, n) for n in range(order + 1, 2 * order + 1)), np.zeros(num_boxes))
-    remainder = above(above(above(of_square) * _slopes(u)) / (order + 2) * growth(rate, order + 2))
-    for n in range(order + 1, order + u.degree + 1):
-        remainder = above(remainder + sums.residual(n, w) / n * growth(rate, n))
-    return f.jet(u.variables, remainder)
+    squared = above(above(above(of_square) * _slopes(u)) / (order + 2) * growth(rate, order + 2))
+    return f.jet(u.variables, _along_rays(u, order, lambda n: sums.residual(n, w), rate, squared))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +23,11 @@ def num_monomials(d: int, order: int) -> int:
     return math.comb(d + order, d)
 
 
-def _of_degree(d: int, degree: int) -> list[tuple[int, ...]]:
-    if d <= 1:
-        return [(degree,) * d] if d or not degree else []
-    return [(k, *rest) for k in range(degree, -1, -1) for rest in _of_degree(d - 1, degree - k)]
-
-
 @lru_cache(maxsize=64)
 def monomials(d: int, order: int) -> Int[np.ndarray, "count d"]:
     """The exponents j with |j| ≤ order, by degree, then lexicographically descending; number 0 is the constant."""
-    exponents = [j for degree in range(order + 1) for j in _of_degree(d, degree)]
+    choices = (chosen for degree in range(order + 1) for chosen in combinations_with_replacement(range(d), degree))
+    exponents = [tuple(map(chosen.count, range(d))) for chosen in choices]
     table = np.array(exponents, dtype=np.int64).reshape(len(exponents), d)
     table.flags.writeable = False
     return table

@@ -64,10 +64,9 @@ class ExpressionTarget(Target):
 
     def _change(self, cells: Interval, centres: Points, gradients: Interval, is_exempt: np.ndarray) -> Values:
         """Σ |∂_i f(cell)|·reach_i from the centres over all axes that are not exempt, rounded up."""
-        slopes = np.maximum(np.abs(gradients.lo), np.abs(gradients.hi))
         reach = up(np.maximum(cells.hi - centres, centres - cells.lo))[:, None]
         with np.errstate(invalid="ignore", over="ignore"):
-            steps = np.where(is_exempt | (reach <= 0), 0.0, up(slopes * reach))
+            steps = np.where(is_exempt | (reach <= 0), 0.0, up(gradients.mag * reach))
             return np.nan_to_num(up(steps.sum(axis=2), self.box.d), nan=np.inf, posinf=np.inf)
 
     def enclosure(self, cells: Interval) -> Interval:

@@ -19,7 +19,7 @@ from attnc.constructions.fitting.grid_partition import (
     variation_norm,
 )
 from attnc.constructions.fitting.selection import CellSelection, Positions, bytes_per_anchor, far_weight, score_error
-from attnc.ir.building import AffineBuilder, named_head
+from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program, token_shape
 from attnc.ir.soft_head import SoftHead
@@ -120,10 +120,10 @@ class CellHead:
         # Scores have prefixes, since a variable may have any name.
         queries = {(f"query.{name}", f"by.{name}"): 1.0 for name in named} | {("one", "constant"): 1.0}
         keys = {(f"anchor.{name}", f"by.{name}"): 2 * self.beta for name in self.query_axes}
-        keys |= {("bias", "constant"): self.beta}
         keys |= {(f"key.{place}", f"by.{place}"): self.positions.M for place in self.positions.names}
+        keys |= {("bias", "constant"): self.beta}
         values = {(f"value.{j}", name): 1.0 for j, name in enumerate(self.outputs)}
-        head = named_head(query_channels, key_channels, queries, keys, values, self.dtype)
+        head = Attending(query_channels, key_channels, self.dtype).head(queries, keys, values)
         return Attention("select", (head,), self.outputs, cross=query_channels != key_channels)
 
 

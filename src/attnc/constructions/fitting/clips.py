@@ -15,7 +15,7 @@ import numpy as np
 
 from attnc.constructions.fitting.selection import mean_distance, mean_error, round_up, score_error, underflow
 from attnc.errors import InputError
-from attnc.ir.building import AffineBuilder, named_head
+from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import Attention, Head
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
 
@@ -105,7 +105,7 @@ class ClipLayer:
         if self.sentinels and h == self.num_heads - 1:
             values["last"] = self.radius
         read = {(channel, self.output): value for channel, value in values.items()}
-        return named_head(self.channels, self.channels, queries, keys, read, self.dtype)
+        return Attending(self.channels, self.channels, self.dtype).head(queries, keys, read)
 
     @cached_property
     def _delta(self) -> float:

@@ -11,11 +11,10 @@ import numpy as np
 
 from attnc.constructions.fitting.minimax import Function
 from attnc.functions.registry import FUNCTIONS
-from attnc.numerics.intervals import Interval
+from attnc.numerics.intervals import Interval, halved
 from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Negate, Node, Number, Power, Step, Sum, schedule, walk
-from attnc.targets.parts.part_ranges import halved
 from attnc.targets.target import Target
 
 SMALLEST_CELL = 2.0**-26

@@ -12,7 +12,7 @@ from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
 from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps, bump_construction
 from attnc.constructions.fitting.cell_head import read_first
 from attnc.constructions.fitting.selection import bytes_per_anchor
-from attnc.ir.building import AffineBuilder, named_head
+from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program
 from attnc.ir.spec import check
@@ -130,7 +130,7 @@ class _TwoLayerBuilder(BumpBuilder):
         keys |= {(f"cell.{place}", place): positions.M for place in positions.names}
         queries = {(f"bump.{name}", name): 1.0 for name in scores}
         values = {(f"value.{j}", name): 1.0 for j, name in enumerate(outputs)}
-        head = named_head(channels, channels, queries, keys, values, grid.dtype)
+        head = Attending(channels, channels, grid.dtype).head(queries, keys, values)
         layers = (
             *partition.steps.layers(target),
             _tokens(partition, channels),

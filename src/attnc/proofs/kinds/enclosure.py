@@ -26,7 +26,7 @@ import numpy as np
 
 from attnc.ir.program import Program
 from attnc.numerics.arrays import Bool, Float, Int
-from attnc.numerics.intervals import Interval
+from attnc.numerics.intervals import Interval, halved
 from attnc.numerics.rounding import up
 from attnc.proofs.cells.intervals import affine_range, cells_within, centred, distance, interval
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
@@ -37,7 +37,6 @@ from attnc.proofs.rounding.stage import score_errors
 from attnc.proofs.stages.enclosed_sparse import expanded
 from attnc.proofs.stages.extraction import OneStage, ProgramStage, stages
 from attnc.targets.box import Box
-from attnc.targets.parts.part_ranges import halved
 from attnc.targets.target import Target
 
 MOST_CUTS = 4  # a wide box is cut along at most this many inputs, into at most 2⁴ pieces

@@ -27,12 +27,11 @@ import numpy as np
 
 from attnc.numerics.arrays import Bool, Float
 from attnc.numerics.bound import Term
-from attnc.numerics.intervals import Interval
+from attnc.numerics.intervals import Interval, halved
 from attnc.numerics.rounding import UNIT_ROUNDOFF, down, gamma, up
 from attnc.proofs.margins import DIVIDED_ROOM, JUMP_ROOM, MORE_AXES, WHOLE_ROOM
 from attnc.targets.expressions.tree import Node
 from attnc.targets.parts.part import function_of_t
-from attnc.targets.parts.part_ranges import halved
 
 U = UNIT_ROUNDOFF["float64"]
 SLOPE_PIECES, PIECES_AT_ENDS = 128, 24

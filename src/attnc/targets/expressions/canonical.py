@@ -32,8 +32,8 @@ from attnc.targets.expressions.tree import (
     Quotient,
     Sum,
     Variable,
+    folded,
     is_constant,
-    schedule,
 )
 
 Monomial = tuple[tuple[int, Fraction], ...]
@@ -60,7 +60,7 @@ def equivalent(left: Sequence[Node], right: Sequence[Node]) -> bool:
     if len(left) != len(right):
         return False
     for forms in (_CanonicalForms(expands=False), _CanonicalForms(), _CanonicalForms(trigonometry=True)):
-        found = forms.of([*left, *right])
+        found = folded([*left, *right], forms.operation)
         if found[: len(left)] == found[len(left) :]:
             return True
     return False
@@ -74,14 +74,8 @@ class _CanonicalForms:
         self._atoms: dict[Hashable, int] = {"i": IMAGINARY_UNIT}
         self._constants = {IMAGINARY_UNIT}
 
-    def of(self, trees: Sequence[Node]) -> list[Form]:
-        steps, numbers = schedule(trees)
-        forms: list[Form] = []
-        for step in steps:
-            forms.append(self._operation(step.node, [forms[i] for i in step.arguments]))
-        return [forms[i] for i in numbers]
-
-    def _operation(self, node: Node, a: list[Form]) -> Form:
+    def operation(self, node: Node, a: list[Form]) -> Form:
+        """The form of an operation on operands of these forms."""
         match node:
             case Number(value):
                 return _number(value)

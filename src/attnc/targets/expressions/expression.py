@@ -20,7 +20,7 @@ import numpy.typing as npt
 from attnc.errors import DomainError, InputError
 from attnc.functions.function import BOUNDED
 from attnc.functions.registry import FUNCTIONS
-from attnc.numerics.intervals import Interval
+from attnc.numerics.intervals import Interval, halved
 from attnc.numerics.rounding import Array
 from attnc.targets.expressions.evaluation import evaluate_boxes, evaluate_points, number_text
 from attnc.targets.expressions.parsing import parse
@@ -155,19 +155,15 @@ def _check_domain(expression: Expression, whole: Interval, budget: int) -> None:
         if broken.any() and (stuck or spent + len(halves) > budget):
             verdict = f", which {spent} sub-boxes could neither confirm nor refute"
             raise DomainError(evaluated.describe(expression.text, *evaluated.first_violation(), verdict))
-        doubtful = Interval(np.concatenate([rest.lo, halves.lo]), np.concatenate([rest.hi, halves.hi]))
+        doubtful = Interval.joined(rest, halves)
 
 
 def _halved(boxes: Interval, scale: Array) -> tuple[Interval, bool]:
     """Both halves of each box, cut across its widest side; and whether one is too small to be cut."""
     if not boxes.shape[1]:
         return boxes, len(boxes) > 0
-    rows, side = np.arange(len(boxes)), np.argmax(boxes.width / scale, axis=1)
-    middle = boxes.mid[rows, side]
-    stuck = bool(((boxes.width / scale)[rows, side] <= LEAST_WIDTH).any())
-    left, right = boxes.hi.copy(), boxes.lo.copy()
-    left[rows, side] = right[rows, side] = middle
-    return Interval(np.concatenate([boxes.lo, right]), np.concatenate([left, boxes.hi])), stuck
+    widths = boxes.width / scale
+    return halved(boxes, np.argmax(widths, axis=1)), bool((widths.max(axis=1) <= LEAST_WIDTH).any())
 
 
 def _raise_if_real(expression: Expression, box: Interval) -> None:

@@ -5,9 +5,12 @@ Numbers are exact: 0.1 is the fraction 1/10. Subtraction is a Sum with a Negate,
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeVar
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -151,14 +154,22 @@ def is_constant(tree: Node) -> bool:
     return not any(isinstance(node, Variable) for node in walk([tree]))
 
 
+def folded(outputs: Sequence[Node], operation: Callable[[Node, list[Made]], Made]) -> list[Made]:
+    """The results of the outputs, each step made by operation(node, results of its operands), once for equal nodes."""
+    steps, numbers = schedule(outputs)
+    made: list[Made] = []
+    for step in steps:
+        made.append(operation(step.node, [made[i] for i in step.arguments]))
+    return [made[i] for i in numbers]
+
+
 def substitute(tree: Node, argument: Node) -> Node:
     """tree(t) at t = argument; shared sub-expressions stay shared."""
-    steps, (last,) = schedule([tree])
-    made: list[Node] = []
-    for step in steps:
-        operands = [made[i] for i in step.arguments]
-        made.append(argument if isinstance(step.node, Variable) else with_children(step.node, operands))
-    return made[last]
+
+    def operation(node: Node, operands: list[Node]) -> Node:
+        return argument if isinstance(node, Variable) else with_children(node, operands)
+
+    return folded([tree], operation)[0]
 
 
 _SUM, _PRODUCT, _SIGN, _POWER, _ATOM = range(5)

@@ -25,8 +25,8 @@ from attnc.targets.expressions.tree import (
     Sum,
     Variable,
     children,
+    folded,
     is_constant,
-    schedule,
     substitute,
     with_children,
 )
@@ -122,11 +122,7 @@ class Lowering:
         self._combined: dict[tuple[frozenset[tuple[int, Coefficient]], Coefficient], Part] = {}
 
     def lower(self, outputs: Sequence[Node]) -> list[Part]:
-        steps, numbers = schedule(outputs)
-        pending: list[_Pending] = []
-        for step in steps:
-            pending.append(self._operation(step.node, [pending[i] for i in step.arguments]))
-        return [self._part(pending[i]) for i in numbers]
+        return [self._part(pending) for pending in folded(outputs, self._operation)]
 
     def _operation(self, node: Node, operands: Sequence[_Pending]) -> _Pending:
         if isinstance(node, Variable):

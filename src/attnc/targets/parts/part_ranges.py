@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from attnc.numerics.arrays import Int
-from attnc.numerics.intervals import Interval
+from attnc.numerics.intervals import Interval, halved
 from attnc.targets.box import Box
 from attnc.targets.expressions.coefficient import UNIT, ZERO
 from attnc.targets.expressions.evaluation import evaluate_boxes
@@ -113,11 +110,3 @@ def sub_boxes(box: Box) -> Interval:
     for number in range(RANGE_HALVINGS * is_small):
         boxes = halved(boxes, number % box.d)
     return boxes
-
-
-def halved(boxes: Interval, axis: int | Int[np.ndarray, " boxes"]) -> Interval:
-    """Both halves of every box, along one axis or each along its own; all lower halves come first."""
-    rows = np.arange(len(boxes))
-    below, above = boxes.hi.copy(), boxes.lo.copy()
-    below[rows, axis] = above[rows, axis] = boxes.mid[rows, axis]
-    return Interval(np.concatenate([boxes.lo, above]), np.concatenate([below, boxes.hi]))
