@@ -146,7 +146,7 @@ def test_logits_that_span_a_million_give_no_nan(engine, dtype):
     [
         ((), "takes 1 input"),
         ((np.zeros((2, 1)), np.zeros((2, 1))), "2 given"),
-        ((np.zeros((2, 2)),), r"shape \(2, 2\); the program takes \(batch, 1\)"),
+        ((np.zeros((2, 2)),), r"shape \(2, 2\): the program takes \(batch, 1\)"),
         ((np.zeros(()),), "takes"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +18,8 @@ from attnc.converting.modules import KEY_TENSORS, AttentionActivation
 from attnc.converting.report import EndToEnd, Report, model_card
 from attnc.converting.walking import convert_module
 from attnc.errors import FileError, InputError
-from attnc.exports.safe_files import CONFIG, FolderKind, Path, open_regular, read_json, write_whole
+from attnc.exports.directory import json_bytes
+from attnc.exports.safe_files import CONFIG, FolderKind, Path, open_regular, read_bytes, read_json, write_whole
 
 try:
     import transformers
@@ -107,10 +107,10 @@ def convert_directory(
     name = os.path.basename(os.path.abspath(folder))
     facts = {"format": FORMAT, "source": name, "sha256": hashes, **report.as_json()}
     files = {
-        CONFIG: _json(config),
+        CONFIG: json_bytes(config, CONFIG),
         WEIGHTS: weights,
         KEYS: key_bytes,
-        REPORT: _json(facts),
+        REPORT: json_bytes(facts, REPORT),
         CARD: model_card(report, name, type(model).__name__).encode(),
     }
     write_whole(out, files | _copied(folder), CONVERTED)
@@ -128,7 +128,7 @@ def load_converted(path: Path) -> nn.Module:
     hashes = facts.get("sha256")
     for name in (WEIGHTS, KEYS):
         with open_regular(os.path.join(folder, name)) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         if not isinstance(hashes, dict) or hashes.get(name) != digest:
             raise FileError(f"{folder!r}: {REPORT} belongs to another {name}; convert the model again")
     converted, _ = convert_module(load_model(folder), found.get("eps"), False, None)  # type: ignore[arg-type]
@@ -189,17 +189,9 @@ def _last_hidden(output: Any) -> Tensor | None:
 
 
 def _copied(folder: str) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    for name in COPIED:
-        path = os.path.join(folder, name)
-        if os.path.isfile(path) and os.path.getsize(path) <= MAX_COPIED_BYTES:
-            with open_regular(path) as file:
-                found[name] = file.read()
-    return found
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    paths = {name: os.path.join(folder, name) for name in COPIED}
+    kept = {n: path for n, path in paths.items() if os.path.isfile(path) and os.path.getsize(path) <= MAX_COPIED_BYTES}
+    return {name: read_bytes(path, MAX_COPIED_BYTES) for name, path in kept.items()}
 
 
 @quiet()
@@ -254,10 +246,8 @@ def unpacked(folder: str, *names: str) -> dict[str, Tensor]:
     """The tensors of all these files."""
     found: dict[str, Tensor] = {}
     for path in (os.path.join(folder, name) for name in names):
-        with open_regular(path) as file:
-            raw = file.read()
         try:
-            found |= unpack(raw)
+            found |= unpack(read_bytes(path, MAX_WEIGHT_BYTES))
         except SafetensorError as error:
             raise FileError(f"{path!r} is not a safetensors file: {error}") from error
     return found

@@ -175,17 +175,15 @@ class ScoreForm:
         return bool((self.alphas == self.alphas[0]).all())
 
     def __call__(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        left, right = queries[:, self.q], keys[:, self.k]
+        """Scores with keys that all queries share (seen, width), or with keys of each (queries, seen, width)."""
+        left, right = queries[:, self.q], keys[..., self.k]
+        if right.ndim == 3:
+            return np.asarray(np.einsum("qa,qsa->qs", left @ self.A, right))
         if right.shape[1] == 1:
             return np.multiply.outer((left @ self.A)[:, 0], right[:, 0])
         if len(queries) <= len(keys):
             return (left @ self.A) @ right.T
         return left @ (self.A @ right.T)
-
-    def rowwise(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return the scores of every query with its own keys (queries, seen, width)."""
-        made: np.ndarray = np.einsum("qa,qsa->qs", queries[:, self.q] @ self.A, keys[:, :, self.k])
-        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,7 +227,8 @@ class HeadFamily:
                 ]
             made += [(rows, columns, added) for columns, added in parts]
         for own_rows, seen in self.own:
-            made += [(own_rows, columns, added) for columns, added in self._each(state[own_rows], keyed[seen])]
+            parts = self._group(state[own_rows], keyed[seen], keyed[:0])
+            made += [(own_rows, columns, added) for columns, added in parts]
         return made
 
     def _alone(self, keys: np.ndarray) -> list[tuple[Rows, np.ndarray]]:
@@ -244,19 +243,10 @@ class HeadFamily:
             common = [form.alphas[0] * form(queries, silent) for form in self.forms if form.is_common]
             quiet = common[0] if common else np.zeros((len(queries), len(silent)), queries.dtype)
         attention = self._attention([form(queries, keys) for form in self.forms], quiet)
-        seen = keys[:, self.values]
-        return [
-            (columns, total @ seen @ self.W_V @ W_O)
-            for total, (_, columns, W_O) in zip(attention, self.outputs, strict=True)
-        ]
-
-    def _each(self, queries: np.ndarray, keys: np.ndarray) -> list[tuple[Rows, np.ndarray]]:
-        attention = self._attention([form.rowwise(queries, keys) for form in self.forms])
-        seen = keys[:, :, self.values]
-        return [
-            (columns, np.einsum("qs,qsa->qa", total, seen) @ self.W_V @ W_O)
-            for total, (_, columns, W_O) in zip(attention, self.outputs, strict=True)
-        ]
+        seen = keys[..., self.values]
+        mixed = (total @ seen if seen.ndim == 2 else np.einsum("qs,qsa->qa", total, seen) for total in attention)
+        outputs = zip(mixed, self.outputs, strict=True)
+        return [(columns, values @ self.W_V @ W_O) for values, (_, columns, W_O) in outputs]
 
     def _attention(
         self, scores: Sequence[np.ndarray], quiet: Float[np.ndarray, "queries silent"] | None = None

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 
 from attnc.errors import InputError
 from attnc.ir.normal_form import AttentionStage, FloatForm, FoldedHead, SoftmaxStage, normal_form
-from attnc.ir.program import Program
+from attnc.ir.program import Program, require_shapes
 from attnc.ir.summing import BLOCK
 
 try:
@@ -77,16 +79,10 @@ class TorchNetwork(nn.Module):
 
     def _variables(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Return the inputs, flattened and side by side: (batch, variables)."""
-        if len(inputs) != len(self.input_shapes):
-            raise InputError(f"the network takes {len(self.input_shapes)} input(s), {len(inputs)} given")
-        for given, shape in zip(inputs, self.input_shapes, strict=True):
+        for given in inputs:
             if not isinstance(given, Tensor) or given.is_complex():
                 raise InputError(f"the network takes real torch tensors; found {getattr(given, 'dtype', type(given))}")
-            if given.ndim == 0 or tuple(given.shape[1:]) != shape:
-                wanted = ", ".join(["batch", *map(str, shape)])
-                raise InputError(f"points of shape {tuple(given.shape)}: the network takes ({wanted})")
-        if len({len(given) for given in inputs}) > 1:
-            raise InputError(f"the inputs differ in batch size: {[len(given) for given in inputs]}")
+        require_shapes("network", self.input_shapes, inputs)
         return torch.cat([given.to(self.dtype).flatten(1) for given in inputs], dim=1)
 
     def _run(self, u: Tensor) -> Tensor:
@@ -191,11 +187,8 @@ class _TorchAttention(nn.Module):
         self.cells_per_point = sum(head.cells_per_point + width for head in self.heads) + 3 * width
 
     def forward(self, u: Tensor) -> Tensor:
-        total = self.heads[0](u)
-        for head in self.heads[1:]:
-            total = total + head(u)
-        if self.residual is not None:
-            total = total + self.residual(u)
+        parts = [*self.heads, *([] if self.residual is None else [self.residual])]
+        total: Tensor = reduce(add, (part(u) for part in parts))
         return torch.cat([total.flatten(1)[:, self.written], u[:, self.carried]], dim=1)
 
 

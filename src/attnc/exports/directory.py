@@ -54,7 +54,7 @@ def save_network(
     weights = pack_tensors(tensors)
     digest = hashlib.sha256(weights).hexdigest()
     whole = {"format": FORMAT, **config, "certificates": sorted(certificates), "program": structure}
-    files = {CONFIG: _readable(_json_text(whole, CONFIG, indent=2) + "\n", CONFIG), WEIGHTS: weights}
+    files = {CONFIG: json_bytes(whole, CONFIG), WEIGHTS: weights}
     for name, certificate in certificates.items():
         files[name] = _json_lines({**certificate, "weights_sha256": digest}, name)
     files[CARD] = _utf8(card, CARD)
@@ -133,6 +133,11 @@ def _read_certificates(folder: str, listed: Any) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise FileError(f"cannot load {folder!r}: {error.strerror or error}") from error
     return {name: read_json(os.path.join(folder, name)) for name in sorted({*listed, *found})}
+
+
+def json_bytes(value: Any, name: str) -> bytes:
+    """Return a JSON file that `read_json` can read back."""
+    return _readable(_json_text(value, name, indent=2) + "\n", name)
 
 
 def _json_lines(value: Mapping[str, Any], name: str) -> bytes:

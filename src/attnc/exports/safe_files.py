@@ -17,7 +17,8 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import BufferedReader
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,7 @@ DTYPES: dict[str, DType] = {
 
 
 @contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO]:
+def open_regular(path: Path) -> Iterator[BufferedReader]:
     """Open a regular file, or a link to one: never a pipe, a device or a folder. OSErrors become FileErrors."""
     try:
         try:
@@ -63,7 +64,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         if not stat.S_ISREG(os.fstat(number).st_mode):
             os.close(number)
             raise FileError(f"{os.fspath(path)!r} is not a regular file")
-        with open(number, "rb", buffering=0) as file:
+        with open(number, "rb") as file:
             yield file
     except FileNotFoundError as error:
         raise FileError(f"{os.fspath(path)!r} is missing") from error
@@ -73,13 +74,18 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
         raise FileError(f"{os.fspath(path)!r} does not fit in memory") from error
 
 
-def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read the object in a JSON file (strictly RFC 8259: UTF-8, no NaN or Infinity, no key twice)."""
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file of at most `max_bytes`."""
     with open_regular(path) as file:
         size = _size(file)
         if size > max_bytes:
             raise FileError(f"{os.fspath(path)!r} has {size:,} bytes, more than the {max_bytes:,} that are read here")
-        return parse_json(_read(file, size), os.fspath(path))
+        return file.read(size)
+
+
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read the object in a JSON file (strictly RFC 8259: UTF-8, no NaN or Infinity, no key twice)."""
+    return parse_json(read_bytes(path, max_bytes), os.fspath(path))
 
 
 def parse_json(raw: bytes, origin: str) -> dict[str, Any]:
@@ -157,39 +163,30 @@ def read_tensors(path: Path, expected: Layout, max_bytes: int) -> tuple[dict[str
         return tensors, digest.hexdigest()
 
 
-def _size(file: BinaryIO) -> int:
+def _size(file: BufferedReader) -> int:
     return os.fstat(file.fileno()).st_size
 
 
-def _read(file: BinaryIO, count: int) -> bytes:
-    """Read `count` bytes, or fewer at the end of the file."""
-    pieces = []
-    while count and (piece := file.read(count)):
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)
-
-
-def _fill(file: BinaryIO, tensor: np.ndarray, digest: Any, origin: str) -> None:
+def _fill(file: BufferedReader, tensor: np.ndarray, digest: Any, origin: str) -> None:
     buffer = tensor.reshape(-1).view(np.uint8).data
     while len(buffer):
-        count = file.readinto(buffer[:CHUNK_BYTES])  # type: ignore[attr-defined]
+        count = file.readinto(buffer[:CHUNK_BYTES])
         if not count:
             raise FileError(f"{origin!r} became shorter while it was read")
         digest.update(buffer[:count])
         buffer = buffer[count:]
 
 
-def _read_header(file: BinaryIO, origin: str) -> tuple[bytes, dict[str, Any]]:
+def _read_header(file: BufferedReader, origin: str) -> tuple[bytes, dict[str, Any]]:
     """Return the bytes before the tensors, and the header in them."""
-    start = _read(file, 8)
+    start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length > min(MAX_HEADER_BYTES, _size(file) - 8):
         raise FileError(
             f"{origin!r} is not a safetensors file, or is cut short: of {_size(file):,} bytes, {length:,} would be "
             f"its header (at most {MAX_HEADER_BYTES:,} are read)"
         )
-    raw = _read(file, length)
+    raw = file.read(length)
     return start + raw, parse_json(raw, f"{origin} (header)")
 
 

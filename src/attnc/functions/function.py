@@ -22,10 +22,25 @@ from attnc.numerics.rounding import Array, Mask, up
 Gradient = dict[int, Interval]
 """The slopes with respect to the variables, by number; a missing one is zero."""
 Ranges = Sequence[Interval]
+GradientRule = Callable[[Ranges, Sequence[Gradient], Interval], Gradient]
 Remainder = Callable[[float], tuple[float, float] | None]
 """`remainder(low)` = (C, μ) with |r(s)| ≤ C·e^{−μ(s − low)} for s ≥ low; None if `low` is too small for a bound."""
 ZERO = Interval.point(0.0)
 ONE = Interval.point(1.0)
+
+
+def scaled(slope: Interval, gradient: Gradient) -> Gradient:
+    """slope·gradient."""
+    return {i: slope if g is ONE else slope * g for i, g in gradient.items()}
+
+
+def added(*gradients: Gradient) -> Gradient:
+    """The sum of the gradients."""
+    total: Gradient = {}
+    for gradient in gradients:
+        for i, g in gradient.items():
+            total[i] = total[i] + g if i in total else g
+    return total
 
 
 @dataclass(frozen=True)
@@ -125,7 +140,7 @@ def linear_exponential_remainder(low: float) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, eq=False)
 class ElementaryFunction:
-    """A function of the expression language.
+    """A function or an operation of the expression language.
 
     Parameters
     ----------
@@ -142,7 +157,7 @@ class ElementaryFunction:
         For a kink inside x that is the hull of both sides (Clarke's derivative, with Lebourg's mean value theorem).
     gradient
         For several arguments, in place of `slope`: the slopes with respect to the variables, from the ranges and the
-        gradients of the arguments.
+        gradients of the arguments, and the range of the value.
     arity, is_variadic
         The number of arguments, or the least number if more are allowed.
     domain
@@ -168,7 +183,7 @@ class ElementaryFunction:
     range: Callable[..., Interval]
     jet: JetRule
     slope: Callable[[Interval, Interval], Interval] | None = None
-    gradient: Callable[[Sequence[Interval], Sequence[Gradient]], Gradient] | None = None
+    gradient: GradientRule | None = None
     arity: int = 1
     is_variadic: bool = False
     domain: DomainRule | None = None
@@ -183,6 +198,15 @@ class ElementaryFunction:
     @property
     def has_kinks(self) -> bool:
         return bool(self.kinks) or self.chooses
+
+    def gradients(self, ranges: Ranges, gradients: Sequence[Gradient], y: Interval) -> Gradient:
+        """The slopes with respect to the variables, for arguments with these ranges and gradients; y is the range."""
+        if not any(gradients):
+            return {}
+        if self.slope is not None:
+            return scaled(self.slope(ranges[0], y), gradients[0])
+        assert self.gradient is not None
+        return self.gradient(ranges, gradients, y)
 
 
 def smooth(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attnc.functions.function import ONE, ZERO, ElementaryFunction, Gradient, levels, ramp
+from attnc.functions.function import ONE, ZERO, ElementaryFunction, Gradient, GradientRule, levels, ramp
 from attnc.functions.gate_recipes import PickedValue, TwoLines
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import Ball
@@ -23,7 +23,6 @@ from attnc.numerics.jets import Jet, add, constant, negate, union
 from attnc.numerics.rounding import Array, Mask
 
 IntervalRule = Callable[[Interval], Interval]
-GradientRule = Callable[[Sequence[Interval], Sequence[Gradient]], Gradient]
 
 # Ranges and slopes
 
@@ -55,7 +54,7 @@ def _hull(a: Gradient, b: Gradient, only_a: Any, only_b: Any) -> Gradient:
 def _choice_gradient(*, is_max: bool) -> GradientRule:
     """max(u, v)(x) − max(u, v)(c) lies between u(x) − u(c) and v(x) − v(c), or equals one of them; so does min."""
 
-    def rule(ranges: Sequence[Interval], gradients: Sequence[Gradient]) -> Gradient:
+    def rule(ranges: Sequence[Interval], gradients: Sequence[Gradient], y: Interval) -> Gradient:
         total, gradient = ranges[0], gradients[0]
         for x, g in zip(ranges[1:], gradients[1:], strict=True):
             above, below = total.lo >= x.hi, x.lo >= total.hi
@@ -69,9 +68,9 @@ def _choice_gradient(*, is_max: bool) -> GradientRule:
 _max_gradient, _min_gradient = _choice_gradient(is_max=True), _choice_gradient(is_max=False)
 
 
-def _clip_gradient(ranges: Sequence[Interval], gradients: Sequence[Gradient]) -> Gradient:
+def _clip_gradient(ranges: Sequence[Interval], gradients: Sequence[Gradient], y: Interval) -> Gradient:
     x, low, high = ranges
-    return _min_gradient((x.max(low), high), (_max_gradient((x, low), gradients[:2]), gradients[2]))
+    return _min_gradient((x.max(low), high), (_max_gradient((x, low), gradients[:2], y), gradients[2]), y)
 
 
 def _fold(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:

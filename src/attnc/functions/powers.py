@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from operator import truediv
 from typing import TypeVar
 
 import numpy as np
 
 from attnc.functions.exponential import EXP, LOG
-from attnc.functions.function import DomainRule, ElementaryFunction, at_least
+from attnc.functions.function import DomainRule, ElementaryFunction, Gradient, added, at_least, scaled
 from attnc.numerics import elementary
 from attnc.numerics.elementary import quiet
 from attnc.numerics.intervals import Interval
@@ -38,9 +39,8 @@ def _not_zero(complaint: str, operand: int) -> DomainRule:
     )
 
 
-DIVISOR = _not_zero("the divisor {0} contains 0", 1)
 NEGATIVE_POWER = _not_zero("the base {0} of a negative power contains 0", 0)
-REAL_POWER = DomainRule(
+POSITIVE_BASE = DomainRule(
     "the base {0} of a power that is not an integer is negative, or zero to an exponent that is not positive,",
     "Choose a box on which {0} is positive, or use an integer exponent",
     lambda a: (a[0].lo < 0) | ((a[0].lo <= 0) & (a[1].lo <= 0)),
@@ -119,7 +119,7 @@ def real_power(x: Interval, y: Interval) -> Interval:
 # Jets
 
 
-def divide_jets(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+def _divide_jets(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
     """u/v."""
     u, v = jets
     if not v.variables and v.is_polynomial:
@@ -152,7 +152,7 @@ def positive_power_jet(u: Jet, x: Interval, exponent: Ball, order: int) -> Jet:
     return analytic(at, value, lambda t: real_power(t, alpha - 1.0) * alpha)([u], [x], order)
 
 
-def real_power_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
+def _real_power_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) -> Jet:
     """uᵛ for u > 0: e^(v·log u) unless v is constant."""
     u, v = jets
     if not v.variables and v.is_polynomial:
@@ -161,6 +161,37 @@ def real_power_jet(jets: Sequence[Jet], ranges: Sequence[Interval], order: int) 
     return EXP.jet([exponent], [exponent.range], order)
 
 
+# Gradients
+
+
+def _quotient_gradient(a: Sequence[Interval], g: Sequence[Gradient], y: Interval) -> Gradient:
+    """u/v − u′/v′ = (u − u′)/v − (u′/v′)(v − v′)/v."""
+    return added(scaled(1.0 / a[1], g[0]) if g[0] else {}, scaled(-y / a[1], g[1]) if g[1] else {})
+
+
+def _power_gradient(a: Sequence[Interval], g: Sequence[Gradient], y: Interval) -> Gradient:
+    """The slopes are v·u^(v−1) in u, and u^v·log u in v."""
+    base = scaled(a[1] * real_power(a[0], a[1] - 1.0), g[0]) if g[0] else {}
+    return added(base, scaled(y * elementary.log(a[0]), g[1])) if g[1] else base
+
+
+def integer_power(n: int) -> ElementaryFunction:
+    """The operation base ** n; its second operand is the number n."""
+    return ElementaryFunction(
+        "**",
+        np.power,
+        lambda base, _: power(base, n),
+        lambda jets, ranges, order: integer_power_jet(jets[0], ranges[0], n, order),
+        gradient=lambda a, g, _: scaled(float(n) * power(a[0], n - 1), g[0]) if n and g[0] else {},
+        domain=NEGATIVE_POWER if n < 0 else None,
+    )
+
+
+DIVISOR = _not_zero("the divisor {0} contains 0", 1)
+QUOTIENT = ElementaryFunction("/", truediv, truediv, _divide_jets, gradient=_quotient_gradient, domain=DIVISOR)
+REAL_POWER = ElementaryFunction(
+    "**", np.power, real_power, _real_power_jet, gradient=_power_gradient, domain=POSITIVE_BASE
+)
 SQRT = ElementaryFunction(
     "sqrt",
     np.sqrt,

@@ -66,12 +66,9 @@ class Objective:
         for eta, beta in schedule.pairs:
             moved = v - eta * self.gradient(v)
             step = np.sign(moved) * np.maximum(np.abs(moved) - eta * l1, 0.0)
-            if schedule.method == "nesterov":
-                v, p = step + beta * (step - p), step
-                path.append(p)
-            else:
-                v, p = step + beta * (v - p), v
-                path.append(v)
+            is_nesterov = schedule.iterate == "p"
+            v, p = (step + beta * (step - p), step) if is_nesterov else (step + beta * (v - p), v)
+            path.append(p if is_nesterov else v)
         return np.stack(path)
 
 

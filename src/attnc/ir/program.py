@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -122,24 +123,27 @@ class Program:
 
     def as_tokens(self, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
         """Return the inputs in the program's dtype, each as (batch, tokens, width), checked for shape."""
-        if len(inputs) != len(self.input_shapes):
-            raise InputError(f"the program takes {len(self.input_shapes)} input(s), {len(inputs)} given")
-        states = []
-        for position, (given, shape) in enumerate(zip(inputs, self.input_shapes, strict=True)):
-            try:
-                array = np.asarray(given, self.dtype)
-            except (TypeError, ValueError) as error:
-                raise InputError(f"input {position} is no array of numbers: {error}") from None
-            if array.shape[1:] != shape or array.ndim == 0:
-                wanted = ", ".join(["batch", *map(str, shape)])
-                raise InputError(f"input {position} has shape {array.shape}; the program takes ({wanted})")
-            states.append(array.reshape(len(array), *token_shape(shape)))
-        if len({len(state) for state in states}) > 1:
-            raise InputError(f"the inputs differ in batch size: {[len(state) for state in states]}")
-        return states
+        try:
+            arrays = [np.asarray(given, self.dtype) for given in inputs]
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the program takes arrays of numbers: {error}") from None
+        require_shapes("program", self.input_shapes, arrays)
+        return [a.reshape(len(a), *token_shape(shape)) for a, shape in zip(arrays, self.input_shapes, strict=True)]
 
     def from_tokens(self, state: Float[np.ndarray, "batch tokens width"]) -> Float[np.ndarray, "batch ..."]:
         return state.reshape(len(state), *self.output_shape)
+
+
+def require_shapes(taker: str, shapes: Sequence[tuple[int, ...]], arrays: Sequence[Any]) -> None:
+    """Raise InputError unless the arrays (or tensors) are batches of inputs of these shapes, and equally long."""
+    if len(arrays) != len(shapes):
+        raise InputError(f"the {taker} takes {len(shapes)} input(s), {len(arrays)} given")
+    for array, shape in zip(arrays, shapes, strict=True):
+        if array.ndim == 0 or tuple(array.shape[1:]) != shape:
+            wanted = ", ".join(["batch", *map(str, shape)])
+            raise InputError(f"points of shape {tuple(array.shape)}: the {taker} takes ({wanted})")
+    if len({len(array) for array in arrays}) > 1:
+        raise InputError(f"the inputs differ in batch size: {[len(array) for array in arrays]}")
 
 
 def split_columns(flat: Float[np.ndarray, "batch d"], shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:

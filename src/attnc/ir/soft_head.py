@@ -111,10 +111,6 @@ class SoftHead(Generic[N]):
         moving = None if carried is None else carried[:, None, None]
         return SoftHead(slopes[:, None], offsets, values[:, None], moving)
 
-    def enclosed(self: SoftHead[np.ndarray]) -> SoftHead[Enclosed]:
-        """Return the same numbers as enclosures of radius 0."""
-        return self._mapped(Enclosed.exact)
-
     def scores(self: SoftHead[np.ndarray], x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points keys"]:
         return np.asarray(x @ self.slopes.T + self.offsets)
 

@@ -65,11 +65,9 @@ class Sparse:
 
     def flat(self, axes: slice) -> Int[np.ndarray, " nonzeros"]:
         """Row-major position of every non-zero within the given axes."""
-        columns = self.index[:, axes].T
         shape = self.shape[axes]
-        if not columns.shape[1]:
-            return np.zeros(0, np.int64)
-        return np.ravel_multi_index(tuple(columns), shape) if shape else np.zeros(columns.shape[1], np.int64)
+        strides = np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
+        return np.asarray(self.index[:, axes] @ strides)
 
     def matrix(self, rank: int) -> csr_array:
         """Return the matrix whose rows run over the first `rank` axes and whose columns run over the others."""

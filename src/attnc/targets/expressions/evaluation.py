@@ -9,29 +9,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from operator import add, and_, mul, neg, or_, truediv
+from operator import add, and_, mul, neg, or_
 from typing import Any
 
 import numpy as np
 
-from attnc.functions.function import BOUNDED, ONE, DomainRule, ElementaryFunction, Gradient
-from attnc.functions.powers import (
-    DIVISOR,
-    NEGATIVE_POWER,
-    REAL_POWER,
-    divide_jets,
-    integer_power_jet,
-    power,
-    real_power,
-    real_power_jet,
-)
+from attnc.functions.function import BOUNDED, ONE, DomainRule, ElementaryFunction, Gradient, added, scaled
+from attnc.functions.powers import QUOTIENT, REAL_POWER, integer_power, integer_power_jet, power
 from attnc.functions.registry import FUNCTIONS
 from attnc.numerics import elementary
 from attnc.numerics.intervals import Interval
-from attnc.numerics.jet_equations import JetRule
 from attnc.numerics.jets import Jet, multiply, negate
 from attnc.numerics.jets import add as add_jets
 from attnc.numerics.rounding import Array, Mask
@@ -179,7 +169,7 @@ def evaluate_boxes(
                 y = rules.range(*operands)
                 done.note_violations(number, rules.domain, operands, y)
                 if gradients or centred:
-                    gradient = rules.gradient(operands, [done.gradients[i] for i in step.arguments], y)
+                    gradient = rules.gradients(operands, [done.gradients[i] for i in step.arguments], y)
                 if centred:
                     for i, g in gradient.items():
                         centre[number] = centre[number] + g * offsets[i]
@@ -189,56 +179,20 @@ def evaluate_boxes(
     return done
 
 
-@dataclass(frozen=True)
-class Operation:
-    """The rules of an operation: for numbers, ranges, gradients and Taylor jets; and the domain that it must not leave.
-
-    `gradient` takes the ranges and the gradients of the operands, and the range of the result.
-    """
-
-    value: Callable[..., Array]
-    range: Callable[..., Interval]
-    gradient: Callable[[Sequence[Interval], Sequence[Gradient], Interval], Gradient]
-    jet: JetRule
-    domain: DomainRule | None = None
-
-
-def operation(step: Step) -> Operation:
+def operation(step: Step) -> ElementaryFunction:
     """The rules of a step that has operands."""
     match step.node:
         case Call(name):
-            return _call(FUNCTIONS[name])
+            return FUNCTIONS[name]
         case Power(_, Number(exponent)) if exponent.denominator == 1:
-            return _integer_power(int(exponent))
+            return integer_power(int(exponent))
         case Product():
             return _product(step.arguments)
         case node:
             return _OPERATIONS[type(node)]
 
 
-def _call(function: ElementaryFunction) -> Operation:
-    def gradient(a: Sequence[Interval], g: Sequence[Gradient], y: Interval) -> Gradient:
-        if not any(g):
-            return {}
-        if function.slope is not None:
-            return _scaled(function.slope(a[0], y), g[0])
-        assert function.gradient is not None
-        return function.gradient(a, g)
-
-    return Operation(function.value, function.range, gradient, function.jet, function.domain)
-
-
-def _integer_power(n: int) -> Operation:
-    return Operation(
-        np.power,
-        lambda base, _: power(base, n),
-        lambda a, g, _: _scaled(float(n) * power(a[0], n - 1), g[0]) if n and g[0] else {},
-        lambda jets, ranges, order: integer_power_jet(jets[0], ranges[0], n, order),
-        NEGATIVE_POWER if n < 0 else None,
-    )
-
-
-def _product(arguments: Sequence[int]) -> Operation:
+def _product(arguments: Sequence[int]) -> ElementaryFunction:
     """The product of the distinct factors to their multiplicities: x*x is bounded as x², which is not negative."""
     multiplicities = [(arguments.index(i), n) for i, n in Counter(arguments).items()]
 
@@ -255,7 +209,7 @@ def _product(arguments: Sequence[int]) -> Operation:
                 slope = _times(before, rest)
                 if n > 1:
                     slope = _times(float(n) * power(a[i], n - 1), slope)
-                total = _added(total, _scaled(slope, g[i]))
+                total = added(total, scaled(slope, g[i]))
             before = _times(before, factor)
         return total
 
@@ -265,17 +219,7 @@ def _product(arguments: Sequence[int]) -> Operation:
         factors.sort(key=lambda jet: (len(jet.variables), jet.degree))
         return reduce(lambda u, v: multiply(u, v, order), factors)
 
-    return Operation(lambda *a: reduce(mul, a), lambda *a: reduce(mul, powers(a)), gradient, jet)
-
-
-def _quotient_gradient(a: Sequence[Interval], g: Sequence[Gradient], y: Interval) -> Gradient:
-    """u/v − u′/v′ = (u − u′)/v − (u′/v′)(v − v′)/v."""
-    return _added(_scaled(1.0 / a[1], g[0]) if g[0] else {}, _scaled(-y / a[1], g[1]) if g[1] else {})
-
-
-def _power_gradient(a: Sequence[Interval], g: Sequence[Gradient], y: Interval) -> Gradient:
-    base = _scaled(a[1] * real_power(a[0], a[1] - 1.0), g[0]) if g[0] else {}
-    return _added(base, _scaled(y * elementary.log(a[0]), g[1])) if g[1] else base
+    return ElementaryFunction("*", lambda *a: reduce(mul, a), lambda *a: reduce(mul, powers(a)), jet, gradient=gradient)
 
 
 def _sum(*a: Any) -> Any:
@@ -283,29 +227,19 @@ def _sum(*a: Any) -> Any:
 
 
 _OPERATIONS = {
-    Sum: Operation(_sum, _sum, lambda a, g, y: _added(*g), lambda jets, ranges, order: add_jets(jets)),
-    Negate: Operation(
-        neg,
-        neg,
-        lambda a, g, y: {i: -slope for i, slope in g[0].items()},
-        lambda jets, ranges, order: negate(jets[0]),
+    Sum: ElementaryFunction(
+        "+", _sum, _sum, lambda jets, ranges, order: add_jets(jets), gradient=lambda a, g, y: added(*g)
     ),
-    Quotient: Operation(truediv, truediv, _quotient_gradient, divide_jets, DIVISOR),
-    Power: Operation(np.power, real_power, _power_gradient, real_power_jet, REAL_POWER),
+    Negate: ElementaryFunction(
+        "-",
+        neg,
+        neg,
+        lambda jets, ranges, order: negate(jets[0]),
+        gradient=lambda a, g, y: {i: -slope for i, slope in g[0].items()},
+    ),
+    Quotient: QUOTIENT,
+    Power: REAL_POWER,
 }
-
-
-def _scaled(slope: Interval, gradient: Gradient) -> Gradient:
-    """slope·gradient."""
-    return {i: slope if g is ONE else slope * g for i, g in gradient.items()}
-
-
-def _added(*gradients: Gradient) -> Gradient:
-    total: Gradient = {}
-    for gradient in gradients:
-        for i, g in gradient.items():
-            total[i] = total[i] + g if i in total else g
-    return total
 
 
 def _times(a: Interval, b: Interval) -> Interval:
