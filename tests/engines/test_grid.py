@@ -21,8 +21,8 @@ from attnc.constructions.papers.two_layer import two_layer
 from attnc.engines import grid, grid_axis
 from attnc.engines.grid import GridHead
 from attnc.engines.numpy_engine import NumpyEngine
-from attnc.ir import Attention, Head, Program, Softmax
-from attnc.ir.building import AffineBuilder, projection
+from attnc.ir import Attention, Program, Softmax
+from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.spec import check
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
@@ -76,12 +76,10 @@ class Anchors:
             know.set(np.arange(keys), name, self.values[:, j])
         entries = {(name, name): 1.0 for name in axes}
         W_O = np.eye(len(values)) if self.weights_out is None else self.weights_out
-        head = Head(
-            projection(ask.channels_out, [*axes, "c"], entries | {("one", "c"): 1.0}, self.dtype),
-            projection(know.channels_out, [*axes, "c"], entries | {("offset", "c"): 1.0}, self.dtype),
-            projection(know.channels_out, values, {(name, name): 1.0 for name in values}, self.dtype),
-            W_O.astype(self.dtype),
-        )
+        attending = Attending(ask.channels_out, know.channels_out, self.dtype)
+        queries, keys = entries | {("one", "c"): 1.0}, entries | {("offset", "c"): 1.0}
+        head = attending.head(queries, keys, {(name, name): 1.0 for name in values})
+        head = replace(head, W_O=W_O.astype(self.dtype))
         out = tuple(f"out{j}" for j in range(W_O.shape[1]))
         layers = (ask.build("ask", self.dtype), Attention("look", (head,), out, cross=True))
         return check(Program(layers, ((d,),), (len(out),), (know.build("know", self.dtype),)))

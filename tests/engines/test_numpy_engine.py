@@ -11,8 +11,8 @@ import pytest
 
 from attnc.engines import numpy_engine
 from attnc.engines.numpy_engine import NumpyEngine
-from attnc.ir import Attention, Head, Mask, Program
-from attnc.ir.building import AffineBuilder, projection
+from attnc.ir import Attention, Mask, Program
+from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.spec import check
 from ir.random_programs import lookup_program, random_inputs
@@ -119,13 +119,8 @@ def gate_program(num_tokens: int, slopes: np.ndarray, shared: int, dtype=np.floa
         np.r_[token, np.zeros(tokens - num_tokens, np.int64)],
         np.r_[np.full(num_tokens, num_tokens), token.repeat(copies), np.full(shared, EVERY_QUERY)],
     )
-    head = Head(
-        projection(names, ["k"], {("one", "k"): 1.0}, dtype),
-        projection(names, ["k"], {("key", "k"): 1.0}, dtype),
-        projection(names, ["v"], {("value", "v"): 1.0}, dtype),
-        np.ones((1, 1), dtype),
-        mask,
-    )
+    attending = Attending(names, names, dtype, mask)
+    head = attending.head({("one", "k"): 1.0}, {("key", "k"): 1.0}, {("value", "v"): 1.0})
     read = AffineBuilder(tokens, ["y"], num_tokens, ["y"])
     read.link(token, "y", token, "y")
     layers = (embed.build("embed", dtype), Attention("gate", (head,), ("y",)), read.build("read", dtype))
