@@ -77,7 +77,7 @@ def test_inputs_that_no_key_tells_apart_are_left_out():
 
 def test_an_enclosed_head_has_the_same_middle():
     head = random_head()
-    back = SoftHead(*map(Enclosed.exact, (head.slopes, head.offsets, head.values)))
+    back = SoftHead(*map(Enclosed.exact, (head.slopes, head.offsets, head.values, head.carried)))
     assert isinstance(back.slopes, Enclosed)
     assert not back.slopes.radius.any()
     assert np.array_equal(back.mid(np.ones((1, 3))), head(np.ones((1, 3))))

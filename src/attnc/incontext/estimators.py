@@ -26,7 +26,8 @@ from attnc.incontext.prompt import Prompt
 from attnc.numerics.arrays import Float
 
 LEFT_OVER = 1e-7
-"""A gradient larger than this part of the terms that cancel in it is worth a warning; the limit is not tuned."""
+"""A gradient larger than this part of the terms that cancel in it is worth a warning: it is 10⁹ times the rounding
+of float64."""
 
 
 class FitError(InputError, ValueError):

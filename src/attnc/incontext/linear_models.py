@@ -28,14 +28,14 @@ from attnc.incontext.estimators import (
 from attnc.numerics.arrays import Float
 
 ASSUMED = 1e-4
-"""Where the smallest eigenvalue is zero, momentum is chosen for this part of the largest (not tuned); the
-proximal gradient that is reached is measured after the fit."""
+"""If the smallest eigenvalue is zero, momentum is chosen as if it were this part of the largest: a step then shrinks
+errors by about √ASSUMED, one per cent. The proximal gradient that is reached is measured after the fit."""
 RAISES = 12
 """Maximum number of attempts of Poisson regression with a larger bound of the means: each at least doubles it."""
 SEPARABLE = ": the classes are separable, and only the penalty holds the weights"
 WORTH_A_WARNING = 1e-4
-"""The estimated distance of the weights to the optimum, relative to 1 + |w|, from which on there is a warning; the
-limit is not tuned."""
+"""The estimated distance of the weights to the optimum, relative to 1 + |w|, above which there is a warning:
+weights are often printed with four digits."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

