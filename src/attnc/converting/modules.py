@@ -28,6 +28,7 @@ HALVES = (torch.float16, torch.bfloat16)
 """The dtypes of half precision."""
 DTYPES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float32", torch.bfloat16: "float32"}
 """dtype of a tensor → dtype of its keys. Half precision is computed in float32 and rounded once."""
+DTYPE_NAMES = ", ".join(map(str, DTYPES))
 KEY_TENSORS = ("slopes", "offsets", "values", "carried")
 """The names of the tensors that hold the keys."""
 
@@ -227,8 +228,5 @@ class AttentionGLU(nn.Module):
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which the activation of x is computed; InputError if there is none."""
     if x.dtype not in DTYPES:
-        raise InputError(
-            f"activations by attention take {', '.join(str(d).removeprefix('torch.') for d in DTYPES)}; "
-            f"found a tensor of {str(x.dtype).removeprefix('torch.')}"
-        )
+        raise InputError(f"activations by attention take {DTYPE_NAMES}; found a tensor of {x.dtype}")
     return torch.float32 if x.dtype in HALVES else x.dtype

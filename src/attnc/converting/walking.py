@@ -15,6 +15,7 @@ from attnc.converting import measuring
 from attnc.converting.activations import Activation, Solved, solve
 from attnc.converting.intercepting import compiled_functions, intercept, methods_with_activations, traced_calls
 from attnc.converting.modules import (
+    DTYPE_NAMES,
     DTYPES,
     HALVES,
     AttentionActivation,
@@ -83,10 +84,7 @@ def _check(module: Any, eps: Any) -> float:
         if tensor.is_complex():
             raise InputError(f"{name} is complex: activations by attention are of real numbers")
         if (tensor.is_floating_point() and tensor.dtype not in DTYPES) or tensor.is_quantized:
-            raise InputError(
-                f"{name} is {str(tensor.dtype).removeprefix('torch.')}: convert the model in one of "
-                f"{', '.join(str(known).removeprefix('torch.') for known in DTYPES)}"
-            )
+            raise InputError(f"{name} is {tensor.dtype}: convert the model in one of {DTYPE_NAMES}")
     return eps
 
 

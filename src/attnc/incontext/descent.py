@@ -38,7 +38,7 @@ from attnc.errors import InputError
 from attnc.incontext.acceleration import Penalty, Schedule
 from attnc.incontext.differences import Differences, Sizes, rounded_up, sink_score
 from attnc.incontext.prompt import ONE, SINK, TARGET, Prompt
-from attnc.ir.building import AffineBuilder, Attending, Entries
+from attnc.ir.building import AffineBuilder, Attending, Entries, reading
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
@@ -236,10 +236,8 @@ class _DescentBuilder:
                 last = self.tasks[number - 1].iterate
                 layers.append(self._on_state({("v", last): 1.0, ("p", last): 1.0}, f"{prefix}begin"))
             layers += self._steps(number, task, prefix)
-        read = AffineBuilder(1, self.channels, 1, names)
-        for c in self.weights:
-            read.link(0, f"w.{c}", 0, f"{self.tasks[-1].iterate}.{c}")
-        return (*layers, read.build("read", self.dtype))
+        outputs = {f"w.{c}": f"{self.tasks[-1].iterate}.{c}" for c in self.weights}
+        return (*layers, reading("read", 1, self.channels, [0], outputs, self.dtype))
 
     def _steps(self, number: int, task: Task, prefix: str) -> list[Layer]:
         attending, schedule = self.attending(number), task.schedule
@@ -447,9 +445,7 @@ class _GLMBuilder:
         model, places, slopes = self.model, self.places, self.model.mean_keys.slopes[:, 0]
         update = AffineBuilder(self.tokens, self.channels, self.tokens, self.channels)
         kept = np.concatenate([places[name] for name in ("example", "sink", "null")])
-        for channel in self.channels:
-            if channel != MU:
-                update.link(kept, channel, kept, channel)
+        update.copy(kept, kept, (channel for channel in self.channels if channel != MU))
         for channel, penalty in zip(self.vector, model.penalty, strict=True):
             for (new, old), coefficient in model.schedule.step(0, penalty).items():
                 update.link(places[new], channel, places[old], channel, coefficient)
@@ -480,11 +476,9 @@ class _GLMBuilder:
         return model.differences.sum_heads(attending, C, {(ONE, "residual"): 1.0}, keys, outputs)
 
     def _answer(self) -> Affine:
-        names = [f"w.{name}" for name in self.model.prompt.weight_names]
-        answer = AffineBuilder(self.tokens, self.channels, 1, names)
-        for name, channel in zip(names, self.vector, strict=True):
-            answer.link(0, name, self.places[self.model.schedule.iterate], channel)
-        return answer.build("answer", self.dtype)
+        outputs = {f"w.{name}": f"vector.{i}" for i, name in enumerate(self.model.prompt.weight_names)}
+        read = self.places[self.model.schedule.iterate]
+        return reading("answer", self.tokens, self.channels, read, outputs, self.dtype)
 
 
 def run_recorded(

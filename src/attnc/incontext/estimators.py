@@ -19,7 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from attnc.errors import InputError
-from attnc.incontext.acceleration import METHODS, steps_for
+from attnc.incontext.acceleration import METHODS, Schedule, steps_for
 from attnc.incontext.descent import Task, run_recorded
 from attnc.incontext.progress import Objective
 from attnc.incontext.prompt import Prompt
@@ -145,8 +145,8 @@ class SteppingEstimator(InContextEstimator):
             )
         return min(steps, int(self.max_iter))
 
-    def _paced(self, L: float, mu: float) -> tuple[float, int]:
-        """(μ, T): T steps that bring a quadratic to tol, with μ raised until max_iter of them suffice.
+    def _paced(self, L: float, mu: float) -> Schedule:
+        """The steps that bring a quadratic to tol, with μ raised until max_iter of them suffice.
 
         For losses that are no quadratics, whose smallest curvature on the way is far above the bound μ. The gradient
         that is reached is measured after the run.
@@ -154,7 +154,8 @@ class SteppingEstimator(InContextEstimator):
         most = int(self.max_iter)
         while (steps := steps_for(self.method, L, mu, self.tol, most)) > most and mu < L:
             mu = min(1.1 * mu, L)
-        return mu, min(steps, most)
+        self.n_iter_ = min(steps, most)
+        return Schedule(self.method, self.n_iter_, L, mu)
 
 
 def warn_of(message: str, stacklevel: int = 4) -> None:

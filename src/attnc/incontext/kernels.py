@@ -32,7 +32,7 @@ from attnc.errors import InputError
 from attnc.incontext.acceleration import Schedule
 from attnc.incontext.differences import CLOSED_FORM_SLACK, Differences, Sizes, choose, rounded_up, sink_score
 from attnc.incontext.prompt import ONE, PRESENT, SINK, TARGET, Prompt
-from attnc.ir.building import AffineBuilder, Attending
+from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.spec import check
@@ -165,8 +165,7 @@ def _dual_update(kernel: Kernel, channels: tuple[str, ...], penalty: float, sche
     tokens = kernel.prompt.rows + 1
     rows = np.arange(kernel.prompt.rows)
     update = AffineBuilder(tokens, channels, tokens, channels)
-    for channel in channels[:-3]:
-        update.link(np.arange(tokens), channel, np.arange(tokens), channel)
+    update.copy(np.arange(tokens), np.arange(tokens), channels[:-3])
     for (new, old), coefficient in schedule.step(0, penalty).items():
         update.link(rows, new, rows, "product" if old == "g" else old, coefficient)
         if old == "g":
@@ -209,8 +208,7 @@ def _memory(kernel: Kernel, channels: tuple[str, ...]) -> tuple[Layer, ...]:
     prompt = kernel.prompt
     rows = np.arange(prompt.rows)
     place = AffineBuilder(prompt.rows, prompt.inputs, prompt.rows + 1, channels)
-    for channel in (*kernel.points, TARGET):
-        place.link(rows, channel, rows, channel)
+    place.copy(rows, rows, (*kernel.points, TARGET))
     place.link(rows, ABSENT, rows, PRESENT, -1.0)
     place.set(np.arange(prompt.rows + 1), ABSENT, 1.0)
     place.set(rows, ONE, 1.0)
@@ -237,13 +235,11 @@ def _program(kernel: Kernel, channels: tuple[str, ...], layers: Sequence[Layer],
     """The program that places the queries on these channels, runs the layers, and reads the channel `out`."""
     prompt, rows, has_sink = kernel.prompt, np.arange(kernel.queries), SINK in channels
     place = AffineBuilder(kernel.queries, kernel.points, kernel.queries + has_sink, channels)
-    for channel in kernel.points:
-        place.link(rows, channel, rows, channel)
+    place.copy(rows, rows, kernel.points)
     place.set(rows, ONE, 1.0)
     if has_sink:
         place.set(kernel.queries, SINK, 1.0)
-    answer = AffineBuilder(kernel.queries + has_sink, channels, kernel.queries, ("out",))
-    answer.link(rows, "out", rows, "out")
-    main = (place.build("ask", kernel.dtype), *layers, answer.build("answer", kernel.dtype))
+    answer = reading("answer", kernel.queries + has_sink, channels, rows, {"out": "out"}, kernel.dtype)
+    main = (place.build("ask", kernel.dtype), *layers, answer)
     shapes = ((kernel.queries, prompt.features), (prompt.rows, prompt.features + 2))
     return check(Program(main, shapes, (kernel.queries,), tuple(memory)))

@@ -329,12 +329,12 @@ class PoissonRegressor(LinearRegressor):
         square = columns.T @ columns / len(X)
         L, _ = eigenvalue_bounds(most * square + np.diag(penalty))
         least = eigenvalue_bounds(float(y.mean()) / 8 * square + np.diag(penalty))[1]
-        pace, self.n_iter_ = self._paced(L, min(least, L))
+        schedule = self._paced(L, min(least, L))
         prompt, x, largest_count = self._room(X, intercept=self.fit_intercept), _longest(columns), float(y.max())
         sizes = Sizes(prompt.rows, 2, x, largest_count, largest_count, mean=True)
         task = Task(
             prompt,
-            Schedule(self.method, self.n_iter_, L, pace),
+            schedule,
             choose(sizes, self.heads, "float64"),
             max(0.0, math.log(most)),
             tuple(penalty),
@@ -441,8 +441,8 @@ class LogisticRegression(ClassifierMixin, LinearEstimator):  # type: ignore[misc
         # F/C: the examples' part is a sum, as the layers make it, the penalty is over C.
         columns, penalty = self._with_intercept(units, X, 1 / self.C)
         L, _ = eigenvalue_bounds(columns.T @ columns / 4 + np.diag(penalty))
-        mu, self.n_iter_ = self._paced(L, min(float(penalty[: X.shape[1]].min()), L))
-        prompt, schedule = self._room(X, intercept=self.fit_intercept), Schedule(self.method, self.n_iter_, L, mu)
+        schedule = self._paced(L, min(float(penalty[: X.shape[1]].min()), L))
+        prompt = self._room(X, intercept=self.fit_intercept)
         sizes = Sizes(prompt.rows, 2, _longest(columns), 1.0, 2.0)
         task = GLMTask(prompt, schedule, choose(sizes, self.heads, "float64"), 1.0, tuple(penalty))
         weights, gradient = self._run(task, units, X, targets)

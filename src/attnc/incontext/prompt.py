@@ -97,8 +97,7 @@ class Prompt:
         sink for each) and not an average whose weights depend on the data.
         """
         rows, tokens = row + np.arange(self.rows), token + np.arange(self.rows)
-        for channel in self.inputs:
-            memory.link(tokens, channel, rows, channel)
+        memory.copy(tokens, rows, self.inputs)
         if mean:
             memory.link(tokens + self.rows, SINK, rows, PRESENT)
         else:

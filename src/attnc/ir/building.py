@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,11 @@ class AffineBuilder:
         where = (token_out, self._columns_out[channel_out], token_in, self._columns_in[channel_in])
         self._links.append(_entries(where, coefficient))
 
+    def copy(self, token_out: Any, token_in: Any, channels: Iterable[str]) -> None:
+        """Link each of these channels to the input channel of the same name."""
+        for name in channels:
+            self.link(token_out, name, token_in, name)
+
     def set(self, token_out: Any, channel_out: str, value: Any) -> None:
         self._constants.append(_entries((token_out, self._columns_out[channel_out]), value))
 
@@ -57,6 +62,16 @@ def _collect(parts: list[tuple[np.ndarray, np.ndarray]], shape: tuple[int, ...],
         return Sparse.zeros(shape, dtype)
     index = np.concatenate([index for index, _ in parts])
     return Sparse(shape, index, np.concatenate([values for _, values in parts]).astype(dtype))
+
+
+def reading(
+    name: str, tokens_in: int, channels_in: Sequence[str], read: Any, outputs: Mapping[str, str], dtype: Any
+) -> Affine:
+    """Return the map from a state to the tokens `read` of it, with outputs[channel] = the channel of the state."""
+    builder = AffineBuilder(tokens_in, channels_in, len(read), tuple(outputs))
+    for output, channel in outputs.items():
+        builder.link(np.arange(len(read)), output, read, channel)
+    return builder.build(name, dtype)
 
 
 def projection(

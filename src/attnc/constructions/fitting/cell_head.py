@@ -19,7 +19,7 @@ from attnc.constructions.fitting.grid_partition import (
     variation_norm,
 )
 from attnc.constructions.fitting.selection import CellSelection, Positions, bytes_per_anchor, far_weight, score_error
-from attnc.ir.building import AffineBuilder, Attending
+from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import Affine, Attention
 from attnc.ir.program import Program, token_shape
 from attnc.ir.soft_head import SoftHead
@@ -129,10 +129,7 @@ class CellHead:
 
 def read_first(num_tokens: int, n: int, outputs: Sequence[str], dtype: str) -> Affine:
     """The map that reads the outputs of the first n tokens."""
-    builder = AffineBuilder(num_tokens, outputs, n, outputs)
-    for name in outputs:
-        builder.link(np.arange(n), name, np.arange(n), name)
-    return builder.build("read", dtype)
+    return reading("read", num_tokens, outputs, np.arange(n), dict(zip(outputs, outputs, strict=True)), dtype)
 
 
 def self_attention(head: CellHead) -> Program:

@@ -98,14 +98,15 @@ def operands_of(part: Part) -> tuple[Part, ...]:
 def in_order(outputs: Sequence[Part], operands: Callable[[Part], tuple[Part, ...]] = operands_of) -> tuple[Part, ...]:
     """List every part that the outputs need, operands first."""
     found: dict[int, Part] = {}
-    pending: list[tuple[Part, bool]] = [(part, False) for part in reversed(outputs)]
-    while pending:
-        part, ready = pending.pop()
-        if ready:
-            found.setdefault(id(part), part)
-        elif id(part) not in found:
-            pending.append((part, True))
-            pending.extend((operand, False) for operand in operands(part))
+
+    def add(part: Part) -> None:
+        if id(part) not in found:
+            for operand in reversed(operands(part)):
+                add(operand)
+            found[id(part)] = part
+
+    for part in outputs:
+        add(part)
     return tuple(found.values())
 
 
