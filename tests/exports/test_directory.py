@@ -107,20 +107,14 @@ def test_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "certificates", "card"),
     [
-        ({"eps": float("nan")}, {}, ""),
-        ({"eps": float("inf")}, {}, ""),
-        ({"eps": np.float32(1)}, {}, ""),
-        ({"format": "mine"}, {}, ""),
-        ({"program": {}}, {}, ""),
-        ({1: "a", "1": "b"}, {}, ""),
-        ({"name": "\ud800"}, {}, ""),
-        ({}, {"certificate.json": {"bound": float("nan")}}, ""),
-        ({}, {"certificate.json": {"bound": {1, 2}}}, ""),
-        ({}, {"config.json": {}}, ""),
-        ({}, {"../certificate.json": {}}, ""),
-        ({}, {"proof.json": {}}, ""),
+        *(({"eps": eps}, {}, "") for eps in (float("nan"), float("inf"), np.float32(1))),
+        *(
+            (config, {}, "")
+            for config in ({"format": "mine"}, {"program": {}}, {1: "a", "1": "b"}, {"n": "\ud800"}, DEEP)
+        ),
+        *(({}, {"certificate.json": {"bound": bound}}, "") for bound in (float("nan"), {1, 2})),
+        *(({}, {name: {}}, "") for name in ("config.json", "../certificate.json", "proof.json")),
         ({}, {}, "\ud800"),
-        (DEEP, {}, ""),
     ],
 )
 def test_what_cannot_be_read_back_is_not_written(tmp_path: Path, config: Any, certificates: Any, card: str) -> None:
@@ -185,16 +179,10 @@ def test_links_to_the_files_are_followed(tmp_path: Path) -> None:
     [
         ({"format": "attnc.network/2"}, "is 'attnc.network/2', and this version of attnc reads 'attnc.network/1'"),
         ({"format": "attnc.network/1.0"}, "this version of attnc reads"),
-        ({"format": "bert"}, "does not say that it is a network"),
-        ({"format": None}, "does not say that it is a network"),
-        ({"format": 1}, "does not say that it is a network"),
-        ({"format": ABSENT}, "does not say that it is a network"),
-        ({"program": ABSENT}, "lacks the key 'program'"),
-        ({"certificates": ABSENT}, "lacks the key 'certificates'"),
+        *(({"format": other}, "does not say that it is a network") for other in ("bert", None, 1, ABSENT)),
+        *(({key: ABSENT}, f"lacks the key '{key}'") for key in ("program", "certificates")),
         ({"program": None}, "does not describe a program"),
-        ({"certificates": None}, "list its certificates"),
-        ({"certificates": ["../../secret"]}, "list its certificates"),
-        ({"certificates": [["certificate.json"]]}, "list its certificates"),
+        *(({"certificates": x}, "list its certificates") for x in (None, ["../../secret"], [["certificate.json"]])),
         ({"certificates": ["certificate.json", "certificate.float16.json"]}, "certificate.float16.json' is missing"),
     ],
 )

@@ -24,7 +24,7 @@ default threshold 20 the jump is 2.1e-9."""
 class ActivationCall:
     """An activation of one tensor, or a·f(b) of the halves of the axis `gate_dim`.
 
-    `activation` is None if it cannot be converted; `reason` says why.
+    `activation` is None if it cannot be converted, for the `reason` that is given.
     """
 
     input: Any

@@ -4,7 +4,7 @@ Weights on one axis are ∝ exp(a_k·t + c_k), k < p, with slopes a_k in ascendi
 at the edge e_k = −(c_{k+1} − c_k)/(a_{k+1} − a_k). Where edges ascend, anchor m is on top for t between e_{m−1} and
 e_m, and
 
-    (a_k t + c_k) − (a_m t + c_m) = Σ_{j=m}^{k−1} (a_{j+1} − a_j)(t − e_j)      for k > m, and alike for k < m.
+    (a_k t + c_k) − (a_m t + c_m) = Σ_{j=m}^{k−1} (a_{j+1} − a_j)(t − e_j)      for k > m, and likewise for k < m.
 
 With gaps of slopes ≥ Δ, gaps of edges ≥ h and t ≤ e_m + σ, the n-th anchor beyond m is behind by at least
 Δ(n−1)(nh/2 − σ) − Δ_max σ: a Gaussian tail, summed in `_Tail`. So a group of a few anchors that are on top next to each

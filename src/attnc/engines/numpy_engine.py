@@ -197,7 +197,7 @@ class _Blocked:
         (self._num_queries, self._d_k), num_keys = head.queries.shape, head.keys.shape[0]
         self._dtype, self._d_v = head.W_O.dtype, head.W_O.shape[0]
         self._negligible = NEGLIGIBLE[str(self._dtype)]
-        # Few keys are one block, since scores that are kept need not be made twice.
+        # Few keys form one block: their scores are kept, and made once.
         step = num_keys if num_keys <= 4 * KEYS_PER_BLOCK else KEYS_PER_BLOCK
         self._blocks = [slice(start, min(start + step, num_keys)) for start in range(0, num_keys, step)]
         self.work_per_point = self._num_queries * num_keys

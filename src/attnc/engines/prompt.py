@@ -291,7 +291,7 @@ class HeadFamily:
 
 
 def _shift(scores: np.ndarray, quiet: np.ndarray | None) -> np.ndarray | None:
-    """Subtract the largest score of every query from its scores, in place, and return its quiet ones, likewise."""
+    """Subtract from the scores of every query the largest of them, in place; return the quiet scores less the same."""
     top = scores.max(axis=-1, keepdims=True)
     top = top if quiet is None else np.maximum(top, quiet.max(axis=-1, keepdims=True))
     scores -= top

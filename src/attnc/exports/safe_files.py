@@ -1,7 +1,7 @@
-"""Files read with care and written whole.
+"""Reading files that others may have damaged, and writing files whole.
 
-JSON and tensors of strangers are measured and checked before anything of their size is allocated. A file or a directory
-is written whole or not at all.
+Sizes that JSON and tensor files state are checked before memory is allocated for them. A file or a directory is written
+whole or not at all.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A row is (slopes, offsets, error) of the keys to the right of 0; those to the le
 keys one more lies in the middle, with slope and offset 0. `benchmarks/gate_table.py` minimises the largest error on the
 whole line over slopes, offsets and values together: variable projection (Gauss–Newton steps in slopes and offsets,
 values eliminated by least squares), then linear programs for the minimax steps. Rows have the digits that keep the
-error within 2 % of the search's. `error` tells which row to try first; the error of a gate is computed from its keys.
+error within 2 % of the search's. The smallest row whose `error` suffices is tried first. The error of a gate is
+computed from its keys.
 
 Few keys are enough because, with φ the normal density,
 

@@ -64,7 +64,7 @@ def power(x: Interval, n: int) -> Interval:
         return x.square()
     if n % 2 == 0:
         return Interval(_power_towards(x.mig, n, -np.inf), _power_towards(x.mag, n, np.inf))
-    # An odd power is increasing and odd: bound |t|ⁿ, from below where it is to be rounded towards 0.
+    # An odd power is increasing and odd. |t|ⁿ is bounded from below where the result is rounded towards 0.
     least, greatest = (
         np.where(end >= 0, _power_towards(abs(end), n, way), -_power_towards(abs(end), n, -way))
         for end, way in ((x.lo, -np.inf), (x.hi, np.inf))

@@ -1,6 +1,6 @@
 """In-context algorithms: attention that fits models on its prompt.
 
-The programs need nothing but numpy; the estimators are scikit-learn's kind, and load it when they are first named.
+The programs need nothing but numpy. The estimators follow scikit-learn, which is imported when one is first used.
 """
 
 from importlib import import_module

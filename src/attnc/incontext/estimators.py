@@ -55,7 +55,7 @@ RULES: dict[str, Rule] = {
     "max_iter": (_is_count, "max_iter is a whole number ≥ 1"),
     "tol": (lambda value: 0 < value < 1, "tol is between 0 and 1"),
 }
-"""Name of a parameter → whether a value is allowed, and the sentence that says which are."""
+"""Name of a parameter → whether a value is allowed, and a sentence that names the allowed ones."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -202,7 +202,7 @@ class KNeighborsRegressor(QueriedRegressor):
         Number of neighbours.
     resolution : float or None
         Squared distances that differ by less than this times the square of the data's extent count as equal, and the
-        first example wins. None is the finest difference that scores in float64 tell apart.
+        first example wins. None takes the smallest difference that scores in float64 resolve.
     max_rows : int or None
         Maximum number of rows in the prompt; None takes the rows of X.
 

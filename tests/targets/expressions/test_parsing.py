@@ -130,18 +130,10 @@ def test_refusals_say_where_and_why(text: str, position: int, words: str) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "-" * 5000 + "x",
-        "+" * 9000 + "x",
-        "(" * 90 + "x" + ")" * 89,
-        "(" * 5000 + "x" + ")" * 4000,
-        "+".join("x" * 4999),
-        "x**" * 3000 + "x",
-        "sin(" * 1500 + "x" + ")" * 1500,
-        "x/" * 4000 + "x",
-        "-" * 150 + "x",
-        "sin(" * 101 + "x" + ")" * 101,
-        "x*" * 10_000,
-        "x" * 10_001,
+        *(sign * count + "x" for sign, count in (("-", 150), ("-", 5000), ("+", 9000), ("x**", 3000), ("x/", 4000))),
+        *("(" * opened + "x" + ")" * closed for opened, closed in ((90, 89), (5000, 4000))),
+        *("sin(" * count + "x" + ")" * count for count in (101, 1500)),
+        *("+".join("x" * 4999), "x*" * 10_000, "x" * 10_001),
     ],
 )
 def test_too_deep_or_too_long(text: str) -> None:

@@ -121,8 +121,8 @@ class Expression:
     def check_domain(self, box: Sequence[tuple[float, float]], *, budget: int = 20_000) -> None:
         """Prove that every operation is defined and bounded on the box, or raise a DomainError.
 
-        The box has one (lo, hi) for each of `variables`. It is subdivided, widest boxes first, while `ranges` cannot
-        tell. The error says whether the violation is real or only undecided after `budget` sub-boxes.
+        The box has one (lo, hi) for each of `variables`. It is subdivided, widest boxes first, while a
+        violation is in doubt. The error states whether it is real, or undecided after `budget` sub-boxes.
         """
         self._check_width((1, len(box)))
         ends = np.asarray(box, dtype=np.float64).reshape(len(self.variables), 2)

@@ -107,10 +107,10 @@ class _Pending:
 
 
 class Lowering:
-    """Turns the outputs of an expression into parts, equal parts once."""
+    """Turns the outputs of an expression into parts. Equal parts are made once."""
 
     def __init__(self, variables: Sequence[str], can_fit: CanFit | None = None, gates: Sequence[str] = ()) -> None:
-        """`gates`: the functions whose heads have few keys, whatever the range.
+        """Take the functions of which heads have few keys on any range as `gates`.
 
         Without `can_fit` every call of a function and every product is a part of its own. Then max and min are one part
         however many operands they have, so that one layer of heads computes as much as possible.
@@ -260,7 +260,7 @@ class Lowering:
         return argument is not T and not is_constant(argument) and affine_in_t(argument) is not None
 
     def _is_carried(self, factors: Sequence[Node]) -> bool:
-        """Whether a product costs little more than a gate: its keys may carry the other factor, or its head does."""
+        """Whether this is a gate times an affine function, which the keys of the gate or its head can carry."""
         if len(factors) != 2:
             return False
         return any(self._is_gate(g) and affine_in_t(c) is not None for g, c in (factors, reversed(factors)))
@@ -274,7 +274,7 @@ class Lowering:
         return self._is_gate(rest) or (rest is not term and self._is_cheap(rest))
 
     def _wide(self, base: Part, tree: Node, can_fit: CanFit) -> Part | None:
-        """sin and cos of wide ranges by doubling the angle, powers by squaring: layers instead of anchors."""
+        """sin or cos of a wide range by doubling the angle, or a power by squaring: more layers, and fewer anchors."""
         match tree:
             case Call("sin" | "cos", (Variable(_),)):
                 for halvings in range(1, MAX_ANGLE_HALVINGS):
