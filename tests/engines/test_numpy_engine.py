@@ -12,7 +12,7 @@ import pytest
 from attnc.engines import numpy_engine
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.ir import Attention, Mask, Program
-from attnc.ir.building import AffineBuilder, Attending
+from attnc.ir.building import AffineBuilder, Attending, reading
 from attnc.ir.layers import EVERY_QUERY
 from attnc.ir.spec import check
 from ir.random_programs import lookup_program, random_inputs
@@ -121,9 +121,8 @@ def gate_program(num_tokens: int, slopes: np.ndarray, shared: int, dtype=np.floa
     )
     attending = Attending(names, names, dtype, mask)
     head = attending.head({("one", "k"): 1.0}, {("key", "k"): 1.0}, {("value", "v"): 1.0})
-    read = AffineBuilder(tokens, ["y"], num_tokens, ["y"])
-    read.link(token, "y", token, "y")
-    layers = (embed.build("embed", dtype), Attention("gate", (head,), ("y",)), read.build("read", dtype))
+    read = reading("read", tokens, ["y"], token, {"y": "y"}, dtype)
+    layers = (embed.build("embed", dtype), Attention("gate", (head,), ("y",)), read)
     return check(Program(layers, ((num_tokens, 1),), (num_tokens, 1)))
 
 

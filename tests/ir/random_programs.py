@@ -175,7 +175,7 @@ def channels(width: int) -> tuple[str, ...]:
 
 def lookup_program(anchors: np.ndarray, values: np.ndarray, beta: float, dtype: Any = np.float64) -> Program:
     """One query token (x, 1) and a constant token per anchor: weights ∝ exp(−β(x − L_k)²)."""
-    from attnc.ir.building import AffineBuilder, projection
+    from attnc.ir.building import AffineBuilder, Attending, reading
 
     names, tokens = ("x", "one", "slope", "offset", "value"), len(anchors) + 1
     embed = AffineBuilder(1, ["x"], tokens, names)
@@ -185,14 +185,9 @@ def lookup_program(anchors: np.ndarray, values: np.ndarray, beta: float, dtype: 
     embed.set(keys, "slope", 2 * beta * anchors)
     embed.set(keys, "offset", -beta * anchors**2)
     embed.set(keys, "value", values)
-    head = Head(
-        projection(names, ("q", "one"), {("x", "q"): 1.0, ("one", "one"): 1.0}, dtype),
-        projection(names, ("q", "one"), {("slope", "q"): 1.0, ("offset", "one"): 1.0}, dtype),
-        projection(names, ("value",), {("value", "value"): 1.0}, dtype),
-        np.ones((1, 1), dtype),
-        Mask(np.zeros(tokens, np.int64), np.r_[1, np.zeros(len(anchors), np.int64)]),
-    )
-    read = AffineBuilder(tokens, ["y"], 1, ["y"])
-    read.link(0, "y", 0, "y")
-    layers = (embed.build("embed", dtype), Attention("select", (head,), ("y",)), read.build("read", dtype))
+    mask = Mask(np.zeros(tokens, np.int64), np.r_[1, np.zeros(len(anchors), np.int64)])
+    queries, keys = {("x", "q"): 1.0, ("one", "one"): 1.0}, {("slope", "q"): 1.0, ("offset", "one"): 1.0}
+    head = Attending(names, names, dtype, mask).head(queries, keys, {("value", "value"): 1.0})
+    read = reading("read", tokens, ["y"], [0], {"y": "y"}, dtype)
+    layers = (embed.build("embed", dtype), Attention("select", (head,), ("y",)), read)
     return check(Program(layers, ((1,),), ()))

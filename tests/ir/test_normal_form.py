@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from scipy.sparse import csr_array
 
 from attnc.ir import Affine, Attention, Head, Program, Softmax
-from attnc.ir.building import AffineBuilder, projection
+from attnc.ir.building import AffineBuilder, Attending, projection, reading
 from attnc.ir.normal_form import AttentionStage, FloatForm, NormalForm, normal_form
 from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
@@ -166,16 +166,11 @@ def residual_program(depth: int) -> Program:
     embed.link(0, "x", 0, "x")
     embed.set(np.arange(1, 4), "anchor", [-1.0, 0.1, 1.0])
     embed.set(np.arange(1, 4), "value", [0.02, -0.01, 0.03])
-    head = Head(
-        projection(names, ["k"], {("x", "k"): 1.0}, np.float64),
-        projection(names, ["k"], {("anchor", "k"): 1.0}, np.float64),
-        projection(names, ["v"], {("value", "v"): 1.0}, np.float64),
-        projection(["v"], names, {("v", "x"): 1.0}, np.float64),
-    )
+    attending = Attending(names, names, np.float64)
+    head = attending.head({("x", "k"): 1.0}, {("anchor", "k"): 1.0}, {("value", "v"): 1.0}, {("v", "x"): 1.0})
     layers = [Attention(f"step{i}", (head,), names, residual=True) for i in range(depth)]
-    read = AffineBuilder(4, names, 1, ["x"])
-    read.link(0, "x", 0, "x")
-    return check(Program((embed.build("embed"), *layers, read.build("read")), ((1,),), ()))
+    read = reading("read", 4, names, [0], {"x": "x"}, np.float64)
+    return check(Program((embed.build("embed"), *layers, read), ((1,),), ()))
 
 
 def test_constants_in_the_residual_stay_constants():

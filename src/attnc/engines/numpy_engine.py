@@ -209,6 +209,13 @@ class _Blocked:
         hidden = None if self._mask is None else ~self._mask.visible(queries, keys)
         return hidden if hidden is not None and hidden.any() else None
 
+    def _masked(self, scores: np.ndarray, keys: slice, queries: slice | Int[np.ndarray, " chosen"]) -> np.ndarray:
+        """Return the scores, with −∞ in place of those that the mask hides."""
+        hidden = self._hidden(keys, queries)
+        if hidden is not None:
+            np.copyto(scores, -np.inf, where=hidden)
+        return scores
+
 
 class _StreamedSoftHead(_Blocked):
     """A soft head over its queries: those of all points are rows of one matrix, and blocks out of reach are skipped."""
@@ -282,10 +289,7 @@ class _StreamedSoftHead(_Blocked):
 
     def _scores(self, queries: np.ndarray, rows: np.ndarray, j: int) -> Float[np.ndarray, "chosen keys"]:
         scores: np.ndarray = queries[rows] @ unpacked(self._soft.slopes[self._blocks[j]]).T
-        hidden = self._hidden(self._blocks[j], rows % self._num_queries) if self._is_masked[j] else None
-        if hidden is not None:
-            np.copyto(scores, -np.inf, where=hidden)
-        return scores
+        return self._masked(scores, self._blocks[j], rows % self._num_queries) if self._is_masked[j] else scores
 
     def _add(
         self,
@@ -346,11 +350,7 @@ class _MovingKeys(_Blocked):
         return mixed
 
     def _scores(self, queries: np.ndarray, which: slice, keys: slice, u: np.ndarray) -> np.ndarray:
-        scores: np.ndarray = queries @ np.swapaxes(self._keys.block(keys, u), -1, -2)
-        hidden = self._hidden(keys, which)
-        if hidden is not None:
-            np.copyto(scores, -np.inf, where=hidden)
-        return scores
+        return self._masked(queries @ np.swapaxes(self._keys.block(keys, u), -1, -2), keys, which)
 
 
 class _Gathered:
