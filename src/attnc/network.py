@@ -16,7 +16,7 @@ import numpy as np
 from attnc.engines.numpy_engine import NumpyEngine, Progress
 from attnc.errors import InputError, ProgramError, real_number
 from attnc.exports.directory import folder_named, save_network
-from attnc.ir.program import Program, split_columns
+from attnc.ir.program import Program, require_shapes, split_columns
 from attnc.ir.reference import evaluate_recorded
 from attnc.ir.rounding import evaluation_error
 from attnc.ir.spec import check
@@ -477,16 +477,10 @@ class Network:
         """Return the inputs as arrays of floats, in the box or moved there; raise InputError if they do not fit."""
         if outside not in OUTSIDE:
             raise InputError(f"outside must be one of {', '.join(OUTSIDE)}; found {outside!r}")
-        shapes = self.program.input_shapes
-        if len(inputs) != len(shapes):
-            raise InputError(f"the network takes {len(shapes)} input(s), {len(inputs)} given")
+        arrays, shapes = [_as_floats(given) for given in inputs], self.program.input_shapes
+        require_shapes("network", shapes, arrays, self.variables)
         checked, start = [], 0
-        for given, shape in zip(inputs, shapes, strict=True):
-            array = _as_floats(given)
-            if array.ndim == 0 or array.shape[1:] != shape:
-                wanted = ", ".join(["batch", *map(str, shape)])
-                names = f" (columns {', '.join(self.variables)})" if len(shape) == 1 else ""
-                raise InputError(f"points of shape {array.shape}: the network takes ({wanted}){names}")
+        for array, shape in zip(arrays, shapes, strict=True):
             columns = slice(start, start := start + math.prod(shape))
             flat = array.reshape(len(array), math.prod(shape))
             checked.append(self._inside(flat, columns, outside).reshape(array.shape))

@@ -134,14 +134,17 @@ class Program:
         return state.reshape(len(state), *self.output_shape)
 
 
-def require_shapes(taker: str, shapes: Sequence[tuple[int, ...]], arrays: Sequence[Any]) -> None:
+def require_shapes(
+    taker: str, shapes: Sequence[tuple[int, ...]], arrays: Sequence[Any], columns: Sequence[str] = ()
+) -> None:
     """Raise InputError unless the arrays (or tensors) are batches of inputs of these shapes, and equally long."""
     if len(arrays) != len(shapes):
         raise InputError(f"the {taker} takes {len(shapes)} input(s), {len(arrays)} given")
     for array, shape in zip(arrays, shapes, strict=True):
         if array.ndim == 0 or tuple(array.shape[1:]) != shape:
             wanted = ", ".join(["batch", *map(str, shape)])
-            raise InputError(f"points of shape {tuple(array.shape)}: the {taker} takes ({wanted})")
+            names = f" (columns {', '.join(columns)})" if columns and len(shape) == 1 else ""
+            raise InputError(f"points of shape {tuple(array.shape)}: the {taker} takes ({wanted}){names}")
     if len({len(array) for array in arrays}) > 1:
         raise InputError(f"the inputs differ in batch size: {[len(array) for array in arrays]}")
 
