@@ -15,17 +15,11 @@ from checker.tampering import changes, edit, multiplied, proved, refusal, saved_
 BOX = [(-3.0, 3.0)]
 EMPTY = {"dtype": "F64", "shape": [0], "data_offsets": [0, 0]}
 VALUES = "layers.0.embed.constant.values"
-PROGRAM = spectral(np.sin, BOX, 17)
+PROGRAM, LEAVES = spectral(np.sin, BOX, 17), uniform("taylor", 4, 1)
 OBSERVED = sampled_error(PROGRAM, np.sin, BOX)
 
 
-def save_sine(path):
-    """A network that is re-proved."""
-    save(path, PROGRAM, "sin(x)", BOX, uniform("taylor", 4, 1), 1.02 * OBSERVED, observed=OBSERVED)
-    proved(path)
-
-
-saved = saved_once(save_sine)
+saved = saved_once(lambda path: proved(save(path, PROGRAM, "sin(x)", BOX, LEAVES, 1.02 * OBSERVED, observed=OBSERVED)))
 
 
 def set_leaf(index, leaf):
