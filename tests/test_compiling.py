@@ -17,6 +17,7 @@ from strategies.expressions import expressions
 BOX = {"x": (-1, 1), "y": (0, 2)}
 BEYOND_GATES = 1.5e-14
 """An eps below the error of the most accurate gates, which is below 1e-12."""
+EXTREME = [("x*1e307", 1e306), ("1e-170*sin(x)", 1e-171), ("x*1e-290", 1e-291)]
 UNIT, REALS, TINY = {"x": (-1, 1)}, {"x": (-np.inf, np.inf)}, {"x": (0, 1e-42), "y": (0, 1)}
 
 
@@ -60,16 +61,16 @@ def test_auto_brings_a_proof_and_is_no_larger_than_the_papers_grid(source, box, 
         ("x", {"x": (1, 0)}, InputError, "reversed"),
         ("x", {"x": (1, 1)}, InputError, "empty"),
         ("x + y", {"x": (0, np.inf), "y": (0, 1)}, InputError, "not finite"),
-        ("x", {"x": (0, np.nan)}, InputError, "two numbers"),
-        ("x", {"x": (0, 1, 2)}, InputError, "two numbers"),
-        ("x", {"x": "ab"}, InputError, "two numbers"),
         ("x", "x=0:1", InputError, "expected"),
         ("x", [(0, 1), (0, 1)], InputError, "2 interval"),
         ("1/x", {"x": (-1, 1)}, DomainError, "contains 0"),
         ("log(x)", {"x": (-1, 1)}, DomainError, "log"),
         ("sqrt(x)", {"x": (-1, 1)}, DomainError, "sqrt"),
         (3, {"x": (0, 1)}, InputError, "cannot compile a int"),
-        *(("x", box, InputError, "two numbers") for box in ({"x": (0, 10**400)}, {"x": "12"}, {"x": {0, 1}})),
+        *(
+            ("x", {"x": ends}, InputError, "two numbers")
+            for ends in ((0, np.nan), (0, 1, 2), "ab", (0, 10**400), "12", {0, 1})
+        ),
         *(
             (source, box, InputError, r"is a single range; write \[\(-1")
             for box in ((-1, 1), [-1.0, 1.0], np.array([-1.0, 1.0]))
@@ -85,14 +86,7 @@ def test_bad_requests(source, box, error, words):
 @pytest.mark.parametrize(
     ("source", "box", "eps", "options", "error", "words"),
     [
-        (
-            "sin(x)",
-            REALS,
-            1e-3,
-            {},
-            InputError,
-            "on an infinite box networks are made of gates.* there is no gate for sin",
-        ),
+        ("sin(x)", REALS, 1e-3, {}, InputError, "on an infinite box .* made of gates.* there is no gate for sin"),
         ("x/3", REALS, 1e-3, {}, BoundNotMet, "exactly the same slope"),  # x/3 and fl(1/3)·x are ever farther apart
         ("gelu(x)", REALS, 1e-3, {"construction": "spectral_grid"}, InputError, "finite box"),
         ("gelu(x)", REALS, 1e-3, {"construction": "max_affine"}, InputError, "finite box"),
@@ -100,7 +94,7 @@ def test_bad_requests(source, box, error, words):
         (lambda p: np.sin(50 * p[:, 0]), UNIT, 0.05, {"lipschitz": 1.0}, InputError, "cannot be right"),
         ("x**2", {"x": (1e6, 1e6 + 1)}, 1e-9, {"construction": "max_affine"}, BoundNotMet, r"\[1000000, 1000001\]"),
         ("1e-310*x*y", [(-1, 1)] * 2, 1e-320, {"construction": "max_affine"}, BoundNotMet, "eps"),
-        ("x", {"x": (0, 1e-310)}, 1e-312, {"construction": "max_affine"}, InputError, "too wide or too narrow"),
+        ("x", {"x": (0, 1e-310)}, 1e-312, {}, InputError, "narrower than 9.3e-302"),
         ("sin(x)", UNIT, 0.1, {"also": "float64"}, InputError, "also is a second dtype beside float64: float32"),
         ("sin(x)", UNIT, 0.1, {"also": "float16"}, InputError, "also is a second dtype beside float64: float32"),
         ("x + y", TINY, 1e-3, {"dtype": "float32"}, InputError, "too small for float32: scale the variable"),
@@ -173,13 +167,7 @@ def test_what_the_arithmetic_cannot_hold_is_refused(source, box, eps, options, c
         attnc.compile(source, {"x": box}, eps, construction=construction, **options)
 
 
-def test_a_box_too_narrow_for_cells_is_wide_enough_for_an_affine_map():
-    net = attnc.compile("x", {"x": (0, 1e-310)}, 1e-312)
-    assert net.num_anchors == 0
-    assert net.certificate.observed <= net.certificate.bound <= 1e-312
-
-
-@pytest.mark.parametrize(("source", "eps"), [("x*1e307", 1e306), ("1e-170*sin(x)", 1e-171), ("x*1e-290", 1e-291)])
+@pytest.mark.parametrize(("source", "eps"), EXTREME)
 @pytest.mark.parametrize("norm", ["inf", 2, 400])
 def test_extreme_scales_neither_under_nor_overflow(source, eps, norm):
     net = attnc.compile(source, {"x": (-1, 1)}, eps, norm=norm, construction="max_affine")
@@ -187,18 +175,9 @@ def test_extreme_scales_neither_under_nor_overflow(source, eps, norm):
     assert net.certificate.bound <= 10 * net.certificate.observed
 
 
-@pytest.mark.parametrize(
-    ("source", "eps"),
-    [
-        ("x*1e307", 1e306),
-        ("sin(x)*1e307", 1e306),
-        ("1e-170*sin(x)", 1e-171),
-        ("x*1e-290", 1e-291),
-        ("sin(x)*1e-290", 1e-291),
-    ],
-)
+@pytest.mark.parametrize(("source", "eps"), [*EXTREME, ("sin(x)*1e307", 1e306), ("sin(x)*1e-290", 1e-291)])
 def test_extreme_scales_by_auto(source, eps):
-    """An affine function is exact; what is approximated is no better than a few digits beyond eps."""
+    """An affine function is exact; any other is no better than a few digits beyond eps."""
     net = attnc.compile(source, {"x": (-1, 1)}, eps)
     assert net.certificate.observed <= net.certificate.bound <= eps
     assert (net.certificate.observed == 0) == (net.num_anchors == 0)
@@ -217,20 +196,20 @@ def test_affine_functions_are_proved_on_all_of_R(source, most, at_3):
     assert any("exact arithmetic" in sentence for sentence in net.certificate.assumptions)
 
 
-def test_variables_may_have_any_name():
-    net = attnc.compile("bias*one + anchor", {"bias": (-1, 1), "one": (0, 1), "anchor": (0, 1)}, 0.5)
-    assert net.certificate.observed <= net.certificate.bound
-
-
-def test_many_variables():
-    """Corners of 40 dimensions cannot all be tried."""
-    target = attnc.ReLUNetwork([np.ones((3, 40)) / 40, np.ones((1, 3))], [np.zeros(3), np.zeros(1)], (-1, 1))
-    net = attnc.compile(target, eps=0.1)
-    assert net.certificate.observed <= net.certificate.bound <= 0.1
-
-
-def test_numbers_of_any_kind_are_numbers():
-    assert attnc.compile("x", [(0, 1)], np.float32(0.1)).certificate.bound <= 0.1
+@pytest.mark.parametrize(
+    ("source", "box", "eps"),
+    [
+        ("x", {"x": (0, 1e-301)}, 1e-303),  # too narrow for cells, wide enough for an affine map
+        ("x", [(0, 1)], np.float32(0.1)),  # numbers of any kind are numbers
+        ("bias*one + anchor", {"bias": (-1, 1), "one": (0, 1), "anchor": (0, 1)}, 0.5),  # variables may have any name
+        (attnc.ReLUNetwork([np.ones((3, 40)) / 40, np.ones((1, 3))], [np.zeros(3), np.zeros(1)], (-1, 1)), None, 0.1),
+    ],
+)
+def test_unusual_requests_are_met(source, box, eps):
+    """The last one has 40 variables: its corners cannot all be tried."""
+    net = attnc.compile(source, box, eps)
+    assert net.certificate.observed <= net.certificate.bound <= eps
+    assert (net.num_anchors == 0) == (source == "x")
 
 
 def test_refusals_carry_what_was_asked_for():
@@ -279,10 +258,5 @@ def test_a_refusal_tells_what_can_be_had(text, box, eps, options):
         assert refusal.network.certificate.bound == refusal.bound < 1e-12
     assert set(refusal.worst_box) == set(box)
     assert all(box[name][0] <= lo < hi <= box[name][1] for name, (lo, hi) in refusal.worst_box.items())
-    met = _eps_that_is_met(refusal)
+    met = float(re.findall(r"eps(?:=| ≥ )([0-9.]*[0-9](?:e[+-][0-9]+)?)", str(refusal))[-1])  # the last one named
     assert attnc.compile(text, box, met, **options).certificate.bound <= met
-
-
-def _eps_that_is_met(refusal: BoundNotMet) -> float:
-    """The last that its message names."""
-    return float(re.findall(r"eps(?:=| ≥ )([0-9.]*[0-9](?:e[+-][0-9]+)?)", str(refusal))[-1])

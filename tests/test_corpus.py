@@ -27,22 +27,10 @@ def corpus() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def met(corpus):
-    return corpus["Record"](
-        eps=1e-3,
-        construction="compose",
-        num_anchors=10,
-        num_parameters=40,
-        bound=5e-4,
-        also_bound=6e-4,
-        observed=4e-4,
-        method="proof",
-        leaves=8,
-        stages=0,
-        complete=True,
-        reproved=True,
-        compile_seconds=1.0,
-        check_seconds=2.0,
-    )
+    sizes = {"num_anchors": 10, "num_parameters": 40, "leaves": 8, "stages": 0}
+    errors = {"bound": 5e-4, "also_bound": 6e-4, "observed": 4e-4}
+    outcome = {"method": "proof", "complete": True, "reproved": True, "compile_seconds": 1.0, "check_seconds": 2.0}
+    return corpus["Record"](eps=1e-3, construction="compose", **sizes, **errors, **outcome)
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+"""Model cards and summaries: complete, true to the certificate, and safe whatever text a stranger wrote."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -33,10 +35,9 @@ def tokens(text: str):
     return MarkdownIt("commonmark").enable("table").parse(text)
 
 
-def plain_text(text: str) -> str:
-    """What a reader sees of one paragraph."""
-    inline = [token for token in tokens(text) if token.type == "inline"]
-    return "".join(child.content for token in inline for child in token.children or [])
+def inline_parts(text: str):
+    """The spans of the paragraphs, headings and cells of a page."""
+    return [part for token in tokens(text) if token.type == "inline" for part in token.children or []]
 
 
 def test_a_card_states_everything(network: Network) -> None:
@@ -127,7 +128,8 @@ def test_hostile_text_cannot_break_the_markdown(network: Network) -> None:
     )
     texts = dict.fromkeys(("expression", "construction", "command"), HOSTILE)
     hostile = dataclasses.replace(network, certificate=certificate, parameters={HOSTILE: HOSTILE}, **texts)
-    before, after = tokens(model_card(network)), tokens(model_card(hostile))
+    card = model_card(hostile)
+    before, after = tokens(model_card(network)), tokens(card)
 
     def kinds(found, kind):
         return [token for token in found if token.type == kind]
@@ -139,9 +141,8 @@ def test_hostile_text_cannot_break_the_markdown(network: Network) -> None:
     assert len(kinds(after, "table_open")) == 1
     assert len(kinds(after, "tr_open")) == 3
     assert len(kinds(after, "td_open")) == 8
-    children = [child for token in kinds(after, "inline") for child in token.children or []]
-    assert not [child for child in children if child.type in ("link_open", "image", "html_inline", "em_open")]
-    assert "\x1b" not in model_card(hostile).replace(fenced(HOSTILE, "sh"), "")
+    assert not {part.type for part in inline_parts(card)} & {"link_open", "image", "html_inline", "em_open"}
+    assert "\x1b" not in card.replace(fenced(HOSTILE, "sh"), "")
 
 
 def test_a_network_of_which_nothing_is_known(network: Network) -> None:
@@ -154,27 +155,19 @@ def test_a_network_of_which_nothing_is_known(network: Network) -> None:
 
 
 def test_summary_is_json_and_complete(network: Network) -> None:
-    facts = summary(network)
-    assert facts["box"] == {"x": [-1.0, 1.0], "y": [0.0, 2.0]}
-    assert facts["bound"] == network.certificate.bound
-    assert facts["observed"] == network.certificate.observed
-    assert facts["num_anchors"] == network.num_anchors
+    facts, claim = summary(network), network.certificate
+    known = {"box": {"x": [-1.0, 1.0], "y": [0.0, 2.0]}, "bound": claim.bound, "observed": claim.observed}
+    assert facts == facts | known | {"num_anchors": network.num_anchors}
     assert [term["name"] for term in facts["terms"]] == [term.name for term in network.certificate.terms]
 
 
 @given(st.text())
 def test_escaped_text_reads_as_it_was(text: str) -> None:
-    seen = plain_text("a " + escape(text) + " b")
+    seen = "".join(part.content for part in inline_parts("a " + escape(text) + " b"))
     assert " ".join(seen.split()) == " ".join(f"a {one_line(text)} b".split())
 
 
 @given(st.text(alphabet="`ab |\n"))
 def test_code_spans_hold_any_backticks(text: str) -> None:
-    found = [
-        child.content
-        for token in tokens("a " + code(text))
-        if token.type == "inline"
-        for child in token.children or []
-        if child.type == "code_inline"
-    ]
+    found = [part.content for part in inline_parts("a " + code(text)) if part.type == "code_inline"]
     assert found == [one_line(text) or " "]

@@ -11,21 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnc
+from attnc import wording
 from attnc.proofs.cells.branching import Leaf
 from attnc.proofs.proof import Leaves, Points
-from attnc.wording import (
-    bound_note,
-    bound_sentence,
-    ceiling,
-    certificate_lines,
-    headline,
-    observed_note,
-    observed_sentence,
-    printable,
-    proved_how,
-    rounded_note,
-    value_note,
-)
 
 LEAVES = Leaves((Leaf("taylor", 2, 0, (0,)),), np.array([0.01234]))
 PROVED = attnc.Certificate(
@@ -33,19 +21,20 @@ PROVED = attnc.Certificate(
 )
 CLAIMS = {
     "proved": PROVED,
-    "of a norm": replace(PROVED, norm="2"),
-    "of a table": replace(PROVED, evidence=Points(5), method="table"),
-    "of tails": replace(PROVED, evidence=replace(LEAVES, core=(-4.0, 4.0))),
+    "norm": replace(PROVED, norm="2"),
+    "table": replace(PROVED, evidence=Points(5), method="table"),
+    "tails": replace(PROVED, evidence=replace(LEAVES, core=(-4.0, 4.0))),
     "cut short": replace(PROVED, complete=False),
     "not proved": replace(PROVED, bound=None, method="estimate"),
 }
 SURFACES = {
-    "card": lambda claim: f"{bound_sentence(claim)} {observed_sentence(claim)}",
+    "card": lambda claim: f"{wording.bound_sentence(claim)} {wording.observed_sentence(claim)}",
     "terminal": lambda claim: (
-        f"{ceiling(claim.bound or 0)} {bound_note(claim)} {claim.observed} {observed_note(claim)}"
+        f"{wording.ceiling(claim.bound or 0)} {wording.bound_note(claim)} "
+        f"{claim.observed} {wording.observed_note(claim)}"
     ),
-    "head of a picture": headline,
-    "picture": lambda claim: " ".join(certificate_lines(claim, attnc.Box.parse({"x": (0, 1)}))),
+    "head of a picture": wording.headline,
+    "picture": lambda claim: " ".join(wording.certificate_lines(claim, attnc.Box.parse({"x": (0, 1)}))),
 }
 
 
@@ -75,49 +64,44 @@ def test_every_surface_states_the_same_facts(surface: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "is_claimed", "is_rounding_counted", "words"),
     [
-        ("proved", "± 0.0124"),
-        ("of a norm", "(no bound at a single point: the L2 norm of the error over the box is at most 0.0124)"),
-        ("of a table", "(± 0.0124 at the table's 5 points; nothing is claimed between them)"),
-        ("not proved", "(not certified in float32)"),
+        ("proved", True, True, "± 0.0124"),
+        ("proved", False, True, "(no bound)"),
+        ("tails", True, False, "(± 0.0124 in exact arithmetic, rounding beyond [-4, 4] not counted)"),
+        ("norm", True, True, "(no bound at a single point: the L2 norm of the error over the box is at most 0.0124)"),
+        ("table", True, True, "(± 0.0124 at the table's 5 points; nothing is claimed between them)"),
+        ("not proved", True, True, "(not certified in float32)"),
     ],
 )
-def test_a_value_is_shown_with_its_bound(name: str, words: str) -> None:
-    assert value_note(CLAIMS[name], is_claimed=True, is_rounding_counted=True) == words
-
-
-def test_a_value_far_out_or_outside_the_box() -> None:
-    outside = value_note(PROVED, is_claimed=False, is_rounding_counted=True)
-    far_out = value_note(CLAIMS["of tails"], is_claimed=True, is_rounding_counted=False)
-    assert outside == "(no bound)"
-    assert far_out == "(± 0.0124 in exact arithmetic, rounding beyond [-4, 4] not counted)"
+def test_a_value_is_shown_with_its_bound(name: str, is_claimed: bool, is_rounding_counted: bool, words: str) -> None:
+    assert wording.value_note(CLAIMS[name], is_claimed=is_claimed, is_rounding_counted=is_rounding_counted) == words
 
 
 def test_another_dtype() -> None:
-    assert rounded_note(None) == rounded_note(CLAIMS["not proved"]) == "not certified"
-    assert rounded_note(PROVED) == (
+    assert wording.rounded_note(None) == wording.rounded_note(CLAIMS["not proved"]) == "not certified"
+    assert wording.rounded_note(PROVED) == (
         "≤ 0.0124, weights rounded to it, proven by leaves, 1 cell that covers the box; observed 0.01 at samples"
     )
 
 
 @given(st.floats(min_value=1e-300, max_value=1e300))
 def test_a_printed_bound_is_still_a_bound(value: float) -> None:
-    shown = float(ceiling(value))
+    shown = float(wording.ceiling(value))
     assert value <= shown <= value * 1.0101
 
 
 def test_special_bounds_print() -> None:
     shown = {0.0: "0", 0.05: "0.05", 0.28919: "0.290", 1.07e-13: "1.07e-13", 123456.7: "1.24e+05", math.inf: "inf"}
     shown[float(np.nextafter(0.05, 1))] = "0.0501"
-    assert {value: ceiling(value) for value in shown} == shown
+    assert {value: wording.ceiling(value) for value in shown} == shown
 
 
 def test_what_cannot_be_printed_is_replaced() -> None:
-    assert printable("a\x1b[31m\nb\u202e") == "a�[31m\nb�"
+    assert wording.printable("a\x1b[31m\nb\u202e") == "a�[31m\nb�"
 
 
 def test_tails_are_no_cells() -> None:
     claim = attnc.compile("tanh(x)", [(-math.inf, math.inf)], eps=1e-3).certificate
     cells = 0 if claim.by_leaves is None else len(claim.by_leaves.leaves)
-    assert proved_how(claim) == f"by leaves, {cells} cells and 2 tails that cover the box"
+    assert wording.proved_how(claim) == f"by leaves, {cells} cells and 2 tails that cover the box"

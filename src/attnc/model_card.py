@@ -107,8 +107,8 @@ def _facts(network: Network) -> list[tuple[str, str]]:
 
 
 def _claims(network: Network) -> str:
-    claim = network.certificate
-    bound, observed = bound_sentence(claim, _strong, escape), observed_sentence(claim, _strong, escape)
+    claim, strong = network.certificate, "**{}**".format
+    bound, observed = bound_sentence(claim, strong, escape), observed_sentence(claim, strong, escape)
     if claim.is_of_table:
         lines = [] if claim.bound is None else [f"**Bound (proven):** {bound}"]
         lines.append(f"**Observed error:** {observed}")
@@ -117,10 +117,6 @@ def _claims(network: Network) -> str:
         lines = [f"**Bound (proven):** {bound}", f"**Observed error (sampled):** {observed}"]
         lines += [f"**In {dtype}:** {escape(claimed)}." for dtype, claimed in elsewhere(network)]
     return "\n".join(f"- {line}" for line in lines)
-
-
-def _strong(text: str) -> str:
-    return f"**{text}**"
 
 
 def _ledger(network: Network) -> list[str]:

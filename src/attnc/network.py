@@ -34,7 +34,8 @@ from attnc.wording import NOT_CERTIFIED, ceiling, function_of, plural
 
 OUTSIDE = ("raise", "clamp", "allow")
 PART_TOLERANCE = 0.003
-"""Share of the error seen on a part of the box to within which its bound is sought: chosen, not measured."""
+"""The bound on a part of the box is sought to within this share of the error seen there: a bound is printed with three
+digits."""
 
 
 class Run(NamedTuple):

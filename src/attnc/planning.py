@@ -86,11 +86,10 @@ def candidates(target: Target, request: Request) -> Iterator[Callable[[], Built]
 
 def construction_named(name: str) -> Construction:
     """Return the construction of this name; raise InputError with all names if there is none."""
-    for construction in CATALOGUE:
-        if construction.name == name:
-            return construction
-    names = ", ".join(construction.name for construction in CATALOGUE)
-    raise InputError(f"construction must be auto or one of {names}; found {name!r}")
+    by_name = {construction.name: construction for construction in CATALOGUE}
+    if name not in by_name:
+        raise InputError(f"construction must be auto or one of {', '.join(by_name)}; found {name!r}")
+    return by_name[name]
 
 
 def _build(construction: Construction, target: Target, request: Request) -> Callable[[], Built]:

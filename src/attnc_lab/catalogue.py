@@ -23,10 +23,9 @@ EXPERIMENTS: tuple[Experiment, ...] = _found()
 
 def named(name: str) -> Experiment:
     """Return the experiment of this name, or raise InputError with the names that are close to it."""
-    for experiment in EXPERIMENTS:
-        if experiment.name == name:
-            return experiment
-    names = [experiment.name for experiment in EXPERIMENTS]
+    names = {experiment.name: experiment for experiment in EXPERIMENTS}
+    if name in names:
+        return names[name]
     close = difflib.get_close_matches(name, names, 3, 0.5)
     hint = f"Did you mean {' or '.join(close)}?" if close else f"They are: {', '.join(names)}."
     raise attnc.InputError(f"there is no experiment {name!r:.80}. {hint}")

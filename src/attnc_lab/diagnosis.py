@@ -140,7 +140,8 @@ def _diagnosed(subject: Subject, target: Any, x: np.ndarray, eps: float | None, 
             error = float(np.abs(seen.outputs - wanted).max())
             tolerated = eps or TOLERATED_SHARE * float(np.ptp(wanted)) or TOLERATED_SHARE
         flat = x.reshape(len(x), -1)
-        evidence = Evidence(flat, _names(box, flat.shape[1]), seen, wanted, tolerated, box, subject)
+        known = box if box is not None and box.d == flat.shape[1] else None
+        evidence = Evidence(flat, seen, wanted, tolerated, known, subject)
         symptoms = signatures(evidence)
     return Diagnosis(tuple(symptoms), error, eps if target is None else tolerated, len(x), evidence.facts)
 
@@ -183,10 +184,6 @@ def _sample(box: attnc.Box, count: int, rng: np.random.Generator) -> np.ndarray:
     unit = np.concatenate([unit, rng.random((max(1, count - len(unit)), box.d))])
     points = np.clip(box.lo + unit * box.widths, box.lo, box.hi)
     return points[np.argsort(points[:, 0], kind="stable")]
-
-
-def _names(box: attnc.Box | None, count: int) -> tuple[str, ...]:
-    return box.names if box is not None and box.d == count else tuple(f"x{i}" for i in range(count))
 
 
 def _of_network(network: attnc.Network) -> Subject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,15 +25,6 @@ PALETTE = (BLUE, YELLOW, GREEN, PURPLE, SKY, ORANGE)
 MARKERS = "os^Dv*PX<>"
 
 
-def figure_class() -> type[Figure]:
-    """Return matplotlib's Figure, which needs no display."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise attnc.InputError(f"figures need matplotlib ({error}): pip install 'attnc[lab]'") from None
-    return Figure
-
-
 @dataclass(frozen=True)
 class Panel:
     """One panel of a figure. `axes` are matplotlib's."""
@@ -45,10 +37,7 @@ class Panel:
         axes.set_title(title, loc="left", fontsize=11, weight="bold", color=INK)
         axes.set_xlabel(x, color=INK, fontsize=10)
         axes.set_ylabel(y, color=INK, fontsize=10)
-        if "x" in log:
-            axes.set_xscale("log")
-        if "y" in log:
-            axes.set_yscale("log")
+        axes.set(**{f"{axis}scale": "log" for axis in log})
         for side, spine in axes.spines.items():
             spine.set_visible(side in ("left", "bottom"))
             spine.set_color(GREY)
@@ -58,10 +47,7 @@ class Panel:
 
     def whole_ticks(self, places: Any) -> None:
         """Write numbers in full at these places of a logarithmic x axis, and none between."""
-        from matplotlib.ticker import NullFormatter, NullLocator
-
-        self.axes.xaxis.set_minor_locator(NullLocator())
-        self.axes.xaxis.set_minor_formatter(NullFormatter())
+        self.axes.xaxis.minorticks_off()
         self.axes.set_xticks(list(places), labels=[f"{place:,.6g}" for place in places])
 
     def theory(self, x: Any, y: Any, name: str, colour: str = INK, style: str = "--") -> None:
@@ -99,20 +85,26 @@ class Panel:
         self.axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=columns, **style)
 
 
-def panels(count: int, *, width: float = 4.6, height: float = 3.7, rows: int = 1) -> tuple[Figure, list[Panel]]:
-    """Return a figure of panels side by side, in reading order."""
+def panels(picture: Figure, count: int, *, width: float = 4.6, height: float = 3.7, rows: int = 1) -> list[Panel]:
+    """Return panels side by side, in reading order, of this width and height each."""
     columns = -(-count // rows)
-    picture = figure_class()(figsize=(width * columns, height * rows), layout="constrained")
+    picture.set_size_inches(width * columns, height * rows)
     engine = picture.get_layout_engine()
     assert engine is not None
     engine.set(wspace=0.05, hspace=0.06)  # type: ignore[call-arg]
-    return picture, [Panel(picture.add_subplot(rows, columns, i + 1)) for i in range(count)]
+    return [Panel(picture.add_subplot(rows, columns, i + 1)) for i in range(count)]
 
 
-def to_svg(picture: Figure, prefix: str) -> str:
-    """Return the figure as an element of a page; ids begin with the prefix, so that two figures never share one."""
-    from matplotlib import rc_context
+def to_svg(draw: Callable[[Figure], None], prefix: str) -> str:
+    """Draw a figure as an element of a page; ids begin with the prefix, so that two figures never share one."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise attnc.InputError(f"figures need matplotlib ({error}): pip install 'attnc[lab]'") from None
 
+    picture = Figure(layout="constrained")  # it needs no display
+    draw(picture)
     for axes in picture.axes:
         if axes.get_legend() is None and axes.get_legend_handles_labels()[0]:
             Panel(axes).legend()
@@ -122,6 +114,4 @@ def to_svg(picture: Figure, prefix: str) -> str:
     text = made.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    text = re.sub(r'href="#', f'href="#{prefix}-', text)
-    return re.sub(r"url\(#", f"url(#{prefix}-", text)
+    return re.sub(r'\bid="|href="#|url\(#', lambda reference: f"{reference[0]}{prefix}-", text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -152,9 +152,9 @@ class Experiment(About):
 
     name: str
     cells: Callable[[str], list[Cell]]
-    measure: Callable[[Cell, int], list[Row]]
+    measure: Callable[[Cell, int], Iterable[Row]]
     judge: Callable[[Table], Verdicts]
-    draw: Callable[[Table], Figure]
+    draw: Callable[[Table, Figure], None]
 
     @classmethod
     def of_module(cls, module: Any) -> Experiment:

@@ -82,10 +82,12 @@ class Folder:
         return [cell for cell in experiment.cells(self.profile) if not self._cell(experiment, cell).exists()]
 
     def add(self, experiment: Experiment, cell: Cell, rows: Sequence[Row]) -> None:
-        """Write the rows of a finished cell, each with the cell's parameters in front."""
+        """Write the rows of a finished cell, each with the cell's parameters in front; the last cell ends its table."""
         path = self._cell(experiment, cell)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, to_csv([{**cell, **row} for row in rows]))
+        if not self.missing(experiment):
+            self.finish(experiment)
 
     def finish(self, experiment: Experiment) -> None:
         """Write all cells into one CSV, in the order of the cells, in whatever order they were run."""

@@ -26,7 +26,7 @@ class Finding(NamedTuple):
     @property
     def figure(self) -> str:
         """The figure as SVG."""
-        return to_svg(self.experiment.draw(self.table), self.experiment.name)
+        return to_svg(lambda picture: self.experiment.draw(self.table, picture), self.experiment.name)
 
 
 def report(path: str | Path) -> Path:

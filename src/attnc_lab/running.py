@@ -79,31 +79,26 @@ def versions() -> dict[str, str]:
 
 
 def _measure(folder: Folder, experiments: Sequence[Experiment], submit: Submit, progress: Progress | None) -> None:
-    missing = {experiment.name: folder.missing(experiment) for experiment in experiments}
-    total, failures = sum(map(len, missing.values())), []
-    waiting = {}
+    waiting: dict[Future[Measured], tuple[Experiment, Cell]] = {}
     for experiment in experiments:
-        for cell in missing[experiment.name]:
-            waiting[submit(experiment.name, cell, folder.seed)] = experiment, cell
-        if not missing[experiment.name]:
+        cells = folder.missing(experiment)
+        waiting |= {submit(experiment.name, cell, folder.seed): (experiment, cell) for cell in cells}
+        if not cells:
             folder.finish(experiment)
-    left = {name: len(cells) for name, cells in missing.items()}
+    failures = []
     for done, future in enumerate(as_completed(waiting), 1):
         experiment, cell = waiting[future]
         rows, failure = _result(future, folder)
         if failure is None:
             folder.add(experiment, cell, rows)
-            left[experiment.name] -= 1
-            if not left[experiment.name]:
-                folder.finish(experiment)
         else:
             failures.append(f"{experiment.name} {dict(cell)}: {failure}")
         if progress:
-            progress(experiment.name, done / total)
+            progress(experiment.name, done / len(waiting))
     if failures:
         raise RunFailed(
-            f"{len(failures)} of {total} cells could not be measured; the others are in {folder.path}, and the same "
-            f"command tries these again. The first:\n{failures[0]}"
+            f"{len(failures)} of {len(waiting)} cells could not be measured; the others are in {folder.path}, and the "
+            f"same command tries these again. The first:\n{failures[0]}"
         )
 
 

@@ -60,13 +60,13 @@ class Evidence:
     """The points, the observation there, the wanted outputs, and all that the signatures derive from them."""
 
     points: np.ndarray
-    names: tuple[str, ...]
     seen: Observation
     wanted: np.ndarray
     """The target at the points; without a target it is NaN, and so are the errors."""
     eps: float
     """The tolerated error; infinite without a target."""
     box: attnc.Box | None
+    """The box of the points, if they have one."""
     subject: Subject
 
     @cached_property
@@ -102,12 +102,13 @@ class Evidence:
         return {"peak": self.peak, "softness": self.softness, "cells": float(self.num_cells)}
 
     def place(self, index: int) -> str:
-        return ", ".join(f"{name} = {x:.6g}" for name, x in zip(self.names, self.points[index], strict=True))
+        names = [f"x{i}" for i in range(self.points.shape[1])] if self.box is None else self.box.names
+        return ", ".join(f"{name} = {x:.6g}" for name, x in zip(names, self.points[index], strict=True))
 
     @cached_property
     def at_end(self) -> np.ndarray:
         """Whether a point is within a cell of the box's ends; a cell is a side over the number of cells along it."""
-        if self.box is None or not self.box.is_bounded or self.box.d != self.points.shape[1]:
+        if self.box is None or not self.box.is_bounded:
             return np.zeros(len(self.points), bool)
         per_axis = max(4.0, self.num_cells ** (1 / self.box.d))
         distance = np.minimum(self.points - self.box.lo, self.box.hi - self.points) / self.box.widths

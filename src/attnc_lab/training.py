@@ -12,11 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-OPTIMISERS: dict[str, Callable[[list[nn.Parameter], float], torch.optim.Optimizer]] = {
-    "adam": lambda parameters, rate: torch.optim.Adam(parameters, lr=rate),
-    "sgd": lambda parameters, rate: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
-}
-
 
 class Heads(nn.Module):
     """Σ_h softmax(z W_Q^h (E W_K^h)ᵀ) E_v W_V^h for queries z: multi-head attention over p free tokens E.
@@ -24,14 +19,11 @@ class Heads(nn.Module):
     It is the layer of the theorems with every number free. In a construction E holds the anchors, and W_K contains β.
     """
 
-    def __init__(
-        self, d_query: int, num_keys: int, d_out: int, *, num_heads: int = 1, d_token: int = 4, d_k: int | None = None
-    ) -> None:
+    def __init__(self, d_query: int, num_keys: int, d_out: int, *, num_heads: int = 1, d_token: int = 4) -> None:
         super().__init__()
-        d_k = d_query if d_k is None else d_k
-        self.W_Q = _free(num_heads, d_query, d_k)
+        self.W_Q = _free(num_heads, d_query, d_query)
         self.E = nn.Parameter(torch.randn(num_keys, d_token))
-        self.W_K = _free(num_heads, d_token, d_k)
+        self.W_K = _free(num_heads, d_token, d_query)
         self.W_V = _free(num_heads, d_token, d_out)
         self.V = nn.Parameter(torch.randn(num_heads, num_keys, d_out) / math.sqrt(num_keys))
 
@@ -94,7 +86,9 @@ def train(
 ) -> None:
     """Minimise squares on fresh batches, the rate falling to 0 along a cosine. Call `watch` on the way and at last."""
     parameters = list(model.parameters())
-    chosen = OPTIMISERS[optimiser](parameters, rate)
+    chosen: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=rate)
+    if optimiser == "sgd":
+        chosen = torch.optim.SGD(parameters, lr=rate, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(chosen, steps)
     for step in range(steps):
         if step % watch_every == 0:
@@ -116,26 +110,26 @@ def _free(*shape: int) -> nn.Parameter:
 class SequenceModel(nn.Module):
     """vec X → affine → multi-head attention among tokens → attention, or a softmax over features → affine → vec Y."""
 
-    def __init__(self, num_tokens: int, width: int, *, second: str, d_model: int = 32, num_heads: int = 4) -> None:
+    def __init__(
+        self, num_tokens: int, width: int, *, has_softmax: bool, d_model: int = 32, num_heads: int = 4
+    ) -> None:
         super().__init__()
-        self.num_tokens, self.width, self.second = num_tokens, width, second
-        size = num_tokens * width
-        self.mix_in = nn.Linear(size, num_tokens * d_model)
+        self.num_tokens, self.has_softmax = num_tokens, has_softmax
+        size, state = num_tokens * width, num_tokens * d_model
+        self.mix_in = nn.Linear(size, state)
         self.first = nn.MultiheadAttention(d_model, num_heads, batch_first=True)
-        self.last: nn.Module
-        if second == "attention":
-            self.last = nn.MultiheadAttention(d_model, 1, batch_first=True)
-        else:
-            self.last = nn.Linear(num_tokens * d_model, 4 * size)
-        self.mix_out = nn.Linear(num_tokens * d_model if second == "attention" else 4 * size, size)
+        self.last: nn.Module = (
+            nn.Linear(state, 4 * size) if has_softmax else nn.MultiheadAttention(d_model, 1, batch_first=True)
+        )
+        self.mix_out = nn.Linear(4 * size if has_softmax else state, size)
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.mix_in(x).reshape(len(x), self.num_tokens, -1)
         z = self.first(z, z, z, need_weights=False)[0]
-        if self.second == "attention":
-            z = self.last(z, z, z, need_weights=False)[0].flatten(1)
-        else:
+        if self.has_softmax:
             logits = self.last(z.flatten(1))
             z = logits.shape[1] * torch.softmax(logits, dim=-1)  # 1 on average; only a scale
+        else:
+            z = self.last(z, z, z, need_weights=False)[0].flatten(1)
         out: Tensor = self.mix_out(z)
         return out

@@ -13,19 +13,14 @@ import pytest
 import attnc
 from attnc import constructions as build
 from attnc.cli import main
+from attnc_lab.measuring import unproved
 
 UNIT = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
 
 
-def network(built: build.Built, target: Any, eps: float) -> attnc.Network:
-    """Not certified: what is planted here would be refused."""
-    nothing = attnc.Certificate(None, None, (), (), str(built.program.dtype), "none")
-    return attnc.Network(built.program, nothing, target.box, built.construction, target.text, eps)
-
-
 def on_line(text: str, end: float, eps: float, **options: Any) -> attnc.Network:
     target = attnc.as_target(text, [(-end, end)])
-    return network(build.max_affine(target, **options), target, eps)
+    return unproved(target, build.max_affine(target, **options), eps)  # a planted fault would be refused
 
 
 def names(found: attnc.Diagnosis) -> list[str]:
@@ -36,8 +31,7 @@ def names(found: attnc.Diagnosis) -> list[str]:
 def test_diffuse_attention(beta: float) -> None:
     found = attnc.diagnose(on_line("sin(x)", 3, 0.12, points_per_axis=32, beta=beta))
     assert names(found) == ["diffuse attention"]
-    (symptom,) = found.symptoms
-    factor = symptom.numbers["factor"]
+    factor = found.symptoms[0].numbers["factor"]
     assert 1 < beta * factor < 40  # to where keys win
     cured = attnc.diagnose(on_line("sin(x)", 3, 0.12, points_per_axis=32, beta=beta * factor))
     assert cured.is_healthy, cured
@@ -61,7 +55,7 @@ def test_boundary_artefacts() -> None:
 def test_seams_between_heads() -> None:
     def heads(beta: float) -> attnc.Network:
         built = build.truncated_linear_heads(UNIT, num_heads=4, num_tokens=10, beta=beta)
-        return network(built, UNIT, 0.3 / 31)
+        return unproved(UNIT, built, 0.3 / 31)
 
     found = attnc.diagnose(heads(1.0), UNIT)
     assert names(found) == ["seams between heads"]
@@ -85,13 +79,18 @@ def test_scores_too_large_for_the_arithmetic() -> None:
     with np.errstate(all="ignore"):  # the theorem's bound overflows: it says nothing there
         built = build.truncated_linear(UNIT, num_anchors=8192, beta=60.0, dtype="float32")
     points = np.random.default_rng(0).random((300, 1))
-    found = attnc.diagnose(network(built, UNIT, 0.55 / 8191), UNIT, points=points)
+    found = attnc.diagnose(unproved(UNIT, built, 0.55 / 8191), UNIT, points=points)
     assert names(found) == ["underflow"]
     assert found.symptoms[0].numbers["rounded_by"] > 1
     in_float64 = build.truncated_linear(UNIT, num_anchors=8192, beta=60.0)
-    assert attnc.diagnose(network(in_float64, UNIT, 0.55 / 8191), UNIT, points=points).is_healthy
+    assert attnc.diagnose(unproved(UNIT, in_float64, 0.55 / 8191), UNIT, points=points).is_healthy
 
 
+def unit_clip(x: np.ndarray) -> np.ndarray:
+    return np.clip(x[:, 0], 0, 1)
+
+
+CODE = attnc.compile(unit_clip, [(-0.5, 1.5)], eps=0.1, lipschitz=1.0)
 HEALTHY: dict[str, Callable[[], tuple[attnc.Network, Any]]] = {
     **{
         name: lambda name=name: (attnc.compile("sin(x)+cos(y)", [(-3, 3)] * 2, 0.9, construction=name), None)
@@ -103,6 +102,7 @@ HEALTHY: dict[str, Callable[[], tuple[attnc.Network, Any]]] = {
     "truncated_linear": lambda: (attnc.compile(UNIT, eps=1e-2), UNIT),
     "truncated_linear_heads": lambda: (attnc.compile(UNIT, eps=1e-2, construction="truncated_linear_heads"), UNIT),
     "float32": lambda: (attnc.compile("sin(x)", [(-3, 3)], 1e-3, dtype="float32"), None),
+    "function": lambda: (CODE, unit_clip),
 }
 
 
@@ -167,6 +167,8 @@ def test_multihead_attention_without_a_target() -> None:
     ("subject", "options", "word"),
     [
         (3, {}, "a Network or a torch module"),
+        (CODE, {}, "give the target"),
+        (CODE, {"target": attnc.as_target("x+y", [(0, 1)] * 2)}, "2 variables"),
         (torch.nn.Linear(1, 1), {"target": LINE}, "must return"),
         (Selection(1.0), {}, "Give points"),
         (Selection(1.0), {"target": LINE, "points": [[math.nan]]}, "finite"),
@@ -177,15 +179,6 @@ def test_multihead_attention_without_a_target() -> None:
 def test_what_cannot_be_diagnosed(subject: Any, options: dict[str, Any], word: str) -> None:
     with pytest.raises(attnc.InputError, match=word):
         attnc.diagnose(subject, **options)
-
-
-def test_a_network_without_an_expression_needs_its_target() -> None:
-    net = attnc.compile(lambda x: np.clip(x[:, 0], 0, 1), [(-0.5, 1.5)], eps=0.1, lipschitz=1.0)
-    with pytest.raises(attnc.InputError, match="give the target"):
-        attnc.diagnose(net)
-    with pytest.raises(attnc.InputError, match="2 variables"):
-        attnc.diagnose(net, attnc.as_target("x+y", [(0, 1)] * 2))
-    assert attnc.diagnose(net, lambda x: np.clip(x[:, 0], 0, 1)).is_healthy
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from attnc_lab.running import measure_cell
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 CHEAP = ("range_length", "selection", "frequency", "incontext")
-"""Those that take seconds."""
+"""The experiments that take seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def numbers(page: str) -> dict[str, float]:
 
 
 def rows(folder: Path, name: str, **wanted: str) -> list[dict[str, str]]:
-    """By the standard library alone: the test has its own way from the CSV to the number."""
+    """Read rows by the standard library alone: the test has its own way from the CSV to the number."""
     with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if all(row[key] == value for key, value in wanted.items())]
 
@@ -47,77 +47,72 @@ def column(found: list[dict[str, str]], name: str) -> np.ndarray:
     return np.array([float(row[name]) for row in found])
 
 
-def slope(found: list[dict[str, str]], x: str, y: str, shift: float = 0.0) -> float:
-    """Of log y over log(x + shift), by least squares."""
-    return float(np.polyfit(np.log(column(found, x) + shift), np.log(column(found, y)), 1)[0])
+def slope(x: str, y: str, shift: float = 0.0, **wanted: str) -> Callable[[Path, str], float]:
+    """Return a function that fits the slope of log y over log(x + shift) by least squares."""
+
+    def found(folder: Path, name: str) -> float:
+        chosen = rows(folder, name, **wanted)
+        return float(np.polyfit(np.log(column(chosen, x) + shift), np.log(column(chosen, y)), 1)[0])
+
+    return found
 
 
-def last_steps(found: list[dict[str, str]]) -> list[dict[str, str]]:
-    end = column(found, "step").max()
-    return [row for row in found if float(row["step"]) == end]
+def largest(y: str, **wanted: str) -> Callable[[Path, str], float]:
+    return lambda folder, name: column(rows(folder, name, **wanted), y).max()
 
 
-def ratio_of_medians(found: list[dict[str, str]], name: str) -> float:
-    sigma, values = column(found, "sigma"), column(found, name)
-    return float(np.median(values[sigma >= 0.4]) / np.median(values[sigma <= 0.1]))
+def final_distance(folder: Path, name: str) -> float:
+    found = rows(folder, name, kind="from construction")
+    step, distance = column(found, "step"), column(found, "distance")
+    return float(distance[step == step.max()].max())
 
 
-def entropy_share(folder: Path) -> float:
-    return float(rows(folder, "selection", kind="entropy", p="64")[0]["entropy"]) / math.log(64)
+def ratio_of_medians(folder: Path, name: str) -> float:
+    found = rows(folder, name, kind="trained", start="random")
+    sigma, norms = column(found, "sigma"), column(found, "norm")
+    return float(np.median(norms[sigma >= 0.4]) / np.median(norms[sigma <= 0.1]))
 
 
-def oscillation_ratio(folder: Path) -> float:
-    sampled = rows(folder, "frequency", kind="sampled")
+def oscillation_ratio(folder: Path, name: str) -> float:
+    sampled = rows(folder, name, kind="sampled")
     omega = column(sampled, "omega")
     bound = np.where(omega / 16 < 2 * math.pi, 2 * np.sin(omega / 64), 2.0)
     return float((column(sampled, "max_error") / bound).max())
 
 
-def median_of_bounds(folder: Path) -> float:
-    seen = [row for row in rows(folder, "beyond") if row["bound"] and float(row["observed"]) > 0]
+def median_of_bounds(folder: Path, name: str) -> float:
+    seen = [row for row in rows(folder, name) if row["bound"] and float(row["observed"]) > 0]
     return float(np.median(column(seen, "bound") / column(seen, "observed")))
 
 
-RECOMPUTED: dict[str, Callable[[Path], float]] = {
-    "rate_in_p-0-max_exponent": lambda f: slope(
-        rows(f, "rate_in_p", kind="hard", setting="decades"), "p", "max_error", -1
-    ),
-    "rate_in_p-2-mse_exponent": lambda f: slope(
-        rows(f, "rate_in_p", kind="trained", setting="decades"), "p", "mse", -1
-    ),
-    "rate_in_heads-0-exponent": lambda f: slope(rows(f, "rate_in_heads", kind="hard"), "N", "max_error", -1),
-    "rate_in_heads-1-exponent": lambda f: slope(rows(f, "rate_in_heads", kind="trained"), "H", "max_error"),
-    "range_length-0-hard_exponent": lambda f: slope(
-        rows(f, "range_length", kind="hard", middle="0.0"), "length", "max_error"
-    ),
-    "selection-1-uniform": entropy_share,
-    "temperature-1-float32_error": lambda f: column(
-        rows(f, "temperature", sweep="beta", dtype="float32"), "max_error"
-    ).max(),
-    "boundary-3-exponent": lambda f: slope(rows(f, "boundary", kind="jump", place="inside"), "P", "l2"),
+RECOMPUTED: dict[str, Callable[[Path, str], float]] = {
+    "rate_in_p-0-max_exponent": slope("p", "max_error", -1, kind="hard", setting="decades"),
+    "rate_in_p-2-mse_exponent": slope("p", "mse", -1, kind="trained", setting="decades"),
+    "rate_in_heads-0-exponent": slope("N", "max_error", -1, kind="hard"),
+    "rate_in_heads-1-exponent": slope("H", "max_error", kind="trained"),
+    "range_length-0-hard_exponent": slope("length", "max_error", kind="hard", middle="0.0"),
+    "selection-1-uniform": lambda f, name: column(rows(f, name, kind="entropy", p="64"), "entropy")[0] / math.log(64),
+    "temperature-1-float32_error": largest("max_error", sweep="beta", dtype="float32"),
+    "boundary-3-exponent": slope("P", "l2", kind="jump", place="inside"),
     "frequency-0-largest_ratio": oscillation_ratio,
-    "scaling-2-exponent": lambda f: slope(rows(f, "scaling", kind="compose"), "D", "anchors", -1),
-    "two_dimensional-0-exponent": lambda f: -slope(rows(f, "two_dimensional", kind="self"), "eps", "anchors"),
-    "learnability-3-drift": lambda f: column(
-        last_steps(rows(f, "learnability", kind="from construction")), "distance"
-    ).max(),
-    "noise-1-norms_random": lambda f: ratio_of_medians(rows(f, "noise", kind="trained", start="random"), "norm"),
-    "perturbation-1-hard_clip": lambda f: column(rows(f, "perturbation", subject="hard clip"), "adversarial_slope")[0],
-    "sequences-0-exponent_2": lambda f: slope(
-        rows(f, "sequences", kind="constructed", model="two layers", n="2"), "P", "max_error"
-    ),
-    "incontext-0-one_head": lambda f: slope(rows(f, "incontext", kind="step", heads="1"), "eps", "error"),
+    "scaling-2-exponent": slope("D", "anchors", -1, kind="compose"),
+    "two_dimensional-0-exponent": lambda f, name: -slope("eps", "anchors", kind="self")(f, name),
+    "learnability-3-drift": final_distance,
+    "noise-1-norms_random": ratio_of_medians,
+    "perturbation-1-hard_clip": largest("adversarial_slope", subject="hard clip"),
+    "sequences-0-exponent_2": slope("P", "max_error", kind="constructed", model="two layers", n="2"),
+    "incontext-0-one_head": slope("eps", "error", kind="step", heads="1"),
     "beyond-1-median": median_of_bounds,
 }
 """A number of every experiment, by a way of its own from the CSV."""
 
 
 def check_recomputed(folder: Path) -> int:
-    """How many numbers were compared."""
+    """Compare the numbers of the page with recomputed ones, and return how many were compared."""
     shown = numbers((folder / "report.html").read_text(encoding="utf-8"))
-    compared = [name for name in RECOMPUTED if (folder / f"{name.partition('-')[0]}.csv").exists()]
-    for name in compared:
-        assert shown[name] == pytest.approx(RECOMPUTED[name](folder), rel=1e-9), name
+    compared = {key: name for key in RECOMPUTED if (folder / f"{(name := key.partition('-')[0])}.csv").exists()}
+    for key, name in compared.items():
+        assert shown[key] == pytest.approx(RECOMPUTED[key](folder, name), rel=1e-9), key
     return len(compared)
 
 

@@ -1,4 +1,4 @@
-"""Runs of the lab: what is finished is kept, whatever happens, and is not measured again."""
+"""Runs of the lab: finished cells are kept, whatever happens, and are not measured again."""
 
 from __future__ import annotations
 
@@ -27,22 +27,18 @@ VERSIONS = {"attnc": "0"}
 
 
 def experiment(name: str, count: int) -> Experiment:
+    facts: Any = {"number": 1, "name": name, **dict.fromkeys(("title", "question", "prediction", "source"), "")}
     return Experiment(
-        number=1,
-        name=name,
-        title=name,
-        question="?",
-        prediction="",
-        source="",
+        **facts,
         cells=lambda profile: [{"k": k} for k in range(count)],
         measure=lambda cell, seed: [{"square": float(cell["k"]) ** 2 + seed}],
-        judge=lambda table: [Verdict("", Status.HOLDS, "", {})],
-        draw=lambda table: None,  # type: ignore[arg-type, return-value]
+        judge=lambda table: iter([Verdict("", Status.HOLDS, "", {})]),
+        draw=lambda table, picture: None,
     )
 
 
 def at_once(called: list[Any], fails: Callable[[int], bool] = lambda k: False) -> Callable[..., Future[Any]]:
-    """Submits by measuring here and now, and writes down what was asked for."""
+    """Return a submit that measures at once, and notes the cells that it was asked for."""
 
     def submit(name: str, cell: Any, seed: int) -> Future[Any]:
         called.append((name, cell["k"]))

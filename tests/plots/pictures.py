@@ -115,7 +115,7 @@ def _grid(construction: Any, text: str, box: dict[str, tuple[float, float]], cou
 
 @cache
 def picture(name: str) -> Figure:
-    """With the target where there is one that the network does not know of itself."""
+    """Return the picture of a network, with its target if that cannot be read from the network."""
     needs_target = name.startswith(("relu", "sequence", "two inputs"))
     return figure(network(name), TARGETS[name] if needs_target else None)
 

@@ -20,7 +20,7 @@ from plots.pictures import network, titles
 
 def scattered(a: np.ndarray, c: np.ndarray) -> Selector:
     soft = SoftHead(csr_array(a), c, np.zeros((len(c), 0)))
-    return Selector(0, "select", 0, 0, np.arange(len(c)), soft, None, 0.0)
+    return Selector(0, 0, np.arange(len(c)), soft, None, 0.0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -31,7 +31,7 @@ def test_pruning_drops_no_winner(seed: int) -> None:
     lo = rng.normal(size=2)
     hi = lo + rng.random(2)
     points = pixels(lo, hi, 50)
-    won = LayerSoftmaxes(network("plane")._engine.form, [selector]).cells_at(points, 50)
+    won = LayerSoftmaxes(network("plane")._engine.form, 0, [selector]).cells_at(points, 50)
     everything = points @ a.T + selector.soft.offsets
     np.testing.assert_array_equal(won, everything.argmax(axis=1))
     kept = selector.near(lo, hi, 2.0)
@@ -50,9 +50,9 @@ def test_scores_are_those_of_the_reference(name: str) -> None:
         for selector in layer.members:
             weights = selector.weights(layer.state(points), np.arange(len(selector)))
             if selector.head is None:
-                wanted = np.stack([cache[f"{selector.layer}.cell.{v}"][:, 0] for v in range(len(selector))], axis=1)
+                wanted = np.stack([cache[f"{layer.name}.cell.{v}"][:, 0] for v in range(len(selector))], axis=1)
             else:
-                wanted = cache[f"{selector.layer}.head{selector.head}.pattern"][:, selector.query]
+                wanted = cache[f"{layer.name}.head{selector.head}.pattern"][:, selector.query]
             np.testing.assert_allclose(weights, wanted, atol=1e-8)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
-import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnc.errors import FileError, InputError
+from attnc.exports.safe_files import write_file_whole
 from attnc.plots.one_variable import draw_lines
 from attnc.plots.subject import PlotSubject, TargetLike, along_variable, cut, ridge_lines
 from attnc.plots.two_variables import draw_maps
@@ -46,17 +46,9 @@ def write_figure(path: str | os.PathLike[str], draw: Callable[[], Figure]) -> No
         )
     if path.is_dir():
         raise FileError(f"cannot plot to {str(path)!r}: it is a folder")
-    picture = draw()
-    temporary = path.parent / f".attnc-{secrets.token_hex(8)}{suffix}"
-    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
-    try:
-        picture.savefig(temporary, format=suffix[1:], dpi=160, facecolor="white", metadata=undated)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise FileError(f"cannot plot to {str(path)!r}: {error}. Nothing was changed.") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+    drawn, undated = io.BytesIO(), {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
+    draw().savefig(drawn, format=suffix[1:], dpi=160, facecolor="white", metadata=undated)
+    write_file_whole(str(path), drawn.getvalue())
 
 
 def figure(network: Network, target: TargetLike | None = None, *, output: int = 0) -> Figure:

@@ -8,20 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnc.ir.normal_form import SoftmaxStage
-from attnc.numerics.arrays import Float, Int
+from attnc.numerics.arrays import Float
 from attnc.plots import style
-from attnc.plots.selectors import (
-    INVISIBLE,
-    SCORE_ROUNDING,
-    LayerSoftmaxes,
-    Selector,
-    gaussian_places,
-    last_layer,
-    read_layer,
-    run_places,
-    spread,
-    zoom,
-)
+from attnc.plots.selectors import LayerSoftmaxes, Selector, last_layer, read_layer, run_places, spread, zoom
 from attnc.plots.subject import PICTURE_SCORES, PlotLine, PlotSubject
 from attnc.wording import headline, one_line
 
@@ -197,7 +186,7 @@ def _draw_weights(
     is_zoomed = lo > line.lo or hi < line.hi
     bands = _bands(layer, window)
     u = layer.state(window.at(np.linspace(lo, hi, COLUMNS)))
-    shown = [_rows(band, u) for band in bands.members]
+    shown = [_rows(band, u, layer.stage) for band in bands.members]
     shared = max(1, -(-max(len(rows) for _, rows in shown) * len(shown) // MOST_ROWS)) if len(shown) > 1 else 1
 
     kind = "softmax weights" if isinstance(layer.form.stages[layer.stage], SoftmaxStage) else "attention weights"
@@ -266,21 +255,19 @@ def _name_bands(axes: Axes, layer: LayerSoftmaxes, bands: LayerSoftmaxes) -> Non
     strip.set_axis_off()
 
 
-def _rows(band: Selector, u: Float[np.ndarray, "points variables"]) -> tuple[int, Float[np.ndarray, "rows points"]]:
+def _rows(
+    band: Selector, u: Float[np.ndarray, "points variables"], stage: int
+) -> tuple[int, Float[np.ndarray, "rows points"]]:
     """Return the rank of the first key that counts somewhere, and the weights of all such keys along the line."""
-    near = band.near(u.min(axis=0), u.max(axis=0), INVISIBLE)
+    near = band.near(u.min(axis=0), u.max(axis=0))
     weights = band.weights(u, near).T
-    rank = _ranks(band, u)[near]
+    rank = np.arange(len(band))
+    if band.soft is not None and stage == 0:  # u is a straight line: by the slopes of the scores along it
+        rank = np.argsort(np.argsort(band.soft.slopes @ (u[-1] - u[0]), kind="stable"))
+    rank = rank[near]
     used = weights.max(axis=1) > min(1e-3, float(weights.max()) / 2)
     order = np.argsort(rank[used])
     return int(rank[used].min()), weights[used][order]
-
-
-def _ranks(band: Selector, u: Float[np.ndarray, "points variables"]) -> Int[np.ndarray, " keys"]:
-    """Return the ranks of the keys by the slopes of their scores if u is a straight line; else their numbers."""
-    if band.soft is None or band.stage > 0:
-        return np.arange(len(band))
-    return np.argsort(np.argsort(band.soft.slopes @ (u[-1] - u[0]), kind="stable"))
 
 
 # --- anchors as ticks on a line, in the colours of their heads --------------------------------------------------------
@@ -302,12 +289,10 @@ def _anchor_ticks(layer: LayerSoftmaxes, line: PlotLine) -> tuple[list[tuple[np.
 
 def _places(layer: LayerSoftmaxes, member: Selector, line: PlotLine, has_heads: bool) -> Float[np.ndarray, " anchors"]:
     """Return the anchors without sentinels: exact if scores are squared distances, else the middles of cells."""
-    if member.soft is not None and member.stage == 0:
-        slopes, constants = member.soft.slopes @ line.direction, member.soft.scores(line.origin[None])[0]
-        places = gaussian_places(slopes, constants, SCORE_ROUNDING[layer.form.output.linear.dtype])
-        if places is not None:
-            places = np.unique(places[~member.is_sentinel] if has_heads else places)
-            slack = 1e-6 * (line.hi - line.lo)
-            return np.asarray(places[(places >= line.lo - slack) & (places <= line.hi + slack)])
+    places = layer.anchors_along(member, line.origin, line.direction) if layer.stage == 0 else None
+    if places is not None:
+        places = np.unique(places[~member.is_sentinel] if has_heads else places)
+        slack = 1e-6 * (line.hi - line.lo)
+        return np.asarray(places[(places >= line.lo - slack) & (places <= line.hi + slack)])
     t = np.linspace(line.lo, line.hi, 4000)
     return run_places(t, replace(layer, members=[member]).cells_at(line.at(t)))

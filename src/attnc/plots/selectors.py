@@ -44,8 +44,6 @@ class Selector:
     There is no soft head where scores are bilinear in u; scores are then made by the folded head.
     """
 
-    stage: int
-    layer: str
     head: int | None  # None: a Softmax layer
     query: int
     keys: Int[np.ndarray, " keys"]  # their tokens
@@ -70,7 +68,7 @@ class Selector:
         self,
         lo: Float[np.ndarray, " variables"],
         hi: Float[np.ndarray, " variables"],
-        margin: float,
+        margin: float = INVISIBLE,
         among: Int[np.ndarray, " among"] | None = None,
     ) -> Int[np.ndarray, " near"]:
         """Return the keys that come within `margin` of the largest score somewhere in the window.
@@ -151,19 +149,16 @@ class LayerSoftmaxes:
     """Softmaxes of one layer, and their cells: in cell `starts[h] + k` softmax h is the loudest and its key k wins."""
 
     form: NormalForm
+    stage: int
     members: list[Selector]
 
     def __len__(self) -> int:
         return len(self.members)
 
     @property
-    def stage(self) -> int:
-        return self.members[0].stage
-
-    @property
     def name(self) -> str:
         """The name of the layer."""
-        return self.members[0].layer
+        return self.form.stages[self.stage].name
 
     @property
     def heads(self) -> list[int]:
@@ -173,13 +168,9 @@ class LayerSoftmaxes:
     def queries(self) -> list[int]:
         return sorted({member.query for member in self.members})
 
-    def of_query(self, query: int) -> LayerSoftmaxes:
-        """Return the softmaxes of one query."""
-        return replace(self, members=[member for member in self.members if member.query == query])
-
-    def of_head(self, head: int) -> LayerSoftmaxes:
-        """Return the softmaxes of one head."""
-        return replace(self, members=[member for member in self.members if (member.head or 0) == head])
+    def only(self, kind: str, number: int) -> LayerSoftmaxes:
+        """Return the softmaxes of one "head" or of one "query"."""
+        return replace(self, members=[member for member in self.members if (getattr(member, kind) or 0) == number])
 
     def colour_of(self, member: Selector) -> Float[np.ndarray, " rgb"]:
         """Return the colour of a head, or of a query if the layer has one head."""
@@ -251,6 +242,15 @@ class LayerSoftmaxes:
             return np.asarray(weights.max(axis=1))
         return np.asarray(np.abs(weights @ member.spoken[keys]).max(axis=1))
 
+    def anchors_along(
+        self, member: Selector, origin: Float[np.ndarray, " variables"], direction: Float[np.ndarray, " variables"]
+    ) -> Float[np.ndarray, " keys"] | None:
+        """Return the t of the keys on the line origin + t·direction; None if scores are not squared distances."""
+        if member.soft is None:
+            return None
+        slopes, constants = member.soft.slopes @ direction, member.soft.scores(origin[None])[0]
+        return gaussian_places(slopes, constants, SCORE_ROUNDING[self.form.output.linear.dtype])
+
     def lattice(self) -> list[int] | None:
         """Return the number of cells along each axis, if the keys form a grid in the inputs."""
         soft = self.members[0].soft if len(self) == 1 and self.stage == 0 else None
@@ -261,7 +261,7 @@ class LayerSoftmaxes:
         """Return the number of cells that a line meets, over all queries; `at` maps [0, 1] to its points."""
         points, queries = at(np.linspace(0, 1, 1000)), self.queries
         some = queries[:: max(1, -(-len(queries) // 8))]
-        return sum(len(runs(self.of_query(query).cells_at(points))[0]) for query in some)
+        return sum(len(runs(self.only("query", query).cells_at(points))[0]) for query in some)
 
     def affordable_side(self, wanted: int) -> int:
         """Return the pixels along a side: fewer if many stages come first, or if keys move and all are computed."""
@@ -281,21 +281,17 @@ def read_layer(form: NormalForm, stage: int, output: int) -> LayerSoftmaxes:
     members = []
     for query in map(int, reads(form, output)[stage]):
         gain = gains[query] if set(gains) == {query} else None  # otherwise other queries add to the same output
-        at = (stage, found.name)
         if isinstance(found, SoftmaxStage):
-            keys = np.arange(len(found.channels))
-            members.append(Selector(*at, None, query, keys, found.soft_head(query), gain, base))
+            members.append(Selector(None, query, np.arange(len(found.channels)), found.soft_head(query), gain, base))
             continue
         for number, head in enumerate(found.heads):
-            members.append(
-                Selector(*at, number, query, head.seen(query), head.soft_head(query), gain, base, folded=head)
-            )
-    return LayerSoftmaxes(form, members)
+            members.append(Selector(number, query, head.seen(query), head.soft_head(query), gain, base, folded=head))
+    return LayerSoftmaxes(form, stage, members)
 
 
 def last_layer(form: NormalForm, output: int) -> LayerSoftmaxes:
     """Return the softmaxes of the last layer that the output reads; there are none in an affine map."""
-    return read_layer(form, len(form.stages) - 1, output) if form.stages else LayerSoftmaxes(form, [])
+    return read_layer(form, len(form.stages) - 1, output) if form.stages else LayerSoftmaxes(form, 0, [])
 
 
 def _gains(form: NormalForm, output: int) -> tuple[dict[int, Float[np.ndarray, " channels"]], float]:
@@ -410,8 +406,7 @@ def _square_tiles(side: int) -> list[Int[np.ndarray, " tile"]]:
 
 
 def _line_tiles(count: int) -> list[Int[np.ndarray, " tile"]]:
-    step = 2 * PIXELS_PER_TILE
-    return [np.arange(i, min(count, i + step)) for i in range(0, count, step)]
+    return np.split(np.arange(count), range(2 * PIXELS_PER_TILE, count, 2 * PIXELS_PER_TILE))
 
 
 def zoom(

@@ -60,13 +60,8 @@ def set_title(axes: Axes, name: str, note: str = "") -> None:
     """Write the title of a panel, and a note under it."""
     axes.set_title(name, loc="left", pad=22 if note else 7, fontsize=12.5, weight="bold", color=INK, parse_math=False)
     if note:
-        place: dict[str, Any] = {
-            "xycoords": "axes fraction",
-            "textcoords": "offset points",
-            "ha": "left",
-            "va": "bottom",
-        }
-        text = axes.annotate(note, (0, 1), (0, 7), fontsize=9.5, color=GREY, parse_math=False, **place)
+        place = (0, 1), (0, 7), "axes fraction", "offset points"
+        text = axes.annotate(note, *place, ha="left", va="bottom", fontsize=9.5, color=GREY, parse_math=False)
         text.set_in_layout(False)  # a long note must not squeeze the panel
 
 

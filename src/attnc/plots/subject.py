@@ -13,14 +13,7 @@ from attnc.errors import AttncError, InputError
 from attnc.ir.normal_form import AttentionStage, NormalForm
 from attnc.ir.program import split_columns
 from attnc.numerics.arrays import Float
-from attnc.plots.selectors import (
-    SCORE_ROUNDING,
-    LayerSoftmaxes,
-    common_direction,
-    gaussian_places,
-    last_layer,
-    num_scores,
-)
+from attnc.plots.selectors import LayerSoftmaxes, common_direction, last_layer, num_scores
 from attnc.plots.style import number, shortened
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.linear import TruncatedLinear
@@ -64,10 +57,9 @@ class Clip:
 
     @classmethod
     def of(cls, target: TruncatedLinear) -> Clip:
-        n, d = target.W.shape
-        W = np.zeros((n, n, d))
-        W[np.arange(n), np.arange(n)] = target.W
-        return cls(W.reshape(n, n * d), np.array(target.t), target.a, target.b)
+        from scipy.linalg import block_diag
+
+        return cls(block_diag(*target.W), target.t, target.a, target.b)
 
     def __call__(self, points: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
         return np.clip(points @ self.W.T + self.t, self.a, self.b)
@@ -289,10 +281,9 @@ def _read_row(layer: LayerSoftmaxes) -> tuple[np.ndarray, float, float, float] |
     direction = common_direction(layer.members)
     if len(layer.queries) != 1 or direction is None:
         return None
-    places, values, rounding = [], [], SCORE_ROUNDING[layer.form.output.linear.dtype]
+    places, values = [], []
     for head in layer.members:
-        assert head.soft is not None
-        found = gaussian_places(head.soft.slopes @ direction / (direction @ direction), head.soft.offsets, rounding)
+        found = layer.anchors_along(head, np.zeros(len(direction)), direction / (direction @ direction))
         if found is None or head.outputs is None:
             return None
         has_value = ~head.is_sentinel if len(layer) > 1 else np.ones(len(head), bool)

@@ -104,7 +104,7 @@ def _selecting(subject: PlotSubject) -> Iterator[tuple[str, LayerSoftmaxes]]:
         if isinstance(stage, AttentionStage) and len(stage.heads) > 1:
             layer = read_layer(form, position, subject.output)
             if layer:
-                yield "heads", layer.of_query(layer.members[len(layer) // 2].query)
+                yield "heads", layer.only("query", layer.members[len(layer) // 2].query)
             return
 
 
@@ -212,7 +212,7 @@ def _draw_levels(axes: Axes, layer: LayerSoftmaxes, box: Box) -> None:
     points = np.stack([axis.ravel() for axis in np.meshgrid(x, y)], axis=1)
     palette, handles = style.distinct_colours(len(shown)), []
     for number, colour in zip(shown, palette, strict=True):
-        cells = (layer.of_head(number) if is_of_heads else layer.of_query(number)).cells_at(points, side)
+        cells = layer.only(kind, number).cells_at(points, side)
         handles.append(Line2D([], [], color=colour, linewidth=2, label=f"{kind} {number}"))
         present = np.unique(cells)
         if len(present) == 1:

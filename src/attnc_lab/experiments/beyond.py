@@ -8,21 +8,15 @@ import attnc
 from attnc_lab import drawing
 from attnc_lab.experiment import About, Cell, Row, Status, Table, Verdict, Verdicts, sweep
 
-TASKS: dict[str, tuple[str, list[tuple[float, float]]]] = {
-    "sin": ("sin(x)", [(-3, 3)]),
-    "relu": ("relu(x)", [(-1, 1)]),
-    "gelu": ("gelu(x)", [(-4, 4)]),
-    "wave": ("sin(x)+cos(y)", [(-3, 3)] * 2),
-    "product": ("exp(sin(x)*y)", [(-1, 1)] * 2),
+TASKS: dict[str, tuple[str, list[tuple[float, float]], tuple[str, ...]]] = {
+    "sin": ("sin(x)", [(-3, 3)], ("max_affine", "spectral_grid", "graded")),
+    "relu": ("relu(x)", [(-1, 1)], ("max_affine", "graded", "gates")),
+    "gelu": ("gelu(x)", [(-4, 4)], ("max_affine", "spectral_grid", "gates")),
+    "wave": ("sin(x)+cos(y)", [(-3, 3)] * 2, ("max_affine", "spectral_grid", "compose")),
+    "product": ("exp(sin(x)*y)", [(-1, 1)] * 2, ("max_affine", "spectral_grid", "compose")),
 }
+"""Function, box and constructions of each task; the papers' construction comes first."""
 SAMPLED, SOLVED = (0.3, 0.1, 0.03, 0.01), (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8)
-METHODS: dict[str, tuple[str, ...]] = {
-    "sin": ("max_affine", "spectral_grid", "graded"),
-    "relu": ("max_affine", "graded", "gates"),
-    "gelu": ("max_affine", "spectral_grid", "gates"),
-    "wave": ("max_affine", "spectral_grid", "compose"),
-    "product": ("max_affine", "spectral_grid", "compose"),
-}
 COLOURS = {
     "max_affine": drawing.INK,
     "spectral_grid": drawing.GREEN,
@@ -34,8 +28,8 @@ COLOURS = {
 
 def cells(profile: str) -> list[Cell]:
     found: list[Cell] = []
-    for task, methods in METHODS.items():
-        is_plane = len(TASKS[task][1]) > 1
+    for task, (_, box, methods) in TASKS.items():
+        is_plane = len(box) > 1
         for method in methods:
             levels = SAMPLED if method == "max_affine" else SOLVED
             count = len(levels) - (1 if is_plane and profile == "quick" else 0)  # the last would take minutes
@@ -44,7 +38,7 @@ def cells(profile: str) -> list[Cell]:
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
-    text, box = TASKS[cell["task"]]
+    text, box, _ = TASKS[cell["task"]]
     try:
         net = attnc.compile(text, box, cell["eps"], construction=cell["construction"])
     except attnc.BoundNotMet as refusal:
@@ -57,7 +51,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 def judge(table: Table) -> Verdicts:
     done = table.having("anchors")
     gains, best = {}, {}
-    for task, methods in METHODS.items():
+    for task, (_, _, methods) in TASKS.items():
         law = done.where(task=task, construction="max_affine").power("eps", "anchors")
         others = [row for method in methods[1:] for row in done.where(task=task, construction=method)]
         best[task] = min(others, key=lambda row: (row["eps"], row["anchors"]))
@@ -86,11 +80,10 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, axes = drawing.panels(6, width=4.4, height=4.0, rows=2)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    axes = drawing.panels(picture, 6, width=4.4, height=4.0, rows=2)
     done = table.having("anchors")
-    for panel, (task, methods) in zip(axes, METHODS.items(), strict=False):
-        text, box = TASKS[task]
+    for panel, (task, (text, box, methods)) in zip(axes, TASKS.items(), strict=False):
         panel.label(text, "anchors in all", "error", log="xy")
         papers = done.where(task=task, construction="max_affine")
         power = 1 / len(box)
@@ -110,7 +103,6 @@ def draw(table: Table) -> drawing.Figure:
     for method, colour in COLOURS.items():
         rows = done.having("bound").where(construction=method)
         last.points(rows, "observed", "bound", method, colour, "s", size=4)
-    return picture
 
 
 ABOUT = About(

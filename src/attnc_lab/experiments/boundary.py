@@ -42,7 +42,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def _heads(cell: Cell) -> list[Row]:
-    """Errors in spacings of heads that clip to [0, 1], all along, or the largest by place."""
+    """Return the errors of heads that clip to [0, 1], in spacings: at every point, or the largest at each place."""
     s = cell["sentinels"]
     target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(-0.2, 1.2))
     built = attnc.constructions.truncated_linear_heads(
@@ -65,7 +65,7 @@ def _heads(cell: Cell) -> list[Row]:
 
 
 def _steep(place: str, k: float) -> Row:
-    """tanh(k(x − x0)) by a value per cell: the largest error within two cells of x0, and elsewhere."""
+    """Return the largest errors of tanh(k(x − x0)) by a value per cell: within two cells of x0, and elsewhere."""
     target = attnc.as_target(f"tanh({k!r}*(x-{PLACES[place]!r}))", {"x": (-1, 1)})
     built = attnc.constructions.max_affine(target, points_per_axis=CELLS, beta=64.0)
     x = np.union1d(np.linspace(-1, 1, 8001), np.clip(PLACES[place] + np.linspace(-2, 2, 4001) * H, -1, 1))
@@ -73,7 +73,7 @@ def _steep(place: str, k: float) -> Row:
 
 
 def _jump(place: str, P: int) -> Row:
-    """sign(x − x0), a jump of 2 in the middle of a cell: sup and L2 errors, and the sup two cells away from it."""
+    """Return the errors of sign(x − x0), a jump of 2 in the middle of a cell: near it, elsewhere, and in L₂."""
     h = 2 / P
     x0 = {"inside": 0.5 * h, "near the end": 1 - 1.5 * h, "at the end": 1 - 0.5 * h}[place]
     target = attnc.as_target(f"sign(x-{x0!r})", {"x": (-1, 1)}, p=2.0)
@@ -147,8 +147,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (first, second, third, fourth) = drawing.panels(4, width=5.3, height=4.0, rows=2)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    first, second, third, fourth = drawing.panels(picture, 4, width=5.3, height=4.0, rows=2)
     first.label(f"error along the range, {HEADS} heads", "w·x + t", "error, in spacings")
     for beta, colour in zip(SHOWN, (drawing.ORANGE, drawing.BLUE, drawing.INK), strict=True):
         rows = table.where(kind="profile", beta=beta)
@@ -177,7 +177,6 @@ def draw(table: Table) -> drawing.Figure:
         fourth.points(rows, "P", "near", f"largest, {place}", colour, "s", size=size, is_open=True)
     fourth.axes.axhline(1, color=drawing.INK, lw=1.1, ls=":", label="theory: J/2, any continuous function")
     fourth.whole_ticks(FINENESS)
-    return picture
 
 
 ABOUT = About(

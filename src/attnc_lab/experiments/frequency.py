@@ -70,8 +70,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (panel,) = drawing.panels(1, width=7.2, height=4.4)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    (panel,) = drawing.panels(picture, 1, width=7.2, height=4.4)
     panel.label(
         f"sin(ωx + 1) on [−1, 1], {P} anchors", "ωh/π: phase per cell, in half turns", "largest error", log="xy"
     )
@@ -87,7 +87,6 @@ def draw(table: Table) -> drawing.Figure:
         panel.measured(rows.column("omega") * H / math.pi, rows.column("max_error"), name, colour, marker)
     panel.axes.axvline(1, color=drawing.FAINT, lw=2, zorder=0, label="two anchors per period")
     panel.axes.set_ylim(1e-14, 30)
-    return picture
 
 
 ABOUT = About(

@@ -52,7 +52,7 @@ def exact_path(X: np.ndarray, y: np.ndarray, start: np.ndarray, steps: int) -> n
 
 
 def attention_path(plans: list[Plan], tasks: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """The iterates of one program that descends from 0 on one task after the other."""
+    """Return the iterates of one program that descends from 0 on one task after the other."""
     tokens = np.concatenate([plan.task.prompt.tokens(X, y) for plan, (X, y) in zip(plans, tasks, strict=True)])
     program, iterate = descent_program([plan.task for plan in plans]), plans[0].task.iterate
     return run_recorded(program, [START, tokens], START, iterate)[1]
@@ -86,7 +86,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def _sequence(seed: int) -> list[Row]:
-    """One program: STEPS on the first task, then as many on the second, from where the first ended."""
+    """Measure one program that makes STEPS on the first task, then STEPS on the second from where the first ended."""
     tasks = [regression(seed, which) for which in (0, 1)]
     path = attention_path([plan_of(X, y, heads=4, steps=STEPS) for X, y in tasks], tasks)
     exact = exact_path(*tasks[0], START, STEPS)
@@ -137,8 +137,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (left, middle, right) = drawing.panels(3, width=4.7, height=4.1)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    left, middle, right = drawing.panels(picture, 3, width=4.7, height=4.1)
     left.label("error of one gradient", "ε, score per residual", "|gradient − exact|", log="xy")
     middle.label("T steps against exact gradient descent", "step T", "|w_T − w_T exact|", log="y")
     for heads, marker in zip(HEADS, "os^D", strict=True):
@@ -154,7 +154,6 @@ def draw(table: Table) -> drawing.Figure:
     right.line(rows, "step", "to_second", "to the second optimum", drawing.GREEN)
     right.line(rows.above("step", 0), "step", "difference", "to exact gradient descent", drawing.ORANGE)
     right.axes.axvline(STEPS, color=drawing.GREY, ls=":", lw=1, label="second task begins")
-    return picture
 
 
 ABOUT = About(

@@ -16,14 +16,14 @@ PER_AXIS = {2: 8, 3: 5}
 """Centres per axis of the construction; the trained head has as many keys."""
 START_BETA = 3.0
 """βh² of the construction that training starts from: a partition, not so hard that no gradient is left."""
-KINDS = ("adam", "sgd", "from construction")
-RATES = {"adam": 2e-2, "sgd": 5e-2, "from construction": 5e-3}
+TRAINING = {"adam": ("adam", 2e-2), "sgd": ("sgd", 5e-2), "from construction": ("adam", 5e-3)}
+"""Optimiser and first rate of each kind of training."""
 COLOURS = {"adam": drawing.BLUE, "sgd": drawing.GREEN, "from construction": drawing.ORANGE}
 
 
 def cells(profile: str) -> list[Cell]:
     trials, steps = (2, 1200) if profile == "quick" else (5, 20_000)
-    return sweep(d=PER_AXIS, kind=KINDS, trial=range(trials), steps=steps)
+    return sweep(d=PER_AXIS, kind=TRAINING, trial=range(trials), steps=steps)
 
 
 def target(x: Any, lib: Any) -> Any:
@@ -57,20 +57,17 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
     test = np.random.default_rng([seed, 9]).uniform(-SIDE, SIDE, (4000, d))
     rows: list[Row] = []
-    train(
-        head,
-        batch,
-        steps=steps,
-        rate=RATES[kind],
-        optimiser="sgd" if kind == "sgd" else "adam",
-        watch=lambda step: rows.append({"step": step, **_state(head, test, L, h)}),
-        watch_every=max(1, steps // 20),
-    )
+
+    def watch(step: int) -> None:
+        rows.append({"step": step, **_state(head, test, L, h)})
+
+    optimiser, rate = TRAINING[kind]
+    train(head, batch, steps=steps, rate=rate, optimiser=optimiser, watch=watch, watch_every=max(1, steps // 20))
     return rows
 
 
 def _state(head: Any, test: np.ndarray, L: np.ndarray, h: float) -> Row:
-    """Norms, effective temperature, how one-hot attention is, errors, and how far keys are from the centres."""
+    """Return norms, temperature, how one-hot attention is, errors, and how far keys are from the centres."""
     import torch
 
     from attnc_lab.training import with_one
@@ -80,14 +77,13 @@ def _state(head: Any, test: np.ndarray, L: np.ndarray, h: float) -> Row:
         z = with_one(torch.tensor(test, dtype=torch.float32))
         errors = head(z)[:, 0].numpy().astype(float) - target(test, np)
         weights = torch.softmax(head.scores(z)[0], -1).numpy()
-        slopes = head.slopes()[:, :d]
-        norms = float(head.W_Q.norm()), float(head.W_K.norm())
+    slopes = head.slopes()[:, :d]
     slopes = slopes - slopes.mean(axis=0)
     beta = math.sqrt((slopes**2).mean() / (L**2).mean()) / 2
     hard = target(L[((test[:, None] - L) ** 2).sum(axis=-1).argmin(axis=1)], np) - target(test, np)
     return {
-        "norm_Q": norms[0],
-        "norm_K": norms[1],
+        "norm_Q": float(head.W_Q.detach().norm()),
+        "norm_K": float(head.W_K.detach().norm()),
         "beta": beta * h**2,
         "largest_weight": weights.max(axis=1).mean(),
         "used": np.unique(weights.argmax(axis=1)).size / len(L),
@@ -100,7 +96,7 @@ def _state(head: Any, test: np.ndarray, L: np.ndarray, h: float) -> Row:
 
 
 def _matched(found: np.ndarray, L: np.ndarray) -> float:
-    """The mean distance of the found centres from the constructed ones, matched so that it is least."""
+    """Return the mean distance of the found centres from the constructed ones, matched so that it is least."""
     from scipy.optimize import linear_sum_assignment
 
     distances = np.linalg.norm(found[:, None] - L, axis=-1)
@@ -132,7 +128,7 @@ def judge(table: Table) -> Verdicts:
         f"{Span.of(adam.column('beta')):.2f}: far below the {START_BETA:g} from which one would speak of selection.",
         {**grown.numbers("growth"), "beta": adam.column("beta").mean()},
     )
-    gap = {kind: np.median(last.where(kind=kind, d=2).ratio("rms", "rms_constructed")) for kind in KINDS}
+    gap = {kind: np.median(last.where(kind=kind, d=2).ratio("rms", "rms_constructed")) for kind in TRAINING}
     yield Verdict(
         "Other weights than the construction's approximate as well or better.",
         Status.CONSTANT.when(gap["adam"] < 1),
@@ -152,13 +148,13 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, axes = drawing.panels(4, width=5.2, height=3.9, rows=2)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    axes = drawing.panels(picture, 4, width=5.2, height=3.9, rows=2)
     axes[0].label("rms error, sin x + cos y", "training step", "rms error", log="y")
     axes[1].label("effective temperature", "training step", "βh²", log="y")
     axes[2].label("how one-hot attention is", "training step", "mean largest weight")
     axes[3].label("keys against constructed centres", "training step", "distance after matching, in h")
-    for kind in KINDS:
+    for kind in TRAINING:
         for trial in table.distinct("trial"):
             rows = table.where(kind=kind, d=2, trial=trial)
             for panel, column in zip(axes, ("rms", "beta", "largest_weight", "distance"), strict=True):
@@ -171,7 +167,6 @@ def draw(table: Table) -> drawing.Figure:
     axes[2].theory(reach, [1, 1], "constructed, hard: one-hot")
     axes[3].theory(reach, [any_row["distance_random"]] * 2, "random points", drawing.GREY, ":")
     axes[3].theory(reach, [0, 0], "constructed: 0")
-    return picture
 
 
 ABOUT = About(

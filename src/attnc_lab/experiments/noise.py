@@ -65,7 +65,7 @@ def bayes(sigma: float) -> float:
 
 
 def _trained(cell: Cell, sigma: float, seed: int) -> Row:
-    """One head of 64 free keys; β is read off the spread of its keys' slopes."""
+    """Train one head of 64 free keys. Its β is read off the spread of its keys' slopes."""
     import torch
 
     from attnc_lab.training import Heads, seeded, train, with_one
@@ -96,7 +96,7 @@ def _trained(cell: Cell, sigma: float, seed: int) -> Row:
 
 
 def best_beta(rows: Table) -> float:
-    """Where the MSE of a sweep is least: a parabola through the lowest point and its neighbours, over log β."""
+    """Return the β where the MSE is least, by a parabola over log β through the lowest point and its neighbours."""
     logs, mse = np.log(rows.column("beta")), rows.column("mse")
     i = int(np.clip(mse.argmin(), 1, len(mse) - 2))
     a, b, _ = np.polyfit(logs[i - 1 : i + 2] - logs[i], mse[i - 1 : i + 2], 2)
@@ -109,7 +109,7 @@ def predicted_best(sigma: float) -> float:
 
 
 def _change(rows: Table) -> tuple[float, float]:
-    """The factors by which the norms and β change from little noise to strong noise."""
+    """Return the factors by which the norms and β change from little noise to strong noise."""
     sigma = rows.column("sigma")
     low, high = sigma <= LEARNED[1], sigma >= LEARNED[-2]
     norms, betas = rows.column("norm"), rows.column("beta")
@@ -160,12 +160,11 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (left, middle, right) = drawing.panels(3, width=4.6, height=4.1)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    left, middle, right = drawing.panels(picture, 3, width=4.6, height=4.1)
     left.label("error of the construction against β", "βh²", "MSE with noisy inputs", log="xy")
     fine = np.logspace(-1.6, 1.2, 200)
-    colours = drawing.PALETTE
-    for sigma, colour in zip(SIGMAS, colours, strict=False):
+    for sigma, colour in zip(SIGMAS, drawing.PALETTE, strict=True):
         rows = table.where(kind="constructed", sigma=sigma)
         left.points(rows, "beta", "mse", f"σ = {sigma:g}", colour, size=3.5)
         left.theory(fine, predicted_mse(fine, sigma), "closed form" if sigma == SIGMAS[0] else "", colour)
@@ -176,20 +175,15 @@ def draw(table: Table) -> drawing.Figure:
     middle.theory(sigmas, [predicted_best(float(s)) for s in sigmas], "closed form, with ripple", drawing.BLUE, "-.")
     found = [best_beta(table.where(kind="constructed", sigma=sigma)) for sigma in SIGMAS]
     middle.measured(SIGMAS, found, "measured, constructed", drawing.BLUE)
-    trained = table.where(kind="trained")
-    for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
-        middle.points(
-            trained.where(start=start).above("sigma", 0), "sigma", "beta", f"trained, from {start}", colour, marker
-        )
-    middle.axes.axvline(H, color=drawing.FAINT, lw=2, zorder=0, label="σ = h")
     right.label("trained heads", "noise σ", "MSE; norms", log="y")
     s = np.linspace(0.02, 0.85, 100)
     right.theory(s, [bayes(float(x)) for x in s], "theory: Bayes, ½(1−e^(−ω²σ²))")
     for start, colour, marker in zip(STARTS, (drawing.ORANGE, drawing.PURPLE), "^v", strict=True):
-        rows = trained.where(start=start)
+        rows = table.where(kind="trained", start=start)
+        middle.points(rows.above("sigma", 0), "sigma", "beta", f"trained, from {start}", colour, marker)
         right.points(rows, "sigma", "mse", f"MSE, from {start}", colour, marker)
         right.points(rows, "sigma", "norm", f"|W_Q|·|W_K|, from {start}", colour, "s", is_open=True)
-    return picture
+    middle.axes.axvline(H, color=drawing.FAINT, lw=2, zorder=0, label="σ = h")
 
 
 ABOUT = About(

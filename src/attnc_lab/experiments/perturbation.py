@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ def cells(profile: str) -> list[Cell]:
     return sweep(subject=COLOURS)
 
 
-def measure(cell: Cell, seed: int) -> list[Row]:
+def measure(cell: Cell, seed: int) -> Iterator[Row]:
     target, build = subjects()[cell["subject"]]
     program = build(target).program
     rng = np.random.default_rng(seed)
@@ -58,12 +58,10 @@ def measure(cell: Cell, seed: int) -> list[Row]:
         "error": errors_at(points, program, target).max(),
         "spread": np.ptp(exact),
     }
-    rows: list[Row] = []
     for size in SIZES:
         changes = [moved_by(size * rng.normal(size=count)) for _ in range(TRIALS)]
         against = [moved_by(sign * size * np.sign(slopes[:, worst])) for sign in (-1, 1)]
-        rows.append({"size": size, "random": np.mean(changes), "adversarial": max(against), **facts})
-    return rows
+        yield {"size": size, "random": np.mean(changes), "adversarial": max(against), **facts}
 
 
 def _slope(program: attnc.Program, step: np.ndarray, points: np.ndarray) -> np.ndarray:
@@ -135,8 +133,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (left, right) = drawing.panels(2, width=5.3, height=4.2)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    left, right = drawing.panels(picture, 2, width=5.3, height=4.2)
     size = np.array(SIZES)
     for panel, column in ((left, "adversarial"), (right, "random")):
         title = f"{column} perturbation of every stored number"
@@ -147,7 +145,6 @@ def draw(table: Table) -> drawing.Figure:
             panel.theory(size, first_order, "first order" if subject == "hard clip" else "", colour)
             panel.points(rows, "size", column, f"measured, {subject}", colour, marker)
         panel.axes.set_ylim(1e-9, 1e3)
-    return picture
 
 
 ABOUT = About(

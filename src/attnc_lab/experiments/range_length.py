@@ -59,8 +59,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (panel,) = drawing.panels(1, width=7.2, height=4.3)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    (panel,) = drawing.panels(picture, 1, width=7.2, height=4.3)
     panel.label(f"error against the range, p = {P}", "length of the range, |b−a|", "largest error", log="xy")
     length = np.array(LENGTHS)
     panel.theory(length, length / (2 * (P - 1)), "theory: |b−a|/(2(p−1))")
@@ -74,7 +74,6 @@ def draw(table: Table) -> drawing.Figure:
     ):
         rows = table.where(kind=kind, middle=middle, dtype=dtype)
         panel.points(rows, "length", "max_error", name, colour, marker)
-    return picture
 
 
 ABOUT = About(

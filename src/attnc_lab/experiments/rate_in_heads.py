@@ -77,8 +77,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (left, right) = drawing.panels(2, width=5.0, height=4.0)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    left, right = drawing.panels(picture, 2, width=5.0, height=4.0)
     left.label("error against heads, n = 10 tokens", "heads H", "largest error", log="xy")
     H = np.array(HEADS, float)
     left.theory(H, 2 * END / (PER_HEAD * H), "theory: |b−a|/((n−2)H)")
@@ -97,7 +97,6 @@ def draw(table: Table) -> drawing.Figure:
         right.theory(eps, size[-1] * (eps[-1] / eps) ** power, f"theory: ε^−{power:g}", colour)
         right.measured(eps, size, kind if kind == "one head" else "about as many heads as tokens", colour, marker)
     right.axes.invert_xaxis()
-    return picture
 
 
 ABOUT = About(

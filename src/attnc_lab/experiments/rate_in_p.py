@@ -28,13 +28,13 @@ def target_of(seed: int, tokens: int = TOKENS, width: int = WIDTH) -> attnc.Trun
 
 
 def sampled_inputs(target: attnc.TruncatedLinear, count: int, seed: int) -> np.ndarray:
-    """Inputs whose w·x + t cover [−1.2, 1.2]·25 evenly."""
+    """Return inputs whose w·x + t cover [−1.2, 1.2]·25 evenly."""
     n = len(target.W)
     return inputs_at(target, np.linspace(-1.2 * END, 1.2 * END, count * n).reshape(count, n), seed)
 
 
 def inputs_at(target: attnc.TruncatedLinear, u: np.ndarray, seed: int) -> np.ndarray:
-    """Inputs whose w·x + t are these, with parts at random that w does not see."""
+    """Return inputs with these w·x + t; their parts orthogonal to w are random."""
     rest = np.random.default_rng([seed, 1]).normal(size=(*u.shape, target.W.shape[1]))
     square = (target.W**2).sum(axis=1)
     rest -= np.einsum("bnd,nd->bn", rest, target.W)[..., None] * target.W / square[:, None]
@@ -96,7 +96,7 @@ def train_clip(
 
 
 def fits(table: Table, kind: str, setting: str) -> tuple[Power, Power]:
-    """Max error and MSE as powers of the number of intervals p − 1."""
+    """Fit the largest error and the MSE as powers of the number of intervals p − 1."""
     rows = table.where(kind=kind, setting=setting)
     return rows.power("p", "max_error", -1), rows.power("p", "mse", -1)
 
@@ -130,8 +130,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (left, right) = drawing.panels(2, width=5.0, height=4.0)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    left, right = drawing.panels(picture, 2, width=5.0, height=4.0)
     p = np.array([7.0, 1200.0])
     spacing = 2 * END / (p - 1)
     law = table.where(kind="soft", setting="decades").power("p", "mse", -1)
@@ -150,7 +150,6 @@ def draw(table: Table) -> drawing.Figure:
             panel.points(table.where(kind=kind), "p", column, name, colour, marker)
         panel.axes.axvspan(60, 120, color=drawing.FAINT, alpha=0.45, lw=0, label="the papers' range")
         panel.whole_ticks((10, 30, 100, 300, 1000))
-    return picture
 
 
 ABOUT = About(

@@ -63,7 +63,7 @@ def _slopes(target: attnc.Target, seed: int) -> float:
 
 
 def _length(n: int, H: int, seed: int) -> Row:
-    """n tokens of width 10, each clipped by its own w: n anchors per head."""
+    """Measure n tokens of width 10, each clipped by its own w; every head has n keys."""
     target = target_of(seed, n)
     if H == 1:
         built, anchors = attnc.constructions.truncated_linear(target, num_anchors=n, beta=HARD), n
@@ -116,8 +116,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (left, right) = drawing.panels(2, width=5.4, height=4.1)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    left, right = drawing.panels(picture, 2, width=5.4, height=4.1)
     left.label("error against sequence length, width 10", "tokens n", "largest error", log="xy")
     n = np.array(LENGTHS, float)
     for H, colour, marker in ((1, drawing.BLUE, "o"), (4, drawing.GREEN, "D")):
@@ -131,7 +131,6 @@ def draw(table: Table) -> drawing.Figure:
     D = composed.column("D")
     right.theory(D, composed[0]["anchors"] * (D - 1), "theory: linear in D", drawing.BLUE)
     right.points(composed, "D", "anchors", "composition, built (compose)", drawing.BLUE, "o")
-    return picture
 
 
 ABOUT = About(

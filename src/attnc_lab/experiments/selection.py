@@ -80,8 +80,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture = drawing.figure_class()(figsize=(11.5, 6.3), layout="constrained")
+def draw(table: Table, picture: drawing.Figure) -> None:
+    picture.set_size_inches(11.5, 6.3)
     grid = picture.add_gridspec(2, len(SHOWN), height_ratios=(1, 1.25))
     for column, beta in enumerate(SHOWN):
         panel = drawing.Panel(picture.add_subplot(grid[0, column]))
@@ -101,7 +101,6 @@ def draw(table: Table) -> drawing.Figure:
         panel.theory(fine[[0, -1]], [math.log(p)] * 2, f"uniform: log {p}", colour, "-.")
     panel.axes.set_ylim(1e-3, 9)
     panel.legend(3)
-    return picture
 
 
 ABOUT = About(

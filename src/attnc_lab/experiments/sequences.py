@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 import attnc
@@ -16,7 +18,6 @@ SMALL = (2, 3)
 NAMES = {"two layers": "two_layer", "attention + softmax": "attention_softmax"}
 FINENESS = {2: (4, 8, 16, 32), 3: (3, 6, 12)}
 LEVELS = (1e-2, 3e-3, 1e-3, 3e-4)
-MODEL_KEYS = {"two layers": "two_layers", "attention + softmax": "attention_softmax"}
 COLOURS = {"two layers": drawing.BLUE, "attention + softmax": drawing.GREEN}
 
 
@@ -58,7 +59,7 @@ def _constructed(model: str, n: int, P: int, seed: int) -> Row:
 
 
 def _relu_network(eps: float, seed: int) -> Row:
-    """The whole 20×5 task: every hidden unit is a truncated linear function, so one attention layer does."""
+    """Measure the whole 20×5 task. A hidden unit is a truncated linear function, so one attention layer is enough."""
     D = TOKENS * WIDTH
     W, b = mixing(TOKENS, WIDTH, seed)
     target = attnc.ReLUNetwork([W, np.eye(D)], [b, np.zeros(D)], box=(-1, 1))
@@ -76,7 +77,7 @@ def _task(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _linear(seed: int) -> float:
-    """The share of the variance that the best affine map leaves unexplained."""
+    """Return the share of the variance that the best affine map leaves unexplained."""
     _, _, x, y = _task(seed)
     design = np.concatenate([x, np.ones((len(x), 1))], axis=1)
     fit = np.linalg.lstsq(design[:2000], y[:2000], rcond=None)[0]
@@ -90,7 +91,7 @@ def _trained(model: str, steps: int, seed: int, trial: int) -> Row:
 
     seeded(seed, trial)
     W, b, x, y = (torch.tensor(array, dtype=torch.float32) for array in _task(seed))
-    network = SequenceModel(TOKENS, WIDTH, second="attention" if model == "two layers" else "softmax")
+    network = SequenceModel(TOKENS, WIDTH, has_softmax=model == "attention + softmax")
 
     def batch() -> tuple[torch.Tensor, torch.Tensor]:
         drawn = 2 * torch.rand(64, TOKENS * WIDTH) - 1
@@ -136,12 +137,12 @@ def judge(table: Table) -> Verdicts:
         f"share of the variance left unexplained: {shown}; the best affine map leaves {linear:.3f}, the constructed "
         f"layer {relu.column('unexplained').min():.1e}. Better than an affine map: {', '.join(better) or 'none'}. "
         "Training is far from the construction.",
-        {"linear": linear, **{MODEL_KEYS[model]: values.min() for model, values in left.items()}},
+        {"linear": linear, **{re.sub(r"\W+", "_", model): values.min() for model, values in left.items()}},
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (left, middle, right) = drawing.panels(3, width=4.7, height=4.1)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    left, middle, right = drawing.panels(picture, 3, width=4.7, height=4.1)
     left.label("constructed, 2 and 3 tokens of width 1", "cells per axis P", "largest error", log="xy")
     for model, colour in COLOURS.items():
         for n, marker in zip(SMALL, "o^", strict=True):
@@ -168,7 +169,6 @@ def draw(table: Table) -> drawing.Figure:
     right.axes.set_xlim(-0.6, 2.6)
     right.axes.set_xticks([0, 1, 2], labels=["two layers", "attention\n+ softmax", "relu_network"])
     right.legend(1)
-    return picture
 
 
 ABOUT = About(

@@ -26,7 +26,7 @@ def cells(profile: str) -> list[Cell]:
 
 
 def measure(cell: Cell, seed: int) -> list[Row]:
-    """Errors in units of the spacing; the share of weights that are 0."""
+    """Measure errors in units of the spacing, and the share of weights that are 0."""
     dtype, p, beta = cell["dtype"], cell["p"], cell["beta"]
     target = attnc.TruncatedLinear([1.0], 0.0, 0.0, 1.0, box=(0.0, 1.0))
     made = "float64" if dtype == "float64" else "float32"
@@ -44,7 +44,7 @@ def measure(cell: Cell, seed: int) -> list[Row]:
 
 
 def _points(p: int) -> np.ndarray:
-    """Evenly over [0, 1] at odd fractions, and close to the middles between anchors, where selection is hardest."""
+    """Return points all over [0, 1], and points close to the middles between anchors, where selection is hardest."""
     few = 1 if p > 1024 else 5
     between = (np.linspace(0, p - 2, min(p - 1, 40 * few)).round() + 0.5) / (p - 1)
     near = [between + shift / (p - 1) for shift in (-1e-3, -1e-6, 1e-6, 1e-3)]
@@ -128,8 +128,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (left, middle, right) = drawing.panels(3, width=4.5, height=4.1)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    left, middle, right = drawing.panels(picture, 3, width=4.5, height=4.1)
     beta = np.logspace(0, 8, 120)
     left.label(f"error against β, p = {P}", "βΔ²", "largest error, in spacings", log="xy")
     left.theory(beta, ideal(beta), "theory: exact arithmetic")
@@ -148,7 +148,6 @@ def draw(table: Table) -> drawing.Figure:
         right.points(table.where(sweep="p", dtype=dtype), "p", "max_error", dtype, colour, marker)
         right.theory(p, farthest(p, u), f"at most √(¼+6ur²), {dtype}", colour)
     left.legend(1)
-    return picture
 
 
 ABOUT = About(

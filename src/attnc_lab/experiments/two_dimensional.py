@@ -50,7 +50,7 @@ def _row(net: attnc.Network) -> Row:
 
 
 def _partition(eps: float) -> list[Row]:
-    """The output over the square, and the key that has the largest weight."""
+    """Return the output at points of the square, and the key that has the largest weight there."""
     net = attnc.compile(TEXT, [(-3, 3)] * 2, eps, construction="max_affine")
     points = lattice(np.linspace(-3, 3, 61), 2)
     made = net.run(points, cache=True)
@@ -94,8 +94,8 @@ def judge(table: Table) -> Verdicts:
     )
 
 
-def draw(table: Table) -> drawing.Figure:
-    picture, (first, second, third, fourth) = drawing.panels(4, width=5.2, height=4.1, rows=2)
+def draw(table: Table, picture: drawing.Figure) -> None:
+    first, second, third, fourth = drawing.panels(picture, 4, width=5.2, height=4.1, rows=2)
     first.label("error against ε", "ε asked for", "error", log="xy")
     eps = np.array([0.01, 0.5])
     first.theory(eps, eps, "theory: ≤ ε")
@@ -128,7 +128,6 @@ def draw(table: Table) -> drawing.Figure:
     fourth.theory(s, sides[0]["anchors"] * (s / s[0]) ** 2, "theory: side²")
     fourth.points(sides, "side", "anchors", "measured", drawing.BLUE)
     fourth.whole_ticks(SIDES)
-    return picture
 
 
 ABOUT = About(
