@@ -94,7 +94,21 @@ def test_bad_requests(source, box, error, words):
         (lambda p: np.sin(50 * p[:, 0]), UNIT, 0.05, {"lipschitz": 1.0}, InputError, "cannot be right"),
         ("x**2", {"x": (1e6, 1e6 + 1)}, 1e-9, {"construction": "max_affine"}, BoundNotMet, r"\[1000000, 1000001\]"),
         ("1e-310*x*y", [(-1, 1)] * 2, 1e-320, {"construction": "max_affine"}, BoundNotMet, "eps"),
+<<<<<<< HEAD
         ("x", {"x": (0, 1e-310)}, 1e-312, {}, InputError, "narrower than 9.3e-302"),
+=======
+        ("x", {"x": (0, 1e-310)}, 1e-312, {"construction": "max_affine"}, InputError, "too wide or too narrow"),
+        (
+            "sin(x)",
+            {"x": (1e-310, 1e-309)},
+            1e-3,
+            {},
+            InputError,
+            "too large or too small for a fit.*: scale the function",
+        ),
+        ("sin(x)", {"x": (1e-300, 1e-299)}, 1e-302, {}, BoundNotMet, "eps=1e-299 is met"),
+        ("sign(x)*y", [(-1, 1)] * 2, 0.3, {"norm": 10}, BoundNotMet, "The boundary layer is the largest part"),
+>>>>>>> c6c15a2 (Refusals name the largest part of a bound, an eps that is met, and numbers that are too small for a fit)
         ("sin(x)", UNIT, 0.1, {"also": "float64"}, InputError, "also is a second dtype beside float64: float32"),
         ("sin(x)", UNIT, 0.1, {"also": "float16"}, InputError, "also is a second dtype beside float64: float32"),
         ("x + y", TINY, 1e-3, {"dtype": "float32"}, InputError, "too small for float32: scale the variable"),

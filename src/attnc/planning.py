@@ -11,7 +11,7 @@ import numpy as np
 from attnc.constructions.built import Built
 from attnc.constructions.catalogue import CATALOGUE
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Construction, Estimate, Request, exponent
-from attnc.errors import AttncError, BoundNotMet, InputError, real_number
+from attnc.errors import AttncError, BoundNotMet, InputError, ProgramError, real_number
 from attnc.targets.box import BoxLike
 from attnc.targets.sources import as_target
 from attnc.targets.target import Target
@@ -118,14 +118,14 @@ def _build(construction: Construction, target: Target, request: Request) -> Call
 
 
 def fitted(fit: Callable[[], T], target: Target) -> T:
-    """Return the result of a fit; raise InputError if its numbers are too large or too small for linear algebra."""
+    """Return the result of a fit; raise InputError if its numbers are too large or too small for it."""
     try:
         with np.errstate(all="ignore"):  # a number that overflows is not finite, and is refused
             return fit()
-    except np.linalg.LinAlgError:
+    except (np.linalg.LinAlgError, ProgramError) as failure:
         raise InputError(
-            f"the numbers of {target.describe()} on {target.box} are too large or too small for a fit: scale the "
-            "function or its variables"
+            f"the numbers of {target.describe()} on {target.box} are too large or too small for a fit ({failure}): "
+            "scale the function or its variables"
         ) from None
 
 

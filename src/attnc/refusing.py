@@ -21,6 +21,8 @@ SEARCH_SECONDS = 6.0
 """Processor time of the search for an eps that is met, in seconds: ten compilations of 0.6 s, the corpus' median."""
 CLOSE_EPS = 3.0
 """The search ends if eps is met and eps / CLOSE_EPS is not: another step could only lower it by the factor √3."""
+VALUE_SAMPLES = 256
+"""Number of points at which the size of the values of f is sampled."""
 LEAST_ROUNDINGS = 64
 """Smallest eps that is tried, in roundings of max |f|: a smaller one is hardly ever proved."""
 ROUNDING_SHARE = 0.3
@@ -41,7 +43,7 @@ def not_met(target: Target, network: Network, eps: float) -> BoundNotMet:
         return BoundNotMet(message, eps=eps, bound=claim.bound, build=lambda: network)
     kind = "observed error" if claim.bound is None else "bound"
     why = "" if claim.complete else f" {OUT_OF_TIME}: a larger eps, or a smaller box, is easier to prove."
-    is_known = error is not None and 0 < error < math.inf
+    is_known = error is not None and 0 < error <= _largest_value(target)
     least = f"eps ≥ {round_above(error):.2g}" if error is not None and is_known else "a larger eps"
     change = f"{least}, or another construction (attnc plan lists them)"
     if is_known and rounding_of(network) > ROUNDING_SHARE * eps:
@@ -70,7 +72,8 @@ def with_reachable(
     It is returned as it is if it names a bound already, or if nothing can be proved at all. `compiled` makes a network
     for another eps, or raises: the eps of the message was tried.
     """
-    is_known = refusal.bound is not None and refusal.worst_box is not None
+    bound = math.inf if refusal.bound is None else refusal.bound
+    is_known = bound <= _largest_value(target) and refusal.worst_box is not None
     if is_known or not target.is_known_on_cells:
         return refusal
     if not target.box.is_bounded and refusal.network is not None and _bound(refusal.network) == math.inf:
@@ -95,12 +98,12 @@ def _search(
 ) -> tuple[float | None, Network | None]:
     """Return the smallest eps that is met, within a factor CLOSE_EPS, and the network with the least bound on the way.
 
-    An eps that is missed leaves the best bound that was found, and that is tried next. If it leaves none, eps grows
-    ever faster until it is met, and is then bisected; but not below the level of rounding.
+    An eps that is missed leaves the best bound that was found, and that is tried next. If it leaves none, or one above
+    the values of f, eps grows ever faster until it is met, and is then bisected; but not below the level of rounding.
     """
-    largest = float(np.abs(target(sample_points(target.box.core(1.0), 256))).max())
+    largest = _largest_value(target)
     end, growth, met = time.process_time() + SEARCH_SECONDS, CLOSE_EPS, math.inf
-    nearest, reach = _reached(refusal)
+    nearest, reach = _reached(refusal, largest)
     missed = max(refusal.eps, reach or LEAST_ROUNDINGS * UNIT_ROUNDOFF[request.dtype] * largest)
     while met > CLOSE_EPS * missed and time.process_time() < end:
         if reach is not None:
@@ -113,18 +116,24 @@ def _search(
             network: Network | None = compiled(replace(request, eps=eps))
             met, reach = eps, None
         except AttncError as found:
-            network, reach = _reached(found)
+            network, reach = _reached(found, largest)
             missed = max(eps, reach or 0.0)
         nearest = min(nearest, network, key=_bound)
     return (met if met < math.inf else None), nearest
 
 
-def _reached(refusal: AttncError) -> tuple[Network | None, float | None]:
-    """Return the network that a refusal leaves, and the error that it came to, as far as they are known."""
+def _largest_value(target: Target) -> float:
+    """Return the largest |f| at sampled points: about the error of a network that computes 0."""
+    return float(np.abs(target(sample_points(target.box.core(1.0), VALUE_SAMPLES))).max())
+
+
+def _reached(refusal: AttncError, largest: float) -> tuple[Network | None, float | None]:
+    """Return the network that a refusal leaves, and the error that it came to, if it is known and at most `largest`."""
     if not isinstance(refusal, BoundNotMet):
         return None, None
     bound = _bound(refusal.network)
-    return refusal.network, bound if 0 < bound < math.inf else refusal.reach
+    reach = bound if 0 < bound < math.inf else refusal.reach
+    return refusal.network, reach if reach is not None and reach <= largest else None
 
 
 def _bound(network: Network | None) -> float:

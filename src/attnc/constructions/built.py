@@ -54,15 +54,16 @@ class Built:
 
 
 def require(built: Built, eps: float | None, target: Target) -> Built:
-    """Return the network, or raise BoundNotMet if its bound is above eps: then rounding is the limit."""
+    """Return the network, or raise BoundNotMet if its bound is above eps, with the largest part of the bound."""
     bound = built.bound
     if eps is None or bound is None or bound.value <= eps:
         return built
-    dtype = str(built.program.dtype)
+    dtype, largest = str(built.program.dtype), max(bound.terms, key=lambda term: term.value)
+    change = f"a larger eps{', float64' if dtype == 'float32' else ''}, or a box closer to 0"
     raise BoundNotMet(
         f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with {built.construction}: "
-        f"it is {bound.value:.3g} = {bound}. Rounding in {dtype} limits the bound here; choose a larger "
-        f"eps{', float64' if dtype == 'float32' else ''}, or a box closer to 0.",
+        f"it is {bound.value:.3g} = {bound}. The {largest.name} is the largest part. Choose "
+        f"{change if largest.name == 'rounding' else 'a larger eps, or another construction'}.",
         eps=eps,
         bound=bound.value,
         worst_box=built.worst_box,

@@ -14,9 +14,6 @@ from attnc.numerics.arrays import Float
 
 BoxLike = Mapping[str, tuple[float, float]] | Sequence[tuple[float, float]]
 
-NARROWEST = 2.0**-1000
-"""The least width of a range. Its inverse is 2^24 below the largest float: room for the factors of weights."""
-
 
 @dataclass(frozen=True, eq=False)
 class Box:
@@ -136,9 +133,4 @@ def _interval(name: str, pair: Any) -> tuple[float, float]:
         raise InputError(f"box: {name} ∈ [{lo}, {hi}] is {kind}; the first number must be below the second")
     if math.isfinite(lo) and math.isfinite(hi) and not math.isfinite(hi - lo):
         raise InputError(f"box: {name} ∈ [{lo}, {hi}] is wider than float64 can hold")
-    if hi - lo < NARROWEST:
-        raise InputError(
-            f"box: {name} ∈ [{lo}, {hi}] is narrower than {NARROWEST:.2g}: weights that divide by its width would "
-            f"overflow; measure {name} in a smaller unit"
-        )
     return lo, hi
