@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.errors import InputError
-from attnc.numerics.arrays import Bool, Float
+from attnc.numerics.arrays import Float
 from attnc.numerics.intervals import Interval
 from attnc.numerics.jet_balls import TINY, U, above
 from attnc.numerics.jet_tables import embedding, monomials, num_monomials
@@ -284,24 +284,9 @@ def choose_order(
 
 
 def _coarsest(kind: Kind, box: Box, places: np.ndarray, goal: Goal, finest: int) -> int | None:
-    """The coarsest level at which most cells meet the goal; None if that is beyond `finest`.
-
-    The level is found by bisection. In one variable a call costs more than its cells, and one call tries all levels.
-    """
-
-    def are_met(levels: Sequence[int]) -> Bool[np.ndarray, " levels"]:
-        level = np.repeat(levels, len(places))
-        index = np.floor(np.tile(places, (len(levels), 1)) * 2.0 ** level[:, None]).astype(np.int64)
-        met = kind.bounds(*cell_boxes(box, level, index), goal).meet(goal.value)
-        return np.asarray(met.reshape(len(levels), -1).mean(axis=1) >= _MOST_PILOTS)
-
-    if box.d == 1:
-        met = are_met(range(finest + 1))
-        return int(np.argmax(met)) if met[-1] else None
-    low, high = -1, finest  # not met at `low`, met at `high`
-    if not are_met([high])[0]:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if are_met([middle])[0] else (middle, high)
-    return high
+    """The coarsest level at which most cells meet the goal; None if that is beyond `finest`."""
+    level = np.repeat(np.arange(finest + 1), len(places))
+    index = np.floor(np.tile(places, (finest + 1, 1)) * 2.0 ** level[:, None]).astype(np.int64)
+    met = kind.bounds(*cell_boxes(box, level, index), goal).meet(goal.value).reshape(finest + 1, -1)
+    is_met = met.mean(axis=1) >= _MOST_PILOTS
+    return int(np.argmax(is_met)) if is_met[-1] else None

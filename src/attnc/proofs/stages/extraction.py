@@ -144,7 +144,13 @@ def stages_and_read_out(program: Program) -> tuple[tuple[ProgramStage, ...], Sta
 
     ProgramError if the program has a memory, or two affine maps one after the other.
     """
-    require_alternating(program)
+    kinds = [isinstance(layer, Affine) for layer in program.layers]
+    wanted = [number % 2 == 0 for number in range(len(kinds))]
+    if program.memory or len(program.input_shapes) > 1 or kinds != wanted or not kinds[-1]:
+        raise ProgramError(
+            "a program is proved stage by stage if affine maps and softmaxes (of attention, or of features) alternate "
+            "in it, with an affine map at both ends and no memory"
+        )
     foldings = _foldings(program)
     sizes, output = foldings(SizeForm), foldings(EnclosedForm).output
     reads = np.arange(sizes.num_inputs)
@@ -168,17 +174,6 @@ def stage_chain(program: Program) -> tuple[ProgramStage, ...]:
         raise ProgramError("the program is an affine map: it has no stages")
     *before, last = found
     return (*before, replace(last, outputs=(), tokens=np.zeros(0, np.int64), writes=None))
-
-
-def require_alternating(program: Program) -> None:
-    """ProgramError unless affine maps and softmaxes alternate, as they must in a chain of stages."""
-    kinds = [isinstance(layer, Affine) for layer in program.layers]
-    wanted = [number % 2 == 0 for number in range(len(kinds))]
-    if program.memory or len(program.input_shapes) > 1 or kinds != wanted or not kinds[-1]:
-        raise ProgramError(
-            "a program is proved stage by stage if affine maps and softmaxes (of attention, or of features) alternate "
-            "in it, with an affine map at both ends and no memory"
-        )
 
 
 def only_stage(program: Program) -> ProgramStage:

@@ -51,21 +51,20 @@ class Layout:
     def raised(self, axis: int) -> Int[np.ndarray, " lower"]:
         """The indices of the products of τ_axis with the monomials of degree < order."""
         unit = np.eye(self.d, dtype=int)[axis]
-        lower = self.exponents[: self.starts[self.order]]
-        return np.array([self.index[tuple(row)] for row in (lower + unit).tolist()], dtype=int)
+        return self._places(self.exponents[: self.starts[self.order]] + unit)
 
     @functools.cached_property
     def factors(self) -> list[tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"]]]:
         """For every j, all (i, j − i) with 0 < i ≤ j."""
-        return [
-            (np.array(pairs[0], dtype=int), np.array(pairs[1], dtype=int))
-            for pairs in (self._factors(tuple(row)) for row in self.exponents.tolist())
-        ]
+        found = []
+        for j in self.exponents.tolist():
+            below = np.array(list(itertools.product(*(range(n + 1) for n in j)))[1:], dtype=int).reshape(-1, self.d)
+            found.append((self._places(below), self._places(j - below)))
+        return found
 
-    def _factors(self, j: tuple[int, ...]) -> tuple[list[int], list[int]]:
-        below = list(itertools.product(*(range(n + 1) for n in j)))[1:]
-        rest = [tuple(a - b for a, b in zip(j, i, strict=True)) for i in below]
-        return [self.index[i] for i in below], [self.index[i] for i in rest]
+    def _places(self, exponents: Int[np.ndarray, "some d"]) -> Int[np.ndarray, " some"]:
+        """The indices of some of the monomials."""
+        return np.array([self.index[tuple(row)] for row in exponents.tolist()], dtype=int)
 
     @functools.cached_property
     def halves(self) -> Float[np.ndarray, "halves_count count"]:
@@ -101,7 +100,7 @@ class Layout:
     @functools.cached_property
     def squares(self) -> Int[np.ndarray, " d"]:
         """The indices of the τ_i²."""
-        return np.array([self.index[tuple(row)] for row in (2 * np.eye(self.d, dtype=int)).tolist()])
+        return self._places(2 * np.eye(self.d, dtype=int))
 
     @functools.cached_property
     def odd(self) -> Int[np.ndarray, " odd"]:
