@@ -13,11 +13,12 @@ from attnc.constructions import max_affine, max_affine_cross, truncated_linear
 from attnc.engines.numpy_engine import NumpyEngine
 from attnc.errors import InputError
 from attnc.proofs.cells.branching import branch_and_bound
-from attnc.proofs.kinds.selection import SelectionKind, selection_bounds
+from attnc.proofs.cells.kind import SHARP
+from attnc.proofs.kinds.selection import SelectionKind
 from attnc.proofs.observed import sample_points
 from attnc.proofs.rounding.program import roundings
 from attnc.proofs.rounding.stage import rounding_bounds, score_errors
-from attnc.proofs.stages.extraction import OneStage, one_stage, stages
+from attnc.proofs.stages.extraction import OneStage, stages
 from attnc.targets.box import Box
 from attnc.targets.function_target import CallableTarget, SequenceTarget
 from attnc.targets.linear import TruncatedLinear
@@ -65,7 +66,7 @@ def test_no_point_of_a_box_is_farther_off(seed, d, heads):
     target = target_of(rng.choice(TEXTS[d]), d)
     centres, radii = random_boxes(rng, d, 5)
     delta = float(rng.choice([0.0, 0.0, 1e-3, 5.0]))
-    bounds = selection_bounds(stage, target, centres, radii, score_errors=[delta] * heads)
+    bounds = SelectionKind(stage, target).over(centres, radii, [delta] * heads)
     with precision(150):
         for centre, radius, bound in zip(centres, radii, bounds, strict=True):
             for point in hard_points(rng, stage, centre, radius):
@@ -85,7 +86,7 @@ def check_close(program, target: Target, most: float, goal: float = 1.1) -> None
     """The proved bound is between the error seen at samples and `most` times it."""
     points = sample_points(target.box, 20_000)
     observed = float(errors_at(NumpyEngine(program), target, points).max())
-    assert observed <= proved(one_stage(program), target, observed, goal=goal) <= most * observed
+    assert observed <= proved(stages(program)[0][0], target, observed, goal=goal) <= most * observed
 
 
 @pytest.mark.parametrize(
@@ -134,9 +135,9 @@ def test_with_the_rounding_of_the_sums_it_covers_what_engines_compute(dtype):
     radii = np.full(centres.shape, 3 / N)
     deltas = score_errors(rounding, centres, radii)
     assert deltas[0] > (1 if dtype == "float32" else 1e-9)
-    bounds = selection_bounds(stage, target, centres, radii, score_errors=deltas)
+    bounds = SelectionKind(stage, target).over(centres, radii, deltas)
     total = bounds + rounding_bounds(stage, rounding, centres, radii, for_any_weights=True)
-    plain = selection_bounds(stage, target, centres, radii)
+    plain = SelectionKind(stage, target).bounds(centres, radii, SHARP).upper
     assert total.max() <= 1.1 * plain.max()
     rng = np.random.default_rng(1)
     edges = np.round((centres + 3) / 6 * N) * 6 / N - 3 + rng.choice([0, 1e-12, -1e-7, 1e-4], centres.shape)
@@ -150,13 +151,13 @@ def test_crowds_and_empty_batches():
     rng = np.random.default_rng(0)
     stage = random_stage(rng, 2)
     target = target_of("x*y", 2)
-    assert selection_bounds(stage, target, np.zeros((0, 2)), np.zeros((0, 2))).shape == (0, 1)
+    assert SelectionKind(stage, target).bounds(np.zeros((0, 2)), np.zeros((0, 2)), SHARP).upper.shape == (0, 1)
     soft = attnc.as_target("x+y", {"x": (-1, 1), "y": (-1, 1)})
     program = max_affine(soft, points_per_axis=(80, 80), beta=1e-6).program  # all weights are nearly equal
-    bounds = selection_bounds(one_stage(program), soft, *random_boxes(rng, 2, 50))
+    bounds = SelectionKind(stages(program)[0][0], soft).bounds(*random_boxes(rng, 2, 50), SHARP).upper
     assert (bounds < 4.1).all()
     assert (bounds >= 0.9).any()
     with pytest.raises(InputError, match="the stage has 1 outputs, 2 of the target"):
-        selection_bounds(stage, target, np.zeros((1, 2)), np.ones((1, 2)), outputs=np.array([0, 0]))
-    with pytest.raises(InputError, match="score_errors has 2 entries"):
-        selection_bounds(stage, target, np.zeros((1, 2)), np.ones((1, 2)), score_errors=[0.0, 0.0])
+        SelectionKind(stage, target, outputs=np.array([0, 0])).bounds(np.zeros((1, 2)), np.ones((1, 2)), SHARP)
+    with pytest.raises(ValueError, match="longer"):
+        SelectionKind(stage, target).over(np.zeros((1, 2)), np.ones((1, 2)), [0.0, 0.0])

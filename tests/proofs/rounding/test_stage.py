@@ -26,7 +26,7 @@ from attnc.ir.sparse import Sparse
 from attnc.ir.spec import check
 from attnc.proofs.rounding.program import RoundingForm, roundings
 from attnc.proofs.rounding.stage import rounding_bounds, score_errors
-from attnc.proofs.stages.extraction import one_stage, stage_chain, stages
+from attnc.proofs.stages.extraction import stage_chain, stages
 from attnc.targets.box import Box
 from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
@@ -97,7 +97,7 @@ def grid_program(per_axis: int, c: float, dtype: str) -> Program:
 
 def exact_grid(program: Program, points: np.ndarray) -> np.ndarray:
     """In long double."""
-    (head,) = one_stage(program).heads
+    (head,) = stages(program)[0][0].heads
     slopes, offsets, values = (part.mid.astype(np.longdouble) for part in (head.slopes, head.offsets, head.values))
     scores = points.astype(np.longdouble) @ slopes.T + offsets
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))

@@ -18,7 +18,7 @@ from attnc.ir.shapes import streams
 from attnc.ir.soft_head import Enclosed
 from attnc.ir.sparse import Sparse
 from attnc.proofs.stages.enclosed_sparse import EnclosedForm, SizeForm
-from attnc.proofs.stages.extraction import one_stage, only_stage, stages
+from attnc.proofs.stages.extraction import OneStage, OutputGroup, one_stage, only_stage, stages
 from attnc.targets.function_target import SequenceTarget
 from ir.random_programs import lookup_program
 from proofs.exact_programs import exact_head, exact_output, rational, read_out
@@ -59,11 +59,17 @@ def exact_values(program: Program, query: int, number: int):
     return at
 
 
+def whole_stage(program: Program, numbers: type[EnclosedForm] = EnclosedForm) -> OneStage:
+    """All outputs as one stage."""
+    forms = only_stage(program).folded(numbers)
+    return one_stage(forms, OutputGroup(np.arange(forms.num_outputs), np.arange(forms.num_queries)))
+
+
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6))
 def test_every_number_is_enclosed_tightly(seed):
     program = random_program(seed)
-    stage, size, d = one_stage(program), one_stage(program, SizeForm), num_inputs(program)
+    stage, size, d = whole_stage(program), whole_stage(program, SizeForm), num_inputs(program)
     softmax = only_stage(program).folded(EnclosedForm).softmax
     tokens = [] if softmax is None else softmax.tokens.tolist()
     pairs = [(query, number) for query in tokens for number in range(len(softmax.heads))]
@@ -99,7 +105,7 @@ def test_what_is_exact_has_no_radius():
     """Anchors that are short floats, β a power of two: nothing rounds, in either dtype."""
     for dtype in (np.float64, np.float32):
         program = lookup_program(np.arange(6.0), np.array([0.1, 0.2, -0.3, 1e10, 0, 1e-310]), 4.0, dtype)
-        (head,) = one_stage(program).heads
+        (head,) = whole_stage(program).heads
         assert not any(part.radius.any() for part in (head.slopes, head.offsets, head.values))
         assert head.values.mid[0, 0] == dtype(0.1)
 
@@ -110,13 +116,13 @@ def test_positions_are_stages_of_their_own():
     parts = stages(program)
     assert [outputs.tolist() for _, outputs in parts] == [[0], [1]]
     assert all(len(stage.heads) == 1 and stage.heads[0].slopes.mid.shape == (18, 2) for stage, _ in parts)
-    assert len(one_stage(program).heads) == 2
+    assert len(whole_stage(program).heads) == 2
 
 
 def test_keys_of_a_second_input_are_affine_in_both():
     target = SequenceTarget(lambda X, Y: X * Y.mean(1, keepdims=True), (1, 1), (1, 1), lipschitz=1.5)
     program = attnc.constructions.max_affine_cross(target, points_per_axis=(4, 3)).program
-    (head,) = one_stage(program).heads
+    (head,) = whole_stage(program).heads
     assert head.slopes.mid.shape == (12, 2)
     assert len(np.unique(head.slopes.mid[:, 0])) == 4
     assert len(np.unique(head.slopes.mid[:, 1])) == 3
@@ -135,7 +141,7 @@ def attending(W_K: float, size: float = 1.0, moves: bool = False) -> Program:
 
 def test_what_is_not_one_stage_is_refused():
     program = attending(1.0)
-    assert one_stage(program).heads[0].carried is not None
+    assert whole_stage(program).heads[0].carried is not None
     embed, ask = program.layers
     twice = Program((embed, Softmax("s", ("x", "one")), ask), ((1,),), (2,))
     for refused, match in (
@@ -145,4 +151,4 @@ def test_what_is_not_one_stage_is_refused():
         (attending(1e300, size=1e300), "overflows"),
     ):
         with pytest.raises(ProgramError, match=match):
-            one_stage(refused)
+            whole_stage(refused)

@@ -13,7 +13,6 @@ Several heads: the sum of the hulls of the values of their near keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +26,7 @@ from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.cells.near_keys import NearPairs, NearValues
 from attnc.proofs.kinds.affine import mean_value_distance
 from attnc.proofs.rounding.program import Roundings
-from attnc.proofs.rounding.stage import score_errors as score_errors_of
+from attnc.proofs.rounding.stage import score_errors
 from attnc.proofs.stages.extraction import OneStage
 from attnc.targets.target import Target
 
@@ -53,42 +52,38 @@ class SelectionKind(Kind):
         return self.roundings is not None
 
     def bounds(self, centres: np.ndarray, radii: np.ndarray, goal: Goal) -> Bounds:
-        errors = () if self.roundings is None else score_errors_of(self.roundings, centres, radii)
-        found = selection_bounds(self.stage, self.target, centres, radii, outputs=self.outputs, score_errors=errors)
-        return Bounds(found)
+        errors = np.zeros(len(self.stage.heads))
+        return Bounds(
+            self.over(
+                centres, radii, errors if self.roundings is None else score_errors(self.roundings, centres, radii)
+            )
+        )
 
+    def over(
+        self,
+        centres: Float[np.ndarray, "boxes d"],
+        radii: Float[np.ndarray, "boxes d"],
+        errors: Float[np.ndarray, " heads"],
+    ) -> Float[np.ndarray, "boxes outputs"]:
+        """Upper bounds of |f − stage| over the boxes centre ± radius, for all weights of scores within these errors.
 
-def selection_bounds(
-    stage: OneStage,
-    target: Target,
-    centres: Float[np.ndarray, "boxes d"],
-    radii: Float[np.ndarray, "boxes d"],
-    *,
-    outputs: Int[np.ndarray, " outputs"] | None = None,
-    score_errors: Sequence[float] | Float[np.ndarray, " heads"] = (),
-) -> Float[np.ndarray, "boxes outputs"]:
-    """Upper bounds of |f − stage| over the boxes centre ± radius, for all weights of scores within `score_errors`.
-
-    With those of `rounding.stage.score_errors` it covers the weights that engines compute. `outputs`: which outputs of
-    the target the stage makes, all of them by default. The boxes lie in the target's box.
-    """
-    outputs = np.arange(target.num_outputs) if outputs is None else outputs
-    if len(outputs) != len(stage.constant.mid):
-        raise InputError(f"the stage has {len(stage.constant.mid)} outputs, {len(outputs)} of the target were named")
-    if len(score_errors) not in (0, len(stage.heads)):
-        raise InputError(f"score_errors has {len(score_errors)} entries, the stage {len(stage.heads)} heads")
-    errors = score_errors if len(score_errors) else [0.0] * len(stage.heads)
-    if not len(centres):
-        return np.zeros((0, len(stage.constant.mid)))
-    heads = [NearValues(head, centres, radii, float(e)) for head, e in zip(stage.heads, errors, strict=True)]
-    cells = cells_within(target.box, centres, radii)
-    own = affine_range(interval(stage.constant), interval(stage.linear)[None], cells)
-    if len(heads) == 1:
-        return _Winners(heads[0], stage, target, outputs, cells, own).bounds()
-    total = own
-    for head in heads:
-        total = total + head.hulls()
-    return distance(target.enclosure(cells)[:, outputs], total)
+        With those of `rounding.stage.score_errors` it covers the weights that engines compute. The boxes lie in the
+        target's box.
+        """
+        stage, target = self.stage, self.target
+        outputs = np.arange(target.num_outputs) if self.outputs is None else self.outputs
+        if len(outputs) != len(stage.constant.mid):
+            raise InputError(
+                f"the stage has {len(stage.constant.mid)} outputs, {len(outputs)} of the target were named"
+            )
+        if not len(centres):
+            return np.zeros((0, len(stage.constant.mid)))
+        heads = [NearValues(head, centres, radii, float(e)) for head, e in zip(stage.heads, errors, strict=True)]
+        cells = cells_within(target.box, centres, radii)
+        own = affine_range(interval(stage.constant), interval(stage.linear)[None], cells)
+        if len(heads) == 1:
+            return _Winners(heads[0], stage, target, outputs, cells, own).bounds()
+        return distance(target.enclosure(cells)[:, outputs], sum((head.hulls() for head in heads), own))
 
 
 @dataclass(frozen=True, eq=False)

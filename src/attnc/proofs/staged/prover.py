@@ -90,8 +90,7 @@ class StagedProver(Prover):
         walk = _StageWalk(claims, target, str(program.dtype))
         try:
             for number, stage in enumerate(found):
-                if request.progress is not None:
-                    request.progress("proving", number / len(found))
+                request.report(number / len(found))
                 walk.through(stage, request.seconds / len(found))
             composed, outputs = walk.composed(read, str(program.dtype))
         except NotBoundedError:

@@ -191,20 +191,14 @@ def only_stage(program: Program) -> ProgramStage:
     return ProgramStage(in_main[0].name, (), np.zeros(0, np.int64), foldings, program.dtype, 0, reads, None)
 
 
-def one_stage(program: Program, numbers: type[EnclosedForm] = EnclosedForm) -> OneStage:
-    """The program as one stage over all its outputs: a head for each pair of a query token and a head.
-
-    ProgramError if it has not exactly one attention layer, or scores that are not affine in the input.
-    """
-    forms = only_stage(program).folded(numbers)
-    return _one_stage(forms, OutputGroup(np.arange(forms.num_outputs), np.arange(forms.num_queries)))
-
-
 def stages(program: Program | ProgramStage) -> tuple[tuple[OneStage, Int[np.ndarray, " outputs"]], ...]:
-    """(stage, the outputs that it makes), flat, one for each set of query tokens that outputs are read from."""
+    """(stage, the outputs that it makes), flat, one for each set of query tokens that outputs are read from.
+
+    ProgramError if a program has not exactly one attention layer, or scores that are not affine in the input.
+    """
     stage = only_stage(program) if isinstance(program, Program) else program
     exact = stage.folded(EnclosedForm)
-    return tuple((_one_stage(exact, group), group.outputs) for group in output_groups(stage))
+    return tuple((one_stage(exact, group), group.outputs) for group in output_groups(stage))
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +224,8 @@ def output_groups(stage: ProgramStage) -> tuple[OutputGroup, ...]:
     )
 
 
-def _one_stage(forms: FoldedStage[EnclosedForm], group: OutputGroup) -> OneStage:
+def one_stage(forms: FoldedStage[EnclosedForm], group: OutputGroup) -> OneStage:
+    """Outputs of a stage, with a head for each pair of a query token and a head."""
     heads = []
     for head in query_heads(forms, group):
         slopes, offsets = _split(head.scores().dense(head.num_keys))
