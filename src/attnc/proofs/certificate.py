@@ -26,10 +26,7 @@ TAIL = "tail"  # the first entry of a leaf that is a half-line, before its side
 TAILS = "beyond the core of the box the bound is for exact arithmetic: rounding grows with |x| there"
 E = TypeVar("E", Leaves, Stages, Points)
 CLAIM_FIELDS = ("dtype", "norm", "bound", "observed", "terms", "assumptions", "method", "complete")
-HEAD_FIELDS = (
-    *("stage", "channel", "name", "function", "argument", "argument_as", "carrier", "carrier_as", "carrier_size"),
-    *("term", "interval", "held", "bound", "leaves"),
-)
+HEAD_FIELDS = tuple(field.name for field in dataclasses.fields(HeadProof) if field.name != "like")
 LIKE_FIELDS = ("stage", "channel", "name", "term", "argument", "argument_as", "like")
 """The fields of a certificate, of a head, and of a head that is like another, in the order of the file."""
 

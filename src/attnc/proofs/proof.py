@@ -67,7 +67,7 @@ class Leaves:
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeadProof:
     """One channel that attention writes is within `bound` of carrier·function(t), in units of the largest carrier.
 
@@ -78,18 +78,18 @@ class HeadProof:
     stage: str  # the attention layer
     channel: str
     name: str  # of this head in the texts of later ones
-    term: str  # of the ledger to which its error belongs
     function: str  # in t
     argument: str
-    interval: tuple[float, float]  # of t
-    bound: float
     argument_as: str | None = None  # the argument as an expression of the variables, where that tells its range better
     carrier: str | None = None
     carrier_as: str | None = None
     carrier_size: float | None = None
+    term: str  # of the ledger to which its error belongs
+    interval: tuple[float, float]  # of t
     held: tuple[float, float] | None = None  # the function is held constant beyond these ends
-    like: str | None = None
+    bound: float
     leaves: Leaves | None = None
+    like: str | None = None
 
 
 @dataclass(frozen=True)

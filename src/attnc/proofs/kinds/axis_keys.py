@@ -30,9 +30,8 @@ from attnc.proofs.cells.intervals import cells_within, centred, distance, hull, 
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.cells.near_keys import Scores
 from attnc.proofs.kinds.enclosure import MOST_CUTS, QueryEnclosure, StageEnclosure, cut_at, cut_wide
-from attnc.proofs.kinds.rounded import rounding_of_sums
 from attnc.proofs.margins import AXIS_DISTANCE, STAGE_ROUNDING
-from attnc.proofs.rounding.stage import score_errors
+from attnc.proofs.rounding.stage import rounding_of_sums, score_errors
 from attnc.targets.target import Target
 
 AXIS_PIECES = 256  # pieces of an axis whose rows are compared together; chosen, not measured

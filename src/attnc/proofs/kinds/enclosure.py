@@ -31,9 +31,8 @@ from attnc.numerics.rounding import up
 from attnc.proofs.cells.intervals import affine_range, cells_within, centred, distance, interval
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.cells.near_keys import NearValues
-from attnc.proofs.kinds.rounded import rounding_of_sums
 from attnc.proofs.rounding.program import Roundings, roundings
-from attnc.proofs.rounding.stage import score_errors
+from attnc.proofs.rounding.stage import rounding_of_sums, score_errors
 from attnc.proofs.stages.enclosed_sparse import expanded
 from attnc.proofs.stages.extraction import OneStage, ProgramStage, stages
 from attnc.targets.box import Box

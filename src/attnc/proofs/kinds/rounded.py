@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from attnc.ir.rounding import NEGLIGIBLE
 from attnc.numerics.arrays import Float
-from attnc.numerics.rounding import gamma, up
+from attnc.numerics.rounding import up
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.margins import LEAF_ROOM, STAGE_ROUNDING
-from attnc.proofs.rounding.program import Roundings, sizes_at
-from attnc.proofs.rounding.stage import rounding_bounds
+from attnc.proofs.rounding.program import Roundings
+from attnc.proofs.rounding.stage import rounding_bounds, rounding_of_sums
 from attnc.proofs.stages.extraction import OneStage
 
 SMALL_ROUNDING = 1e-3  # a rounding below this part of the goal is not made sharper; chosen, not measured
@@ -99,23 +97,3 @@ class RoundedKind(Kind):
         if len(misses):
             found[misses] = np.maximum(0.0, self.rounding.at(centres[misses]) - self.rounding.level)
         return found
-
-
-def rounding_of_sums(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]) -> Float[np.ndarray, "boxes outputs"]:
-    """The rounding of sums, for any weights and any number of keys that have them: γ_{2p+3+n} of the largest value.
-
-    Exponentials below e^NEGLIGIBLE may be taken for zero. Where numbers may overflow it is ∞.
-    """
-    unit = rounds.unit
-    reach = up(reach * (1 + 2 * unit), 2)
-    n = up(1 + reach.sum(axis=1), reach.shape[1])[:, None]
-    total = up(gamma(rounds.count, unit) * sizes_at(rounds.sizes, reach))
-    total = up(total + 2 * rounds.underflow * n, 2)
-    for head in rounds.heads:
-        p = len(head.value_sizes)
-        largest = sizes_at(head.value_sizes.max(axis=0), reach)
-        share = gamma(2 * p + 3 + head.count, unit) + 2 * p * math.exp(NEGLIGIBLE[rounds.dtype])
-        total = up(total + up(up(share) * largest) + up(head.underflow * n), 2)
-    with np.errstate(over="ignore"):
-        overflows = ~(up(rounds.peak * np.square(n), 2) < np.finfo(rounds.dtype).max / 4)
-    return np.where(overflows, np.inf, total)

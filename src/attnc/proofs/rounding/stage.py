@@ -31,7 +31,7 @@ is bounded in parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -74,21 +74,43 @@ def rounding_bounds(
     """
 
     def bounds(centres: np.ndarray, radii: np.ndarray) -> np.ndarray:
-        unit = roundings.unit
-        reach = up((np.abs(centres) + radii) * (1 + 2 * unit), 2)
-        n = 1 + reach.sum(axis=1)
-        total = up(gamma(roundings.count, unit) * sizes_at(roundings.sizes, reach), 4)
-        total = total + 2 * roundings.underflow * n[:, None]
-        for head, rounds in zip(stage.heads, roundings.heads, strict=True):
-            found = _head_bounds(head, rounds, roundings.dtype, centres, radii, reach, for_any_weights)
-            total = up(total + up(found, 2))
-        with np.errstate(over="ignore"):
-            overflows = ~(roundings.peak * np.square(n) < np.finfo(roundings.dtype).max / 4)
-        return np.where(overflows[:, None], np.inf, up(total + truncation) if truncation else total)
+        reach, dtype = up((np.abs(centres) + radii) * (1 + 2 * roundings.unit), 2), roundings.dtype
+        heads = zip(stage.heads, roundings.heads, strict=True)
+        of_heads = (_head_bounds(*head, dtype, centres, radii, reach, for_any_weights) for head in heads)
+        total = _with_heads(roundings, reach, of_heads)
+        return np.asarray(up(total + truncation)) if truncation else total
 
     if not len(centres):
         return np.zeros((0, len(stage.constant.mid)))
     return _in_parts(bounds, centres, radii, np.broadcast_to(enough, len(centres)))
+
+
+def rounding_of_sums(rounds: Roundings, reach: Float[np.ndarray, "boxes inputs"]) -> Float[np.ndarray, "boxes outputs"]:
+    """The rounding of sums, for any weights and any number of keys that have them: γ_{2p+3+n} of the largest value.
+
+    Exponentials below e^NEGLIGIBLE may be taken for zero. Where numbers may overflow it is ∞.
+    """
+    unit, found = rounds.unit, []
+    reach = up(reach * (1 + 2 * unit), 2)
+    for head in rounds.heads:
+        p, largest = len(head.value_sizes), sizes_at(head.value_sizes.max(axis=0), reach)
+        share = gamma(2 * p + 3 + head.count, unit) + 2 * p * math.exp(NEGLIGIBLE[rounds.dtype])
+        found.append(up(share, 2) * largest + up(head.underflow * (1 + reach.sum(axis=1))[:, None], reach.shape[1] + 2))
+    return _with_heads(rounds, reach, found)
+
+
+def _with_heads(
+    roundings: Roundings, reach: Float[np.ndarray, "boxes d"], of_heads: Iterable[Float[np.ndarray, "boxes outputs"]]
+) -> Float[np.ndarray, "boxes outputs"]:
+    """The rounding of a stage for |x| ≤ reach, with that of its heads; ∞ where numbers may overflow."""
+    n = up(1 + reach.sum(axis=1), reach.shape[1])[:, None]
+    total = up(gamma(roundings.count, roundings.unit) * sizes_at(roundings.sizes, reach), 4)
+    total = up(total + 2 * roundings.underflow * n, 2)
+    for found in of_heads:
+        total = up(total + up(found, 2))
+    with np.errstate(over="ignore"):
+        overflows = ~(up(roundings.peak * np.square(n), 2) < np.finfo(roundings.dtype).max / 4)
+    return np.where(overflows, np.inf, total)
 
 
 def score_errors(

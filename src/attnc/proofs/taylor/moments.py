@@ -202,8 +202,7 @@ def key_sums(space: Layout, w: np.ndarray, z: np.ndarray, columns: np.ndarray) -
 @functools.lru_cache(maxsize=32)
 def _places_of_rest(space: Layout) -> Int[np.ndarray, " count"]:
     """The index of each monomial, without its first axis, among the monomials of the other axes."""
-    rest = layout(space.d - 1, space.order)
-    return np.array([rest.index[tuple(row)] for row in space.exponents[:, 1:].tolist()])
+    return layout(space.d - 1, space.order).places(space.exponents[:, 1:])
 
 
 def _monomials(space: Layout, z: np.ndarray) -> np.ndarray:

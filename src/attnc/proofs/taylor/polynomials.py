@@ -51,7 +51,7 @@ class Layout:
     def raised(self, axis: int) -> Int[np.ndarray, " lower"]:
         """The indices of the products of τ_axis with the monomials of degree < order."""
         unit = np.eye(self.d, dtype=int)[axis]
-        return self._places(self.exponents[: self.starts[self.order]] + unit)
+        return self.places(self.exponents[: self.starts[self.order]] + unit)
 
     @functools.cached_property
     def factors(self) -> list[tuple[Int[np.ndarray, " pairs"], Int[np.ndarray, " pairs"]]]:
@@ -59,10 +59,10 @@ class Layout:
         found = []
         for j in self.exponents.tolist():
             below = np.array(list(itertools.product(*(range(n + 1) for n in j)))[1:], dtype=int).reshape(-1, self.d)
-            found.append((self._places(below), self._places(j - below)))
+            found.append((self.places(below), self.places(j - below)))
         return found
 
-    def _places(self, exponents: Int[np.ndarray, "some d"]) -> Int[np.ndarray, " some"]:
+    def places(self, exponents: Int[np.ndarray, "some d"]) -> Int[np.ndarray, " some"]:
         """The indices of some of the monomials."""
         return np.array([self.index[tuple(row)] for row in exponents.tolist()], dtype=int)
 
@@ -100,7 +100,7 @@ class Layout:
     @functools.cached_property
     def squares(self) -> Int[np.ndarray, " d"]:
         """The indices of the τ_i²."""
-        return self._places(2 * np.eye(self.d, dtype=int))
+        return self.places(2 * np.eye(self.d, dtype=int))
 
     @functools.cached_property
     def odd(self) -> Int[np.ndarray, " odd"]:
