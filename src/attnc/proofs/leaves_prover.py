@@ -47,7 +47,6 @@ NORM_TOLERANCE, PART_OF_EPS = (1.05, 1.5, 2.0), 0.25
 Leaves approach a norm slowly, and each has to be checked."""
 PEAK = 3.0
 """The ratio of the largest error to the mean error that is expected when an order is chosen. Chosen, not measured."""
-SELECTED_ROUNDING = 0.01  # beside selection leaves, a rounding of sums below this part of the goal is not made sharper
 ROUNDING_POINTS = 256  # points at which rounding is sampled, besides the corners of the box; chosen, not measured
 ROUNDING_TOLERANCE = 1.2
 """The bound of rounding over a cell that is aimed at, relative to the largest at points. Chosen, not measured."""
@@ -121,10 +120,10 @@ def _by_selection(
     goal = max(request.eps, (1 + request.tolerance) * request.observed)
     parts = []
     for (stage, outputs), rounding in zip(found, rounds, strict=True):
-        with_sums = StageRounding(stage, rounding, request.truncation, negligible=SELECTED_ROUNDING * goal)
-        parts.append((RoundedKind(SelectionKind(stage, target, rounding, outputs), with_sums), outputs))
-    kind = parts[0][0] if len(parts) == 1 else _PerQuery(tuple(parts), target.num_outputs)
-    return proof_by_leaves(branch_and_bound([kind], target.box, goal=goal, budget=request))
+        kind = SelectionKind(stage, target, rounding, outputs)
+        parts.append((RoundedKind(kind, StageRounding(stage, rounding, request.truncation)), outputs))
+    per_query = parts[0][0] if len(parts) == 1 else _PerQuery(tuple(parts), target.num_outputs)
+    return proof_by_leaves(branch_and_bound([per_query], target.box, goal=goal, budget=request))
 
 
 def _with_jumps(target: Target, found: Covering) -> dict[str, float]:

@@ -177,7 +177,7 @@ def proof_by_leaves(
     box = covering.box
     evidence = Leaves(
         covering.leaves,
-        covering.leaf_bounds.max(axis=1),
+        covering.cells.upper.max(axis=1),
         (float(box.lo[0]), float(box.hi[0])) if tails else None,
         tuple(tails),
         tuple(tuple(points.tolist()) for points in cuts),

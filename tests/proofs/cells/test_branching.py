@@ -36,7 +36,7 @@ def check_cover(proof: Covering, d: int, *, complete: bool = True) -> None:
     """With integers alone: cells of their level, none twice or inside another, and of the volume of the box."""
     assert proof.complete == complete
     cells_of = {(leaf.level, leaf.index) for leaf in proof.leaves}
-    assert len(cells_of) == len(proof.leaves) == len(proof.leaf_bounds)
+    assert len(cells_of) == len(proof.leaves) == len(proof.cells.upper)
     for level, index in cells_of:
         assert len(index) == d
         assert all(0 <= i < 2**level for i in index)
@@ -63,8 +63,8 @@ def test_the_bound_is_that_of_the_worst_leaf_and_within_the_tolerance():
     proof = branch_and_bound([linear_kind(2.0)], UNIT, observed=2.0, tolerance=0.05)
     check_cover(proof, 2)
     assert 2.0 <= proof.bound <= 2.1
-    assert proof.bound == proof.leaf_bounds.max()
-    worst = proof.leaves[int(np.argmax(proof.leaf_bounds))]
+    assert proof.bound == proof.cells.upper.max()
+    worst = proof.leaves[int(np.argmax(proof.cells.upper))]
     (_, right), (_, top) = cell_ends(UNIT, worst.level, np.array(worst.index))
     assert right == top == 1
     assert {(leaf.kind, leaf.order) for leaf in proof.leaves} == {("linear", 3)}
@@ -206,7 +206,7 @@ def test_leaves_are_confirmed_by_another_method():
         return (t.sin() - top / sum(exps[1:], exps[0])).coeffs()
 
     with precision(200):
-        for leaf, bound in zip(proof.leaves, proof.leaf_bounds[:, 0].tolist(), strict=True):
+        for leaf, bound in zip(proof.leaves, proof.cells.upper[:, 0].tolist(), strict=True):
             ((left, right),) = cell_ends(Box.parse(pairs), leaf.level, np.array(leaf.index))
             r = arb(float(right - left)) / 400
             confirmed = arb(0)
@@ -238,7 +238,7 @@ def test_outputs_have_their_own_bounds():
     heads = [head_of((np.array([[0.0], [1.0]]), np.zeros(2), np.array([[0.0, 0.0], [1.0, 100.0]]), None))]
     f = Expression.parse("(sigmoid(x) + 1e-3*sin(x), 100*sigmoid(x))")
     proof, _ = prove(stage_of(heads, 1), f, [(-3.0, 3.0)])
-    first, second = proof.leaf_bounds.max(axis=0)
+    first, second = proof.cells.upper.max(axis=0)
     assert 1e-3 <= first <= 1.04e-3
     assert second <= 1e-3
     assert proof.bound == first

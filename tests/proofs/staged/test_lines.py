@@ -36,14 +36,14 @@ def test_a_checker_that_cuts_every_leaf_finds_what_was_found(bend):
     starts = sorted((leaf.index[0] * size, size) for leaf, size in zip(finer.leaves, sizes, strict=True))
     assert sum(sizes) == 1
     assert all(a + size == b for (a, size), (b, _) in itertools.pairwise(starts))
-    for leaf, upper in zip(finer.leaves, finer.leaf_bounds, strict=True):
+    for leaf, upper in zip(finer.leaves, finer.cells.upper, strict=True):
         parts = np.array([leaf.index])
         for _ in range(CHECKED_HALVINGS):
             parts = children(parts)
         assert bounds(*cell_boxes(proof.box, leaf.level + CHECKED_HALVINGS, parts)).max() <= largest * (1 + 1e-12)
         above = [(whole.level, leaf.index[0] >> max(0, leaf.level - whole.level)) for whole in proof.leaves]
         owner = next(n for n, whole in enumerate(proof.leaves) if above[n] == (whole.level, whole.index[0]))
-        assert upper == proof.leaf_bounds[owner]
+        assert upper == proof.cells.upper[owner]
     assert len(finer.leaves) <= 64
 
 

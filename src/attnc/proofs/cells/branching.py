@@ -28,7 +28,7 @@ from attnc.targets.box import Box
 MAX_LEVEL = 48  # beyond it a cell is a few units in the last place of its ends
 _FIRST_CELLS = 8  # the most cells to begin with; chosen, not measured
 _CELLS = 4096  # cells examined at a time, fewer if they take long; chosen, not measured
-_HOPELESS = 2048
+HOPELESS = 2048
 """After this many cells without a finite bound the search ends: numbers overflow or underflow. Chosen, not measured."""
 _PATIENCE = 1 / 30  # the part of the time budget between two checks of the time; chosen, not measured
 
@@ -153,12 +153,8 @@ class Covering:
         return tuple(Leaf(self.kinds[k].name, self.kinds[k].order, level, tuple(index)) for k, level, index in rows)
 
     @property
-    def leaf_bounds(self) -> Float[np.ndarray, "leaves outputs"]:
-        return self.cells.upper
-
-    @property
     def bound(self) -> float:
-        return float(self.leaf_bounds.max()) if self.norm is None else self.norm
+        return float(self.cells.upper.max()) if self.norm is None else self.norm
 
     @property
     def ledger(self) -> dict[str, float]:
@@ -168,10 +164,10 @@ class Covering:
         """
         terms = self.cells.terms
         if self.norm is None or self.shares is None:
-            values = {name: float(term.flat[np.argmax(self.leaf_bounds)]) for name, term in terms.items()}
+            values = {name: float(term.flat[np.argmax(self.cells.upper)]) for name, term in terms.items()}
             return {name: value for name, value in values.items() if value > 0}
-        rows, worst = np.arange(len(self.leaf_bounds)), np.argmax(self.leaf_bounds, axis=1)
-        largest = np.maximum(self.leaf_bounds.max(axis=1), TINIEST)
+        rows, worst = np.arange(len(self.cells.upper)), np.argmax(self.cells.upper, axis=1)
+        largest = np.maximum(self.cells.upper.max(axis=1), TINIEST)
         with np.errstate(invalid="ignore", over="ignore"):
             parts = {
                 name: (self.shares * term[rows, worst] / largest).sum() * self.norm for name, term in terms.items()
@@ -211,7 +207,7 @@ def branch_and_bound(
             parents = parents.where(slice(fit))
         now, level = time.monotonic(), int(parents.level[0])
         is_spent = search.examined + (len(parents) << box.d) > budget.cells or now - began > budget.seconds
-        is_spent |= search.examined > _HOPELESS and not search.is_anything_bounded
+        is_spent |= search.examined > HOPELESS and not search.is_anything_bounded
         if is_spent or level >= MAX_LEVEL:
             return search.proof([parents, *pending], complete=False)
         found = search.examine(level + 1, children(parents.index))

@@ -18,7 +18,7 @@ import numpy as np
 
 from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import LIBM_ULPS, TINIEST, up
-from attnc.proofs.cells.branching import MAX_LEVEL, Budget, CellBounds, Covering, best_of
+from attnc.proofs.cells.branching import HOPELESS, MAX_LEVEL, Budget, CellBounds, Covering, best_of
 from attnc.proofs.cells.dyadic import cells, children
 from attnc.proofs.cells.kind import SHARP, Kind
 from attnc.proofs.margins import NORM_FLOOR
@@ -28,7 +28,6 @@ SUMMED = 1 + 2.0**-30 + 2 * NORM_FLOOR
 """Factor on a sum over cells. With up to 2^20 cells, roundings are below 2^−32 of it. Raising bounds to the floor adds
 NORM_FLOOR^p of it at most, and p ≥ 1."""
 _FIRST_CELLS, _CELLS = 64, 8192  # the most cells to begin with, and to examine at a time; chosen, not measured
-_HOPELESS = 2048  # after this many cells without a finite bound the search ends; chosen, not measured
 _WORTHWHILE = 0.005
 """The search ends where halving all cells would lower the sum by less than this part of it. Chosen, not measured."""
 _MOST_GAIN, _ENOUGH_GAIN = 0.7, 1.5
@@ -67,7 +66,7 @@ def bound_integral(
             break
         missing = total * (1 - (goal / norm) ** p) if math.isfinite(norm) else math.inf
         rows = _chosen(known, _CELLS >> d, min(_MOST_GAIN * gains, _ENOUGH_GAIN * missing))
-        is_hopeless = examined > _HOPELESS and not np.isfinite(known.adds).any()
+        is_hopeless = examined > HOPELESS and not np.isfinite(known.adds).any()
         is_spent = time.monotonic() - began > budget.seconds or examined + (len(rows) << d) > budget.cells
         if is_hopeless or is_spent or not len(rows):
             complete = False

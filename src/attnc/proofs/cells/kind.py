@@ -52,13 +52,12 @@ class Bounds:
         terms = {name: up(factor * term) for name, term in self.terms.items()}
         return Bounds(up(factor * self.upper, 2), terms, self.seen, factor * self.floor)
 
-    def meet(self, goal: float) -> Bool[np.ndarray, " cells"]:
-        """Which cells need not be halved."""
-        return meets(self.upper, self.floors, goal)
-
 
 def meets(upper: np.ndarray, floors: np.ndarray, goal: float) -> Bool[np.ndarray, " cells"]:
-    """Whether a bound is finite and at most the goal plus 1.25 times the part that no halving removes."""
+    """Which cells need not be halved.
+
+    Their bound is finite, and at most the goal plus 1.25 times the part that no halving removes.
+    """
     largest = upper.max(axis=1)
     with np.errstate(over="ignore"):
         return np.asarray((largest <= goal + 1.25 * np.nan_to_num(floors)) & np.isfinite(largest))

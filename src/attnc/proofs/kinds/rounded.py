@@ -11,7 +11,7 @@ from attnc.numerics.rounding import up
 from attnc.proofs.cells.kind import Bounds, Goal, Kind
 from attnc.proofs.margins import LEAF_ROOM, STAGE_ROUNDING
 from attnc.proofs.rounding.program import Roundings
-from attnc.proofs.rounding.stage import rounding_bounds, rounding_of_sums
+from attnc.proofs.rounding.stage import rounding_bounds
 from attnc.proofs.stages.extraction import OneStage
 
 SMALL_ROUNDING = 1e-3  # a rounding below this part of the goal is not made sharper; chosen, not measured
@@ -19,17 +19,13 @@ SMALL_ROUNDING = 1e-3  # a rounding below this part of the goal is not made shar
 
 @dataclass(frozen=True, eq=False)
 class StageRounding:
-    """Bounds of |computed − exact| for one attention stage; engines may be off by `truncation` besides, in any output.
-
-    The bound for any order of summation is taken as it is where it is at most `negligible`.
-    """
+    """Bounds of |computed − exact| for one attention stage; engines may be off by `truncation` besides."""
 
     stage: OneStage
     roundings: Roundings
     truncation: float = 0.0
     level: float = 0.0  # about the largest rounding at points: no smaller goal is set for a kind
     spare: float = STAGE_ROUNDING  # the factor that leaves room for the checker
-    negligible: float = 0.0
 
     def over(
         self, centres: np.ndarray, radii: np.ndarray, enough: np.ndarray | float = np.inf, *, for_any_weights: bool
@@ -38,10 +34,6 @@ class StageRounding:
 
         With `for_any_weights` the error of the weights is left out, because the kind covers it.
         """
-        if for_any_weights and self.negligible > 0:
-            found = up(rounding_of_sums(self.roundings, up(np.abs(centres) + radii)) + self.truncation)
-            if found.max() <= self.negligible:
-                return np.asarray(found)
         return self.spare * rounding_bounds(
             self.stage,
             self.roundings,

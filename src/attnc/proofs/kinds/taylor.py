@@ -29,7 +29,7 @@ from attnc.numerics.jet_balls import TINY, U, above
 from attnc.numerics.jet_tables import embedding, monomials, num_monomials
 from attnc.proofs.cells.dyadic import cell_boxes
 from attnc.proofs.cells.intervals import cells_within, centred
-from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind
+from attnc.proofs.cells.kind import SHARP, Bounds, Goal, Kind, meets
 from attnc.proofs.stages.extraction import OneStage
 from attnc.proofs.taylor.moments import KeyMoments, Moments
 from attnc.proofs.taylor.polynomials import gamma, layout, quotient, residual
@@ -287,6 +287,6 @@ def _coarsest(kind: Kind, box: Box, places: np.ndarray, goal: Goal, finest: int)
     """The coarsest level at which most cells meet the goal; None if that is beyond `finest`."""
     level = np.repeat(np.arange(finest + 1), len(places))
     index = np.floor(np.tile(places, (finest + 1, 1)) * 2.0 ** level[:, None]).astype(np.int64)
-    met = kind.bounds(*cell_boxes(box, level, index), goal).meet(goal.value).reshape(finest + 1, -1)
-    is_met = met.mean(axis=1) >= _MOST_PILOTS
+    found = kind.bounds(*cell_boxes(box, level, index), goal)
+    is_met = meets(found.upper, found.floors, goal.value).reshape(finest + 1, -1).mean(axis=1) >= _MOST_PILOTS
     return int(np.argmax(is_met)) if is_met[-1] else None

@@ -78,11 +78,6 @@ class HeadLine:
     dtype: str
 
     @property
-    def score_rounding(self) -> float:
-        """The largest rounding of a score at t = 0."""
-        return max(float(head.score_errors[:, -1].max()) for head in self.roundings)
-
-    @property
     def value_bytes(self) -> bytes:
         """The values of all heads: channels with equal bytes may share their leaves."""
         parts = [part for head in self.heads for part in (head.values, head.carried) if part is not None]

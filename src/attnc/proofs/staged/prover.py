@@ -153,7 +153,7 @@ class _StageWalk:
         """Heads that are the same function of t; those at a constant t, and all if the box is divided, are alone."""
         found: dict[tuple[object, ...], list[_ClaimedHead]] = {}
         for place, head in enumerate(heads):
-            rounds = head.line.score_rounding
+            rounds = max(float(each.score_errors[:, -1].max()) for each in head.line.roundings)  # of scores at t = 0
             roughness = round(math.log2(max(ROUGH_SCORES, rounds)) / 2) if math.isfinite(rounds) else 0
             alone = place if self.claims.divides or not head.argument.form.weights.any() else None
             key = head.claim.function_text, head.line.value_bytes, roughness, alone
@@ -271,7 +271,7 @@ class _ProvedGroup:
         )
         rounding, proof = line.rounding(size, proof)
         self.rounding = rounding if divides else float(up(ROUNDING_ROOM * rounding))
-        deltas = up(proof.leaf_bounds[:, 0] + up(self.rounding / size), 2) if size > 0 else proof.leaf_bounds[:, 0]
+        deltas = up(proof.cells.upper[:, 0] + up(self.rounding / size), 2) if size > 0 else proof.cells.upper[:, 0]
         delta = float(deltas.max())
         deltas = np.maximum(deltas, LEAST_SHARE * delta) if divides else np.full(len(deltas), delta)
         self.own, self.is_complete = float(up(size * delta + line.unsure, 2)), proof.complete

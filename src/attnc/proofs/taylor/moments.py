@@ -50,8 +50,8 @@ class Moments:
 
     @classmethod
     def joined(cls, parts: list[Moments]) -> Moments:
-        names = ("shift", "nu", "nu_error", "rounding", "delta", "delta_error", "least")
-        return cls(*(np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names))
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return cls(*(np.concatenate(column, axis=-1) for column in columns))
 
 
 @dataclass(frozen=True, eq=False)
