@@ -176,6 +176,14 @@ def real_number(name: str, given: Any) -> float:
     return value
 
 
+def positive_number(name: str, given: Any) -> float:
+    """Return a finite real number > 0 as a float, or raise InputError with its name."""
+    value = real_number(name, given)
+    if not value > 0:
+        raise InputError(f"{name} must be a finite number > 0, found {given!r}")
+    return value
+
+
 def whole_number(name: str, given: Any, least: int, most: float = math.inf) -> int:
     """Return an int from `least` to `most`, or raise InputError with its name."""
     if not isinstance(given, int) or isinstance(given, bool) or not least <= given <= most:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from attnc.constructions.construction import Request, round_above
+from attnc.constructions.built import round_above
+from attnc.constructions.construction import Request
 from attnc.errors import AttncError, BoundNotMet
 from attnc.network import Network
 from attnc.numerics.rounding import UNIT_ROUNDOFF

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,6 +10,7 @@ from typing import TypeVar
 from attnc.errors import BoundNotMet, InputError
 from attnc.ir.program import Program
 from attnc.numerics.bound import Bound
+from attnc.targets.box import show_intervals
 from attnc.targets.parts.part import Derivation
 from attnc.targets.target import Target
 
@@ -82,19 +84,30 @@ def require_resolution(target: Target, eps: float, dtype: str, level: float) -> 
 
 
 def too_many_anchors(
-    target: Target, eps: float, name: str, needed: int, limit: int, best: Built | None = None
+    target: Target,
+    eps: float,
+    name: str,
+    needed: str,
+    limit: str,
+    bound: float | None = None,
+    worst_box: dict[str, tuple[float, float]] | None = None,
+    build: Callable[[], Built] | None = None,
 ) -> BoundNotMet:
-    """The refusal where eps needs more anchors than allowed; `best` is the largest network within the limit."""
-    bound = None if best is None or best.bound is None else best.bound.value
-    within = "" if bound is None else f"; these have a bound of {bound:.3g}"
+    """The refusal where eps needs more anchors than allowed.
+
+    `bound` and `worst_box` are those of the largest network within the limit, which `build` makes.
+    """
+    where = "" if worst_box is None else f", largest on {show_intervals(worst_box)}"
+    within = "" if bound is None else f" Within the limit the bound is about {bound:.3g}{where}."
+    least = "a larger eps" if bound is None else f"eps ≥ {round_above(bound):.2g}"
     return BoundNotMet(
-        f"cannot bring {target.describe()} on {target.box} to eps={eps:g} with {name}: it needs {needed:,} anchors, "
-        f"more than max_anchors or max_bytes allow ({limit:,}){within}. Choose a larger eps or a smaller box, or raise "
-        "max_anchors and max_bytes.",
+        f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with {name}: it needs "
+        f"{needed}, more than {limit} allow.{within} Choose {least}, a smaller box, or raise max_anchors and "
+        "max_bytes.",
         eps=eps,
         bound=bound,
-        worst_box=target.box.as_dict(),
-        build=None if best is None else lambda: best,
+        worst_box=worst_box,
+        build=build,
     )
 
 
@@ -110,4 +123,18 @@ def limited(
     if eps is None:
         raise InputError(f"{needed:,} anchors are more than max_anchors or max_bytes allow ({limit:,})")
     best = build(smaller)
-    raise too_many_anchors(target, eps, best.construction, needed, limit, best)
+    assert best.bound is not None
+    anchors, most = f"{needed:,} anchors", f"max_anchors and max_bytes ({limit:,})"
+    raise too_many_anchors(target, eps, best.construction, anchors, most, best.bound.value, None, lambda: best)
+
+
+LEAST_ADVISED = 1e-300
+"""The smallest eps that messages advise: float64 holds no two digits of much smaller numbers."""
+
+
+def round_above(error: float) -> float:
+    """Two digits that are safely above an error that was seen, and above the bound that a proof finds for it."""
+    if error < LEAST_ADVISED:
+        return LEAST_ADVISED
+    digit = 10.0 ** (math.floor(math.log10(error)) - 1)
+    return math.ceil(1.04 * error / digit) * digit

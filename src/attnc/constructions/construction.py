@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from attnc.constructions.built import Built, Progress
-from attnc.errors import InputError, real_number, whole_number
+from attnc.errors import InputError, positive_number, whole_number
 from attnc.ir.layers import Attention
 from attnc.ir.program import Program
 from attnc.ir.shapes import key_counts
@@ -31,8 +31,6 @@ MAX_BYTES = 2**30
 """Default limit of bytes for a program and for the arrays that it is made from: one GiB."""
 MAX_STEP_ANCHORS = 1024
 """Limit of heads and anchors of a step: its error is then 6e-5, and rounding grows with the square of the number."""
-OPTIONS = ("centres", "heads", "norm")
-"""The arguments of `attnc.compile` that only some constructions take."""
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
 """The fields of an Estimate by which `auto` may compare constructions."""
 LEAST_IN_FLOAT32 = 2.0**-100
@@ -104,14 +102,13 @@ class Request:
     also: str | None = None
 
     def __post_init__(self) -> None:
-        if self.eps is not None and not real_number("eps", self.eps) > 0:
-            raise InputError(f"eps must be a finite number > 0, found {self.eps!r}")
+        for name, number in (("eps", self.eps), ("beta", self.beta)):
+            if number is not None:
+                positive_number(name, number)
         if not isinstance(self.dtype, str) or self.dtype not in UNIT_ROUNDOFF:
             raise InputError(f"dtype must be one of {', '.join(UNIT_ROUNDOFF)}; found {self.dtype!r}")
         if not self.p >= 1:
             raise InputError(f"norm must be 'inf' or a number ≥ 1, found {self.p}")
-        if self.beta is not None and not (math.isfinite(self.beta) and self.beta > 0):
-            raise InputError(f"beta must be a finite number > 0, found {self.beta}")
         if not 0 < self.margin <= 700:
             raise InputError(f"margin must be in (0, 700], found {self.margin}")
         for name, value, least in (("heads", self.heads, 1), ("num_step_anchors", self.num_step_anchors, 2)):
@@ -154,6 +151,11 @@ class Request:
         """The options that were given, by name."""
         given = {"centres": self.centres, "heads": self.heads, "norm": None if self.p == math.inf else self.p}
         return {name: value for name, value in given.items() if value is not None}
+
+    def is_plain(self, target: Target) -> bool:
+        """Whether the target is a continuous function of one finite input whose largest error matters."""
+        conditions = (finite_box, made_for("function"), one_input, continuous, largest_error)
+        return all(condition(target, self) is None for condition in conditions)
 
     def report(self, doing: str, fraction: float) -> None:
         """Call `progress`, if there is one."""
@@ -216,17 +218,9 @@ class Estimate:
     @classmethod
     def of_built(cls, built: Built, error: float | None) -> Estimate:
         """Count the sizes of a program that exists already."""
-        program = built.program
-        return cls(
-            built.construction,
-            program.num_anchors,
-            program.num_heads,
-            program.num_attention_layers,
-            program.num_parameters,
-            multiply_adds(program),
-            error,
-            build=lambda: built,
-        )
+        made = built.program
+        counts = made.num_anchors, made.num_heads, made.num_attention_layers, made.num_parameters, multiply_adds(made)
+        return cls(built.construction, *counts, error, build=lambda: built)
 
     def within(self, request: Request) -> Estimate:
         """The same row, or a refusal if it needs more anchors than the request allows."""
@@ -264,7 +258,7 @@ class Construction:
     estimated : callable, optional
         Finds the cost without building; by default the program is built and counted.
     options : frozenset of str
-        The names of OPTIONS that it takes.
+        The names of the options that it takes: "centres", "heads", "norm".
 
     Examples
     --------
@@ -281,6 +275,10 @@ class Construction:
     suits: Callable[[Target, Request], bool] = lambda target, request: False
     estimated: Callable[[Target, Request], Estimate] | None = None
     options: frozenset[str] = frozenset()
+
+    def accept(self, target: Target, request: Request) -> None:
+        """Raise InputError unless this construction takes the target."""
+        refuse(self.name, target, request, *self.requires)
 
     def why_not(self, target: Target, request: Request) -> str | None:
         """The reason why this construction does not take the target, None if it does."""
@@ -304,14 +302,13 @@ def for_eps(theorem: Callable[..., Built]) -> Callable[[Target, Request], Built]
     """
 
     def build(target: Target, request: Request) -> Built:
-        asked = request.for_largest_error(target.box)
         return theorem(
             target,
-            eps=asked.eps,
-            dtype=asked.dtype,
-            max_anchors=asked.max_anchors,
-            max_bytes=asked.max_bytes,
-            progress=asked.progress,
+            eps=request.for_largest_error(target.box).eps,
+            dtype=request.dtype,
+            max_anchors=request.max_anchors,
+            max_bytes=request.max_bytes,
+            progress=request.progress,
         )
 
     return build
@@ -330,6 +327,15 @@ def function(target: Target, request: Request) -> str | None:
 def made_for(kind: str) -> Requirement:
     """The condition that the target is of one class, whose weights or points the construction reads."""
     return lambda target, request: None if target.kind == kind else f"takes a {kind}"
+
+
+def for_kind(theorem: Callable[..., Built], kind: str, is_for_auto: bool = True) -> Construction:
+    """The construction of a theorem for targets of one class."""
+
+    def suits(target: Target, request: Request) -> bool:
+        return is_for_auto and target.kind == kind and target.box.is_bounded
+
+    return Construction(theorem.__name__, for_eps(theorem), (finite_box, made_for(kind)), suits)
 
 
 def one_input(target: Target, request: Request) -> str | None:
@@ -368,7 +374,9 @@ def refuse(name: str, target: Target, request: Request, *conditions: Requirement
     """Raise InputError unless the target meets these conditions of the construction."""
     for condition in conditions:
         if (reason := condition(target, request)) is not None:
-            raise InputError(f"cannot build {target.describe()}: {name} {reason}")
+            raise InputError(
+                f"cannot build {target.describe()}: {name} {reason}. attnc.plan lists the constructions that take it."
+            )
 
 
 K = TypeVar("K", bound=Target)
@@ -379,28 +387,14 @@ def of_kind(name: str, target: Target, kind: type[K]) -> K:
     if not isinstance(target, kind):
         raise InputError(
             f"cannot build {target.describe()}: {name} takes a target made by attnc.{kind.__name__}. attnc.plan lists "
-            "the constructions that take this one."
+            "the constructions that take it."
         )
     return target
 
 
 CONTINUOUS_FUNCTION = (finite_box, function, one_input, continuous)
-"""The conditions of fits: a continuous function of one input on a finite box."""
-
-
-def is_plain(target: Target, request: Request) -> bool:
-    """Whether the target is a continuous function of one finite input whose largest error matters."""
-    conditions = (finite_box, made_for("function"), one_input, continuous, largest_error)
-    return all(condition(target, request) is None for condition in conditions)
-
-
-LEAST_ADVISED = 1e-300
-"""The smallest eps that messages advise: float64 holds no two digits of much smaller numbers."""
-
-
-def round_above(error: float) -> float:
-    """Two digits that are safely above an error that was seen, and above the bound that a proof finds for it."""
-    if error < LEAST_ADVISED:
-        return LEAST_ADVISED
-    digit = 10.0 ** (math.floor(math.log10(error)) - 1)
-    return math.ceil(1.04 * error / digit) * digit
+"""A continuous function of one input on a finite box."""
+FIT = (*CONTINUOUS_FUNCTION, summable)
+"""The conditions of fits by one head: also for L_p norms, as far as the prover finds them."""
+EXPRESSION = (*CONTINUOUS_FUNCTION, largest_error, expression)
+"""The conditions of constructions that build an expression part by part."""

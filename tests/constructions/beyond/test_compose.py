@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import attnc
 from attnc.constructions import compose
 from attnc.constructions.beyond.compose import CLOSE_SHARE, MANY_ANCHORS, fit_part, function_of_one, sample_interval
-from attnc.errors import AttncError, InputError
+from attnc.errors import AttncError
 from attnc.ir.layers import Affine
 from attnc.targets.expressions.expression import Expression
 from constructions.adversary import worst_error
@@ -100,13 +100,6 @@ def test_a_part_that_is_0_everywhere_has_an_ordinary_gate(dtype: str) -> None:
     program = attnc.constructions.compose(target, eps=1e-3, dtype=dtype).program
     sizes = [np.abs(layer.constant.values).max(initial=0.0) for layer in program.layers if isinstance(layer, Affine)]
     assert max(sizes) < 1e9
-
-
-@pytest.mark.parametrize(("function", "reason"), [(lambda X: X[:, 0], "structure"), ("sign(x)", "continuous")])
-def test_python_code_and_jumps_are_refused(function: object, reason: str) -> None:
-    target = attnc.as_target(function, {"x": (-1, 1)} if isinstance(function, str) else [(-1, 1)], p=2)
-    with pytest.raises(InputError, match=reason):
-        compose(target, eps=0.1)
 
 
 @settings(max_examples=60)

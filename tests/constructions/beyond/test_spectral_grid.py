@@ -7,7 +7,7 @@ import pytest
 
 import attnc
 from attnc.constructions import spectral_grid
-from attnc.errors import BoundNotMet, InputError
+from attnc.errors import BoundNotMet
 from attnc.targets.target import Target
 from constructions.adversary import worst_error
 
@@ -86,24 +86,3 @@ def test_float32_holds_what_it_can() -> None:
 def test_a_kink_is_refused_soon_and_says_what_to_do() -> None:
     with pytest.raises(BoundNotMet, match="compose"):
         spectral_grid(target_of("abs(x-y)", [(-1, 1)] * 2), eps=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "either eps or num_anchors"),
-        ({"eps": 0.1, "num_anchors": 5}, "either eps or num_anchors"),
-        ({"num_anchors": (5, 5, 5)}, "for 2 variables"),
-        ({"eps": 0.1, "max_value": 0.5}, "max_value"),
-        ({"num_anchors": (5, 0)}, "whole number ≥ 1"),
-    ],
-)
-def test_bad_arguments_are_named(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        spectral_grid(target_of("x*y", [(-1, 1)] * 2), **arguments)  # type: ignore[arg-type]
-
-
-def test_seven_variables_are_too_many_for_a_grid() -> None:
-    target = attnc.as_target("a+b+c+d+f+g*h", {name: (0, 1) for name in "abcdfgh"})
-    with pytest.raises(InputError, match="1 to 6 variables"):
-        spectral_grid(target, eps=0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 import attnc
 from attnc.constructions import table_grid
-from attnc.constructions.fitting.axis import Band, KeysOnAxis, Lattice, NodeAxis, keys_at_nodes, reach_at_nodes
+from attnc.constructions.fitting.axis import KeysOnAxis, Lattice, NodeAxis, band_of_weights, keys_at_nodes
 from constructions.tables import fitted, grid
 
 
@@ -159,20 +158,19 @@ def test_keys_at_nodes_lead_by_c(gaps, c):
     slack = 1e-12 * np.abs(scores).max()
     assert (np.abs(leads[steps == 1] - c) <= slack).all()
     assert (leads >= steps * c - slack).all()
-    reach = reach_at_nodes(y, anchors, bias)
-    band = Band(KeysOnAxis(1.0, 0.0, anchors, bias), y, np.arange(len(y)), reach)
+    line = NodeAxis(y, "float64").at_nodes(c)
     f = np.random.default_rng(0).normal(size=(len(y), 2))
-    assert np.abs(band.weights @ band.solve(f) - f).max() <= 1e-9 * (1 + np.abs(band.solve(f)).max())
+    assert np.abs(line.apply(line.solve(f)) - f).max() <= 1e-9 * (1 + np.abs(line.solve(f)).max())
 
 
 def test_a_band_is_the_softmax_with_the_rest_left_out():
     y = np.sort(np.random.default_rng(4).uniform(0, 30, 31))
     anchors, bias = keys_at_nodes(y, 1.0)
-    band = Band(KeysOnAxis(1.0, 0.0, anchors, bias), y, np.arange(31), reach_at_nodes(y, anchors, bias))
+    band = band_of_weights(KeysOnAxis(1.0, 0.0, anchors, bias), y, y)
     scores = 2 * np.outer(y, anchors) + bias
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
-    assert np.abs(band.weights.toarray() - weights).max() < 1e-14
+    assert np.abs(band.toarray() - weights).max() < 1e-14
 
 
 def test_nodes_that_are_one_in_float32_share_a_key():
@@ -223,10 +221,3 @@ def test_limits_are_respected():
 def test_wrong_targets_and_options_are_refused(points, values, options, message):
     with pytest.raises(attnc.InputError, match=re.escape(message)):
         attnc.compile(attnc.TableTarget(points, list(values)), eps=0.1, **options)
-
-
-def test_wrong_parameters_are_refused():
-    with pytest.raises(attnc.InputError, match=re.escape("table_grid takes a target made by attnc.TableTarget")):
-        attnc.compile("x", box=[(0, 1)], construction="table_grid")
-    with pytest.raises(attnc.InputError, match="max_value must be a number ≥ 1"):
-        table_grid(attnc.TableTarget(X, X), eps=0.1, max_value=math.nan)

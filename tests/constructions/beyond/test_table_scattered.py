@@ -144,8 +144,6 @@ def test_refusals():
     table = attnc.TableTarget(p, np.random.default_rng(0).normal(size=50))
     with pytest.raises(attnc.BoundNotMet, match="a key for every point is 50 anchors, more than the 20"):
         attnc.compile(table, eps=1e-3, max_anchors=20)
-    with pytest.raises(attnc.InputError, match="max_value must be a number ≥ 1"):
-        table_scattered(table, eps=0.1, max_value=0.5)
     close = p.copy()
     close[1] = close[0] + 1e-9
     twins = attnc.TableTarget(close, np.arange(50))

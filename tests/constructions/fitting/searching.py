@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from attnc.constructions.construction import Request
 from attnc.constructions.fitting.adaptive_partition import AdaptivePartition, LeafSearch
+from attnc.constructions.fitting.grid_partition import self_attention
 from attnc.targets.target import Target
 
 
 def partition_of(target: Target, eps: float, **options) -> AdaptivePartition:
     """What the constructions build from: the search is deterministic."""
-    return LeafSearch(target, Request(eps, **options)).partition(eps)
+    return LeafSearch(target, Request(eps, **options), "max_affine", self_attention).partition(eps)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import attnc
 from attnc.constructions import max_affine, max_affine_cross
 from attnc.constructions.fitting.adaptive_partition import AdaptivePartition
-from attnc.errors import BoundNotMet, DomainError, InputError
+from attnc.errors import BoundNotMet, InputError
 from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
 from attnc.targets.function_target import CallableTarget, SequenceTarget
@@ -185,34 +185,6 @@ def test_float32_refuses_what_it_cannot_tell_apart():
         max_affine(target, eps=2, centres="adaptive", dtype="float32")
     built = caught.value.network
     assert error_at(built.program, target, sample_points(target.box, 500)) <= built.bound.value
-
-
-@pytest.mark.parametrize("build", [max_affine, max_affine_cross])
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"eps": 0.1, "centres": "voronoi"}, "'grid' or 'adaptive'"),
-        ({"points_per_axis": 3}, "needs eps"),
-        ({"eps": 0.1, "points_per_axis": 3}, "either eps or points_per_axis"),
-        ({"eps": 0.1, "beta": 10.0}, "beta"),
-        ({"eps": 0.1, "norm": 2.0}, "norm must be 'inf'"),
-        ({"eps": 0.1, "max_bytes": 10}, "even one cell"),
-    ],
-)
-def test_wrong_parameters(build, arguments, words):
-    with pytest.raises(InputError, match=words):
-        build(target_of("x", (0, 1)), **{"centres": "adaptive", **arguments})
-
-
-def test_jumps_are_refused():
-    with pytest.raises(DomainError, match="jumps"):
-        max_affine(target_of("floor(x)", (-1, 1)), eps=0.1, centres="adaptive")
-
-
-def test_code_without_a_lipschitz_constant_is_refused():
-    target = CallableTarget(lambda points: points[:, 0], Box.parse([(0, 1)]))
-    with pytest.raises(InputError, match="Lipschitz"):
-        max_affine(target, eps=0.1, centres="adaptive")
 
 
 def test_constants_need_one_cell():

@@ -45,7 +45,7 @@ def test_regions_hold_every_point_where_a_leaf_is_near(data, d, dtype, seed):
             assert (lo <= hi).all()
             assert (hi <= leaves.top[j]).all()
             inside[:, k] |= ((y >= lo) & (y <= hi)).all(axis=1)
-    scores = 2 * y @ leaves.anchors.T + leaves.bias
+    scores = leaves.scores.scores(y)
     near = scores >= scores.max(axis=1, keepdims=True) - gap
     assert inside[near].all()
     assert near.sum(axis=1).max() <= met.max()

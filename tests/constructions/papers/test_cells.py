@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -13,13 +11,13 @@ import attnc
 from attnc.constructions import attention_softmax, max_affine, two_layer
 from attnc.constructions.built import Built
 from attnc.constructions.fitting.bumps import Steps
-from attnc.constructions.fitting.cell_head import CellHead
-from attnc.errors import BoundNotMet, InputError
+from attnc.constructions.fitting.grid_partition import CellHead
+from attnc.errors import BoundNotMet
 from attnc.ir import Softmax
 from attnc.network import Network
 from attnc.proofs.observed import sample_points
 from attnc.targets.box import Box
-from attnc.targets.function_target import CallableTarget, SequenceTarget
+from attnc.targets.function_target import CallableTarget
 from attnc.targets.target import Target
 from constructions.errors import error_at, random_requests, random_sequence, reference_error, target_of
 
@@ -158,38 +156,6 @@ def test_the_best_network_of_a_refused_compilation_has_a_certificate():
 
 
 BUMPS = [two_layer, attention_softmax]
-
-
-@pytest.mark.parametrize(
-    ("builds", "arguments", "words"),
-    [
-        ([max_affine, *BUMPS], {"eps": None}, "either eps or points_per_axis"),
-        ([max_affine, *BUMPS], {"eps": 0.1, "points_per_axis": 3}, "either eps or points_per_axis"),
-        ([max_affine, *BUMPS], {"points_per_axis": 0}, "points_per_axis"),
-        ([max_affine, *BUMPS], {"points_per_axis": (2, 3)}, "points_per_axis"),
-        ([max_affine, *BUMPS], {"points_per_axis": 3_000_000}, "max_anchors"),
-        ([max_affine, *BUMPS], {"points_per_axis": 3, "beta": -1.0}, "beta"),
-        ([max_affine, *BUMPS], {"points_per_axis": 3, "beta": math.nan}, "beta"),
-        ([max_affine, *BUMPS], {"points_per_axis": 3, "norm": 0.5}, "norm"),
-        ([max_affine, two_layer], {"points_per_axis": 3, "margin": 0.0}, "margin"),
-        (BUMPS, {"points_per_axis": 3, "heads": 0}, "heads"),
-        (BUMPS, {"points_per_axis": 3, "heads": 2.0}, "heads"),
-        (BUMPS, {"points_per_axis": 3, "num_step_anchors": 1}, "num_step_anchors"),
-        (BUMPS, {"points_per_axis": 3, "num_step_anchors": 10**6}, "num_step_anchors"),
-    ],
-)
-def test_wrong_parameters(builds, arguments, words):
-    target = CallableTarget(lambda p: p[:, 0], Box.parse([(0, 1)]), 1.0)
-    for build in builds:
-        with pytest.raises(InputError, match=words):
-            build(target, **arguments)
-
-
-@ALL
-def test_two_sequences_are_for_cross_attention(build):
-    target = SequenceTarget(lambda X, Y: X + Y, (1, 1), (1, 1), (-1, 1), 2.0)
-    with pytest.raises(InputError, match="max_affine_cross"):
-        build(target, eps=0.5)
 
 
 @ALL

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import attnc
 from attnc import ReLUNetwork
 from attnc.constructions import relu_network
-from attnc.errors import BoundNotMet, InputError
 from attnc.ir import Attention
 from constructions.errors import reference_error
 
@@ -79,31 +78,3 @@ def test_a_network_without_hidden_layers_is_affine():
     net = attnc.compile(target, eps=1e-6)
     assert net.num_anchors == 0
     assert net.certificate.bound < 1e-13
-
-
-@pytest.mark.parametrize(
-    ("weights", "biases", "words"),
-    [
-        ([], [], "as many biases"),
-        ([[[1.0]]], [], "as many biases"),
-        ([[[1.0]], [[1.0, 2.0]]], [[0.0], [0.0]], "layer 1"),
-        ([[[1.0]]], [[0.0, 1.0]], "layer 0"),
-        ([[[np.inf]]], [[0.0]], "not finite"),
-    ],
-)
-def test_bad_networks(weights, biases, words):
-    with pytest.raises(InputError, match=words):
-        ReLUNetwork(weights, biases, (-1, 1))
-
-
-def test_bad_parameters():
-    target = random_network((1, 2, 1), 0)
-    for arguments, words in (
-        ({}, "eps or num_anchors"),
-        ({"num_anchors": 1}, "≥ 2"),
-        ({"num_anchors": (5, 5)}, "1 whole"),
-    ):
-        with pytest.raises(InputError, match=words):
-            relu_network(target, **arguments)
-    with pytest.raises(BoundNotMet, match="max_anchors"):
-        relu_network(target, eps=1e-10)

@@ -13,7 +13,6 @@ from attnc.constructions import truncated_linear, truncated_linear_heads
 from attnc.constructions.fitting.clips import silence
 from attnc.constructions.fitting.selection import far_weight, mean_distance, mean_error
 from attnc.engines.numpy_engine import NumpyEngine
-from attnc.errors import BoundNotMet, InputError
 from constructions.errors import error_at, reference_error
 
 
@@ -170,43 +169,6 @@ def test_n_models_at_once_have_their_own_weights():
     wanted = np.clip(np.diagonal(X, axis1=1, axis2=2) + np.array([0.0, 0.5, -0.5]), -1, 1)
     assert net(X).shape == (5, 3)
     assert np.abs(net(X) - wanted).max() <= net.certificate.bound
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"W": [[1.0, np.nan]]}, "W"),
-        ({"W": []}, "W"),
-        ({"W": [1.0], "t": [1.0, 2.0]}, "t has 2"),
-        ({"W": [1.0], "a": 1.0, "b": 1.0}, "a < b"),
-        ({"W": [1.0], "b": np.inf}, "a < b"),
-        ({"W": [1.0, 2.0], "box": [(0, 1)] * 3}, "box"),
-    ],
-)
-def test_bad_targets(arguments, words):
-    with pytest.raises(InputError, match=words):
-        TruncatedLinear(**arguments)
-
-
-def test_bad_parameters():
-    target = TruncatedLinear([1.0])
-    for build, arguments, words in (
-        (truncated_linear, {}, "eps or num_anchors"),
-        (truncated_linear, {"num_anchors": 1}, "num_anchors"),
-        (truncated_linear, {"num_anchors": 10**9}, "max_anchors"),
-        (truncated_linear_heads, {"num_heads": 2}, "num_tokens"),
-        (truncated_linear_heads, {"num_heads": 2, "num_tokens": 2}, "num_tokens"),
-        (truncated_linear_heads, {"num_heads": 1, "num_tokens": 3}, "one anchor"),
-        (truncated_linear_heads, {"num_heads": 2, "num_tokens": 9, "sentinels": 0}, "sentinels"),
-        (truncated_linear_heads, {"num_heads": 2, "num_tokens": 9, "beta": -1.0}, "beta"),
-        (truncated_linear, {"num_anchors": 9, "beta": 0.0}, "beta"),
-    ):
-        with pytest.raises(InputError, match=words):
-            build(target, **arguments)
-    with pytest.raises(BoundNotMet, match="anchors"):
-        truncated_linear(target, eps=1e-9)
-    with pytest.raises(InputError, match="TruncatedLinear"):
-        attnc.compile("x", [(0, 1)], 0.1, construction="truncated_linear")
 
 
 # --- the lemmas ------------------------------------------------------------------------------------------------------

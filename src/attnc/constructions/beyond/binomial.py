@@ -9,21 +9,16 @@ from functools import cached_property
 
 import numpy as np
 
-from attnc.constructions.built import Built, Progress
-from attnc.constructions.construction import MAX_BYTES, Request, round_above
+from attnc.constructions.built import Built, Progress, round_above
+from attnc.constructions.construction import MAX_BYTES, Request
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
-from attnc.constructions.fitting.search import Shape, descend, fewest, ladder
+from attnc.constructions.fitting.search import DOWNHILL_FACTOR, FEW_KEYS, Shape, fewest, ladder, lowest
 from attnc.constructions.fitting.selection import allowed_anchors
-from attnc.constructions.fitting.stored_head import (
-    MeasuredHead,
-    check_unary,
-    measured,
-    store,
-    unary_construction,
-)
-from attnc.errors import BoundNotMet, InputError
+from attnc.constructions.fitting.stored_head import MeasuredHead, check_unary, measured, store, unary_construction
+from attnc.errors import BoundNotMet, InputError, positive_number, whole_number
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
+from attnc.targets.box import Box
 from attnc.targets.target import Target
 
 MAX_BINOMIAL_KEYS = 128
@@ -32,7 +27,7 @@ SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96)
 """Numbers of keys that are tried in turn: each is about 1.3 times the one before."""
 FITTED_SHARE, OBSERVED_SHARE = 0.9, 0.97
 """Shares of eps for the fit, which leaves the rest to rounding, and for the error on a sample, which leaves the rest to
-the points between. Chosen, not measured."""
+the points between. A fit that misses a share is repeated with more keys, so they cost keys and no soundness."""
 
 
 def binomial(
@@ -108,76 +103,51 @@ def binomial(
     check_unary("binomial", target, request, num_anchors, max_value, most)
     lo, hi = float(target.box.lo[0]), float(target.box.hi[0])
     search = PolynomialSearch(lambda x: target(x[:, None]), lo, hi, limits, max_value, delta, centre)
-    task = _Task(target, search, request, most)
-    return task.within_eps() if num_anchors is None else task.built(task.stored(search.best(num_anchors)))
+    if num_anchors is not None:
+        return search.built(target, search.stored(search.best(num_anchors), target.box, dtype))
+    return _within_eps(target, search, request, most)
 
 
-@dataclass(frozen=True, eq=False)
-class _Task:
-    """The request for a target, with at most `most` keys."""
+def _within_eps(target: Target, search: PolynomialSearch, request: Request, most: int) -> Built:
+    """The fewest keys within eps, at most `most`."""
+    eps = request.goal
 
-    target: Target
-    search: PolynomialSearch
-    request: Request
-    most: int
+    def attempt(size: int, before: Sequence[MeasuredHead[Polynomial]]) -> MeasuredHead[Polynomial]:
+        best = search.best(size, FITTED_SHARE * eps, before[-1].fit if before else None)
+        if not before or before[-1].error > OBSERVED_SHARE * eps:  # on the way up
+            request.report("fitting", size / most)
+        return search.stored(best, target.box, request.dtype)
 
-    def within_eps(self) -> Built:
-        """The fewest keys within eps."""
-        eps, most = self.request.goal, self.most
-
-        def attempt(size: int, before: Sequence[MeasuredHead[Polynomial]]) -> MeasuredHead[Polynomial]:
-            found = self.stored(self.search.best(size, FITTED_SHARE * eps, before[-1].fit if before else None))
-            if not before or before[-1].error > OBSERVED_SHARE * eps:  # on the way up
-                self.request.report("fitting", size / most)
-            return found
-
-        def gives_up(failed: Sequence[MeasuredHead[Polynomial]]) -> bool:
-            *before, last = failed
-            best = min(before, key=lambda one: one.error, default=None)
-            return best is not None and (self._is_floor(best, last) or _is_slow(best, last, eps, most))
-
-        found = fewest(ladder(SIZES, most), attempt, OBSERVED_SHARE * eps, gives_up=gives_up)
-        if found.met is not None:
-            return self.built(found.met)
-        best, (*before, last) = found.best, found.failed
-        reason = f"it falls too slowly for {most} keys, the most that are allowed"
-        if found.gave_up and self._is_floor(min(before, key=lambda one: one.error), last):
-            reason = f"the rest of the error is rounding in {self.request.dtype}"
-        target = self.target
-        raise BoundNotMet(
-            f"cannot bring the error to eps={eps:g} for {target.describe()} on {target.box} with a binomial head: the "
-            f"largest error seen is {best.error:.3g} with {best.p} keys, at {target.box.names[0]} = {best.at:.6g}, and "
-            f"{reason}. A polynomial in σ(δx) suits smooth functions, and its values are limited to "
-            f"{self.search.max_value:g} times max|f|. Choose eps ≥ {round_above(best.error):.2g}, a smaller box, more "
-            "for max_value, or construction='graded', which handles kinks.",
-            eps=eps,
-            build=lambda: self.built(best),
-        )
-
-    def _is_floor(self, before: MeasuredHead[Polynomial], after: MeasuredHead[Polynomial]) -> bool:
+    def is_floor(failed: Sequence[MeasuredHead[Polynomial]]) -> bool:
         """Whether the rest of the error is rounding, of the head or of the fit: more keys do not help any more."""
-        of_fit = 2.0**16 * float(np.finfo("float64").eps) * float(self.search.most.max())
+        before, after = min(failed[:-1], key=lambda one: one.error), failed[-1]
+        of_fit = 2.0**16 * float(np.finfo("float64").eps) * float(search.most.max())
         is_rounding = after.error > 2 * after.fit.error or before.error < of_fit
         return after.error > 0.5 * before.error and is_rounding
 
-    def stored(self, found: Polynomial) -> MeasuredHead[Polynomial]:
-        """The stored head, with its values as they were or solved again for the stored keys: the better of both."""
-        search, p = self.search, found.keys.num_keys
-        head = store(found.keys, self.target.box, self.request.dtype)
-        x = chebyshev(search.lo, search.hi, 12 * p + 60)
-        again, _ = search.fit(head.keys, search.values(x), head.weights(x[:, None]), FINAL_PASSES, 0.0)
-        fine = chebyshev(search.lo, search.hi, 40 * p + 400)
-        return measured(found, (head, head.with_values(again.values)), search.f, fine)
+    def gives_up(failed: Sequence[MeasuredHead[Polynomial]]) -> bool:
+        return len(failed) > 1 and (is_floor(failed) or _is_slow(failed, eps, most))
 
-    def built(self, found: MeasuredHead[Polynomial]) -> Built:
-        delta = float(np.exp(found.fit.shape[0]))
-        centre = ("centre", self.search.base + found.fit.shape[1] / delta)
-        parameters = (("degree", found.p - 1), ("delta", delta), centre, *found.parameters)
-        return Built(found.head.program(self.target), "binomial", None, None, parameters)
+    found = fewest(ladder(SIZES, most), attempt, OBSERVED_SHARE * eps, gives_up=gives_up)
+    if found.met is not None:
+        return search.built(target, found.met)
+    best, reason = found.best, f"it falls too slowly for {most} keys, the most that are allowed"
+    if found.gave_up and is_floor(found.failed):
+        reason = f"the rest of the error is rounding in {request.dtype}"
+    raise BoundNotMet(
+        f"cannot bring the error to eps={eps:g} for {target.describe()} on {target.box} with a binomial head: the "
+        f"largest error seen is {best.error:.3g} with {best.p} keys, at {target.box.names[0]} = {best.at:.6g}, and "
+        f"{reason}. A polynomial in σ(δx) suits smooth functions, and its values are limited to "
+        f"{search.max_value:g} times max|f|. Choose eps ≥ {round_above(best.error):.2g}, a smaller box, more "
+        "for max_value, or construction='graded', which handles kinks.",
+        eps=eps,
+        build=lambda: search.built(target, best),
+    )
 
 
-def _is_slow(before: MeasuredHead[Polynomial], after: MeasuredHead[Polynomial], eps: float, most: int) -> bool:
+def _is_slow(failed: Sequence[MeasuredHead[Polynomial]], eps: float, most: int) -> bool:
     """Whether eps is out of reach even if every further key is worth as much as the last ones were."""
+    before, after = min(failed[:-1], key=lambda one: one.error), failed[-1]
     if after.p < 24 or after.p >= most or after.error >= before.error:
         return after.p >= 48 and after.error >= before.error
     gain = math.log(before.error / after.error) / (after.p - before.p)
@@ -190,14 +160,10 @@ Limits = tuple[float | None, float | None]
 FLAT_ARGUMENT = 700.0
 """Largest argument of σ on an infinite interval: there σ is 1 in float64, and e^{−700} is still a normal number."""
 QUICK_PASSES, FINAL_PASSES = 3, 40
-"""Passes of the reweighted least squares while shapes are compared, and for the shape that is taken. Chosen, not
-measured."""
+"""Passes of the reweighted least squares: few while shapes are compared, as they only rank them, and many for the
+shape that is taken, of which there is one."""
 FIRST_STEP, LAST_STEP = 0.17, 0.01
 """The first and the last step downhill, in log δ and in (x₀ − base)·δ/2."""
-DOWNHILL_FACTOR = 300.0
-"""Errors up to this multiple of the goal are still lowered by steps downhill; larger ones seldom come down to it."""
-THOROUGH_KEYS = 16
-"""Up to this number of keys the search is thorough, as fits are quick."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,8 +229,7 @@ class PolynomialSearch:
         rest = f - weights @ values
         error = float(np.abs(rest).max())
         if free.any():
-            found = fit_values(weights[:, free], rest, self.most, passes, goal)
-            values[free], error = found.values, found.error
+            values[free], error = fit_values(weights[:, free], rest, self.most, passes, goal)
         return replace(keys, values=values), error
 
     def polynomial(self, num_keys: int, shape: Shape, passes: int = QUICK_PASSES, goal: float = 0.0) -> Polynomial:
@@ -283,22 +248,33 @@ class PolynomialSearch:
                 shape = (shape[0], (self.centre - self.base) * math.exp(shape[0]))
             return self.polynomial(num_keys, shape, goal=goal) if abs(shape[1]) < 30 else None
 
-        found: list[Polynomial] = []
-        for shape in self._starts(near):
-            found.append(self.polynomial(num_keys, shape, goal=goal))
-            if found[-1].error <= goal:
-                return found[-1]
-        found.sort(key=lambda one: one.error)
-        best, few = found[0], num_keys <= THOROUGH_KEYS
-        near_enough = (DOWNHILL_FACTOR if few else 0.1 * DOWNHILL_FACTOR) * goal if goal else math.inf
+        few = num_keys <= FEW_KEYS
         axes = np.array([axis for axis, given in (((1, 0), self.delta), ((0, 2), self.centre)) if given is None])
-        if len(axes) and num_keys > 1 and best.error <= near_enough:
-            for start in found[: 2 if few else 1]:
-                end = descend(start, attempt, axes, FIRST_STEP, LAST_STEP if few else 4 * LAST_STEP, goal)
-                best = min(best, end, key=lambda one: one.error)
-                if best.error <= goal:
-                    break
+        best = lowest(
+            (self.polynomial(num_keys, shape, goal=goal) for shape in self._starts(near)),
+            attempt,
+            axes,
+            FIRST_STEP,
+            LAST_STEP if few else 4 * LAST_STEP,
+            goal,
+            num_descents=2 if few else 1,
+            near_enough=(1.0 if few else 0.1) * DOWNHILL_FACTOR * goal or math.inf,
+        )
         return self.polynomial(num_keys, best.shape, FINAL_PASSES, goal)
+
+    def stored(self, found: Polynomial, box: Box, dtype: str) -> MeasuredHead[Polynomial]:
+        """The stored head, with its values as they were or solved again for the stored keys: the better of both."""
+        p, head = found.keys.num_keys, store(found.keys, box, dtype)
+        x = chebyshev(self.lo, self.hi, 12 * p + 60)
+        again, _ = self.fit(head.keys, self.values(x), head.weights(x[:, None]), FINAL_PASSES, 0.0)
+        fine = chebyshev(self.lo, self.hi, 40 * p + 400)
+        return measured(found, (head, head.with_values(again.values)), self.f, fine)
+
+    def built(self, target: Target, found: MeasuredHead[Polynomial]) -> Built:
+        delta = float(np.exp(found.fit.shape[0]))
+        centre = ("centre", self.base + found.fit.shape[1] / delta)
+        parameters = (("degree", found.p - 1), ("delta", delta), centre, *found.parameters)
+        return Built(found.head.program(target), "binomial", None, None, parameters)
 
     def _starts(self, near: Polynomial | None) -> Iterator[Shape]:
         """The shape of a polynomial of another degree, and a coarse net."""
@@ -342,10 +318,9 @@ def binomial_keys(
     """
     if not lo < hi or math.isnan(lo) or math.isnan(hi):
         raise InputError(f"binomial keys need an interval lo < hi, found [{lo}, {hi}]")
-    if not (isinstance(num_keys, int) and num_keys >= 1):
-        raise InputError(f"num_keys must be a whole number ≥ 1, found {num_keys!r}")
-    if delta is not None and not (math.isfinite(delta) and delta > 0):
-        raise InputError(f"delta must be a finite number > 0, found {delta}")
+    whole_number("num_keys", num_keys, 1)
+    if delta is not None:
+        positive_number("delta", delta)
 
     def rows(x: np.ndarray) -> np.ndarray:
         return np.asarray(f(x), np.float64).reshape(len(x), -1)

@@ -12,19 +12,7 @@ import numpy as np
 
 from attnc.constructions.beyond.graded import graded_keys
 from attnc.constructions.built import Built, Progress, require_resolution, too_many_anchors
-from attnc.constructions.construction import (
-    CONTINUOUS_FUNCTION,
-    MAX_ANCHORS,
-    MAX_BYTES,
-    Construction,
-    Request,
-    continuous,
-    expression,
-    for_eps,
-    is_plain,
-    largest_error,
-    refuse,
-)
+from attnc.constructions.construction import EXPRESSION, MAX_ANCHORS, MAX_BYTES, Construction, Request, for_eps
 from attnc.constructions.fitting.axis import MAX_P, AxisSections, grid_head, value_limit
 from attnc.constructions.fitting.circuit import Circuit, PartFit, build_parts
 from attnc.constructions.fitting.gate import MAX_EXPONENT, function_gate, product_gate, square_gate
@@ -44,33 +32,24 @@ from attnc.targets.expression_target import ExpressionTarget
 from attnc.targets.expressions.expression import Expression
 from attnc.targets.expressions.tree import Call, Node, Product, to_text
 from attnc.targets.parts.lowering import SQUARE, Lowering
-from attnc.targets.parts.part import (
-    Combination,
-    Multiply,
-    Part,
-    Source,
-    T,
-    Unary,
-    function_of_t,
-    in_order,
-    operands_of,
-)
+from attnc.targets.parts.part import Combination, Multiply, Part, Source, T, Unary, function_of_t, in_order, operands_of
 from attnc.targets.parts.part_ranges import PartRanges, sub_boxes
 from attnc.targets.target import Target
 
 NAME = "compose"
 MOST_FUSED = 72
 """Largest number of anchors of one head for a function of several operations; a function that needs more is taken
-apart. Chosen, not measured."""
+apart. It is more than MANY_ANCHORS, since several heads in place of one cost layers."""
 MAX_SHARINGS = 8
-"""Maximum number of times that eps is shared over the heads: chosen, not measured."""
+"""Maximum number of times that eps is shared over the heads: each time fits all heads again."""
 ROUNDINGS_OF_HEADS = 4
-"""Least eps that a head can reach, in roundings of max |f|: chosen, not measured."""
+"""Least eps that a head can reach, in roundings of max |f|: a cast, a product, a sum and a division."""
 COMPOSED_SHARE = 0.95
-"""The share of eps that the errors of the heads may add up to; the rest is for rounding. Chosen, not measured."""
+"""The share of eps that the errors of the heads may add up to; the rest is for rounding. If the certificate
+still misses eps, `compile` asks for a smaller one."""
 MOST_EXCESS = 2.0
-"""Largest ratio of a proved to an observed error that a finer fit can correct; a larger one is due to rounding. Chosen,
-not measured."""
+"""Largest ratio of a proved to an observed error that a finer fit can correct; a larger one is due to rounding, and
+half of δ is all that a finer fit is asked for."""
 
 
 def compose(
@@ -129,18 +108,19 @@ def compose(
     11
     """
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
-    refuse(NAME, target, request, expression, continuous)
+    COMPOSE.accept(target, request)
     assert target.expression is not None
     found = _ledger(target, target.expression, request).composed(progress)
     if found.num_anchors > max_anchors:
-        raise too_many_anchors(target, eps, NAME, found.num_anchors, max_anchors)
+        needed = f"{found.num_anchors:,} anchors"
+        raise too_many_anchors(target, eps, NAME, needed, f"max_anchors={max_anchors:,}")
     return found.build(dtype)
 
 
-def _ledger(target: Target, formula: Expression, request: Request) -> Ledger:
+def _ledger(target: Target, expression: Expression, request: Request) -> Ledger:
     """The parts of the expression, each within reach of one head."""
     eps, dtype = request.goal, request.dtype
-    ranges = PartRanges(sub_boxes(target.box), formula.variables)
+    ranges = PartRanges(sub_boxes(target.box), expression.variables)
 
     @functools.cache
     def fits_in_one_head(lo: float, hi: float, tree: Node) -> bool:
@@ -150,8 +130,8 @@ def _ledger(target: Target, formula: Expression, request: Request) -> Ledger:
         return has_two_keys(_recipe(tree)) or fits_in_one_head(*ranges(base), tree)
 
     gates = [name for name, function in FUNCTIONS.items() if is_economical(function.gate)]
-    lowering = Lowering(formula.variables, can_fit, gates)
-    ledger = Ledger(target, lowering.lower(formula.outputs), ranges, eps, dtype)
+    lowering = Lowering(expression.variables, can_fit, gates)
+    ledger = Ledger(target, lowering.lower(expression.outputs), ranges, eps, dtype)
     if ledger.heads:
         level = ROUNDINGS_OF_HEADS * UNIT_ROUNDOFF[dtype] * max(map(ranges.size, ledger.outputs))
         require_resolution(target, eps, dtype, level)
@@ -186,15 +166,16 @@ class Composition:
 
 
 SHARING_PASSES = 6
-"""Number of passes that bring shares and enlarged ranges into agreement: chosen, not measured."""
+"""Number of passes that bring shares and enlarged ranges into agreement: λ depends on the errors only through these."""
 EXACT_SHARE = 1e-9
 """The share of eps of a function that is a softmax already, as sigmoid(t), tanh(t) and silu(t) are. Such a function has
 no error, so any small share does."""
 GATE_SHARE = 0.02
 """The share of eps of a gate with two keys, whose number does not grow with 1/δ; a head whose keys do grow has the
-share 1. Chosen, not measured."""
+share 1. It is small, since a larger β costs no key."""
 MODULUS_PIECES = 512
-"""Number of pieces of a range on each of which the slope of a function is enclosed: chosen, not measured."""
+"""Number of pieces of a range on each of which the slope of a function is enclosed: more make the bound of the slope
+smaller, and take longer."""
 
 
 class Ledger:
@@ -231,7 +212,7 @@ class Ledger:
             if found.error <= within and (best is None or found.num_anchors <= best.num_anchors):
                 best = found
             if best is not None and found.error <= within and (found.error > 0.5 * within or round_ > 2):
-                found, less = replace(best, error=self.proved_total(best.fits)), 0.9  # hardly more
+                found, less = replace(best, error=self.total(best.fits, is_proved=True)), 0.9  # hardly more
                 if found.error <= within:
                     return found
                 unproved, best = best, None
@@ -281,21 +262,16 @@ class Ledger:
             fits[key] = replace(fitted, lo=lo, hi=hi)
         return fits
 
-    def total(self, fits: Mapping[int, PartFit]) -> float:
-        """The error of the worst output, from the errors of the fits on samples, enlarged by the excess of proofs."""
-        return self._worst({key: fit.error * self.excess.get(key, 1.0) for key, fit in fits.items()})
+    def total(self, fits: Mapping[int, PartFit], is_proved: bool = False) -> float:
+        """The error of the worst output, from errors of the fits on samples, enlarged by the excess of proofs.
 
-    def proved_total(self, fits: Mapping[int, PartFit]) -> float:
-        """The error of the worst output, from the proved errors of the fits.
-
-        In float32 a proved error includes the rounding of weights, which no fit makes smaller: there the errors on
-        samples are taken, and the certificate proves them.
+        If `is_proved`, it is from proved errors in float64. In float32 a proved error includes the rounding of weights,
+        which no fit makes smaller: there the errors on samples are taken, and the certificate proves them.
         """
-        if self.dtype != "float64":
-            return self.total(fits)
-        return self._worst({id(part): proved_error(fits[id(part)], part.tree) for part in self.heads})
-
-    def _worst(self, deltas: Mapping[int, float]) -> float:
+        if is_proved and self.dtype == "float64":
+            deltas = {id(part): proved_error(fits[id(part)], part.tree) for part in self.heads}
+        else:
+            deltas = {key: fit.error * self.excess.get(key, 1.0) for key, fit in fits.items()}
         errors = self.forwards(deltas)
         return max(errors[id(part)] for part in self.outputs)
 
@@ -398,10 +374,10 @@ def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
 # The heads of functions of one number: a gate where there is one, else soft anchors with solved values
 
 EDGE = 1e-7
-"""Least distance of an inner sample point from an end, as a share of the interval: chosen, not measured."""
+"""Least distance of an inner sample point from an end, as a share of the interval: there √t on [0, 1] is 3e-4."""
 BETWEEN = 1.01
-"""Assumed ratio of the largest error between the points of a sample to the largest error at them. Chosen, not
-measured."""
+"""Assumed ratio of the largest error between the points of a sample to the largest error at them:
+the proof of the head, not the sample, decides in the end."""
 
 
 def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray, " points"]:
@@ -431,10 +407,9 @@ def fit_unary(
         found = lines.smallest(goal, value_limit(delta, size, dtype) * size, most=most)
         if found is None:
             return None
-        axis = found[0]
-        keys_on_axis = axis.lattice.keys(lo, hi, "float64")
-        head = grid_head([keys_on_axis], axis.solve(sections(axis.nodes())), "float64")
-        fitted = PartFit(head.keys, math.nan, keys_on_axis.scale, keys_on_axis.offset)
+        on_axis = found.lattice.keys(lo, hi, "float64")
+        head = grid_head([on_axis], found.solve(sections(found.nodes())), "float64")
+        fitted = PartFit(head.keys, math.nan, on_axis.scale, on_axis.offset)
         error = BETWEEN * float(np.abs(fitted(t) - wanted).max())
         if error <= delta:
             return replace(fitted, error=error)
@@ -444,12 +419,12 @@ def fit_unary(
 
 MANY_ANCHORS = 48
 """Largest number of evenly spaced keys before graded keys are tried: at kinks, and for √t at 0, even grids have
-hundreds of keys, and counting them takes long. Chosen, not measured."""
+hundreds of keys, and counting them takes long."""
 CLOSE_SHARE = 0.05
-"""Least share of δ at which a head for another δ is used again: it has hardly more keys than a head for δ. Chosen, not
-measured."""
+"""Least share of δ at which a head for another δ is used again: it has hardly more keys than a head for δ, since
+the keys of a smooth function grow with log 1/δ."""
 HEAD_PROOF_SECONDS = 1.0
-"""Time limit of the proof of one head, in seconds: chosen, not measured."""
+"""Time limit of the proof of one head, in seconds: every head of a composition is proved, some several times."""
 
 
 def _recipe(tree: Node) -> GateRecipe | None:
@@ -552,7 +527,7 @@ def function_of_one(tree: Node) -> Function:
 
 def _suits(target: Target, request: Request) -> bool:
     """For continuous functions, unless constants are given for Python code: then there is no expression."""
-    return is_plain(target, request) and target.given is None
+    return request.is_plain(target) and target.given is None
 
 
-COMPOSE = Construction(NAME, for_eps(compose), (*CONTINUOUS_FUNCTION, largest_error, expression), _suits)
+COMPOSE = Construction(NAME, for_eps(compose), EXPRESSION, _suits)

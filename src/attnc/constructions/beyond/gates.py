@@ -7,18 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from attnc.constructions.built import Built, Progress, too_many_anchors
-from attnc.constructions.construction import (
-    CONTINUOUS_FUNCTION,
-    MAX_ANCHORS,
-    MAX_BYTES,
-    Construction,
-    Request,
-    expression,
-    for_eps,
-    is_plain,
-    largest_error,
-    refuse,
-)
+from attnc.constructions.construction import EXPRESSION, MAX_ANCHORS, MAX_BYTES, Construction, Request, for_eps
 from attnc.constructions.fitting.circuit import PartFit, build_parts
 from attnc.constructions.fitting.gate import (
     GATES,
@@ -90,7 +79,7 @@ def gates(
     InputError
         If the target is no such expression: the message names the part that no gate builds.
     BoundNotMet
-        If the gates have more keys than `max_anchors` and `max_bytes` allow.
+        If no gates reach eps, or if they have more keys than `max_anchors` and `max_bytes` allow.
 
     Examples
     --------
@@ -103,12 +92,20 @@ def gates(
     """
     eps = DEFAULT_GATE_EPS if eps is None else eps
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
-    refuse("gates", target, request, expression)
+    GATES_CONSTRUCTION.accept(target, request)
     assert target.expression is not None
-    plan = _GatePlan(target, target.expression, eps)
+    try:
+        plan = _GatePlan(target, target.expression, eps)
+    except OutOfReach as refusal:
+        raise BoundNotMet(
+            f"gates cannot bring {target.describe()} on {target.box} to eps={eps:g}: {refusal}",
+            eps=eps,
+            reach=eps * refusal.error / refusal.eps,
+        ) from None
     num_anchors, most = sum(gate.num_anchors for gate, _ in plan.heads), allowed_anchors(target, request)
     if num_anchors > most:
-        raise too_many_anchors(target, eps, "gates", num_anchors, most)
+        limit = f"max_anchors and max_bytes ({most:,})"
+        raise too_many_anchors(target, eps, "gates", f"{num_anchors:,} anchors", limit)
     program, derivation = build_parts(target, plan.outputs, plan.factors, plan.fits, dtype)
     request.report("building gates", 1.0)
     names = ", ".join(f"{gate.name} ({gate.num_anchors})" for gate, _ in plan.heads)
@@ -124,11 +121,11 @@ class _GatePlan:
     An InputError names the part of the expression that is none of these.
     """
 
-    def __init__(self, target: Target, formula: Expression, eps: float) -> None:
-        self.target, self.expression = target, formula
+    def __init__(self, target: Target, expression: Expression, eps: float) -> None:
+        self.target, self.expression = target, expression
         self.factors: dict[int, tuple[Unary, Part]] = {}
         self.fits: dict[int, PartFit] = {}
-        lowered = Lowering(formula.variables).lower(formula.outputs)
+        lowered = Lowering(expression.variables).lower(expression.outputs)
         for part in in_order(lowered):
             self._require_gate(part)
         sums, parts, shares = [_as_sum(output) for output in lowered], dict[int, Part](), dict[int, float]()
@@ -263,20 +260,9 @@ def _refusal(part: Part) -> str | None:
     return None if all(map(_is_affine, arguments)) else "the argument of an activation must be affine in the variables"
 
 
-def _build(target: Target, request: Request) -> Built:
-    try:
-        return for_eps(gates)(target, request)
-    except OutOfReach as refusal:
-        raise BoundNotMet(
-            f"gates cannot bring {target.describe()} on {target.box} to eps={request.eps:g}: {refusal}",
-            eps=request.goal,
-            reach=request.goal * refusal.error / refusal.eps,
-        ) from None
-
-
 def _suits(target: Target, request: Request) -> bool:
     """For expressions, and for every target on an infinite box: no other construction takes one."""
-    return not target.box.is_bounded or (is_plain(target, request) and target.expression is not None)
+    return not target.box.is_bounded or (request.is_plain(target) and target.expression is not None)
 
 
-GATES_CONSTRUCTION = Construction("gates", _build, (*CONTINUOUS_FUNCTION[1:], largest_error, expression), _suits)
+GATES_CONSTRUCTION = Construction("gates", for_eps(gates), EXPRESSION[1:], _suits)

@@ -9,25 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, require_resolution
-from attnc.constructions.construction import (
-    CONTINUOUS_FUNCTION,
-    MAX_ANCHORS,
-    MAX_BYTES,
-    Construction,
-    Estimate,
-    Request,
-    continuous,
-    for_eps,
-    is_plain,
-    one_input,
-    refuse,
-    summable,
-)
+from attnc.constructions.construction import FIT, MAX_ANCHORS, MAX_BYTES, Construction, Estimate, Request, for_eps
 from attnc.constructions.fitting.axis import (
     MAX_P,
     MAX_VALUE,
     AxisSections,
-    FittedAxis,
     SpectralAxis,
     along_axes,
     grid_head,
@@ -125,10 +111,9 @@ def spectral_grid(
 def _estimate(target: Target, request: Request) -> Estimate:
     """The size from sections alone, before the grid is fitted."""
     search, n = SpectralSearch(target, request.for_largest_error(target.box), MAX_VALUE), num_positions(target)
-    axes, errors = search.begin()
-    anchors = n * math.prod(axis.p for axis in axes)
-    outputs = target.num_outputs // n
-    return Estimate.one_layer(NAME, anchors, target.box.d, outputs, sum(errors), lambda: search.build(search.reach()))
+    axes, outputs = search.begin(), target.num_outputs // n
+    anchors, error = n * math.prod(axis.p for axis in axes), sum(axis.error for axis in axes)
+    return Estimate.one_layer(NAME, anchors, target.box.d, outputs, error, lambda: search.build(search.reach()))
 
 
 NUM_SECTIONS_AT_FIRST = 20
@@ -170,7 +155,7 @@ class SpectralSearch:
 
     def __init__(self, target: Target, request: Request, max_value: float) -> None:
         d, box = target.box.d, target.box
-        refuse(NAME, target, request, one_input, few_variables, continuous)
+        SPECTRAL_GRID.accept(target, request)
         self.target, self.request, self.max_value, self.dtype = target, request, max_value, request.dtype
         self.limit = allowed_anchors(target, request) // num_positions(target)
         rng = np.random.default_rng(0)
@@ -192,18 +177,18 @@ class SpectralSearch:
         parameters = (*counts, *softness, ("largest value", found.largest))
         return Built(head.program(self.target, MARGIN_OF_POSITIONS), NAME, None, parameters=parameters)
 
-    def begin(self) -> tuple[tuple[SpectralAxis, ...], list[float]]:
-        """The axes by the first sections, and the errors there."""
+    def begin(self) -> tuple[SpectralAxis, ...]:
+        """The axes by the first sections."""
         eps, level = self.request.goal, RESOLVED_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
         require_resolution(self.target, eps, self.dtype, level)
         self.max_value = min(self.max_value, value_limit(eps, self.size, self.dtype))
-        axes, errors = self.choose(FIT_SHARE * eps)
+        axes = self.choose(FIT_SHARE * eps)
         self._check_limits(axes)
-        return axes, errors
+        return axes
 
     def reach(self) -> Spectrum:
         """The smallest grid whose error is ≤ eps."""
-        eps, axes, tried = self.request.goal, self.begin()[0], list[Spectrum]()
+        eps, axes, tried = self.request.goal, self.begin(), list[Spectrum]()
         goal = FIT_SHARE * eps
         for round_ in range(MAX_ROUNDS):
             self.request.report("fitting", round_ / MAX_ROUNDS)
@@ -213,7 +198,7 @@ class SpectralSearch:
             tried.append(found)
             goal = max(goal * 0.2, min(goal * 0.7, goal * eps / found.error))
             self.through = np.concatenate([self.through, found.worst])
-            axes = self.choose(goal)[0]
+            axes = self.choose(goal)
         best = min(tried, key=lambda spectrum: spectrum.error)
         counts = _show_counts([axis.p for axis in best.axes])
         raise self._refusal(f"to eps={eps:g}: with {counts} anchors the error is {best.error:.3g}", best)
@@ -226,7 +211,7 @@ class SpectralSearch:
             self._axes(haste, lambda lines, limit, before: lines.best(counts[len(before)], limit))
             for haste in HASTE[: len(counts)]
         ]
-        found = [self.fitted(tuple(axes)) for axes, _ in chosen if len(axes) == len(counts)]
+        found = [self.fitted(axes) for axes in chosen if len(axes) == len(counts)]
         if not found:
             raise InputError(
                 f"no fit of {_show_counts(counts)} anchors keeps |values| ≤ {self.max_value:g}·max|f|; raise max_value"
@@ -238,39 +223,38 @@ class SpectralSearch:
         d = self.target.box.d
         return float(self.size * self.max_value ** (haste * (i + 1) / d if i + 1 < d else 1.0))
 
-    def choose(self, eps: float) -> tuple[tuple[SpectralAxis, ...], list[float]]:
-        """The fewest anchors per axis for which its sections are within eps/√d, and the errors of the sections."""
+    def choose(self, eps: float) -> tuple[SpectralAxis, ...]:
+        """The fewest anchors per axis for which its sections are within eps/√d."""
         d = self.target.box.d
         most = min(MAX_P**d, self.limit)
         share, best, fewest = eps / math.sqrt(d), None, most
 
-        def smallest(lines: AxisSections, limit: float, before: Sequence[SpectralAxis]) -> FittedAxis | None:
+        def smallest(lines: AxisSections, limit: float, before: Sequence[SpectralAxis]) -> SpectralAxis | None:
             room = max(1, min(MAX_P, fewest // math.prod(axis.p for axis in before)))
             return lines.smallest(share, limit, before[-1].p if before else 9, room)
 
         for haste in HASTE[:d]:  # which may leave too little to the first axes
-            axes, errors = self._axes(haste, smallest)
+            axes = self._axes(haste, smallest)
             if len(axes) < d:
                 lacking = self.target.box.names[len(axes)]
             else:
-                best, fewest = (tuple(axes), errors), math.prod(axis.p for axis in axes)
+                best, fewest = axes, math.prod(axis.p for axis in axes)
         if best is None:
             asked = f"to eps={self.request.goal:g}"
             raise self._refusal(f"{asked}: {lacking} needs more than {min(MAX_P, most):,} anchors")
         return best
 
     def _axes(
-        self, haste: float, fit: Callable[[AxisSections, float, Sequence[SpectralAxis]], FittedAxis | None]
-    ) -> tuple[list[SpectralAxis], list[float]]:
-        """Fit axis after axis, up to the first one that has no fit; the axes, and the errors of their sections."""
-        axes, errors = list[SpectralAxis](), list[float]()
+        self, haste: float, fit: Callable[[AxisSections, float, Sequence[SpectralAxis]], SpectralAxis | None]
+    ) -> tuple[SpectralAxis, ...]:
+        """Fit axis after axis, up to the first one that has no fit."""
+        axes: tuple[SpectralAxis, ...] = ()
         for i in range(self.target.box.d):
             found = fit(self._lines(axes), self._limit(i, haste), axes)
             if found is None:
                 break
-            axes.append(found.axis)
-            errors.append(found.error)
-        return axes, errors
+            axes = (*axes, found)
+        return axes
 
     def _lines(self, before: Sequence[SpectralAxis]) -> AxisSections:
         """Sections along the axis after those that have been chosen."""
@@ -334,7 +318,7 @@ class SpectralSearch:
             less = self._lines(before).best(p - 1 - p // 64, self._limit(i)) if p > 1 else None
             if less is None:
                 return None
-            thinner = self.fitted((*before, less.axis, *grid.axes[i + 1 :]))
+            thinner = self.fitted((*before, less, *grid.axes[i + 1 :]))
             is_small = thinner.largest <= max(grid.largest, self.max_value * self.size)
             return thinner if thinner.error <= goal and is_small else None
 
@@ -376,7 +360,7 @@ def _suits(target: Target, request: Request) -> bool:
 
     With a kink, the whole grid would have to be as fine as it must be there.
     """
-    if is_plain(target, request):
+    if request.is_plain(target):
         return target.given is None or _cells_to_prove(target, request.goal) <= MAX_LEAVES
     if request.p == math.inf or SPECTRAL_GRID.why_not(target, request) or target.expression is None:
         return False
@@ -396,11 +380,10 @@ def _cells_to_prove(target: Target, eps: float) -> float:
     return math.prod(math.ceil(width / (2 * r)) if width / (2 * r) < 1e9 else math.inf for width in target.box.widths)
 
 
-def few_variables(target: Target, request: Request) -> str | None:
+def few_axes(target: Target, request: Request) -> str | None:
     """The condition that a grid of a few anchors per axis is not too large."""
     d, most = target.box.d, MAX_GRID_DIMENSIONS
     return None if d <= most else f"takes 1 to {most} variables; 5 anchors per axis are {5.0**d:.1e} for {d} variables"
 
 
-_CONDITIONS = (*CONTINUOUS_FUNCTION, few_variables, summable)
-SPECTRAL_GRID = Construction(NAME, for_eps(spectral_grid), _CONDITIONS, _suits, _estimate, frozenset({"norm"}))
+SPECTRAL_GRID = Construction(NAME, for_eps(spectral_grid), (*FIT, few_axes), _suits, _estimate, frozenset({"norm"}))

@@ -28,7 +28,7 @@ between the nodes; with hard ones the rounding of scores does no harm."""
 GROWTH_AT_NODES = 1.5
 """Largest growth of the values, with a key for every node, at which the softer lead is kept."""
 SMALL_VALUE = 2.5
-"""Largest ratio of the values of keys to those of the table where rounding is the limit. Chosen, not measured."""
+"""Largest ratio of the values of keys to those of the table where rounding is the limit: a quarter of MAX_VALUE."""
 
 
 def table_grid(

@@ -36,7 +36,8 @@ from attnc.targets.target import Target
 
 NAME = "table_scattered"
 ROUGH_GROWTH = 3.0
-"""Largest ratio of the values of keys at the points to those of a table that is noise. Chosen, not measured."""
+"""Largest ratio of the values of keys at the points to those of a table that is noise: the output between the
+points is as large as the values."""
 SHAPES = ((0.0, 0.5), (0.0, 0.296875), (0.125, 0.6875), (0.25, 0.5), (0.25, 0.296875))
 """(padding as a share of p, c): little of both for steep functions, more for those that continue smoothly."""
 CUTS = (1e-11, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)

@@ -14,12 +14,11 @@ from functools import cached_property
 
 import numpy as np
 
-from attnc.constructions.built import Built, require
-from attnc.constructions.construction import Construction, Estimate, Request, Requirement, refuse, round_above
-from attnc.constructions.fitting.cell_head import CellHead, NearestCentresBuilder
-from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS, check_cells
+from attnc.constructions.built import Built, require, too_many_anchors
+from attnc.constructions.construction import Construction, Estimate, Request, Requirement, refuse
+from attnc.constructions.fitting.grid_partition import CELL_CONDITIONS, CellHead, NearestCentresBuilder, check_cells
 from attnc.constructions.fitting.search import Bracket
-from attnc.constructions.fitting.selection import CellSelection, Positions, bytes_per_anchor, num_positions, score_error
+from attnc.constructions.fitting.selection import CellSelection, Positions, allowed_anchors, num_positions, score_error
 from attnc.errors import BoundNotMet, DomainError, InputError
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
@@ -185,25 +184,20 @@ class GradedLattice:
     box: Box
     axes: tuple[GradedAxis, ...]
     dtype: str
+    scale: Float[np.ndarray, " d"]
+    offset: Float[np.ndarray, " d"]
 
     @classmethod
     def make(cls, box: Box, profiles: list[Profile], counts: list[int], dtype: str) -> GradedLattice:
         """About `counts` cells per axis. From two dimensions on 5 % are evenly spread: no cell is then very long."""
         uniform = 1e-3 if box.d == 1 else 0.05
-        axes = (GradedAxis.make(p.edges(count, uniform), dtype) for p, count in zip(profiles, counts, strict=True))
-        return cls(box, tuple(axes), dtype)
+        edges = (p.edges(count, uniform) for p, count in zip(profiles, counts, strict=True))
+        axes = tuple(GradedAxis.make(each, dtype) for each in edges)
+        return cls(box, axes, dtype, np.array([axis.scale for axis in axes]), np.array([axis.offset for axis in axes]))
 
     @cached_property
     def counts(self) -> Int[np.ndarray, " d"]:
         return np.array([axis.count for axis in self.axes])
-
-    @cached_property
-    def scale(self) -> Float[np.ndarray, " d"]:
-        return np.array([axis.scale for axis in self.axes])
-
-    @cached_property
-    def offset(self) -> Float[np.ndarray, " d"]:
-        return np.array([axis.offset for axis in self.axes])
 
     @cached_property
     def size(self) -> Float[np.ndarray, " d"]:
@@ -264,21 +258,13 @@ class LatticeLeaves:
         return self.lattice.ys(self.hi)
 
     @cached_property
-    def _scores(self) -> tuple[np.ndarray, np.ndarray]:
+    def scores(self) -> SoftHead[np.ndarray]:
+        """Slopes 2L_j and offsets bias_j, no values; `relative_error` covers the cast to the program's dtype."""
         slopes, bias = np.empty(self.lo.shape), -self.lift(self.m)
         for i, axis in enumerate(self.lattice.axes):
             slopes[:, i], at_0 = axis.chords(self.lo[:, i], self.hi[:, i])
             bias += at_0
-        return slopes / 2, bias
-
-    @property
-    def anchors(self) -> Float[np.ndarray, "leaves d"]:
-        """L_j; `relative_error` covers the cast to the program's dtype."""
-        return self._scores[0]
-
-    @property
-    def bias(self) -> Float[np.ndarray, " leaves"]:
-        return self._scores[1]
+        return SoftHead(slopes, bias, np.zeros((self.count, 0)))
 
     def lift(self, m: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """(d−1)m²/12: half of the lift that keeps a leaf of size m, beside ones of size m/2, from passing its face.
@@ -298,8 +284,8 @@ class LatticeLeaves:
 
     def size(self, keys: np.ndarray, reach: np.ndarray) -> Float[np.ndarray, " n"]:
         """The sum of the absolute values of a score's terms, for these keys and |y| ≤ reach."""
-        offsets = 2 * np.abs(self.anchors[keys]) * reach
-        return np.asarray(offsets.sum(axis=1) + np.abs(self.bias[keys]))
+        terms = np.abs(self.scores.slopes[keys]) * reach
+        return np.asarray(terms.sum(axis=1) + np.abs(self.scores.offsets[keys]))
 
     @cached_property
     def largest_size(self) -> float:
@@ -355,11 +341,11 @@ def winning_pieces(leaves: LatticeLeaves, gap: float, keys: Int[np.ndarray, " ke
             plus the other axes' sags, and as it grows outward y lies within `Axis.reach`.
     """
     for j, k in _pairs(leaves, gap, keys):
-        slope = 2 * (leaves.anchors[k] - leaves.anchors[j])
+        slope, rise = (part[k] - part[j] for part in (leaves.scores.slopes, leaves.scores.offsets))
         bottom, top, reach = leaves.bottom[j], leaves.top[j], leaves.reach[j]
         sizes = leaves.size(k, reach)
         errors = leaves.relative_error * (sizes + leaves.size(j, reach))
-        most = np.maximum(slope * bottom, slope * top).sum(axis=1) + (leaves.bias[k] - leaves.bias[j])
+        most = np.maximum(slope * bottom, slope * top).sum(axis=1) + rise
         slack = (most + gap + errors) * (1 + 2.0**-30)
         near = slack >= 0
         slope, slack, bottom, top = slope[near], slack[near, None], bottom[near], top[near]
@@ -475,16 +461,12 @@ class AdaptivePartition:
         return np.asarray(np.maximum(up(ranges.hi - self.values), up(self.values - ranges.lo)).max(axis=1))
 
     @cached_property
-    def stored_values(self) -> Float[np.ndarray, "keys outputs_per_position"]:
-        return self.positions.stored(self.values)
-
-    @cached_property
     def bound(self) -> Bound:
         leaves, positions = self.leaves, self.positions
         leak = min(1.0, 1.01 * (leaves.count - 1) * math.exp(-self.g))  # 1 %: exponentials are good to a few ulp
         delta = leaves.relative_error * (self.beta * self.regions.size + positions.margin)
         selection = CellSelection(delta, leak, self.regions.near * positions.n)
-        variation, stored = float(self.radii.max()), self.stored_values
+        variation, stored = float(self.radii.max()), positions.stored(self.values)
         all_values = np.concatenate([stored, self.values.reshape(len(stored), -1)])
         spread = float(np.ptp(all_values, axis=0).max()) + variation
         leaked = Term("leak", leak * spread, f"weight of all cells behind by g = {self.g:.3g} or more")
@@ -500,7 +482,7 @@ class AdaptivePartition:
     @property
     def head(self) -> CellHead:
         lattice, leaves = self.leaves.lattice, self.leaves
-        cells = SoftHead(2 * leaves.anchors, leaves.bias, self.stored_values)
+        cells = replace(leaves.scores, values=self.positions.stored(self.values))
         return CellHead(self.target, lattice.dtype, lattice.scale, lattice.offset, cells, self.beta, self.positions)
 
     @property
@@ -521,43 +503,21 @@ def cell_construction(
         refuse(name, target, request, *conditions)
         if request.centres not in (None, "grid", "adaptive"):
             raise InputError(f"centres must be 'grid' or 'adaptive', found {request.centres!r}")
-        if request.centres == "adaptive":
-            return _build_adaptive(target, request, name, program)
-        return NearestCentresBuilder(target, request, name, program).build()
+        if request.centres != "adaptive":
+            return NearestCentresBuilder(target, request, name, program).build()
+        check_cells(request)
+        if request.eps is None or request.beta is not None:
+            raise InputError("centres='adaptive' needs eps; it chooses the centres and beta itself, so leave those out")
+        if request.p != math.inf:
+            raise InputError(f"centres='adaptive' bounds the largest error: norm must be 'inf', found {request.p}")
+        if not target.is_continuous:
+            raise DomainError(f"{target.describe()} jumps: no bound on the largest error can be small")
+        return require(LeafSearch(target, request, name, program).build(request.eps), request.eps, target)
 
     def estimate(target: Target, request: Request) -> Estimate:
         return NearestCentresBuilder(target, request, name, program).estimate()
 
     return Construction(name, build, (*conditions, *CELL_CONDITIONS), suits, estimate, frozenset({"centres", "norm"}))
-
-
-def _build_adaptive(target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> Built:
-    """An adaptive partition with bound ≤ eps as a program, or BoundNotMet."""
-    check_cells(request)
-    if request.eps is None or request.beta is not None:
-        raise InputError("centres='adaptive' needs eps; it chooses the centres and beta itself, so leave those out")
-    if request.p != math.inf:
-        raise InputError(f"centres='adaptive' bounds the largest error: norm must be 'inf', found {request.p}")
-    if not target.is_continuous:
-        raise DomainError(f"{target.describe()} jumps: no bound on the largest error can be small")
-
-    def build(partition: AdaptivePartition) -> Built:
-        made = program(partition.head)
-        return Built(made, name, partition.bound, partition.worst_box, partition.parameters)
-
-    search = LeafSearch(target, request)
-    try:
-        partition = search.partition(request.eps)
-    except _TooMany as reached:
-        raise search.refusal(request.eps, reached, build) from None
-    return require(build(partition), request.eps, target)
-
-
-class _TooMany(Exception):
-    """More cells than allowed are needed: about how many, and the accuracy within reach."""
-
-    def __init__(self, needed: float, eps: float) -> None:
-        self.needed, self.eps = needed, eps
 
 
 @dataclass(frozen=True, eq=False)
@@ -570,12 +530,11 @@ class _Grown:
 class LeafSearch:
     """Chooses lattice and leaves for a target: everything here guides, and `AdaptivePartition.bound` proves."""
 
-    def __init__(self, target: Target, request: Request) -> None:
-        assert request.eps is not None
-        self.target, self.request = target, request
+    def __init__(self, target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> None:
+        self.target, self.request, self.name, self.program = target, request, name, program
         self.positions = Positions(num_positions(target), request.margin)
         n, d = self.positions.n, target.box.d
-        self.limit = min(request.max_anchors, request.max_bytes // bytes_per_anchor(target)) // n
+        self.limit = allowed_anchors(target, request) // n
         if self.limit < 1:
             raise InputError(
                 f"max_anchors={request.max_anchors:,} and max_bytes={request.max_bytes:,} do not allow even one cell"
@@ -583,9 +542,13 @@ class LeafSearch:
         places = np.random.default_rng(0).random((1000, d))
         largest = float(np.abs(target(target.box.lo + places * target.box.widths)).max())
         rounding = gamma(6 * n * 3**d + 16, UNIT_ROUNDOFF[request.dtype]) * largest
-        self.share = 0.99 - min(0.2, rounding / request.eps)  # of eps, for the variation
-        self.profiles: list[Profile] = [profile(target, axis, request.eps / d / 2) for axis in range(d)]
+        self.share = 0.99 - min(0.2, rounding / request.goal)  # of eps, for the variation
+        self.profiles: list[Profile] = [profile(target, axis, request.goal / d / 2) for axis in range(d)]
         self.num_query_axes = math.prod(target.input_shapes[0])
+
+    def build(self, eps: float) -> Built:
+        made = self.partition(eps)
+        return Built(self.program(made.head), self.name, made.bound, made.worst_box, made.parameters)
 
     def partition(self, eps: float) -> AdaptivePartition:
         """From coarse to fine: each halving of eps starts from the density that was enough for the one before."""
@@ -598,9 +561,8 @@ class LeafSearch:
             rate = min(2.0**d, max(1.5, counts[-1] / counts[-2])) if len(counts) > 1 else 2.0**d
             needed = counts[-1] * rate**halving
             if counts[-1] > self.limit or (len(counts) > 1 and needed > 1.25 * self.limit):
-                raise _TooMany(needed, coarse * (counts[-1] / (0.9 * self.limit)) ** (1 / d))
-            if self.request.progress:
-                self.request.progress("placing centres", 0.5**halving)
+                raise self._too_many(needed, coarse * (counts[-1] / (0.9 * self.limit)) ** (1 / d))
+            self.request.report("placing centres", 0.5**halving)
         sparser = (self._grow(eps, factor * share) for share in (0.84, 0.71, 0.6))
         return self._repair(min((grown, *sparser), key=lambda each: each.planned).leaves, eps)
 
@@ -671,7 +633,7 @@ class LeafSearch:
             kept = (np.cumsum(~which) - 1)[touched & ~which]
             keys = np.concatenate([kept, np.arange(num_kept, leaves.count)])
             if leaves.count > self.limit:
-                raise _TooMany(leaves.count, 1.1 * eps)
+                raise self._too_many(leaves.count, 1.1 * eps)
 
     def _to_split(self, leaves: LatticeLeaves, found: Regions, eps: float) -> tuple[np.ndarray, np.ndarray]:
         """Which leaves to split, and which others win a part of those."""
@@ -698,27 +660,20 @@ class LeafSearch:
         found = regions(self.target, leaves, gap, self.share * eps, keys)
         return AdaptivePartition(self.target, leaves, found, beta, g, self.positions)
 
-    def refusal(self, eps: float, reached: _TooMany, build: Callable[[AdaptivePartition], Built]) -> BoundNotMet:
-        """The refusal with the anchors that eps needs and the bound within reach; its network is built on demand."""
-        target, request = self.target, self.request
-        bound = max(reached.eps, 1.01 * eps)
+    def _too_many(self, needed: float, reachable: float) -> BoundNotMet:
+        """The refusal with the cells that eps needs and the bound within reach; its network is built on demand."""
+        request = self.request
+        bound = max(reachable, 1.01 * request.goal)
 
         def best() -> Built:
             goal = bound
             while True:
                 try:
-                    return build(self.partition(goal))
-                except _TooMany:
+                    return self.build(goal)
+                except BoundNotMet:
                     goal *= 1.2
 
-        return BoundNotMet(
-            f"cannot bring the bound to eps={eps:g} for {target.describe()} on {target.box} with adaptive centres: it "
-            f"needs about {self.positions.n * reached.needed:,.0f} anchors, more than max_anchors="
-            f"{request.max_anchors:,} and max_bytes={request.max_bytes:,} allow. Within the limit "
-            f"({self.limit:,} centres) the bound is about {bound:.3g}. Choose eps ≥ {round_above(bound):.2g}, a "
-            "smaller box, or raise max_anchors and max_bytes.",
-            eps=eps,
-            bound=bound,
-            worst_box=target.box.as_dict(),
-            build=best,
-        )
+        limit = f"max_anchors={request.max_anchors:,} and max_bytes={request.max_bytes:,}"
+        anchors = f"about {self.positions.n * needed:,.0f} anchors"
+        box = self.target.box.as_dict()
+        return too_many_anchors(self.target, request.goal, "adaptive centres", anchors, limit, bound, box, best)

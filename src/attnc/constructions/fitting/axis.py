@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnc.constructions.fitting.search import Shape, descend, doubling, fewest, ladder
+from attnc.constructions.fitting.search import Shape, doubling, fewest, ladder, lowest
 from attnc.constructions.fitting.stored_head import StoredHead, stored
 from attnc.errors import InputError
 from attnc.ir.reference import softmax
@@ -28,7 +28,7 @@ from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 MAX_VALUE = 10.0
-"""Default limit of |values|/max|f|: rounding grows with it. Chosen, not measured."""
+"""Default limit of |values|/max|f|: rounding grows with it, one digit is lost."""
 LEAST_VALUE = 1.5
 """Least limit of |values|/max|f|: with smaller limits hardly any fit succeeds."""
 VALUE_ROUNDINGS = 40
@@ -41,8 +41,7 @@ c, the smaller the ripple, and the larger the values."""
 PADS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
 """Spacings by which anchors reach beyond either end of the axis."""
 LEAST_SPACINGS = 0.4
-"""Least number of spacings between the ends of an axis: with fewer nearly all anchors lie outside. Chosen, not
-measured."""
+"""Least number of spacings between the ends of an axis: with fewer nearly all anchors lie outside."""
 
 
 def value_limit(eps: float, size: float, dtype: str) -> float:
@@ -222,16 +221,9 @@ class Ridged(ValueSolver):
     def gram(self) -> Any:
         return self.weights.T @ self.weights
 
-    def _inverse(self, ridge: float) -> Callable[[np.ndarray], np.ndarray]:
-        """The inverse of WᵀW with this ridge, by Cholesky's method."""
-        from scipy.linalg import cho_factor, cho_solve
-
-        ridged = self.gram + ridge * float(self.gram.diagonal().max()) * np.eye(len(self.gram))
-        return functools.partial(cho_solve, cho_factor(ridged))
-
     def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"] | None:
         try:
-            inverse = self._inverse(cut)
+            inverse = _inverse_of_gram(self.gram, cut * float(self.gram.diagonal().max()))
         except np.linalg.LinAlgError:
             return None
         values = np.zeros((self.weights.shape[1], samples.shape[1]))
@@ -240,47 +232,41 @@ class Ridged(ValueSolver):
         return values
 
 
+def _inverse_of_gram(gram: Any, ridge: float) -> Callable[[np.ndarray], np.ndarray]:
+    """The inverse of WᵀW, dense or a sparse band, plus a ridge, by Cholesky's method."""
+    from scipy.linalg import cho_factor, cho_solve, cho_solve_banded, cholesky_banded
+
+    if isinstance(gram, np.ndarray):
+        return functools.partial(cho_solve, cho_factor(gram + ridge * np.eye(len(gram))))
+    entries = gram.tocoo()
+    below = entries.row >= entries.col
+    row, column = entries.row[below], entries.col[below]
+    diagonals = np.zeros((int((row - column).max()) + 1, gram.shape[0]))
+    diagonals[row - column, column] = entries.data[below]
+    diagonals[0] += ridge
+    return functools.partial(cho_solve_banded, (cholesky_banded(diagonals, lower=True), True))
+
+
 NEGLIGIBLE_EXPONENT = 40.0
 """Weights below e^−40 are left out of a fit: they change nothing in float64."""
 BAND_RIDGES = (1e-14, 1e-12, 1e-10)
 """Ridges in units of the largest diagonal entry: the first that keeps the values small is taken."""
 
 
-class Band(Ridged):
-    """Least squares with weights of which row j holds those of the keys from nearest_j − reach to nearest_j + reach."""
+def band_of_weights(keys: KeysOnAxis, x: Float[np.ndarray, " points"], places: Float[np.ndarray, " keys"]) -> Any:
+    """The weights of the keys at points as a sparse array, without the negligible ones far from the places of the keys.
 
-    def __init__(
-        self, keys: KeysOnAxis, x: Float[np.ndarray, " points"], nearest: Int[np.ndarray, " points"], reach: int
-    ) -> None:
-        from scipy.sparse import csr_array
+    Row j holds the keys from nearest_j − reach to nearest_j + reach.
+    """
+    from scipy.sparse import csr_array
 
-        num_keys, y = len(keys.anchors), keys.y(x)
-        self.width = min(2 * reach + 1, num_keys)
-        first = np.clip(nearest - reach, 0, num_keys - self.width)
-        self._key = first[:, None] + np.arange(self.width)
-        self._near = softmax(2 * y[:, None] * keys.anchors[self._key] + keys.bias[self._key])
-        starts = np.arange(0, len(y) * self.width + 1, self.width)
-        super().__init__(
-            csr_array((self._near.ravel(), self._key.ravel(), starts), shape=(len(y), num_keys)), BAND_RIDGES
-        )
-
-    def solve(self, f: Float[np.ndarray, "points lines"]) -> Float[np.ndarray, "keys lines"]:
-        """W⁻¹f, for as many keys as points."""
-        from scipy.linalg import solve_banded
-
-        reach = self.width - 1  # keys that share a row are no farther apart
-        diagonals = np.zeros((2 * reach + 1, len(f)))  # W_ij is in row reach + i − j, column j
-        diagonals[reach + np.arange(len(f))[:, None] - self._key, self._key] = self._near
-        return np.asarray(solve_banded((reach, reach), diagonals, f))
-
-    def _inverse(self, ridge: float) -> Callable[[np.ndarray], np.ndarray]:
-        from scipy.linalg import cho_solve_banded, cholesky_banded
-
-        diagonals = np.zeros((self.width, self.gram.shape[0]))
-        for k in range(self.width):
-            diagonals[k, : self.gram.shape[0] - k] = self.gram.diagonal(-k)
-        diagonals[0] += ridge * diagonals[0].max()
-        return functools.partial(cho_solve_banded, (cholesky_banded(diagonals, lower=True), True))
+    num_keys, y, reach = len(keys.anchors), keys.y(x), reach_of_keys(keys, places) + 2
+    nearest = np.searchsorted((places[1:] + places[:-1]) / 2, y)
+    width = min(2 * reach + 1, num_keys)
+    key = np.clip(nearest - reach, 0, num_keys - width)[:, None] + np.arange(width)
+    near = softmax(2 * y[:, None] * keys.anchors[key] + keys.bias[key])
+    starts = np.arange(0, len(y) * width + 1, width)
+    return csr_array((near.ravel(), key.ravel(), starts), shape=(len(y), num_keys))
 
 
 # --- a function that can be sampled anywhere --------------------------------------------------------------------------
@@ -321,6 +307,8 @@ class SpectralAxis:
     lattice: Lattice
     cut: float = CUTS[0]
     spare: int = 4  # nodes beyond the p or 3p/2 that would do
+    error: float = math.inf  # on the sections that it was fitted to
+    shape: Shape = ()  # its places in SOFTNESS and PADS
 
     @property
     def p(self) -> int:
@@ -343,14 +331,6 @@ class SpectralAxis:
         return self.lattice.weights((x - (self.lo / 2 + self.hi / 2)) * self.lattice.spacings / (self.hi - self.lo))
 
 
-class FittedAxis(NamedTuple):
-    """An axis, and the error that it leaves on the sections that it was fitted to."""
-
-    axis: SpectralAxis
-    error: float
-    shape: Shape  # its places in SOFTNESS and PADS
-
-
 @dataclass(frozen=True, eq=False)
 class AxisSections:
     """Sections of f along one axis, as functions of x ∈ [lo, hi]: samples(x) and solved(x) are (points, lines).
@@ -364,10 +344,10 @@ class AxisSections:
     solved: Callable[[np.ndarray], np.ndarray]
     spare: int = 4
 
-    def best(self, p: int, max_value: float, enough: float = 0.0) -> FittedAxis | None:
-        """The axis of p anchors with the least error on these lines, |values| ≤ max_value; and that error.
+    def best(self, p: int, max_value: float, enough: float = 0.0) -> SpectralAxis | None:
+        """The axis of p anchors with the least error on these lines, |values| ≤ max_value.
 
-        A coarse search over (c, pad) is followed by steps downhill; the first error ≤ `enough` ends it.
+        The search is over (c, pad); the first error ≤ `enough` ends it.
         """
         if p > MAX_P:
             raise InputError(f"an axis has 1 to {MAX_P} anchors, found {p}")
@@ -376,7 +356,7 @@ class AxisSections:
         sections, at_tests = Sections(self.samples(nodes), self.solved(nodes), max_value), self.samples(tests)
 
         @functools.cache
-        def fitted(place: Shape) -> FittedAxis | None:
+        def fitted(place: Shape) -> SpectralAxis | None:
             """The axis with the first cut that keeps the values small, and its error; None if none does."""
             c, pad = map(round, place)
             is_listed = 0 <= c < len(SOFTNESS) and 0 <= pad < len(PADS)
@@ -389,21 +369,18 @@ class AxisSections:
                 return None
             rank = fit.rank(found.cut)
             error = np.abs(predicted[:, :rank] @ (fit.factors[0][:, :rank].T @ sections.f) - at_tests).max()
-            return FittedAxis(replace(first, lattice=lattice, cut=found.cut), float(error), place)
+            if not error < math.inf:
+                return None
+            return replace(first, lattice=lattice, cut=found.cut, error=float(error), shape=place)
 
         if p == 1:
             return fitted((0.0, 0.0))
-        best = FittedAxis(first, math.inf, (0.0, 0.0))
-        for place in COARSE_PLACES if p <= 80 else COARSE_PLACES_FOR_MANY:
-            found = fitted(place)
-            if found is not None and found.error < best.error:
-                best = found
-            if best.error <= enough:
-                return best
-        best = descend(best, fitted, NEIGHBOURS, 1.0, 0.5, enough) if p <= 300 else best
+        places = COARSE_PLACES if p <= 80 else COARSE_PLACES_FOR_MANY
+        starts = (fitted(place) or replace(first, shape=place) for place in places)
+        best = lowest(starts, fitted, NEIGHBOURS, 1.0, 0.5, enough, num_descents=1 if p <= 300 else 0)
         return best if best.error < math.inf else None
 
-    def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> FittedAxis | None:
+    def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> SpectralAxis | None:
         """The fewest anchors with an error ≤ eps on these lines; None if `most` of them do not suffice."""
         found = fewest(
             doubling(start, most),
@@ -412,12 +389,12 @@ class AxisSections:
             resolution=64,
             gives_up=lambda failed: len(failed) > 1 and _is_hopeless(failed[-2], failed[-1], eps, most),
         ).met
-        return found and (self.best(found.axis.p, max_value) or found)
+        return found and (self.best(found.p, max_value) or found)
 
 
-def _is_hopeless(before: FittedAxis, after: FittedAxis, eps: float, most: int) -> bool:
+def _is_hopeless(before: SpectralAxis, after: SpectralAxis, eps: float, most: int) -> bool:
     """Whether the error falls like a power of p, as at a kink, and too slowly for `most` anchors to be enough."""
-    low, high = before.axis.p, after.axis.p
+    low, high = before.p, after.p
     if high < 48 or high > 2 * low:  # too few to tell, or not tried one after the other
         return False
     rate = math.log(before.error / after.error) / math.log(high / low)
@@ -431,9 +408,10 @@ FEW_ANCHORS = 64
 ANCHOR_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, *(FEW_ANCHORS * 2**k for k in range(16)))
 """Numbers of anchors that are tried in turn: each is about 1.3 times the one before, and from 64 on twice."""
 UNEVEN = 3.0
-"""Ratio of the largest to the least gap between nodes above which graded anchors are tried. Chosen, not measured."""
+"""Ratio of the largest to the least gap between nodes above which graded anchors are tried: below it, even anchors
+are nowhere more than three times as dense as the nodes ask for."""
 NODES_TESTED = 1000
-"""Number of nodes of a long axis that are tested for noise. Chosen, not measured."""
+"""Number of nodes of a long axis that are tested for noise: enough to tell noise, and a quick fit."""
 HOPELESS_ACCURACY = 1e-2
 """The error, as a share of max |f|, that three anchors for four nodes stay below if any smooth fit is close."""
 
@@ -448,11 +426,6 @@ def menu(p: int, is_uneven: bool) -> list[Lattice]:
     if not is_uneven:
         return even
     return [*(replace(lattice, is_graded=True) for lattice in even if 4 * lattice.pad <= min(p - 2, 12)), *even]
-
-
-def reach_of_lattice(c: float) -> int:
-    """The number of keys beyond which weights e^{−c·n²} are negligible; one more for a point between two keys."""
-    return math.ceil(math.sqrt(NEGLIGIBLE_EXPONENT / c)) + 2
 
 
 def keys_at_nodes(
@@ -476,10 +449,9 @@ def keys_at_nodes(
     return min(map(levelled, levels), key=lambda keys: float((np.abs(2 * keys[0] * y) + np.abs(keys[1])).max()))
 
 
-def reach_at_nodes(
-    y: Float[np.ndarray, " nodes"], anchors: Float[np.ndarray, " nodes"], bias: Float[np.ndarray, " nodes"]
-) -> int:
-    """The number of keys beyond which the weights of keys at nodes are negligible, at every node."""
+def reach_of_keys(keys: KeysOnAxis, y: Float[np.ndarray, " keys"]) -> int:
+    """The number of keys beyond which the weights are negligible at every y, the place of one of the keys."""
+    anchors, bias = keys.anchors, keys.bias
     own = 2 * anchors * y + bias
     for k in range(1, len(y)):
         before = own[k:] - (2 * anchors[:-k] * y[k:] + bias[:-k])
@@ -554,7 +526,7 @@ class NodeAxis:
             return False
         free = Sections(sections.f[piece], sections.solved[piece], math.inf)
         lattice = Lattice(max(2, 3 * len(some) // 4), 0.0, 0.5, is_graded=self.is_uneven)
-        found = some._candidate(lattice, some._band(lattice, np.arange(len(some))), free)
+        found = some._candidate(lattice, some._banded(lattice, np.arange(len(some))), free)
         return found is not None and found.error > max(10 * eps, HOPELESS_ACCURACY * float(np.abs(sections.f).max()))
 
     def best(self, p: int, sections: Sections, eps: float) -> Candidate | None:
@@ -587,17 +559,13 @@ class NodeAxis:
 
     def _solver(self, lattice: Lattice, rows: np.ndarray) -> ValueSolver:
         if lattice.p > FEW_ANCHORS:
-            return self._band(lattice, rows)
+            return self._banded(lattice, rows)
         return Decomposition(self._keys(lattice).weights(self.x[rows]), CUTS)
 
-    def _band(self, lattice: Lattice, rows: np.ndarray) -> Band:
-        keys, x = self._keys(lattice), self.x[rows]
-        if lattice.is_graded:
-            at = keys.y(lattice.graded_places(self.x))
-            nearest = np.searchsorted((at[1:] + at[:-1]) / 2, keys.y(x))
-            return Band(keys, x, nearest, reach_at_nodes(at, keys.anchors, keys.bias) + 2)
-        nearest = np.clip(np.round(keys.y(x) / lattice.c - keys.anchors[0]), 0, lattice.p - 1).astype(int)
-        return Band(keys, x, nearest, reach_of_lattice(lattice.c))
+    def _banded(self, lattice: Lattice, rows: np.ndarray) -> Ridged:
+        keys = self._keys(lattice)
+        places = keys.y(lattice.graded_places(self.x)) if lattice.is_graded else lattice.c * keys.anchors
+        return Ridged(band_of_weights(keys, self.x[rows], places), BAND_RIDGES)
 
     def _keys(self, lattice: Lattice) -> KeysOnAxis:
         if lattice.is_graded:
@@ -633,11 +601,14 @@ class NodeAxis:
         The weights W of the keys at the nodes are a band, nearly the identity for large c; the values W⁻¹f give f at
         the nodes. Nodes that are equal in the program's dtype share a key.
         """
+        from scipy.sparse.linalg import splu
+
         x, which = np.unique(self.x, return_inverse=True)
         keys = self._keys_at(x, c)
-        band = Band(keys, x, np.arange(len(x)), reach_at_nodes(keys.y(x), keys.anchors, keys.bias))
+        weights = band_of_weights(keys, x, keys.y(x))
+        inverse = splu(weights.tocsc(), permc_spec="NATURAL").solve
 
         def solve(f: np.ndarray) -> np.ndarray:
-            return band.solve(f if len(x) == len(self) else middle_of_groups(f, which, len(x)))
+            return inverse(f if len(x) == len(self) else middle_of_groups(f, which, len(x)))
 
-        return NodeKeys(keys, c, "nodes", solve, lambda v: (band.weights @ v)[which])
+        return NodeKeys(keys, c, "nodes", solve, lambda v: (weights @ v)[which])

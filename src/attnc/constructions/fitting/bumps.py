@@ -229,16 +229,10 @@ class BumpBuilder(GridBuilder[BumpCells]):
     def estimate(self) -> Estimate:
         counts, d, n = self.estimated_counts(), self.target.box.d, num_positions(self.target)
         keys, outputs, steps = n * math.prod(counts), self.target.num_outputs // n, sum(counts) - d
-        step_keys = max(STEP_ANCHORS[0], steps)
-        return Estimate(
-            self.name,
-            anchors=keys + step_keys,
-            heads=self.layers,
-            layers=self.layers,
-            parameters=keys * (d + outputs) + 6 * step_keys,
-            multiply_adds=keys * (d + outputs) + 3 * steps * step_keys,
-            error=self.request.eps,
-        ).within(self.request)
+        step_keys, of_cells = max(STEP_ANCHORS[0], steps), keys * (d + outputs)
+        parameters, multiply_adds = of_cells + 6 * step_keys, of_cells + 3 * steps * step_keys
+        sizes = keys + step_keys, self.layers, self.layers, parameters, multiply_adds
+        return Estimate(self.name, *sizes, self.request.eps).within(self.request)
 
 
 def bump_construction(builder: Callable[[Target, Request], BumpBuilder], name: str) -> Construction:
@@ -255,7 +249,7 @@ def bump_construction(builder: Callable[[Target, Request], BumpBuilder], name: s
 def _sufficient_beta(values: np.ndarray, steps: Steps, request: Request) -> float:
     """A β for which the leak costs less than 0.2 % of eps, or else of osc/P.
 
-    The leak costs leak·(at most 4 osc + 5 max|v|): `GridPartition._spread`, and the 5 of `average_error`. In L_p it
+    The leak costs leak·(at most 4 osc + 5 max|v|): `GridPartition.bound`, and the 5 of `average_error`. In L_p it
     costs vol^{1/p} times that.
     """
     grid, spread = steps.grid, float(np.ptp(values, axis=0).max())

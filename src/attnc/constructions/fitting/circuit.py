@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from attnc.ir.building import AffineBuilder, projection
+from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import EVERY_QUERY, Affine, Attention, Head, Layer, Mask
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
@@ -95,8 +95,9 @@ class CircuitHead:
         return self.signals[0].name
 
     @property
-    def level(self) -> int:
-        return self.signals[0].level
+    def key_channels(self) -> tuple[str, ...]:
+        parts = (*(f"key{i}" for i in range(len(self.queries))), "bias")
+        return tuple(f"{part}.{self.name}" for part in (*parts, *(f"value{m}" for m in range(len(self.signals)))))
 
     @cached_property
     def reads(self) -> set[Signal]:
@@ -155,7 +156,13 @@ class Circuit:
             layers += [place, attend]
             tokens, channels = place.weight.shape[0], attend.channels
             state = {s: channel_of(s) for s in (*kept, *(s for head in heads for s in head.signals))}
-        layers.append(_read(outputs, state, channels, tokens, dtype))
+        names = [f"out.{j}" for j in range(len(outputs))]
+        read = AffineBuilder(tokens, channels, 1, names)
+        for name, wire in zip(names, outputs, strict=True):
+            for signal, coefficient in wire.terms.items():
+                read.link(0, name, 0, state[signal], coefficient)
+            read.set(0, name, wire.constant)
+        layers.append(read.build("read", dtype))
         return check(Program(tuple(layers), ((len(self.inputs),),), output_shape))
 
     def _needed(self, outputs: Sequence[Wire]) -> list[list[CircuitHead]]:
@@ -165,7 +172,7 @@ class Circuit:
         for head in reversed(self.heads):  # a head reads signals of earlier heads only
             if wanted.intersection(head.signals):
                 wanted |= head.reads
-                by_level.setdefault(head.level, []).append(head)
+                by_level.setdefault(head.signals[0].level, []).append(head)
         return [heads[::-1] for _, heads in sorted(by_level.items())]
 
 
@@ -186,16 +193,7 @@ def _level(
     """Token 0 is the state and the only query that is read; the keys of all heads lie side by side in every token."""
     made = [s for head in heads for s in head.signals]
     tokens = max(head.keys.num_keys for head in heads)
-    key_channels = [
-        f"{part}.{head.name}"
-        for head in heads
-        for part in (
-            *(f"key{i}" for i in range(len(head.queries))),
-            "bias",
-            *(f"value{m}" for m in range(len(head.signals))),
-        )
-    ]
-    channels = (*(channel_of(s) for s in kept), *(channel_of(s) for s in made), ONE, *key_channels)
+    channels = (*map(channel_of, (*kept, *made)), ONE, *(channel for head in heads for channel in head.key_channels))
     place = AffineBuilder(tokens_in, channels_in, tokens, channels)
     for signal in kept:
         place.link(0, channel_of(signal), 0, state[signal])
@@ -222,38 +220,19 @@ def _level(
 
 
 def _head(head: CircuitHead, tokens: int, channels: tuple[str, ...], dtype: str) -> Head:
-    scores = (*(f"by{i}" for i in range(len(head.queries))), "constant")
-    queries = {(ONE, "constant"): 1.0}
+    queries, keys = dict[tuple[str, str], float](), dict[tuple[str, str], float]()
     for i, wire in enumerate(head.queries):
         queries |= {(channel_of(s), f"by{i}"): coefficient for s, coefficient in wire.terms.items()}
-        queries |= {(ONE, f"by{i}"): wire.constant}
-    keys = {(f"key{i}.{head.name}", f"by{i}"): 1.0 for i in range(len(head.queries))}
-    keys |= {(f"bias.{head.name}", "constant"): 1.0}
+        queries[ONE, f"by{i}"] = wire.constant
+        keys[f"key{i}.{head.name}", f"by{i}"] = 1.0
+    queries[ONE, "constant"] = keys[f"bias.{head.name}", "constant"] = 1.0
     values = {(f"value{m}.{head.name}", s.name): 1.0 for m, s in enumerate(head.signals)}
-    names = [s.name for s in head.signals]
+    written = {(s.name, channel_of(s)): 1.0 for s in head.signals}
     mask = None
     if head.keys.num_keys < tokens:  # the tokens beyond are keys of other heads
         segments = np.where(np.arange(tokens) < head.keys.num_keys, EVERY_QUERY, 1).astype(np.int32)
         mask = Mask(np.zeros(tokens, np.int32), segments)
-    return Head(
-        projection(channels, scores, queries, dtype),
-        projection(channels, scores, keys, dtype),
-        projection(channels, names, values, dtype),
-        projection(names, channels, {(s.name, channel_of(s)): 1.0 for s in head.signals}, dtype),
-        mask,
-    )
-
-
-def _read(
-    outputs: Sequence[Wire], state: Mapping[Signal, str], channels_in: Sequence[str], tokens_in: int, dtype: str
-) -> Affine:
-    names = [f"out.{j}" for j in range(len(outputs))]
-    read = AffineBuilder(tokens_in, channels_in, 1, names)
-    for name, wire in zip(names, outputs, strict=True):
-        for signal, coefficient in wire.terms.items():
-            read.link(0, name, 0, state[signal], coefficient)
-        read.set(0, name, wire.constant)
-    return read.build("read", dtype)
+    return Attending(channels, channels, dtype, mask).head(queries, keys, values, written)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnc.constructions.fitting.selection import mean_distance, mean_error, round_up, score_error, underflow
-from attnc.errors import InputError
+from attnc.errors import InputError, positive_number
 from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import Attention, Head
 from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
@@ -46,8 +46,8 @@ class ClipLayer:
     output = "clip"
 
     def __post_init__(self) -> None:
-        if self.given_beta is not None and not (math.isfinite(self.given_beta) and self.given_beta > 0):
-            raise InputError(f"beta must be a finite number > 0, found {self.given_beta}")
+        if self.given_beta is not None:
+            positive_number("beta", self.given_beta)
 
     @property
     def channels(self) -> tuple[str, ...]:

@@ -27,10 +27,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from attnc.constructions.construction import round_above
+from attnc.constructions.built import round_above
 from attnc.constructions.fitting.circuit import Circuit, Wire
-from attnc.constructions.fitting.minimax import chebyshev, fit_values
-from attnc.errors import InputError, real_number
+from attnc.constructions.fitting.minimax import chebyshev, fit_values, highest
+from attnc.errors import InputError, positive_number, real_number
 from attnc.functions.gate_recipes import Decay, ExactKeys, FittedKeys, GateRecipe, TwoLines
 from attnc.functions.gate_table import GELU_TANH, RECIPROCAL
 from attnc.functions.logistic import SILU_SLOPE_TURNS, logistic
@@ -41,14 +41,12 @@ from attnc.numerics.arrays import Float
 ALL_REALS = (-math.inf, math.inf)
 SEARCH_SAFETY = 1.01
 """Margin on an error found by a search, which finds peaks to a relative 1e-4."""
-PEAK_ROUNDS, PEAK_PARTS = 2, 24
-"""Number of refinements about each peak, and number of parts of each refinement: peaks are then found to 1e-4."""
 NEGLIGIBLE_SCORE = 60.0
 """Keys whose score is lower than that of the largest by this have weights below e^{−60} < 2⁻⁸⁶."""
 FIT_PASSES = 24
 """Number of reweightings of a fit; the errors in the gate table hold for this number."""
 MAX_EXPONENT = 300.0
-"""Largest argument of exp: chosen between e^88, the end of float32, and e^709, the end of float64; not measured."""
+"""Largest argument of exp: e^300 leaves products of two such numbers within float64, which ends at e^709."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +72,6 @@ class Gate:
     is_product: bool = False
 
     @property
-    def num_layers(self) -> int:
-        return 1 if self.sign is None else 2
-
-    @property
     def num_anchors(self) -> int:
         return self.keys.num_keys + (0 if self.sign is None else 2)
 
@@ -99,7 +93,7 @@ class Gate:
 
 def min_keys(name: str, eps: float, hints: Mapping[int, float], make: Callable[[int], Gate]) -> Gate:
     """The gate with the least p whose error is ≤ eps. Rows whose hint is more than 10 % above eps are not tried."""
-    positive("eps", eps)
+    positive_number("eps", eps)
     for p, hint in sorted(hints.items()):
         if 0.9 * hint <= eps:
             gate = make(p)
@@ -109,13 +103,6 @@ def min_keys(name: str, eps: float, hints: Mapping[int, float], make: Callable[[
     if best.error <= eps:
         return best
     raise OutOfReach(name, eps, best.error, best.num_anchors)
-
-
-def positive(name: str, given: float) -> float:
-    value = real_number(name, given)
-    if not value > 0:
-        raise InputError(f"{name} must be a finite number > 0, found {given!r}")
-    return value
 
 
 def power_of_two(at_least: float) -> float:
@@ -138,19 +125,11 @@ class OutOfReach(InputError):
 
 
 def observed(error_at: Callable[[np.ndarray], np.ndarray], points: Float[np.ndarray, " points"], size: float) -> float:
-    """max |error| over sorted points, refined about every peak of at least 70 % of the largest, and rounded up.
+    """max |error| over sorted points, refined about the highest peaks, and rounded up.
 
     It includes the rounding errors of float64, for summed terms of this size.
     """
-    errors = np.abs(error_at(points))
-    found = float(errors.max())
-    for _ in range(PEAK_ROUNDS):
-        padded = np.concatenate([[0.0], errors, [0.0]])
-        at = np.flatnonzero((errors >= padded[:-2]) & (errors >= padded[2:]) & (errors >= 0.7 * found))
-        left, right = points[np.maximum(at - 1, 0)], points[np.minimum(at + 1, len(points) - 1)]
-        points = np.unique((left[:, None] + (right - left)[:, None] * (np.arange(PEAK_PARTS + 1) / PEAK_PARTS)).ravel())
-        errors = np.abs(error_at(points))
-        found = max(found, float(errors.max()))
+    found, _ = highest(lambda x: np.abs(error_at(x)), points)
     return SEARCH_SAFETY * found + 16 * 2.0**-53 * size
 
 
@@ -202,7 +181,7 @@ def solved(
     if not columns.shape[1]:
         return keys
     rest = (f - at_points(keys, x))[:, None]
-    z = fit_values(columns, rest, np.array([limit]), FIT_PASSES).values
+    z, _ = fit_values(columns, rest, np.array([limit]), FIT_PASSES)
     moving = keys.carried if carried is None or keys.carried is None else keys.carried + (carried @ z)[:, :, None]
     return SoftHead(keys.slopes, keys.offsets, keys.values + values @ z, moving)
 
@@ -221,40 +200,29 @@ ROUNDED_UP = 1 + 2.0**-50
 """Factor that covers the roundings of the few products and quotients of an error."""
 
 
-def two_lines(name: str, eps: float, left: float, right: float) -> Gate:
-    """Slope `left` below 0, `right` above: scores 0, βx and values left·x, right·x. relu is x·σ(βx)."""
-    return _lines(name, eps, (0.0, 1.0), (0.0, 0.0), [(0.0, left), (0.0, right)])
+def _lines(name: str, eps: float, kinks: tuple[float, ...], lines: list[tuple[float, float]]) -> Gate:
+    """Two lines (value, slope) that meet at a kink at 0, or three that meet at two kinks, the outer slopes equal.
 
-
-def leaky_relu(eps: float, slope: float = 0.01, name: str = "leaky_relu") -> Gate:
-    """Values slope·x, x."""
-    return two_lines(name, eps, real_number("slope", slope), 1.0)
-
-
-def _lines(
-    name: str, eps: float, slopes: tuple[float, ...], offsets: tuple[float, ...], lines: list[tuple[float, float]]
-) -> Gate:
-    """Scores β(slope·x + offset) between lines (value, slope) whose slopes differ by J from one to the next."""
+    Theorem.  |gate − f| ≤ J·W(1/e)/β on all of R, J the difference of two neighbouring slopes.
+    Weights.  Two lines have the scores 0, βx. Three have 0, β(x − lo), β(x − lo) + β(x − hi): the middle line leads
+              between the kinks. β(x − lo) is subtracted from all: the same weights, and each score has one rounding.
+    Proof.    For two lines see above. Let u = x − lo, v = hi − x. Between the kinks the outer two lines are off by −Ju
+              and +Jv, so the error is J(v·e^{−βv} − u·e^{−βu})/(1 + e^{−βu} + e^{−βv}): two terms of opposite signs.
+              Neither exceeds J·s·e^{−s}/(1 + e^{−s})/β, s = βv or βu. Below lo, with t = lo − x, the others are off by
+              −Jt, weighted e^{−βt}, and by +J(hi − lo), weighted e^{−β(hi − lo)}e^{−2βt}: again of opposite signs,
+              and no larger.
+    """
+    slopes, offsets = ((0.0, 1.0), (0.0, 0.0)) if len(kinks) == 1 else ((-1.0, 0.0, 1.0), (kinks[0], 0.0, -kinks[1]))
     jump = abs(lines[1][1] - lines[0][1])
-    beta = power_of_two(jump * W / positive("eps", eps) * ROUNDED_UP)  # so that jump·W(1/e)/β ≤ eps
+    beta = power_of_two(jump * W / positive_number("eps", eps) * ROUNDED_UP)  # so that jump·W(1/e)/β ≤ eps
     values, carried = np.array(lines).T
     keys = SoftHead.of_one_variable(beta * np.array(slopes), beta * np.array(offsets), values, carried)
     return Gate(name, keys, jump * W / beta * ROUNDED_UP, max(abs(u) for _, u in lines), is_proved=True)
 
 
-def _three_lines(name: str, eps: float, kinks: tuple[float, float], lines: list[tuple[float, float]]) -> Gate:
-    """Lines (value, slope) that meet at the kinks; the outer two have equal slopes.
-
-    Theorem.  |gate − f| ≤ J·W(1/e)/β on all of R.
-    Weights.  Scores 0, β(x − lo), β(x − lo) + β(x − hi): the middle line leads between the kinks.
-    Proof.    Let u = x − lo, v = hi − x. Between the kinks the outer two lines are off by −Ju and +Jv, so the error is
-              J(v·e^{−βv} − u·e^{−βu})/(1 + e^{−βu} + e^{−βv}): two terms of opposite signs, and neither exceeds
-              J·s·e^{−s}/(1 + e^{−s})/β, s = βv or βu. Below lo, with t = lo − x, the others are off by −Jt, weighted
-              e^{−βt}, and by +J(hi − lo), weighted e^{−β(hi − lo)}e^{−2βt}: again of opposite signs, and no larger.
-    """
-    lo, hi = kinks
-    # Middle line at score 0 instead of β(x − lo): the same weights, and each score has one rounding.
-    return _lines(name, eps, (-1.0, 0.0, 1.0), (lo, 0.0, -hi), lines)
+def leaky_relu(eps: float, slope: float = 0.01, name: str = "leaky_relu") -> Gate:
+    """Values slope·x, x."""
+    return _lines(name, eps, (0.0,), [(0.0, real_number("slope", slope)), (0.0, 1.0)])
 
 
 def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> Gate:
@@ -262,23 +230,23 @@ def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> G
     lo, hi = real_number("lo", lo), real_number("hi", hi)
     if not lo < hi:
         raise InputError(f"{name} needs lo < hi, found lo={lo:g}, hi={hi:g}")
-    return _three_lines(name, eps, (lo, hi), [(lo, 0.0), (0.0, 1.0), (hi, 0.0)])
+    return _lines(name, eps, (lo, hi), [(lo, 0.0), (0.0, 1.0), (hi, 0.0)])
 
 
 def hardsigmoid(eps: float) -> Gate:
     """clip(x/6 + ½, 0, 1)."""
-    gate = _three_lines("hardsigmoid", eps, (-3.0, 3.0), [(0.0, 0.0), (0.5, 1 / 6), (1.0, 0.0)])
+    gate = _lines("hardsigmoid", eps, (-3.0, 3.0), [(0.0, 0.0), (0.5, 1 / 6), (1.0, 0.0)])
     return replace(gate, error=gate.error + 2.0**-54)  # 1/6 is stored rounded
 
 
 def soft_threshold(eps: float, threshold: float = 0.5) -> Gate:
     """x ∓ λ beyond ±λ, 0 between: values x + λ, 0, x − λ."""
-    threshold = positive("threshold", threshold)
+    threshold = positive_number("threshold", threshold)
     lines = [(threshold, 1.0), (0.0, 0.0), (-threshold, 1.0)]
-    return _three_lines("soft_threshold", eps, (-threshold, threshold), lines)
+    return _lines("soft_threshold", eps, (-threshold, threshold), lines)
 
 
-def max_gate(eps: float, count: int = 2) -> Gate:
+def max_gate(eps: float, count: int = 2, name: str = "max") -> Gate:
     """One key for each of n wires: score βx_i, value x_i.
 
     Theorem.  0 ≤ max x − Σ w_i x_i ≤ W((n − 1)/e)/β.
@@ -286,32 +254,28 @@ def max_gate(eps: float, count: int = 2) -> Gate:
               most λ where Σ (d_i − λ)e^{−βd_i} ≤ λ for all d; the terms are alike, so the worst d_i are equal, and
               (n − 1)s/(e^s + n − 1) is largest, W((n − 1)/e), where (s − 1)e^{s−1} = (n − 1)/e.
     """
-    return _choice("max", eps, count, 1.0)
-
-
-def min_gate(eps: float, count: int = 2) -> Gate:
-    """−max(−x): scores −βx_i, values x_i."""
-    return _choice("min", eps, count, -1.0)
-
-
-def _choice(name: str, eps: float, count: int, sign: float) -> Gate:
     import scipy.special
 
-    positive("eps", eps)
+    positive_number("eps", eps)
     if isinstance(count, bool) or not isinstance(count, int) or count < 2:
         raise InputError(f"{name} needs two wires or more, found count={count!r}")
     largest = float(scipy.special.lambertw((count - 1) / math.e).real) * (1 + 1e-12)  # its error is far smaller
     beta = power_of_two(largest / eps * ROUNDED_UP)
     unit = np.eye(count)
-    keys = SoftHead(sign * beta * unit, np.zeros(count), np.zeros((count, 1)), unit[:, None, :])
+    slopes = beta * unit if name == "max" else -beta * unit
+    keys = SoftHead(slopes, np.zeros(count), np.zeros((count, 1)), unit[:, None, :])
     return Gate(name, keys, largest / beta * ROUNDED_UP, 1.0, is_proved=True)
+
+
+min_gate = functools.partial(max_gate, name="min")
+"""−max(−x): scores −βx_i, values x_i."""
 
 
 # Fitted keys
 
 PRODUCT_VALUE_LIMIT = 10.0
-"""Limit of the values of a product gate: with larger values fewer keys are enough, but rounding errors are larger.
-Chosen, not measured."""
+"""Limit of the values of a product gate: with larger values fewer keys are enough, but rounding errors are larger:
+one digit is lost."""
 IDENTITY_HINTS = {2: 8.5e-4, 3: 1.5e-5, 4: 9.8e-8, 5: 3.1e-9, 6: 3.2e-11, 7: 1.3e-12, 8: 3.6e-14}
 """Number of keys, and the largest error measured on [−1, 1], rounded up; a test compares both."""
 TANH_CUBIC = 0.044715
@@ -364,8 +328,8 @@ def _gelu_tanh_below(x: np.ndarray) -> np.ndarray:
 
 def softplus(eps: float, beta: float = 1.0) -> Gate:
     """log(1 + e^{βx})/β: values that are affine in x, x and 0 at the ends."""
-    beta = positive("beta", beta)
-    gate = function_gate("softplus", positive("eps", eps) * beta)
+    beta = positive_number("beta", beta)
+    gate = function_gate("softplus", positive_number("eps", eps) * beta)
     # G(βx)/β carries the same multiples of x as G. Rounded, (u·β)/β is not 1 for every β: the error would grow with x.
     keys = replace(gate.keys.scaled(beta).combined(1 / beta), carried=gate.keys.carried)
     return Gate("softplus", keys, gate.error / beta * (1 + 1e-14), 1.0)
@@ -403,13 +367,13 @@ def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
 
 def product_gate(eps: float, size_x: float = 1.0, size_y: float = 1.0) -> Gate:
     """x·y with the fewest keys and an error ≤ eps for |x| ≤ size_x and |y| ≤ size_y: x·size_y·A(y/size_y)."""
-    gate = _scaled_identity("product", eps, positive("size_x", size_x), positive("size_y", size_y))
+    gate = _scaled_identity("product", eps, positive_number("size_x", size_x), positive_number("size_y", size_y))
     return replace(gate, is_product=True)
 
 
 def square_gate(eps: float, size: float = 1.0) -> Gate:
     """x² for |x| ≤ size: x·A(x), with weights and carrier from one wire."""
-    size = positive("size", size)
+    size = positive_number("size", size)
     gate = _scaled_identity("square", eps, size, size)
     keys = SoftHead(gate.keys.slopes, gate.keys.offsets, 0.0 * gate.keys.values, gate.keys.values[:, :, None])
     return replace(gate, keys=keys, lipschitz=2 * size)
@@ -431,11 +395,11 @@ def _scaled_identity(name: str, eps: float, factor: float, size: float) -> Gate:
 
 WEIGHT_RATIO = 8.0
 """Ratio of neighbouring weights of the exponential at y = 0. The largest value is about this ratio, so it is kept
-small. Chosen, not measured."""
+small: one digit is lost."""
 EXP_HINTS = {2: 2.1e-2, 3: 5.8e-4, 4: 1.7e-5, 5: 5.2e-7, 6: 1.6e-8, 7: 4.9e-10, 8: 1.5e-11, 9: 4.8e-13}
 """Number of keys of the exponential, and the largest error measured, rounded up; a test compares both."""
 KINK_SHARE = 0.04
-"""Share of eps that each kink may take: small, since a larger β costs nothing. Chosen, not measured."""
+"""Share of eps that each kink may take: small, since a larger β costs no key."""
 BEND_ERROR = 0.2415
 """max_s s²/(2(e^s + 1)), rounded up."""
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # the constants of PyTorch, in float64
@@ -495,26 +459,11 @@ def _near(kink: float, beta: float) -> np.ndarray:
     return np.concatenate([kink - t[:0:-1], kink + t])
 
 
-def elu(eps: float, alpha: float = 1.0) -> Gate:
-    """x above 0, α(eˣ − 1) below."""
-    return _elu("elu", eps, positive("alpha", alpha), 1.0, 1.0)
-
-
-def celu(eps: float, alpha: float = 1.0) -> Gate:
-    """x above 0, α(e^{x/α} − 1) below: no kink."""
-    alpha = positive("alpha", alpha)
-    return _elu("celu", eps, alpha, alpha, 1.0)
-
-
-def selu(eps: float) -> Gate:
-    """1.0507·elu(x, α = 1.6733)."""
-    return _elu("selu", eps, SELU_ALPHA, 1.0, SELU_SCALE)
-
-
-def _elu(name: str, eps: float, alpha: float, width: float, scale: float) -> Gate:
+def elu(eps: float, alpha: float = 1.0, width: float = 1.0, scale: float = 1.0, name: str = "elu") -> Gate:
     """scale·x above 0, scale·α(e^{x/width} − 1) below; one head."""
+    alpha = positive_number("alpha", alpha)
     jump, bend = scale * abs(alpha / width - 1), scale * alpha / width**2
-    share = KINK_SHARE * positive("eps", eps)
+    share = KINK_SHARE * positive_number("eps", eps)
     beta = power_of_two(max(2 * jump * W / share, math.sqrt(2 * BEND_ERROR * bend / share), 128 / width))
 
     def make(p: int) -> Gate:
@@ -536,12 +485,17 @@ def _elu(name: str, eps: float, alpha: float, width: float, scale: float) -> Gat
         left += math.exp(-(beta - p / width) * reach) * (most + scale * reach)
         return Gate(name, joined, max(core, right, left), scale * max(1.0, alpha / width))
 
-    return min_keys(name, eps, {p + 1: hint * scale * alpha for p, hint in EXP_HINTS.items()}, lambda q: make(q - 1))
+    return min_keys(name, eps, {p: hint * scale * alpha for p, hint in EXP_HINTS.items()}, make)
+
+
+def celu(eps: float, alpha: float = 1.0) -> Gate:
+    """x above 0, α(e^{x/α} − 1) below: no kink."""
+    return elu(eps, alpha, positive_number("alpha", alpha), name="celu")
 
 
 def hardswish(eps: float) -> Gate:
     """0 below −3, x(x + 3)/6, x above 3: a product of x with itself between two steep keys; one head."""
-    beta = power_of_two(0.5 * W / (KINK_SHARE * positive("eps", eps)) + 64.0)
+    beta = power_of_two(0.5 * W / (KINK_SHARE * positive_number("eps", eps)) + 64.0)
 
     def make(p: int) -> Gate:
         keys, _ = identity(p)
@@ -561,7 +515,7 @@ def hardswish(eps: float) -> Gate:
         outside = weight * (3 + NEGLIGIBLE_SCORE / beta) * (1 + most)
         return Gate("hardswish", joined, max(core, outside), 1.5)
 
-    return min_keys("hardswish", eps, {p + 2: 1.5 * hint for p, hint in IDENTITY_HINTS.items()}, lambda q: make(q - 2))
+    return min_keys("hardswish", eps, {p: 1.5 * hint for p, hint in IDENTITY_HINTS.items()}, make)
 
 
 @functools.lru_cache(maxsize=16)
@@ -593,14 +547,14 @@ def softsign(eps: float) -> Gate:
             |x|(1 − T)(1 + T + T|x|)/((1 + |x|)(1 + T|x|)) ≤ |x|(1 − T²) = |x|/cosh²(βx) ≤ 0.4478/β.
     Two layers, since float32 would not resolve keys of such different scales beside steep ones.
     """
-    beta = power_of_two(0.4478 / (0.005 * positive("eps", eps)))
+    beta = power_of_two(0.4478 / (0.005 * positive_number("eps", eps)))
 
     def make(p: int) -> Gate:
         keys, error = reciprocal(p)
         complement = keys.combined(-1.0, constant=1.0)
         return Gate("softsign", complement, error + 0.4478 / beta, 1.0, sign=beta)
 
-    return min_keys("softsign", eps, {2 + p: row[-1] for p, row in RECIPROCAL.items()}, lambda q: make(q - 2))
+    return min_keys("softsign", eps, {p: row[-1] for p, row in RECIPROCAL.items()}, make)
 
 
 # The gate of every activation
@@ -627,11 +581,11 @@ def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
     """The cheapest gate of a function of one variable with error ≤ eps; exp is for (−∞, hi]."""
     match OTHER_RECIPES.get(name) or FUNCTIONS[name].gate:
         case ExactKeys(slopes, offsets, values, carried, lipschitz, error):
-            positive("eps", eps)  # checked, and not needed
+            positive_number("eps", eps)  # checked, and not needed
             numbers = map(np.array, (slopes, offsets, values, *([carried] if any(carried) else [])))
             return Gate(name, SoftHead.of_one_variable(*numbers), error, lipschitz, is_proved=True)
         case TwoLines(left, right):
-            return two_lines(name, eps, left, right)
+            return _lines(name, eps, (0.0,), [(0.0, left), (0.0, right)])  # relu is x·σ(βx)
         case FittedKeys() as recipe:
             errors = {p: row[-1] for p, row in recipe.rows.items()}
             return min_keys(name, eps, errors, lambda p: solved_gate(name, recipe, p))
@@ -653,7 +607,7 @@ GATES: dict[str, Callable[..., Gate]] = {
     "logsigmoid": logsigmoid,
     "elu": elu,
     "celu": celu,
-    "selu": selu,
+    "selu": functools.partial(elu, alpha=SELU_ALPHA, scale=SELU_SCALE, name="selu"),
     "hardswish": hardswish,
     "softsign": softsign,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,11 +18,9 @@ LEAST_POINT_WEIGHT = 1e-6
 LARGEST_FIRST_PASS = 6.0
 """Largest ratio of the first error to the goal at which more passes are tried: passes seldom gain more."""
 
-
-@dataclass(frozen=True, eq=False)
-class SolvedValues:
-    values: Float[np.ndarray, "p outputs"]
-    error: float  # the largest on the sample
+PEAK_ROUNDS, PEAK_PARTS, MOST_PEAKS = 3, 18, 16
+"""Refinements about the highest peaks, parts of each, and peaks that are refined. Points are then 9³ = 729 times as
+close: errors of gates found with 2 rounds of 24 parts about more peaks agree with these to five digits."""
 
 
 def fit_values(
@@ -32,15 +29,15 @@ def fit_values(
     limits: Float[np.ndarray, " outputs"],
     passes: int = 8,
     goal: float = 0.0,
-) -> SolvedValues:
-    """Values v, |v| ≤ limits, with max |weights·v − f| small: Lawson's passes, output by output.
+) -> tuple[Float[np.ndarray, "p outputs"], float]:
+    """Values v, |v| ≤ limits, with max |weights·v − f| small, and that error: Lawson's passes, output by output.
 
     A pass is least squares with a weight for every point of the sample, which it then multiplies by the error there:
     the weights gather where the error is largest until it is level. It stops when the error is at most `goal`, and
     after one pass where the goal is out of sight.
     """
     fits = [_lawson(weights, f[:, j], float(limits[j]), passes, goal) for j in range(f.shape[1])]
-    return SolvedValues(np.stack([values for values, _ in fits], axis=1), max(error for _, error in fits))
+    return np.stack([values for values, _ in fits], axis=1), max(error for _, error in fits)
 
 
 def _lawson(W: np.ndarray, f: np.ndarray, limit: float, passes: int, goal: float) -> tuple[np.ndarray, float]:
@@ -82,3 +79,21 @@ def chebyshev(lo: float, hi: float, count: int) -> Float[np.ndarray, " count"]:
     """Chebyshev points with both ends."""
     turn = np.linspace(0.0, math.pi, count)
     return np.clip(0.5 * (lo + hi) - 0.5 * (hi - lo) * np.cos(turn), lo, hi)
+
+
+def highest(f: Function, x: Float[np.ndarray, " points"]) -> tuple[float, float]:
+    """(the largest value of f found, where): on sorted points, and around the highest peaks on ever closer points."""
+    found = f(x)
+    for _ in range(PEAK_ROUNDS):
+        inner = found[1:-1]
+        peaks = 1 + np.flatnonzero((inner >= found[:-2]) & (inner >= found[2:]))
+        peaks = peaks[np.argsort(-found[peaks])][:MOST_PEAKS]
+        close = [np.linspace(x[i - 1], x[i + 1], PEAK_PARTS + 1)[1:-1] for i in peaks]
+        more = np.setdiff1d(np.concatenate([*close, []]), x)
+        if not len(more):
+            break
+        x, found = np.concatenate([x, more]), np.concatenate([found, f(more)])
+        order = np.argsort(x)
+        x, found = x[order], found[order]
+    worst = int(np.argmax(found))
+    return float(found[worst]), float(x[worst])

@@ -6,7 +6,8 @@ trial whose error is at most a goal.
 `fewest` grows, then bisects: sizes come from a ladder until one meets the goal, and bisection between that size and the
 largest one that failed finds the fewest keys. `thinned` then shortens the axes of a grid one by one. `Bracket` does the
 same as `fewest` for a positive factor, such as the density of a grid, where the error itself tells how far to go.
-`least` bisects a real number between two ends. `descend` lowers the error over several real numbers.
+`least` bisects a real number between two ends. `lowest` finds a low error over several real numbers: from a coarse
+net, then by `descend`.
 
 Examples
 --------
@@ -81,13 +82,9 @@ def ladder(sizes: Iterable[int], most: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
-def doubling(start: int, most: int) -> Iterable[int]:
+def doubling(start: int, most: int) -> tuple[int, ...]:
     """start, 2·start, … up to `most`, which is the last one."""
-    size = min(most, max(1, start))
-    yield size
-    while size < most:
-        size = min(most, 2 * size)
-        yield size
+    return ladder((max(1, start) << k for k in range(most.bit_length())), most)
 
 
 def fewest(
@@ -158,11 +155,46 @@ class Bracket:
 
 
 def least(low: float, high: float, is_met: Callable[[float], bool], precision: float) -> float:
-    """The least number that meets a condition, which `high` meets and `low` does not, to a precision."""
-    while high - low > precision:
-        middle = 0.5 * (low + high)
+    """The least number that meets a condition, which `high` meets and `low` does not; 0 is all digits."""
+    while high - low > precision and low < (middle := 0.5 * (low + high)) < high:
         low, high = (low, middle) if is_met(middle) else (middle, high)
     return high
+
+
+FEW_KEYS = 16
+"""Up to this number of keys the search of shapes is thorough, as fits are quick."""
+DOWNHILL_FACTOR = 300.0
+"""The descent starts from errors up to this multiple of the goal; larger errors seldom come down to the goal."""
+
+
+def lowest(
+    starts: Iterable[S],
+    attempt: Callable[[Shape], S | None],
+    axes: np.ndarray,
+    first: float,
+    last: float,
+    goal: float = 0.0,
+    *,
+    num_descents: int = 1,
+    near_enough: float = math.inf,
+) -> S:
+    """The best trial of a coarse net, after steps downhill from the best places if their error is near enough.
+
+    The first trial with an error of at most `goal` ends the search. The error has narrow valleys: several descents find
+    more of them.
+    """
+    found = list[S]()
+    for trial in starts:
+        if trial.error <= goal:
+            return trial
+        found.append(trial)
+    found.sort(key=lambda trial: trial.error)
+    best = found[0]
+    for start in found[:num_descents] if best.error <= near_enough else ():
+        best = min(best, descend(start, attempt, axes, first, last, goal), key=lambda trial: trial.error)
+        if best.error <= goal:
+            break
+    return best
 
 
 def descend(

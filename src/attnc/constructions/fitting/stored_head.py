@@ -5,23 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from attnc.constructions.built import Built
-from attnc.constructions.construction import (
-    CONTINUOUS_FUNCTION,
-    Construction,
-    Request,
-    for_eps,
-    one_variable,
-    summable,
-)
-from attnc.constructions.fitting.cell_head import CellHead, self_attention
-from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
+from attnc.constructions.construction import FIT, Construction, Request, for_eps, one_variable, refuse
+from attnc.constructions.fitting.grid_partition import CellHead, self_attention
+from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values, highest
 from attnc.constructions.fitting.selection import Positions, num_positions
-from attnc.errors import InputError
+from attnc.errors import InputError, whole_number
 from attnc.ir.program import Program
 from attnc.ir.soft_head import SoftHead
 from attnc.numerics.arrays import Float
@@ -109,11 +103,11 @@ def store(keys: SoftHead[np.ndarray], box: Box, dtype: str, centre: float | None
     felt = felt / (felt.max() + 1e-300) + QUIET
     top = scores.max(axis=1)
     affine = np.stack([y, np.ones_like(y)], axis=1)
-    tilt = fit_values(affine * felt[:, None], (top * felt)[:, None], np.array([np.inf]), 25)
+    tilt, _ = fit_values(affine * felt[:, None], (top * felt)[:, None], np.array([np.inf]), 25)
     largest = float(np.abs(np.concatenate([slopes[:, 0], offsets, values.ravel(), box.magnitude])).max())
     if not largest < float(np.finfo(dtype).max) / 8:
         raise InputError(f"numbers up to {largest:.3g} are to be stored, more than {dtype} holds: scale the function")
-    slope, offset = tilt.values[:, 0]
+    slope, offset = tilt[:, 0]
     kept = SoftHead(stored(slopes - slope, dtype), stored(offsets - offset, dtype), stored(values, dtype))
     return StoredHead(np.array([1 / width]), np.array([shift]), kept, dtype)
 
@@ -150,30 +144,12 @@ class MeasuredHead(Generic[F]):
 def measured(fit: F, heads: Sequence[StoredHead], f: Function, x: Float[np.ndarray, " points"]) -> MeasuredHead[F]:
     """The head with the least error on these points, which reach from end to end, and on evenly spaced ones."""
     fine = np.union1d(x, np.linspace(x.min(), x.max(), EVERYWHERE[heads[0].dtype]))
-    found = [MeasuredHead(fit, head, *worst_error(head, f, fine)) for head in heads]
-    return min(found, key=lambda one: one.error)
 
-
-def worst_error(head: StoredHead, f: Function, x: Float[np.ndarray, " points"]) -> tuple[float, float]:
-    """(the largest error found, where): on the sample, and around its highest peaks on ever closer points."""
-
-    def errors(at: np.ndarray) -> np.ndarray:
+    def errors(head: StoredHead, at: np.ndarray) -> np.ndarray:
         return np.abs(head(at[:, None]) - f(at)).max(axis=1)
 
-    found = errors(x)
-    for _ in range(3):
-        inner = found[1:-1]
-        peaks = 1 + np.flatnonzero((inner >= found[:-2]) & (inner >= found[2:]))
-        peaks = peaks[np.argsort(-found[peaks])][:16]
-        close = [np.linspace(x[i - 1], x[i + 1], 19)[1:-1] for i in peaks]
-        more = np.setdiff1d(np.concatenate([*close, []]), x)
-        if not len(more):
-            break
-        x, found = np.concatenate([x, more]), np.concatenate([found, errors(more)])
-        order = np.argsort(x)
-        x, found = x[order], found[order]
-    worst = int(np.argmax(found))
-    return float(found[worst]), float(x[worst])
+    found = [MeasuredHead(fit, head, *highest(partial(errors, head), fine)) for head in heads]
+    return min(found, key=lambda one: one.error)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -183,9 +159,9 @@ def check_fit(request: Request, num_anchors: int | tuple[int, ...] | None, max_v
     """Raise InputError unless exactly one of eps and the number of anchors is given, and values may be large enough."""
     if (request.eps is None) == (num_anchors is None):
         raise InputError("give either eps or num_anchors")
-    for count in num_anchors if isinstance(num_anchors, tuple) else (num_anchors,):
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise InputError(f"the number of anchors must be a whole number ≥ 1, found {count!r}")
+    if num_anchors is not None:
+        for count in num_anchors if isinstance(num_anchors, tuple) else (num_anchors,):
+            whole_number("the number of anchors", count, 1)
     check_max_value(max_value)
 
 
@@ -201,13 +177,8 @@ def check_unary(
     name: str, target: Target, request: Request, num_anchors: int | None, max_value: float, most: int
 ) -> None:
     """Raise InputError unless one head of one variable can be fitted: the target, the request, and the limits."""
+    refuse(name, target, request, one_variable)
     box = target.box
-    if box.d != 1 or num_positions(target) != 1:
-        raise InputError(
-            f"{name} takes a function of one variable; {target.describe()} has {box.d} ({', '.join(box.names[:6])}"
-            f"{', …' if box.d > 6 else ''}). Use construction='max_affine', which takes any number of variables and "
-            "positions."
-        )
     width, reach = float(box.widths[0]), float(box.magnitude[0])
     if not WIDTHS[0] < width < WIDTHS[1] or reach > WIDTHS[1]:
         raise InputError(
@@ -222,5 +193,4 @@ def unary_construction(
     theorem: Callable[..., Built], suits: Callable[[Target, Request], bool] = lambda target, request: False
 ) -> Construction:
     """The construction of a theorem for functions of one variable."""
-    requires = (*CONTINUOUS_FUNCTION, one_variable, summable)
-    return Construction(theorem.__name__, for_eps(theorem), requires, suits, options=frozenset({"norm"}))
+    return Construction(theorem.__name__, for_eps(theorem), (*FIT, one_variable), suits, options=frozenset({"norm"}))

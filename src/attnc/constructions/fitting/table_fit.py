@@ -23,7 +23,7 @@ from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
 TABLE_SHARE = 0.95
-"""The share of eps for a fit: the rest is for rounding. Chosen, not measured."""
+"""The share of eps for a fit: the rest is for rounding, which the error of the head then includes."""
 MAX_SCORES_CHECKED = 2 * 10**7
 """Largest number of scores computed for the error of a head; with more points a sample is taken."""
 

@@ -8,16 +8,7 @@ from functools import partial
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, limited
-from attnc.constructions.construction import (
-    MAX_ANCHORS,
-    MAX_BYTES,
-    Construction,
-    finite_box,
-    for_eps,
-    function,
-    made_for,
-    of_kind,
-)
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, for_kind, of_kind
 from attnc.constructions.fitting.clips import BEST_BETA, ClipLayer
 from attnc.constructions.fitting.selection import round_up
 from attnc.errors import InputError
@@ -32,7 +23,7 @@ from attnc.targets.target import Target
 
 LEAST, TINY = 2.0**-6, 2.0**-100
 """Least scale of a unit, as a share of the width of its range and in absolute terms. With a smaller scale, a unit that
-is hardly ever positive would have huge scores with large rounding errors. Chosen, not measured."""
+is hardly ever positive would have huge scores with large rounding errors."""
 
 
 def relu_network(
@@ -198,9 +189,4 @@ def _program(target: ReLUNetwork, scales: list[np.ndarray], clips: list[ClipLaye
     return check(Program(tuple(layers), target.input_shapes, target.output_shape))
 
 
-RELU_NETWORK = Construction(
-    "relu_network",
-    for_eps(relu_network),
-    (finite_box, function, made_for("ReLUNetwork")),
-    lambda target, request: target.kind == "ReLUNetwork" and target.box.is_bounded,
-)
+RELU_NETWORK = for_kind(relu_network, "ReLUNetwork")

@@ -10,17 +10,7 @@ from functools import partial
 import numpy as np
 
 from attnc.constructions.built import Built, Progress, limited
-from attnc.constructions.construction import (
-    MAX_ANCHORS,
-    MAX_BYTES,
-    Construction,
-    Request,
-    finite_box,
-    for_eps,
-    function,
-    made_for,
-    of_kind,
-)
+from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, for_kind, of_kind
 from attnc.constructions.fitting.clips import BEST_BETA, ClipLayer
 from attnc.constructions.fitting.selection import round_up
 from attnc.errors import InputError, whole_number
@@ -262,10 +252,5 @@ def _query_error(target: TruncatedLinear, dtype: str) -> float:
     return round_up(gamma(d + 8, UNIT_ROUNDOFF[dtype]) * float(magnitude.max()))
 
 
-def _suits(target: Target, request: Request) -> bool:
-    return TRUNCATED_LINEAR.why_not(target, request) is None
-
-
-_REQUIRES = (finite_box, function, made_for("TruncatedLinear"))
-TRUNCATED_LINEAR = Construction("truncated_linear", for_eps(truncated_linear), _REQUIRES, _suits)
-TRUNCATED_LINEAR_HEADS = Construction("truncated_linear_heads", for_eps(truncated_linear_heads), _REQUIRES)
+TRUNCATED_LINEAR = for_kind(truncated_linear, "TruncatedLinear")
+TRUNCATED_LINEAR_HEADS = for_kind(truncated_linear_heads, "TruncatedLinear", is_for_auto=False)

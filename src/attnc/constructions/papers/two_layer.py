@@ -10,7 +10,7 @@ import numpy as np
 from attnc.constructions.built import Built, Progress
 from attnc.constructions.construction import MAX_ANCHORS, MAX_BYTES, Request
 from attnc.constructions.fitting.bumps import BumpBuilder, BumpCells, Steps, bump_construction
-from attnc.constructions.fitting.cell_head import read_first
+from attnc.constructions.fitting.grid_partition import read_first
 from attnc.constructions.fitting.selection import bytes_per_anchor
 from attnc.ir.building import AffineBuilder, Attending
 from attnc.ir.layers import Affine, Attention
@@ -149,10 +149,9 @@ def _tokens(partition: BumpCells, channels: list[str]) -> Affine:
     for axis, name in enumerate(grid.box.names):
         for m, ((left, right), constant) in enumerate(zip(*steps.bump_parts(axis), strict=True)):
             bump = f"bump.{name}.{m}"
-            if left >= 0:
-                builder.link(read, bump, left, step, steps.gain)
-            if right >= 0:
-                builder.link(read, bump, right, step, -steps.gain)
+            for token, gain in ((left, steps.gain), (right, -steps.gain)):
+                if token >= 0:
+                    builder.link(read, bump, token, step, gain)
             builder.set(read, bump, constant)
             inside = cells.take(m, axis).ravel()
             builder.set((inside[:, None] * n + read).ravel(), f"cell.{name}.{m}", 1.0)
