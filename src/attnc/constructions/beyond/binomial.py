@@ -12,7 +12,7 @@ import numpy as np
 from attnc.constructions.built import Built, Progress, round_above
 from attnc.constructions.construction import MAX_BYTES, Request
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
-from attnc.constructions.fitting.search import DOWNHILL_FACTOR, FEW_KEYS, Shape, fewest, ladder, lowest
+from attnc.constructions.fitting.search import DOWNHILL_FACTOR, THOROUGH_KEYS, Shape, fewest, ladder, lowest
 from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.constructions.fitting.stored_head import MeasuredHead, check_unary, measured, store, unary_construction
 from attnc.errors import BoundNotMet, InputError, positive_number, whole_number
@@ -248,7 +248,7 @@ class PolynomialSearch:
                 shape = (shape[0], (self.centre - self.base) * math.exp(shape[0]))
             return self.polynomial(num_keys, shape, goal=goal) if abs(shape[1]) < 30 else None
 
-        few = num_keys <= FEW_KEYS
+        few = num_keys <= THOROUGH_KEYS
         axes = np.array([axis for axis, given in (((1, 0), self.delta), ((0, 2), self.centre)) if given is None])
         best = lowest(
             (self.polynomial(num_keys, shape, goal=goal) for shape in self._starts(near)),

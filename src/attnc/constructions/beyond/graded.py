@@ -14,7 +14,7 @@ from attnc.constructions.built import Built, Progress, round_above
 from attnc.constructions.construction import MAX_BYTES, Request
 from attnc.constructions.fitting.kinks import Kink, find_kinks
 from attnc.constructions.fitting.minimax import Function, chebyshev, fit_values
-from attnc.constructions.fitting.search import DOWNHILL_FACTOR, FEW_KEYS, Shape, fewest, ladder, least, lowest
+from attnc.constructions.fitting.search import DOWNHILL_FACTOR, THOROUGH_KEYS, Shape, fewest, ladder, least, lowest
 from attnc.constructions.fitting.selection import allowed_anchors
 from attnc.constructions.fitting.stored_head import MeasuredHead, check_unary, measured, store, unary_construction
 from attnc.errors import BoundNotMet, DomainError, real_number
@@ -408,7 +408,7 @@ def search_group(piece: SmoothPiece, num_keys: int, goal: float = 0.0, near: Key
         is_legal = is_legal and CURVATURES[0] <= math.exp(shape[0]) <= CURVATURES[1]
         return _try(piece, num_keys, shape, 2, goal) if is_legal else None
 
-    few = num_keys <= FEW_KEYS
+    few = num_keys <= THOROUGH_KEYS
     factor = (4.0 if few else 2.5) if piece.points else DOWNHILL_FACTOR
     best = lowest(
         (_try(piece, num_keys, shape, 1, goal) for shape in _starts(piece, num_keys, goal, near)),
@@ -444,7 +444,7 @@ def smallest_group(piece: SmoothPiece, goal: float, most: int) -> KeyGroup:
         same = before[-1].piece if before else piece  # graded if that helped before
         group = search_group(same, size, goal, near)
         is_growing = near is None or near.error > goal
-        if is_growing and group.error > goal and FEW_KEYS < size <= MANY_KEYS and not same.points:
+        if is_growing and group.error > goal and THOROUGH_KEYS < size <= MANY_KEYS and not same.points:
             graded = search_group(replace(same, points=(_worst_place(group),)), size, goal)
             return graded if graded.error < 0.5 * group.error else group
         return group
@@ -498,9 +498,11 @@ def _starts(piece: SmoothPiece, num_keys: int, goal: float, near: KeyGroup | Non
         steps = max(0.5, math.exp(near.shape[1]) + num_keys - near.p)
         yield near.shape[0], math.log(steps), *near.shape[2:]
     if not piece.points:
-        depth, step = (4.0, 0.5) if num_keys <= FEW_KEYS else (1.5, 0.5) if num_keys <= MANY_KEYS else (0.375, 0.125)
+        depth, step = (
+            (4.0, 0.5) if num_keys <= THOROUGH_KEYS else (1.5, 0.5) if num_keys <= MANY_KEYS else (0.375, 0.125)
+        )
         top = math.log2(num_keys)
-        for c in (0.2, 0.45, 0.7, 1.0, 1.4, 2.0) if num_keys <= FEW_KEYS else (0.2, 0.4, 0.8):
+        for c in (0.2, 0.45, 0.7, 1.0, 1.4, 2.0) if num_keys <= THOROUGH_KEYS else (0.2, 0.4, 0.8):
             for octave in np.arange(max(-2.0, top - depth), top + 0.1, step):
                 yield math.log(c), float(octave * math.log(2)), 0.0
         return
@@ -509,7 +511,7 @@ def _starts(piece: SmoothPiece, num_keys: int, goal: float, near: KeyGroup | Non
     factors = (1.0, 0.2, 5.0) if goal else (1.0, 0.2, 5.0, 0.02, 50.0, 500.0)
     for factor in factors if num_keys <= MANY_KEYS else factors[:1]:
         for c in (0.2, 0.4, 0.8):
-            for outside in (0.5, 2.0) if num_keys <= FEW_KEYS else (1.0,):
+            for outside in (0.5, 2.0) if num_keys <= THOROUGH_KEYS else (1.0,):
                 for u in (0.0, 2.0):
                     steps = max(0.5, num_keys - 1 - outside)
                     yield math.log(c), math.log(steps), 0.0, math.log(factor * guess), u

@@ -161,7 +161,7 @@ def least(low: float, high: float, is_met: Callable[[float], bool], precision: f
     return high
 
 
-FEW_KEYS = 16
+THOROUGH_KEYS = 16
 """Up to this number of keys the search of shapes is thorough, as fits are quick."""
 DOWNHILL_FACTOR = 300.0
 """The descent starts from errors up to this multiple of the goal; larger errors seldom come down to the goal."""
