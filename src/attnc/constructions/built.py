@@ -52,11 +52,11 @@ class Built:
     parameters: tuple[tuple[str, float | int | str], ...] = ()
     derivation: Derivation | None = None  # for a deep program: the function that every head computes
     again: Callable[[Mapping[str, float]], Built] | None = None
-    """Builds again with the proved errors of the heads, given by the channels that the heads write."""
+    """Builds the network again from the proved errors of its heads, {channel that the head writes: error}."""
 
 
 def require(built: Built, eps: float | None, target: Target) -> Built:
-    """Return the network, or raise BoundNotMet if its bound is above eps, with the largest part of the bound."""
+    """Return the network, or raise BoundNotMet if its bound is above eps. The message names the largest term."""
     bound = built.bound
     if eps is None or bound is None or bound.value <= eps:
         return built
@@ -93,9 +93,9 @@ def too_many_anchors(
     worst_box: dict[str, tuple[float, float]] | None = None,
     build: Callable[[], Built] | None = None,
 ) -> BoundNotMet:
-    """The refusal where eps needs more anchors than allowed.
+    """Return the refusal of an eps that needs more anchors than allowed.
 
-    `bound` and `worst_box` are those of the largest network within the limit, which `build` makes.
+    `bound` and `worst_box` belong to the largest network within the limit. `build` makes that network.
     """
     where = "" if worst_box is None else f", largest on {show_intervals(worst_box)}"
     within = "" if bound is None else f" Within the limit the bound is about {bound:.3g}{where}."
@@ -114,9 +114,9 @@ def too_many_anchors(
 def limited(
     target: Target, eps: float | None, needed: int, limit: int, build: Callable[[S], Built], size: S, smaller: S
 ) -> Built:
-    """The network of a size that needs these anchors, if they are allowed and its bound is at most eps.
+    """Return the network of the given size, if its anchors are within the limit and its bound is at most eps.
 
-    Otherwise the refusal carries the network of the smaller size, which is within the limit.
+    Otherwise raise a refusal. With too many anchors, the refusal carries the network of the smaller size.
     """
     if needed <= limit:
         return require(build(size), eps, target)
@@ -129,11 +129,11 @@ def limited(
 
 
 LEAST_ADVISED = 1e-300
-"""The smallest eps that messages advise: float64 holds no two digits of much smaller numbers."""
+"""The smallest eps that messages advise. Float64 numbers below 2e-308 have fewer digits."""
 
 
 def round_above(error: float) -> float:
-    """Two digits that are safely above an error that was seen, and above the bound that a proof finds for it."""
+    """Return an observed error plus 4 %, rounded up to two digits: an eps that a proof is likely to reach."""
     if error < LEAST_ADVISED:
         return LEAST_ADVISED
     digit = 10.0 ** (math.floor(math.log10(error)) - 1)

@@ -33,4 +33,4 @@ CATALOGUE: list[Construction] = [
     TABLE_GRID,
     TABLE_SCATTERED,
 ]
-"""`auto` and `plan` ask them in this order. Grids come after the others: their sizes take longest to find."""
+"""All constructions, in the order in which `auto` and `plan` estimate them."""

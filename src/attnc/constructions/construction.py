@@ -26,15 +26,16 @@ from attnc.targets.box import Box
 from attnc.targets.target import Target
 
 MAX_ANCHORS = 2_000_000
-"""Default limit of (head, key) pairs: at eight numbers per anchor they need about MAX_BYTES bytes."""
+"""Default limit on (head, key) pairs. At eight numbers per anchor and 64 bytes per number they need about MAX_BYTES."""
 MAX_BYTES = 2**30
-"""Default limit of bytes for a program and for the arrays that it is made from: one GiB."""
+"""Default limit on the bytes of a program and of the arrays that it is made from: one GiB."""
 MAX_STEP_ANCHORS = 1024
-"""Limit of heads and anchors of a step: its error is then 6e-5, and rounding grows with the square of the number."""
+"""Limit on the heads and on the anchors of a step. With 1024 anchors a step has an error of 6e-5. Rounding grows with
+the square of their number."""
 CRITERIA = ("multiply_adds", "anchors", "parameters", "layers")
 """The fields of an Estimate by which `auto` may compare constructions."""
 LEAST_IN_FLOAT32 = 2.0**-100
-"""Least magnitude of a variable in float32: smaller numbers lose digits there, and below 2^−149 there are none."""
+"""Least magnitude of a variable in float32. Below 2^−126 float32 numbers lose digits, so factors ≥ 2^−26 are safe."""
 
 
 def exponent(norm: Any) -> float:
@@ -49,18 +50,18 @@ def exponent(norm: Any) -> float:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of `attnc.compile`, or of the function of one theorem, checked.
+    """The checked arguments of `attnc.compile`, or of the function of one theorem.
 
     Parameters
     ----------
     eps : float, optional
-        The largest error. Without it the size is given, by parameters of the theorem.
+        The largest error allowed. Without it, parameters of the theorem give the size.
     dtype : {"float64", "float32"}
         The arithmetic of the program.
     p : float
         The exponent of the norm in which the error is measured.
     max_anchors, max_bytes : int
-        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+        Limits on the number of (head, key) pairs, and on the bytes of the program and of the arrays for building it.
     centres, heads
         Options that some constructions take.
     construction, criterion : str
@@ -70,7 +71,7 @@ class Request:
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
     points_per_axis, beta, num_step_anchors, margin
-        Parameters of the theorems that select cells. Those that are None are chosen for eps.
+        Parameters of the theorems that select cells. A parameter that is None is chosen for eps.
 
     Raises
     ------
@@ -96,7 +97,7 @@ class Request:
     beta: float | None = None
     num_step_anchors: int | None = None
     margin: float = 40.0
-    # the choice of the construction, and a second certificate: arguments of `attnc.compile` alone
+    # Only `attnc.compile` has these arguments: the choice of the construction, and a second certificate.
     construction: str = "auto"
     criterion: str = "multiply_adds"
     also: str | None = None
@@ -153,7 +154,7 @@ class Request:
         return {name: value for name, value in given.items() if value is not None}
 
     def is_plain(self, target: Target) -> bool:
-        """Whether the target is a continuous function of one finite input whose largest error matters."""
+        """Whether the target is continuous, has one input and a finite box, and its largest error is to be bounded."""
         conditions = (finite_box, made_for("function"), one_input, continuous, largest_error)
         return all(condition(target, self) is None for condition in conditions)
 
@@ -163,7 +164,7 @@ class Request:
             self.progress(doing, fraction)
 
     def for_largest_error(self, box: Box) -> Request:
-        """The request for the largest error that is enough for the L_p norm: ‖g‖_p ≤ vol^{1/p}·sup |g|."""
+        """Return a request for a largest error that implies the L_p bound, since ‖g‖_p ≤ vol^{1/p}·sup |g|."""
         if self.p == math.inf:
             return self
         return replace(self, eps=self.goal / math.prod(width ** (1 / self.p) for width in box.widths), p=math.inf)
@@ -180,13 +181,13 @@ class Estimate:
     anchors, heads, layers, parameters : int
         The sizes of the program.
     multiply_adds : int
-        The multiply-adds of the heads for one query: a key costs as many as it has numbers.
+        The multiply-adds of all heads for one query. A key costs one for each of its numbers.
     error : float or None
         The expected error, not a bound.
     why_not : str or None
         The reason why the construction cannot be used.
     build : callable or None
-        Goes on from the work that the estimate has done already.
+        Builds the program, and reuses the work of the estimate.
 
     Examples
     --------
@@ -210,7 +211,7 @@ class Estimate:
     def one_layer(
         cls, name: str, anchors: int, d: int, outputs: int, error: float, build: Callable[[], Built] | None = None
     ) -> Estimate:
-        """Estimate one head over constant keys: d slopes, an offset and the values each."""
+        """Estimate one head over constant keys. Each key has d slopes, an offset and the values."""
         each = d + 1 + outputs
         embedding = 3 * d + 1 + 3 * outputs  # scale and offset of the query, the projections, the read-out
         return cls(name, anchors, 1, 1, anchors * each + embedding, anchors * each, error, build=build)
@@ -223,7 +224,7 @@ class Estimate:
         return cls(built.construction, *counts, error, build=lambda: built)
 
     def within(self, request: Request) -> Estimate:
-        """The same row, or a refusal if it needs more anchors than the request allows."""
+        """Return the same row, or a row with a refusal if it needs more anchors than the request allows."""
         if self.anchors <= request.max_anchors:
             return self
         needed = f"needs about {self.anchors:.2g} anchors, the limit is {request.max_anchors:,}"
@@ -231,7 +232,7 @@ class Estimate:
 
 
 def multiply_adds(program: Program) -> int:
-    """The multiply-adds of all heads for one query: (d_k + d_v) for each key that it meets."""
+    """Return the multiply-adds of all heads for one query: d_k + d_v for each of its keys."""
     heads = [head for layer in program.all_layers if isinstance(layer, Attention) for head in layer.heads]
     widths = [head.W_Q.shape[1] + head.W_V.shape[1] for head in heads]
     return sum(width * count for width, count in zip(widths, key_counts(program), strict=True))
@@ -252,7 +253,7 @@ class Construction:
     build : callable
         Makes a `Built` from a target and a `Request`.
     requires : tuple of callable
-        The conditions, asked in order: each returns None, or the reason why it does not hold.
+        The conditions, checked in order. Each returns None, or the reason why it does not hold.
     suits : callable
         Whether "auto" considers the construction for a target; by default it never does.
     estimated : callable, optional
@@ -286,7 +287,7 @@ class Construction:
         return next((reason for reason in reasons if reason is not None), None)
 
     def estimate(self, target: Target, request: Request) -> Estimate:
-        """The cost for this request; AttncError where the construction turns out not to reach it."""
+        """Return the cost for this request. Raise AttncError if the construction does not reach eps."""
         if self.estimated is not None:
             return self.estimated(target, request)
         built = self.build(target, request)
@@ -296,9 +297,9 @@ class Construction:
 
 
 def for_eps(theorem: Callable[..., Built]) -> Callable[[Target, Request], Built]:
-    """The build of a theorem whose function takes eps, dtype, max_anchors, max_bytes and progress.
+    """Return the build of a theorem whose function takes eps, dtype, max_anchors, max_bytes and progress.
 
-    The theorem bounds or shows the largest error. For an L_p norm it is asked for a largest error that is enough.
+    The theorem is about the largest error. For an L_p norm it gets an eps that implies the L_p bound.
     """
 
     def build(target: Target, request: Request) -> Built:
@@ -360,14 +361,14 @@ def expression(target: Target, request: Request) -> str | None:
 
 def largest_error(target: Target, request: Request) -> str | None:
     """The condition that the error is not measured in an L_p norm."""
-    return None if request.p == math.inf else "measures the largest error"
+    return None if request.p == math.inf else "bounds the largest error, not an L_p norm"
 
 
 def summable(target: Target, request: Request) -> str | None:
-    """The condition that the prover finds an L_p norm without a theorem of the construction."""
+    """The condition that the prover can bound an L_p norm without a theorem of the construction."""
     if request.p == math.inf or (target.expression is not None and target.box.d <= MAX_VARIABLES):
         return None
-    return f"L_p norms of it are proved of expressions in up to {MAX_VARIABLES} variables"
+    return f"has proofs in an L_p norm only for expressions in up to {MAX_VARIABLES} variables"
 
 
 def refuse(name: str, target: Target, request: Request, *conditions: Requirement) -> None:
@@ -383,7 +384,7 @@ K = TypeVar("K", bound=Target)
 
 
 def of_kind(name: str, target: Target, kind: type[K]) -> K:
-    """The target, which must be of the class that the construction is made for."""
+    """Return the target, or raise InputError if it is not of the class that the construction takes."""
     if not isinstance(target, kind):
         raise InputError(
             f"cannot build {target.describe()}: {name} takes a target made by attnc.{kind.__name__}. attnc.plan lists "
@@ -395,6 +396,6 @@ def of_kind(name: str, target: Target, kind: type[K]) -> K:
 CONTINUOUS_FUNCTION = (finite_box, function, one_input, continuous)
 """A continuous function of one input on a finite box."""
 FIT = (*CONTINUOUS_FUNCTION, summable)
-"""The conditions of fits by one head: also for L_p norms, as far as the prover finds them."""
+"""The conditions of fits by one head. They admit the L_p norms that the prover can bound."""
 EXPRESSION = (*CONTINUOUS_FUNCTION, largest_error, expression)
 """The conditions of constructions that build an expression part by part."""

@@ -1,4 +1,4 @@
-"""The binomial head: exactly the polynomials of degree n in σ(δx), on all of R."""
+"""The binomial head: a polynomial of degree n in σ(δx), on all of R."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from attnc.targets.box import Box
 from attnc.targets.target import Target
 
 MAX_BINOMIAL_KEYS = 128
-"""Largest number of keys: fits of more lose their digits, as log C(n, k) spans hundreds."""
+"""Largest number of keys. At 128 keys log C(n, k) already spans 85, and fits lose digits. The value is not tuned."""
 SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96)
 """Numbers of keys that are tried in turn: each is about 1.3 times the one before."""
 FITTED_SHARE, OBSERVED_SHARE = 0.9, 0.97
-"""Shares of eps for the fit, which leaves the rest to rounding, and for the error on a sample, which leaves the rest to
-the points between. A fit that misses a share is repeated with more keys, so they cost keys and no soundness."""
+"""Shares of eps for the error of the fit and for the error on a sample. The rest of eps is for rounding, and for points
+between those of the sample. A fit that misses its share is repeated with more keys. The shares are not tuned."""
 
 
 def binomial(
@@ -47,26 +47,26 @@ def binomial(
     """One head that is a polynomial in σ(δ(x − x₀)), fitted on the box and tending to a limit beyond either end.
 
     Theorem.  With a_k = kδ, c_k = log C(n, k), k = 0 … n, and t = σ(δx), the head is Σ_k v_k C(n, k) t^k (1 − t)^{n−k}:
-              the polynomial in t with Bernstein coefficients v_k. So every polynomial of degree n in σ(δx) is such a
-              head, and nothing else is, on all of R; it tends to v_0 and v_n at −∞ and +∞.
-    Weights.  n + 1 keys; x₀ shifts all of them. Values by reweighted least squares in the Bernstein basis, near the
-              smallest largest error, |v| ≤ max_value·max|f|. `limits` prescribes v_0 and v_n.
+              the polynomial in t with Bernstein coefficients v_k. So on all of R these heads are exactly the
+              polynomials of degree n in σ(δx). Such a head tends to v_0 at −∞ and to v_n at +∞.
+    Weights.  There are n + 1 keys, and x₀ shifts all of them. Reweighted least squares in the Bernstein basis give
+              values near the minimax ones, with |v| ≤ max_value·max|f|. `limits` prescribes v_0 and v_n.
     Proof.    The weight of key k is C(n, k)e^{kδx}/(1 + e^{δx})^n = C(n, k) t^k (1 − t)^{n−k}, as t/(1 − t) = e^{δx}.
     Rate.     Geometric in n where f is analytic in t around the interval (Bernstein); slow where f has kinks.
 
-    n, δ and x₀ are searched for a given eps, or δ and x₀ for num_anchors = n + 1 keys. The error is the
-    largest on a dense sample: an observation, hence no bound.
+    For a given eps the function searches n, δ and x₀. For num_anchors = n + 1 keys it searches δ and x₀. The error is
+    the largest on a dense sample. That is an observation, not a bound.
 
     Parameters
     ----------
     target : Target
         A smooth function of one variable on a finite box.
     eps : float, optional
-        The largest error allowed. Either eps or num_anchors is given.
+        The largest error allowed. Give either eps or num_anchors.
     num_anchors : int, optional
-        The number of keys n + 1: the best head of this size is built.
+        The number of keys n + 1. The best head of this size is built.
     delta, centre : float, optional
-        δ and x₀, if they are not to be searched.
+        δ and x₀. They are searched if they are not given.
     limits : pair of float or None
         The limits of the head at −∞ and at +∞; None leaves them free.
     max_value : float
@@ -74,14 +74,14 @@ def binomial(
     dtype : str
         The arithmetic of the program: "float64" or "float32".
     max_anchors, max_bytes : int
-        Limits of the number of anchors and of the memory for the program.
+        Limits on the number of anchors and on the memory for the program, in bytes.
     progress : callable, optional
-        A function of a step's name and of the fraction of it that is done, called during the search.
+        Called during the search, with the current step and the fraction of it that is done.
 
     Returns
     -------
     Built
-        The program, with the sizes and the largest error seen as its `parameters`. It has no bound.
+        The program. Its `parameters` are the sizes and the largest error seen. It has no bound.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def binomial(
 
 
 def _within_eps(target: Target, search: PolynomialSearch, request: Request, most: int) -> Built:
-    """The fewest keys within eps, at most `most`."""
+    """Return the head with the fewest keys that is within eps, or raise BoundNotMet if it needs more than `most`."""
     eps = request.goal
 
     def attempt(size: int, before: Sequence[MeasuredHead[Polynomial]]) -> MeasuredHead[Polynomial]:
@@ -119,7 +119,7 @@ def _within_eps(target: Target, search: PolynomialSearch, request: Request, most
         return search.stored(best, target.box, request.dtype)
 
     def is_floor(failed: Sequence[MeasuredHead[Polynomial]]) -> bool:
-        """Whether the rest of the error is rounding, of the head or of the fit: more keys do not help any more."""
+        """Whether the error is only rounding, of the head or of the fit. Then more keys do not help."""
         before, after = min(failed[:-1], key=lambda one: one.error), failed[-1]
         of_fit = 2.0**16 * float(np.finfo("float64").eps) * float(search.most.max())
         is_rounding = after.error > 2 * after.fit.error or before.error < of_fit
@@ -146,7 +146,7 @@ def _within_eps(target: Target, search: PolynomialSearch, request: Request, most
 
 
 def _is_slow(failed: Sequence[MeasuredHead[Polynomial]], eps: float, most: int) -> bool:
-    """Whether eps is out of reach even if every further key is worth as much as the last ones were."""
+    """Whether eps is out of reach even if every further key reduces the error as much as the last ones did."""
     before, after = min(failed[:-1], key=lambda one: one.error), failed[-1]
     if after.p < 24 or after.p >= most or after.error >= before.error:
         return after.p >= 48 and after.error >= before.error
@@ -158,12 +158,12 @@ Limits = tuple[float | None, float | None]
 """The limits of the head at −∞ and at +∞; None where any limit is allowed."""
 
 FLAT_ARGUMENT = 700.0
-"""Largest argument of σ on an infinite interval: there σ is 1 in float64, and e^{−700} is still a normal number."""
+"""Largest argument of σ on an infinite interval. There σ is 1 in float64, and e^{−700} is still a normal number."""
 QUICK_PASSES, FINAL_PASSES = 3, 40
-"""Passes of the reweighted least squares: few while shapes are compared, as they only rank them, and many for the
-shape that is taken, of which there is one."""
+"""Passes of the reweighted least squares. Few are enough to rank the shapes. Many are affordable for the chosen shape.
+The numbers are not tuned."""
 FIRST_STEP, LAST_STEP = 0.17, 0.01
-"""The first and the last step downhill, in log δ and in (x₀ − base)·δ/2."""
+"""The first and the last step length of the descent, in log δ and in (x₀ − base)·δ/2."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +177,7 @@ class Polynomial:
 
 @dataclass(frozen=True, eq=False)
 class PolynomialSearch:
-    """The polynomials in σ(δ(x − x₀)) for f on [lo, hi], either of which may be infinite; δ and x₀ may be given."""
+    """The search for a polynomial in σ(δ(x − x₀)) for f on [lo, hi]. An end may be infinite; δ and x₀ may be given."""
 
     f: Function
     lo: float
@@ -189,19 +189,19 @@ class PolynomialSearch:
 
     @property
     def base(self) -> float:
-        """Where x₀ is expected: the middle, the only end, or 0."""
+        """The expected x₀: the middle of the interval, its only finite end, or 0."""
         ends = [end for end in (self.lo, self.hi) if math.isfinite(end)]
         return sum(0.5 * end for end in ends) if len(ends) == 2 else sum(ends)
 
     @cached_property
     def most(self) -> Float[np.ndarray, " outputs"]:
-        """How large values may be."""
+        """The largest |value| allowed, per output."""
         scale = 1.0 if not math.isfinite(self.hi - self.lo) else 8 / (self.hi - self.lo)
         x = self.sample(scale, self.base, 64)
         return self.max_value * np.abs(self.values(x)).max(axis=0)
 
     def sample(self, delta: float, centre: float, num_keys: int) -> Float[np.ndarray, " points"]:
-        """Chebyshev points in t = σ(δ(x − x₀)), and in x as far as t changes."""
+        """Return Chebyshev points in t = σ(δ(x − x₀)), and Chebyshev points in x where t changes."""
         first, last = np.clip(delta * (np.array([self.lo, self.hi]) - centre), -FLAT_ARGUMENT, FLAT_ARGUMENT).tolist()
         t = chebyshev(1 / (1 + math.exp(-first)), 1 / (1 + math.exp(-last)), 8 * num_keys + 40)
         with np.errstate(divide="ignore"):
@@ -220,7 +220,7 @@ class PolynomialSearch:
     def fit(
         self, keys: SoftHead[np.ndarray], f: np.ndarray, weights: np.ndarray, passes: int, goal: float
     ) -> tuple[SoftHead[np.ndarray], float]:
-        """The values of the keys; those at the ends are the prescribed limits."""
+        """Return the values of the keys. The values at the ends are the prescribed limits."""
         values = np.zeros((keys.num_keys, f.shape[1]))
         free = np.ones(keys.num_keys, bool)
         for k, limit in ((0, self.limits[0]), (keys.num_keys - 1, self.limits[1])):
@@ -241,7 +241,7 @@ class PolynomialSearch:
         return Polynomial(fitted, error, shape)
 
     def best(self, num_keys: int, goal: float = 0.0, near: Polynomial | None = None) -> Polynomial:
-        """The best δ and x₀ found, or the first with an error of at most `goal`; a goal of 0 asks for the best."""
+        """Return the first polynomial found with an error of at most `goal`, otherwise the best one found."""
 
         def attempt(shape: Shape) -> Polynomial | None:
             if self.centre is not None:
@@ -263,7 +263,7 @@ class PolynomialSearch:
         return self.polynomial(num_keys, best.shape, FINAL_PASSES, goal)
 
     def stored(self, found: Polynomial, box: Box, dtype: str) -> MeasuredHead[Polynomial]:
-        """The stored head, with its values as they were or solved again for the stored keys: the better of both."""
+        """Return the stored head, with the values of the fit or values for the stored keys, whichever are better."""
         p, head = found.keys.num_keys, store(found.keys, box, dtype)
         x = chebyshev(self.lo, self.hi, 12 * p + 60)
         again, _ = self.fit(head.keys, self.values(x), head.weights(x[:, None]), FINAL_PASSES, 0.0)
@@ -277,7 +277,7 @@ class PolynomialSearch:
         return Built(found.head.program(target), "binomial", None, None, parameters)
 
     def _starts(self, near: Polynomial | None) -> Iterator[Shape]:
-        """The shape of a polynomial of another degree, and a coarse net."""
+        """Yield the shape of `near`, a polynomial of another degree, and then a coarse net of shapes."""
         if near is not None:
             yield near.shape
         width, is_cut = self.hi - self.lo, math.isfinite(self.lo)
@@ -311,10 +311,10 @@ def binomial_keys(
     limits: Limits = (None, None),
     max_value: float = 10.0,
 ) -> SoftHead[np.ndarray]:
-    """The head alone, for f of points (m,) to (m,) or (m, outputs) on [lo, hi], whose ends may be −∞ and +∞.
+    """Return only the head, for f from points (m,) to (m,) or (m, outputs) on [lo, hi]. The ends may be −∞ and +∞.
 
-    There f must have limits, and be able to compute at arguments as large as 700/δ. `limits` prescribes the limits of
-    the head, exactly. δ and x₀ are chosen where they are not given; with centre=0 the scores are kδx + log C(n, k).
+    At an infinite end f must have a limit, and must accept arguments as large as 700/δ. `limits` prescribes the limits
+    of the head exactly. δ and x₀ are searched if they are not given. With centre=0 the scores are kδx + log C(n, k).
     """
     if not lo < hi or math.isnan(lo) or math.isnan(hi):
         raise InputError(f"binomial keys need an interval lo < hi, found [{lo}, {hi}]")

@@ -1,4 +1,4 @@
-"""Any expression as a deep program of attention alone, whose size does not grow with the number of variables."""
+"""Any expression as a deep attention-only program, whose size is linear in the size of the expression."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from attnc.targets.target import Target
 
 NAME = "compose"
 MOST_FUSED = 72
-"""Largest number of anchors of one head for a function of several operations; a function that needs more is taken
-apart. It is more than MANY_ANCHORS, since several heads in place of one cost layers."""
+"""Largest number of anchors of one head for a function of several operations. A function that needs more is taken
+apart, which costs layers. The value is not tuned."""
 MAX_SHARINGS = 8
-"""Maximum number of times that eps is shared over the heads: each time fits all heads again."""
+"""Maximum number of times that eps is shared over the heads. Each time all heads are fitted again. Not tuned."""
 ROUNDINGS_OF_HEADS = 4
-"""Least eps that a head can reach, in roundings of max |f|: a cast, a product, a sum and a division."""
+"""Least eps that a head can reach, in roundings of max |f|. The four are a cast, a product, a sum and a division."""
 COMPOSED_SHARE = 0.95
-"""The share of eps that the errors of the heads may add up to; the rest is for rounding. If the certificate
-still misses eps, `compile` asks for a smaller one."""
+"""The share of eps for the sum of the errors of the heads. The rest is for rounding. If the certificate still misses
+eps, `compile` retries with a smaller one. The share is not tuned."""
 MOST_EXCESS = 2.0
-"""Largest ratio of a proved to an observed error that a finer fit can correct; a larger one is due to rounding, and
-half of δ is all that a finer fit is asked for."""
+"""Largest ratio of a proved to an observed error that a finer fit corrects. A larger ratio is attributed to rounding.
+So a finer fit is asked for δ/2 at the least."""
 
 
 def compose(
@@ -61,16 +61,16 @@ def compose(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
-    """A deep program of affine maps for sums and of one head for every function of one part and every product.
+    """A deep program: affine maps compute sums, and one head computes each function of one part and each product.
 
-    Weights.  A function of one part by soft anchors with solved values, or by a gate; a product u·g(w) by a head whose
-              keys carry u and whose weights are those of g at w; u·v likewise, with g the identity.
-    Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. With λ_g the most that an
-              error of g moves the output, eps is shared so that Σ λ_g δ_g = eps at the least number of anchors: keys
-              grow with log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed. In float64
-              δ_g is the proved error of the head. In float32 the proved error includes the rounding of weights, which
-              no fit makes smaller: there δ_g is first the error on samples. If the certificate then misses eps, it is
-              the error that the certificate proved (`Built.again`).
+    Weights.  The head of a function has soft anchors with solved values, or is a gate. In the head of a product u·g(w)
+              the keys carry u, and the weights compute g at w. For u·v, g is the identity.
+    Errors.   err_out ≤ Lip(g)·err_in + δ_g, on the range of the argument enlarged by err_in. An error of g moves the
+              output by at most λ_g per unit. eps is shared so that Σ λ_g δ_g = eps with few anchors: keys grow with
+              log 1/δ, so the shares λ_g δ_g are equal, and small for gates, whose size is fixed. In float64 δ_g is the
+              proved error of the head. In float32 the proved error includes the rounding of weights, which no fit makes
+              smaller, so δ_g is first the error on samples. If the certificate then misses eps, δ_g is the error that
+              the certificate proved (`Built.again`).
     Size.     Heads and layers are linear in the size of the expression, whatever the number of variables.
 
     Parameters
@@ -82,22 +82,22 @@ def compose(
     dtype : str
         The arithmetic of the program: "float64" or "float32".
     max_anchors, max_bytes : int
-        Limits of the number of anchors and of the memory for the program.
+        Limits on the number of anchors and on the memory for the program, in bytes.
     progress : callable, optional
-        A function of a step's name and of the fraction of it that is done, called during the search.
+        Called during the search, with the current step and the fraction of it that is done.
 
     Returns
     -------
     Built
-        The program, with the sum of the errors of its heads as its `parameters`. It has no bound: the certificate
-        proves one head by head, from the parts in `derivation`.
+        The program. Its `parameters` are the sum of the errors of its heads. It has no bound: the certificate proves
+        one head by head, from the parts in `derivation`.
 
     Raises
     ------
     InputError
         If the target is not an expression, or may jump.
     BoundNotMet
-        If no heads reach eps, or if they need more than `max_anchors` anchors.
+        If the heads do not reach eps, or if they need more than `max_anchors` anchors.
 
     Examples
     --------
@@ -118,7 +118,7 @@ def compose(
 
 
 def _ledger(target: Target, expression: Expression, request: Request) -> Ledger:
-    """The parts of the expression, each within reach of one head."""
+    """Return the ledger of the parts of the expression. One head can compute each part."""
     eps, dtype = request.goal, request.dtype
     ranges = PartRanges(sub_boxes(target.box), expression.variables)
 
@@ -166,24 +166,25 @@ class Composition:
 
 
 SHARING_PASSES = 6
-"""Number of passes that bring shares and enlarged ranges into agreement: λ depends on the errors only through these."""
+"""Number of passes of a fixed-point iteration between the shares and the enlarged ranges. Not tuned."""
 EXACT_SHARE = 1e-9
-"""The share of eps of a function that is a softmax already, as sigmoid(t), tanh(t) and silu(t) are. Such a function has
-no error, so any small share does."""
+"""The share of eps for a function that is already a softmax, such as sigmoid(t), tanh(t) and silu(t). It has no error,
+so any small share is enough."""
 GATE_SHARE = 0.02
-"""The share of eps of a gate with two keys, whose number does not grow with 1/δ; a head whose keys do grow has the
-share 1. It is small, since a larger β costs no key."""
+"""The share of eps for a gate with two keys, in units of the share of a head whose keys grow with 1/δ. It is small,
+since a larger β costs no key."""
 MODULUS_PIECES = 512
-"""Number of pieces of a range on each of which the slope of a function is enclosed: more make the bound of the slope
-smaller, and take longer."""
+"""Number of pieces of a range on which the slope of a function is enclosed. A trade between time and tightness; not
+tuned."""
 
 
 class Ledger:
     """Shares eps over the heads, and adds up their errors.
 
-    err_out ≤ ω_g(err_in) + δ_g for a function g of one part, with ω_g its modulus of continuity on the range of the
-    argument enlarged by err_in; (|u| + e_u)(|v| + e_v) − |u||v| for a product; Σ |c| err for an affine combination.
-    A product is u·g(w): the weights of its head compute g at w, which is the identity if neither factor is absorbed.
+    For a function g of one part, err_out ≤ ω_g(err_in) + δ_g. Here ω_g is the modulus of continuity of g on the range
+    of the argument enlarged by err_in. For a product, err_out ≤ (|u| + e_u)(|v| + e_v) − |u||v|. For an affine
+    combination, err_out ≤ Σ |c| err. A product is u·g(w): the weights of its head compute g at w. If neither factor is
+    absorbed, g is the identity.
     """
 
     def __init__(self, target: Target, outputs: Sequence[Part], ranges: PartRanges, eps: float, dtype: str) -> None:
@@ -196,9 +197,9 @@ class Ledger:
         ranges.require_bounded(self.order)
 
     def composed(self, progress: Progress | None) -> Composition:
-        """Fits whose proved errors add up to eps, as nearly as their sizes allow.
+        """Return fits whose proved errors add up to eps, as nearly as their sizes allow.
 
-        If no fits have such proved errors, those are returned whose errors on samples add up to eps.
+        If there are none, return fits whose errors on samples add up to eps.
         """
         unproved = None
         goal = within = COMPOSED_SHARE * self.eps
@@ -229,7 +230,7 @@ class Ledger:
         )
 
     def shares(self, eps: float) -> dict[int, float]:
-        """δ of every head, so that Σ λδ = eps."""
+        """Return δ of every head, such that Σ λδ = eps."""
         weights = {id(part): _weight(_recipe(part.tree)) for part in self.heads}
         total = sum(weights.values())
         deltas = {key: eps * weight / max(total, 1e-300) for key, weight in weights.items()}
@@ -238,12 +239,12 @@ class Ledger:
             costs = self.backwards(errors)
             for part in self.heads:
                 key = id(part)
-                most = self.ranges.size(part) or eps  # a part that is 0 everywhere need not be 0 to the last digit
+                most = self.ranges.size(part) or eps  # for a part that is 0 everywhere an error of eps is allowed
                 deltas[key] = min(most, eps * weights[key] / total / max(costs[key], 1e-300))
         return deltas
 
     def fit(self, eps: float, before: Mapping[int, PartFit]) -> dict[int, PartFit]:
-        """A fit for every head. `before` holds the fits for another eps."""
+        """Return a fit for every head. `before` holds the fits for another eps."""
         deltas = self.shares(eps)
         errors = self.forwards(deltas)
         fits: dict[int, PartFit] = {}
@@ -263,10 +264,10 @@ class Ledger:
         return fits
 
     def total(self, fits: Mapping[int, PartFit], is_proved: bool = False) -> float:
-        """The error of the worst output, from errors of the fits on samples, enlarged by the excess of proofs.
+        """Return the error of the worst output, from the errors of the fits on samples times `excess`.
 
-        If `is_proved`, it is from proved errors in float64. In float32 a proved error includes the rounding of weights,
-        which no fit makes smaller: there the errors on samples are taken, and the certificate proves them.
+        If `is_proved` and the dtype is float64, use the proved errors of the fits instead. In float32 a proved error
+        includes the rounding of weights, which no fit makes smaller.
         """
         if is_proved and self.dtype == "float64":
             deltas = {id(part): proved_error(fits[id(part)], part.tree) for part in self.heads}
@@ -276,7 +277,7 @@ class Ledger:
         return max(errors[id(part)] for part in self.outputs)
 
     def forwards(self, deltas: Mapping[int, float]) -> dict[int, float]:
-        """|computed − exact| of every part."""
+        """Return a bound on |computed − exact| for every part, given δ of every head."""
         errors: dict[int, float] = {}
         for part in self.order:
             match part:
@@ -294,7 +295,7 @@ class Ledger:
         return errors
 
     def backwards(self, errors: Mapping[int, float]) -> dict[int, float]:
-        """λ of every head: the most that an error of its function moves the output, per unit of the error."""
+        """Return λ of every part: the largest change of an output per unit of error of the part."""
         costs: dict[int, float] = {id(part): 0.0 for part in self.order}
         for output in self.outputs:
             of_output = {id(part): 0.0 for part in self.order}
@@ -316,14 +317,14 @@ class Ledger:
         return costs
 
     def _enlarged(self, base: Part, error: float, tree: Node) -> tuple[float, float]:
-        """The range of the argument, with its error, where the function is defined there."""
+        """Return the range of the argument, enlarged by its error if the function is defined there."""
         lo, hi = self.ranges(base)
         whole = Interval(np.array([[lo - error]]), np.array([[hi + error]]))
         is_defined = np.isfinite(function_of_t(tree).ranges(whole, violations="infinite").hi).all()
         return (lo - error, hi + error) if is_defined else (lo, hi)
 
     def _modulus(self, base: Part, tree: Node, error: float) -> float:
-        """max |g(t + s) − g(t)| over |s| ≤ error: by the slope where that is bounded."""
+        """Return max |g(t + s) − g(t)| over |s| ≤ error, from the slope if the slope is bounded."""
         if error == 0:
             return 0.0
         lo, hi = self.ranges(base)
@@ -334,7 +335,7 @@ class Ledger:
         steepest = float(slopes.mag.max())
         if math.isfinite(steepest):
             return steepest * error
-        # A function that is steep at an end (√t at 0): differences at points that crowd towards both ends.
+        # For a function that is steep at an end (√t at 0), take differences at points that are dense at both ends.
         f, (lo, hi) = function_of_one(tree), self.ranges(base)
         steps = np.concatenate([[0.0], np.geomspace(min(error, hi - lo) / 8, hi - lo, 2000)])
         starts = np.clip(np.concatenate([lo + steps, hi - steps]), lo, hi)
@@ -342,15 +343,15 @@ class Ledger:
 
 
 def _weight(recipe: GateRecipe | None) -> float:
-    """The share of eps of a head, in units of the share of a head whose keys grow with 1/δ."""
+    """Return the share of eps of a head, in units of the share of a head whose keys grow with 1/δ."""
     return EXACT_SHARE if isinstance(recipe, ExactKeys) else GATE_SHARE if has_two_keys(recipe) else 1.0
 
 
 def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
-    """For every product the factor that its head computes, and the factor that its keys carry.
+    """Return, for every product, the factor that its head computes and the factor that its keys carry.
 
-    A head computes a function that is used once, as a factor. If there is none, it computes the left factor from
-    itself.
+    The head computes a factor that is a function and is used nowhere else. If there is none, the head takes the left
+    factor as its query, with the identity as its function.
     """
     order = in_order(outputs)
     uses = Counter(map(id, (*outputs, *(operand for part in order for operand in operands_of(part)))))
@@ -362,7 +363,7 @@ def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
         if isinstance(part, Multiply):
             once = [f for f in (part.left, part.right) if isinstance(f, Unary) and uses[id(f)] == 1]
             free = [f for f in once if not may_carry(_recipe(f.tree))]
-            if free:  # the deeper one: its layer is the product's
+            if free:  # take the deeper one: its head is in the layer of the product
                 function = max(free, key=lambda f: depth[id(f)])
                 factors[id(part)] = function, part.right if function is part.left else part.left
                 depth[id(part)] = below + (len(once) < 2)
@@ -371,17 +372,17 @@ def _factors(outputs: Sequence[Part]) -> dict[int, tuple[Unary, Part]]:
     return factors
 
 
-# The heads of functions of one number: a gate where there is one, else soft anchors with solved values
+# The heads of functions of one number: a gate if there is one, otherwise soft anchors with solved values
 
 EDGE = 1e-7
-"""Least distance of an inner sample point from an end, as a share of the interval: there √t on [0, 1] is 3e-4."""
+"""Least distance of an inner sample point from an end, as a share of the interval. Not tuned."""
 BETWEEN = 1.01
-"""Assumed ratio of the largest error between the points of a sample to the largest error at them:
-the proof of the head, not the sample, decides in the end."""
+"""Assumed ratio of the largest error between the points of a sample to the largest error at them. It only guides the
+fit: the certificate proves the error of the head."""
 
 
 def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray, " points"]:
-    """Equally spaced, and crowding towards both ends."""
+    """Return equally spaced points, and points that are ever denser towards both ends."""
     edge = (hi - lo) * np.geomspace(EDGE, 0.1, count // 8)
     return np.clip(np.concatenate([np.linspace(lo, hi, count), lo + edge, hi - edge]), lo, hi)
 
@@ -389,7 +390,7 @@ def sample_interval(lo: float, hi: float, count: int = 2001) -> Float[np.ndarray
 def fit_unary(
     f: Function, lo: float, hi: float, delta: float, most: int = MAX_P, dtype: str = "float64"
 ) -> PartFit | None:
-    """The fewest equally spaced anchors; None where `most` of them do not suffice."""
+    """Return a fit with the fewest equally spaced anchors, or None if `most` of them are not enough."""
     t = sample_interval(lo, hi)
     wanted = f(t)
     size = float(np.abs(wanted).max())
@@ -418,27 +419,28 @@ def fit_unary(
 
 
 MANY_ANCHORS = 48
-"""Largest number of evenly spaced keys before graded keys are tried: at kinks, and for √t at 0, even grids have
-hundreds of keys, and counting them takes long."""
+"""Largest number of evenly spaced keys before graded keys are tried. At kinks, and for √t at 0, hundreds of evenly
+spaced keys are needed. The value is not tuned."""
 CLOSE_SHARE = 0.05
-"""Least share of δ at which a head for another δ is used again: it has hardly more keys than a head for δ, since
-the keys of a smooth function grow with log 1/δ."""
+"""Least error, as a share of δ, at which a head for another δ is used again. Keys of a smooth function grow with
+log 1/δ, so the head has only a few more keys than one made for δ."""
 HEAD_PROOF_SECONDS = 1.0
-"""Time limit of the proof of one head, in seconds: every head of a composition is proved, some several times."""
+"""Time limit of the proof of one head, in seconds. A composition proves each head, some of them several times. Not
+tuned."""
 
 
 def _recipe(tree: Node) -> GateRecipe | None:
-    """The gate of f, if the tree is f(t)."""
+    """Return the gate recipe of f, if the tree is f(t)."""
     return FUNCTIONS[tree.name].gate if isinstance(tree, Call) and tree.arguments == (T,) else None
 
 
 def fit_part(
     tree: Node, lo: float, hi: float, delta: float, dtype: str, before: PartFit | None = None, is_free: bool = True
 ) -> PartFit | None:
-    """The cheapest head for tree(t) on [lo, hi] within δ; None if there is none.
+    """Return the cheapest head that is within δ of tree(t) on [lo, hi], or None if there is none.
 
-    `before`: a head for nearly the same interval and another δ. If it is within δ, it is taken again where a search
-    would be long. `is_free`: whether the keys are free to carry t.
+    `before` is a head for nearly the same interval and another δ. If few anchors do not suffice and it is within δ, it
+    is used again. `is_free` tells whether the keys may carry t.
     """
     if tree is T:
         return _identity(lo, hi, delta)
@@ -460,7 +462,7 @@ def _fewest(*fits: PartFit | None) -> PartFit | None:
 
 
 def proved_error(fit: PartFit, tree: Node) -> float:
-    """A proved bound of |head − tree(t)|, the head in float64; the error on samples if a proof takes long."""
+    """Return a proved bound on |head − tree(t)| in float64, or the error on samples if the proof exceeds its time."""
     circuit = Circuit(("t",))
     program = circuit.build([fit.build(circuit, circuit.input(0), None, "head")], (), "float64")
     ((stage, _),) = stages(program)
@@ -470,15 +472,15 @@ def proved_error(fit: PartFit, tree: Node) -> float:
 
 
 def _identity(lo: float, hi: float, delta: float) -> PartFit:
-    """t on [lo, hi]: a product's head, about the middle of the interval."""
+    """Return a head for t on [lo, hi]: the head of a product, centred on the middle of the interval."""
     middle, size = lo / 2 + hi / 2, max(hi / 2 - lo / 2, 1e-300)
     gate = product_gate(delta, 1.0, size)
     return PartFit(gate.keys.combined(1.0, constant=middle), gate.error, shift=-middle)
 
 
 def _gate(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> PartFit | None:
-    """The gate of the function, if it has one that few keys bring within δ."""
-    # A gate need not be finer than the function is large: where relu and abs are below δ, 0 would do.
+    """Return the gate of the function, if it has one that reaches δ with few keys."""
+    # δ need not exceed the largest |t|, since relu(t) and |t| do not exceed it.
     delta, recipe = max(min(delta, max(abs(lo), abs(hi))), 1e-300), _recipe(tree)
     is_in_reach = is_economical(recipe) or (isinstance(recipe, Decay) and hi < MAX_EXPONENT)
     try:
@@ -486,7 +488,7 @@ def _gate(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> PartFit
             gate = function_gate(tree.name, delta, hi)
             return PartFit(gate.keys, gate.error)
         if tree in (SQUARE, Product((T, T))) and dtype == "float64":  # its values are ten times as large
-            # t² = (t − m)² + 2mt − m² about the middle m: keys that carry t, and an affine function for free
+            # t² = (t − m)² + 2mt − m² about the middle m. The keys carry t, and the affine function costs nothing.
             middle = lo / 2 + hi / 2
             gate = square_gate(delta, max(hi - middle, middle - lo, 1e-300))
             return PartFit(gate.keys.shifted(-middle).combined(1.0, 2 * middle, -(middle**2)), gate.error)
@@ -496,7 +498,7 @@ def _gate(tree: Node, lo: float, hi: float, delta: float, dtype: str) -> PartFit
 
 
 def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> PartFit | None:
-    """Anchors that crowd where the function is singular, as √t at 0."""
+    """Return a fit whose anchors are dense where the function is singular, such as √t at 0."""
     try:
         target = ExpressionTarget(function_of_t(tree), Box(("t",), np.array([lo]), np.array([hi])))
         fit = PartFit(graded_keys(f, lo, hi, find_kinks(target), eps=0.9 * delta), math.nan)
@@ -506,27 +508,27 @@ def _graded(tree: Node, f: Function, lo: float, hi: float, delta: float) -> Part
 
 
 def _again(before: PartFit | None, f: Function, lo: float, hi: float, delta: float) -> PartFit | None:
-    """The same anchors, if they are within δ and not far below it."""
+    """Return the same anchors, if their error is at most δ and at least CLOSE_SHARE·δ."""
     if before is None or before.keys.carried is not None:
         return None
     return _within(before, f, lo, hi, CLOSE_SHARE * delta, delta)
 
 
 def _within(fit: PartFit, f: Function, lo: float, hi: float, least: float, most: float) -> PartFit | None:
-    """The fit with the error that samples show, if this error is between `least` and `most`."""
+    """Return the fit with its error on samples, if this error is between `least` and `most`."""
     t = sample_interval(lo, hi, 8001)
     error = BETWEEN * float(np.abs(fit(t) - f(t)).max())
     return replace(fit, error=error) if least <= error <= most else None
 
 
 def function_of_one(tree: Node) -> Function:
-    """tree(t) on arrays; NaN and inf where it is not defined."""
+    """Return tree(t) as a function of arrays. It is NaN or inf where it is not defined."""
     f = function_of_t(tree)
     return lambda t: f(t[:, None])[:, 0]
 
 
 def _suits(target: Target, request: Request) -> bool:
-    """For continuous functions, unless constants are given for Python code: then there is no expression."""
+    """Accept continuous functions, unless constants are given for Python code: then there is no expression."""
     return request.is_plain(target) and target.given is None
 
 

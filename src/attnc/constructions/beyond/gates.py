@@ -47,13 +47,13 @@ def gates(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
-    """One layer of heads for affine combinations of activations of affine functions, and of products of two.
+    """One layer of heads for affine combinations of activations of affine functions and of products of two of them.
 
-    Theorem.  |out − f| ≤ Σ |coefficient|·error of the gate, on the whole box, whose ends may be infinite wherever the
-              gates are global: all but products, and exp upwards.
-    Weights.  Every gate is a head on the state token, over keys that carry its argument: see `fitting.gate`. A
-              product is taken of factors less the middle of their ranges; the rest of it is affine.
-    Errors.   eps is shared evenly. Rounding is not part of the error.
+    Theorem.  |out − f| ≤ Σ |coefficient|·error of the gate, on the whole box. An end of the box may be infinite if the
+              gates hold there: all gates do, except products at both ends and exp at +∞.
+    Weights.  Every gate is a head on the state token, over keys that carry its argument: see `fitting.gate`. The head
+              of a product multiplies the factors minus the middles of their ranges; the rest of the product is affine.
+    Errors.   The gates get equal shares of eps. Rounding is not part of the error.
 
     Parameters
     ----------
@@ -65,21 +65,21 @@ def gates(
     dtype : str
         The arithmetic of the program: "float64" or "float32".
     max_anchors, max_bytes : int
-        Limits of the number of keys and of the memory for the program.
+        Limits on the number of keys and on the memory for the program, in bytes.
     progress : callable, optional
-        A function of a step's name and of the fraction of it that is done, called once.
+        Called once, with the current step and the fraction of it that is done.
 
     Returns
     -------
     Built
-        The program, with the names and keys of its gates and the sum of their errors as its `parameters`.
+        The program. Its `parameters` are the names and keys of its gates and the sum of their errors.
 
     Raises
     ------
     InputError
-        If the target is no such expression: the message names the part that no gate builds.
+        If the target is not such an expression. The message names the part that no gate computes.
     BoundNotMet
-        If no gates reach eps, or if they have more keys than `max_anchors` and `max_bytes` allow.
+        If the gates do not reach eps, or if they have more keys than `max_anchors` and `max_bytes` allow.
 
     Examples
     --------
@@ -110,15 +110,15 @@ def gates(
     request.report("building gates", 1.0)
     names = ", ".join(f"{gate.name} ({gate.num_anchors})" for gate, _ in plan.heads)
     parameters = (("gates", names), ("error", plan.error))
-    # A staged proof takes heads of one argument, on a bounded box.
+    # A staged proof needs heads of one argument and a bounded box.
     is_staged = target.box.is_bounded and not any(isinstance(part, Choice) for _, part in plan.heads)
     return Built(program, "gates", None, parameters=parameters, derivation=derivation if is_staged else None)
 
 
 class _GatePlan:
-    """The outputs of an expression as sums of parts that one layer of heads computes, with keys for even parts of eps.
+    """The outputs of an expression as sums of parts that one layer of heads computes, each to an equal share of eps.
 
-    An InputError names the part of the expression that is none of these.
+    If one layer cannot compute a part of the expression, an InputError names this part.
     """
 
     def __init__(self, target: Target, expression: Expression, eps: float) -> None:
@@ -155,7 +155,7 @@ class _GatePlan:
             )
 
     def _head(self, part: Part, eps: float) -> tuple[Gate, Part]:
-        """The gate of a part, and the part as its head computes it, together with an affine function of the inputs."""
+        """Return the gate of a part, and the part as its head computes it plus an affine function of the inputs."""
         match part:
             case Multiply(left, right):
                 factors = _gated(part)
@@ -173,20 +173,20 @@ class _GatePlan:
         return gate, part
 
     def _gate(self, argument: Part, call: Call, eps: float) -> Gate:
-        """The gate of a function of t, or of its clip to two numbers."""
+        """Return the gate of a function of t, or of its clip to two numbers."""
         if len(call.arguments) > 1:
             low, high = (Coefficient(limit).value for limit in call.arguments[1:])
             return GATES[call.name](eps, low, high)
         hi = self._range(argument)[1] if isinstance(FUNCTIONS[call.name].gate, Decay) else 0.0
         if not hi < MAX_EXPONENT:
             raise InputError(
-                f"exp of an argument up to {hi:g} in {self.target.describe()}: its gate is for (−∞, b], b < "
+                f"exp of an argument up to {hi:g} in {self.target.describe()}: its gate holds on (−∞, b], b < "
                 f"{MAX_EXPONENT:g}. Choose a box on which the argument is bounded above."
             )
         return function_gate(call.name, eps, hi)
 
     def _product(self, x: Part, y: Part, eps: float) -> tuple[Gate, Part]:
-        """(x − a)(y − b) by a head, and ay + bx − ab."""
+        """Return the gate of (x − a)(y − b), and the sum of this product and ay + bx − ab."""
         (a, size_x), (b, size_y) = self._middle(x), self._middle(y)
         gate = product_gate(eps, size_x, size_y)
         carrier, argument = (combination([(u, UNIT)], Coefficient.of(-middle)) for u, middle in ((x, a), (y, b)))
@@ -198,7 +198,7 @@ class _GatePlan:
         return gate, whole
 
     def _middle(self, factor: Part) -> tuple[float, float]:
-        """The middle of the range of a factor, and a little more than half of its width."""
+        """Return the middle of the range of a factor, and a little more than half of its width."""
         lo, hi = self._range(factor)
         if not math.isfinite(hi - lo):
             raise InputError(
@@ -209,7 +209,7 @@ class _GatePlan:
         return middle, max(hi - middle, middle - lo) * (1 + 1e-12)
 
     def _range(self, part: Part) -> tuple[float, float]:
-        """The least and the greatest value of an affine function on the box, whose ends may be infinite."""
+        """Return the least and the greatest value of an affine function on the box, whose ends may be infinite."""
         terms, constant = _as_sum(part)
         box, low, high = self.target.box, constant.value, constant.value
         for source, coefficient in terms:
@@ -220,7 +220,7 @@ class _GatePlan:
 
 
 def _as_sum(part: Part) -> tuple[tuple[tuple[Part, Coefficient], ...], Coefficient]:
-    """The terms and the constant of a combination; any other part is a sum of itself."""
+    """Return the terms and the constant of a combination. Any other part is a sum with one term, itself."""
     return (part.terms, part.constant) if isinstance(part, Combination) else (((part, UNIT),), ZERO)
 
 
@@ -229,7 +229,7 @@ def _is_affine(part: Part) -> bool:
 
 
 def _gated(product: Multiply) -> tuple[Unary, Part] | None:
-    """(g(w), u) of u·g(w), if the keys of g are exact and carry nothing, so that they may carry an affine u."""
+    """Return (g(w), u) of u·g(w), if the keys of g are exact and carry nothing. Then they can carry an affine u."""
     for function, carrier in ((product.left, product.right), (product.right, product.left)):
         match function:
             case Unary(base, Call(name, _)) if _is_affine(base) and _is_affine(carrier):
@@ -240,7 +240,7 @@ def _gated(product: Multiply) -> tuple[Unary, Part] | None:
 
 
 def _refusal(part: Part) -> str | None:
-    """Why no head of the first layer computes this part; None if one does."""
+    """Return the reason why no head of the first layer computes this part, or None if one does."""
     arguments: Sequence[Part] = ()
     match part:
         case Multiply(left, right):
@@ -253,7 +253,7 @@ def _refusal(part: Part) -> str | None:
         case Unary(base, Call(name, _)):
             if FUNCTIONS[name].gate is None:
                 others = ", ".join(other for other, function in FUNCTIONS.items() if function.gate is not None)
-                return f"there is no gate for {name}, but for {others}"
+                return f"there is no gate for {name}; there are gates for {others}"
             arguments = (base,)
         case Unary():
             return "gates build sums, multiples, products of two and squares, and no other operation"
@@ -261,7 +261,7 @@ def _refusal(part: Part) -> str | None:
 
 
 def _suits(target: Target, request: Request) -> bool:
-    """For expressions, and for every target on an infinite box: no other construction takes one."""
+    """Accept expressions, and every target on an infinite box, since no other construction takes one."""
     return not target.box.is_bounded or (request.is_plain(target) and target.expression is not None)
 
 

@@ -26,7 +26,7 @@ from attnc.targets.function_target import CallableTarget
 from attnc.targets.target import Target
 
 MAX_GRADED_KEYS = 4096
-"""Default limit of keys: fitting more takes minutes."""
+"""Default limit on the number of keys. It bounds the time of a fit; not tuned."""
 
 
 def graded(
@@ -41,46 +41,46 @@ def graded(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
-    """A group of keys for every smooth piece of f; at a kink the weight passes from one group to the next.
+    """One head has a group of keys for every smooth piece of f. At a kink the weight passes from a group to the next.
 
     Theorem.  Let A_i be the output of group i of keys by itself, W_i(x) the weight of all its keys, and let x lie in
-              piece j. Then |out − f| ≤ |A_j − f| + Σ_{i≠j} W_i·|A_i − A_j| at x. Between two groups whose log-sum-exps
-              differ by B(x − κ), and pieces whose slopes differ by J at κ, the sum is to first order ≤ 0.2785·J/B.
-    Weights.  Inside a group scores are the tangents of a convex φ at its anchors, φ″ = c/h² with h the local spacing,
-              constant on a smooth piece, and ∝ t0 + |x − κ| towards a singular point κ (√x at 0), so that anchors
-              are at κ ± t0(e^{|s|} − 1), s uniform. Values solve f on a sample by reweighted least squares, with
-              |v| ≤ max_value·max|f|. All keys of group i share an affine ψ_i, ψ_{i+1} − ψ_i rising with slope B at κ_i.
-    Rate.     The error falls like e^{−Cp} in the keys p of a smooth piece, however it ends, and like e^{−C√p} where
-              f is singular: observed, not proved. A kink itself costs no keys, but scores of size B ~ 1/ε.
+              piece j. Then |out − f| ≤ |A_j − f| + Σ_{i≠j} W_i·|A_i − A_j| at x. Let the log-sum-exps of two groups
+              differ by B(x − κ), and the slopes of their pieces by J at κ. Then the sum is to first order ≤ 0.2785·J/B.
+    Weights.  Inside a group scores are the tangents of a convex φ at its anchors, φ″ = c/h² with h the local spacing.
+              h is constant on a smooth piece, and ∝ t0 + |x − κ| towards a singular point κ (√x at 0): anchors are at
+              κ ± t0(e^{|s|} − 1), s uniform. Reweighted least squares on a sample of f give the values, with
+              |v| ≤ max_value·max|f|. All keys of group i share an affine ψ_i, and ψ_{i+1} − ψ_i has slope B at κ_i.
+    Rate.     The error falls like e^{−Cp} with the number p of keys of a smooth piece, and like e^{−C√p} where f is
+              singular. This is observed, not proved. A kink itself costs no keys, but scores of size B ~ 1/ε.
 
-    Kinks are read from an expression. For Python code they are found on samples, or given as `kinks`. The number of
-    keys, the spacings, c, t0 and B are searched for a given eps, or for the best error with num_anchors keys. The
-    error is the largest seen on a sample that is densest at the kinks and refined where it is largest: an observation,
-    hence no bound.
+    Kinks are read from an expression. For Python code they are found on samples, or given as `kinks`. For a given eps,
+    the function searches the number of keys, the spacings, c, t0 and B. With num_anchors, it searches the rest for the
+    least error. The error is the largest seen on a sample that is densest at the kinks and refined at its peaks. That
+    is an observation, not a bound.
 
     Parameters
     ----------
     target : Target
         A continuous function of one variable on a finite box.
     eps : float, optional
-        The largest error allowed. Either eps or num_anchors is given.
+        The largest error allowed. Give either eps or num_anchors.
     num_anchors : int, optional
-        The number of keys: the best head of this size is built.
+        The number of keys. The best head of this size is built.
     kinks : sequence of float or Kink, optional
-        The points at which the function bends, instead of those that are found.
+        The points at which the function bends. By default they are found.
     max_value : float
         The largest |value| of a key, in units of max|f|.
     dtype : str
         The arithmetic of the program: "float64" or "float32".
     max_anchors, max_bytes : int
-        Limits of the number of anchors and of the memory for the program.
+        Limits on the number of anchors and on the memory for the program, in bytes.
     progress : callable, optional
-        A function of a step's name and of the fraction of it that is done, called during the search.
+        Called during the search, with the current step and the fraction of it that is done.
 
     Returns
     -------
     Built
-        The program, with the sizes and the largest error seen as its `parameters`. It has no bound.
+        The program. Its `parameters` are the sizes and the largest error seen. It has no bound.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def graded(
     check_unary("graded", target, request, num_anchors, max_value, most)
     if not target.is_continuous:
         raise DomainError(
-            f"{target.describe()} may jump, and no average of finitely many values does. Use construction='max_affine' "
+            f"{target.describe()} may jump, and a softmax average is continuous. Use construction='max_affine' "
             "with an L_p norm (norm=2), or a box on which it does not jump."
         )
     line = PiecewiseFunction.of(target, kinks, max_value, request)
@@ -112,7 +112,10 @@ def graded(
 
 
 def _fitted(target: Target, line: PiecewiseFunction, num_keys: int | None, most: int) -> JoinedHead:
-    """The best head with num_keys keys, or the fewest keys within eps. BoundNotMet if more than `most` are needed."""
+    """Return the best head with num_keys keys, or one with the fewest keys within eps.
+
+    Raise BoundNotMet if more than `most` keys are needed.
+    """
     if num_keys is not None:
         return fit_size(line, num_keys)
     fitted = fit_within(line, most) if len(line.pieces) <= most else None
@@ -132,9 +135,10 @@ def graded_keys(
     max_value: float = 10.0,
     dtype: str = "float64",
 ) -> SoftHead[np.ndarray]:
-    """The head alone, for f of points (m,) to (m,) or (m, outputs): the best with num_keys keys, or the fewest for eps.
+    """Return only the head, for f from points (m,) to (m,) or (m, outputs).
 
-    Where eps is not reached: BoundNotMet, whose `network` is the best head.
+    It is the best head with num_keys keys, or has the fewest keys for eps. If eps is not reached, BoundNotMet carries
+    the best head as its `network`.
     """
     request, target = Request(eps, dtype), CallableTarget(lambda points: f(points[:, 0]), Box.parse([(lo, hi)]))
     check_unary("graded", target, request, num_keys, max_value, MAX_GRADED_KEYS)
@@ -143,7 +147,7 @@ def graded_keys(
 
 
 def _inside(kinks: Sequence[float | Kink], lo: float, hi: float) -> tuple[Kink, ...]:
-    """The kinks in the box, sorted; at an end only singular ones count."""
+    """Return the kinks in the box, sorted. At an end of the box only singular kinks count."""
     found = {k if isinstance(k, Kink) else Kink(real_number("kinks", k)) for k in kinks}
     places = sorted(found, key=lambda kink: kink.x)
     return tuple(k for k in places if lo < k.x < hi or (k.is_singular and lo <= k.x <= hi))
@@ -162,7 +166,7 @@ def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None,
     asked = f"cannot bring the error to eps={eps:g} for {target.describe()} on {target.box} with graded anchors"
     if fitted is None:
         return BoundNotMet(
-            f"{asked}: it has {len(line.kinks):,} kinks, so {len(line.pieces):,} pieces that need a key each, and "
+            f"{asked}: it has {len(line.kinks):,} kinks, so {len(line.pieces):,} pieces that each need a key, and "
             f"max_anchors and max_bytes allow {most:,}. Choose a smaller box, or raise both.",
             eps=eps,
         )
@@ -177,10 +181,10 @@ def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None,
         reason = f"more anchors than {min(most, LARGEST_GROUP * len(fitted.fit)):,} are needed"
         change += ", a smaller box, or raise max_anchors and max_bytes"
     elif felt > 0.01 * fitted.error:
-        reason = f"rounding in {dtype} is in the way: scores of size {largest:.2g} are not computed any better"
+        reason = f"the rest of the error is rounding in {dtype}, of scores of size {largest:.2g}"
         change += ", or float64" if dtype == "float32" else ""
     else:
-        reason = f"more anchors are of little use as long as values are limited to {line.max_value:g} times max|f|"
+        reason = f"more anchors help little while values are limited to {line.max_value:g} times max|f|"
         change += ", or a larger max_value"
     return BoundNotMet(
         f"{asked}: {seen}. {reason[0].upper()}{reason[1:]}. {change}.",
@@ -190,22 +194,22 @@ def _refusal(target: Target, line: PiecewiseFunction, fitted: JoinedHead | None,
     )
 
 
-# --- groups: each computes one piece of the function ------------------------------------------------------------------
+# --- groups of keys: each computes one piece of the function ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Grading:
-    """Anchors that are denser near given points, and the scores that select among the anchors.
+    """Anchors that are denser near given points, and the scores that select among them.
 
     The density ρ is the number of anchors per unit of length. The scores are the tangents, at the anchors, of a convex
-    φ with φ″ = cρ². In units of the local spacing h = 1/ρ, neighbouring anchors then look the same everywhere, and the
-    weights about an anchor are those of a Gaussian softmax with spacing h. Here
+    φ with φ″ = cρ². In units of the local spacing h = 1/ρ, the weights near an anchor are then the same everywhere:
+    those of a Gaussian softmax with spacing h. Here
 
     ρ(t) ∝ 1/(t0 + |t − κ|) + u/(hi − lo), κ the nearest of `points`; without points ρ is constant.
 
     Near κ the anchors are at κ ± t0(e^{|s|} − 1) for equidistant s. With u > 0 the spacing grows less far from κ.
-    Between the middles of neighbouring points the integrals have closed forms. With r = |t − κ|, l = log(1 + r/t0) and
-    U = u/(hi − lo) they are, integrated from κ,
+    Between the midpoints of neighbouring points the integrals have closed forms. With r = |t − κ|, l = log(1 + r/t0)
+    and U = u/(hi − lo) the integrals from κ are
 
         ∫ρ = l + Ur,   ∫ρ² = 1/t0 − 1/(t0 + r) + 2Ul + U²r,   ∫∫ρ² = r/t0 − l + 2U((t0 + r)l − r) + U²r²/2.
     """
@@ -221,8 +225,8 @@ class Grading:
     ) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
         """Return (slopes, offsets, anchors).
 
-        [lo, hi] is `steps` spacings wide, which need not be a whole number. The other anchors lie outside: equally many
-        on both sides for shift = 0, and 2·shift more on the right otherwise.
+        [lo, hi] is `steps` spacings wide, which need not be a whole number. The other anchors lie outside. With shift 0
+        there are equally many on both sides, otherwise 2·shift more on the right.
         """
         number = np.arange(num_anchors) - (num_anchors - 1) / 2 + shift
         if not self.points:
@@ -247,7 +251,7 @@ class Grading:
 
     @cached_property
     def _at_points(self) -> tuple[Float[np.ndarray, " points"], ...]:
-        """∫ρ, φ′ and φ (for c = 1) at the points, integrated from the first point on."""
+        """Return ∫ρ, φ′ and φ (for c = 1) at the points, integrated from the first point."""
         gaps = np.diff(self._kappa)
         half_count, half_slope, _ = self._from_point(gaps / 2)
         count, slope = (np.concatenate([[0.0], np.cumsum(2 * half)]) for half in (half_count, half_slope))
@@ -255,7 +259,7 @@ class Grading:
         return count, slope, np.concatenate([[0.0], np.cumsum(rises)])
 
     def _from_point(self, r: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """∫ρ, ∫ρ² and ∫∫ρ² over a distance r from a point."""
+        """Return ∫ρ, ∫ρ² and ∫∫ρ² over a distance r from a point."""
         t0, U = self.t0, self._U
         log = np.log1p(r / t0)
         first = r / (t0 * (t0 + r)) + 2 * U * log + U**2 * r
@@ -263,7 +267,7 @@ class Grading:
         return log + U * r, first, second
 
     def _integrals(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """∫ρ, φ′ and φ (for c = 1) at t."""
+        """Return ∫ρ, φ′ and φ (for c = 1) at t."""
         nearest = np.searchsorted((self._kappa[1:] + self._kappa[:-1]) / 2, t)
         off = t - self._kappa[nearest]
         count, slope, height = self._from_point(np.abs(off))
@@ -272,7 +276,7 @@ class Grading:
         return at_count + side * count, at_slope + side * slope, at_height + at_slope * off + height
 
     def _place(self, wanted: np.ndarray) -> np.ndarray:
-        """Solve ∫ρ = wanted for t: on each side of a point l + Ur = s, by Newton's method in l from above."""
+        """Solve ∫ρ = wanted for t. On each side of a point, Newton's method solves l + Ur = s for l from above."""
         counts = self._at_points[0]
         nearest = np.searchsorted((counts[1:] + counts[:-1]) / 2, wanted)
         off = wanted - counts[nearest]
@@ -290,12 +294,13 @@ class Grading:
 
 
 GROUP_PASSES = 8
-"""Number of passes of the reweighted least squares in a thorough fit; the best of a size gets four times as many."""
+"""Number of passes of the reweighted least squares in a thorough fit. The best of a size gets four times as many. Not
+tuned."""
 
 
 @dataclass(frozen=True, eq=False)
 class SmoothPiece:
-    """A function f on [lo, hi]. `points` are the places where f is not smooth, at the ends or inside."""
+    """A function f on [lo, hi]. At `points`, at the ends or inside, f is not smooth."""
 
     f: Function
     lo: float
@@ -310,7 +315,7 @@ class SmoothPiece:
         return self.hi - self.lo
 
     def sample(self, anchors: np.ndarray, t0: float) -> tuple[np.ndarray, np.ndarray]:
-        """Sample points, dense enough for these anchors, and the values of f there."""
+        """Return sample points that are dense enough for these anchors, and the values of f there."""
         if not self.points:
             if len(anchors) not in self._samples:
                 x = chebyshev(self.lo, self.hi, (6 if len(anchors) <= 64 else 4) * len(anchors) + 24)
@@ -338,7 +343,7 @@ class KeyGroup:
 def graded_points(
     lo: float, hi: float, points: tuple[float, ...], anchors: np.ndarray, t0: float, per_gap: int
 ) -> Float[np.ndarray, " sample"]:
-    """Chebyshev points in every gap between anchors, and points that approach the singular points geometrically."""
+    """Return Chebyshev points in every gap between anchors, and points that approach singular points geometrically."""
     near = t0 * 10.0 ** -np.arange(0.0, 16.1, 0.5)
     marks = np.concatenate([anchors, [lo, hi], np.array(points)])
     marks = np.unique(marks[(marks >= lo) & (marks <= hi)])
@@ -363,7 +368,7 @@ def make_group(
 
 
 def constant_group(piece: SmoothPiece) -> KeyGroup:
-    """One key, whose value is the middle of the range of f."""
+    """Return a group of one key, whose value is the middle of the range of f."""
     x = graded_points(piece.lo, piece.hi, piece.points, np.linspace(piece.lo, piece.hi, 17), piece.width, 6)
     f = piece.f(x)
     least, most = f.min(axis=0), f.max(axis=0)
@@ -381,20 +386,21 @@ FIRST_STEP, LAST_STEP = 0.17, 0.012
 MANY_KEYS = 64
 """Beyond this number of keys the search tries few shapes, since fits are slow."""
 AT_END = 1 / 16
-"""Share of the width of a piece: an error this close to an end comes from a singular point beyond the end."""
+"""Share of the width of a piece. A largest error this close to an end is taken to come from a singular point beyond the
+end. Not tuned."""
 CURVATURES, LEAST_STEPS = (0.02, 6.0), 0.1
-"""The search keeps c in this range, and at least this number of spacings on a piece. Beyond them weights are
-almost equal, almost those of the nearest key alone, or nearly all anchors lie outside the piece."""
+"""The range of c, and the least number of spacings on a piece, in the search. With a smaller c the weights are almost
+equal, and with a larger c the nearest key has almost all weight. With fewer spacings nearly all anchors lie outside."""
 GRADED_ROUNDING = 0.0007
-"""The rounding of a graded group's output, in units of u × largest score × limit of the values. Measured."""
+"""The measured rounding error of the output of a graded group, in units of u × largest score × limit of the values."""
 
 
 def search_group(piece: SmoothPiece, num_keys: int, goal: float = 0.0, near: KeyGroup | None = None) -> KeyGroup:
-    """Return the first group found with this size and an error of at most `goal`; the best group if there is none.
+    """Return the first group found with this size and an error of at most `goal`, otherwise the best group found.
 
     The search is over the curvature c, the number of spacings on the piece, the shift of the anchors, and for a graded
-    group t0 and u. Steps downhill are along c, the spacing, c against the spacing, the shift, and t0. A goal of 0 asks
-    for the best group.
+    group t0 and u. The descent steps along c, the spacing, both in opposite directions, the shift, and t0. A goal of 0
+    asks for the best group.
     """
     if num_keys == 1:
         return constant_group(piece)
@@ -424,7 +430,7 @@ def search_group(piece: SmoothPiece, num_keys: int, goal: float = 0.0, near: Key
 
 
 def _try(piece: SmoothPiece, num_keys: int, shape: Shape, passes: int, goal: float) -> KeyGroup:
-    """Fit quickly, and thoroughly where a thorough fit may reach the goal."""
+    """Fit with few passes, and with more passes if these may reach the goal."""
     group = make_group(piece, num_keys, shape, passes, goal)
     if goal < group.error <= 1.5 * goal or (passes == 1 and goal < group.error <= 4 * goal):
         return make_group(piece, num_keys, shape, GROUP_PASSES, goal)
@@ -432,10 +438,10 @@ def _try(piece: SmoothPiece, num_keys: int, shape: Shape, passes: int, goal: flo
 
 
 def smallest_group(piece: SmoothPiece, goal: float, most: int) -> KeyGroup:
-    """Return the group with the fewest keys and an error of at most `goal`; else the best group of up to `most` keys.
+    """Return the group with the fewest keys and an error of at most `goal`, or the best group of up to `most` keys.
 
-    Where a smooth piece needs many keys, f may have a singular point nearby, off the real line or beyond an end. So a
-    group that is graded to the place of the largest error is tried as well.
+    If a smooth piece needs many keys, f may have a singular point nearby, off the real line or beyond an end. So the
+    search also tries a group that is graded towards the place of the largest error.
     """
     goal = max(goal, _reachable(piece, goal))
 
@@ -450,16 +456,16 @@ def smallest_group(piece: SmoothPiece, goal: float, most: int) -> KeyGroup:
         return group
 
     def gives_up(failed: Sequence[KeyGroup]) -> bool:
-        """Whether more keys will not help: the rest of the error is rounding, or it falls too slowly."""
+        """Whether to stop: the rest of the error is rounding, or the error falls too slowly."""
         if len(failed) < 2:
             return False
         best, last = min(failed[:-1], key=lambda group: group.error), failed[-1]
         if last.error > 0.5 * best.error and best.error < 2.0**-36 * float(last.piece.limits.max()):
             return True
-        # An error that does not fall at all proves nothing: there may be too few keys for the waves of f.
+        # If the error does not fall at all, go on: there may be too few keys for the oscillations of f.
         if last.p <= MANY_KEYS or not 0.05 < last.error / best.error < 0.95:
             return False
-        # The error falls like a power of the number of keys.
+        # Extrapolate the error as a power of the number of keys.
         power = math.log(best.error / last.error) / math.log(last.p / best.p)
         return last.error * (last.p / LARGEST_GROUP) ** power > 10 * goal
 
@@ -471,9 +477,10 @@ def smallest_group(piece: SmoothPiece, goal: float, most: int) -> KeyGroup:
 
 
 def _reachable(piece: SmoothPiece, goal: float) -> float:
-    """The least error that rounding allows for a graded group. Scores and their errors grow like width/t0.
+    """Return the least error that rounding allows for a graded group.
 
-    t0 shrinks with the goal. So this is the least goal that is above width/t0(goal)·u.
+    Scores and their errors grow like width/t0, and t0 shrinks with the goal. So this is the least goal above
+    width/t0(goal)·u.
     """
     if not piece.points:
         return 0.0
@@ -484,7 +491,7 @@ def _reachable(piece: SmoothPiece, goal: float) -> float:
 
 
 def _worst_place(group: KeyGroup) -> float:
-    """The place of the largest error, or an end of the piece if that is close."""
+    """Return the place of the largest error, or an end of the piece if the end is close to it."""
     piece = group.piece
     x, f = piece.sample(group.anchors, 1.0)
     worst = float(x[np.argmax(np.abs(group.keys(x[:, None]) - f).max(axis=1))])
@@ -493,7 +500,7 @@ def _worst_place(group: KeyGroup) -> float:
 
 
 def _starts(piece: SmoothPiece, num_keys: int, goal: float, near: KeyGroup | None) -> Iterator[Shape]:
-    """Start shapes: that of `near`, with the same number of anchors outside the piece, and then a coarse net."""
+    """Yield the shape of `near`, with the same number of anchors outside the piece, and then a coarse net of shapes."""
     if near is not None and near.shape and bool(near.piece.points) == bool(piece.points):
         steps = max(0.5, math.exp(near.shape[1]) + num_keys - near.p)
         yield near.shape[0], math.log(steps), *near.shape[2:]
@@ -518,7 +525,7 @@ def _starts(piece: SmoothPiece, num_keys: int, goal: float, near: KeyGroup | Non
 
 
 def _inner_scale(piece: SmoothPiece, goal: float) -> float:
-    """The distance from a singular point within which f bends by less than `goal`, so that no anchors are needed."""
+    """Return the distance from a singular point within which f bends by less than `goal` and needs no anchors."""
     scales = piece.width * 2.0 ** -np.arange(1.0, 90.0)
     least = piece.width
     for kappa in piece.points:
@@ -534,10 +541,10 @@ def _inner_scale(piece: SmoothPiece, goal: float) -> float:
 # --- joining the groups -----------------------------------------------------------------------------------------------
 
 SAMPLED_SHARE = 0.97
-"""The share of eps for the error on a sample: between its points the error is a little larger."""
+"""The share of eps for the error on a sample. Between its points the error may be a little larger. Not tuned."""
 EFFORTS = ((0.95, 1.0), (0.5, 1.0), (0.5, 0.4), (0.5, 0.2))
-"""(share of eps for the fits, share of the largest value allowed), tried in turn. The rest of eps is for the switches.
-The first suits kinks that rounding allows to be steep; each later one makes scores or values smaller."""
+"""(share of eps for the fits, share of the largest value allowed), tried in turn. The rest of eps is for the switches
+at kinks. The first row needs the fewest keys. Each later row makes scores or values, and so rounding, smaller."""
 AFFORDABLE = 160
 """Largest number of keys whose values are solved together: the cost of a fit grows with its cube."""
 MANY_PIECES = 12
@@ -558,7 +565,7 @@ class PiecewiseFunction:
     def of(
         cls, target: Target, kinks: Sequence[float | Kink] | None, max_value: float, request: Request
     ) -> PiecewiseFunction:
-        """The target with these kinks, or with those that are found."""
+        """Make it from a target with these kinks, or with the kinks that `find_kinks` finds."""
         lo, hi = float(target.box.lo[0]), float(target.box.hi[0])
         found = find_kinks(target) if kinks is None else _inside(kinks, lo, hi)
         return cls(lambda x: target(x[:, None]), target.box, found, max_value, request)
@@ -582,13 +589,13 @@ class PiecewiseFunction:
         return [self.piece(lo, hi) for lo, hi in itertools.pairwise(edges)]
 
     def piece(self, lo: float, hi: float) -> SmoothPiece:
-        """The piece from lo to hi, graded to the singular points in it."""
+        """Return the piece from lo to hi, graded towards the singular points in it."""
         points = tuple(kink.x for kink in self.kinks if kink.is_singular and lo <= kink.x <= hi)
         return SmoothPiece(self.f, lo, hi, self.limits, points, UNIT_ROUNDOFF[self.request.dtype])
 
     @property
     def centre(self) -> float | None:
-        """The origin of y: the only kink, or the singular one. There x − κ is exact."""
+        """The origin of y: the only kink, or the singular kink. Near it x − κ is exact."""
         singular = [kink.x for kink in self.kinks if kink.is_singular] or [kink.x for kink in self.kinks]
         return singular[0] if len(singular) == 1 else None
 
@@ -598,10 +605,10 @@ JoinedHead = MeasuredHead[tuple[KeyGroup, ...]]
 
 
 def fit_within(line: PiecewiseFunction, most: int) -> JoinedHead:
-    """The fewest keys with an error of at most eps, or the best head that was found.
+    """Return a head with the fewest keys and an error of at most eps, or the best head found.
 
-    If rounding is the limit, the switches get a larger part of eps, which makes their scores smaller, and values are
-    made smaller.
+    If rounding is the limit, later attempts give the switches a larger part of eps, which makes their scores smaller,
+    and then limit the values.
     """
     eps, is_met, tried = line.request.goal, True, list[JoinedHead]()
     for share, smaller in EFFORTS:
@@ -628,14 +635,14 @@ def fit_within(line: PiecewiseFunction, most: int) -> JoinedHead:
 
 
 def fit_size(line: PiecewiseFunction, num_keys: int) -> JoinedHead:
-    """The smallest error that is found with this many keys."""
+    """Return the head with the smallest error found for this number of keys."""
     candidates = [_groups_of_size(line, num_keys)] if num_keys >= len(line.pieces) else []
     if num_keys <= 2 * len(line.pieces) and len(line.pieces) > 1:
         whole, kinks = line.piece(line.lo, line.hi), tuple(kink.x for kink in line.kinks)
         candidates += [[search_group(replace(whole, points=points), num_keys)] for points in ((), kinks)]
     best = min((_best_joined(line, groups) for groups in candidates), key=lambda one: one.error)
     if len(best.fit) > 1 and best.error > 10 * max(group.error for group in best.fit) and line.max_value > 2:
-        # The switches, not the fits, cause the rest of the error: smaller values reduce their rounding.
+        # The switches, not the fits, cause the rest of the error. Smaller values reduce their rounding.
         careful = replace(line, max_value=2.0)
         best = min(best, _best_joined(careful, _groups_of_size(careful, num_keys)), key=lambda one: one.error)
     line.request.report("fitting", 1.0)
@@ -655,7 +662,7 @@ def _groups_within(line: PiecewiseFunction, goal: float, most: int) -> list[KeyG
 
 
 def _merged(line: PiecewiseFunction, groups: list[KeyGroup], goal: float) -> list[KeyGroup]:
-    """Neighbours as one group where that takes fewer keys: at kinks too weak to matter, and at singular ones."""
+    """Merge neighbouring groups where one group needs fewer keys: at very weak kinks, and at singular ones."""
     i = 0
     while i + 1 < len(groups) and len(groups) <= MANY_PIECES:
         left, right = groups[i], groups[i + 1]
@@ -670,7 +677,7 @@ def _merged(line: PiecewiseFunction, groups: list[KeyGroup], goal: float) -> lis
 
 
 def _groups_of_size(line: PiecewiseFunction, num_keys: int) -> list[KeyGroup]:
-    """More keys for the worst piece, again and again, in ever smaller portions."""
+    """Return one group per piece. The worst piece repeatedly gets more keys, in ever smaller portions."""
     groups = [constant_group(piece) for piece in line.pieces]
     left = num_keys - len(groups)
     while left > 0:
@@ -678,14 +685,14 @@ def _groups_of_size(line: PiecewiseFunction, num_keys: int) -> list[KeyGroup]:
         group = groups[worst]
         portion = left if len(groups) == 1 else max(1, left // (3 * len(groups)))
         larger = search_group(group.piece, group.p + portion, near=group)
-        if larger.error > 0.9 * group.error and portion == 1 < left:  # one more may be of no use where two are
+        if larger.error > 0.9 * group.error and portion == 1 < left:  # one more key may not help where two do
             portion, larger = 2, search_group(group.piece, group.p + 2, near=group)
         groups[worst], left = larger, left - portion
     return groups
 
 
 def _best_joined(line: PiecewiseFunction, groups: list[KeyGroup]) -> JoinedHead:
-    """Switches as steep as rounding allows: the steeper, the larger the scores."""
+    """Return the best head over several steepnesses of the switches. Steeper switches have larger scores."""
     floor = max(max(group.error for group in groups), UNIT_ROUNDOFF[line.request.dtype] * float(line.limits.max()))
     if len(groups) == 1:
         return _joined(line, groups, floor)
@@ -699,7 +706,7 @@ def _best_joined(line: PiecewiseFunction, groups: list[KeyGroup]) -> JoinedHead:
 
 
 def _joined(line: PiecewiseFunction, groups: Sequence[KeyGroup], allowed: float) -> JoinedHead:
-    """One head: joined, stored, with its values solved again for the stored keys, and its error measured."""
+    """Join the groups into one head, store it, solve its values again for the stored keys, and measure its error."""
     steep = [steepness(left, right, allowed) for left, right in itertools.pairwise(groups)]
     heads = [store(join(groups, steep), line.box, line.request.dtype, line.centre)]
     if heads[0].keys.num_keys <= AFFORDABLE:
@@ -712,7 +719,7 @@ def _joined(line: PiecewiseFunction, groups: Sequence[KeyGroup], allowed: float)
 def _sample(
     line: PiecewiseFunction, groups: Sequence[KeyGroup], steep: Sequence[float], per_gap: int
 ) -> Float[np.ndarray, " points"]:
-    """Dense between anchors, ever denser towards kinks and singular points."""
+    """Return points that are dense between anchors, and ever denser towards kinks and singular points."""
     parts = [chebyshev(line.lo, line.hi, 16 * per_gap)]
     for i, group in enumerate(groups):
         piece = group.piece
@@ -726,13 +733,13 @@ def _sample(
 
 
 STEEPEST = 1e15
-"""The steepest switch, in units of 1/width: a steeper one is narrower than the spacing of floats."""
+"""The steepest switch, in units of 1/width. A steeper one would be narrower than the spacing of floats."""
 _APART = np.concatenate([-np.geomspace(1.0, 1e-16, 129), np.geomspace(1e-16, 1.0, 129)])
 """Distances from a kink, in units of the narrower piece, at which the error of a switch is sampled."""
 
 
 def steepness(left: KeyGroup, right: KeyGroup, allowed: float) -> float:
-    """The least B (to 5 %) with which two neighbours alone have an error of at most `allowed` near their kink."""
+    """Return the least B, to 5 %, with which two neighbours alone have an error ≤ `allowed` near their kink."""
     kappa = left.piece.hi
     width = min(left.piece.width, right.piece.width)
     z = width * _APART
@@ -754,17 +761,19 @@ def steepness(left: KeyGroup, right: KeyGroup, allowed: float) -> float:
 
 
 def join(groups: Sequence[KeyGroup], steep: Sequence[float]) -> SoftHead[np.ndarray]:
-    """All keys of all groups; between groups i and i+1 the difference of log-sum-exps is 0 at κ_i, with slope steep[i].
+    """Join all keys of all groups into one head. At κ_i the log-sum-exps of groups i and i+1 are equal.
+
+    There their difference has the slope steep[i].
 
     Add to the scores of group i an affine function ψ_i, the same for all its keys, with ψ_{i+1} − ψ_i rising at the
-    kink κ_i: weights inside a group stay as they were, and the weights of the groups are a softmax of their own. With
+    kink κ_i. Weights inside a group do not change, and the weights of the groups are a softmax of their own. With
     D = B(x − κ) the difference of the log-sum-exps of two neighbours, the head is σ(−D)·A_i + σ(D)·A_{i+1}, so that
 
         |out − f| ≤ max(error of A_i, of A_{i+1}) + |A_i − A_{i+1}|·σ(−|D|),
 
     and where the slopes of two pieces differ by J the last term is at most J·max_z zσ(−Bz) = 0.2785·J/B.
 
-    The group with the most keys keeps its scores as they are: there rounding has the largest effect.
+    The scores of the group with the most keys do not change: rounding has the largest effect there.
     """
     tilts, lifts = [0.0], [0.0]
     for left, right, B in zip(groups, groups[1:], steep, strict=False):
@@ -781,18 +790,18 @@ def join(groups: Sequence[KeyGroup], steep: Sequence[float]) -> SoftHead[np.ndar
 
 
 def _mean_slope(group: KeyGroup, x: float) -> float:
-    """The derivative of the log-sum-exp: the average slope."""
+    """Return the derivative of the log-sum-exp at x, which is the weighted average of the slopes."""
     return float((group.keys.weights(np.array([[x]])) @ group.keys.slopes[:, 0])[0])
 
 
 def _bend(group: KeyGroup, kappa: float, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
-    """The log-sum-exp less its tangent at κ."""
+    """Return the log-sum-exp minus its tangent at κ."""
     tangent = group.keys.log_sum(np.array([[kappa]])) + _mean_slope(group, kappa) * (x - kappa)
     return np.asarray(group.keys.log_sum(x[:, None]) - tangent)
 
 
 def _suits(target: Target, request: Request) -> bool:
-    """For expressions in one variable, also for their L_p norms."""
+    """Accept expressions in one variable, also in L_p norms."""
     return target.kind == "function" and target.expression is not None and GRADED.why_not(target, request) is None
 
 

@@ -1,4 +1,4 @@
-"""One head over a tensor grid of anchors at a moderate temperature, with solved instead of sampled values."""
+"""One head over a tensor grid of anchors at a moderate temperature. Its values are solved, not sampled."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from attnc.targets.target import Target
 
 NAME = "spectral_grid"
 MAX_GRID_DIMENSIONS = 6
-"""Largest number of variables: five anchors per axis are 15,625 in six variables."""
+"""Largest number of variables. Five anchors per axis are 15,625 anchors in six variables."""
 MARGIN_OF_POSITIONS = 40.0
-"""M, the score bonus of the own position: other positions keep e^−40 of its weight."""
+"""M, the score bonus for keys at the query's own position. Other positions keep e^−40 of its weight."""
 
 
 def spectral_grid(
@@ -49,38 +49,38 @@ def spectral_grid(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
-    """One self-attention head over a tensor grid of anchors, soft, with values solved by least squares.
+    """One soft self-attention head over a tensor grid of anchors, with values solved by least squares.
 
-    Weights.  Those of `max_affine`, with β = c/h² moderate, c ∈ [0.1, 1.25], and anchors that reach `pad` spacings
-              beyond the box: weights are normalised Gaussians. The softmax factorises over the axes, so the values
-              that fit f best at Chebyshev points come from one small pseudo-inverse per axis.
-    Rate.     Faster than any power of the number of anchors for analytic f, down to rounding. Nothing is proved here:
-              `bound` is None.
-    Chosen.   The fewest anchors on every axis, its c and its pad, from sections of f along that axis; then the whole
-              grid is fitted and tested, and sections through the worst points are added until the error is ≤ eps.
-              |values| stay ≤ max_value·max|f|, which keeps float32 accurate.
+    Weights.  The weights are those of `max_affine`, but with a moderate β = c/h², c ∈ [0.09, 1.25], and anchors that
+              reach `pad` spacings beyond the box. They are normalised Gaussians. The softmax factorises over the axes,
+              so the values that fit f best at Chebyshev points come from one small pseudo-inverse per axis.
+    Rate.     For analytic f the error falls faster than any power of the number of anchors, down to rounding. Nothing
+              is proved here: `bound` is None.
+    Chosen.   Sections of f along an axis give the fewest anchors for the axis, its c and its pad. Then the whole grid
+              is fitted and tested. Sections through the worst points are added until the error is ≤ eps.
+              |values| stay ≤ max_value·max|f|, which limits rounding.
 
     Parameters
     ----------
     target : Target
         A continuous function of one input, with one to six variables on a finite box.
     eps : float, optional
-        The largest error allowed. Either eps or num_anchors is given.
+        The largest error allowed. Give either eps or num_anchors.
     num_anchors : int or tuple of int, optional
-        The number of anchors of every axis: the best grid of this size is built.
+        The number of anchors on each axis. The best grid of this size is built.
     max_value : float
         The largest |value| of a key, in units of max|f|.
     dtype : str
         The arithmetic of the program: "float64" or "float32".
     max_anchors, max_bytes : int
-        Limits of the number of anchors and of the memory for the program.
+        Limits on the number of anchors and on the memory for the program, in bytes.
     progress : callable, optional
-        A function of a step's name and of the fraction of it that is done, called during the search.
+        Called during the search, with the current step and the fraction of it that is done.
 
     Returns
     -------
     Built
-        The program, with the anchors and the softness of every axis as its `parameters`. It has no bound.
+        The program. Its `parameters` are the anchors and the softness of every axis. It has no bound.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def spectral_grid(
 
 
 def _estimate(target: Target, request: Request) -> Estimate:
-    """The size from sections alone, before the grid is fitted."""
+    """Return the size from sections alone, before the grid is fitted."""
     search, n = SpectralSearch(target, request.for_largest_error(target.box), MAX_VALUE), num_positions(target)
     axes, outputs = search.begin(), target.num_outputs // n
     anchors, error = n * math.prod(axis.p for axis in axes), sum(axis.error for axis in axes)
@@ -117,28 +117,29 @@ def _estimate(target: Target, request: Request) -> Estimate:
 
 
 NUM_SECTIONS_AT_FIRST = 20
-"""Number of sections of f along each axis that the first choice of axes is made from."""
+"""Number of sections of f along each axis for the first choice of the axes. Not tuned."""
 MAX_SAMPLES = 10**7
 """Largest number of samples of f on the nodes of the grid: 80 MB per output."""
 MAX_TESTS = 3 * 10**5
-"""Largest number of test points between the nodes."""
+"""Largest number of test points between the nodes. It bounds the time of a test; not tuned."""
 MAX_SOLVED = 10**5
-"""Largest number of samples of f from which the growth of the values along one axis is foreseen."""
+"""Largest number of samples of f for the estimate of the growth of the values along one axis. Not tuned."""
 MAX_THINNED = 10**4
-"""Largest grid, in anchors, whose axes are shortened one by one: each attempt fits the whole grid."""
+"""Largest grid, in anchors, whose axes are shortened one by one. Each attempt fits the whole grid. Not tuned."""
 HASTE = (1.0, 0.6, 0.3)
-"""The exponents by which the first axes may use up the growth of the values; the best of the three is kept."""
+"""Factors on the exponent (i + 1)/d of the value limit max_value^((i + 1)/d) after axis i. With a smaller factor the
+first axes leave more growth of the values to the later ones. The best result is kept."""
 FIT_SHARE = 0.9
-"""The share of eps for the error at test points: between them the error is a little larger."""
+"""The share of eps for the error at test points. Between them the error may be a little larger. Not tuned."""
 MAX_ROUNDS = 16
-"""Largest number of fits of the whole grid; each adds sections through the worst points."""
+"""Largest number of fits of the whole grid. Each fit adds sections through the worst points. Not tuned."""
 RESOLVED_ROUNDINGS = 24
-"""Least eps in roundings of max |f|: each weight and each sum is off by a few."""
+"""Least eps in roundings of max |f|. Each weight and each sum is off by a few roundings; the value is not tuned."""
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """A fit: out(x) = Σ_k Π_i w_i(x_i)_{k_i} v_k, with the error that its tests showed, and where."""
+    """A fit: out(x) = Σ_k Π_i w_i(x_i)_{k_i} v_k, with its largest error at the test points, and the place of it."""
 
     axes: tuple[SpectralAxis, ...]
     values: Float[np.ndarray, "*grid outputs"]
@@ -168,7 +169,7 @@ class SpectralSearch:
         self.size = max(float(values.max()), float(np.abs(target(self.through)).max()))
 
     def build(self, found: Spectrum) -> Built:
-        """The head over the grid, as a program."""
+        """Return the program of the head over the grid."""
         box, values = self.target.box, found.values.reshape(math.prod(axis.p for axis in found.axes), -1)
         ends = zip(found.axes, box.lo.tolist(), box.hi.tolist(), strict=True)
         head = grid_head([axis.lattice.keys(lo, hi, self.dtype) for axis, lo, hi in ends], values, self.dtype)
@@ -178,7 +179,7 @@ class SpectralSearch:
         return Built(head.program(self.target, MARGIN_OF_POSITIONS), NAME, None, parameters=parameters)
 
     def begin(self) -> tuple[SpectralAxis, ...]:
-        """The axes by the first sections."""
+        """Return the axes that the first sections give."""
         eps, level = self.request.goal, RESOLVED_ROUNDINGS * UNIT_ROUNDOFF[self.dtype] * self.size
         require_resolution(self.target, eps, self.dtype, level)
         self.max_value = min(self.max_value, value_limit(eps, self.size, self.dtype))
@@ -187,7 +188,7 @@ class SpectralSearch:
         return axes
 
     def reach(self) -> Spectrum:
-        """The smallest grid whose error is ≤ eps."""
+        """Return the smallest grid found whose error is ≤ eps."""
         eps, axes, tried = self.request.goal, self.begin(), list[Spectrum]()
         goal = FIT_SHARE * eps
         for round_ in range(MAX_ROUNDS):
@@ -204,7 +205,7 @@ class SpectralSearch:
         raise self._refusal(f"to eps={eps:g}: with {counts} anchors the error is {best.error:.3g}", best)
 
     def of_size(self, counts: tuple[int, ...]) -> Spectrum:
-        """The best grid with these counts."""
+        """Return the best grid found with these counts."""
         if math.prod(counts) > self.limit:
             raise InputError(f"{math.prod(counts):,} anchors are more than the limit of {self.limit:,}")
         chosen = [
@@ -219,12 +220,12 @@ class SpectralSearch:
         return min(found, key=lambda spectrum: spectrum.error)
 
     def _limit(self, i: int, haste: float = 1.0) -> float:
-        """The limit of the values once axis i is solved: the next axis is fitted to these values."""
+        """Return the limit on the values after axis i is solved. The next axis is fitted to these values."""
         d = self.target.box.d
         return float(self.size * self.max_value ** (haste * (i + 1) / d if i + 1 < d else 1.0))
 
     def choose(self, eps: float) -> tuple[SpectralAxis, ...]:
-        """The fewest anchors per axis for which its sections are within eps/√d."""
+        """Return axes with the fewest anchors for which the sections along each axis are within eps/√d."""
         d = self.target.box.d
         most = min(MAX_P**d, self.limit)
         share, best, fewest = eps / math.sqrt(d), None, most
@@ -233,7 +234,7 @@ class SpectralSearch:
             room = max(1, min(MAX_P, fewest // math.prod(axis.p for axis in before)))
             return lines.smallest(share, limit, before[-1].p if before else 9, room)
 
-        for haste in HASTE[:d]:  # which may leave too little to the first axes
+        for haste in HASTE[:d]:  # with a small factor the first axes may have no fit
             axes = self._axes(haste, smallest)
             if len(axes) < d:
                 lacking = self.target.box.names[len(axes)]
@@ -257,7 +258,7 @@ class SpectralSearch:
         return axes
 
     def _lines(self, before: Sequence[SpectralAxis]) -> AxisSections:
-        """Sections along the axis after those that have been chosen."""
+        """Return sections along the next axis, given the axes chosen before it."""
         box, target, through = self.target.box, self.target, self.through
         i = len(before)
 
@@ -267,7 +268,7 @@ class SpectralSearch:
             return target(points.reshape(-1, box.d)).reshape(len(x), -1)
 
         def solved(x: np.ndarray) -> np.ndarray:
-            """The axes before are solved, as many of the last of them as MAX_SOLVED allows."""
+            """Return lines of the values after solving the last of the earlier axes, as many as MAX_SOLVED allows."""
             nodes = [axis.nodes() for axis in before]
             first = 0
             while first < i and math.prod(map(len, nodes[first:])) * len(x) > MAX_SOLVED:
@@ -283,7 +284,7 @@ class SpectralSearch:
         return AxisSections(float(box.lo[i]), float(box.hi[i]), samples, solved, 4 if box.d < 4 else 2)
 
     def fitted(self, axes: tuple[SpectralAxis, ...]) -> Spectrum:
-        """Values by one small product per axis, tested on a grid between the nodes."""
+        """Solve the values by one small product per axis, and test them on a grid between the nodes."""
         self._check_limits(axes)
         nodes = [axis.nodes() for axis in axes]
         values = along_axes(self._on_grid(nodes), [axis.solve for axis in axes])
@@ -309,7 +310,7 @@ class SpectralSearch:
         return self.target(points).reshape(*mesh[0].shape, -1)
 
     def _thinned(self, found: Spectrum, goal: float) -> Spectrum:
-        """Fewer anchors on single axes, while the error stays within the goal: sections ask for a little too much."""
+        """Remove anchors axis by axis while the error stays within the goal. Sections often ask for too many."""
         if self.target.box.d == 1 or math.prod(axis.p for axis in found.axes) > MAX_THINNED:
             return found
 
@@ -339,7 +340,7 @@ def _show_counts(counts: Sequence[int]) -> str:
 
 
 def _test_points(axes: Sequence[SpectralAxis]) -> list[np.ndarray]:
-    """For each axis points between the nodes, several per spacing where MAX_TESTS allows it, ends included."""
+    """Return points between the nodes for each axis, several per spacing if MAX_TESTS allows it, ends included."""
     most = max(3, int(MAX_TESTS ** (1 / len(axes))))
     rng = np.random.default_rng(1)
     found = []
@@ -352,13 +353,14 @@ def _test_points(axes: Sequence[SpectralAxis]) -> list[np.ndarray]:
 
 
 MAX_LEAVES = 100_000
-"""Largest number of cells, by the constants that were given, whose proof is expected within half a minute."""
+"""Largest number of cells of a proof from given constants for which `auto` considers this construction. It bounds the
+time of the proof; not tuned."""
 
 
 def _suits(target: Target, request: Request) -> bool:
-    """For continuous functions, if the prover is expected to reach eps; for L_p norms, if there are no kinks.
+    """Accept continuous functions for which the prover is expected to reach eps. In L_p norms, accept no kinks.
 
-    With a kink, the whole grid would have to be as fine as it must be there.
+    With a kink, the whole grid would have to be as fine as at the kink.
     """
     if request.is_plain(target):
         return target.given is None or _cells_to_prove(target, request.goal) <= MAX_LEAVES
@@ -369,7 +371,7 @@ def _suits(target: Target, request: Request) -> bool:
 
 
 def _cells_to_prove(target: Target, eps: float) -> float:
-    """The number of cells on each of which a function with given constants is within eps/2 of its interpolant."""
+    """Return the number of cells that a proof needs, such that f is within eps/2 of its interpolant on each cell."""
     d, r, given = target.box.d, 0.0, target.interpolated
     if len(target.output_shape) > 1 or d > MAX_VARIABLES or given is None:
         return math.inf

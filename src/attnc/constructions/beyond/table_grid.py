@@ -1,4 +1,4 @@
-"""One head for a table whose points are a tensor grid: the fewest anchors that have its values at all of its points."""
+"""One head for a table whose points are a tensor grid: the fewest anchors that reproduce the table at its points."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from attnc.targets.target import Target
 
 NAME = "table_grid"
 NUM_SECTIONS = 40
-"""Number of random sections of the table along each axis; twice as many of the solved values are kept."""
+"""Number of random sections of the table along each axis. Twice as many lines of solved values are kept. Not tuned."""
 MAX_REFITS = 8
-"""Largest number of fits of the whole table; each adds sections through the worst points."""
+"""Largest number of fits of the whole table. Each fit adds sections through the worst points. Not tuned."""
 SOFT_LEADS = (1.0, 1.5, 2.0, 3.0, 5.0)
 HARD_LEADS = (3.0, 8.0, 16.0, 32.0, 64.0)
-"""Leads of the score of a key at its own node, with a key for each node. With soft leads the output varies smoothly
-between the nodes; with hard ones the rounding of scores does no harm."""
+"""By how much the score of a key exceeds its neighbours' at its own node, with a key for each node. With a small lead
+the output varies smoothly between the nodes. With a large lead the rounding of scores does no harm."""
 GROWTH_AT_NODES = 1.5
-"""Largest growth of the values, with a key for every node, at which the softer lead is kept."""
+"""Largest growth of the values, with a key for every node, at which the smaller lead is kept. Not tuned."""
 SMALL_VALUE = 2.5
-"""Largest ratio of the values of keys to those of the table where rounding is the limit: a quarter of MAX_VALUE."""
+"""Largest ratio of the values of keys to those of the table if rounding is the limit: a quarter of MAX_VALUE."""
 
 
 def table_grid(
@@ -44,13 +44,14 @@ def table_grid(
     """One self-attention head over a tensor grid of anchors, its values solved from a gridded table.
 
     Statement. |out − f| ≤ eps at every point of the table, rounding included. Nothing is proved between them.
-    Weights.   On each axis normalised Gaussians on few anchors, as in `spectral_grid`, or, where the table is too rough
-               for that, a key for every node that leads there by c (`NodeAxis.at_nodes`). The softmax factorises over
-               the axes: values = (S_1 ⊗ … ⊗ S_d) f, S_i the pseudo-inverse or the inverse of the weights of axis i.
-    Chosen.    The fewest anchors on every axis from sections of the table; then the whole table is fitted, and sections
-               through the worst points are added until the error is ≤ eps at all of them. Among
-               equal numbers of anchors those with the smallest values, all ≤ max_value times the table's, are taken.
-    Always.    With a key for every node W_i is invertible, and a large c makes it the identity: any eps above
+    Weights.   An axis has normalised Gaussians on few anchors, as in `spectral_grid`. If the table is too rough for
+               that, it has a key for every node, whose score leads by c there (`NodeAxis.at_nodes`). The softmax
+               factorises over the axes: values = (S_1 ⊗ … ⊗ S_d) f, S_i the pseudo-inverse or the inverse of the
+               weights W_i of axis i.
+    Chosen.    Sections of the table give the fewest anchors for each axis. Then the whole table is fitted. Sections
+               through the worst points are added until the error is ≤ eps at all points. Among equal numbers of
+               anchors the smallest values are taken. All values are ≤ max_value times the table's.
+    Always.    With a key for every node W_i is invertible, and it tends to the identity as c grows. So any eps above
                rounding is reached.
 
     Parameters
@@ -64,14 +65,14 @@ def table_grid(
     dtype : str
         The arithmetic of the program: "float64" or "float32".
     max_anchors, max_bytes : int
-        Limits of the number of anchors and of the memory for the program.
+        Limits on the number of anchors and on the memory for the program, in bytes.
     progress : callable, optional
-        A function of a step's name and of the fraction of it that is done, called during the search.
+        Called during the search, with the current step and the fraction of it that is done.
 
     Returns
     -------
     Built
-        The program, with the anchors and the softness of every axis as its `parameters`. It has no bound.
+        The program. Its `parameters` are the anchors and the softness of every axis. It has no bound.
 
     Raises
     ------
@@ -91,7 +92,7 @@ def table_grid(
     """
     table = of_kind(NAME, target, TableTarget)
     if table.grid is None:
-        raise InputError(f"{NAME}: the points of the {table.describe()} are no tensor grid; use table_scattered")
+        raise InputError(f"{NAME}: the points of the {table.describe()} are not a tensor grid; use table_scattered")
     request = Request(eps, dtype, max_anchors=max_anchors, max_bytes=max_bytes, progress=progress)
     return _GridTableSearch(table, table.grid, request, max_value).build()
 
@@ -121,7 +122,7 @@ class _GridTableSearch(TableSearch):
         return (self._fit([axis.at_nodes(c) for axis in self.axes]) for c in HARD_LEADS)
 
     def _reach(self, max_value: float, leads: Sequence[float]) -> TableFit | None:
-        """The smallest head whose error is within TABLE_SHARE of eps, before rounding; None if none fits the limit."""
+        """Return the smallest head with an error ≤ TABLE_SHARE·eps before rounding, or None if it exceeds the limit."""
         goal = TABLE_SHARE * self.eps
         for round_ in range(MAX_REFITS):
             self.request.report("fitting", round_ / MAX_REFITS)
@@ -137,11 +138,11 @@ class _GridTableSearch(TableSearch):
         return None
 
     def _choose(self, eps: float, max_value: float, leads: Sequence[float]) -> list[NodeKeys]:
-        """The fewest anchors per axis with sections within eps/√d; a key for every node if fewer do not reach it."""
+        """Return the fewest anchors per axis with sections within eps/√d, or a key for every node if fewer fail."""
         lines: list[NodeKeys] = []
         solved = self.tensor
         for i, axis in enumerate(self.axes):
-            # Values grow from axis to axis: each may add the same factor.
+            # Values grow from axis to axis. Each axis may add the same factor.
             sections = self._sections(i, solved, max_value ** ((i + 1) / len(self.axes)))
             found = axis.smallest(sections, eps / math.sqrt(len(self.axes)))
             lines.append(self._softest(axis, sections, leads) if found is None else axis.smooth(found))
@@ -149,7 +150,7 @@ class _GridTableSearch(TableSearch):
         return lines
 
     def _softest(self, axis: NodeAxis, sections: Sections, leads: Sequence[float]) -> NodeKeys:
-        """A key for every node, as soft as leaves the values small."""
+        """Return a key for every node, with the smallest lead that keeps the values small."""
         before = np.abs(sections.solved).max()
         for c in leads:
             line = axis.at_nodes(c)
@@ -158,7 +159,7 @@ class _GridTableSearch(TableSearch):
         return line
 
     def _sections(self, i: int, solved: np.ndarray, max_value: float) -> Sections:
-        """Lines along axis i: the chosen ones of f, and the largest ones of the values after the axes before."""
+        """Return lines along axis i: chosen lines of f, and the largest lines of the values left by earlier axes."""
         lines = np.moveaxis(self.tensor, i, 0)
         where = tuple(np.delete(self.through, i, axis=1).T)
         f = lines[(slice(None), *where)] if where else lines
@@ -181,7 +182,7 @@ class _GridTableSearch(TableSearch):
         )
 
     def _thinned(self, found: TableFit, lines: list[NodeKeys], max_value: float) -> TableFit:
-        """Fewer anchors on single axes, while the error stays small enough: sections ask for a little too much."""
+        """Remove anchors axis by axis while the error stays small enough. Sections often ask for too many."""
         if len(lines) == 1:
             return found
         goal = TABLE_SHARE * self.eps

@@ -36,22 +36,25 @@ from attnc.targets.target import Target
 
 NAME = "table_scattered"
 ROUGH_GROWTH = 3.0
-"""Largest ratio of the values of keys at the points to those of a table that is noise: the output between the
-points is as large as the values."""
+"""Largest ratio of the values of keys at the points to the values of the table, for a table that is noise. Between the
+points the output can be as large as the values. Not tuned."""
 SHAPES = ((0.0, 0.5), (0.0, 0.296875), (0.125, 0.6875), (0.25, 0.5), (0.25, 0.296875))
-"""(padding as a share of p, c): little of both for steep functions, more for those that continue smoothly."""
+"""(padding as a share of p, c), tried in turn. Padding suits functions that continue smoothly beyond the box. Not
+tuned."""
 CUTS = (1e-11, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-"""Singular values below this share of the largest are cut: the first cut that keeps the values small is taken."""
+"""Singular values below this share of the largest are cut off. The first cut that keeps the values small is taken."""
 RIDGES = (1e-14, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
-"""Ridges in units of the largest diagonal entry: the first that keeps the values small is taken."""
+"""Ridges in units of the largest diagonal entry. The first that keeps the values small is taken."""
 FINE_SHARE = 1e-6
-"""An eps below this share of max |f| needs singular values; else normal equations are enough, ten times as fast."""
+"""An eps below this share of max |f| needs singular values. For a larger eps normal equations are enough, which are
+faster but square the condition number."""
 MAX_SMOOTH_ANCHORS, MAX_FINE_ANCHORS = 2000, 600
-"""Largest numbers of anchors of a smooth fit by normal equations and by singular values: each takes about a second."""
+"""Largest numbers of anchors of a smooth fit by normal equations and by singular values. They bound the time of one fit
+to seconds."""
 MAX_POINT_WEIGHTS = 4 * 10**7
 """Largest number of weights (points × anchors) of a smooth fit: 320 MB in float64."""
 STEEPEST_COUNTS = (*range(1, 11), 12, 14, 16, 19, 22, 26, 30, 36, 43, 51, 61, 73, 88, 105, 126, 151, 181, 217, 260)
-"""Numbers of anchors on the steepest axis that are tried in turn: from ten on, each is 1.2 times the one before."""
+"""Numbers of anchors on the steepest axis that are tried in turn. From ten on, each is 1.2 times the one before."""
 
 
 def table_scattered(
@@ -67,11 +70,11 @@ def table_scattered(
     """One self-attention head, its values solved from a table whose points may lie anywhere.
 
     Statement. |out − f| ≤ eps at every point of the table, rounding included. Nothing is proved between them.
-    Weights.   Normalised Gaussians on a tensor grid of few anchors, as in `spectral_grid`, with values by least squares
-               over the points; or, where the table is too rough for that, on the points themselves.
-    Chosen.    The grid grows, faster along axes on which the table is steeper, until the error is ≤ eps at every point;
-               then axes are shortened one by one. |values| stay ≤ max_value times the table's.
-    Always.    Keys at the points select the nearest one when β is large: any eps above rounding is reached.
+    Weights.   The weights are normalised Gaussians on a tensor grid of few anchors, as in `spectral_grid`, with values
+               by least squares over the points. If the table is too rough for that, the anchors are the points.
+    Chosen.    The grid grows, faster along axes on which the table is steeper, until the error is ≤ eps at every point.
+               Then axes are shortened one by one. |values| stay ≤ max_value times the table's.
+    Always.    For large β, keys at the points select the nearest point. So any eps above rounding is reached.
 
     Parameters
     ----------
@@ -84,14 +87,14 @@ def table_scattered(
     dtype : str
         The arithmetic of the program: "float64" or "float32".
     max_anchors, max_bytes : int
-        Limits of the number of anchors and of the memory for the program.
+        Limits on the number of anchors and on the memory for the program, in bytes.
     progress : callable, optional
-        A function of a step's name and of the fraction of it that is done, called during the search.
+        Called during the search, with the current step and the fraction of it that is done.
 
     Returns
     -------
     Built
-        The program, with the anchors of every axis or β of the keys at the points as its `parameters`. It has no bound.
+        The program. Its `parameters` are the anchors of every axis, or β of the keys at the points. It has no bound.
 
     Raises
     ------
@@ -135,12 +138,12 @@ class ScatteredSearch(TableSearch):
         self.is_fine = self.eps < FINE_SHARE * float(np.abs(self.f).max())
         largest = MAX_FINE_ANCHORS if self.is_fine else MAX_SMOOTH_ANCHORS
         self.most = min(self.limit, int(0.6 * table.num_points), largest, MAX_POINT_WEIGHTS // table.num_points)
-        self.ridges = [0] * len(SHAPES)  # the one of RIDGES that a fit of this shape took last
+        self.ridges = [0] * len(SHAPES)  # for each shape, the index in RIDGES that its last fit used
         self.order = np.random.default_rng(0).permutation(table.num_points)
         self.near = Neighbours.of(self.x / table.box.widths, self.f, self.eps)
 
     def smooth(self) -> Iterator[TableFit]:
-        """The smallest grid whose error before rounding is within TABLE_SHARE·eps, if the limit allows one."""
+        """Yield the smallest grid with an error ≤ TABLE_SHARE·eps before rounding, if the limit allows one."""
         if self.near.is_rough:
             return
         goal, shapes = TABLE_SHARE * self.eps, list(range(len(SHAPES)))
@@ -168,13 +171,13 @@ class ScatteredSearch(TableSearch):
         )
 
     def _counts(self, p: int) -> tuple[int, ...]:
-        """p anchors on the steepest axis, on others as many fewer as they are less steep; a few are needed anyway."""
+        """Return p anchors for the steepest axis, and fewer for the others, down to a few for a flat axis."""
         relative = float((np.abs(self.f).max(axis=0) / self.eps).max(initial=1.0))
         least = 2 + 1.2 * math.log10(max(1.0, relative))
         return tuple(round(min(p, least + share * max(0.0, p - least))) for share in self.near.steepness.tolist())
 
     def _thinned(self, fit: _GridFit, goal: float) -> _GridFit:
-        """Fewer anchors on single axes, while the error stays small enough."""
+        """Remove anchors axis by axis while the error stays small enough."""
 
         def shorter(grid: _GridFit, i: int) -> _GridFit | None:
             if grid.counts[i] == 1:
@@ -186,7 +189,7 @@ class ScatteredSearch(TableSearch):
         return thinned(fit, len(fit.counts), shorter)
 
     def _fit(self, counts: tuple[int, ...], shape: int) -> _GridFit:
-        """Least squares at several points for each anchor; the error at all points."""
+        """Fit by least squares at several points for each anchor, and measure the error at all points."""
         part, c = SHAPES[shape]
         pads = [min(part * p, 6.0, (p - 1) / 2 - 0.2) if p > 1 else 0.0 for p in counts]
         box = self.table.box
@@ -210,19 +213,19 @@ class ScatteredSearch(TableSearch):
         return _GridFit(counts, shape, keys, error, found.values)
 
     def _outputs(self, keys: Sequence[KeysOnAxis], values: np.ndarray) -> Float[np.ndarray, "points outputs"]:
-        """The outputs at all points, block by block."""
+        """Return the outputs at all points, computed block by block."""
         step = max(1, 2**21 // len(values))
         blocks = [_grid_weights(keys, self.x[i : i + step]) @ values for i in range(0, len(self.x), step)]
         return np.concatenate(blocks)
 
     def at_points(self) -> Iterator[TableFit]:
-        """Heads with a key at every point, from the softest that can be solved to one that selects the nearest point.
+        """Yield heads with a key at every point, from the softest that can be solved to one that selects the nearest.
 
-        Weights ∝ exp(−β|y − L_j|²) at the points are W = D⁻¹K, K the Gaussian kernel, positive definite for distinct
-        points, and D its row sums: the values W⁻¹f are K⁻¹(Df). They exist for every β; for small β they are large
-        where two points are close, and those that grow too much are passed over. As β grows W tends to the identity and
-        the values to f: any eps above rounding is reached. The softer, the smoother between the points. The last head
-        (`Kink`) tells points apart that are too close for any β.
+        At the points, weights ∝ exp(−β|y − L_j|²) are W = D⁻¹K. Here K is the Gaussian kernel, positive definite for
+        distinct points, and D its row sums. So the values are W⁻¹f = K⁻¹(Df). They exist for every β. For small β they
+        are large where two points are close, and a head whose values grow too much is skipped. As β grows, W tends to
+        the identity and the values to f, so any eps above rounding is reached. A softer head is smoother between the
+        points. The last head (`Kink`) separates points that are too close for any β.
         """
         points = _Points(self)
         growth = ROUGH_GROWTH if self.near.is_rough else self.max_value
@@ -238,24 +241,24 @@ class ScatteredSearch(TableSearch):
 
 
 def _grid_weights(axes: Sequence[KeysOnAxis], x: np.ndarray) -> Float[np.ndarray, "points keys"]:
-    """The softmax over a grid factorises: products of the weights of the axes."""
+    """Return the weights over a grid, which are the products of the weights of the axes."""
     weights = [axis.weights(x[:, i]) for i, axis in enumerate(axes)]
     return reduce(lambda W, w: (W[:, :, None] * w[:, None, :]).reshape(len(x), -1), weights)
 
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """Whether the table is noise to every smooth fit, and how steep it is along each axis, as neighbours show."""
+    """Whether a table is noise for every smooth fit, and its steepness along each axis, from neighbouring points."""
 
     is_rough: bool
-    steepness: Float[np.ndarray, " d"]  # in widths of the box, as a part of the steepest
+    steepness: Float[np.ndarray, " d"]  # with x in widths of the box, as a share of the steepest axis
 
     @classmethod
     def of(cls, y: Float[np.ndarray, "points d"], f: Float[np.ndarray, "points outputs"], eps: float) -> Neighbours:
-        """From points in widths of the box.
+        """Estimate both from points in widths of the box.
 
-        A quadratic through a point's neighbours predicts its value: of a smooth function much better than the nearest
-        neighbour's value does, of noise no better.
+        A quadratic through the neighbours of a point predicts its value. For a smooth function this is much better than
+        the value of the nearest neighbour, and for noise it is no better.
         """
         from scipy.spatial import cKDTree
 
@@ -282,11 +285,11 @@ def _quadratic(x: Float[np.ndarray, "batch points d"]) -> Float[np.ndarray, "bat
 MAX_PAIRS = 10**7
 """Largest number of pairs of points whose kernel is stored: 240 MB."""
 MAX_GRADIENT_STEPS = 1000
-"""Largest number of steps of the conjugate gradients: a kernel that needs more is too soft for its closest points."""
+"""Largest number of steps of the conjugate gradients. A kernel that needs more is treated as too soft. Not tuned."""
 MAX_GRADIENT_WORK = 2 * 10**8
-"""Largest number of steps × pairs of the conjugate gradients: about a second."""
+"""Largest number of steps × pairs of the conjugate gradients: 0.6 s of sparse products on one core."""
 SOFTEST = 1.0
-"""The first β, in units of the mean spacing of the points: weights then reach over about six spacings."""
+"""The first β, in units of the mean spacing of the points. Weights reach over about six spacings: e^−36 ≈ 2e-16."""
 HARDER = 2.0
 """The factor from one β to the next: a power of two, so that multiples of anchors are exact."""
 
@@ -316,7 +319,7 @@ class _Points:
     def _fit(
         self, beta: float, values: np.ndarray, exact: np.ndarray, kinks: Sequence[Kink], *parameters: tuple[str, float]
     ) -> TableFit:
-        """Keys of temperature β at the points, with the tangents of the kinks added to them."""
+        """Return keys of temperature β at the points, with the tangents of the kinks added to them."""
         anchors, bias = tangents(kinks, self.y)
         # β is a power of two: β·y is as exact as y
         keys = SoftHead(2 * (beta * self.y + anchors), bias - beta * (self.y**2).sum(axis=1), values)
@@ -324,15 +327,15 @@ class _Points:
         return self.search.fit(head, exact[self.which], ("beta", beta), *parameters)
 
     def selecting(self) -> TableFit:
-        """A head that selects the nearest point, with kinks between points that are too close for β alone."""
+        """Return a head that selects the nearest point, with kinks between points that are too close for β alone."""
         u = UNIT_ROUNDOFF[self.dtype]
         beta = 2.0 ** math.floor(math.log2(SELECTING / (400 * u * self.farthest**2)))
-        near = math.sqrt(SELECTING / beta)  # 20√u of the largest |y|: scores are good to a quarter
+        near = math.sqrt(SELECTING / beta)  # 20√u of the largest |y|: scores are exact to ¼
         kinks = kinks_between(self.y, self._tree.query_pairs(near, output_type="ndarray"))
         return self._fit(beta, self.f, self.f, kinks, ("kinks", len(kinks)))
 
     def solved(self, beta: float, growth: float) -> TableFit | None:
-        """The head of this temperature; None if its values cannot be solved, or grow too large."""
+        """Return the head of this temperature, or None if its values cannot be solved or grow too large."""
         eps = self.search.eps
         largest = growth * np.maximum(np.abs(self.f).max(axis=0), eps)
         if (self._expected(beta) > largest).any():
@@ -347,9 +350,9 @@ class _Points:
         return self._fit(beta, values, (kernel @ values) / sums, ())
 
     def _expected(self, beta: float) -> Float[np.ndarray, " outputs"]:
-        """A lower estimate of the largest value, as if every point had one neighbour.
+        """Return a low estimate of the largest value, as if every point had one neighbour.
 
-        For K = (1 k; k 1) the half difference of two values is (1 + k)/(1 − k) times that of f.
+        For K = (1 k; k 1), half the difference of two values is (1 + k)/(1 − k) times half the difference of f.
         """
         k = np.exp(-beta * self._apart**2)[:, None]
         half = np.abs(self.f - self.f[self._neighbours]) / 2
@@ -358,7 +361,7 @@ class _Points:
         return np.nan_to_num(halves, nan=0.0, posinf=np.inf).max(axis=0)
 
     def _kernel(self, beta: float) -> Any:
-        """exp(−β|L_i − L_j|²) where it is not negligible, sparse; None if that is too much."""
+        """Return the entries exp(−β|L_i − L_j|²) that are not negligible, sparse, or None if they are too many."""
         from scipy.sparse import coo_array, eye_array
 
         n, reach = len(self.y), math.sqrt(NEGLIGIBLE_EXPONENT / beta)
@@ -373,9 +376,9 @@ class _Points:
 def _conjugate_gradients(
     kernel: Any, sums: Float[np.ndarray, "points one"], f: Float[np.ndarray, "points outputs"], goal: float
 ) -> Float[np.ndarray, "points outputs"] | None:
-    """kernel⁻¹·(sums·f), until no residual is above the goal; None if that takes too long.
+    """Return kernel⁻¹·(sums·f), with no residual above the goal, or None if that takes too many steps.
 
-    Rows of the kernel sum to 1 or more, so a residual here is none larger in the network's output.
+    Rows of the kernel sum to 1 or more, so a residual here is no larger in the output of the network.
     """
     from scipy.sparse.linalg import cg
 
@@ -386,21 +389,25 @@ def _conjugate_gradients(
 
 
 SELECTING = 80.0
-"""The lead of a score that leaves no weight to others: e^−80 is below float64 rounding by far."""
+"""The lead of a score that leaves no weight to others: e^−80 is far below the unit roundoff of float64."""
 MAX_KINKS = 2000
-"""Largest number of kinks between close points: every key adds a term for each."""
+"""Largest number of kinks between close points. Every key adds a term for each kink. Not tuned."""
 
 
 Kink = tuple[int, float, float]
 """(axis, m, κ): the convex function κ|y_axis − m|, to which keys add their tangents.
 
-A tangent at a point leads there all other tangents, and sums of convex functions add their leads: so kinks take
-nothing from other points. Two points on opposite sides of a kink lead each other by 2κ times their distance to it.
+At a point, its own tangent is the largest of all tangents. Sums of convex functions add up these leads, so kinks never
+reduce the lead of another point. Of two points on opposite sides of a kink, each leads the other by 2κ times its own
+distance to the kink.
 """
 
 
 def kinks_between(y: Float[np.ndarray, "points d"], pairs: Int[np.ndarray, "pairs two"]) -> list[Kink]:
-    """Kinks for which the points of every pair lead each other by SELECTING: halfway, where they differ most."""
+    """Return kinks for which the points of every pair lead each other by SELECTING.
+
+    A kink is halfway between two points, on the axis on which they differ most.
+    """
     difference = np.abs(y[pairs[:, 0]] - y[pairs[:, 1]])
     axes, gaps = difference.argmax(axis=1), difference.max(axis=1)
     found: list[Kink] = []
@@ -414,7 +421,7 @@ def kinks_between(y: Float[np.ndarray, "points d"], pairs: Int[np.ndarray, "pair
 
 
 def tangents(kinks: Sequence[Kink], y: Float[np.ndarray, "points d"]) -> tuple[np.ndarray, np.ndarray]:
-    """Anchors and bias of the tangents at points: the tangent of κ|y − m| at a point is κ·sign·(y − m)."""
+    """Return anchors and bias of the tangents at points. The tangent of κ|y − m| at a point is κ·sign·(y − m)."""
     anchors, bias = np.zeros_like(y), np.zeros(len(y))
     for axis, at, strength in kinks:
         sign = np.sign(y[:, axis] - at)

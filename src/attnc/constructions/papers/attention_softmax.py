@@ -32,18 +32,18 @@ def attention_softmax(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
-    """One attention layer makes bumps, a softmax over the features of one token selects a cell of a grid by them.
+    """One attention layer makes bumps. A softmax over the features of one token then selects a cell of a grid.
 
     Theorem.  On a grid of P_1 × … × P_D cells of width 1 in coordinates y = scale·x + offset, with steps of width 2δ
               that are exact to η for edges moved by at most e (rounding), 2δ ≤ 1 − 2e, and ρ = ½ + δ + e:
               |out − f| ≤ max_v sup{|f(x) − f(v)| : |y − L_v|_∞ ≤ ρ} + leak·osc + rounding,
               leak ≤ Σ_i max((P_i−1)e^{−β(1−4η)}, ½(P_i−2)e^{−β(½−3η)}).
               For norm = p the first term is an L_p norm, the values are averages over cells, and f may jump.
-    Weights.  Layer 1 (`bumps.Steps`): token (i, m) clips (y_i − E_m)/2δ + ½ to [0, 1], one head or `heads` of them. An
-              affine map makes the G features R_v = β·Σ_i b_{v_i}, b_m = T_m − T_{m+1}, of one token; then comes a
-              softmax; then an affine map, Σ_v w_v·f(v) with row i of f(v) at output token i.
-    Proof.    As for `two_layer`: the weights are those of `BumpCells`. The softmax is over G features, its sums and
-              the sums of the last map are counted by `selection.average_error`.
+    Weights.  Layer 1 (`bumps.Steps`) has one head or `heads` of them: token (i, m) clips (y_i − E_m)/2δ + ½ to [0, 1].
+              An affine map makes the G features R_v = β·Σ_i b_{v_i}, b_m = T_m − T_{m+1}, of one token. A softmax over
+              these features follows, and then an affine map: Σ_v w_v·f(v), with row i of f(v) at output token i.
+    Proof.    As for `two_layer`: the weights are those of `BumpCells`. `selection.average_error` counts the sums of the
+              softmax over G features and the sums of the last map.
 
     The features of the softmax count as anchors for max_anchors, although no query meets them as keys.
 
@@ -52,21 +52,21 @@ def attention_softmax(
     target : Target
         The function on a finite box: an expression, or Python code with a Lipschitz constant.
     eps : float, optional
-        The largest error. Give either this or points_per_axis.
+        The largest error allowed. Give either this or points_per_axis.
     points_per_axis : int or tuple of int, optional
-        The number of cells of every axis, or of all axes.
+        The number of cells on each axis, or one number for all axes.
     beta : float, optional
-        The inverse temperature, in units of a cell: chosen for eps by default.
+        The inverse temperature, in units of a cell. By default it is chosen for eps.
     norm : float
         The exponent p of the L_p norm in which the error is measured.
     dtype : {"float64", "float32"}
         The arithmetic that the program runs in, and that the bound holds in.
     heads : int, optional
-        The number of heads of the first layer: one head without sentinels by default.
+        The number of heads of the first layer. By default one head without sentinels.
     num_step_anchors : int, optional
-        The number of anchors of a step: up to 33 by default.
+        The number of anchors of a step. By default up to 33.
     max_anchors, max_bytes : int
-        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+        Limits on the number of (head, key) pairs, and on the bytes of the program and of the arrays for building it.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
 
@@ -103,12 +103,13 @@ class _SoftmaxBuilder(BumpBuilder):
 
     @property
     def positions(self) -> Positions:
-        """One: the last map makes the tokens of the output."""
+        """One position, since the last map makes all tokens of the output."""
         return Positions(1, self.request.margin)
 
     def cost_on(self, steps: Steps) -> tuple[int, int]:
         G = steps.grid.num_cells
-        # A number is stored with an index of 16 bytes, folded and copied on the way; a feature has a name.
+        # A non-zero number takes 16 bytes (index and value), and is copied, folded and copied again: 64 bytes. A
+        # feature also has a name.
         per_cell = 64 * (2 * self.target.box.d + self.target.num_outputs + 2)
         return steps.num_anchors + G, G * per_cell + 8 * 64 * steps.num_tokens
 

@@ -41,13 +41,13 @@ def max_affine(
     target : Target
         The function on a finite box: an expression, or Python code with a Lipschitz constant.
     eps : float, optional
-        The largest error. Give either this or points_per_axis.
+        The largest error allowed. Give either this or points_per_axis.
     centres : {"grid", "adaptive"}
         Equal cells, or cells that are small where f varies most. The second needs eps and chooses beta itself.
     points_per_axis : int or tuple of int, optional
-        The number of cells of every axis, or of all axes.
+        The number of cells on each axis, or one number for all axes.
     beta : float, optional
-        The inverse temperature, in units of a cell: chosen for eps by default.
+        The inverse temperature, in units of a cell. By default it is chosen for eps.
     margin : float
         The score bonus M for keys at the position of the query, where the output has several tokens.
     norm : float
@@ -55,7 +55,7 @@ def max_affine(
     dtype : {"float64", "float32"}
         The arithmetic that the program runs in, and that the bound holds in.
     max_anchors, max_bytes : int
-        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+        Limits on the number of (head, key) pairs, and on the bytes of the program and of the arrays for building it.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
 
@@ -86,7 +86,7 @@ def max_affine(
 
 
 def _suits(target: Target, request: Request) -> bool:
-    """For every function: it alone takes jumps, and at a coarse eps its few cells may be the cheapest."""
+    """Accept every function. No other construction takes jumps, and for a coarse eps its few cells may be cheapest."""
     return target.kind == "function" and target.box.is_bounded and len(target.input_shapes) == 1
 
 

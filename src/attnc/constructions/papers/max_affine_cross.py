@@ -1,4 +1,4 @@
-"""Cross-attention to a max-affine partition: for f(X) in a constant memory, or for f(X, Y) (arXiv 2504.19901)."""
+"""Cross-attention to a max-affine partition: f(X) with a constant memory, or f(X, Y) (arXiv 2504.19901)."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def max_affine_cross(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
-    """One cross-attention head selects a cell: queries from X, keys and values from a memory.
+    """One cross-attention head selects a cell. Queries come from X, keys and values from a memory.
 
-    Theorem.  The bound of `max_affine`, for f(X) with a constant memory and for f(X, Y) with one made from Y.
-    Weights.  Query i of X carries y, 1 and its position. Key (j, i) of the memory carries L_j on the axes of X, and as
-              bias −|L_j|² + 2L_j·y over the axes of Y, which is affine in Y. So the score is β(2L_j·y − |L_j|²) over
-              all axes, plus M at the same position.
-    Proof.    The scores are those of `max_affine`, and so is the rest.
+    Theorem.  The bound of `max_affine`, for f(X) with a constant memory and for f(X, Y) with a memory made from Y.
+    Weights.  Query i of X carries y, 1 and its position. Key (j, i) of the memory carries L_j on the axes of X. Its
+              bias is −|L_j|² + 2L_j·y over the axes of Y, which is affine in Y. So the score is β(2L_j·y − |L_j|²)
+              over all axes, plus M at the same position.
+    Proof.    The scores are those of `max_affine`, so its proof applies.
 
     Parameters
     ----------
@@ -42,13 +42,13 @@ def max_affine_cross(
         The function on a finite box: an expression, or Python code with a Lipschitz constant. A sequence target may
         have two inputs.
     eps : float, optional
-        The largest error. Give either this or points_per_axis.
+        The largest error allowed. Give either this or points_per_axis.
     centres : {"grid", "adaptive"}
         Equal cells, or cells that are small where f varies most. The second needs eps and chooses beta itself.
     points_per_axis : int or tuple of int, optional
-        The number of cells of every axis, or of all axes.
+        The number of cells on each axis, or one number for all axes.
     beta : float, optional
-        The inverse temperature, in units of a cell: chosen for eps by default.
+        The inverse temperature, in units of a cell. By default it is chosen for eps.
     margin : float
         The score bonus M for keys at the position of the query, where the output has several tokens.
     norm : float
@@ -56,7 +56,7 @@ def max_affine_cross(
     dtype : {"float64", "float32"}
         The arithmetic that the program runs in, and that the bound holds in.
     max_anchors, max_bytes : int
-        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+        Limits on the number of (head, key) pairs, and on the bytes of the program and of the arrays for building it.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
 
@@ -99,7 +99,7 @@ def _program(head: CellHead) -> Program:
 
 
 def _suits(target: Target, request: Request) -> bool:
-    """For functions of two sequences, which no other construction takes."""
+    """Accept functions of two sequences, which no other construction takes."""
     return target.kind == "function" and target.box.is_bounded and len(target.input_shapes) > 1
 
 

@@ -22,8 +22,8 @@ from attnc.targets.linear import ReLUNetwork
 from attnc.targets.target import Target
 
 LEAST, TINY = 2.0**-6, 2.0**-100
-"""Least scale of a unit, as a share of the width of its range and in absolute terms. With a smaller scale, a unit that
-is hardly ever positive would have huge scores with large rounding errors."""
+"""Least scale of a unit: as a share of the width of its range, and absolute. With a smaller scale, a unit that is
+hardly ever positive would have huge scores with large rounding errors."""
 
 
 def relu_network(
@@ -41,25 +41,27 @@ def relu_network(
 
     Theorem.  Let B_j ≥ 0 bound unit j of a hidden layer from above on the box. Then relu(z) = clip(z, 0, B_j) there,
               and with p anchors on [0, B_j] a unit is off by ε(β)·B_j/(p−1) plus the error of its input. So
-              |program − network| ≤ Σ_l |W_L|⋯|W_{l+1}|·(ε·B^l/(p_l−1)) in the max-norm, plus rounding alike.
-    Weights.  Token j carries y_j = (z_j/B_j − ½)(p−1); one `ClipLayer` clips all units, each in units of its own B_j;
-              the next affine map undoes the scaling: its rows are W·B/(p−1), its constants b + W·B/2.
-    Proof.    clip is 1-Lipschitz and holds on all of R, so an input that is off may leave [0, B_j] without harm.
+              |program − network| ≤ Σ_l |W_L|⋯|W_{l+1}|·(ε·B^l/(p_l−1)) in the max-norm, plus rounding, which the
+              layers above multiply in the same way.
+    Weights.  Token j carries y_j = (z_j/B_j − ½)(p−1). One `ClipLayer` clips all units, each in units of its own B_j.
+              The next affine map undoes the scaling: its rows are W·B/(p−1), its constants b + W·B/2.
+    Proof.    clip is 1-Lipschitz, and the clip of the layer holds on all of R. So an error of the input may take z out
+              of [0, B_j] without harm.
 
     Parameters
     ----------
     target : Target
         A `attnc.ReLUNetwork`.
     eps : float, optional
-        The largest error. Give either this or num_anchors.
+        The largest error allowed. Give either this or num_anchors.
     num_anchors : int or tuple of int, optional
-        The number p of anchors of every hidden layer, or of all; at least as many as the layer has units are used.
+        The number p of anchors of each hidden layer, or one number for all. A layer gets at least one anchor per unit.
     beta : float
-        The inverse temperature, in units of the spacing of the anchors: the default has the smallest error.
+        The inverse temperature, in units of the spacing of the anchors. The default has the smallest error.
     dtype : {"float64", "float32"}
         The arithmetic that the program runs in, and that the bound holds in.
     max_anchors, max_bytes : int
-        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+        Limits on the number of (head, key) pairs, and on the bytes of the program and of the arrays for building it.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
 
@@ -90,7 +92,7 @@ def relu_network(
         np.where(W.any(axis=1), np.maximum(pre.hi, LEAST * (pre.hi - pre.lo)), 2 * np.abs(b))
         for W, b, pre in zip(target.weights[:-1], target.biases[:-1], target.ranges()[:-1], strict=True)
     ]
-    scales = [np.where(B > TINY, B, 1.0) for B in scales]  # any range holds a unit that is always 0
+    scales = [np.where(B > TINY, B, 1.0) for B in scales]  # a unit that is always 0 fits any range
     widths = [len(W) for W in target.weights[:-1]]
     if num_anchors is None:
         if eps is None:
@@ -115,7 +117,7 @@ def _build(target: ReLUNetwork, scales: list[np.ndarray], beta: float, dtype: st
 
 
 def _sensitivities(target: ReLUNetwork, scales: list[np.ndarray]) -> list[float]:
-    """‖|W_L|⋯|W_{l+1}|·B^l‖_∞ for every hidden layer l."""
+    """Return ‖|W_L|⋯|W_{l+1}|·B^l‖_∞ for every hidden layer l."""
     found = []
     for l, moved in enumerate(scales):  # noqa: E741  (the theorem's letter)
         for W in target.weights[l + 1 :]:
@@ -127,7 +129,7 @@ def _sensitivities(target: ReLUNetwork, scales: list[np.ndarray]) -> list[float]
 def _counts_for(target: ReLUNetwork, scales: list[np.ndarray], eps: float, beta: float, dtype: str) -> tuple[int, ...]:
     """Minimise Σ p_l with Σ sensitivity_l·ε/(p_l − 1) = 0.98·eps: p_l − 1 ∝ √sensitivity_l.
 
-    ε is at first that of 64 keys. It is then computed again, since it grows a little with the number of keys.
+    ε is first taken for 64 keys. It is then computed again, since it grows a little with the number of keys.
     """
     roots = [math.sqrt(s) for s in _sensitivities(target, scales)]
 
@@ -160,7 +162,7 @@ def _bound(target: ReLUNetwork, scales: list[np.ndarray], clips: list[ClipLayer]
     approximation = round_up(float(off.max()) - rounding)
     clipped = Term("approximation", approximation, "the clips of every layer, through |W| of the layers above")
     return Bound(
-        (clipped, Term("rounding", round_up(rounding), f"{dtype} sums over units and over keys, through |W| alike"))
+        (clipped, Term("rounding", round_up(rounding), f"{dtype} sums over units and over keys, through the same |W|"))
     )
 
 

@@ -42,22 +42,22 @@ def truncated_linear(
     Weights.  y_i = (w_i·x_i + t_i − m)/Δ with m = (a+b)/2; anchors L_k = k − (p−1)/2; query (y, 1), key β(2L, −L²),
               value L; the last affine map returns m + Δ·out.
     Proof.    Weights ∝ exp(−β(y − L_k)²); `selection.mean_error` bounds |Σ w_k L_k − clip(y)| on all of R. An error
-              in y passes through clip at most once.
+              in y moves clip(y) by at most itself.
 
     Parameters
     ----------
     target : Target
         A `attnc.TruncatedLinear`.
     eps : float, optional
-        The largest error. Give either this or num_anchors.
+        The largest error allowed. Give either this or num_anchors.
     num_anchors : int, optional
-        The number p of anchors; at least as many as the target has tokens are used.
+        The number p of anchors. At least one anchor per token of the target is used.
     beta : float
-        The inverse temperature, in units of the spacing of the anchors: the default has the smallest error.
+        The inverse temperature, in units of the spacing of the anchors. The default has the smallest error.
     dtype : {"float64", "float32"}
         The arithmetic that the program runs in, and that the bound holds in.
     max_anchors, max_bytes : int
-        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+        Limits on the number of (head, key) pairs, and on the bytes of the program and of the arrays for building it.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
 
@@ -113,28 +113,28 @@ def truncated_linear_heads(
 
     Theorem.  With N = (n−2s)H anchors Δ = (b−a)/(N−1) apart, s ≥ 1 sentinels per side, β in units of Δ⁻²:
               |program(x)_i − clip(w_i·x_i + t_i, a, b)| ≤ ε(β)·Δ + (b−a)/2·S, S ≈ (2s+4)·e^{−β⌊(s+1)²/2⌋}.
-    Weights.  See `ClipLayer`: head h sees the same n keys, shifted by its own centre through W_Q; sentinels have value
-              0 (after centring [a, b] at 0), so that a head is silent where another one holds the input, and the
-              outer sentinels of the first and last head carry the ends: truncation on all of R.
-    Proof.    Against one softmax over all anchors, each weight of head h is off by the weight outside its window,
-              divided by that inside; summed over heads this is S. Then as for one head.
+    Weights.  See `ClipLayer`. Head h sees the same n keys, shifted by its own centre through W_Q. Sentinels have value
+              0 (after centring [a, b] at 0), so that a head returns 0 where the input lies in another head's block.
+              The outer sentinels of the first and last head carry the ends a and b: the clip holds on all of R.
+    Proof.    Compare with one softmax over all anchors. Each weight of head h is off by the weight outside its window,
+              relative to the weight inside. Summed over heads this is S. The rest is the proof for one head.
 
     Parameters
     ----------
     target : Target
         A `attnc.TruncatedLinear`.
     eps : float, optional
-        The largest error. Give either this or num_heads and num_tokens.
+        The largest error allowed. Give either this or num_heads and num_tokens.
     num_heads, num_tokens : int, optional
         The number H of heads, and the number n of keys of each.
     sentinels : int
-        The number s of keys on each side of a head that stand where the neighbours' anchors do.
+        The number s of extra keys on each side of a head, at the places of its neighbours' anchors.
     beta : float, optional
-        The inverse temperature, in units of the spacing of the anchors: just hard enough by default.
+        The inverse temperature, in units of the spacing of the anchors. By default the softest that keeps S small.
     dtype : {"float64", "float32"}
         The arithmetic that the program runs in, and that the bound holds in.
     max_anchors, max_bytes : int
-        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+        Limits on the number of (head, key) pairs, and on the bytes of the program and of the arrays for building it.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
 
@@ -167,7 +167,7 @@ def truncated_linear_heads(
     fewest = max(n, ends + 1)
 
     def layer(count: int) -> ClipLayer:
-        """Of this number of anchors or a few more, with about as many tokens as heads unless the tokens are given."""
+        """Return a layer of `count` anchors or a few more; if the tokens are not given, about as many as heads."""
         tokens = num_tokens or max(fewest, math.isqrt(count) + ends)
         return ClipLayer(tokens, beta, dtype, max(2, math.ceil(count / (tokens - ends))), sentinels)
 
@@ -187,9 +187,9 @@ def truncated_linear_heads(
 
 
 def _layer_for(target: TruncatedLinear, eps: float, limit: int, layer: Callable[[int], ClipLayer]) -> ClipLayer:
-    """The layer whose error is eps, 1 % kept for rounding; its anchors may be more than the limit."""
+    """Return the layer whose error is eps less 1 %, which is for rounding. It may have more anchors than the limit."""
     count = 2
-    for _ in range(6):  # the error of a spacing grows slowly with their number, by rounding
+    for _ in range(6):  # the error per spacing grows slowly with the number of anchors, by rounding
         tried = layer(min(count, limit))
         spacing = (target.b - target.a) / (tried.num_anchors - 1)
         # Where rounding, not spacing, decides, more anchors do not help: the bound will show it.
@@ -201,7 +201,7 @@ def _layer_for(target: TruncatedLinear, eps: float, limit: int, layer: Callable[
 def _limit(max_anchors: int, max_bytes: int) -> int:
     """The largest number of anchors.
 
-    A token takes some five stored numbers, an index of 8 bytes and a value of 8 each, and as much again folded.
+    A token has about five stored numbers. Each takes 8 bytes for its index and 8 for its value, and as much folded.
     """
     return max(2, min(max_anchors, max_bytes // 200))
 
@@ -239,13 +239,16 @@ def _bound(target: TruncatedLinear, layer: ClipLayer, spacing: float, m: float) 
     terms = [Term("approximation", round_up(layer.error * spacing), f"{layer.error:.3g} of a spacing of {spacing:.3g}")]
     if layer.num_heads > 1:
         leak = round_up(layer.leak(linear / spacing) * spacing)
-        terms.append(Term("heads", leak, "values of heads that should be silent"))
+        terms.append(Term("heads", leak, "residual output of inactive heads"))
     terms.append(Term("rounding", round_up(linear + sums), f"{layer.dtype} sums of w·x + t and over keys"))
     return Bound(tuple(terms))
 
 
 def _query_error(target: TruncatedLinear, dtype: str) -> float:
-    """|computed w·x + t − m| off on the box: coefficients divided by Δ and cast, x cast, d + 2 terms, in any order."""
+    """Return the error of the computed w·x + t − m on the box.
+
+    Coefficients are divided by Δ and cast, x is cast, and d + 2 terms are summed in any order.
+    """
     n, d = target.W.shape
     m = abs(target.a + target.b) / 2
     magnitude = (np.abs(target.W) * target.box.magnitude.reshape(n, d)).sum(axis=1) + np.abs(target.t) + m

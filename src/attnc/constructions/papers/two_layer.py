@@ -34,31 +34,31 @@ def two_layer(
     max_bytes: int = MAX_BYTES,
     progress: Progress | None = None,
 ) -> Built:
-    """Layer 1 makes bumps, layer 2, with a single head, selects a cell of a grid by them and returns its value.
+    """Layer 1 makes bumps. Layer 2, a single head, selects a cell of a grid by the bumps and returns its value.
 
     Theorem.  On a grid of P_1 × … × P_D cells of width 1 in coordinates y = scale·x + offset, with steps of width 2δ
               that are exact to η for edges moved by at most e (rounding), 2δ ≤ 1 − 2e, and ρ = ½ + δ + e:
               |out − f| ≤ max_v sup{|f(x) − f(v)| : |y − L_v|_∞ ≤ ρ} + leak·osc + rounding,
               leak ≤ Σ_i max((P_i−1)e^{−β(1−4η)}, ½(P_i−2)e^{−β(½−3η)}).
               For norm = p the first term is an L_p norm, the values are averages over cells, and f may jump.
-    Weights.  Layer 1 (`bumps.Steps`): token (i, m) clips (y_i − E_m)/2δ + ½ to [0, 1], one head or `heads` of them.
+    Weights.  Layer 1 (`bumps.Steps`) has one head or `heads` of them: token (i, m) clips (y_i − E_m)/2δ + ½ to [0, 1].
               Then token (v, j) of G·n carries the incidence vector of cell v (D ones among Σ P_i), position e_j and
-              value; the first n also carry all bumps of the point and their own position. Query: bumps and position;
-              key: β·incidence and M·position. `Positions` undoes the leak between positions.
+              value. The first n also carry all bumps of the point and their own position. The query is bumps and
+              position, the key β·incidence and M·position. `Positions` undoes the leak between positions.
     Proof.    The score of (v, j) is β·Σ_i b_{v_i}: `BumpCells` bounds the weight of all cells but those that hold x
-              when widened to ρ. An average of the values of those is off by at most the largest of |f(x) − f(v)|,
-              whatever their weights; so an error δ_s of the scores only multiplies the leak, by e^{2δ_s}.
+              when widened to ρ. An average of the values of these cells is off by at most their largest |f(x) − f(v)|,
+              whatever their weights. So an error δ_s of the scores only multiplies the leak, by e^{2δ_s}.
 
     Parameters
     ----------
     target : Target
         The function on a finite box: an expression, or Python code with a Lipschitz constant.
     eps : float, optional
-        The largest error. Give either this or points_per_axis.
+        The largest error allowed. Give either this or points_per_axis.
     points_per_axis : int or tuple of int, optional
-        The number of cells of every axis, or of all axes.
+        The number of cells on each axis, or one number for all axes.
     beta : float, optional
-        The inverse temperature, in units of a cell: chosen for eps by default.
+        The inverse temperature, in units of a cell. By default it is chosen for eps.
     margin : float
         The score bonus M for keys at the position of the query, where the output has several tokens.
     norm : float
@@ -66,11 +66,11 @@ def two_layer(
     dtype : {"float64", "float32"}
         The arithmetic that the program runs in, and that the bound holds in.
     heads : int, optional
-        The number of heads of the first layer: one head without sentinels by default.
+        The number of heads of the first layer. By default one head without sentinels.
     num_step_anchors : int, optional
-        The number of anchors of a step: up to 33 by default.
+        The number of anchors of a step. By default up to 33.
     max_anchors, max_bytes : int
-        Limits of (head, key) pairs, and of the bytes of the program and of the arrays that it is made from.
+        Limits on the number of (head, key) pairs, and on the bytes of the program and of the arrays for building it.
     progress : callable, optional
         Called with the current step and the fraction of it that is done.
 
@@ -141,7 +141,7 @@ class _TwoLayerBuilder(BumpBuilder):
 
 
 def _tokens(partition: BumpCells, channels: list[str]) -> Affine:
-    """From steps to the tokens of layer 2."""
+    """Return the map from the steps to the tokens of layer 2."""
     grid, steps, positions = partition.grid, partition.steps, partition.positions
     n, G, step = positions.n, grid.num_cells, steps.clip.output
     builder = AffineBuilder(steps.num_tokens, (step,), n * G, channels)
