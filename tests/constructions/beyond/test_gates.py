@@ -105,7 +105,7 @@ def test_wrong_eps(name):
         (lambda: GATES["gelu"](1e-15), "no gelu gate"),
         (lambda: GATES["relu"](1e-310), "larger eps"),
         (lambda: max_gate(1e-3, 1), "two wires"),
-        (lambda: max_gate(1e-3).build(Circuit(["x"]), Wire()), "2 wires, 1 given"),
+        (lambda: max_gate(1e-3).build(Circuit(["x"]), Wire()), "2 wires, found 1"),
         (lambda: gates(target("relu(x)"), dtype="float16"), "dtype"),
         (lambda: gates(target("exp(200*x)"), eps=1e-6), "bounded above"),
         (lambda: gates(target("x**2", -math.inf, math.inf), eps=1e-6), "bounded factors"),

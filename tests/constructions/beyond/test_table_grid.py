@@ -185,7 +185,7 @@ def test_nodes_that_are_one_in_float32_share_a_key():
 
 def test_rounding_refuses_and_carries_the_best_network():
     table = attnc.TableTarget(X, np.sin(X))
-    with pytest.raises(attnc.BoundNotMet, match=r"Values as large as 0\.999 are held no better in float32") as refusal:
+    with pytest.raises(attnc.BoundNotMet, match=r"rounding of values as large as 0\.999 in float32") as refusal:
         attnc.compile(table, eps=1e-9, dtype="float32")
     assert refusal.value.bound is None
     assert 1e-9 < refusal.value.network.certificate.observed < 1e-6

@@ -147,6 +147,6 @@ def test_refusals():
     close = p.copy()
     close[1] = close[0] + 1e-9
     twins = attnc.TableTarget(close, np.arange(50))
-    with pytest.raises(attnc.BoundNotMet, match=re.escape("In float32 some of its points are one, such as (x0 = ")):
+    with pytest.raises(attnc.BoundNotMet, match=re.escape("In float32 some of its points are equal, such as (x0 = ")):
         attnc.compile(twins, eps=1e-3, dtype="float32")
     assert attnc.compile(twins, eps=1e-3).certificate.observed <= 1e-3

@@ -1,1 +1,1 @@
-"""The parts that constructions share: partitions, fits of values, searches, circuits and gates."""
+"""Modules that constructions share: partitions, fits of values, searches, circuits and gates."""

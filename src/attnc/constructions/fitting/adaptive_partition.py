@@ -1,7 +1,7 @@
 """Max-affine partitions that are not grids: cells are small where the function varies, and large where it does not.
 
-The cells are dyadic boxes of a lattice whose spacing follows the function. `winning_pieces` finds where the score of
-each can win, `AdaptivePartition` has the bound, and `LeafSearch` chooses the lattice and the boxes.
+The cells, called leaves, are dyadic boxes of a lattice whose spacing follows the function. `winning_pieces` finds where
+the score of a leaf can win, `AdaptivePartition` has the bound, and `LeafSearch` chooses the lattice and the leaves.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from attnc.targets.box import Box
 from attnc.targets.target import Target
 
 NOMINAL = 4
-"""Lattice cells per side of the smallest planned leaf; repairs may go down to one."""
+"""Lattice cells per side of the smallest planned leaf. Repairs may split it down to one cell. Not tuned."""
 ETA = 1 / 128
-"""The distance beyond the smallest leaf, in its widths, at which its score may still be near the best."""
+"""The distance beyond the smallest leaf, in its widths, at which its score may be near the best. As CELL_OVERHANG."""
 PROFILE_LINES = 48
-"""Number of lines along an axis on which the change of f is measured, in several variables."""
+"""Number of lines along an axis on which the change of f is measured, in several variables. Not tuned."""
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """How much f changes on each piece of one axis: the most that is seen on any of a few lines along it."""
+    """The change of f on each piece of one axis: the largest change on a few lines along the axis."""
 
     ends: Float[np.ndarray, " pieces_and_one"]
     changes: Float[np.ndarray, " pieces"]
@@ -49,7 +49,10 @@ class Profile:
         return float(self.changes.sum())
 
     def edges(self, count: int, uniform: float) -> Float[np.ndarray, " edges"]:
-        """At most `count` intervals with equal shares of the change; the part `uniform` of it is shared by length."""
+        """Return the edges of at most `count` intervals with equal shares of the change.
+
+        A share is (1 − uniform) times the part of the change plus `uniform` times the part of the length.
+        """
         lengths = np.diff(self.ends)
         share = uniform * lengths / lengths.sum() + (1 - uniform) * self.changes / (self.total or 1.0)
         reached = np.concatenate([[0.0], np.cumsum(share)])
@@ -59,9 +62,9 @@ class Profile:
 
 
 def profile(target: Target, axis: int, change: float) -> Profile:
-    """Pieces on which f changes by at most `change` on each line, or by a small part of the whole change.
+    """Return pieces on which f changes by at most `change` on each line, or by a small part of the whole change.
 
-    Lines guide, and prove nothing.
+    Nothing is proved from these lines: they only guide the choice of the lattice.
     """
     box = target.box
     num_lines, most_pieces = (1, 2**16) if box.d == 1 else (PROFILE_LINES, 2**9)
@@ -93,9 +96,10 @@ def _changes(target: Target, axis: int, lines: np.ndarray, lo: np.ndarray, hi: n
 
 @dataclass(frozen=True, eq=False)
 class GradedAxis:
-    """Edges in y = scale·x + offset, and φ: convex, linear between edges, bent by 1/(narrower neighbour) at each.
+    """Edges in y = scale·x + offset, and a convex φ that is linear between them.
 
-    So a cell is the unit of length everywhere: neighbours' chords differ by t/width at distance t from their border.
+    At each edge the slope of φ grows by 1/(width of the narrower neighbour). So the chords of neighbours differ by
+    t/width at a distance t from their border: distances count in units of the local cell.
     """
 
     scale: float
@@ -104,7 +108,7 @@ class GradedAxis:
 
     @classmethod
     def make(cls, x_edges: Float[np.ndarray, " edges"], dtype: str) -> GradedAxis:
-        """y = 0 is where cells are narrowest, and scores must be told apart most finely; scale is a power of 2."""
+        """Make an axis with y = 0 where cells are narrowest, since scores differ least there. scale is a power of 2."""
         widths = np.diff(x_edges)
         exponent = -round(math.log2(float(widths.min())))
         if abs(exponent) > math.log2(float(np.finfo(dtype).max)) / 2:
@@ -115,7 +119,7 @@ class GradedAxis:
         narrowest = int(np.argmin(widths)) if widths.min() < 0.25 * np.median(widths) else len(widths) // 2
         offset = float(np.asarray(-x_edges[narrowest] * scale, dtype))
         edges = np.unique(x_edges * scale + offset)
-        # More than `GradedLattice.query_error`: every y that can be computed lies inside.
+        # The slack exceeds `GradedLattice.query_error`, so every computed y lies inside.
         slack = 8 * UNIT_ROUNDOFF[dtype] * (scale * float(np.abs(x_edges).max()) + abs(offset))
         edges[0] -= slack
         edges[-1] += slack
@@ -127,7 +131,7 @@ class GradedAxis:
 
     @cached_property
     def slopes(self) -> Float[np.ndarray, " count"]:
-        """The slope of φ on each cell; it is 0 at y = 0, as any affine function may be subtracted from all scores."""
+        """The slope of φ on each cell. It is 0 at y = 0: an affine function common to all scores changes no weight."""
         widths = np.diff(self.edges)
         bends = 1 / np.minimum(widths[:-1], widths[1:])
         slopes = np.concatenate([[0.0], np.cumsum(bends)])
@@ -135,7 +139,7 @@ class GradedAxis:
 
     @cached_property
     def phi(self) -> Float[np.ndarray, " count_and_one"]:
-        """At the edges."""
+        """The values of φ at the edges."""
         phi = np.concatenate([[0.0], np.cumsum(self.slopes * np.diff(self.edges))])
         return phi - phi[self._origin]
 
@@ -145,16 +149,16 @@ class GradedAxis:
 
     @cached_property
     def phi_error(self) -> float:
-        """The stored values of φ are this close to a convex function: they are sums of `count` products."""
+        """The distance of the stored values of φ from a convex function. They are sums of `count` products."""
         return 8 * self.count * UNIT_ROUNDOFF["float64"] * float(np.ptp(self.phi))
 
     def chords(self, lo: Int[np.ndarray, " n"], hi: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
-        """Slope and value at 0 of the chord of φ over edges lo … hi."""
+        """Return the slope and the value at 0 of the chord of φ over edges lo … hi."""
         slope = (self.phi[hi] - self.phi[lo]) / (self.edges[hi] - self.edges[lo])
         return slope, self.phi[lo] - slope * self.edges[lo]
 
     def sag(self, lo: Int[np.ndarray, " n"], hi: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """How far φ hangs below that chord, at most: down to where the tangents at its ends meet."""
+        """Return the largest distance of φ below that chord, bounded by the point where the end tangents meet."""
         slope, _ = self.chords(lo, hi)
         left, right = slope - self.slopes[lo], self.slopes[hi - 1] - slope
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -162,9 +166,9 @@ class GradedAxis:
         return np.maximum(np.nan_to_num(sag, posinf=0.0, neginf=0.0), 0.0) * (1 + 2.0**-20)
 
     def reach(self, lo: np.ndarray, hi: np.ndarray, depth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Edges on either side beyond which φ is more than `depth` above the chord over lo … hi: by bisection.
+        """Return the edges on either side beyond which φ is more than `depth` above the chord over lo … hi.
 
-        φ minus the chord is convex and 0 at lo and hi, so it grows outward from there.
+        φ minus the chord is convex and 0 at lo and hi, so it grows outward from there. Bisection finds the edges.
         """
         slope, at_0 = self.chords(lo, hi)
         ends = []
@@ -189,7 +193,10 @@ class GradedLattice:
 
     @classmethod
     def make(cls, box: Box, profiles: list[Profile], counts: list[int], dtype: str) -> GradedLattice:
-        """About `counts` cells per axis. From two dimensions on 5 % are evenly spread: no cell is then very long."""
+        """Make a lattice of about `counts` cells per axis.
+
+        With two axes or more, the length counts for 5 % of a cell's share of the change, so that no cell is very long.
+        """
         uniform = 1e-3 if box.d == 1 else 0.05
         edges = (p.edges(count, uniform) for p, count in zip(profiles, counts, strict=True))
         axes = tuple(GradedAxis.make(each, dtype) for each in edges)
@@ -201,19 +208,19 @@ class GradedLattice:
 
     @cached_property
     def size(self) -> Float[np.ndarray, " d"]:
-        """scale·|x| + |offset|, at most."""
+        """The largest scale·|x| + |offset| on each axis."""
         return np.asarray(up(self.scale * self.box.magnitude + np.abs(self.offset), 2))
 
     @cached_property
     def query_error(self) -> Float[np.ndarray, " d"]:
-        """|computed y − (scale·x + offset)|: casting x, one product and one sum are three roundings, one to spare."""
+        """A bound on |computed y − (scale·x + offset)|: four roundings, for a cast, a product and a sum."""
         return np.asarray(up(gamma(4, UNIT_ROUNDOFF[self.dtype]) * self.size))
 
     def ys(self, index: Int[np.ndarray, "cells d"]) -> Float[np.ndarray, "cells d"]:
         return np.stack([axis.edges[index[:, i]] for i, axis in enumerate(self.axes)], axis=1)
 
     def preimage(self, lo: Float[np.ndarray, "cells d"], hi: Float[np.ndarray, "cells d"]) -> Interval:
-        """All x of the box whose computed y can lie in [lo, hi]."""
+        """Enclose all x of the box whose computed y can lie in [lo, hi]."""
         y = Interval(-up(self.query_error - lo), up(hi + self.query_error))
         x = (y - Interval.point(self.offset)) / Interval.point(self.scale)
         return Interval(np.clip(x.lo, self.box.lo, self.box.hi), np.clip(x.hi, self.box.lo, self.box.hi))
@@ -225,11 +232,11 @@ PAIRS_PER_BLOCK = 2**19
 
 @dataclass(frozen=True, eq=False)
 class LatticeLeaves:
-    """Leaf j covers m_j lattice cells from lo_j on, on every axis (fewer at the end). Its score is 2L_j·y + bias_j:
+    """Leaf j covers m_j lattice cells from lo_j on, on every axis (fewer at the end). Its score is 2L_j·y + bias_j.
 
-    Φ = Σ_i φ_i interpolated at the leaf's corners (the sum of its chords), less lift(m_j). Among leaves of one size
-    this selects exactly the leaves. Where sizes meet it cannot; the lift lets small leaves win a little of large ones,
-    where f is flat, rather than the other way round.
+    The score interpolates Φ = Σ_i φ_i at the leaf's corners (it is the sum of its chords), minus lift(m_j). Among
+    leaves of one size, the leaf that holds y has the largest score. Where sizes meet this cannot hold exactly. The lift
+    lets small leaves win a little of large ones, where f is flat, rather than the other way round.
     """
 
     lattice: GradedLattice
@@ -259,7 +266,7 @@ class LatticeLeaves:
 
     @cached_property
     def scores(self) -> SoftHead[np.ndarray]:
-        """Slopes 2L_j and offsets bias_j, no values; `relative_error` covers the cast to the program's dtype."""
+        """The slopes 2L_j and offsets bias_j, without values. `relative_error` covers their cast to the dtype."""
         slopes, bias = np.empty(self.lo.shape), -self.lift(self.m)
         for i, axis in enumerate(self.lattice.axes):
             slopes[:, i], at_0 = axis.chords(self.lo[:, i], self.hi[:, i])
@@ -267,29 +274,32 @@ class LatticeLeaves:
         return SoftHead(slopes, bias, np.zeros((self.count, 0)))
 
     def lift(self, m: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-        """(d−1)m²/12: half of the lift that keeps a leaf of size m, beside ones of size m/2, from passing its face.
+        """Return (d−1)m²/12: half of the lift at which a leaf of size m beside leaves of size m/2 wins up to its face.
 
         In units of a cell φ is t²/2. Let the large leaf be centred at 0 and the small ones at (¾, ±¼, …)·m. At the
         middle of the face, t = (½, 0, …)·m, the scores are d·m²/8 − lift(m) and m²/8 − lift(m/2), equal for
-        lift = (d−1)m²/6. Half of it needs the fewest leaves in practice; the bound holds for any.
+        lift = (d−1)m²/6. Half of it needed the fewest leaves in practice. The bound holds for any lift.
         """
         return (self.d - 1) / 12 * np.asarray(m, np.float64) ** 2
 
     @cached_property
     def reach(self) -> Float[np.ndarray, "leaves d"]:
-        """|y| on the leaf; on axes of the second input, where 2L(scale·x + offset) is multiplied out, of both parts."""
+        """The largest |y| on the leaf.
+
+        On axes of the second input 2L(scale·x + offset) is multiplied out, so the sizes of both parts count.
+        """
         reach = np.maximum(np.abs(self.bottom), np.abs(self.top))
         reach[:, self.num_query_axes :] = self.lattice.size[self.num_query_axes :]
         return reach
 
     def size(self, keys: np.ndarray, reach: np.ndarray) -> Float[np.ndarray, " n"]:
-        """The sum of the absolute values of a score's terms, for these keys and |y| ≤ reach."""
+        """Return the sum of the absolute values of the terms of a score, for these keys and |y| ≤ reach."""
         terms = np.abs(self.scores.slopes[keys]) * reach
         return np.asarray(terms.sum(axis=1) + np.abs(self.scores.offsets[keys]))
 
     @cached_property
     def largest_size(self) -> float:
-        """The largest size of any score anywhere."""
+        """The largest size of any score on the box."""
         return float(self.size(np.arange(self.count), self.reach.max(axis=0)[None]).max())
 
     @cached_property
@@ -300,17 +310,17 @@ class LatticeLeaves:
 
     @cached_property
     def errors(self) -> Float[np.ndarray, " leaves"]:
-        """The error of the difference of the scores of a leaf and of a neighbour like it, on the leaf."""
+        """The error of the score of each leaf minus the score of a similar neighbour, on the leaf."""
         return 2 * self.relative_error * self.size(np.arange(self.count), self.reach)
 
     def widened(self, gap: float) -> tuple[np.ndarray, np.ndarray]:
-        """About the regions on which leaves come within `gap` of the best, if neighbours are of the same size."""
+        """Estimate the regions on which the scores of leaves are within `gap` of the best, for equal neighbours."""
         share = np.minimum((gap + self.errors) / self.m.astype(np.float64) ** 2, 0.5)[:, None]
         width = share * (self.top - self.bottom)
         return self.bottom - width, self.top + width
 
     def split(self, which: np.ndarray) -> LatticeLeaves:
-        """These leaves halved along every axis, the others as they are."""
+        """Return the leaves with these leaves halved along every axis."""
         half = self.m[which] // 2
         corners = np.array(list(itertools.product((0, 1), repeat=self.d)))
         lo = (self.lo[which][:, None] + half[:, None, None] * corners).reshape(-1, self.d)
@@ -322,7 +332,7 @@ class LatticeLeaves:
 
 @dataclass(frozen=True, eq=False)
 class WinningPieces:
-    """Boxes in y: within leaf j, all points where k ≠ j can be near."""
+    """Boxes in y. Each holds all points of leaf j where k ≠ j can be near."""
 
     j: Int[np.ndarray, " n"]
     k: Int[np.ndarray, " n"]
@@ -332,13 +342,14 @@ class WinningPieces:
 
 
 def winning_pieces(leaves: LatticeLeaves, gap: float, keys: Int[np.ndarray, " keys"]) -> Iterator[WinningPieces]:
-    """For these keys k, in blocks, every place outside leaf k where the computed s_k is above the computed max s − gap.
+    """Yield, for these keys k, every place outside leaf k where the computed s_k is above the computed max s − gap.
 
     Proof.  Let y be in leaf j. Where s_k < s_j − gap − errors, k is not near. The difference is affine, so the rest
-            of leaf j shrinks to a box.
-            Which j there are: Φ is convex, so s_j ≥ Φ − lift_j on leaf j, and where k is near Φ − (sum of its chords)
-            ≤ gap + lift_j − lift_k + errors. On each axis φ_i − chord ≥ −sag. So along one axis it is at most that
-            plus the other axes' sags, and as it grows outward y lies within `Axis.reach`.
+            of leaf j lies in a smaller box.
+            Which leaves j are possible: Φ is convex, so s_j ≥ Φ − lift_j on leaf j. Where k is near,
+            Φ − (sum of its chords) ≤ gap + lift_j − lift_k + errors. On each axis φ_i − chord ≥ −sag. So on one axis
+            φ_i − chord is at most this right side plus the sags of the other axes. As φ_i − chord grows outward, y lies
+            within `GradedAxis.reach`.
     """
     for j, k in _pairs(leaves, gap, keys):
         slope, rise = (part[k] - part[j] for part in (leaves.scores.slopes, leaves.scores.offsets))
@@ -357,7 +368,7 @@ def winning_pieces(leaves: LatticeLeaves, gap: float, keys: Int[np.ndarray, " ke
 
 
 def _pairs(leaves: LatticeLeaves, gap: float, keys: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Blocks of (j, k), j ≠ k, with every pair for which k can be near somewhere on leaf j."""
+    """Yield blocks of pairs (j, k), j ≠ k. They contain every pair for which k can be near somewhere on leaf j."""
     from scipy.spatial import cKDTree
 
     if len(keys) == 0:
@@ -391,8 +402,8 @@ class Regions:
     keys: Int[np.ndarray, " keys"]
     cells: Interval  # in x, (keys, d): boxes around the R_k
     ranges: Interval  # (keys, outputs)
-    near: int  # how many of these scores can be near in one point
-    size: float  # the largest size of one that is near
+    near: int  # the largest number of these scores that can be near at one point
+    size: float  # the largest size of a score that is near
     into_larger: tuple[np.ndarray, np.ndarray]  # (j, k): k is near on a part of leaf j, which is larger
 
     @property
@@ -403,7 +414,7 @@ class Regions:
 def regions(
     target: Target, leaves: LatticeLeaves, gap: float, enough: float, keys: Int[np.ndarray, " keys"]
 ) -> Regions:
-    """Enclose f on the hull of leaf k and its pieces; if that is wider than 2·enough, on each of them by itself."""
+    """Enclose f on the hull of leaf k and its pieces. If that is wider than 2·enough, enclose f on each of them."""
     lattice, low, high = leaves.lattice, leaves.bottom.copy(), leaves.top.copy()
     met, size = np.ones(leaves.count, np.int64), float(leaves.size(keys, leaves.reach[keys]).max())
     j_larger, k_larger = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -438,9 +449,9 @@ class AdaptivePartition:
     Theorem.  Let R_k hold every x with score_k(x) > max_j score_j(x) − g, in the program's own arithmetic, and let v_k
               be the middle of an interval that holds f(R_k). Then
               |out − f| ≤ max_k radius of f(R_k) + (G−1)e^{−g}·spread + rounding.
-    Proof.    All keys behind by g or more have together at most (G−1)e^{−g} of the weight of the best. Every other k
-              has x in R_k, so |f(x) − v_k| ≤ radius of f(R_k): an average of such v_k is no farther off, whatever
-              their weights. That is why neither ties nor errors of near scores matter. The R_k: `winning_pieces`.
+    Proof.    All keys behind by g or more have together at most (G−1)e^{−g} times the weight of the best. Every other k
+              has x in R_k, so |f(x) − v_k| ≤ radius of f(R_k). An average of such v_k is no farther off, whatever
+              their weights, so neither ties nor errors of near scores matter. `winning_pieces` finds the R_k.
     """
 
     target: Target
@@ -470,7 +481,7 @@ class AdaptivePartition:
         all_values = np.concatenate([stored, self.values.reshape(len(stored), -1)])
         spread = float(np.ptp(all_values, axis=0).max()) + variation
         leaked = Term("leak", leak * spread, f"weight of all cells behind by g = {self.g:.3g} or more")
-        reason = f"half the range of f where a cell can win, the largest of {leaves.count:,}"
+        reason = f"half the range of f where a cell can win, largest of {leaves.count:,} cells"
         terms = [Term("variation", variation, reason)]
         return positions.bound(terms, leaked, self.values, selection, leaves.lattice.dtype)
 
@@ -497,7 +508,7 @@ def cell_construction(
     conditions: tuple[Requirement, ...],
     suits: Callable[[Target, Request], bool],
 ) -> Construction:
-    """The construction with one head that selects a cell: of a grid, or of many sizes for centres="adaptive"."""
+    """Return the construction whose head selects a cell of a grid, or of many sizes for centres="adaptive"."""
 
     def build(target: Target, request: Request) -> Built:
         refuse(name, target, request, *conditions)
@@ -511,7 +522,7 @@ def cell_construction(
         if request.p != math.inf:
             raise InputError(f"centres='adaptive' bounds the largest error: norm must be 'inf', found {request.p}")
         if not target.is_continuous:
-            raise DomainError(f"{target.describe()} jumps: no bound on the largest error can be small")
+            raise DomainError(f"{target.describe()} jumps, so no bound on its largest error can be small")
         return require(LeafSearch(target, request, name, program).build(request.eps), request.eps, target)
 
     def estimate(target: Target, request: Request) -> Estimate:
@@ -523,12 +534,12 @@ def cell_construction(
 @dataclass(frozen=True, eq=False)
 class _Grown:
     leaves: LatticeLeaves
-    worst: float  # the radius of f on leaves of the smallest planned size, but for the few that repairs may split
-    planned: int  # how many leaves there are once those that do not do are split
+    worst: float  # the largest radius of f on leaves of the smallest planned size, without the few for repairs
+    planned: int  # the number of leaves after those that are too coarse are split
 
 
 class LeafSearch:
-    """Chooses lattice and leaves for a target: everything here guides, and `AdaptivePartition.bound` proves."""
+    """Chooses lattice and leaves for a target. Nothing here is proved: `AdaptivePartition.bound` has the proof."""
 
     def __init__(self, target: Target, request: Request, name: str, program: Callable[[CellHead], Program]) -> None:
         self.target, self.request, self.name, self.program = target, request, name, program
@@ -542,7 +553,7 @@ class LeafSearch:
         places = np.random.default_rng(0).random((1000, d))
         largest = float(np.abs(target(target.box.lo + places * target.box.widths)).max())
         rounding = gamma(6 * n * 3**d + 16, UNIT_ROUNDOFF[request.dtype]) * largest
-        self.share = 0.99 - min(0.2, rounding / request.goal)  # of eps, for the variation
+        self.share = 0.99 - min(0.2, rounding / request.goal)  # the share of eps for the variation
         self.profiles: list[Profile] = [profile(target, axis, request.goal / d / 2) for axis in range(d)]
         self.num_query_axes = math.prod(target.input_shapes[0])
 
@@ -551,7 +562,7 @@ class LeafSearch:
         return Built(self.program(made.head), self.name, made.bound, made.worst_box, made.parameters)
 
     def partition(self, eps: float) -> AdaptivePartition:
-        """From coarse to fine: each halving of eps starts from the density that was enough for the one before."""
+        """Return the partition for eps, from coarse to fine. Each halving of eps starts from the last density."""
         d, factor, counts = self.target.box.d, 1.0, []
         halvings = max(0, math.ceil(math.log2(max(1.0, math.prod(self._needed(eps)))) / d) - 12 // d)
         for halving in reversed(range(halvings + 1)):
@@ -567,11 +578,11 @@ class LeafSearch:
         return self._repair(min((grown, *sparser), key=lambda each: each.planned).leaves, eps)
 
     def _needed(self, eps: float) -> list[float]:
-        """Cells per axis, if each axis gets an equal share of eps."""
+        """Return the cells per axis if each axis gets an equal share of eps."""
         return [max(1.0, min(1e12, each.total * self.target.box.d / (2 * eps))) for each in self.profiles]
 
     def _fit(self, eps: float, factor: float, is_coarse: bool) -> tuple[_Grown, float]:
-        """The sparsest lattice found whose smallest planned leaves do, and its factor over `_needed`."""
+        """Return the sparsest lattice found with small enough planned leaves, and its factor over `_needed`."""
         bracket = Bracket()
         best: tuple[_Grown, float] | None = None
         for _ in range(12):
@@ -588,7 +599,7 @@ class LeafSearch:
         return best if best is not None else (grown, factor)
 
     def _grow(self, eps: float, factor: float) -> _Grown:
-        """Halves boxes, all that are too large at once, from the whole lattice down to the smallest planned size."""
+        """Halve boxes from the whole lattice down to the smallest planned size, all that are too large at once."""
         target, d = self.target, self.target.box.d
         counts = [NOMINAL * math.ceil(need * factor) for need in self._needed(eps)]
         lattice = GradedLattice.make(target.box, self.profiles, counts, self.request.dtype)
@@ -615,9 +626,9 @@ class LeafSearch:
         return _Grown(leaves, worst, leaves.count + (2**d - 1) * int(np.count_nonzero(bounds > self.share * eps)))
 
     def _repair(self, leaves: LatticeLeaves, eps: float) -> AdaptivePartition:
-        """Splits leaves until all regions do: a leaf that wins too much of a larger one has that one split.
+        """Split leaves until f varies little enough on all regions. If one wins too much of a larger leaf, split that.
 
-        After a split only the new leaves and those that won some of the old ones are checked; at the end all are.
+        After a split, check only the new leaves and those that won a part of the old ones. At the end check all.
         """
         keys = np.arange(leaves.count)
         while True:
@@ -636,22 +647,22 @@ class LeafSearch:
                 raise self._too_many(leaves.count, 1.1 * eps)
 
     def _to_split(self, leaves: LatticeLeaves, found: Regions, eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Which leaves to split, and which others win a part of those."""
+        """Return which leaves to split, and which others win a part of those."""
         bad, has_larger, which, touched = np.zeros((4, leaves.count), bool)
         bad[found.keys] = found.radii > self.share * eps
         j, k = found.into_larger
         has_larger[k] = True
         which[j[bad[k]]] = True
-        # Where rounding blurs the borders by more than 5 % of a leaf, halves would be worse.
+        # Where rounding moves the borders by more than 5 % of a leaf, do not split: halves would be worse.
         which |= bad & ~has_larger & (leaves.m > 1) & (leaves.errors < 0.05 * leaves.m.astype(np.float64) ** 2)
         touched[k[which[j]]] = True
         return which, touched
 
     def _select(self, leaves: LatticeLeaves, eps: float, keys: np.ndarray) -> AdaptivePartition:
-        """β: a power of two, so that 2βL is exact, with which a lead of g is reached ETA beyond the smallest leaf."""
+        """Choose β so that the lead is g at the distance ETA beyond the smallest leaf. A power of two has exact 2βL."""
         values = self.target(leaves.lattice.preimage(leaves.bottom, leaves.top).mid)
         spread = float(np.ptp(values, axis=0).max()) + 2 * eps
-        harm = spread + 5 * float(np.abs(values).max())  # of one unit of leak: see `selection.average_error`
+        harm = spread + 5 * float(np.abs(values).max())  # the error per unit of leak: see `selection.average_error`
         g = math.log(max(2.0, leaves.count * harm / (0.002 * eps)))
         beta = 2.0 ** math.ceil(math.log2(g / (ETA * float(leaves.m.min()) ** 2)))
         most = beta * leaves.largest_size + self.positions.margin
@@ -661,7 +672,7 @@ class LeafSearch:
         return AdaptivePartition(self.target, leaves, found, beta, g, self.positions)
 
     def _too_many(self, needed: float, reachable: float) -> BoundNotMet:
-        """The refusal with the cells that eps needs and the bound within reach; its network is built on demand."""
+        """Return the refusal, with the cells that eps needs and the reachable bound. Its network is built on demand."""
         request = self.request
         bound = max(reachable, 1.01 * request.goal)
 

@@ -2,7 +2,7 @@
 
 The softmax over a tensor grid factorises, so a grid is fitted one axis at a time. A `Lattice` places p anchors on an
 axis, and `KeysOnAxis` are their keys in the coordinate that a program stores. A `ValueSolver` finds values by least
-squares, with the small singular values cut off or with a ridge, so that they stay below the limits of `Sections`.
+squares. It cuts off small singular values or adds a ridge, so that the values stay below the limits of `Sections`.
 
 `AxisSections` chooses the lattice for a function that can be sampled anywhere, `NodeAxis` for the nodes of a table.
 """
@@ -28,24 +28,24 @@ from attnc.numerics.arrays import Float, Int
 from attnc.numerics.rounding import UNIT_ROUNDOFF
 
 MAX_VALUE = 10.0
-"""Default limit of |values|/max|f|: rounding grows with it, one digit is lost."""
+"""Default limit on |values|/max|f|. Rounding grows with it: at 10 one digit is lost."""
 LEAST_VALUE = 1.5
-"""Least limit of |values|/max|f|: with smaller limits hardly any fit succeeds."""
+"""Least limit on |values|/max|f| that rounding may impose. Values of a good fit exceed max |f| a little. Not tuned."""
 VALUE_ROUNDINGS = 40
-"""The proved rounding error of one head, in roundings of its largest value."""
+"""The assumed rounding error of one head as proofs bound it, in roundings of its largest value."""
 CUTS = (1e-13, 1e-10, 1e-8, 1e-6)
-"""Singular values below this share of the largest are cut off: a larger cut gives smaller values and larger errors."""
+"""Singular values below this share of the largest are cut off. A larger cut gives smaller values and larger errors."""
 SOFTNESS = tuple(k / 64 for k in (6, 8, 10, 12, 14, 16, 19, 22, 26, 32, 38, 44, 54, 64, 80))
-"""c = βh², in whole 64ths so that −c·L² is exact. The ripple is (2π/c)e^{−π²/c} per unit slope and spacing; the smaller
-c, the smaller the ripple, and the larger the values."""
+"""Values of c = βh², in whole 64ths so that −c·L² is exact. The ripple is (2π/c)e^{−π²/c} per unit slope and spacing. A
+smaller c has a smaller ripple and larger values."""
 PADS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
-"""Spacings by which anchors reach beyond either end of the axis."""
+"""Distances, in spacings, by which anchors reach beyond either end of the axis."""
 LEAST_SPACINGS = 0.4
-"""Least number of spacings between the ends of an axis: with fewer nearly all anchors lie outside."""
+"""Least number of spacings between the ends of an axis. With fewer, nearly all anchors lie outside."""
 
 
 def value_limit(eps: float, size: float, dtype: str) -> float:
-    """The largest |values|/size, size = max|f|, with which rounding stays a part of eps."""
+    """Return the largest |values|/size, size = max|f|, with which rounding stays a part of eps."""
     room = eps / (VALUE_ROUNDINGS * UNIT_ROUNDOFF[dtype] * max(size, 1e-300))
     return min(MAX_VALUE, max(LEAST_VALUE, room))
 
@@ -55,12 +55,12 @@ def value_limit(eps: float, size: float, dtype: str) -> float:
 
 @dataclass(frozen=True)
 class Lattice:
-    """p anchors one spacing h apart, `pad` spacings of them beyond either end of an axis, at temperature c = βh²."""
+    """p anchors one spacing h apart, reaching `pad` spacings beyond either end of an axis, with c = βh²."""
 
     p: int
     pad: float = 0.0
     c: float = 1.0
-    is_graded: bool = False  # as dense as the nodes are, instead of equally spaced
+    is_graded: bool = False  # the anchors are as dense as the nodes, instead of equally spaced
 
     @property
     def spacings(self) -> float:
@@ -73,16 +73,16 @@ class Lattice:
         return np.arange(self.p) - (self.p - 1) / 2
 
     def keys(self, lo: float, hi: float, dtype: str) -> KeysOnAxis:
-        """With y = c(x − middle)/h, L whole halves and c in whole 64ths, 2L and −cL² are exact."""
+        """Return the keys in y = c(x − middle)/h. With 2L whole and c in whole 64ths, 2L and −cL² are exact."""
         scale, offset = stored_coordinate(self.c * self.spacings / (hi - lo), lo / 2 + hi / 2, dtype)
         return KeysOnAxis(scale, offset, self.anchors, -self.c * self.anchors**2)
 
     def weights(self, y: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
-        """The weights of the anchors at points in spacings from the middle of the axis."""
+        """Return the weights of the anchors at points, given in spacings from the middle of the axis."""
         return softmax(-self.c * (y[:, None] - self.anchors) ** 2)
 
     def graded_places(self, nodes: Float[np.ndarray, " nodes"]) -> Float[np.ndarray, " p"]:
-        """p ≥ 2 places with equally many nodes between them; beyond the ends the gaps between nodes are continued."""
+        """Return p ≥ 2 places with equally many nodes between them. Beyond the ends the gaps between nodes continue."""
         x = np.unique(nodes)
         step = (len(x) - 1) / self.spacings
         beyond = math.ceil(self.pad * step) + 1
@@ -92,7 +92,7 @@ class Lattice:
 
 
 def _continued(gaps: Float[np.ndarray, " gaps"], count: int) -> Float[np.ndarray, " count"]:
-    """Distances of `count` places beyond the first node: gaps keep the growth that they have at this end."""
+    """Return the distances of `count` places beyond the first node. The gaps keep growing as they do at this end."""
     some = min(len(gaps) - 1, 1 + len(gaps) // 10)
     ratio = np.clip((gaps[0] / gaps[some]) ** (1 / max(1, some)), 1.0, 2.0)
     with np.errstate(over="ignore"):
@@ -100,7 +100,7 @@ def _continued(gaps: Float[np.ndarray, " gaps"], count: int) -> Float[np.ndarray
 
 
 def stored_coordinate(scale: float, origin: float, dtype: str) -> tuple[float, float]:
-    """Scale and offset of the coordinate y = scale·(x − origin), as they are stored."""
+    """Return the stored scale and offset of the coordinate y = scale·(x − origin)."""
     kept = float(stored(np.array(scale), dtype))
     return kept, float(stored(np.array(-origin * kept), dtype))
 
@@ -122,7 +122,7 @@ class KeysOnAxis:
 
 
 def grid_head(axes: Sequence[KeysOnAxis], values: Float[np.ndarray, "keys outputs"], dtype: str) -> StoredHead:
-    """The head over the tensor grid of the keys of all axes, the last axis first."""
+    """Return the head over the tensor grid of the keys of all axes. The last axis runs fastest."""
     anchors = np.meshgrid(*(axis.anchors for axis in axes), indexing="ij")
     biases = np.meshgrid(*(axis.bias for axis in axes), indexing="ij")
     slopes = 2 * np.stack([L.ravel() for L in anchors], axis=1)
@@ -134,7 +134,7 @@ def grid_head(axes: Sequence[KeysOnAxis], values: Float[np.ndarray, "keys output
 def along_axes(
     tensor: Float[np.ndarray, "*grid outputs"], maps: Sequence[Callable[[np.ndarray], np.ndarray]], first: int = 0
 ) -> Float[np.ndarray, "*grid outputs"]:
-    """Apply maps[i], a linear map of columns, along axis first + i; the other axes stay."""
+    """Apply maps[i], a linear map of columns, along axis first + i. The other axes do not change."""
     for axis, linear in enumerate(maps, first):
         moved = np.moveaxis(tensor, axis, 0)
         columns = linear(np.ascontiguousarray(moved.reshape(len(moved), -1)))
@@ -147,10 +147,10 @@ def along_axes(
 
 @dataclass(frozen=True, eq=False)
 class Sections:
-    """Lines along one axis: `f` is to be fitted, and values are made of `solved`, each to stay below its limit.
+    """Lines along one axis. `f` is fitted. `solved` must give values below `limits`.
 
-    `solved` are the lines of the values that the axes before have left. Their errors do not matter, but the values made
-    from them are those of the whole grid.
+    `solved` are lines of the values after the earlier axes are solved. Their fitting errors do not matter, but the
+    values made from them are the values of the whole grid.
     """
 
     f: Float[np.ndarray, "nodes lines"]
@@ -158,12 +158,12 @@ class Sections:
     limits: Float[np.ndarray, " others"] | float
 
     def growth(self, values: Float[np.ndarray, "p others"]) -> float:
-        """The largest value in units of its limit."""
+        """Return the largest value in units of its limit."""
         return float((np.abs(values).max(axis=0) / self.limits).max())
 
 
 class Kept(NamedTuple):
-    """The values of a fit, the cut or the ridge that keeps them small, and the largest one in units of its limit."""
+    """The values of a fit, the cut or ridge that keeps them small, and the largest value in units of its limit."""
 
     values: Float[np.ndarray, "p lines"]
     cut: float
@@ -171,17 +171,17 @@ class Kept(NamedTuple):
 
 
 class ValueSolver(ABC):
-    """The values of keys that fit samples at points best, kept small by a cut of singular values or by a ridge."""
+    """Finds values of keys that fit samples best, and keeps them small by a cut of singular values or by a ridge."""
 
     def __init__(self, weights: Any, cuts: Sequence[float]) -> None:
-        self.weights, self.cuts = weights, cuts  # of the keys at the points, dense or sparse
+        self.weights, self.cuts = weights, cuts  # weights of the keys at the points, dense or sparse
 
     @abstractmethod
     def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"] | None:
-        """The values with this cut; None if rounding leaves no way to solve."""
+        """Return the values with this cut, or None if rounding makes the equations unsolvable."""
 
     def first_cut(self, sections: Sections) -> Kept | None:
-        """The values made of `solved` with the first cut that keeps them below their limits; None if none does."""
+        """Return the values made from `solved` with the first cut that keeps them within limits, or None."""
         for cut in self.cuts:
             values = self.values(sections.solved, cut)
             if values is not None and (growth := sections.growth(values)) <= 1:
@@ -190,31 +190,31 @@ class ValueSolver(ABC):
 
 
 class Decomposition(ValueSolver):
-    """Least squares by singular values, without those below a share of the largest.
+    """Least squares by singular values. Those below a share of the largest are left out.
 
-    Values are made by two factors that are never multiplied out: the product would lose digits that cancel.
+    Two factors make the values. They are never multiplied out, since the product would lose digits by cancellation.
     """
 
     @functools.cached_property
     def factors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The left singular vectors as columns, the singular values, and the right singular vectors as rows."""
+        """Left singular vectors as columns, singular values, and right singular vectors as rows."""
         return np.linalg.svd(self.weights, full_matrices=False)
 
     def rank(self, cut: float) -> int:
-        """The number of singular values above this share of the largest."""
+        """Return the number of singular values above this share of the largest."""
         singular = self.factors[1]
         return int(np.count_nonzero(singular > cut * singular[0]))
 
     def values(self, samples: Float[np.ndarray, "points lines"], cut: float) -> Float[np.ndarray, "p lines"]:
         rank, (left, singular, right) = self.rank(cut), self.factors
-        with np.errstate(over="ignore", invalid="ignore"):  # numbers that overflow are not finite, and not small
+        with np.errstate(over="ignore", invalid="ignore"):  # a value that overflows is never within limits
             return right[:rank].T @ ((left[:, :rank].T @ samples) / singular[:rank, None])
 
 
 class Ridged(ValueSolver):
-    """The v that make |Wv − f|² + ridge·|v|² least, with a ridge in units of the largest entry of the diagonal of WᵀW.
+    """Minimises |Wv − f|² + ridge·|v|², with a ridge in units of the largest diagonal entry of WᵀW.
 
-    Three passes refine them: each adds the part that the ridge held back before.
+    Three passes refine v. Each pass fits the residual of the one before.
     """
 
     @functools.cached_property
@@ -233,7 +233,7 @@ class Ridged(ValueSolver):
 
 
 def _inverse_of_gram(gram: Any, ridge: float) -> Callable[[np.ndarray], np.ndarray]:
-    """The inverse of WᵀW, dense or a sparse band, plus a ridge, by Cholesky's method."""
+    """Return the inverse of WᵀW plus a ridge as a function, by Cholesky's method. WᵀW is dense or a sparse band."""
     from scipy.linalg import cho_factor, cho_solve, cho_solve_banded, cholesky_banded
 
     if isinstance(gram, np.ndarray):
@@ -248,13 +248,13 @@ def _inverse_of_gram(gram: Any, ridge: float) -> Callable[[np.ndarray], np.ndarr
 
 
 NEGLIGIBLE_EXPONENT = 40.0
-"""Weights below e^−40 are left out of a fit: they change nothing in float64."""
+"""Weights below e^−40 are left out of a fit. They are below the unit roundoff of float64, e^−37."""
 BAND_RIDGES = (1e-14, 1e-12, 1e-10)
-"""Ridges in units of the largest diagonal entry: the first that keeps the values small is taken."""
+"""Ridges in units of the largest diagonal entry. The first that keeps the values small is taken."""
 
 
 def band_of_weights(keys: KeysOnAxis, x: Float[np.ndarray, " points"], places: Float[np.ndarray, " keys"]) -> Any:
-    """The weights of the keys at points as a sparse array, without the negligible ones far from the places of the keys.
+    """Return the weights of the keys at points as a sparse array, without the negligible ones.
 
     Row j holds the keys from nearest_j − reach to nearest_j + reach.
     """
@@ -272,17 +272,17 @@ def band_of_weights(keys: KeysOnAxis, x: Float[np.ndarray, " points"], places: F
 # --- a function that can be sampled anywhere --------------------------------------------------------------------------
 
 MAX_P = 1025
-"""Largest number of anchors per axis: with more, the decomposition takes minutes, and others are cheaper."""
+"""Largest number of anchors per axis. One decomposition of 1025 anchors takes about 2 s, and a search makes several."""
 COARSE_PLACES = tuple(product(range(1, 15, 3), range(0, 12, 2)))
-"""Places in SOFTNESS and PADS that a search begins with."""
+"""Pairs of indices in SOFTNESS and PADS with which a search begins."""
 COARSE_PLACES_FOR_MANY = ((2, 9), (5, 9), (5, 6), (8, 6), (8, 0), (13, 0))
-"""Places to begin with where there are many anchors: the decomposition is slow, and the best places vary little."""
+"""Pairs of indices with which a search begins for many anchors. They are few, since the decomposition is slow."""
 NEIGHBOURS = np.array([(1, 0), (0, 1), (1, 1)])
-"""Steps from a place to the next ones, forwards and backwards: a softer head with more padding is often as good."""
+"""Steps of the descent in these indices, forwards and backwards. (1, 1) changes softness and padding together."""
 
 
 def unit_points(p: int, spare: int) -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " tests"]]:
-    """Chebyshev points of [−1, 1] at which p anchors are fitted, and points for the error, several per spacing."""
+    """Return Chebyshev points of [−1, 1] for the fit of p anchors, and points for its error, several per spacing."""
     n = p + min(p // 2, 12 * spare) + spare
     even = np.linspace(-1, 1, max(9, min(4 * p, 2 * p + 200)))
     return np.cos(np.pi * (np.arange(n) + 0.5) / n), np.concatenate([even, np.cos(np.pi * np.arange(8) / (3 * p))])
@@ -290,7 +290,7 @@ def unit_points(p: int, spare: int) -> tuple[Float[np.ndarray, " nodes"], Float[
 
 @functools.lru_cache(maxsize=2048)
 def unit_fit(lattice: Lattice, spare: int) -> tuple[Decomposition, Float[np.ndarray, "tests rank"]]:
-    """The fit on [−1, 1], which all functions share, and the outputs at the tests for every singular value."""
+    """Return the fit on [−1, 1], which all functions share, and the outputs at the test points per singular value."""
     nodes, tests = unit_points(lattice.p, spare)
     h = 2 / lattice.spacings
     fit = Decomposition(lattice.weights(nodes / h), CUTS)
@@ -306,16 +306,16 @@ class SpectralAxis:
     hi: float
     lattice: Lattice
     cut: float = CUTS[0]
-    spare: int = 4  # nodes beyond the p or 3p/2 that would do
+    spare: int = 4  # the number of extra nodes for the fit: see `unit_points`
     error: float = math.inf  # on the sections that it was fitted to
-    shape: Shape = ()  # its places in SOFTNESS and PADS
+    shape: Shape = ()  # its indices in SOFTNESS and PADS
 
     @property
     def p(self) -> int:
         return self.lattice.p
 
     def at(self, t: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
-        """From [−1, 1] to [lo, hi]."""
+        """Map t from [−1, 1] to [lo, hi]."""
         return np.clip(self.lo / 2 + self.hi / 2 + (self.hi / 2 - self.lo / 2) * t, self.lo, self.hi)
 
     def nodes(self) -> Float[np.ndarray, " nodes"]:
@@ -323,11 +323,11 @@ class SpectralAxis:
         return self.at(unit_points(self.p, self.spare)[0])
 
     def solve(self, samples: Float[np.ndarray, "nodes lines"]) -> Float[np.ndarray, "p lines"]:
-        """Samples of f at the nodes → values of the anchors."""
+        """Return the values of the anchors from samples of f at the nodes."""
         return unit_fit(self.lattice, self.spare)[0].values(samples, self.cut)
 
     def weights(self, x: Float[np.ndarray, " points"]) -> Float[np.ndarray, "points p"]:
-        """The softmax over the anchors of this axis."""
+        """Return the softmax over the anchors of this axis."""
         return self.lattice.weights((x - (self.lo / 2 + self.hi / 2)) * self.lattice.spacings / (self.hi - self.lo))
 
 
@@ -335,7 +335,7 @@ class SpectralAxis:
 class AxisSections:
     """Sections of f along one axis, as functions of x ∈ [lo, hi]: samples(x) and solved(x) are (points, lines).
 
-    `solved(x)` are the lines of the values that the axes before have left.
+    `solved(x)` are lines of the values after the earlier axes are solved.
     """
 
     lo: float
@@ -345,9 +345,9 @@ class AxisSections:
     spare: int = 4
 
     def best(self, p: int, max_value: float, enough: float = 0.0) -> SpectralAxis | None:
-        """The axis of p anchors with the least error on these lines, |values| ≤ max_value.
+        """Return the axis of p anchors with the least error on these lines and |values| ≤ max_value.
 
-        The search is over (c, pad); the first error ≤ `enough` ends it.
+        The search is over (c, pad). The first error ≤ `enough` ends it.
         """
         if p > MAX_P:
             raise InputError(f"an axis has 1 to {MAX_P} anchors, found {p}")
@@ -357,7 +357,7 @@ class AxisSections:
 
         @functools.cache
         def fitted(place: Shape) -> SpectralAxis | None:
-            """The axis with the first cut that keeps the values small, and its error; None if none does."""
+            """Return the axis with the first cut that keeps the values small, or None if none does."""
             c, pad = map(round, place)
             is_listed = 0 <= c < len(SOFTNESS) and 0 <= pad < len(PADS)
             if p > 1 and not (is_listed and p - 1 - 2 * PADS[pad] > LEAST_SPACINGS):
@@ -381,7 +381,7 @@ class AxisSections:
         return best if best.error < math.inf else None
 
     def smallest(self, eps: float, max_value: float, start: int = 9, most: int = MAX_P) -> SpectralAxis | None:
-        """The fewest anchors with an error ≤ eps on these lines; None if `most` of them do not suffice."""
+        """Return an axis with the fewest anchors and an error ≤ eps on these lines, or None if it needs over `most`."""
         found = fewest(
             doubling(start, most),
             lambda p, before: self.best(p, max_value, eps),
@@ -404,20 +404,20 @@ def _is_hopeless(before: SpectralAxis, after: SpectralAxis, eps: float, most: in
 # --- the nodes of a table ---------------------------------------------------------------------------------------------
 
 FEW_ANCHORS = 64
-"""Up to this number anchors are fitted by singular values; more are fitted by bands, faster, and good to 1e-9."""
+"""Up to this number of anchors fits use singular values. For more they use bands, which are faster and less exact."""
 ANCHOR_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, *(FEW_ANCHORS * 2**k for k in range(16)))
-"""Numbers of anchors that are tried in turn: each is about 1.3 times the one before, and from 64 on twice."""
+"""Numbers of anchors that are tried in turn. Each is about 1.3 times the one before, and from 64 on twice."""
 UNEVEN = 3.0
-"""Ratio of the largest to the least gap between nodes above which graded anchors are tried: below it, even anchors
-are nowhere more than three times as dense as the nodes ask for."""
+"""Ratio of the largest to the least gap between nodes above which graded anchors are tried. Below it the density of the
+nodes varies by at most a factor of three. Not tuned."""
 NODES_TESTED = 1000
-"""Number of nodes of a long axis that are tested for noise: enough to tell noise, and a quick fit."""
+"""Number of nodes of a long axis that are tested for noise. It bounds the time of the test; not tuned."""
 HOPELESS_ACCURACY = 1e-2
-"""The error, as a share of max |f|, that three anchors for four nodes stay below if any smooth fit is close."""
+"""A table is noise if three anchors for four nodes leave an error above this share of max |f|. Not tuned."""
 
 
 def menu(p: int, is_uneven: bool) -> list[Lattice]:
-    """Softness and padding to try: a fine search for few anchors, where every one counts."""
+    """Return the lattices to try, with several softnesses and paddings. For few anchors the choice is finer."""
     if p == 1:
         return [Lattice(1)]
     pads = [pad for pad in PADS if p - 1 - 2 * pad > LEAST_SPACINGS] if p <= FEW_ANCHORS else [0.0, 3.0]
@@ -431,11 +431,11 @@ def menu(p: int, is_uneven: bool) -> list[Lattice]:
 def keys_at_nodes(
     y: Float[np.ndarray, " nodes"], c: float
 ) -> tuple[Float[np.ndarray, " nodes"], Float[np.ndarray, " nodes"]]:
-    """Anchors and bias of a key for each node, at which it leads its neighbours by c however uneven the nodes.
+    """Return anchors and bias of a key for each node. At its node a key leads its neighbours by c, for any gaps.
 
-    Slopes 2L grow by 2c/gap from a node to the next, and neighbours' scores meet in the middle between them: at a node
-    its own key leads by (2c/gap)·(gap/2) = c, and the k-th from it by kc or more. A linear function added to all
-    scores changes nothing: the one is chosen that leaves the numbers smallest, and with them their rounding.
+    Slopes 2L grow by 2c/gap from a node to the next, and the scores of neighbours meet halfway between them. So at a
+    node its own key leads the neighbours by (2c/gap)·(gap/2) = c, and the k-th key from it by kc or more. Adding a
+    linear function to all scores changes nothing. It is chosen to make the numbers, and so their rounding, smallest.
     """
     gaps = np.diff(y)
     slopes = np.concatenate([[0.0], np.cumsum(c / gaps)])
@@ -450,7 +450,7 @@ def keys_at_nodes(
 
 
 def reach_of_keys(keys: KeysOnAxis, y: Float[np.ndarray, " keys"]) -> int:
-    """The number of keys beyond which the weights are negligible at every y, the place of one of the keys."""
+    """Return a k such that, at the place y of each key, the k-th neighbours and all farther keys are negligible."""
     anchors, bias = keys.anchors, keys.bias
     own = 2 * anchors * y + bias
     for k in range(1, len(y)):
@@ -464,7 +464,7 @@ def reach_of_keys(keys: KeysOnAxis, y: Float[np.ndarray, " keys"]) -> int:
 def middle_of_groups(
     f: Float[np.ndarray, "points outputs"], which: Int[np.ndarray, " points"], count: int
 ) -> Float[np.ndarray, "groups outputs"]:
-    """The middle of the values of points that are equal in the program's dtype."""
+    """Return, for each group of points that are equal in the program's dtype, the middle of their values."""
     low, high = np.full((count, f.shape[1]), np.inf), np.full((count, f.shape[1]), -np.inf)
     np.minimum.at(low, which, f)
     np.maximum.at(high, which, f)
@@ -488,7 +488,7 @@ class NodeKeys:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A lattice with a cut, or a ridge for many anchors; its error at the nodes, and values in units of their limit."""
+    """A lattice with a cut (a ridge for many anchors), its error at the nodes, and its largest value per limit."""
 
     lattice: Lattice
     cut: float
@@ -511,14 +511,14 @@ class NodeAxis:
     # --- fewer keys than nodes: least squares -------------------------------------------------------------------------
 
     def smallest(self, sections: Sections, eps: float) -> Candidate | None:
-        """The fewest anchors, fewer than the nodes, with an error ≤ eps on these sections; None if there are none."""
+        """Return a fit with the fewest anchors, fewer than nodes, and an error ≤ eps on these sections, or None."""
         if self._is_hopeless(sections, eps):
             return None
         sizes = ladder(ANCHOR_COUNTS, len(self) - 1)
         return fewest(sizes, lambda p, before: self.best(p, sections, eps), eps, resolution=32).met
 
     def _is_hopeless(self, sections: Sections, eps: float) -> bool:
-        """Whether not even three anchors for four nodes come near: then the table is noise to every smooth fit."""
+        """Whether even three anchors for four nodes leave a large error. Then the table is noise for smooth fits."""
         start = max(0, (len(self) - NODES_TESTED) // 2)  # on a long axis a piece is enough
         piece = slice(start, start + NODES_TESTED)
         some = NodeAxis(self.x[piece], self.dtype)
@@ -530,7 +530,7 @@ class NodeAxis:
         return found is not None and found.error > max(10 * eps, HOPELESS_ACCURACY * float(np.abs(sections.f).max()))
 
     def best(self, p: int, sections: Sections, eps: float) -> Candidate | None:
-        """The fit of p anchors with an error ≤ eps and the smallest values, or else with the least error."""
+        """Return the fit of p anchors with the smallest values and an error ≤ eps, otherwise with the least error."""
         rows = self._rows(3 * p + 32)
         some = Sections(sections.f[rows], sections.solved[rows], sections.limits)
         lattices = menu(p, self.is_uneven)
@@ -542,13 +542,13 @@ class NodeAxis:
         return min(found, key=lambda candidate: candidate.error, default=None)
 
     def _rows(self, count: int) -> np.ndarray:
-        """About `count` nodes at most, evenly spread over their order: enough for a smooth fit."""
+        """Return the indices of about `count` nodes at most, evenly spread over their order."""
         if len(self) <= count:
             return np.arange(len(self))
         return np.unique(np.linspace(0, len(self) - 1, count).round().astype(int))
 
     def _candidate(self, lattice: Lattice, fit: ValueSolver, sections: Sections) -> Candidate | None:
-        """The fit with the first cut that keeps the values small; None if none does."""
+        """Return the fit with the first cut that keeps the values small, or None if none does."""
         found = fit.first_cut(sections)
         if found is None:
             return None
@@ -580,14 +580,14 @@ class NodeAxis:
         return KeysOnAxis(scale, offset, stored(anchors, self.dtype), bias)
 
     def smooth(self, candidate: Candidate) -> NodeKeys:
-        """The candidate, fitted to as many nodes as can do any good."""
+        """Return the keys of the candidate, fitted to about 20 nodes per anchor."""
         lattice, cut = candidate.lattice, candidate.cut
         kind, keys = "graded" if lattice.is_graded else "even", self._keys(lattice)
         rows = self._rows(20 * lattice.p + 32)
         some, every = (self._solver(lattice, chosen) for chosen in (rows, np.arange(len(self))))
 
         def solve(f: np.ndarray) -> np.ndarray:
-            """With the largest ridge if rounding makes the equations indefinite."""
+            """Solve for the values, with the largest ridge if rounding makes the equations indefinite."""
             tried = (some.values(f[rows], each) for each in (cut, some.cuts[-1]))
             return next(found for found in tried if found is not None)
 
@@ -596,10 +596,10 @@ class NodeAxis:
     # --- a key for every node -----------------------------------------------------------------------------------------
 
     def at_nodes(self, c: float) -> NodeKeys:
-        """A key for each node, at which it leads its neighbours by c (`keys_at_nodes`).
+        """Return a key for each node, at which it leads its neighbours by c (`keys_at_nodes`).
 
-        The weights W of the keys at the nodes are a band, nearly the identity for large c; the values W⁻¹f give f at
-        the nodes. Nodes that are equal in the program's dtype share a key.
+        The weights W of the keys at the nodes are a band matrix, nearly the identity for large c. The values W⁻¹f give
+        f at the nodes. Nodes that are equal in the program's dtype share a key.
         """
         from scipy.sparse.linalg import splu
 

@@ -1,4 +1,4 @@
-"""Bumps: a first attention layer that tells, coordinate by coordinate, in which cell of a grid the input lies.
+"""Bumps: a first attention layer that indicates, for each coordinate, the grid cell of the input.
 
 In coordinates y in which cells have width 1, axis i has inner edges E_1 … E_{P−1}. Token (i, m) makes the step
 T_m = clip((y_i − E_m)/2δ + ½, 0, 1); with T_0 = 1 and T_P = 0 the bumps b_m = T_m − T_{m+1}, m < P, sum to 1.
@@ -27,11 +27,13 @@ from attnc.numerics.rounding import UNIT_ROUNDOFF, gamma
 from attnc.targets.target import Target
 
 STEP_ANCHORS = (33, 17, 9)
-"""Anchors of a step, tried in order: 33 make its error 0.062/32 = 0.002; fewer reduce the rounding between heads."""
+"""Numbers of anchors of a step, tried in order. With 33 its error is 0.062/32 = 0.002. With fewer, the rounding of Y
+differs less between heads."""
 LEAST_LOG_WIDTH, LEAST_LOG_WIDTH_LP = -6, -13
-"""2δ = 2⁻⁶ costs 2δ = 1.6 % of the bound. In L_p it is a layer on which a whole jump can be lost: the thinner."""
+"""log₂ of the least 2δ, for the largest error and for L_p norms. 2δ = 2⁻⁶ costs 1.6 % of the bound. In L_p a whole jump
+can be lost on a layer of this width, so it is thinner."""
 GOOD_STEP_ERROR = 1 / 16
-"""A step error for which β need only be 1/(1 − 6η) = 1.6 times the β of exact steps."""
+"""A good enough step error η: with it β is 1/(1 − 6η) = 1.6 times the β for exact steps."""
 
 
 @lru_cache(maxsize=64)
@@ -48,11 +50,11 @@ class Steps:
 
     Weights.  Token (i, m) carries Y = K(y_i − E_m), K = (q−1)/2δ, which a `ClipLayer` of q anchors clips
               to ±(q−1)/2, so T = out/(q−1) + ½. The layer's keys are repeated until there is one for every
-              token: equal repetition changes no softmax. So q, and with it the rounding of scores, does not grow with
-              the grid.
-    Proof.    An error of Y moves the edge, by 1/K of it: `shift`, in units of a cell, whatever δ. The rest is an error
-              of T: that of the layer, the disagreement of its heads about Y, and sums over keys, all of them
-              in spacings, of which there are q−1.
+              token. Equal repetition does not change a softmax. So q, and with it the rounding of scores, does not
+              grow with the grid.
+    Proof.    An error of Y moves the edge by 1/K times the error: `shift`, in units of a cell, for any δ. The rest is
+              an error of T: the error of the layer, the different roundings of Y in its heads, and the sums over keys.
+              These are in spacings, and T is q−1 spacings wide.
     """
 
     grid: CellGrid
@@ -86,10 +88,10 @@ class Steps:
 
     @cached_property
     def shift(self) -> float:
-        """|computed Y − K(y − E)|/K.
+        """A bound on |computed Y − K(y − E)|/K.
 
-        x is cast, K·scale made and cast, one product, one sum; K(offset − E), |E| ≤ P/2, and a head's centre, at most
-        K·δ ≤ K, are two sums, a product and casts: fewer than 8 roundings each.
+        x is cast, K·scale is made and cast, and one product and one sum follow. K(offset − E), |E| ≤ P/2, and the
+        centre of a head, at most K·δ ≤ K, take two sums, a product and casts. Each has fewer than 8 roundings.
         """
         grid, u = self.grid, UNIT_ROUNDOFF[self.grid.dtype]
         size = grid.scale * grid.box.magnitude + np.abs(grid.offset) + np.array(grid.counts) / 2 + 1
@@ -97,7 +99,7 @@ class Steps:
 
     @cached_property
     def eta(self) -> float:
-        """|T computed − T| for the moved edge: the layer's error, and 4 roundings of the map that makes T."""
+        """A bound on |computed T − T| for the moved edge: the layer's error, and 4 roundings of the map to T."""
         clip, u = self.clip, UNIT_ROUNDOFF[self.grid.dtype]
         num_terms = 2 * self.num_tokens + clip.num_heads + 16
         if num_terms * u > 0.5:
@@ -106,19 +108,19 @@ class Steps:
         return round_up(self.gain * (clip.error + clip.leak(self.shift / self.width / self.gain) + sums) + gamma(4, u))
 
     def tokens(self, axis: int) -> Int[np.ndarray, " inner_edges"]:
-        """Where the steps of an axis are: edge m at position m − 1."""
+        """Return the tokens of the steps of an axis. Edge m is at position m − 1."""
         start = sum(self.grid.counts[:axis]) - axis
         return start + np.arange(self.grid.counts[axis] - 1)
 
     def bump_parts(self, axis: int) -> tuple[Int[np.ndarray, "bumps two"], Float[np.ndarray, " bumps"]]:
-        """b_m = gain·(out[t_m0] − out[t_m1]) + constant_m; a token of −1 stands for no step, at an end of the grid."""
+        """Return t and constant of b_m = gain·(out[t_m0] − out[t_m1]) + constant_m. At an end t is −1: no step."""
         tokens = np.concatenate([[-1], self.tokens(axis), [-1]])
         parts = np.stack([tokens[:-1], tokens[1:]], axis=1)
-        # T_0 = 1 less the ½ of T_1; T_{P−1} has its ½. With one cell both: b = 1.
+        # b_0 = 1 − T_1 has the constant 1 − ½, and b_{P−1} = T_{P−1} has ½. With one cell both apply: b = 1.
         return parts, 0.5 * (parts < 0).sum(axis=1)
 
     def layers(self, target: Target) -> tuple[Affine, Attention]:
-        """From the input to `clip.output` at every token."""
+        """Return the layers from the input to `clip.output` at every token."""
         grid, clip, dtype = self.grid, self.clip, self.grid.dtype
         tokens_in, width_in = token_shape(target.input_shapes[0])
         inputs = [f"in.{c}" for c in range(width_in)]
@@ -138,7 +140,10 @@ class Steps:
 
 
 def choose_steps(grid: CellGrid, request: Request) -> Steps:
-    """The thinnest transition, and the most anchors, for which the step error is small enough; else the smallest."""
+    """Return steps with the thinnest transition and the most anchors that have a small enough error.
+
+    If none has, return the steps with the smallest error.
+    """
     least = LEAST_LOG_WIDTH if request.p == math.inf else LEAST_LOG_WIDTH_LP
     tried = []
     for log_width in range(least, 0):
@@ -154,20 +159,21 @@ def choose_steps(grid: CellGrid, request: Request) -> Steps:
 
 @dataclass(frozen=True, eq=False)
 class BumpCells(GridPartition):
-    """A grid whose cells v are selected by a softmax of β·Σ_i b_{v_i} (+ M at the same position).
+    """A grid whose cells v are selected by a softmax of β·Σ_i b_{v_i}, plus M at the same position.
 
     Theorem.  Let steps be exact to η for edges moved by at most e, and 2δ ≤ 1 − 2e. Then all cells that do not hold x
               when widened to ½ + δ + e have together weight at most
               Σ_i max((P_i−1)·e^{−β(1−4η)}, ½(P_i−2)·e^{−β(½−3η)}), times e^{2δ_s} if scores are off by δ_s.
-    Proof.    The weights factorise over the axes: on one axis they are ∝ e^{β·b̃_m}, where b̃ are the bumps made of steps
-              T̃ that are off by η, b those of exact steps for the moved edges. Moved edges are ≥ 1 − 2e ≥ 2δ apart, so y
-              is in the transition of at most one of them.
-              In none: T_j = 1 up to the cell m of y and 0 beyond, so b_m = 1, b̃_m ≥ 1 − 2η, and the other P−1 bumps
-              are 0, b̃_j ≤ 2η: together at most (P−1)e^{−β(1−4η)} of the weight of m.
-              In that of edge m: T_{m−1} = 1 and T_{m+1} = 0, so b̃_{m−1} + b̃_m = T̃_{m−1} − T̃_{m+1} ≥ 1 − 2η.
-              By convexity these two weigh at least 2e^{β(½−η)}; the other P−2 at most e^{2ηβ} each.
+    Proof.    The weights factorise over the axes. On one axis they are ∝ e^{β·b̃_m}. Here b̃ are the bumps of steps T̃
+              that are off by η, and b the bumps of exact steps for the moved edges. Moved edges are ≥ 1 − 2e ≥ 2δ
+              apart, so y is in the transition of at most one of them.
+              If in none: T_j = 1 up to the cell m of y and 0 beyond, so b_m = 1 and b̃_m ≥ 1 − 2η. The other P−1 bumps
+              are 0, and b̃_j ≤ 2η: together they have at most (P−1)e^{−β(1−4η)} times the weight of m.
+              If in that of edge m: T_{m−1} = 1 and T_{m+1} = 0, so b̃_{m−1} + b̃_m = T̃_{m−1} − T̃_{m+1} ≥ 1 − 2η.
+              By convexity these two weigh at least 2e^{β(½−η)}, and the other P−2 at most e^{2ηβ} each.
               A cell m with b_m > 0 has E_m − δ − e < y < E_{m+1} + δ + e: it holds x when widened to ½ + δ + e.
-              Those are at most two per axis. T̃_0 = 1 and T̃_P = 0 are exact; outside the grid the end cell has b = 1.
+              There are at most two such cells per axis. T̃_0 = 1 and T̃_P = 0 are exact. Outside the grid the end cell
+              has b = 1.
     """
 
     steps: Steps
@@ -192,9 +198,11 @@ class BumpCells(GridPartition):
 
 
 def _score_error(steps: Steps, beta: float, margin: float) -> float:
-    """δ_s. A score sums, times β, two steps or a step and ½ for every axis, |gain·out| ≤ ½ + η, and M.
+    """Return δ_s, a bound on the error of a score.
 
-    Three terms per axis and M; 8 roundings more than usual cover gain and β made and cast, and the bumps' own sums.
+    A score is M plus β times a sum over the axes of two steps, or of a step and ½, with |gain·out| ≤ ½ + η. These are
+    three terms per axis, and M. Eight more roundings than usual cover making and casting gain and β, and the sums that
+    make the bumps.
     """
     d, u = steps.grid.box.d, UNIT_ROUNDOFF[steps.grid.dtype]
     return score_error(3 * d + 9, (1 + 2 * steps.eta) * d * beta + margin, u)
@@ -202,7 +210,7 @@ def _score_error(steps: Steps, beta: float, margin: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class BumpBuilder(GridBuilder[BumpCells]):
-    """A grid of cells that is selected by bumps, in `layers` attention layers."""
+    """The builder of a program of `layers` attention layers that selects the cells of a grid by bumps."""
 
     layers: int
 
@@ -211,7 +219,7 @@ class BumpBuilder(GridBuilder[BumpCells]):
 
     @abc.abstractmethod
     def cost_on(self, steps: Steps) -> tuple[int, int]:
-        """The anchors and bytes of a program on these steps."""
+        """Return the anchors and bytes of a program on these steps."""
 
     def cost(self, counts: Counts) -> tuple[int, int]:
         return self.cost_on(choose_steps(CellGrid(self.target.box, counts, self.request.dtype), self.request))
@@ -236,7 +244,7 @@ class BumpBuilder(GridBuilder[BumpCells]):
 
 
 def bump_construction(builder: Callable[[Target, Request], BumpBuilder], name: str) -> Construction:
-    """The construction of a theorem whose cells are selected by bumps."""
+    """Return the construction of a theorem whose cells are selected by bumps."""
     return Construction(
         name,
         lambda target, request: builder(target, request).build(),
@@ -247,10 +255,10 @@ def bump_construction(builder: Callable[[Target, Request], BumpBuilder], name: s
 
 
 def _sufficient_beta(values: np.ndarray, steps: Steps, request: Request) -> float:
-    """A β for which the leak costs less than 0.2 % of eps, or else of osc/P.
+    """Return a β for which the leak costs less than 0.2 % of eps, or of osc/P if no eps is given.
 
-    The leak costs leak·(at most 4 osc + 5 max|v|): `GridPartition.bound`, and the 5 of `average_error`. In L_p it
-    costs vol^{1/p} times that.
+    The leak costs at most leak·(4 osc + 5 max|v|), from `GridPartition.bound` and `average_error`. In L_p it costs
+    vol^{1/p} times as much.
     """
     grid, spread = steps.grid, float(np.ptp(values, axis=0).max())
     size = 4 * spread + 5 * float(np.abs(values).max()) or 1.0

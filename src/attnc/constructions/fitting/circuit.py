@@ -1,8 +1,8 @@
-"""Deep programs on one token: wires are affine in signals, signals are inputs or outputs of heads.
+"""Deep programs on one token. Wires are affine in signals, and signals are inputs or outputs of heads.
 
-The state token carries the signals that are still needed. For every level of heads an affine map places the keys, an
-attention layer with a residual writes the new signals into channels of their own, and the next level reads both.
-`build_parts` makes the program of an expression whose parts have fitted heads: `gates` and `compose` end there.
+The state token carries the signals that are still needed. For every level of heads an affine map places the keys. An
+attention layer with a residual then writes the new signals into channels of their own, and the next level reads both.
+`build_parts` makes the program of an expression whose parts have fitted heads, for `gates` and `compose`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Signal:
 
 @dataclass(frozen=True, eq=False)
 class Wire:
-    """constant + Σ coefficient·signal. Wires add and scale; whatever is affine costs nothing."""
+    """constant + Σ coefficient·signal. Adding and scaling wires costs no head."""
 
     terms: dict[Signal, float] = field(default_factory=dict)
     constant: float = 0.0
@@ -122,7 +122,7 @@ class Circuit:
         *,
         name: str = "head",
     ) -> tuple[Wire, ...]:
-        """Add a head, and return its outputs. Its keys carry the carriers, which are the queries if none are given."""
+        """Add a head and return its outputs. Its keys carry the carriers, which are the queries by default."""
         carriers = () if keys.carried is None else queries if carriers is None else carriers
         level = 1 + max(wire.level for wire in (*queries, *carriers))
         label, columns = f"{name}#{len(self.heads)}", range(keys.num_outputs)
@@ -133,7 +133,7 @@ class Circuit:
     def apply(
         self, keys: SoftHead[np.ndarray], query: Wire, carrier: Wire | None = None, *, name: str = "head"
     ) -> Wire:
-        """A(query) for a head A of one input and one output, whose keys may carry the query; or carrier·A(query)."""
+        """Return A(query) or carrier·A(query), for a head A of one input and output. Its keys may carry the query."""
         if carrier is None:
             return self.head([query], keys, name=name)[0]
         assert keys.carried is None, "a key that carries its own query cannot carry another wire"
@@ -141,7 +141,7 @@ class Circuit:
         return self.head([query], carrying, [carrier], name=name)[0]
 
     def build(self, outputs: Sequence[Wire], output_shape: tuple[int, ...], dtype: str) -> Program:
-        """Only the heads that the outputs need."""
+        """Return the program, with only the heads that the outputs need."""
         levels = self._needed(outputs)
         last_read: dict[Signal, int] = {s: len(levels) for wire in outputs for s in wire.terms}
         for number, heads in reversed(list(enumerate(levels))):
@@ -166,7 +166,7 @@ class Circuit:
         return check(Program(tuple(layers), ((len(self.inputs),),), output_shape))
 
     def _needed(self, outputs: Sequence[Wire]) -> list[list[CircuitHead]]:
-        """The heads that the outputs need, level by level; levels that nothing needs are closed up."""
+        """Return the heads that the outputs need, level by level. Empty levels are removed."""
         wanted = {s for wire in outputs for s in wire.terms}
         by_level: dict[int, list[CircuitHead]] = {}
         for head in reversed(self.heads):  # a head reads signals of earlier heads only
@@ -177,7 +177,7 @@ class Circuit:
 
 
 def channel_of(signal: Signal) -> str:
-    """The channel of the state that carries it."""
+    """Return the channel of the state that carries the signal."""
     return f"signal.{signal.name}"
 
 
@@ -190,7 +190,10 @@ def _level(
     tokens_in: int,
     dtype: str,
 ) -> tuple[Affine, Attention]:
-    """Token 0 is the state and the only query that is read; the keys of all heads lie side by side in every token."""
+    """Return the layers of one level. Token 0 is the state, and only its output is read.
+
+    The keys of all heads lie side by side in every token.
+    """
     made = [s for head in heads for s in head.signals]
     tokens = max(head.keys.num_keys for head in heads)
     channels = (*map(channel_of, (*kept, *made)), ONE, *(channel for head in heads for channel in head.key_channels))
@@ -237,7 +240,7 @@ def _head(head: CircuitHead, tokens: int, channels: tuple[str, ...], dtype: str)
 
 @dataclass(frozen=True, eq=False)
 class PartFit:
-    """A(y) at y = scale·t + shift is within `error` of a function of t on [lo, hi]; the keys may carry y."""
+    """A head A with A(scale·t + shift) within `error` of a function of t on [lo, hi]. Its keys may carry the query."""
 
     keys: SoftHead[np.ndarray]
     error: float
@@ -254,21 +257,21 @@ class PartFit:
         return self.keys((self.scale * t + self.shift)[:, None])[:, 0]
 
     def build(self, circuit: Circuit, argument: Wire, carrier: Wire | None, name: str) -> Wire:
-        """A(argument), or carrier·A(argument)."""
+        """Add the head to a circuit, and return A(argument) or carrier·A(argument)."""
         return circuit.apply(self.keys, argument * self.scale + self.shift, carrier, name=name)
 
 
 Factors = Mapping[int, tuple[Unary, Part]]
-"""By the identity of a product: the factor that the weights of its head compute, and the one that its keys carry."""
+"""id of a product → the factor that the weights of its head compute, and the factor that its keys carry."""
 
 
 def build_parts(
     target: Target, outputs: Sequence[Part], factors: Factors, fits: Mapping[int, PartFit], dtype: str
 ) -> tuple[Program, Derivation]:
-    """The program of these outputs, and a claim for every head. `fits` has the head of each function and choice."""
+    """Return the program of these outputs, and a claim for every head. `fits` has one head per function or choice."""
 
     def operands(part: Part) -> tuple[Part, ...]:
-        """A function that the head of a product computes needs no head of its own."""
+        """Return the operands of a part. If the head of a product computes a factor, the factor needs no head."""
         function = factors[id(part)][0] if id(part) in factors else None
         return tuple(function.base if function is inner else inner for inner in operands_of(part))
 

@@ -1,4 +1,4 @@
-"""The layer that the first paper is built on: one attention head truncates many numbers at once.
+"""The layer on which arXiv 2504.15956 is built: one attention head truncates many numbers at once.
 
 Tokens carry a number y, a constant 1, an anchor L and L². Query (y, 1), key β(2L, −L²), value L: the weights are
 ∝ exp(−β(y − L)²), and the head returns clip(y) to the range of the anchors, in units of their spacing.
@@ -28,13 +28,13 @@ class ClipLayer:
     """clip(y, −radius, radius), radius = (N−1)/2, for every token that carries y, on all of R.
 
     One head without sentinels has a key for each of its N anchors. H heads of n keys have s sentinels per side
-    (arXiv 2504.15956): the anchors 0 … N−1, N = (n−2s)·H, are dealt out in blocks of q = n−2s. Head h sees its block
-    and s sentinels per side, which stand where the neighbours' anchors do. In coordinates centred on its block every
+    (arXiv 2504.15956). The anchors 0 … N−1, N = (n−2s)·H, are divided into blocks of q = n−2s. Head h sees its block
+    and s sentinels per side, at the places of the neighbours' anchors. In coordinates centred on its block every
     head has the same keys l = −(n−1)/2 … (n−1)/2, so tokens carry l and l² once, and W_Q shifts y to the head.
-    Sentinels have value 0: a head is silent where another one holds y, and at a seam two heads share the value as one
-    softmax would. The outer sentinels of the first and last head carry the ends of the range.
+    Sentinels have value 0. So a head returns 0 where y is in another block, and at a seam between blocks two heads
+    share the value as one softmax would. The outer sentinels of the first and last head carry the ends of the range.
 
-    The tokens of the layer are its n keys: another token would be an anchor at 0. Errors are in units of the spacing.
+    The tokens of the layer are exactly its n keys: any other token would be an anchor at 0. Errors are in spacings.
     """
 
     num_keys: int
@@ -68,7 +68,7 @@ class ClipLayer:
 
     @property
     def beta(self) -> float:
-        """The given one; or soft if that leaves the seams quiet; or just hard enough that the leak is 1e-4 spacings."""
+        """The given β. By default BEST_BETA; for several heads more, if only that makes the leak 1e-4 spacings."""
         if self.given_beta is not None:
             return self.given_beta
         if self.num_heads == 1:
@@ -111,9 +111,9 @@ class ClipLayer:
     def _delta(self) -> float:
         """The score error of one head, in its own coordinates.
 
-        One head takes scores at |y| ≤ radius + ½, several at one more than their keys: a y farther beyond an end puts
-        every other anchor further behind, by 2r per step, which outweighs the rounding of a larger score (relative
-        γ·radius < ½).
+        For one head it holds at |y| ≤ radius + ½, for several up to one spacing beyond their keys. For a y farther
+        beyond an end, every other anchor is further behind, by 2r per step. This outweighs the rounding of a larger
+        score (relative γ·radius < ½).
         """
         u, local = UNIT_ROUNDOFF[self.dtype], (self.num_keys - 1) / 2
         if gamma(8, u) * self.radius >= 0.5:
@@ -123,11 +123,11 @@ class ClipLayer:
 
     @cached_property
     def error(self) -> float:
-        """|out − clip(y)| for the y that the heads compute with, before rounding of sums.
+        """A bound on |out − clip(y)| for the y that the heads compute with, before rounding of sums.
 
-        As for one softmax over all N anchors and the outer sentinels, which carry the ends of the range. An outer
-        sentinel stands beyond its end but has the end's value: for |y| ≤ radius that is nearer to y than the sentinel's
-        own place, beyond it the value is the end itself. Placing them at the ends costs their weights × their distance.
+        It is the bound for one softmax over all N anchors and the outer sentinels, which carry the ends of the range.
+        An outer sentinel is beyond its end but has the end's value. For |y| ≤ radius that value is nearer to y than the
+        sentinel's own place; beyond, the value is the end itself. Moving them to the ends costs weight × distance.
         """
         found = mean_error(self.beta, self.num_anchors + 2 * self.sentinels, self._delta)
         if not self.sentinels:
@@ -142,15 +142,15 @@ class ClipLayer:
     def leak(self, query_error: float) -> float:
         """Residual output of inactive heads, and of two heads that disagree about a seam.
 
-        S (see `silence`) and 2(e^{2δ} − 1) of the largest value. And each head rounds y − its centre by itself: its
-        output has slope 2β·Cov(l, value) ≤ 2β·κ·radius. No more than 2s + 3 heads have y in or beside their window; of
-        the others, the j-th has own weight e^{−2βsj} and a slope of n times that, so all of them n/(e^{2βs} − 1).
-        One head has no other to disagree with: an error of y passes through clip once, and is counted there.
+        It is S (see `silence`) plus 2(e^{2δ} − 1), times the largest value. Also, each head rounds y − its centre by
+        itself, and its output has slope 2β·Cov(l, value) ≤ 2β·κ·radius. At most 2s + 3 heads have y in or beside their
+        window. The j-th of the others has own weight e^{−2βsj} and a slope of n times that: in all n/(e^{2βs} − 1).
+        A single head has no other to disagree with. An error of y passes through clip once, and is counted there.
         """
         if self.num_heads == 1:
             return 0.0
         s, beta, delta = self.sentinels, self.beta, self._delta
-        if delta > 1:  # heads may disagree about anything
+        if delta > 1:  # no useful bound on the disagreement of heads
             return round_up(2.0 * (self.num_heads + 1) * self.radius)
         quiet = self._silence + 2 * math.expm1(2 * delta)
         speaking = min(self.num_heads, (2 * s + 3) * (1 + self.num_keys / math.expm1(min(700.0, 2 * beta * s))))
@@ -159,7 +159,7 @@ class ClipLayer:
 
     @cached_property
     def rounding(self) -> float:
-        """The rounding of the sums over keys and heads."""
+        """A bound on the rounding of the sums over keys and heads."""
         terms, u = 2 * self.num_keys + 16, UNIT_ROUNDOFF[self.dtype]
         if self.sentinels:
             sums = gamma(terms + self.num_heads, u) * (1 + self._silence) * 2 * self.radius
@@ -169,17 +169,17 @@ class ClipLayer:
 
 
 def silence(beta: float, s: int, delta: float, num_heads: int) -> float:
-    """S ≥ Σ_h Σ_{g own to h} |w^h_g − w_g|, w^h the weights within head h's window, w those over all anchors.
+    """Return S ≥ Σ_h Σ_{g own to h} |w^h_g − w_g|, w^h the weights within head h's window, w those over all anchors.
 
-    |w^h_g − w_g| = w^h_g·(weight outside the window) so the sum over g is (own_h/W_h)·(outside_h/W). Let t be the
-    distance of y beyond the last own anchor of h, k the nearest whole number to it.
+    |w^h_g − w_g| = w^h_g·(weight outside the window), so the sum over g is (own_h/W_h)·(outside_h/W). Let t be the
+    distance of y beyond the last own anchor of h, and k the nearest whole number to t.
       t < ½:        own ≤ W_h, and the nearest key outside is s+1 steps on: e^{−βs(s+1)} per side.
       k = 1 … s:    own/W_h ≤ e^{−β(k² + 2kσ)}, outside/W ≤ e^{−β((s+1−k)² − 2(s+1−k)σ)} with |σ| ≤ ½: the exponents
                     add up to at least ⌊(s+1)²/2⌋; at most one head for each k and side.
       t > s + ½:    the last sentinel is nearer than any own anchor by t² − (t−s)² = s(2t − s) ≥ s(s+1), and by 2s
                     more for each head further on.
-    Keys behind the first in each sum add a geometric series of ratio e^{−2β}; score errors cost e^{4δ}. And whatever
-    β is, each head's own weights sum to at most 1, as do all w_g: S ≤ num_heads + 1.
+    Keys behind the first in each sum add a geometric series of ratio e^{−2β}. Score errors cost a factor e^{4δ}. For
+    every β each head's own weights sum to at most 1, and so do all w_g. Hence S ≤ num_heads + 1.
     """
     with np.errstate(over="ignore"):
         series = 1 / (-math.expm1(-2 * beta)) ** 2

@@ -40,26 +40,26 @@ from attnc.numerics.arrays import Float
 
 ALL_REALS = (-math.inf, math.inf)
 SEARCH_SAFETY = 1.01
-"""Margin on an error found by a search, which finds peaks to a relative 1e-4."""
+"""Margin on an error found by a search. The search finds peaks to a relative accuracy of 1e-4."""
 NEGLIGIBLE_SCORE = 60.0
-"""Keys whose score is lower than that of the largest by this have weights below e^{−60} < 2⁻⁸⁶."""
+"""A key whose score is lower than the largest by this has a weight below e^{−60} < 2⁻⁸⁶."""
 FIT_PASSES = 24
-"""Number of reweightings of a fit; the errors in the gate table hold for this number."""
+"""Number of reweightings of a fit. The errors in the gate table were measured with this number."""
 MAX_EXPONENT = 300.0
-"""Largest argument of exp: e^300 leaves products of two such numbers within float64, which ends at e^709."""
+"""Largest argument of exp. A product of two numbers up to e^300 is still within float64, which ends at e^709."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gate:
     """One function f as attention: an activation, max or min of several wires, or a product.
 
-    |gate(x) − f(x)| ≤ error for every x of the domain, in exact arithmetic. `is_proved` tells that this is a closed
-    form; otherwise it is the largest error found by a search. `lipschitz` is that of f on the domain.
+    |gate(x) − f(x)| ≤ error for every x of the domain, in exact arithmetic. If `is_proved`, the error is a closed form;
+    otherwise it is the largest error found by a search. `lipschitz` is the Lipschitz constant of f on the domain.
 
-    A product is x·A(y), A the head of `keys`: it is linear in x, and `domain` is that of y.
+    A product is x·A(y), with A the head of `keys`. It is linear in x, and `domain` is the domain of y.
 
     With a number `sign` = β the gate has two layers: s = tanh(βx) and y = x·s by two keys, then s·A(y). Only softsign
-    has them.
+    has two layers.
     """
 
     name: str
@@ -76,10 +76,10 @@ class Gate:
         return self.keys.num_keys + (0 if self.sign is None else 2)
 
     def build(self, circuit: Circuit, *wires: Wire) -> Wire:
-        """Add the heads of the gate at these wires: one for an activation, x and y for a product."""
+        """Add the heads of the gate to a circuit. An activation has one wire, a product has the wires x and y."""
         count = self.keys.num_inputs + self.is_product
         if len(wires) != count:
-            raise InputError(f"this {self.name} gate is for {count} wires, {len(wires)} given")
+            raise InputError(f"this {self.name} gate takes {count} wires, found {len(wires)}")
         if self.is_product:
             return circuit.apply(self.keys, wires[1], wires[0], name=self.name)
         if self.sign is None:
@@ -92,7 +92,7 @@ class Gate:
 
 
 def min_keys(name: str, eps: float, hints: Mapping[int, float], make: Callable[[int], Gate]) -> Gate:
-    """The gate with the least p whose error is ≤ eps. Rows whose hint is more than 10 % above eps are not tried."""
+    """Return the gate with the fewest keys p and an error ≤ eps. Skip a p whose hint is more than 10 % above eps."""
     positive_number("eps", eps)
     for p, hint in sorted(hints.items()):
         if 0.9 * hint <= eps:
@@ -106,7 +106,7 @@ def min_keys(name: str, eps: float, hints: Mapping[int, float], make: Callable[[
 
 
 def power_of_two(at_least: float) -> float:
-    """The least power of two that is not below: products with it are exact, and so are scores β·x."""
+    """Return the least power of two ≥ `at_least`. Products with it are exact, and so are scores β·x."""
     if not at_least < 2.0**1000:
         raise InputError(f"the error asked for needs an inverse temperature of {at_least:.3g}; choose a larger eps")
     mantissa, exponent = math.frexp(max(at_least, 2.0**-1000))
@@ -125,34 +125,34 @@ class OutOfReach(InputError):
 
 
 def observed(error_at: Callable[[np.ndarray], np.ndarray], points: Float[np.ndarray, " points"], size: float) -> float:
-    """max |error| over sorted points, refined about the highest peaks, and rounded up.
+    """Return max |error| over sorted points, refined about the highest peaks and rounded up.
 
-    It includes the rounding errors of float64, for summed terms of this size.
+    It includes the rounding errors of float64 for summed terms of this size.
     """
     found, _ = highest(lambda x: np.abs(error_at(x)), points)
     return SEARCH_SAFETY * found + 16 * 2.0**-53 * size
 
 
 def half_line(reach: float, core: float = 12.0, count: int = 1000) -> Float[np.ndarray, " points"]:
-    """Points from 0 to reach: evenly spaced up to `core`, geometrically beyond."""
+    """Return points from 0 to reach, evenly spaced up to `core` and geometrically spaced beyond."""
     near = np.linspace(0.0, min(core, reach), count)
     return near if reach <= core else np.concatenate([near, np.geomspace(core, reach, 300)[1:]])
 
 
 def at_points(keys: SoftHead[np.ndarray], x: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
-    """G(x), for a head of one variable."""
+    """Return G(x), for a head of one variable."""
     return keys(x[:, None])[:, 0]
 
 
 def reach_of(keys: SoftHead[np.ndarray]) -> float:
-    """The x beyond which the score of the last key exceeds all others by `NEGLIGIBLE_SCORE`."""
+    """Return the x beyond which the score of the last key exceeds all others by `NEGLIGIBLE_SCORE`."""
     slopes = keys.slopes[:, 0]
     gaps, behind = slopes[-1] - slopes[:-1], keys.offsets[:-1] - keys.offsets[-1]
     return float(((NEGLIGIBLE_SCORE + np.maximum(behind, 0.0)) / gaps).max())
 
 
 def tail(keys: SoftHead[np.ndarray], x: float) -> float:
-    """sup |G(t) − (v + ut)| over t ≥ x, with v and u of the last key, whose slope is the largest; x ≥ reach_of(keys).
+    """Return a bound on |G(t) − (v + ut)| for t ≥ x ≥ reach_of(keys), with v and u of the key of the largest slope.
 
     Proof.  |G − (v + ut)| ≤ Σ_k e^{s_k − s_last}(|v_k − v| + |u_k − u|t), and t·e^{−gap·t} falls for t ≥ 1/gap.
     """
@@ -172,10 +172,7 @@ def solved(
     carried: Float[np.ndarray, "keys unknowns"] | None = None,
     limit: float = math.inf,
 ) -> SoftHead[np.ndarray]:
-    """The keys with values + values·z and carried parts + carried·z, for the z that makes max |G(x) − f| least.
-
-    `limit` bounds |z|.
-    """
+    """Return the keys with values + values·z and carried parts + carried·z. z minimises max |G(x) − f|, |z| ≤ limit."""
     weights = keys.weights(x[:, None])
     columns = weights @ values if carried is None else weights @ values + x[:, None] * (weights @ carried)
     if not columns.shape[1]:
@@ -187,7 +184,7 @@ def solved(
 
 
 def pairs(p: int, sign: float) -> Float[np.ndarray, "keys pairs"]:
-    """A column for each pair of keys about the middle, from the inside out: 1 on the right, `sign` on the left."""
+    """Return a column for each pair of keys about the middle, inner pairs first: 1 on the right, `sign` on the left."""
     unit, m = np.eye(p), p // 2
     return unit[:, p - m :] + sign * unit[:, :m][:, ::-1]
 
@@ -197,15 +194,16 @@ def pairs(p: int, sign: float) -> Float[np.ndarray, "keys pairs"]:
 W = 0.2784645427610739
 """W(1/e), rounded up."""
 ROUNDED_UP = 1 + 2.0**-50
-"""Factor that covers the roundings of the few products and quotients of an error."""
+"""Factor that covers the roundings of the few products and quotients in the formula of an error."""
 
 
 def _lines(name: str, eps: float, kinks: tuple[float, ...], lines: list[tuple[float, float]]) -> Gate:
-    """Two lines (value, slope) that meet at a kink at 0, or three that meet at two kinks, the outer slopes equal.
+    """Return the gate of two lines (value, slope) with a kink at 0, or of three with two kinks and equal outer slopes.
 
     Theorem.  |gate − f| ≤ J·W(1/e)/β on all of R, J the difference of two neighbouring slopes.
     Weights.  Two lines have the scores 0, βx. Three have 0, β(x − lo), β(x − lo) + β(x − hi): the middle line leads
-              between the kinks. β(x − lo) is subtracted from all: the same weights, and each score has one rounding.
+              between the kinks. β(x − lo) is then subtracted from all. The weights are the same, and each score has one
+              rounding.
     Proof.    For two lines see above. Let u = x − lo, v = hi − x. Between the kinks the outer two lines are off by −Ju
               and +Jv, so the error is J(v·e^{−βv} − u·e^{−βu})/(1 + e^{−βu} + e^{−βv}): two terms of opposite signs.
               Neither exceeds J·s·e^{−s}/(1 + e^{−s})/β, s = βv or βu. Below lo, with t = lo − x, the others are off by
@@ -221,12 +219,12 @@ def _lines(name: str, eps: float, kinks: tuple[float, ...], lines: list[tuple[fl
 
 
 def leaky_relu(eps: float, slope: float = 0.01, name: str = "leaky_relu") -> Gate:
-    """Values slope·x, x."""
+    """Return the gate with values slope·x, x."""
     return _lines(name, eps, (0.0,), [(0.0, real_number("slope", slope)), (0.0, 1.0)])
 
 
 def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> Gate:
-    """min(max(x, lo), hi): values lo, x, hi. No digits cancel, even for large x."""
+    """Return the gate of min(max(x, lo), hi), with values lo, x, hi. No digits cancel, even for large x."""
     lo, hi = real_number("lo", lo), real_number("hi", hi)
     if not lo < hi:
         raise InputError(f"{name} needs lo < hi, found lo={lo:g}, hi={hi:g}")
@@ -234,24 +232,24 @@ def clip(eps: float, lo: float = -1.0, hi: float = 1.0, name: str = "clip") -> G
 
 
 def hardsigmoid(eps: float) -> Gate:
-    """clip(x/6 + ½, 0, 1)."""
+    """Return the gate of clip(x/6 + ½, 0, 1)."""
     gate = _lines("hardsigmoid", eps, (-3.0, 3.0), [(0.0, 0.0), (0.5, 1 / 6), (1.0, 0.0)])
     return replace(gate, error=gate.error + 2.0**-54)  # 1/6 is stored rounded
 
 
 def soft_threshold(eps: float, threshold: float = 0.5) -> Gate:
-    """x ∓ λ beyond ±λ, 0 between: values x + λ, 0, x − λ."""
+    """Return the gate of x ∓ λ beyond ±λ and 0 between, with values x + λ, 0, x − λ."""
     threshold = positive_number("threshold", threshold)
     lines = [(threshold, 1.0), (0.0, 0.0), (-threshold, 1.0)]
     return _lines("soft_threshold", eps, (-threshold, threshold), lines)
 
 
 def max_gate(eps: float, count: int = 2, name: str = "max") -> Gate:
-    """One key for each of n wires: score βx_i, value x_i.
+    """Return the gate of the maximum of n wires. Each wire has one key, with score βx_i and value x_i.
 
     Theorem.  0 ≤ max x − Σ w_i x_i ≤ W((n − 1)/e)/β.
-    Proof.    With d_i = max x − x_i the error is Σ d_i e^{−βd_i}/(1 + Σ e^{−βd_i}), sums over the other n − 1. It is at
-              most λ where Σ (d_i − λ)e^{−βd_i} ≤ λ for all d; the terms are alike, so the worst d_i are equal, and
+    Proof.    With d_i = max x − x_i the error is Σ d_i e^{−βd_i}/(1 + Σ e^{−βd_i}), summed over the other n − 1. It is
+              at most λ if Σ (d_i − λ)e^{−βd_i} ≤ λ for all d. All terms have the same form, so the worst d_i are equal.
               (n − 1)s/(e^s + n − 1) is largest, W((n − 1)/e), where (s − 1)e^{s−1} = (n − 1)/e.
     """
     import scipy.special
@@ -259,7 +257,7 @@ def max_gate(eps: float, count: int = 2, name: str = "max") -> Gate:
     positive_number("eps", eps)
     if isinstance(count, bool) or not isinstance(count, int) or count < 2:
         raise InputError(f"{name} needs two wires or more, found count={count!r}")
-    largest = float(scipy.special.lambertw((count - 1) / math.e).real) * (1 + 1e-12)  # its error is far smaller
+    largest = float(scipy.special.lambertw((count - 1) / math.e).real) * (1 + 1e-12)  # scipy's error is far smaller
     beta = power_of_two(largest / eps * ROUNDED_UP)
     unit = np.eye(count)
     slopes = beta * unit if name == "max" else -beta * unit
@@ -268,23 +266,23 @@ def max_gate(eps: float, count: int = 2, name: str = "max") -> Gate:
 
 
 min_gate = functools.partial(max_gate, name="min")
-"""−max(−x): scores −βx_i, values x_i."""
+"""The gate of min x = −max(−x), with scores −βx_i and values x_i."""
 
 
 # Fitted keys
 
 PRODUCT_VALUE_LIMIT = 10.0
-"""Limit of the values of a product gate: with larger values fewer keys are enough, but rounding errors are larger:
-one digit is lost."""
+"""Limit on the values of a product gate. With larger values fewer keys are enough, but rounding errors grow: at 10 one
+digit is lost."""
 IDENTITY_HINTS = {2: 8.5e-4, 3: 1.5e-5, 4: 9.8e-8, 5: 3.1e-9, 6: 3.2e-11, 7: 1.3e-12, 8: 3.6e-14}
-"""Number of keys, and the largest error measured on [−1, 1], rounded up; a test compares both."""
+"""Number of keys → the largest error measured on [−1, 1], rounded up. A test compares them with the gates."""
 TANH_CUBIC = 0.044715
 """The coefficient of x³ in the tanh approximation of GELU."""
 
 
 @functools.lru_cache(maxsize=256)
 def solved_gate(name: str, recipe: FittedKeys, p: int) -> Gate:
-    """The gate of one row: its slopes and offsets, and the values that make the largest error least."""
+    """Return the gate of one row of the recipe: its slopes and offsets, with values that minimise the largest error."""
     right, height, _ = recipe.rows[p]
     middle = [0.0] * (p % 2)
     slopes = np.array([*(-a for a in reversed(right)), *middle, *right])
@@ -295,14 +293,15 @@ def solved_gate(name: str, recipe: FittedKeys, p: int) -> Gate:
         ends = np.array([-recipe.limit, *[0.0] * (p - 2), recipe.limit])
         keys = _fitted(recipe, SoftHead.of_one_variable(slopes, offsets, ends), pairs(p, -1.0)[:, :-1])
     reach = reach_of(keys)
-    # |gate − f| is even: x ≤ 0 is enough, where a ramp is small and float64 hides nothing of it.
+    # |gate − f| is even, so x ≤ 0 is enough. There a ramp is small, and float64 resolves its error.
     size = max(1.0, float(np.abs(keys.values).max()))
     core = observed(lambda t: at_points(keys, -t) - recipe.below(-t), half_line(reach), size)
     return Gate(name, keys, max(core, tail(keys, reach) + recipe.tail(reach)), recipe.lipschitz)
 
 
 def _ramp(recipe: FittedKeys, slopes: np.ndarray, offsets: np.ndarray) -> SoftHead[np.ndarray]:
-    """Carried parts ½ ± μ_k, 0 and 1 at the ends; unless the ramp is pure, equal values ν_k on both sides."""
+    """Return keys with carried parts ½ ± μ_k, 0 and 1 at the ends. A ramp that is not pure has equal values ν_k on both
+    sides."""
     p, odd, even = len(slopes), pairs(len(slopes), -1.0)[:, :-1], pairs(len(slopes), 1.0)[:, :-1]
     if p % 2:
         even = np.concatenate([even, np.eye(p)[:, [p // 2]]], axis=1)
@@ -327,7 +326,7 @@ def _gelu_tanh_below(x: np.ndarray) -> np.ndarray:
 
 
 def softplus(eps: float, beta: float = 1.0) -> Gate:
-    """log(1 + e^{βx})/β: values that are affine in x, x and 0 at the ends."""
+    """Return the gate of log(1 + e^{βx})/β. Its values are affine in x, and x and 0 at the ends."""
     beta = positive_number("beta", beta)
     gate = function_gate("softplus", positive_number("eps", eps) * beta)
     # G(βx)/β carries the same multiples of x as G. Rounded, (u·β)/β is not 1 for every β: the error would grow with x.
@@ -336,7 +335,7 @@ def softplus(eps: float, beta: float = 1.0) -> Gate:
 
 
 def logsigmoid(eps: float) -> Gate:
-    """log σ(x) = −softplus(−x)."""
+    """Return the gate of log σ(x) = −softplus(−x)."""
     gate = softplus(eps)
     return replace(gate, name="logsigmoid", keys=gate.keys.scaled(-1.0).combined(-1.0))
 
@@ -346,13 +345,13 @@ def logsigmoid(eps: float) -> Gate:
 
 @functools.lru_cache(maxsize=16)
 def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
-    """Keys of A(y) ≈ y on [−1, 1], odd, with |v| ≤ about 10, and the largest error found.
+    """Return keys of an odd A(y) ≈ y on [−1, 1], with |v| ≤ about 10, and the largest error found.
 
     With n = p − 1, slopes (k − n/2)δ, offsets 2 log C(n, k), A is a quotient of polynomials of degree n in z = e^{δy},
     whose denominator Σ C(n, k)² z^k = (1 − z)ⁿP_n((1 + z)/(1 − z)) is that of the [n/n] Padé approximant of log z at 1,
-    P_n Legendre's polynomial. Its error is of order 2n + 1 in δ, where binomial weights C(n, k) have order n + 1; and
-    its coefficients are positive, so that it is a softmax. The end values of the approximant are ±2(1 + ½ + … + 1/n)/δ:
-    δ is chosen so that they are ±10. The values are solved, which spreads the error evenly.
+    P_n Legendre's polynomial. Its error is of order 2n + 1 in δ, where binomial weights C(n, k) have order n + 1. Its
+    coefficients are positive, so that it is a softmax. The end values of the approximant are ±2(1 + ½ + … + 1/n)/δ, and
+    δ is chosen so that they are ±10. The values are then solved, which spreads the error evenly.
     """
     n = p - 1
     delta = 2 * sum(1 / k for k in range(1, p)) / PRODUCT_VALUE_LIMIT
@@ -366,13 +365,13 @@ def identity(p: int) -> tuple[SoftHead[np.ndarray], float]:
 
 
 def product_gate(eps: float, size_x: float = 1.0, size_y: float = 1.0) -> Gate:
-    """x·y with the fewest keys and an error ≤ eps for |x| ≤ size_x and |y| ≤ size_y: x·size_y·A(y/size_y)."""
+    """Return the gate x·size_y·A(y/size_y) of x·y with the fewest keys, for |x| ≤ size_x and |y| ≤ size_y."""
     gate = _scaled_identity("product", eps, positive_number("size_x", size_x), positive_number("size_y", size_y))
     return replace(gate, is_product=True)
 
 
 def square_gate(eps: float, size: float = 1.0) -> Gate:
-    """x² for |x| ≤ size: x·A(x), with weights and carrier from one wire."""
+    """Return the gate x·A(x) of x² for |x| ≤ size. One wire gives both the weights and the carrier."""
     size = positive_number("size", size)
     gate = _scaled_identity("square", eps, size, size)
     keys = SoftHead(gate.keys.slopes, gate.keys.offsets, 0.0 * gate.keys.values, gate.keys.values[:, :, None])
@@ -380,7 +379,7 @@ def square_gate(eps: float, size: float = 1.0) -> Gate:
 
 
 def _scaled_identity(name: str, eps: float, factor: float, size: float) -> Gate:
-    """The fewest keys of A(y) ≈ y for |y| ≤ size, with factor·|A(y) − y| ≤ eps."""
+    """Return the gate with the fewest keys of A(y) ≈ y for |y| ≤ size, with factor·|A(y) − y| ≤ eps."""
     scale = factor * size
 
     def make(p: int) -> Gate:
@@ -394,12 +393,12 @@ def _scaled_identity(name: str, eps: float, factor: float, size: float) -> Gate:
 # Curves and lines
 
 WEIGHT_RATIO = 8.0
-"""Ratio of neighbouring weights of the exponential at y = 0. The largest value is about this ratio, so it is kept
-small: one digit is lost."""
+"""Ratio of neighbouring weights of the exponential at y = 0. The largest value is about this ratio, so rounding takes
+one digit."""
 EXP_HINTS = {2: 2.1e-2, 3: 5.8e-4, 4: 1.7e-5, 5: 5.2e-7, 6: 1.6e-8, 7: 4.9e-10, 8: 1.5e-11, 9: 4.8e-13}
-"""Number of keys of the exponential, and the largest error measured, rounded up; a test compares both."""
+"""Number of keys of the exponential → the largest error measured, rounded up. A test compares them with the gates."""
 KINK_SHARE = 0.04
-"""Share of eps that each kink may take: small, since a larger β costs no key."""
+"""Share of eps for each kink. It is small, since a larger β costs no key."""
 BEND_ERROR = 0.2415
 """max_s s²/(2(e^s + 1)), rounded up."""
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # the constants of PyTorch, in float64
@@ -407,14 +406,14 @@ SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772  # the constants
 
 @functools.lru_cache(maxsize=16)
 def decay(p: int) -> tuple[SoftHead[np.ndarray], float]:
-    """Keys of A(y) ≈ e^{−y} on [0, ∞), and the largest error found.
+    """Return keys of A(y) ≈ e^{−y} on [0, ∞), and the largest error found.
 
-    With scores k(y + log V), A is a quotient of polynomials of degree n = p − 1 in z = e^y, over
-    D(z) = Σ (Vz)^k. Then D(z)(1/z − A) = 1/z − (a polynomial of degree n that the values choose), so with t = 1/z in
-    (0, 1] the error is |t^p − q(t)|/Σ V^k t^{n−k}, q of degree ≤ n and q(0) = 0: about 2·4^{−p}·V^{−n}, with the
-    Chebyshev polynomial above. Values are close to V, except the last, which is 0: the limit at ∞.
+    With scores k(y + log V), A is a quotient of polynomials of degree n = p − 1 in z = e^y, with the denominator
+    D(z) = Σ (Vz)^k. Then D(z)(1/z − A) = 1/z − (a polynomial of degree n that the values choose). With t = 1/z in
+    (0, 1] the error is |t^p − q(t)|/Σ V^k t^{n−k}, q of degree ≤ n and q(0) = 0. If the numerator is the Chebyshev
+    polynomial, this is about 2·4^{−p}·V^{−n}. Values are close to V, except the last, which is 0: the limit at ∞.
     """
-    slopes = np.arange(p) - (p - 2.0)  # the keys that matter have small scores, and small rounding errors, near y = 0
+    slopes = np.arange(p) - (p - 2.0)  # near y = 0 the keys with most weight have small scores, and so little rounding
     offsets = slopes * math.log(WEIGHT_RATIO)
     t = (1 - np.cos(np.linspace(0.0, math.pi, 300)))[1:] / 2
     keys = solved(SoftHead.of_one_variable(slopes, offsets, np.zeros(p)), -np.log(t), t, np.eye(p)[:, :-1])
@@ -424,7 +423,7 @@ def decay(p: int) -> tuple[SoftHead[np.ndarray], float]:
 
 
 def exp(eps: float, hi: float = 0.0) -> Gate:
-    """eˣ on (−∞, hi]."""
+    """Return the gate of eˣ on (−∞, hi]."""
     hi = real_number("hi", hi)
     scale = math.exp(min(hi, 700.0))
 
@@ -437,7 +436,7 @@ def exp(eps: float, hi: float = 0.0) -> Gate:
 
 
 def _with_line(group: SoftHead[np.ndarray], kink: float, beta: float, line: float) -> SoftHead[np.ndarray]:
-    """One more key with the value line·x, on the right of the kink for β > 0 and on its left for β < 0.
+    """Return the group with one more key of value line·x, which wins right of the kink for β > 0 and left for β < 0.
 
     Its score is steeper by |β| than the log-sum-exp of the group, and equal to it at the kink.
     """
@@ -454,13 +453,13 @@ def _with_line(group: SoftHead[np.ndarray], kink: float, beta: float, line: floa
 
 
 def _near(kink: float, beta: float) -> np.ndarray:
-    """Points about a kink, where the weight passes from one piece to the other."""
+    """Return points about a kink, where the weight passes from one piece to the other."""
     t = np.concatenate([np.linspace(0.0, 8.0, 200), np.linspace(8.0, NEGLIGIBLE_SCORE, 100)[1:]]) / beta
     return np.concatenate([kink - t[:0:-1], kink + t])
 
 
 def elu(eps: float, alpha: float = 1.0, width: float = 1.0, scale: float = 1.0, name: str = "elu") -> Gate:
-    """scale·x above 0, scale·α(e^{x/width} − 1) below; one head."""
+    """Return the gate, one head, of scale·x above 0 and scale·α(e^{x/width} − 1) below."""
     alpha = positive_number("alpha", alpha)
     jump, bend = scale * abs(alpha / width - 1), scale * alpha / width**2
     share = KINK_SHARE * positive_number("eps", eps)
@@ -489,12 +488,15 @@ def elu(eps: float, alpha: float = 1.0, width: float = 1.0, scale: float = 1.0, 
 
 
 def celu(eps: float, alpha: float = 1.0) -> Gate:
-    """x above 0, α(e^{x/α} − 1) below: no kink."""
+    """Return the gate of x above 0 and α(e^{x/α} − 1) below. This function has no kink."""
     return elu(eps, alpha, positive_number("alpha", alpha), name="celu")
 
 
 def hardswish(eps: float) -> Gate:
-    """0 below −3, x(x + 3)/6, x above 3: a product of x with itself between two steep keys; one head."""
+    """Return the gate of 0 below −3, x(x + 3)/6 between, and x above 3.
+
+    One head: a product of x with itself between two steep keys.
+    """
     beta = power_of_two(0.5 * W / (KINK_SHARE * positive_number("eps", eps)) + 64.0)
 
     def make(p: int) -> Gate:
@@ -520,14 +522,14 @@ def hardswish(eps: float) -> Gate:
 
 @functools.lru_cache(maxsize=16)
 def reciprocal(p: int) -> tuple[SoftHead[np.ndarray], float]:
-    """Keys of A(y) ≈ 1/(1 + y) on [0, ∞), and the largest error found."""
+    """Return keys of A(y) ≈ 1/(1 + y) on [0, ∞), and the largest error found."""
     return reciprocal_keys(p, *RECIPROCAL[p][:3])
 
 
 def reciprocal_keys(p: int, K: float, step: float, first: float) -> tuple[SoftHead[np.ndarray], float]:
-    """Slopes −e^{−s_j} with evenly spaced s_j: the weights look the same at every scale of 1 + y, as the function does.
+    """Return keys with slopes −e^{−s_j}, s_j evenly spaced, and solved values; and the largest error found.
 
-    The values are solved. The second number is the largest error found.
+    The weights have the same shape at every scale of 1 + y, as the function does.
     """
     s = first + step * np.arange(p)
     slopes, offsets = -np.exp(-s), -K * s
@@ -541,11 +543,13 @@ def reciprocal_keys(p: int, K: float, step: float, first: float) -> tuple[SoftHe
 
 
 def softsign(eps: float) -> Gate:
-    """x/(1 + |x|) in two layers: s = tanh(βx) and y = x·tanh(βx) by two keys, then s·(1 − A(y)), A(y) ≈ 1/(1 + y).
+    """Return the gate of x/(1 + |x|), in two layers.
+
+    The first makes s = tanh(βx) and y = x·tanh(βx) by two keys, the second s·(1 − A(y)), A(y) ≈ 1/(1 + y).
 
     Error.  |s(1 − A(y)) − sy/(1 + y)| ≤ error of A on y ≥ 0. With T = |s|, |sy/(1 + y) − x/(1 + |x|)| is
             |x|(1 − T)(1 + T + T|x|)/((1 + |x|)(1 + T|x|)) ≤ |x|(1 − T²) = |x|/cosh²(βx) ≤ 0.4478/β.
-    Two layers, since float32 would not resolve keys of such different scales beside steep ones.
+    There are two layers, since float32 would not resolve keys of such different scales beside steep ones.
     """
     beta = power_of_two(0.4478 / (0.005 * positive_number("eps", eps)))
 
@@ -560,7 +564,7 @@ def softsign(eps: float) -> Gate:
 # The gate of every activation
 
 ACTIVATIONS = ("sigmoid", "tanh", "silu", "relu", "abs", "gelu", "erf", "atan", "exp")
-"""Functions of the expression language whose gates have no parameters but eps, and hi for exp."""
+"""Functions of the expression language whose gates have no parameters except eps, and hi for exp."""
 OTHER_RECIPES: dict[str, GateRecipe] = {
     # x − tanh x: the weights of tanh, values x ± 1
     "tanhshrink": ExactKeys((-1.0, 1.0), (0.0, 0.0), (1.0, -1.0), (1.0, 1.0), lipschitz=1.0),
@@ -578,7 +582,7 @@ OTHER_RECIPES: dict[str, GateRecipe] = {
 
 
 def function_gate(name: str, eps: float, hi: float = 0.0) -> Gate:
-    """The cheapest gate of a function of one variable with error ≤ eps; exp is for (−∞, hi]."""
+    """Return the cheapest gate of a function of one variable with an error ≤ eps. The gate of exp holds on (−∞, hi]."""
     match OTHER_RECIPES.get(name) or FUNCTIONS[name].gate:
         case ExactKeys(slopes, offsets, values, carried, lipschitz, error):
             positive_number("eps", eps)  # checked, and not needed

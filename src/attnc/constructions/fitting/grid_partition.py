@@ -1,4 +1,4 @@
-"""Partitions of the box into equal cells: the grid and its choice, values, temperature and bound, and the head.
+"""Partitions of the box into equal cells: the choice of the grid, values, temperature and bound, and the head.
 
 Lattice coordinates are y = scale·x + offset, in which cells have width 1.
 """
@@ -42,22 +42,23 @@ from attnc.targets.box import Box
 from attnc.targets.target import Target
 
 MAX_CELLS_TRIED = 20_000
-"""Largest grid, in cells, whose variation an estimate computes; larger ones are extrapolated to save time."""
+"""Largest grid, in cells, whose variation an estimate computes. Larger grids are extrapolated. Not tuned."""
 MAX_GRID_VARIABLES = 10
-"""Largest number of variables of a grid: two cells per axis are 1024 cells."""
+"""Largest number of variables of a grid. Two cells per axis are then 1024 cells."""
 CELL_OVERHANG = 1 / 128
-"""η, in cells: how far beyond its cell a centre may still win. It costs 2η ≈ 1.6 % of the bound, and sets β."""
+"""η, in cells: the distance beyond its cell at which a centre may still win. It costs 2η ≈ 1.6 % of the bound. A
+smaller η needs a larger β."""
 Counts = tuple[int, ...]
 """Numbers of cells per axis."""
 GRID_CELLS_PER_BLOCK = 2**15
-"""Cells whose variation is computed at once: arrays then fit the cache."""
+"""Number of cells whose variation is computed at once. An array of one number per cell has 256 KiB."""
 FEW_CELLS = 64
-"""Largest number of cells per axis that is tried where f jumps, in case it puts all jumps on borders."""
+"""Largest number of cells per axis that is tried to put all jumps of f on borders of cells. Not tuned."""
 
 
 @dataclass(frozen=True, eq=False)
 class CellGrid:
-    """counts[i] cells along axis i. Centres have lattice coordinates L = k − (counts−1)/2: exact in floating point."""
+    """A grid of counts[i] cells along axis i. The coordinates L = k − (counts−1)/2 of centres are exact floats."""
 
     box: Box
     counts: tuple[int, ...]
@@ -78,7 +79,7 @@ class CellGrid:
 
     @cached_property
     def scale(self) -> Float[np.ndarray, " d"]:
-        """As stored in the program's dtype; everything below reasons about the stored numbers."""
+        """The scale as stored in the program's dtype. All bounds here are about the stored numbers."""
         return (np.array(self.counts) / self.box.widths).astype(self.dtype).astype(np.float64)
 
     @cached_property
@@ -93,7 +94,7 @@ class CellGrid:
 
     @cached_property
     def query_error(self) -> Float[np.ndarray, " d"]:
-        """|computed y − (scale·x + offset)|: casting x, one product and one sum are three roundings, one to spare."""
+        """A bound on |computed y − (scale·x + offset)|: four roundings, for a cast, a product and a sum."""
         u = UNIT_ROUNDOFF[self.dtype]
         return np.asarray(up(gamma(4, u) * up(self.scale * self.box.magnitude + np.abs(self.offset), 2)))
 
@@ -101,12 +102,12 @@ class CellGrid:
         return np.arange(self.counts[axis]) - self.radius[axis]
 
     def centres(self, axis: int) -> Float[np.ndarray, " count"]:
-        """The points where the target is sampled, inside the box; the bound does not need them to be exact."""
+        """Return the points, inside the box, where the target is sampled. The bound does not need them to be exact."""
         x = (self.lattice(axis) - self.offset[axis]) / self.scale[axis]
         return np.clip(x, self.box.lo[axis], self.box.hi[axis])
 
     def intervals(self, axis: int, rho: float) -> Interval:
-        """All x of the box whose computed lattice coordinate can be within rho of each centre."""
+        """Enclose, for each centre, all x of the box whose computed lattice coordinate can be within rho of it."""
         reach = rho + Interval.point(np.asarray(self.query_error[axis]))
         lattice = Interval.point(self.lattice(axis))
         offset, scale = Interval.point(self.offset[axis]), Interval.point(self.scale[axis])
@@ -116,7 +117,7 @@ class CellGrid:
         return Interval(np.clip(x.lo, lo, hi), np.clip(x.hi, lo, hi))
 
     def cells(self, rho: float) -> Iterator[tuple[slice, Interval, Float[np.ndarray, "cells d"]]]:
-        """Blocks of (positions, cells widened to rho, centres), the last axis running fastest."""
+        """Yield blocks of (positions, cells widened to rho, centres). The last axis runs fastest."""
         sides = [self.intervals(axis, rho) for axis in range(self.box.d)]
         centres = [self.centres(axis) for axis in range(self.box.d)]
         for start in range(0, self.num_cells, GRID_CELLS_PER_BLOCK):
@@ -127,15 +128,15 @@ class CellGrid:
         return Interval(self._product([s.lo for s in sides], block), self._product([s.hi for s in sides], block))
 
     def _product(self, columns: Sequence[np.ndarray], block: slice) -> Float[np.ndarray, "cells d"]:
-        """The rows of a block of the product of one column per axis."""
+        """Return the rows of a block of the Cartesian product of one column per axis."""
         index = np.unravel_index(np.arange(block.start, block.stop), self.counts)
         return np.stack([column[i] for column, i in zip(columns, index, strict=True)], axis=1)
 
     def averages(self, target: Target, block: slice, p: float) -> Float[np.ndarray, "cells outputs"] | None:
-        """The target's mean over each cell of a block; None for p = ∞, where cells have the values at their centres.
+        """Return the target's mean over each cell of a block, or None for p = ∞, where values are those at centres.
 
-        Gauss–Legendre quadrature has at most 4 nodes per axis and 256 in all. A poor mean costs accuracy, never
-        soundness: the bound is about the values as they are.
+        Gauss–Legendre quadrature has at most 4 nodes per axis and 256 in all. A poor mean costs accuracy but not
+        soundness, since the bound is about the stored values.
         """
         if p == math.inf:
             return None
@@ -158,17 +159,17 @@ class Variation:
 
 
 def variation_norm(target: Target, grid: CellGrid, rho: float, p: float = math.inf) -> Variation:
-    """The L_p norm over the box of x ↦ max over cells C, widened to rho, that hold x of sup_C |f − value of C|.
+    """Return the L_p norm over the box of x ↦ max over cells C, widened to rho, that hold x of sup_C |f − value of C|.
 
-    For p = ∞ the largest variation. Otherwise (Σ_C vol(C)·variation(C)^p)^{1/p}, as a maximum is at most a sum.
-    Values are those at the centres for p = ∞, and averages over the cells otherwise: the best choice for p = 2.
+    For p = ∞ this is the largest variation. Otherwise (Σ_C vol(C)·variation(C)^p)^{1/p} bounds it, as a maximum is at
+    most a sum. The value of a cell is f at its centre for p = ∞, and otherwise the mean of f, which is best for p = 2.
     """
     worst, total, lo, hi = 0.0, 0.0, grid.box.lo, grid.box.hi
     for block, cells, centres in grid.cells(rho):
         found = target.variation(cells, centres, grid.averages(target, block, p))
         largest = int(np.argmax(found))
         if found[largest] > worst:
-            # Sums of powers are kept in units of the largest, so that no power under- or overflows where it matters.
+            # The sum of powers is in units of the largest variation, so that no power overflows.
             total *= (worst / float(found[largest])) ** p if p < math.inf and math.isfinite(found[largest]) else 1.0
             worst, lo, hi = float(found[largest]), cells.lo[largest], cells.hi[largest]
         if p < math.inf and 0 < worst < math.inf:
@@ -176,13 +177,13 @@ def variation_norm(target: Target, grid: CellGrid, rho: float, p: float = math.i
             total += float((fractions * (found / worst) ** p).sum())
     value = worst
     if p < math.inf and 0 < worst < math.inf:
-        # Sums and powers of positive numbers: 2⁻³⁰ is far more than they round.
+        # 2⁻³⁰ covers the rounding of sums and powers of positive numbers by far.
         value = worst * total ** (1 / p) * constant_norm(grid.box, p) * (1 + 2.0**-30)
     return Variation(value, Box(grid.box.names, lo, hi).as_dict())
 
 
 def constant_norm(box: Box, p: float) -> float:
-    """The L_p norm of 1 over the box: vol^{1/p}, rounded up."""
+    """Return the L_p norm of 1 over the box: vol^{1/p}, rounded up."""
     return 1.0 if p == math.inf else math.exp(float(np.log(box.widths).sum()) / p) * (1 + 2.0**-30)
 
 
@@ -197,7 +198,7 @@ class GridSearch:
     p: float
 
     def counts(self, max_cells: int) -> tuple[int, ...]:
-        """The cells per axis; where more than max_cells are needed, about as many as are needed."""
+        """Return the cells per axis. If more than max_cells are needed, this is an estimate of the number needed."""
         aligned = None if self.target.is_continuous else self._on_borders(max_cells)
         if aligned is None:
             return self._scaled_grid(max_cells)[0]
@@ -205,16 +206,16 @@ class GridSearch:
         return refined if is_met and math.prod(refined) < math.prod(aligned) else aligned
 
     def _scaled_grid(self, max_cells: int) -> tuple[tuple[int, ...], bool]:
-        """A grid, and whether it was found to meet eps.
+        """Return a grid, and whether it was found to meet eps.
 
-        Each axis gets an equal share of eps: the variation along one axis alone, at two resolutions, gives the
-        proportions and the rate at which it falls (1 for Lipschitz functions, ½ for √x at 0). A common factor of all
-        axes is then searched for: by the rate while only one side is known, by halving once a grid that meets eps and
-        one that does not are known.
+        Each axis gets an equal share of eps. The variation along one axis alone, at two resolutions, gives the number
+        of cells and the rate at which it falls (1 for Lipschitz functions, ½ for √x at 0). Then a common factor of all
+        axes is searched: by the rate while only one side is known, and by bisection once a grid that meets eps and one
+        that does not are known.
         """
         needed, rates = zip(*(self._axis_need(axis) for axis in range(self.target.box.d)), strict=True)
         needed = tuple(min(need, 1e15) for need in needed)
-        multiple = 1 if self.target.is_continuous else 2  # jumps are often in the middle: a border fits them best
+        multiple = 1 if self.target.is_continuous else 2  # a border in the middle is often the place of a jump
         rate, factor, bracket = min(rates), 1.0, Bracket()
         best: tuple[int, ...] | None = None
         tried: set[tuple[int, ...]] = set()
@@ -236,10 +237,10 @@ class GridSearch:
         return (_scaled(needed, factor * 1.05, multiple), False) if best is None else (best, True)
 
     def _on_borders(self, max_cells: int) -> tuple[int, ...] | None:
-        """Few cells whose borders are where f jumps, if there are such and they meet eps; then finer is not better.
+        """Return few cells with borders where f jumps, or None if no such cells are found that meet eps.
 
-        On every axis the count with the least variation on lines along it is taken, and then lowered as far as eps
-        allows, the layer at the borders included (see `GridPartition`).
+        On every axis the count with the least variation on lines along it is taken. It is then lowered as far as eps
+        allows, with the boundary layer included (see `GridPartition`).
         """
         few = range(2, FEW_CELLS + 1, 2)
         axes = range(self.target.box.d)
@@ -261,7 +262,7 @@ class GridSearch:
         return total + layer * variation_norm(self.target, grid, 1 - narrow, self.p).value <= self.eps
 
     def _axis_need(self, axis: int) -> tuple[float, float]:
-        """How many cells one axis alone needs for its share of eps, and the rate at which its variation falls."""
+        """Return the number of cells that one axis needs for its share of eps, and the rate of its variation."""
         share = self.eps / self.target.box.d
         coarse = self._axis_variation(axis, 32, 64)
         for count, num_lines in ((512, 64), (8192, 16)):
@@ -273,11 +274,11 @@ class GridSearch:
             rate = min(1.0, max(0.2, math.log(coarse / fine) / math.log(16)))
             if rate > 0.45 or fine <= share:
                 break
-            coarse = fine  # cells may hold whole periods of f, and do not show its rate
+            coarse = fine  # cells may hold whole periods of f, which hide the rate
         return max(1.0, count * min(1e15, fine / max(share, 1e-300)) ** (1 / rate)), rate
 
     def _axis_variation(self, axis: int, count: int, num_lines: int) -> float:
-        """The variation over cells of one axis, on lines at fixed places of the other axes."""
+        """Return the variation over cells of one axis, on lines at fixed places of the other axes."""
         box, p = self.target.box, self.p
         num_lines = 2 if box.d == 1 else num_lines
         lines = box.lo + np.random.default_rng(0).random((num_lines, box.d)) * box.widths
@@ -306,10 +307,10 @@ class GridPartition(abc.ABC):
 
     Theorem.  Let `selection.leak` bound the weight of all cells that do not hold x when widened to ρ = ½ + η. Then
               |out − f| at x is at most the largest |f(x) − value of C| over the cells C that hold x when widened to ρ,
-              plus leak·osc + rounding. In L_p: the norms of both.
+              plus leak·osc + rounding. In L_p the norms of both count.
     Proof.    An average of the values of the cells that hold x when widened is off by at most the largest difference,
-              whatever their weights. That is why errors in the scores do no harm beyond the leak: a score off by δ
-              multiplies the leak by e^{2δ}, no more.
+              whatever their weights. So errors in the scores affect only the leak: errors of δ multiply it by at most
+              e^{2δ}.
     """
 
     target: Target
@@ -323,19 +324,19 @@ class GridPartition(abc.ABC):
     @property
     @abc.abstractmethod
     def selection(self) -> CellSelection:
-        """How well the scores select the cells that hold x when widened to ½ + η."""
+        """The quality of the selection of the cells that hold x when widened to ½ + η."""
 
     @cached_property
     def variation(self) -> Variation:
-        """Over the cells widened to ρ."""
+        """The variation over the cells widened to ρ."""
         return variation_norm(self.target, self.grid, 0.5 + self.eta, self.p)
 
     @cached_property
     def _variation_terms(self) -> list[Term]:
-        """In L_∞ the variation over widened cells. In L_p that, or a bound that suits jumps at the cells' borders:
+        """Return the variation over widened cells, or in L_p a bound that suits jumps at borders if it is smaller.
 
-        farther than η from every border x has one near cell, so the variation over cells narrowed by η counts there;
-        the rest, a fraction 1 − ((1−2η)/(1+2η))^d of the widened cells, is the boundary layer.
+        Farther than η from every border x has one near cell, so the variation over cells narrowed by η counts there.
+        The rest, a fraction 1 − ((1−2η)/(1+2η))^d of the widened cells, is the boundary layer.
         """
         what = f"the change of f over cells widened by η = {self.eta:.3g}"
         if self.p == math.inf:
@@ -344,7 +345,7 @@ class GridPartition(abc.ABC):
         if self.eta >= 0.25:
             return [widened]
         inner = variation_norm(self.target, self.grid, 0.5 - self.eta, self.p).value
-        wide = self.eta + float(self.grid.query_error.max())  # the error of the distance of y from a border
+        wide = self.eta + float(self.grid.query_error.max())  # η plus the error of y
         fraction = 1 - ((1 - 2 * wide) / (1 + 2 * wide)) ** self.grid.box.d
         layer = round_up(self.variation.value * fraction ** (1 / self.p))
         if inner + layer >= widened.value:
@@ -368,7 +369,7 @@ class GridPartition(abc.ABC):
         # |f(x) − v_j| ≤ |v_near − v_j| + variation, as x lies in some cell.
         largest, spread = self.variation.value, float(np.ptp(self.values, axis=0).max())
         if self.p < math.inf:
-            # The average of a cell is within its variation.
+            # The mean of f over a cell is within the variation of the cell.
             largest = variation_norm(self.target, self.grid, 0.5 + self.eta).value + spread
         leak = Term("leak", self.selection.leak * (spread + largest), reason)
         # ‖constant‖_p over the box is the constant times vol^{1/p}.
@@ -396,9 +397,9 @@ Cells = TypeVar("Cells", bound=GridPartition)
 
 @dataclass(frozen=True, eq=False)
 class GridBuilder(abc.ABC, Generic[Cells]):
-    """A construction on a grid of cells: chooses the grid, samples the values, and builds the program with its bound.
+    """A construction on a grid of cells. It chooses the grid, samples the values, and builds program and bound.
 
-    A subclass defines how the program selects a cell, and what that costs.
+    A subclass defines how the program selects a cell, and its cost.
     """
 
     target: Target
@@ -407,26 +408,26 @@ class GridBuilder(abc.ABC, Generic[Cells]):
 
     @abc.abstractmethod
     def cost(self, counts: Counts) -> tuple[int, int]:
-        """The anchors and bytes of a program for a grid with these cells per axis."""
+        """Return the anchors and bytes of a program for a grid with these cells per axis."""
 
     @abc.abstractmethod
     def eta(self, grid: CellGrid) -> float:
-        """How far beyond its cell a centre of this grid may still win, in cells."""
+        """Return η: the distance beyond its cell, in cells, at which a centre of this grid may still win."""
 
     @abc.abstractmethod
     def partition(self, grid: CellGrid, values: Float[np.ndarray, "cells outputs"]) -> Cells:
-        """Choose the temperature."""
+        """Return the partition with a chosen temperature."""
 
     @abc.abstractmethod
     def program(self, partition: Cells) -> Program:
-        """The program that selects the cells of the partition."""
+        """Return the program that selects the cells of the partition."""
 
     @abc.abstractmethod
     def estimate(self) -> Estimate:
-        """The cost without building."""
+        """Return the cost without building."""
 
     def build(self) -> Built:
-        """The network with its bound, or BoundNotMet."""
+        """Return the network with its bound, or raise BoundNotMet."""
         check_cells(self.request)
         grid = self._grid()
         partition = self.partition(grid, self._sample(grid))
@@ -436,17 +437,17 @@ class GridBuilder(abc.ABC, Generic[Cells]):
 
     @property
     def positions(self) -> Positions:
-        """The positions of the output that the program tells apart."""
+        """The positions of the output that the program separates."""
         return Positions(num_positions(self.target), self.request.margin)
 
     def estimated_counts(self) -> Counts:
-        """Cells per axis from the variation of the target: tried up to MAX_CELLS_TRIED cells, extrapolated beyond."""
+        """Return the cells per axis from the variation of the target, extrapolated beyond MAX_CELLS_TRIED cells."""
         goal, request = 0.99 * self.request.goal, self.request
         search = GridSearch(self.target, goal, lambda grid: 0.5 + CELL_OVERHANG, request.dtype, request.p)
         return search.counts(MAX_CELLS_TRIED)
 
     def _sample(self, grid: CellGrid) -> Float[np.ndarray, "cells outputs"]:
-        """The value of every cell."""
+        """Return the value of every cell."""
         values = np.empty((grid.num_cells, self.target.num_outputs))
         for block, _, centres in grid.cells(0.5):
             averages = grid.averages(self.target, block, self.request.p)
@@ -460,7 +461,7 @@ class GridBuilder(abc.ABC, Generic[Cells]):
         return values
 
     def _grid(self) -> CellGrid:
-        """The grid asked for, or one whose variation over cells widened by eta leaves room for leak and rounding."""
+        """Return the given grid, or one whose variation over cells widened by eta leaves room for leak and rounding."""
         given, d, request = self.request.points_per_axis, self.target.box.d, self.request
         if given is not None:
             counts = (given,) * d if isinstance(given, int) else tuple(given)
@@ -473,11 +474,11 @@ class GridBuilder(abc.ABC, Generic[Cells]):
                     f"bytes, more than max_anchors={request.max_anchors:,} or max_bytes={request.max_bytes:,} allow"
                 )
             return CellGrid(self.target.box, counts, request.dtype)
-        most = allowed_anchors(self.target, request) // self.positions.n  # more cells cost too much for sure
+        most = allowed_anchors(self.target, request) // self.positions.n  # more cells certainly exceed the limits
         counts = GridSearch(self.target, self._share, self._rho, request.dtype, request.p).counts(most)
         if self._fits(counts):
             return CellGrid(self.target.box, counts, request.dtype)
-        # The need may be a generous estimate: the largest grid that is allowed may be enough.
+        # The estimate may be too large, so the largest allowed grid may be enough.
         smaller = self._largest_allowed(counts)
         reachable = variation_norm(self.target, smaller, self._rho(smaller), request.p)
         if reachable.value <= self._share and self._fits(smaller.counts):
@@ -489,7 +490,7 @@ class GridBuilder(abc.ABC, Generic[Cells]):
         return anchors <= self.request.max_anchors and size <= self.request.max_bytes
 
     def _largest_allowed(self, needed: Counts) -> CellGrid:
-        """The largest multiple of `needed` within the limits, by bisection: 50 halvings tell 1e15 cells apart."""
+        """Return the largest multiple of `needed` within the limits, by 50 bisections: 2⁵⁰ = 1e15."""
 
         def shrunk(factor: float) -> Counts:
             return tuple(max(1, math.floor(count * factor)) for count in needed)
@@ -499,18 +500,18 @@ class GridBuilder(abc.ABC, Generic[Cells]):
 
     @property
     def _share(self) -> float:
-        """The part of eps for the grid: 1 % is for leak and rounding, and more for a boundary layer where f jumps."""
+        """The part of eps for the grid. 1 % is for leak and rounding, and more for a boundary layer if f jumps."""
         if self.target.is_continuous:
             return 0.99 * self.request.goal
-        return (0.8 if self.request.dtype == "float64" else 0.6) * self.request.goal  # coarser arithmetic, wider layers
+        return (0.8 if self.request.dtype == "float64" else 0.6) * self.request.goal  # the layer is wider in float32
 
     def _rho(self, grid: CellGrid) -> float:
-        """Cells widened by η; where f jumps, narrowed by it (see GridPartition._variation_terms)."""
+        """Return ½ + η, or ½ − η if f jumps (see GridPartition._variation_terms)."""
         sign = 1 if self.target.is_continuous else -1
         return 0.5 + sign * min(0.4, self.eta(grid))
 
     def _refusal(self, needed: Counts, grid: CellGrid, reachable: Variation) -> BoundNotMet:
-        """The refusal where eps needs more anchors than allowed, with their number and the bound within reach."""
+        """Return the refusal of an eps that needs too many anchors, with their number and the reachable bound."""
         request, target, counts = self.request, self.target, grid.counts
         anchors, size = self.cost(needed)
         bound = reachable.value * request.goal / self._share
@@ -542,7 +543,7 @@ def check_cells(request: Request) -> None:
 # --- one head that selects the nearest centre -------------------------------------------------------------------------
 
 CELL_OVERHANG_LP = 2.0**-14
-"""CELL_OVERHANG for L_p norms, where the whole jump is lost on a layer of this width about the cells' borders."""
+"""CELL_OVERHANG for L_p norms, where a whole jump is lost on a layer of this width about the borders of cells."""
 OVERHANGS = (1 / 512, 1 / 128, 1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Values of η, in cells, that are compared for a given β: about a factor of four apart."""
 
@@ -551,9 +552,9 @@ OVERHANGS = (1 / 512, 1 / 128, 1 / 32, 1 / 8, 1 / 2, 1.0, 2.0, 4.0, 8.0, 16.0, 3
 class CellHead:
     """A soft head in the coordinates y = scale·x + offset, whose scores are multiplied by β.
 
-    Query token i < n carries y, 1 and its position; key (j, i) carries L_j, a bias, its position and its value:
-    score = β(2L_j·y + bias_j) + M·[same position]. To bias_j is added 2L_j·y over the axes of the second input, if
-    any: those are on the side of the keys, and linear in that input.
+    Query token i < n carries y, 1 and its position. Key (j, i) carries L_j, a bias, its position and its value:
+    score = β(2L_j·y + bias_j) + M·[same position]. If there is a second input, 2L_j·y over its axes is added to bias_j:
+    these axes are on the side of the keys, and the term is linear in that input.
     """
 
     target: Target
@@ -591,7 +592,7 @@ class CellHead:
         )
 
     def embedding(self, num_tokens: int, channels: tuple[str, ...]) -> AffineBuilder:
-        """A map from the first input to tokens, with the queries in the first n."""
+        """Return a map from the first input to tokens, with the queries in the first n."""
         tokens_in, width_in = token_shape(self.target.input_shapes[0])
         builder = AffineBuilder(tokens_in, tuple(f"in.{c}" for c in range(width_in)), num_tokens, channels)
         tokens = np.arange(self.positions.n)
@@ -605,7 +606,7 @@ class CellHead:
         return builder
 
     def place_keys(self, builder: AffineBuilder) -> None:
-        """Set the keys in all tokens; axes beyond those of the query are taken from the builder's input."""
+        """Set the keys in all tokens. Axes of the second input are read from the builder's input."""
         keys, n, axes = np.arange(self.num_keys), self.positions.n, self.query_axes
         bias = self.cells.offsets.copy()
         for axis, L in enumerate(self.cells.slopes.T / 2):
@@ -623,7 +624,7 @@ class CellHead:
             builder.set(keys, f"value.{j}", self.cells.values[:, j])
 
     def attention(self, query_channels: tuple[str, ...], key_channels: tuple[str, ...]) -> Attention:
-        """One head over states with these channels: cross-attention if the two sides differ."""
+        """Return one head over states with these channels. It is cross-attention if the two sides differ."""
         named = (*self.query_axes, *self.positions.names)
         # Scores have prefixes, since a variable may have any name.
         queries = {(f"query.{name}", f"by.{name}"): 1.0 for name in named} | {("one", "constant"): 1.0}
@@ -636,12 +637,12 @@ class CellHead:
 
 
 def read_first(num_tokens: int, n: int, outputs: Sequence[str], dtype: str) -> Affine:
-    """The map that reads the outputs of the first n tokens."""
+    """Return the map that reads the outputs of the first n tokens."""
     return reading("read", num_tokens, outputs, np.arange(n), dict(zip(outputs, outputs, strict=True)), dtype)
 
 
 def self_attention(head: CellHead) -> Program:
-    """One head in which every token is a key, and the first n are queries."""
+    """Return the program of one head in which every token is a key and the first n are queries."""
     embed = head.embedding(head.num_keys, head.query_channels + head.key_channels)
     head.place_keys(embed)
     select = head.attention(embed.channels_out, embed.channels_out)
@@ -653,8 +654,8 @@ def self_attention(head: CellHead) -> Program:
 class NearestCentres(GridPartition):
     """A grid in which the nearest centre wins: the scores are −β|y − L|², up to a term that all cells share.
 
-    The weights factorise over the axes. Centres farther than ρ from y on some axis get at most `leak`
-    (`selection.far_weight`, the union over axes).
+    The weights factorise over the axes. Centres farther than ρ from y on some axis get together at most the weight
+    `leak` (`selection.far_weight`, summed over the axes).
     """
 
     @cached_property
@@ -665,7 +666,7 @@ class NearestCentres(GridPartition):
 
     @property
     def head(self) -> CellHead:
-        """The head with bias = −|L|²."""
+        """Return the head with bias = −|L|²."""
         grid = self.grid
         index = np.unravel_index(np.arange(grid.num_cells), grid.counts)
         anchors = np.stack([grid.lattice(axis)[i] for axis, i in enumerate(index)], axis=1)
@@ -674,10 +675,10 @@ class NearestCentres(GridPartition):
 
 
 def _score_error(target: Target, grid: CellGrid, beta: float, margin: float) -> float:
-    """δ of the scores: the sum of 2βL_i·y_i over the axes, −β|L|², and M.
+    """Return δ of the scores, which are the sum of 2βL_i·y_i over the axes, −β|L|², and M.
 
-    An axis of the second input is on the side of the keys: its 2L_i(scale·x_i + offset) is multiplied out there, so
-    the sizes of both parts count. Four roundings more than usual cover the making of those coefficients.
+    An axis of the second input is on the side of the keys. Its 2L_i(scale·x_i + offset) is multiplied out there, so
+    the sizes of both parts count. Four more roundings than usual cover the making of these coefficients.
     """
     reach = grid.radius + 0.5 + grid.query_error
     if len(target.input_shapes) > 1:
@@ -689,7 +690,7 @@ def _score_error(target: Target, grid: CellGrid, beta: float, margin: float) -> 
 
 
 def _leak(grid: CellGrid, beta: float, eta: float, delta: float) -> float:
-    """The weight of all centres farther than ½ + η on some axis: the union over the axes."""
+    """Bound the weight of all centres farther than ½ + η on some axis, by a sum over the axes."""
     overhang = float(grid.query_error.max())  # at the ends of the box r may exceed ½ by this much
     if eta <= overhang:
         return 1.0
@@ -698,7 +699,7 @@ def _leak(grid: CellGrid, beta: float, eta: float, delta: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class NearestCentresBuilder(GridBuilder[NearestCentres]):
-    """One head that selects the nearest centre of a grid; `make` turns the head into a program."""
+    """The builder of one head that selects the nearest centre of a grid. `make` turns the head into a program."""
 
     make: Callable[[CellHead], Program]
 
@@ -707,7 +708,7 @@ class NearestCentresBuilder(GridBuilder[NearestCentres]):
         return anchors, anchors * bytes_per_anchor(self.target)
 
     def eta(self, grid: CellGrid) -> float:
-        """At least twice the error of a score per unit of β, so that a large β always separates."""
+        """Return an η of at least twice the error of a score per unit of β, so that a large β always separates."""
         overhang = CELL_OVERHANG if self.request.p == math.inf else CELL_OVERHANG_LP
         return max(overhang, 2 * _score_error(self.target, grid, 1.0, 0.0), 2 * float(grid.query_error.max()))
 
@@ -729,7 +730,7 @@ class NearestCentresBuilder(GridBuilder[NearestCentres]):
         return Estimate.one_layer(self.name, anchors, target.box.d, outputs, self.request.goal).within(self.request)
 
     def _best_eta(self, grid: CellGrid, beta: float, spread: float) -> float:
-        """For a given β: the η with the smallest variation + leak."""
+        """Return the η with the smallest variation + leak for a given β."""
         best, chosen = math.inf, CELL_OVERHANG
         for eta in OVERHANGS:
             total = _leak(grid, beta, eta, 0.0) * spread
@@ -740,7 +741,10 @@ class NearestCentresBuilder(GridBuilder[NearestCentres]):
 
 
 def _sufficient_beta(spread: float, grid: CellGrid, eta: float, eps: float | None) -> float:
-    """A β for which leak·osc is below 0.2 % of eps (or of the variation): leak ≈ e^{−β(2η − 2δ)}, δ ≤ η/2 per β."""
+    """Return a β for which leak·osc is below 0.2 % of eps (or of the variation).
+
+    leak ≈ e^{−β(2η − 2δ)}, with δ ≤ η/2 per unit of β.
+    """
     goal = 0.002 * (eps if eps is not None else spread / max(grid.counts))
     ratio = min(1e300, spread / max(goal, 1e-300))
     beta = max(math.log(max(2.0, 64 * grid.box.d * ratio)) / eta, 4.0)

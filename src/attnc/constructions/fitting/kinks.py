@@ -1,4 +1,4 @@
-"""Finds where a function of one variable is not smooth, from the tree of an expression or from samples."""
+"""Finds the points where a function of one variable is not smooth, from the tree of an expression or from samples."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from attnc.targets.expressions.tree import Call, Negate, Node, Number, Power, St
 from attnc.targets.target import Target
 
 SMALLEST_CELL = 2.0**-26
-"""Least width of an undecided cell, as a share of the box: in smaller cells rounding hides zeros that only touch."""
+"""Least width of an undecided cell, as a share of the box: √u to a factor of √2. The square of a smaller share is lost
+in rounding, and with it a zero that only touches."""
 MAX_CELLS_EVALUATED = 20_000
-"""Largest number of cells on which an expression is enclosed; the cells that are left then remain undecided, so
-that the search ends."""
+"""Largest number of cells on which an expression is enclosed, so that the search ends. The rest stays undecided. Not
+tuned."""
 
 
 def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool]]:
     """All zeros of a continuous expression on [lo, hi], each with a flag: True if the expression crosses 0 there.
 
-    Cells whose range excludes 0 are dropped, a cell on which the slope excludes 0 has at most one zero, found by
-    bisection, and the rest is halved. Zeros that only touch remain as small clusters of cells.
+    Cells whose range excludes 0 are dropped. A cell on which the slope excludes 0 has at most one zero, which bisection
+    finds. Other cells are halved. Zeros that only touch remain as small clusters of cells.
 
-    If the expression vanishes on a whole interval, no zero inside it is listed: the parts that bend at the ends of the
+    If the expression vanishes on a whole interval, no zero inside it is listed. The parts that bend at the ends of the
     interval have zeros there.
     """
     steps, _ = schedule((node,))
@@ -64,7 +65,7 @@ def zeros(node: Node, name: str, lo: float, hi: float) -> list[tuple[float, bool
 
 
 def _bisect(value: Callable[[float], float], lo: float, hi: float) -> list[float]:
-    """The zero of a monotone function between lo and hi, if there is one."""
+    """Return the zero of a monotone function between lo and hi, if there is one."""
     at_lo, at_hi = value(lo), value(hi)
     if at_lo == 0 or at_hi == 0:
         return [lo if at_lo == 0 else hi]
@@ -75,7 +76,7 @@ def _bisect(value: Callable[[float], float], lo: float, hi: float) -> list[float
 
 
 def _touching(doubtful: list[Interval], steps: Sequence[Step], name: str, width: float) -> list[float]:
-    """One point of each cluster of undecided cells: where the slope changes sign, or else where the value is least."""
+    """Return one point of each cluster of undecided cells: where the slope changes sign, or |value| is least."""
     clusters: list[tuple[float, float]] = []
     for lo, hi in sorted((lo, hi) for part in doubtful for (lo, hi) in np.hstack([part.lo, part.hi]).tolist()):
         if clusters and lo <= clusters[-1][1] + 0.5 * width:
@@ -94,22 +95,22 @@ def _touching(doubtful: list[Interval], steps: Sequence[Step], name: str, width:
             x = np.linspace(lo, hi, 65)
             values = np.abs(np.broadcast_to(evaluate_points(steps, {name: x})[-1], x.shape))
             at = [float(x[np.argmin(values)])]
-        # In a long cluster the search ended early: a zero may as well be at either end.
+        # In a long cluster the search ended early. Then a zero may also be at either end.
         places += at if hi - lo < 64 * width else [lo, *at, hi]
     return places
 
 
 BEND_CELLS = 2048
-"""Number of cells whose second differences are compared with those of their neighbours. Of two kinks within 12
+"""Number of cells whose second differences are compared with those of their neighbours. If two kinks are within 12
 cells, only the stronger one is found."""
 SMOOTH_ORDER = 1.7
-"""Least exponent of the step t with which second differences of a smooth function fall. In theory it is 2; the rest is
-room for rounding. A kink has 1, and x^1.5 has 1.5."""
+"""Least exponent α for a smooth function, whose second differences fall like t^α with the step t. In theory α is 2; the
+rest is for rounding. A kink has α = 1, and x^1.5 has 1.5."""
 
 
 @dataclass(frozen=True)
 class Kink:
-    """A point at which the function bends; `is_singular` where it is not smooth up to the point, as √x at 0."""
+    """A point at which the function bends. If `is_singular`, it is not smooth up to the point, like √x at 0."""
 
     x: float
     is_singular: bool = False
@@ -117,9 +118,9 @@ class Kink:
 
 
 def _of_samples(f: Function, lo: float, hi: float) -> Iterator[Kink]:
-    """The points whose second differences stand out among their neighbours and fall with the step t like t^α, α < 1.7.
+    """Yield points whose second differences exceed their neighbours' and fall with the step t like t^α, α < 1.7.
 
-    A second difference that falls like the step shows a kink; like another power below its square, a singularity.
+    α = 1 shows a kink. Another α below 2 shows a singularity.
     """
     x = np.linspace(lo, hi, BEND_CELLS + 1)
     values = f(x)
@@ -138,12 +139,12 @@ def _of_samples(f: Function, lo: float, hi: float) -> Iterator[Kink]:
 
 
 def _bend(values: np.ndarray) -> np.ndarray:
-    """The largest second difference of all outputs, at every inner point."""
+    """Return the largest second difference of all outputs, at every inner point."""
     return np.asarray(np.abs(values[2:] - 2 * values[1:-1] + values[:-2]).max(axis=1))
 
 
 def _zoom(f: Function, lo: float, hi: float, noise: float) -> float:
-    """The middle of the smallest interval that still bends more than rounding does."""
+    """Return the middle of the smallest interval on which f bends by more than rounding."""
     for _ in range(40):
         x = np.linspace(lo, hi, 17)
         bend = _bend(f(x))
@@ -155,7 +156,7 @@ def _zoom(f: Function, lo: float, hi: float, noise: float) -> float:
 
 
 def _order(f: Function, x: float, first: float, last: float, h: float, noise: float) -> float:
-    """α of |second difference| ~ t^α as t → 0, between x + first·t and x + last·t; 2 where it is lost in rounding."""
+    """Return α of |second difference| ~ t^α as t → 0, between x + first·t and x + last·t, or 2 if rounding hides it."""
     t = h * 4.0 ** -np.arange(1.0, 8.0)
     size = np.abs(f(x + first * t) - 2 * f(x + 0.5 * (first + last) * t) + f(x + last * t)).max(axis=1)
     count = int(np.argmin(np.append(size > 64 * noise, False)))
@@ -163,10 +164,10 @@ def _order(f: Function, x: float, first: float, last: float, h: float, noise: fl
 
 
 def find_kinks(target: Target) -> tuple[Kink, ...]:
-    """All kinks that the tree of an expression shows. Samples of a callable may not show all of them.
+    """Return all kinks that the tree of an expression shows, or those that samples of a callable show.
 
-    abs, relu, clip, min and max bend where an argument passes 0 or another one. Roots, powers that are not integers,
-    asin and acos are singular where their argument reaches the edge of their domain.
+    Samples may miss kinks. abs, relu, clip, min and max bend where an argument passes 0 or another argument. Roots,
+    powers that are not integers, asin and acos are singular where their argument reaches the edge of their domain.
     """
     lo, hi = float(target.box.lo[0]), float(target.box.hi[0])
 
@@ -178,7 +179,7 @@ def find_kinks(target: Target) -> tuple[Kink, ...]:
 
 
 def _distinct(found: list[Kink], lo: float, hi: float) -> list[Kink]:
-    """One of each cluster, a sharp one if there is any, sorted."""
+    """Return one kink of each cluster, a sharp one if there is any, sorted."""
     near = 4 * SMALLEST_CELL * (hi - lo)
     kinks: list[Kink] = []
     for kink in sorted(found, key=lambda kink: kink.x):
@@ -192,9 +193,9 @@ def _distinct(found: list[Kink], lo: float, hi: float) -> list[Kink]:
 
 
 def _that_bend(f: Function, kinks: list[Kink], lo: float, hi: float) -> tuple[Kink, ...]:
-    """Leave out points across which f is smooth, as zeros that touch, or a branch that another one covers.
+    """Return the kinks without points across which f is smooth, such as zeros that touch, or hidden branches.
 
-    Where f is smooth up to the point on either side the kink is not singular, whatever the tree suggests (√x²).
+    If f is smooth up to the point on both sides, the kink is not singular, whatever the tree suggests (√x²).
     """
     edges = [lo, *(kink.x for kink in kinks), hi]
     scale = float(np.abs(f(np.linspace(lo, hi, 257))).max())
@@ -212,7 +213,7 @@ def _that_bend(f: Function, kinks: list[Kink], lo: float, hi: float) -> tuple[Ki
 
 
 def _is_smooth(f: Function, lo: float, hi: float, scale: float) -> bool:
-    """Whether f, whose size is `scale`, is a polynomial there to rounding."""
+    """Whether f, whose size is `scale`, is a polynomial on [lo, hi] up to rounding."""
     t = np.cos(np.pi * np.arange(41) / 40)
     values = f(np.clip(0.5 * (lo + hi) + 0.5 * (hi - lo) * t, lo, hi))
     basis = np.polynomial.chebyshev.chebvander(t, 12)
@@ -231,7 +232,7 @@ def _of_tree(expression: Expression, lo: float, hi: float) -> Iterator[Kink]:
 
 
 def _differences(node: Node) -> Iterator[tuple[Node, bool]]:
-    """The differences that vanish where the node bends, and whether it is singular there."""
+    """Yield the differences that vanish where the node bends, and whether it is singular there."""
     match node:
         case Call(name, arguments):
             function = FUNCTIONS[name]

@@ -1,4 +1,4 @@
-"""Values of a head by reweighted least squares: near the smallest largest error, with the values kept small."""
+"""Values of a head by reweighted least squares: near the minimax error, with small values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from attnc.numerics.arrays import Float
 Function = Callable[[np.ndarray], np.ndarray]
 """A function of one variable, on arrays of points."""
 RIDGE_LADDER = np.concatenate([[0.0], 10.0 ** np.arange(-15.0, 0.01, 0.25)])
-"""Ridges λ in units of the largest singular value. The least that keeps the values within their limit is taken."""
+"""Ridges λ in units of the largest singular value. The least that keeps the values within their limit is used."""
 LEAST_POINT_WEIGHT = 1e-6
-"""Least weight of a point, as a share of the mean weight: no point of the sample is forgotten."""
+"""Least weight of a point, as a share of the mean weight, so that every point of the sample counts. Not tuned."""
 LARGEST_FIRST_PASS = 6.0
-"""Largest ratio of the first error to the goal at which more passes are tried: passes seldom gain more."""
+"""Largest ratio of the first error to the goal at which more passes are tried. A trade between time and keys; not
+tuned."""
 
 PEAK_ROUNDS, PEAK_PARTS, MOST_PEAKS = 3, 18, 16
-"""Refinements about the highest peaks, parts of each, and peaks that are refined. Points are then 9³ = 729 times as
-close: errors of gates found with 2 rounds of 24 parts about more peaks agree with these to five digits."""
+"""Number of refinements about the highest peaks, of parts per refinement, and of peaks. Points are then 9³ = 729 times
+as close. Errors of gates found with 2 rounds of 24 parts about more peaks agree with these to five digits."""
 
 
 def fit_values(
@@ -30,11 +31,11 @@ def fit_values(
     passes: int = 8,
     goal: float = 0.0,
 ) -> tuple[Float[np.ndarray, "p outputs"], float]:
-    """Values v, |v| ≤ limits, with max |weights·v − f| small, and that error: Lawson's passes, output by output.
+    """Return values v, |v| ≤ limits, with a small max |weights·v − f|, and that error, by Lawson's method.
 
-    A pass is least squares with a weight for every point of the sample, which it then multiplies by the error there:
-    the weights gather where the error is largest until it is level. It stops when the error is at most `goal`, and
-    after one pass where the goal is out of sight.
+    A pass is least squares with a weight for every point of the sample. Each weight is then multiplied by the error at
+    its point, so that weight moves to the largest errors until they are equal. Passes stop when the error is at most
+    `goal`, and after the first one if the goal is out of reach. Each output is fitted by itself.
     """
     fits = [_lawson(weights, f[:, j], float(limits[j]), passes, goal) for j in range(f.shape[1])]
     return np.stack([values for values, _ in fits], axis=1), max(error for _, error in fits)
@@ -58,7 +59,7 @@ def _lawson(W: np.ndarray, f: np.ndarray, limit: float, passes: int, goal: float
 
 
 def _ridge(W: np.ndarray, f: np.ndarray, limit: float) -> np.ndarray:
-    """min |Wv − f|² + λ²|v|² with the least λ of a ladder for which max |v| ≤ limit."""
+    """Minimise |Wv − f|² + λ²|v|², with the least λ of RIDGE_LADDER for which max |v| ≤ limit."""
     # The last column of R is Qᵀf: no Q is formed.
     R = np.asarray(np.linalg.qr(np.concatenate([W, f[:, None]], axis=1), mode="r"))
     p = W.shape[1]
@@ -76,13 +77,13 @@ def _ridge(W: np.ndarray, f: np.ndarray, limit: float) -> np.ndarray:
 
 
 def chebyshev(lo: float, hi: float, count: int) -> Float[np.ndarray, " count"]:
-    """Chebyshev points with both ends."""
+    """Return Chebyshev points with both ends."""
     turn = np.linspace(0.0, math.pi, count)
     return np.clip(0.5 * (lo + hi) - 0.5 * (hi - lo) * np.cos(turn), lo, hi)
 
 
 def highest(f: Function, x: Float[np.ndarray, " points"]) -> tuple[float, float]:
-    """(the largest value of f found, where): on sorted points, and around the highest peaks on ever closer points."""
+    """Return (the largest value of f found, its place), on sorted points and ever closer points near the peaks."""
     found = f(x)
     for _ in range(PEAK_ROUNDS):
         inner = found[1:-1]

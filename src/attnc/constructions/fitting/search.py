@@ -1,13 +1,12 @@
 """Searches that constructions share: the fewest keys for an error, the least factor, and steps downhill.
 
-Everything that is tried is a *trial*: an object with an `error`. A search is given a way to make trials, and stops at a
-trial whose error is at most a goal.
+A *trial* is an object with an `error`. A search gets a function that makes trials, and stops at a trial whose error is
+at most a goal.
 
-`fewest` grows, then bisects: sizes come from a ladder until one meets the goal, and bisection between that size and the
-largest one that failed finds the fewest keys. `thinned` then shortens the axes of a grid one by one. `Bracket` does the
-same as `fewest` for a positive factor, such as the density of a grid, where the error itself tells how far to go.
-`least` bisects a real number between two ends. `lowest` finds a low error over several real numbers: from a coarse
-net, then by `descend`.
+`fewest` tries sizes from a ladder until one meets the goal. Bisection between that size and the largest one that failed
+then finds the fewest keys. `thinned` shortens the axes of a grid one by one. `Bracket` does the same as `fewest` for a
+positive factor, such as the density of a grid, if the error determines the next factor. `least` bisects a real number
+between two ends. `lowest` finds a low error over several real numbers: from a coarse net, then by `descend`.
 
 Examples
 --------
@@ -65,7 +64,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, eq=False)
 class Grown(Generic[T]):
-    """The result of `fewest`: the smallest trial that meets the goal, if any, and those that failed on the way up."""
+    """The result of `fewest`: the smallest trial that meets the goal, if any, and the trials that failed before it."""
 
     met: T | None
     failed: tuple[T, ...]
@@ -73,17 +72,17 @@ class Grown(Generic[T]):
 
     @property
     def best(self) -> T:
-        """The trial with the least error of those that failed."""
+        """The failed trial with the least error."""
         return min(self.failed, key=lambda trial: trial.error)
 
 
 def ladder(sizes: Iterable[int], most: int) -> tuple[int, ...]:
-    """The sizes below `most`, and `most` itself."""
+    """Return the sizes below `most`, and `most` itself."""
     return (*(size for size in sizes if size < most), most)
 
 
 def doubling(start: int, most: int) -> tuple[int, ...]:
-    """start, 2·start, … up to `most`, which is the last one."""
+    """Return start, 2·start, … and `most` as the last one."""
     return ladder((max(1, start) << k for k in range(most.bit_length())), most)
 
 
@@ -97,10 +96,10 @@ def fewest(
 ) -> Grown[T]:
     """Grow along `sizes` until a trial has an error of at most `goal`, then bisect towards the last size that failed.
 
-    `attempt(size, before)` makes a trial, or None where there is none of this size. `before` are the trials to start
-    from: on the way up those that failed, in order, and while bisecting the best one that meets the goal. Bisection
-    ends when sizes differ by at most 1 + size/resolution: among many keys a few do not matter. `gives_up`, told the
-    trials that failed, ends the way up early.
+    `attempt(size, before)` makes a trial, or None if there is none of this size. `before` are earlier trials from which
+    to start: the failed ones, in order, and while bisecting the smallest one that meets the goal. Bisection ends when
+    sizes differ by at most 1 + size/resolution, since among many keys a few do not matter. `gives_up(failed)` ends the
+    growth early.
     """
     low, failed = 0, list[T]()
     for size in sizes:
@@ -125,7 +124,7 @@ def fewest(
 
 
 def thinned(found: A, num_axes: int, shorter: Callable[[A, int], A | None]) -> A:
-    """Shorten axis after axis of a grid, each as long as `shorter(found, axis)` gives a grid that is good enough."""
+    """Shorten each axis of a grid for as long as `shorter(found, axis)` returns a grid that is good enough."""
     for axis in range(num_axes):
         while (less := shorter(found, axis)) is not None:
             found = less
@@ -140,7 +139,7 @@ class Bracket:
     meets: float = field(default=math.inf, init=False)  # the smallest factor that is large enough
 
     def next(self, factor: float, is_met: bool, ratio: float) -> float:
-        """Note whether `factor` meets the goal; the next one is ratio·factor until both sides are known."""
+        """Record whether `factor` meets the goal, and return the next: ratio·factor until both sides are known."""
         if is_met:
             self.meets = factor
         else:
@@ -155,16 +154,19 @@ class Bracket:
 
 
 def least(low: float, high: float, is_met: Callable[[float], bool], precision: float) -> float:
-    """The least number that meets a condition, which `high` meets and `low` does not; 0 is all digits."""
+    """Return the least number that meets a condition, given that `high` meets it and `low` does not.
+
+    A precision of 0 asks for all digits.
+    """
     while high - low > precision and low < (middle := 0.5 * (low + high)) < high:
         low, high = (low, middle) if is_met(middle) else (middle, high)
     return high
 
 
 THOROUGH_KEYS = 16
-"""Up to this number of keys the search of shapes is thorough, as fits are quick."""
+"""Up to this number of keys the search of shapes is thorough, since fits are quick. Not tuned."""
 DOWNHILL_FACTOR = 300.0
-"""The descent starts from errors up to this multiple of the goal; larger errors seldom come down to the goal."""
+"""The descent starts from errors up to this multiple of the goal. A trade between time and keys; not tuned."""
 
 
 def lowest(
@@ -178,10 +180,10 @@ def lowest(
     num_descents: int = 1,
     near_enough: float = math.inf,
 ) -> S:
-    """The best trial of a coarse net, after steps downhill from the best places if their error is near enough.
+    """Return the best trial of a coarse net, after a descent from its best places if their error is small enough.
 
-    The first trial with an error of at most `goal` ends the search. The error has narrow valleys: several descents find
-    more of them.
+    The first trial with an error of at most `goal` ends the search. Several descents are made, since the error has
+    several narrow valleys.
     """
     found = list[S]()
     for trial in starts:

@@ -21,15 +21,15 @@ from attnc.targets.target import Target
 
 @dataclass(frozen=True)
 class CellSelection:
-    """The quality of a selection of the widened cells that hold x by a softmax over cells."""
+    """The quality of a softmax over cells that selects the widened cells that hold x."""
 
     delta: float  # the largest error of a score
     leak: float  # the weight of all other cells, with score errors
-    near: int  # the largest number of keys of the widened cells that hold x
+    near: int  # the largest number of keys whose widened cells hold x
 
 
 def far_weight(beta: float, rho: float, count: int, delta: float = 0.0, overhang: float = 0.0) -> float:
-    """An upper bound on the weight, on one axis of `count` centres, of all centres farther than rho ≥ ½ from y.
+    """Bound the weight, on one axis of `count` centres, of all centres farther than rho ≥ ½ from y.
 
     Let r be the distance of y to the nearest centre. Scores are −β·dist² up to a constant, each off by at most δ. Take
     a far centre, n steps from the nearest one. On the other side of y its score is lower by
@@ -48,7 +48,7 @@ def far_weight(beta: float, rho: float, count: int, delta: float = 0.0, overhang
 
 
 def score_error(num_terms: int, size: float, u: float) -> float:
-    """δ: an upper bound on the error of a computed score minus the computed maximum.
+    """Return δ: a bound on the error of a computed score minus the computed maximum.
 
     A score is a sum of `num_terms` products whose absolute values sum to at most `size`. Each product has at most two
     roundings (the key's projection and the product), and the sum has one per term, in any order: γ_{num_terms+2}. The
@@ -63,7 +63,7 @@ def score_error(num_terms: int, size: float, u: float) -> float:
 
 
 def average_error(num_keys: int, num_near: int, far: float, u: float) -> float:
-    """The rounding of Σ w_k v_k / Σ w_k, relative to max |v|, for sums over num_keys terms in any order.
+    """Bound the rounding of Σ w_k v_k / Σ w_k, relative to max |v|, for sums over num_keys terms in any order.
 
     It is at most γ_{2·num_keys + 16}: products, the division and projections have fewer than 16 roundings. But rounding
     a + b costs at most min(|a|, |b|), so adding a sum of far terms to a near term costs at most that sum. Hence only
@@ -76,17 +76,17 @@ def average_error(num_keys: int, num_near: int, far: float, u: float) -> float:
 
 
 def underflow(num_keys: int, dtype: str) -> float:
-    """The error that γ does not cover: below the least normal number a product or sum is off by half a subnormal."""
+    """Bound the error that γ does not cover. Below the least normal number an operation is off by half a subnormal."""
     return (4 * num_keys + 16) * float(np.finfo(dtype).smallest_subnormal)
 
 
 def round_up(x: float) -> float:
-    """x·(1 + 2⁻³⁰). This covers the roundings of a short formula, or of a sum of positive numbers, that gave x."""
+    """Return x·(1 + 2⁻³⁰), which covers the roundings of a short formula or a sum of positive numbers that gave x."""
     return x * (1 + 2.0**-30)
 
 
 def mean_distance(beta: float, count: int, delta: float = 0.0) -> float:
-    """κ: an upper bound, for every real y, on the softmax-weighted average distance of the centres from clip(y).
+    """Return κ: a bound, for every real y, on the softmax-weighted average distance of the centres from clip(y).
 
     The lattice has `count` centres L_k of spacing 1. Weights are ∝ exp(−β(y − L_k)²), and each score is off by at most
     δ. clip(y) is y truncated to the lattice. So |Σ w_k L_k − clip(y)| ≤ κ, and κ → ½ as β grows.
@@ -114,7 +114,7 @@ def mean_distance(beta: float, count: int, delta: float = 0.0) -> float:
 
 
 def mean_error(beta: float, count: int, delta: float = 0.0) -> float:
-    """An upper bound, for every real y, on |Σ w_k L_k − clip(y)|, in the setting of `mean_distance`.
+    """Bound |Σ w_k L_k − clip(y)| for every real y, in the setting of `mean_distance`.
 
     At moderate β the centres on both sides of y balance each other, and the error is far below ½: 0.062 at β = 2.7.
     E(y) = Σ w_k L_k has E′ = 2β·Var, so |E − y| has slope at most max(1, 2β·Var − 1). So its maximum exceeds the
@@ -167,7 +167,7 @@ class Positions:
         return tuple(f"position.{i}" for i in range(self.n)) if self.n > 1 else ()
 
     def stored(self, values: Float[np.ndarray, "cells outputs"]) -> Float[np.ndarray, "keys outputs_per_position"]:
-        """The values C⁻¹f = ((a+n) f_i − Σ f)/a of the keys (j, i), ordered by cell j and then by position i."""
+        """Return the values C⁻¹f = ((a+n) f_i − Σ f)/a of the keys (j, i), ordered by cell j and then by position i."""
         f = values.reshape(len(values), self.n, -1)
         if self.n > 1:
             f = f + (self.n * f - f.sum(axis=1, keepdims=True)) / self.a
@@ -182,12 +182,12 @@ class Positions:
         dtype: str,
         volume: float = 1.0,
     ) -> Bound:
-        """The ledger: the variation, and, times `volume`, the leak of the selection and the errors of the values."""
+        """Return the ledger: the variation, plus `volume` times the leak of the selection and the errors of values."""
         constants = (leak, *self._value_terms(values, selection, dtype))
         return Bound((*variation, *(Term(t.name, round_up(t.value * volume), t.reason) for t in constants)))
 
     def _value_terms(self, values: np.ndarray, selection: CellSelection, dtype: str) -> Iterator[Term]:
-        """The errors of the stored values: the part of the leak between positions that remains, and rounding."""
+        """Yield the errors of the stored values: the rest of the leak between positions, and rounding."""
         stored, delta, near = self.stored(values), selection.delta, selection.near
         largest = float(np.abs(stored).max(initial=0.0))
         cast = float(np.abs(stored - stored.astype(dtype)).max(initial=0.0))
@@ -215,16 +215,16 @@ class Positions:
 
 
 def num_positions(target: Target) -> int:
-    """The number of tokens of the output: n for the shape (n, k), one for (k,) and ()."""
+    """Return the number of tokens of the output: n for the shape (n, k), one for (k,) and ()."""
     return target.output_shape[0] if len(target.output_shape) == 2 else 1
 
 
 def bytes_per_anchor(target: Target) -> int:
-    """Bytes per anchor. A non-zero number takes 16 (index and value), and is copied, folded, and copied again."""
+    """Return the bytes per anchor. A number takes 16 (index and value), and is copied, folded and copied again."""
     numbers = target.box.d + 1 + target.num_outputs // num_positions(target) + (num_positions(target) > 1)
     return 64 * numbers
 
 
 def allowed_anchors(target: Target, request: Request) -> int:
-    """The number of anchors that max_anchors and max_bytes allow."""
+    """Return the number of anchors that max_anchors and max_bytes allow."""
     return min(request.max_anchors, request.max_bytes // bytes_per_anchor(target))

@@ -23,13 +23,14 @@ from attnc.targets.box import Box
 from attnc.targets.target import Target
 
 WIDTHS = (1e-100, 1e100)
-"""Least and largest width of a box: slopes are up to 10¹⁵ divided by it."""
+"""Least and largest width of a box. Slopes are up to 10¹⁵ divided by it."""
 QUIET = 1e-12
-"""Least weight of a point when scores are centred: for points at which rounding of the scores does no harm."""
+"""Least weight of a point in the centring of scores. Points at which rounding of the scores does no harm have it."""
 SCORES_AT_ONCE = 2**21
-"""Scores computed at once: 16 MB in float64."""
+"""Number of scores computed at once: 16 MB in float64."""
 EVERYWHERE = {"float64": 4001, "float32": 40_001}
-"""Number of evenly spaced points at which errors are measured; more in float32, where the error is noise."""
+"""Number of evenly spaced points at which errors are measured. There are more in float32, where rounding is the larger
+part of the error and varies from point to point."""
 
 F = TypeVar("F")
 
@@ -40,19 +41,19 @@ class StoredHead:
 
     scale: Float[np.ndarray, " d"]
     offset: Float[np.ndarray, " d"]
-    keys: SoftHead[np.ndarray]  # of y
+    keys: SoftHead[np.ndarray]  # the head as a function of y
     dtype: str
 
     def y(self, x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points d"]:
-        """The coordinate in the arithmetic of the program."""
+        """Return the coordinate y in the arithmetic of the program."""
         return np.asarray(x.astype(self.dtype) * self.scale.astype(self.dtype) + self.offset.astype(self.dtype))
 
     def weights(self, x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points p"]:
-        """The weights of the stored keys, without the rounding of an evaluation."""
+        """Return the weights of the stored keys, computed in float64."""
         return self.keys.weights(self.y(x).astype(np.float64))
 
     def __call__(self, x: Float[np.ndarray, "points d"]) -> Float[np.ndarray, "points outputs"]:
-        """The output in the arithmetic of the dtype."""
+        """Return the output in the arithmetic of the dtype."""
         slopes, offsets, values = (
             part.astype(self.dtype) for part in (self.keys.slopes, self.keys.offsets, self.keys.values)
         )
@@ -70,23 +71,23 @@ class StoredHead:
         return replace(self, keys=replace(self.keys, values=stored(values, self.dtype)))
 
     def program(self, target: Target, margin: float = 0.0) -> Program:
-        """One head in which every token is a key; M = `margin` tells several output positions apart."""
+        """Return one head in which every token is a key. M = `margin` separates several output positions."""
         positions = Positions(num_positions(target), margin)
         keys = replace(self.keys, values=positions.stored(self.keys.values))
         return self_attention(CellHead(target, self.dtype, self.scale, self.offset, keys, 1.0, positions))
 
 
 def stored(array: np.ndarray, dtype: str) -> np.ndarray:
-    """float64 numbers rounded to the dtype."""
+    """Return float64 numbers rounded to the dtype."""
     return array.astype(dtype).astype(np.float64)
 
 
 def store(keys: SoftHead[np.ndarray], box: Box, dtype: str, centre: float | None = None) -> StoredHead:
-    """The head of one variable in a coordinate y, |y| ≤ 2 on the box, with the scores made small where it matters.
+    """Return the head of one variable in a coordinate y, |y| ≤ 2 on the box, with small scores where rounding matters.
 
-    To all scores of a query the same may be added: here an affine function of y, which leaves the scores of the keys
-    that count as small as possible, with the spread of the values about A for a weight. Where A is an average of
-    values far apart, an error of a score moves the output; where one value has all the weight, it does not.
+    The same number may be added to all scores of a query. Here an affine function of y is added that makes the largest
+    scores small, weighted by the spread of the values about the output A. Where A is an average of distant values, an
+    error of a score moves the output. Where one value has all the weight, it does not.
     """
     lo, hi = float(box.lo[0]), float(box.hi[0])
     centre = 0.5 * lo + 0.5 * hi if centre is None else centre
@@ -113,7 +114,7 @@ def store(keys: SoftHead[np.ndarray], box: Box, dtype: str, centre: float | None
 
 
 def _probes(keys: SoftHead[np.ndarray], lo: float, hi: float) -> Float[np.ndarray, " points"]:
-    """Chebyshev points, and the points at which neighbouring keys in order of slope have equal scores."""
+    """Return Chebyshev points, and the points at which neighbouring keys in order of slope have equal scores."""
     slopes = keys.slopes[:, 0]
     order = np.argsort(slopes, kind="stable")
     with np.errstate(all="ignore"):
@@ -142,7 +143,7 @@ class MeasuredHead(Generic[F]):
 
 
 def measured(fit: F, heads: Sequence[StoredHead], f: Function, x: Float[np.ndarray, " points"]) -> MeasuredHead[F]:
-    """The head with the least error on these points, which reach from end to end, and on evenly spaced ones."""
+    """Return the head with the least error on these points, which reach from end to end, and on evenly spaced ones."""
     fine = np.union1d(x, np.linspace(x.min(), x.max(), EVERYWHERE[heads[0].dtype]))
 
     def errors(head: StoredHead, at: np.ndarray) -> np.ndarray:
@@ -156,7 +157,7 @@ def measured(fit: F, heads: Sequence[StoredHead], f: Function, x: Float[np.ndarr
 
 
 def check_fit(request: Request, num_anchors: int | tuple[int, ...] | None, max_value: float) -> None:
-    """Raise InputError unless exactly one of eps and the number of anchors is given, and values may be large enough."""
+    """Raise InputError unless exactly one of eps and the number of anchors is given, and max_value is at least 1."""
     if (request.eps is None) == (num_anchors is None):
         raise InputError("give either eps or num_anchors")
     if num_anchors is not None:
@@ -166,7 +167,7 @@ def check_fit(request: Request, num_anchors: int | tuple[int, ...] | None, max_v
 
 
 def check_max_value(max_value: float) -> None:
-    """Raise InputError unless values may be as large as the function."""
+    """Raise InputError unless max_value allows values as large as the function."""
     if not (isinstance(max_value, int | float) and 1 <= max_value < math.inf):
         raise InputError(
             f"max_value must be a number ≥ 1 and finite, found {max_value!r}: values below max|f| cannot reach f"
@@ -176,7 +177,7 @@ def check_max_value(max_value: float) -> None:
 def check_unary(
     name: str, target: Target, request: Request, num_anchors: int | None, max_value: float, most: int
 ) -> None:
-    """Raise InputError unless one head of one variable can be fitted: the target, the request, and the limits."""
+    """Raise InputError unless the target, the request and the limits allow the fit of one head of one variable."""
     refuse(name, target, request, one_variable)
     box = target.box
     width, reach = float(box.widths[0]), float(box.magnitude[0])
@@ -192,5 +193,5 @@ def check_unary(
 def unary_construction(
     theorem: Callable[..., Built], suits: Callable[[Target, Request], bool] = lambda target, request: False
 ) -> Construction:
-    """The construction of a theorem for functions of one variable."""
+    """Return the construction of a theorem for functions of one variable."""
     return Construction(theorem.__name__, for_eps(theorem), (*FIT, one_variable), suits, options=frozenset({"norm"}))

@@ -1,4 +1,4 @@
-"""The fit of a table by one head: its error at the table's points, and the path from a table to a program or a refusal.
+"""The fit of a table by one head: its error at the table's points, and the program or the refusal.
 
 A `TableSearch` tries heads with fewer keys than points first, and then heads with a key for every point.
 """
@@ -23,14 +23,14 @@ from attnc.targets.table import TableTarget
 from attnc.targets.target import Target
 
 TABLE_SHARE = 0.95
-"""The share of eps for a fit: the rest is for rounding, which the error of the head then includes."""
+"""The share of eps for a fit. The rest is for rounding, which is part of the error of the head. Not tuned."""
 MAX_SCORES_CHECKED = 2 * 10**7
-"""Largest number of scores computed for the error of a head; with more points a sample is taken."""
+"""Largest number of scores computed for the error of a head. With more, a sample of points is taken. Not tuned."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableFit:
-    """A head for a table; `exact` is its output at the table's points without rounding."""
+    """A head for a table. `exact` is its output at the table's points without rounding."""
 
     target: TableTarget
     head: StoredHead
@@ -50,7 +50,7 @@ class TableFit:
     def error(self) -> float:
         """The largest error at the table's points, rounding included.
 
-        For a large table rounding is measured on a sample, and counted twice. The certificate measures the error of the
+        For a large table rounding is measured on a sample and doubled. The certificate measures the error of the
         network at every point.
         """
         points, values = self.target.points, self.target.values
@@ -69,7 +69,7 @@ class TableFit:
 
 
 def _neighbours_together(anchors: np.ndarray, per_block: int = 1024) -> np.ndarray:
-    """An order in which keys that are close follow each other: engines leave out whole blocks that are far away."""
+    """Return an order in which close keys are in the same block, so that engines can skip blocks that are far away."""
     order = np.arange(len(anchors))
     num_blocks, d = -(-len(anchors) // per_block), anchors.shape[1]
     if num_blocks < 4:
@@ -86,7 +86,7 @@ def _neighbours_together(anchors: np.ndarray, per_block: int = 1024) -> np.ndarr
 
 
 class TableSearch(ABC):
-    """The search for a head that has the table's values within eps at all of its points."""
+    """The search for a head that is within eps of the table at all of its points."""
 
     def __init__(self, name: str, table: TableTarget, request: Request, max_value: float) -> None:
         check_max_value(max_value)
@@ -101,21 +101,21 @@ class TableSearch(ABC):
 
     @abstractmethod
     def smooth(self) -> Iterator[TableFit]:
-        """Heads with fewer keys than points; none where the table is too rough for them."""
+        """Yield heads with fewer keys than points, or none if the table is too rough for them."""
 
     @abstractmethod
     def at_points(self) -> Iterator[TableFit]:
-        """Heads with a key for every point, ever closer to the table."""
+        """Yield heads with a key for every point, ever closer to the table."""
 
     def fit(
         self, head: StoredHead, exact: Float[np.ndarray, "points outputs"], *parameters: tuple[str, float | int | str]
     ) -> TableFit:
-        """A fit of the table, from a fit of its values about their middle."""
+        """Return a fit of the table, from a fit of its values minus their middle."""
         moved = replace(head, keys=replace(head.keys, values=head.keys.values + self.middle))
         return TableFit(self.table, moved, exact + self.middle, parameters)
 
     def build(self) -> Built:
-        """The program of the first head within eps, or a refusal that carries the best one."""
+        """Return the program of the first head within eps, or raise a refusal that carries the best one."""
         # A sum over many keys is exact to a few roundings; one key alone can be exact, if its value is.
         can_sum = self.eps > 4 * UNIT_ROUNDOFF[self.dtype] * float(np.abs(self.table.values).max())
         tried: list[TableFit] = []
@@ -148,7 +148,7 @@ class TableSearch(ABC):
 
 
 def table_construction(theorem: Callable[..., Built], is_gridded: bool) -> Construction:
-    """The construction of a theorem for tables; `auto` takes it for tables that are a grid, or for the others."""
+    """Return the construction of a theorem for tables. `auto` considers it for gridded tables, or for the others."""
     is_table = made_for("TableTarget")
 
     def suits(target: Target, request: Request) -> bool:
@@ -160,7 +160,7 @@ def table_construction(theorem: Callable[..., Built], is_gridded: bool) -> Const
 
 
 def require_room(target: TableTarget, dtype: str) -> None:
-    """Values and coordinates fit the arithmetic, with room for values ten times as large and their sums."""
+    """Raise InputError unless the dtype holds the coordinates, and values ten times as large and their sums."""
     limits = np.finfo(dtype)
     largest = float(np.abs(target.values).max())
     if not largest < float(limits.max) / 1e4:
@@ -181,7 +181,7 @@ def require_room(target: TableTarget, dtype: str) -> None:
 
 
 def _why(target: TableTarget, dtype: str, error: float) -> str:
-    """The reason why no head is closer."""
+    """Return the reason why no head is closer."""
     cast = target.points.astype(dtype)
     order = np.lexsort(cast.T[::-1])
     is_same = (cast[order][1:] == cast[order][:-1]).all(axis=1)
@@ -189,8 +189,8 @@ def _why(target: TableTarget, dtype: str, error: float) -> str:
         i = int(np.argmax(is_same))
         points = [zip(target.box.names, point.tolist(), strict=True) for point in target.points[order[i : i + 2]]]
         pair = " and ".join(f"({', '.join(f'{name} = {value!r}' for name, value in point)})" for point in points)
-        return f"In {dtype} some of its points are one, such as {pair}."
+        return f"In {dtype} some of its points are equal, such as {pair}."
     largest = float(np.abs(target.values).max())
     if error <= 16 * UNIT_ROUNDOFF[dtype] * largest:
-        return f"Values as large as {largest:.3g} are held no better in {dtype}."
+        return f"The rounding of values as large as {largest:.3g} in {dtype} is of this size."
     return f"Some of its points are too close together for the scores of their keys to differ in {dtype}."
